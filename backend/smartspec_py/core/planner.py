@@ -1,0 +1,177 @@
+"""Decides how many tokens to draft for every sequence of a step.
+
+`plan` is a pure function of the views and the cost model: the same inputs give the same plan.
+A policy is a name: `none`, `fixed:K` or `goodput`. Sequences under `none` and `fixed:K` are set
+first; the sequences under `goodput` then share what they cost together with those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from smartspec_py.core.cost import CostModel
+from smartspec_py.core.goodput import expected_tokens
+from smartspec_py.core.types import SequenceView, SpecPlan
+
+MAX_FIXED_DRAFT_LEN = 64
+"""The largest K of `fixed:K`; an engine's own limit is usually far smaller."""
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+MIN_STEP_S = 1e-9
+"""Keeps goodput finite where a cost model says that a step costs nothing."""
+
+
+def parse_policy(name: str) -> int | None:
+    """The fixed draft length that a policy's name asks for; None for `goodput`.
+
+    Raises ValueError, whose message is what is allowed, for any other name.
+    """
+    if name == "goodput":
+        return None
+    if name == "none":
+        return 0
+    kind, _, length = name.partition(":")
+    if kind == "fixed" and length.isascii() and length.isdigit():
+        draft_len = int(length)
+        if 1 <= draft_len <= MAX_FIXED_DRAFT_LEN:
+            return draft_len
+    raise ValueError(f"none, fixed:K with K in 1..{MAX_FIXED_DRAFT_LEN}, or goodput")
+
+
+def plan(views: Sequence[SequenceView], cost: CostModel) -> SpecPlan:
+    """Choose a draft length for each view, and say what the step should bring."""
+    asked = [parse_policy(view.policy) for view in views]
+    lengths = [min(k or 0, view.max_draft_len) for k, view in zip(asked, views, strict=True)]
+    free = [i for i, k in enumerate(asked) if k is None and views[i].max_draft_len > 0]
+    if free:
+        lengths = _best_lengths(views, lengths, free, cost)
+    return evaluate(views, lengths, cost)
+
+
+def evaluate(views: Sequence[SequenceView], draft_lens: Sequence[int], cost: CostModel) -> SpecPlan:
+    """The plan with these draft lengths: its expected tokens and its seconds."""
+    if not views:
+        return SpecPlan()
+    pairs = list(zip(views, draft_lens, strict=True))
+    tokens = sum(expected_tokens(view.accept_prob, length) for view, length in pairs)
+    return SpecPlan(
+        draft_lens={view.sequence: length for view, length in pairs},
+        expected_tokens=tokens,
+        expected_s=_step_s(views, draft_lens, cost),
+    )
+
+
+def _step_s(views: Sequence[SequenceView], draft_lens: Sequence[int], cost: CostModel) -> float:
+    num_rows = len(views)
+    passes = sum(
+        cost.draft_s(sum(1 for length in draft_lens if length >= p))
+        for p in range(1, max(draft_lens) + 1)
+    )
+    catch_up = sum(
+        _catch_up_s(view, cost)
+        for view, length in zip(views, draft_lens, strict=True)
+        if length > 0
+    )
+    target = cost.target_s(num_rows, num_rows + sum(draft_lens), _mean_context(views))
+    return passes + catch_up + target + cost.step_host_s(num_rows)
+
+
+def _mean_context(views: Sequence[SequenceView]) -> float:
+    return sum(view.context_len for view in views) / len(views)
+
+
+def _catch_up_s(view: SequenceView, cost: CostModel) -> float:
+    """Reading the missed tokens is paid once and serves every later step, so it is spread over
+    the tokens that may still come. Steps are fewer than tokens, but a cost that grew with the lag
+    and was not spread far enough would make "off" final."""
+    return cost.catch_up_s * view.draft_lag / max(1, view.remaining)
+
+
+@dataclass(frozen=True)
+class _Slots:
+    """Every (sequence, position) that a draft could take, best survival first; arrays of [n].
+
+    owners: index of the view. positions: from 1. entries: seconds that taking the slot brings by
+    itself, which is the catch-up on a sequence's first slot.
+    """
+
+    survivals: Floats
+    owners: Ints
+    positions: Ints
+    entries: Floats
+
+    def up_to(self, depth: int) -> _Slots:
+        keep = self.positions <= depth
+        return _Slots(
+            self.survivals[keep], self.owners[keep], self.positions[keep], self.entries[keep]
+        )
+
+
+def _best_lengths(
+    views: Sequence[SequenceView], base: Sequence[int], free: Sequence[int], cost: CostModel
+) -> list[int]:
+    """For each depth, rank the slots by survival and cut where expected E/T is largest.
+
+    Because s_i(j) does not rise with j, a prefix of the ranking holds positions 1..k_i of every
+    sequence. Every prefix of every depth is scored, since measured costs are jagged. Exact where
+    the cost of a depth is affine in its number of slots; a sequence's own entry cost makes it a
+    heuristic. `base` holds the lengths of sequences that are not free, part of every candidate.
+    """
+    slots = _ranked_slots(views, free, cost)
+    tokens = sum(expected_tokens(v.accept_prob, k) for v, k in zip(views, base, strict=True))
+    best, best_goodput = np.empty(0, dtype=np.int64), -1.0
+    deepest = int(slots.positions.max())
+    # One sequence's slots are ranked by depth, so its shallower plans are prefixes of the deepest.
+    for depth in range(1 if len(free) > 1 else deepest, deepest + 1):
+        shallow = slots.up_to(depth)
+        expected = tokens + np.concatenate(([0.0], np.cumsum(shallow.survivals)))
+        goodput = expected / _seconds_by_cut(views, base, shallow, cost)
+        cut = int(np.argmax(goodput))
+        if goodput[cut] > best_goodput:
+            best, best_goodput = shallow.owners[:cut], float(goodput[cut])
+    taken = np.bincount(best, minlength=len(views))
+    return [length + int(more) for length, more in zip(base, taken, strict=True)]
+
+
+def _ranked_slots(views: Sequence[SequenceView], free: Sequence[int], cost: CostModel) -> _Slots:
+    depth = max(views[i].max_draft_len for i in free)
+    positions = np.tile(np.arange(1, depth + 1), len(free))
+    owners = np.repeat(np.array(free), depth)
+    probs = np.repeat([views[i].accept_prob for i in free], depth)
+    entries = np.repeat([_catch_up_s(views[i], cost) for i in free], depth)
+    caps = np.repeat([views[i].max_draft_len for i in free], depth)
+    survivals = np.where(positions <= caps, probs**positions, -1.0)
+    order = np.argsort(-survivals, kind="stable")[: int((positions <= caps).sum())]
+    return _Slots(
+        survivals[order],
+        owners[order],
+        positions[order],
+        np.where(positions == 1, entries, 0.0)[order],
+    )
+
+
+def _seconds_by_cut(
+    views: Sequence[SequenceView], base: Sequence[int], slots: _Slots, cost: CostModel
+) -> Floats:
+    """Seconds of the step when the first 0, 1, .. n of the slots are taken; [n + 1]."""
+    num_slots, num_rows = len(slots.positions), len(views)
+    depth = max(int(slots.positions.max()), max(base))
+    taken = np.zeros((num_slots + 1, depth), dtype=np.int64)
+    taken[np.arange(1, num_slots + 1), slots.positions - 1] = 1
+    taken = np.cumsum(taken, axis=0)
+    taken += np.array([sum(1 for length in base if length >= p) for p in range(1, depth + 1)])
+    passes = cost.draft_pass_s[taken].sum(axis=1)
+    catch_up = np.concatenate(([0.0], np.cumsum(slots.entries)))
+    rest_s = sum(
+        _catch_up_s(view, cost) for view, length in zip(views, base, strict=True) if length > 0
+    )
+    num_tokens = num_rows + sum(base) + np.arange(num_slots + 1, dtype=np.float64)
+    target = cost.targets_s(num_rows, num_tokens, _mean_context(views))
+    seconds: Floats = passes + catch_up + target + rest_s + cost.step_host_s(num_rows)
+    return np.maximum(seconds, MIN_STEP_S)

@@ -1,0 +1,89 @@
+"""Acceptance estimates: priors, evidence, forgetting, and the way back from all rejected."""
+
+from itertools import pairwise
+
+import pytest
+
+from smartspec_py.core.acceptance import INITIAL_MEAN, AcceptanceTracker
+
+
+def observe_all(
+    tracker: AcceptanceTracker, steps: list[tuple[int, int]], sequence: int = 1
+) -> None:
+    for num_drafted, num_accepted in steps:
+        tracker.observe(sequence, num_drafted, num_accepted)
+
+
+def test_the_initial_mean_stands_before_anything_was_seen() -> None:
+    tracker = AcceptanceTracker()
+    assert tracker.accept_prob(1) == tracker.shared_mean == INITIAL_MEAN == 0.7
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        # 3 accepted in 4 trials: shared (8*0.7 + 3)/(8 + 4) = 0.71667, own (4*0.71667 + 3)/(4 + 4)
+        ([(5, 3)], 0.733333),
+        # All rejected is one trial: shared 5.6/9 = 0.62222, own 4*0.62222/5
+        ([(5, 0)], 0.497778),
+        # All accepted is as many trials as drafts: shared (5.6 + 5)/13 = 0.815385, own 8.261538/9
+        ([(5, 5)], 0.917949),
+        # A step without drafts only fades: 3 and 4 become 2.94 and 3.92 (shared: 2.997 and 3.996),
+        # shared 8.597/11.996 = 0.716655, own (2.866622 + 2.94)/7.92
+        ([(5, 3), (0, 0)], 0.733159),
+        # Nothing was ever drafted: the prior.
+        ([(0, 0)] * 10, 0.7),
+    ],
+)
+def test_estimate(steps: list[tuple[int, int]], expected: float) -> None:
+    tracker = AcceptanceTracker()
+    observe_all(tracker, steps)
+    assert tracker.accept_prob(1) == pytest.approx(expected, abs=1e-6)
+
+
+def test_all_rejected_falls_within_five_steps() -> None:
+    """About 5 trials: shared 5.6/13 = 0.43, own 4*0.43/(4 + 4.8) = 0.196. No step raises it."""
+    tracker = AcceptanceTracker()
+    estimates = [tracker.accept_prob(1)]
+    for _ in range(5):
+        tracker.observe(1, 4, 0)
+        estimates.append(tracker.accept_prob(1))
+    assert all(a > b for a, b in pairwise(estimates))
+    assert estimates[-1] < 0.2
+
+
+def test_an_estimate_that_is_not_renewed_drifts_back() -> None:
+    """Own trials 4.8 * 0.98^400 = 0.001, shared 4.99 * 0.999^400 = 3.34: 5.6/11.34 = 0.494."""
+    tracker = AcceptanceTracker()
+    observe_all(tracker, [(4, 0)] * 5)
+    observe_all(tracker, [(0, 0)] * 400)
+    assert tracker.accept_prob(1) == pytest.approx(0.494, abs=0.003)
+
+
+def test_text_that_drafts_well_again_is_believed_within_ten_steps() -> None:
+    """Fifty rejections leave 0.98^10 * 32 = 26 trials; ten steps bring 36 accepted of 36."""
+    tracker = AcceptanceTracker()
+    observe_all(tracker, [(4, 0)] * 50)
+    assert tracker.accept_prob(1) < 0.05
+    observe_all(tracker, [(4, 4)] * 10)
+    assert tracker.accept_prob(1) > 0.5
+    observe_all(tracker, [(4, 4)] * 50)
+    assert tracker.accept_prob(1) > 0.85
+
+
+def test_requests_are_told_apart_and_share_a_prior() -> None:
+    tracker = AcceptanceTracker()
+    observe_all(tracker, [(4, 4)] * 10, sequence=1)
+    observe_all(tracker, [(4, 0)] * 10, sequence=2)
+    assert tracker.accept_prob(1) > 0.9
+    assert tracker.accept_prob(2) < 0.25
+    assert tracker.accept_prob(3) == tracker.shared_mean > INITIAL_MEAN
+
+
+def test_release_forgets_the_request_and_keeps_what_it_taught() -> None:
+    tracker = AcceptanceTracker()
+    observe_all(tracker, [(4, 0)] * 10)
+    shared = tracker.shared_mean
+    tracker.release(1)
+    assert tracker.accept_prob(1) == tracker.shared_mean == shared < INITIAL_MEAN
+    tracker.release(1)  # a request that never decoded is released too

@@ -1,0 +1,82 @@
+"""Pass tables and the cost model: interpolation worked by hand."""
+
+import numpy as np
+import pytest
+
+from smartspec_py.core.cost import CostModel, PassTable
+
+TABLE = PassTable(rows=(1, 4), tokens_per_row=(1, 3), seconds=((1.0, 2.0), (4.0, 8.0)))
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "num_tokens", "seconds"),
+    [
+        (1, 1, 1.0),  # a measured point
+        (4, 12, 8.0),  # a measured point: 12 tokens are 3 a row
+        (1, 2, 1.5),  # half-way along the tokens
+        (2, 2, 2.0),  # a third of the way from 1.0 to 4.0
+        (2, 4, 3.0),  # 2 a row: 1.5 and 6.0, a third of the way
+        (2, 3, 2.5),  # 1.5 a row: 1.25 and 5.0, a third of the way
+        (7, 7, 7.0),  # 3 rows past the last, at 1.0 a row
+        (1, 5, 3.0),  # 2 tokens past the last, at 0.5 a token
+        (0, 0, 0.0),
+    ],
+)
+def test_pass_s(num_rows: int, num_tokens: int, seconds: float) -> None:
+    assert TABLE.pass_s(num_rows, num_tokens) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("context_len", "seconds"),
+    [
+        (-1, 2.0),  # as measured
+        (10, 2.0),
+        (15, 3.0),  # 5 more tokens of each of 2 rows, 0.1 s each
+        (5, 1.0),
+        (0, 0.0),  # never below nothing
+    ],
+)
+def test_context_is_charged_by_row_and_token(context_len: float, seconds: float) -> None:
+    table = PassTable((1, 4), (1,), ((1.0,), (4.0,)), context_len=10, context_s=0.1)
+    assert table.pass_s(2, 2, context_len) == pytest.approx(seconds)
+
+
+def test_one_point_is_a_constant() -> None:
+    table = PassTable((1,), (1,), ((0.5,),))
+    assert [table.pass_s(rows, tokens) for rows, tokens in ((1, 1), (9, 9), (9, 90))] == [0.5] * 3
+
+
+@pytest.mark.parametrize(
+    ("rows", "tokens_per_row", "seconds", "word"),
+    [
+        ((), (1,), (), "rows"),
+        ((0, 1), (1,), ((1.0,), (1.0,)), "rows"),
+        ((2, 2), (1,), ((1.0,), (1.0,)), "rows"),
+        ((1,), (2, 1), ((1.0, 1.0),), "tokens_per_row"),
+        ((1, 2), (1,), ((1.0,),), "seconds"),
+        ((1,), (1, 2), ((1.0,),), "seconds"),
+    ],
+)
+def test_a_table_that_is_none_is_refused(
+    rows: tuple[int, ...],
+    tokens_per_row: tuple[int, ...],
+    seconds: tuple[tuple[float, ...], ...],
+    word: str,
+) -> None:
+    with pytest.raises(ValueError, match=f"^{word}"):
+        PassTable(rows, tokens_per_row, seconds)
+
+
+def test_draft_passes_are_one_token_a_row() -> None:
+    """Rows 1, 2, 4 of TABLE at one token each: 1.0, 2.0, 4.0; a pass of no rows is free."""
+    cost = CostModel(target=TABLE, draft=TABLE)
+    assert [cost.draft_s(rows) for rows in (0, 1, 2, 4)] == pytest.approx([0.0, 1.0, 2.0, 4.0])
+
+
+def test_without_a_draft_model_proposing_is_free() -> None:
+    assert not np.any(CostModel(target=TABLE).draft_pass_s)
+
+
+def test_host_time_grows_with_the_rows() -> None:
+    """0.5 + 3 * 0.25."""
+    assert CostModel(target=TABLE, host_s=0.5, host_row_s=0.25).step_host_s(3) == 1.25
