@@ -1,0 +1,451 @@
+"""A target and a proposer whose tokens a person can work out by hand.
+
+The token at position t of a sequence (counted from 0, the prompt included) whose prompt tokens sum
+to s is
+
+    token(t) = (s + TOKEN_STEP * t) % vocab_size      with TOKEN_STEP = 7
+
+and the request's seed is added to s where the request samples, that is, where it is not greedy.
+The prompt (3, 4) has s = 7; with a vocabulary of 50 its text is
+
+    t = 2: 7 + 14 = 21,   t = 3: 28,   t = 4: 35,   t = 5: 42,   t = 6: 49,   t = 7: 56 % 50 = 6
+
+With temperature 1 and seed 5 it begins with 26. The text depends on nothing else, so it must come
+out the same under every plan.
+
+`FakeProposer` knows the rule: it goes on from the last known token, and decides at each position,
+by a seeded hash, whether to draft the target's token or the one after it (token + 1).
+
+With a cost model, passes take time on a clock, which may be a virtual one; without, they take none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from smartspec_py.core.cost import CostModel
+from smartspec_py.core.types import FinishReason, SamplingParams, SequenceId
+from smartspec_py.engines.base import (
+    Decode,
+    DraftTask,
+    Event,
+    Prefill,
+    ProposerCapabilities,
+    TargetCapabilities,
+    Verify,
+    Work,
+)
+from smartspec_py.engines.clock import Clock, RealClock
+
+TOKEN_STEP = 7
+
+GREEDY = SamplingParams()
+
+FAKE_CAPABILITIES = TargetCapabilities(
+    max_sequences=64,
+    max_context_len=4096,
+    max_draft_len=8,
+    max_decode_tokens=1,
+    max_prefill_tokens=512,
+    verifies_sampling=True,
+    vocab_size=1000,
+)
+
+
+def fake_token(
+    prompt: Sequence[int], position: int, vocab_size: int, sampling: SamplingParams = GREEDY
+) -> int:
+    """The token at absolute `position` (at least len(prompt)) of the text after `prompt`."""
+    return token_at(text_key(prompt, sampling), position, vocab_size)
+
+
+def text_key(prompt: Sequence[int], sampling: SamplingParams) -> int:
+    """s of the rule above, the seed included: all that the text depends on."""
+    return sum(prompt) + (0 if sampling.is_greedy else sampling.seed)
+
+
+def token_at(key: int, position: int, vocab_size: int) -> int:
+    """The token at absolute `position` of the text with this key."""
+    return (key + TOKEN_STEP * position) % vocab_size
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """tokens: prompt and generated. text_key: set, with is_prefilled, by the last chunk."""
+
+    sampling: SamplingParams
+    tokens: list[int] = field(default_factory=list)
+    num_prompt: int = 0
+    text_key: int = 0
+    is_prefilled: bool = False
+    is_finished: bool = False
+
+
+class FakeTarget:
+    """Runs all work in flight at each poll: a `Decode` burst by one token, the rest to its end.
+
+    A poll lasts one pass over the decoding sequences (`cost.target_s` of 1 + k tokens each) and one
+    pass for each prompt chunk; each event carries the seconds of its own pass.
+
+    `cancel` shortens a burst to the token of the next poll. It ends the work, not the sequence.
+
+    fail_at_step: the poll, counted from 1 over the polls that have work, that raises RuntimeError.
+    poison_token: a prompt that holds it fails with an event that has `error`.
+
+    Misuse is the caller's bug: KeyError for a sequence that is not held, ValueError for the rest.
+    """
+
+    def __init__(
+        self,
+        capabilities: TargetCapabilities = FAKE_CAPABILITIES,
+        *,
+        cost: CostModel | None = None,
+        clock: Clock | None = None,
+        fail_at_step: int | None = None,
+        poison_token: int | None = None,
+    ) -> None:
+        self._capabilities = capabilities
+        self._cost = cost
+        self._clock = clock or RealClock()
+        self._fail_at_step = fail_at_step
+        self._poison_token = poison_token
+        self._held: dict[SequenceId, _Sequence] = {}
+        self._in_flight: dict[SequenceId, Work] = {}
+        self._released: set[SequenceId] = set()
+        self._num_steps = 0
+        self._is_closed = False
+
+    @property
+    def capabilities(self) -> TargetCapabilities:
+        return self._capabilities
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences held now."""
+        return len(self._held)
+
+    @property
+    def num_steps(self) -> int:
+        """Polls so far that had work."""
+        return self._num_steps
+
+    def submit(self, work: Sequence[Work]) -> None:
+        """Raises RuntimeError after `close`."""
+        if self._is_closed:
+            raise RuntimeError("the target is closed")
+        for item in work:
+            if item.sequence in self._in_flight:
+                raise ValueError(f"sequence {item.sequence} already has work in flight")
+            if isinstance(item, Prefill):
+                self._accept_prefill(item)
+            else:
+                self._check_generation(item)
+            self._in_flight[item.sequence] = item
+
+    def _accept_prefill(self, work: Prefill) -> None:
+        """Hold the sequence, if it is new, and the tokens of the chunk."""
+        limits = self._capabilities
+        if work.sequence not in self._held:
+            if work.sequence in self._released:
+                raise ValueError(f"sequence {work.sequence} was released; numbers are not reused")
+            if len(self._held) >= limits.max_sequences:
+                raise ValueError(f"holds {limits.max_sequences} sequences already")
+            self._held[work.sequence] = _Sequence(work.sampling)
+        sequence = self._held[work.sequence]
+        if sequence.is_prefilled or work.start != len(sequence.tokens):
+            raise ValueError(f"chunk at {work.start} after {len(sequence.tokens)} tokens")
+        if not 1 <= len(work.tokens) <= (limits.max_prefill_tokens or limits.max_context_len):
+            raise ValueError(f"a chunk of {len(work.tokens)} tokens")
+        if work.start + len(work.tokens) >= limits.max_context_len:
+            raise ValueError(f"no room for a token after the prompt of sequence {work.sequence}")
+        self._check_tokens(work.tokens)
+        sequence.tokens.extend(work.tokens)
+
+    def _check_generation(self, work: Verify | Decode) -> None:
+        limits, sequence = self._capabilities, self._held[work.sequence]
+        if not sequence.is_prefilled or sequence.is_finished:
+            raise ValueError(f"sequence {work.sequence} is not between prefill and finish")
+        if isinstance(work, Decode):
+            if not 1 <= work.max_tokens <= limits.max_decode_tokens:
+                raise ValueError(f"a burst of {work.max_tokens} tokens")
+            return
+        if not 1 <= len(work.drafts) <= limits.max_draft_len:
+            raise ValueError(f"{len(work.drafts)} drafts to verify")
+        if len(sequence.tokens) + len(work.drafts) > limits.max_context_len:
+            raise ValueError(f"no room for the drafts of sequence {work.sequence}")
+        if not (limits.verifies_sampling or sequence.sampling.is_greedy):
+            raise ValueError(f"cannot verify the sampling of sequence {work.sequence}")
+        self._check_tokens(work.drafts)
+
+    def _check_tokens(self, tokens: Sequence[int]) -> None:
+        if not all(0 <= token < self._capabilities.vocab_size for token in tokens):
+            raise ValueError("a token outside of the vocabulary")
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        """One event for each sequence in flight, in the order of submission."""
+        if not self._in_flight:
+            return []
+        self._num_steps += 1
+        if self._num_steps == self._fail_at_step:
+            raise RuntimeError(f"failed at step {self._num_steps}, as asked")
+        running, self._in_flight = self._in_flight, {}
+        decode_s = self._decode_s([work for work in running.values() if _is_generation(work)])
+        total_s = decode_s
+        events = []
+        for work in running.values():
+            pass_s = decode_s
+            if isinstance(work, Prefill):
+                pass_s = self.time_pass(1, len(work.tokens), work.start)
+                total_s += pass_s
+            events.append(self._run(work, pass_s))
+        self._clock.sleep(total_s)
+        return events
+
+    def _decode_s(self, works: list[Work]) -> float:
+        """Seconds of the one pass that checks the drafts and decodes; before any token is added."""
+        if self._cost is None or not works:
+            return 0.0
+        num_drafts = sum(len(work.drafts) for work in works if isinstance(work, Verify))
+        context_len = sum(len(self._held[work.sequence].tokens) for work in works) / len(works)
+        return self._cost.target_s(len(works), len(works) + num_drafts, context_len)
+
+    def _run(self, work: Work, pass_s: float) -> Event:
+        match work:
+            case Prefill():
+                return self._run_prefill(work, pass_s)
+            case Verify():
+                return self._run_verify(work, pass_s)
+            case Decode():
+                return self._run_decode(work, pass_s)
+
+    def _run_prefill(self, work: Prefill, pass_s: float) -> Event:
+        sequence = self._held[work.sequence]
+        if self._poison_token in work.tokens:
+            sequence.is_finished = True
+            error = f"the prompt holds token {self._poison_token}"
+            return Event(work.sequence, pass_s=pass_s, error=error)
+        if not work.is_last:
+            return Event(work.sequence, pass_s=pass_s)
+        sequence.num_prompt = len(sequence.tokens)
+        sequence.text_key = text_key(sequence.tokens, sequence.sampling)
+        sequence.is_prefilled = True
+        tokens, finish = self._emit(sequence, 1)
+        return Event(work.sequence, tokens, finish=finish, pass_s=pass_s)
+
+    def _run_verify(self, work: Verify, pass_s: float) -> Event:
+        """An end token that was drafted counts as accepted, and is not emitted."""
+        sequence = self._held[work.sequence]
+        num_accepted = 0
+        for position, draft in enumerate(work.drafts, start=len(sequence.tokens)):
+            if draft != token_at(sequence.text_key, position, self._capabilities.vocab_size):
+                break
+            num_accepted += 1
+            if draft == sequence.sampling.end_token:
+                break
+        tokens, finish = self._emit(sequence, num_accepted + 1)
+        return Event(
+            work.sequence, tokens, len(work.drafts), num_accepted, finish=finish, pass_s=pass_s
+        )
+
+    def _run_decode(self, work: Decode, pass_s: float) -> Event:
+        tokens, finish = self._emit(self._held[work.sequence], 1)
+        is_last = work.max_tokens == 1 or finish is not None
+        if not is_last:
+            self._in_flight[work.sequence] = Decode(work.sequence, work.max_tokens - 1)
+        return Event(work.sequence, tokens, is_last=is_last, finish=finish, pass_s=pass_s)
+
+    def _emit(
+        self, sequence: _Sequence, num_tokens: int
+    ) -> tuple[tuple[int, ...], FinishReason | None]:
+        """Add up to num_tokens of the text; fewer at the end token or the context limit."""
+        limits = self._capabilities
+        first = len(sequence.tokens)
+        finish = None
+        for position in range(first, first + num_tokens):
+            token = token_at(sequence.text_key, position, limits.vocab_size)
+            if token == sequence.sampling.end_token:
+                finish = FinishReason.STOP
+                break
+            sequence.tokens.append(token)
+            if len(sequence.tokens) == limits.max_context_len:
+                finish = FinishReason.LENGTH
+                break
+        sequence.is_finished = finish is not None
+        return tuple(sequence.tokens[first:]), finish
+
+    def cancel(self, sequence: SequenceId) -> None:
+        """Nothing happens where nothing is in flight. Raises KeyError where it is not held."""
+        self._require_held(sequence)
+        if isinstance(self._in_flight.get(sequence), Decode):
+            self._in_flight[sequence] = Decode(sequence, 1)
+
+    def release(self, sequence: SequenceId) -> None:
+        self._require_held(sequence)
+        if sequence in self._in_flight:
+            raise ValueError(f"sequence {sequence} has work in flight")
+        del self._held[sequence]
+        self._released.add(sequence)
+
+    def _require_held(self, sequence: SequenceId) -> None:
+        if sequence not in self._held:
+            state = "was released" if sequence in self._released else "is unknown"
+            raise KeyError(f"sequence {sequence} {state}")
+
+    def close(self) -> None:
+        self._is_closed = True
+
+    def time_pass(self, num_rows: int, tokens_per_row: int, context_len: int) -> float:
+        """What the cost model says, 0.0 without one; no time passes on the clock."""
+        if self._cost is None:
+            return 0.0
+        return self._cost.target_s(num_rows, num_rows * tokens_per_row, context_len)
+
+    def check_integrity(self) -> None:
+        """Recompute what must hold between two calls. Raises AssertionError."""
+        limits = self._capabilities
+        assert self._held.keys().isdisjoint(self._released), "a released sequence is held"
+        assert self._in_flight.keys() <= self._held.keys(), "work in flight of a stranger"
+        assert len(self._held) <= limits.max_sequences, "more sequences than fit"
+        for number, sequence in self._held.items():
+            assert len(sequence.tokens) <= limits.max_context_len, f"sequence {number} too long"
+            if sequence.is_prefilled:
+                for position in range(sequence.num_prompt, len(sequence.tokens)):
+                    expected = token_at(sequence.text_key, position, limits.vocab_size)
+                    assert sequence.tokens[position] == expected, f"wrong text of {number}"
+
+
+def _is_generation(work: Work) -> bool:
+    return not isinstance(work, Prefill)
+
+
+AcceptProb = Callable[[Sequence[int], int], float]
+"""Acceptance by the known tokens and the position of the draft.
+
+To be the same for every draft length it may look at the prompt only, say at the first token.
+"""
+
+
+@dataclass(slots=True)
+class _DraftState:
+    """num_read: tokens that count as read. context_len, num_drafted: of the last proposal."""
+
+    num_read: int
+    context_len: int
+    num_drafted: int
+
+
+class FakeProposer:
+    """Drafts the fake target's text, right with probability `accept_prob` at each position.
+
+    Whether the draft at a position is right is a hash of (seed, (s + request seed) % vocab_size,
+    position): it does not depend on the draft length, the load or the sequence's number. A right
+    draft behind a wrong one is still drafted, and is rejected with it.
+
+    The lag is that of a draft model's cache. Proposing at n known tokens reads those n; when a of
+    the drafts were kept, `observe` adds a + 1, since the target's own token is what the next
+    proposal begins with. So with (3, 4, 21) known, `draft_lag` is 3 at first; after 4 drafts of
+    which 2 are kept, 6 tokens are known and read, and the lag is 0; after 5 steps without a
+    proposal it is 5.
+
+    A proposal lasts `cost.draft_s` of each of its passes and `cost.catch_up_s` for each token of
+    lag.
+    """
+
+    def __init__(
+        self,
+        accept_prob: float | AcceptProb,
+        *,
+        vocab_size: int = FAKE_CAPABILITIES.vocab_size,
+        max_draft_len: int = FAKE_CAPABILITIES.max_draft_len,
+        seed: int = 1,
+        cost: CostModel | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._accept_prob = accept_prob
+        self._vocab_size = vocab_size
+        self._capabilities = ProposerCapabilities(max_draft_len)
+        self._seed = seed
+        self._cost = cost
+        self._clock = clock or RealClock()
+        self._states: dict[SequenceId, _DraftState] = {}
+
+    @property
+    def capabilities(self) -> ProposerCapabilities:
+        return self._capabilities
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences whose state is kept."""
+        return len(self._states)
+
+    def propose(self, tasks: Sequence[DraftTask]) -> list[tuple[int, ...]]:
+        """`tokens` of a task must end with a generated token. A task of 0 drafts reads nothing."""
+        for task in tasks:
+            if not 0 <= task.draft_len <= self._capabilities.max_draft_len:
+                raise ValueError(f"{task.draft_len} drafts of sequence {task.sequence}")
+        self._clock.sleep(self._propose_s(tasks))
+        return [self._draft(task) for task in tasks]
+
+    def _propose_s(self, tasks: Sequence[DraftTask]) -> float:
+        if self._cost is None:
+            return 0.0
+        lengths = [task.draft_len for task in tasks if task.draft_len > 0]
+        passes = range(1, max(lengths, default=0) + 1)
+        lag = sum(
+            self.draft_lag(task.sequence, len(task.tokens)) for task in tasks if task.draft_len > 0
+        )
+        passes_s = sum(self._cost.draft_s(sum(k >= p for k in lengths)) for p in passes)
+        return passes_s + self._cost.catch_up_s * lag
+
+    def _draft(self, task: DraftTask) -> tuple[int, ...]:
+        if task.draft_len == 0:
+            return ()
+        known = len(task.tokens)
+        # The last token t - 1 is (key + 7 (t - 1)) mod vocab: it tells the key.
+        key = (task.tokens[-1] - TOKEN_STEP * (known - 1)) % self._vocab_size
+        self._states[task.sequence] = _DraftState(known, known, task.draft_len)
+        return tuple(
+            (token_at(key, position, self._vocab_size) + self._error(task.tokens, key, position))
+            % self._vocab_size
+            for position in range(known, known + task.draft_len)
+        )
+
+    def _error(self, tokens: Sequence[int], key: int, position: int) -> int:
+        """0 where the draft is right, 1 where it is wrong."""
+        prob = self._accept_prob
+        if callable(prob):
+            prob = prob(tokens, position)
+        return 0 if _uniform(self._seed, key, position) < prob else 1
+
+    def observe(self, sequence: SequenceId, num_accepted: int) -> None:
+        """Raises KeyError where nothing was proposed, ValueError for more than was drafted."""
+        state = self._states[sequence]
+        if not 0 <= num_accepted <= state.num_drafted:
+            raise ValueError(f"{num_accepted} of {state.num_drafted} drafts accepted")
+        state.num_read = state.context_len + num_accepted + 1
+
+    def draft_lag(self, sequence: SequenceId, context_len: int) -> int:
+        state = self._states.get(sequence)
+        return max(context_len - state.num_read, 0) if state else context_len
+
+    def release(self, sequence: SequenceId) -> None:
+        """Does nothing where nothing was ever proposed for the sequence."""
+        self._states.pop(sequence, None)
+
+    def close(self) -> None:
+        self._states.clear()
+
+    def time_pass(self, num_rows: int, tokens_per_row: int, context_len: int) -> float:
+        """Seconds of one draft pass by the cost model; no time passes on the clock."""
+        if self._cost is None or self._cost.draft is None:
+            return 0.0
+        return self._cost.draft.pass_s(num_rows, num_rows * tokens_per_row, context_len)
+
+
+def _uniform(seed: int, key: int, position: int) -> float:
+    """A number in [0, 1) that the three arguments decide."""
+    digest = hashlib.blake2b(struct.pack("<qqq", seed, key, position), digest_size=8).digest()
+    return int.from_bytes(digest, "little") / 2**64

@@ -1,0 +1,286 @@
+"""The prompt (3, 4) sums to 7; with 50 tokens in the vocabulary its text is worked out below.
+
+position  2   3   4   5   6   7            8             9
+7 + 7 t   21  28  35  42  49  56 -> 6      63 -> 13      70 -> 20
+"""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smartspec_py.core.cost import CostModel, PassTable
+from smartspec_py.core.types import FinishReason, SamplingParams
+from smartspec_py.engines.base import Decode, DraftTask, Event, Prefill, Verify
+from smartspec_py.engines.clock import RealClock, VirtualClock
+from smartspec_py.engines.fake import FAKE_CAPABILITIES, FakeProposer, FakeTarget, fake_token
+
+PROMPT = (3, 4)
+TEXT = (21, 28, 35, 42, 49, 6, 13, 20)
+GREEDY = SamplingParams()
+CAPABILITIES = replace(
+    FAKE_CAPABILITIES, vocab_size=50, max_sequences=2, max_draft_len=4, max_prefill_tokens=8
+)
+
+COST = CostModel(
+    target=PassTable(rows=(1, 2), tokens_per_row=(1, 4), seconds=((1.0, 4.0), (2.0, 8.0))),
+    draft=PassTable(rows=(1, 2), tokens_per_row=(1,), seconds=((0.1,), (0.3,))),
+    catch_up_s=0.01,
+)
+"""A target pass takes 1 s a token, a draft pass 0.1 s for one sequence and 0.3 s for two."""
+
+
+def prefill(sequence=1, tokens=PROMPT, start=0, is_last=True, **sampling):
+    return Prefill(sequence, tokens, start, is_last, SamplingParams(**sampling))
+
+
+def prefilled(capabilities=CAPABILITIES, sampling=GREEDY, **options):
+    """A target that has read PROMPT as sequence 1 and drawn 21."""
+    target = FakeTarget(capabilities, **options)
+    target.submit([Prefill(1, PROMPT, 0, True, sampling)])
+    assert target.poll(0.0)[0].tokens == TEXT[:1]
+    return target
+
+
+@pytest.mark.parametrize(
+    ("sampling", "position", "token"),
+    [
+        (GREEDY, 2, 21),
+        (GREEDY, 7, 6),
+        (SamplingParams(temperature=1.0, seed=5), 2, 26),
+        (SamplingParams(temperature=1.0, seed=5, top_k=1), 2, 21),
+        (SamplingParams(temperature=0.0, seed=5), 2, 21),
+    ],
+)
+def test_tokens_follow_the_rule(sampling, position, token):
+    assert fake_token(PROMPT, position, 50, sampling) == token
+
+
+def test_a_prompt_may_come_in_chunks():
+    target = FakeTarget(CAPABILITIES)
+    target.submit([prefill(tokens=(3,), is_last=False)])
+    assert target.poll(0.0) == [Event(1)]
+    target.submit([prefill(tokens=(4,), start=1)])
+    assert target.poll(0.0) == [Event(1, (21,))]
+
+
+@pytest.mark.parametrize(
+    ("end_token", "drafts", "tokens", "num_accepted", "finish"),
+    [
+        (-1, (28, 35), (28, 35, 42), 2, None),
+        (-1, (28, 36), (28, 35), 1, None),
+        (-1, (29, 35), (28,), 0, None),
+        # The end token was drafted, and is accepted; the draft behind it is not put to the test.
+        (35, (28, 35, 42), (28,), 2, FinishReason.STOP),
+        (35, (28, 36), (28,), 1, FinishReason.STOP),
+        (28, (29,), (), 0, FinishReason.STOP),
+    ],
+)
+def test_verify_keeps_the_accepted_drafts_and_adds_one(
+    end_token, drafts, tokens, num_accepted, finish
+):
+    target = prefilled(sampling=SamplingParams(end_token=end_token))
+    target.submit([Verify(1, drafts)])
+    assert target.poll(0.0) == [Event(1, tokens, len(drafts), num_accepted, finish=finish)]
+    target.check_integrity()
+
+
+def test_text_ends_at_the_context_limit():
+    """5 tokens fit: after 3, 4, 21 the drafts 28, 35 fill them, and the third token has no room."""
+    target = prefilled(replace(CAPABILITIES, max_context_len=5))
+    target.submit([Verify(1, (28, 35))])
+    assert target.poll(0.0) == [Event(1, (28, 35), 2, 2, finish=FinishReason.LENGTH)]
+
+
+def test_a_burst_brings_a_token_a_poll_until_it_is_cancelled():
+    target = prefilled(replace(CAPABILITIES, max_decode_tokens=8))
+    target.submit([Decode(1, 2)])
+    assert target.poll(0.0) == [Event(1, (28,), is_last=False)]
+    assert target.poll(0.0) == [Event(1, (35,))]
+    target.submit([Decode(1, 8)])
+    target.poll(0.0)
+    target.cancel(1)
+    assert target.poll(0.0) == [Event(1, (49,))]
+    assert target.poll(0.0) == []
+    target.submit([Verify(1, (6,))])
+    assert target.poll(0.0)[0].tokens == (6, 13)
+
+
+def test_a_poll_lasts_its_passes():
+    """Sequence 1 verifies 1 draft, 2 tokens: 2 s. The prompt of sequence 2 has 3 tokens: 3 s."""
+    clock = VirtualClock()
+    target = prefilled(cost=COST, clock=clock)
+    assert clock.now() == pytest.approx(2.0)  # the prompt (3, 4)
+    target.submit([Verify(1, (28,)), prefill(2, (1, 2, 3))])
+    assert [event.pass_s for event in target.poll(0.0)] == pytest.approx([2.0, 3.0])
+    assert clock.now() == pytest.approx(7.0)
+    assert target.time_pass(num_rows=2, tokens_per_row=4, context_len=0) == pytest.approx(8.0)
+    assert clock.now() == pytest.approx(7.0)
+
+
+@pytest.mark.parametrize(
+    ("work", "error"),
+    [
+        (Verify(9, (28,)), KeyError),
+        (Decode(9, 1), KeyError),
+        (Verify(1, ()), ValueError),
+        (Verify(1, (28,) * 5), ValueError),
+        (Verify(1, (50,)), ValueError),
+        (Decode(1, 2), ValueError),
+        (prefill(1), ValueError),
+        (prefill(2, start=1), ValueError),
+        (prefill(2, tokens=()), ValueError),
+        (prefill(2, tokens=(1,) * 9), ValueError),
+    ],
+)
+def test_misuse_raises(work, error):
+    with pytest.raises(error):
+        prefilled().submit([work])
+
+
+def test_one_work_at_a_time_and_one_release():
+    target = prefilled()
+    target.submit([Decode(1, 1)])
+    with pytest.raises(ValueError, match="already has work in flight"):
+        target.submit([Decode(1, 1)])
+    with pytest.raises(ValueError, match="has work in flight"):
+        target.release(1)
+    target.poll(0.0)
+    target.release(1)
+    assert target.num_sequences == 0
+    for late in (target.release, target.cancel):
+        with pytest.raises(KeyError, match="was released"):
+            late(1)
+    with pytest.raises(ValueError, match="not reused"):
+        target.submit([prefill(1)])
+
+
+def test_a_full_target_takes_no_more():
+    target = FakeTarget(CAPABILITIES)
+    with pytest.raises(ValueError, match="holds 2"):
+        target.submit([prefill(1), prefill(2), prefill(3)])
+
+
+def test_sampling_is_verified_only_where_the_capabilities_say_so():
+    sampling = SamplingParams(temperature=1.0, seed=50)  # 50 is 0 modulo the vocabulary
+    target = prefilled(replace(CAPABILITIES, verifies_sampling=False), sampling)
+    with pytest.raises(ValueError, match="cannot verify"):
+        target.submit([Verify(1, (28,))])
+
+
+def test_fails_as_asked():
+    target = prefilled(fail_at_step=2)
+    assert target.poll(0.0) == []  # no work, so no step
+    target.submit([Decode(1, 1)])
+    with pytest.raises(RuntimeError, match="step 2"):
+        target.poll(0.0)
+
+
+def test_a_poisoned_prompt_fails_alone():
+    target = FakeTarget(CAPABILITIES, poison_token=13)
+    target.submit([prefill(1, (1, 13)), prefill(2)])
+    failed, fine = target.poll(0.0)
+    assert "token 13" in failed.error
+    assert fine.tokens == (21,)
+    target.release(1)
+    target.check_integrity()
+
+
+def test_integrity_covers_the_text():
+    target = prefilled()
+    target._held[1].tokens[-1] += 1
+    with pytest.raises(AssertionError, match="wrong text of 1"):
+        target.check_integrity()
+
+
+def test_nothing_is_taken_after_close():
+    target = FakeTarget()
+    target.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        target.submit([prefill()])
+
+
+def proposer(accept_prob, **options):
+    return FakeProposer(accept_prob, vocab_size=50, max_draft_len=4, **options)
+
+
+def task(num_known, draft_len, sequence=1):
+    """All of PROMPT and TEXT up to num_known tokens."""
+    return DraftTask(sequence, (PROMPT + TEXT)[:num_known], draft_len, GREEDY)
+
+
+def test_drafts_are_the_text_or_one_beside_it():
+    assert proposer(1.0).propose([task(3, 4), task(5, 0)]) == [(28, 35, 42, 49), ()]
+    assert proposer(0.0).propose([task(3, 4)]) == [(29, 36, 43, 50 % 50)]
+
+
+def test_acceptance_may_depend_on_position():
+    assert proposer(lambda _, position: float(position < 5)).propose([task(3, 4)]) == [
+        (28, 35, 43, 0)
+    ]
+
+
+@given(st.integers(0, 2**40), st.integers(1, 4), st.integers(3, 6))
+def test_a_draft_is_the_same_for_every_draft_length_and_start(seed, draft_len, num_known):
+    """Drafts at positions 3 to 9, asked for at once or from a later start."""
+    guess = FakeProposer(0.5, vocab_size=50, max_draft_len=7, seed=seed)
+    (whole,) = guess.propose([task(3, 7)])
+    (part,) = guess.propose([task(num_known, draft_len, sequence=2)])
+    assert part == whole[num_known - 3 :][:draft_len]
+
+
+def test_acceptance_comes_to_its_probability():
+    """2000 positions at 0.7: three standard deviations are 0.031; the hash is fixed, so no luck."""
+    guess = FakeProposer(0.7, vocab_size=1000, max_draft_len=2000)
+    (drafts,) = guess.propose([DraftTask(1, (3, 4, 21), 2000, GREEDY)])
+    right = sum(d == fake_token(PROMPT, t, 1000) for t, d in enumerate(drafts, start=3))
+    assert right / 2000 == pytest.approx(0.7, abs=0.031)
+
+
+def test_lag_is_what_was_not_read():
+    """The numbers of FakeProposer's docstring."""
+    guess = proposer(0.5)
+    assert guess.draft_lag(1, 3) == 3
+    guess.propose([task(3, 4)])
+    guess.observe(1, num_accepted=2)
+    assert guess.draft_lag(1, 6) == 0
+    assert guess.draft_lag(1, 11) == 5
+    assert guess.num_sequences == 1
+    guess.release(1)
+    guess.release(1)
+    assert guess.num_sequences == 0
+    assert guess.draft_lag(1, 11) == 11
+
+
+def test_a_proposal_lasts_its_passes_and_the_catch_up():
+    """Lengths 1 and 3: one pass of 2 rows, two of 1: 0.3 + 0.1 + 0.1; 3 + 4 tokens of lag: 0.07."""
+    clock = VirtualClock()
+    guess = proposer(0.5, cost=COST, clock=clock)
+    guess.propose([task(3, 1), task(4, 3, sequence=2)])
+    assert clock.now() == pytest.approx(0.57)
+    assert guess.time_pass(num_rows=2, tokens_per_row=1, context_len=0) == pytest.approx(0.3)
+
+
+def test_proposer_misuse_raises():
+    guess = proposer(0.5)
+    with pytest.raises(KeyError):
+        guess.observe(1, 0)
+    with pytest.raises(ValueError, match="5 drafts"):
+        guess.propose([task(3, 5)])
+    guess.propose([task(3, 2)])
+    with pytest.raises(ValueError, match="3 of 2"):
+        guess.observe(1, 3)
+
+
+def test_clocks():
+    virtual, real = VirtualClock(), RealClock()
+    virtual.sleep(0.5)
+    virtual.sleep(0.5)
+    assert virtual.now() == 1.0
+    start = real.now()
+    real.sleep(0.001)
+    assert real.now() - start >= 0.001
+    for clock in (virtual, real):
+        with pytest.raises(ValueError, match=r"sleep|non-negative"):
+            clock.sleep(-1.0)
