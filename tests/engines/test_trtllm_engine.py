@@ -1,0 +1,386 @@
+"""The adapter over the double; the texts are those of `engines.fake`.
+
+The prompt (3, 4) sums to 7; with 1000 tokens in the vocabulary its text is 7 + 7 t:
+position  2   3   4   5   6   7   8
+token     21  28  35  42  49  56  63
+"""
+
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smartspec_py.core.types import FinishReason, SamplingParams
+from smartspec_py.engines import executor_double
+from smartspec_py.engines.base import Decode, Event, Prefill, TargetCapabilities, Verify
+from smartspec_py.engines.executor_double import EngineLimits, Executor
+from smartspec_py.engines.fake import FAKE_CAPABILITIES, TOKEN_STEP, FakeTarget, fake_token
+from smartspec_py.engines.trtllm_engine import TrtllmTarget, capabilities_of, request_seed
+
+PROMPT = (3, 4)
+GREEDY = SamplingParams()
+CAPABILITIES = TargetCapabilities(
+    max_sequences=8,
+    max_context_len=64,
+    max_draft_len=8,
+    max_decode_tokens=8,
+    max_prefill_tokens=None,
+    verifies_sampling=False,
+    vocab_size=1000,
+)
+
+
+class RecordingExecutor(Executor):
+    """Keeps what it was asked, and refuses as many requests as `num_refusals`."""
+
+    def __init__(self, limits=EngineLimits(), **options):  # noqa: B008 - it is frozen
+        super().__init__(limits, **options)
+        self.requests = []
+        self.timeouts = []
+        self.num_refusals = 0
+
+    def enqueue_requests(self, requests):
+        if self.num_refusals:
+            self.num_refusals -= 1
+            raise RuntimeError("no room")
+        self.requests += requests
+        return super().enqueue_requests(requests)
+
+    def await_responses(self, timeout=None):
+        self.timeouts.append(timeout)
+        return super().await_responses(timeout)
+
+
+def make(capabilities=CAPABILITIES, **options):
+    executor = RecordingExecutor(**options)
+    return TrtllmTarget(executor, executor_double, capabilities), executor
+
+
+def prefilled(capabilities=CAPABILITIES, sampling=GREEDY, **options):
+    """A target that has read PROMPT as sequence 1 and drawn its first token."""
+    target, executor = make(capabilities, **options)
+    target.submit([Prefill(1, PROMPT, 0, True, sampling)])
+    (event,) = target.poll(1.0)
+    assert event.is_last
+    assert event.finish is None
+    return target, executor
+
+
+def drain(target):
+    events = []
+    while news := target.poll(1.0):
+        events += news
+    return events
+
+
+@pytest.mark.parametrize(
+    ("end_token", "drafts", "tokens", "num_accepted", "finish"),
+    [
+        (-1, (28, 35), (28, 35, 42), 2, None),  # LENGTH there: the step is done, no more
+        (-1, (28, 36), (28, 35), 1, None),
+        (-1, (29, 35), (28,), 0, None),
+        (35, (28, 35, 42), (28,), 2, FinishReason.STOP),
+        (35, (28, 36), (28,), 1, FinishReason.STOP),
+        (28, (29,), (), 0, FinishReason.STOP),
+    ],
+)
+def test_verify_says_what_the_fake_engine_says(end_token, drafts, tokens, num_accepted, finish):
+    expected = [Event(1, tokens, len(drafts), num_accepted, finish=finish)]
+    sampling = SamplingParams(end_token=end_token)
+    target, _ = prefilled(sampling=sampling)
+    fake = FakeTarget()
+    fake.submit([Prefill(1, PROMPT, 0, True, sampling)])
+    fake.poll(0.0)
+    for engine in (target, fake):
+        engine.submit([Verify(1, drafts)])
+        assert engine.poll(1.0) == expected
+    assert target.poll(1.0) == []
+
+
+def test_each_work_is_one_request_with_all_tokens():
+    """First token 21; drafts 28, 29 bring 28, 35; a burst of 2 brings 42, 49."""
+    target, executor = prefilled()
+    target.submit([Verify(1, (28, 29))])
+    target.poll(1.0)
+    target.submit([Decode(1, 2)])
+    assert drain(target) == [Event(1, (42,), is_last=False), Event(1, (49,))]
+    made = [(r.input_token_ids, r.max_tokens, r.streaming) for r in executor.requests]
+    assert made == [
+        ([3, 4], 1, False),
+        ([3, 4, 21], 3, False),
+        ([3, 4, 21, 28, 35], 2, True),
+    ]
+    drafts = [r.external_draft_tokens_config for r in executor.requests]
+    assert [d and d.tokens for d in drafts] == [None, [28, 29], None]
+
+
+def test_a_burst_is_in_flight_while_others_verify():
+    target, _ = prefilled()
+    target.submit([Decode(1, 3), Prefill(2, (5,), 0, True, GREEDY)])
+    assert target.poll(1.0) == [Event(1, (28,), is_last=False), Event(2, (12,))]
+    target.submit([Verify(2, (19,))])  # 5 + 7 * 2
+    assert target.poll(1.0) == [Event(1, (35,), is_last=False), Event(2, (19, 26), 1, 1)]
+    assert drain(target) == [Event(1, (42,))]
+
+
+def test_late_tokens_of_a_cancelled_burst_are_kept():
+    target, executor = prefilled()
+    target.submit([Decode(1, 8)])
+    target.poll(1.0)
+    target.cancel(1)
+    assert target.poll(1.0) == [Event(1, (35,), is_last=False), Event(1)]
+    target.cancel(1)  # nothing is in flight
+    target.submit([Verify(1, (42,))])
+    assert target.poll(1.0) == [Event(1, (42, 49), 1, 1)]
+    assert executor.requests[-1].input_token_ids == [3, 4, 21, 28, 35]
+
+
+def test_a_verification_cancelled_before_it_ran_drafted_nothing():
+    """The burst of sequence 1 fills the batch, so the verification of sequence 2 never runs."""
+    target, _ = make(limits=EngineLimits(max_batch_size=1))
+    target.submit([Prefill(1, PROMPT, 0, True, GREEDY)])
+    target.poll(1.0)
+    target.submit([Prefill(2, (5,), 0, True, GREEDY)])
+    target.poll(1.0)
+    target.submit([Decode(1, 8), Verify(2, (19,))])
+    target.cancel(2)
+    assert target.poll(1.0) == [Event(1, (28,), is_last=False), Event(2)]
+
+
+def test_the_context_limit_ends_the_sequence():
+    """Of 5 tokens 3 are known; a burst of 2 fills them."""
+    target, _ = prefilled(replace(CAPABILITIES, max_context_len=5))
+    target.submit([Decode(1, 2)])
+    assert drain(target) == [
+        Event(1, (28,), is_last=False),
+        Event(1, (35,), finish=FinishReason.LENGTH),
+    ]
+
+
+def test_a_burst_cut_by_the_executor_ends_the_sequence():
+    """3 tokens and a reserve of 8 leave 1 of 12: the executor stops after 1 of 5."""
+    target, _ = prefilled(limits=EngineLimits(max_seq_len=12))
+    target.submit([Decode(1, 5)])
+    assert target.poll(1.0) == [Event(1, (28,), finish=FinishReason.LENGTH)]
+
+
+def test_failures_concern_one_sequence():
+    """9 tokens never fit into 8: an error response. 9 drafts are refused on enqueueing."""
+    target, _ = prefilled(limits=EngineLimits(max_num_tokens=8))
+    target.submit(
+        [
+            Verify(1, (28,) * 9),
+            Prefill(2, tuple(range(9)), 0, True, GREEDY),
+            Prefill(3, (5,), 0, True, GREEDY),
+        ]
+    )
+    events = {event.sequence: event for event in drain(target)}
+    assert "max_draft_len" in events[1].error
+    assert "max_num_tokens" in events[2].error
+    assert events[3] == Event(3, (12,))
+    for sequence in (1, 2, 3):
+        target.release(sequence)
+    assert target.num_sequences == 0
+
+
+def test_a_refused_prompt_is_news_of_its_own():
+    target, executor = make()
+    executor.num_refusals = 1
+    target.submit([Prefill(1, PROMPT, 0, True, GREEDY)])
+    assert target.poll(1.0) == [Event(1, error="request refused: no room")]
+    assert target.poll(1.0) == []
+    target.release(1)
+    assert executor.timeouts == []  # there was nothing to wait for
+
+
+def test_a_refusal_is_told_at_once():
+    """Others are looked at, but not waited for."""
+    target, executor = make()
+    target.submit([Prefill(1, PROMPT, 0, True, GREEDY)])
+    executor.num_refusals = 1
+    target.submit([Prefill(2, PROMPT, 0, True, GREEDY)])
+    assert [event.sequence for event in target.poll(1.0)] == [2, 1]
+    target.submit([Decode(1, 1)])
+    target.poll(0.5)
+    assert executor.timeouts == [timedelta(0), timedelta(seconds=0.5)]
+
+
+def test_sampled_requests_differ_in_their_seed():
+    """Seed 5, first tokens at positions 2 and 3; the double adds the request's seed to the rule.
+
+    5 * 0x9E3779B97F4A7C15 modulo 2^64 is 1663341875487337577, plus 2 ends in 579, so the first
+    token is 7 + 579 + 14 = 600.
+    """
+    sampling = SamplingParams(temperature=0.8, top_p=0.9, seed=5)
+    target, executor = prefilled(sampling=sampling)
+    target.submit([Decode(1, 1)])
+    target.poll(1.0)
+    configs = [request.sampling_config for request in executor.requests]
+    assert [config.seed for config in configs] == [request_seed(5, 2), request_seed(5, 3)]
+    assert request_seed(5, 2) == 1663341875487337579
+    assert (configs[0].temperature, configs[0].top_k, configs[0].top_p) == (0.8, None, 0.9)
+    assert executor.requests[1].input_token_ids == [3, 4, 600]
+
+
+@pytest.mark.parametrize(
+    ("work", "error"),
+    [
+        (Verify(9, (28,)), KeyError),
+        (Decode(9, 1), KeyError),
+        (Verify(1, ()), ValueError),
+        (Prefill(1, PROMPT, 0, True, GREEDY), ValueError),
+        (Prefill(2, PROMPT, 0, False, GREEDY), ValueError),
+        (Prefill(2, PROMPT, 2, True, GREEDY), ValueError),
+    ],
+)
+def test_misuse_raises(work, error):
+    target, _ = prefilled()
+    with pytest.raises(error):
+        target.submit([work])
+
+
+def test_one_work_at_a_time_and_one_release():
+    target, _ = prefilled()
+    target.submit([Decode(1, 1)])
+    with pytest.raises(ValueError, match="already has work in flight"):
+        target.submit([Decode(1, 1)])
+    with pytest.raises(ValueError, match="has work in flight"):
+        target.release(1)
+    target.poll(1.0)
+    target.release(1)
+    for late in (target.release, target.cancel):
+        with pytest.raises(KeyError):
+            late(1)
+
+
+def test_sampled_text_is_not_verified():
+    target, _ = prefilled(sampling=SamplingParams(temperature=1.0))
+    with pytest.raises(ValueError, match="greedy"):
+        target.submit([Verify(1, (28,))])
+    for wrong in (
+        replace(CAPABILITIES, verifies_sampling=True),
+        replace(CAPABILITIES, max_prefill_tokens=8),
+    ):
+        with pytest.raises(ValueError, match="whole prompts"):
+            make(wrong)
+
+
+def test_a_closed_executor_is_the_end():
+    target, executor = make()
+    target.close()
+    assert not executor.can_enqueue_requests()
+    with pytest.raises(RuntimeError, match="takes no requests"):
+        target.submit([Prefill(1, PROMPT, 0, True, GREEDY)])
+
+
+def test_capabilities_leave_room_for_the_drafts():
+    """The least of 2048, 1024 and 4096, less the 6 drafts that a request may bring: 1018."""
+    build = {
+        "build_config": {
+            "max_batch_size": 16,
+            "max_input_len": 2048,
+            "max_seq_len": 1024,
+            "max_num_tokens": 4096,
+            "max_draft_len": 6,
+        },
+        "pretrained_config": {"vocab_size": 32000},
+    }
+    assert capabilities_of(build, max_decode_tokens=16) == TargetCapabilities(
+        16, 1018, 6, 16, None, False, 32000
+    )
+
+
+def is_plain(prompt):
+    """Whether the double takes it for a prompt: its last token must not follow the rule."""
+    *others, last = prompt
+    return not others or last != (sum(others) + TOKEN_STEP * len(others)) % 1000
+
+
+PROMPTS = st.lists(st.integers(0, 999), min_size=1, max_size=6).filter(is_plain).map(tuple)
+MOVES = st.one_of(
+    st.just("wait"),
+    st.just("cancel"),
+    st.integers(1, 8),  # a burst
+    st.lists(st.booleans(), min_size=1, max_size=4),  # drafts, right or wrong
+)
+
+
+@dataclass
+class Client:
+    """One sequence as whoever drives the target sees it."""
+
+    number: int
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    text: list[int] = field(default_factory=list)
+    is_in_flight: bool = True
+    is_over: bool = False
+
+    def expected(self, num_tokens):
+        start = len(self.prompt)
+        return [fake_token(self.prompt, t, 1000) for t in range(start, start + num_tokens)]
+
+    def act(self, target, move):
+        if self.is_in_flight or self.is_over or isinstance(move, str):
+            if move == "cancel":
+                target.cancel(self.number)
+            return
+        if isinstance(move, int):
+            target.submit([Decode(self.number, move)])
+        else:
+            truth = self.expected(len(self.text) + len(move))[len(self.text) :]
+            drafts = [t if right else (t + 1) % 1000 for t, right in zip(truth, move, strict=True)]
+            target.submit([Verify(self.number, tuple(drafts))])
+        self.is_in_flight = True
+
+    def take(self, event):
+        assert self.is_in_flight
+        assert event.error is None
+        self.text += event.tokens
+        self.is_in_flight = not event.is_last
+        self.is_over = event.finish is not None
+
+
+def make_fake(_):
+    return FakeTarget(replace(FAKE_CAPABILITIES, max_decode_tokens=8, max_prefill_tokens=None))
+
+
+def make_trtllm(seed):
+    """Few enough tokens an iteration that requests wait, and a draw that holds some back."""
+    limits = EngineLimits(max_num_tokens=160, max_batch_size=3)
+    capabilities = replace(CAPABILITIES, max_context_len=4000)
+    return make(capabilities, limits=limits, hold_back_prob=0.3, seed=seed)[0]
+
+
+@pytest.mark.parametrize("make_target", [make_fake, make_trtllm])
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_text_follows_the_rule_however_it_is_cut(make_target, data):
+    """Random interleavings of bursts, verifications and cancels; some texts have an end token.
+
+    At most 12 moves of 8 tokens: a text has at most 6 + 1 + 96 tokens, so with 4 drafts all fit.
+    """
+    target = make_target(data.draw(st.integers(0, 9)))
+    clients = []
+    for number, prompt in enumerate(data.draw(st.lists(PROMPTS, min_size=1, max_size=4))):
+        end_at = len(prompt) + data.draw(st.integers(0, 40))
+        end_token = data.draw(st.sampled_from([-1, fake_token(prompt, end_at, 1000)]))
+        clients.append(Client(number, prompt, SamplingParams(end_token=end_token)))
+    target.submit([Prefill(c.number, c.prompt, 0, True, c.sampling) for c in clients])
+    for _ in range(data.draw(st.integers(0, 12))):
+        for client in clients:
+            client.act(target, data.draw(MOVES))
+        for event in target.poll(0.0):
+            clients[event.sequence].take(event)
+    for event in drain(target):
+        clients[event.sequence].take(event)
+    for client in clients:
+        assert not client.is_in_flight
+        assert client.text == client.expected(len(client.text))
+        assert client.sampling.end_token not in client.text
+        if client.is_over:
+            assert client.expected(len(client.text) + 1)[-1] == client.sampling.end_token
+        target.release(client.number)
+    assert target.num_sequences == 0
