@@ -1,0 +1,243 @@
+"""One batched pass over many sequences with different numbers of new tokens.
+
+The tokens of all sequences are packed into a single row, so that every linear layer sees exactly
+the tokens there are: verifications of different lengths and prompt chunks share a pass without
+padding. Only attention knows rows. Each sequence owns a row of one static buffer of keys and
+values; position p of row r is written in place, and a query at position p sees the keys at
+positions 0..p of its own row. What lies behind is stale and never seen, so that taking back a
+rejected draft is nothing but writing over it later.
+
+Models are Hugging Face's: their attention is replaced through Transformers' attention interface
+and their cache by `RowCache`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from transformers import AttentionInterface
+from transformers.cache_utils import Cache
+
+ATTENTION_NAME = "smartspec_packed"
+
+MAX_SHORT = 16
+"""Inputs up to this many tokens are attended together, padded to the longest; longer ones (prompt
+chunks) one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowInput:
+    """New tokens of one row, the first of them at `position`; logits for the last `num_logits`."""
+
+    row: int
+    position: int
+    tokens: Sequence[int]
+    num_logits: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionGroup:
+    """Rows whose attention is computed at once.
+
+    first, last: the group's tokens in the packed row, [first, last).
+    row_lo, row_hi: the cache rows that are read, [row_lo, row_hi).
+    width: query tokens a row, after padding. context_len: keys a row.
+    mask: bool [rows, 1, width, context_len], True where the query may look.
+    gather: [rows * width] index of each padded query's token in the group; None where the group
+        is already rectangular. scatter: [last - first] where each token stands in the padded form.
+    """
+
+    first: int
+    last: int
+    row_lo: int
+    row_hi: int
+    width: int
+    context_len: int
+    mask: torch.Tensor
+    gather: torch.Tensor | None
+    scatter: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class PackedBatch:
+    """token_ids, positions, slots: [1, N], [1, N], [N]; wanted: [M] tokens whose logits are asked.
+
+    The order of the inputs is kept in `wanted`: M logits, input after input.
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    wanted: torch.Tensor
+    groups: tuple[AttentionGroup, ...]
+
+
+def pack(inputs: Sequence[RowInput], max_len: int, device: torch.device) -> PackedBatch:
+    """Lay out the inputs, short ones in the order of their rows, then each long one."""
+    short = sorted((i for i in inputs if len(i.tokens) <= MAX_SHORT), key=lambda i: i.row)
+    long = [i for i in inputs if len(i.tokens) > MAX_SHORT]
+    ordered = short + long
+    firsts, num_tokens = {}, 0
+    for item in ordered:
+        firsts[item.row] = num_tokens
+        num_tokens += len(item.tokens)
+    token_ids = [token for item in ordered for token in item.tokens]
+    positions = [item.position + j for item in ordered for j in range(len(item.tokens))]
+    slots = [
+        item.row * max_len + item.position + j for item in ordered for j in range(len(item.tokens))
+    ]
+    wanted = [
+        firsts[item.row] + j
+        for item in inputs
+        for j in range(len(item.tokens) - item.num_logits, len(item.tokens))
+    ]
+    groups = [_short_group(short, device)] if short else []
+    groups += [_long_group(item, firsts[item.row], device) for item in long]
+    return PackedBatch(
+        token_ids=torch.tensor([token_ids], device=device),
+        positions=torch.tensor([positions], device=device),
+        slots=torch.tensor(slots, device=device),
+        wanted=torch.tensor(wanted, dtype=torch.long, device=device),
+        groups=tuple(groups),
+    )
+
+
+def _long_group(item: RowInput, first: int, device: torch.device) -> AttentionGroup:
+    width = len(item.tokens)
+    queries = torch.arange(item.position, item.position + width, device=device)
+    return AttentionGroup(
+        first=first,
+        last=first + width,
+        row_lo=item.row,
+        row_hi=item.row + 1,
+        width=width,
+        context_len=item.position + width,
+        mask=_causal_mask(queries[None], item.position + width),
+        gather=None,
+        scatter=None,
+    )
+
+
+def _short_group(items: Sequence[RowInput], device: torch.device) -> AttentionGroup:
+    """Rows row_lo..row_hi of the cache, padded to the widest; rows between that have no input
+    compute padding."""
+    row_lo, row_hi = items[0].row, items[-1].row + 1
+    num_rows, width = row_hi - row_lo, max(len(item.tokens) for item in items)
+    num_tokens = sum(len(item.tokens) for item in items)
+    starts = [0] * num_rows
+    gather = [0] * (num_rows * width)
+    scatter: list[int] = []
+    for item in items:
+        starts[item.row - row_lo] = item.position
+        base = (item.row - row_lo) * width
+        for j in range(len(item.tokens)):
+            gather[base + j] = len(scatter)
+            scatter.append(base + j)
+    is_rectangular = num_tokens == num_rows * width
+    queries = torch.tensor(starts, device=device)[:, None] + torch.arange(width, device=device)
+    context_len = max(item.position + len(item.tokens) for item in items)
+    return AttentionGroup(
+        first=0,
+        last=num_tokens,
+        row_lo=row_lo,
+        row_hi=row_hi,
+        width=width,
+        context_len=context_len,
+        mask=_causal_mask(queries, context_len),
+        gather=None if is_rectangular else torch.tensor(gather, device=device),
+        scatter=None if is_rectangular else torch.tensor(scatter, device=device),
+    )
+
+
+def _causal_mask(queries: torch.Tensor, context_len: int) -> torch.Tensor:
+    """queries: positions [rows, width] -> bool [rows, 1, width, context_len]."""
+    keys = torch.arange(context_len, device=queries.device)
+    return (keys <= queries[:, :, None])[:, None]
+
+
+class RowCache(Cache):
+    """Keys and values of all rows in one static buffer, and the moving of a row.
+
+    buffer: [layers, 2, rows, max_len, kv_heads, head_dim].
+    """
+
+    def __init__(self, buffer: torch.Tensor) -> None:
+        super().__init__(layers=[])
+        self.buffer = buffer
+        num_layers, _, num_rows, max_len, num_heads, head_dim = buffer.shape
+        self.max_len = max_len
+        flat = buffer.view(num_layers, 2, num_rows * max_len, num_heads, head_dim)
+        self._flat = [(flat[i, 0], flat[i, 1]) for i in range(num_layers)]
+        by_row = buffer.transpose(3, 4)
+        self._by_row = [(by_row[i, 0], by_row[i, 1]) for i in range(num_layers)]
+        self.slots = torch.empty(0, dtype=torch.long)
+
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *_: Any,
+        **__: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write [1, kv_heads, N, D] to `slots`; return views [rows, kv_heads, max_len, D]."""
+        keys, values = self._flat[layer_idx]
+        keys.index_copy_(0, self.slots, key_states[0].transpose(0, 1).to(keys.dtype))
+        values.index_copy_(0, self.slots, value_states[0].transpose(0, 1).to(values.dtype))
+        return self._by_row[layer_idx]
+
+    def move_row(self, source: int, destination: int, num_tokens: int) -> None:
+        self.buffer[:, :, destination, :num_tokens] = self.buffer[:, :, source, :num_tokens]
+
+
+def packed_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    packed: PackedBatch | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """query [1, heads, N, D] against the rows of the cache; returns [1, N, heads, D]."""
+    assert packed is not None, "the model does not pass keyword arguments on to its attention"
+    tokens = query[0].transpose(0, 1).to(key.dtype)
+    parts = [_attend(tokens[g.first : g.last], key, value, scaling, g) for g in packed.groups]
+    attended = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return attended[None].to(query.dtype), None
+
+
+def _attend(
+    tokens: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scaling: float | None,
+    group: AttentionGroup,
+) -> torch.Tensor:
+    """tokens [n, heads, D] of one group -> [n, heads, D]."""
+    num_heads, head_dim = tokens.shape[1:]
+    rows = group.row_hi - group.row_lo
+    padded = tokens if group.gather is None else tokens.index_select(0, group.gather)
+    queries = padded.view(rows, group.width, num_heads, head_dim).transpose(1, 2)
+    keys = key[group.row_lo : group.row_hi, :, : group.context_len]
+    values = value[group.row_lo : group.row_hi, :, : group.context_len]
+    mask = group.mask
+    num_shared = num_heads // keys.shape[1]
+    if num_shared > 1:
+        # Query heads that share a key head stand in as further query tokens of that head: the
+        # keys are then read once and never copied.
+        queries = queries.reshape(rows, keys.shape[1], num_shared * group.width, head_dim)
+        mask = mask.repeat(1, 1, num_shared, 1)
+    out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scaling)
+    if num_shared > 1:
+        out = out.reshape(rows, num_heads, group.width, head_dim)
+    out = out.transpose(1, 2).reshape(rows * group.width, num_heads, head_dim)
+    return out if group.scatter is None else out.index_select(0, group.scatter)
+
+
+AttentionInterface.register(ATTENTION_NAME, packed_attention)

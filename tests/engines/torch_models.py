@@ -1,0 +1,86 @@
+"""Random small models, made in the test: nothing is loaded from disk."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import GPTNeoXConfig, LlamaConfig, Qwen2Config
+from transformers.models.auto.modeling_auto import AutoModelForCausalLM
+
+from smartspec_py.engines.base import TargetCapabilities
+from smartspec_py.engines.packed import ATTENTION_NAME
+from smartspec_py.engines.runner import CausalRunner, RunnerConfig
+from smartspec_py.engines.torch_engine import TorchTarget
+from smartspec_py.proposers.draft_model import DraftModelProposer
+
+VOCAB_SIZE = 96
+MAX_LEN = 96
+MAX_SEQUENCES = 5
+MAX_DRAFT_LEN = 6
+
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE + 8,  # padded, as many models are; the engine must not emit those
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.3,
+}
+
+CONFIGS = {
+    "llama": LlamaConfig(**_COMMON, num_key_value_heads=4),
+    "llama, grouped keys": LlamaConfig(**_COMMON, num_key_value_heads=2),
+    "qwen2, one key head": Qwen2Config(**_COMMON, num_key_value_heads=1),
+    "gpt-neox": GPTNeoXConfig(**_COMMON),
+}
+
+
+def make_model(kind: str, seed: int = 0, noise: float = 0.0) -> Any:
+    """A random model; noise: a draft is the target with its weights disturbed by so much."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(copy.deepcopy(CONFIGS[kind])).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(noise * torch.randn_like(weight))
+    return model
+
+
+def make_runner(model: Any) -> CausalRunner:
+    model.set_attn_implementation(ATTENTION_NAME)
+    config = RunnerConfig(
+        Path(), torch.device("cpu"), torch.float32, MAX_SEQUENCES, MAX_LEN, VOCAB_SIZE
+    )
+    return CausalRunner(model, config)
+
+
+def make_target(kind: str) -> TorchTarget:
+    capabilities = TargetCapabilities(
+        max_sequences=MAX_SEQUENCES,
+        max_context_len=MAX_LEN,
+        max_draft_len=MAX_DRAFT_LEN,
+        max_decode_tokens=1,
+        max_prefill_tokens=64,
+        verifies_sampling=True,
+        vocab_size=VOCAB_SIZE,
+    )
+    return TorchTarget(make_runner(make_model(kind)), capabilities)
+
+
+def make_proposer(kind: str) -> DraftModelProposer:
+    runner = make_runner(make_model(kind, noise=0.02))
+    return DraftModelProposer(runner, MAX_SEQUENCES, MAX_DRAFT_LEN)
+
+
+def expected_text(kind: str, prompt: list[int], num_tokens: int) -> list[int]:
+    """Greedy continuation by Transformers alone, without any cache: one full pass a token."""
+    model = make_model(kind)
+    tokens = list(prompt)
+    for _ in range(num_tokens):
+        with torch.inference_mode():
+            logits = model(torch.tensor([tokens]), use_cache=False).logits[0, -1, :VOCAB_SIZE]
+        tokens.append(int(logits.argmax()))
+    return tokens[len(prompt) :]
