@@ -1,0 +1,114 @@
+"""Makes a PyTorch engine out of engine.json: device, precision, models, profile."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import torch
+import transformers
+
+from smartspec_py.engines.base import TargetCapabilities
+from smartspec_py.engines.runner import ModelError, RunnerConfig, load_runner
+from smartspec_py.engines.torch_engine import TorchTarget
+from smartspec_py.proposers.draft_model import DraftModelProposer
+from smartspec_py.serving.build import end_token, existing, load_tokenizer
+from smartspec_py.serving.config import ConfigError, LimitsConfig, TorchEngineConfig
+from smartspec_py.serving.profile import ProfileShape, cached_profile, fingerprint
+from smartspec_py.serving.server import Engine
+
+logger = logging.getLogger(__name__)
+
+
+def build_torch(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Engine:
+    """Load target and draft, and their cost. Raises ConfigError, naming the key."""
+    model = existing("engine.model", folder / config.model)
+    draft = None if config.draft is None else existing("engine.draft", folder / config.draft)
+    tokenizer = load_tokenizer("engine.model", model)
+    vocab_size = tokenizer.get_vocab_size()
+    num_threads = config.num_threads or max(1, (os.cpu_count() or 2) - 1)
+    torch.set_num_threads(num_threads)
+    device = _device(config.device)
+    dtype = _dtype(config.dtype, device)
+    target = _target(RunnerConfig(model, device, dtype, *_rows(limits), vocab_size), limits)
+    proposer = None
+    if draft is not None:
+        runner_config = RunnerConfig(draft, device, dtype, *_rows(limits), vocab_size)
+        proposer = _proposer(runner_config, limits)
+    logger.info("%s on %s, %s, %d threads", model.name, device, dtype, num_threads)
+    cost = cached_profile(
+        target,
+        proposer,
+        ProfileShape(limits.max_sequences, limits.max_draft_len, limits.max_context_len // 2),
+        Path(config.profile_cache) if config.profile_cache else None,
+        [
+            fingerprint(model),
+            fingerprint(draft) if draft else "no draft",
+            f"{_device_name(device)}, {dtype}, {num_threads} threads",
+            f"torch {torch.__version__}, transformers {transformers.__version__}",
+        ],
+    )
+    return Engine(tokenizer, end_token(model), target, proposer, cost)
+
+
+def _rows(limits: LimitsConfig) -> tuple[int, int]:
+    return limits.max_sequences, limits.max_context_len
+
+
+def _target(config: RunnerConfig, limits: LimitsConfig) -> TorchTarget:
+    capabilities = TargetCapabilities(
+        max_sequences=limits.max_sequences,
+        max_context_len=limits.max_context_len,
+        max_draft_len=limits.max_draft_len,
+        max_decode_tokens=1,
+        max_prefill_tokens=limits.prefill_chunk,
+        verifies_sampling=True,
+        vocab_size=config.vocab_size,
+    )
+    try:
+        return TorchTarget(load_runner(config), capabilities)
+    except ModelError as error:
+        raise ConfigError(f"engine.json: engine.model: {error}") from error
+
+
+def _proposer(config: RunnerConfig, limits: LimitsConfig) -> DraftModelProposer:
+    try:
+        runner = load_runner(config)
+    except ModelError as error:
+        raise ConfigError(f"engine.json: engine.draft: {error}") from error
+    return DraftModelProposer(runner, limits.max_sequences, limits.max_draft_len)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"engine.json: engine.device: {name!r} is no device: cpu, cuda, cuda:1"
+        ) from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"engine.json: engine.device: {name!r}, but PyTorch sees no CUDA device")
+    return device
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype:
+    """auto: bfloat16 where the hardware multiplies it, float32 elsewhere."""
+    if name != "auto":
+        dtype: torch.dtype = getattr(torch, name)
+        return dtype
+    has_bfloat16 = device.type == "cuda" or "avx512_bf16" in _cpu_flags()
+    return torch.bfloat16 if has_bfloat16 else torch.float32
+
+
+def _cpu_flags() -> set[str]:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
+    flags = next((line for line in lines if line.startswith("flags")), "")
+    return set(flags.partition(":")[2].split())
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

@@ -1,0 +1,68 @@
+"""A server in this process, without Triton: for tests, `smartspec check` and benchmarks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from smartspec_py.core.types import FinishReason
+from smartspec_py.serving.request import ErrorCode, GenerateParams
+from smartspec_py.serving.responder import Progress, Reply
+from smartspec_py.serving.server import Server
+
+
+@dataclass
+class LocalSink:
+    """Collects the replies of one request; `wait` returns when the final one has come."""
+
+    text: str = ""
+    num_tokens: int = 0
+    num_finals: int = 0
+    finish_reason: FinishReason | None = None
+    progress: Progress = field(default_factory=Progress)
+    seed: int = 0
+    error: tuple[ErrorCode, str] | None = None
+    pieces: list[str] = field(default_factory=list)
+    times_s: list[float] = field(default_factory=list)
+    is_gone: bool = False
+    _done: threading.Event = field(default_factory=threading.Event)
+
+    def send(self, reply: Reply, is_final: bool) -> None:
+        self.times_s.append(time.monotonic())
+        self.text += reply.text
+        self.pieces.append(reply.text)
+        self.num_tokens += reply.num_output_tokens
+        self.progress, self.seed = reply.progress, reply.seed
+        if is_final:
+            self.finish_reason = reply.finish_reason
+            self._finish()
+
+    def fail(self, code: ErrorCode, message: str) -> None:
+        self.error = (code, message)
+        self._finish()
+
+    def is_cancelled(self) -> bool:
+        return self.is_gone
+
+    def wait(self, timeout_s: float) -> None:
+        """Raises TimeoutError when no final response comes in time."""
+        if not self._done.wait(timeout_s):
+            raise TimeoutError(f"no final response within {timeout_s} s")
+
+    def _finish(self) -> None:
+        self.num_finals += 1
+        self._done.set()
+
+
+def generate(
+    server: Server, requests: Sequence[GenerateParams], timeout_s: float = 600.0
+) -> list[LocalSink]:
+    """Serve the requests together; returns their sinks in order, all final."""
+    sinks = [LocalSink() for _ in requests]
+    for params, sink in zip(requests, sinks, strict=True):
+        server.submit(params, sink)
+    for sink in sinks:
+        sink.wait(timeout_s)
+    return sinks

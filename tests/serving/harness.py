@@ -1,0 +1,176 @@
+"""What the tests of serving share: the loop and the server over the fake engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from smartspec_py.core.cost import CostModel, PassTable
+from smartspec_py.core.types import NO_TOKEN, FinishReason, SamplingParams
+from smartspec_py.engines.clock import VirtualClock
+from smartspec_py.engines.fake import (
+    FAKE_CAPABILITIES,
+    AcceptProb,
+    FakeProposer,
+    FakeTarget,
+    fake_token,
+)
+from smartspec_py.engines.trtllm_engine import TrtllmTarget
+from smartspec_py.serving.config import LimitsConfig
+from smartspec_py.serving.inbox import Inbox
+from smartspec_py.serving.local import LocalSink
+from smartspec_py.serving.loop import Arrival, StepLoop
+from smartspec_py.serving.request import ErrorCode, Request
+from smartspec_py.serving.responder import Conversation, Update
+from smartspec_py.serving.server import Engine, Server
+from smartspec_py.serving.text import TextStream
+
+TOKENIZER_FILE = Path(__file__).parents[2] / "engines_build/tiny/target/tokenizer.json"
+TOKENIZER = Tokenizer.from_file(str(TOKENIZER_FILE))
+
+COST = CostModel(
+    target=PassTable((1, 64), (1, 16), ((0.010, 0.013), (0.020, 0.070))),
+    draft=PassTable((1, 64), (1,), ((0.001,), (0.002,))),
+    catch_up_s=0.0001,
+)
+"""A target pass of 10 to 70 ms, a draft pass of 1 to 2 ms: speculation pays from a = 0.15 or so."""
+
+LIMITS = LimitsConfig(max_context_len=4096, prefill_chunk=64)
+
+VOCAB_SIZE = TOKENIZER.get_vocab_size()
+CAPABILITIES = replace(FAKE_CAPABILITIES, vocab_size=VOCAB_SIZE)
+
+
+def fake_text(
+    prompt: tuple[int, ...], num_tokens: int, sampling: SamplingParams | None = None
+) -> list[int]:
+    """The tokens that must follow the prompt, by the fake engine's rule."""
+    first, sampling = len(prompt), sampling or SamplingParams()
+    positions = range(first, first + num_tokens)
+    return [fake_token(prompt, position, VOCAB_SIZE, sampling) for position in positions]
+
+
+@dataclass
+class Story:
+    """All that the loop told of one request."""
+
+    updates: list[Update] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> list[int]:
+        return [token for update in self.updates for token in update.tokens]
+
+    @property
+    def finals(self) -> list[FinishReason | ErrorCode]:
+        reasons = [u.finish_reason for u in self.updates if u.finish_reason is not None]
+        return reasons + [u.error[0] for u in self.updates if u.error is not None]
+
+
+class LoopHarness:
+    """A `StepLoop` stepped by hand, on a virtual clock; what it posts is kept for each request."""
+
+    def __init__(
+        self,
+        *,
+        accept_prob: float | AcceptProb = 0.7,
+        cost: CostModel = COST,
+        target: FakeTarget | TrtllmTarget | None = None,
+        proposer: FakeProposer | None = None,
+        max_sequences: int = 8,
+        prefill_chunk: int = 64,
+        poison_token: int | None = None,
+        max_queue: int = 1000,
+    ) -> None:
+        self.clock = VirtualClock()
+        self.target = target or FakeTarget(
+            replace(CAPABILITIES, max_sequences=max_sequences),
+            cost=cost,
+            clock=self.clock,
+            poison_token=poison_token,
+        )
+        self.proposer = proposer or FakeProposer(
+            accept_prob, vocab_size=VOCAB_SIZE, cost=cost, clock=self.clock
+        )
+        self.inbox: Inbox[Arrival] = Inbox(max_queue)
+        self.stories: dict[int, Story] = {}
+        self.loop = StepLoop(
+            self.target,
+            self.proposer,
+            cost,
+            self.inbox,
+            prefill_chunk,
+            self._keep,
+            self.clock.now,
+        )
+
+    def submit(
+        self,
+        prompt: tuple[int, ...],
+        max_tokens: int,
+        *,
+        policy: str = "goodput",
+        sampling: SamplingParams | None = None,
+        max_draft_len: int = 8,
+        stop_words: tuple[str, ...] = (),
+    ) -> int:
+        number = len(self.stories) + 1
+        self.stories[number] = Story()
+        request = Request(
+            sequence=number,
+            tokens=list(prompt),
+            num_prompt=len(prompt),
+            max_tokens=max_tokens,
+            sampling=sampling or SamplingParams(end_token=NO_TOKEN),
+            policy=policy,
+            max_draft_len=max_draft_len,
+            stops=TextStream(TOKENIZER, prompt, stop_words) if stop_words else None,
+        )
+        conversation = Conversation(
+            number, LocalSink(), TextStream(TOKENIZER, prompt), 1, len(prompt), True
+        )
+        self.inbox.put(Arrival(request, conversation))
+        return number
+
+    def step(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.loop.step()
+
+    def drain(self, most_steps: int = 2000) -> None:
+        """Step until nothing is left, and check that nothing is held then."""
+        self.step()
+        while self.loop.num_live or self.loop.num_waiting:
+            assert most_steps > 0, "the loop does not come to an end"
+            most_steps -= 1
+            self.step()
+        self.check_nothing_held()
+
+    def check_nothing_held(self) -> None:
+        self.loop.check_integrity()
+        assert self.target.num_sequences == 0
+        assert self.proposer.num_sequences == 0
+        assert not self.loop._acceptance._requests  # there is no public count of estimates
+        if isinstance(self.target, FakeTarget):
+            self.target.check_integrity()
+
+    def _keep(self, update: Update) -> None:
+        self.stories[update.conversation.sequence].updates.append(update)
+
+
+def fake_engine(
+    *, accept_prob: float = 0.7, step_s: float = 0.0, fail_at_step: int | None = None
+) -> Engine:
+    """The fake engine with the tiny models' tokenizer; a step takes `step_s` of real time."""
+    wait = CostModel(target=PassTable((1,), (1,), ((step_s,),))) if step_s else None
+    return Engine(
+        tokenizer=TOKENIZER,
+        end_token=NO_TOKEN,
+        target=FakeTarget(CAPABILITIES, cost=wait, fail_at_step=fail_at_step),
+        proposer=FakeProposer(accept_prob, vocab_size=VOCAB_SIZE),
+        cost=COST,
+    )
+
+
+def fake_server(engine: Engine, limits: LimitsConfig = LIMITS, **options: object) -> Server:
+    return Server(engine, limits, "goodput", **options)  # type: ignore[arg-type]

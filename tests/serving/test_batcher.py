@@ -1,0 +1,108 @@
+"""The batcher: first come first served, rows, and the budget of prompt tokens a step."""
+
+import pytest
+
+from smartspec_py.core.types import SamplingParams
+from smartspec_py.serving.batcher import Batcher
+from smartspec_py.serving.request import Request, RequestState
+
+
+def request(number: int, num_prompt: int) -> Request:
+    return Request(number, list(range(num_prompt)), num_prompt, 4, SamplingParams(), "goodput", 4)
+
+
+def batcher(prompts: list[int], prefill_chunk: int | None, max_sequences: int = 8) -> Batcher:
+    """Requests 1, 2, .. with these prompt lengths, as many of them admitted as fit."""
+    made = Batcher(max_sequences, prefill_chunk)
+    for number, num_prompt in enumerate(prompts, start=1):
+        made.add(request(number, num_prompt))
+    while made.can_admit():
+        made.admit()
+    return made
+
+
+def read_step(made: Batcher) -> list[tuple[int, int, int, bool]]:
+    """One step's chunks as (sequence, start, length, is_last), taken as read."""
+    chunks = made.prefills()
+    for chunk in chunks:
+        found = made.find(chunk.sequence)
+        assert found is not None
+        assert chunk.tokens == tuple(range(chunk.start, chunk.start + len(chunk.tokens)))
+        found.num_prefilled += len(chunk.tokens)
+        if chunk.is_last:
+            found.move_to(RequestState.DECODING)
+    return [(c.sequence, c.start, len(c.tokens), c.is_last) for c in chunks]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "budget", "steps"),
+    [
+        # one long prompt, in chunks of the budget
+        ([10], 4, [[(1, 0, 4, False)], [(1, 4, 4, False)], [(1, 8, 2, True)]]),
+        # what one leaves, the next takes; the oldest first
+        (
+            [3, 10, 2],
+            8,
+            [[(1, 0, 3, True), (2, 0, 5, False)], [(2, 5, 5, True), (3, 0, 2, True)]],
+        ),
+        # an exact fit leaves nothing, and no empty chunk
+        ([4, 4], 4, [[(1, 0, 4, True)], [(2, 0, 4, True)]]),
+        # an engine that takes prompts whole gets them all
+        ([10, 3], None, [[(1, 0, 10, True), (2, 0, 3, True)]]),
+    ],
+)
+def test_chunks(
+    prompts: list[int], budget: int | None, steps: list[list[tuple[int, int, int, bool]]]
+) -> None:
+    made = batcher(prompts, budget)
+    assert [read_step(made) for _ in steps] == steps
+    assert read_step(made) == []
+
+
+def test_rows_are_given_in_order_of_arrival() -> None:
+    made = batcher([1, 1, 1, 1], 8, max_sequences=2)
+    assert [r.sequence for r in made.live] == [1, 2]
+    assert (made.num_live, made.num_waiting) == (2, 2)
+    first = next(iter(made.live))
+    made.release(first)
+    assert not made.is_live(first)
+    assert made.can_admit()
+    made.admit()
+    assert [r.sequence for r in made.live] == [2, 3]
+    assert not made.can_admit()
+
+
+def test_ready_are_those_that_decode_and_have_nothing_in_flight() -> None:
+    made = batcher([1, 1, 9], 3)
+    read_step(made)
+    first, second, third = made.live
+    assert made.ready() == [first, second]
+    assert third.state is RequestState.PREFILLING
+    first.is_in_flight = True
+    assert made.ready() == [second]
+
+
+def test_a_prompt_in_flight_is_passed_over() -> None:
+    made = batcher([9, 9], 4)
+    first = next(iter(made.live))
+    first.is_in_flight = True
+    assert [chunk.sequence for chunk in made.prefills()] == [2]
+
+
+def test_waiting_requests_are_found_and_can_be_dropped() -> None:
+    made = batcher([1, 1], 8, max_sequences=1)
+    waiting = made.find(2)
+    assert waiting is not None
+    assert waiting.state is RequestState.WAITING
+    made.drop_waiting(waiting)
+    assert made.find(2) is None
+    assert made.find(1) is not None
+    assert made
+
+
+def test_an_empty_batcher_is_false() -> None:
+    made = batcher([1], 8)
+    assert made
+    made.release(next(iter(made.live)))
+    assert not made
+    assert not made.can_admit()

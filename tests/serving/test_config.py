@@ -1,0 +1,147 @@
+"""engine.json: what is wrong in it is said with the key's name."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import TOKENIZER_FILE
+
+from smartspec_py.serving.build import build_engine, end_token, existing, load_tokenizer
+from smartspec_py.serving.config import (
+    CONFIG_NAME,
+    ConfigError,
+    FakeEngineConfig,
+    LimitsConfig,
+    ServerConfig,
+    TorchEngineConfig,
+    read_config,
+)
+
+TORCH = {"kind": "torch", "model": "target"}
+FAKE = {"kind": "fake", "tokenizer": str(TOKENIZER_FILE.parent)}
+
+
+def read(tmp_path: Path, document: Any) -> ServerConfig:
+    path = tmp_path / CONFIG_NAME
+    path.write_text(document if isinstance(document, str) else json.dumps(document))
+    return read_config(path)
+
+
+def refusal(tmp_path: Path, document: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        read(tmp_path, document)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_the_least_that_is_needed(tmp_path: Path) -> None:
+    config = read(tmp_path, {"engine": TORCH})
+    assert config.engine == TorchEngineConfig(model="target")
+    assert config.limits == LimitsConfig()
+    assert config.policy == "goodput"
+
+
+def test_everything_said_is_read(tmp_path: Path) -> None:
+    limits = {"max_sequences": 3, "max_queue": 4, "max_context_len": 99, "prefill_chunk": 16}
+    document = {"engine": {**FAKE, "accept_prob": 0.5}, "limits": limits, "policy": "fixed:3"}
+    config = read(tmp_path, document)
+    assert isinstance(config.engine, FakeEngineConfig)
+    assert config.engine.accept_prob == 0.5
+    assert config.limits == LimitsConfig(**limits)
+    assert config.policy == "fixed:3"
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        # an unknown key, at each level
+        ({"engine": TORCH, "polcy": "none"}, ["polcy"]),
+        ({"engine": {**TORCH, "modle": "x"}}, ["engine.modle"]),
+        ({"engine": {**FAKE, "model": "x"}}, ["engine.model"]),
+        ({"engine": TORCH, "limits": {"max_batch": 1}}, ["limits.max_batch"]),
+        # a wrong type: nothing is converted silently
+        ({"engine": TORCH, "limits": {"max_queue": "7"}}, ["limits.max_queue", "integer", "'7'"]),
+        ({"engine": TORCH, "limits": {"max_queue": 1.5}}, ["limits.max_queue"]),
+        ({"engine": {**TORCH, "draft": 3}}, ["engine.draft", "string"]),
+        ({"engine": TORCH, "limits": []}, ["limits"]),
+        # out of range
+        ({"engine": TORCH, "limits": {"max_queue": 0}}, ["limits.max_queue", "1", "got 0"]),
+        ({"engine": TORCH, "limits": {"max_draft_len": 65}}, ["limits.max_draft_len", "64"]),
+        ({"engine": {**FAKE, "accept_prob": 1.1}}, ["engine.accept_prob", "1.1"]),
+        ({"engine": {**TORCH, "dtype": "int8"}}, ["engine.dtype", "float32", "'int8'"]),
+        ({"engine": TORCH, "policy": "fixed:0"}, ["policy", "none, fixed:K", "'fixed:0'"]),
+        # something missing
+        ({}, ["engine"]),
+        ({"engine": {"kind": "torch"}}, ["engine.model", "required"]),
+        ({"engine": {"kind": "fake"}}, ["engine.tokenizer", "required"]),
+        ({"engine": {"kind": "tensorflow"}}, ["engine", "kind", "tensorflow"]),
+        # not JSON at all
+        ("{", ["engine.json", "JSON"]),
+        ("[]", ["engine.json"]),
+    ],
+)
+def test_refused_with_the_name_of_the_key(tmp_path: Path, document: Any, words: list[str]) -> None:
+    message = refusal(tmp_path, document)
+    assert [word for word in words if word not in message] == []
+
+
+def test_every_wrong_key_is_named_at_once(tmp_path: Path) -> None:
+    message = refusal(tmp_path, {"engine": {**TORCH, "x": 1}, "limits": {"max_queue": 0}})
+    assert "engine.x" in message
+    assert "limits.max_queue" in message
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"engine\.json: No such file"):
+        read_config(tmp_path / CONFIG_NAME)
+
+
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / CONFIG_NAME).write_bytes(b'{"policy": "\xff"}')
+    with pytest.raises(ConfigError, match=r"engine\.json"):
+        read_config(tmp_path / CONFIG_NAME)
+
+
+def test_a_missing_model_is_named_by_its_key(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"engine\.tokenizer: .*nowhere does not exist"):
+        build_engine(read(tmp_path, {"engine": {**FAKE, "tokenizer": "nowhere"}}), tmp_path)
+    with pytest.raises(ConfigError, match=r"engine\.json: engine\.draft: .* does not exist"):
+        existing("engine.draft", tmp_path / "draft")
+
+
+def test_a_directory_without_a_tokenizer_is_named_by_its_key(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"engine\.model: .* has no tokenizer\.json"):
+        load_tokenizer("engine.model", tmp_path)
+
+
+def test_limits_reach_the_engine(tmp_path: Path) -> None:
+    limits = {"max_sequences": 3, "max_context_len": 99, "max_draft_len": 2, "prefill_chunk": 16}
+    engine = build_engine(read(tmp_path, {"engine": FAKE, "limits": limits}), tmp_path)
+    capabilities = engine.target.capabilities
+    assert capabilities.max_sequences == 3
+    assert capabilities.max_context_len == 99
+    assert capabilities.max_draft_len == 2
+    assert capabilities.max_prefill_tokens == 16
+    assert engine.proposer is not None
+    assert engine.proposer.capabilities.max_draft_len == 2
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "expected"),
+    [
+        ({"eos_token_id": 5}, {"eos_token_id": 6}, 5),
+        ({}, {"eos_token_id": 6}, 6),
+        (None, {"eos_token_id": [7, 8]}, 7),
+        ({"eos_token_id": 0}, {}, 0),
+        (None, {}, -1),
+        (None, None, -1),
+    ],
+)
+def test_the_model_says_its_end_token(
+    tmp_path: Path, generation: Any, config: Any, expected: int
+) -> None:
+    for name, document in (("generation_config.json", generation), ("config.json", config)):
+        if document is not None:
+            (tmp_path / name).write_text(json.dumps(document))
+    assert end_token(tmp_path) == expected

@@ -1,0 +1,101 @@
+"""The inbox: bounded, refuses at once, and wakes whoever waits."""
+
+import threading
+import time
+
+import pytest
+
+from smartspec_py.serving.inbox import Inbox
+from smartspec_py.serving.request import ErrorCode, RequestError
+
+
+def refusal(inbox: Inbox[str]) -> str:
+    start = time.monotonic()
+    with pytest.raises(RequestError) as caught:
+        inbox.put("refused")
+    assert time.monotonic() - start < 1.0
+    assert caught.value.code is ErrorCode.UNAVAILABLE
+    return str(caught.value)
+
+
+def test_mail_comes_in_order_and_once() -> None:
+    inbox: Inbox[str] = Inbox(10)
+    inbox.put("a")
+    inbox.put("b")
+    inbox.cancel(7)
+    mail = inbox.take(0.0)
+    assert (mail.arrivals, mail.cancelled) == (("a", "b"), (7,))
+    mail = inbox.take(0.0)
+    assert (mail.arrivals, mail.cancelled) == ((), ())
+
+
+def test_a_full_queue_refuses_and_says_how_full() -> None:
+    inbox: Inbox[str] = Inbox(2)
+    inbox.put("a")
+    inbox.put("b")
+    assert "2 requests wait, limits.max_queue is 2" in refusal(inbox)
+    assert inbox.take(0.0).arrivals == ("a", "b")
+
+
+def test_taken_requests_wait_until_they_leave() -> None:
+    """What the loop took but has no row for still fills the queue."""
+    inbox: Inbox[str] = Inbox(2)
+    inbox.put("a")
+    inbox.put("b")
+    inbox.take(0.0)
+    refusal(inbox)
+    inbox.leave(1)
+    inbox.put("c")
+    refusal(inbox)
+
+
+def test_a_closed_inbox_refuses_with_its_first_reason_and_keeps_its_mail() -> None:
+    inbox: Inbox[str] = Inbox(2)
+    inbox.put("a")
+    assert not inbox.is_closed
+    inbox.close("the loop died")
+    inbox.close("shutting down")
+    assert inbox.is_closed
+    assert refusal(inbox) == "the loop died"
+    assert inbox.take(60.0).arrivals == ("a",)
+
+
+@pytest.mark.parametrize("wake", ["put", "cancel", "close"])
+def test_news_wake_the_one_that_waits(wake: str) -> None:
+    inbox: Inbox[str] = Inbox(2)
+    news = {
+        "put": lambda: inbox.put("a"),
+        "cancel": lambda: inbox.cancel(1),
+        "close": lambda: inbox.close("over"),
+    }
+    waiting = threading.Timer(0.02, news[wake])
+    waiting.start()
+    start = time.monotonic()
+    inbox.take(30.0)
+    assert time.monotonic() - start < 10.0
+    waiting.join()
+
+
+def test_without_news_taking_ends_after_its_time() -> None:
+    assert Inbox[str](2).take(0.01).arrivals == ()
+
+
+def test_many_threads_fill_it_to_the_brim_and_no_further() -> None:
+    """8 threads try 50 each; exactly 100 get in, and each of those comes out once."""
+    inbox: Inbox[int] = Inbox(100)
+    num_refused = [0] * 8
+
+    def put_all(worker: int) -> None:
+        for i in range(50):
+            try:
+                inbox.put(worker * 50 + i)
+            except RequestError:
+                num_refused[worker] += 1
+
+    threads = [threading.Thread(target=put_all, args=(worker,)) for worker in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(num_refused) == 300
+    assert len(set(inbox.take(0.0).arrivals)) == 100

@@ -1,0 +1,562 @@
+"""The step loop over the fake engine, stepped by hand on a virtual clock: no threads, no waiting.
+
+Whatever the policy, the load or the moment of a cancel: the text is the fake engine's, every
+request ends once, and nothing is held afterwards.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import fmean
+
+import pytest
+from harness import CAPABILITIES, COST, TOKENIZER, VOCAB_SIZE, LoopHarness, fake_text
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smartspec_py.core.cost import CostModel
+from smartspec_py.core.planner import evaluate
+from smartspec_py.core.types import FinishReason, SamplingParams, SequenceView, SpecPlan
+from smartspec_py.engines import executor_double
+from smartspec_py.engines.base import Event, TargetCapabilities
+from smartspec_py.engines.clock import VirtualClock
+from smartspec_py.engines.fake import FakeProposer, FakeTarget
+from smartspec_py.engines.trtllm_engine import TrtllmTarget
+from smartspec_py.serving.request import ErrorCode
+
+POLICIES = ["none", "fixed:1", "fixed:3", "fixed:8", "goodput"]
+
+PROMPT = (3, 4)
+"""Sums to 7: its text is 21, 28, 35, 42, .."""
+
+
+def sampled(seed: int) -> SamplingParams:
+    return SamplingParams(temperature=1.0, seed=seed)
+
+
+def prompt_of(length: int, first: int = 10) -> tuple[int, ...]:
+    return tuple((first + i) % 100 for i in range(length))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("accept_prob", [0.0, 0.6, 1.0])
+def test_a_mixed_batch_has_the_same_text_under_every_policy(
+    policy: str, accept_prob: float
+) -> None:
+    """Prompts shorter and longer than a chunk, greedy and sampled, one token and many."""
+    harness = LoopHarness(accept_prob=accept_prob)
+    wanted = {}
+    for length, max_tokens, sampling in (
+        (2, 40, SamplingParams()),
+        (200, 25, sampled(5)),
+        (64, 1, SamplingParams()),
+        (1, 2, sampled(2**63)),
+        (65, 30, sampled(9)),
+    ):
+        prompt = prompt_of(length)
+        number = harness.submit(prompt, max_tokens, policy=policy, sampling=sampling)
+        wanted[number] = fake_text(prompt, max_tokens, sampling)
+    harness.drain()
+    for number, text in wanted.items():
+        assert harness.stories[number].tokens == text
+        assert harness.stories[number].finals == [FinishReason.LENGTH]
+
+
+def test_every_policy_in_one_batch() -> None:
+    harness = LoopHarness()
+    numbers = [harness.submit(prompt_of(5), 30, policy=policy) for policy in POLICIES]
+    harness.drain()
+    for number in numbers:
+        assert harness.stories[number].tokens == fake_text(prompt_of(5), 30)
+    drafted = {p: _last_progress(harness, n) for p, n in zip(POLICIES, numbers, strict=True)}
+    assert drafted["none"] == 0
+    assert min(drafted[policy] for policy in POLICIES[1:]) > 0
+
+
+def _last_progress(harness: LoopHarness, number: int) -> int:
+    progress = harness.stories[number].updates[-1].progress
+    assert progress is not None
+    return progress.num_drafted
+
+
+def test_the_text_is_the_same_with_another_length_at_every_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng = random.Random(3)
+
+    def jumping(views: Sequence[SequenceView], cost: CostModel) -> SpecPlan:
+        return evaluate(views, [rng.randint(0, view.max_draft_len) for view in views], cost)
+
+    monkeypatch.setattr("smartspec_py.serving.loop.plan", jumping)
+    harness = LoopHarness(accept_prob=0.8)
+    numbers = [harness.submit(prompt_of(n), 50) for n in (1, 30, 90)]
+    harness.drain()
+    for number, length in zip(numbers, (1, 30, 90), strict=True):
+        assert harness.stories[number].tokens == fake_text(prompt_of(length), 50)
+    assert len({k for record in harness.loop.records for k in record.plan.draft_lens.values()}) > 5
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    ("end_token", "text"),
+    [
+        (42, [21, 28, 35]),  # the fourth token ends it and is not emitted
+        (21, []),  # the first token, drawn by the prefill
+        (22, [21, 28, 35, 42, 49, 56]),  # never drawn
+    ],
+)
+def test_the_end_token_ends_the_text(policy: str, end_token: int, text: list[int]) -> None:
+    harness = LoopHarness(accept_prob=1.0)
+    harness.submit(PROMPT, 6, policy=policy, sampling=SamplingParams(end_token=end_token))
+    harness.drain()
+    assert harness.stories[1].tokens == text
+    is_cut = len(text) == 6
+    assert harness.stories[1].finals == [FinishReason.LENGTH if is_cut else FinishReason.STOP]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_stop_word_ends_the_text_with_its_token(policy: str) -> None:
+    """The stop word is the text of the sixth token: six tokens, whatever was drafted beyond."""
+    text = fake_text(prompt_of(40), 30)
+    stop_word = TOKENIZER.decode([text[5]])
+    assert stop_word not in TOKENIZER.decode(text[:5])
+    harness = LoopHarness(accept_prob=1.0)
+    harness.submit(prompt_of(40), 30, policy=policy, stop_words=(stop_word,))
+    harness.drain()
+    assert harness.stories[1].tokens == text[:6]
+    assert harness.stories[1].finals == [FinishReason.STOP]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_more_requests_than_rows_take_turns(policy: str) -> None:
+    harness = LoopHarness(max_sequences=2)
+    for i in range(6):
+        harness.submit(prompt_of(10 + i), 5 + i, policy=policy)
+    harness.step()
+    assert (harness.loop.num_live, harness.loop.num_waiting) == (2, 4)
+    harness.drain()
+    for i in range(6):
+        assert harness.stories[i + 1].tokens == fake_text(prompt_of(10 + i), 5 + i)
+
+
+def test_joining_and_leaving_between_steps_changes_nobodys_text() -> None:
+    """A request joins every second step; lengths differ, so they leave at different times."""
+    harness = LoopHarness(max_sequences=4)
+    for i in range(12):
+        harness.submit(prompt_of(20 * i + 1), 3 * i + 1)
+        harness.step(2)
+    harness.drain()
+    for i in range(12):
+        assert harness.stories[i + 1].tokens == fake_text(prompt_of(20 * i + 1), 3 * i + 1)
+        assert harness.stories[i + 1].finals == [FinishReason.LENGTH]
+
+
+@pytest.mark.parametrize("steps_before", [0, 1])
+def test_cancel_while_waiting(steps_before: int) -> None:
+    """There are two rows and four requests; the last is cancelled with its arrival, or after it."""
+    harness = LoopHarness(max_sequences=2)
+    others = [harness.submit(PROMPT, 10) for _ in range(3)]
+    number = harness.submit(PROMPT, 10)
+    harness.step(steps_before)
+    harness.inbox.cancel(number)
+    harness.step()
+    assert harness.stories[number].finals == [FinishReason.CANCELLED]
+    assert harness.stories[number].tokens == []
+    harness.drain()
+    for other in others:
+        assert harness.stories[other].tokens == fake_text(PROMPT, 10)
+
+
+def test_cancelling_a_waiting_request_makes_room_in_the_queue() -> None:
+    harness = LoopHarness(max_sequences=1, max_queue=1)
+    harness.submit(PROMPT, 10)
+    harness.step()
+    harness.inbox.cancel(harness.submit(PROMPT, 10))
+    harness.step()
+    harness.submit(PROMPT, 10)
+    harness.drain()
+
+
+@pytest.mark.parametrize("steps_before", range(8))
+@pytest.mark.parametrize("policy", ["none", "fixed:4"])
+def test_cancel_at_every_step_of_a_request(policy: str, steps_before: int) -> None:
+    """A prompt of 200 in chunks of 64: then decoding; a neighbour goes on.
+
+    The neighbour's prompt of 60 is older and leaves 4 of the first budget: 4 + 3 * 64 + 4 = 200, so
+    the fifth step brings the first token.
+    """
+    harness = LoopHarness()
+    neighbour = harness.submit(prompt_of(60), 20, policy=policy)
+    number = harness.submit(prompt_of(200), 40, policy=policy)
+    harness.step(steps_before)
+    harness.inbox.cancel(number)
+    harness.step()
+    assert harness.stories[number].finals == [FinishReason.CANCELLED]
+    assert harness.loop.num_live == 1
+    harness.drain()
+    tokens = harness.stories[number].tokens
+    assert tokens == fake_text(prompt_of(200), 40)[: len(tokens)]
+    assert bool(tokens) == (steps_before >= 5)
+    assert harness.stories[neighbour].tokens == fake_text(prompt_of(60), 20)
+
+
+def test_cancel_of_a_request_that_got_a_row_but_no_chunk() -> None:
+    """The older prompt takes the whole budget, so the target never heard of the second request."""
+    harness = LoopHarness()
+    harness.submit(prompt_of(300), 5)
+    number = harness.submit(PROMPT, 5)
+    harness.step()
+    assert harness.loop.num_live == 2
+    assert harness.target.num_sequences == 1
+    harness.inbox.cancel(number)
+    harness.drain()
+    assert harness.stories[number].finals == [FinishReason.CANCELLED]
+
+
+def test_cancelling_what_has_ended_or_never_was_does_nothing() -> None:
+    harness = LoopHarness()
+    number = harness.submit(PROMPT, 3)
+    harness.drain()
+    harness.inbox.cancel(number)
+    harness.inbox.cancel(number)
+    harness.inbox.cancel(99)
+    harness.drain()
+    assert harness.stories[number].finals == [FinishReason.LENGTH]
+
+
+def test_cancelling_twice_ends_once() -> None:
+    harness = LoopHarness()
+    number = harness.submit(PROMPT, 30)
+    harness.step(3)
+    harness.inbox.cancel(number)
+    harness.inbox.cancel(number)
+    harness.drain()
+    assert harness.stories[number].finals == [FinishReason.CANCELLED]
+
+
+def burst_harness(max_decode_tokens: int = 4, max_sequences: int = 4) -> LoopHarness:
+    clock = VirtualClock()
+    limits = replace(CAPABILITIES, max_decode_tokens=max_decode_tokens, max_sequences=max_sequences)
+    return LoopHarness(target=FakeTarget(limits, cost=COST, clock=clock))
+
+
+def test_a_cancel_in_mid_burst_waits_for_its_last_event_and_no_longer() -> None:
+    """The client hears at once; the burst of 32 is cut short, and its row freed with its end."""
+    harness = burst_harness(32)
+    number = harness.submit(PROMPT, 40, policy="none")
+    harness.step(3)
+    assert len(harness.stories[number].tokens) == 3
+    harness.inbox.cancel(number)
+    harness.step()
+    assert harness.stories[number].finals == [FinishReason.CANCELLED]
+    assert harness.loop.num_live == 0
+    harness.check_nothing_held()
+    assert harness.stories[number].tokens == fake_text(PROMPT, 3)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_bursts_beside_verifications(policy: str) -> None:
+    """`none` keeps four-token bursts in flight while the others verify."""
+    harness = burst_harness()
+    numbers = [harness.submit(prompt_of(9), 30, policy=p) for p in ("none", policy, "none")]
+    stopped = harness.submit(
+        prompt_of(40),
+        30,
+        policy="none",
+        stop_words=(TOKENIZER.decode(fake_text(prompt_of(40), 1)),),
+    )
+    harness.drain()
+    for number in numbers:
+        assert harness.stories[number].tokens == fake_text(prompt_of(9), 30)
+    assert harness.stories[stopped].tokens == fake_text(prompt_of(40), 1)
+
+
+def trtllm_harness(hold_back_prob: float = 0.0) -> LoopHarness:
+    """The TensorRT-LLM target over its double: whole prompts, bursts of 4, no sampled drafts."""
+    clock = VirtualClock()
+    limits = executor_double.EngineLimits(max_batch_size=4, vocab_size=VOCAB_SIZE)
+    executor = executor_double.Executor(
+        limits, cost=COST, clock=clock, hold_back_prob=hold_back_prob, seed=11
+    )
+    capabilities = TargetCapabilities(
+        max_sequences=4,
+        max_context_len=4000,
+        max_draft_len=8,
+        max_decode_tokens=4,
+        max_prefill_tokens=None,
+        verifies_sampling=False,
+        vocab_size=VOCAB_SIZE,
+    )
+    target = TrtllmTarget(executor, executor_double, capabilities)
+    proposer = FakeProposer(0.7, vocab_size=VOCAB_SIZE, cost=COST, clock=clock)
+    return LoopHarness(target=target, proposer=proposer)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("hold_back_prob", [0.0, 0.5])
+def test_the_trtllm_target_gives_the_same_text(policy: str, hold_back_prob: float) -> None:
+    """Requests finish out of order, and bursts stay in flight over several steps."""
+    harness = trtllm_harness(hold_back_prob)
+    policies = [policy, "none", policy, "fixed:2", "none", policy]
+    for i, name in enumerate(policies):
+        harness.submit(prompt_of(7 * i + 2), 10 + 5 * i, policy=name)
+    harness.drain()
+    for i in range(len(policies)):
+        assert harness.stories[i + 1].tokens == fake_text(prompt_of(7 * i + 2), 10 + 5 * i)
+        assert harness.stories[i + 1].finals == [FinishReason.LENGTH]
+
+
+@pytest.mark.parametrize("steps_before", range(6))
+@pytest.mark.parametrize("policy", ["none", "fixed:4"])
+def test_a_cancel_on_the_trtllm_target(policy: str, steps_before: int) -> None:
+    harness = trtllm_harness(hold_back_prob=0.5)
+    neighbour = harness.submit(prompt_of(9), 25)
+    number = harness.submit(prompt_of(5), 60, policy=policy)
+    harness.step(steps_before)
+    harness.inbox.cancel(number)
+    harness.drain()
+    tokens = harness.stories[number].tokens
+    assert harness.stories[number].finals == [FinishReason.CANCELLED]
+    assert tokens == fake_text(prompt_of(5), 60)[: len(tokens)]
+    assert harness.stories[neighbour].tokens == fake_text(prompt_of(9), 25)
+
+
+def test_a_long_prompt_does_not_stall_the_others() -> None:
+    """640 tokens in chunks of 64: ten steps, in each of which both others gain a token or more.
+
+    A step then lasts a decoding pass (at most 8 drafts a row) and one chunk of 64 tokens.
+    """
+    harness = LoopHarness()
+    others = [harness.submit(PROMPT, 200) for _ in range(2)]
+    harness.step(3)
+    number = harness.submit(prompt_of(640), 1)
+    chunk_s = COST.target_s(1, 64, 0)
+    for _ in range(10):
+        assert not harness.stories[number].finals
+        before = [len(harness.stories[other].tokens) for other in others]
+        harness.step()
+        after = [len(harness.stories[other].tokens) for other in others]
+        assert all(b < a for b, a in zip(before, after, strict=True))
+        assert harness.loop.records[-1].num_prefill_tokens == 64
+        longest_s = COST.target_s(2, 18, 0) + 8 * COST.draft_s(2) + chunk_s
+        assert harness.loop.records[-1].total_s <= longest_s
+    assert harness.stories[number].finals == [FinishReason.LENGTH]
+
+
+@pytest.mark.parametrize("position", [0, 100, 149])
+def test_a_poisoned_request_fails_alone(position: int) -> None:
+    """The token 999 is in the first, the second or the last chunk of the prompt."""
+    harness = LoopHarness(poison_token=999)
+    others = [harness.submit(prompt_of(20), 15) for _ in range(2)]
+    prompt = [*prompt_of(150)]
+    prompt[position] = 999
+    number = harness.submit(tuple(prompt), 15)
+    last = harness.submit(prompt_of(30), 15)
+    harness.drain()
+    assert harness.stories[number].finals == [ErrorCode.INTERNAL]
+    error = harness.stories[number].updates[-1].error
+    assert error is not None
+    assert "token 999" in error[1]
+    for other in others:
+        assert harness.stories[other].tokens == fake_text(prompt_of(20), 15)
+    assert harness.stories[last].tokens == fake_text(prompt_of(30), 15)
+
+
+def test_all_rejected_switches_off_within_ten_steps_and_probes_again() -> None:
+    """Drafting once costs 1.2 ms on 10 ms: off below 0.12. The estimate after 9 rejections:
+
+    shared 5.6/17 = 0.33, own 4 * 0.33/(4 + 8.3) = 0.107. Later it drifts up and one draft is tried
+    now and then; a rejected one costs 12 % of a step, so 1 in 8 costs 1.5 %.
+    """
+    harness = LoopHarness(accept_prob=0.0)
+    number = harness.submit(PROMPT, 1500)
+    harness.drain()
+    drafted = [r.plan.draft_lens[number] for r in harness.loop.records if r.plan.draft_lens]
+    assert drafted[0] > 0
+    assert 0 in drafted[:10]
+    late = drafted[500:]
+    assert 0 < fmean(k > 0 for k in late) < 1 / 8
+    assert max(late) <= 2
+
+
+@pytest.mark.parametrize("catch_up_s", [0.0, 0.0001, 0.001])
+def test_text_that_drafts_well_again_is_speculated_on_again(catch_up_s: float) -> None:
+    """All rejected up to position 300, all accepted from there: deep within 200 tokens.
+
+    "Off" must not be for good because the draft cache lags ever further behind: at 1 ms a token
+    catching up costs 0.3 s once, and drafting then saves 8 of 10 ms for each of 700 tokens.
+    """
+    harness = LoopHarness(
+        accept_prob=lambda tokens, position: 0.0 if position < 300 else 1.0,
+        cost=replace(COST, catch_up_s=catch_up_s),
+    )
+    number = harness.submit(PROMPT, 1000)
+    harness.drain()
+    position, drafted = 0, {}
+    for record in harness.loop.records:
+        for draft_len in record.plan.draft_lens.values():
+            drafted[position] = draft_len
+        position += record.num_generated
+    assert fmean(k for at, k in drafted.items() if 100 < at < 290) < 0.5
+    assert fmean(k for at, k in drafted.items() if 500 < at < 980) > 5
+    assert harness.stories[number].tokens == fake_text(PROMPT, 1000)
+
+
+def decoding_goodput(policy: str, accept_prob: float) -> float:
+    """Tokens a second of one request's decoding, behind the first 100 steps."""
+    harness = LoopHarness(accept_prob=accept_prob)
+    harness.submit(PROMPT, 1000, policy=policy)
+    harness.drain()
+    steps = [record for record in harness.loop.records if record.plan.draft_lens][100:]
+    return sum(r.num_generated for r in steps) / sum(r.total_s for r in steps)
+
+
+@pytest.mark.parametrize(
+    ("accept_prob", "best_policy"),
+    [
+        # E/T in tokens for each 10 ms, by COST: 1 at k = 0. A draft costs 1.2 ms.
+        (0.0, "none"),
+        (0.2, "fixed:1"),  # 1.2/1.12 = 1.07, 1.24/1.24 = 1
+        (0.5, "fixed:2"),  # 1.5/1.12 = 1.34, 1.75/1.24 = 1.41, 1.875/1.36 = 1.38
+        (0.8, "fixed:5"),  # 3.36/1.48 = 2.27, 3.69/1.60 = 2.31, 3.95/1.72 = 2.30
+    ],
+)
+def test_goodput_is_within_two_percent_of_the_best_fixed_length(
+    accept_prob: float, best_policy: str
+) -> None:
+    """The drafts that are right are the same for both: no statistics in between."""
+    best = decoding_goodput(best_policy, accept_prob)
+    assert decoding_goodput("goodput", accept_prob) >= 0.98 * best
+
+
+def test_a_request_s_own_limit_on_drafts_holds() -> None:
+    harness = LoopHarness(accept_prob=1.0)
+    harness.submit(PROMPT, 40, max_draft_len=2, policy="fixed:8")
+    harness.submit(PROMPT, 40, max_draft_len=0)
+    harness.drain()
+    for record in harness.loop.records:
+        assert record.plan.draft_lens.get(1, 0) <= 2
+        assert record.plan.draft_lens.get(2, 0) == 0
+
+
+def test_no_draft_is_wasted_behind_the_last_token() -> None:
+    """With r tokens to go a step emits up to k + 1: k is at most r - 1."""
+    harness = LoopHarness(accept_prob=1.0)
+    harness.submit(PROMPT, 7, policy="fixed:8")
+    harness.drain()
+    # The prefill draws the first of 7; 5 drafts and the target's own token are the other 6.
+    assert [r.plan.draft_lens for r in harness.loop.records] == [{}, {1: 5}]
+
+
+def test_progress_counts_steps_and_drafts() -> None:
+    """fixed:3 and all accepted: 1 token by the prefill, then 4, 4, 1; the last step drafts none."""
+    harness = LoopHarness(accept_prob=1.0)
+    harness.submit(PROMPT, 10, policy="fixed:3")
+    harness.drain()
+    progress = harness.stories[1].updates[-1].progress
+    assert progress is not None
+    assert (progress.num_steps, progress.num_drafted, progress.num_accepted) == (3, 6, 6)
+
+
+def test_a_record_tells_decoding_and_prefill_apart() -> None:
+    """One row decodes without drafts: a pass of 10 ms; beside it a chunk of 64 tokens.
+
+    That chunk is 0.010 + 63 * 0.0002 = 0.0226 s, so the step lasts 0.0326 s.
+    """
+    harness = LoopHarness()
+    harness.submit(PROMPT, 20, policy="none")
+    harness.step(2)
+    harness.submit(prompt_of(200), 1)
+    harness.step()
+    record = harness.loop.records[-1]
+    assert (record.num_rows, record.num_prefill_tokens, record.num_generated) == (1, 64, 1)
+    assert record.total_s == pytest.approx(0.0326)
+    assert record.draft_s == 0.0
+    assert record.target_s == pytest.approx(0.010)
+
+
+def test_an_idle_step_does_nothing() -> None:
+    harness = LoopHarness()
+    harness.step(3)
+    assert not harness.loop.records
+    assert harness.clock.now() == 0.0
+
+
+class DyingTarget(FakeTarget):
+    """Raises at its third poll, and at every call after that, as a dead engine does."""
+
+    is_dead = False
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        self.is_dead = self.num_steps == 2
+        self._require_alive()
+        return super().poll(timeout_s)
+
+    def cancel(self, sequence: int) -> None:
+        self._require_alive()
+        super().cancel(sequence)
+
+    def release(self, sequence: int) -> None:
+        self._require_alive()
+        super().release(sequence)
+
+    def _require_alive(self) -> None:
+        if self.is_dead:
+            raise RuntimeError("the engine is gone")
+
+
+@pytest.mark.parametrize("cancelled", [None, 1, 2, 3])
+def test_the_end_of_an_engine_fails_all_without_it(cancelled: int | None) -> None:
+    """Also with a cancel on its way: the engine is not used again, and everyone hears once.
+
+    1 decodes, 2 is in the middle of its prompt, 3 waits.
+    """
+    harness = LoopHarness(target=DyingTarget(replace(CAPABILITIES, max_sequences=2)))
+    numbers = [harness.submit(prompt_of(length), 20) for length in (5, 300, 5)]
+    harness.step(2)
+    with pytest.raises(RuntimeError, match="the engine is gone"):
+        harness.step()
+    if cancelled is not None:
+        harness.inbox.cancel(cancelled)
+    harness.loop.fail_all(ErrorCode.INTERNAL, "the loop ended")
+    for number in numbers:
+        finals = harness.stories[number].finals
+        assert len(finals) == 1
+        assert finals[0] in (ErrorCode.INTERNAL, FinishReason.CANCELLED)
+
+
+actions = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("submit"), st.integers(1, 150), st.integers(1, 30), st.sampled_from(POLICIES)
+        ),
+        st.tuples(st.just("cancel"), st.integers(1, 12)),
+        st.tuples(st.just("step"), st.integers(1, 5)),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(actions, st.floats(0.0, 1.0), st.integers(1, 4), st.integers(1, 4))
+def test_whatever_comes_every_request_ends_once_and_nothing_is_held(
+    todo: list[tuple[object, ...]], accept_prob: float, max_sequences: int, burst: int
+) -> None:
+    harness = burst_harness(burst, max_sequences)
+    harness.proposer._accept_prob = accept_prob
+    wanted: dict[int, list[int]] = {}
+    for name, *numbers in todo:
+        match name, numbers:
+            case "submit", [int(length), int(max_tokens), str(policy)]:
+                number = harness.submit(prompt_of(length), max_tokens, policy=policy)
+                wanted[number] = fake_text(prompt_of(length), max_tokens)
+            case "cancel", [int(number)]:
+                harness.inbox.cancel(number)
+            case "step", [int(count)]:
+                harness.step(count)
+    harness.drain()
+    for number, text in wanted.items():
+        story = harness.stories[number]
+        assert len(story.finals) == 1
+        assert story.tokens == text[: len(story.tokens)]
+        assert (story.finals == [FinishReason.LENGTH]) == (story.tokens == text)

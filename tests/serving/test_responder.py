@@ -1,0 +1,277 @@
+"""The responder in its thread: one final response for each request, whatever happens."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import pytest
+from harness import TOKENIZER
+
+from smartspec_py.core.types import FinishReason
+from smartspec_py.serving.local import LocalSink
+from smartspec_py.serving.request import ErrorCode
+from smartspec_py.serving.responder import Conversation, Progress, Reply, Responder, Update
+from smartspec_py.serving.text import TextStream
+
+WAIT_S = 10.0
+HELLO = TOKENIZER.encode("hello world").ids
+"""Five tokens: hel, lo, Ġw, or, ld."""
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < end, "it does not happen"
+        time.sleep(0.002)
+
+
+@dataclass
+class Desk:
+    """A running responder, and the sequences that it asked to cancel."""
+
+    responder: Responder
+    cancelled: list[int]
+
+    def post(self, conversation: Conversation, tokens: list[int], num_steps: int = 1) -> None:
+        self.responder.post(Update(conversation, tokens, Progress(num_steps)))
+
+    def finish(self, conversation: Conversation, reason: FinishReason = FinishReason.STOP) -> None:
+        self.responder.post(Update(conversation, finish_reason=reason))
+
+    def fail(self, conversation: Conversation) -> None:
+        self.responder.post(Update(conversation, error=(ErrorCode.INTERNAL, "broken")))
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    cancelled: list[int] = []
+    responder = Responder(cancelled.append)
+    responder.start()
+    yield Desk(responder, cancelled)
+    responder.stop(WAIT_S)
+
+
+def talk(
+    sink: LocalSink, sequence: int = 1, *, is_streaming: bool = True, echo: str = ""
+) -> Conversation:
+    text = TextStream(TOKENIZER, TOKENIZER.encode("x").ids)
+    return Conversation(sequence, sink, text, 5, 3, is_streaming, echo)
+
+
+@dataclass
+class SlowSink(LocalSink):
+    """Its first `send` lasts until `gate` is set."""
+
+    gate: threading.Event = field(default_factory=threading.Event)
+    is_sending: threading.Event = field(default_factory=threading.Event)
+
+    def send(self, reply: Reply, is_final: bool) -> None:
+        self.is_sending.set()
+        assert self.gate.wait(WAIT_S)
+        super().send(reply, is_final)
+
+
+@dataclass
+class BrokenSink(LocalSink):
+    """Its client is gone: every call named in `broken` raises, after it was counted."""
+
+    broken: tuple[str, ...] = ("send", "fail")
+    calls: list[str] = field(default_factory=list)
+
+    def send(self, reply: Reply, is_final: bool) -> None:
+        self._call("send-final" if is_final else "send-piece", "send")
+        super().send(reply, is_final)
+
+    def fail(self, code: ErrorCode, message: str) -> None:
+        self._call("fail", "fail")
+        super().fail(code, message)
+
+    def is_cancelled(self) -> bool:
+        self._call("is_cancelled", "is_cancelled")
+        return super().is_cancelled()
+
+    def _call(self, name: str, kind: str) -> None:
+        self.calls.append(name)
+        if kind in self.broken:
+            raise ConnectionError("the client is gone")
+
+
+def test_a_stream_and_its_final(desk: Desk) -> None:
+    sink = LocalSink()
+    conversation = talk(sink, echo="x")
+    for count, token in enumerate(HELLO, start=1):
+        desk.post(conversation, [token], num_steps=count)
+    desk.finish(conversation, FinishReason.LENGTH)
+    sink.wait(WAIT_S)
+    assert sink.text == "xhello world"
+    assert (sink.num_tokens, sink.num_finals) == (5, 1)
+    assert (sink.finish_reason, sink.seed) == (FinishReason.LENGTH, 5)
+    assert sink.progress == Progress(num_steps=5)
+
+
+def test_without_streaming_there_is_one_response(desk: Desk) -> None:
+    sink = LocalSink()
+    conversation = talk(sink, is_streaming=False, echo="x")
+    for token in HELLO:
+        desk.post(conversation, [token])
+    desk.finish(conversation)
+    sink.wait(WAIT_S)
+    assert sink.pieces == ["xhello world"]
+    assert sink.num_tokens == 5
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (first, second)
+        for first in ("finish", "fail", "cancel")
+        for second in ("finish", "fail", "cancel", "tokens", "hello")
+    ],
+)
+@pytest.mark.parametrize("is_streaming", [True, False])
+def test_exactly_one_final(desk: Desk, first: str, second: str, is_streaming: bool) -> None:
+    """What comes behind the last word is dropped, also the submitter's late greeting."""
+    sink = LocalSink()
+    conversation = talk(sink, is_streaming=is_streaming)
+    say = {
+        "finish": lambda: desk.finish(conversation),
+        "fail": lambda: desk.fail(conversation),
+        "cancel": lambda: desk.finish(conversation, FinishReason.CANCELLED),
+        "tokens": lambda: desk.post(conversation, HELLO),
+        "hello": lambda: desk.responder.post(Update(conversation)),
+    }
+    say[first]()
+    sink.wait(WAIT_S)
+    say[second]()
+    desk.responder.stop(WAIT_S)
+    assert sink.num_finals == 1
+    assert len(sink.pieces) == (0 if first == "fail" else 1)
+
+
+@pytest.mark.parametrize("ending", ["finish", "fail"])
+def test_a_final_that_cannot_be_sent_is_tried_once(desk: Desk, ending: str) -> None:
+    broken = BrokenSink()
+    conversation = talk(broken, is_streaming=False)
+    other = LocalSink()
+    getattr(desk, ending)(conversation)
+    desk.fail(conversation)
+    desk.finish(talk(other, 2))
+    other.wait(WAIT_S)
+    assert [call for call in broken.calls if call != "is_cancelled"] in (["send-final"], ["fail"])
+
+
+def test_a_stream_that_cannot_be_sent_is_cancelled_and_the_others_go_on(desk: Desk) -> None:
+    broken, other = BrokenSink(), LocalSink()
+    conversation = talk(broken, 1)
+    neighbour = talk(other, 2)
+    desk.post(conversation, HELLO)
+    desk.post(neighbour, HELLO)
+    wait_until(lambda: 1 in desk.cancelled)
+    desk.finish(conversation, FinishReason.CANCELLED)
+    desk.finish(neighbour)
+    other.wait(WAIT_S)
+    assert other.text == "hello world"
+    assert 2 not in desk.cancelled
+    assert broken.calls.count("send-final") == 1
+
+
+def test_steps_are_merged_while_sending_lags(desk: Desk) -> None:
+    """The first piece is being sent while four more come: they leave as one."""
+    sink = SlowSink()
+    conversation = talk(sink)
+    desk.post(conversation, HELLO[:1])
+    assert sink.is_sending.wait(WAIT_S)
+    for token in HELLO[1:]:
+        desk.post(conversation, [token])
+    sink.gate.set()
+    wait_until(lambda: sink.text == "hello world")
+    assert sink.pieces == ["hel", "lo world"]
+    desk.finish(conversation)
+    sink.wait(WAIT_S)
+    assert sink.num_tokens == 5
+
+
+def test_text_and_end_that_come_together_are_one_response(desk: Desk) -> None:
+    sink = SlowSink()
+    conversation = talk(sink)
+    desk.post(conversation, HELLO[:1])
+    assert sink.is_sending.wait(WAIT_S)
+    desk.post(conversation, HELLO[1:])
+    desk.finish(conversation)
+    sink.gate.set()
+    sink.wait(WAIT_S)
+    assert sink.pieces == ["hel", "lo world"]
+
+
+def test_held_back_tokens_are_counted_with_the_text_they_become(desk: Desk) -> None:
+    """The three tokens of the euro sign leave as one response of three tokens."""
+    sink = LocalSink()
+    conversation = talk(sink)
+    for token in TOKENIZER.encode("€").ids:
+        desk.post(conversation, [token])
+    wait_until(lambda: sink.text == "€")
+    assert (sink.pieces, sink.num_tokens) == (["€"], 3)
+    desk.finish(conversation)
+    sink.wait(WAIT_S)
+
+
+def test_a_client_that_leaves_is_noticed_without_any_news(desk: Desk) -> None:
+    """Within 30 ms by design; the limit here is that of a loaded machine."""
+    gone, here = LocalSink(is_gone=True), LocalSink()
+    desk.responder.post(Update(talk(gone, 1)))
+    desk.responder.post(Update(talk(here, 2)))
+    wait_until(lambda: 1 in desk.cancelled)
+    assert 2 not in desk.cancelled
+    here.is_gone = True
+    wait_until(lambda: 2 in desk.cancelled)
+
+
+def test_a_request_that_is_over_is_asked_no_more(desk: Desk) -> None:
+    sink = BrokenSink(broken=())
+    conversation = talk(sink)
+    desk.responder.post(Update(conversation))
+    wait_until(lambda: "is_cancelled" in sink.calls)
+    desk.finish(conversation)
+    sink.wait(WAIT_S)
+    num_calls = len(sink.calls)
+    time.sleep(0.1)
+    assert len(sink.calls) == num_calls
+
+
+def test_a_client_that_cannot_be_asked_takes_nobody_down(desk: Desk) -> None:
+    """`is_cancelled` is a call into another process: it may raise, as every call of a sink may."""
+    broken, other = BrokenSink(broken=("is_cancelled",)), LocalSink()
+    desk.responder.post(Update(talk(broken, 1)))
+    wait_until(lambda: "is_cancelled" in broken.calls)
+    neighbour = talk(other, 2)
+    desk.post(neighbour, HELLO)
+    desk.finish(neighbour)
+    other.wait(1.0)
+    assert other.text == "hello world"
+
+
+def test_what_is_open_when_it_stops_is_failed() -> None:
+    responder = Responder(lambda sequence: None)
+    responder.start()
+    sinks = [LocalSink(), LocalSink()]
+    responder.post(Update(talk(sinks[0], 1), HELLO))
+    responder.post(Update(talk(sinks[1], 2)))
+    responder.stop(WAIT_S)
+    for sink in sinks:
+        assert sink.num_finals == 1
+        assert sink.error == (ErrorCode.UNAVAILABLE, "the server is shutting down")
+
+
+def test_what_is_queued_when_it_stops_is_sent() -> None:
+    responder = Responder(lambda sequence: None)
+    sink = LocalSink()
+    conversation = talk(sink, is_streaming=False)
+    for token in HELLO:
+        responder.post(Update(conversation, [token]))
+    responder.post(Update(conversation, finish_reason=FinishReason.LENGTH))
+    responder.start()
+    responder.stop(WAIT_S)
+    assert (sink.text, sink.num_finals, sink.error) == ("hello world", 1, None)

@@ -1,0 +1,410 @@
+"""The server with its threads, over the fake engine: many callers, a full queue, the loop's death.
+
+Times are limits against a hang, not expectations.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+from harness import (
+    CAPABILITIES,
+    COST,
+    LIMITS,
+    TOKENIZER,
+    VOCAB_SIZE,
+    fake_engine,
+    fake_server,
+    fake_text,
+)
+
+from smartspec_py.core.cost import CostModel, PassTable
+from smartspec_py.core.types import NO_TOKEN, FinishReason, SamplingParams
+from smartspec_py.engines import executor_double
+from smartspec_py.engines.fake import FakeProposer, FakeTarget
+from smartspec_py.engines.trtllm_engine import TrtllmTarget
+from smartspec_py.serving.config import LimitsConfig
+from smartspec_py.serving.local import LocalSink, generate
+from smartspec_py.serving.request import ErrorCode, GenerateParams, InvalidField, RequestError
+from smartspec_py.serving.server import Engine, Server
+
+WAIT_S = 20.0
+POLICIES = ["none", "fixed:1", "fixed:4", "goodput"]
+
+
+@contextlib.contextmanager
+def running(
+    engine: Engine,
+    limits: LimitsConfig = LIMITS,
+    on_death: Callable[[str], None] = lambda reason: None,
+) -> Iterator[Server]:
+    server = fake_server(engine, limits, on_death=on_death)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < end, "it does not happen"
+        time.sleep(0.002)
+
+
+def expected_text(text: str, num_tokens: int, sampling: SamplingParams | None = None) -> str:
+    prompt = tuple(TOKENIZER.encode(text).ids)
+    return str(TOKENIZER.decode(fake_text(prompt, num_tokens, sampling)))
+
+
+def slow_engine(max_sequences: int, step_s: float = 0.01) -> Engine:
+    """Every step takes `step_s` of real time."""
+    step = CostModel(target=PassTable((1,), (1,), ((step_s,),)))
+    limits = replace(CAPABILITIES, max_sequences=max_sequences)
+    return replace(fake_engine(), target=FakeTarget(limits, cost=step))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("stream", [True, False])
+def test_the_text_is_the_engine_s(policy: str, stream: bool) -> None:
+    texts = [f"prompt number {i}" for i in range(5)]
+    params = [GenerateParams(text, 20, stream=stream, policy=policy) for text in texts]
+    with running(fake_engine()) as server:
+        sinks = generate(server, params, WAIT_S)
+    for text, sink in zip(texts, sinks, strict=True):
+        assert sink.error is None
+        assert sink.text == expected_text(text, 20)
+        assert (sink.num_tokens, sink.num_finals) == (20, 1)
+        assert sink.finish_reason is FinishReason.LENGTH
+        assert stream or len(sink.pieces) == 1
+
+
+def test_many_callers_at_once() -> None:
+    """6 threads submit 15 requests each, with 4 rows and every policy among them."""
+    sinks: dict[tuple[int, int], LocalSink] = {}
+    engine = replace(fake_engine(), target=FakeTarget(replace(CAPABILITIES, max_sequences=4)))
+
+    def call(server: Server, worker: int) -> None:
+        for i in range(15):
+            sink = sinks[worker, i] = LocalSink()
+            policy = POLICIES[(worker + i) % 4]
+            params = GenerateParams(f"{worker} asks {i}", 5 + i, stream=i % 2 == 0, policy=policy)
+            server.submit(params, sink)
+
+    with running(engine) as server:
+        threads = [threading.Thread(target=call, args=(server, worker)) for worker in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(WAIT_S)
+        for sink in sinks.values():
+            sink.wait(WAIT_S)
+        wait_until(lambda: server.loop.num_live == 0)
+    assert len(sinks) == 90
+    for (worker, i), sink in sinks.items():
+        assert sink.num_finals == 1
+        assert sink.text == expected_text(f"{worker} asks {i}", 5 + i)
+    assert isinstance(engine.target, FakeTarget)
+    assert engine.target.num_sequences == 0
+
+
+def test_a_full_queue_refuses_at_once() -> None:
+    """One row and a queue of two: the fourth is refused, and served once there is room."""
+    limits = LIMITS.model_copy(update={"max_queue": 2})
+    params = GenerateParams("hello", 10)
+    sinks = [LocalSink() for _ in range(5)]
+    with running(slow_engine(max_sequences=1), limits) as server:
+        server.submit(params, sinks[0])
+        wait_until(lambda: server.loop.num_live == 1)
+        server.submit(params, sinks[1])
+        server.submit(params, sinks[2])
+        start = time.monotonic()
+        with pytest.raises(RequestError, match=r"limits\.max_queue is 2") as caught:
+            server.submit(params, sinks[3])
+        assert time.monotonic() - start < 1.0
+        assert caught.value.code is ErrorCode.UNAVAILABLE
+        sinks[0].wait(WAIT_S)
+        wait_until(lambda: server.loop.num_waiting < 2)
+        server.submit(params, sinks[4])
+        for i in (1, 2, 4):
+            sinks[i].wait(WAIT_S)
+    assert [sink.num_finals for sink in sinks] == [1, 1, 1, 0, 1]
+
+
+@pytest.mark.parametrize("fail_at_step", [1, 4])
+def test_the_loop_s_death_reaches_everyone_once(fail_at_step: int) -> None:
+    """Two rows, so that two requests wait; one of them stays unread in the queue."""
+    deaths: list[str] = []
+    limits = replace(CAPABILITIES, max_sequences=2)
+    engine = replace(fake_engine(), target=FakeTarget(limits, fail_at_step=fail_at_step))
+    sinks = [LocalSink() for _ in range(4)]
+    server = fake_server(engine, on_death=deaths.append)
+    for i, sink in enumerate(sinks):
+        server.submit(GenerateParams("hello", 30, stream=i % 2 == 0), sink)
+    server.start()
+    for sink in sinks:
+        sink.wait(WAIT_S)
+    wait_until(lambda: bool(deaths))
+    assert not server.is_alive
+    with pytest.raises(RequestError, match="as asked") as caught:
+        server.submit(GenerateParams("hello", 30), LocalSink())
+    assert caught.value.code is ErrorCode.UNAVAILABLE
+    server.stop()
+    assert len(deaths) == 1
+    assert "RuntimeError" in deaths[0]
+    for sink in sinks:
+        assert sink.num_finals == 1
+        assert sink.error == (ErrorCode.INTERNAL, deaths[0])
+
+
+def test_alive_from_start_to_stop() -> None:
+    server = fake_server(fake_engine())
+    assert not server.is_alive
+    server.start()
+    assert server.is_alive
+    server.stop()
+    assert not server.is_alive
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_stopping_gives_everyone_a_final(stream: bool) -> None:
+    """Two decode, two wait; none of them could finish."""
+    sinks = [LocalSink() for _ in range(4)]
+    engine = slow_engine(max_sequences=2)
+    with running(engine) as server:
+        for sink in sinks:
+            server.submit(GenerateParams("hello", 4000, stream=stream), sink)
+        wait_until(lambda: server.loop.num_live == 2 and bool(server.loop.records))
+    for sink in sinks:
+        assert sink.num_finals == 1
+        assert sink.error == (ErrorCode.UNAVAILABLE, "the server is shutting down")
+    with pytest.raises(RequestError, match="shutting down"):
+        server.submit(GenerateParams("hello", 5), LocalSink())
+    with pytest.raises(RuntimeError, match="closed"):
+        engine.target.submit([])
+
+
+def test_an_idle_server_stops() -> None:
+    start = time.monotonic()
+    with running(fake_engine()):
+        pass
+    assert time.monotonic() - start < 5.0
+
+
+@pytest.mark.parametrize("max_sequences", [1, 2])
+def test_a_client_that_leaves_is_cancelled(max_sequences: int) -> None:
+    """Whether it waits for a row or is served: while the first, of 8 s, is still being served."""
+    sinks = [LocalSink(), LocalSink()]
+    with running(slow_engine(max_sequences, step_s=0.002)) as server:
+        for sink in sinks:
+            server.submit(GenerateParams("hello", 4000, policy="none"), sink)
+        wait_until(lambda: server.loop.num_live == max_sequences)
+        sinks[1].is_gone = True
+        sinks[1].wait(WAIT_S)
+        assert sinks[0].num_finals == 0
+    assert sinks[1].finish_reason is FinishReason.CANCELLED
+    assert [sink.num_finals for sink in sinks] == [1, 1]
+
+
+def test_a_client_that_leaves_does_not_disturb_the_others() -> None:
+    sinks = [LocalSink(), LocalSink()]
+    with running(slow_engine(2, step_s=0.002)) as server:
+        for sink in sinks:
+            server.submit(GenerateParams("hello", 100), sink)
+        sinks[1].is_gone = True
+        for sink in sinks:
+            sink.wait(WAIT_S)
+    assert sinks[0].text == expected_text("hello", 100)
+
+
+def test_cancel_by_number() -> None:
+    sink = LocalSink()
+    with running(slow_engine(1, step_s=0.002)) as server:
+        number = server.submit(GenerateParams("hello", 4000), sink)
+        server.cancel(number)
+        sink.wait(WAIT_S)
+    assert sink.finish_reason is FinishReason.CANCELLED
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        (GenerateParams("", 5), ["text_input", "''", "at least one token"]),
+        # `hello` is 2 tokens; 4096 are the most there may be
+        (GenerateParams("hello", 4095), ["max_tokens", "got 4095", "at most 4094", "2 tokens"]),
+        (GenerateParams("hello", 5, end_id=VOCAB_SIZE), ["end_id", "2048", "-1..2047"]),
+        (GenerateParams("hello", 5, end_id=-2), ["end_id", "got -2", "-1..2047"]),
+    ],
+)
+def test_a_field_out_of_range_is_named(params: GenerateParams, words: list[str]) -> None:
+    sink = LocalSink()
+    with running(fake_engine()) as server:
+        with pytest.raises(InvalidField) as caught:
+            server.submit(params, sink)
+        assert [word for word in words if word not in str(caught.value)] == []
+        assert caught.value.code is ErrorCode.INVALID_ARGUMENT
+        generate(server, [GenerateParams("hello", 5)], WAIT_S)
+    assert sink.num_finals == 0
+
+
+def test_a_prompt_that_leaves_no_room_at_all() -> None:
+    limits = LIMITS.model_copy(update={"max_context_len": 4})
+    with running(fake_engine(), limits) as server:
+        with pytest.raises(InvalidField, match="at most 0"):
+            server.submit(GenerateParams("hello world", 1), LocalSink())
+        (sink,) = generate(server, [GenerateParams("hello", 2)], WAIT_S)
+    assert sink.num_tokens == 2
+
+
+@pytest.mark.parametrize("drawn", [0, 2**64 - 2])
+def test_a_drawn_seed_is_never_zero_and_fits_64_bits(
+    drawn: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The least and the largest that `randbelow(2^64 - 1)` can give become 1 and 2^64 - 1."""
+
+    def randbelow(bound: int) -> int:
+        assert bound == 2**64 - 1
+        return drawn
+
+    monkeypatch.setattr(secrets, "randbelow", randbelow)
+    with running(fake_engine()) as server:
+        (sink,) = generate(server, [GenerateParams("hello", 2)], WAIT_S)
+    assert sink.seed == drawn + 1
+
+
+def test_the_drawn_seed_is_echoed_and_gives_the_text_again() -> None:
+    asked = GenerateParams("hello", 12, temperature=1.0)
+    with running(fake_engine()) as server:
+        first, second = generate(server, [asked, asked], WAIT_S)
+        (again,) = generate(server, [replace(asked, seed=first.seed)], WAIT_S)
+    assert first.seed != second.seed
+    assert again.seed == first.seed
+    sampling = SamplingParams(temperature=1.0, seed=first.seed)
+    assert first.text == again.text == expected_text("hello", 12, sampling)
+
+
+def test_a_given_seed_is_used() -> None:
+    with running(fake_engine()) as server:
+        params = [GenerateParams("hello", 9, temperature=1.0, seed=seed) for seed in (0, 5)]
+        sinks = generate(server, params, WAIT_S)
+    for seed, sink in zip((0, 5), sinks, strict=True):
+        assert sink.seed == seed
+        sampling = SamplingParams(temperature=1.0, seed=seed)
+        assert sink.text == expected_text("hello", 9, sampling)
+
+
+@pytest.mark.parametrize(
+    ("num_draft_tokens", "policy", "longest"),
+    [(0, "goodput", 0), (0, "fixed:4", 0), (2, "fixed:4", 2), (None, "fixed:4", 4)],
+)
+def test_num_draft_tokens_is_a_limit(
+    num_draft_tokens: int | None, policy: str, longest: int
+) -> None:
+    params = GenerateParams("hello", 30, num_draft_tokens=num_draft_tokens, policy=policy)
+    with running(fake_engine(accept_prob=1.0)) as server:
+        (sink,) = generate(server, [params], WAIT_S)
+        drafted = [k for r in server.loop.records for k in r.plan.draft_lens.values()]
+    assert max(drafted) == longest
+    assert sink.progress.num_drafted == sum(drafted)
+    assert sink.text == expected_text("hello", 30)
+
+
+def test_the_server_s_limit_on_drafts_holds() -> None:
+    limits = LIMITS.model_copy(update={"max_draft_len": 3})
+    params = GenerateParams("hello", 30, num_draft_tokens=7, policy="fixed:7")
+    with running(fake_engine(accept_prob=1.0), limits) as server:
+        generate(server, [params], WAIT_S)
+        drafted = [k for r in server.loop.records for k in r.plan.draft_lens.values()]
+    assert max(drafted) == 3
+
+
+def test_without_a_proposer_nothing_is_drafted() -> None:
+    with running(replace(fake_engine(), proposer=None)) as server:
+        (sink,) = generate(server, [GenerateParams("hello", 20, policy="fixed:4")], WAIT_S)
+    assert sink.progress.num_drafted == 0
+    assert sink.text == expected_text("hello", 20)
+
+
+def test_sampling_that_the_engine_cannot_verify_runs_without_drafts() -> None:
+    limits = replace(CAPABILITIES, verifies_sampling=False)
+    engine = replace(fake_engine(), target=FakeTarget(limits))
+    params = [
+        GenerateParams("hello", 20, temperature=temperature, seed=3, policy="fixed:4")
+        for temperature in (0.0, 1.0)
+    ]
+    with running(engine) as server:
+        greedy, drawn = generate(server, params, WAIT_S)
+    assert greedy.progress.num_drafted > 0
+    assert drawn.progress.num_drafted == 0
+    assert drawn.text == expected_text("hello", 20, SamplingParams(temperature=1.0, seed=3))
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_stop_word_ends_the_text_and_is_no_part_of_it(stream: bool) -> None:
+    whole = expected_text("hello", 20)
+    stop_word = whole[8:11]
+    params = GenerateParams("hello", 20, stream=stream, stop_words=(stop_word,))
+    with running(fake_engine()) as server:
+        (sink,) = generate(server, [params], WAIT_S)
+    assert sink.text == whole[: whole.index(stop_word)]
+    assert sink.finish_reason is FinishReason.STOP
+
+
+def test_the_prompt_is_echoed_where_it_is_asked_for() -> None:
+    with running(fake_engine()) as server:
+        params = GenerateParams("héllo", 4, exclude_input=False)
+        sinks = generate(server, [params, replace(params, stream=True)], WAIT_S)
+    for sink in sinks:
+        assert sink.text == "héllo" + expected_text("héllo", 4)
+
+
+def test_the_end_token_of_the_model_and_of_the_request() -> None:
+    """The model's is the third token of the text, the request's the second; -1 is none."""
+    tokens = fake_text(tuple(TOKENIZER.encode("hello").ids), 6)
+    engine = replace(fake_engine(), end_token=tokens[2])
+    with running(engine) as server:
+        params = [GenerateParams("hello", 6, end_id=end) for end in (None, tokens[1], NO_TOKEN)]
+        sinks = generate(server, params, WAIT_S)
+    assert [sink.num_tokens for sink in sinks] == [2, 1, 6]
+    reasons = [FinishReason.STOP, FinishReason.STOP, FinishReason.LENGTH]
+    assert [sink.finish_reason for sink in sinks] == reasons
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_on_the_trtllm_target(policy: str) -> None:
+    """Bursts in flight, whole prompts, a double that passes requests over: the same text."""
+    limits = executor_double.EngineLimits(max_batch_size=4, vocab_size=VOCAB_SIZE)
+    executor = executor_double.Executor(limits, hold_back_prob=0.3)
+    capabilities = replace(
+        CAPABILITIES,
+        max_sequences=4,
+        max_context_len=4000,
+        max_decode_tokens=8,
+        max_prefill_tokens=None,
+        verifies_sampling=False,
+    )
+    target = TrtllmTarget(executor, executor_double, capabilities)
+    proposer = FakeProposer(0.7, vocab_size=VOCAB_SIZE)
+    engine = Engine(TOKENIZER, NO_TOKEN, target, proposer, COST)
+    texts = [f"prompt number {i}" for i in range(6)]
+    with running(engine) as server:
+        params = [GenerateParams(text, 25, policy=policy) for text in texts]
+        sinks = generate(server, params, WAIT_S)
+        wait_until(lambda: server.loop.num_live == 0)
+    assert [sink.text for sink in sinks] == [expected_text(text, 25) for text in texts]
+    assert (target.num_sequences, proposer.num_sequences) == (0, 0)
+
+
+def test_no_thread_is_left_behind() -> None:
+    before = set(threading.enumerate())
+    with running(fake_engine()) as server:
+        assert len(set(threading.enumerate()) - before) == 2
+        generate(server, [GenerateParams("hello", 5)], WAIT_S)
+    assert set(threading.enumerate()) == before

@@ -1,0 +1,128 @@
+"""Tokens to text: characters are never cut, stop words never shown, and nothing is lost."""
+
+import pytest
+from harness import TOKENIZER
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smartspec_py.serving.text import TextStream
+
+END = 0
+"""The tokenizer's special token, which is no text."""
+
+
+def pieces(tokens: list[int], prompt: str = "x", stop_words: tuple[str, ...] = ()) -> list[str]:
+    """What is handed out after each token up to a stop word, and at the end."""
+    stream = TextStream(TOKENIZER, TOKENIZER.encode(prompt).ids, stop_words)
+    found = []
+    for token in tokens:
+        stream.push(token)
+        found.append(stream.take())
+        if stream.is_stopped:
+            break
+    return [*found, stream.finish()]
+
+
+def letters(text: str) -> list[int]:
+    """One token a byte: the vocabulary begins with the special token and the bytes."""
+    vocab = TOKENIZER.get_vocab()
+    return [vocab[char] for char in text]
+
+
+def tokens_of(text: str) -> list[int]:
+    return list(TOKENIZER.encode(text).ids)
+
+
+def test_a_character_of_several_tokens_comes_whole() -> None:
+    """The euro sign is three bytes and here three tokens: nothing, nothing, the sign."""
+    euro = tokens_of("€")
+    assert len(euro) == 3
+    assert pieces([*letters("a"), *euro, *letters("b")]) == ["a", "", "", "€", "b", ""]
+
+
+def test_an_unfinished_character_becomes_one_replacement_at_the_end() -> None:
+    assert pieces([*letters("a"), *tokens_of("€")[:2]]) == ["a", "", "", "\ufffd"]
+
+
+def test_bytes_that_are_no_character_are_replaced_and_the_rest_goes_on() -> None:
+    assert "".join(pieces([*tokens_of("€")[:2], *letters("ab")])) == "\ufffdab"
+
+
+def test_the_special_token_is_no_text() -> None:
+    assert pieces([*letters("a"), END, *letters("b"), END]) == ["a", "", "b", "", ""]
+
+
+@pytest.mark.parametrize("prompt", ["plain", "ends with a space ", "ends with \ufffd", "€", "\n"])
+def test_the_prompt_is_context_and_no_text(prompt: str) -> None:
+    """Also where the prompt itself ends with U+FFFD, which looks like half a character."""
+    assert "".join(pieces(tokens_of(" hello"), prompt)) == " hello"
+
+
+@pytest.mark.parametrize(
+    ("text", "stop_words", "handed_out", "shown"),
+    [
+        # `b` may begin `bc`: held back until `x` decides
+        ("abx", ("bc",), ["a", "", "bx", ""], "abx"),
+        # the stop word across two tokens is never shown
+        ("abcd", ("bc",), ["a", "", "", ""], "a"),
+        # the longest possible beginning is held back: in `aab`, `aa` and not only `a`
+        ("aaab", ("aab",), ["", "", "a", "", ""], "a"),
+        # held back text comes when no more tokens do
+        ("ab", ("bc",), ["a", "", "b"], "ab"),
+        # the one that is complete first wins, also over a longer one that has begun
+        ("abcd", ("abcd", "bc"), ["", "", "a", ""], "a"),
+        # a stop word at once leaves no text
+        ("ab", ("a",), ["", ""], ""),
+    ],
+)
+def test_stop_words(
+    text: str, stop_words: tuple[str, ...], handed_out: list[str], shown: str
+) -> None:
+    found = pieces(letters(text), stop_words=stop_words)
+    assert found == handed_out
+    assert "".join(found) == shown
+
+
+def test_a_stop_word_within_one_token_cuts_it() -> None:
+    """`hel` is one token: with the stop word `e` the text is `h`."""
+    assert tokens_of("hello")[0] == TOKENIZER.get_vocab()["hel"]
+    assert pieces(tokens_of("hello"), stop_words=("e",)) == ["h", ""]
+
+
+def test_a_stop_word_of_several_bytes_a_character() -> None:
+    assert "".join(pieces(tokens_of("ab€c"), stop_words=("€",))) == "ab"
+
+
+def test_nothing_may_follow_a_stop_word() -> None:
+    stream = TextStream(TOKENIZER, tokens_of("x"), ("a",))
+    stream.push(letters("a")[0])
+    with pytest.raises(AssertionError):
+        stream.push(letters("b")[0])
+
+
+any_tokens = st.lists(st.integers(0, TOKENIZER.get_vocab_size() - 1), max_size=30)
+byte_tokens = st.lists(st.integers(1, 256), max_size=12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    any_tokens | byte_tokens, st.text(min_size=1, max_size=8).filter(lambda t: t[-1] != "\ufffd")
+)
+def test_the_pieces_are_the_text(tokens: list[int], prompt: str) -> None:
+    """Whatever the tokens, invalid UTF-8 included: streaming shows what decoding at once shows."""
+    assert "".join(pieces(tokens, prompt)) == TOKENIZER.decode(tokens, skip_special_tokens=True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.text("abc€", max_size=20),
+    st.lists(st.text("abc€", min_size=1, max_size=4), min_size=1, max_size=3),
+)
+def test_no_stop_word_is_ever_shown(text: str, stop_words: list[str]) -> None:
+    """Byte by byte: the text before whatever stop word is complete first, however it is cut."""
+    ends = [text.find(word) + len(word) for word in stop_words if word in text]
+    stop = min(ends, default=len(text))
+    starts = [text[:stop].find(word) for word in stop_words if word in text[:stop]]
+    tokens = [token for char in text for token in tokens_of(char)]
+    found = pieces(tokens, stop_words=tuple(stop_words))
+    assert "".join(found) == text[: min(starts, default=stop)]
