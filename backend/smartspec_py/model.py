@@ -1,0 +1,80 @@
+"""The Triton shell: read, build, start; decode, enqueue; stop.
+
+Triton loads this file from the backend's folder, in a process of its own. Everything it does is
+hand over: `execute` returns at once, and responses leave from the responder's thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+from typing import Any
+
+import triton_python_backend_utils as pb_utils
+
+from smartspec_py.codec import decode, encode, encode_error
+from smartspec_py.serving.build import build_engine
+from smartspec_py.serving.config import CONFIG_NAME, read_config
+from smartspec_py.serving.request import ErrorCode, RequestError
+from smartspec_py.serving.responder import Reply
+from smartspec_py.serving.server import Server
+
+_FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
+
+class TritonSink:
+    """A request's response sender as a `Sink`."""
+
+    def __init__(self, sender: Any) -> None:
+        self._sender = sender
+
+    def send(self, reply: Reply, is_final: bool) -> None:
+        self._sender.send(encode(reply), flags=_FINAL if is_final else 0)
+
+    def fail(self, code: ErrorCode, message: str) -> None:
+        self._sender.send(encode_error(RequestError(code, message)), flags=_FINAL)
+
+    def is_cancelled(self) -> bool:
+        return bool(self._sender.is_cancelled())
+
+
+class TritonLog(logging.Handler):
+    """Python's log records in Triton's log."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        is_error = record.levelno >= logging.ERROR
+        log = pb_utils.Logger.log_error if is_error else pb_utils.Logger.log_info
+        log(self.format(record))
+
+
+class TritonPythonModel:
+    """The class that Triton's Python backend looks for."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        logging.basicConfig(level=logging.INFO, handlers=[TritonLog()], force=True)
+        self._name = args["model_name"]
+        folder = Path(args["model_repository"]) / args["model_version"]
+        config = read_config(folder / CONFIG_NAME)
+        engine = build_engine(config, folder)
+        self._server = Server(engine, config.limits, config.policy, self._leave_service)
+        self._server.start()
+
+    def execute(self, requests: list[Any]) -> None:
+        for request in requests:
+            sink = TritonSink(request.get_response_sender())
+            try:
+                self._server.submit(decode(request), sink)
+            except RequestError as error:
+                sink.fail(error.code, str(error))
+
+    def finalize(self) -> None:
+        self._server.stop()
+
+    def _leave_service(self, reason: str) -> None:
+        """Turn readiness off: without its loop this model must get no more traffic.
+
+        In a thread of its own, because unloading ends in `finalize`, which waits for the loop's.
+        """
+        pb_utils.Logger.log_error(f"{self._name} leaves service: {reason}")
+        threading.Thread(target=pb_utils.unload_model, args=(self._name,), daemon=True).start()
