@@ -1,0 +1,166 @@
+"""`smartspec serve`: a target and a draft on Triton, in the foreground."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from pydantic import ValidationError
+from rich.console import Console
+
+from smartspec_py.commands import USAGE_ERROR, fail
+from smartspec_py.launch import paths
+from smartspec_py.launch.files import InstallationError
+from smartspec_py.launch.foreground import run_in_foreground
+from smartspec_py.launch.interpreter import InterpreterError
+from smartspec_py.pair import PairError, check_pair
+from smartspec_py.serving.config import LimitsConfig, ServerConfig
+from smartspec_py.triton_server import Address, TritonServer, TritonServerError, taken_ports
+
+_LIMITS = LimitsConfig()
+_ADDRESS = Address()
+_DEFAULT_POLICY = str(ServerConfig.model_fields["policy"].default)
+
+_Model = Annotated[
+    Path, typer.Option(help="Hugging Face directory of the target.", rich_help_panel="Models")
+]
+_Draft = Annotated[
+    Path | None,
+    typer.Option(help="That of the draft; without, no speculation.", rich_help_panel="Models"),
+]
+_Policy = Annotated[
+    str,
+    typer.Option(
+        help="none, fixed:K or goodput; a request may ask otherwise.", rich_help_panel="Models"
+    ),
+]
+_Dtype = Annotated[
+    str, typer.Option(help="auto, float32, bfloat16 or float16.", rich_help_panel="Models")
+]
+_Device = Annotated[
+    str,
+    typer.Option(
+        help="auto (CUDA where there is one), cpu, cuda, cuda:1, ...", rich_help_panel="Models"
+    ),
+]
+_Threads = Annotated[
+    int,
+    typer.Option(
+        help="Compute threads; 0: one less than there are cores.", rich_help_panel="Models"
+    ),
+]
+_Host = Annotated[
+    str,
+    typer.Option(
+        help="Address to listen on. Triton asks nobody for a password.", rich_help_panel="Address"
+    ),
+]
+_Port = Annotated[int, typer.Option(rich_help_panel="Address")]
+_Sequences = Annotated[int, typer.Option(help="Requests served at once.", rich_help_panel="Limits")]
+_Queue = Annotated[
+    int,
+    typer.Option(help="Requests waiting beyond those; more are refused.", rich_help_panel="Limits"),
+]
+_Context = Annotated[
+    int, typer.Option(help="Prompt and generated tokens of one request.", rich_help_panel="Limits")
+]
+_DraftLen = Annotated[
+    int,
+    typer.Option(help="Most tokens drafted for a sequence in one step.", rich_help_panel="Limits"),
+]
+_Chunk = Annotated[
+    int,
+    typer.Option(help="Prompt tokens read in one step, of all prompts.", rich_help_panel="Limits"),
+]
+_RunDir = Annotated[
+    Path | None,
+    typer.Option(
+        help="Where Triton's files and its log go; default: the user's cache directory.",
+        rich_help_panel="Files",
+    ),
+]
+_Cache = Annotated[
+    Path | None,
+    typer.Option(
+        help="Where measured step costs are kept; default: the user's cache directory.",
+        rich_help_panel="Files",
+    ),
+]
+
+
+def serve(
+    model: _Model,
+    draft: _Draft = None,
+    policy: _Policy = _DEFAULT_POLICY,
+    dtype: _Dtype = "auto",
+    device: _Device = "auto",
+    num_threads: _Threads = 0,
+    host: _Host = _ADDRESS.host,
+    http_port: _Port = _ADDRESS.http_port,
+    grpc_port: _Port = _ADDRESS.grpc_port,
+    metrics_port: _Port = _ADDRESS.metrics_port,
+    max_sequences: _Sequences = _LIMITS.max_sequences,
+    max_queue: _Queue = _LIMITS.max_queue,
+    max_context_len: _Context = _LIMITS.max_context_len,
+    max_draft_len: _DraftLen = _LIMITS.max_draft_len,
+    prefill_chunk: _Chunk = _LIMITS.prefill_chunk,
+    run_dir: _RunDir = None,
+    profile_cache: _Cache = None,
+) -> None:
+    """Serve a target model that a draft model speculates for, on Triton, until Ctrl-C."""
+    settings = {
+        "engine": {
+            "kind": "torch",
+            "model": str(model.resolve()),
+            "draft": None if draft is None else str(draft.resolve()),
+            "dtype": dtype,
+            "device": device,
+            "num_threads": num_threads,
+            "profile_cache": str((profile_cache or paths.profile_cache()).resolve()),
+        },
+        "limits": {
+            "max_sequences": max_sequences,
+            "max_queue": max_queue,
+            "max_context_len": max_context_len,
+            "max_draft_len": max_draft_len,
+            "prefill_chunk": prefill_chunk,
+        },
+        "policy": policy,
+    }
+    config = _checked_config(settings)
+    address = _checked_address(Address(host, http_port, grpc_port, metrics_port))
+    try:
+        check_pair(model, draft)
+    except PairError as error:
+        fail(str(error), USAGE_ERROR)
+    folder = (run_dir or paths.run_dir(http_port)).resolve()
+    raise typer.Exit(_run(TritonServer(config, folder, address)))
+
+
+def _run(server: TritonServer) -> int:
+    try:
+        return run_in_foreground(server, Console(stderr=True))
+    except (InterpreterError, InstallationError, TritonServerError) as error:
+        fail(str(error))
+
+
+def _checked_config(settings: dict[str, Any]) -> ServerConfig:
+    """The configuration; a wrong value ends the command with the name of its option."""
+    try:
+        return ServerConfig.model_validate(settings)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        option = str(first["loc"][-1]).replace("_", "-")
+        reason = first["msg"].removeprefix("Value error, ")
+        fail(f"--{option}: {reason} (got {first['input']!r})", USAGE_ERROR)
+
+
+def _checked_address(address: Address) -> Address:
+    ports = (address.http_port, address.grpc_port, address.metrics_port)
+    if len(set(ports)) < 3 or not all(1 <= port <= 65535 for port in ports):
+        fail(f"the three ports must differ and lie in 1..65535 (got {ports})", USAGE_ERROR)
+    if taken := taken_ports(address):
+        numbers = ", ".join(map(str, taken))
+        fail(f"cannot listen on {address.host} port {numbers}: choose another host or port")
+    return address

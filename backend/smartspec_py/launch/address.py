@@ -1,0 +1,67 @@
+"""Where a server listens, and which ports are free."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where the server listens. host: loopback unless the caller wants it seen."""
+
+    host: str = "127.0.0.1"
+    http_port: int = 8000
+    grpc_port: int = 8001
+    metrics_port: int = 8002
+
+    @property
+    def reach(self) -> str:
+        """The host under which this machine reaches it: a wildcard is none to connect to."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        return f"[{host}]" if ":" in host else host
+
+    @property
+    def http_url(self) -> str:
+        return f"http://{self.reach}:{self.http_port}"
+
+    @property
+    def grpc_url(self) -> str:
+        """Without a scheme, as tritonclient wants it."""
+        return f"{self.reach}:{self.grpc_port}"
+
+    @property
+    def metrics_url(self) -> str:
+        return f"http://{self.reach}:{self.metrics_port}/metrics"
+
+
+def free_address(host: str = "127.0.0.1") -> Address:
+    """An address on three ports that are free now."""
+    sockets = [socket.socket() for _ in range(3)]
+    try:
+        for each in sockets:
+            each.bind((host, 0))
+        return Address(host, *(each.getsockname()[1] for each in sockets))
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def taken_ports(address: Address) -> list[int]:
+    """Those ports of the address that another process listens on."""
+    return [
+        port
+        for port in (address.http_port, address.grpc_port, address.metrics_port)
+        if not _can_bind(address.host, port)
+    ]
+
+
+def _can_bind(host: str, port: int) -> bool:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        # As Triton does it: a port whose last connection is in TIME_WAIT is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,229 @@
+"""Can this draft speculate for this target? Answered from their files, before anything is loaded.
+
+The drafted token ids are the target's, so both models must mean the same by every id. The models'
+own `vocab_size` may differ: checkpoints are padded beyond what their tokenizer uses.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+OTHER_TOKENIZER = "choose a draft that was trained with the target's tokenizer"
+
+
+class PairError(ValueError):
+    """The two cannot be served together; one sentence that says what differs and what to do."""
+
+
+@dataclass(frozen=True)
+class _Model:
+    """What is read of one model's directory. role: target or draft, as messages name it."""
+
+    role: str
+    folder: Path
+    config: Any
+    tokenizer: dict[str, Any]
+    token_ids: dict[str, int]
+    end_token: str | None
+
+    @property
+    def name(self) -> str:
+        return f"the {self.role} {self.folder}"
+
+
+def check_pair(target_dir: Path, draft_dir: Path | None) -> None:
+    """Raise PairError unless the target, and the draft if there is one, can be served together."""
+    folders = {"target": target_dir} | ({} if draft_dir is None else {"draft": draft_dir})
+    # All that needs no library comes first: importing one takes seconds.
+    for role, folder in folders.items():
+        _check_files(f"the {role} {folder}", folder)
+    models = [_read_model(role, folder) for role, folder in folders.items()]
+    if draft_dir is None:
+        return
+    target, draft = models
+    _compare_vocabularies(target, draft)
+    _compare_merges(target, draft)
+    _compare_end_tokens(target, draft)
+
+
+def _check_files(name: str, folder: Path) -> None:
+    if not folder.is_dir():
+        raise PairError(f"{name} is not a directory: give a local Hugging Face model directory")
+    if _read_json(name, folder, "config.json") is None:
+        raise PairError(f"{name} has no config.json: give a local Hugging Face model directory")
+    _check_weights(name, folder)
+
+
+def _read_model(role: str, folder: Path) -> _Model:
+    name = f"the {role} {folder}"
+    config = _read_config(name, folder)
+    _check_architecture(name, config)
+    tokenizer = _read_json(name, folder, "tokenizer.json")
+    if tokenizer is None:
+        raise PairError(
+            f"{name} has no tokenizer.json: save a fast tokenizer there, with "
+            "AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+        )
+    model = _Model(
+        role, folder, config, tokenizer, _token_ids(name, folder), _end_token(name, folder)
+    )
+    _check_room(model)
+    return model
+
+
+def _read_config(name: str, folder: Path) -> Any:
+    """The model's configuration, with the defaults of its class filled in."""
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (ValueError, KeyError, OSError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise PairError(
+            f"{name} has a config.json that Transformers cannot use ({reason}): "
+            "give a model of a type that it knows"
+        ) from error
+    return config.get_text_config(decoder=True) if not config.is_encoder_decoder else config
+
+
+def _check_architecture(name: str, config: Any) -> None:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    if config.is_encoder_decoder:
+        raise PairError(
+            f"{name} is an encoder-decoder ({config.model_type}): "
+            "give a decoder-only causal language model"
+        )
+    architectures = config.architectures or []
+    known = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+    is_causal = config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    if not is_causal or (architectures and known.isdisjoint(architectures)):
+        what = ", ".join(architectures) or config.model_type
+        raise PairError(
+            f"{name} is not a causal language model ({what}): "
+            "give a model that AutoModelForCausalLM loads"
+        )
+    layers = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
+    if not getattr(config, "layer_types", None) and _has_window(config):
+        layers = {"sliding_attention"}
+    if layers:
+        raise PairError(
+            f"{name} has layers without full attention ({', '.join(sorted(layers))}), "
+            "which the PyTorch engine cannot roll back: give a model without them"
+        )
+
+
+def _has_window(config: Any) -> bool:
+    window = getattr(config, "sliding_window", None)
+    return window is not None and getattr(config, "use_sliding_window", True) is not False
+
+
+def _check_weights(name: str, folder: Path) -> None:
+    if not any(path for pattern in WEIGHTS for path in folder.glob(pattern)):
+        raise PairError(f"{name} has no weights (*.safetensors): copy them there")
+    index = _read_json(name, folder, "model.safetensors.index.json")
+    shards = sorted(set((index or {}).get("weight_map", {}).values()))
+    missing = [shard for shard in shards if not (folder / shard).is_file()]
+    if missing:
+        raise PairError(
+            f"{name} lacks {len(missing)} of its {len(shards)} weight files, such as "
+            f"{missing[0]}: complete the download"
+        )
+
+
+def _read_json(name: str, folder: Path, file: str) -> dict[str, Any] | None:
+    """The document; None where there is no such file."""
+    try:
+        document = json.loads((folder / file).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise PairError(f"{name} has an unreadable {file} ({error}): replace it") from error
+    if not isinstance(document, dict):
+        raise PairError(f"{name} has a {file} that is not a JSON object: replace it")
+    return document
+
+
+def _token_ids(name: str, folder: Path) -> dict[str, int]:
+    """Every token of the tokenizer, added ones included."""
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise PairError(
+            f"{name} has a tokenizer.json that cannot be used ({error}): replace it"
+        ) from error
+    return dict(tokenizer.get_vocab(with_added_tokens=True))
+
+
+def _end_token(name: str, folder: Path) -> str | None:
+    token = (_read_json(name, folder, "tokenizer_config.json") or {}).get("eos_token")
+    return token.get("content") if isinstance(token, dict) else token
+
+
+def _check_room(model: _Model) -> None:
+    highest = max(model.token_ids.values(), default=-1)
+    if highest >= model.config.vocab_size:
+        raise PairError(
+            f"{model.name} has a vocab_size of {model.config.vocab_size}, but its tokenizer has "
+            f"the token id {highest}: give the tokenizer that the model was trained with"
+        )
+
+
+def _compare_vocabularies(target: _Model, draft: _Model) -> None:
+    if target.token_ids == draft.token_ids:
+        return
+    if len(target.token_ids) != len(draft.token_ids):
+        raise PairError(
+            f"{target.name} has {len(target.token_ids)} tokens and {draft.name} has "
+            f"{len(draft.token_ids)}: {OTHER_TOKENIZER}"
+        )
+    ours = {number: token for token, number in target.token_ids.items()}
+    theirs = {number: token for token, number in draft.token_ids.items()}
+    number = min(n for n in ours.keys() | theirs.keys() if ours.get(n) != theirs.get(n))
+    raise PairError(
+        f"token id {number} is {ours.get(number)!r} in {target.name} and {theirs.get(number)!r} "
+        f"in {draft.name}: {OTHER_TOKENIZER}"
+    )
+
+
+def _compare_merges(target: _Model, draft: _Model) -> None:
+    """The same tokens may be put together in another order, which gives other tokens for a text."""
+    ours, theirs = _merges(target.tokenizer), _merges(draft.tokenizer)
+    if ours == theirs:
+        return
+    pairs = zip(ours, theirs, strict=False)
+    first = next((pair for pair in pairs if pair[0] != pair[1]), None)
+    example = (
+        f"{' + '.join(first[0])} against {' + '.join(first[1])}"
+        if first
+        else f"{len(ours)} against {len(theirs)} merges"
+    )
+    raise PairError(
+        f"the tokenizers of {target.name} and {draft.name} merge differently ({example}): "
+        f"{OTHER_TOKENIZER}"
+    )
+
+
+def _merges(tokenizer: dict[str, Any]) -> list[tuple[str, str]]:
+    """Merges of a BPE tokenizer, none of any other; older files hold each as one string."""
+    merges = tokenizer.get("model", {}).get("merges") or []
+    return [_pair(merge) for merge in merges]
+
+
+def _pair(merge: str | list[str]) -> tuple[str, str]:
+    left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
+    return left, right
+
+
+def _compare_end_tokens(target: _Model, draft: _Model) -> None:
+    if None not in (target.end_token, draft.end_token) and target.end_token != draft.end_token:
+        raise PairError(
+            f"{target.name} ends a text with {target.end_token!r} and {draft.name} with "
+            f"{draft.end_token!r}: choose a draft of the same kind, base or instruct"
+        )

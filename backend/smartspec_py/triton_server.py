@@ -1,0 +1,246 @@
+"""One Triton server as a child process: command line, environment, start, readiness, stop.
+
+The server and the stub processes that it forks are a process group of their own, so that a stop
+reaches all of them and a Ctrl-C in the terminal reaches only the caller, who decides. Model control
+is explicit, because only then can the backend unload itself when its loop dies; from the network
+those endpoints need a random key, which is thrown away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+from smartspec_py.launch.address import Address, free_address, taken_ports
+from smartspec_py.launch.files import (
+    PACKAGE_FOLDER,
+    Installation,
+    find_installation,
+    write_backends,
+    write_repository,
+)
+from smartspec_py.serving.config import ServerConfig
+from smartspec_py.serving.contract import MODEL_NAME
+
+__all__ = [
+    "Address",
+    "TritonServer",
+    "TritonServerError",
+    "free_address",
+    "server_command",
+    "server_environment",
+    "taken_ports",
+]
+
+MAX_POOLED_RESPONSES = 1024
+"""Responses that a slow gRPC client may leave in Triton's memory; its own default is unbounded."""
+
+POLL_S = 0.1
+LOG_TAIL_LINES = 15
+STOP_GRACE_S = 20.0
+SHM_FOLDER = Path("/dev/shm")
+
+
+class TritonServerError(RuntimeError):
+    """The server did not become ready; the message holds the last lines of its log."""
+
+
+class TritonServer:
+    """Serves one model. `with TritonServer(...) as server:` starts it and stops it.
+
+    run_dir: holds all that is written: see launch/files.py; and tritonserver.log.
+    backend_folder: another one than this package, for tests of the launcher itself.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        run_dir: Path,
+        address: Address,
+        installation: Installation | None = None,
+        backend_folder: Path = PACKAGE_FOLDER,
+    ) -> None:
+        self.address = address
+        self.log_path = run_dir / "tritonserver.log"
+        self._config = config
+        self._run_dir = run_dir
+        self._installation = installation
+        self._backend_folder = backend_folder
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_stopped = False
+        self._shm_prefix = f"smartspec_{secrets.token_hex(4)}_"
+
+    def __enter__(self) -> TritonServer:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    @property
+    def pid(self) -> int:
+        """Process id of tritonserver, which is also its process group."""
+        assert self._process is not None, "not started"
+        return self._process.pid
+
+    def start(self) -> None:
+        """Write the run directory, start the process.
+
+        Raises InstallationError or InterpreterError.
+        """
+        assert self._process is None, "a TritonServer is started once"
+        installation = self._installation or find_installation()
+        self._run_dir.mkdir(parents=True, exist_ok=True)
+        backends = write_backends(self._run_dir, installation, self._backend_folder)
+        models = write_repository(self._run_dir, self._config)
+        environment = server_environment(installation)
+        command = server_command(installation, environment, backends, models, self.address)
+        command.append(f"--backend-config=python,shm-region-prefix-name={self._shm_prefix}")
+        with self.log_path.open("wb") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            )
+
+    def poll(self) -> int | None:
+        """Exit code of tritonserver; None while it runs. A death by signal s is 128 + s."""
+        assert self._process is not None, "not started"
+        code = self._process.poll()
+        return 128 - code if code is not None and code < 0 else code
+
+    def wait_ready(
+        self, progress: Callable[[str], None] | None = None, timeout_s: float = 600.0
+    ) -> None:
+        """Wait until the model serves; `progress` is called with the newest line of the log.
+
+        Raises TritonServerError as soon as the process ends, or after timeout_s.
+        """
+        deadline = time.monotonic() + timeout_s
+        while not self.is_model_ready():
+            code = self.poll()
+            if code is not None:
+                raise TritonServerError(f"Triton ended with exit code {code}.\n{self.log_tail()}")
+            if time.monotonic() > deadline:
+                raise TritonServerError(
+                    f"Triton was not ready after {timeout_s:.0f} s.\n{self.log_tail()}"
+                )
+            if progress is not None:
+                progress(self.log_tail(1))
+            time.sleep(POLL_S)
+
+    def is_model_ready(self) -> bool:
+        """Whether the server answers and the model can serve. A server that hangs counts as not."""
+        url = f"{self.address.http_url}/v2/models/{MODEL_NAME}/ready"
+        try:
+            with urllib.request.urlopen(url, timeout=5.0) as response:
+                return bool(response.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def log_tail(self, num_lines: int = LOG_TAIL_LINES) -> str:
+        """The last lines of Triton's log, without the tables that it draws."""
+        lines = self.log_path.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = [line for line in lines if line.strip() and line[0] not in "+|"]
+        return "\n".join(lines[-num_lines:])
+
+    def stop(self, grace_s: float = STOP_GRACE_S) -> int | None:
+        """SIGTERM, after grace_s SIGKILL; then whatever is left of the group. Idempotent.
+
+        Returns the exit code; None if it never started.
+        """
+        if self._process is None:
+            return None
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(grace_s)
+            except (subprocess.TimeoutExpired, KeyboardInterrupt):  # a second Ctrl-C is for now
+                self._process.kill()
+                self._process.wait()
+        if not self._is_stopped:
+            self._end_stubs()
+            self._is_stopped = True
+        return self.poll()
+
+    def _end_stubs(self) -> None:
+        """A stub outlives a server that crashed or was killed, and so does their shared memory."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        for region in SHM_FOLDER.glob(f"{self._shm_prefix}*"):
+            region.unlink(missing_ok=True)
+
+
+def server_environment(installation: Installation) -> dict[str, str]:
+    """The caller's environment, with the running Python's own packages for the stub to find."""
+    environment = dict(os.environ)
+    # The stub looks for `python3` on PATH and takes that interpreter's site-packages; it ignores
+    # PYTHONPATH.
+    environment["PATH"] = os.pathsep.join(
+        [str(Path(sys.executable).parent), environment.get("PATH", os.defpath)]
+    )
+    if installation.library_dirs:
+        inherited = environment.get("LD_LIBRARY_PATH")
+        folders = [str(folder) for folder in installation.library_dirs]
+        environment["LD_LIBRARY_PATH"] = os.pathsep.join(
+            [*folders, inherited] if inherited else folders
+        )
+    return environment
+
+
+def server_command(
+    installation: Installation,
+    environment: dict[str, str],
+    backends: Path,
+    models: Path,
+    address: Address,
+) -> list[str]:
+    """Triton's command line."""
+    key = secrets.token_hex(16)
+    command = [
+        str(installation.binary),
+        f"--model-repository={models}",
+        f"--backend-directory={backends}",
+        "--model-control-mode=explicit",
+        f"--load-model={MODEL_NAME}",
+        "--disable-auto-complete-config",
+        "--exit-on-error=true",
+        f"--http-address={address.host}",
+        f"--http-port={address.http_port}",
+        f"--grpc-address={address.host}",
+        f"--grpc-port={address.grpc_port}",
+        f"--metrics-address={address.host}",
+        f"--metrics-port={address.metrics_port}",
+        f"--http-restricted-api=model-repository:smartspec-key={key}",
+        f"--grpc-restricted-protocol=model-repository:smartspec-key={key}",
+    ]
+    pooled = "--grpc-max-response-pool-size"
+    if pooled in _help_text(installation.binary, environment):
+        command.append(f"{pooled}={MAX_POOLED_RESPONSES}")
+    return command
+
+
+def _help_text(binary: Path, environment: dict[str, str]) -> str:
+    """Triton's options differ by version, and an unknown one ends it."""
+    result = subprocess.run(
+        [str(binary), "--help"], env=environment, capture_output=True, text=True, check=False
+    )
+    return result.stdout + result.stderr

@@ -1,0 +1,165 @@
+"""The command line: help, one readable line for what is wrong, and exit codes."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from smartspec_py.cli import app
+from smartspec_py.commands.comparison import Answer, summarise
+from smartspec_py.expand import PRESETS
+from smartspec_py.launch import paths
+from smartspec_py.triton_server import free_address
+
+ROOT = Path(__file__).parents[1]
+CLIENTS = ROOT / "clients"
+PAIR = ROOT / "engines_build" / "tiny"
+TARGET, DRAFT = str(PAIR / "target"), str(PAIR / "draft")
+
+
+def invoke(*arguments: str) -> tuple[int, str]:
+    """Exit code, and what was printed."""
+    result = CliRunner().invoke(app, arguments)
+    return result.exit_code, result.output
+
+
+def test_help_names_every_command() -> None:
+    code, text = invoke("--help")
+    assert code == 0
+    for command in ("serve", "expand"):
+        assert command in text
+
+
+def test_help_needs_no_model_library() -> None:
+    """A help text that imports torch takes seconds."""
+    program = (
+        "import sys; from smartspec_py.cli import app; "
+        "assert not {'torch', 'transformers', 'tritonclient'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--policy", "fixed:99"), "--policy: must be none, fixed:K with K in 1..64, or goodput"),
+        (("--max-queue", "0"), "--max-queue: Input should be greater than or equal to 1 (got 0)"),
+        (("--dtype", "int8"), "--dtype: Input should be 'auto', 'float32'"),
+        (("--http-port", "8001"), "the three ports must differ"),
+        (("--grpc-port", "70000"), "lie in 1..65535"),
+        (("--draft", "nowhere"), "the draft nowhere is not a directory"),
+    ],
+)
+def test_serve_refuses_what_was_typed_wrong(options: tuple[str, str], sentence: str) -> None:
+    """One line that names the option, exit code 2; nothing is started."""
+    ports = () if "port" in options[0] else ("--http-port", "1", "--grpc-port", "2")
+    code, text = invoke("serve", "--model", TARGET, *ports, *options)
+    assert code == 2
+    assert text.startswith("smartspec: ")
+    assert sentence in text
+    assert text.count("\n") == 1
+
+
+def test_serve_refuses_a_taken_port() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        code, text = invoke("serve", "--model", TARGET, "--http-port", str(port))
+    assert (code, text.count("\n")) == (1, 1)
+    assert f"cannot listen on 127.0.0.1 port {port}" in text
+
+
+def test_expand_refuses_an_unknown_preset_and_an_existing_folder(tmp_path: Path) -> None:
+    code, text = invoke("expand", TARGET, str(tmp_path / "out"), "--preset", "1b")
+    assert code == 2
+    assert "--preset: '1b' is none of" in text
+    code, text = invoke("expand", TARGET, str(tmp_path))
+    assert code == 2
+    assert "exists: name a new directory" in text
+
+
+def test_expand_writes_a_model_of_the_preset(tmp_path: Path) -> None:
+    code, text = invoke("expand", DRAFT, str(tmp_path / "out"), "--preset", "4m")
+    assert code == 0, text
+    assert "M parameters, the answers of" in text
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["hidden_size"] == PRESETS["4m"]["hidden_size"]
+
+
+def test_caches_lie_in_the_users_cache_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    assert paths.profile_cache() == Path("/somewhere/smartspec/profiles")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/home/ada")
+    assert paths.run_dir(8000) == Path("/home/ada/.cache/smartspec/run-8000")
+
+
+def test_summary_by_hand() -> None:
+    """With: 10 tokens in 5 steps, 15 drafted; 2, 1 and 4 s: 5, 10 and 2.5 tokens/s, median 5.
+
+    Without: 10 tokens in 4 s three times: 2.5. So twice the speed, 3 drafted and 2 kept a step.
+    """
+    speculated = [Answer("a", 10, 5, 15, 5, seconds) for seconds in (2.0, 1.0, 4.0)]
+    plain = [Answer("a", 10, 10, 0, 0, 4.0)] * 3
+    row = summarise("qa", "HTTP", speculated, plain)
+    assert (row.tokens_per_s_with, row.tokens_per_s_without, row.speed_up) == (5.0, 2.5, 2.0)
+    assert (row.mean_draft_len, row.mean_acceptance_len) == (3.0, 2.0)
+    assert row.is_same_text
+    assert not summarise("qa", "HTTP", speculated, [Answer("b", 1, 1, 0, 0, 1.0)]).is_same_text
+
+
+@pytest.mark.triton
+@pytest.mark.slow
+def test_serve_answers_and_ends_on_sigterm(tmp_path: Path) -> None:
+    """The command a user types, in a process of its own: ready, every client, SIGTERM, exit 0."""
+    address = free_address()
+    ports = (address.http_port, address.grpc_port, address.metrics_port)
+    names = ("--http-port", "--grpc-port", "--metrics-port")
+    options = [word for name, port in zip(names, ports, strict=True) for word in (name, str(port))]
+    options += ["--run-dir", str(tmp_path / "run"), "--profile-cache", str(tmp_path / "profiles")]
+    command = [sys.executable, "-m", "smartspec_py.cli", "serve", "--model", TARGET]
+    serve = subprocess.Popen(
+        [*command, "--draft", DRAFT, *options], stderr=subprocess.PIPE, text=True
+    )
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "Task: qa"}\n' * 3)
+    try:
+        wait_for(serve, "Ctrl-C stops it.")
+        for client, url, prompt, words in (
+            ("http_stream.py", address.http_url, "Task: qa", "tokens/s; accepted"),
+            ("grpc_stream.py", address.grpc_url, "Task: qa", "tokens/s; accepted"),
+            ("grpc_many.py", address.grpc_url, str(prompts), "3 requests, 0 failed, 24 tokens"),
+        ):
+            answer = subprocess.run(
+                [sys.executable, str(CLIENTS / client), prompt, "--url", url, "--max-tokens", "8"],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert answer.returncode == 0, answer.stderr
+            assert words in answer.stdout
+    finally:
+        os.kill(serve.pid, signal.SIGTERM)
+        _, rest = serve.communicate(timeout=60)
+    assert serve.returncode == 0, rest
+
+
+def wait_for(process: subprocess.Popen[str], words: str, timeout_s: float = 180.0) -> None:
+    """Read the process's stderr up to a line with these words."""
+    assert process.stderr is not None
+    deadline = time.monotonic() + timeout_s
+    seen = []
+    for line in process.stderr:
+        seen.append(line)
+        if words in line:
+            return
+        assert time.monotonic() < deadline, seen
+    raise AssertionError(f"ended before {words!r}: {seen}")
