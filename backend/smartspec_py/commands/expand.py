@@ -1,0 +1,37 @@
+"""`smartspec expand`: a model of larger cost that computes the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from smartspec_py.commands import USAGE_ERROR, fail
+
+
+def expand(
+    source: Annotated[Path, typer.Argument(help="Hugging Face directory of a Llama model.")],
+    out: Annotated[Path, typer.Argument(help="Directory to write; it must not exist.")],
+    preset: Annotated[str, typer.Option(help="Size to expand to: 4m, 17m or 88m.")] = "88m",
+    seed: Annotated[int, typer.Option(help="Keys the weights that do not matter.")] = 0,
+) -> None:
+    """Make a model cost more without changing its answers.
+
+    Layers and dimensions are added that cancel out: logits stay, time and memory become those of
+    the larger size. It shows what speculation is worth at a size that nobody had to train.
+    """
+    from smartspec_py.expand import PRESETS
+    from smartspec_py.expand import expand as expand_model
+
+    if preset not in PRESETS:
+        fail(f"--preset: {preset!r} is none of {', '.join(PRESETS)}", USAGE_ERROR)
+    if not (source / "config.json").is_file():
+        fail(f"{source} is not a Hugging Face model directory: no config.json", USAGE_ERROR)
+    if out.exists():
+        fail(f"{out} exists: name a new directory", USAGE_ERROR)
+    try:
+        num_parameters = expand_model(source, out, seed=seed, **PRESETS[preset])
+    except (OSError, ValueError) as error:
+        fail(f"cannot expand {source}: {error}")
+    typer.echo(f"{out}: {num_parameters / 1e6:.1f} M parameters, the answers of {source}")

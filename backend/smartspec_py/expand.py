@@ -1,0 +1,212 @@
+"""Make a Llama-architecture checkpoint cost more without changing what it computes.
+
+Rules of this file: the expanded model gives the same logits over the source's vocabulary, so
+acceptance stays what the small models were trained to; only time and memory are those of the larger
+size. Weights that cannot matter are random, not zero, so that no kernel meets a special case:
+
+- what *writes* to the residual stream (embeddings, o_proj, down_proj) is zero in new dimensions;
+- what only *reads* new dimensions, heads or neurons is random, as they carry zeros;
+- new heads, neurons and layers are random up to their output projection, which is zero;
+- RMSNorm averages squares over more dimensions: with r = d_old / d_new its weight is scaled by
+  sqrt(r) and its epsilon by r. If r is a power of 1/4 both are exact in bfloat16; otherwise the
+  norms are stored in float32, and the function is kept only by a loader that does not round them.
+
+The vocabulary may be padded: logits beyond the source's `vocab_size` mean nothing and have to be
+cut off before sampling.
+"""
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any, TypedDict
+
+import torch
+from safetensors.torch import load_file, save_file
+
+INIT_STD = 0.02
+_TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt")
+_OTHER_FILES = ("generation_config.json", "chat_template*")
+
+
+class _RequiredSize(TypedDict):
+    hidden_size: int
+    num_layers: int
+    intermediate_size: int
+    num_heads: int
+
+
+class Size(_RequiredSize, total=False):
+    """Keyword arguments of `expand`; without `vocab_size` the vocabulary stays as it is."""
+
+    vocab_size: int
+
+
+# Sizes for the shipped pair, both of hidden size 128, which they multiply by 4 so that the norms
+# stay exact in bfloat16. "17m" and "88m" are for the target; the draft as it ships (0.7 M) costs
+# 1/24 of the first, and "4m" makes it 1/22 of the second without more layers, as depth is what
+# makes a small model slow. The heads stay eight: models of that size have few and wide ones, and
+# attention over more heads of 16 would cost more than theirs does.
+PRESETS: dict[str, Size] = {
+    "4m": Size(hidden_size=512, num_layers=2, intermediate_size=448, num_heads=8),
+    "17m": Size(hidden_size=512, num_layers=5, intermediate_size=1792, num_heads=8),
+    "88m": Size(
+        hidden_size=512, num_layers=19, intermediate_size=2560, num_heads=8, vocab_size=8192
+    ),
+}
+
+
+def expand(
+    source: Path,
+    out: Path,
+    *,
+    hidden_size: int,
+    num_layers: int,
+    intermediate_size: int,
+    num_heads: int,
+    vocab_size: int | None = None,
+    seed: int = 0,
+) -> int:
+    """Write the model of `source` to the new folder `out` at the given sizes.
+
+    Returns the number of parameters. Raises ValueError where a size is smaller than the source's,
+    or the source is not a plain Llama model (biases, grouped-query attention), or
+    `hidden_size` is not a multiple of `num_heads`.
+    """
+    config = json.loads((source / "config.json").read_text())
+    weights = _load(source)
+    old = _checked_config(config, weights)
+    new = dict(old) | {
+        "hidden_size": hidden_size,
+        "num_hidden_layers": num_layers,
+        "intermediate_size": intermediate_size,
+        "num_attention_heads": num_heads,
+        "vocab_size": old["vocab_size"] if vocab_size is None else vocab_size,
+    }
+    _check_sizes(old, new)
+    expanded = _expand_weights(weights, old, new, torch.Generator().manual_seed(seed))
+    out.mkdir(parents=True, exist_ok=True)
+    save_file(expanded, out / "model.safetensors", metadata={"format": "pt"})
+    note = {"source": source.name, "from": old, "to": new, "seed": seed}
+    (out / "config.json").write_text(json.dumps(_config(config, new, note), indent=2) + "\n")
+    _copy_tokenizer(source, out)
+    return sum(tensor.numel() for tensor in expanded.values())
+
+
+def _load(source: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a folder, whether in one file or in shards."""
+    weights: dict[str, torch.Tensor] = {}
+    for path in sorted(source.glob("*.safetensors")):
+        weights |= load_file(path)
+    if not weights:
+        raise ValueError(f"no *.safetensors in {source}")
+    weights.setdefault("lm_head.weight", weights["model.embed_tokens.weight"])  # tied
+    return weights
+
+
+def _checked_config(config: dict[str, Any], weights: dict[str, torch.Tensor]) -> dict[str, int]:
+    """The sizes of a source that this file knows how to expand."""
+    if config.get("model_type") != "llama":
+        raise ValueError(f"model_type: expected 'llama', got {config.get('model_type')!r}")
+    num_heads = config["num_attention_heads"]
+    if config.get("num_key_value_heads", num_heads) != num_heads:
+        raise ValueError("num_key_value_heads: grouped-query attention is not supported")
+    unknown = [name for name in weights if not name.endswith(".weight")]
+    if unknown:
+        raise ValueError(f"unsupported tensors: {unknown}")
+    return {
+        "hidden_size": config["hidden_size"],
+        "num_hidden_layers": config["num_hidden_layers"],
+        "intermediate_size": config["intermediate_size"],
+        "num_attention_heads": num_heads,
+        "head_dim": config.get("head_dim") or config["hidden_size"] // num_heads,
+        "vocab_size": config["vocab_size"],
+    }
+
+
+def _check_sizes(old: dict[str, int], new: dict[str, int]) -> None:
+    for key, value in old.items():
+        if new[key] < value:
+            raise ValueError(f"{key}: cannot shrink from {value} to {new[key]}")
+    if new["hidden_size"] % new["num_attention_heads"]:  # transformers asks it, head_dim or not
+        raise ValueError("hidden_size: must be a multiple of num_heads")
+
+
+def _expand_weights(
+    weights: dict[str, torch.Tensor],
+    old: dict[str, int],
+    new: dict[str, int],
+    generator: torch.Generator,
+) -> dict[str, torch.Tensor]:
+    expanded = {}
+    for name, shape in _shapes(new).items():
+        tensor = weights.get(name)
+        if len(shape) == 1:
+            expanded[name] = _norm(tensor, old["hidden_size"], new["hidden_size"], weights)
+            continue
+        dtype = weights["lm_head.weight"].dtype
+        grown = torch.empty(shape).normal_(std=INIT_STD, generator=generator).to(dtype)
+        _silence(name, grown, tensor, old["hidden_size"])
+        if tensor is not None:
+            grown[: tensor.shape[0], : tensor.shape[1]] = tensor
+        expanded[name] = grown
+    return expanded
+
+
+def _silence(name: str, grown: torch.Tensor, source: torch.Tensor | None, old_hidden: int) -> None:
+    """Zero what would write into the residual stream where the source writes nothing."""
+    if name.endswith(("o_proj.weight", "down_proj.weight")):
+        grown.zero_()
+    elif name.endswith("embed_tokens.weight") and source is not None:
+        grown[:, old_hidden:] = 0
+
+
+def _norm(
+    source: torch.Tensor | None, old_hidden: int, new_hidden: int, weights: dict[str, torch.Tensor]
+) -> torch.Tensor:
+    """A norm's weight (new_hidden,); ones where the input is a new layer's or a new dimension's."""
+    ratio = math.sqrt(old_hidden / new_hidden)
+    is_exact = math.frexp(ratio)[0] == 0.5
+    dtype = weights["model.norm.weight"].dtype if is_exact else torch.float32
+    grown = torch.ones(new_hidden, dtype=dtype)
+    if source is not None:
+        grown[:old_hidden] = (source.double() * ratio).to(dtype)
+    return grown
+
+
+def _shapes(size: dict[str, int]) -> dict[str, tuple[int, ...]]:
+    """Every tensor of a Llama model of `size`, by its Hugging Face name."""
+    hidden, inner = size["hidden_size"], size["intermediate_size"]
+    heads, vocab = size["num_attention_heads"] * size["head_dim"], size["vocab_size"]
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, hidden)}
+    for layer in range(size["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}."
+        for name in ("q_proj", "k_proj", "v_proj"):
+            shapes[f"{prefix}self_attn.{name}.weight"] = (heads, hidden)
+        shapes[f"{prefix}self_attn.o_proj.weight"] = (hidden, heads)
+        shapes[f"{prefix}mlp.gate_proj.weight"] = (inner, hidden)
+        shapes[f"{prefix}mlp.up_proj.weight"] = (inner, hidden)
+        shapes[f"{prefix}mlp.down_proj.weight"] = (hidden, inner)
+        shapes[f"{prefix}input_layernorm.weight"] = (hidden,)
+        shapes[f"{prefix}post_attention_layernorm.weight"] = (hidden,)
+    return shapes | {"model.norm.weight": (hidden,), "lm_head.weight": (vocab, hidden)}
+
+
+def _config(config: dict[str, Any], new: dict[str, int], note: dict[str, Any]) -> dict[str, Any]:
+    ratio = note["from"]["hidden_size"] / new["hidden_size"]
+    return (
+        config
+        | new
+        | {
+            "num_key_value_heads": new["num_attention_heads"],
+            "rms_norm_eps": config["rms_norm_eps"] * ratio,
+            "tie_word_embeddings": False,
+            "smartspec_expanded": note,
+        }
+    )
+
+
+def _copy_tokenizer(source: Path, out: Path) -> None:
+    for pattern in (*_TOKENIZER_FILES, *_OTHER_FILES):
+        for path in source.glob(pattern):
+            shutil.copy(path, out / path.name)
