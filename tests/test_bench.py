@@ -1,0 +1,57 @@
+"""The comparison of policies: its arithmetic by hand, and once on a live server."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from servers import fake_config
+
+from smartspec_py.commands.arms import Arm, Job, Phase, run_arms
+from smartspec_py.commands.bench import best_fixed
+from smartspec_py.commands.streams import StreamError
+from smartspec_py.triton_server import TritonServer, free_address
+
+
+def arm(policy: str, *rounds: tuple[int, float]) -> Arm:
+    """rounds: tokens and seconds; 10 steps, 20 drafted, 5 accepted in each."""
+    return Arm(policy, [Phase(tokens, 10, 20, 5, elapsed_s) for tokens, elapsed_s in rounds])
+
+
+def test_figures_by_hand() -> None:
+    """Rates 10, 20, 40 against 10, 10, 10: ratios 1, 2, 4, of which the median is 2."""
+    none = arm("none", (10, 1.0), (10, 1.0), (10, 1.0))
+    fast = arm("fixed:2", (10, 1.0), (20, 1.0), (20, 0.5))
+    assert fast.ratio_to(none) == 2.0
+    assert fast.tokens_per_s == 50 / 2.5
+    assert fast.mean_draft_len == 2.0
+    assert fast.mean_acceptance_len == 1.5
+
+
+def test_best_fixed_is_the_fastest_of_the_fixed() -> None:
+    arms = [arm("none", (99, 1.0)), arm("fixed:1", (10, 1.0)), arm("fixed:3", (20, 1.0))]
+    best = best_fixed(arms)
+    assert best is not None
+    assert best.policy == "fixed:3"
+    assert best_fixed(arms[:1]) is None
+
+
+@pytest.mark.triton
+def test_arms_on_a_live_server(tmp_path: Path) -> None:
+    """Two groups, two rounds, two policies: the same tokens for each; a bad job is an error."""
+    good = [Job({"text_input": text, "max_tokens": 9}) for text in ("one", "two two")]
+    groups = {"a": [good, good], "b": [good[:1], good[:1]]}
+    with TritonServer(fake_config(step_s=0.001), tmp_path, free_address()) as server:
+        server.wait_ready()
+        url = server.address.grpc_url
+        results = asyncio.run(run_arms(url, ["none", "fixed:3"], groups, lambda text: None))
+        bad = {"a": [[Job({"text_input": "x", "max_tokens": 0})]]}
+        with pytest.raises(StreamError, match="max_tokens"):
+            asyncio.run(run_arms(url, ["none"], bad, lambda text: None))
+    for name, num_tokens in (("a", 18), ("b", 9)):
+        none, fixed = results[name]
+        assert [phase.num_tokens for phase in (*none.phases, *fixed.phases)] == [num_tokens] * 4
+        assert none.mean_draft_len == 0
+        assert 0 < fixed.mean_draft_len <= 3
+        assert fixed.mean_acceptance_len > 1
