@@ -66,7 +66,7 @@ class TritonPythonModel:
             try:
                 self._server.submit(decode(request), sink)
             except RequestError as error:
-                sink.fail(error.code, str(error))
+                self._server.refuse(sink, error)
 
     def finalize(self) -> None:
         self._server.stop()

@@ -13,7 +13,14 @@ from harness import TOKENIZER
 from smartspec_py.core.types import FinishReason
 from smartspec_py.serving.local import LocalSink
 from smartspec_py.serving.request import ErrorCode
-from smartspec_py.serving.responder import Conversation, Progress, Reply, Responder, Update
+from smartspec_py.serving.responder import (
+    REFUSAL_DELAY_S,
+    Conversation,
+    Progress,
+    Reply,
+    Responder,
+    Update,
+)
 from smartspec_py.serving.text import TextStream
 
 WAIT_S = 10.0
@@ -275,3 +282,36 @@ def test_what_is_queued_when_it_stops_is_sent() -> None:
     responder.start()
     responder.stop(WAIT_S)
     assert (sink.text, sink.num_finals, sink.error) == ("hello world", 1, None)
+
+
+def test_a_refusal_is_sent_from_the_responders_thread_and_late() -> None:
+    """Not before the delay that keeps Triton 2.51 alive, and also when it stops meanwhile."""
+    responder = Responder(cancel=lambda sequence: None)
+    responder.start()
+    first, second = LocalSink(), LocalSink()
+    start = time.monotonic()
+    responder.refuse(first, ErrorCode.INVALID_ARGUMENT, "no")
+    first.wait(WAIT_S)
+    assert time.monotonic() - start >= REFUSAL_DELAY_S
+    responder.refuse(second, ErrorCode.UNAVAILABLE, "full")
+    responder.stop(WAIT_S)
+    assert first.error == (ErrorCode.INVALID_ARGUMENT, "no")
+    assert second.error == (ErrorCode.UNAVAILABLE, "full")
+    assert first.num_finals == second.num_finals == 1
+
+
+def test_tokens_that_are_no_text_fail_that_request_alone() -> None:
+    cancelled: list[int] = []
+    responder = Responder(cancel=cancelled.append)
+    responder.start()
+    broken, whole = LocalSink(), LocalSink()
+    for number, sink, tokens in ((1, broken, [10**12]), (2, whole, [5])):
+        text = TextStream(TOKENIZER, [1])
+        conversation = Conversation(number, sink, text, 1, 1, is_streaming=True)
+        responder.post(Update(conversation, tokens, finish_reason=FinishReason.LENGTH))
+    whole.wait(WAIT_S)
+    responder.stop(WAIT_S)
+    assert broken.error is not None
+    assert broken.num_finals == whole.num_finals == 1
+    assert whole.error is None
+    assert cancelled == [1]

@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import platform
-import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -25,7 +24,7 @@ logger = logging.getLogger(__name__)
 PROFILE_VERSION = 1
 """Raise it when the meaning of a stored number changes."""
 
-NUM_REPEATS = 3
+NUM_ROUNDS = 3
 ROW_GRID = (1, 2, 4, 8, 16, 32, 64, 128)
 TOKEN_GRID = (1, 2, 3, 4, 6, 8, 12, 16)
 CATCH_UP_TOKENS = 64
@@ -47,11 +46,8 @@ def profile(target: Profilable, draft: Profilable | None, shape: ProfileShape) -
     table = _table(target, rows, tokens, shape.context_len)
     if draft is None:
         return CostModel(target=table)
-    return CostModel(
-        target=table,
-        draft=_table(draft, rows, (1,), shape.context_len),
-        catch_up_s=_median_s(draft, 1, CATCH_UP_TOKENS, 0) / CATCH_UP_TOKENS,
-    )
+    catch_up_s = _best_s(draft, [(1, CATCH_UP_TOKENS, 0)])[0] / CATCH_UP_TOKENS
+    return CostModel(table, _table(draft, rows, (1,), shape.context_len), catch_up_s=catch_up_s)
 
 
 def _grid(grid: Sequence[int], largest: int) -> tuple[int, ...]:
@@ -61,22 +57,27 @@ def _grid(grid: Sequence[int], largest: int) -> tuple[int, ...]:
 def _table(
     engine: Profilable, rows: tuple[int, ...], tokens: tuple[int, ...], context_len: int
 ) -> PassTable:
-    engine.time_pass(rows[-1], tokens[-1], context_len)  # the first pass pays for allocations
-    seconds = tuple(
-        tuple(_median_s(engine, num_rows, num_tokens, context_len) for num_tokens in tokens)
-        for num_rows in rows
-    )
     # The longest batch tells most about context: its keys and values are the most to read.
     shorter = context_len // 4
-    saved_s = seconds[-1][0] - _median_s(engine, rows[-1], tokens[0], shorter)
-    slope_s = max(0.0, saved_s) / (rows[-1] * max(1, context_len - shorter))
-    return PassTable(rows, tokens, seconds, context_len, slope_s)
-
-
-def _median_s(engine: Profilable, num_rows: int, num_tokens: int, context_len: int) -> float:
-    return statistics.median(
-        engine.time_pass(num_rows, num_tokens, context_len) for _ in range(NUM_REPEATS)
+    points = [(r, t, context_len) for r in rows for t in tokens] + [(rows[-1], tokens[0], shorter)]
+    *found, at_shorter = _best_s(engine, points)
+    width = len(tokens)
+    seconds = tuple(tuple(found[i : i + width]) for i in range(0, len(found), width))
+    saved_s = max(0.0, seconds[-1][0] - at_shorter)
+    return PassTable(
+        rows, tokens, seconds, context_len, saved_s / (rows[-1] * max(1, context_len - shorter))
     )
+
+
+def _best_s(engine: Profilable, points: Sequence[tuple[int, int, int]]) -> list[float]:
+    """Seconds of a pass at each (rows, tokens a row, context): the best of several rounds.
+
+    What disturbs a pass only adds to it, so the best is what the pass itself takes; and rounds go
+    over all points in turn, so that a disturbance does not hit one point alone.
+    """
+    engine.time_pass(*points[-1])  # the first pass pays for allocations
+    rounds = [[engine.time_pass(*point) for point in points] for _ in range(NUM_ROUNDS)]
+    return [min(column) for column in zip(*rounds, strict=True)]
 
 
 def cached_profile(

@@ -8,9 +8,11 @@ for each request, whatever happens.
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -24,6 +26,10 @@ logger = logging.getLogger(__name__)
 CANCEL_CHECK_S = 0.03
 """A client that has gone is noticed within this time; each question costs a call to the server."""
 
+
+REFUSAL_DELAY_S = 0.02
+"""Triton 2.51 dies (signal 11, about once in 150) of an error that meets a gRPC stream with the
+header `triton_grpc_error` before its own thread has done with the request; so late, never seen."""
 
 SHUTTING_DOWN = "the server is shutting down"
 
@@ -88,6 +94,16 @@ class Update:
     error: tuple[ErrorCode, str] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """An error for a request that never came to be, due at `due_s` of the clock."""
+
+    sink: Sink
+    code: ErrorCode
+    message: str
+    due_s: float
+
+
 class Responder:
     """Runs in its own thread between `start` and `stop`. `post` may be called from any thread."""
 
@@ -97,7 +113,8 @@ class Responder:
         """cancel: told the sequence of a client that has gone."""
         self._cancel = cancel
         self._clock = clock
-        self._queue: queue.SimpleQueue[Update | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Update | _Refusal | None] = queue.SimpleQueue()
+        self._refusals: deque[_Refusal] = deque()
         self._open: dict[SequenceId, Conversation] = {}
         self._next_check_s = 0.0
         self._thread = threading.Thread(target=self._run, name="smartspec-responder", daemon=True)
@@ -114,28 +131,47 @@ class Responder:
             return
         for conversation in list(self._open.values()):
             self._fail(conversation, ErrorCode.UNAVAILABLE, SHUTTING_DOWN)
+        self._refuse_due(math.inf)
 
     def post(self, update: Update) -> None:
         self._queue.put(update)
 
+    def refuse(self, sink: Sink, code: ErrorCode, message: str) -> None:
+        """Answer a request that is not served, REFUSAL_DELAY_S from now."""
+        self._queue.put(_Refusal(sink, code, message, self._clock() + REFUSAL_DELAY_S))
+
     def _run(self) -> None:
         is_running = True
         while is_running:
-            updates = self._take()
-            is_running = None not in updates
-            self._handle([update for update in updates if update is not None])
+            news = self._take()
+            is_running = None not in news
+            self._refusals.extend(item for item in news if isinstance(item, _Refusal))
+            self._handle([item for item in news if isinstance(item, Update)])
+            self._refuse_due(self._clock())
             self._check_cancelled()
 
-    def _take(self) -> list[Update | None]:
-        """Everything queued; waits for the first, or until clients have to be asked again."""
-        updates: list[Update | None] = []
+    def _take(self) -> list[Update | _Refusal | None]:
+        """Everything queued; waits for the first, or until something has to be done anyway."""
+        news: list[Update | _Refusal | None] = []
         try:
-            wait_s = max(0.0, self._next_check_s - self._clock()) if self._open else None
-            updates.append(self._queue.get(timeout=wait_s))
+            news.append(self._queue.get(timeout=self._wait_s()))
             while True:
-                updates.append(self._queue.get_nowait())
+                news.append(self._queue.get_nowait())
         except queue.Empty:
-            return updates
+            return news
+
+    def _wait_s(self) -> float | None:
+        due_s = [self._next_check_s] if self._open else []
+        due_s += [refusal.due_s for refusal in self._refusals]
+        return max(0.0, min(due_s) - self._clock()) if due_s else None
+
+    def _refuse_due(self, now_s: float) -> None:
+        while self._refusals and self._refusals[0].due_s <= now_s:
+            refusal = self._refusals.popleft()
+            try:
+                refusal.sink.fail(refusal.code, refusal.message)
+            except Exception:
+                logger.exception("a refusal could not be sent")
 
     def _handle(self, updates: Iterable[Update]) -> None:
         """Take in all news first, then send: when sending lags, steps of a request are merged."""
@@ -146,7 +182,8 @@ class Responder:
                 continue
             self._open[conversation.sequence] = conversation
             touched[conversation.sequence] = conversation
-            self._absorb(update)
+            if not self._absorb(update):
+                continue
             if update.error is not None:
                 self._fail(conversation, *update.error)
             elif update.finish_reason is not None:
@@ -155,12 +192,19 @@ class Responder:
             if conversation.is_streaming and not conversation.is_over:
                 self._send_piece(conversation)
 
-    def _absorb(self, update: Update) -> None:
+    def _absorb(self, update: Update) -> bool:
+        """Take news in; False where its tokens are no text, and the request is failed for it."""
         conversation = update.conversation
-        for token in update.tokens:
-            conversation.text.push(token)
         conversation.num_unsent += len(update.tokens)
         conversation.progress = update.progress or conversation.progress
+        try:
+            for token in update.tokens:
+                conversation.text.push(token)
+        except Exception as error:
+            logger.exception("request %d: its tokens are no text", conversation.sequence)
+            self._fail(conversation, ErrorCode.INTERNAL, f"its tokens are no text: {error}")
+            self._cancel(conversation.sequence)
+        return not conversation.is_over
 
     def _send_piece(self, conversation: Conversation) -> None:
         text = conversation.text.take()

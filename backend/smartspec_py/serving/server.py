@@ -27,6 +27,7 @@ from smartspec_py.serving.request import (
     GenerateParams,
     InvalidField,
     Request,
+    RequestError,
 )
 from smartspec_py.serving.responder import SHUTTING_DOWN, Conversation, Responder, Sink, Update
 from smartspec_py.serving.text import TextStream
@@ -118,6 +119,10 @@ class Server:
         # The responder hears of it now, to notice a client that leaves while it waits.
         self._responder.post(Update(conversation))
         return request.sequence
+
+    def refuse(self, sink: Sink, error: RequestError) -> None:
+        """Answer a request that `submit` raised for, from the responder's thread."""
+        self._responder.refuse(sink, error.code, str(error))
 
     def cancel(self, sequence: int) -> None:
         self._inbox.cancel(sequence)

@@ -1,0 +1,38 @@
+"""Real Triton servers on loopback, one of each kind for all tests that can share it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from servers import TINY, fake_config
+
+from smartspec_py.serving.config import (
+    LimitsConfig,
+    ServerConfig,
+    TorchEngineConfig,
+)
+from smartspec_py.triton_server import TritonServer, free_address
+
+
+@pytest.fixture(scope="session")
+def torch_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+    """The shipped pair in float32, where texts are promised to be the same."""
+    engine = TorchEngineConfig(
+        model=str(TINY / "target"), draft=str(TINY / "draft"), dtype="float32", num_threads=1
+    )
+    limits = LimitsConfig(max_sequences=4, max_draft_len=4)
+    config = ServerConfig(engine=engine, limits=limits)
+    with TritonServer(config, tmp_path_factory.mktemp("torch"), free_address()) as server:
+        server.wait_ready()
+        yield server
+
+
+@pytest.fixture(scope="session")
+def narrow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+    """One row, one place in the queue, 10 ms a step: whoever comes third is refused."""
+    limits = LimitsConfig(max_sequences=1, max_queue=1, max_context_len=4096)
+    config = fake_config(step_s=0.01, limits=limits)
+    with TritonServer(config, tmp_path_factory.mktemp("narrow"), free_address()) as server:
+        server.wait_ready()
+        yield server

@@ -1,0 +1,129 @@
+"""Bad input over the real wire: an error for that request alone, that says what would be right."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from tritonclient.utils import InferenceServerException
+from wire import generate, grpc_inputs, grpc_stream, post
+
+from smartspec_py.triton_server import TritonServer
+
+pytestmark = pytest.mark.triton
+
+GOOD = {"text_input": "Question:", "max_tokens": 4}
+
+BAD: list[tuple[dict[str, Any], list[str]]] = [
+    ({"text_input": ""}, ["text_input", "''", "at least one character"]),
+    ({"max_tokens": 0}, ["max_tokens", "0", "at least 1"]),
+    ({"max_tokens": -3}, ["max_tokens", "-3", "at least 1"]),
+    ({"max_tokens": 600}, ["max_tokens", "600", "at most 510", "512"]),
+    ({"temperature": -0.5}, ["temperature", "-0.5", "at least 0"]),
+    ({"temperature": float("nan")}, ["temperature", "nan", "finite"]),
+    ({"temperature": float("inf")}, ["temperature", "inf", "finite"]),
+    ({"top_p": 0.0}, ["top_p", "0.0", "(0, 1]"]),
+    ({"top_p": 1.5}, ["top_p", "1.5", "(0, 1]"]),
+    ({"top_k": -1}, ["top_k", "-1", "at least 0"]),
+    ({"beam_width": 2}, ["beam_width", "2", "must be 1"]),
+    ({"num_draft_tokens": -1}, ["num_draft_tokens", "-1", "at least 0"]),
+    ({"end_id": -2}, ["end_id", "-2", "at least -1"]),
+    ({"end_id": 5000}, ["end_id", "5000", "-1..2047"]),
+    ({"stop_words": ["a", ""]}, ["stop_words", "''"]),
+    ({"stop_words": ["x"] * 17}, ["stop_words", "17", "at most 16"]),
+    ({"seed": 1, "random_seed": 2}, ["random_seed", "2", "equal to seed"]),
+    ({"speculation_policy": "fixed:0"}, ["speculation_policy", "fixed:0", "1..64"]),
+    ({"speculation_policy": "magic"}, ["speculation_policy", "magic", "goodput"]),
+]
+IDS = [json.dumps(fields)[:40] for fields, _ in BAD]
+
+
+@pytest.mark.parametrize(("fields", "words"), BAD, ids=IDS)
+def test_http_says_400_field_value_and_range(
+    torch_server: TritonServer, fields: dict[str, Any], words: list[str]
+) -> None:
+    for endpoint in ("generate", "generate_stream"):
+        status, body = post(torch_server, GOOD | fields, endpoint)
+        assert status == 400, body
+        assert all(word in body for word in words), body
+
+
+@pytest.mark.parametrize(("fields", "words"), BAD, ids=IDS)
+def test_grpc_says_the_same(
+    torch_server: TritonServer, fields: dict[str, Any], words: list[str]
+) -> None:
+    """The message in the stream, and the status as well where the client asks for it."""
+    with pytest.raises(InferenceServerException) as raised:
+        list(grpc_stream(torch_server, grpc_inputs(GOOD | fields)))
+    assert all(word in raised.value.message() for word in words)
+    with pytest.raises(InferenceServerException) as raised:
+        list(grpc_stream(torch_server, grpc_inputs(GOOD | fields), {"triton_grpc_error": "true"}))
+    assert raised.value.status() == "StatusCode.INVALID_ARGUMENT"
+    assert all(word in raised.value.message() for word in words)
+
+
+def test_unknown_parameter_is_named(torch_server: TritonServer) -> None:
+    for body in (GOOD | {"best_of": 2}, GOOD | {"parameters": {"best_of": 2}}):
+        status, answer = post(torch_server, body, "generate")
+        assert status == 400
+        assert "best_of" in answer
+        assert "num_draft_tokens" in answer, "the message lists what is known"
+
+
+def test_invalid_utf8(torch_server: TritonServer) -> None:
+    status, answer = post(torch_server, b'{"text_input":"\xff\xfe","max_tokens":4}', "generate")
+    assert status == 400
+    assert "text_input" in answer
+    assert "UTF-8" in answer
+
+
+@pytest.mark.parametrize("missing", GOOD)
+def test_missing_text_or_length(torch_server: TritonServer, missing: str) -> None:
+    """Triton itself refuses, and names what is missing."""
+    body = {name: value for name, value in GOOD.items() if name != missing}
+    status, answer = post(torch_server, body, "generate")
+    assert status == 400
+    assert missing in answer
+
+
+def test_several_prompts(torch_server: TritonServer) -> None:
+    status, _ = post(torch_server, GOOD | {"text_input": ["one", "two"]}, "generate")
+    assert status == 400
+    inputs = []
+    for name, wire, values in (
+        ("text_input", "BYTES", np.array([[b"one"], [b"two"]], dtype=np.object_)),
+        ("max_tokens", "INT32", np.array([[4], [4]], dtype=np.int32)),
+    ):
+        tensor = triton.InferInput(name, [2, 1], wire)
+        tensor.set_data_from_numpy(values)
+        inputs.append(tensor)
+    with pytest.raises(InferenceServerException, match="batch-size must be <= 1"):
+        list(grpc_stream(torch_server, inputs))
+
+
+def test_wrong_dtype_and_shape(torch_server: TritonServer) -> None:
+    """Tensors of another type or shape are refused by Triton, by name."""
+    wrong_dtype = triton.InferInput("max_tokens", [1, 1], "FP32")
+    wrong_dtype.set_data_from_numpy(np.array([[4.0]], dtype=np.float32))
+    wrong_shape = triton.InferInput("max_tokens", [1, 2], "INT32")
+    wrong_shape.set_data_from_numpy(np.array([[4, 4]], dtype=np.int32))
+    text = grpc_inputs({"text_input": "Question:"})
+    for tensor in (wrong_dtype, wrong_shape):
+        with pytest.raises(InferenceServerException, match="max_tokens"):
+            list(grpc_stream(torch_server, [*text, tensor]))
+
+
+def test_json_of_a_wrong_type_is_refused(torch_server: TritonServer) -> None:
+    """Triton 2.51 parses the body itself, and answers 500 where 400 was meant."""
+    status, answer = post(torch_server, GOOD | {"max_tokens": "many"}, "generate")
+    assert status in (400, 500)
+    assert "parse" in answer
+
+
+def test_nobody_else_is_concerned(torch_server: TritonServer) -> None:
+    """After all of the above, and beside a bad request, a good one is served."""
+    post(torch_server, GOOD | {"top_p": 2.0}, "generate")
+    assert generate(torch_server, **GOOD)["num_output_tokens"] >= 1

@@ -1,0 +1,83 @@
+"""Text over the real wire: both transports, streamed or not, under every policy."""
+
+from __future__ import annotations
+
+import pytest
+from wire import generate, generate_stream, grpc_inputs, grpc_stream
+
+from smartspec_py.serving.contract import OUTPUTS
+from smartspec_py.triton_server import TritonServer
+from smartspec_py.workloads import WORKLOADS
+from smartspec_py.workloads import generate as make_document
+
+pytestmark = pytest.mark.triton
+
+POLICIES = ("none", "fixed:1", "fixed:4", "goodput")
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_one_text_whatever_the_way(
+    torch_server: TritonServer, workload: str, temperature: float
+) -> None:
+    """HTTP at once, HTTP streamed and gRPC streamed, each policy: the same text."""
+    fields = {
+        "text_input": make_document(workload, 11, 0).prompt,
+        "max_tokens": 40,
+        "temperature": temperature,
+        "seed": 3,
+    }
+    texts = set()
+    for policy in POLICIES:
+        texts.add(generate(torch_server, **fields, speculation_policy=policy)["text_output"])
+    texts.add("".join(r["text_output"] for r in generate_stream(torch_server, **fields)))
+    results = grpc_stream(torch_server, grpc_inputs({**fields, "stream": True}))
+    texts.add(b"".join(r.as_numpy("text_output").item() for r in results).decode())
+    assert len(texts) == 1
+
+
+def test_counts_add_up(torch_server: TritonServer) -> None:
+    fields = {"text_input": "Question: who?\nAnswer:", "max_tokens": 24, "end_id": -1}
+    responses = generate_stream(torch_server, **fields, speculation_policy="fixed:4")
+    last = responses[-1]
+    assert set(last) == {spec.name for spec in OUTPUTS} | {"model_name", "model_version"}
+    assert sum(r["num_output_tokens"] for r in responses) == 24
+    assert last["finish_reason"] == "length"
+    assert all(r["finish_reason"] == "" for r in responses[:-1])
+    assert last["num_input_tokens"] > 0
+    assert sum(r["num_input_tokens"] for r in responses[:-1]) == 0
+    # The first token is the prompt's; each step brings its accepted drafts and one more.
+    assert 1 + last["num_steps"] + last["total_accepted_draft_tokens"] == 24
+    rate = last["total_accepted_draft_tokens"] / last["total_draft_tokens"]
+    assert last["acceptance_rate"] == pytest.approx(rate, abs=1e-6)
+
+
+def test_no_drafts_on_request(torch_server: TritonServer) -> None:
+    fields = {"text_input": "Question:", "max_tokens": 12, "speculation_policy": "fixed:4"}
+    assert generate(torch_server, **fields, num_draft_tokens=0)["total_draft_tokens"] == 0
+    one = generate(torch_server, **fields, num_draft_tokens=1, end_id=-1)
+    assert 0 < one["total_draft_tokens"] <= one["num_steps"]
+
+
+def test_seed_is_drawn_and_echoed(torch_server: TritonServer) -> None:
+    """A second request with the seed that the first reports has the same text."""
+    fields = {"text_input": "Write about the sea.\nAnswer:", "max_tokens": 30, "temperature": 1.2}
+    first = generate(torch_server, **fields)
+    assert first["seed"] > 0
+    assert generate(torch_server, **fields)["seed"] != first["seed"]
+    again = generate(torch_server, **fields, random_seed=first["seed"])
+    assert again["text_output"] == first["text_output"]
+
+
+def test_stop_words_end_the_text_before_them(torch_server: TritonServer) -> None:
+    fields = {"text_input": make_document("sql", 11, 1).prompt, "max_tokens": 40}
+    text = generate(torch_server, **fields)["text_output"]
+    word = text[6:9]
+    stopped = generate(torch_server, **fields, stop_words=[word, "never there"])
+    assert stopped["text_output"] == text[: text.index(word)]
+    assert stopped["finish_reason"] == "stop"
+
+
+def test_input_in_output(torch_server: TritonServer) -> None:
+    fields = {"text_input": "Bonjour, ça va ?", "max_tokens": 4, "exclude_input_in_output": False}
+    assert generate(torch_server, **fields)["text_output"].startswith("Bonjour, ça va ?")

@@ -1,0 +1,142 @@
+"""What happens to requests when clients leave, the queue is full, or the loop dies."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import tritonclient.grpc as triton
+from servers import fake_config
+from tritonclient.utils import InferenceServerException
+from wire import generate, grpc_inputs, grpc_stream, post
+
+from smartspec_py.serving.config import CONFIG_NAME
+from smartspec_py.triton_server import TritonServer, TritonServerError, free_address
+
+pytestmark = pytest.mark.triton
+
+LONG = {"text_input": "Question:", "max_tokens": 3000, "num_draft_tokens": 0}
+SHORT = {"text_input": "Question:", "max_tokens": 2}
+"""3000 steps of 10 ms are 30 s; whoever gets the only row sooner has seen it freed."""
+
+
+def wait_until_free(server: TritonServer) -> float:
+    """Seconds until a short request gets through."""
+    start = time.monotonic()
+    while post(server, SHORT, "generate")[0] != 200:
+        assert time.monotonic() - start < 10, "the row was not freed"
+        time.sleep(0.02)
+    return time.monotonic() - start
+
+
+def open_http_stream(server: TritonServer) -> socket.socket:
+    """A stream whose first event has come."""
+    address = server.address
+    body = json.dumps({**LONG, "stream": True}).encode()
+    head = (
+        "POST /v2/models/smartspec/generate_stream HTTP/1.1\r\nHost: test\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    client = socket.create_connection((address.reach, address.http_port), timeout=10)
+    client.sendall(head.encode() + body)
+    while b"data:" not in client.recv(4096):
+        pass
+    return client
+
+
+def test_http_client_that_leaves_frees_its_row(narrow_server: TritonServer) -> None:
+    open_http_stream(narrow_server).close()
+    assert wait_until_free(narrow_server) < 2
+
+
+def test_grpc_client_that_cancels_frees_its_row(narrow_server: TritonServer) -> None:
+    arrived = threading.Event()
+    client = triton.InferenceServerClient(narrow_server.address.grpc_url)
+    client.start_stream(lambda result, error: arrived.set())
+    client.async_stream_infer("smartspec", grpc_inputs({**LONG, "stream": True}))
+    assert arrived.wait(10)
+    client.stop_stream(cancel_requests=True)
+    client.close()
+    assert wait_until_free(narrow_server) < 2
+
+
+def test_a_full_queue_refuses_at_once(narrow_server: TritonServer) -> None:
+    """One runs, one waits, and the third is refused long before the first is done.
+
+    gRPC carries UNAVAILABLE. `generate` of Triton 2.51 answers 400 to every error that a model
+    sends as its response; later versions map it to 503.
+    """
+    with ThreadPoolExecutor() as pool, open_http_stream(narrow_server):
+        waiting = pool.submit(post, narrow_server, SHORT, "generate")
+        time.sleep(0.3)
+        start = time.monotonic()
+        status, body = post(narrow_server, SHORT, "generate")
+        assert time.monotonic() - start < 1
+        assert status in (400, 503)
+        assert "queue is full" in body
+        with pytest.raises(InferenceServerException, match="queue is full") as raised:
+            list(grpc_stream(narrow_server, grpc_inputs(SHORT), {"triton_grpc_error": "true"}))
+        assert raised.value.status() == "StatusCode.UNAVAILABLE"
+    assert waiting.result(timeout=10)[0] == 200, "the one that waited is served"
+
+
+@pytest.fixture
+def dying_server(tmp_path: Path) -> Iterator[TritonServer]:
+    """Its loop ends in the 20th step that has work."""
+    config = fake_config(step_s=0.01, fail_at_step=20)
+    with TritonServer(config, tmp_path, free_address()) as server:
+        server.wait_ready()
+        yield server
+
+
+def test_when_the_loop_dies_requests_fail_and_readiness_goes_off(
+    dying_server: TritonServer,
+) -> None:
+    assert generate(dying_server, **SHORT)["num_output_tokens"] == 2
+    fields = {"text_input": "Question:", "max_tokens": 100, "num_draft_tokens": 0}
+    status, body = post(dying_server, fields, "generate")
+    assert status >= 400
+    assert "failed at step 20" in body
+    deadline = time.monotonic() + 10
+    while dying_server.is_model_ready():
+        assert time.monotonic() < deadline, "the model still says that it is ready"
+        time.sleep(0.05)
+    assert post(dying_server, SHORT, "generate")[0] >= 400
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"limits": {"max_queues": 3}}, "limits.max_queues"),
+        ({"limits": {"max_queue": "many"}}, "limits.max_queue"),
+        ({"policy": "best"}, "policy"),
+        ({"engine": {"kind": "torch"}}, "engine.model"),
+        ({"engine": {"kind": "torch", "model": "/nowhere"}}, "engine.model"),
+    ],
+)
+def test_a_bad_config_fails_the_load_and_names_the_key(
+    tmp_path: Path, change: dict[str, object], key: str
+) -> None:
+    server = TritonServer(fake_config(), tmp_path, free_address())
+    original = json.loads(fake_config().model_dump_json())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "smartspec_py.triton_server.write_repository",
+            lambda run_dir, config: _write_tampered(run_dir, config, original | change),
+        )
+        with pytest.raises(TritonServerError, match=key), server:
+            server.wait_ready(timeout_s=60)
+
+
+def _write_tampered(run_dir: Path, config: object, document: dict[str, object]) -> Path:
+    from smartspec_py.launch.files import write_repository
+
+    models = write_repository(run_dir, config)  # type: ignore[arg-type]
+    (models / "smartspec" / "1" / CONFIG_NAME).write_text(json.dumps(document))
+    return models

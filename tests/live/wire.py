@@ -1,0 +1,81 @@
+"""The least clients that the live tests need, on public client libraries."""
+
+from __future__ import annotations
+
+import json
+import queue
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tritonclient.grpc as triton
+
+from smartspec_py.serving.contract import INPUTS
+from smartspec_py.triton_server import TritonServer
+
+_NUMPY = {
+    "STRING": ("BYTES", np.object_),
+    "INT32": ("INT32", np.int32),
+    "UINT64": ("UINT64", np.uint64),
+    "FP32": ("FP32", np.float32),
+    "BOOL": ("BOOL", np.bool_),
+}
+
+
+def post(server: TritonServer, body: dict[str, Any] | bytes, endpoint: str) -> tuple[int, str]:
+    """Status and body of one POST to the model."""
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    url = f"{server.address.http_url}/v2/models/smartspec/{endpoint}"
+    request = urllib.request.Request(url, raw, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def generate(server: TritonServer, **fields: Any) -> dict[str, Any]:
+    status, body = post(server, fields, "generate")
+    assert status == 200, body
+    return json.loads(body)
+
+
+def generate_stream(server: TritonServer, **fields: Any) -> list[dict[str, Any]]:
+    status, body = post(server, {**fields, "stream": True}, "generate_stream")
+    assert status == 200, body
+    lines = [line for line in body.splitlines() if line.startswith("data:")]
+    return [json.loads(line.removeprefix("data:")) for line in lines]
+
+
+def grpc_inputs(fields: dict[str, Any]) -> list[Any]:
+    """Tensors [1, 1], or [1, n] of a list."""
+    dtypes = {spec.name: spec.dtype for spec in INPUTS}
+    inputs = []
+    for name, value in fields.items():
+        wire, dtype = _NUMPY[dtypes[name]]
+        values = value if isinstance(value, list) else [value]
+        array = np.array([[v.encode() if isinstance(v, str) else v for v in values]], dtype=dtype)
+        tensor = triton.InferInput(name, list(array.shape), wire)
+        tensor.set_data_from_numpy(array)
+        inputs.append(tensor)
+    return inputs
+
+
+def grpc_stream(
+    server: TritonServer, inputs: list[Any], headers: dict[str, str] | None = None
+) -> Iterator[Any]:
+    """Results of one streamed request; raises its error."""
+    arrived: queue.Queue[tuple[Any, Any]] = queue.Queue()
+    with triton.InferenceServerClient(server.address.grpc_url) as client:
+        client.start_stream(lambda result, error: arrived.put((result, error)), headers=headers)
+        client.async_stream_infer("smartspec", inputs, enable_empty_final_response=True)
+        while True:
+            result, error = arrived.get(timeout=60)
+            if error is not None:
+                raise error
+            yield result
+            if result.get_response().parameters["triton_final_response"].bool_param:
+                return
