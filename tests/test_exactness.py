@@ -12,8 +12,9 @@ from tokenizers import Tokenizer
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.types import NO_TOKEN
 from smartspec_py.engines.base import Event
-from smartspec_py.engines.fake import FAKE_CAPABILITIES, FakeProposer, FakeTarget
+from smartspec_py.engines.fake import FAKE_CAPABILITIES, FakeTarget
 from smartspec_py.exactness import check_pair_exactness, reference
+from smartspec_py.proposers.fake import FakeProposer
 from smartspec_py.serving.config import LimitsConfig
 from smartspec_py.serving.request import GenerateParams
 from smartspec_py.serving.server import Engine, Server

@@ -12,12 +12,11 @@ from smartspec_py.core.types import NO_TOKEN, FinishReason, SamplingParams
 from smartspec_py.engines.clock import VirtualClock
 from smartspec_py.engines.fake import (
     FAKE_CAPABILITIES,
-    AcceptProb,
-    FakeProposer,
     FakeTarget,
     fake_token,
 )
 from smartspec_py.engines.trtllm_engine import TrtllmTarget
+from smartspec_py.proposers.fake import AcceptProb, FakeProposer
 from smartspec_py.serving.config import LimitsConfig
 from smartspec_py.serving.inbox import Inbox
 from smartspec_py.serving.local import LocalSink

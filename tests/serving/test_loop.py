@@ -20,8 +20,9 @@ from smartspec_py.core.types import FinishReason, SamplingParams, SequenceView, 
 from smartspec_py.engines import executor_double
 from smartspec_py.engines.base import Event, TargetCapabilities
 from smartspec_py.engines.clock import VirtualClock
-from smartspec_py.engines.fake import FakeProposer, FakeTarget
+from smartspec_py.engines.fake import FakeTarget
 from smartspec_py.engines.trtllm_engine import TrtllmTarget
+from smartspec_py.proposers.fake import FakeProposer
 from smartspec_py.serving.request import ErrorCode
 
 POLICIES = ["none", "fixed:1", "fixed:3", "fixed:8", "goodput"]

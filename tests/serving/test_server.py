@@ -27,8 +27,9 @@ from harness import (
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.types import NO_TOKEN, FinishReason, SamplingParams
 from smartspec_py.engines import executor_double
-from smartspec_py.engines.fake import FakeProposer, FakeTarget
+from smartspec_py.engines.fake import FakeTarget
 from smartspec_py.engines.trtllm_engine import TrtllmTarget
+from smartspec_py.proposers.fake import FakeProposer
 from smartspec_py.serving.config import LimitsConfig
 from smartspec_py.serving.local import LocalSink, generate
 from smartspec_py.serving.request import ErrorCode, GenerateParams, InvalidField, RequestError

@@ -106,12 +106,6 @@ class _Slots:
     positions: Ints
     entries: Floats
 
-    def up_to(self, depth: int) -> _Slots:
-        keep = self.positions <= depth
-        return _Slots(
-            self.survivals[keep], self.owners[keep], self.positions[keep], self.entries[keep]
-        )
-
 
 def _best_lengths(
     views: Sequence[SequenceView], base: Sequence[int], free: Sequence[int], cost: CostModel
@@ -124,19 +118,19 @@ def _best_lengths(
     heuristic. `base` holds the lengths of sequences that are not free, part of every candidate.
     """
     slots = _ranked_slots(views, free, cost)
+    depth = int(slots.positions.max())
+    # [depth, n + 1]: the slots of one position among the first 0, 1, .. n of the ranking.
+    is_at = np.zeros((depth, len(slots.positions) + 1))
+    is_at[slots.positions - 1, np.arange(1, len(slots.positions) + 1)] = 1.0
+    counts = np.cumsum(is_at, axis=1)
+    survivals = np.cumsum(is_at[:, 1:] * slots.survivals, axis=1)
+    gained = np.cumsum(np.pad(survivals, ((0, 0), (1, 0))), axis=0)
     tokens = sum(expected_tokens(v.accept_prob, k) for v, k in zip(views, base, strict=True))
-    best, best_goodput = np.empty(0, dtype=np.int64), -1.0
-    deepest = int(slots.positions.max())
-    # One sequence's slots are ranked by depth, so its shallower plans are prefixes of the deepest.
-    for depth in range(1 if len(free) > 1 else deepest, deepest + 1):
-        shallow = slots.up_to(depth)
-        expected = tokens + np.concatenate(([0.0], np.cumsum(shallow.survivals)))
-        goodput = expected / _seconds_by_cut(views, base, shallow, cost)
-        cut = int(np.argmax(goodput))
-        if goodput[cut] > best_goodput:
-            best, best_goodput = shallow.owners[:cut], float(goodput[cut])
-    taken = np.bincount(best, minlength=len(views))
-    return [length + int(more) for length, more in zip(base, taken, strict=True)]
+    goodput = (tokens + gained) / _candidate_s(views, base, counts, slots.entries, cost)
+    best_depth, cut = np.unravel_index(int(np.argmax(goodput)), goodput.shape)
+    taken = slots.owners[:cut][slots.positions[:cut] <= best_depth + 1]
+    more = np.bincount(taken, minlength=len(views))
+    return [length + int(extra) for length, extra in zip(base, more, strict=True)]
 
 
 def _ranked_slots(views: Sequence[SequenceView], free: Sequence[int], cost: CostModel) -> _Slots:
@@ -156,22 +150,30 @@ def _ranked_slots(views: Sequence[SequenceView], free: Sequence[int], cost: Cost
     )
 
 
-def _seconds_by_cut(
-    views: Sequence[SequenceView], base: Sequence[int], slots: _Slots, cost: CostModel
+def _candidate_s(
+    views: Sequence[SequenceView],
+    base: Sequence[int],
+    counts: Floats,
+    entries: Floats,
+    cost: CostModel,
 ) -> Floats:
-    """Seconds of the step when the first 0, 1, .. n of the slots are taken; [n + 1]."""
-    num_slots, num_rows = len(slots.positions), len(views)
-    depth = max(int(slots.positions.max()), max(base))
-    taken = np.zeros((num_slots + 1, depth), dtype=np.int64)
-    taken[np.arange(1, num_slots + 1), slots.positions - 1] = 1
-    taken = np.cumsum(taken, axis=0)
-    taken += np.array([sum(1 for length in base if length >= p) for p in range(1, depth + 1)])
-    passes = cost.draft_pass_s[taken].sum(axis=1)
-    catch_up = np.concatenate(([0.0], np.cumsum(slots.entries)))
-    rest_s = sum(
+    """Seconds of the step for each depth and cut, shape [depth, n + 1].
+
+    counts: [depth, n + 1], slots taken of each position at each cut. A candidate of depth d takes
+    those of positions 1..d, beside the drafts that `base` has at any position.
+    """
+    depth, num_rows = len(counts), len(views)
+    rows_of_base = [
+        sum(1 for length in base if length >= p) for p in range(1, max(depth, max(base)) + 1)
+    ]
+    at_base = cost.draft_pass_s[rows_of_base]
+    rows = counts.astype(np.int64) + np.array(rows_of_base[:depth])[:, None]
+    beyond = at_base.sum() - np.cumsum(at_base[:depth])
+    passes = np.cumsum(cost.draft_pass_s[rows], axis=0) + beyond[:, None]
+    catch_up = np.concatenate(([0.0], np.cumsum(entries))) + sum(
         _catch_up_s(view, cost) for view, length in zip(views, base, strict=True) if length > 0
     )
-    num_tokens = num_rows + sum(base) + np.arange(num_slots + 1, dtype=np.float64)
+    num_tokens = num_rows + sum(base) + np.cumsum(counts, axis=0)
     target = cost.targets_s(num_rows, num_tokens, _mean_context(views))
-    seconds: Floats = passes + catch_up + target + rest_s + cost.step_host_s(num_rows)
+    seconds: Floats = passes + catch_up + target + cost.step_host_s(num_rows)
     return np.maximum(seconds, MIN_STEP_S)

@@ -39,7 +39,8 @@ def build_engine(config: ServerConfig, folder: Path) -> Engine:
 
 
 def _build_fake(config: FakeEngineConfig, limits: LimitsConfig, folder: Path) -> Engine:
-    from smartspec_py.engines.fake import FakeProposer, FakeTarget
+    from smartspec_py.engines.fake import FakeTarget
+    from smartspec_py.proposers.fake import FakeProposer
 
     tokenizer = load_tokenizer("engine.tokenizer", folder / config.tokenizer)
     step = PassTable((1,), (1,), ((config.step_s,),))
