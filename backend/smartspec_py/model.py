@@ -43,9 +43,12 @@ class TritonLog(logging.Handler):
     """Python's log records in Triton's log."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        is_error = record.levelno >= logging.ERROR
-        log = pb_utils.Logger.log_error if is_error else pb_utils.Logger.log_info
-        log(self.format(record))
+        if record.levelno >= logging.ERROR:
+            pb_utils.Logger.log_error(self.format(record))
+        elif record.levelno >= logging.WARNING:
+            pb_utils.Logger.log_warn(self.format(record))
+        else:
+            pb_utils.Logger.log_info(self.format(record))
 
 
 class TritonPythonModel:

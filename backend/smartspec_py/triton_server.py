@@ -3,7 +3,7 @@
 The server and the stub processes that it forks are a process group of their own, so that a stop
 reaches all of them and a Ctrl-C in the terminal reaches only the caller, who decides. Model control
 is explicit, because only then can the backend unload itself when its loop dies; from the network
-those endpoints need a random key, which is thrown away.
+those endpoints need a random key, which only this object knows.
 """
 
 from __future__ import annotations
@@ -48,6 +48,14 @@ MAX_POOLED_RESPONSES = 1024
 POLL_S = 0.1
 LOG_TAIL_LINES = 15
 STOP_GRACE_S = 20.0
+EXIT_TIMEOUT_S = 3.0
+"""Time that Triton gives idle connections after SIGTERM; its own default is 30 s."""
+
+EXIT_S = 10.0
+CONTROL_HEADER = "smartspec-key"
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Opens URLs without a proxy: the server is on this machine."""
+
 SHM_FOLDER = Path("/dev/shm")
 
 
@@ -79,6 +87,7 @@ class TritonServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._is_stopped = False
         self._shm_prefix = f"smartspec_{secrets.token_hex(4)}_"
+        self._control_key = secrets.token_hex(16)
 
     def __enter__(self) -> TritonServer:
         self.start()
@@ -109,7 +118,9 @@ class TritonServer:
         backends = write_backends(self._run_dir, installation, self._backend_folder)
         models = write_repository(self._run_dir, self._config)
         environment = server_environment(installation)
-        command = server_command(installation, environment, backends, models, self.address)
+        command = server_command(
+            installation, environment, backends, models, self.address, self._control_key
+        )
         command.append(f"--backend-config=python,shm-region-prefix-name={self._shm_prefix}")
         with self.log_path.open("wb") as log:
             self._process = subprocess.Popen(
@@ -151,7 +162,7 @@ class TritonServer:
         """Whether the server answers and the model can serve. A server that hangs counts as not."""
         url = f"{self.address.http_url}/v2/models/{MODEL_NAME}/ready"
         try:
-            with urllib.request.urlopen(url, timeout=5.0) as response:
+            with DIRECT.open(url, timeout=5.0) as response:
                 return bool(response.status == 200)
         except (urllib.error.URLError, OSError):
             return False
@@ -163,16 +174,18 @@ class TritonServer:
         return "\n".join(lines[-num_lines:])
 
     def stop(self, grace_s: float = STOP_GRACE_S) -> int | None:
-        """SIGTERM, after grace_s SIGKILL; then whatever is left of the group. Idempotent.
+        """Drain, then SIGTERM, then SIGKILL, then whatever is left of the group. Idempotent.
 
-        Returns the exit code; None if it never started.
+        Draining refuses new requests and lets those in flight finish, for up to grace_s; what is
+        then still in flight is cut off. Returns the exit code; None if it never started.
         """
         if self._process is None:
             return None
         if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
             try:
-                self._process.wait(grace_s)
+                self._drain(time.monotonic() + grace_s)
+                self._process.send_signal(signal.SIGTERM)
+                self._process.wait(EXIT_S + EXIT_TIMEOUT_S)
             except (subprocess.TimeoutExpired, KeyboardInterrupt):  # a second Ctrl-C is for now
                 self._process.kill()
                 self._process.wait()
@@ -180,6 +193,23 @@ class TritonServer:
             self._end_stubs()
             self._is_stopped = True
         return self.poll()
+
+    def _drain(self, deadline_s: float) -> None:
+        """Unload the model: Triton waits for its requests, which it does not do long on SIGTERM."""
+        try:
+            self._control(f"models/{MODEL_NAME}/unload")
+            while b"UNLOADING" in self._control("index") and time.monotonic() < deadline_s:
+                time.sleep(POLL_S)
+        except (urllib.error.URLError, OSError):
+            return  # it is not up yet, or not any more
+
+    def _control(self, path: str) -> bytes:
+        """POST to Triton's model control; the key keeps others from it."""
+        url = f"{self.address.http_url}/v2/repository/{path}"
+        request = urllib.request.Request(url, b"{}", {CONTROL_HEADER: self._control_key})
+        with DIRECT.open(request, timeout=5.0) as response:
+            body: bytes = response.read()
+        return body
 
     def _end_stubs(self) -> None:
         """A stub outlives a server that crashed or was killed, and so does their shared memory."""
@@ -212,9 +242,10 @@ def server_command(
     backends: Path,
     models: Path,
     address: Address,
+    control_key: str,
 ) -> list[str]:
     """Triton's command line."""
-    key = secrets.token_hex(16)
+    guard = f"model-repository:{CONTROL_HEADER}={control_key}"
     command = [
         str(installation.binary),
         f"--model-repository={models}",
@@ -223,14 +254,15 @@ def server_command(
         f"--load-model={MODEL_NAME}",
         "--disable-auto-complete-config",
         "--exit-on-error=true",
+        f"--exit-timeout-secs={EXIT_TIMEOUT_S:.0f}",
         f"--http-address={address.host}",
         f"--http-port={address.http_port}",
         f"--grpc-address={address.host}",
         f"--grpc-port={address.grpc_port}",
         f"--metrics-address={address.host}",
         f"--metrics-port={address.metrics_port}",
-        f"--http-restricted-api=model-repository:smartspec-key={key}",
-        f"--grpc-restricted-protocol=model-repository:smartspec-key={key}",
+        f"--http-restricted-api={guard}",
+        f"--grpc-restricted-protocol={guard}",
     ]
     pooled = "--grpc-max-response-pool-size"
     if pooled in _help_text(installation.binary, environment):

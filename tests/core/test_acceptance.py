@@ -87,3 +87,25 @@ def test_release_forgets_the_request_and_keeps_what_it_taught() -> None:
     tracker.release(1)
     assert tracker.accept_prob(1) == tracker.shared_mean == shared < INITIAL_MEAN
     tracker.release(1)  # a request that never decoded is released too
+
+
+def test_positions_differ_and_a_request_shifts_them_all() -> None:
+    """Half of the first drafts are rejected, and what follows an accepted one is always accepted.
+
+    Position 1 has 500 of 1000 (less by forgetting), the others all that were tried. The mean of
+    all positions is 2000 / 2500 = 0.8.
+    """
+    tracker = AcceptanceTracker()
+    observe_all(tracker, [(4, 0), (4, 4)] * 500)
+    first, *others = tracker.accept_probs(2, 4)
+    assert first == pytest.approx(0.5, abs=0.02)
+    assert all(prob > 0.95 for prob in others)
+    assert tracker.shared_mean == pytest.approx(0.8, abs=0.02)
+    observe_all(tracker, [(1, 0)] * 5, sequence=2)
+    worse = tracker.accept_probs(2, 4)
+    assert all(now < before for now, before in zip(worse, (first, *others), strict=True))
+
+
+def test_without_evidence_all_positions_are_the_mean() -> None:
+    assert AcceptanceTracker().accept_probs(1, 3) == pytest.approx((0.7, 0.7, 0.7))
+    assert AcceptanceTracker().accept_probs(1, 0) == ()

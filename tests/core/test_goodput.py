@@ -7,8 +7,14 @@ from smartspec_py.core.goodput import accept_trials, expected_tokens, survival
 
 def test_survival_is_a_falling_geometric_series() -> None:
     """0.5, 0.5 * 0.5 = 0.25, 0.125."""
-    assert survival(0.5, 3).tolist() == [0.5, 0.25, 0.125]
-    assert survival(0.5, 0).tolist() == []
+    assert survival([0.5, 0.5, 0.5]).tolist() == [0.5, 0.25, 0.125]
+    assert survival([]).tolist() == []
+
+
+def test_probabilities_may_differ_by_position() -> None:
+    """0.5, 0.5 * 0.8 = 0.4: two drafts bring 1 + 0.5 + 0.4."""
+    assert survival([0.5, 0.8]).tolist() == pytest.approx([0.5, 0.4])
+    assert expected_tokens((0.5, 0.8), 2) == pytest.approx(1.9)
 
 
 @pytest.mark.parametrize(
@@ -22,7 +28,7 @@ def test_survival_is_a_falling_geometric_series() -> None:
     ],
 )
 def test_expected_tokens(accept_prob: float, draft_len: int, tokens: float) -> None:
-    assert expected_tokens(accept_prob, draft_len) == pytest.approx(tokens)
+    assert expected_tokens((accept_prob,) * draft_len, draft_len) == pytest.approx(tokens)
 
 
 @pytest.mark.parametrize(

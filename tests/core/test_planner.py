@@ -28,7 +28,7 @@ def view(sequence: int = 1, accept_prob: float = 0.5, **changes: object) -> Sequ
         max_draft_len=4,
         draft_lag=0,
         remaining=100,
-        accept_prob=accept_prob,
+        accept_probs=(accept_prob,) * 64,
         policy="goodput",
     )
     return replace(base, **changes)  # type: ignore[arg-type]

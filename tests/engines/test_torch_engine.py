@@ -155,3 +155,10 @@ def test_the_draft_stops_at_the_end_token() -> None:
 
 def test_nothing_in_flight_is_no_event() -> None:
     assert make_target("llama").poll(0.0) == []
+
+
+def test_a_pass_can_be_timed_in_any_room() -> None:
+    """Rows of 96 tokens: asked for more, the pass is as long as the row."""
+    target = make_target("llama")
+    for tokens, context_len in ((1, 0), (64, 90), (96, 96), (200, 10)):
+        assert target.time_pass(2, tokens, context_len) > 0

@@ -14,9 +14,9 @@ import pytest
 import tritonclient.grpc as triton
 from servers import fake_config
 from tritonclient.utils import InferenceServerException
-from wire import generate, grpc_inputs, grpc_stream, post
+from wire import generate, generate_stream, grpc_inputs, grpc_stream, post
 
-from smartspec_py.serving.config import CONFIG_NAME
+from smartspec_py.serving.config import CONFIG_NAME, LimitsConfig
 from smartspec_py.triton_server import TritonServer, TritonServerError, free_address
 
 pytestmark = pytest.mark.triton
@@ -140,3 +140,22 @@ def _write_tampered(run_dir: Path, config: object, document: dict[str, object]) 
     models = write_repository(run_dir, config)  # type: ignore[arg-type]
     (models / "smartspec" / "1" / CONFIG_NAME).write_text(json.dumps(document))
     return models
+
+
+def test_stop_lets_streams_finish_and_does_not_wait_for_idle_connections(tmp_path: Path) -> None:
+    """A stream of two seconds ends by itself; a connection that says nothing is cut."""
+    config = fake_config(step_s=0.01, limits=LimitsConfig(max_context_len=4096))
+    server = TritonServer(config, tmp_path, free_address())
+    with server:
+        server.wait_ready()
+        idle = socket.create_connection((server.address.reach, server.address.http_port))
+        with idle, ThreadPoolExecutor() as pool:
+            fields = {"text_input": "Question:", "max_tokens": 200, "num_draft_tokens": 0}
+            stream = pool.submit(generate_stream, server, **fields)
+            time.sleep(0.5)
+            start = time.monotonic()
+            assert server.stop() == 0
+            assert time.monotonic() - start < 15
+            responses = stream.result(timeout=10)
+    assert responses[-1]["finish_reason"] == "length"
+    assert sum(response["num_output_tokens"] for response in responses) == 200

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 from harness import TOKENIZER_FILE
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
-from smartspec_py.serving.build import build_engine, end_token, existing, load_tokenizer
+from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.config import (
     CONFIG_NAME,
     ConfigError,
@@ -17,6 +19,7 @@ from smartspec_py.serving.config import (
     TorchEngineConfig,
     read_config,
 )
+from smartspec_py.serving.model_files import end_token, existing, load_tokenizer, num_token_ids
 
 TORCH = {"kind": "torch", "model": "target"}
 FAKE = {"kind": "fake", "tokenizer": str(TOKENIZER_FILE.parent)}
@@ -145,3 +148,21 @@ def test_the_model_says_its_end_token(
         if document is not None:
             (tmp_path / name).write_text(json.dumps(document))
     assert end_token(tmp_path) == expected
+
+
+def test_a_tokenizer_neither_cuts_nor_pads(tmp_path: Path) -> None:
+    """Whatever its file asks for: a prompt is served as it is."""
+    tokenizer = load_tokenizer("engine.model", TOKENIZER_FILE.parent)
+    whole = tokenizer.encode("a longer prompt than four tokens").ids
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=64)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert (
+        load_tokenizer("engine.model", tmp_path).encode("a longer prompt than four tokens").ids
+        == whole
+    )
+
+
+def test_ids_with_gaps_are_counted_to_the_highest() -> None:
+    vocabulary = Tokenizer(WordLevel({"a": 0, "b": 1, "end": 7}, unk_token="a"))
+    assert num_token_ids(vocabulary) == 8

@@ -136,3 +136,13 @@ def test_fingerprint_tells_models_apart(tmp_path: Path) -> None:
     ]
     assert same[0] == same[1]
     assert len({same[0], *others}) == 5
+
+
+def test_a_damaged_file_is_measured_again(tmp_path: Path) -> None:
+    """Half a document, as a full disk leaves it, must not keep a server from starting."""
+    engine = CountingEngine()
+    first = cached_profile(engine, None, SHAPE, tmp_path, ["model"])
+    (path,) = tmp_path.glob("profile-*.json")
+    path.write_text(path.read_text()[:40])
+    assert cached_profile(CountingEngine(), None, SHAPE, tmp_path, ["model"]) == first
+    assert load_cost(path) == first, "and the file is whole again"

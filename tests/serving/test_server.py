@@ -258,7 +258,7 @@ def test_a_field_out_of_range_is_named(params: GenerateParams, words: list[str])
 def test_a_prompt_that_leaves_no_room_at_all() -> None:
     limits = LIMITS.model_copy(update={"max_context_len": 4})
     with running(fake_engine(), limits) as server:
-        with pytest.raises(InvalidField, match="at most 0"):
+        with pytest.raises(InvalidField, match="at most 3 tokens"):
             server.submit(GenerateParams("hello world", 1), LocalSink())
         (sink,) = generate(server, [GenerateParams("hello", 2)], WAIT_S)
     assert sink.num_tokens == 2
@@ -409,3 +409,18 @@ def test_no_thread_is_left_behind() -> None:
         assert len(set(threading.enumerate()) - before) == 2
         generate(server, [GenerateParams("hello", 5)], WAIT_S)
     assert set(threading.enumerate()) == before
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("x" * (64 * 128 + 1), ["text_input", "8193 bytes", "at most 8192 bytes"]),
+        ("so it goes " * 200, ["text_input", "tokens", "at most 127 tokens"]),
+    ],
+)
+def test_a_prompt_that_cannot_fit_is_refused_by_its_own_name(text: str, words: list[str]) -> None:
+    """The first even before it is tokenised, which would hold up everyone else."""
+    with running(fake_engine(), LimitsConfig(max_context_len=128)) as server:
+        with pytest.raises(InvalidField) as caught:
+            server.submit(GenerateParams(text=text, max_tokens=1), LocalSink())
+        assert all(word in str(caught.value) for word in words), str(caught.value)

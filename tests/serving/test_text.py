@@ -4,6 +4,9 @@ import pytest
 from harness import TOKENIZER
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteFallback, Fuse, Replace, Sequence, Strip
+from tokenizers.models import BPE
 
 from smartspec_py.serving.text import TextStream
 
@@ -126,3 +129,31 @@ def test_no_stop_word_is_ever_shown(text: str, stop_words: list[str]) -> None:
     tokens = [token for char in text for token in tokens_of(char)]
     found = pieces(tokens, stop_words=tuple(stop_words))
     assert "".join(found) == text[: min(starts, default=stop)]
+
+
+def byte_fallback_tokenizer() -> Tokenizer:
+    """As Llama-2's: bytes without a word of their own are tokens <0xNN>; ids 0..255, then words."""
+    vocabulary = {f"<0x{i:02X}>": i for i in range(256)} | {"▁hello": 256, "▁there": 257}
+    tokenizer = Tokenizer(BPE(vocabulary, [], byte_fallback=True))
+    tokenizer.decoder = Sequence([Replace("▁", " "), ByteFallback(), Fuse(), Strip(" ", 1, 0)])
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("tokens", "text"),
+    [
+        ([257, 0x0A, 256], " there\n hello"),
+        # A newline, the first byte of a longer character, and then a word: the byte is nothing.
+        ([0x0A, 0xF0, 256], "\n\ufffd hello"),
+        ([257, 0xC3, 257, 257], " there\ufffd there there"),
+        ([0xC3, 0xA9, 256], "é hello"),
+    ],
+)
+def test_bytes_that_are_no_character_do_not_end_the_text(tokens: list[int], text: str) -> None:
+    """Text goes on behind them; nothing raises, as the library's own decoder does there."""
+    stream = TextStream(byte_fallback_tokenizer(), [256], ["never"])
+    for token in tokens:
+        stream.push(token)
+    found = stream.take() + stream.finish()
+    assert found.replace("\ufffd", "").split() == text.replace("\ufffd", "").split()
+    assert "hello" in found or "there" in found

@@ -14,14 +14,14 @@ from rich.table import Table
 
 from smartspec_py.commands import USAGE_ERROR, fail
 from smartspec_py.commands.arms import NONE, Arm, Job, run_arms
+from smartspec_py.commands.settings import checked_config
 from smartspec_py.commands.streams import StreamError
 from smartspec_py.core.planner import parse_policy
 from smartspec_py.launch import paths
 from smartspec_py.launch.files import InstallationError
-from smartspec_py.launch.foreground import wait_with_progress
+from smartspec_py.launch.foreground import signals_interrupt, wait_with_progress
 from smartspec_py.launch.interpreter import InterpreterError
 from smartspec_py.pair import PairError, check_pair
-from smartspec_py.serving.config import LimitsConfig, ServerConfig, TorchEngineConfig
 from smartspec_py.serving.profile import machine_name
 from smartspec_py.triton_server import TritonServer, TritonServerError, free_address
 from smartspec_py.workloads import WORKLOADS, generate
@@ -61,19 +61,17 @@ def bench(
         check_pair(model, draft)
     except PairError as error:
         fail(str(error), USAGE_ERROR)
-    engine = TorchEngineConfig.model_validate(
-        {
-            "model": str(model.resolve()),
-            "draft": str(draft.resolve()),
-            "dtype": dtype,
-            "num_threads": num_threads,
-            "profile_cache": str(paths.profile_cache().resolve()),
-        }
-    )
-    limits = LimitsConfig(max_sequences=max(1, concurrency))
-    server = TritonServer(
-        ServerConfig(engine=engine, limits=limits), paths.run_dir(0).resolve(), free_address()
-    )
+    engine = {
+        "kind": "torch",
+        "model": str(model.resolve()),
+        "draft": str(draft.resolve()),
+        "dtype": dtype,
+        "num_threads": num_threads,
+        "profile_cache": str(paths.profile_cache().resolve()),
+    }
+    config = checked_config({"engine": engine, "limits": {"max_sequences": concurrency}})
+    address = free_address()
+    server = TritonServer(config, paths.run_dir(address.http_port).resolve(), address)
     groups = {
         name: [
             _round_jobs(name, number, concurrency, max_tokens, temperature)
@@ -83,12 +81,14 @@ def bench(
     }
     console = Console(stderr=True)
     try:
-        with server:
+        with signals_interrupt(), server:
             wait_with_progress(server, console)
             with console.status("warming up") as status:
                 results = asyncio.run(
                     run_arms(server.address.grpc_url, names, groups, status.update)
                 )
+    except KeyboardInterrupt:
+        fail("interrupted", 130)
     except (StreamError, InterpreterError, InstallationError, TritonServerError) as error:
         fail(str(error))
     for name, arms in results.items():
@@ -116,7 +116,7 @@ def _policies(text: str) -> list[str]:
         try:
             parse_policy(name)
         except ValueError as error:
-            fail(f"--policies: {name!r} {error}", USAGE_ERROR)
+            fail(f"--policies: {name!r} must be {error}", USAGE_ERROR)
     if NONE not in names:
         fail(f"--policies: {NONE} is the baseline and must be among them", USAGE_ERROR)
     return names

@@ -13,9 +13,10 @@ from rich.console import Console
 from rich.table import Table
 
 from smartspec_py.commands import USAGE_ERROR, fail
+from smartspec_py.commands.settings import checked_config
 from smartspec_py.exactness import CheckReport, check_pair_exactness
 from smartspec_py.pair import PairError, check_pair
-from smartspec_py.serving.config import ConfigError, LimitsConfig, ServerConfig, TorchEngineConfig
+from smartspec_py.serving.config import ConfigError, ServerConfig
 from smartspec_py.serving.request import GenerateParams
 
 MAX_TOKENS = 64
@@ -44,11 +45,17 @@ def check(
         requests = _requests(_floats(temperatures), prompts, seed)
     except (PairError, ValueError) as error:
         fail(str(error), USAGE_ERROR)
-    config = ServerConfig(
-        engine=TorchEngineConfig.model_validate(
-            {"model": str(model), "draft": str(draft), "dtype": dtype, "device": device}
-        ),
-        limits=LimitsConfig(max_draft_len=max_draft_len, max_sequences=8, max_queue=4096),
+    config = checked_config(
+        {
+            "engine": {
+                "kind": "torch",
+                "model": str(model.resolve()),
+                "draft": str(draft.resolve()),
+                "dtype": dtype,
+                "device": device,
+            },
+            "limits": {"max_draft_len": max_draft_len, "max_sequences": 8, "max_queue": 4096},
+        }
     )
     policies = ["none", *(f"fixed:{k}" for k in range(1, max_draft_len + 1)), "goodput"]
     reports = _run(config, requests, policies, tokens, console)
@@ -108,9 +115,12 @@ def _requests(temperatures: Sequence[float], prompts: int, seed: int) -> list[Ge
 
 
 def _floats(text: str) -> list[float]:
-    values = [float(part) for part in text.split(",")]
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError:
+        values = [-1.0]
     if not all(0 <= value < 100 for value in values):
-        raise ValueError(f"--temperatures: got {text}, each must be at least 0 and below 100")
+        raise ValueError(f"--temperatures: got {text!r}, must be numbers from 0 to 100")
     return values
 
 

@@ -85,7 +85,7 @@ def quickstart(
     try:
         parse_policy(policy)
     except ValueError as error:
-        fail(f"--policy: {error}", USAGE_ERROR)
+        fail(f"--policy: must be {error}", USAGE_ERROR)
     pair = expanded_pair(console)
     engine = TorchEngineConfig(
         model=str(pair / "target"),
@@ -94,7 +94,8 @@ def quickstart(
         dtype=dtype.value,
         profile_cache=str(CACHE / "profiles"),
     )
-    server = TritonServer(ServerConfig(engine=engine), CACHE / "run", free_address())
+    address = free_address()
+    server = TritonServer(ServerConfig(engine=engine), CACHE / f"run-{address.http_port}", address)
     try:
         with signals_interrupt(), server:
             wait_with_progress(server, console)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from pydantic import ValidationError
 from rich.console import Console
 
 from smartspec_py.commands import USAGE_ERROR, fail
+from smartspec_py.commands.settings import checked_config
 from smartspec_py.launch import paths
 from smartspec_py.launch.files import InstallationError
 from smartspec_py.launch.foreground import run_in_foreground
@@ -128,7 +128,7 @@ def serve(
         },
         "policy": policy,
     }
-    config = _checked_config(settings)
+    config = checked_config(settings)
     address = _checked_address(Address(host, http_port, grpc_port, metrics_port))
     try:
         check_pair(model, draft)
@@ -143,17 +143,6 @@ def _run(server: TritonServer) -> int:
         return run_in_foreground(server, Console(stderr=True))
     except (InterpreterError, InstallationError, TritonServerError) as error:
         fail(str(error))
-
-
-def _checked_config(settings: dict[str, Any]) -> ServerConfig:
-    """The configuration; a wrong value ends the command with the name of its option."""
-    try:
-        return ServerConfig.model_validate(settings)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        option = str(first["loc"][-1]).replace("_", "-")
-        reason = first["msg"].removeprefix("Value error, ")
-        fail(f"--{option}: {reason} (got {first['input']!r})", USAGE_ERROR)
 
 
 def _checked_address(address: Address) -> Address:

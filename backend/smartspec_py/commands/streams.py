@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from smartspec_py.serving.contract import INPUTS, MODEL_NAME
-from smartspec_py.triton_server import Address
+from smartspec_py.triton_server import DIRECT, Address
 
 TIMEOUT_S = 60.0
 _DTYPES: dict[str, tuple[str, type]] = {
@@ -53,7 +53,7 @@ class HttpTransport:
         headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(self._url, json.dumps(fields).encode(), headers)
         try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as lines:
+            with DIRECT.open(request, timeout=TIMEOUT_S) as lines:
                 for line in lines:
                     if line.startswith(b"data:"):
                         yield self._response(json.loads(line.removeprefix(b"data:")))
@@ -108,7 +108,7 @@ class GrpcTransport:
                 if response.parameters["triton_final_response"].bool_param:
                     return
         finally:
-            self._client.stop_stream()
+            self._client.stop_stream(cancel_requests=True)
 
     @staticmethod
     def _next(responses: queue.Queue[tuple[Any, Any]]) -> tuple[Any, Any]:

@@ -4,11 +4,13 @@ Goodput here is SmartSpec's: generated tokens per second of execution (Liu et al
 Speculative Decoding for Serving LLMs Using Goodput", arXiv 2406.14066). It has no latency target in
 it, unlike the goodput of DistServe or of load generators, which counts requests that met one.
 
-Symbols: a, the conditional acceptance probability of one draft; k, the draft length; s(j), the
-survival: the probability that the first j drafts are all accepted.
+Symbols: a_j, the probability that draft j is accepted given that all before it were; k, the draft
+length; s(j), the survival: the probability that the first j drafts are all accepted.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,24 +18,21 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 
-def survival(accept_prob: float, draft_len: int) -> Floats:
-    """s(1)..s(k) = a, a^2, .. a^k; shape [draft_len], no unit.
-
-    Takes the drafts of a step as independent and equally likely to be accepted, which overrates
-    deep drafts where acceptance falls with the position.
-    """
-    powers: Floats = np.power(accept_prob, np.arange(1, draft_len + 1, dtype=np.float64))
-    return powers
+def survival(accept_probs: Sequence[float]) -> Floats:
+    """s(1)..s(k) = a_1, a_1 a_2, .. for k conditional probabilities; shape [k], no unit."""
+    return np.multiply.accumulate(np.asarray(accept_probs, dtype=np.float64))
 
 
-def expected_tokens(accept_prob: float, draft_len: int) -> float:
-    """Tokens that one sequence gains in a step: (1 - a^(k+1)) / (1 - a), the limit k + 1 at a = 1.
+def expected_tokens(accept_probs: Sequence[float], draft_len: int) -> float:
+    """Tokens that one sequence gains in a step of k drafts: 1 + s(1) + .. + s(k).
 
-    Accepted drafts and the one token that the target adds itself (SmartSpec's accepted length).
+    Accepted drafts and the one token that the target adds itself. With one probability a at every
+    position it is SmartSpec's accepted length (1 - a^(k+1)) / (1 - a). Takes acceptance as
+    independent of everything but the position. Raises IndexError beyond the known positions.
     """
     tokens, survives = 1.0, 1.0
-    for _ in range(draft_len):
-        survives *= accept_prob
+    for position in range(draft_len):
+        survives *= accept_probs[position]
         tokens += survives
     return tokens
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from smartspec_py.core.cost import CostModel
-from smartspec_py.core.goodput import expected_tokens
+from smartspec_py.core.goodput import expected_tokens, survival
 from smartspec_py.core.types import SequenceView, SpecPlan
 
 MAX_FIXED_DRAFT_LEN = 64
@@ -22,6 +22,9 @@ MAX_FIXED_DRAFT_LEN = 64
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+
+IMPOSSIBLE = -1.0
+"""In place of a survival, where the sequence may not draft so deep."""
 
 MIN_STEP_S = 1e-9
 """Keeps goodput finite where a cost model says that a step costs nothing."""
@@ -59,7 +62,7 @@ def evaluate(views: Sequence[SequenceView], draft_lens: Sequence[int], cost: Cos
     if not views:
         return SpecPlan()
     pairs = list(zip(views, draft_lens, strict=True))
-    tokens = sum(expected_tokens(view.accept_prob, length) for view, length in pairs)
+    tokens = sum(expected_tokens(view.accept_probs, length) for view, length in pairs)
     return SpecPlan(
         draft_lens={view.sequence: length for view, length in pairs},
         expected_tokens=tokens,
@@ -125,7 +128,7 @@ def _best_lengths(
     counts = np.cumsum(is_at, axis=1)
     survivals = np.cumsum(is_at[:, 1:] * slots.survivals, axis=1)
     gained = np.cumsum(np.pad(survivals, ((0, 0), (1, 0))), axis=0)
-    tokens = sum(expected_tokens(v.accept_prob, k) for v, k in zip(views, base, strict=True))
+    tokens = sum(expected_tokens(v.accept_probs, k) for v, k in zip(views, base, strict=True))
     goodput = (tokens + gained) / _candidate_s(views, base, counts, slots.entries, cost)
     best_depth, cut = np.unravel_index(int(np.argmax(goodput)), goodput.shape)
     taken = slots.owners[:cut][slots.positions[:cut] <= best_depth + 1]
@@ -137,11 +140,13 @@ def _ranked_slots(views: Sequence[SequenceView], free: Sequence[int], cost: Cost
     depth = max(views[i].max_draft_len for i in free)
     positions = np.tile(np.arange(1, depth + 1), len(free))
     owners = np.repeat(np.array(free), depth)
-    probs = np.repeat([views[i].accept_prob for i in free], depth)
     entries = np.repeat([_catch_up_s(views[i], cost) for i in free], depth)
-    caps = np.repeat([views[i].max_draft_len for i in free], depth)
-    survivals = np.where(positions <= caps, probs**positions, -1.0)
-    order = np.argsort(-survivals, kind="stable")[: int((positions <= caps).sum())]
+    survivals = np.full((len(free), depth), IMPOSSIBLE)
+    for row, i in enumerate(free):
+        length = views[i].max_draft_len
+        survivals[row, :length] = survival(views[i].accept_probs[:length])
+    survivals = survivals.ravel()
+    order = np.argsort(-survivals, kind="stable")[: int((survivals > IMPOSSIBLE).sum())]
     return _Slots(
         survivals[order],
         owners[order],

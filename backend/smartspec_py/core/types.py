@@ -53,8 +53,8 @@ class SequenceView:
         engine's, the proposer's, and the room left before max_tokens and the context limit.
     draft_lag: tokens that the proposer must read before it can propose (0: it is up to date).
     remaining: tokens that the request may still generate.
-    accept_prob: estimate of the probability that a draft is accepted given that all drafts
-        before it in the same step were.
+    accept_probs: for each position up to max_draft_len, the estimated probability that the draft
+        there is accepted given that all drafts before it in the same step were.
     policy: the policy that the request is served under.
     """
 
@@ -63,7 +63,7 @@ class SequenceView:
     max_draft_len: int
     draft_lag: int
     remaining: int
-    accept_prob: float
+    accept_probs: tuple[float, ...]
     policy: str
 
 

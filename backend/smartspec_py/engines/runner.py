@@ -108,7 +108,8 @@ class CausalRunner:
 
     def time_pass(self, num_rows: int, tokens_per_row: int, context_len: int) -> float:
         """Seconds of one pass whose logits reach the host. Overwrites the rows that it uses."""
-        position = min(context_len, self.max_len - tokens_per_row)
+        tokens_per_row = min(tokens_per_row, self.max_len)
+        position = max(0, min(context_len, self.max_len - tokens_per_row))
         tokens = [0] * tokens_per_row
         inputs = [RowInput(row, position, tokens, tokens_per_row) for row in range(num_rows)]
         start = time.perf_counter()
@@ -149,7 +150,7 @@ def _check_supported(hf_config: Any, config: RunnerConfig) -> None:
     if longest is not None and config.max_len > longest:
         raise ModelError(
             f"{config.path} reaches {longest} positions and {config.max_len} are needed: lower "
-            "limits.max_context_len or limits.max_draft_len"
+            "limits.max_context_len"
         )
 
 

@@ -104,7 +104,8 @@ def gumbel_noise(keys: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     Counter-based (SplitMix64's finaliser), so that any (key, token) can be had alone.
     """
     bits = _mix_tensor(keys[:, None] + (tokens + 1) * _signed(_GOLDEN))
-    uniform = ((bits >> 11) & ((1 << 53) - 1)).double().add_(0.5).mul_(2.0**-53)
+    # 52 bits and a half are exact in float64, so that no uniform is 0 or 1.
+    uniform = ((bits >> 12) & ((1 << 52) - 1)).double().add_(0.5).mul_(2.0**-52)
     return uniform.log_().neg_().log_().neg_()
 
 

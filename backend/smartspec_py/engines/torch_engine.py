@@ -35,8 +35,7 @@ class _Sequence:
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """One work item as a row of the pass. drafts: what is to be compared; draws_at: the absolute
-    position of its first draw."""
+    """One work item as a row of the pass. drafts: what is to be compared with the draws."""
 
     sequence: SequenceId
     row_input: RowInput
@@ -130,8 +129,8 @@ class TorchTarget:
         num_accepted = 0
         while num_accepted < len(item.drafts) and item.drafts[num_accepted] == drawn[num_accepted]:
             num_accepted += 1
-        # Of a verification, the last drawn token and the accepted drafts' keys are in the row; a
-        # prompt's chunk is in it whole.
+        # Of a verification, the row now holds the token known before this pass and the accepted
+        # drafts; of a prompt's chunk, all of it.
         num_read = len(item.row_input.tokens) - len(item.drafts) + num_accepted
         state.num_cached += num_read
         tokens = tuple(drawn[: num_accepted + 1])

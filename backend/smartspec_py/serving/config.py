@@ -81,7 +81,10 @@ class ServerConfig(_Layer):
     @field_validator("policy")
     @classmethod
     def _known_policy(cls, value: str) -> str:
-        parse_policy(value)
+        try:
+            parse_policy(value)
+        except ValueError as error:
+            raise ValueError(f"must be {error}") from error
         return value
 
 

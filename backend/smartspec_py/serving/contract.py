@@ -28,7 +28,7 @@ class TensorSpec:
 INPUTS = (
     TensorSpec("text_input", "STRING", "the prompt, UTF-8", "not empty", is_optional=False),
     TensorSpec("max_tokens", "INT32", "tokens to generate at most", ">= 1", is_optional=False),
-    TensorSpec("stream", "BOOL", "send text as it is generated; default false"),
+    TensorSpec("stream", "BOOL", "send text as it is generated, not for /generate; default false"),
     TensorSpec("temperature", "FP32", "0 is greedy; default 0", ">= 0, finite"),
     TensorSpec(
         "top_k", "INT32", "draw from the k most probable tokens; 0 is off; default 0", ">= 0"

@@ -156,13 +156,14 @@ class StepLoop:
     def _view(self, request: Request) -> SequenceView:
         context_len = len(request.tokens)
         lag = self._proposer.draft_lag(request.sequence, context_len) if self._proposer else 0
+        max_draft_len = max(0, min(request.max_draft_len, request.remaining - 1))
         return SequenceView(
             sequence=request.sequence,
             context_len=context_len,
-            max_draft_len=max(0, min(request.max_draft_len, request.remaining - 1)),
+            max_draft_len=max_draft_len,
             draft_lag=lag,
             remaining=request.remaining,
-            accept_prob=self._acceptance.accept_prob(request.sequence),
+            accept_probs=self._acceptance.accept_probs(request.sequence, max_draft_len),
             policy=request.policy,
         )
 
@@ -218,7 +219,12 @@ class StepLoop:
                 request.move_to(RequestState.DECODING)
         else:
             self._observe(request, event)
-        tokens, reason = self._keep(request, event)
+        try:
+            tokens, reason = self._keep(request, event)
+        except Exception as error:
+            message = f"its tokens are no text: {error}"
+            self._end(request, RequestState.FAILED, None, (ErrorCode.INTERNAL, message))
+            return
         request.tokens.extend(tokens)
         if reason is not None:
             self._end(request, RequestState.FINISHED, reason, tokens=tokens)

@@ -96,8 +96,13 @@ def cached_profile(
     parts = [f"v{PROFILE_VERSION}", repr(shape), machine_name(), *identity]
     path = folder / f"profile-{hashlib.sha256(chr(10).join(parts).encode()).hexdigest()[:16]}.json"
     if path.is_file():
-        logger.info("profile read from %s", path)
-        return load_cost(path)
+        try:
+            cost = load_cost(path)
+        except (ValueError, KeyError, TypeError) as error:
+            logger.warning("%s cannot be read (%s): measuring again", path, error)
+        else:
+            logger.info("profile read from %s", path)
+            return cost
     start = time.perf_counter()
     cost = profile(target, draft, shape)
     folder.mkdir(parents=True, exist_ok=True)
@@ -108,7 +113,7 @@ def cached_profile(
 
 def store_cost(cost: CostModel, path: Path, identity: Sequence[str] = ()) -> None:
     """Written beside and then renamed, so that a reader never sees half a file."""
-    partial = path.with_suffix(".partial")
+    partial = path.with_suffix(f".{os.getpid()}.partial")
     partial.write_text(json.dumps({"identity": list(identity), "cost": asdict(cost)}, indent=1))
     partial.rename(path)
 

@@ -214,7 +214,8 @@ class Responder:
     def _finish(self, conversation: Conversation, reason: FinishReason) -> None:
         self._close(conversation)
         text = conversation.text.take() + conversation.text.finish()
-        self._send(conversation, text, reason)
+        if not self._send(conversation, text, reason):
+            self._fail(conversation, ErrorCode.INTERNAL, "the last response could not be sent")
 
     def _fail(self, conversation: Conversation, code: ErrorCode, message: str) -> None:
         self._close(conversation)
@@ -224,7 +225,7 @@ class Responder:
         conversation.is_over = True
         self._open.pop(conversation.sequence, None)
 
-    def _send(self, conversation: Conversation, text: str, reason: FinishReason | None) -> None:
+    def _send(self, conversation: Conversation, text: str, reason: FinishReason | None) -> bool:
         reply = Reply(
             text=conversation.echo + text,
             num_output_tokens=conversation.num_unsent,
@@ -235,16 +236,19 @@ class Responder:
         )
         conversation.echo = ""
         conversation.num_unsent = 0
-        self._guard(conversation, lambda: conversation.sink.send(reply, reason is not None))
+        return self._guard(conversation, lambda: conversation.sink.send(reply, reason is not None))
 
-    def _guard(self, conversation: Conversation, call: Callable[[], None]) -> None:
-        """A client that cannot be reached must not take the others down."""
+    def _guard(self, conversation: Conversation, call: Callable[[], None]) -> bool:
+        """Whether the call got through. A client that cannot be reached must not take the others
+        down: its request is cancelled, unless this was its last response."""
         try:
             call()
         except Exception:
             logger.exception("request %d: the response could not be sent", conversation.sequence)
             if not conversation.is_over:
                 self._cancel(conversation.sequence)
+            return False
+        return True
 
     def _check_cancelled(self) -> None:
         now = self._clock()

@@ -34,6 +34,9 @@ from smartspec_py.serving.text import TextStream
 
 logger = logging.getLogger(__name__)
 
+MAX_BYTES_PER_TOKEN = 64
+"""No text has tokens that are longer on average; a prompt beyond it cannot fit."""
+
 STOP_S = 10.0
 """Time that the loop is given for its last step when the server stops."""
 
@@ -127,21 +130,32 @@ class Server:
     def cancel(self, sequence: int) -> None:
         self._inbox.cancel(sequence)
 
+    @property
+    def _max_context_len(self) -> int:
+        largest = self._engine.target.capabilities.max_context_len
+        return min(self._limits.max_context_len, largest)
+
     def _encode(self, text: str) -> list[int]:
+        # Before it is tokenised: that would hold up everyone else for as long as it takes.
+        num_bytes = len(text.encode())
+        most = MAX_BYTES_PER_TOKEN * self._max_context_len
+        if num_bytes > most:
+            raise InvalidField("text_input", f"{num_bytes} bytes", f"at most {most} bytes")
         tokens: list[int] = self._engine.tokenizer.encode(text).ids
         if not tokens:
             raise InvalidField("text_input", text, "text of at least one token")
+        if len(tokens) >= self._max_context_len:
+            allowed = f"at most {self._max_context_len - 1} tokens, to leave room for one more"
+            raise InvalidField("text_input", f"{len(tokens)} tokens", allowed)
         return tokens
 
     def _check_limits(self, params: GenerateParams, prompt: list[int]) -> None:
-        longest = min(
-            self._limits.max_context_len, self._engine.target.capabilities.max_context_len
-        )
+        longest = self._max_context_len
         if len(prompt) + params.max_tokens > longest:
             raise InvalidField(
                 "max_tokens",
                 params.max_tokens,
-                f"at most {max(0, longest - len(prompt))}: text_input has {len(prompt)} tokens, "
+                f"at most {longest - len(prompt)}: text_input has {len(prompt)} tokens, "
                 f"and both together may have {longest}",
             )
         vocab_size = self._engine.target.capabilities.vocab_size

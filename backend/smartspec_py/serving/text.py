@@ -39,7 +39,7 @@ class TextStream:
         """Add a token; sets `is_stopped` when it completes a stop word."""
         assert not self.is_stopped, "nothing follows a stop word"
         self._undecoded.append(token)
-        piece = self._decoder.step(self._tokenizer, token)
+        piece = self._decode(token)
         if piece is None:
             return
         self._undecoded.clear()
@@ -48,6 +48,18 @@ class TextStream:
         if found:
             self._text = self._text[: min(found)]
             self.is_stopped = True
+
+    def _decode(self, token: int) -> str | None:
+        """The text that the token completes; None while its last character is unfinished.
+
+        The library's decoder gives up where bytes that are no character are followed by text, as
+        tokenizers with byte fallback can emit them. What it held is then decoded as it stands.
+        """
+        try:
+            return self._decoder.step(self._tokenizer, token)
+        except Exception:
+            self._decoder = DecodeStream(ids=[token], skip_special_tokens=True)
+            return self._tokenizer.decode(self._undecoded, skip_special_tokens=True)
 
     def take(self) -> str:
         """Text that can be sent now; it is handed out once."""

@@ -12,9 +12,15 @@ import transformers
 from smartspec_py.engines.base import TargetCapabilities
 from smartspec_py.engines.runner import ModelError, RunnerConfig, load_runner
 from smartspec_py.engines.torch_engine import TorchTarget
+from smartspec_py.pair import PairError, check_pair
 from smartspec_py.proposers.draft_model import DraftModelProposer
-from smartspec_py.serving.build import end_token, existing, load_tokenizer
 from smartspec_py.serving.config import ConfigError, LimitsConfig, TorchEngineConfig
+from smartspec_py.serving.model_files import (
+    end_token,
+    existing,
+    load_tokenizer,
+    num_token_ids,
+)
 from smartspec_py.serving.profile import ProfileShape, cached_profile, fingerprint
 from smartspec_py.serving.server import Engine
 
@@ -26,7 +32,11 @@ def build_torch(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -
     model = existing("engine.model", folder / config.model)
     draft = None if config.draft is None else existing("engine.draft", folder / config.draft)
     tokenizer = load_tokenizer("engine.model", model)
-    vocab_size = tokenizer.get_vocab_size()
+    try:
+        check_pair(model, draft)
+    except PairError as error:
+        raise ConfigError(f"engine.json: engine.draft: {error}") from error
+    vocab_size = num_token_ids(tokenizer)
     num_threads = config.num_threads or max(1, (os.cpu_count() or 2) - 1)
     torch.set_num_threads(num_threads)
     device = _device(config.device)
@@ -41,7 +51,7 @@ def build_torch(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -
         target,
         proposer,
         ProfileShape(limits.max_sequences, limits.max_draft_len, limits.max_context_len // 2),
-        Path(config.profile_cache) if config.profile_cache else None,
+        folder / config.profile_cache if config.profile_cache else None,
         [
             fingerprint(model),
             fingerprint(draft) if draft else "no draft",

@@ -1,0 +1,21 @@
+"""Options of a command to a checked configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from smartspec_py.commands import USAGE_ERROR, fail
+from smartspec_py.serving.config import ServerConfig
+
+
+def checked_config(settings: dict[str, Any]) -> ServerConfig:
+    """The configuration; a wrong value ends the command with the name of its option."""
+    try:
+        return ServerConfig.model_validate(settings)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        option = str(first["loc"][-1]).replace("_", "-")
+        reason = first["msg"].removeprefix("Value error, ")
+        fail(f"--{option}: {reason} (got {first['input']!r})", USAGE_ERROR)

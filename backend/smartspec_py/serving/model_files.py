@@ -1,0 +1,45 @@
+"""What a model directory says, read without loading the model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from smartspec_py.core.types import NO_TOKEN
+from smartspec_py.serving.config import ConfigError
+
+
+def existing(key: str, path: Path) -> Path:
+    """The path. Raises ConfigError, naming the key, where nothing is there."""
+    if not path.exists():
+        raise ConfigError(f"engine.json: {key}: {path} does not exist")
+    return path
+
+
+def load_tokenizer(key: str, folder: Path) -> Tokenizer:
+    """The tokenizer of a model directory."""
+    path = existing(key, folder) / "tokenizer.json"
+    if not path.is_file():
+        raise ConfigError(f"engine.json: {key}: {folder} has no tokenizer.json")
+    tokenizer = Tokenizer.from_file(str(path))
+    # Some files ask for cutting or padding, which suits training and would change a prompt here.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def num_token_ids(tokenizer: Tokenizer) -> int:
+    """One more than the highest id: ids may have gaps, so counting entries is not enough."""
+    return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+
+
+def end_token(folder: Path) -> int:
+    """The model's end of text, by its generation_config.json or config.json; NO_TOKEN if none."""
+    for name in ("generation_config.json", "config.json"):
+        path = folder / name
+        value = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
+        if value is not None:
+            return int(value[0] if isinstance(value, list) else value)
+    return NO_TOKEN
