@@ -87,6 +87,7 @@ def expand(
     expanded = _expand_weights(weights, old, new, torch.Generator().manual_seed(seed))
     out.mkdir(parents=True, exist_ok=True)
     save_file(expanded, out / "model.safetensors", metadata={"format": "pt"})
+    (out / "model.safetensors").chmod(0o644)  # the library writes it for its owner alone
     note = {"source": source.name, "from": old, "to": new, "seed": seed}
     (out / "config.json").write_text(json.dumps(_config(config, new, note), indent=2) + "\n")
     _copy_tokenizer(source, out)

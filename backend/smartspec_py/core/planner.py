@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,7 @@ MIN_STEP_S = 1e-9
 """Keeps goodput finite where a cost model says that a step costs nothing."""
 
 
+@lru_cache(maxsize=256)
 def parse_policy(name: str) -> int | None:
     """The fixed draft length that a policy's name asks for; None for `goodput`.
 
