@@ -163,3 +163,49 @@ def wait_for(process: subprocess.Popen[str], words: str, timeout_s: float = 180.
             return
         assert time.monotonic() < deadline, seen
     raise AssertionError(f"ended before {words!r}: {seen}")
+
+
+MODELS = ["--model", TARGET, "--draft", DRAFT]
+
+
+def test_check_compares_texts_of_the_shipped_pair() -> None:
+    """Float32: no text differs, and the last line of stdout says so."""
+    options = ["--tokens", "300", "--prompts", "1", "--temperatures", "0,1", "--max-draft-len", "2"]
+    result = CliRunner().invoke(app, ["check", *MODELS, *options])
+    assert result.exit_code == 0, result.output
+    summary = json.loads(result.stdout.splitlines()[-1])
+    assert summary["num_diverged"] == 0
+    assert summary["num_tokens"] >= 300
+    assert summary["num_accepted"] > 0
+
+
+def test_steps_tells_where_the_time_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    result = CliRunner().invoke(app, ["steps", *MODELS, "--rows", "1,2", "--policies", "fixed:2"])
+    assert result.exit_code == 0, result.output
+    one, two = json.loads(result.stdout.splitlines()[-1])
+    assert (one["num_rows"], two["num_rows"]) == (1, 2)
+    for times in (one, two):
+        parts = times["plan_ms"] + times["draft_ms"] + times["target_ms"]
+        assert 0 < parts <= 1.2 * times["step_ms"]
+        assert 0 < times["share_outside"] < 1
+
+
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        (["check", *MODELS, "--dtype", "int4"], "--dtype"),
+        (["check", *MODELS, "--temperatures", "hot"], "--temperatures"),
+        (["check", *MODELS, "--max-draft-len", "100"], "--max-draft-len"),
+        (["bench", *MODELS, "--policies", "none,fixed:99"], "--policies: 'fixed:99' must be"),
+        (["bench", *MODELS, "--policies", "goodput"], "none is the baseline"),
+        (["bench", *MODELS, "--workload", "poems"], "--workload: 'poems'"),
+        (["bench", *MODELS, "--concurrency", "5000"], "--max-sequences"),
+        (["steps", *MODELS, "--rows", "many"], "--rows: got 'many'"),
+    ],
+)
+def test_what_was_typed_wrong_is_one_line(command: list[str], sentence: str) -> None:
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 2
+    assert sentence in result.stderr
+    assert "Traceback" not in result.output

@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-COMMANDS = ("serve", "check", "bench", "expand")
+COMMANDS = ("serve", "check", "bench", "steps", "expand")
 """Modules of commands/, each with a function of the same name; in the order of `--help`."""
 
 app = typer.Typer(

@@ -81,6 +81,8 @@ class CausalRunner:
         self._model = model
         self._config = config
         self.cache = RowCache(_new_buffer(model.config, config))
+        self.passes_s = 0.0
+        """Seconds spent in passes so far; on a GPU only until they are launched."""
 
     @property
     def device(self) -> torch.device:
@@ -93,6 +95,7 @@ class CausalRunner:
     @torch.inference_mode()
     def forward(self, inputs: Sequence[RowInput]) -> torch.Tensor:
         """Logits [sum of num_logits, vocab_size] in float32, input after input."""
+        start = time.perf_counter()
         packed = pack(inputs, self.max_len, self.device)
         self.cache.slots = packed.slots
         out = self._model(
@@ -104,6 +107,7 @@ class CausalRunner:
             packed=packed,
         )
         logits: torch.Tensor = out.logits[0, :, : self._config.vocab_size].float()
+        self.passes_s += time.perf_counter() - start
         return logits
 
     def time_pass(self, num_rows: int, tokens_per_row: int, context_len: int) -> float:

@@ -77,6 +77,11 @@ class DraftModelProposer:
     def close(self) -> None:
         self._sequences.clear()
 
+    @property
+    def passes_s(self) -> float:
+        """Seconds spent in model passes so far."""
+        return self._runner.passes_s
+
     def time_pass(self, num_rows: int, tokens_per_row: int, context_len: int) -> float:
         assert not self._sequences, "timing a pass overwrites rows"
         return self._runner.time_pass(num_rows, tokens_per_row, context_len)
