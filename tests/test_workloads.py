@@ -97,7 +97,7 @@ def sql_test(words: str) -> str:
     if rest.startswith("'"):
         return f"{column} = {rest}"
     comparison, bound = rest.rsplit(" ", 1)
-    symbol = {"above": ">", "below": "<", "at least": ">=", "at most": "<="}[comparison]
+    symbol = {"above": ">", "below": "<"}[comparison]
     return f"{column} {symbol} {bound}"
 
 

@@ -59,7 +59,7 @@ _SQL_SECOND = _words(
     "owner status length value"
 )
 _TABLE_SECOND = _words("log list record entry plan report item event index visit")
-_COMPARISONS = {"above": ">", "below": "<", "at least": ">=", "at most": "<="}
+_COMPARISONS = {"above": ">", "below": "<"}
 _AGGREGATES = {"average": "AVG", "total": "SUM", "largest": "MAX", "smallest": "MIN"}
 
 _BODIES = _words("council school library museum harbour hospital theatre railway market orchestra")

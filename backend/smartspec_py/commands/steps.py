@@ -24,7 +24,8 @@ from smartspec_py.workloads import WORKLOADS
 from smartspec_py.workloads import generate as make_document
 
 PROMPT_SEED = 5_000_011
-NUM_TOKENS = 48
+NUM_TOKENS = 128
+"""Enough that the first of many sequences still runs when the last has read its prompt."""
 
 
 @dataclass(frozen=True)

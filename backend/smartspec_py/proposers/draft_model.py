@@ -19,8 +19,8 @@ from smartspec_py.engines.sampling import Draw, draw_tokens
 SHORT_LAG = 4
 """Missed tokens up to this many are read in the first drafting pass itself."""
 
-CATCH_UP_CHUNK = 256
-"""Missed tokens of one sequence that are read in a pass."""
+CATCH_UP_CHUNK = 512
+"""Missed tokens, of all sequences together, that are read in a pass."""
 
 
 @dataclass(slots=True)
@@ -48,7 +48,8 @@ class DraftModelProposer:
         drafts: list[list[int]] = [[] for _ in tasks]
         active = [i for i, task in enumerate(tasks) if task.draft_len > 0]
         for i in active:
-            self._catch_up(tasks[i])
+            self._enter(tasks[i])
+        self._catch_up([tasks[i] for i in active])
         for depth in range(max((task.draft_len for task in tasks), default=0)):
             active = [i for i in active if self._goes_on(tasks[i], drafts[i], depth)]
             if not active:
@@ -90,19 +91,31 @@ class DraftModelProposer:
         """Raise AssertionError unless rows and sequences agree."""
         assert len(self._rows) == len(self._sequences), "a row without a sequence"
 
-    def _catch_up(self, task: DraftTask) -> None:
-        """Bring the row to within SHORT_LAG of the last known token."""
+    def _enter(self, task: DraftTask) -> None:
         if task.sequence not in self._sequences:
             self._rows.allocate(task.sequence)
             self._sequences[task.sequence] = _Sequence()
-        state = self._sequences[task.sequence]
-        state.num_known = len(task.tokens)
-        while self.draft_lag(task.sequence, state.num_known) > SHORT_LAG:
-            last = min(state.num_read + CATCH_UP_CHUNK, state.num_known - 1)
-            chunk = task.tokens[state.num_read : last]
-            row = self._rows.row(task.sequence)
-            self._runner.forward([RowInput(row, state.num_read, chunk, 0)])
-            state.num_read = last
+        self._sequences[task.sequence].num_known = len(task.tokens)
+
+    def _catch_up(self, tasks: Sequence[DraftTask]) -> None:
+        """Bring every row to within SHORT_LAG of its last known token, many rows a pass."""
+        behind = [task for task in tasks if self._lag(task) > SHORT_LAG]
+        while behind:
+            inputs, left = [], CATCH_UP_CHUNK
+            for task in behind:
+                state = self._sequences[task.sequence]
+                last = min(state.num_read + left, state.num_known - 1)
+                chunk = task.tokens[state.num_read : last]
+                if chunk:
+                    row = self._rows.row(task.sequence)
+                    inputs.append(RowInput(row, state.num_read, chunk, 0))
+                    state.num_read = last
+                    left -= len(chunk)
+            self._runner.forward(inputs)
+            behind = [task for task in behind if self._lag(task) > SHORT_LAG]
+
+    def _lag(self, task: DraftTask) -> int:
+        return self.draft_lag(task.sequence, len(task.tokens))
 
     def _goes_on(self, task: DraftTask, drafts: Sequence[int], depth: int) -> bool:
         has_ended = bool(drafts) and drafts[-1] == task.sampling.end_token
