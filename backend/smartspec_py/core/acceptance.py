@@ -26,7 +26,7 @@ from smartspec_py.core.goodput import accept_trials
 INITIAL_MEAN = 0.7
 """Assumed before anything was seen: published draft models range over 0.5 to 0.9."""
 
-PRIOR_TRIALS = 16.0
+PRIOR_TRIALS = 32.0
 """Weight of the shared mean in a request's own estimate, in trials. Requests of one kind differ
 less than a dozen steps of one of them do: at 4 trials the plan followed that noise, and lost 2 to 4
 % of goodput on the shipped pair (docs/log.md)."""
