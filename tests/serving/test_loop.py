@@ -366,8 +366,8 @@ def test_a_poisoned_request_fails_alone(position: int) -> None:
 def test_all_rejected_switches_off_within_25_steps_and_probes_again() -> None:
     """Drafting once costs 1.2 ms on 10 ms: off below 0.12. The estimate after 23 rejections:
 
-    shared 5.6/30.7 = 0.182, own 32 * 0.182/(32 + 18.6) = 0.115. Later it drifts up and one draft is tried
-    now and then; a rejected one costs 12 % of a step, so 1 in 8 costs 1.5 %.
+    shared 5.6/30.7 = 0.182, own 32 * 0.182/(32 + 18.6) = 0.115. Later it drifts up and one draft
+    is tried now and then; a rejected one costs 12 % of a step, so 1 in 8 costs 1.5 %.
     """
     harness = LoopHarness(accept_prob=0.0)
     number = harness.submit(PROMPT, 1500)
