@@ -3,7 +3,8 @@
 import re
 from pathlib import Path
 
-from smartspec_py.serving.contract import INPUTS, OUTPUTS, TensorSpec, config_pbtxt
+from smartspec_py.serving.config import CONFIG_NAME, TorchEngineConfig, read_config
+from smartspec_py.serving.contract import INPUTS, MODEL_NAME, OUTPUTS, TensorSpec, config_pbtxt
 
 CONFIG_FILE = Path(__file__).parents[2] / "model_repository/smartspec/config.pbtxt"
 
@@ -64,3 +65,13 @@ def test_the_file_in_the_repository_is_this_one() -> None:
     """Names and shapes only: the lines in between that start with # may say what they like."""
     lines = CONFIG_FILE.read_text(encoding="utf-8").splitlines(keepends=True)
     assert "".join(line for line in lines if not line.startswith("#")) == config_pbtxt()
+
+
+def test_the_shipped_engine_json_is_valid_and_its_models_are_there() -> None:
+    """Paths in it are relative to its own folder."""
+    folder = Path(__file__).parents[2] / "model_repository" / MODEL_NAME / "1"
+    config = read_config(folder / CONFIG_NAME)
+    assert isinstance(config.engine, TorchEngineConfig)
+    assert config.engine.draft is not None
+    for model in (config.engine.model, config.engine.draft):
+        assert (folder / model / "model.safetensors").is_file()
