@@ -14,7 +14,7 @@ from rich.table import Table
 
 from smartspec_py.commands import USAGE_ERROR, fail
 from smartspec_py.commands.arms import NONE, Arm, Job, run_arms
-from smartspec_py.commands.settings import checked_config
+from smartspec_py.commands.settings import checked_config, torch_settings
 from smartspec_py.commands.streams import StreamError
 from smartspec_py.core.planner import parse_policy
 from smartspec_py.launch import paths
@@ -61,14 +61,13 @@ def bench(
         check_pair(model, draft)
     except PairError as error:
         fail(str(error), USAGE_ERROR)
-    engine = {
-        "kind": "torch",
-        "model": str(model.resolve()),
-        "draft": str(draft.resolve()),
-        "dtype": dtype,
-        "num_threads": num_threads,
-        "profile_cache": str(paths.profile_cache().resolve()),
-    }
+    engine = torch_settings(
+        model,
+        draft,
+        dtype=dtype,
+        num_threads=num_threads,
+        profile_cache=str(paths.profile_cache().resolve()),
+    )
     config = checked_config({"engine": engine, "limits": {"max_sequences": concurrency}})
     address = free_address()
     server = TritonServer(config, paths.run_dir(address.http_port).resolve(), address)

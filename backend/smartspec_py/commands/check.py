@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from smartspec_py.commands import USAGE_ERROR, fail
-from smartspec_py.commands.settings import checked_config
+from smartspec_py.commands.settings import checked_config, torch_settings
 from smartspec_py.exactness import CheckReport, check_pair_exactness
 from smartspec_py.pair import PairError, check_pair
 from smartspec_py.serving.config import ConfigError, ServerConfig
@@ -47,13 +47,7 @@ def check(
         fail(str(error), USAGE_ERROR)
     config = checked_config(
         {
-            "engine": {
-                "kind": "torch",
-                "model": str(model.resolve()),
-                "draft": str(draft.resolve()),
-                "dtype": dtype,
-                "device": device,
-            },
+            "engine": torch_settings(model, draft, dtype=dtype, device=device),
             "limits": {"max_draft_len": max_draft_len, "max_sequences": 8, "max_queue": 4096},
         }
     )

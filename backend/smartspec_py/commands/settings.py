@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from smartspec_py.commands import USAGE_ERROR, fail
 from smartspec_py.serving.config import ServerConfig
+
+
+def torch_settings(model: Path, draft: Path, **more: object) -> dict[str, Any]:
+    """The `engine` part of a configuration, with paths that hold in any folder."""
+    return {"kind": "torch", "model": str(model.resolve()), "draft": str(draft.resolve()), **more}
 
 
 def checked_config(settings: dict[str, Any]) -> ServerConfig:

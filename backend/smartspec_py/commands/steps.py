@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from smartspec_py.commands import USAGE_ERROR, fail
-from smartspec_py.commands.settings import checked_config
+from smartspec_py.commands.settings import checked_config, torch_settings
 from smartspec_py.launch import paths
 from smartspec_py.serving.config import ConfigError
 from smartspec_py.serving.local import generate
@@ -61,14 +61,13 @@ def steps(
         fail(f"--rows: got {rows!r}, must be numbers separated by commas", USAGE_ERROR)
     config = checked_config(
         {
-            "engine": {
-                "kind": "torch",
-                "model": str(model.resolve()),
-                "draft": str(draft.resolve()),
-                "dtype": dtype,
-                "num_threads": num_threads,
-                "profile_cache": str(paths.profile_cache().resolve()),
-            },
+            "engine": torch_settings(
+                model,
+                draft,
+                dtype=dtype,
+                num_threads=num_threads,
+                profile_cache=str(paths.profile_cache().resolve()),
+            ),
             "limits": {"max_sequences": max(sizes)},
         }
     )

@@ -75,6 +75,7 @@ class AcceptanceTracker:
         self._requests: dict[int, _Counts] = {}
         # Accepted and trials by position, shape [2, MAX_POSITIONS].
         self._by_position = np.zeros((2, MAX_POSITIONS))
+        self._profile: tuple[NDArray[np.float64], float] | None = None
 
     @property
     def shared_mean(self) -> float:
@@ -89,17 +90,23 @@ class AcceptanceTracker:
 
     def accept_probs(self, sequence: int, num_positions: int) -> tuple[float, ...]:
         """The same for each of the first positions of a step."""
+        if self._profile is None:
+            self._profile = self._shared_profile()
+        odds_by_position, typical = self._profile
+        shift = _log_odds(self.accept_prob(sequence)) - _log_odds(typical)
+        odds: NDArray[np.float64] = odds_by_position[:num_positions] * math.exp(shift)
+        return tuple((odds / (1 + odds)).tolist())
+
+    def _shared_profile(self) -> tuple[NDArray[np.float64], float]:
+        """Odds of acceptance by position, and the mean rate that they amount to: a request that is
+        like all others is given them as they are. The same for every request of a step."""
         mean = self.shared_mean
         accepted, trials = self._by_position
         rates = (POSITION_TRIALS * mean + accepted) / (POSITION_TRIALS + trials)
-        # The mean that these rates amount to, so that a request that is like all others is given
-        # them as they are.
         num_trials = float(trials.sum())
         typical = float(rates @ trials) / num_trials if num_trials > 0 else mean
-        shift = _log_odds(self.accept_prob(sequence)) - _log_odds(typical)
-        rates = np.clip(rates[:num_positions], MIN_PROB, 1 - MIN_PROB)
-        odds: NDArray[np.float64] = rates / (1 - rates) * math.exp(shift)
-        return tuple((odds / (1 + odds)).tolist())
+        rates = np.clip(rates, MIN_PROB, 1 - MIN_PROB)
+        return rates / (1 - rates), typical
 
     def observe(self, sequence: int, num_drafted: int, num_accepted: int) -> None:
         """Take in one decoding step of the sequence; both counts are 0 where none was drafted."""
@@ -109,6 +116,7 @@ class AcceptanceTracker:
         counts.add(num_accepted, trials)
         self._shared.fade(SHARED_FORGETTING)
         self._shared.add(num_accepted, trials)
+        self._profile = None
         self._by_position *= SHARED_FORGETTING
         self._by_position[0, :num_accepted] += 1.0
         self._by_position[1, :trials] += 1.0

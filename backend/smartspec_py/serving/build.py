@@ -9,14 +9,17 @@ from pathlib import Path
 
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.types import NO_TOKEN
-from smartspec_py.engines.base import TargetCapabilities
 from smartspec_py.serving.config import (
     FakeEngineConfig,
     LimitsConfig,
     ServerConfig,
     TorchEngineConfig,
 )
-from smartspec_py.serving.model_files import load_tokenizer, num_token_ids
+from smartspec_py.serving.model_files import (
+    load_tokenizer,
+    num_token_ids,
+    stepwise_capabilities,
+)
 from smartspec_py.serving.server import Engine
 
 
@@ -40,15 +43,7 @@ def _build_fake(config: FakeEngineConfig, limits: LimitsConfig, folder: Path) ->
     step = PassTable((1,), (1,), ((config.step_s,),))
     cost = CostModel(target=step, draft=PassTable((1,), (1,), ((config.step_s / 20,),)))
     vocab_size = num_token_ids(tokenizer)
-    capabilities = TargetCapabilities(
-        max_sequences=limits.max_sequences,
-        max_context_len=limits.max_context_len,
-        max_draft_len=limits.max_draft_len,
-        max_decode_tokens=1,
-        max_prefill_tokens=limits.prefill_chunk,
-        verifies_sampling=True,
-        vocab_size=vocab_size,
-    )
+    capabilities = stepwise_capabilities(limits, vocab_size)
     return Engine(
         tokenizer=tokenizer,
         end_token=NO_TOKEN,

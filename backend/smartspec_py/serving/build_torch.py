@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 import transformers
 
-from smartspec_py.engines.base import TargetCapabilities
 from smartspec_py.engines.runner import ModelError, RunnerConfig, load_runner
 from smartspec_py.engines.torch_engine import TorchTarget
 from smartspec_py.pair import PairError, check_pair
@@ -20,6 +19,7 @@ from smartspec_py.serving.model_files import (
     existing,
     load_tokenizer,
     num_token_ids,
+    stepwise_capabilities,
 )
 from smartspec_py.serving.profile import ProfileShape, cached_profile, fingerprint
 from smartspec_py.serving.server import Engine
@@ -67,15 +67,7 @@ def _rows(limits: LimitsConfig) -> tuple[int, int]:
 
 
 def _target(config: RunnerConfig, limits: LimitsConfig) -> TorchTarget:
-    capabilities = TargetCapabilities(
-        max_sequences=limits.max_sequences,
-        max_context_len=limits.max_context_len,
-        max_draft_len=limits.max_draft_len,
-        max_decode_tokens=1,
-        max_prefill_tokens=limits.prefill_chunk,
-        verifies_sampling=True,
-        vocab_size=config.vocab_size,
-    )
+    capabilities = stepwise_capabilities(limits, config.vocab_size)
     try:
         return TorchTarget(load_runner(config), capabilities)
     except ModelError as error:

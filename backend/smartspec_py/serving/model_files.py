@@ -1,4 +1,4 @@
-"""What a model directory says, read without loading the model."""
+"""What is known of an engine before its model is loaded: its directory, and its limits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from smartspec_py.core.types import NO_TOKEN
-from smartspec_py.serving.config import ConfigError
+from smartspec_py.engines.base import TargetCapabilities
+from smartspec_py.serving.config import ConfigError, LimitsConfig
 
 
 def existing(key: str, path: Path) -> Path:
@@ -43,3 +44,16 @@ def end_token(folder: Path) -> int:
         if value is not None:
             return int(value[0] if isinstance(value, list) else value)
     return NO_TOKEN
+
+
+def stepwise_capabilities(limits: LimitsConfig, vocab_size: int) -> TargetCapabilities:
+    """Of an engine that runs one pass a poll, within the limits of engine.json."""
+    return TargetCapabilities(
+        max_sequences=limits.max_sequences,
+        max_context_len=limits.max_context_len,
+        max_draft_len=limits.max_draft_len,
+        max_decode_tokens=1,
+        max_prefill_tokens=limits.prefill_chunk,
+        verifies_sampling=True,
+        vocab_size=vocab_size,
+    )
