@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from itertools import accumulate, pairwise, product
+from typing import Any
 
 import pytest
 import torch
 
-from smartspec_py.core.types import SamplingParams
-from smartspec_py.engines.sampling import Draw, draw_tokens, gumbel_noise, noise_key
+from smartspec_py.core.types import SamplingParams, Verification
+from smartspec_py.engines.noise import Stream, gumbel_noise, noise_key, uniform_noise
+from smartspec_py.engines.processors import TokenHistory
+from smartspec_py.engines.sampling import Check, Guess, guess, judge, scores
 
 GOLDEN_KEY = -4616330145664149646
 GOLDEN_NOISE = [-0.08938146483572, -0.37376167543762, -1.12426811749081, 0.29255260274069]
@@ -16,13 +20,19 @@ GOLDEN_NOISE = [-0.08938146483572, -0.37376167543762, -1.12426811749081, 0.29255
 LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, 0.5])
 
 
-def draw_many(params: dict[str, float], count: int, logits: torch.Tensor = LOGITS) -> torch.Tensor:
+def draw_tokens(logits: torch.Tensor, checks: list[Check]) -> list[int]:
+    """The one token of each check, none of which has drafts."""
+    return [token for verdict in judge(logits, checks) for token in verdict.tokens]
+
+
+def draw_many(params: dict[str, Any], count: int, logits: torch.Tensor = LOGITS) -> torch.Tensor:
     """Frequencies over `count` seeds at one position."""
-    draws = [Draw(SamplingParams(seed=seed, **params), 7) for seed in range(count)]
-    tokens = torch.tensor(draw_tokens(logits.repeat(count, 1), draws))
+    checks = [Check(SamplingParams(seed=seed, **params), 7) for seed in range(count)]
+    tokens = torch.tensor(draw_tokens(logits.repeat(count, 1), checks))
     return torch.bincount(tokens, minlength=len(logits)) / count
 
 
+@pytest.mark.parametrize("verification", list(Verification))
 @pytest.mark.parametrize(
     ("params", "kept"),
     [
@@ -35,18 +45,23 @@ def draw_many(params: dict[str, float], count: int, logits: torch.Tensor = LOGIT
         ({"temperature": 1.0, "top_p": 0.5}, [0]),
         # Of the three that top-k keeps, the first has .563 / .896 = .63 >= .6.
         ({"temperature": 1.0, "top_k": 3, "top_p": 0.6}, [0]),
+        # Relative to the best: 1 .368 .135 .050 .223.
+        ({"temperature": 1.0, "min_p": 0.2}, [0, 1, 4]),
     ],
 )
-def test_frequencies_are_the_truncated_softmax(params: dict[str, float], kept: list[int]) -> None:
+def test_frequencies_are_the_truncated_softmax(
+    params: dict[str, Any], kept: list[int], verification: Verification
+) -> None:
     """40,000 draws: each frequency lies within 5 standard errors, or fails once in 300,000 runs.
 
-    The seeds are fixed, so the test gives one verdict for ever.
+    The seeds are fixed, so the test gives one verdict for ever. Without drafts both verifications
+    draw alike.
     """
     count = 40_000
     masked = torch.full_like(LOGITS, -math.inf)
     masked[kept] = LOGITS[kept] / params["temperature"]
     expected = masked.softmax(-1)
-    found = draw_many(params, count)
+    found = draw_many({**params, "verification": verification}, count)
     error = 5 * (expected * (1 - expected) / count).sqrt() + 1e-9
     assert ((found - expected).abs() <= error).all(), (found, expected)
 
@@ -55,12 +70,12 @@ def test_positions_are_independent() -> None:
     """Pairs of draws at neighbouring positions of one seed: within 5 standard errors of p * p."""
     count = 20_000
     logits = torch.zeros(3)
-    draws = [
-        Draw(SamplingParams(temperature=1.0, seed=seed), position)
+    checks = [
+        Check(SamplingParams(temperature=1.0, seed=seed), position)
         for seed in range(count)
         for position in (10, 11)
     ]
-    tokens = torch.tensor(draw_tokens(logits.repeat(2 * count, 1), draws)).view(count, 2)
+    tokens = torch.tensor(draw_tokens(logits.repeat(2 * count, 1), checks)).view(count, 2)
     pairs = torch.bincount(tokens[:, 0] * 3 + tokens[:, 1], minlength=9) / count
     error = 5 * (1 / 9 * 8 / 9 / count) ** 0.5
     assert ((pairs - 1 / 9).abs() <= error).all(), pairs
@@ -70,7 +85,7 @@ def test_noise_is_fixed_for_ever() -> None:
     """Stored texts would change with these numbers."""
     keys = torch.tensor([noise_key(1, 0), noise_key(2**64 - 1, 5)])
     noise = gumbel_noise(keys, torch.tensor([[0, 2047]]))
-    assert noise_key(1, 0) == GOLDEN_KEY
+    assert noise_key(1, 0) == noise_key(1, 0, Stream.TARGET) == GOLDEN_KEY
     assert noise.flatten().tolist() == pytest.approx(GOLDEN_NOISE, abs=1e-12)
 
 
@@ -82,37 +97,172 @@ def test_noise_is_standard_gumbel() -> None:
     assert torch.isfinite(noise).all()
 
 
+def test_streams_are_uniform_and_independent_of_one_another() -> None:
+    """For each pair of streams, 20,000 keys: the correlation of their uniforms has the standard
+    error 1 / sqrt(n), and each mean 1 / sqrt(12 n); within 5, or fails once in 10^5 runs."""
+    count = 20_000
+    numbers = torch.stack(
+        [
+            uniform_noise(torch.tensor([noise_key(seed, 3, stream) for seed in range(count)]))
+            for stream in Stream
+        ]
+    )
+    assert ((numbers > 0) & (numbers < 1)).all()
+    assert ((numbers.mean(-1) - 0.5).abs() < 5 / math.sqrt(12 * count)).all()
+    off_diagonal = torch.corrcoef(numbers) - torch.eye(len(Stream))
+    assert (off_diagonal.abs() < 5 / math.sqrt(count)).all()
+
+
 @pytest.mark.parametrize("params", [{"temperature": 0.0}, {"temperature": 1.3, "top_k": 1}])
-def test_greedy_takes_the_best_whatever_the_seed(params: dict[str, float]) -> None:
+def test_greedy_takes_the_best_whatever_the_seed(params: dict[str, Any]) -> None:
     assert draw_many(params, 50)[0] == 1.0
 
 
-def test_a_row_does_not_depend_on_its_neighbours() -> None:
-    """Every row alone and in a batch of all kinds draws the same."""
-    kinds = [
-        SamplingParams(),
-        SamplingParams(temperature=1.0, seed=3),
-        SamplingParams(temperature=0.7, top_k=2, seed=4),
-        SamplingParams(temperature=1.0, top_k=4, top_p=0.9, seed=5),
-        SamplingParams(temperature=2.0, top_p=0.8, seed=6),
-        SamplingParams(temperature=1.0, top_k=1000, seed=7),
+def kinds() -> list[Check]:
+    """A check of every kind: each truncation, shaped or not, with and without drafts."""
+    params: list[dict[str, Any]] = [
+        {},
+        {"temperature": 1.0},
+        {"temperature": 0.7, "top_k": 2},
+        {"temperature": 1.0, "top_k": 4, "top_p": 0.9},
+        {"temperature": 2.0, "top_p": 0.8},
+        {"temperature": 1.0, "top_k": 1000},
+        {"temperature": 1.0, "min_p": 0.05},
     ]
-    draws = [Draw(sampling, position) for sampling in kinds for position in range(20)]
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(len(draws), 50, generator=generator)
-    together = draw_tokens(logits, draws)
-    alone = [draw_tokens(logits[i : i + 1], [draw])[0] for i, draw in enumerate(draws)]
-    assert together == alone
+    shapes: list[dict[str, Any]] = [
+        {},
+        {"repetition_penalty": 1.5, "frequency_penalty": 0.5, "bad_words": ((3, 4), (5,))},
+    ]
+    probs = torch.randn(3, 50, generator=torch.Generator().manual_seed(5)).softmax(-1)
+    history = TokenHistory(4)
+    history.extend([1, 2, 3, 4, 5, 6, 3])
+    checks = []
+    for i, (param, shape, verification) in enumerate(product(params, shapes, Verification)):
+        sampling = SamplingParams(
+            seed=i, verification=verification, log_probs=i % 3 == 0, **param, **shape
+        )
+        checks += [
+            Check(sampling, 7, history),
+            Check(sampling, 7, history, (4, 7, 9)),
+            Check(sampling, 7, history, (4, 7, 9), probs),
+        ]
+    return checks
+
+
+def test_a_check_does_not_depend_on_its_neighbours() -> None:
+    """Every check alone, beside each other one, and in a batch of all kinds, is judged the same."""
+    checks = kinds()
+    firsts = list(accumulate((len(check.drafts) + 1 for check in checks), initial=0))
+    logits = 3 * torch.randn(firsts[-1], 50, generator=torch.Generator().manual_seed(0))
+    parts = [logits[a:b] for a, b in pairwise(firsts)]
+    alone = [judge(part, [check])[0] for part, check in zip(parts, checks, strict=True)]
+    assert judge(logits, checks) == alone
+    for i, j in product(range(0, len(checks), 5), range(len(checks))):
+        pair = judge(torch.cat([parts[i], parts[j]]), [checks[i], checks[j]])
+        assert pair == [alone[i], alone[j]], (checks[i], checks[j])
+
+
+def test_a_guess_does_not_depend_on_its_neighbours() -> None:
+    guesses = [Guess(c.sampling, 7, c.history) for c in kinds()]
+    logits = 3 * torch.randn(len(guesses), 50, generator=torch.Generator().manual_seed(0))
+    tokens, probs = guess(logits, guesses)
+    for i, one in enumerate(guesses):
+        (token,), (prob,) = guess(logits[i : i + 1], [one])
+        assert token == tokens[i]
+        assert (prob is None) == (probs[i] is None)
+        if prob is not None:
+            assert torch.equal(prob, probs[i])
+            assert prob.sum().item() == pytest.approx(1.0, abs=1e-5)
+
+
+def test_large_batches_are_drawn_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    checks = [Check(SamplingParams(temperature=1.0, seed=seed), 3) for seed in range(20)]
+    logits = torch.randn(20, 50, generator=torch.Generator().manual_seed(0))
+    whole = judge(logits, checks)
+    monkeypatch.setattr("smartspec_py.engines.sampling._MAX_SCORES", 3 * 50)
+    assert judge(logits, checks) == whole
 
 
 def test_draft_and_target_agree_when_their_logits_do() -> None:
     """The same noise on the same logits is the same token: that is why drafts are accepted."""
-    draws = [Draw(SamplingParams(temperature=1.0, seed=9), position) for position in range(100)]
+    sampling = SamplingParams(temperature=1.0, seed=9)
     logits = torch.randn(100, 30, generator=torch.Generator().manual_seed(1))
     nearly = logits + 1e-4 * torch.randn(100, 30, generator=torch.Generator().manual_seed(2))
-    same = sum(a == b for a, b in zip(draw_tokens(logits, draws), draw_tokens(nearly, draws)))  # noqa: B905
-    assert same >= 99
+    drafts, probs = guess(nearly, [Guess(sampling, position) for position in range(100)])
+    assert probs == [None] * 100
+    drawn = draw_tokens(logits, [Check(sampling, position) for position in range(100)])
+    assert sum(a == b for a, b in zip(drafts, drawn, strict=True)) >= 99
+
+
+@pytest.mark.parametrize(
+    ("drafts", "tokens", "num_accepted"),
+    [
+        ((), (0,), 0),
+        ((1, 1), (0,), 0),
+        ((0, 1), (0, 2), 1),
+        ((0, 2), (0, 2, 4), 2),
+        ((1, 2), (0,), 0),  # a draft that equals the draw behind a rejected one does not count
+    ],
+)
+@pytest.mark.parametrize("verification", list(Verification))
+def test_the_longest_prefix_that_equals_the_draws_is_kept(
+    drafts: tuple[int, ...], tokens: tuple[int, ...], num_accepted: int, verification: Verification
+) -> None:
+    """The best tokens of the rows are 0, 2 and 4; greedy, so both verifications agree."""
+    logits = torch.eye(5)[[0, 2, 4]][: len(drafts) + 1]
+    sampling = SamplingParams(verification=verification)
+    (verdict,) = judge(logits, [Check(sampling, 7, drafts=drafts)])
+    assert (verdict.tokens, verdict.num_accepted) == (tokens, num_accepted)
+    assert verdict.log_probs == ()
+
+
+def test_log_probs_are_of_the_unprocessed_logits() -> None:
+    """Softmax of ln 1, ln 2, ln 5 is 1/8, 2/8, 5/8; the bias moves the choice, not these."""
+    logits = torch.tensor([1.0, 2.0, 5.0]).log().repeat(3, 1)
+    history = TokenHistory(1)
+    history.extend([0])
+    biased = SamplingParams(logit_bias=((0, 9.0),), log_probs=True)
+    plain = SamplingParams(log_probs=True)
+    verdicts = judge(logits, [Check(biased, 1, history, (0,)), Check(plain, 1)])
+    assert [v.tokens for v in verdicts] == [(0, 0), (2,)]
+    assert verdicts[0].log_probs == pytest.approx((math.log(1 / 8),) * 2)
+    assert verdicts[1].log_probs == pytest.approx((math.log(5 / 8),))
+
+
+def test_scores_explain_the_draws() -> None:
+    """Their argmax is what is drawn; without truncation they differ only where it cut."""
+    checks = [c for c in kinds() if c.sampling.verification is Verification.COUPLED]
+    num_rows = sum(len(check.drafts) + 1 for check in checks)
+    logits = 3 * torch.randn(num_rows, 50, generator=torch.Generator().manual_seed(0))
+    kept, whole = scores(logits, checks)
+    is_kept = kept > -torch.inf
+    assert torch.allclose(kept[is_kept], whole[is_kept])
+    best, row = kept.argmax(-1).tolist(), 0
+    for check, verdict in zip(checks, judge(logits, checks), strict=True):
+        assert tuple(best[row : row + len(verdict.tokens)]) == verdict.tokens
+        row += len(check.drafts) + 1
+
+
+@pytest.mark.parametrize(
+    "params", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.9, "min_p": 0.1}]
+)
+@pytest.mark.parametrize("verification", list(Verification))
+def test_a_row_without_any_token_left_is_drawn_all_the_same(
+    params: dict[str, Any], verification: Verification
+) -> None:
+    """All is banned: the unprocessed best, whatever was drafted; never an error."""
+    words = tuple((token,) for token in range(5))
+    sampling = SamplingParams(bad_words=words, verification=verification, **params)
+    history = TokenHistory(1)
+    history.extend([0])
+    logits = LOGITS.repeat(3, 1)
+    (verdict,) = judge(logits, [Check(sampling, 1, history, (0, 3))])
+    assert verdict.tokens == (0, 0)
+    tokens, probs = guess(logits[:1], [Guess(sampling, 2, history, (0,))])
+    assert tokens == [0]
+    assert probs[0] is None or probs[0].tolist() == [1, 0, 0, 0, 0]
 
 
 def test_nothing_to_draw() -> None:
-    assert draw_tokens(torch.empty(0, 5), []) == []
+    assert judge(torch.empty(0, 5), []) == []
+    assert guess(torch.empty(0, 5), []) == ([], [])

@@ -22,15 +22,39 @@ class FinishReason(StrEnum):
 
     STOP = "stop"  # the end token or a stop word
     LENGTH = "length"  # max_tokens were generated
-    CANCELLED = "cancelled"  # the client went away
+    CANCELLED = "cancelled"  # the client went away, or the server had to stop
+    DEADLINE = "deadline"  # deadline_ms passed while it generated
+
+
+class Verification(StrEnum):
+    """How drafts are judged; see `engines.sampling`. Both give the target's distribution."""
+
+    COUPLED = "coupled"  # equal to the target's own draw: same seed, same text
+    REJECTION = "rejection"  # by probability, with independent noise: more accepted when hot
+
+
+class SpecMetrics(StrEnum):
+    """How much of a request's speculation its last response reports."""
+
+    NONE = "none"
+    SUMMARY = "summary"
+    DETAILED = "detailed"  # with an entry for each step
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How one request draws its tokens; see `engines.sampling` for the exact rule.
+    """How one request draws its tokens; `engines.sampling` has the exact rule and its order.
 
-    temperature: 0 is greedy. top_k: 0 is off. top_p: in (0, 1], 1 is off. seed: keys the noise.
+    temperature: 0 is greedy. top_k: 0 is off. top_p: in (0, 1], 1 is off. min_p: in [0, 1], least
+        probability relative to the most probable token; 0 is off.
+    seed: keys the noise.
     end_token: generation stops at it and does not emit it; NO_TOKEN is none.
+    repetition_penalty: divides positive and multiplies negative logits of tokens that are in the
+        prompt or were generated; 1 is off. presence_penalty, frequency_penalty: taken off the
+        logits of generated tokens, once and for each time; 0 is off.
+    logit_bias: (token, added to its logit). bad_words: token sequences never completed.
+    min_tokens: the end token cannot be drawn before so many were generated.
+    log_probs: whether the log-probability of each token is asked for.
     """
 
     temperature: float = 0.0
@@ -38,10 +62,43 @@ class SamplingParams:
     top_p: float = 1.0
     seed: int = 1
     end_token: int = NO_TOKEN
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    min_tokens: int = 0
+    verification: Verification = Verification.COUPLED
+    log_probs: bool = False
 
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0.0 or self.top_k == 1
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether logits depend on how often tokens occurred."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+        )
+
+    @property
+    def shapes_logits(self) -> bool:
+        """Whether logits are changed before temperature and truncation."""
+        return bool(
+            self.counts_tokens
+            or self.logit_bias
+            or self.bad_words
+            or (self.min_tokens and self.end_token != NO_TOKEN)
+        )
+
+    @property
+    def is_plain_greedy(self) -> bool:
+        """Nothing but the most probable token of the model's own logits."""
+        return self.is_greedy and not self.shapes_logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +113,7 @@ class SequenceView:
     accept_probs: for each position up to max_draft_len, the estimated probability that the draft
         there is accepted given that all drafts before it in the same step were.
     policy: the policy that the request is served under.
+    has_draft_passes: whether drafting takes passes of a draft model; looking up takes none.
     """
 
     sequence: SequenceId
@@ -65,6 +123,7 @@ class SequenceView:
     remaining: int
     accept_probs: tuple[float, ...]
     policy: str
+    has_draft_passes: bool = True
 
 
 @dataclass(frozen=True, slots=True)

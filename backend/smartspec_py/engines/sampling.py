@@ -1,15 +1,21 @@
-"""Draws tokens so that speculation is invisible: same seed, same text.
+"""Draws tokens and judges drafts; both ways give exactly the target's distribution.
 
-The token at absolute position t of a request is the argmax of
+A row of logits is processed as `processors` says: shaping, temperature, truncation. Greedy, that is
+temperature 0 or top_k 1, is the best token of the shaped row.
+
+*Coupled* (the default): same seed, same text. The token at absolute position t is the argmax of
 
     log p(token) + gumbel(seed, t, token)
 
-over the tokens that temperature, top-k and top-p leave, where the noise is a fixed function of its
-three keys. By the Gumbel-max rule that is an exact draw from the target's distribution. A draft
-model proposes with the same noise, and a draft is accepted exactly when it equals the target's own
-draw; so the text depends neither on the draft nor on how many tokens were speculated (Daliri et
-al., "Coupling without communication and drafter-invariant speculative decoding", 2024). Greedy is
-the case without noise.
+over the tokens that are left. By the Gumbel-max rule that is an exact draw from p. A draft model
+proposes with the same noise, and a draft is accepted exactly when it equals the target's own draw;
+so the text depends neither on the draft nor on how many tokens were speculated (Daliri et al.,
+"Coupling without communication and drafter-invariant speculative decoding", 2024).
+
+*Rejection*: a draft x that was drawn from q is accepted with probability min(1, p(x) / q(x)), else
+replaced by a draw from max(p - q, 0), normalised (Leviathan et al., "Fast inference from
+transformers via speculative decoding", 2023). That accepts 1 - TV(p, q) of the drafts, the most
+that any rule can, but the text depends on what was drafted. Greedy rows are judged as coupled ones.
 
 Noise is hashed only for the tokens that truncation leaves. Integer hashing is the same on every
 device; near-ties of the perturbed scores may still fall differently where logits differ.
@@ -17,114 +23,298 @@ device; near-ties of the perturbed scores may still fall differently where logit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 
-from smartspec_py.core.types import SamplingParams
+from smartspec_py.core.types import NO_TOKEN, SamplingParams, Verification
+from smartspec_py.engines.noise import Stream, gumbel_noise, noise_key, uniform_noise
+from smartspec_py.engines.processors import ShapedLogits, Span, TokenHistory
+from smartspec_py.engines.truncation import Candidates, truncate, truncation_kind
 
-_MASK = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15
+_MAX_SCORES = 1 << 24
+"""Scores of whole vocabularies held at once: 128 MiB of float64, a few times that in between."""
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
-    """One token to draw: by these parameters, at this absolute position of the sequence."""
+class Check:
+    """One sequence of a target's pass: len(drafts) + 1 rows of logits.
+
+    position: absolute, of the first token to draw. history: the tokens before it; wanted where
+    sampling.shapes_logits. draft_probs: [len(drafts), vocab], what each draft was drawn from; None
+    where drafts were chosen. What was drawn is handed in whatever it is: to leave a draft out for
+    its value, however unlikely, would bias what comes instead. To end with it is harmless.
+    """
 
     sampling: SamplingParams
     position: int
+    history: TokenHistory | None = None
+    drafts: tuple[int, ...] = ()
+    draft_probs: torch.Tensor | None = None
 
 
-def draw_tokens(logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
-    """Draw one token from each row of logits [len(draws), vocab], float32."""
-    tokens = logits.argmax(-1)
-    sampled = [i for i, draw in enumerate(draws) if not draw.sampling.is_greedy]
-    for group in _by_truncation(sampled, draws):
-        index = torch.tensor(group, device=logits.device)
-        tokens[index] = _sample(logits[index], [draws[i] for i in group])
-    result: list[int] = tokens.tolist()
-    return result
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """tokens: the accepted drafts and one more. log_probs: of each under the unprocessed logits,
+    natural; empty unless asked for."""
+
+    tokens: tuple[int, ...]
+    num_accepted: int
+    log_probs: tuple[float, ...] = ()
 
 
-def _by_truncation(rows: Sequence[int], draws: Sequence[Draw]) -> list[list[int]]:
-    """Rows that keep the whole vocabulary, rows cut by top-k, rows cut by top-p alone: each kind
-    needs a different share of the vocabulary sorted."""
-    groups: dict[tuple[bool, bool], list[int]] = {}
-    for row in rows:
-        sampling = draws[row].sampling
-        is_cut = sampling.top_k > 0 or sampling.top_p < 1.0
-        groups.setdefault((is_cut, sampling.top_k > 0), []).append(row)
-    return list(groups.values())
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """One token to draft, at this absolute position. history: the tokens before the step's drafts;
+    wanted where sampling.shapes_logits. provisional: the step's drafts before this one."""
+
+    sampling: SamplingParams
+    position: int
+    history: TokenHistory | None = None
+    provisional: tuple[int, ...] = ()
 
 
-def _sample(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
-    """logits [n, vocab] of rows of one kind -> tokens [n]."""
-    temperature = torch.tensor([d.sampling.temperature for d in draws], device=logits.device)
-    scores = logits.double() / temperature.double()[:, None]
-    keys = torch.tensor([noise_key(d.sampling.seed, d.position) for d in draws])
-    keys = keys.to(logits.device)
-    first = draws[0].sampling
-    if first.top_k == 0 and first.top_p >= 1.0:
-        candidates = torch.arange(logits.shape[-1], device=logits.device)[None]
-        return (scores + gumbel_noise(keys, candidates)).argmax(-1)
-    scores, candidates = _truncate(scores, [d.sampling for d in draws])
-    best = (scores + gumbel_noise(keys, candidates)).argmax(-1, keepdim=True)
-    return candidates.gather(-1, best)[:, 0]
+@dataclass(frozen=True, slots=True)
+class _Draw:
+    """One token to draw from a row of logits; by rejection, in view of the draft there."""
+
+    row: int
+    sampling: SamplingParams
+    position: int
+    draft: int = NO_TOKEN
+    draft_probs: torch.Tensor | None = None  # [vocab]
 
 
-def _truncate(
-    scores: torch.Tensor, params: Sequence[SamplingParams]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sorted scores and their tokens [n, m], -inf where top-k or top-p cut; the best stays.
+def judge(logits: torch.Tensor, checks: Sequence[Check]) -> list[Verdict]:
+    """Judge each check by its rows of logits [sum of len(drafts) + 1, vocab], float32."""
+    firsts = _first_rows(checks)
+    rows = _shaped(logits, checks, firsts)
+    accepted = _judge_by_probability(rows, checks, firsts)
+    draws, replacements = _plan_draws(checks, firsts, accepted)
+    tokens = rows.argmax()
+    for group in _groups(draws, logits):
+        drawn = _candidates(rows, group).draw(_keys(group, Stream.TARGET, logits))
+        tokens[_index(group, logits)] = drawn
+    for group in _groups(replacements, logits):
+        tokens[_index(group, logits)] = _replace(rows, group)
+    verdicts, drawn_tokens = [], tokens.tolist()
+    for check, first in zip(checks, firsts, strict=True):
+        drawn_here = drawn_tokens[first : first + len(check.drafts) + 1]
+        num_accepted = accepted.get(first, _count_equal(check.drafts, drawn_here))
+        emitted = (*check.drafts[:num_accepted], drawn_here[num_accepted])
+        verdicts.append(Verdict(emitted, num_accepted))
+    return _with_log_probs(verdicts, logits, checks, firsts)
 
-    Top-k first, then top-p over what is left, renormalised.
+
+def guess(
+    logits: torch.Tensor, guesses: Sequence[Guess]
+) -> tuple[list[int], list[torch.Tensor | None]]:
+    """Draft one token from each row of logits [len(guesses), vocab], float32.
+
+    With it what each was drawn from, [vocab] float32; None where it is the best token or was drawn
+    with the target's noise.
     """
-    vocab_size = scores.shape[-1]
-    limits = [min(p.top_k, vocab_size) or vocab_size for p in params]
-    scores, tokens = scores.topk(max(limits), sorted=True)
-    rank = torch.arange(scores.shape[-1], device=scores.device)
-    limit = torch.tensor(limits, device=scores.device)
-    scores = scores.masked_fill(rank >= limit[:, None], -torch.inf)
-    top_p = torch.tensor([p.top_p for p in params], device=scores.device, dtype=scores.dtype)
-    probs = scores.softmax(-1)
-    mass_before = probs.cumsum(-1) - probs
-    is_cut = (mass_before >= top_p[:, None]) & (rank > 0)
-    return scores.masked_fill(is_cut, -torch.inf), tokens
+    spans = [
+        Span(row, 1, one.sampling, one.position, _history(one), one.provisional)
+        for row, one in enumerate(guesses)
+        if one.sampling.shapes_logits
+    ]
+    rows = ShapedLogits(logits, spans)
+    sampled = [(row, one) for row, one in enumerate(guesses) if not one.sampling.is_greedy]
+    draws = [_Draw(row, one.sampling, one.position) for row, one in sampled]
+    tokens = rows.argmax()
+    probs: list[torch.Tensor | None] = [None] * len(guesses)
+    for group in _groups(draws, logits):
+        candidates = _candidates(rows, group)
+        is_coupled = group[0].sampling.verification is Verification.COUPLED
+        stream = Stream.TARGET if is_coupled else Stream.DRAFT
+        tokens[_index(group, logits)] = candidates.draw(_keys(group, stream, logits))
+        if not is_coupled:
+            for draw, drawn_from in zip(group, candidates.spread(logits.shape[-1]), strict=True):
+                probs[draw.row] = drawn_from
+    drafts: list[int] = tokens.tolist()
+    return drafts, probs
 
 
-def noise_key(seed: int, position: int) -> int:
-    """Mix (seed, position) into one key; a signed 64-bit integer, as PyTorch wants it."""
-    return _signed(_mix((_mix(seed & _MASK) + (position + 1) * _GOLDEN) & _MASK))
+def scores(logits: torch.Tensor, checks: Sequence[Check]) -> tuple[torch.Tensor, torch.Tensor]:
+    """What each row's coupled draw compares, to explain a difference; both [rows, vocab], float64.
 
-
-def gumbel_noise(keys: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Standard Gumbel noise [n, m], float64, for keys [n] and tokens [n or 1, m].
-
-    Counter-based (SplitMix64's finaliser), so that any (key, token) can be had alone.
+    First with truncation, -inf where it cut, then without. Greedy rows: the shaped logits.
     """
-    bits = _mix_tensor(keys[:, None] + (tokens + 1) * _signed(_GOLDEN))
-    # 52 bits and a half are exact in float64, so that no uniform is 0 or 1.
-    uniform = ((bits >> 12) & ((1 << 52) - 1)).double().add_(0.5).mul_(2.0**-52)
-    return uniform.log_().neg_().log_().neg_()
+    firsts = _first_rows(checks)
+    rows = _shaped(logits, checks, firsts)
+    whole = rows.take(range(len(logits))).double()
+    kept = whole.clone()
+    vocab = torch.arange(logits.shape[-1], device=logits.device)
+    for draw in _plan_draws(checks, firsts, {})[0]:
+        noise = gumbel_noise(_keys([draw], Stream.TARGET, logits), vocab[None])[0]
+        whole[draw.row] = whole[draw.row] / draw.sampling.temperature + noise
+        candidates = _candidates(rows, [draw])
+        tokens = candidates.tokens[0]
+        kept[draw.row] = -torch.inf
+        kept[draw.row, tokens] = candidates.scores[0] + noise[tokens]
+    return kept, whole
 
 
-def _mix(x: int) -> int:
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
-    return x ^ (x >> 31)
+def _first_rows(checks: Sequence[Check]) -> list[int]:
+    return list(accumulate((len(check.drafts) + 1 for check in checks), initial=0))[:-1]
 
 
-def _mix_tensor(x: torch.Tensor) -> torch.Tensor:
-    """`_mix` on int64 tensors, whose products wrap and whose right shifts must be masked."""
-    x = (x ^ _shift(x, 30)) * _signed(0xBF58476D1CE4E5B9)
-    x = (x ^ _shift(x, 27)) * _signed(0x94D049BB133111EB)
-    return x ^ _shift(x, 31)
+def _shaped(logits: torch.Tensor, checks: Sequence[Check], firsts: Sequence[int]) -> ShapedLogits:
+    spans = [
+        Span(first, len(one.drafts) + 1, one.sampling, one.position, _history(one), one.drafts)
+        for one, first in zip(checks, firsts, strict=True)
+        if one.sampling.shapes_logits
+    ]
+    return ShapedLogits(logits, spans)
 
 
-def _shift(x: torch.Tensor, bits: int) -> torch.Tensor:
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
+def _history(one: Check | Guess) -> TokenHistory:
+    assert one.history is not None, "logits cannot be shaped without the history"
+    return one.history
 
 
-def _signed(x: int) -> int:
-    return x - (1 << 64) if x >= 1 << 63 else x
+def _judge_by_probability(
+    rows: ShapedLogits, checks: Sequence[Check], firsts: Sequence[int]
+) -> dict[int, int]:
+    """Drafts accepted, by first row, of the checks that are judged by rejection.
+
+    One wait for the device; in return, only one row of each needs noise afterwards.
+    """
+    drafted = {
+        first: _drafted(check, first)
+        for check, first in zip(checks, firsts, strict=True)
+        if check.sampling.verification is Verification.REJECTION
+        and check.drafts
+        and not check.sampling.is_greedy
+    }
+    if not drafted:
+        return {}
+    is_accepted = torch.zeros(len(rows.raw), dtype=torch.bool, device=rows.raw.device)
+    for group in _groups([draw for draws in drafted.values() for draw in draws], rows.raw):
+        is_accepted[_index(group, rows.raw)] = _accept(rows, group)
+    flags = is_accepted.tolist()
+    return {
+        first: _count_equal([True] * len(draws), flags[first : first + len(draws)])
+        for first, draws in drafted.items()
+    }
+
+
+def _drafted(check: Check, first: int) -> list[_Draw]:
+    """A draw for each draft."""
+    probs = check.draft_probs
+    return [
+        _Draw(
+            first + i,
+            check.sampling,
+            check.position + i,
+            draft,
+            None if probs is None else probs[i],
+        )
+        for i, draft in enumerate(check.drafts)
+    ]
+
+
+def _accept(rows: ShapedLogits, group: Sequence[_Draw]) -> torch.Tensor:
+    """Whether each draft is accepted: u q(x) < p(x); a chosen draft has q(x) = 1."""
+    candidates = _candidates(rows, group)
+    p = (candidates.probs() * (candidates.tokens == _drafts(group, rows.raw))).sum(-1)
+    u = uniform_noise(_keys(group, Stream.ACCEPT, rows.raw))
+    q = [draw.draft_probs[draw.draft] for draw in group if draw.draft_probs is not None]
+    return (u * torch.stack(q) if q else u) < p
+
+
+def _replace(rows: ShapedLogits, group: Sequence[_Draw]) -> torch.Tensor:
+    """Tokens [n] for rejected drafts, from max(p - q, 0); from p where rounding left none."""
+    candidates = _candidates(rows, group)
+    p = candidates.probs()
+    probs = [draw.draft_probs for draw in group if draw.draft_probs is not None]
+    if probs:
+        q = torch.stack(probs).gather(-1, candidates.tokens.expand_as(p))
+    else:
+        q = (candidates.tokens == _drafts(group, rows.raw)).to(p)
+    excess = (p - q).clamp_(min=0.0)
+    excess = torch.where(excess.sum(-1, keepdim=True) > 0, excess, p)
+    left = Candidates(excess.double().log(), candidates.tokens)
+    return left.draw(_keys(group, Stream.RESIDUAL, rows.raw))
+
+
+def _plan_draws(
+    checks: Sequence[Check], firsts: Sequence[int], accepted: dict[int, int]
+) -> tuple[list[_Draw], list[_Draw]]:
+    """What is drawn from p, and what replaces a rejected draft; greedy rows need neither."""
+    draws, replacements = [], []
+    for check, first in zip(checks, firsts, strict=True):
+        sampling, num_drafts = check.sampling, len(check.drafts)
+        if sampling.is_greedy:
+            continue
+        num_accepted = accepted.get(first)
+        if num_accepted is not None and num_accepted < num_drafts:
+            replacements.append(_drafted(check, first)[num_accepted])
+            continue
+        skipped = num_accepted or 0
+        draws += [
+            _Draw(first + i, sampling, check.position + i) for i in range(skipped, num_drafts + 1)
+        ]
+    return draws, replacements
+
+
+def _groups(draws: Sequence[_Draw], logits: torch.Tensor) -> Iterator[list[_Draw]]:
+    """Draws that go through the same operations, as many at once as memory should hold."""
+    groups: dict[object, list[_Draw]] = {}
+    for draw in draws:
+        kind = truncation_kind(draw.sampling)
+        key = (kind, draw.sampling.verification, draw.draft_probs is None)
+        groups.setdefault(key, []).append(draw)
+    size = max(1, _MAX_SCORES // logits.shape[-1])
+    for group in groups.values():
+        for start in range(0, len(group), size):
+            yield group[start : start + size]
+
+
+def _candidates(rows: ShapedLogits, group: Sequence[_Draw]) -> Candidates:
+    return truncate(rows.take([draw.row for draw in group]), [draw.sampling for draw in group])
+
+
+def _index(group: Sequence[_Draw], logits: torch.Tensor) -> torch.Tensor:
+    return torch.tensor([draw.row for draw in group], device=logits.device)
+
+
+def _drafts(group: Sequence[_Draw], logits: torch.Tensor) -> torch.Tensor:
+    return torch.tensor([draw.draft for draw in group], device=logits.device)[:, None]
+
+
+def _keys(group: Sequence[_Draw], stream: Stream, logits: torch.Tensor) -> torch.Tensor:
+    keys = [noise_key(draw.sampling.seed, draw.position, stream) for draw in group]
+    return torch.tensor(keys, device=logits.device)
+
+
+def _count_equal(expected: Sequence[int], found: Sequence[int]) -> int:
+    """Length of the longest common prefix."""
+    count = 0
+    while count < min(len(expected), len(found)) and expected[count] == found[count]:
+        count += 1
+    return count
+
+
+def _with_log_probs(
+    verdicts: list[Verdict],
+    logits: torch.Tensor,
+    checks: Sequence[Check],
+    firsts: Sequence[int],
+) -> list[Verdict]:
+    wanted = [i for i, check in enumerate(checks) if check.sampling.log_probs]
+    if not wanted:
+        return verdicts
+    rows = [firsts[i] + j for i in wanted for j in range(len(verdicts[i].tokens))]
+    tokens = [token for i in wanted for token in verdicts[i].tokens]
+    index = torch.tensor(rows, device=logits.device)
+    chosen = torch.tensor(tokens, device=logits.device)[:, None]
+    found = iter(logits[index].log_softmax(-1).gather(-1, chosen)[:, 0].tolist())
+    for i in wanted:
+        tokens_of = verdicts[i].tokens
+        log_probs = tuple(next(found) for _ in tokens_of)
+        verdicts[i] = Verdict(tokens_of, verdicts[i].num_accepted, log_probs)
+    return verdicts

@@ -1,0 +1,116 @@
+"""Temperature and truncation: from shaped logits to the tokens that may be drawn.
+
+Temperature, then top-k; top-p over what top-k leaves, renormalised; and min-p, which
+drops what is less than min_p times as probable as the best, whatever top-k and top-p leave. The
+best token always stays; of equal logits, which half-precision models have many of, the lower token
+counts as the better, so that a cut does not depend on the batch or the device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from smartspec_py.core.types import SamplingParams
+from smartspec_py.engines.noise import gumbel_noise
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Scores [n, m], float64, of tokens [n or 1, m]; -inf where truncation cut.
+
+    A score is a processed logit over the temperature.
+    """
+
+    scores: torch.Tensor
+    tokens: torch.Tensor
+
+    def draw(self, keys: torch.Tensor) -> torch.Tensor:
+        """One token [n] of each row, with the noise of these keys [n]."""
+        best = (self.scores + gumbel_noise(keys, self.tokens)).argmax(-1, keepdim=True)
+        return self._tokens_of_rows().gather(-1, best)[:, 0]
+
+    def probs(self) -> torch.Tensor:
+        """[n, m], float32."""
+        return self.scores.softmax(-1).float()
+
+    def spread(self, vocab_size: int) -> torch.Tensor:
+        """Probabilities over the whole vocabulary [n, vocab_size], float32."""
+        probs = self.probs()
+        return probs.new_zeros(len(probs), vocab_size).scatter_(-1, self._tokens_of_rows(), probs)
+
+    def _tokens_of_rows(self) -> torch.Tensor:
+        return self.tokens.expand(len(self.scores), -1)
+
+
+def truncation_kind(sampling: SamplingParams) -> tuple[bool, bool, bool]:
+    """Rows of one kind are truncated together: each needs another share of the vocabulary."""
+    return sampling.top_k > 0, sampling.top_p < 1.0, sampling.min_p > 0.0
+
+
+def truncate(logits: torch.Tensor, params: Sequence[SamplingParams]) -> Candidates:
+    """Temperature and truncation of shaped logits [n, vocab], float32, of rows of one kind."""
+    vocab_size, device = logits.shape[-1], logits.device
+    temperature = _column([p.temperature for p in params], device)
+    has_top_k, has_top_p, has_min_p = truncation_kind(params[0])
+    if not (has_top_k or has_top_p or has_min_p):
+        vocab = torch.arange(vocab_size, device=device)
+        return Candidates(logits.double() / temperature, vocab[None])
+    width = vocab_size
+    if has_top_k:
+        width = min(max(p.top_k for p in params), vocab_size)
+    elif not has_top_p:
+        width = _largest_count(_is_probable(logits.double() / temperature, params))
+    tokens = _best_tokens(logits, width)
+    scores = _cut(logits.gather(-1, tokens).double() / temperature, params)
+    if width == vocab_size:
+        # One wait for the device is less than hashing noise for a whole vocabulary.
+        width = _largest_count(scores > -torch.inf)
+    return Candidates(scores[:, :width], tokens[:, :width])
+
+
+def _cut(scores: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
+    """Scores of the best tokens [n, m], from the best down, with -inf where truncation cuts."""
+    has_top_k, has_top_p, has_min_p = truncation_kind(params[0])
+    is_probable = _is_probable(scores, params) if has_min_p else None
+    if has_top_k:
+        rank = torch.arange(scores.shape[-1], device=scores.device)
+        limits = _column([p.top_k for p in params], scores.device)
+        scores = scores.masked_fill(rank >= limits, -torch.inf)
+    if has_top_p:
+        probs = scores.softmax(-1)
+        mass_before = probs.cumsum(-1) - probs
+        is_cut = mass_before >= _column([p.top_p for p in params], scores.device)
+        is_cut[:, 0] = False
+        scores = scores.masked_fill(is_cut, -torch.inf)
+    return scores if is_probable is None else scores.masked_fill(~is_probable, -torch.inf)
+
+
+def _is_probable(scores: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
+    """What min-p leaves."""
+    log_min_p = _column([math.log(p.min_p) for p in params], scores.device)
+    return scores >= scores.amax(-1, keepdim=True) + log_min_p
+
+
+def _best_tokens(logits: torch.Tensor, width: int) -> torch.Tensor:
+    """The best `width` tokens of each row [n, width], from the best down; ties: the lower token."""
+    # float32 bits as integers of the same order, then the token: no two keys are equal. Adding 0
+    # makes -0.0 the 0.0 that it equals.
+    bits = (logits + 0.0).view(torch.int32)
+    ordered = (bits >> 31).bitwise_and_(0x7FFFFFFF).bitwise_xor_(bits)
+    keys = ordered.long().bitwise_left_shift_(32)
+    keys -= torch.arange(logits.shape[-1], device=logits.device)
+    is_whole = width == logits.shape[-1]
+    best = keys.sort(-1, descending=True) if is_whole else keys.topk(width, sorted=True)
+    return best.indices
+
+
+def _largest_count(is_kept: torch.Tensor) -> int:
+    return int(is_kept.sum(-1).amax())
+
+
+def _column(values: Sequence[float], device: torch.device) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64, device=device)[:, None]

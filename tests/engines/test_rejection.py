@@ -1,0 +1,363 @@
+"""Draft and judge in a loop: the text has exactly the target's distribution, however it is judged.
+
+A toy target and a different toy draft, tables of logits by the last token, write over five tokens.
+The joint distribution of the first three tokens is compared with its enumeration, which
+`reference_probs` works out on its own in plain Python.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+
+from smartspec_py.core.types import SamplingParams, Verification
+from smartspec_py.engines.noise import Stream, noise_key
+from smartspec_py.engines.processors import TokenHistory
+from smartspec_py.engines.sampling import Check, Guess, Verdict, guess, judge
+
+VOCAB_SIZE = 5
+NUM_TOKENS = 3
+PROMPT = (0, 1)
+TARGET = 1.5 * torch.randn(5, 5, generator=torch.Generator().manual_seed(11))
+DRAFT = 1.5 * torch.randn(5, 5, generator=torch.Generator().manual_seed(12))
+UNSURE = 4
+"""Drafting ends at this token: how many drafts there are depends on what they are. It is the last
+of them, or left out where that is allowed."""
+
+LEAST_P_VALUE = 1e-6
+NUM_SEEDS = 2000
+
+MODES: dict[str, tuple[Verification, bool]] = {
+    "coupled": (Verification.COUPLED, True),
+    "rejection of draws": (Verification.REJECTION, True),
+    "rejection of choices": (Verification.REJECTION, False),
+}
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "cold": {"temperature": 0.5},
+    "hot": {"temperature": 2.0},
+    "top_k": {"top_k": 3},
+    "top_p": {"top_p": 0.7},
+    "min_p": {"min_p": 0.2},
+    "all truncations": {"top_k": 4, "top_p": 0.9, "min_p": 0.05, "temperature": 1.5},
+    "repetition": {"repetition_penalty": 3.0},
+    "presence": {"presence_penalty": 1.5},
+    "frequency": {"frequency_penalty": 1.5},
+    "bias": {"logit_bias": ((2, 1.5), (0, -1.0))},
+    "bad words": {"bad_words": ((3,), (1, 2), (2, 0, 1))},
+    "min_tokens": {"min_tokens": 2, "end_token": 2},
+    "all": {
+        "temperature": 1.3,
+        "top_p": 0.95,
+        "repetition_penalty": 1.3,
+        "presence_penalty": 0.3,
+        "frequency_penalty": 0.4,
+        "logit_bias": ((4, 0.7),),
+        "bad_words": ((0, 0),),
+        "min_tokens": 1,
+        "end_token": 3,
+    },
+}
+
+
+class Sequences:
+    """Runs of the loop that differ by seed only, advanced side by side."""
+
+    def __init__(
+        self, params: dict[str, Any], seeds: Sequence[int], is_drawn: bool, leaves_out: bool
+    ) -> None:
+        self.samplings = [SamplingParams(seed=seed, **params) for seed in seeds]
+        self.tokens = [list(PROMPT) for _ in seeds]
+        self.histories = [TokenHistory(len(PROMPT)) for _ in seeds]
+        for history in self.histories:
+            history.extend(PROMPT)
+        self.is_drawn = is_drawn
+        self.leaves_out = leaves_out
+
+    def step(self, indices: Sequence[int], draft_lens: Sequence[int]) -> list[Verdict]:
+        proposed = self._draft(indices, draft_lens) if any(draft_lens) else {}
+        checks, contexts = [], []
+        for i in indices:
+            drafts, probs = proposed.get(i, ([], []))
+            checks.append(
+                Check(
+                    self.samplings[i],
+                    len(self.tokens[i]),
+                    self.histories[i],
+                    tuple(drafts),
+                    torch.stack(probs) if probs else None,
+                )
+            )
+            contexts += [self.tokens[i][-1], *drafts]
+        verdicts = judge(TARGET[contexts], checks)
+        for i, verdict in zip(indices, verdicts, strict=True):
+            self.tokens[i] += verdict.tokens
+            self.histories[i].extend(verdict.tokens)
+        return verdicts
+
+    def _draft(
+        self, indices: Sequence[int], draft_lens: Sequence[int]
+    ) -> dict[int, tuple[list[int], list[torch.Tensor]]]:
+        """Drafts and what they were drawn from (nothing, where coupled or chosen) by sequence."""
+        proposed: dict[int, tuple[list[int], list[torch.Tensor]]] = {i: ([], []) for i in indices}
+        wanted = dict(zip(indices, draft_lens, strict=True))
+        active = [i for i in indices if wanted[i]]
+        while active:
+            if self.is_drawn:
+                tokens, probs = self._guess(active, proposed)
+            else:
+                tokens = [(3 * (self.tokens[i] + proposed[i][0])[-1] + 1) % 5 for i in active]
+                probs = [None] * len(active)
+            going_on = []
+            for i, token, drawn_from in zip(active, tokens, probs, strict=True):
+                if token == UNSURE and self.leaves_out:
+                    continue
+                proposed[i][0].append(token)
+                if drawn_from is not None:
+                    proposed[i][1].append(drawn_from)
+                if len(proposed[i][0]) < wanted[i] and token != UNSURE:
+                    going_on.append(i)
+            active = going_on
+        return proposed
+
+    def _guess(
+        self, active: Sequence[int], proposed: dict[int, tuple[list[int], list[torch.Tensor]]]
+    ) -> tuple[list[int], list[torch.Tensor | None]]:
+        known = [self.tokens[i] + proposed[i][0] for i in active]
+        guesses = [
+            Guess(self.samplings[i], len(tokens), self.histories[i], tuple(proposed[i][0]))
+            for i, tokens in zip(active, known, strict=True)
+        ]
+        return guess(DRAFT[[tokens[-1] for tokens in known]], guesses)
+
+
+def write(
+    params: dict[str, Any],
+    mode: str,
+    seeds: Sequence[int] = range(NUM_SEEDS),
+    max_draft_len: int = 3,
+    leaves_out: bool | None = None,
+) -> list[tuple[int, ...]]:
+    """The first tokens of each seed's text; draft lengths go through 0..max_draft_len."""
+    verification, is_drawn = MODES[mode]
+    if leaves_out is None:
+        leaves_out = verification is Verification.COUPLED or not is_drawn
+    params = {"temperature": 1.0, **params, "verification": verification}
+    sequences = Sequences(params, seeds, is_drawn, leaves_out)
+    step = 0
+    while active := [
+        i for i, t in enumerate(sequences.tokens) if len(t) < len(PROMPT) + NUM_TOKENS
+    ]:
+        draft_lens = [(seeds[i] + step) % (max_draft_len + 1) for i in active]
+        sequences.step(active, draft_lens)
+        step += 1
+    return [tuple(t[len(PROMPT) : len(PROMPT) + NUM_TOKENS]) for t in sequences.tokens]
+
+
+def reference_probs(row: list[float], tokens: Sequence[int], s: SamplingParams) -> list[float]:
+    """The distribution of the next token after these, by the rules of `processors`."""
+    scores, generated = list(row), tokens[len(PROMPT) :]
+    for token, bias in s.logit_bias:
+        scores[token] += bias
+    for *start, last in s.bad_words:
+        if list(tokens[len(tokens) - len(start) :]) == start:
+            scores[last] = -math.inf
+    if len(generated) < s.min_tokens:
+        scores[s.end_token] = -math.inf
+    for token in set(tokens):
+        factor = s.repetition_penalty
+        scores[token] = scores[token] / factor if scores[token] > 0 else scores[token] * factor
+    for token in set(generated):
+        scores[token] -= s.presence_penalty + s.frequency_penalty * generated.count(token)
+    weights = [math.exp(score / s.temperature) for score in scores]
+    order = sorted(range(VOCAB_SIZE), key=lambda token: -weights[token])[: s.top_k or VOCAB_SIZE]
+    total, before, kept = sum(weights[token] for token in order), 0.0, []
+    for token in order:
+        if before < s.top_p * total and weights[token] >= s.min_p * max(weights):
+            kept.append(token)
+        before += weights[token]
+    left = sum(weights[token] for token in kept)
+    return [weights[t] / left if t in kept else 0.0 for t in range(VOCAB_SIZE)]
+
+
+def joint_probs(params: dict[str, Any]) -> dict[tuple[int, ...], float]:
+    """The probability of every text of NUM_TOKENS tokens."""
+    sampling = SamplingParams(**{"temperature": 1.0, **params})
+    joint = {}
+    for text in product(range(VOCAB_SIZE), repeat=NUM_TOKENS):
+        prob, tokens = 1.0, list(PROMPT)
+        for token in text:
+            prob *= reference_probs(TARGET[tokens[-1]].tolist(), tokens, sampling)[token]
+            tokens.append(token)
+        joint[text] = prob
+    return joint
+
+
+def p_value(texts: Sequence[tuple[int, ...]], joint: dict[tuple[int, ...], float]) -> float:
+    """Of the chi-square statistic; cells that expect fewer than 5 are pooled, 0.0 for a text that
+    cannot be."""
+    found = dict.fromkeys(joint, 0)
+    for text in texts:
+        found[text] += 1
+    cells: list[tuple[float, int]] = []
+    pool_expected, pool_found = 0.0, 0
+    for text, prob in joint.items():
+        if prob == 0.0 and found[text]:
+            return 0.0
+        if prob * len(texts) >= 5:
+            cells.append((prob * len(texts), found[text]))
+        else:
+            pool_expected, pool_found = pool_expected + prob * len(texts), pool_found + found[text]
+    if pool_expected >= 5:
+        cells.append((pool_expected, pool_found))
+    statistic = sum((seen - expected) ** 2 / expected for expected, seen in cells)
+    half_df = torch.tensor((len(cells) - 1) / 2, dtype=torch.float64)
+    return float(torch.special.gammaincc(half_df, torch.tensor(statistic / 2).double()))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("case", CASES)
+def test_texts_have_the_distribution_of_the_target(case: str, mode: str) -> None:
+    """2,000 seeds; a right sampler fails once in 10^6 choices of the seeds, which are fixed."""
+    texts = write(CASES[case], mode)
+    assert p_value(texts, joint_probs(CASES[case])) > LEAST_P_VALUE
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_coupled_text_does_not_depend_on_drafts(case: str) -> None:
+    """Seed by seed, token by token."""
+    seeds = range(300)
+    assert write(CASES[case], "coupled", seeds) == write(CASES[case], "coupled", seeds, 0)
+
+
+def share_streams(monkeypatch: pytest.MonkeyPatch, stream: Stream, same_as: Stream) -> None:
+    """Make one stream's noise another's."""
+
+    def shared(seed: int, position: int, of: Stream = Stream.TARGET) -> int:
+        return noise_key(seed, position, same_as if of is stream else of)
+
+    monkeypatch.setattr("smartspec_py.engines.sampling.noise_key", shared)
+
+
+def test_a_draft_judged_by_its_own_noise_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same comparison fails, so it is strong enough."""
+    share_streams(monkeypatch, Stream.ACCEPT, Stream.DRAFT)
+    params = {"logit_bias": ((0, 1.5),)}
+    assert p_value(write(params, "rejection of draws"), joint_probs(params)) < LEAST_P_VALUE
+
+
+def test_leaving_out_a_draft_for_its_value_would_be_seen() -> None:
+    """Where drafts are drawn, what is handed in must not be chosen among them: with p = q a token
+    that is never handed in would come out only p * p of the time."""
+    texts = write({}, "rejection of draws", leaves_out=True)
+    assert p_value(texts, joint_probs({})) < LEAST_P_VALUE
+
+
+def test_forgetting_the_drafts_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Penalties that miss the step's own drafts make the test fail as well."""
+    monkeypatch.setattr("smartspec_py.engines.processors.Span.drafts_before", lambda *_: ())
+    params = {"bad_words": ((2, 0, 1), (0, 0), (3, 3), (3, 4), (4, 3))}
+    assert p_value(write(params, "rejection of draws"), joint_probs(params)) < LEAST_P_VALUE
+
+
+P = torch.tensor([0.5, 0.3, 0.1, 0.1])
+Q = torch.tensor([0.2, 0.3, 0.4, 0.1])
+NUM_SINGLE = 20_000
+
+
+def judge_single(
+    p: torch.Tensor, q: torch.Tensor, verification: Verification, chosen: int | None = None
+) -> list[Verdict]:
+    """For each seed, one draft of q, or the chosen one, judged under p."""
+    samplings = [
+        SamplingParams(temperature=1.0, seed=seed, verification=verification)
+        for seed in range(NUM_SINGLE)
+    ]
+    drafts, probs = guess(q.log().repeat(NUM_SINGLE, 1), [Guess(s, 9) for s in samplings])
+    checks = [
+        Check(sampling, 9, drafts=(chosen,))
+        if chosen is not None
+        else Check(sampling, 9, None, (draft,), None if prob is None else prob[None])
+        for sampling, draft, prob in zip(samplings, drafts, probs, strict=True)
+    ]
+    return judge(p.log().repeat(2 * NUM_SINGLE, 1), checks)
+
+
+@pytest.mark.parametrize(
+    "shared",
+    [
+        None,
+        (Stream.ACCEPT, Stream.DRAFT),  # the draft's own noise decides on the draft
+        (Stream.RESIDUAL, Stream.DRAFT),  # what lost against the draft comes back less often
+        (Stream.RESIDUAL, Stream.ACCEPT),  # a rejection tells of the noise
+    ],
+)
+def test_streams_that_meet_in_one_decision_must_not_be_shared(
+    shared: tuple[Stream, Stream] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first token of 20,000 seeds has the distribution p, and with shared noise has not."""
+    p, q = torch.tensor([0.4, 0.4, 0.1, 0.1]), torch.tensor([0.3, 0.01, 0.59, 0.1])
+    if shared:
+        share_streams(monkeypatch, *shared)
+    verdicts = judge_single(p, q, Verification.REJECTION)
+    expected = {(token,): prob for token, prob in enumerate(p.tolist())}
+    is_right = p_value([verdict.tokens[:1] for verdict in verdicts], expected) > LEAST_P_VALUE
+    assert is_right == (shared is None)
+
+
+@pytest.mark.parametrize(
+    ("verification", "chosen", "expected"),
+    [
+        # TV = (.3 + .3) / 2.
+        (Verification.REJECTION, None, 0.7),
+        # Both draws are x with probability 1 / sum over y of max(p_y / p_x, q_y / q_x):
+        # x = 0: 1 / (1 + 3/2 + 2 + 1/2) = 1/5;       x = 1: 1 / (5/3 + 1 + 4/3 + 1/3) = 3/13;
+        # x = 2: 1 / (5 + 3 + 1 + 1) = 1/10;          x = 3: 1 / (5 + 3 + 4 + 1) = 1/13.
+        (Verification.COUPLED, None, 1 / 5 + 3 / 13 + 1 / 10 + 1 / 13),
+        # A chosen draft is accepted as often as the target draws it.
+        (Verification.REJECTION, 1, 0.3),
+        (Verification.COUPLED, 1, 0.3),
+    ],
+)
+def test_drafts_are_accepted_as_often_as_theory_says(
+    verification: Verification, chosen: int | None, expected: float
+) -> None:
+    """Within 5 standard errors, or fails once in 10^6 choices of the seeds, which are fixed."""
+    verdicts = judge_single(P, Q, verification, chosen)
+    share = sum(verdict.num_accepted for verdict in verdicts) / NUM_SINGLE
+    error = 5 * math.sqrt(expected * (1 - expected) / NUM_SINGLE)
+    assert share == pytest.approx(expected, abs=error)
+
+
+def test_equal_distributions_are_always_accepted() -> None:
+    """p = q leaves nothing to replace a rejected draft with, so there must be none."""
+    logits = torch.randn(500, 50, generator=torch.Generator().manual_seed(4))
+    samplings = [
+        SamplingParams(temperature=0.8, top_p=0.9, seed=seed, verification=Verification.REJECTION)
+        for seed in range(500)
+    ]
+    drafts, probs = guess(logits, [Guess(sampling, 9) for sampling in samplings])
+    checks = [
+        Check(sampling, 9, None, (draft,), prob[None])
+        for sampling, draft, prob in zip(samplings, drafts, probs, strict=True)
+        if prob is not None
+    ]
+    verdicts = judge(logits.repeat_interleave(2, 0), checks)
+    assert [verdict.num_accepted for verdict in verdicts] == [1] * 500
+
+
+@pytest.mark.parametrize("draft", [3, 4])
+def test_a_draft_that_truncation_cuts_is_rejected(draft: int) -> None:
+    """Top-k leaves 0 and 1 only, drawn from what is left of p after q."""
+    sampling = SamplingParams(temperature=1.0, top_k=2, seed=5, verification=Verification.REJECTION)
+    logits = torch.tensor([2.0, 1.0, 0.0, -1.0, 0.5]).repeat(2, 1)
+    for probs in (None, torch.full((1, 5), 0.2)):
+        (verdict,) = judge(logits, [Check(sampling, 9, None, (draft,), probs)])
+        assert verdict.num_accepted == 0
+        assert verdict.tokens[0] in (0, 1)
