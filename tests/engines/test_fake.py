@@ -32,14 +32,22 @@ COST = CostModel(
 """A target pass takes 1 s a token, a draft pass 0.1 s for one sequence and 0.3 s for two."""
 
 
-def prefill(sequence=1, tokens=PROMPT, start=0, is_last=True, **sampling):
-    return Prefill(sequence, tokens, start, is_last, SamplingParams(**sampling))
+def prefill(sequence=1, tokens=PROMPT, start=0, is_last=True):
+    return Prefill(sequence, tokens, start, is_last)
+
+
+def begun(*prompts, capabilities=CAPABILITIES, sampling=GREEDY, **options):
+    """A target at which sequences 1, 2, .. have begun with these prompts."""
+    target = FakeTarget(capabilities, **options)
+    for sequence, prompt in enumerate(prompts, start=1):
+        assert target.begin(sequence, prompt, len(prompt), sampling) == 0
+    return target
 
 
 def prefilled(capabilities=CAPABILITIES, sampling=GREEDY, **options):
     """A target that has read PROMPT as sequence 1 and drawn 21."""
-    target = FakeTarget(capabilities, **options)
-    target.submit([Prefill(1, PROMPT, 0, True, sampling)])
+    target = begun(PROMPT, capabilities=capabilities, sampling=sampling, **options)
+    target.submit([prefill()])
     assert target.poll(0.0)[0].tokens == TEXT[:1]
     return target
 
@@ -59,7 +67,7 @@ def test_tokens_follow_the_rule(sampling, position, token):
 
 
 def test_a_prompt_may_come_in_chunks():
-    target = FakeTarget(CAPABILITIES)
+    target = begun(PROMPT)
     target.submit([prefill(tokens=(3,), is_last=False)])
     assert target.poll(0.0) == [Event(1)]
     target.submit([prefill(tokens=(4,), start=1)])
@@ -113,6 +121,7 @@ def test_a_poll_lasts_its_passes():
     clock = VirtualClock()
     target = prefilled(cost=COST, clock=clock)
     assert clock.now() == pytest.approx(2.0)  # the prompt (3, 4)
+    target.begin(2, (1, 2, 3), 3, GREEDY)
     target.submit([Verify(1, (28,)), prefill(2, (1, 2, 3))])
     assert [event.pass_s for event in target.poll(0.0)] == pytest.approx([2.0, 3.0])
     assert clock.now() == pytest.approx(7.0)
@@ -130,14 +139,48 @@ def test_a_poll_lasts_its_passes():
         (Verify(1, (50,)), ValueError),
         (Decode(1, 2), ValueError),
         (prefill(1), ValueError),
-        (prefill(2, start=1), ValueError),
-        (prefill(2, tokens=()), ValueError),
-        (prefill(2, tokens=(1,) * 9), ValueError),
+        (prefill(2, (5,)), ValueError),  # it is 6 that sequence 2 began with
+        (prefill(2, (6,)), ValueError),  # nine more follow: it is not the last
+        (prefill(2, (6,), is_last=False, start=1), ValueError),
+        (prefill(2, (), is_last=False), ValueError),
+        (prefill(2, (6,) * 9, is_last=False), ValueError),
+        (prefill(9), KeyError),
     ],
 )
 def test_misuse_raises(work, error):
+    """Sequence 2 has begun with ten tokens; chunks of 8 are the largest."""
+    target = prefilled()
+    target.begin(2, (6,) * 10, 10, GREEDY)
     with pytest.raises(error):
-        prefilled().submit([work])
+        target.submit([work])
+
+
+@pytest.mark.parametrize(
+    ("sequence", "tokens", "num_prompt", "words"),
+    [
+        (1, PROMPT, 2, "has begun already"),
+        (2, (), 0, "0 tokens"),
+        (2, PROMPT, 0, "2 tokens, of them 0"),
+        (2, PROMPT, 3, "2 tokens, of them 3"),
+        (2, (1,) * 4096, 5, "4096 tokens"),
+        (2, (50,), 1, "outside of the vocabulary"),
+    ],
+)
+def test_a_wrong_beginning_raises(sequence, tokens, num_prompt, words):
+    with pytest.raises(ValueError, match=words):
+        prefilled().begin(sequence, tokens, num_prompt, GREEDY)
+
+
+def test_a_sequence_that_was_preempted_begins_again_with_what_it_has():
+    """Released at 3, 4, 21, 28: it reads those four anew, and the text goes on with 35."""
+    target = prefilled()
+    target.submit([Decode(1, 1)])
+    target.poll(0.0)
+    target.release(1)
+    assert target.begin(1, (3, 4, 21, 28), 2, GREEDY) == 0
+    target.submit([prefill(1, (3, 4, 21, 28))])
+    assert target.poll(0.0) == [Event(1, (35,))]
+    target.check_integrity()
 
 
 def test_one_work_at_a_time_and_one_release():
@@ -153,14 +196,13 @@ def test_one_work_at_a_time_and_one_release():
     for late in (target.release, target.cancel):
         with pytest.raises(KeyError, match="was released"):
             late(1)
-    with pytest.raises(ValueError, match="not reused"):
+    with pytest.raises(KeyError):
         target.submit([prefill(1)])
 
 
 def test_a_full_target_takes_no_more():
-    target = FakeTarget(CAPABILITIES)
     with pytest.raises(ValueError, match="holds 2"):
-        target.submit([prefill(1), prefill(2), prefill(3)])
+        begun(PROMPT, PROMPT, PROMPT)
 
 
 def test_sampling_is_verified_only_where_the_capabilities_say_so():
@@ -179,7 +221,7 @@ def test_fails_as_asked():
 
 
 def test_a_poisoned_prompt_fails_alone():
-    target = FakeTarget(CAPABILITIES, poison_token=13)
+    target = begun((1, 13), PROMPT, poison_token=13)
     target.submit([prefill(1, (1, 13)), prefill(2)])
     failed, fine = target.poll(0.0)
     assert "token 13" in failed.error
@@ -208,33 +250,36 @@ def proposer(accept_prob, **options):
 
 def task(num_known, draft_len, sequence=1):
     """All of PROMPT and TEXT up to num_known tokens."""
-    return DraftTask(sequence, (PROMPT + TEXT)[:num_known], draft_len, GREEDY)
+    return DraftTask(sequence, (PROMPT + TEXT)[:num_known], len(PROMPT), draft_len, GREEDY)
+
+
+def drafted(guess, *tasks):
+    return [draft.tokens for draft in guess.propose(tasks)]
 
 
 def test_drafts_are_the_text_or_one_beside_it():
-    assert proposer(1.0).propose([task(3, 4), task(5, 0)]) == [(28, 35, 42, 49), ()]
-    assert proposer(0.0).propose([task(3, 4)]) == [(29, 36, 43, 50 % 50)]
+    assert drafted(proposer(1.0), task(3, 4), task(5, 0)) == [(28, 35, 42, 49), ()]
+    assert drafted(proposer(0.0), task(3, 4)) == [(29, 36, 43, 50 % 50)]
 
 
 def test_acceptance_may_depend_on_position():
-    assert proposer(lambda _, position: float(position < 5)).propose([task(3, 4)]) == [
-        (28, 35, 43, 0)
-    ]
+    guess = proposer(lambda _, position: float(position < 5))
+    assert drafted(guess, task(3, 4)) == [(28, 35, 43, 0)]
 
 
 @given(st.integers(0, 2**40), st.integers(1, 4), st.integers(3, 6))
 def test_a_draft_is_the_same_for_every_draft_length_and_start(seed, draft_len, num_known):
     """Drafts at positions 3 to 9, asked for at once or from a later start."""
     guess = FakeProposer(0.5, vocab_size=50, max_draft_len=7, seed=seed)
-    (whole,) = guess.propose([task(3, 7)])
-    (part,) = guess.propose([task(num_known, draft_len, sequence=2)])
+    (whole,) = drafted(guess, task(3, 7))
+    (part,) = drafted(guess, task(num_known, draft_len, sequence=2))
     assert part == whole[num_known - 3 :][:draft_len]
 
 
 def test_acceptance_comes_to_its_probability():
     """2000 positions at 0.7: three standard deviations are 0.031; the hash is fixed, so no luck."""
     guess = FakeProposer(0.7, vocab_size=1000, max_draft_len=2000)
-    (drafts,) = guess.propose([DraftTask(1, (3, 4, 21), 2000, GREEDY)])
+    (drafts,) = drafted(guess, DraftTask(1, (3, 4, 21), 2, 2000, GREEDY))
     right = sum(d == fake_token(PROMPT, t, 1000) for t, d in enumerate(drafts, start=3))
     assert right / 2000 == pytest.approx(0.7, abs=0.031)
 

@@ -1,4 +1,4 @@
-"""The PyTorch engine against Transformers itself, token by token.
+"""The PyTorch engine against Transformers itself, token by token; and prefix reuse against none.
 
 The reference computes every token by a full pass without cache and with Transformers' own
 attention, so it shares neither the packing, nor the rows, nor the mask with what is tested.
@@ -7,6 +7,7 @@ attention, so it shares neither the packing, nor the rows, nor the mask with wha
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
 from torch_models import (
@@ -20,6 +21,8 @@ from torch_models import (
 
 from smartspec_py.core.types import SamplingParams
 from smartspec_py.engines.base import Decode, DraftTask, Prefill, Verify, Work
+from smartspec_py.engines.packed import RowInput
+from smartspec_py.engines.runner import CausalRunner, PassOutput
 from smartspec_py.engines.torch_engine import TorchTarget
 from smartspec_py.proposers.draft_model import DraftModelProposer
 
@@ -28,49 +31,87 @@ GREEDY = SamplingParams()
 
 
 class Driver:
-    """The least loop: chunks of a prompt, then drafts of random lengths, checked as they come."""
+    """The least loop: chunks of a prompt, then drafts of random lengths, checked as they come.
+
+    unread: tokens at the end of a sequence's known ones that no chunk has brought yet.
+    num_cached: tokens that were found in the cache, by sequence.
+    """
 
     def __init__(self, target: TorchTarget, proposer: DraftModelProposer, seed: int) -> None:
         self.target, self.proposer = target, proposer
         self.rng = random.Random(seed)
         self.tokens: dict[int, list[int]] = {}
         self.unread: dict[int, list[int]] = {}
+        self.sampling: dict[int, SamplingParams] = {}
+        self.num_prompt: dict[int, int] = {}
+        self.num_cached: dict[int, int] = {}
         self.num_accepted = 0
 
-    def begin(self, sequence: int, prompt: list[int]) -> None:
-        self.tokens[sequence] = list(prompt)
-        self.unread[sequence] = list(prompt)
+    def begin(
+        self,
+        sequence: int,
+        tokens: list[int],
+        sampling: SamplingParams = GREEDY,
+        num_prompt: int | None = None,
+    ) -> None:
+        """num_prompt: None where all tokens are of the prompt."""
+        num_prompt = len(tokens) if num_prompt is None else num_prompt
+        num_cached = self.target.begin(sequence, tokens, num_prompt, sampling)
+        assert 0 <= num_cached < len(tokens)
+        self.tokens[sequence] = list(tokens)
+        self.unread[sequence] = tokens[num_cached:]
+        self.sampling[sequence], self.num_prompt[sequence] = sampling, num_prompt
+        self.num_cached[sequence] = num_cached
 
-    def step(self, sampling: SamplingParams = GREEDY) -> None:
+    def generate(self, sequence: int, num_tokens: int) -> list[int]:
+        """Step until so many tokens of its text are known; returns those."""
+        first = self.num_prompt[sequence]
+        while len(self.tokens[sequence]) < first + num_tokens:
+            self.step()
+        return self.tokens[sequence][first:][:num_tokens]
+
+    def step(self) -> None:
         """Some sequences verify, some decode, some read a chunk of their prompt."""
         work: list[Work] = []
         decoding = [s for s in self.tokens if not self.unread[s] and self.rng.random() < 0.8]
         tasks = [
-            DraftTask(s, self.tokens[s], self.rng.randrange(MAX_DRAFT_LEN + 1), sampling)
+            DraftTask(
+                s,
+                self.tokens[s],
+                self.num_prompt[s],
+                self.rng.randrange(MAX_DRAFT_LEN + 1),
+                self.sampling[s],
+            )
             for s in decoding
         ]
-        for task, drafts in zip(tasks, self.proposer.propose(tasks), strict=True):
-            work.append(Verify(task.sequence, drafts) if drafts else Decode(task.sequence, 1))
+        for task, draft in zip(tasks, self.proposer.propose(tasks), strict=True):
+            work.append(
+                Verify(task.sequence, draft.tokens, draft.probs)
+                if draft.tokens
+                else Decode(task.sequence, 1)
+            )
         for sequence, unread in self.unread.items():
             if unread:
-                work.append(self.chunk(sequence, unread, sampling))
+                work.append(self.chunk(sequence, unread))
         self.rng.shuffle(work)
         self.target.submit(work)
         for event in self.target.poll(0.0):
-            self.tokens[event.sequence].extend(event.tokens)
             if event.num_drafted:
                 self.proposer.observe(event.sequence, event.num_accepted)
+            self.tokens[event.sequence].extend(event.tokens)
             self.num_accepted += event.num_accepted
 
-    def chunk(self, sequence: int, unread: list[int], sampling: SamplingParams) -> Prefill:
+    def chunk(self, sequence: int, unread: list[int]) -> Prefill:
         size = min(self.rng.randrange(1, 24), len(unread))
         start = len(self.tokens[sequence]) - len(unread)
         chunk, unread[:] = tuple(unread[:size]), unread[size:]
-        return Prefill(sequence, chunk, start, not unread, sampling)
+        return Prefill(sequence, chunk, start, not unread)
 
     def end(self, sequence: int) -> list[int]:
         self.target.release(sequence)
         self.proposer.release(sequence)
+        self.target.check_integrity()
+        self.proposer.check_integrity()
         del self.unread[sequence]
         return self.tokens.pop(sequence)
 
@@ -108,10 +149,8 @@ def test_sampled_text_does_not_depend_on_the_plan() -> None:
 
     def text(plan_seed: int, seed: int) -> list[int]:
         driver = Driver(make_target("llama"), make_proposer("llama"), plan_seed)
-        driver.begin(0, prompt)
-        while len(driver.tokens[0]) < len(prompt) + NUM_TOKENS:
-            driver.step(SamplingParams(temperature=1.0, top_p=0.95, seed=seed))
-        return driver.tokens[0][len(prompt) :][:NUM_TOKENS]
+        driver.begin(0, prompt, SamplingParams(temperature=1.0, top_p=0.95, seed=seed))
+        return driver.generate(0, NUM_TOKENS)
 
     assert len({tuple(text(plan_seed, seed=7)) for plan_seed in range(10)}) == 1
     assert text(0, seed=8) != text(0, seed=7)
@@ -123,34 +162,37 @@ def test_lag_is_what_the_draft_has_not_read() -> None:
     proposer = make_proposer("llama")
     tokens = list(range(9))
     assert proposer.draft_lag(0, 9) == 8
-    (drafts,) = proposer.propose([DraftTask(0, tokens, 3, GREEDY)])
-    assert len(drafts) == 3
+    (draft,) = proposer.propose([DraftTask(0, tokens, 9, 3, GREEDY)])
+    assert len(draft.tokens) == 3
     proposer.observe(0, 1)
     assert proposer.draft_lag(0, 11) == 0
     assert proposer.draft_lag(0, 16) == 5
     proposer.release(0)
     assert proposer.draft_lag(0, 16) == 15
+    assert proposer.num_available(0, tokens) == MAX_DRAFT_LEN
 
 
 def test_a_long_lag_gives_the_same_drafts() -> None:
     """A cache that missed 30 tokens proposes what one that read all of them proposes."""
     tokens = prompts(1, seed=9)[0] + [1, 2, 3] * 11
     fresh, stale = make_proposer("llama"), make_proposer("llama")
-    stale.propose([DraftTask(0, tokens[:3], 2, GREEDY)])
+    stale.propose([DraftTask(0, tokens[:3], 3, 2, GREEDY)])
     stale.observe(0, 0)
-    expected = fresh.propose([DraftTask(0, tokens, 4, GREEDY)])
-    assert stale.propose([DraftTask(0, tokens, 4, GREEDY)]) == expected
+    expected = fresh.propose([DraftTask(0, tokens, 3, 4, GREEDY)])
+    assert len(expected[0].tokens) == 4
+    assert stale.propose([DraftTask(0, tokens, 3, 4, GREEDY)]) == expected
 
 
 def test_the_draft_stops_at_the_end_token() -> None:
     """What would follow the end of the text is not worth a pass."""
     proposer = make_proposer("llama")
     tokens = prompts(1, seed=3)[0]
-    (drafts,) = proposer.propose([DraftTask(0, tokens, 6, GREEDY)])
-    ending = SamplingParams(end_token=drafts[2])
-    first = drafts.index(drafts[2])
+    (draft,) = proposer.propose([DraftTask(0, tokens, len(tokens), 6, GREEDY)])
+    ending = SamplingParams(end_token=draft.tokens[2])
+    first = draft.tokens.index(draft.tokens[2])
     other = make_proposer("llama")
-    assert other.propose([DraftTask(0, tokens, 6, ending)]) == [drafts[: first + 1]]
+    (ended,) = other.propose([DraftTask(0, tokens, len(tokens), 6, ending)])
+    assert ended.tokens == draft.tokens[: first + 1]
 
 
 def test_nothing_in_flight_is_no_event() -> None:
@@ -162,3 +204,228 @@ def test_a_pass_can_be_timed_in_any_room() -> None:
     target = make_target("llama")
     for tokens, context_len in ((1, 0), (64, 90), (96, 96), (200, 10)):
         assert target.time_pass(2, tokens, context_len) > 0
+
+
+def driver_of(
+    kind: str = "llama", *, reuses_prefixes: bool = True, max_sequences: int = 5, seed: int = 2
+) -> Driver:
+    return Driver(
+        make_target(kind, reuses_prefixes=reuses_prefixes, max_sequences=max_sequences),
+        make_proposer(kind, reuses_prefixes=reuses_prefixes, max_sequences=max_sequences),
+        seed,
+    )
+
+
+SEEDED = [
+    GREEDY,
+    SamplingParams(temperature=0.9, seed=3),
+    SamplingParams(temperature=0.9, seed=4),
+    SamplingParams(temperature=0.7, top_p=0.9, seed=3),
+]
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_prefix_reuse_changes_no_text(kind: str) -> None:
+    """Eight sequences with 30 tokens in common, through three rows, under four samplings.
+
+    The common part is read twice or so: by those that begin before anybody has read it. The rest
+    take it over, from living rows and from memories.
+    """
+    shared = [(11 * i) % VOCAB_SIZE for i in range(30)]
+    rests = [[60 + i, 61 + i] for i in range(8)]
+
+    def texts(reuses_prefixes: bool) -> tuple[dict[int, list[int]], dict[int, int]]:
+        driver = driver_of(kind, reuses_prefixes=reuses_prefixes, max_sequences=3)
+        todo, done = list(enumerate(rests)), {}
+        while todo or driver.tokens:
+            while todo and len(driver.tokens) < 3:
+                number, rest = todo.pop(0)
+                driver.begin(number, shared + rest, SEEDED[number % 4])
+            driver.step()
+            for number in list(driver.tokens):
+                if len(driver.tokens[number]) >= 32 + NUM_TOKENS:
+                    done[number] = driver.end(number)[32:][:NUM_TOKENS]
+        return done, driver.num_cached
+
+    plain, none_cached = texts(reuses_prefixes=False)
+    reused, num_cached = texts(reuses_prefixes=True)
+    assert reused == plain
+    assert set(none_cached.values()) == {0}
+    assert [num_cached[number] for number in range(3)] == [0, 0, 0]
+    assert all(num_cached[number] >= 30 for number in range(3, 8))
+    greedy = [number for number in range(8) if number % 4 == 0]
+    for number in greedy:
+        assert plain[number] == expected_text(kind, shared + rests[number], NUM_TOKENS)
+
+
+def write(
+    target: TorchTarget,
+    sequence: int,
+    tokens: list[int],
+    num_tokens: int,
+    sampling: SamplingParams = GREEDY,
+    *,
+    reuses_prefix: bool = True,
+) -> tuple[int, list[int]]:
+    """A sequence alone, without drafts: how many tokens it found cached, and its text."""
+    num_cached = target.begin(sequence, tokens, len(tokens), sampling, reuses_prefix)
+    target.submit([Prefill(sequence, tuple(tokens[num_cached:]), num_cached, True)])
+    text = [*target.poll(0.0)[0].tokens]
+    while len(text) < num_tokens:
+        target.submit([Decode(sequence, 1)])
+        text += target.poll(0.0)[0].tokens
+    return num_cached, text
+
+
+MEMORY = [40 + i for i in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "num_generated", "reuses_prefix", "num_cached"),
+    [
+        (MEMORY, 0, True, 19),  # the last one must be read, to draw what follows it
+        (MEMORY, 5, True, 24),  # the whole row
+        ([*MEMORY, 1, 2], 0, True, 20),
+        ([*MEMORY[:12], 1, 2], 0, True, 12),
+        (MEMORY[:9], 0, True, 8),
+        (MEMORY[:8], 0, True, 0),  # 7 at most, which is not worth a copy
+        ([*MEMORY[:7], 1, 2, 3], 0, True, 0),
+        (MEMORY, 0, False, 0),
+    ],
+)
+@pytest.mark.parametrize("is_released", [True, False])
+def test_how_many_tokens_are_found_in_the_cache(
+    tokens: list[int], num_generated: int, reuses_prefix: bool, num_cached: int, is_released: bool
+) -> None:
+    """20 tokens were read and 5 generated: the row holds 24, all but the last of the 25; and it
+    gives them whether its owner has gone or not."""
+    target = make_target("llama")
+    _, text = write(target, 0, MEMORY, 5)
+    if is_released:
+        target.release(0)
+    tokens = [*tokens, *text[:num_generated]]
+    found, following = write(target, 1, tokens, 6, reuses_prefix=reuses_prefix)
+    assert found == num_cached
+    assert following == expected_text("llama", tokens, 6)
+    target.check_integrity()
+
+
+def test_a_conversation_reads_only_what_is_new() -> None:
+    """Each prompt is the last one, its answer of 12 tokens, and 5 more. The row holds all but the
+    last token of the turn before: 15 + 12 - 1 = 26, then 15 + 2 * 17 - 5 - 1 = 43."""
+    target = make_target("llama")
+    said, found = [7 + i for i in range(15)], []
+    for turn in range(3):
+        num_cached, answer = write(target, turn, said, 12)
+        assert answer == expected_text("llama", said, 12)
+        target.release(turn)
+        found.append(num_cached)
+        said += answer + [80 + turn] * 5
+    assert found == [0, 26, 43]
+
+
+PENALISED = [
+    SamplingParams(temperature=0.8, seed=6, frequency_penalty=1.5, presence_penalty=0.5),
+    SamplingParams(repetition_penalty=1.6),
+    SamplingParams(frequency_penalty=0.7, bad_words=((3,), (5, 6)), logit_bias=((9, 2.0),)),
+    SamplingParams(temperature=1.0, seed=8, end_token=7, min_tokens=20),
+]
+
+
+@pytest.mark.parametrize("reuses_prefixes", [True, False])
+@pytest.mark.parametrize("sampling", [*SEEDED, *PENALISED], ids=lambda s: str(s)[15:60])
+def test_preemption_changes_no_text(sampling: SamplingParams, reuses_prefixes: bool) -> None:
+    """Released and begun again at random, three sequences write what they write undisturbed.
+
+    Also where the sampling counts tokens: after `begin` the generated ones still count as such.
+    """
+    starts = prompts(3, seed=21)
+
+    def texts(preempt_prob: float) -> tuple[list[list[int]], int]:
+        driver = driver_of(reuses_prefixes=reuses_prefixes, seed=5)
+        rng, num_preempted = random.Random(1), 0
+        for number, prompt in enumerate(starts):
+            driver.begin(number, prompt, sampling)
+        while any(len(driver.tokens[n]) < len(starts[n]) + NUM_TOKENS for n in range(3)):
+            driver.step()
+            for number in range(3):
+                if rng.random() < preempt_prob:
+                    known = driver.end(number)
+                    driver.begin(number, known, sampling, len(starts[number]))
+                    num_preempted += 1
+        return [driver.tokens[n][len(starts[n]) :][:NUM_TOKENS] for n in range(3)], num_preempted
+
+    plain, _ = texts(0.0)
+    preempted, num_preempted = texts(0.15)
+    assert preempted == plain
+    assert num_preempted > 5
+
+
+def test_what_was_generated_counts_as_such_after_a_preemption() -> None:
+    """The control: taken for prompt tokens, those that were generated would go unpunished."""
+    prompt, sampling = prompts(1, seed=21)[0], SamplingParams(frequency_penalty=2.0)
+    whole = write(make_target("llama"), 0, prompt, NUM_TOKENS, sampling)[1]
+    known = prompt + whole[:10]
+    for num_prompt, is_same in ((len(prompt), True), (len(known), False)):
+        driver = driver_of()
+        driver.begin(0, known, sampling, num_prompt)
+        driver.num_prompt[0] = len(prompt)
+        assert (driver.generate(0, NUM_TOKENS) == whole) is is_same
+
+
+def test_drafts_are_the_same_with_and_without_reuse() -> None:
+    """A draft cache that took over 30 tokens, in place or from a living row, drafts what one does
+    that read all of them."""
+    tokens = [(7 * i) % VOCAB_SIZE for i in range(40)]
+    for is_released in (True, False):
+        proposer, fresh = make_proposer("llama"), make_proposer("llama", reuses_prefixes=False)
+        proposer.propose([DraftTask(0, tokens[:35], 35, 3, GREEDY)])
+        proposer.observe(0, 0)
+        if is_released:
+            proposer.release(0)
+        task = DraftTask(1, [*tokens[:30], 1, 2, 3], 33, 5, GREEDY)
+        assert proposer.propose([task]) == fresh.propose([task])
+        proposer.observe(1, 0)
+        proposer.check_integrity()
+
+
+def test_a_memory_holds_no_rejected_drafts() -> None:
+    """Six draft rows; five are released before the drafts of the last are judged, and its row is
+    brought down. What is left above must not pass for more than the tokens known then: a sequence
+    that goes on like the last one is drafted for as if nothing had been cached."""
+    rng = random.Random(4)
+    texts = [[rng.randrange(VOCAB_SIZE) for _ in range(20)] for _ in range(6)]
+    proposer = make_proposer("llama", max_sequences=6)
+    fresh = make_proposer("llama", reuses_prefixes=False)
+    drafts = proposer.propose([DraftTask(n, texts[n], 20, 5, GREEDY) for n in range(6)])
+    for number in range(5):
+        proposer.release(number)
+    proposer.observe(5, 0)
+    wrong = drafts[5].tokens
+    others = [next(t for t in range(VOCAB_SIZE) if t not in wrong[:4]) for _ in range(5)]
+    texts[5].extend(others)
+    task = DraftTask(7, [*texts[5], 1], 26, 5, GREEDY)
+    assert proposer.propose([task]) == fresh.propose([task])
+
+
+@pytest.mark.parametrize("reuses_prefix", [True, False])
+def test_a_request_may_keep_from_what_the_draft_read_before(
+    monkeypatch: pytest.MonkeyPatch, reuses_prefix: bool
+) -> None:
+    """20 known tokens, 3 drafts: the last 2 drafts read a token each, the first all that is left:
+    20 where nothing is taken over, 1 where 19 are."""
+    proposer = make_proposer("llama")
+    tokens = list(range(3, 23))
+    proposer.propose([DraftTask(1, tokens, 20, 3, GREEDY)])
+    proposer.release(1)
+    num_read = 0
+    forward = CausalRunner.forward
+
+    def count(self: CausalRunner, inputs: Sequence[RowInput]) -> PassOutput:
+        nonlocal num_read
+        num_read += sum(len(item.tokens) for item in inputs)
+        return forward(self, inputs)
+
+    monkeypatch.setattr(CausalRunner, "forward", count)
+    proposer.propose([DraftTask(2, tokens, 20, 3, GREEDY, reuses_prefix)])
+    assert num_read == (3 if reuses_prefix else 22)

@@ -17,7 +17,12 @@ from smartspec_py.engines import executor_double
 from smartspec_py.engines.base import Decode, Event, Prefill, TargetCapabilities, Verify
 from smartspec_py.engines.executor_double import EngineLimits, Executor
 from smartspec_py.engines.fake import FAKE_CAPABILITIES, TOKEN_STEP, FakeTarget, fake_token
-from smartspec_py.engines.trtllm_engine import TrtllmTarget, capabilities_of, request_seed
+from smartspec_py.engines.trtllm_engine import (
+    UNSUPPORTED,
+    TrtllmTarget,
+    capabilities_of,
+    request_seed,
+)
 
 PROMPT = (3, 4)
 GREEDY = SamplingParams()
@@ -58,10 +63,16 @@ def make(capabilities=CAPABILITIES, **options):
     return TrtllmTarget(executor, executor_double, capabilities), executor
 
 
+def begin(target, sequence, prompt, sampling=GREEDY):
+    """Begin a sequence, and submit its prompt."""
+    assert target.begin(sequence, prompt, len(prompt), sampling) == 0
+    target.submit([Prefill(sequence, prompt, 0, True)])
+
+
 def prefilled(capabilities=CAPABILITIES, sampling=GREEDY, **options):
     """A target that has read PROMPT as sequence 1 and drawn its first token."""
     target, executor = make(capabilities, **options)
-    target.submit([Prefill(1, PROMPT, 0, True, sampling)])
+    begin(target, 1, PROMPT, sampling)
     (event,) = target.poll(1.0)
     assert event.is_last
     assert event.finish is None
@@ -91,7 +102,7 @@ def test_verify_says_what_the_fake_engine_says(end_token, drafts, tokens, num_ac
     sampling = SamplingParams(end_token=end_token)
     target, _ = prefilled(sampling=sampling)
     fake = FakeTarget()
-    fake.submit([Prefill(1, PROMPT, 0, True, sampling)])
+    begin(fake, 1, PROMPT, sampling)
     fake.poll(0.0)
     for engine in (target, fake):
         engine.submit([Verify(1, drafts)])
@@ -118,7 +129,8 @@ def test_each_work_is_one_request_with_all_tokens():
 
 def test_a_burst_is_in_flight_while_others_verify():
     target, _ = prefilled()
-    target.submit([Decode(1, 3), Prefill(2, (5,), 0, True, GREEDY)])
+    target.begin(2, (5,), 1, GREEDY)
+    target.submit([Decode(1, 3), Prefill(2, (5,), 0, True)])
     assert target.poll(1.0) == [Event(1, (28,), is_last=False), Event(2, (12,))]
     target.submit([Verify(2, (19,))])  # 5 + 7 * 2
     assert target.poll(1.0) == [Event(1, (35,), is_last=False), Event(2, (19, 26), 1, 1)]
@@ -140,9 +152,9 @@ def test_late_tokens_of_a_cancelled_burst_are_kept():
 def test_a_verification_cancelled_before_it_ran_drafted_nothing():
     """The burst of sequence 1 fills the batch, so the verification of sequence 2 never runs."""
     target, _ = make(limits=EngineLimits(max_batch_size=1))
-    target.submit([Prefill(1, PROMPT, 0, True, GREEDY)])
+    begin(target, 1, PROMPT)
     target.poll(1.0)
-    target.submit([Prefill(2, (5,), 0, True, GREEDY)])
+    begin(target, 2, (5,))
     target.poll(1.0)
     target.submit([Decode(1, 8), Verify(2, (19,))])
     target.cancel(2)
@@ -169,11 +181,13 @@ def test_a_burst_cut_by_the_executor_ends_the_sequence():
 def test_failures_concern_one_sequence():
     """9 tokens never fit into 8: an error response. 9 drafts are refused on enqueueing."""
     target, _ = prefilled(limits=EngineLimits(max_num_tokens=8))
+    target.begin(2, range(9), 9, GREEDY)
+    target.begin(3, (5,), 1, GREEDY)
     target.submit(
         [
             Verify(1, (28,) * 9),
-            Prefill(2, tuple(range(9)), 0, True, GREEDY),
-            Prefill(3, (5,), 0, True, GREEDY),
+            Prefill(2, tuple(range(9)), 0, True),
+            Prefill(3, (5,), 0, True),
         ]
     )
     events = {event.sequence: event for event in drain(target)}
@@ -188,7 +202,7 @@ def test_failures_concern_one_sequence():
 def test_a_refused_prompt_is_news_of_its_own():
     target, executor = make()
     executor.num_refusals = 1
-    target.submit([Prefill(1, PROMPT, 0, True, GREEDY)])
+    begin(target, 1, PROMPT)
     assert target.poll(1.0) == [Event(1, error="request refused: no room")]
     assert target.poll(1.0) == []
     target.release(1)
@@ -198,9 +212,9 @@ def test_a_refused_prompt_is_news_of_its_own():
 def test_a_refusal_is_told_at_once():
     """Others are looked at, but not waited for."""
     target, executor = make()
-    target.submit([Prefill(1, PROMPT, 0, True, GREEDY)])
+    begin(target, 1, PROMPT)
     executor.num_refusals = 1
-    target.submit([Prefill(2, PROMPT, 0, True, GREEDY)])
+    begin(target, 2, PROMPT)
     assert [event.sequence for event in target.poll(1.0)] == [2, 1]
     target.submit([Decode(1, 1)])
     target.poll(0.5)
@@ -230,13 +244,14 @@ def test_sampled_requests_differ_in_their_seed():
         (Verify(9, (28,)), KeyError),
         (Decode(9, 1), KeyError),
         (Verify(1, ()), ValueError),
-        (Prefill(1, PROMPT, 0, True, GREEDY), ValueError),
-        (Prefill(2, PROMPT, 0, False, GREEDY), ValueError),
-        (Prefill(2, PROMPT, 2, True, GREEDY), ValueError),
+        (Prefill(9, PROMPT, 0, True), KeyError),
+        (Prefill(2, (3,), 0, False), ValueError),  # prompts come whole
+        (Prefill(2, (3, 5), 0, True), ValueError),  # and are what the sequence began with
     ],
 )
 def test_misuse_raises(work, error):
     target, _ = prefilled()
+    target.begin(2, PROMPT, 2, GREEDY)
     with pytest.raises(error):
         target.submit([work])
 
@@ -272,7 +287,7 @@ def test_a_closed_executor_is_the_end():
     target.close()
     assert not executor.can_enqueue_requests()
     with pytest.raises(RuntimeError, match="takes no requests"):
-        target.submit([Prefill(1, PROMPT, 0, True, GREEDY)])
+        begin(target, 1, PROMPT)
 
 
 def test_capabilities_leave_room_for_the_drafts():
@@ -288,7 +303,7 @@ def test_capabilities_leave_room_for_the_drafts():
         "pretrained_config": {"vocab_size": 32000},
     }
     assert capabilities_of(build, max_decode_tokens=16) == TargetCapabilities(
-        16, 1018, 6, 16, None, False, 32000
+        16, 1018, 6, 16, None, False, 32000, unsupported=UNSUPPORTED
     )
 
 
@@ -368,7 +383,9 @@ def test_text_follows_the_rule_however_it_is_cut(make_target, data):
         end_at = len(prompt) + data.draw(st.integers(0, 40))
         end_token = data.draw(st.sampled_from([-1, fake_token(prompt, end_at, 1000)]))
         clients.append(Client(number, prompt, SamplingParams(end_token=end_token)))
-    target.submit([Prefill(c.number, c.prompt, 0, True, c.sampling) for c in clients])
+    for client in clients:
+        target.begin(client.number, client.prompt, len(client.prompt), client.sampling)
+    target.submit([Prefill(c.number, c.prompt, 0, True) for c in clients])
     for _ in range(data.draw(st.integers(0, 12))):
         for client in clients:
             client.act(target, data.draw(MOVES))

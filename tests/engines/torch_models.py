@@ -49,30 +49,36 @@ def make_model(kind: str, seed: int = 0, noise: float = 0.0) -> Any:
     return model
 
 
-def make_runner(model: Any) -> CausalRunner:
+def make_runner(model: Any, max_sequences: int = MAX_SEQUENCES) -> CausalRunner:
     model.set_attn_implementation(ATTENTION_NAME)
     config = RunnerConfig(
-        Path(), torch.device("cpu"), torch.float32, MAX_SEQUENCES, MAX_LEN, VOCAB_SIZE
+        Path(), torch.device("cpu"), torch.float32, max_sequences, MAX_LEN, VOCAB_SIZE
     )
     return CausalRunner(model, config)
 
 
-def make_target(kind: str) -> TorchTarget:
+def make_target(
+    kind: str, *, reuses_prefixes: bool = True, max_sequences: int = MAX_SEQUENCES
+) -> TorchTarget:
+    runner = make_runner(make_model(kind), max_sequences)
     capabilities = TargetCapabilities(
-        max_sequences=MAX_SEQUENCES,
+        max_sequences=max_sequences,
         max_context_len=MAX_LEN,
         max_draft_len=MAX_DRAFT_LEN,
         max_decode_tokens=1,
         max_prefill_tokens=64,
         verifies_sampling=True,
         vocab_size=VOCAB_SIZE,
+        bytes_per_token=runner.bytes_per_token,
     )
-    return TorchTarget(make_runner(make_model(kind)), capabilities)
+    return TorchTarget(runner, capabilities, reuses_prefixes=reuses_prefixes)
 
 
-def make_proposer(kind: str) -> DraftModelProposer:
-    runner = make_runner(make_model(kind, noise=0.02))
-    return DraftModelProposer(runner, MAX_SEQUENCES, MAX_DRAFT_LEN)
+def make_proposer(
+    kind: str, *, reuses_prefixes: bool = True, max_sequences: int = MAX_SEQUENCES
+) -> DraftModelProposer:
+    runner = make_runner(make_model(kind, noise=0.02), max_sequences)
+    return DraftModelProposer(runner, max_sequences, MAX_DRAFT_LEN, reuses_prefixes=reuses_prefixes)
 
 
 def expected_text(kind: str, prompt: list[int], num_tokens: int) -> list[int]:

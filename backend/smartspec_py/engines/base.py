@@ -6,14 +6,15 @@ over many polls while other sequences verify. The loop treats both alike: a sequ
 from `submit` until an event of it has `is_last`.
 
 Rules of a target:
-- A sequence begins with `Prefill(start=0)`. When its last chunk is done, the event carries the
-  first generated token.
-- The target keeps the sequence's tokens: what it was given in `Prefill`, and what it emitted.
+- A sequence begins with `begin`, which may find that leading tokens of it are cached; its first
+  `Prefill` starts behind those. When its last chunk is done, the event carries the next token.
+- The target keeps the sequence's tokens: what it was given in `begin`, and what it emitted.
   `Verify` and `Decode` go on from there.
 - `Verify(drafts)` emits the accepted drafts and one token of the target's own: 1 to k+1 tokens.
 - `Decode(max_tokens)` emits up to max_tokens, in one event or in many.
 - `cancel` is asynchronous: events of the work in flight may still come, one of them `is_last`.
-- `release` frees what the sequence holds; it is called once, when nothing of it is in flight.
+- `release` frees what the sequence holds; it is called when nothing of it is in flight. A sequence
+  that was preempted begins again later, with the tokens that it has by then.
 - A failure that concerns one sequence is an event with `error`; an exception is the engine's end.
 """
 
@@ -21,28 +22,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from smartspec_py.core.types import FinishReason, SamplingParams, SequenceId
 
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """Read prompt tokens [start, start + len(tokens)); `is_last` also draws the first token."""
+    """Read known tokens [start, start + len(tokens)); `is_last` also draws the next token."""
 
     sequence: SequenceId
     tokens: tuple[int, ...]
     start: int
     is_last: bool
-    sampling: SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
 class Verify:
-    """Check the drafts, which follow the last token of the sequence. Never empty."""
+    """Check the drafts, which follow the last token of the sequence. Never empty.
+
+    draft_probs: see `Draft.probs`; wanted where the sequence is verified by rejection.
+    """
 
     sequence: SequenceId
     drafts: tuple[int, ...]
+    draft_probs: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,10 @@ class Event:
     finish: set where the engine itself saw the end (end token, length).
     pass_s: seconds of the pass that produced it, 0.0 where the engine cannot tell.
     error: why the sequence cannot go on; None otherwise.
+    log_probs: log-probability of each of `tokens` under the target's own logits; empty where the
+        sequence did not ask.
+    hidden: the target's last hidden states [len(tokens), width] from which the tokens were drawn;
+        None where the target was not built to give them.
     """
 
     sequence: SequenceId
@@ -75,6 +83,8 @@ class Event:
     finish: FinishReason | None = None
     pass_s: float = 0.0
     error: str | None = None
+    log_probs: tuple[float, ...] = ()
+    hidden: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +96,15 @@ class TargetCapabilities:
     max_draft_len: drafts it verifies at once.
     max_decode_tokens: largest `Decode` burst; 1 where every token is a step of the loop.
     max_prefill_tokens: largest `Prefill` chunk; None where it takes prompts whole.
-    verifies_sampling: whether it verifies temperature > 0 exactly; if not, such requests run
-        without drafts.
+    verifies_sampling: whether it verifies exactly whatever is not plain greedy text; if not, such
+        requests run without drafts.
     vocab_size: tokens that it can be given and can emit.
+    bytes_per_token: of cache, for each token of a sequence; 0 where it cannot tell.
+    max_cache_tokens: tokens of all sequences that it has room for; None: as many as
+        max_sequences of max_context_len.
+    gives_hidden: whether events carry hidden states.
+    unsupported: fields of a request, by their names on the wire, that it cannot serve other than at
+        their defaults; such requests are refused.
     """
 
     max_sequences: int
@@ -98,6 +114,13 @@ class TargetCapabilities:
     max_prefill_tokens: int | None
     verifies_sampling: bool
     vocab_size: int
+    bytes_per_token: int = 0
+    max_cache_tokens: int | None = None
+    gives_hidden: bool = False
+    unsupported: frozenset[str] = frozenset()
+
+    def can_verify(self, sampling: SamplingParams) -> bool:
+        return self.verifies_sampling or sampling.is_plain_greedy
 
 
 class Target(Protocol):
@@ -105,6 +128,21 @@ class Target(Protocol):
 
     @property
     def capabilities(self) -> TargetCapabilities: ...
+
+    def begin(
+        self,
+        sequence: SequenceId,
+        tokens: Sequence[int],
+        num_prompt: int,
+        sampling: SamplingParams,
+        reuses_prefix: bool = True,
+    ) -> int:
+        """Make room for a sequence with these known tokens, of which num_prompt are its prompt.
+
+        Returns how many leading tokens need not be read because they are cached, fewer than all;
+        0 unless reuses_prefix.
+        """
+        ...
 
     def submit(self, work: Sequence[Work]) -> None: ...
 
@@ -121,19 +159,41 @@ class Target(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DraftTask:
-    """Ask for `draft_len` tokens that may follow `tokens` (all known tokens of the sequence)."""
+    """Ask for `draft_len` tokens that may follow `tokens` (all known tokens of the sequence, the
+    first num_prompt of them its prompt). reuses_prefix: see `Target.begin`."""
 
     sequence: SequenceId
     tokens: Sequence[int]
+    num_prompt: int
     draft_len: int
     sampling: SamplingParams
+    reuses_prefix: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Guessed tokens. probs: [len(tokens), vocab_size], the distribution that each was drawn from,
+    in the form of the target's engine; None where they were not drawn but chosen."""
+
+    tokens: tuple[int, ...] = ()
+    probs: Any = None
+
+
+NO_DRAFT = Draft()
 
 
 @dataclass(frozen=True, slots=True)
 class ProposerCapabilities:
-    """max_draft_len: the most tokens it drafts at once; 0 where it never drafts."""
+    """max_draft_len: the most tokens it drafts at once; 0 where it never drafts.
+    has_passes: whether drafting takes passes of a model, one a token.
+    bytes_per_token: of cache, for each token that it has read.
+    reads_hidden: whether it wants the hidden states of every event.
+    """
 
     max_draft_len: int
+    has_passes: bool = True
+    bytes_per_token: int = 0
+    reads_hidden: bool = False
 
 
 class Proposer(Protocol):
@@ -142,19 +202,28 @@ class Proposer(Protocol):
     @property
     def capabilities(self) -> ProposerCapabilities: ...
 
-    def propose(self, tasks: Sequence[DraftTask]) -> list[tuple[int, ...]]:
+    def num_available(self, sequence: SequenceId, tokens: Sequence[int]) -> int:
+        """The most tokens that it could draft now after these; 0 where it has no guess."""
+        ...
+
+    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         """Drafts for each task, in order; each may be shorter than asked, or empty."""
         ...
 
-    def observe(self, sequence: SequenceId, num_accepted: int) -> None:
-        """Say how many tokens of the sequence's last drafts were kept."""
+    def observe(self, sequence: SequenceId, num_accepted: int, hidden: Any = None) -> None:
+        """Say how many tokens of the sequence's last drafts were kept.
+
+        Called after a verification of its own drafts; with hidden states after every event.
+        """
         ...
 
     def draft_lag(self, sequence: SequenceId, context_len: int) -> int:
         """Tokens that `propose` would have to read first because it missed them."""
         ...
 
-    def release(self, sequence: SequenceId) -> None: ...
+    def release(self, sequence: SequenceId) -> None:
+        """Forget the sequence; nothing happens where it is not known."""
+        ...
 
     def close(self) -> None: ...
 

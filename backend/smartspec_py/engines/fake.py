@@ -19,7 +19,7 @@ With a cost model, passes take time on a clock, which may be a virtual one; with
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from smartspec_py.core.cost import CostModel
 from smartspec_py.core.types import FinishReason, SamplingParams, SequenceId
@@ -67,12 +67,14 @@ def token_at(key: int, position: int, vocab_size: int) -> int:
 
 @dataclass(slots=True)
 class _Sequence:
-    """tokens: prompt and generated. text_key: set, with is_prefilled, by the last chunk."""
+    """tokens: prompt and generated, all known from the start. num_read: leading ones of them that
+    chunks have brought. text_key: by its prompt, of num_prompt tokens."""
 
     sampling: SamplingParams
-    tokens: list[int] = field(default_factory=list)
-    num_prompt: int = 0
-    text_key: int = 0
+    tokens: list[int]
+    num_prompt: int
+    text_key: int
+    num_read: int = 0
     is_prefilled: bool = False
     is_finished: bool = False
 
@@ -125,6 +127,28 @@ class FakeTarget:
         """Polls so far that had work."""
         return self._num_steps
 
+    def begin(
+        self,
+        sequence: SequenceId,
+        tokens: Sequence[int],
+        num_prompt: int,
+        sampling: SamplingParams,
+        reuses_prefix: bool = True,
+    ) -> int:
+        """Nothing is ever cached. A sequence that was released may begin again."""
+        limits = self._capabilities
+        if sequence in self._held:
+            raise ValueError(f"sequence {sequence} has begun already")
+        if len(self._held) >= limits.max_sequences:
+            raise ValueError(f"holds {limits.max_sequences} sequences already")
+        if not 1 <= num_prompt <= len(tokens) < limits.max_context_len:
+            raise ValueError(f"{len(tokens)} tokens, of them {num_prompt} of the prompt")
+        self._check_tokens(tokens)
+        key = text_key(tokens[:num_prompt], sampling)
+        self._held[sequence] = _Sequence(sampling, list(tokens), num_prompt, key)
+        self._released.discard(sequence)
+        return 0
+
     def submit(self, work: Sequence[Work]) -> None:
         """Raises RuntimeError after `close`."""
         if self._is_closed:
@@ -133,29 +157,24 @@ class FakeTarget:
             if item.sequence in self._in_flight:
                 raise ValueError(f"sequence {item.sequence} already has work in flight")
             if isinstance(item, Prefill):
-                self._accept_prefill(item)
+                self._check_prefill(item)
             else:
                 self._check_generation(item)
             self._in_flight[item.sequence] = item
 
-    def _accept_prefill(self, work: Prefill) -> None:
-        """Hold the sequence, if it is new, and the tokens of the chunk."""
-        limits = self._capabilities
-        if work.sequence not in self._held:
-            if work.sequence in self._released:
-                raise ValueError(f"sequence {work.sequence} was released; numbers are not reused")
-            if len(self._held) >= limits.max_sequences:
-                raise ValueError(f"holds {limits.max_sequences} sequences already")
-            self._held[work.sequence] = _Sequence(work.sampling)
-        sequence = self._held[work.sequence]
-        if sequence.is_prefilled or work.start != len(sequence.tokens):
-            raise ValueError(f"chunk at {work.start} after {len(sequence.tokens)} tokens")
+    def _check_prefill(self, work: Prefill) -> None:
+        limits, sequence = self._capabilities, self._held[work.sequence]
+        if sequence.is_prefilled or work.start != sequence.num_read:
+            raise ValueError(f"chunk at {work.start} after {sequence.num_read} tokens")
         if not 1 <= len(work.tokens) <= (limits.max_prefill_tokens or limits.max_context_len):
             raise ValueError(f"a chunk of {len(work.tokens)} tokens")
-        if work.start + len(work.tokens) >= limits.max_context_len:
-            raise ValueError(f"no room for a token after the prompt of sequence {work.sequence}")
-        self._check_tokens(work.tokens)
-        sequence.tokens.extend(work.tokens)
+        end = work.start + len(work.tokens)
+        if list(work.tokens) != sequence.tokens[work.start : end]:
+            raise ValueError(f"a chunk of other tokens than sequence {work.sequence} began with")
+        if work.is_last != (end == len(sequence.tokens)):
+            raise ValueError(
+                f"the chunk to {end} of {len(sequence.tokens)} tokens: is it the last?"
+            )
 
     def _check_generation(self, work: Verify | Decode) -> None:
         limits, sequence = self._capabilities, self._held[work.sequence]
@@ -169,7 +188,7 @@ class FakeTarget:
             raise ValueError(f"{len(work.drafts)} drafts to verify")
         if len(sequence.tokens) + len(work.drafts) > limits.max_context_len:
             raise ValueError(f"no room for the drafts of sequence {work.sequence}")
-        if not (limits.verifies_sampling or sequence.sampling.is_greedy):
+        if not limits.can_verify(sequence.sampling):
             raise ValueError(f"cannot verify the sampling of sequence {work.sequence}")
         self._check_tokens(work.drafts)
 
@@ -220,10 +239,9 @@ class FakeTarget:
             sequence.is_finished = True
             error = f"the prompt holds token {self._poison_token}"
             return Event(work.sequence, pass_s=pass_s, error=error)
+        sequence.num_read += len(work.tokens)
         if not work.is_last:
             return Event(work.sequence, pass_s=pass_s)
-        sequence.num_prompt = len(sequence.tokens)
-        sequence.text_key = text_key(sequence.tokens, sequence.sampling)
         sequence.is_prefilled = True
         tokens, finish = self._emit(sequence, 1)
         return Event(work.sequence, tokens, finish=finish, pass_s=pass_s)
@@ -304,10 +322,9 @@ class FakeTarget:
         assert len(self._held) <= limits.max_sequences, "more sequences than fit"
         for number, sequence in self._held.items():
             assert len(sequence.tokens) <= limits.max_context_len, f"sequence {number} too long"
-            if sequence.is_prefilled:
-                for position in range(sequence.num_prompt, len(sequence.tokens)):
-                    expected = token_at(sequence.text_key, position, limits.vocab_size)
-                    assert sequence.tokens[position] == expected, f"wrong text of {number}"
+            for position in range(sequence.num_prompt, len(sequence.tokens)):
+                expected = token_at(sequence.text_key, position, limits.vocab_size)
+                assert sequence.tokens[position] == expected, f"wrong text of {number}"
 
 
 def _is_generation(work: Work) -> bool:

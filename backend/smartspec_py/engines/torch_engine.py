@@ -1,18 +1,19 @@
 """The PyTorch target: one packed pass a poll, whatever was submitted.
 
-The page to read is `poll`: one target pass over all work, one draw for every position asked, and
-for each sequence the longest prefix of its drafts that equals what the target drew.
+The page to read is `poll`: one target pass over all work, one judgement of every position asked,
+and for each sequence the drafts that were accepted and one token more.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+import torch
 
 from smartspec_py.core.types import SamplingParams, SequenceId
 from smartspec_py.engines.base import (
-    Decode,
     Event,
     Prefill,
     TargetCapabilities,
@@ -20,36 +21,47 @@ from smartspec_py.engines.base import (
     Work,
 )
 from smartspec_py.engines.packed import RowInput
-from smartspec_py.engines.runner import CausalRunner, RowTable
-from smartspec_py.engines.sampling import Draw, draw_tokens
+from smartspec_py.engines.processors import TokenHistory
+from smartspec_py.engines.rows import Row, RowTable
+from smartspec_py.engines.runner import CausalRunner
+from smartspec_py.engines.sampling import Check, Verdict, judge
 
 
 @dataclass(slots=True)
 class _Sequence:
-    """num_cached: tokens whose keys are in the row. last_token: known, but not yet in it."""
+    """tokens: all that are known; the row holds all but the last, once the prompt has been read.
 
+    history: the same, as the sampling needs it; None where it does not look at earlier tokens.
+    """
+
+    row: Row
+    tokens: list[int]
     sampling: SamplingParams
-    num_cached: int = 0
-    last_token: int = -1
+    history: TokenHistory | None
 
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """One work item as a row of the pass. drafts: what is to be compared with the draws."""
+    """One work item as a row of the pass. check: what is drawn there; None inside a prompt."""
 
     sequence: SequenceId
     row_input: RowInput
-    drafts: tuple[int, ...] = ()
-    draws: tuple[Draw, ...] = field(default=())
+    check: Check | None
 
 
 class TorchTarget:
     """A Hugging Face causal language model as a `Target`."""
 
-    def __init__(self, runner: CausalRunner, capabilities: TargetCapabilities) -> None:
+    def __init__(
+        self,
+        runner: CausalRunner,
+        capabilities: TargetCapabilities,
+        *,
+        reuses_prefixes: bool = True,
+    ) -> None:
         self._runner = runner
         self._capabilities = capabilities
-        self._rows = RowTable(capabilities.max_sequences)
+        self._rows = RowTable(capabilities.max_sequences, reuses_prefixes=reuses_prefixes)
         self._sequences: dict[SequenceId, _Sequence] = {}
         self._pending: list[Work] = []
 
@@ -57,11 +69,27 @@ class TorchTarget:
     def capabilities(self) -> TargetCapabilities:
         return self._capabilities
 
+    def begin(
+        self,
+        sequence: SequenceId,
+        tokens: Sequence[int],
+        num_prompt: int,
+        sampling: SamplingParams,
+        reuses_prefix: bool = True,
+    ) -> int:
+        known = list(tokens)
+        placement = self._rows.allocate(sequence, known, len(known) - 1 if reuses_prefix else 0)
+        row = placement.row
+        if placement.source is not None:
+            self._runner.cache.copy_row(placement.source, row.index, row.num_cached)
+        history = None
+        if sampling.shapes_logits:
+            history = TokenHistory(num_prompt)
+            history.extend(known)
+        self._sequences[sequence] = _Sequence(row, known, sampling, history)
+        return row.num_cached
+
     def submit(self, work: Sequence[Work]) -> None:
-        for item in work:
-            if isinstance(item, Prefill) and item.start == 0:
-                self._rows.allocate(item.sequence)
-                self._sequences[item.sequence] = _Sequence(item.sampling)
         self._pending.extend(work)
 
     def poll(self, timeout_s: float) -> list[Event]:
@@ -70,14 +98,16 @@ class TorchTarget:
             return []
         start = time.perf_counter()
         items = [self._item(one) for one in work]
-        logits = self._runner.forward([item.row_input for item in items])
-        drawn = draw_tokens(logits, [draw for item in items for draw in item.draws])
+        out = self._runner.forward([item.row_input for item in items])
+        verdicts = iter(judge(out.logits, [item.check for item in items if item.check]))
         pass_s = time.perf_counter() - start
         events, first = [], 0
         for item in items:
-            tokens = drawn[first : first + len(item.draws)]
-            first += len(item.draws)
-            events.append(self._settle(item, tokens, pass_s))
+            hidden = None if out.hidden is None else out.hidden[first:]
+            first += item.row_input.num_logits
+            events.append(
+                self._settle(item, next(verdicts) if item.check else None, hidden, pass_s)
+            )
         return events
 
     def cancel(self, sequence: SequenceId) -> None:
@@ -85,11 +115,11 @@ class TorchTarget:
 
     def release(self, sequence: SequenceId) -> None:
         del self._sequences[sequence]
-        move = self._rows.release(sequence)
-        if move is not None:
-            source, destination = move
-            num_cached = self._sequences[self._rows.owner(destination)].num_cached
-            self._runner.cache.move_row(source, destination, num_cached)
+        self._rows.release(sequence)
+        for move in self._rows.moves():
+            self._runner.cache.copy_row(move.source, move.destination, move.num_tokens)
+        for held in self._sequences:
+            self._sequences[held].row = self._rows.row(held)
 
     def close(self) -> None:
         self._sequences.clear()
@@ -103,48 +133,65 @@ class TorchTarget:
         assert not self._sequences, "timing a pass overwrites rows"
         return self._runner.time_pass(num_rows, tokens_per_row, context_len)
 
+    def logits_after(self, tokens: Sequence[int], last_pass: int) -> torch.Tensor:
+        """See `nearties.Scorer`. Overwrites rows, and so forgets what they remembered."""
+        assert not self._sequences, "scoring overwrites rows"
+        self._rows.forget()
+        cut = len(tokens) - last_pass if last_pass else 0
+        if cut:
+            self._runner.forward([RowInput(0, 0, tokens[:cut], 0)])
+        return self._runner.forward([RowInput(0, cut, tokens[cut:], 1)]).logits[0]
+
+    def logit_eps(self) -> float:
+        return self._runner.eps
+
     def check_integrity(self) -> None:
         """Raise AssertionError unless rows and sequences agree."""
+        self._rows.check_integrity()
         assert len(self._rows) == len(self._sequences), "a row without a sequence"
-        assert all(sequence in self._rows for sequence in self._sequences)
+        for sequence, state in self._sequences.items():
+            assert self._rows.row(sequence) is state.row, f"sequence {sequence} has another row"
 
     def _item(self, work: Work) -> _Item:
         state = self._sequences[work.sequence]
-        row = self._rows.row(work.sequence)
+        row = state.row
         if isinstance(work, Prefill):
-            draws = (Draw(state.sampling, work.start + len(work.tokens)),) if work.is_last else ()
+            assert work.start == row.num_cached, f"a chunk at {work.start} of {row.num_cached}"
+            end = work.start + len(work.tokens)
+            check = Check(state.sampling, end, state.history) if work.is_last else None
+            num_logits = 1 if work.is_last else 0
             return _Item(
-                work.sequence,
-                RowInput(row, work.start, work.tokens, len(draws)),
-                draws=draws,
+                work.sequence, RowInput(row.index, work.start, work.tokens, num_logits), check
             )
         drafts = work.drafts if isinstance(work, Verify) else ()
-        assert not isinstance(work, Decode) or work.max_tokens >= 1
-        position = state.num_cached
+        probs: torch.Tensor | None = work.draft_probs if isinstance(work, Verify) else None
+        tokens = (state.tokens[-1], *drafts)
         return _Item(
             work.sequence,
-            RowInput(row, position, (state.last_token, *drafts), len(drafts) + 1),
-            drafts,
-            tuple(Draw(state.sampling, position + 1 + j) for j in range(len(drafts) + 1)),
+            RowInput(row.index, row.num_cached, tokens, len(tokens)),
+            Check(state.sampling, row.num_cached + 1, state.history, drafts, probs),
         )
 
-    def _settle(self, item: _Item, drawn: Sequence[int], pass_s: float) -> Event:
-        """Keep the drafts that the target drew itself, and one token more."""
+    def _settle(
+        self, item: _Item, verdict: Verdict | None, hidden: torch.Tensor | None, pass_s: float
+    ) -> Event:
+        """Keep what was accepted: of a verification, the row then holds the token known before
+        this pass and the accepted drafts; of a prompt's chunk, all of it."""
         state = self._sequences[item.sequence]
-        num_accepted = 0
-        while num_accepted < len(item.drafts) and item.drafts[num_accepted] == drawn[num_accepted]:
-            num_accepted += 1
-        # Of a verification, the row now holds the token known before this pass and the accepted
-        # drafts; of a prompt's chunk, all of it.
-        num_read = len(item.row_input.tokens) - len(item.drafts) + num_accepted
-        state.num_cached += num_read
-        tokens = tuple(drawn[: num_accepted + 1])
-        if tokens:
-            state.last_token = tokens[-1]
+        if verdict is None or item.check is None:
+            state.row.num_cached += len(item.row_input.tokens)
+            return Event(item.sequence, pass_s=pass_s)
+        num_drafts = len(item.check.drafts)
+        state.row.num_cached += len(item.row_input.tokens) - num_drafts + verdict.num_accepted
+        state.tokens.extend(verdict.tokens)
+        if state.history is not None:
+            state.history.extend(verdict.tokens)
         return Event(
             sequence=item.sequence,
-            tokens=tokens,
-            num_drafted=len(item.drafts),
-            num_accepted=num_accepted,
+            tokens=verdict.tokens,
+            num_drafted=num_drafts,
+            num_accepted=verdict.num_accepted,
             pass_s=pass_s,
+            log_probs=verdict.log_probs,
+            hidden=None if hidden is None else hidden[: len(verdict.tokens)],
         )

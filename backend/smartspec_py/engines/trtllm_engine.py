@@ -4,7 +4,7 @@ The executor keeps no sequences: every request is new and brings its whole text 
 which the KV cache reuse spares most of the work. So the sequences are kept here, and each piece of
 work becomes one request:
 
-- `Prefill`: the whole prompt, max_tokens = 1.
+- `Prefill`: all tokens that are known, max_tokens = 1.
 - `Verify`: all tokens and k drafts, max_tokens = k + 1; the executor ends it after one step.
 - `Decode`: all tokens, max_tokens of the burst, streaming.
 
@@ -27,6 +27,20 @@ from typing import Any
 
 from smartspec_py.core.types import NO_TOKEN, FinishReason, SamplingParams, SequenceId
 from smartspec_py.engines.base import Decode, Event, Prefill, TargetCapabilities, Verify, Work
+
+UNSUPPORTED = frozenset(
+    {
+        "min_p",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "embedding_bias_words",
+        "bad_words",
+        "min_tokens",
+        "return_log_probs",
+    }
+)
+"""Not passed on yet: how the executor counts them over requests that resend all is not known."""
 
 
 @dataclass(slots=True)
@@ -73,25 +87,35 @@ class TrtllmTarget:
     def num_sequences(self) -> int:
         return len(self._held)
 
+    def begin(
+        self,
+        sequence: SequenceId,
+        tokens: Sequence[int],
+        num_prompt: int,
+        sampling: SamplingParams,
+        reuses_prefix: bool = True,
+    ) -> int:
+        """The executor finds for itself which of the tokens it has cached."""
+        if sequence in self._held:
+            raise ValueError(f"sequence {sequence} has begun already")
+        self._held[sequence] = _Sequence(list(tokens), sampling)
+        return 0
+
     def submit(self, work: Sequence[Work]) -> None:
         """Raises RuntimeError where the executor takes no more requests at all."""
         if not self._executor.can_enqueue_requests():
             raise RuntimeError("the executor takes no requests")
         for item in work:
             self._check(item)
-            if isinstance(item, Prefill):
-                self._held[item.sequence] = _Sequence(list(item.tokens), item.sampling)
             self._enqueue(item)
 
     def _check(self, work: Work) -> None:
         if work.sequence in self._in_flight:
             raise ValueError(f"sequence {work.sequence} already has work in flight")
-        if isinstance(work, Prefill):
-            if work.sequence in self._held or work.start != 0 or not work.is_last:
-                raise ValueError(f"sequence {work.sequence}: prompts are taken once and whole")
-            return
-        is_greedy = self._held[work.sequence].sampling.is_greedy
-        if isinstance(work, Verify) and not (work.drafts and is_greedy):
+        held = self._held[work.sequence]
+        if isinstance(work, Prefill) and list(work.tokens) != held.tokens:
+            raise ValueError(f"sequence {work.sequence}: prompts are taken whole")
+        if isinstance(work, Verify) and not (work.drafts and held.sampling.is_plain_greedy):
             raise ValueError(f"sequence {work.sequence}: no drafts, or no greedy text, to verify")
 
     def _enqueue(self, work: Work) -> None:
@@ -231,6 +255,7 @@ def capabilities_of(build: Mapping[str, Any], max_decode_tokens: int) -> TargetC
         max_prefill_tokens=None,
         verifies_sampling=False,
         vocab_size=int(build["pretrained_config"]["vocab_size"]),
+        unsupported=UNSUPPORTED,
     )
 
 

@@ -9,12 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from smartspec_py.core.types import SequenceId
-from smartspec_py.engines.base import DraftTask, ProposerCapabilities
+import torch
+
+from smartspec_py.core.types import SamplingParams, SequenceId
+from smartspec_py.engines.base import NO_DRAFT, Draft, DraftTask, ProposerCapabilities
 from smartspec_py.engines.packed import RowInput
-from smartspec_py.engines.runner import CausalRunner, RowTable
-from smartspec_py.engines.sampling import Draw, draw_tokens
+from smartspec_py.engines.processors import TokenHistory
+from smartspec_py.engines.rows import Row, RowTable
+from smartspec_py.engines.runner import CausalRunner
+from smartspec_py.engines.sampling import Guess, guess
 
 SHORT_LAG = 4
 """Missed tokens up to this many are read in the first drafting pass itself."""
@@ -25,55 +30,101 @@ CATCH_UP_CHUNK = 512
 
 @dataclass(slots=True)
 class _Sequence:
-    """num_read: leading tokens of the sequence whose keys in the row are valid."""
+    """row.num_cached counts provisional drafts until `num_valid` is known.
 
-    num_read: int = 0
+    num_known: tokens of the sequence at its last proposal. num_valid: leading tokens of the row
+    that are the sequence's, as far as is known. history: see `TorchTarget`.
+    """
+
+    row: Row
+    history: TokenHistory | None
     num_known: int = 0
+    num_valid: int = 0
+
+
+@dataclass(slots=True)
+class _Drafting:
+    """A task under way: what was drafted so far, and from which distributions."""
+
+    task: DraftTask
+    state: _Sequence
+    tokens: list[int]
+    probs: list[torch.Tensor]
+
+    @property
+    def wants_more(self) -> bool:
+        has_ended = bool(self.tokens) and self.tokens[-1] == self.task.sampling.end_token
+        return len(self.tokens) < self.task.draft_len and not has_ended
+
+    @property
+    def draft(self) -> Draft:
+        return Draft(tuple(self.tokens), torch.stack(self.probs) if self.probs else None)
 
 
 class DraftModelProposer:
     """A causal language model as a `Proposer`."""
 
-    def __init__(self, runner: CausalRunner, max_sequences: int, max_draft_len: int) -> None:
+    def __init__(
+        self,
+        runner: CausalRunner,
+        max_sequences: int,
+        max_draft_len: int,
+        *,
+        reuses_prefixes: bool = True,
+    ) -> None:
         self._runner = runner
-        self._rows = RowTable(max_sequences)
+        self._rows = RowTable(max_sequences, reuses_prefixes=reuses_prefixes)
         self._sequences: dict[SequenceId, _Sequence] = {}
-        self._capabilities = ProposerCapabilities(max_draft_len=max_draft_len)
+        self._capabilities = ProposerCapabilities(
+            max_draft_len=max_draft_len, bytes_per_token=runner.bytes_per_token
+        )
 
     @property
     def capabilities(self) -> ProposerCapabilities:
         return self._capabilities
 
-    def propose(self, tasks: Sequence[DraftTask]) -> list[tuple[int, ...]]:
-        drafts: list[list[int]] = [[] for _ in tasks]
-        active = [i for i, task in enumerate(tasks) if task.draft_len > 0]
-        for i in active:
-            self._enter(tasks[i])
-        self._catch_up([tasks[i] for i in active])
-        for depth in range(max((task.draft_len for task in tasks), default=0)):
-            active = [i for i in active if self._goes_on(tasks[i], drafts[i], depth)]
-            if not active:
-                break
-            self._pass([tasks[i] for i in active], [drafts[i] for i in active])
-        return [tuple(tokens) for tokens in drafts]
+    @property
+    def num_sequences(self) -> int:
+        return len(self._sequences)
 
-    def observe(self, sequence: SequenceId, num_accepted: int) -> None:
+    def num_available(self, sequence: SequenceId, tokens: Sequence[int]) -> int:
+        return self._capabilities.max_draft_len
+
+    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
+        self._forget_unreported()
+        started = {
+            task.sequence: _Drafting(task, self._enter(task), [], [])
+            for task in tasks
+            if task.draft_len > 0
+        }
+        active = list(started.values())
+        self._catch_up(active)
+        while active := [drafting for drafting in active if drafting.wants_more]:
+            self._pass(active)
+        return [
+            started[task.sequence].draft if task.sequence in started else NO_DRAFT for task in tasks
+        ]
+
+    def observe(self, sequence: SequenceId, num_accepted: int, hidden: Any = None) -> None:
         state = self._sequences[sequence]
-        state.num_read = min(state.num_read, state.num_known + num_accepted)
+        state.num_valid = state.num_known + num_accepted
+        state.row.num_cached = min(state.row.num_cached, state.num_valid)
 
     def draft_lag(self, sequence: SequenceId, context_len: int) -> int:
         state = self._sequences.get(sequence)
-        num_read = state.num_read if state else 0
+        num_read = min(state.row.num_cached, state.num_valid) if state else 0
         return max(0, context_len - 1 - num_read)
 
     def release(self, sequence: SequenceId) -> None:
-        if self._sequences.pop(sequence, None) is None:
+        state = self._sequences.pop(sequence, None)
+        if state is None:
             return
-        move = self._rows.release(sequence)
-        if move is not None:
-            source, destination = move
-            num_read = self._sequences[self._rows.owner(destination)].num_read
-            self._runner.cache.move_row(source, destination, num_read)
+        state.row.num_cached = min(state.row.num_cached, state.num_valid, len(state.row.tokens))
+        self._rows.release(sequence)
+        for move in self._rows.moves():
+            self._runner.cache.copy_row(move.source, move.destination, move.num_tokens)
+        for held in self._sequences:
+            self._sequences[held].row = self._rows.row(held)
 
     def close(self) -> None:
         self._sequences.clear()
@@ -89,47 +140,66 @@ class DraftModelProposer:
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless rows and sequences agree."""
+        self._rows.check_integrity()
         assert len(self._rows) == len(self._sequences), "a row without a sequence"
 
-    def _enter(self, task: DraftTask) -> None:
-        if task.sequence not in self._sequences:
-            self._rows.allocate(task.sequence)
-            self._sequences[task.sequence] = _Sequence()
-        self._sequences[task.sequence].num_known = len(task.tokens)
+    def _enter(self, task: DraftTask) -> _Sequence:
+        """The sequence's state, brought up to the task's tokens."""
+        state = self._sequences.get(task.sequence)
+        if state is None:
+            most_reused = len(task.tokens) - 1 if task.reuses_prefix else 0
+            placement = self._rows.allocate(task.sequence, task.tokens, most_reused)
+            if placement.source is not None:
+                row = placement.row
+                self._runner.cache.copy_row(placement.source, row.index, row.num_cached)
+            state = _Sequence(placement.row, _history(task), num_valid=placement.row.num_cached)
+            self._sequences[task.sequence] = state
+        if state.history is not None:
+            state.history.extend(task.tokens[len(state.history) :])
+        state.num_known = len(task.tokens)
+        return state
 
-    def _catch_up(self, tasks: Sequence[DraftTask]) -> None:
+    def _forget_unreported(self) -> None:
+        """Drafts that nobody reported on, as after a cancel, are not the sequence's tokens."""
+        for state in self._sequences.values():
+            state.row.num_cached = min(state.row.num_cached, state.num_valid)
+
+    def _catch_up(self, draftings: Sequence[_Drafting]) -> None:
         """Bring every row to within SHORT_LAG of its last known token, many rows a pass."""
-        behind = [task for task in tasks if self._lag(task) > SHORT_LAG]
-        while behind:
+        while behind := [d for d in draftings if _lag(d) > SHORT_LAG]:
             inputs, left = [], CATCH_UP_CHUNK
-            for task in behind:
-                state = self._sequences[task.sequence]
-                last = min(state.num_read + left, state.num_known - 1)
-                chunk = task.tokens[state.num_read : last]
+            for drafting in behind:
+                row, tokens = drafting.state.row, drafting.task.tokens
+                last = min(row.num_cached + left, len(tokens) - 1)
+                chunk = tokens[row.num_cached : last]
                 if chunk:
-                    row = self._rows.row(task.sequence)
-                    inputs.append(RowInput(row, state.num_read, chunk, 0))
-                    state.num_read = last
+                    inputs.append(RowInput(row.index, row.num_cached, chunk, 0))
+                    row.num_cached = drafting.state.num_valid = last
                     left -= len(chunk)
             self._runner.forward(inputs)
-            behind = [task for task in behind if self._lag(task) > SHORT_LAG]
 
-    def _lag(self, task: DraftTask) -> int:
-        return self.draft_lag(task.sequence, len(task.tokens))
-
-    def _goes_on(self, task: DraftTask, drafts: Sequence[int], depth: int) -> bool:
-        has_ended = bool(drafts) and drafts[-1] == task.sampling.end_token
-        return task.draft_len > depth and not has_ended
-
-    def _pass(self, tasks: Sequence[DraftTask], drafts: Sequence[list[int]]) -> None:
+    def _pass(self, draftings: Sequence[_Drafting]) -> None:
         """One pass: each sequence reads what it has not read, and gets one more draft."""
-        inputs, draws = [], []
-        for task, known in zip(tasks, drafts, strict=True):
-            state = self._sequences[task.sequence]
-            unread = known[-1:] or task.tokens[state.num_read :]
-            inputs.append(RowInput(self._rows.row(task.sequence), state.num_read, unread, 1))
-            draws.append(Draw(task.sampling, state.num_read + len(unread)))
-            state.num_read += len(unread)
-        logits = self._runner.forward(inputs)
-        for known, token in zip(drafts, draw_tokens(logits, draws), strict=True):
-            known.append(token)
+        inputs, guesses = [], []
+        for drafting in draftings:
+            task, state = drafting.task, drafting.state
+            unread = drafting.tokens[-1:] or task.tokens[state.row.num_cached :]
+            inputs.append(RowInput(state.row.index, state.row.num_cached, unread, 1))
+            state.row.num_cached += len(unread)
+            state.num_valid = min(state.row.num_cached, state.num_known)
+            position = len(task.tokens) + len(drafting.tokens)
+            guesses.append(Guess(task.sampling, position, state.history, tuple(drafting.tokens)))
+        tokens, probs = guess(self._runner.forward(inputs).logits, guesses)
+        for drafting, token, prob in zip(draftings, tokens, probs, strict=True):
+            drafting.tokens.append(token)
+            if prob is not None:
+                drafting.probs.append(prob)
+
+
+def _lag(drafting: _Drafting) -> int:
+    return len(drafting.task.tokens) - 1 - drafting.state.row.num_cached
+
+
+def _history(task: DraftTask) -> TokenHistory | None:
+    sampling: SamplingParams = task.sampling
+    return TokenHistory(task.num_prompt) if sampling.shapes_logits else None

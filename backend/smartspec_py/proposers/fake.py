@@ -10,10 +10,11 @@ import hashlib
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from smartspec_py.core.cost import CostModel
 from smartspec_py.core.types import SequenceId
-from smartspec_py.engines.base import DraftTask, ProposerCapabilities
+from smartspec_py.engines.base import NO_DRAFT, Draft, DraftTask, ProposerCapabilities
 from smartspec_py.engines.clock import Clock, RealClock
 from smartspec_py.engines.fake import FAKE_CAPABILITIES, TOKEN_STEP, token_at
 
@@ -59,10 +60,11 @@ class FakeProposer:
         seed: int = 1,
         cost: CostModel | None = None,
         clock: Clock | None = None,
+        bytes_per_token: int = 0,
     ) -> None:
         self._accept_prob = accept_prob
         self._vocab_size = vocab_size
-        self._capabilities = ProposerCapabilities(max_draft_len)
+        self._capabilities = ProposerCapabilities(max_draft_len, bytes_per_token=bytes_per_token)
         self._seed = seed
         self._cost = cost
         self._clock = clock or RealClock()
@@ -77,7 +79,10 @@ class FakeProposer:
         """Sequences whose state is kept."""
         return len(self._states)
 
-    def propose(self, tasks: Sequence[DraftTask]) -> list[tuple[int, ...]]:
+    def num_available(self, sequence: SequenceId, tokens: Sequence[int]) -> int:
+        return self._capabilities.max_draft_len
+
+    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         """`tokens` of a task must end with a generated token. A task of 0 drafts reads nothing."""
         for task in tasks:
             if not 0 <= task.draft_len <= self._capabilities.max_draft_len:
@@ -96,18 +101,19 @@ class FakeProposer:
         passes_s = sum(self._cost.draft_s(sum(k >= p for k in lengths)) for p in passes)
         return passes_s + self._cost.catch_up_s * lag
 
-    def _draft(self, task: DraftTask) -> tuple[int, ...]:
+    def _draft(self, task: DraftTask) -> Draft:
         if task.draft_len == 0:
-            return ()
+            return NO_DRAFT
         known = len(task.tokens)
         # The last token t - 1 is (key + 7 (t - 1)) mod vocab: it tells the key.
         key = (task.tokens[-1] - TOKEN_STEP * (known - 1)) % self._vocab_size
         self._states[task.sequence] = _DraftState(known, known, task.draft_len)
-        return tuple(
+        drafted = (
             (token_at(key, position, self._vocab_size) + self._error(task.tokens, key, position))
             % self._vocab_size
             for position in range(known, known + task.draft_len)
         )
+        return Draft(tuple(drafted))
 
     def _error(self, tokens: Sequence[int], key: int, position: int) -> int:
         """0 where the draft is right, 1 where it is wrong."""
@@ -116,7 +122,7 @@ class FakeProposer:
             prob = prob(tokens, position)
         return 0 if _uniform(self._seed, key, position) < prob else 1
 
-    def observe(self, sequence: SequenceId, num_accepted: int) -> None:
+    def observe(self, sequence: SequenceId, num_accepted: int, hidden: Any = None) -> None:
         """Raises KeyError where nothing was proposed, ValueError for more than was drafted."""
         state = self._states[sequence]
         if not 0 <= num_accepted <= state.num_drafted:
