@@ -28,6 +28,14 @@ MAX_SHORT = 16
 """Inputs up to this many tokens are attended together, padded to the longest; longer ones (prompt
 chunks) one by one."""
 
+KEY_BLOCK = 512
+KEY_TILE = 192
+"""PyTorch's attention on a CPU goes through the keys in blocks of 512, and its matrix product sums
+a block in pieces of 192; but one of 193 to 383 keys in two halves, whose border would move."""
+
+QUERY_TILE = 4
+"""With fewer queries than this, the same product sums in another order."""
+
 
 @dataclass(frozen=True, slots=True)
 class RowInput:
@@ -45,7 +53,7 @@ class AttentionGroup:
 
     first, last: the group's tokens in the packed row, [first, last).
     row_lo, row_hi: the cache rows that are read, [row_lo, row_hi).
-    width: query tokens a row, after padding. context_len: keys a row.
+    width: query tokens a row, context_len: keys a row, both after padding.
     mask: bool [rows, 1, width, context_len], True where the query may look.
     gather: [rows * width] index of each padded query's token in the group; None where the group
         is already rectangular. scatter: [last - first] where each token stands in the padded form.
@@ -76,8 +84,18 @@ class PackedBatch:
     groups: tuple[AttentionGroup, ...]
 
 
-def pack(inputs: Sequence[RowInput], max_len: int, device: torch.device) -> PackedBatch:
-    """Lay out the inputs, short ones in the order of their rows, then each long one."""
+def pack(
+    inputs: Sequence[RowInput],
+    max_len: int,
+    device: torch.device,
+    batch_invariant: bool = False,
+) -> PackedBatch:
+    """Lay out the inputs, short ones in the order of their rows, then each long one.
+
+    batch_invariant: attention is padded so that no query's sums depend on what shares the pass;
+    max_len must then be a `padded_len`.
+    """
+    assert not batch_invariant or max_len == padded_len(max_len), "padding would leave the row"
     short = sorted((i for i in inputs if len(i.tokens) <= MAX_SHORT), key=lambda i: i.row)
     long = [i for i in inputs if len(i.tokens) > MAX_SHORT]
     ordered = short + long
@@ -95,38 +113,39 @@ def pack(inputs: Sequence[RowInput], max_len: int, device: torch.device) -> Pack
         for item in inputs
         for j in range(len(item.tokens) - item.num_logits, len(item.tokens))
     ]
-    groups = [_short_group(short, device)] if short else []
-    groups += [_long_group(item, firsts[item.row], device) for item in long]
+    together = ([short] if short else []) + [[item] for item in long]
     return PackedBatch(
         token_ids=torch.tensor([token_ids], device=device),
         positions=torch.tensor([positions], device=device),
         slots=torch.tensor(slots, device=device),
         wanted=torch.tensor(wanted, dtype=torch.long, device=device),
-        groups=tuple(groups),
+        groups=tuple(
+            _group(items, firsts[items[0].row], device, batch_invariant) for items in together
+        ),
     )
 
 
-def _long_group(item: RowInput, first: int, device: torch.device) -> AttentionGroup:
-    width = len(item.tokens)
-    queries = torch.arange(item.position, item.position + width, device=device)
-    return AttentionGroup(
-        first=first,
-        last=first + width,
-        row_lo=item.row,
-        row_hi=item.row + 1,
-        width=width,
-        context_len=item.position + width,
-        mask=_causal_mask(queries[None], item.position + width),
-        gather=None,
-        scatter=None,
-    )
+def padded_len(context_len: int) -> int:
+    """The least length >= context_len at which the sums over keys are those of every longer one:
+    192, 384, 512, 704, 896, 1024, ..."""
+    num_full, rest = divmod(context_len, KEY_BLOCK)
+    return num_full * KEY_BLOCK + min(KEY_BLOCK, _round_up(rest, KEY_TILE))
 
 
-def _short_group(items: Sequence[RowInput], device: torch.device) -> AttentionGroup:
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+def _group(
+    items: Sequence[RowInput], first: int, device: torch.device, batch_invariant: bool
+) -> AttentionGroup:
     """Rows row_lo..row_hi of the cache, padded to the widest; rows between that have no input
     compute padding."""
     row_lo, row_hi = items[0].row, items[-1].row + 1
     num_rows, width = row_hi - row_lo, max(len(item.tokens) for item in items)
+    context_len = max(item.position + len(item.tokens) for item in items)
+    if batch_invariant:
+        width, context_len = _round_up(width, QUERY_TILE), padded_len(context_len)
     num_tokens = sum(len(item.tokens) for item in items)
     starts = [0] * num_rows
     gather = [0] * (num_rows * width)
@@ -139,10 +158,9 @@ def _short_group(items: Sequence[RowInput], device: torch.device) -> AttentionGr
             scatter.append(base + j)
     is_rectangular = num_tokens == num_rows * width
     queries = torch.tensor(starts, device=device)[:, None] + torch.arange(width, device=device)
-    context_len = max(item.position + len(item.tokens) for item in items)
     return AttentionGroup(
-        first=0,
-        last=num_tokens,
+        first=first,
+        last=first + num_tokens,
         row_lo=row_lo,
         row_hi=row_hi,
         width=width,
@@ -190,7 +208,8 @@ class RowCache(Cache):
         values.index_copy_(0, self.slots, value_states[0].transpose(0, 1).to(values.dtype))
         return self._by_row[layer_idx]
 
-    def move_row(self, source: int, destination: int, num_tokens: int) -> None:
+    def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
+        """Copy the keys and values of a row's first tokens."""
         self.buffer[:, :, destination, :num_tokens] = self.buffer[:, :, source, :num_tokens]
 
 

@@ -9,62 +9,33 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from smartspec_py.engines.packed import ATTENTION_NAME, RowCache, RowInput, pack
+from smartspec_py.engines.packed import ATTENTION_NAME, RowCache, RowInput, pack, padded_len
+
+MIN_LINEAR_ROWS = 2
+"""A linear layer of one bfloat16 row that sums more than 1024 products takes another kernel on a
+CPU, and that one sums in another order."""
 
 
 class ModelError(ValueError):
     """The model cannot be served by this engine; the message says why."""
 
 
-class RowTable:
-    """Which sequence owns which row. Rows in use are 0..n-1 without gaps, so that a batch reads a
-    view of the cache and never a copy; a freed row is filled by the last."""
-
-    def __init__(self, num_rows: int) -> None:
-        self._num_rows = num_rows
-        self._owners: list[int] = []
-        self._rows: dict[int, int] = {}
-
-    def __contains__(self, sequence: int) -> bool:
-        return sequence in self._rows
-
-    def __len__(self) -> int:
-        return len(self._owners)
-
-    def row(self, sequence: int) -> int:
-        return self._rows[sequence]
-
-    def owner(self, row: int) -> int:
-        return self._owners[row]
-
-    def allocate(self, sequence: int) -> None:
-        assert sequence not in self._rows, f"sequence {sequence} has a row already"
-        assert len(self._owners) < self._num_rows, "no row is free: admission must prevent this"
-        self._rows[sequence] = len(self._owners)
-        self._owners.append(sequence)
-
-    def release(self, sequence: int) -> tuple[int, int] | None:
-        """Free the row. Returns (source, destination) of the row that has to be moved, if any."""
-        hole = self._rows.pop(sequence)
-        last_owner = self._owners.pop()
-        if last_owner == sequence:
-            return None
-        self._owners[hole] = last_owner
-        source, self._rows[last_owner] = self._rows[last_owner], hole
-        return source, hole
-
-
 @dataclass(frozen=True, slots=True)
 class RunnerConfig:
     """max_len: tokens a row can hold. vocab_size: tokens of the tokenizer; a model's padding
-    beyond that is cut off its logits."""
+    beyond that is cut off its logits. gives_hidden: keep the last hidden states of each pass.
+    batch_invariant: logits do not depend, in any bit, on how many tokens and rows share a pass;
+    only on a CPU in bfloat16.
+    """
 
     path: Path
     device: torch.device
@@ -72,6 +43,25 @@ class RunnerConfig:
     num_rows: int
     max_len: int
     vocab_size: int
+    gives_hidden: bool = False
+    batch_invariant: bool = False
+
+    @property
+    def row_len(self) -> int:
+        """Tokens a row of the buffer has room for, padding included."""
+        return padded_len(self.max_len) if self.batch_invariant else self.max_len
+
+
+@dataclass(frozen=True, slots=True)
+class PassOutput:
+    """Of every position that was asked for, input after input.
+
+    logits: [n, vocab_size], float32. hidden: [n, width], the states from which they were computed;
+    None unless the runner gives them.
+    """
+
+    logits: torch.Tensor
+    hidden: torch.Tensor | None = None
 
 
 class CausalRunner:
@@ -81,6 +71,8 @@ class CausalRunner:
         self._model = model
         self._config = config
         self.cache = RowCache(_new_buffer(model.config, config))
+        if config.batch_invariant:
+            _pad_linears(model)
         self.passes_s = 0.0
         """Seconds spent in passes so far; on a GPU only until they are launched."""
 
@@ -93,10 +85,11 @@ class CausalRunner:
         return self._config.max_len
 
     @torch.inference_mode()
-    def forward(self, inputs: Sequence[RowInput]) -> torch.Tensor:
-        """Logits [sum of num_logits, vocab_size] in float32, input after input."""
+    def forward(self, inputs: Sequence[RowInput]) -> PassOutput:
+        """One pass over all inputs; writes their keys and values to their rows."""
         start = time.perf_counter()
-        packed = pack(inputs, self.max_len, self.device)
+        config = self._config
+        packed = pack(inputs, config.row_len, config.device, config.batch_invariant)
         self.cache.slots = packed.slots
         out = self._model(
             input_ids=packed.token_ids,
@@ -105,10 +98,23 @@ class CausalRunner:
             use_cache=True,
             logits_to_keep=packed.wanted,
             packed=packed,
+            output_hidden_states=config.gives_hidden,
         )
-        logits: torch.Tensor = out.logits[0, :, : self._config.vocab_size].float()
+        logits: torch.Tensor = out.logits[0, :, : config.vocab_size].float()
+        hidden = out.hidden_states[-1][0, packed.wanted] if config.gives_hidden else None
         self.passes_s += time.perf_counter() - start
-        return logits
+        return PassOutput(logits, hidden)
+
+    @property
+    def eps(self) -> float:
+        """Relative distance of neighbouring values in the precision that logits are computed in."""
+        return torch.finfo(self._config.dtype).eps
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Of keys and values, for each token of a row."""
+        buffer = self.cache.buffer
+        return buffer.element_size() * buffer[:, :, 0, 0].numel()
 
     def time_pass(self, num_rows: int, tokens_per_row: int, context_len: int) -> float:
         """Seconds of one pass whose logits reach the host. Overwrites the rows that it uses."""
@@ -117,7 +123,7 @@ class CausalRunner:
         tokens = [0] * tokens_per_row
         inputs = [RowInput(row, position, tokens, tokens_per_row) for row in range(num_rows)]
         start = time.perf_counter()
-        self.forward(inputs).argmax(-1).tolist()
+        self.forward(inputs).logits.argmax(-1).tolist()
         return time.perf_counter() - start
 
 
@@ -158,11 +164,27 @@ def _check_supported(hf_config: Any, config: RunnerConfig) -> None:
         )
 
 
+def _pad_linears(model: torch.nn.Module) -> None:
+    """Let every linear layer see at least MIN_LINEAR_ROWS rows, the head included."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.forward = partial(_padded_linear, module)  # type: ignore[method-assign]
+
+
+def _padded_linear(module: torch.nn.Linear, inputs: torch.Tensor) -> torch.Tensor:
+    """inputs [1, n, in_features] -> [1, n, out_features]."""
+    num_rows = inputs.shape[1]
+    if num_rows == 0 or num_rows >= MIN_LINEAR_ROWS:
+        return F.linear(inputs, module.weight, module.bias)
+    padded = F.pad(inputs, (0, 0, 0, MIN_LINEAR_ROWS - num_rows))
+    return F.linear(padded, module.weight, module.bias)[:, :num_rows]
+
+
 def _new_buffer(hf_config: Any, config: RunnerConfig) -> torch.Tensor:
     num_heads = getattr(hf_config, "num_key_value_heads", None) or hf_config.num_attention_heads
     head_dim = getattr(hf_config, "head_dim", None)
     head_dim = head_dim or hf_config.hidden_size // hf_config.num_attention_heads
-    shape = (hf_config.num_hidden_layers, 2, config.num_rows, config.max_len, num_heads, head_dim)
+    shape = (hf_config.num_hidden_layers, 2, config.num_rows, config.row_len, num_heads, head_dim)
     return torch.zeros(shape, dtype=_cache_dtype(config), device=config.device)
 
 

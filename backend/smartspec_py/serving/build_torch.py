@@ -13,7 +13,13 @@ from smartspec_py.engines.runner import ModelError, RunnerConfig, load_runner
 from smartspec_py.engines.torch_engine import TorchTarget
 from smartspec_py.pair import PairError, check_pair
 from smartspec_py.proposers.draft_model import DraftModelProposer
-from smartspec_py.serving.config import ConfigError, LimitsConfig, TorchEngineConfig
+from smartspec_py.serving.config import (
+    DRAFT_MODEL,
+    ConfigError,
+    LimitsConfig,
+    TorchEngineConfig,
+)
+from smartspec_py.serving.intake import Engine
 from smartspec_py.serving.model_files import (
     end_token,
     existing,
@@ -22,7 +28,6 @@ from smartspec_py.serving.model_files import (
     stepwise_capabilities,
 )
 from smartspec_py.serving.profile import ProfileShape, cached_profile, fingerprint
-from smartspec_py.serving.server import Engine
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +46,16 @@ def build_torch(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -
     torch.set_num_threads(num_threads)
     device = _device(config.device)
     dtype = _dtype(config.dtype, device)
-    target = _target(RunnerConfig(model, device, dtype, *_rows(limits), vocab_size), limits)
+    _check_invariance(config.batch_invariant, device, dtype)
+    target_config = RunnerConfig(
+        model,
+        device,
+        dtype,
+        *_rows(limits),
+        vocab_size,
+        batch_invariant=config.batch_invariant,
+    )
+    target = _target(target_config, limits)
     proposer = None
     if draft is not None:
         runner_config = RunnerConfig(draft, device, dtype, *_rows(limits), vocab_size)
@@ -55,11 +69,21 @@ def build_torch(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -
         [
             fingerprint(model),
             fingerprint(draft) if draft else "no draft",
-            f"{_device_name(device)}, {dtype}, {num_threads} threads",
+            f"{_device_name(device)}, {dtype}, {num_threads} threads"
+            + (", batch-invariant" if config.batch_invariant else ""),
             f"torch {torch.__version__}, transformers {transformers.__version__}",
         ],
     )
-    return Engine(tokenizer, end_token(model), target, proposer, cost)
+    proposers = {} if proposer is None else {DRAFT_MODEL: proposer}
+    return Engine(tokenizer, end_token(model), target, proposers, cost)
+
+
+def _check_invariance(is_asked: bool, device: torch.device, dtype: torch.dtype) -> None:
+    if is_asked and (device.type != "cpu" or dtype != torch.bfloat16):
+        raise ConfigError(
+            "engine.json: engine.batch_invariant: only in bfloat16 on a CPU, "
+            f"not in {str(dtype).removeprefix('torch.')} on {device.type}"
+        )
 
 
 def _rows(limits: LimitsConfig) -> tuple[int, int]:
@@ -67,11 +91,12 @@ def _rows(limits: LimitsConfig) -> tuple[int, int]:
 
 
 def _target(config: RunnerConfig, limits: LimitsConfig) -> TorchTarget:
-    capabilities = stepwise_capabilities(limits, config.vocab_size)
     try:
-        return TorchTarget(load_runner(config), capabilities)
+        runner = load_runner(config)
     except ModelError as error:
         raise ConfigError(f"engine.json: engine.model: {error}") from error
+    capabilities = stepwise_capabilities(limits, config.vocab_size, runner.bytes_per_token)
+    return TorchTarget(runner, capabilities, reuses_prefixes=limits.reuse_prefixes)
 
 
 def _proposer(config: RunnerConfig, limits: LimitsConfig) -> DraftModelProposer:
@@ -79,7 +104,12 @@ def _proposer(config: RunnerConfig, limits: LimitsConfig) -> DraftModelProposer:
         runner = load_runner(config)
     except ModelError as error:
         raise ConfigError(f"engine.json: engine.draft: {error}") from error
-    return DraftModelProposer(runner, limits.max_sequences, limits.max_draft_len)
+    return DraftModelProposer(
+        runner,
+        limits.max_sequences,
+        limits.max_draft_len,
+        reuses_prefixes=limits.reuse_prefixes,
+    )
 
 
 def _device(name: str) -> torch.device:
@@ -101,11 +131,11 @@ def _dtype(name: str, device: torch.device) -> torch.dtype:
     if name != "auto":
         dtype: torch.dtype = getattr(torch, name)
         return dtype
-    has_bfloat16 = device.type == "cuda" or "avx512_bf16" in _cpu_flags()
+    has_bfloat16 = device.type == "cuda" or "avx512_bf16" in cpu_flags()
     return torch.bfloat16 if has_bfloat16 else torch.float32
 
 
-def _cpu_flags() -> set[str]:
+def cpu_flags() -> set[str]:
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
     flags = next((line for line in lines if line.startswith("flags")), "")
