@@ -81,6 +81,11 @@ class AcceptanceTracker:
     def shared_mean(self) -> float:
         return self._shared.mean_with(INITIAL_MEAN, INITIAL_TRIALS)
 
+    @property
+    def sequences(self) -> set[int]:
+        """Those of which an estimate of their own is kept."""
+        return set(self._requests)
+
     def accept_prob(self, sequence: int) -> float:
         """Conditional acceptance probability of the sequence over all positions, in (0, 1)."""
         counts = self._requests.get(sequence)

@@ -57,8 +57,22 @@ def plan(views: Sequence[SequenceView], cost: CostModel) -> SpecPlan:
     if free and len(views) == 1:
         lengths = [_best_alone(views[0], cost)]
     elif free:
-        lengths = _best_lengths(views, lengths, free, cost)
+        lengths = _best_of_both_kinds(views, lengths, free, cost)
     return evaluate(views, lengths, cost)
+
+
+def _best_of_both_kinds(
+    views: Sequence[SequenceView], lengths: list[int], free: Sequence[int], cost: CostModel
+) -> list[int]:
+    """Slots that take draft passes and slots that take none cannot be ranked together, so each kind
+    is set with the other held; the first kind twice, since the second may have changed its bar."""
+    looked_up = [i for i in free if not views[i].has_draft_passes]
+    drafted = [i for i in free if views[i].has_draft_passes]
+    rounds = [looked_up, drafted, looked_up] if looked_up and drafted else [free]
+    for kind in rounds:
+        held = [0 if i in kind else length for i, length in enumerate(lengths)]
+        lengths = _best_lengths(views, held, kind, cost)
+    return lengths
 
 
 def evaluate(views: Sequence[SequenceView], draft_lens: Sequence[int], cost: CostModel) -> SpecPlan:
@@ -76,9 +90,10 @@ def evaluate(views: Sequence[SequenceView], draft_lens: Sequence[int], cost: Cos
 
 def _step_s(views: Sequence[SequenceView], draft_lens: Sequence[int], cost: CostModel) -> float:
     num_rows = len(views)
+    drafted = _drafted(views, draft_lens)
     passes = sum(
-        cost.draft_s(sum(1 for length in draft_lens if length >= p))
-        for p in range(1, max(draft_lens) + 1)
+        cost.draft_s(sum(1 for length in drafted if length >= p))
+        for p in range(1, max(drafted, default=0) + 1)
     )
     catch_up = sum(
         _catch_up_s(view, cost)
@@ -87,6 +102,11 @@ def _step_s(views: Sequence[SequenceView], draft_lens: Sequence[int], cost: Cost
     )
     target = cost.target_s(num_rows, num_rows + sum(draft_lens), _mean_context(views))
     return passes + catch_up + target + cost.step_host_s(num_rows)
+
+
+def _drafted(views: Sequence[SequenceView], draft_lens: Sequence[int]) -> list[int]:
+    """The lengths that passes of the draft model bring about."""
+    return [length for view, length in zip(views, draft_lens, strict=True) if view.has_draft_passes]
 
 
 def _mean_context(views: Sequence[SequenceView]) -> float:
@@ -105,8 +125,9 @@ def _best_alone(view: SequenceView, cost: CostModel) -> int:
     draft_lens = np.arange(view.max_draft_len + 1, dtype=np.float64)
     gained = np.cumsum(survival(view.accept_probs[: view.max_draft_len]))
     tokens = 1.0 + np.concatenate(([0.0], gained))
-    seconds = cost.targets_s(1, 1.0 + draft_lens, view.context_len) + cost.draft_s(1) * draft_lens
-    seconds += cost.step_host_s(1)
+    seconds = cost.targets_s(1, 1.0 + draft_lens, view.context_len) + cost.step_host_s(1)
+    if view.has_draft_passes:
+        seconds += cost.draft_s(1) * draft_lens
     seconds[1:] += _catch_up_s(view, cost)
     return int(np.argmax(tokens / np.maximum(seconds, MIN_STEP_S)))
 
@@ -134,6 +155,7 @@ def _best_lengths(
     sequence. Every prefix of every depth is scored, since measured costs are jagged. Exact where
     the cost of a depth is affine in its number of slots; a sequence's own entry cost makes it a
     heuristic. `base` holds the lengths of sequences that are not free, part of every candidate.
+    The free ones are of one kind: all take draft passes, or none does.
     """
     slots = _ranked_slots(views, free, cost)
     depth = int(slots.positions.max())
@@ -144,7 +166,8 @@ def _best_lengths(
     survivals = np.cumsum(is_at[:, 1:] * slots.survivals, axis=1)
     gained = np.cumsum(np.pad(survivals, ((0, 0), (1, 0))), axis=0)
     tokens = sum(expected_tokens(v.accept_probs, k) for v, k in zip(views, base, strict=True))
-    goodput = (tokens + gained) / _candidate_s(views, base, counts, slots.entries, cost)
+    passes = counts if views[free[0]].has_draft_passes else np.zeros_like(counts)
+    goodput = (tokens + gained) / _candidate_s(views, base, counts, passes, slots.entries, cost)
     best_depth, cut = np.unravel_index(int(np.argmax(goodput)), goodput.shape)
     taken = slots.owners[:cut][slots.positions[:cut] <= best_depth + 1]
     more = np.bincount(taken, minlength=len(views))
@@ -174,26 +197,30 @@ def _candidate_s(
     views: Sequence[SequenceView],
     base: Sequence[int],
     counts: Floats,
+    passes: Floats,
     entries: Floats,
     cost: CostModel,
 ) -> Floats:
     """Seconds of the step for each depth and cut, shape [depth, n + 1].
 
-    counts: [depth, n + 1], slots taken of each position at each cut. A candidate of depth d takes
-    those of positions 1..d, beside the drafts that `base` has at any position.
+    counts: [depth, n + 1], slots taken of each position at each cut; passes: those of them that the
+    draft model passes over. A candidate of depth d takes the slots of positions 1..d, beside the
+    drafts that `base` has at any position.
     """
     depth, num_rows = len(counts), len(views)
+    drafted = _drafted(views, base)
     rows_of_base = [
-        sum(1 for length in base if length >= p) for p in range(1, max(depth, max(base)) + 1)
+        sum(1 for length in drafted if length >= p)
+        for p in range(1, max(depth, max(drafted, default=0)) + 1)
     ]
     at_base = cost.draft_pass_s[rows_of_base]
-    rows = counts.astype(np.int64) + np.array(rows_of_base[:depth])[:, None]
+    rows = passes.astype(np.int64) + np.array(rows_of_base[:depth])[:, None]
     beyond = at_base.sum() - np.cumsum(at_base[:depth])
-    passes = np.cumsum(cost.draft_pass_s[rows], axis=0) + beyond[:, None]
+    draft = np.cumsum(cost.draft_pass_s[rows], axis=0) + beyond[:, None]
     catch_up = np.concatenate(([0.0], np.cumsum(entries))) + sum(
         _catch_up_s(view, cost) for view, length in zip(views, base, strict=True) if length > 0
     )
     num_tokens = num_rows + sum(base) + np.cumsum(counts, axis=0)
     target = cost.targets_s(num_rows, num_tokens, _mean_context(views))
-    seconds: Floats = passes + catch_up + target + cost.step_host_s(num_rows)
+    seconds: Floats = draft + catch_up + target + cost.step_host_s(num_rows)
     return np.maximum(seconds, MIN_STEP_S)

@@ -1,0 +1,142 @@
+"""Proposes what followed the last few tokens when they occurred before, in prompt or output.
+
+No model is asked, so a guess costs microseconds. It pays where the text repeats itself or its
+prompt: code that is edited, passages that are cited, tables.
+
+The rule: the longest tail of max_ngram down to min_ngram tokens that occurred earlier, there its
+latest occurrence. The drafts are the tokens that followed. Where those run out at the end of the
+text, they go on with the drafts themselves: an occurrence that ended p tokens before the end is
+continued with period p, as "a b a b" is with "a b a b ...".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from smartspec_py.core.types import SequenceId
+from smartspec_py.engines.base import Draft, DraftTask, ProposerCapabilities
+
+NOT_FOUND = 0
+"""Stands for `no earlier occurrence`; none ends before it has begun."""
+
+
+@dataclass(slots=True)
+class _Index:
+    """Where the n-grams of one sequence were last seen.
+
+    num_known: tokens at the last call. found: the match of the tail of these tokens, a position
+    such that tokens[found] followed the earlier occurrence; NOT_FOUND where there is none.
+    ends: for each n, shortest first, the position after the latest occurrence of each n-gram that
+        ends before the last known token. The tail itself is not in it, so it cannot find itself.
+    """
+
+    ends: tuple[tuple[int, dict[tuple[int, ...], int]], ...]
+    num_known: int = 0
+    found: int = NOT_FOUND
+
+
+class PromptLookupProposer:
+    """N-gram lookup as a `Proposer`. Each token is indexed once, so that a step costs the same at
+    any context length; an index holds at most one entry for each token and n."""
+
+    def __init__(self, max_draft_len: int, max_ngram: int = 4, min_ngram: int = 2) -> None:
+        """Raises ValueError unless max_draft_len >= 0 and 1 <= min_ngram <= max_ngram."""
+        if max_draft_len < 0 or not 1 <= min_ngram <= max_ngram:
+            raise ValueError(f"{max_draft_len} drafts after {min_ngram} to {max_ngram} tokens")
+        self._ngrams = range(min_ngram, max_ngram + 1)
+        self._capabilities = ProposerCapabilities(max_draft_len, has_passes=False)
+        self._indexes: dict[SequenceId, _Index] = {}
+
+    @property
+    def capabilities(self) -> ProposerCapabilities:
+        return self._capabilities
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that are indexed."""
+        return len(self._indexes)
+
+    def num_available(self, sequence: SequenceId, tokens: Sequence[int]) -> int:
+        """max_draft_len where the tail occurred before, else 0.
+
+        `tokens` may only have grown since the last call. The answer is kept: `propose` with the
+        same tokens does not search again.
+        """
+        return self._capabilities.max_draft_len if self._find(sequence, tokens) else 0
+
+    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
+        """As many drafts as asked, fewer where the end token is among them, none without a match.
+
+        Nothing behind the end token is worth verifying. What was known of the text decides alone:
+        a longer draft begins with the shorter one.
+        """
+        return [self._draft(task) for task in tasks]
+
+    def observe(self, sequence: SequenceId, num_accepted: int, hidden: Any = None) -> None:
+        """Nothing to learn: what was accepted comes back among the known tokens."""
+
+    def draft_lag(self, sequence: SequenceId, context_len: int) -> int:
+        """Always 0: no pass reads what was missed."""
+        return 0
+
+    def release(self, sequence: SequenceId) -> None:
+        self._indexes.pop(sequence, None)
+
+    def close(self) -> None:
+        self._indexes.clear()
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless every index is within its bounds."""
+        for sequence, index in self._indexes.items():
+            for n, ends in index.ends:
+                most = max(0, index.num_known - n)
+                assert len(ends) <= most, f"sequence {sequence}: {len(ends)} {n}-grams"
+                assert all(n <= end < index.num_known for end in ends.values())
+            assert 0 <= index.found < max(1, index.num_known)
+
+    def _draft(self, task: DraftTask) -> Draft:
+        assert 0 <= task.draft_len <= self._capabilities.max_draft_len, "more than it ever drafts"
+        if task.draft_len == 0:
+            return Draft()
+        found = self._find(task.sequence, task.tokens)
+        if found == NOT_FOUND:
+            return Draft()
+        following = list(task.tokens[found : found + task.draft_len])
+        period = len(task.tokens) - found
+        while len(following) < task.draft_len:
+            following.append(following[-period])
+        if task.sampling.end_token in following:
+            del following[following.index(task.sampling.end_token) + 1 :]
+        return Draft(tuple(following))
+
+    def _find(self, sequence: SequenceId, tokens: Sequence[int]) -> int:
+        """The position of the token that followed an earlier occurrence of the tail."""
+        index = self._indexes.get(sequence)
+        if index is None:
+            index = self._indexes[sequence] = _Index(tuple((n, {}) for n in self._ngrams))
+        if index.num_known != len(tokens):
+            assert index.num_known < len(tokens), f"sequence {sequence} lost tokens"
+            _add(index, tokens)
+            index.found = _match(index, tokens)
+        return index.found
+
+
+def _add(index: _Index, tokens: Sequence[int]) -> None:
+    """Index the n-grams that end at the token that was last, up to the one before the new last."""
+    for n, ends in index.ends:
+        for end in range(max(index.num_known, n), len(tokens)):
+            ends[tuple(tokens[end - n : end])] = end
+    index.num_known = len(tokens)
+
+
+def _match(index: _Index, tokens: Sequence[int]) -> int:
+    """Shortest tail first: where it never occurred, no longer one did."""
+    found = NOT_FOUND
+    for n, ends in index.ends:
+        end = ends.get(tuple(tokens[-n:]))
+        if end is None:
+            break
+        found = end
+    return found

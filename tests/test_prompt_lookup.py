@@ -1,0 +1,208 @@
+"""Prompt lookup: cases worked by hand, and the same answers as a search over the whole text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smartspec_py.core.types import NO_TOKEN, SamplingParams
+from smartspec_py.engines.base import Draft, DraftTask, Proposer
+from smartspec_py.proposers.prompt_lookup import PromptLookupProposer
+
+SEQUENCE = 7
+
+
+def task(
+    tokens: Sequence[int], draft_len: int, end_token: int = NO_TOKEN, sequence: int = SEQUENCE
+) -> DraftTask:
+    return DraftTask(sequence, tokens, 1, draft_len, SamplingParams(end_token=end_token))
+
+
+def letters(text: str) -> list[int]:
+    return [ord(letter) for letter in text]
+
+
+def propose(proposer: PromptLookupProposer, text: str, draft_len: int = 6, end: str = "") -> str:
+    """Drafts of one task, letters for tokens."""
+    end_token = ord(end) if end else NO_TOKEN
+    (draft,) = proposer.propose([task(letters(text), draft_len, end_token)])
+    assert draft.probs is None
+    return "".join(map(chr, draft.tokens))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", ""),
+        ("a", ""),
+        ("ab", ""),
+        ("aa", ""),  # the tail is not an earlier occurrence of itself
+        ("abcab", "cabcab"),  # "ab" ended 3 tokens ago: its period is 3
+        ("abcdefab", "cdefab"),
+        ("abcdefghijab", "cdefgh"),
+        ("abxab", "xabxab"),
+        ("abab", "ababab"),  # a repetition of period 2 goes on
+        ("aaa", "aaaaaa"),  # "aa" at 0 overlaps the tail at 1
+        ("abcxbcyabc", "xbcyab"),  # "abc" at 0, not "bc" at 4
+        ("abxabyab", "yabyab"),  # two of "ab": the later, at 3
+        ("abcdexbcdeyabcde", "yabcde"),  # 4 tokens at most: "bcde" at 6, not "abcde" at 0
+        ("axbxa", ""),  # one token is no match
+    ],
+)
+def test_drafts(text: str, expected: str) -> None:
+    proposer = PromptLookupProposer(max_draft_len=6)
+    assert proposer.num_available(SEQUENCE, letters(text)) == (6 if expected else 0)
+    assert propose(proposer, text) == expected
+    proposer.check_integrity()
+
+
+@pytest.mark.parametrize("draft_len", range(7))
+def test_a_shorter_draft_begins_the_longer(draft_len: int) -> None:
+    proposer = PromptLookupProposer(max_draft_len=6)
+    assert propose(proposer, "abcab", draft_len) == "cabcab"[:draft_len]
+
+
+def test_nothing_behind_the_end_token() -> None:
+    """After "ab" came "c.xab": nothing is generated behind the full stop."""
+    proposer = PromptLookupProposer(max_draft_len=6)
+    assert propose(proposer, "abc.xab", end=".") == "c."
+    assert propose(proposer, "abc.xab") == "c.xabc"
+
+
+def test_lengths_of_ngrams() -> None:
+    """The token "a" occurred before, the pair "ba" did not."""
+    assert propose(PromptLookupProposer(3, max_ngram=1, min_ngram=1), "axba", 3) == "xba"
+    assert propose(PromptLookupProposer(3, max_ngram=2, min_ngram=2), "axba", 3) == ""
+
+
+@pytest.mark.parametrize(("most", "largest", "least"), [(-1, 4, 2), (4, 2, 3), (4, 2, 0)])
+def test_bad_limits(most: int, largest: int, least: int) -> None:
+    with pytest.raises(ValueError, match="drafts after"):
+        PromptLookupProposer(most, largest, least)
+
+
+def test_it_is_a_proposer_without_passes_or_lag() -> None:
+    proposer: Proposer = PromptLookupProposer(max_draft_len=5)
+    capabilities = proposer.capabilities
+    assert capabilities.max_draft_len == 5
+    assert not capabilities.has_passes
+    assert not capabilities.reads_hidden
+    assert capabilities.bytes_per_token == 0
+    assert proposer.draft_lag(SEQUENCE, 1000) == 0
+
+
+def test_many_tasks_answer_in_order() -> None:
+    proposer = PromptLookupProposer(max_draft_len=2)
+    tasks = [
+        task(letters("abcab"), 2, sequence=1),
+        task(letters("abcde"), 2, sequence=2),
+        task(letters("xyxy"), 0, sequence=3),
+        task(letters("xyxy"), 1, sequence=4),
+    ]
+    assert proposer.propose(tasks) == [
+        Draft((ord("c"), ord("a"))),
+        Draft(),
+        Draft(),
+        Draft((ord("x"),)),
+    ]
+
+
+def test_release_frees_and_a_sequence_may_come_back() -> None:
+    """A sequence that was preempted comes back with all its tokens."""
+    proposer = PromptLookupProposer(max_draft_len=6)
+    proposer.release(SEQUENCE)
+    assert propose(proposer, "abcab") == "cabcab"
+    assert proposer.num_sequences == 1
+    proposer.release(SEQUENCE)
+    assert proposer.num_sequences == 0
+    assert propose(proposer, "abcabcd") == ""
+    assert propose(proposer, "abcabcdbc") == "dbcdbc"
+    proposer.close()
+    assert proposer.num_sequences == 0
+
+
+def test_tokens_may_only_grow() -> None:
+    proposer = PromptLookupProposer(max_draft_len=6)
+    proposer.num_available(SEQUENCE, letters("abcab"))
+    with pytest.raises(AssertionError, match="lost tokens"):
+        proposer.num_available(SEQUENCE, letters("abca"))
+
+
+class CountedTokens(list[int]):
+    """Counts how often it is read."""
+
+    num_reads = 0
+
+    def __getitem__(self, key):
+        self.num_reads += 1
+        return super().__getitem__(key)
+
+
+def test_propose_does_not_search_again() -> None:
+    """After `num_available` it only reads the one slice that it drafts."""
+    proposer = PromptLookupProposer(max_draft_len=3)
+    tokens = CountedTokens(letters("abcab"))
+    assert proposer.num_available(SEQUENCE, tokens) == 3
+    tokens.num_reads = 0
+    assert proposer.num_available(SEQUENCE, tokens) == 3
+    assert tokens.num_reads == 0
+    proposer.propose([task(tokens, 3)])
+    assert tokens.num_reads == 1
+
+
+def test_each_token_is_indexed_once() -> None:
+    """One more token: at most one n-gram of each of 3 lengths to add, and 3 tails to look up."""
+    proposer = PromptLookupProposer(max_draft_len=3)
+    tokens = CountedTokens(letters("abcdef" * 100))
+    proposer.num_available(SEQUENCE, tokens)
+    tokens.num_reads = 0
+    tokens.append(ord("a"))
+    proposer.num_available(SEQUENCE, tokens)
+    assert tokens.num_reads <= 6
+
+
+def search(tokens: Sequence[int], num_drafts: int, largest: int, least: int) -> tuple[int, ...]:
+    """The rule of the module, by trying every place."""
+    for n in range(largest, least - 1, -1):
+        for start in range(len(tokens) - n - 1, -1, -1):
+            if tokens[start : start + n] == tokens[len(tokens) - n :]:
+                text = list(tokens)
+                for source in range(start + n, start + n + num_drafts):
+                    text.append(text[source])
+                return tuple(text[len(tokens) :])
+    return ()
+
+
+@given(
+    chunks=st.lists(st.lists(st.integers(0, 2), max_size=7), max_size=12),
+    asks=st.lists(st.booleans(), min_size=12, max_size=12),
+    least=st.integers(1, 3),
+    more=st.integers(0, 3),
+)
+def test_equals_a_search_however_the_text_grew(
+    chunks: list[list[int]], asks: list[bool], least: int, more: int
+) -> None:
+    """Three different tokens, so that most tails occurred before; some steps do not ask."""
+    proposer = PromptLookupProposer(5, least + more, least)
+    tokens: list[int] = []
+    for chunk, is_asked in zip(chunks, asks, strict=False):
+        tokens.extend(chunk)
+        expected = search(tokens, 5, least + more, least)
+        if is_asked:
+            assert proposer.num_available(SEQUENCE, tokens) == len(expected)
+        (draft,) = proposer.propose([task(tokens, 5)])
+        assert draft.tokens == expected
+        proposer.check_integrity()
+
+
+@given(tokens=st.lists(st.integers(0, 3), max_size=40))
+def test_equals_a_search_at_every_prefix(tokens: list[int]) -> None:
+    proposer = PromptLookupProposer(5)
+    known: list[int] = []
+    for token in tokens:
+        known.append(token)
+        (draft,) = proposer.propose([task(known, 5)])
+        assert draft.tokens == search(known, 5, 4, 2)
