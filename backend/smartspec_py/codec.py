@@ -1,72 +1,53 @@
 """Tensors to values and back. Beside model.py, the only file that knows Triton.
 
-`decode` checks each field by itself; what needs the model (tokens, limits) is checked by `Server`.
+`decode` checks each field by itself, by the table of `serving/inputs.py`; what needs the model
+(tokens, limits) is checked by `Server`.
 """
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from smartspec_py.core.types import FinishReason
-from smartspec_py.serving.contract import INPUTS
+from smartspec_py.serving.contract import INPUTS, OUTPUTS
+from smartspec_py.serving.inputs import FIELDS
+from smartspec_py.serving.refused import asks_for_nothing, why_refused
 from smartspec_py.serving.request import ErrorCode, GenerateParams, InvalidField, RequestError
-from smartspec_py.serving.responder import Reply
+from smartspec_py.serving.responder import Reply, Summary
+from smartspec_py.serving.tensor_spec import NUMPY_TYPES, TensorSpec
 
-MAX_STOP_WORDS = 16
-MAX_STOP_WORD_BYTES = 1024
-
-_NAMES = ", ".join(spec.name for spec in INPUTS)
+_INPUT_NAMES = tuple(spec.name for spec in INPUTS)
+_OUTPUT_TYPES = tuple((spec.name, NUMPY_TYPES[spec.dtype]) for spec in OUTPUTS)
 
 
 def decode(request: Any) -> GenerateParams:
     """A Triton request as values. Raises RequestError naming the field, value and range."""
-    _refuse_unknown_parameters(request)
-    values = {spec.name: _values(request, spec.name, spec.dims) for spec in INPUTS}
-    fields = {name: found[0] for name, found in values.items() if found and name != "stop_words"}
-    _check(fields)
-    return GenerateParams(
-        text=_utf8("text_input", fields.get("text_input", b"")),
-        max_tokens=int(fields["max_tokens"]),
-        stream=bool(fields.get("stream", False)),
-        temperature=float(fields.get("temperature", 0.0)),
-        top_k=int(fields.get("top_k", 0)),
-        top_p=float(fields.get("top_p", 1.0)),
-        seed=_seed(fields),
-        stop_words=_stop_words(values["stop_words"] or []),
-        end_id=_optional_int(fields, "end_id"),
-        exclude_input=bool(fields.get("exclude_input_in_output", True)),
-        num_draft_tokens=_optional_int(fields, "num_draft_tokens"),
-        policy=_policy(fields),
-    )
+    _refuse_parameters(request)
+    arrays = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+    given = {spec.name: _value(spec, arrays[spec.name]) for spec in INPUTS if spec.name in arrays}
+    _check_seeds(given)
+    _check_bias(given)
+    return GenerateParams(**{FIELDS[name]: given[name] for name in given if name in FIELDS})
 
 
 def encode(reply: Reply) -> Any:
-    """A reply as a Triton response; tensors and shapes are those of `contract.OUTPUTS`."""
-    progress = reply.progress
-    rate = progress.num_accepted / progress.num_drafted if progress.num_drafted else 0.0
+    """A reply as a Triton response; tensors that do not apply are left out."""
+    values = _outputs(reply)
     return pb_utils.InferenceResponse(
         [
-            _tensor("text_output", reply.text.encode(), np.object_),
-            _tensor("finish_reason", _reason(reply.finish_reason), np.object_),
-            _tensor("num_input_tokens", reply.num_input_tokens, np.int32),
-            _tensor("num_output_tokens", reply.num_output_tokens, np.int32),
-            _tensor("acceptance_rate", rate, np.float32),
-            _tensor("total_accepted_draft_tokens", progress.num_accepted, np.int32),
-            _tensor("total_draft_tokens", progress.num_drafted, np.int32),
-            _tensor("num_steps", progress.num_steps, np.int32),
-            _tensor("seed", reply.seed, np.uint64),
+            pb_utils.Tensor(name, np.array([[values[name]]], dtype=numpy_type))
+            for name, numpy_type in _OUTPUT_TYPES
+            if values.get(name) is not None
         ]
     )
 
 
 def encode_error(error: RequestError) -> Any:
     """An error as a Triton response."""
+    # Not a constant of the module: TritonError comes to be only after its import.
     codes = {
         ErrorCode.INVALID_ARGUMENT: pb_utils.TritonError.INVALID_ARG,
         ErrorCode.UNAVAILABLE: pb_utils.TritonError.UNAVAILABLE,
@@ -75,83 +56,93 @@ def encode_error(error: RequestError) -> Any:
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), codes[error.code]))
 
 
-def _values(request: Any, name: str, dims: int) -> list[Any] | None:
-    """The tensor's elements; None where it was not given."""
-    tensor = pb_utils.get_input_tensor_by_name(request, name)
-    if tensor is None:
-        return None
-    array = tensor.as_numpy()
-    if dims == 1 and array.size != 1:
-        raise InvalidField(name, list(array.shape), "one value: send one prompt a request")
-    found: list[Any] = array.ravel().tolist()
-    return found
+def _refuse_parameters(request: Any) -> None:
+    for name, value in sorted(json.loads(request.parameters() or "{}").items()):
+        if not asks_for_nothing(name, value):
+            raise RequestError(ErrorCode.INVALID_ARGUMENT, why_refused(name, _INPUT_NAMES))
 
 
-def _refuse_unknown_parameters(request: Any) -> None:
-    """Triton hands over as parameters what no tensor is named like; dropping it would be silent."""
-    names = sorted(json.loads(request.parameters() or "{}"))
-    if names:
-        raise RequestError(
-            ErrorCode.INVALID_ARGUMENT, f"unknown parameter {names[0]!r}; known are {_NAMES}"
-        )
+def _value(spec: TensorSpec, array: Any) -> Any:
+    """What the tensor says, checked: one element, or the tuple of a list's."""
+    elements = array.ravel().tolist()
+    if spec.is_list:
+        return _list(spec, elements)
+    if len(elements) != 1:
+        raise InvalidField(spec.name, list(array.shape), "one value: a request is one prompt")
+    return _element(spec, elements[0])
 
 
-_RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "max_tokens": (lambda v: v >= 1, "at least 1"),
-    "temperature": (lambda v: math.isfinite(v) and v >= 0, "finite and at least 0"),
-    "top_k": (lambda v: v >= 0, "at least 0 (0: off)"),
-    "top_p": (lambda v: 0 < v <= 1, "in (0, 1]"),
-    "beam_width": (lambda v: v == 1, "1: beam search is not supported"),
-    "num_draft_tokens": (lambda v: v >= 0, "at least 0 (0: no speculation)"),
-    "end_id": (lambda v: v >= -1, "at least -1 (-1: none)"),
-}
+def _list(spec: TensorSpec, elements: list[Any]) -> tuple[Any, ...]:
+    # Clients that always send all tensors send one empty word for none.
+    if not any(element != b"" for element in elements):
+        return ()
+    if len(elements) > spec.max_elements:
+        allowed = f"a list of at most {spec.max_elements}"
+        raise InvalidField(spec.name, f"{len(elements)} elements", allowed)
+    return tuple(_element(spec, element) for element in elements)
 
 
-def _check(fields: dict[str, Any]) -> None:
-    for name, (is_valid, allowed) in _RANGES.items():
-        if name in fields and not is_valid(fields[name]):
-            raise InvalidField(name, fields[name], allowed)
+def _element(spec: TensorSpec, element: Any) -> Any:
+    value = _utf8(spec.name, element) if spec.dtype == "STRING" else element
+    if not spec.allowed.holds(value):
+        raise InvalidField(spec.name, value, spec.allowed.text)
+    return spec.convert(value)
 
 
 def _utf8(name: str, raw: bytes) -> str:
     try:
-        text = raw.decode("utf-8")
+        return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InvalidField(name, raw, f"valid UTF-8 ({error.reason} at {error.start})") from error
-    if not text:
-        raise InvalidField(name, text, "at least one character")
-    return text
 
 
-def _seed(fields: dict[str, Any]) -> int | None:
-    if "seed" in fields and "random_seed" in fields and fields["seed"] != fields["random_seed"]:
-        raise InvalidField("random_seed", fields["random_seed"], "equal to seed, or left out")
-    return _optional_int({"seed": fields.get("seed", fields.get("random_seed"))}, "seed")
+def _check_seeds(given: dict[str, Any]) -> None:
+    older = given.get("random_seed")
+    if older is not None and given.get("seed", older) != older:
+        raise InvalidField("random_seed", older, "equal to seed, or left out")
 
 
-def _optional_int(fields: dict[str, Any], name: str) -> int | None:
-    value = fields.get(name)
-    return None if value is None else int(value)
+def _check_bias(given: dict[str, Any]) -> None:
+    """Weights go with words; those of words that count as not given do so, too."""
+    words = given.get("embedding_bias_words")
+    if words == ():
+        given["embedding_bias_weights"] = ()
+    num_words, num_weights = len(words or ()), len(given.get("embedding_bias_weights", ()))
+    if num_words != num_weights:
+        allowed = f"as many as embedding_bias_words ({num_words})"
+        raise InvalidField("embedding_bias_weights", f"{num_weights} weights", allowed)
 
 
-def _stop_words(raw: list[bytes]) -> tuple[str, ...]:
-    if len(raw) > MAX_STOP_WORDS:
-        raise InvalidField("stop_words", f"{len(raw)} words", f"at most {MAX_STOP_WORDS}")
-    for word in raw:
-        if len(word) > MAX_STOP_WORD_BYTES:
-            raise InvalidField("stop_words", word, f"at most {MAX_STOP_WORD_BYTES} bytes each")
-    return tuple(_utf8("stop_words", word) for word in raw)
+def _outputs(reply: Reply) -> dict[str, Any]:
+    """By tensor; None, or not there at all, where it does not apply."""
+    progress = reply.progress
+    values: dict[str, Any] = {
+        "text_output": reply.text.encode(),
+        "finish_reason": reply.finish_reason.value.encode() if reply.finish_reason else b"",
+        "num_input_tokens": reply.num_input_tokens,
+        "num_output_tokens": reply.num_output_tokens,
+        "acceptance_rate": progress.num_accepted / max(progress.num_drafted, 1),
+        "total_accepted_draft_tokens": progress.num_accepted,
+        "total_draft_tokens": progress.num_drafted,
+        "num_steps": progress.num_steps,
+        "seed": reply.seed,
+    }
+    if reply.log_probs is not None:
+        values |= {"output_log_probs": reply.log_probs, "cum_log_probs": reply.cum_log_prob}
+    return values | (_last_outputs(reply.summary) if reply.summary is not None else {})
 
 
-def _policy(fields: dict[str, Any]) -> str | None:
-    if "speculation_policy" not in fields:
-        return None
-    return _utf8("speculation_policy", fields["speculation_policy"])
-
-
-def _reason(reason: FinishReason | None) -> bytes:
-    return reason.value.encode() if reason else b""
-
-
-def _tensor(name: str, value: Any, dtype: Any) -> Any:
-    return pb_utils.Tensor(name, np.array([[value]], dtype=dtype))
+def _last_outputs(summary: Summary) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        "num_cached_tokens": summary.num_cached_tokens,
+        "metrics": summary.spec_metrics.encode() or None,
+        "no_speculation": summary.no_speculation.encode() or None,
+    }
+    if summary.times is not None:
+        values |= {
+            "arrival_time_ns": summary.times.arrival_ns,
+            "first_scheduled_time_ns": summary.times.first_scheduled_ns,
+            "first_token_time_ns": summary.times.first_token_ns,
+            "last_token_time_ns": summary.times.last_token_ns,
+        }
+    return values

@@ -1,81 +1,88 @@
 """The wire contract: one table of every tensor, read by the codec, config.pbtxt and the docs.
 
-Names and types are those of TensorRT-LLM's Triton models (`ensemble`, `tensorrt_llm_bls`), so that
-their clients work unchanged; `random_seed` is the older name of `seed`. `speculation_policy` and
-`finish_reason` are additions. Every tensor has dims [1]; the model has max_batch_size 1, and so
-requests arrive as [1, 1].
+The table of inputs is `inputs.py`. The model has max_batch_size 1, and so a tensor of dims [1]
+travels as [1, 1], a list as [1, n].
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from smartspec_py.serving.inputs import INPUT_GROUPS
+from smartspec_py.serving.tensor_spec import TensorSpec
+
+__all__ = ["INPUTS", "MODEL_NAME", "OUTPUTS", "TensorSpec", "config_pbtxt"]
 
 MODEL_NAME = "smartspec"
 
+INPUTS = tuple(spec for group in INPUT_GROUPS.values() for spec in group)
 
-@dataclass(frozen=True)
-class TensorSpec:
-    """name: on the wire. dtype: Triton's, without the TYPE_ prefix. meaning: one line for docs."""
-
-    name: str
-    dtype: str
-    meaning: str
-    allowed: str = ""
-    is_optional: bool = True
-    dims: int = 1
-
-
-INPUTS = (
-    TensorSpec("text_input", "STRING", "the prompt, UTF-8", "not empty", is_optional=False),
-    TensorSpec("max_tokens", "INT32", "tokens to generate at most", ">= 1", is_optional=False),
-    TensorSpec("stream", "BOOL", "send text as it is generated, not for /generate; default false"),
-    TensorSpec("temperature", "FP32", "0 is greedy; default 0", ">= 0, finite"),
-    TensorSpec(
-        "top_k", "INT32", "draw from the k most probable tokens; 0 is off; default 0", ">= 0"
-    ),
-    TensorSpec(
-        "top_p", "FP32", "draw from the smallest set of this probability; default 1", "(0, 1]"
-    ),
-    TensorSpec("seed", "UINT64", "keys the sampling noise: same seed, same text; default: drawn"),
-    TensorSpec("random_seed", "UINT64", "older name of seed; give one of the two"),
-    TensorSpec(
-        "stop_words",
-        "STRING",
-        "end generation at any of these; not part of the text",
-        "at most 16, not empty",
-        dims=-1,
-    ),
-    TensorSpec(
-        "end_id",
-        "INT32",
-        "token that ends generation; default: the model's own; -1: none",
-        "-1 .. vocabulary - 1",
-    ),
-    TensorSpec(
-        "exclude_input_in_output", "BOOL", "leave the prompt out of text_output; default true"
-    ),
-    TensorSpec("beam_width", "INT32", "only 1 is supported", "1"),
-    TensorSpec(
-        "num_draft_tokens",
-        "INT32",
-        "the most tokens to draft in a step; 0: no speculation; default: the server's limit",
-        ">= 0",
-    ),
-    TensorSpec("speculation_policy", "STRING", "none, fixed:K or goodput; default: the server's"),
-)
+_LOG_PROBS = "where return_log_probs was set"
+_TIMES = "last, where return_perf_metrics was set"
 
 OUTPUTS = (
     TensorSpec("text_output", "STRING", "text since the last response, or all of it"),
     TensorSpec(
-        "finish_reason", "STRING", "empty until the last response; then stop, length, cancelled"
+        "finish_reason",
+        "STRING",
+        "empty until the last response; then stop, length, cancelled or deadline",
     ),
-    TensorSpec("num_input_tokens", "INT32", "tokens of the prompt, on the last response"),
-    TensorSpec("num_output_tokens", "INT32", "tokens in this response"),
+    TensorSpec(
+        "num_input_tokens",
+        "INT32",
+        "tokens of the prompt on the last response, 0 on those before it: the sum is the count",
+        when="unless return_num_input_tokens is false",
+    ),
+    TensorSpec(
+        "num_output_tokens",
+        "INT32",
+        "tokens in this response",
+        when="unless return_num_output_tokens is false",
+    ),
     TensorSpec("acceptance_rate", "FP32", "accepted over drafted tokens so far; 0 where none"),
     TensorSpec("total_accepted_draft_tokens", "INT32", "drafts accepted so far"),
     TensorSpec("total_draft_tokens", "INT32", "tokens drafted so far"),
     TensorSpec("num_steps", "INT32", "decoding steps so far, those without drafts included"),
     TensorSpec("seed", "UINT64", "the seed that was used"),
+    TensorSpec(
+        "cum_log_probs",
+        "FP32",
+        "sum of the natural log-probabilities of the tokens so far",
+        dims=(-1,),
+        when=_LOG_PROBS,
+    ),
+    TensorSpec(
+        "output_log_probs",
+        "FP32",
+        "natural log-probability of each token in this response",
+        dims=(-1, -1),
+        when=_LOG_PROBS,
+    ),
+    TensorSpec(
+        "num_cached_tokens",
+        "INT32",
+        "tokens of the prompt that were cached, and so not read again",
+        when="last",
+    ),
+    TensorSpec(
+        "arrival_time_ns",
+        "INT64",
+        "when the request came, in nanoseconds; only differences of times mean something",
+        when=_TIMES,
+    ),
+    TensorSpec("first_scheduled_time_ns", "INT64", "when its prompt began to be read", when=_TIMES),
+    TensorSpec("first_token_time_ns", "INT64", "when its first token was there", when=_TIMES),
+    TensorSpec("last_token_time_ns", "INT64", "when its last token was there", when=_TIMES),
+    TensorSpec(
+        "metrics",
+        "STRING",
+        "JSON document: how the request was speculated on, with vLLM's field names",
+        when="last, where return_spec_metrics was summary or detailed",
+    ),
+    TensorSpec(
+        "no_speculation",
+        "STRING",
+        "why the request could not be speculated on",
+        when="last, where it could not",
+    ),
 )
 
 
@@ -98,7 +105,7 @@ def config_pbtxt(name: str = MODEL_NAME) -> str:
 
 def _pbtxt_tensor(tensor: TensorSpec, is_input: bool) -> str:
     optional = ", optional: true" if is_input and tensor.is_optional else ""
+    dims = ", ".join(str(size) for size in tensor.dims)
     return (
-        f'  {{ name: "{tensor.name}", data_type: TYPE_{tensor.dtype}, '
-        f"dims: [ {tensor.dims} ]{optional} }}"
+        f'  {{ name: "{tensor.name}", data_type: TYPE_{tensor.dtype}, dims: [ {dims} ]{optional} }}'
     )

@@ -1,0 +1,242 @@
+"""The tensors that a request may have.
+
+The names are those of TensorRT-LLM's Triton models (`ensemble`, `tensorrt_llm_bls`), so that their
+clients work unchanged. A tensor that such a client may send for something that is not supported is
+declared as well (`refused.py`), with its neutral value as the only one that is allowed.
+"""
+
+from __future__ import annotations
+
+from smartspec_py.core.types import SpecMetrics, Verification
+from smartspec_py.serving.refused import NEUTRAL
+from smartspec_py.serving.request import PRIORITY_WORTH_S
+from smartspec_py.serving.tensor_spec import Choice, Range, TensorSpec, Text
+
+MAX_STOP_WORDS = 16
+MAX_BAD_WORDS = 64
+MAX_BIAS_WORDS = 300
+WORD = Text(max_bytes=1024)
+NAME = Text(max_bytes=64)
+
+REQUEST = (
+    TensorSpec(
+        "text_input",
+        "STRING",
+        "the prompt, UTF-8",
+        Text(),
+        is_optional=False,
+        field="text",
+        model_range="short enough for the context, with room for one token",
+    ),
+    TensorSpec(
+        "max_tokens",
+        "INT32",
+        "tokens to generate at most",
+        Range(1),
+        is_optional=False,
+        model_range="at most what the prompt leaves of the context",
+    ),
+    TensorSpec(
+        "stream",
+        "BOOL",
+        "send text as it is generated; not for HTTP `generate`, which takes one response",
+    ),
+    TensorSpec(
+        "request_priority",
+        "INT32",
+        "of requests that wait, the higher is served first; a level counts as much as having "
+        f"arrived {PRIORITY_WORTH_S:g} s earlier",
+        Range(-100, 100),
+        field="priority",
+    ),
+    TensorSpec(
+        "deadline_ms",
+        "INT32",
+        "milliseconds from arrival after which the text ends with what there is of it; a request "
+        "that has no token by then fails as `UNAVAILABLE`",
+        Range(1),
+        default="none",
+    ),
+    TensorSpec(
+        "reuse_prefix",
+        "BOOL",
+        "take over what is cached of an earlier request that begins alike",
+    ),
+)
+
+SAMPLING = (
+    TensorSpec("temperature", "FP32", "0 is greedy", Range(0.0)),
+    TensorSpec("top_k", "INT32", "draw from the k most probable tokens", Range(0, note="0: off")),
+    TensorSpec(
+        "top_p",
+        "FP32",
+        "draw from the smallest set of tokens that has this probability; 1 is off",
+        Range(0.0, 1.0, is_low_open=True),
+    ),
+    TensorSpec(
+        "min_p",
+        "FP32",
+        "leave out tokens less probable than this share of the most probable one's; 0 is off",
+        Range(0.0, 1.0),
+    ),
+    TensorSpec(
+        "seed",
+        "UINT64",
+        "keys the sampling noise: same seed, same text",
+        default="drawn; the response says which",
+    ),
+    TensorSpec(
+        "random_seed",
+        "UINT64",
+        "older name of `seed`; both together must be equal",
+        field="seed",
+        default="that of `seed`",
+    ),
+    TensorSpec(
+        "repetition_penalty",
+        "FP32",
+        "divides positive and multiplies negative logits of tokens that were generated or are in "
+        "the prompt; 1 is off",
+        Range(0.01, 100.0),
+    ),
+    TensorSpec(
+        "presence_penalty",
+        "FP32",
+        "taken once off the logit of every token that was generated; the prompt does not count",
+        Range(-100.0, 100.0),
+    ),
+    TensorSpec(
+        "frequency_penalty",
+        "FP32",
+        "taken off a token's logit for each time it was generated; the prompt does not count",
+        Range(-100.0, 100.0),
+    ),
+    TensorSpec(
+        "bad_words",
+        "STRING",
+        "never generated. They are matched as sequences of tokens, each both with and without a "
+        "leading space; another spelling in tokens gets through",
+        WORD,
+        dims=(-1,),
+        max_elements=MAX_BAD_WORDS,
+    ),
+    TensorSpec(
+        "embedding_bias_words",
+        "STRING",
+        "words whose tokens get the bias of the same place in `embedding_bias_weights`",
+        WORD,
+        dims=(-1,),
+        field="bias_words",
+        max_elements=MAX_BIAS_WORDS,
+    ),
+    TensorSpec(
+        "embedding_bias_weights",
+        "FP32",
+        "added to the logits of all tokens of the word, once for each word that has the token; "
+        "as many as `embedding_bias_words`",
+        Range(-1000.0, 1000.0),
+        dims=(-1,),
+        field="bias_weights",
+        max_elements=MAX_BIAS_WORDS,
+    ),
+)
+
+ENDING = (
+    TensorSpec(
+        "stop_words",
+        "STRING",
+        "end generation at any of these; the text ends before it",
+        WORD,
+        dims=(-1,),
+        max_elements=MAX_STOP_WORDS,
+    ),
+    TensorSpec(
+        "end_id",
+        "INT32",
+        "token that ends generation",
+        Range(-1, note="-1: none"),
+        default="the model's own",
+        model_range="below the vocabulary",
+    ),
+    TensorSpec(
+        "min_tokens",
+        "INT32",
+        "before so many tokens the end token is not drawn, and no stop word ends the text",
+        Range(0),
+        model_range="at most max_tokens",
+    ),
+    TensorSpec("ignore_eos", "BOOL", "generate on past the end token"),
+)
+
+SPECULATION = (
+    TensorSpec(
+        "num_draft_tokens",
+        "INT32",
+        "the most tokens to draft in a step",
+        Range(0, note="0: no speculation"),
+        default="the server's limit",
+    ),
+    TensorSpec(
+        "speculation_policy",
+        "STRING",
+        "how the length of drafts is chosen",
+        NAME,
+        field="policy",
+        default="the server's",
+        model_range="none, fixed:K or goodput",
+    ),
+    TensorSpec(
+        "proposer",
+        "STRING",
+        "where drafts come from",
+        NAME,
+        default="the server's",
+        model_range="draft_model or prompt_lookup, where the server has it",
+    ),
+    TensorSpec(
+        "verification",
+        "STRING",
+        "coupled: a draft must equal the target's own draw, and the text is that without "
+        "speculation; rejection: drafts are judged by probability, with the same distribution",
+        Choice(tuple(v.value for v in Verification)),
+        convert=Verification,
+    ),
+)
+
+RETURNED = (
+    TensorSpec(
+        "exclude_input_in_output",
+        "BOOL",
+        "leave the prompt out of `text_output`",
+        field="exclude_input",
+    ),
+    TensorSpec("return_log_probs", "BOOL", "send `output_log_probs` and `cum_log_probs`"),
+    TensorSpec("return_perf_metrics", "BOOL", "send the times of the request"),
+    TensorSpec("return_num_input_tokens", "BOOL", "send `num_input_tokens`"),
+    TensorSpec("return_num_output_tokens", "BOOL", "send `num_output_tokens`"),
+    TensorSpec(
+        "return_spec_metrics",
+        "STRING",
+        "send `metrics`; detailed has an entry for each step",
+        Choice(tuple(m.value for m in SpecMetrics)),
+        field="spec_metrics",
+        convert=SpecMetrics,
+    ),
+)
+
+INPUT_GROUPS = {
+    "The request": REQUEST,
+    "Sampling": SAMPLING,
+    "Where the text ends": ENDING,
+    "Speculation": SPECULATION,
+    "What is returned": RETURNED,
+    "Accepted in its neutral value only": NEUTRAL,
+}
+
+FIELDS = {
+    spec.name: spec.field or spec.name
+    for group in INPUT_GROUPS.values()
+    for spec in group
+    if spec not in NEUTRAL
+}
+"""The field of GenerateParams that a tensor becomes; those without effect are not in it."""

@@ -1,0 +1,127 @@
+"""What is not supported, and what is said of it: nothing that is asked for is dropped silently.
+
+What the ensemble's clients send is a tensor here as well, and allowed in the value that asks for
+nothing. Other names have no tensor; Triton hands over as request parameters whatever JSON key has
+none, and refuses a gRPC tensor of that name by itself.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection
+
+from smartspec_py.serving.tensor_spec import Choice, TensorSpec
+
+_NO_BEAMS = "beam search is not supported"
+_NO_LORA = "LoRA is not supported"
+_NO_EMBEDDINGS = "prompt embeddings are not supported"
+_NO_DRAFTS = "drafts of the client's own are not supported"
+_NO_DECAY = "decay of top_p is not supported"
+_NO_LOOKAHEAD = "lookahead decoding is not supported; see proposer"
+_NO_RETENTION = "retention of the cache is not supported"
+_NO_IMAGES = "only text is supported"
+_NO_LOGITS = "logits are not returned"
+_NO_GUIDE = "guided decoding is not supported"
+
+NEUTRAL = (
+    TensorSpec("pad_id", "INT32", "nothing is padded, and so it has no effect"),
+    TensorSpec("beam_width", "INT32", "beams", Choice((1,), _NO_BEAMS)),
+    TensorSpec(
+        "num_return_sequences",
+        "INT32",
+        "texts for one prompt",
+        Choice((1,), "send the request again, with another seed"),
+    ),
+    TensorSpec("length_penalty", "FP32", "of beams", Choice((0.0, 1.0), _NO_BEAMS)),
+    TensorSpec(
+        "return_context_logits", "BOOL", "logits of the prompt", Choice((False,), _NO_LOGITS)
+    ),
+    TensorSpec(
+        "return_generation_logits", "BOOL", "logits of the text", Choice((False,), _NO_LOGITS)
+    ),
+    TensorSpec(
+        "use_draft_logits",
+        "BOOL",
+        "see `verification`",
+        Choice((False,), "set verification to rejection instead"),
+    ),
+    TensorSpec(
+        "guided_decoding_guide_type", "STRING", "grammar or schema", Choice(("",), _NO_GUIDE)
+    ),
+    TensorSpec("guided_decoding_guide", "STRING", "its text", Choice(("",), _NO_GUIDE)),
+)
+"""Allowed in their neutral value."""
+
+UNSUPPORTED = {
+    "early_stopping": _NO_BEAMS,
+    "beam_search_diversity_rate": _NO_BEAMS,
+    "lora_task_id": _NO_LORA,
+    "lora_weights": _NO_LORA,
+    "lora_config": _NO_LORA,
+    "prompt_embedding_table": _NO_EMBEDDINGS,
+    "prompt_table_extra_ids": _NO_EMBEDDINGS,
+    "prompt_vocab_size": _NO_EMBEDDINGS,
+    "draft_input_ids": _NO_DRAFTS,
+    "draft_logits": _NO_DRAFTS,
+    "draft_acceptance_threshold": _NO_DRAFTS,
+    "top_p_min": _NO_DECAY,
+    "top_p_decay": _NO_DECAY,
+    "top_p_reset_ids": _NO_DECAY,
+    "runtime_top_p_min": _NO_DECAY,
+    "runtime_top_p_decay": _NO_DECAY,
+    "runtime_top_p_reset_ids": _NO_DECAY,
+    "lookahead_window_size": _NO_LOOKAHEAD,
+    "lookahead_ngram_size": _NO_LOOKAHEAD,
+    "lookahead_verification_set_size": _NO_LOOKAHEAD,
+    "retention_token_range_starts": _NO_RETENTION,
+    "retention_token_range_ends": _NO_RETENTION,
+    "retention_token_range_priorities": _NO_RETENTION,
+    "retention_token_range_durations_ms": _NO_RETENTION,
+    "retention_decode_priority": _NO_RETENTION,
+    "retention_decode_duration_ms": _NO_RETENTION,
+    "image_input": _NO_IMAGES,
+    "decoder_text_input": "encoder-decoder models are not supported",
+    "stop": "to cancel a request, close its stream",
+}
+"""By name, why. Names of request parameters only."""
+
+RENAMED = {
+    "input_ids": "text_input",
+    "prompt": "text_input",
+    "request_output_len": "max_tokens",
+    "max_new_tokens": "max_tokens",
+    "streaming": "stream",
+    "runtime_top_k": "top_k",
+    "runtime_top_p": "top_p",
+    "len_penalty": "length_penalty",
+    "min_length": "min_tokens",
+    "stop_words_list": "stop_words",
+    "bad_words_list": "bad_words",
+    "embedding_bias": "embedding_bias_words",
+    "logit_bias": "embedding_bias_words",
+    "policy": "speculation_policy",
+    "priority": "request_priority",
+    "timeout": "deadline_ms",
+}
+"""Names of the same thing in other interfaces, and what it is called here."""
+
+MAX_GUESSED = 64
+"""Longer names are not compared with those that are known: that takes too long."""
+
+
+def asks_for_nothing(name: str, value: object) -> bool:
+    """Whether a client only says that it does not want what there is not."""
+    return name in UNSUPPORTED and value is False
+
+
+def why_refused(name: str, inputs: Collection[str]) -> str:
+    """The error for a request parameter of this name. inputs: the names of all input tensors."""
+    if name in inputs:
+        return f"{name}: give it as a tensor (in JSON: a key of its own), not as a parameter"
+    if name in UNSUPPORTED:
+        return f"{name}: {UNSUPPORTED[name]}"
+    if name in RENAMED:
+        return f"{name}: unknown; here it is {RENAMED[name]}"
+    close = difflib.get_close_matches(name, inputs, n=1) if len(name) <= MAX_GUESSED else []
+    guess = f", did you mean {close[0]}" if close else ""
+    return f"unknown parameter {name!r:.120}{guess}; known are {', '.join(inputs)}"

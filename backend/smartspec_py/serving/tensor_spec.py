@@ -1,0 +1,149 @@
+"""What a row of the wire contract says: a tensor, its meaning, and the values that it may hold.
+
+A range is one object that both checks a value and words itself, so that the check, the error and
+the docs cannot differ.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+
+class Allowed(Protocol):
+    """The values that a tensor's element may have; STRING elements come as str."""
+
+    def holds(self, value: Any) -> bool: ...
+
+    @property
+    def text(self) -> str:
+        """What stands after `must be` in an error; empty where every value of the dtype goes."""
+        ...
+
+
+@dataclass(frozen=True)
+class Anything:
+    """Every value of the dtype."""
+
+    text: str = ""
+
+    def holds(self, value: Any) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class Range:
+    """Finite numbers from low to high, both included unless is_low_open. note: for people."""
+
+    low: float
+    high: float = math.inf
+    is_low_open: bool = False
+    note: str = ""
+
+    def holds(self, value: Any) -> bool:
+        is_above = value > self.low if self.is_low_open else value >= self.low
+        return math.isfinite(value) and is_above and value <= self.high
+
+    @property
+    def text(self) -> str:
+        return self._bounds() + _in_brackets(self.note)
+
+    def _bounds(self) -> str:
+        is_float = isinstance(self.low, float)
+        if self.high == math.inf:
+            return f"finite and at least {self.low:g}" if is_float else f"at least {self.low}"
+        if is_float:
+            return f"in {'(' if self.is_low_open else '['}{self.low:g}, {self.high:g}]"
+        return f"in {self.low}..{self.high}"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of a few values. note: for people, e.g. why there are no others."""
+
+    values: tuple[Any, ...]
+    note: str = ""
+
+    def holds(self, value: Any) -> bool:
+        return value in self.values
+
+    @property
+    def text(self) -> str:
+        words = [_worded(value) for value in self.values]
+        listed = " or ".join([", ".join(words[:-1]), words[-1]]) if words[1:] else words[0]
+        return listed + _in_brackets(self.note)
+
+
+@dataclass(frozen=True)
+class Text:
+    """Text that is not empty. max_bytes: of its UTF-8; 0 is no limit."""
+
+    max_bytes: int = 0
+
+    def holds(self, value: Any) -> bool:
+        return bool(value) and (not self.max_bytes or len(value.encode()) <= self.max_bytes)
+
+    @property
+    def text(self) -> str:
+        most = f" and at most {self.max_bytes} bytes" if self.max_bytes else ""
+        return "at least one character" + most
+
+
+def _in_brackets(note: str) -> str:
+    return f" ({note})" if note else ""
+
+
+def _worded(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value) or "empty"
+
+
+NUMPY_TYPES: dict[str, type] = {
+    "STRING": np.object_,
+    "BOOL": np.bool_,
+    "INT32": np.int32,
+    "INT64": np.int64,
+    "UINT64": np.uint64,
+    "FP32": np.float32,
+}
+"""By Triton's name of a dtype without TYPE_; STRING elements are bytes."""
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One tensor on the wire.
+
+    dtype: a key of NUMPY_TYPES. meaning: for the docs. dims: without the batch dimension, which is
+    always 1; -1 is any size.
+    allowed: of each element. model_range: what `Server` checks beside it, since it takes the model.
+    field: of GenerateParams, where it is not called like the input that becomes it. convert: makes
+    the element what the field holds.
+    default: in words, where the field's own default in GenerateParams does not say it.
+    max_elements: of a list. when: on which responses an output comes; empty is on all.
+    """
+
+    name: str
+    dtype: str
+    meaning: str
+    allowed: Allowed = Anything()
+    dims: tuple[int, ...] = (1,)
+    is_optional: bool = True
+    field: str = ""
+    convert: Callable[[Any], Any] = _same
+    default: str = ""
+    model_range: str = ""
+    max_elements: int = 0
+    when: str = ""
+
+    @property
+    def is_list(self) -> bool:
+        return self.dims != (1,)

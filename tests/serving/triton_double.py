@@ -1,0 +1,83 @@
+"""A double of the module that Triton gives its backends, and the codec loaded on it."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from smartspec_py.serving.contract import INPUTS
+from smartspec_py.serving.tensor_spec import NUMPY_TYPES
+
+_DTYPES = {spec.name: NUMPY_TYPES[spec.dtype] for spec in INPUTS}
+
+
+class Tensor:
+    def __init__(self, name: str, array: Any) -> None:
+        self._name, self._array = name, array
+
+    def name(self) -> str:
+        return self._name
+
+    def as_numpy(self) -> Any:
+        return self._array
+
+
+class TritonError:
+    INVALID_ARG, UNAVAILABLE, INTERNAL = "invalid", "unavailable", "internal"
+
+    def __init__(self, message: str, code: str) -> None:
+        self.message, self.code = message, code
+
+
+@dataclass
+class InferenceResponse:
+    output_tensors: list[Tensor] = field(default_factory=list)
+    error: TritonError | None = None
+
+    def arrays(self) -> dict[str, Any]:
+        return {tensor.name(): tensor.as_numpy() for tensor in self.output_tensors}
+
+
+@dataclass
+class InferenceRequest:
+    tensors: list[Tensor]
+    named: dict[str, Any] = field(default_factory=dict)
+
+    def inputs(self) -> list[Tensor]:
+        return self.tensors
+
+    def parameters(self) -> str:
+        return json.dumps(self.named) if self.named else ""
+
+
+@contextmanager
+def codec_on_double() -> Iterator[ModuleType]:
+    """smartspec_py.codec, which only Triton's own interpreter could import otherwise."""
+    double = ModuleType("triton_python_backend_utils")
+    double.__dict__.update(
+        Tensor=Tensor, TritonError=TritonError, InferenceResponse=InferenceResponse
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, double.__name__, double)
+        patch.delitem(sys.modules, "smartspec_py.codec", raising=False)
+        yield importlib.import_module("smartspec_py.codec")
+        del sys.modules["smartspec_py.codec"]
+
+
+def request(fields: dict[str, Any], **parameters: Any) -> InferenceRequest:
+    """As the wire has it: [1, 1], or [1, n] of a list."""
+    tensors = []
+    for name, value in fields.items():
+        values = value if isinstance(value, list) else [value]
+        raw = [item.encode() if isinstance(item, str) else item for item in values]
+        tensors.append(Tensor(name, np.array([raw], dtype=_DTYPES[name])))
+    return InferenceRequest(tensors, parameters)

@@ -1,0 +1,233 @@
+"""Requests to values, against a double of Triton's module: tables for each field, and a property
+that says the same of any mixture of fields.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from fuzz_values import NOT_UTF8, OPTIONAL, SPECS, invalid_values, valid_fields
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from triton_double import codec_on_double, request
+
+from smartspec_py.core.types import SpecMetrics, Verification
+from smartspec_py.serving.inputs import FIELDS
+from smartspec_py.serving.request import ErrorCode, GenerateParams, InvalidField, RequestError
+
+REQUIRED = {"text_input": "Question:", "max_tokens": 4}
+
+
+@pytest.fixture(scope="module")
+def codec() -> Iterator[ModuleType]:
+    with codec_on_double() as module:
+        yield module
+
+
+def decode(codec: ModuleType, **fields: Any) -> GenerateParams:
+    params: GenerateParams = codec.decode(request(REQUIRED | fields))
+    return params
+
+
+def test_two_fields_are_enough(codec: ModuleType) -> None:
+    assert decode(codec) == GenerateParams(text="Question:", max_tokens=4)
+
+
+def test_every_field_arrives(codec: ModuleType) -> None:
+    """Fractions are such that FP32 holds them exactly."""
+    fields = {
+        "text_input": "漢字 🙂",
+        "max_tokens": 7,
+        "stream": True,
+        "temperature": 0.5,
+        "top_k": 40,
+        "top_p": 0.75,
+        "min_p": 0.25,
+        "repetition_penalty": 1.5,
+        "presence_penalty": -0.5,
+        "frequency_penalty": 2.0,
+        "bad_words": ["one", " two"],
+        "min_tokens": 3,
+        "ignore_eos": True,
+        "embedding_bias_words": ["a", "b"],
+        "embedding_bias_weights": [-1000.0, 0.125],
+        "random_seed": 2**64 - 1,
+        "stop_words": ["\n\n", "END"],
+        "end_id": -1,
+        "pad_id": 17,
+        "exclude_input_in_output": False,
+        "beam_width": 1,
+        "num_draft_tokens": 0,
+        "speculation_policy": "fixed:3",
+        "proposer": "prompt_lookup",
+        "verification": "rejection",
+        "deadline_ms": 1,
+        "request_priority": -100,
+        "reuse_prefix": False,
+        "return_log_probs": True,
+        "return_perf_metrics": True,
+        "return_num_input_tokens": False,
+        "return_num_output_tokens": False,
+        "return_spec_metrics": "detailed",
+    }
+    assert codec.decode(request(fields)) == GenerateParams(
+        text="漢字 🙂",
+        max_tokens=7,
+        stream=True,
+        temperature=0.5,
+        top_k=40,
+        top_p=0.75,
+        min_p=0.25,
+        repetition_penalty=1.5,
+        presence_penalty=-0.5,
+        frequency_penalty=2.0,
+        bias_words=("a", "b"),
+        bias_weights=(-1000.0, 0.125),
+        bad_words=("one", " two"),
+        min_tokens=3,
+        ignore_eos=True,
+        seed=2**64 - 1,
+        stop_words=("\n\n", "END"),
+        end_id=-1,
+        exclude_input=False,
+        num_draft_tokens=0,
+        policy="fixed:3",
+        proposer="prompt_lookup",
+        verification=Verification.REJECTION,
+        deadline_ms=1,
+        priority=-100,
+        reuse_prefix=False,
+        return_log_probs=True,
+        return_perf_metrics=True,
+        spec_metrics=SpecMetrics.DETAILED,
+        return_num_input_tokens=False,
+        return_num_output_tokens=False,
+    )
+
+
+NOTHING: list[dict[str, Any]] = [
+    {"stop_words": [""]},
+    {"stop_words": []},
+    {"bad_words": ["", ""]},
+    {"embedding_bias_words": [""], "embedding_bias_weights": [0.0]},
+    {"num_return_sequences": 1, "beam_width": 1, "length_penalty": 1.0},
+    {"length_penalty": 0.0, "use_draft_logits": False, "return_context_logits": False},
+    {"guided_decoding_guide_type": "", "guided_decoding_guide": "", "pad_id": -5},
+]
+
+
+@pytest.mark.parametrize("fields", NOTHING, ids=lambda fields: "+".join(fields))
+def test_values_that_ask_for_nothing(codec: ModuleType, fields: dict[str, Any]) -> None:
+    assert decode(codec, **fields) == decode(codec)
+
+
+NO_NUMBER = float("nan")
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"text_input": ""}, "text_input: got '', must be at least one character"),
+    ({"text_input": NOT_UTF8}, "text_input: got b'\\xff\\xfe\\xfd', must be valid UTF-8"),
+    ({"text_input": ["a", "b"]}, "text_input: got [1, 2], must be one value"),
+    ({"max_tokens": []}, "max_tokens: got [1, 0], must be one value"),
+    ({"max_tokens": 0}, "max_tokens: got 0, must be at least 1"),
+    ({"temperature": NO_NUMBER}, "temperature: got nan, must be finite and at least 0"),
+    ({"top_k": -1}, "top_k: got -1, must be at least 0 (0: off)"),
+    ({"top_p": 0.0}, "top_p: got 0.0, must be in (0, 1]"),
+    ({"min_p": 1.5}, "min_p: got 1.5, must be in [0, 1]"),
+    ({"repetition_penalty": 0.0}, "repetition_penalty: got 0.0, must be in [0.01, 100]"),
+    ({"presence_penalty": 100.5}, "presence_penalty: got 100.5, must be in [-100, 100]"),
+    ({"stop_words": ["a", ""]}, "stop_words: got '', must be at least one character"),
+    ({"stop_words": ["a"] * 17}, "stop_words: got '17 elements', must be a list of at most 16"),
+    ({"bad_words": ["a", NOT_UTF8]}, "bad_words: got b'\\xff\\xfe\\xfd', must be valid UTF-8"),
+    ({"bad_words": ["a"] * 65}, "bad_words: got '65 elements', must be a list of at most 64"),
+    ({"bad_words": ["a" * 1025]}, "bad_words: got 'aaa"),
+    (
+        {"embedding_bias_words": ["a", "b"], "embedding_bias_weights": [1.0]},
+        "embedding_bias_weights: got '1 weights', must be as many as embedding_bias_words (2)",
+    ),
+    ({"embedding_bias_words": ["a"]}, "embedding_bias_weights: got '0 weights'"),
+    ({"embedding_bias_weights": [1.0]}, "embedding_bias_weights: got '1 weights'"),
+    (
+        {"embedding_bias_words": ["a"], "embedding_bias_weights": [1001.0]},
+        "embedding_bias_weights: got 1001.0, must be in [-1000, 1000]",
+    ),
+    ({"seed": 1, "random_seed": 2}, "random_seed: got 2, must be equal to seed, or left out"),
+    ({"request_priority": 101}, "request_priority: got 101, must be in -100..100"),
+    ({"deadline_ms": 0}, "deadline_ms: got 0, must be at least 1"),
+    ({"verification": "Coupled"}, "verification: got 'Coupled', must be coupled or rejection"),
+    (
+        {"return_spec_metrics": ""},
+        "return_spec_metrics: got '', must be none, summary or detailed",
+    ),
+    ({"speculation_policy": "p" * 65}, "speculation_policy: got 'ppp"),
+    ({"proposer": ""}, "proposer: got '', must be at least one character"),
+    ({"beam_width": 2}, "beam_width: got 2, must be 1 (beam search is not supported)"),
+    ({"length_penalty": 0.5}, "length_penalty: got 0.5, must be 0 or 1 (beam search"),
+    ({"return_context_logits": True}, "return_context_logits: got True, must be false (logits"),
+    (
+        {"guided_decoding_guide": "{}"},
+        "guided_decoding_guide: got '{}', must be empty (guided decoding is not supported)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "start"), REFUSED, ids=lambda item: str(item)[:40])
+def test_errors_name_field_value_and_range(
+    codec: ModuleType, fields: dict[str, Any], start: str
+) -> None:
+    with pytest.raises(InvalidField) as raised:
+        decode(codec, **fields)
+    assert str(raised.value).startswith(start)
+    assert raised.value.code is ErrorCode.INVALID_ARGUMENT
+    assert len(str(raised.value)) < 300, "whatever was sent"
+
+
+def test_parameters_are_never_dropped(codec: ModuleType) -> None:
+    for name, said in (("lora_task_id", "LoRA"), ("best_of", "known are"), ("top_p", "tensor")):
+        with pytest.raises(RequestError, match=f"{name}.*{said}"):
+            codec.decode(request(REQUIRED, **{name: 1}))
+    with pytest.raises(RequestError, match="zeta"):
+        codec.decode(request(REQUIRED, early_stopping=False, zeta=False))
+    assert codec.decode(request(REQUIRED, early_stopping=False)) == decode(codec)
+
+
+def expected(fields: dict[str, Any]) -> GenerateParams:
+    """What the values are once FP32 has rounded them."""
+    params: dict[str, Any] = {}
+    for name, value in fields.items():
+        if name not in FIELDS:
+            continue
+        if SPECS[name].dtype == "FP32":
+            value = np.array(value, dtype=np.float32).tolist()
+        params[FIELDS[name]] = tuple(value) if SPECS[name].is_list else value
+    return GenerateParams(**params)
+
+
+names = st.lists(st.sampled_from(OPTIONAL), unique=True)
+# A seed and not st.randoms: the many draws of long lists are not worth shrinking.
+chance = st.integers(0, 2**32).map(random.Random)
+
+
+@settings(deadline=None)
+@given(names=names, rng=chance)
+def test_any_valid_fields_decode_to_themselves(
+    codec: ModuleType, names: list[str], rng: random.Random
+) -> None:
+    fields = valid_fields(rng, [*REQUIRED, *names])
+    assert codec.decode(request(fields)) == expected(fields)
+
+
+@settings(deadline=None)
+@given(names=names, rng=chance)
+def test_one_invalid_value_is_named(
+    codec: ModuleType, names: list[str], rng: random.Random
+) -> None:
+    fields = valid_fields(rng, [*REQUIRED, *names])
+    bad = rng.choice([name for name in SPECS if invalid_values(SPECS[name])])
+    fields[bad] = rng.choice(invalid_values(SPECS[bad]))
+    with pytest.raises(InvalidField, match=rf"^{bad}: got ") as raised:
+        codec.decode(request(fields))
+    assert len(str(raised.value)) < 300
