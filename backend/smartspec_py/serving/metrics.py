@@ -1,0 +1,293 @@
+"""The meter: adds up what the server did, and hands the changes to a sink.
+
+Values are added up in plain Python and handed over at most every FLUSH_S, because a call of
+Triton's metrics goes to another process. `Meter` has no lock: one thread owns it, the responder's.
+
+What flushing costs, measured on a busy server: 20 us of this process's time and 40 us of the
+thread's a call. A call for each series that changed, about 30 under load; a histogram takes one
+value a call: 4 for each request that ends, and 2 for each step, but for at most NUM_STEPS_SHOWN
+steps a flush. At 4 requests a second that is 66 calls each FLUSH_S: 2.6 ms, 1 % of the thread.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+
+from smartspec_py.core.types import FinishReason
+from smartspec_py.serving import metric_families as families
+from smartspec_py.serving.metric_families import FAMILIES, Family, Kind, Series
+from smartspec_py.serving.metric_samples import (
+    ConfigInfo,
+    Load,
+    RequestSample,
+    StepSample,
+    request_sample,
+)
+from smartspec_py.serving.metric_sinks import MemoryMetrics, MetricSink, NoMetrics
+from smartspec_py.serving.request import ErrorCode
+
+__all__ = [
+    "FLUSH_S",
+    "NUM_CALLS",
+    "NUM_STEPS_SHOWN",
+    "ConfigInfo",
+    "Load",
+    "MemoryMetrics",
+    "Meter",
+    "MetricSink",
+    "NoMetrics",
+    "RequestSample",
+    "StepSample",
+    "request_sample",
+]
+
+FLUSH_S = 0.25
+
+NUM_CALLS = 32
+"""Calls in a row, so that a flush holds nobody up for longer than a millisecond or two."""
+
+NUM_STEPS_SHOWN = 16
+"""Steps a flush that the histograms of steps are given; of more, an even selection."""
+
+KEPT = 0.99
+"""What a step leaves of the evidence before it in the acceptance gauges: about 100 steps count."""
+
+
+class Meter:
+    """Adds samples up between flushes. Belongs to one thread; knows no clock."""
+
+    def __init__(self, info: ConfigInfo) -> None:
+        self._counts: dict[Series, float] = dict.fromkeys(_counters_from_zero(info.k_max), 0.0)
+        self._gauges: dict[Series, float] = {}
+        self._shown: dict[Series, float] = {}
+        self._observations: list[tuple[Family, float]] = []
+        self._steps = _Steps()
+        self._acceptance = _Acceptance()
+        self._calls: deque[tuple[Kind, Series, float]] = deque()  # still to be handed over
+        self._last_flush_s = -math.inf
+        self._has_news = True
+        labels = (("method", info.method), ("k_max", str(info.k_max)), ("policy", info.policy))
+        self._gauges[families.CONFIG_INFO.name, labels] = 1.0
+
+    def add_step(self, step: StepSample) -> None:
+        self._acceptance.add(step.verifications)
+        self._steps.add(step)
+        self._count(families.DISABLED_STEPS, step.num_undrafted)
+        self._count(families.PROMPT_TOKENS, step.num_prefill_tokens)
+        self._count(families.GENERATION_TOKENS, step.num_generated)
+        self._count(families.DRAFT_TIME, step.draft_s)
+        self._count(families.VERIFY_TIME, step.target_s)
+        self._count(families.PREEMPTIONS, step.num_preempted)
+        self.set_load(step.load)
+
+    def add_request(self, request: RequestSample) -> None:
+        """A request that was cut short has no say in how long requests take."""
+        self._observe(families.QUEUE_TIME, request.queue_s)
+        self._observe(families.TTFT, request.ttft_s)
+        if request.finish_reason is None:
+            self._count(families.FAILED, 1)
+        elif request.finish_reason is FinishReason.CANCELLED:
+            self._count(families.CANCELLED, 1)
+        else:
+            self._count(families.SUCCESS, 1, request.finish_reason.value)
+            self._observe(families.TPOT, request.tpot_s)
+            self._observe(families.E2E, request.e2e_s)
+
+    def add_rejection(self, code: ErrorCode) -> None:
+        """A request that was not taken."""
+        self._count(families.REJECTED, 1, code.name.lower())
+
+    def add_send(self, seconds: float) -> None:
+        """A response that was handed to the client's end."""
+        self._count(families.SENDS, 1)
+        self._count(families.SEND_TIME, seconds)
+
+    def set_load(self, load: Load) -> None:
+        """For itself where the load changed without a step."""
+        self._set(families.RUNNING, load.num_running)
+        self._set(families.WAITING, load.num_waiting)
+        self._set(families.CACHE, load.cache_utilization)
+
+    @property
+    def due_s(self) -> float | None:
+        """When to flush next, or go on with it; None where nothing is new."""
+        if self._calls:
+            return self._last_flush_s
+        return self._last_flush_s + FLUSH_S if self._has_news else None
+
+    def flush_if_due(self, sink: MetricSink, now_s: float) -> None:
+        """At most NUM_CALLS calls; what is left is due at once, after whatever else there is to do.
+
+        now_s: seconds of any one clock that does not go back.
+        """
+        if self.due_s is None or now_s < self.due_s:
+            return
+        if not self._calls:
+            self._last_flush_s = now_s
+            self._gather()
+        self._hand_over(sink, NUM_CALLS)
+
+    def flush(self, sink: MetricSink) -> None:
+        """Hand over all that has changed. What a sink does not take because it raises is lost."""
+        self._gather()
+        self._hand_over(sink, len(self._calls))
+
+    def _gather(self) -> None:
+        """Turn what has changed into calls."""
+        for family, position, increase in self._acceptance.take_counts():
+            self._count(family, increase, *position)
+        for family, value in [*self._acceptance.gauges(), *self._steps.gauges()]:
+            self._set(family, value)
+        changed = {s: value for s, value in self._gauges.items() if self._shown.get(s) != value}
+        observations = self._observations + self._steps.observations()
+        self._calls.extend((Kind.COUNTER, s, increase) for s, increase in self._counts.items())
+        self._calls.extend((Kind.GAUGE, s, value) for s, value in changed.items())
+        self._calls.extend((Kind.HISTOGRAM, (f.name, ()), value) for f, value in observations)
+        self._shown |= changed
+        self._counts, self._gauges, self._observations = {}, {}, []
+        self._steps = _Steps()
+        self._has_news = False
+
+    def _hand_over(self, sink: MetricSink, most: int) -> None:
+        calls = [self._calls.popleft() for _ in range(min(most, len(self._calls)))]
+        try:
+            for kind, series, value in calls:
+                if kind is Kind.COUNTER:
+                    sink.increment(*series, value)
+                elif kind is Kind.GAUGE:
+                    sink.set(*series, value)
+                else:
+                    sink.observe(*series, value)
+        except Exception:
+            self._calls.clear()
+            raise
+
+    def _count(self, family: Family, by: float, *values: str) -> None:
+        if by:
+            series = _series(family, *values)
+            self._counts[series] = self._counts.get(series, 0.0) + by
+            self._has_news = True
+
+    def _set(self, family: Family, value: float) -> None:
+        self._gauges[_series(family)] = float(value)
+        self._has_news = True
+
+    def _observe(self, family: Family, value: float | None) -> None:
+        if value is not None:
+            self._observations.append((family, value))
+            self._has_news = True
+
+
+class _Acceptance:
+    """Verifications by how many tokens they drafted and accepted; what is recent, fading."""
+
+    def __init__(self) -> None:
+        self._num_drafted: Counter[int] = Counter()
+        self._num_accepted: Counter[int] = Counter()
+        self._recent = (0.0, 0.0, 0.0)  # verifications, tokens drafted, tokens accepted
+
+    def add(self, verifications: Sequence[tuple[int, int]]) -> None:
+        if not verifications:
+            return
+        drafted = accepted = 0
+        for num_drafted, num_accepted in verifications:
+            self._num_drafted[num_drafted] += 1
+            self._num_accepted[num_accepted] += 1
+            drafted += num_drafted
+            accepted += num_accepted
+        new = (len(verifications), drafted, accepted)
+        old = self._recent
+        self._recent = (KEPT * old[0] + new[0], KEPT * old[1] + new[1], KEPT * old[2] + new[2])
+
+    def take_counts(self) -> Iterator[tuple[Family, tuple[str, ...], int]]:
+        """(family, position or nothing, increase) since the last time."""
+        drafted, self._num_drafted = self._num_drafted, Counter()
+        accepted, self._num_accepted = self._num_accepted, Counter()
+        yield families.DRAFTS, (), drafted.total()
+        for counts, tokens, at_position in (
+            (drafted, families.DRAFT_TOKENS, families.DRAFT_TOKENS_AT),
+            (accepted, families.ACCEPTED, families.ACCEPTED_AT),
+        ):
+            yield tokens, (), sum(length * num for length, num in counts.items())
+            for position in range(1, max(counts, default=0) + 1):
+                reached = sum(num for length, num in counts.items() if length >= position)
+                yield at_position, (str(position),), reached
+
+    def gauges(self) -> Iterator[tuple[Family, float]]:
+        num_verifications, drafted, accepted = self._recent
+        if num_verifications:
+            yield families.ACCEPTANCE_LENGTH, 1 + accepted / num_verifications
+            yield families.ACCEPTANCE_RATE, accepted / drafted
+
+
+class _Steps:
+    """The steps since the last flush.
+
+    For the histograms an even selection of NUM_STEPS_SHOWN at most: when it is full, every second
+    goes, and from then on only every second comes in.
+    """
+
+    def __init__(self) -> None:
+        self._selected: list[tuple[float, float | None]] = []  # (total_s, mean draft length)
+        self._num_seen = 0
+        self._stride = 1
+        self._last_length: float | None = None
+        # Of steps that had a plan and, since plans leave them out of their time, no prompt chunks:
+        self._num_planned = 0
+        self._expected = (0.0, 0.0)  # tokens, seconds
+        self._actual = (0.0, 0.0)
+
+    def add(self, step: StepSample) -> None:
+        length = _mean_draft_len(step)
+        if length is not None:
+            self._last_length = length
+        if self._num_seen % self._stride == 0:
+            self._selected.append((step.total_s, length))
+            if len(self._selected) > NUM_STEPS_SHOWN:
+                del self._selected[1::2]
+                self._stride *= 2
+        self._num_seen += 1
+        if step.expected_s > 0 and not step.num_prefill_tokens:
+            (tokens, time_s), (actual, actual_s) = self._expected, self._actual
+            self._num_planned += 1
+            self._expected = (tokens + step.expected_tokens, time_s + step.expected_s)
+            self._actual = (actual + step.num_generated, actual_s + step.total_s)
+
+    def gauges(self) -> Iterator[tuple[Family, float]]:
+        if self._last_length is not None:
+            yield families.PROPOSED_LENGTH, self._last_length
+        if self._num_planned:
+            yield families.GOODPUT_PREDICTED, self._expected[0] / self._expected[1]
+            yield families.STEP_PREDICTED, self._expected[1] / self._num_planned
+        if self._actual[1] > 0:
+            yield families.GOODPUT_ACTUAL, self._actual[0] / self._actual[1]
+
+    def observations(self) -> list[tuple[Family, float]]:
+        times = [(families.STEP_LATENCY, total_s) for total_s, _ in self._selected]
+        lengths = [(families.PROPOSED_LENGTHS, k) for _, k in self._selected if k is not None]
+        return times + lengths
+
+
+def _mean_draft_len(step: StepSample) -> float | None:
+    """Over the sequences that decoded; None where none did."""
+    num_rows = len(step.verifications) + step.num_undrafted
+    return sum(k for k, _ in step.verifications) / num_rows if num_rows else None
+
+
+def _series(family: Family, *values: str) -> Series:
+    return family.name, tuple(zip(family.labels, values, strict=True))
+
+
+def _counters_from_zero(k_max: int) -> Iterator[Series]:
+    """All counters: a rate misses the first increase of a series that begins with it."""
+    values = {
+        "position": [str(position) for position in range(1, k_max + 1)],
+        "finished_reason": [r.value for r in FinishReason if r is not FinishReason.CANCELLED],
+        "reason": [code.name.lower() for code in ErrorCode],
+    }
+    for family in FAMILIES:
+        if family.kind is Kind.COUNTER:
+            for value in values[family.labels[0]] if family.labels else [None]:
+                yield _series(family, *([] if value is None else [value]))

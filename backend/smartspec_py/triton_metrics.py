@@ -1,0 +1,60 @@
+"""The sink that puts metrics on Triton's metrics port, beside Triton's own `nv_*`."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import triton_python_backend_utils as pb_utils
+
+from smartspec_py.serving.metric_families import FAMILIES, Family, Labels, Series
+
+
+class TritonMetrics:
+    """A `MetricSink`. One thread makes every call of it, from `adopt` on.
+
+    Two threads that call the same Triton metric at once kill the whole server with signal 6 or 11,
+    all its clients with it: each call gives up the interpreter's lock and then rewrites the
+    metric's own piece of shared memory. So the sink belongs to the thread that called `adopt`, or,
+    without that, to the first that used it, and asserts that no other calls it.
+    """
+
+    def __init__(self, model: str, version: str) -> None:
+        """Declare all families. May run in another thread than what follows: it calls no metric."""
+        self._labels = {"model": model, "version": version}
+        self._families = {family.name: (family, _declare(family)) for family in FAMILIES}
+        self._metrics: dict[Series, Any] = {}
+        self._owner: int | None = None
+
+    def adopt(self) -> None:
+        """Make the calling thread the only one that may use the sink."""
+        assert self._owner is None, "metrics have an owner already"
+        self._owner = threading.get_ident()
+
+    def increment(self, name: str, labels: Labels, by: float) -> None:
+        self._metric(name, labels).increment(by)
+
+    def set(self, name: str, labels: Labels, value: float) -> None:
+        self._metric(name, labels).set(value)
+
+    def observe(self, name: str, labels: Labels, value: float) -> None:
+        self._metric(name, labels).observe(value)
+
+    def _metric(self, name: str, labels: Labels) -> Any:
+        """The one object of a series; made at its first use, by the owner too."""
+        if self._owner is None:
+            self.adopt()
+        assert self._owner == threading.get_ident(), f"{name}: another thread owns the metrics"
+        metric = self._metrics.get((name, labels))
+        if metric is None:
+            family, declared = self._families[name]
+            buckets = list(map(float, family.buckets)) if family.buckets else None
+            metric = declared.Metric(labels=self._labels | dict(labels), buckets=buckets)
+            self._metrics[name, labels] = metric
+        return metric
+
+
+def _declare(family: Family) -> Any:
+    # Not when this module is imported: the stub puts MetricFamily in only when it initialises.
+    kind = getattr(pb_utils.MetricFamily, family.kind.name)
+    return pb_utils.MetricFamily(name=family.name, description=family.meaning, kind=kind)
