@@ -19,6 +19,7 @@ from smartspec_py.serving.config import CONFIG_NAME, read_config
 from smartspec_py.serving.request import ErrorCode, RequestError
 from smartspec_py.serving.responder import Reply
 from smartspec_py.serving.server import Server
+from smartspec_py.triton_metrics import TritonMetrics
 
 _FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
@@ -60,7 +61,13 @@ class TritonPythonModel:
         folder = Path(args["model_repository"]) / args["model_version"]
         config = read_config(folder / CONFIG_NAME)
         engine = build_engine(config, folder)
-        self._server = Server(engine, config.limits, config.policy, self._leave_service)
+        self._server = Server(
+            engine,
+            config,
+            metrics=TritonMetrics(self._name, args["model_version"]),
+            on_death=self._leave_service,
+            is_unwanted=self._is_unloading,
+        )
         self._server.start()
 
     def execute(self, requests: list[Any]) -> None:
@@ -73,6 +80,10 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         self._server.stop()
+
+    def _is_unloading(self) -> bool:
+        """Triton waits for the requests of a model that it unloads, and refuses new ones."""
+        return not pb_utils.is_model_ready(self._name)
 
     def _leave_service(self, reason: str) -> None:
         """Turn readiness off: without its loop this model must get no more traffic.

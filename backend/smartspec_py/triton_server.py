@@ -47,7 +47,9 @@ MAX_POOLED_RESPONSES = 1024
 
 POLL_S = 0.1
 LOG_TAIL_LINES = 15
-STOP_GRACE_S = 20.0
+DRAIN_MARGIN_S = 5.0
+"""Time beyond `limits.drain_s` that the backend is given to send its last responses."""
+
 EXIT_TIMEOUT_S = 3.0
 """Time that Triton gives idle connections after SIGTERM; its own default is 30 s."""
 
@@ -173,17 +175,18 @@ class TritonServer:
         lines = [line for line in lines if line.strip() and line[0] not in "+|"]
         return "\n".join(lines[-num_lines:])
 
-    def stop(self, grace_s: float = STOP_GRACE_S) -> int | None:
+    def stop(self) -> int | None:
         """Drain, then SIGTERM, then SIGKILL, then whatever is left of the group. Idempotent.
 
-        Draining refuses new requests and lets those in flight finish, for up to grace_s; what is
-        then still in flight is cut off. Returns the exit code; None if it never started.
+        Draining refuses new requests and lets those in flight finish for `limits.drain_s`; the
+        backend then ends each with its last response. Returns the exit code; None if it never
+        started.
         """
         if self._process is None:
             return None
         if self._process.poll() is None:
             try:
-                self._drain(time.monotonic() + grace_s)
+                self._drain(time.monotonic() + self._config.limits.drain_s + DRAIN_MARGIN_S)
                 self._process.send_signal(signal.SIGTERM)
                 self._process.wait(EXIT_S + EXIT_TIMEOUT_S)
             except (subprocess.TimeoutExpired, KeyboardInterrupt):  # a second Ctrl-C is for now
@@ -195,7 +198,8 @@ class TritonServer:
         return self.poll()
 
     def _drain(self, deadline_s: float) -> None:
-        """Unload the model: Triton waits for its requests, which it does not do long on SIGTERM."""
+        """Unload the model: Triton then waits for its requests, and the backend sees it and drains;
+        of a SIGTERM it would learn nothing."""
         try:
             self._control(f"models/{MODEL_NAME}/unload")
             while b"UNLOADING" in self._control("index") and time.monotonic() < deadline_s:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -17,11 +18,13 @@ from smartspec_py.engines.fake import (
 )
 from smartspec_py.engines.trtllm_engine import TrtllmTarget
 from smartspec_py.proposers.fake import AcceptProb, FakeProposer
-from smartspec_py.serving.config import LimitsConfig
+from smartspec_py.serving.admission import CacheBudget
+from smartspec_py.serving.config import DRAFT_MODEL, FakeEngineConfig, LimitsConfig, ServerConfig
 from smartspec_py.serving.inbox import Inbox
 from smartspec_py.serving.local import LocalSink
 from smartspec_py.serving.loop import Arrival, StepLoop
-from smartspec_py.serving.request import ErrorCode, Request
+from smartspec_py.serving.metrics import Load, StepSample
+from smartspec_py.serving.request import ErrorCode, GenerateParams, Request
 from smartspec_py.serving.responder import Conversation, Update
 from smartspec_py.serving.server import Engine, Server
 from smartspec_py.serving.text import TextStream
@@ -81,23 +84,39 @@ class LoopHarness:
         prefill_chunk: int = 64,
         poison_token: int | None = None,
         max_queue: int = 1000,
+        max_cache_tokens: int | None = None,
+        max_decode_tokens: int = 1,
     ) -> None:
+        """max_cache_tokens: a token costs a byte in the target's cache, and one in the draft's."""
+        per_token = 0 if max_cache_tokens is None else 1
         self.clock = VirtualClock()
         self.target = target or FakeTarget(
-            replace(CAPABILITIES, max_sequences=max_sequences),
+            replace(
+                CAPABILITIES,
+                max_sequences=max_sequences,
+                bytes_per_token=per_token,
+                max_decode_tokens=max_decode_tokens,
+            ),
             cost=cost,
             clock=self.clock,
             poison_token=poison_token,
         )
         self.proposer = proposer or FakeProposer(
-            accept_prob, vocab_size=VOCAB_SIZE, cost=cost, clock=self.clock
+            accept_prob,
+            vocab_size=VOCAB_SIZE,
+            cost=cost,
+            clock=self.clock,
+            bytes_per_token=per_token,
         )
         self.inbox: Inbox[Arrival] = Inbox(max_queue)
         self.stories: dict[int, Story] = {}
+        self.requests: dict[int, Request] = {}
+        self.samples: list[StepSample] = []
         self.loop = StepLoop(
             self.target,
-            self.proposer,
+            {DRAFT_MODEL: self.proposer},
             cost,
+            CacheBudget(max_cache_tokens or 0, per_token, per_token),
             self.inbox,
             prefill_chunk,
             self._keep,
@@ -113,9 +132,12 @@ class LoopHarness:
         sampling: SamplingParams | None = None,
         max_draft_len: int = 8,
         stop_words: tuple[str, ...] = (),
+        priority: int = 0,
+        deadline_s: float | None = None,
     ) -> int:
+        """deadline_s: from now. Raises RequestError where the queue takes no more."""
         number = len(self.stories) + 1
-        self.stories[number] = Story()
+        now = self.clock.now()
         request = Request(
             sequence=number,
             tokens=list(prompt),
@@ -124,17 +146,47 @@ class LoopHarness:
             sampling=sampling or SamplingParams(end_token=NO_TOKEN),
             policy=policy,
             max_draft_len=max_draft_len,
+            proposer=DRAFT_MODEL,
+            priority=priority,
+            arrival_s=now,
+            deadline_s=None if deadline_s is None else now + deadline_s,
             stops=TextStream(TOKENIZER, prompt, stop_words) if stop_words else None,
         )
         conversation = Conversation(
-            number, LocalSink(), TextStream(TOKENIZER, prompt), 1, len(prompt), True
+            number,
+            LocalSink(),
+            TextStream(TOKENIZER, prompt),
+            1,
+            len(prompt),
+            GenerateParams(text="", max_tokens=max_tokens, stream=True),
         )
         self.inbox.put(Arrival(request, conversation))
+        self.stories[number], self.requests[number] = Story(), request
         return number
 
     def step(self, count: int = 1) -> None:
         for _ in range(count):
             self.loop.step()
+
+    @property
+    def cache_used(self) -> int:
+        """Bytes that the live requests are charged for."""
+        return self.loop._roster.cache.used(self.loop._batcher.live)
+
+    @property
+    def num_places_taken(self) -> int:
+        """Places of the queue that nobody has given back yet."""
+        return self.inbox._num_waiting
+
+    def after_admission(self, look: Callable[[], None]) -> None:
+        """Call it in every step behind the admission, when everything must fit."""
+        admit = self.loop._roster.admit
+
+        def admit_and_look() -> None:
+            admit()
+            look()
+
+        self.loop._roster.admit = admit_and_look  # type: ignore[method-assign]
 
     def drain(self, most_steps: int = 2000) -> None:
         """Step until nothing is left, and check that nothing is held then."""
@@ -149,12 +201,14 @@ class LoopHarness:
         self.loop.check_integrity()
         assert self.target.num_sequences == 0
         assert self.proposer.num_sequences == 0
-        assert not self.loop._acceptance._requests  # there is no public count of estimates
         if isinstance(self.target, FakeTarget):
             self.target.check_integrity()
 
-    def _keep(self, update: Update) -> None:
-        self.stories[update.conversation.sequence].updates.append(update)
+    def _keep(self, news: Update | StepSample | Load) -> None:
+        if isinstance(news, Update):
+            self.stories[news.conversation.sequence].updates.append(news)
+        elif isinstance(news, StepSample):
+            self.samples.append(news)
 
 
 def fake_engine(
@@ -166,10 +220,11 @@ def fake_engine(
         tokenizer=TOKENIZER,
         end_token=NO_TOKEN,
         target=FakeTarget(CAPABILITIES, cost=wait, fail_at_step=fail_at_step),
-        proposer=FakeProposer(accept_prob, vocab_size=VOCAB_SIZE),
+        proposers={DRAFT_MODEL: FakeProposer(accept_prob, vocab_size=VOCAB_SIZE)},
         cost=COST,
     )
 
 
 def fake_server(engine: Engine, limits: LimitsConfig = LIMITS, **options: object) -> Server:
-    return Server(engine, limits, "goodput", **options)  # type: ignore[arg-type]
+    config = ServerConfig(engine=FakeEngineConfig(kind="fake", tokenizer="none"), limits=limits)
+    return Server(engine, config, **options)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The batcher: first come first served, rows, and the budget of prompt tokens a step."""
+"""The batcher: served by rank, rows, and the budget of prompt tokens a step."""
 
 import pytest
 
@@ -16,9 +16,16 @@ def batcher(prompts: list[int], prefill_chunk: int | None, max_sequences: int = 
     made = Batcher(max_sequences, prefill_chunk)
     for number, num_prompt in enumerate(prompts, start=1):
         made.add(request(number, num_prompt))
-    while made.can_admit():
-        made.admit()
+    admit_all(made)
     return made
+
+
+def admit_all(made: Batcher) -> None:
+    """As many as there are rows, each with all its tokens to read, as the roster does it."""
+    while made.num_live < made.num_rows and (first := made.first_waiting()) is not None:
+        made.admit(first)
+        first.num_to_read = len(first.tokens)
+        first.num_read = 0
 
 
 def read_step(made: Batcher) -> list[tuple[int, int, int, bool]]:
@@ -28,7 +35,7 @@ def read_step(made: Batcher) -> list[tuple[int, int, int, bool]]:
         found = made.find(chunk.sequence)
         assert found is not None
         assert chunk.tokens == tuple(range(chunk.start, chunk.start + len(chunk.tokens)))
-        found.num_prefilled += len(chunk.tokens)
+        found.num_read += len(chunk.tokens)
         if chunk.is_last:
             found.move_to(RequestState.DECODING)
     return [(c.sequence, c.start, len(c.tokens), c.is_last) for c in chunks]
@@ -66,10 +73,46 @@ def test_rows_are_given_in_order_of_arrival() -> None:
     first = next(iter(made.live))
     made.release(first)
     assert not made.is_live(first)
-    assert made.can_admit()
-    made.admit()
+    admit_all(made)
     assert [r.sequence for r in made.live] == [2, 3]
-    assert not made.can_admit()
+    assert made.num_live == made.num_rows
+
+
+def test_who_ranks_first_is_admitted_first() -> None:
+    """Priority 1 is worth ten seconds: of arrivals at 0, 5 and 3 the second is first."""
+    made = Batcher(1, 8)
+    for number, (arrival_s, priority) in enumerate([(0.0, 0), (5.0, 1), (3.0, 0)], start=1):
+        waiting = request(number, 1)
+        waiting.arrival_s, waiting.priority = arrival_s, priority
+        made.add(waiting)
+    assert [r.sequence for r in made.waiting] == [2, 1, 3]
+
+
+def test_a_preempted_request_waits_at_its_rank_and_reads_all_it_has() -> None:
+    """Request 1 had read its 4 tokens and written 2: in chunks of 4 it reads 6, before request 2
+    has a turn again."""
+    made = batcher([4, 4], 4)
+    first = next(iter(made.live))
+    read_step(made)
+    first.tokens.extend([4, 5])
+    made.add(request(3, 1))
+    made.preempt(first)
+    assert first.state is RequestState.WAITING
+    assert (first.num_preemptions, made.is_live(first)) == (1, False)
+    assert [r.sequence for r in made.waiting] == [1, 3]
+    admit_all(made)
+    assert [read_step(made) for _ in range(3)] == [
+        [(1, 0, 4, False)],
+        [(1, 4, 2, True), (2, 0, 2, False)],
+        [(2, 2, 2, True), (3, 0, 1, True)],
+    ]
+
+
+def test_what_was_cached_is_not_read() -> None:
+    """Of 10 tokens 7 were found in the cache: the first chunk starts behind them."""
+    made = batcher([10], 2)
+    next(iter(made.live)).num_read = 7
+    assert [read_step(made), read_step(made)] == [[(1, 7, 2, False)], [(1, 9, 1, True)]]
 
 
 def test_ready_are_those_that_decode_and_have_nothing_in_flight() -> None:
@@ -105,4 +148,4 @@ def test_an_empty_batcher_is_false() -> None:
     assert made
     made.release(next(iter(made.live)))
     assert not made
-    assert not made.can_admit()
+    assert made.first_waiting() is None

@@ -12,6 +12,8 @@ from tokenizers.models import WordLevel
 from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.config import (
     CONFIG_NAME,
+    DRAFT_MODEL,
+    PROMPT_LOOKUP,
     ConfigError,
     FakeEngineConfig,
     LimitsConfig,
@@ -74,6 +76,15 @@ def test_everything_said_is_read(tmp_path: Path) -> None:
         ({"engine": {**FAKE, "accept_prob": 1.1}}, ["engine.accept_prob", "1.1"]),
         ({"engine": {**TORCH, "dtype": "int8"}}, ["engine.dtype", "float32", "'int8'"]),
         ({"engine": TORCH, "policy": "fixed:0"}, ["policy", "none, fixed:K", "'fixed:0'"]),
+        ({"engine": TORCH, "proposer": "guess"}, ["proposer", "prompt_lookup", "'guess'"]),
+        ({"engine": TORCH, "limits": {"max_cache_tokens": 1}}, ["limits.max_cache_tokens", "1"]),
+        ({"engine": TORCH, "limits": {"drain_s": -1.0}}, ["limits.drain_s", "-1"]),
+        ({"engine": TORCH, "limits": {"reuse_prefixes": 1}}, ["limits.reuse_prefixes", "boolean"]),
+        ({"engine": TORCH, "lookup": {"max_ngram": 17}}, ["lookup.max_ngram", "17"]),
+        (
+            {"engine": TORCH, "lookup": {"min_ngram": 5}},
+            ["lookup", "min_ngram 5 is above max_ngram 4"],
+        ),
         # something missing
         ({}, ["engine"]),
         ({"engine": {"kind": "torch"}}, ["engine.model", "required"]),
@@ -118,6 +129,13 @@ def test_a_directory_without_a_tokenizer_is_named_by_its_key(tmp_path: Path) -> 
         load_tokenizer("engine.model", tmp_path)
 
 
+def test_batch_invariance_is_refused_where_it_is_not_kept(tmp_path: Path) -> None:
+    engine = {**TORCH, "model": str(TOKENIZER_FILE.parent), "dtype": "float32", "device": "cpu"}
+    config = read(tmp_path, {"engine": {**engine, "batch_invariant": True}})
+    with pytest.raises(ConfigError, match=r"engine\.batch_invariant: .* not in float32 on cpu"):
+        build_engine(config, tmp_path)
+
+
 def test_limits_reach_the_engine(tmp_path: Path) -> None:
     limits = {"max_sequences": 3, "max_context_len": 99, "max_draft_len": 2, "prefill_chunk": 16}
     engine = build_engine(read(tmp_path, {"engine": FAKE, "limits": limits}), tmp_path)
@@ -126,8 +144,9 @@ def test_limits_reach_the_engine(tmp_path: Path) -> None:
     assert capabilities.max_context_len == 99
     assert capabilities.max_draft_len == 2
     assert capabilities.max_prefill_tokens == 16
-    assert engine.proposer is not None
-    assert engine.proposer.capabilities.max_draft_len == 2
+    assert list(engine.proposers) == [DRAFT_MODEL, PROMPT_LOOKUP]
+    for proposer in engine.proposers.values():
+        assert proposer.capabilities.max_draft_len == 2
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,22 @@ def test_a_closed_inbox_refuses_with_its_first_reason_and_keeps_its_mail() -> No
     assert inbox.take(60.0).arrivals == ("a",)
 
 
+def test_an_inbox_that_refuses_still_runs_and_hands_over_its_mail() -> None:
+    """Draining: what was taken goes on, cancels come through, and closing keeps the reason."""
+    inbox: Inbox[str] = Inbox(2)
+    inbox.put("a")
+    inbox.refuse("draining")
+    inbox.refuse("again")
+    assert refusal(inbox) == "draining"
+    assert not inbox.is_closed
+    inbox.cancel(3)
+    mail = inbox.take(0.0)
+    assert (mail.arrivals, mail.cancelled) == (("a",), (3,))
+    inbox.close("over")
+    assert inbox.is_closed
+    assert refusal(inbox) == "draining"
+
+
 @pytest.mark.parametrize("wake", ["put", "cancel", "close"])
 def test_news_wake_the_one_that_waits(wake: str) -> None:
     inbox: Inbox[str] = Inbox(2)

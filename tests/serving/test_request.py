@@ -5,18 +5,23 @@ import pytest
 from smartspec_py.core.types import SamplingParams
 from smartspec_py.serving.request import ErrorCode, InvalidField, Request, RequestState
 
-WAITING, PREFILLING, DECODING, FINISHED, CANCELLED, FAILED = RequestState
+WAITING, PREFILLING, DECODING, FINISHED, CANCELLED, EXPIRED, FAILED = RequestState
 
 LEGAL = {
     (WAITING, PREFILLING),
     (WAITING, CANCELLED),
+    (WAITING, EXPIRED),
     (WAITING, FAILED),
     (PREFILLING, DECODING),
     (PREFILLING, FINISHED),  # the first token ends it
+    (PREFILLING, WAITING),  # preempted
     (PREFILLING, CANCELLED),
+    (PREFILLING, EXPIRED),
     (PREFILLING, FAILED),
     (DECODING, FINISHED),
+    (DECODING, WAITING),  # preempted
     (DECODING, CANCELLED),
+    (DECODING, EXPIRED),
     (DECODING, FAILED),
 }
 
@@ -35,12 +40,12 @@ def test_moves(before: RequestState, after: RequestState) -> None:
         return
     with pytest.raises(RuntimeError, match=f"request 7: {before.name} -> {after.name}"):
         request.move_to(after)
-    assert request == make_request(before)
+    assert request.state is before
 
 
 @pytest.mark.parametrize("state", RequestState)
 def test_the_states_without_a_way_out_are_over(state: RequestState) -> None:
-    assert make_request(state).is_over == (state in (FINISHED, CANCELLED, FAILED))
+    assert make_request(state).is_over == (state in (FINISHED, CANCELLED, EXPIRED, FAILED))
 
 
 def test_counts_follow_the_tokens() -> None:
@@ -52,14 +57,40 @@ def test_counts_follow_the_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_prefilled", "budget", "chunk"),
+    ("num_read", "budget", "chunk"),
     [(0, 2, [5, 6]), (2, 2, [7]), (0, 99, [5, 6, 7]), (3, 2, []), (0, 0, [])],
 )
-def test_next_chunk_ends_with_the_prompt(num_prefilled: int, budget: int, chunk: list[int]) -> None:
+def test_next_chunk_ends_with_what_was_known_at_admission(
+    num_read: int, budget: int, chunk: list[int]
+) -> None:
     request = make_request()
-    request.tokens.append(8)  # generated, and no part of any chunk
-    request.num_prefilled = num_prefilled
+    request.num_to_read = 3
+    request.tokens.append(8)  # generated since, and no part of any chunk
+    request.num_read = num_read
     assert list(request.next_chunk(budget)) == chunk
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "order"),
+    [
+        # (arrival_s, priority): equal priorities by arrival, equal arrivals by number
+        ([(0.0, 0), (1.0, 0)], [1, 2]),
+        ([(1.0, 0), (0.0, 0), (1.0, 0)], [2, 1, 3]),
+        # a level is worth 10 s: 9.9 s later it is still first, 10.1 s later no more
+        ([(0.0, 0), (9.9, 1)], [2, 1]),
+        ([(0.0, 0), (10.1, 1)], [1, 2]),
+        ([(0.0, 0), (0.0, -1), (29.0, 3)], [3, 1, 2]),
+    ],
+)
+def test_rank_is_arrival_moved_by_priority(
+    arrivals: list[tuple[float, int]], order: list[int]
+) -> None:
+    requests = []
+    for number, (arrival_s, priority) in enumerate(arrivals, start=1):
+        request = Request(number, [5], 1, 10, SamplingParams(), "none", 0)
+        request.arrival_s, request.priority = arrival_s, priority
+        requests.append(request)
+    assert [r.sequence for r in sorted(requests, key=lambda r: r.rank)] == order
 
 
 def test_an_invalid_field_names_field_value_and_range() -> None:

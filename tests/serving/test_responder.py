@@ -12,13 +12,17 @@ from harness import TOKENIZER
 
 from smartspec_py.core.types import FinishReason
 from smartspec_py.serving.local import LocalSink
-from smartspec_py.serving.request import ErrorCode
+from smartspec_py.serving.metrics import ConfigInfo, Meter, MetricSink, NoMetrics
+from smartspec_py.serving.record import SpecRecord
+from smartspec_py.serving.request import ErrorCode, GenerateParams
 from smartspec_py.serving.responder import (
     REFUSAL_DELAY_S,
     Conversation,
+    Outcome,
     Progress,
     Reply,
     Responder,
+    Times,
     Update,
 )
 from smartspec_py.serving.text import TextStream
@@ -33,6 +37,15 @@ def wait_until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < end, "it does not happen"
         time.sleep(0.002)
+
+
+def make_responder(
+    cancel: Callable[[int], None] = lambda sequence: None,
+    watch: Callable[[], None] = lambda: None,
+    metrics: MetricSink | None = None,
+) -> Responder:
+    meter = Meter(ConfigInfo("none", 0, "none"))
+    return Responder(cancel, meter, metrics or NoMetrics(), watch=watch)
 
 
 @dataclass
@@ -55,7 +68,7 @@ class Desk:
 @pytest.fixture
 def desk() -> Iterator[Desk]:
     cancelled: list[int] = []
-    responder = Responder(cancelled.append)
+    responder = make_responder(cancelled.append)
     responder.start()
     yield Desk(responder, cancelled)
     responder.stop(WAIT_S)
@@ -65,7 +78,8 @@ def talk(
     sink: LocalSink, sequence: int = 1, *, is_streaming: bool = True, echo: str = ""
 ) -> Conversation:
     text = TextStream(TOKENIZER, TOKENIZER.encode("x").ids)
-    return Conversation(sequence, sink, text, 5, 3, is_streaming, echo)
+    params = GenerateParams(echo, 1, stream=is_streaming, exclude_input=not echo)
+    return Conversation(sequence, sink, text, 5, 3, params)
 
 
 @dataclass
@@ -265,7 +279,7 @@ def test_a_client_that_cannot_be_asked_takes_nobody_down(desk: Desk) -> None:
 
 
 def test_what_is_open_when_it_stops_is_failed() -> None:
-    responder = Responder(lambda sequence: None)
+    responder = make_responder()
     responder.start()
     sinks = [LocalSink(), LocalSink()]
     responder.post(Update(talk(sinks[0], 1), HELLO))
@@ -277,7 +291,7 @@ def test_what_is_open_when_it_stops_is_failed() -> None:
 
 
 def test_what_is_queued_when_it_stops_is_sent() -> None:
-    responder = Responder(lambda sequence: None)
+    responder = make_responder()
     sink = LocalSink()
     conversation = talk(sink, is_streaming=False)
     for token in HELLO:
@@ -290,7 +304,7 @@ def test_what_is_queued_when_it_stops_is_sent() -> None:
 
 def test_a_refusal_is_sent_from_the_responders_thread_and_late() -> None:
     """Not before the delay that keeps Triton 2.51 alive, and also when it stops meanwhile."""
-    responder = Responder(cancel=lambda sequence: None)
+    responder = make_responder()
     responder.start()
     first, second = LocalSink(), LocalSink()
     start = time.monotonic()
@@ -306,12 +320,13 @@ def test_a_refusal_is_sent_from_the_responders_thread_and_late() -> None:
 
 def test_tokens_that_are_no_text_fail_that_request_alone() -> None:
     cancelled: list[int] = []
-    responder = Responder(cancel=cancelled.append)
+    responder = make_responder(cancelled.append)
     responder.start()
     broken, whole = LocalSink(), LocalSink()
     for number, sink, tokens in ((1, broken, [10**12]), (2, whole, [5])):
         text = TextStream(TOKENIZER, [1])
-        conversation = Conversation(number, sink, text, 1, 1, is_streaming=True)
+        params = GenerateParams("", 1, stream=True)
+        conversation = Conversation(number, sink, text, 1, 1, params)
         responder.post(Update(conversation, tokens, finish_reason=FinishReason.LENGTH))
     whole.wait(WAIT_S)
     responder.stop(WAIT_S)
@@ -319,3 +334,91 @@ def test_tokens_that_are_no_text_fail_that_request_alone() -> None:
     assert broken.num_finals == whole.num_finals == 1
     assert whole.error is None
     assert cancelled == [1]
+
+
+def test_every_reply_says_which_tokens_its_text_is_of(desk: Desk) -> None:
+    """Held back tokens come with the text they become; log-probabilities with their tokens."""
+    sink = LocalSink()
+    params = GenerateParams("", 9, stream=True, return_log_probs=True)
+    text = TextStream(TOKENIZER, TOKENIZER.encode("x").ids)
+    conversation = Conversation(1, sink, text, 5, 3, params)
+    euro = TOKENIZER.encode("€").ids
+    for count, token in enumerate([*euro, HELLO[0]], start=1):
+        desk.responder.post(Update(conversation, [token], log_probs=(-0.5 * count,)))
+    desk.finish(conversation)
+    sink.wait(WAIT_S)
+    assert sink.text == "€hel"
+    assert sink.tokens == [*euro, HELLO[0]]
+    assert sink.log_probs == [-0.5, -1.0, -1.5, -2.0]
+    assert conversation.cum_log_prob == -5.0
+
+
+def test_the_last_reply_alone_has_the_summary(desk: Desk) -> None:
+    @dataclass
+    class Keeping(LocalSink):
+        replies: list[Reply] = field(default_factory=list)
+
+        def send(self, reply: Reply, is_final: bool) -> None:
+            self.replies.append(reply)
+            super().send(reply, is_final)
+
+    sink = Keeping()
+    params = GenerateParams("", 9, stream=True, return_perf_metrics=True)
+    text = TextStream(TOKENIZER, TOKENIZER.encode("x").ids)
+    conversation = Conversation(1, sink, text, 5, 3, params, no_speculation="it cannot")
+    outcome = Outcome(5, 2, Times(10, 20, 30, 40), SpecRecord(4))
+    desk.post(conversation, HELLO)
+    wait_until(lambda: bool(sink.replies))
+    desk.responder.post(Update(conversation, finish_reason=FinishReason.LENGTH, outcome=outcome))
+    sink.wait(WAIT_S)
+    first, last = sink.replies
+    assert (first.summary, first.finish_reason, first.num_input_tokens) == (None, None, 0)
+    assert last.summary is not None
+    assert last.num_input_tokens == 3
+    assert last.summary.num_cached_tokens == 2
+    assert last.summary.times == Times(10, 20, 30, 40)
+    assert last.summary.no_speculation == "it cannot"
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_the_watch_is_asked_while_requests_are_open(is_broken: bool) -> None:
+    """Also one that raises is asked again, and takes nobody down."""
+    num_calls = [0]
+
+    def watch() -> None:
+        num_calls[0] += 1
+        if is_broken:
+            raise ConnectionError("the server does not answer")
+
+    responder = make_responder(watch=watch)
+    responder.start()
+    sink = LocalSink()
+    conversation = talk(sink)
+    responder.post(Update(conversation))
+    wait_until(lambda: num_calls[0] >= 2)
+    responder.post(Update(conversation, HELLO, finish_reason=FinishReason.LENGTH))
+    sink.wait(WAIT_S)
+    assert sink.text == "hello world"
+    responder.stop(WAIT_S)
+
+
+def test_metrics_that_cannot_be_handed_over_take_nobody_down() -> None:
+    """They are tried once; the second request is answered as well."""
+    num_calls = [0]
+
+    class Broken(NoMetrics):
+        def increment(self, name: str, labels: object, by: float) -> None:
+            num_calls[0] += 1
+            raise ConnectionError("no metrics today")
+
+    responder = make_responder(metrics=Broken())
+    responder.start()
+    for number in (1, 2):
+        sink = LocalSink()
+        outcome = Outcome(5, 0, Times(1), SpecRecord(0))
+        end = Update(talk(sink, number), HELLO, None, FinishReason.LENGTH, outcome=outcome)
+        responder.post(end)
+        sink.wait(WAIT_S)
+        assert sink.text == "hello world"
+        wait_until(lambda: num_calls[0] == 1)
+    responder.stop(WAIT_S)

@@ -30,7 +30,7 @@ from smartspec_py.engines import executor_double
 from smartspec_py.engines.fake import FakeTarget
 from smartspec_py.engines.trtllm_engine import TrtllmTarget
 from smartspec_py.proposers.fake import FakeProposer
-from smartspec_py.serving.config import LimitsConfig
+from smartspec_py.serving.config import DRAFT_MODEL, LimitsConfig
 from smartspec_py.serving.local import LocalSink, generate
 from smartspec_py.serving.request import ErrorCode, GenerateParams, InvalidField, RequestError
 from smartspec_py.serving.server import Engine, Server
@@ -327,7 +327,7 @@ def test_the_server_s_limit_on_drafts_holds() -> None:
 
 
 def test_without_a_proposer_nothing_is_drafted() -> None:
-    with running(replace(fake_engine(), proposer=None)) as server:
+    with running(replace(fake_engine(), proposers={})) as server:
         (sink,) = generate(server, [GenerateParams("hello", 20, policy="fixed:4")], WAIT_S)
     assert sink.progress.num_drafted == 0
     assert sink.text == expected_text("hello", 20)
@@ -393,7 +393,7 @@ def test_on_the_trtllm_target(policy: str) -> None:
     )
     target = TrtllmTarget(executor, executor_double, capabilities)
     proposer = FakeProposer(0.7, vocab_size=VOCAB_SIZE)
-    engine = Engine(TOKENIZER, NO_TOKEN, target, proposer, COST)
+    engine = Engine(TOKENIZER, NO_TOKEN, target, {DRAFT_MODEL: proposer}, COST)
     texts = [f"prompt number {i}" for i in range(6)]
     with running(engine) as server:
         params = [GenerateParams(text, 25, policy=policy) for text in texts]
@@ -424,3 +424,72 @@ def test_a_prompt_that_cannot_fit_is_refused_by_its_own_name(text: str, words: l
         with pytest.raises(InvalidField) as caught:
             server.submit(GenerateParams(text=text, max_tokens=1), LocalSink())
         assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_a_server_that_drains_finishes_what_it_took_and_takes_no_more() -> None:
+    """Within the grace of 20 s that is the default; asking twice changes nothing."""
+    sink = LocalSink()
+    with running(slow_engine(2, step_s=0.002)) as server:
+        server.submit(GenerateParams("hello", 60, policy="none"), sink)
+        server.drain()
+        server.drain()
+        with pytest.raises(RequestError, match="shutting down") as caught:
+            server.submit(GenerateParams("hello", 5), LocalSink())
+        assert caught.value.code is ErrorCode.UNAVAILABLE
+        sink.wait(WAIT_S)
+        assert server.is_alive
+    assert sink.finish_reason is FinishReason.LENGTH
+    assert sink.text == expected_text("hello", 60)
+    assert sink.num_finals == 1
+
+
+def test_a_drain_ends_what_lasts_too_long_and_is_asked_for_by_whoever_watches() -> None:
+    """One row, 8 s of work, 50 ms of grace: the one that writes keeps its text, the one that waits
+    has none to keep."""
+    is_unwanted = threading.Event()
+    limits = LIMITS.model_copy(update={"drain_s": 0.05})
+    server = fake_server(slow_engine(1, step_s=0.002), limits, is_unwanted=is_unwanted.is_set)
+    sinks = [LocalSink(), LocalSink()]
+    server.start()
+    for sink in sinks:
+        server.submit(GenerateParams("hello", 4000, stream=True, policy="none"), sink)
+    wait_until(lambda: len(sinks[0].tokens) > 3)
+    is_unwanted.set()
+    for sink in sinks:
+        sink.wait(WAIT_S)
+    server.stop()
+    writing, waiting = sinks
+    assert writing.finish_reason is FinishReason.CANCELLED
+    assert writing.text == expected_text("hello", writing.num_tokens)
+    assert waiting.error == (ErrorCode.UNAVAILABLE, "the server is shutting down")
+    assert [sink.num_finals for sink in sinks] == [1, 1]
+
+
+def test_a_deadline_by_the_real_clock() -> None:
+    """The one that waits expires long before the one that writes makes room for it."""
+    params = GenerateParams("hello", 4000, policy="none", deadline_ms=1000)
+    with running(slow_engine(1, step_s=0.005)) as server:
+        hurried = replace(params, deadline_ms=50)
+        writing, waiting = generate(server, [params, hurried], WAIT_S)
+    assert writing.finish_reason is FinishReason.DEADLINE
+    assert writing.text == expected_text("hello", writing.num_tokens)
+    assert waiting.error is not None
+    assert waiting.error[0] is ErrorCode.UNAVAILABLE
+    assert "deadline_ms" in waiting.error[1]
+
+
+def test_a_small_cache_preempts_and_changes_no_text() -> None:
+    """Two tokens of prompt and 60 to write each, eight at once, 150 tokens for all."""
+    limits = LIMITS.model_copy(update={"max_cache_tokens": 150})
+    target = FakeTarget(replace(CAPABILITIES, bytes_per_token=2))
+    proposer = FakeProposer(0.7, vocab_size=VOCAB_SIZE, bytes_per_token=1)
+    engine = replace(fake_engine(), target=target, proposers={DRAFT_MODEL: proposer})
+    with running(engine, limits) as server:
+        params = [
+            GenerateParams("hello", 60, policy=p, priority=i % 3)
+            for i, p in enumerate(POLICIES * 2)
+        ]
+        sinks = generate(server, params, WAIT_S)
+        assert server.loop.num_preemptions > 0
+    assert {sink.text for sink in sinks} == {expected_text("hello", 60)}
+    assert (target.num_sequences, proposer.num_sequences) == (0, 0)

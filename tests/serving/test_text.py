@@ -14,9 +14,11 @@ END = 0
 """The tokenizer's special token, which is no text."""
 
 
-def pieces(tokens: list[int], prompt: str = "x", stop_words: tuple[str, ...] = ()) -> list[str]:
+def pieces(
+    tokens: list[int], prompt: str = "x", stop_words: tuple[str, ...] = (), min_tokens: int = 0
+) -> list[str]:
     """What is handed out after each token up to a stop word, and at the end."""
-    stream = TextStream(TOKENIZER, TOKENIZER.encode(prompt).ids, stop_words)
+    stream = TextStream(TOKENIZER, TOKENIZER.encode(prompt).ids, stop_words, min_tokens)
     found = []
     for token in tokens:
         stream.push(token)
@@ -86,6 +88,39 @@ def test_stop_words(
     assert "".join(found) == shown
 
 
+@pytest.mark.parametrize(
+    ("text", "stop_words", "min_tokens", "handed_out"),
+    [
+        # of two of the same stop word, the second counts: the first is among the first 2 tokens
+        ("abcab", ("ab",), 2, ["a", "b", "c", "", "", ""]),
+        # a stop word that begins there is none, also where it ends behind them
+        ("abcabc", ("abc",), 1, ["a", "b", "c", "", "", "", ""]),
+        ("abcabc", ("bc",), 2, ["a", "b", "c", "a", "", "", ""]),
+        # nothing of the first tokens is held back: it can become no stop word
+        ("aab", ("aab",), 3, ["a", "a", "b", ""]),
+        ("aabaab", ("aab",), 3, ["a", "a", "b", "", "", "", ""]),
+        # exactly behind them
+        ("xab", ("ab",), 1, ["x", "", "", ""]),
+        # more than there will ever be
+        ("abab", ("ab",), 9, ["a", "b", "a", "b", ""]),
+        ("ab", ("ab",), 0, ["", "", ""]),
+    ],
+)
+def test_text_of_the_first_min_tokens_is_no_part_of_a_stop_word(
+    text: str, stop_words: tuple[str, ...], min_tokens: int, handed_out: list[str]
+) -> None:
+    assert pieces(letters(text), stop_words=stop_words, min_tokens=min_tokens) == handed_out
+
+
+def test_a_character_begun_among_the_first_tokens_is_watched_when_it_is_whole() -> None:
+    """The euro sign has three tokens, two of them among the first two: the third completes it, and
+    is watched. So with `€` as a stop word it stops there; with all three among them it does not."""
+    for min_tokens, shown in ((2, "a"), (3, "a"), (4, "a€b")):
+        tokens = [*letters("a"), *tokens_of("€"), *letters("b")]
+        found = pieces(tokens, stop_words=("€",), min_tokens=min_tokens)
+        assert "".join(found) == shown
+
+
 def test_a_stop_word_within_one_token_cuts_it() -> None:
     """`hel` is one token: with the stop word `e` the text is `h`."""
     assert tokens_of("hello")[0] == TOKENIZER.get_vocab()["hel"]
@@ -114,6 +149,21 @@ byte_tokens = st.lists(st.integers(1, 256), max_size=12)
 def test_the_pieces_are_the_text(tokens: list[int], prompt: str) -> None:
     """Whatever the tokens, invalid UTF-8 included: streaming shows what decoding at once shows."""
     assert "".join(pieces(tokens, prompt)) == TOKENIZER.decode(tokens, skip_special_tokens=True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.text("abc", max_size=20),
+    st.lists(st.text("abc", min_size=1, max_size=3), min_size=1, max_size=3),
+    st.integers(0, 8),
+)
+def test_min_tokens_only_moves_the_beginning(
+    text: str, stop_words: list[str], min_tokens: int
+) -> None:
+    """A token a letter: the first ones as they are, the rest as a text of its own."""
+    free, watched = text[:min_tokens], text[min_tokens:]
+    whole = "".join(pieces(letters(text), stop_words=tuple(stop_words), min_tokens=min_tokens))
+    assert whole == free + "".join(pieces(letters(watched), stop_words=tuple(stop_words)))
 
 
 @settings(max_examples=60, deadline=None)

@@ -134,6 +134,8 @@ def _round_jobs(
             "max_tokens": max_tokens,
             "temperature": temperature,
             "seed": unit + 1,
+            # Arms share their prompts: the first would pay for reading them, and no other.
+            "reuse_prefix": False,
         }
         jobs.append(Job(fields))
     return jobs

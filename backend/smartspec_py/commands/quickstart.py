@@ -67,6 +67,7 @@ class Comparison:
             "temperature": self.temperature,
             "seed": SEED,
             "speculation_policy": policy,
+            "reuse_prefix": False,
         }
 
 

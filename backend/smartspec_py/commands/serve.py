@@ -35,6 +35,13 @@ _Policy = Annotated[
         help="none, fixed:K or goodput; a request may ask otherwise.", rich_help_panel="Models"
     ),
 ]
+_Proposer = Annotated[
+    str,
+    typer.Option(
+        help="Who drafts: draft_model, prompt_lookup; a request may ask otherwise.",
+        rich_help_panel="Models",
+    ),
+]
 _Dtype = Annotated[
     str, typer.Option(help="auto, float32, bfloat16 or float16.", rich_help_panel="Models")
 ]
@@ -57,6 +64,13 @@ _Host = Annotated[
     ),
 ]
 _Port = Annotated[int, typer.Option(rich_help_panel="Address")]
+_Invariant = Annotated[
+    bool,
+    typer.Option(
+        help="bfloat16 on a CPU: the same bits whatever shares a pass; steps take up to 1.3 times.",
+        rich_help_panel="Models",
+    ),
+]
 _Sequences = Annotated[int, typer.Option(help="Requests served at once.", rich_help_panel="Limits")]
 _Queue = Annotated[
     int,
@@ -72,6 +86,20 @@ _DraftLen = Annotated[
 _Chunk = Annotated[
     int,
     typer.Option(help="Prompt tokens read in one step, of all prompts.", rich_help_panel="Limits"),
+]
+_CacheTokens = Annotated[
+    int | None,
+    typer.Option(
+        help="Tokens that all requests together may hold in the cache; default: all rows full.",
+        rich_help_panel="Limits",
+    ),
+]
+_Drain = Annotated[
+    float,
+    typer.Option(
+        help="Seconds that requests are given to finish when the server stops.",
+        rich_help_panel="Limits",
+    ),
 ]
 _RunDir = Annotated[
     Path | None,
@@ -93,9 +121,11 @@ def serve(
     model: _Model,
     draft: _Draft = None,
     policy: _Policy = _DEFAULT_POLICY,
+    proposer: _Proposer = "auto",
     dtype: _Dtype = "auto",
     device: _Device = "auto",
     num_threads: _Threads = 0,
+    batch_invariant: _Invariant = False,
     host: _Host = _ADDRESS.host,
     http_port: _Port = _ADDRESS.http_port,
     grpc_port: _Port = _ADDRESS.grpc_port,
@@ -105,6 +135,8 @@ def serve(
     max_context_len: _Context = _LIMITS.max_context_len,
     max_draft_len: _DraftLen = _LIMITS.max_draft_len,
     prefill_chunk: _Chunk = _LIMITS.prefill_chunk,
+    max_cache_tokens: _CacheTokens = _LIMITS.max_cache_tokens,
+    drain_s: _Drain = _LIMITS.drain_s,
     run_dir: _RunDir = None,
     profile_cache: _Cache = None,
 ) -> None:
@@ -117,6 +149,7 @@ def serve(
             "dtype": dtype,
             "device": device,
             "num_threads": num_threads,
+            "batch_invariant": batch_invariant,
             "profile_cache": str((profile_cache or paths.profile_cache()).resolve()),
         },
         "limits": {
@@ -125,8 +158,11 @@ def serve(
             "max_context_len": max_context_len,
             "max_draft_len": max_draft_len,
             "prefill_chunk": prefill_chunk,
+            "max_cache_tokens": max_cache_tokens,
+            "drain_s": drain_s,
         },
         "policy": policy,
+        "proposer": proposer,
     }
     config = checked_config(settings)
     address = _checked_address(Address(host, http_port, grpc_port, metrics_port))

@@ -16,7 +16,7 @@ from rich.table import Table
 from smartspec_py.commands import USAGE_ERROR, fail
 from smartspec_py.commands.settings import checked_config, torch_settings
 from smartspec_py.launch import paths
-from smartspec_py.serving.config import ConfigError
+from smartspec_py.serving.config import DRAFT_MODEL, ConfigError
 from smartspec_py.serving.local import generate
 from smartspec_py.serving.request import GenerateParams
 from smartspec_py.serving.server import Server
@@ -79,10 +79,10 @@ def steps(
         engine = build_engine(config, Path.cwd())
     except ConfigError as error:
         fail(str(error), USAGE_ERROR)
-    target, proposer = engine.target, engine.proposer
+    target, proposer = engine.target, engine.proposers.get(DRAFT_MODEL)
     assert isinstance(target, TorchTarget)
     assert isinstance(proposer, DraftModelProposer)
-    server = Server(engine, config.limits, config.policy)
+    server = Server(engine, config)
     server.start()
     found = [
         _time(server, lambda: target.passes_s + proposer.passes_s, size, policy)
@@ -102,6 +102,7 @@ def _time(server: Server, passes_s: Callable[[], float], num_rows: int, policy: 
             max_tokens=NUM_TOKENS,
             policy=policy,
             end_id=-1,
+            reuse_prefix=False,
         )
         for index in range(num_rows)
     ]

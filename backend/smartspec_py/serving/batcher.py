@@ -1,13 +1,13 @@
-"""Who takes part in the next step: waiting requests, live ones, and the prompt tokens to read.
+"""Who takes part in the next step: waiting requests, live ones, and the known tokens to read.
 
-Requests are admitted in the order of arrival, as many as the target has rows for. Prompts are read
-in chunks of a common budget a step, the oldest first, beside the decoding of the others: a long
-prompt delays a step by one chunk and no more.
+Waiting requests are admitted by rank, which is arrival moved by priority, as far as rows and cache
+reach (`serving.admission`). Prompts are read in chunks of a common budget a step, by rank, beside
+the decoding of the others: a long prompt delays a step by one chunk and no more.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import insort
 from collections.abc import Iterator
 
 from smartspec_py.core.types import SequenceId
@@ -22,15 +22,19 @@ class Batcher:
         """prefill_chunk: prompt tokens a step; None where the engine takes prompts whole."""
         self._max_sequences = max_sequences
         self._prefill_chunk = prefill_chunk
-        self._waiting: deque[Request] = deque()
+        self._waiting: list[Request] = []
         self._live: dict[SequenceId, Request] = {}
 
     def __bool__(self) -> bool:
         return bool(self._waiting or self._live)
 
     @property
-    def live(self) -> Iterator[Request]:
-        return iter(self._live.values())
+    def live(self) -> list[Request]:
+        return list(self._live.values())
+
+    @property
+    def waiting(self) -> list[Request]:
+        return list(self._waiting)
 
     @property
     def num_waiting(self) -> int:
@@ -39,6 +43,11 @@ class Batcher:
     @property
     def num_live(self) -> int:
         return len(self._live)
+
+    @property
+    def num_rows(self) -> int:
+        """Requests that can be live at once."""
+        return self._max_sequences
 
     def find(self, sequence: SequenceId) -> Request | None:
         """The request, waiting or live; None when it is gone."""
@@ -49,16 +58,23 @@ class Batcher:
         return request.sequence in self._live
 
     def add(self, request: Request) -> None:
-        self._waiting.append(request)
+        insort(self._waiting, request, key=_rank)
 
-    def can_admit(self) -> bool:
-        return bool(self._waiting) and len(self._live) < self._max_sequences
+    def first_waiting(self) -> Request | None:
+        return self._waiting[0] if self._waiting else None
 
-    def admit(self) -> None:
-        """Move the oldest waiting request among the live ones."""
-        request = self._waiting.popleft()
+    def admit(self, request: Request) -> None:
+        """Move a waiting request among the live ones."""
+        self._waiting.remove(request)
         request.move_to(RequestState.PREFILLING)
         self._live[request.sequence] = request
+
+    def preempt(self, request: Request) -> None:
+        """Back among the waiting, at the place of its rank; it begins anew with all its tokens."""
+        del self._live[request.sequence]
+        request.move_to(RequestState.WAITING)
+        request.num_preemptions += 1
+        self.add(request)
 
     def drop_waiting(self, request: Request) -> None:
         self._waiting.remove(request)
@@ -75,20 +91,24 @@ class Batcher:
         ]
 
     def prefills(self) -> list[Prefill]:
-        """Prompt chunks for this step, within the budget, the oldest request first."""
-        chunks = []
+        """Chunks for this step, within the budget, by rank."""
+        chunks: list[Prefill] = []
         left = self._prefill_chunk
-        for request in self._live.values():
-            if request.state is not RequestState.PREFILLING or request.is_in_flight:
-                continue
+        for request in sorted(self._reading(), key=_rank):
             if left == 0:
                 break
-            chunk = request.next_chunk(request.num_prompt if left is None else left)
-            if not chunk:
-                continue
+            chunk = request.next_chunk(request.num_to_read if left is None else left)
             if left is not None:
                 left -= len(chunk)
-            start = request.num_prefilled
-            is_last = start + len(chunk) == request.num_prompt
-            chunks.append(Prefill(request.sequence, tuple(chunk), start, is_last, request.sampling))
+            is_last = request.num_read + len(chunk) == request.num_to_read
+            chunks.append(Prefill(request.sequence, tuple(chunk), request.num_read, is_last))
         return chunks
+
+    def _reading(self) -> Iterator[Request]:
+        for request in self._live.values():
+            if request.state is RequestState.PREFILLING and not request.is_in_flight:
+                yield request
+
+
+def _rank(request: Request) -> tuple[float, int]:
+    return request.rank

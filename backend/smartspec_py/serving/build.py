@@ -5,22 +5,27 @@ Heavy imports stand inside the creators, so that a server of one kind needs no o
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.types import NO_TOKEN
+from smartspec_py.proposers.prompt_lookup import PromptLookupProposer
 from smartspec_py.serving.config import (
+    DRAFT_MODEL,
+    PROMPT_LOOKUP,
+    ConfigError,
     FakeEngineConfig,
     LimitsConfig,
     ServerConfig,
     TorchEngineConfig,
 )
+from smartspec_py.serving.intake import Engine
 from smartspec_py.serving.model_files import (
     load_tokenizer,
     num_token_ids,
     stepwise_capabilities,
 )
-from smartspec_py.serving.server import Engine
 
 
 def build_engine(config: ServerConfig, folder: Path) -> Engine:
@@ -31,8 +36,16 @@ def build_engine(config: ServerConfig, folder: Path) -> Engine:
     if isinstance(config.engine, TorchEngineConfig):
         from smartspec_py.serving.build_torch import build_torch
 
-        return build_torch(config.engine, config.limits, folder)
-    return _build_fake(config.engine, config.limits, folder)
+        engine = build_torch(config.engine, config.limits, folder)
+    else:
+        engine = _build_fake(config.engine, config.limits, folder)
+    lookup = PromptLookupProposer(
+        config.limits.max_draft_len, config.lookup.max_ngram, config.lookup.min_ngram
+    )
+    engine = replace(engine, proposers={**engine.proposers, PROMPT_LOOKUP: lookup})
+    if config.proposer != "auto" and config.proposer not in engine.proposers:
+        raise ConfigError(f"engine.json: proposer: {config.proposer}, but engine.draft is not set")
+    return engine
 
 
 def _build_fake(config: FakeEngineConfig, limits: LimitsConfig, folder: Path) -> Engine:
@@ -48,11 +61,13 @@ def _build_fake(config: FakeEngineConfig, limits: LimitsConfig, folder: Path) ->
         tokenizer=tokenizer,
         end_token=NO_TOKEN,
         target=FakeTarget(capabilities, cost=cost, fail_at_step=config.fail_at_step),
-        proposer=FakeProposer(
-            config.accept_prob,
-            vocab_size=vocab_size,
-            max_draft_len=limits.max_draft_len,
-            cost=cost,
-        ),
+        proposers={
+            DRAFT_MODEL: FakeProposer(
+                config.accept_prob,
+                vocab_size=vocab_size,
+                max_draft_len=limits.max_draft_len,
+                cost=cost,
+            )
+        },
         cost=cost,
     )

@@ -7,13 +7,17 @@ that names the key. Every default stands here and nowhere else.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from smartspec_py.core.planner import parse_policy
 
 CONFIG_NAME = "engine.json"
+
+DRAFT_MODEL = "draft_model"
+PROMPT_LOOKUP = "prompt_lookup"
+"""Names of proposers, as requests and engine.json write them."""
 
 
 class ConfigError(ValueError):
@@ -32,6 +36,9 @@ class TorchEngineConfig(_Layer):
     device: auto is cuda where there is one.
     num_threads: compute threads; 0 is one less than there are cores (at least 1), because a second
         busy process makes the barriers of a full set stall.
+    batch_invariant: the target's logits are the same bits however many tokens share a pass, so that
+        speculation changes no text in bfloat16 either. On a CPU only; a step takes up to 1.3 times
+        as long.
     """
 
     kind: Literal["torch"] = "torch"
@@ -40,6 +47,7 @@ class TorchEngineConfig(_Layer):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: str = "auto"
     num_threads: Annotated[int, Field(ge=0, le=1024)] = 0
+    batch_invariant: bool = False
     profile_cache: str | None = None
 
 
@@ -62,6 +70,10 @@ class LimitsConfig(_Layer):
     max_context_len: prompt and generated tokens of one request.
     max_draft_len: the most tokens drafted for a sequence in a step.
     prefill_chunk: prompt tokens read in one step, of all prompts together.
+    max_cache_tokens: tokens of the target's cache that bound what live requests hold together,
+        their draft caches included at their share; None: as many as the engine has room for.
+    reuse_prefixes: whether a request takes over keys of an earlier one that begins alike.
+    drain_s: time that running requests are given when the server is stopped.
     """
 
     max_sequences: Annotated[int, Field(ge=1, le=1024)] = 32
@@ -69,14 +81,36 @@ class LimitsConfig(_Layer):
     max_context_len: Annotated[int, Field(ge=2, le=1_000_000)] = 512
     max_draft_len: Annotated[int, Field(ge=0, le=64)] = 7
     prefill_chunk: Annotated[int, Field(ge=1, le=65_536)] = 128
+    max_cache_tokens: Annotated[int | None, Field(ge=2, le=1_000_000_000)] = None
+    reuse_prefixes: bool = True
+    drain_s: Annotated[float, Field(ge=0.0, le=86_400.0)] = 20.0
+
+
+class LookupConfig(_Layer):
+    """Prompt lookup: n-grams that are searched for in prompt and output, the longest first."""
+
+    max_ngram: Annotated[int, Field(ge=1, le=16)] = 4
+    min_ngram: Annotated[int, Field(ge=1, le=16)] = 2
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.min_ngram > self.max_ngram:
+            raise ValueError(f"min_ngram {self.min_ngram} is above max_ngram {self.max_ngram}")
+        return self
 
 
 class ServerConfig(_Layer):
-    """The whole of engine.json."""
+    """The whole of engine.json.
+
+    policy, proposer: of requests that name none. auto is the draft model where there is one, else
+    prompt lookup.
+    """
 
     engine: Annotated[TorchEngineConfig | FakeEngineConfig, Field(discriminator="kind")]
     limits: LimitsConfig = LimitsConfig()
+    lookup: LookupConfig = LookupConfig()
     policy: str = "goodput"
+    proposer: Literal["auto", "draft_model", "prompt_lookup"] = "auto"
 
     @field_validator("policy")
     @classmethod

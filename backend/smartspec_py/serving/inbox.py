@@ -30,20 +30,19 @@ class Inbox(Generic[T]):
         self._arrivals: list[T] = []
         self._cancelled: list[SequenceId] = []
         self._num_waiting = 0
-        self._closed: str | None = None
+        self._refused: str | None = None
+        self._is_closed = False
         self._changed = threading.Condition()
 
-    def put(self, item: T) -> None:
-        """Raises RequestError(UNAVAILABLE) at once when the queue is full or closed."""
+    def check_open(self) -> None:
+        """Raises RequestError(UNAVAILABLE) when the queue is full, or takes no more."""
         with self._changed:
-            if self._closed is not None:
-                raise RequestError(ErrorCode.UNAVAILABLE, self._closed)
-            if self._num_waiting >= self._max_waiting:
-                raise RequestError(
-                    ErrorCode.UNAVAILABLE,
-                    f"the queue is full: {self._num_waiting} requests wait, "
-                    f"limits.max_queue is {self._max_waiting}",
-                )
+            self._refuse_if_shut()
+
+    def put(self, item: T) -> None:
+        """Raises RequestError(UNAVAILABLE) at once when the queue is full, or takes no more."""
+        with self._changed:
+            self._refuse_if_shut()
             self._num_waiting += 1
             self._arrivals.append(item)
             self._changed.notify()
@@ -67,16 +66,32 @@ class Inbox(Generic[T]):
         with self._changed:
             self._num_waiting -= count
 
-    def close(self, reason: str) -> None:
-        """Refuse everything from now on, with this reason; wakes the loop."""
+    def refuse(self, reason: str) -> None:
+        """Take nothing from now on, for this reason; what was taken goes on."""
         with self._changed:
-            self._closed = self._closed or reason
+            self._refused = self._refused or reason
+
+    def close(self, reason: str) -> None:
+        """Take nothing from now on, and wake the loop to end it."""
+        with self._changed:
+            self._refused = self._refused or reason
+            self._is_closed = True
             self._changed.notify()
 
     @property
     def is_closed(self) -> bool:
         with self._changed:
-            return self._closed is not None
+            return self._is_closed
+
+    def _refuse_if_shut(self) -> None:
+        if self._refused is not None:
+            raise RequestError(ErrorCode.UNAVAILABLE, self._refused)
+        if self._num_waiting >= self._max_waiting:
+            raise RequestError(
+                ErrorCode.UNAVAILABLE,
+                f"the queue is full: {self._num_waiting} requests wait, "
+                f"limits.max_queue is {self._max_waiting}",
+            )
 
     def _has_news(self) -> bool:
-        return bool(self._arrivals or self._cancelled or self._closed)
+        return bool(self._arrivals or self._cancelled or self._is_closed)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from smartspec_py.core.types import FinishReason
 from smartspec_py.serving.request import ErrorCode, GenerateParams
-from smartspec_py.serving.responder import Progress, Reply
+from smartspec_py.serving.responder import Progress, Reply, Summary
 from smartspec_py.serving.server import Server
 
 
@@ -18,7 +18,9 @@ class LocalSink:
     """Collects the replies of one request; `wait` returns when the final one has come."""
 
     text: str = ""
-    num_tokens: int = 0
+    tokens: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    summary: Summary | None = None
     num_finals: int = 0
     finish_reason: FinishReason | None = None
     progress: Progress = field(default_factory=Progress)
@@ -29,11 +31,17 @@ class LocalSink:
     is_gone: bool = False
     _done: threading.Event = field(default_factory=threading.Event)
 
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
     def send(self, reply: Reply, is_final: bool) -> None:
         self.times_s.append(time.monotonic())
         self.text += reply.text
         self.pieces.append(reply.text)
-        self.num_tokens += reply.num_output_tokens
+        self.tokens.extend(reply.tokens)
+        self.log_probs.extend(reply.log_probs or ())
+        self.summary = reply.summary
         self.progress, self.seed = reply.progress, reply.seed
         if is_final:
             self.finish_reason = reply.finish_reason

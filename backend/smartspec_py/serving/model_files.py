@@ -46,7 +46,9 @@ def end_token(folder: Path) -> int:
     return NO_TOKEN
 
 
-def stepwise_capabilities(limits: LimitsConfig, vocab_size: int) -> TargetCapabilities:
+def stepwise_capabilities(
+    limits: LimitsConfig, vocab_size: int, bytes_per_token: int = 0
+) -> TargetCapabilities:
     """Of an engine that runs one pass a poll, within the limits of engine.json."""
     return TargetCapabilities(
         max_sequences=limits.max_sequences,
@@ -56,4 +58,5 @@ def stepwise_capabilities(limits: LimitsConfig, vocab_size: int) -> TargetCapabi
         max_prefill_tokens=limits.prefill_chunk,
         verifies_sampling=True,
         vocab_size=vocab_size,
+        bytes_per_token=bytes_per_token,
     )

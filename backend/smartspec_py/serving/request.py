@@ -6,15 +6,16 @@ The loop thread owns every `Request`; `StepLoop.apply` and its helpers are the o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from smartspec_py.core.types import SamplingParams, SequenceId
+from smartspec_py.core.types import SamplingParams, SequenceId, SpecMetrics, Verification
+from smartspec_py.serving.record import SpecRecord
 from smartspec_py.serving.text import TextStream
 
 
 class ErrorCode(Enum):
-    """How an error reaches the client: HTTP 400, 503 and 500, gRPC's codes of the same names."""
+    """How an error reaches a gRPC client. Triton 2.51 answers 400 to all of them over HTTP."""
 
     INVALID_ARGUMENT = auto()
     UNAVAILABLE = auto()
@@ -43,7 +44,9 @@ class GenerateParams:
     """A request as the client wrote it, each field inside its own range.
 
     end_id: None is the model's own end token. seed: None is drawn. num_draft_tokens: None is the
-    server's limit. policy: None is the server's.
+    server's limit. policy, proposer: None is the server's. bias_words, bias_weights: one weight a
+    word. deadline_ms: from arrival; None is no deadline. priority: higher is served first.
+    reuse_prefix: whether cached keys of an earlier request that begins alike may be taken over.
     """
 
     text: str
@@ -52,40 +55,59 @@ class GenerateParams:
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    bias_words: tuple[str, ...] = ()
+    bias_weights: tuple[float, ...] = ()
+    bad_words: tuple[str, ...] = ()
+    min_tokens: int = 0
+    ignore_eos: bool = False
     seed: int | None = None
     stop_words: tuple[str, ...] = ()
     end_id: int | None = None
     exclude_input: bool = True
     num_draft_tokens: int | None = None
     policy: str | None = None
+    proposer: str | None = None
+    verification: Verification = Verification.COUPLED
+    deadline_ms: int | None = None
+    priority: int = 0
+    reuse_prefix: bool = True
+    return_log_probs: bool = False
+    return_perf_metrics: bool = False
+    spec_metrics: SpecMetrics = SpecMetrics.NONE
+    return_num_input_tokens: bool = True
+    return_num_output_tokens: bool = True
 
 
 class RequestState(Enum):
-    WAITING = auto()  # in the queue, holds nothing
-    PREFILLING = auto()  # holds a row; its prompt is being read
+    WAITING = auto()  # holds nothing; new, or preempted
+    PREFILLING = auto()  # holds a row; its tokens are being read
     DECODING = auto()  # generates
     FINISHED = auto()  # by itself: end token, stop word, length
     CANCELLED = auto()  # by the client or by shutdown
+    EXPIRED = auto()  # its deadline passed
     FAILED = auto()
 
 
-_MOVES = {
-    RequestState.WAITING: {RequestState.PREFILLING, RequestState.CANCELLED, RequestState.FAILED},
-    RequestState.PREFILLING: {
-        RequestState.DECODING,
-        RequestState.FINISHED,
-        RequestState.CANCELLED,
-        RequestState.FAILED,
-    },
-    RequestState.DECODING: {
-        RequestState.FINISHED,
-        RequestState.CANCELLED,
-        RequestState.FAILED,
-    },
-    RequestState.FINISHED: set(),
-    RequestState.CANCELLED: set(),
-    RequestState.FAILED: set(),
+_ENDS = {
+    RequestState.FINISHED,
+    RequestState.CANCELLED,
+    RequestState.EXPIRED,
+    RequestState.FAILED,
 }
+_MOVES = {
+    RequestState.WAITING: _ENDS - {RequestState.FINISHED} | {RequestState.PREFILLING},
+    RequestState.PREFILLING: _ENDS | {RequestState.DECODING, RequestState.WAITING},
+    RequestState.DECODING: _ENDS | {RequestState.WAITING},
+    **{end: set[RequestState]() for end in _ENDS},
+}
+
+PRIORITY_WORTH_S = 10.0
+"""A level of priority counts as much as having arrived so many seconds earlier. So whoever waits
+is served in the end, whatever arrives after it: that is what keeps priorities from starving."""
 
 
 @dataclass(slots=True)
@@ -93,8 +115,11 @@ class Request:
     """One request inside the loop.
 
     tokens: prompt and generated tokens. max_draft_len: the request's own limit on drafts.
+    proposer: name of the one that drafts for it; None where it may not be speculated on.
+    arrival_s, deadline_s and the other times: by the loop's clock; None where not (yet) there.
     is_in_flight: work of it was submitted and its last event has not come.
-    num_prefilled: prompt tokens handed to the target.
+    num_to_read: tokens known when it was admitted last. num_read: those handed to the target or
+        found in its cache. num_cached: of the prompt, found there when it was first admitted.
     stops: watches for stop words; None where there are none.
     num_steps: decoding steps, those without drafts included.
     """
@@ -106,13 +131,33 @@ class Request:
     sampling: SamplingParams
     policy: str
     max_draft_len: int
+    proposer: str | None = None
     stops: TextStream | None = None
+    reuses_prefix: bool = True
+    priority: int = 0
+    arrival_s: float = 0.0
+    deadline_s: float | None = None
     state: RequestState = RequestState.WAITING
     is_in_flight: bool = False
-    num_prefilled: int = 0
+    num_to_read: int = 0
+    num_read: int = 0
+    num_cached: int = 0
+    num_preemptions: int = 0
     num_steps: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
+    scheduled_s: float | None = None
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+    spec: SpecRecord = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.spec = SpecRecord(self.max_draft_len)
+
+    @property
+    def rank(self) -> tuple[float, int]:
+        """Who is smaller is served first; never changes."""
+        return self.arrival_s - PRIORITY_WORTH_S * self.priority, self.sequence
 
     @property
     def num_generated(self) -> int:
@@ -124,7 +169,7 @@ class Request:
 
     @property
     def is_over(self) -> bool:
-        return not _MOVES[self.state]
+        return self.state in _ENDS
 
     def move_to(self, state: RequestState) -> None:
         """Raises RuntimeError, and changes nothing, where the table has no such move."""
@@ -133,6 +178,5 @@ class Request:
         self.state = state
 
     def next_chunk(self, max_tokens: int) -> Sequence[int]:
-        """The next prompt tokens to read, at most max_tokens."""
-        end = min(self.num_prefilled + max_tokens, self.num_prompt)
-        return self.tokens[self.num_prefilled : end]
+        """The next known tokens to read, at most max_tokens."""
+        return self.tokens[self.num_read : min(self.num_read + max_tokens, self.num_to_read)]

@@ -18,7 +18,16 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from smartspec_py.core.types import FinishReason, SequenceId
-from smartspec_py.serving.request import ErrorCode
+from smartspec_py.serving.metrics import (
+    Load,
+    Meter,
+    MetricSink,
+    NoMetrics,
+    StepSample,
+    request_sample,
+)
+from smartspec_py.serving.record import SpecRecord
+from smartspec_py.serving.request import ErrorCode, GenerateParams
 from smartspec_py.serving.text import TextStream
 
 logger = logging.getLogger(__name__)
@@ -30,6 +39,9 @@ CANCEL_CHECK_S = 0.03
 REFUSAL_DELAY_S = 0.02
 """Triton 2.51 dies (signal 11, about once in 150) of an error that meets a gRPC stream with the
 header `triton_grpc_error` before its own thread has done with the request; so late, never seen."""
+
+WATCH_S = 0.25
+"""How often the server is asked whether it wants to be rid of this model."""
 
 SHUTTING_DOWN = "the server is shutting down"
 
@@ -44,15 +56,50 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class Times:
+    """Of one request, in nanoseconds of the system's monotonic clock; 0 where it did not happen."""
+
+    arrival_ns: int
+    first_scheduled_ns: int = 0
+    first_token_ns: int = 0
+    last_token_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What only the last response says.
+
+    num_cached_tokens: of the prompt, not read because they were cached. times: None where not asked
+    for. spec_metrics: JSON document, see `serving.record`; empty where not asked for.
+    no_speculation: why the request could not be speculated on; empty otherwise.
+    """
+
+    num_cached_tokens: int = 0
+    times: Times | None = None
+    spec_metrics: str = ""
+    no_speculation: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Reply:
-    """One response. num_input_tokens is 0 on all but the last; num_output_tokens is of this one."""
+    """One response. num_output_tokens and log_probs are of this one, progress and cum_log_prob of
+    the request so far; num_input_tokens is 0 on all but the last.
+
+    num_input_tokens, num_output_tokens, log_probs: None where the request did not want them.
+    tokens: those whose text this response completes; not on the wire.
+    finish_reason, summary: on the last response only.
+    """
 
     text: str
-    num_output_tokens: int
+    num_input_tokens: int | None
+    num_output_tokens: int | None
     progress: Progress
     seed: int
-    num_input_tokens: int = 0
+    log_probs: tuple[float, ...] | None = None
+    cum_log_prob: float = 0.0
     finish_reason: FinishReason | None = None
+    summary: Summary | None = None
+    tokens: tuple[int, ...] = ()
 
 
 class Sink(Protocol):
@@ -69,29 +116,54 @@ class Sink(Protocol):
 
 @dataclass(slots=True)
 class Conversation:
-    """What the responder knows of one request. num_unsent: tokens whose text was not sent yet."""
+    """What the responder knows of one request.
+
+    no_speculation: see `Summary`. unsent, unsent_log_probs: tokens whose text was not sent yet.
+    cum_log_prob: sum over all tokens so far.
+    """
 
     sequence: SequenceId
     sink: Sink
     text: TextStream
     seed: int
     num_input_tokens: int
-    is_streaming: bool
+    params: GenerateParams
+    no_speculation: str = ""
     echo: str = ""
-    num_unsent: int = 0
+    unsent: list[int] = field(default_factory=list)
+    unsent_log_probs: list[float] = field(default_factory=list)
+    cum_log_prob: float = 0.0
     progress: Progress = field(default_factory=Progress)
     is_over: bool = False
+
+    def __post_init__(self) -> None:
+        self.echo = "" if self.params.exclude_input else self.params.text
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What is known of a request when it is over."""
+
+    num_generated: int
+    num_cached_tokens: int
+    times: Times
+    spec: SpecRecord
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """News of a request from the loop. finish_reason or error: this is the last of it."""
+    """News of a request from the loop. finish_reason or error, and outcome: the last of it.
+
+    log_probs: of the tokens; empty where not asked for.
+    """
 
     conversation: Conversation
     tokens: Sequence[int] = ()
     progress: Progress | None = None
     finish_reason: FinishReason | None = None
     error: tuple[ErrorCode, str] | None = None
+    log_probs: Sequence[float] = ()
+    outcome: Outcome | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,19 +176,34 @@ class _Refusal:
     due_s: float
 
 
+_News = Update | _Refusal | StepSample | Load
+
+
 class Responder:
     """Runs in its own thread between `start` and `stop`. `post` may be called from any thread."""
 
     def __init__(
-        self, cancel: Callable[[SequenceId], None], clock: Callable[[], float] = time.monotonic
+        self,
+        cancel: Callable[[SequenceId], None],
+        meter: Meter,
+        metrics: MetricSink,
+        clock: Callable[[], float] = time.monotonic,
+        watch: Callable[[], None] = lambda: None,
     ) -> None:
-        """cancel: told the sequence of a client that has gone."""
+        """cancel: told the sequence of a client that has gone. meter, metrics: what is counted and
+        where it goes; used by the responder's thread alone. watch: called every WATCH_S while
+        requests are open.
+        """
         self._cancel = cancel
+        self._meter = meter
+        self._metrics = metrics
         self._clock = clock
-        self._queue: queue.SimpleQueue[Update | _Refusal | None] = queue.SimpleQueue()
+        self._watch = watch
+        self._queue: queue.SimpleQueue[_News | None] = queue.SimpleQueue()
         self._refusals: deque[_Refusal] = deque()
         self._open: dict[SequenceId, Conversation] = {}
         self._next_check_s = 0.0
+        self._next_watch_s = 0.0
         self._thread = threading.Thread(target=self._run, name="smartspec-responder", daemon=True)
 
     def start(self) -> None:
@@ -133,8 +220,8 @@ class Responder:
             self._fail(conversation, ErrorCode.UNAVAILABLE, SHUTTING_DOWN)
         self._refuse_due(math.inf)
 
-    def post(self, update: Update) -> None:
-        self._queue.put(update)
+    def post(self, news: Update | StepSample | Load) -> None:
+        self._queue.put(news)
 
     def refuse(self, sink: Sink, code: ErrorCode, message: str) -> None:
         """Answer a request that is not served, REFUSAL_DELAY_S from now."""
@@ -145,14 +232,34 @@ class Responder:
         while is_running:
             news = self._take()
             is_running = None not in news
-            self._refusals.extend(item for item in news if isinstance(item, _Refusal))
+            self._sort(news)
             self._handle([item for item in news if isinstance(item, Update)])
             self._refuse_due(self._clock())
             self._check_cancelled()
+            self._call_watch()
+            self._flush_metrics()
 
-    def _take(self) -> list[Update | _Refusal | None]:
+    def _sort(self, news: Iterable[_News | None]) -> None:
+        for item in news:
+            if isinstance(item, _Refusal):
+                self._refusals.append(item)
+                self._meter.add_rejection(item.code)
+            elif isinstance(item, StepSample):
+                self._meter.add_step(item)
+            elif isinstance(item, Load):
+                self._meter.set_load(item)
+
+    def _flush_metrics(self) -> None:
+        """Metrics are not worth a request: what goes wrong with them ends them, and is logged."""
+        try:
+            self._meter.flush_if_due(self._metrics, self._clock())
+        except Exception:
+            logger.exception("metrics could not be handed over; there will be no more of them")
+            self._metrics = NoMetrics()
+
+    def _take(self) -> list[_News | None]:
         """Everything queued; waits for the first, or until something has to be done anyway."""
-        news: list[Update | _Refusal | None] = []
+        news: list[_News | None] = []
         try:
             news.append(self._queue.get(timeout=self._wait_s()))
             while True:
@@ -161,8 +268,10 @@ class Responder:
             return news
 
     def _wait_s(self) -> float | None:
-        due_s = [self._next_check_s] if self._open else []
+        due_s = [self._next_check_s, self._next_watch_s] if self._open else []
         due_s += [refusal.due_s for refusal in self._refusals]
+        if self._meter.due_s is not None:
+            due_s.append(self._meter.due_s)
         return max(0.0, min(due_s) - self._clock()) if due_s else None
 
     def _refuse_due(self, now_s: float) -> None:
@@ -178,6 +287,8 @@ class Responder:
         touched: dict[SequenceId, Conversation] = {}
         for update in updates:
             conversation = update.conversation
+            if update.outcome is not None:
+                self._count(update, update.outcome)
             if conversation.is_over:
                 continue
             self._open[conversation.sequence] = conversation
@@ -187,15 +298,17 @@ class Responder:
             if update.error is not None:
                 self._fail(conversation, *update.error)
             elif update.finish_reason is not None:
-                self._finish(conversation, update.finish_reason)
+                self._finish(conversation, update.finish_reason, update.outcome)
         for conversation in touched.values():
-            if conversation.is_streaming and not conversation.is_over:
+            if conversation.params.stream and not conversation.is_over:
                 self._send_piece(conversation)
 
     def _absorb(self, update: Update) -> bool:
         """Take news in; False where its tokens are no text, and the request is failed for it."""
         conversation = update.conversation
-        conversation.num_unsent += len(update.tokens)
+        conversation.unsent.extend(update.tokens)
+        conversation.unsent_log_probs.extend(update.log_probs)
+        conversation.cum_log_prob += sum(update.log_probs)
         conversation.progress = update.progress or conversation.progress
         try:
             for token in update.tokens:
@@ -209,12 +322,20 @@ class Responder:
     def _send_piece(self, conversation: Conversation) -> None:
         text = conversation.text.take()
         if text:
-            self._send(conversation, text, None)
+            self._send(conversation, text)
 
-    def _finish(self, conversation: Conversation, reason: FinishReason) -> None:
+    def _count(self, update: Update, outcome: Outcome) -> None:
+        end_ns = int(self._clock() * 1e9)
+        sample = request_sample(outcome.times, end_ns, outcome.num_generated, update.finish_reason)
+        self._meter.add_request(sample)
+
+    def _finish(
+        self, conversation: Conversation, reason: FinishReason, outcome: Outcome | None
+    ) -> None:
         self._close(conversation)
         text = conversation.text.take() + conversation.text.finish()
-        if not self._send(conversation, text, reason):
+        summary = _summary(conversation, outcome) if outcome else Summary()
+        if not self._send(conversation, text, reason, summary):
             self._fail(conversation, ErrorCode.INTERNAL, "the last response could not be sent")
 
     def _fail(self, conversation: Conversation, code: ErrorCode, message: str) -> None:
@@ -225,18 +346,36 @@ class Responder:
         conversation.is_over = True
         self._open.pop(conversation.sequence, None)
 
-    def _send(self, conversation: Conversation, text: str, reason: FinishReason | None) -> bool:
+    def _send(
+        self,
+        conversation: Conversation,
+        text: str,
+        reason: FinishReason | None = None,
+        summary: Summary | None = None,
+    ) -> bool:
+        params = conversation.params
+        num_input = conversation.num_input_tokens if reason else 0
         reply = Reply(
             text=conversation.echo + text,
-            num_output_tokens=conversation.num_unsent,
+            num_input_tokens=num_input if params.return_num_input_tokens else None,
+            num_output_tokens=len(conversation.unsent) if params.return_num_output_tokens else None,
             progress=conversation.progress,
             seed=conversation.seed,
-            num_input_tokens=conversation.num_input_tokens if reason else 0,
+            log_probs=tuple(conversation.unsent_log_probs) if params.return_log_probs else None,
+            cum_log_prob=conversation.cum_log_prob,
             finish_reason=reason,
+            summary=summary,
+            tokens=tuple(conversation.unsent),
         )
         conversation.echo = ""
-        conversation.num_unsent = 0
-        return self._guard(conversation, lambda: conversation.sink.send(reply, reason is not None))
+        conversation.unsent.clear()
+        conversation.unsent_log_probs.clear()
+        start_s = self._clock()
+        is_sent = self._guard(
+            conversation, lambda: conversation.sink.send(reply, reason is not None)
+        )
+        self._meter.add_send(self._clock() - start_s)
+        return is_sent
 
     def _guard(self, conversation: Conversation, call: Callable[[], None]) -> bool:
         """Whether the call got through. A client that cannot be reached must not take the others
@@ -259,6 +398,16 @@ class Responder:
             if self._has_left(conversation):
                 self._cancel(conversation.sequence)
 
+    def _call_watch(self) -> None:
+        now = self._clock()
+        if not self._open or now < self._next_watch_s:
+            return
+        self._next_watch_s = now + WATCH_S
+        try:
+            self._watch()
+        except Exception:
+            logger.exception("the watch failed")
+
     def _has_left(self, conversation: Conversation) -> bool:
         """A client that cannot even be asked has left."""
         try:
@@ -266,3 +415,13 @@ class Responder:
         except Exception:
             logger.exception("request %d: the client cannot be reached", conversation.sequence)
             return True
+
+
+def _summary(conversation: Conversation, outcome: Outcome) -> Summary:
+    params = conversation.params
+    return Summary(
+        num_cached_tokens=outcome.num_cached_tokens,
+        times=outcome.times if params.return_perf_metrics else None,
+        spec_metrics=outcome.spec.to_json(params.spec_metrics),
+        no_speculation=conversation.no_speculation,
+    )

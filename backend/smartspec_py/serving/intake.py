@@ -1,0 +1,237 @@
+"""From what a client wrote to what the loop runs: the checks that need the model.
+
+Each field was checked by itself before (`codec`). Here text becomes tokens, lengths are held
+against the limits, defaults are filled in, and what the engine cannot serve is refused.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tokenizers import Tokenizer
+
+from smartspec_py.core.cost import CostModel
+from smartspec_py.core.planner import parse_policy
+from smartspec_py.core.types import NO_TOKEN, SamplingParams
+from smartspec_py.engines.base import Proposer, Target
+from smartspec_py.serving.admission import CacheBudget
+from smartspec_py.serving.config import LimitsConfig
+from smartspec_py.serving.inputs import FIELDS
+from smartspec_py.serving.request import GenerateParams, InvalidField, Request
+from smartspec_py.serving.responder import Conversation, Sink
+from smartspec_py.serving.roster import Arrival
+from smartspec_py.serving.text import TextStream
+
+MAX_BYTES_PER_TOKEN = 64
+"""No text has tokens that are longer on average; a prompt beyond it cannot fit."""
+
+
+_DEFAULT_PARAMS = GenerateParams(text="", max_tokens=1)
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What a server runs on. end_token: the model's own end of text, or NO_TOKEN.
+
+    proposers: by the names that requests choose from; may be empty.
+    """
+
+    tokenizer: Tokenizer
+    end_token: int
+    target: Target
+    proposers: Mapping[str, Proposer]
+    cost: CostModel
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """Of requests that say nothing. proposer: None where nothing drafts."""
+
+    policy: str
+    proposer: str | None
+
+
+def cache_budget(engine: Engine, limits: LimitsConfig) -> CacheBudget:
+    """What the caches may hold: all rows full, of target and draft, unless that is limited."""
+    target = engine.target.capabilities
+    rows_full = target.max_sequences * min(limits.max_context_len, target.max_context_len)
+    of_draft = max((p.capabilities.bytes_per_token for p in engine.proposers.values()), default=0)
+    most = [n for n in (limits.max_cache_tokens, target.max_cache_tokens) if n is not None]
+    per_token = target.bytes_per_token
+    is_limited = most and per_token  # a limit in tokens says nothing where a token has no size
+    capacity = min(most) * per_token if is_limited else rows_full * (per_token + of_draft)
+    return CacheBudget(capacity, per_token, of_draft)
+
+
+class Intake:
+    """Makes requests. Used by whichever thread submits; shares nothing that changes."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        limits: LimitsConfig,
+        defaults: Defaults,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine = engine
+        self._limits = limits
+        self._defaults = defaults
+        self._clock = clock
+        self._ids = itertools.count(1)
+        self._max_context_len = self._longest()
+
+    def receive(self, params: GenerateParams, sink: Sink) -> Arrival:
+        """Raises RequestError, which names the field, the value and the range."""
+        arrival_s = self._clock()
+        self._check_supported(params)
+        prompt = self._encode_prompt(params.text)
+        self._check_limits(params, prompt)
+        sampling = self._sampling(params)
+        proposer, no_speculation = self._proposer(params, sampling)
+        request = Request(
+            sequence=next(self._ids),
+            tokens=prompt,
+            num_prompt=len(prompt),
+            max_tokens=params.max_tokens,
+            sampling=sampling,
+            policy=params.policy or self._defaults.policy,
+            max_draft_len=self._max_draft_len(params, proposer),
+            proposer=proposer,
+            stops=self._text_stream(params, prompt) if params.stop_words else None,
+            reuses_prefix=params.reuse_prefix,
+            priority=params.priority,
+            arrival_s=arrival_s,
+            deadline_s=None if params.deadline_ms is None else arrival_s + params.deadline_ms / 1e3,
+        )
+        conversation = Conversation(
+            sequence=request.sequence,
+            sink=sink,
+            text=self._text_stream(params, prompt),
+            seed=sampling.seed,
+            num_input_tokens=len(prompt),
+            params=params,
+            no_speculation=no_speculation,
+        )
+        return Arrival(request, conversation)
+
+    def _longest(self) -> int:
+        """Prompt and generated tokens of one request: what rows, and the whole cache, can hold."""
+        budget = cache_budget(self._engine, self._limits)
+        longest = min(
+            self._limits.max_context_len, self._engine.target.capabilities.max_context_len
+        )
+        if budget.target_bytes:
+            longest = min(longest, budget.capacity // budget.target_bytes)
+        return longest
+
+    def _check_supported(self, params: GenerateParams) -> None:
+        for name in sorted(self._engine.target.capabilities.unsupported):
+            value = getattr(params, FIELDS[name])
+            if value != getattr(_DEFAULT_PARAMS, FIELDS[name]):
+                raise InvalidField(name, value, "left out: this engine does not support it")
+
+    def _encode_prompt(self, text: str) -> list[int]:
+        # Before it is tokenised: that would hold up everyone else for as long as it takes.
+        num_bytes = len(text.encode())
+        most = MAX_BYTES_PER_TOKEN * self._max_context_len
+        if num_bytes > most:
+            raise InvalidField("text_input", f"{num_bytes} bytes", f"at most {most} bytes")
+        tokens: list[int] = self._engine.tokenizer.encode(text).ids
+        if not tokens:
+            raise InvalidField("text_input", text, "text of at least one token")
+        if len(tokens) >= self._max_context_len:
+            allowed = f"at most {self._max_context_len - 1} tokens, to leave room for one more"
+            raise InvalidField("text_input", f"{len(tokens)} tokens", allowed)
+        return tokens
+
+    def _check_limits(self, params: GenerateParams, prompt: list[int]) -> None:
+        longest = self._max_context_len
+        if len(prompt) + params.max_tokens > longest:
+            raise InvalidField(
+                "max_tokens",
+                params.max_tokens,
+                f"at most {longest - len(prompt)}: text_input has {len(prompt)} tokens, "
+                f"and both together may have {longest}",
+            )
+        if params.min_tokens > params.max_tokens:
+            allowed = f"at most max_tokens, which is {params.max_tokens}"
+            raise InvalidField("min_tokens", params.min_tokens, allowed)
+        vocab_size = self._engine.target.capabilities.vocab_size
+        if params.end_id is not None and not NO_TOKEN <= params.end_id < vocab_size:
+            raise InvalidField("end_id", params.end_id, f"in -1..{vocab_size - 1}")
+        try:
+            parse_policy(params.policy or self._defaults.policy)
+        except ValueError as error:
+            raise InvalidField("speculation_policy", params.policy, str(error)) from error
+
+    def _sampling(self, params: GenerateParams) -> SamplingParams:
+        drawn = 1 + secrets.randbelow(2**64 - 1)
+        end_token = self._engine.end_token if params.end_id is None else params.end_id
+        return SamplingParams(
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p,
+            min_p=params.min_p,
+            seed=drawn if params.seed is None else params.seed,
+            end_token=NO_TOKEN if params.ignore_eos else end_token,
+            repetition_penalty=params.repetition_penalty,
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            logit_bias=self._logit_bias(params),
+            bad_words=self._bad_words(params),
+            min_tokens=params.min_tokens,
+            verification=params.verification,
+            log_probs=params.return_log_probs,
+        )
+
+    def _logit_bias(self, params: GenerateParams) -> tuple[tuple[int, float], ...]:
+        """Every token of a word gets its weight; weights of a token that is in several add up."""
+        bias: dict[int, float] = {}
+        for word, weight in zip(params.bias_words, params.bias_weights, strict=True):
+            for token in self._word_tokens("embedding_bias_words", word):
+                bias[token] = bias.get(token, 0.0) + weight
+        return tuple(sorted(bias.items()))
+
+    def _bad_words(self, params: GenerateParams) -> tuple[tuple[int, ...], ...]:
+        """As it stands, and behind a space: most tokenizers have other tokens for a word there."""
+        found = {
+            self._word_tokens("bad_words", spelled)
+            for word in params.bad_words
+            for spelled in (word, f" {word}")
+        }
+        return tuple(sorted(found))
+
+    def _word_tokens(self, field: str, word: str) -> tuple[int, ...]:
+        tokens = tuple(self._engine.tokenizer.encode(word, add_special_tokens=False).ids)
+        if not tokens:
+            raise InvalidField(field, word, "text of at least one token")
+        return tokens
+
+    def _proposer(self, params: GenerateParams, sampling: SamplingParams) -> tuple[str | None, str]:
+        """Who drafts for the request, and why nobody does."""
+        known = self._engine.proposers
+        if params.proposer is not None and params.proposer not in known:
+            raise InvalidField("proposer", params.proposer, " or ".join(known) or "left out")
+        if not self._engine.target.capabilities.can_verify(sampling):
+            return None, "this engine verifies drafts of plain greedy text only"
+        return params.proposer or self._defaults.proposer, ""
+
+    def _max_draft_len(self, params: GenerateParams, proposer: str | None) -> int:
+        """The least of all limits."""
+        if proposer is None:
+            return 0
+        limits = [
+            self._limits.max_draft_len,
+            self._engine.target.capabilities.max_draft_len,
+            self._engine.proposers[proposer].capabilities.max_draft_len,
+        ]
+        if params.num_draft_tokens is not None:
+            limits.append(params.num_draft_tokens)
+        return min(limits)
+
+    def _text_stream(self, params: GenerateParams, prompt: Sequence[int]) -> TextStream:
+        return TextStream(self._engine.tokenizer, prompt, params.stop_words, params.min_tokens)

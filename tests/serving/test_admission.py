@@ -1,0 +1,543 @@
+"""Who is admitted, who gives way, and who is told what: the ledger by hand, then the whole loop.
+
+A token costs a byte in the target's cache and one in the draft's. A request with n tokens is
+charged n + 1 in the target's, so that its next token has room; a newcomer and everybody live must
+find 16 more each, or as many as they may still come to hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+import pytest
+from harness import CAPABILITIES, COST, TOKENIZER, VOCAB_SIZE, LoopHarness, fake_text
+
+from smartspec_py.core.types import FinishReason, SamplingParams
+from smartspec_py.engines import executor_double
+from smartspec_py.engines.clock import VirtualClock
+from smartspec_py.engines.trtllm_engine import TrtllmTarget
+from smartspec_py.proposers.fake import FakeProposer
+from smartspec_py.serving.admission import CacheBudget, CacheLedger, victims
+from smartspec_py.serving.request import (
+    PRIORITY_WORTH_S,
+    ErrorCode,
+    Request,
+    RequestError,
+    RequestState,
+)
+
+
+class Drafts:
+    """The draft cache as the ledger sees it: a byte a token, and what it has read of each."""
+
+    def __init__(self, num_read: Mapping[int, int] | None = None, num_bytes: int = 1) -> None:
+        self._num_read, self._num_bytes = dict(num_read or {}), num_bytes
+
+    def bytes_per_token(self, request: Request) -> int:
+        return self._num_bytes
+
+    def num_read(self, request: Request) -> int:
+        return self._num_read.get(request.sequence, 0)
+
+
+def live_one(
+    number: int, num_tokens: int, *, remaining: int = 100, priority: int = 0, max_draft_len: int = 8
+) -> Request:
+    """All of its tokens are its prompt."""
+    tokens = [1] * num_tokens
+    return Request(
+        number,
+        tokens,
+        num_tokens,
+        remaining,
+        SamplingParams(),
+        "goodput",
+        max_draft_len,
+        priority=priority,
+        arrival_s=float(number),
+    )
+
+
+def ledger(capacity: int, num_read: Mapping[int, int] | None = None, **costs: int) -> CacheLedger:
+    draft_bytes = costs.get("draft_bytes", 1)
+    budget = CacheBudget(capacity, costs.get("target_bytes", 1), draft_bytes)
+    return CacheLedger(budget, Drafts(num_read, draft_bytes))
+
+
+def test_used_is_every_token_the_next_one_and_what_the_draft_has_read() -> None:
+    """(10 + 1) + (20 + 1) in the target's cache; 9 in the draft's. At 3 and 2 bytes: 96 + 18."""
+    live = [live_one(1, 10), live_one(2, 20)]
+    assert ledger(0, {1: 9}).used(live) == 41
+    assert ledger(0, {1: 9}, target_bytes=3, draft_bytes=2).used(live) == 114
+    assert ledger(0).used([]) == 0
+
+
+@pytest.mark.parametrize(
+    ("lengths", "remaining", "needed"),
+    [
+        ([10], 100, 11 + 16),
+        ([10, 30], 100, 11 + 31 + 32),
+        # 5 more tokens are all that come: with 11 charged already, 14 is the most it ever holds
+        # but for the last, which is never read; 15 are room for every one of them.
+        ([10], 5, 15),
+        ([10], 1, 11),
+        ([10, 10], 2, 12 + 12),
+    ],
+)
+def test_a_newcomer_needs_its_tokens_and_headroom(
+    lengths: list[int], remaining: int, needed: int
+) -> None:
+    """What draft caches hold does not stand in the way. The last length is the newcomer's."""
+    *live, newcomer = [live_one(i, n, remaining=remaining) for i, n in enumerate(lengths)]
+    for capacity in (needed - 1, needed):
+        fits = ledger(capacity, dict.fromkeys(range(9), 1000)).fits(live, newcomer)
+        assert fits is (capacity >= needed)
+
+
+@pytest.mark.parametrize("remaining", [1, 2, 15, 16, 17, 18, 50])
+def test_whatever_the_whole_budget_can_hold_fits_alone(remaining: int) -> None:
+    """`Intake` takes whatever prompt and max_tokens together do not exceed the budget: were such a
+    request not admitted to an empty cache, it and all behind it would wait for good."""
+    assert ledger(60).fits([], live_one(1, 60 - remaining, remaining=remaining))
+
+
+@pytest.mark.parametrize(
+    ("capacity", "num_read", "room"),
+    [
+        # 22 used of 62: 40 left, 20 each. A draft costs 2; catching up 10 leaves 10, that is 5.
+        (62, {}, {1: 5, 2: 5}),
+        # request 1 has been read: used 32, 15 each: 15 // 2 = 7 for it, (15 - 10) // 2 = 2
+        (62, {1: 10}, {1: 7, 2: 2}),
+        (22, {}, {1: 0, 2: 0}),
+        (10, {}, {1: 0, 2: 0}),  # over the budget
+        (75, {1: 10}, {1: 8, 2: 5}),  # no more than it may draft at all; (21 - 10) // 2
+        (76, {}, {}),  # not tight: nobody is held
+    ],
+)
+def test_drafts_have_an_equal_share_of_what_is_left(
+    capacity: int, num_read: Mapping[int, int], room: dict[int, int]
+) -> None:
+    live = [live_one(1, 10), live_one(2, 10)]
+    assert ledger(capacity, num_read).draft_room(live, live) == room
+
+
+def test_where_nothing_is_counted_there_is_room() -> None:
+    one = live_one(1, 10)
+    free = ledger(0, target_bytes=0, draft_bytes=0)
+    assert free.draft_room([one], [one]) == {}
+    assert free.fits([one], one)
+    assert not free.overflows([one])
+
+
+@pytest.mark.parametrize(
+    ("remaining", "max_draft_len", "most"),
+    [
+        (100, 8, 10 + 1 + 8),
+        (100, 0, 10 + 1),
+        # prompt and max_tokens are the most that it can ever hold
+        (5, 8, 15),
+        (1, 8, 11),
+    ],
+)
+def test_a_budget_is_tight_where_the_next_step_could_outgrow_it(
+    remaining: int, max_draft_len: int, most: int
+) -> None:
+    """Two of 10 tokens, each of `most` in the next step, at 3 and 2 bytes a token."""
+    live = [
+        live_one(number, 10, remaining=remaining, max_draft_len=max_draft_len) for number in (1, 2)
+    ]
+    for capacity, is_tight in ((2 * most * 5 - 1, True), (2 * most * 5, False)):
+        assert ledger(capacity, target_bytes=3, draft_bytes=2).is_tight(live) is is_tight
+
+
+def test_drafts_in_flight_are_not_dropped() -> None:
+    """They will be observed: the next in rank goes instead."""
+    live = [live_one(number, 10) for number in (1, 2)]
+    live[1].is_in_flight = True
+    (dropped,) = ledger(40, {1: 10, 2: 10}).drafts_to_drop(live)
+    assert dropped is live[0]
+
+
+@pytest.mark.parametrize(
+    ("capacity", "dropped"),
+    [(63, []), (62, [3]), (53, [3]), (52, [3, 1]), (43, [3, 1]), (30, [3, 1])],
+)
+def test_draft_caches_go_from_the_last_in_rank_until_it_fits(
+    capacity: int, dropped: list[int]
+) -> None:
+    """Three of 10 tokens: 33. Draft caches of 10 and 20 of requests 3 and 1: 63 in all."""
+    live = [live_one(number, 10) for number in (1, 2, 3)]
+    found = ledger(capacity, {1: 20, 3: 10}).drafts_to_drop(live)
+    assert [request.sequence for request in found] == dropped
+
+
+def test_overflow_looks_at_the_target_s_cache_alone() -> None:
+    live = [live_one(1, 10), live_one(2, 10)]
+    assert not ledger(22, {1: 10}).overflows(live)
+    assert ledger(21, {1: 10}).overflows(live)
+
+
+def test_victims_have_lower_priority_a_later_rank_and_nothing_in_flight() -> None:
+    """Ranks: arrival less 10 s a level. The newcomer's is 8 - 20 = -12."""
+    newcomer = live_one(8, 5, priority=2)
+    same = live_one(9, 5, priority=2)
+    lower, lowest = live_one(3, 5, priority=1), live_one(4, 5)
+    in_flight = live_one(5, 5)
+    in_flight.is_in_flight = True
+    long_ago = live_one(6, 5)
+    long_ago.arrival_s = -12.5
+    live = [same, lower, lowest, in_flight, long_ago]
+    assert victims(live, newcomer) == [lowest, lower]
+
+
+def prompt_of(length: int, first: int = 10) -> tuple[int, ...]:
+    return tuple((first + i) % 100 for i in range(length))
+
+
+def assert_whole(harness: LoopHarness, number: int) -> None:
+    """The request wrote all that it was asked for."""
+    request = harness.requests[number]
+    prompt = tuple(request.tokens[: request.num_prompt])
+    assert harness.stories[number].tokens == fake_text(prompt, request.max_tokens)
+    assert harness.stories[number].finals == [FinishReason.LENGTH]
+
+
+def run_until_over(harness: LoopHarness, numbers: Iterable[int]) -> list[int]:
+    """Step to the end of all of them; returns them in the order in which they ended."""
+    ended: list[int] = []
+    left = set(numbers)
+    for _ in range(5000):
+        harness.step()
+        over = [n for n in sorted(left) if harness.stories[n].finals]
+        ended += over
+        left -= set(over)
+        if not left:
+            return ended
+    raise AssertionError(f"{left} do not end")
+
+
+WAITING = RequestState.WAITING
+
+
+def states(harness: LoopHarness) -> dict[int, RequestState]:
+    return {number: request.state for number, request in harness.requests.items()}
+
+
+def test_speculation_shrinks_then_draft_caches_go_then_the_last_is_preempted() -> None:
+    """Two of 40 tokens with 60 to write, and a budget of 180. With n tokens each they take
+    2 (n + 1) and at most 2 (n - 1) for drafting: from 45 on one draft cache must go, from 60 or so
+    the other, and when they have 179 tokens together, the second must wait: 179 + 2 > 180.
+
+    They are equal, so they draft equally well; only their ranks differ. In the step of the
+    preemption the first has room for 2 drafts again, so it gains up to 3.
+    """
+    harness = LoopHarness(accept_prob=0.5, max_cache_tokens=180, prefill_chunk=100)
+    first, second = (harness.submit(prompt_of(40), 60, policy="fixed:2") for _ in range(2))
+    used: list[int] = []
+    harness.after_admission(lambda: used.append(harness.cache_used))
+    last_draft = {first: 0, second: 0}
+    while True:
+        harness.step()
+        if harness.loop.num_preemptions:
+            break
+        for number, draft_len in harness.loop.records[-1].plan.draft_lens.items():
+            if draft_len:
+                last_draft[number] = len(harness.requests[number].tokens)
+    assert 40 < last_draft[second] < last_draft[first] < 85
+    assert 179 <= sum(len(request.tokens) for request in harness.requests.values()) <= 183
+    assert harness.requests[second].state is WAITING
+    harness.drain()
+    for number, num_preemptions in ((first, 0), (second, 1)):
+        assert harness.requests[number].num_preemptions == num_preemptions
+        assert_whole(harness, number)
+    assert max(used) <= 180
+    assert harness.loop.num_preemptions == sum(sample.num_preempted for sample in harness.samples)
+
+
+def test_drafting_is_no_reason_to_keep_a_newcomer_waiting() -> None:
+    """The first holds 60 tokens in both caches: 61 + 59 of 130. A newcomer of 20 needs 21, and
+    headroom of 16 for both: 114 without the draft cache, which goes."""
+    harness = LoopHarness(accept_prob=1.0, max_cache_tokens=130)
+    used: list[int] = []
+    harness.after_admission(lambda: used.append(harness.cache_used))
+    harness.submit(prompt_of(55), 60, policy="fixed:4")
+    harness.step(2)
+    assert harness.proposer.num_sequences == 1
+    newcomer = harness.submit(prompt_of(20), 16, policy="none")
+    third = harness.submit(prompt_of(20), 16, policy="none")
+    harness.step()
+    assert harness.requests[newcomer].state is not WAITING
+    assert harness.requests[third].state is WAITING
+    assert harness.loop.num_preemptions == 0
+    harness.drain()
+    for number in harness.requests:
+        assert_whole(harness, number)
+    assert max(used) <= 130, "also where the admission stopped at one that does not fit"
+
+
+@pytest.mark.parametrize("remaining", [1, 5, 16, 17, 40])
+def test_a_request_as_large_as_the_budget_is_served(remaining: int) -> None:
+    """Alone, at last, and without drafts; and what waits behind it as well."""
+    harness = LoopHarness(max_cache_tokens=100)
+    numbers = [
+        harness.submit(prompt_of(10), 10),
+        harness.submit(prompt_of(100 - remaining), remaining),
+        harness.submit(prompt_of(10), 10),
+    ]
+    harness.drain()
+    for number in numbers:
+        assert_whole(harness, number)
+
+
+@pytest.mark.parametrize("max_cache_tokens", [None, 120])
+def test_equal_priorities_never_preempt_one_another(max_cache_tokens: int | None) -> None:
+    """Whether rows or memory are short: 2 rows; or 20 + 10 tokens each, and 120 for 3 of them."""
+    harness = LoopHarness(max_sequences=3, max_cache_tokens=max_cache_tokens)
+    numbers = [harness.submit(prompt_of(20), 10, policy="none", priority=1) for _ in range(9)]
+    assert run_until_over(harness, numbers) == numbers
+    assert harness.loop.num_preemptions == 0
+
+
+def test_priority_preempts_only_what_is_lower_and_the_last_in_rank_first() -> None:
+    """Rows for three of priorities 0, 1, 1. The newcomer of 1 takes the place of the one of 0; the
+    next has nobody below it; one of 2 takes that of the later of the first two 1s."""
+    harness = LoopHarness(max_sequences=3)
+    low = harness.submit(prompt_of(5), 40, policy="none")
+    highs = [harness.submit(prompt_of(5), 40, policy="none", priority=1) for _ in range(2)]
+    harness.step(3)
+    third = harness.submit(prompt_of(5), 40, policy="none", priority=1)
+    fourth = harness.submit(prompt_of(5), 40, policy="none", priority=1)
+    harness.step()
+    live = {number for number, state in states(harness).items() if state is not WAITING}
+    assert live == {*highs, third}
+    top = harness.submit(prompt_of(5), 40, policy="none", priority=2)
+    harness.step()
+    live = {number for number, state in states(harness).items() if state is not WAITING}
+    assert live == {*highs, top}, "the later arrival gives way"
+    assert run_until_over(harness, harness.requests)[-1] == low
+    for number in harness.requests:
+        assert_whole(harness, number)
+    assert harness.requests[fourth].num_preemptions == 0
+
+
+def test_preempted_requests_come_back_in_the_order_of_their_rank() -> None:
+    """Three of priority 0 give their rows to three of 1, and follow them as they had come."""
+    harness = LoopHarness(max_sequences=3)
+    lows = []
+    for _ in range(3):
+        lows.append(harness.submit(prompt_of(30), 30, policy="fixed:3"))
+        harness.step(2)
+    highs = [harness.submit(prompt_of(6), 40 + i, priority=1) for i in range(3)]
+    harness.step()
+    assert [harness.requests[number].state for number in lows] == [WAITING] * 3
+    assert harness.target.num_sequences == 3
+    back = []
+    while len(back) < 3:
+        harness.step()
+        back += [n for n in lows if harness.requests[n].state is not WAITING and n not in back]
+    assert back == lows
+    harness.drain()
+    for number in (*lows, *highs):
+        assert_whole(harness, number)
+    assert [harness.requests[number].num_preemptions for number in lows] == [1, 1, 1]
+
+
+def test_a_larger_newcomer_preempts_as_many_as_it_takes_or_none() -> None:
+    """Budget 120; three of 20 with 10 to write: 3 * 30. One of 60 with 10 needs 70, so two of
+    them go; one of higher priority still, of 119 tokens, needs all. One that could not be
+    served by preempting (the one of priority 1 stays) preempts nobody."""
+    harness = LoopHarness(max_cache_tokens=120)
+    lows = [harness.submit(prompt_of(20), 10, policy="none") for _ in range(3)]
+    harness.step(2)
+    high = harness.submit(prompt_of(60), 10, policy="none", priority=1)
+    harness.step()
+    assert [harness.requests[number].num_preemptions for number in lows] == [0, 1, 1]
+    too_large = harness.submit(prompt_of(80), 10, policy="none", priority=1)
+    harness.step()
+    assert harness.requests[too_large].state is WAITING
+    assert [harness.requests[number].num_preemptions for number in lows] == [0, 1, 1]
+    harness.drain()
+    for number in (*lows, high, too_large):
+        assert_whole(harness, number)
+
+
+def test_nobody_starves() -> None:
+    """One row. There is always a newcomer of priority 3 that waits; each takes 50 steps of 10 ms.
+
+    Three levels are worth 30 s: newcomers that arrive later than that rank behind the low one. Then
+    at most two are before it, one running and one waiting, 0.5 s and a chunk of 2 ms each; with its
+    own 20 steps it ends within 30 s + 2 * 0.52 s + 0.22 s.
+    """
+    harness = LoopHarness(max_sequences=1)
+    low = harness.submit(prompt_of(5), 20, policy="none")
+    harness.step(3)
+    while not harness.stories[low].finals:
+        if harness.num_places_taken == 0:
+            harness.submit(prompt_of(5), 50, policy="none", priority=3)
+        harness.step()
+        assert harness.clock.now() < 3 * PRIORITY_WORTH_S + 1.26
+    assert harness.clock.now() > 3 * PRIORITY_WORTH_S
+    assert harness.requests[low].num_preemptions == 1
+    assert_whole(harness, low)
+
+
+WAYS_TO_LEAVE_THE_QUEUE = ["admitted", "cancelled", "expired", "drained", "cancelled unread"]
+
+
+@pytest.mark.parametrize("way", WAYS_TO_LEAVE_THE_QUEUE)
+@pytest.mark.parametrize("was_preempted", [False, True])
+def test_a_place_in_the_queue_is_given_back_exactly_once(way: str, was_preempted: bool) -> None:
+    """One row and three places. A preempted request waits as well, but it has had its place: it
+    takes none, and gives none back."""
+    harness = LoopHarness(max_sequences=1, max_queue=3)
+    deadline_s = 0.2 if way == "expired" else None
+    if was_preempted:
+        number = harness.submit(prompt_of(5), 30, policy="none", deadline_s=deadline_s)
+        harness.step(3)
+    runner = harness.submit(prompt_of(5), 60, policy="none", priority=1)
+    harness.step()
+    if not was_preempted:
+        number = harness.submit(prompt_of(5), 30, policy="none", deadline_s=deadline_s)
+    if way != "cancelled unread":
+        harness.step()
+    assert harness.requests[number].state is WAITING
+    assert harness.num_places_taken == (0 if was_preempted else 1)
+    if way.startswith("cancelled"):
+        harness.inbox.cancel(number)
+        harness.inbox.cancel(number)
+        harness.step()
+    elif way == "drained":
+        harness.loop.drain(0.0)
+        harness.step()
+    run_until_over(harness, [number, runner])
+    harness.drain()
+    assert harness.num_places_taken == 0
+    if way == "drained":
+        return
+    for _ in range(3):
+        harness.submit(prompt_of(5), 2)
+    with pytest.raises(RequestError, match=r"limits\.max_queue is 3"):
+        harness.submit(prompt_of(5), 2)
+    harness.drain()
+
+
+def error_of(harness: LoopHarness, number: int) -> tuple[ErrorCode, str]:
+    (update,) = [u for u in harness.stories[number].updates if u.error is not None]
+    assert update.error is not None
+    return update.error
+
+
+def test_a_deadline_that_passes_before_the_first_token_is_an_error() -> None:
+    """One row, 64 prompt tokens a step: the second reads 2000 of them, the third waits."""
+    harness = LoopHarness(max_sequences=2)
+    other = harness.submit(prompt_of(5), 90, policy="none")
+    reading = harness.submit(prompt_of(2000), 5, deadline_s=0.25)
+    waiting = harness.submit(prompt_of(5), 5, deadline_s=0.15)
+    run_until_over(harness, [reading, waiting])
+    for number, allowed_ms in ((reading, 250), (waiting, 150)):
+        code, message = error_of(harness, number)
+        assert code is ErrorCode.UNAVAILABLE
+        assert f"deadline_ms: {allowed_ms} ms passed before the first token" in message
+        assert harness.stories[number].finals == [ErrorCode.UNAVAILABLE]
+    harness.drain()
+    assert_whole(harness, other)
+
+
+@pytest.mark.parametrize("policy", ["none", "fixed:4", "goodput"])
+def test_a_deadline_that_passes_while_it_writes_ends_it_with_what_it_has(policy: str) -> None:
+    harness = LoopHarness()
+    number = harness.submit(prompt_of(5), 500, policy=policy, deadline_s=0.4)
+    other = harness.submit(prompt_of(5), 60, deadline_s=1000.0)
+    harness.drain()
+    tokens = harness.stories[number].tokens
+    assert 5 < len(tokens) < 500
+    assert tokens == fake_text(prompt_of(5), len(tokens))
+    assert harness.stories[number].finals == [FinishReason.DEADLINE]
+    assert_whole(harness, other)
+
+
+def test_a_preempted_request_keeps_its_text_and_its_deadline() -> None:
+    harness = LoopHarness(max_sequences=1)
+    number = harness.submit(prompt_of(5), 50, policy="none", deadline_s=0.2)
+    harness.step(4)
+    other = harness.submit(prompt_of(5), 60, policy="none", priority=1)
+    harness.drain()
+    assert harness.requests[number].num_preemptions == 1
+    assert harness.stories[number].tokens == fake_text(prompt_of(5), 4)
+    assert harness.stories[number].finals == [FinishReason.DEADLINE]
+    assert_whole(harness, other)
+
+
+@pytest.mark.parametrize("burst", [1, 8])
+def test_draining_lets_finish_what_can_and_ends_the_rest(burst: int) -> None:
+    """Three rows and 0.5 s of grace: 10 tokens take 0.3 s, 500 and a prompt of 4000 take longer.
+    The fourth has a row in the end, but no chunk of its prompt was read; the fifth waits.
+
+    A burst in flight is cut short: the row is free a step later.
+    """
+    harness = LoopHarness(max_sequences=3, max_decode_tokens=burst)
+    short = harness.submit(prompt_of(5), 10, policy="none")
+    long = harness.submit(prompt_of(5), 500, policy="none")
+    reading = harness.submit(prompt_of(4000), 5)
+    fourth = harness.submit(prompt_of(5), 500)
+    waiting = harness.submit(prompt_of(5), 5)
+    harness.step(2)
+    harness.inbox.refuse("the server is shutting down")
+    harness.loop.drain(0.5)
+    with pytest.raises(RequestError, match="shutting down"):
+        harness.submit(prompt_of(5), 5)
+    harness.drain()
+    assert 0.5 < harness.clock.now() < 0.7
+    assert_whole(harness, short)
+    tokens = harness.stories[long].tokens
+    assert 5 < len(tokens) < 500
+    assert tokens == fake_text(prompt_of(5), len(tokens))
+    assert harness.stories[long].finals == [FinishReason.CANCELLED]
+    assert harness.requests[fourth].scheduled_s is not None
+    for number in (reading, fourth, waiting):
+        assert harness.stories[number].finals == [ErrorCode.UNAVAILABLE]
+        assert error_of(harness, number)[1] == "the server is shutting down"
+
+
+def test_an_engine_with_work_in_flight_is_not_robbed_of_it() -> None:
+    """The TensorRT-LLM target over its double, which holds verifications back over several steps,
+    in a budget where draft caches must go: what is in flight is judged and observed later."""
+    clock = VirtualClock()
+    engine_limits = executor_double.EngineLimits(max_batch_size=4, vocab_size=VOCAB_SIZE)
+    executor = executor_double.Executor(
+        engine_limits, cost=COST, clock=clock, hold_back_prob=0.7, seed=3
+    )
+    capabilities = replace(
+        CAPABILITIES,
+        max_sequences=4,
+        max_context_len=4000,
+        max_decode_tokens=4,
+        max_prefill_tokens=None,
+        verifies_sampling=False,
+    )
+    target = TrtllmTarget(executor, executor_double, capabilities)
+    proposer = FakeProposer(0.8, vocab_size=VOCAB_SIZE, bytes_per_token=1)
+    harness = LoopHarness(target=target, proposer=proposer, max_cache_tokens=260)
+    policies = ("fixed:4", "none", "goodput", "fixed:2")
+    numbers = [harness.submit(prompt_of(30), 60, policy=policies[i % 4]) for i in range(8)]
+    harness.drain()
+    for number in numbers:
+        assert_whole(harness, number)
+
+
+@pytest.mark.parametrize("steps_before", [2, 4, 6])
+def test_a_stop_word_is_found_across_a_preemption(steps_before: int) -> None:
+    """The stop word is the text of the fifth and sixth token: written before, astride or behind."""
+    text = fake_text(prompt_of(40), 30)
+    stop_word = TOKENIZER.decode(text[4:6])
+    assert stop_word not in TOKENIZER.decode(text[:5])
+    harness = LoopHarness(max_sequences=1)
+    number = harness.submit(prompt_of(40), 30, policy="none", stop_words=(stop_word,))
+    harness.step(steps_before)
+    other = harness.submit(prompt_of(5), 10, policy="none", priority=1)
+    harness.drain()
+    assert harness.stories[number].tokens == text[:6]
+    assert harness.stories[number].finals == [FinishReason.STOP]
+    assert harness.requests[number].num_preemptions == (1 if steps_before < 6 else 0)
+    assert_whole(harness, other)
