@@ -13,9 +13,14 @@ from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.types import NO_TOKEN
 from smartspec_py.engines.base import Event
 from smartspec_py.engines.fake import FAKE_CAPABILITIES, FakeTarget
-from smartspec_py.exactness import check_pair_exactness, reference
+from smartspec_py.exactness import CheckArm, check_pair_exactness, reference
 from smartspec_py.proposers.fake import FakeProposer
-from smartspec_py.serving.config import LimitsConfig
+from smartspec_py.serving.config import (
+    DRAFT_MODEL,
+    FakeEngineConfig,
+    LimitsConfig,
+    ServerConfig,
+)
 from smartspec_py.serving.request import GenerateParams
 from smartspec_py.serving.server import Engine, Server
 
@@ -28,7 +33,7 @@ REQUESTS = [
     for text in ("Who goes there?", "List the names", "Report:")
     for temperature in (0.0, 1.0)
 ]
-POLICIES = ("none", "fixed:2", "goodput")
+ARMS = (CheckArm("none"), CheckArm("fixed:2"), CheckArm("goodput"))
 
 
 class Leaky(FakeTarget):
@@ -45,8 +50,12 @@ class Leaky(FakeTarget):
 def serving(target: FakeTarget) -> Iterator[Server]:
     cost = CostModel(PassTable((1,), (1,), ((0.01,),)), PassTable((1,), (1,), ((0.001,),)))
     proposer = FakeProposer(0.6, vocab_size=2000)
-    engine = Engine(TOKENIZER, NO_TOKEN, target, proposer, cost)
-    server = Server(engine, LimitsConfig(max_context_len=512), "goodput")
+    engine = Engine(TOKENIZER, NO_TOKEN, target, {DRAFT_MODEL: proposer}, cost)
+    config = ServerConfig(
+        engine=FakeEngineConfig(kind="fake", tokenizer="none"),
+        limits=LimitsConfig(max_context_len=512),
+    )
+    server = Server(engine, config)
     server.start()
     try:
         yield server
@@ -59,7 +68,7 @@ def test_a_good_engine_shows_no_difference() -> None:
     until 700 are compared."""
     target = FakeTarget(CAPABILITIES)
     with serving(target) as server:
-        reports = check_pair_exactness(server, REQUESTS, POLICIES, 700, lambda report: None)
+        reports = check_pair_exactness(server, REQUESTS, ARMS, 700, lambda report: None)
     assert [report.num_tokens for report in reports[:3]] == [120, 120, 120]
     assert sum(report.num_tokens for report in reports) == 720
     assert [report.mode for report in reports[3:]] == ["mixed"] * 3
@@ -73,11 +82,14 @@ def test_a_good_engine_shows_no_difference() -> None:
 def test_a_leaky_engine_is_found_at_its_first_difference() -> None:
     with serving(Leaky(CAPABILITIES)) as server:
         cases = reference(server, REQUESTS)
-        reports = check_pair_exactness(server, REQUESTS, POLICIES, 1, lambda report: None)
+        reports = check_pair_exactness(server, REQUESTS, ARMS, 1, lambda report: None)
     none, fixed, *_ = reports
     assert not none.divergences
     assert len(fixed.divergences) == len(cases)
     for divergence in fixed.divergences:
         same = divergence.index
-        assert divergence.expected[:same] == divergence.found[:same]
-        assert divergence.expected[same : same + 1] != divergence.found[same : same + 1]
+        (case,) = [case for case in cases if case.params == divergence.params]
+        assert divergence.before == case.tokens[:same]
+        assert divergence.expected == case.tokens[same]
+        assert divergence.found is not None
+        assert divergence.found != divergence.expected

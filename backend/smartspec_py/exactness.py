@@ -1,8 +1,9 @@
-"""Does speculation change the text? Compares every policy with no speculation, request by request.
+"""Does speculation change the text? Compares every way to speculate with none, token by token.
 
-The reference is each request alone, under `none`. Then the same requests run under every policy,
-alone and in mixed batches where neighbours have other policies and settings, join late and are
-cancelled. A request that differs counts once, at its first difference: what follows it means
+The reference is each request alone, under `none`, its prompt read whole. Then the same requests run
+under every arm (a policy and a proposer), alone and in mixed batches where neighbours have other
+arms and settings, join late, are cancelled, take over cached prefixes, and are preempted where the
+cache is small. A request that differs counts once, at its first difference: what follows it means
 nothing.
 """
 
@@ -20,37 +21,59 @@ WAIT_S = 600.0
 
 
 @dataclass(frozen=True)
+class CheckArm:
+    """A way to speculate. proposer: None is the server's own."""
+
+    policy: str
+    proposer: str | None = None
+
+    def applied(self, params: GenerateParams) -> GenerateParams:
+        return replace(params, policy=self.policy, proposer=self.proposer)
+
+    def __str__(self) -> str:
+        return self.policy if self.proposer is None else f"{self.policy}, {self.proposer}"
+
+
+NO_SPECULATION = CheckArm("none")
+
+
+@dataclass(frozen=True)
 class CheckCase:
-    """A request, and the text and number of tokens that it has without speculation."""
+    """A request, and the tokens and the reason of its end that it has without speculation."""
 
     params: GenerateParams
-    text: str
-    num_tokens: int
+    tokens: tuple[int, ...]
+    finish: str
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """policy, mode: where it was seen. index: first character that differs."""
+    """arm, mode: where it was seen. index: of the first generated token that differs; one of the
+    two may end there, which is None."""
 
-    policy: str
+    arm: str
     mode: str
     params: GenerateParams
     index: int
-    expected: str
-    found: str
+    before: tuple[int, ...]
+    expected: int | None
+    found: int | None
 
 
 @dataclass
 class CheckReport:
-    """num_tokens: tokens compared. num_requests: requests compared. num_cancelled: thrown in."""
+    """num_tokens: tokens compared. num_requests: requests compared. num_cancelled: thrown in.
+    num_cached: prompt tokens that were taken over. num_preemptions: of all requests."""
 
-    policy: str
+    arm: str
     mode: str
     num_requests: int = 0
     num_tokens: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
     num_cancelled: int = 0
+    num_cached: int = 0
+    num_preemptions: int = 0
     divergences: tuple[Divergence, ...] = ()
 
 
@@ -58,40 +81,44 @@ def reference(server: Server, requests: Iterable[GenerateParams]) -> list[CheckC
     """Each request alone, without speculation."""
     cases = []
     for params in requests:
-        (sink,) = generate(server, [replace(params, policy="none")])
+        plain = replace(NO_SPECULATION.applied(params), reuse_prefix=False)
+        (sink,) = generate(server, [plain])
         _raise_error(sink)
-        cases.append(CheckCase(params, sink.text, sink.num_tokens))
+        cases.append(CheckCase(params, tuple(sink.tokens), str(sink.finish_reason)))
     return cases
 
 
-def compare_alone(server: Server, cases: Sequence[CheckCase], policy: str) -> CheckReport:
-    """Each request alone under the policy."""
-    report = CheckReport(policy, "alone")
+def compare_alone(server: Server, cases: Sequence[CheckCase], arm: CheckArm) -> CheckReport:
+    """Each request alone."""
+    report = CheckReport(str(arm), "alone")
     for case in cases:
-        (sink,) = generate(server, [replace(case.params, policy=policy)])
-        _add(report, case, policy, sink)
+        (sink,) = generate(server, [arm.applied(case.params)])
+        _add(report, case, arm, sink)
     return report
 
 
 def compare_mixed(
-    server: Server, cases: Sequence[CheckCase], policies: Sequence[str], seed: int
+    server: Server, cases: Sequence[CheckCase], arms: Sequence[CheckArm], seed: int
 ) -> CheckReport:
-    """All requests together under random policies, with more that are cancelled on their way."""
+    """All requests together under random arms, with more that are cancelled on their way."""
     rng = random.Random(seed)
     report = CheckReport("all", "mixed")
-    order = [(case, rng.choice(policies)) for case in cases]
+    preempted_before = server.loop.num_preemptions
+    order = [(case, rng.choice(arms)) for case in cases]
     rng.shuffle(order)
     running = []
-    for case, policy in order:
+    for case, arm in order:
+        params = replace(arm.applied(case.params), priority=rng.choice((0, 0, 0, 1)))
         if rng.random() < 0.25:
-            _cancel_one(server, replace(case.params, policy=policy), rng.randrange(1, 4))
+            _cancel_one(server, params, rng.randrange(1, 4))
             report.num_cancelled += 1
         sink = LocalSink()
-        server.submit(replace(case.params, policy=policy), sink)
-        running.append((case, policy, sink))
-    for case, policy, sink in running:
+        server.submit(params, sink)
+        running.append((case, arm, sink))
+    for case, arm, sink in running:
         sink.wait(WAIT_S)
-        _add(report, case, policy, sink)
+        _add(report, case, arm, sink)
+    report.num_preemptions = server.loop.num_preemptions - preempted_before
     return report
 
 
@@ -110,21 +137,29 @@ class _LeavingSink(LocalSink):
         return len(self.pieces) >= self._num_pieces
 
 
-def _add(report: CheckReport, case: CheckCase, policy: str, sink: LocalSink) -> None:
+def _add(report: CheckReport, case: CheckCase, arm: CheckArm, sink: LocalSink) -> None:
     _raise_error(sink)
     report.num_requests += 1
-    report.num_tokens += sink.num_tokens
+    report.num_tokens += len(sink.tokens)
     report.num_drafted += sink.progress.num_drafted
     report.num_accepted += sink.progress.num_accepted
-    if sink.text != case.text or sink.num_tokens != case.num_tokens:
-        index = _first_difference(case.text, sink.text)
-        found = Divergence(policy, report.mode, case.params, index, case.text, sink.text)
-        report.divergences = (*report.divergences, found)
-
-
-def _first_difference(expected: str, found: str) -> int:
-    pairs = enumerate(zip(expected, found, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(expected), len(found)))
+    report.num_cached += sink.summary.num_cached_tokens if sink.summary else 0
+    found = tuple(sink.tokens)
+    if found == case.tokens and str(sink.finish_reason) == case.finish:
+        return
+    pairs = enumerate(zip(case.tokens, found, strict=False))
+    shorter = min(len(case.tokens), len(found))
+    index = next((i for i, (a, b) in pairs if a != b), shorter)
+    divergence = Divergence(
+        arm=str(arm),
+        mode=report.mode,
+        params=case.params,
+        index=index,
+        before=case.tokens[:index],
+        expected=case.tokens[index] if index < len(case.tokens) else None,
+        found=found[index] if index < len(found) else None,
+    )
+    report.divergences = (*report.divergences, divergence)
 
 
 def _raise_error(sink: LocalSink) -> None:
@@ -135,19 +170,19 @@ def _raise_error(sink: LocalSink) -> None:
 def check_pair_exactness(
     server: Server,
     requests: Sequence[GenerateParams],
-    policies: Sequence[str],
+    arms: Sequence[CheckArm],
     min_tokens: int,
     progress: Callable[[CheckReport], None],
 ) -> list[CheckReport]:
-    """Compare at least min_tokens: once alone under each policy, then mixed until it is enough."""
+    """Compare at least min_tokens: once alone under each arm, then mixed until it is enough."""
     cases = reference(server, requests)
     reports = []
-    for policy in policies:
-        reports.append(compare_alone(server, cases, policy))
+    for arm in arms:
+        reports.append(compare_alone(server, cases, arm))
         progress(reports[-1])
     seed = 0
     while sum(report.num_tokens for report in reports) < min_tokens or seed == 0:
-        reports.append(compare_mixed(server, cases, policies, seed))
+        reports.append(compare_mixed(server, cases, arms, seed))
         progress(reports[-1])
         seed += 1
         if reports[-1].num_tokens == 0:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -14,12 +14,32 @@ from rich.table import Table
 
 from smartspec_py.commands import USAGE_ERROR, fail
 from smartspec_py.commands.settings import checked_config, torch_settings
-from smartspec_py.exactness import CheckReport, check_pair_exactness
+from smartspec_py.exactness import CheckArm, CheckReport, Divergence, check_pair_exactness
 from smartspec_py.pair import PairError, check_pair
-from smartspec_py.serving.config import ConfigError, ServerConfig
+from smartspec_py.serving.config import DRAFT_MODEL, PROMPT_LOOKUP, ConfigError, ServerConfig
 from smartspec_py.serving.request import GenerateParams
 
+if TYPE_CHECKING:
+    from smartspec_py.nearties import TieVerdict
+    from smartspec_py.serving.intake import Engine, Intake
+
 MAX_TOKENS = 64
+MAX_CONTEXT_LEN = 512
+NUM_ROWS = 8
+
+CACHE_SHARE = 0.4
+"""Of what all rows full would hold: little enough that mixed batches preempt one another."""
+
+NUM_SHOWN = 5
+
+PENALTIES: tuple[dict[str, Any], ...] = (
+    {},
+    {"top_k": 40, "top_p": 0.95},
+    {"repetition_penalty": 1.2, "min_p": 0.02},
+    {"presence_penalty": 0.4, "frequency_penalty": 0.3, "min_tokens": 24},
+    {"bias_words": (" the",), "bias_weights": (-2.0,), "bad_words": ("and",)},
+)
+"""What the requests ask for beside temperature, in turn."""
 
 
 def check(
@@ -30,13 +50,15 @@ def check(
     tokens: Annotated[int, typer.Option(help="Tokens to compare at least.", min=1)] = 20_000,
     temperatures: Annotated[str, typer.Option(help="Separated by commas.")] = "0,0.7,1.0",
     max_draft_len: Annotated[int, typer.Option(help="Policies fixed:1 to this.", min=1)] = 7,
-    prompts: Annotated[int, typer.Option(help="Prompts a workload.", min=1)] = 2,
+    prompts: Annotated[int, typer.Option(help="Prompts a workload.", min=1)] = 5,
     seed: Annotated[int, typer.Option(help="Keys prompts and sampling.")] = 1,
+    batch_invariant: Annotated[bool, typer.Option(help="bfloat16 on a CPU, bit by bit.")] = False,
 ) -> None:
-    """Compare the text of every policy with that of no speculation.
+    """Compare the text of every policy and proposer with that of no speculation.
 
-    Each request runs alone and in mixed batches with neighbours that come, go and are cancelled.
-    Exits with 1 when any text differs. In float32 none should; in lower precision near-ties do.
+    Each request runs alone and in mixed batches with neighbours that come, go, are cancelled and
+    preempted. Where a text differs, the step at which it does is looked at again: near-ties come
+    from rounding, and in float32 there should be none; anything else is a fault, and exits with 1.
     The last line is one JSON document.
     """
     console = Console(stderr=True)
@@ -47,29 +69,43 @@ def check(
         fail(str(error), USAGE_ERROR)
     config = checked_config(
         {
-            "engine": torch_settings(model, draft, dtype=dtype, device=device),
-            "limits": {"max_draft_len": max_draft_len, "max_sequences": 8, "max_queue": 4096},
+            "engine": torch_settings(
+                model, draft, dtype=dtype, device=device, batch_invariant=batch_invariant
+            ),
+            "limits": {
+                "max_draft_len": max_draft_len,
+                "max_sequences": NUM_ROWS,
+                "max_queue": 4096,
+                "max_context_len": MAX_CONTEXT_LEN,
+                "max_cache_tokens": int(CACHE_SHARE * NUM_ROWS * MAX_CONTEXT_LEN),
+            },
         }
     )
-    policies = ["none", *(f"fixed:{k}" for k in range(1, max_draft_len + 1)), "goodput"]
-    reports = _run(config, requests, policies, tokens, console)
+    reports, verdicts = _run(config, requests, _arms(max_draft_len), tokens, console)
     console.print(_table(reports))
-    num_diverged = sum(len(report.divergences) for report in reports)
-    for divergence in [d for report in reports for d in report.divergences][:5]:
-        console.print(f"{divergence.policy}, {divergence.mode}: {divergence.params}")
-        console.print(f"  expected {divergence.expected[divergence.index :][:60]!r}")
-        console.print(f"  found    {divergence.found[divergence.index :][:60]!r}")
-    print(json.dumps(_summary(reports, dtype)))
-    raise typer.Exit(1 if num_diverged else 0)
+    _show(verdicts, console)
+    print(json.dumps(_summary(reports, verdicts, dtype)))
+    raise typer.Exit(0 if all(verdict.is_near_tie for _, verdict in verdicts) else 1)
+
+
+def _arms(max_draft_len: int) -> list[CheckArm]:
+    lengths = range(1, max_draft_len + 1)
+    return [
+        CheckArm("none"),
+        *(CheckArm(f"fixed:{k}", DRAFT_MODEL) for k in lengths),
+        *(CheckArm(f"fixed:{k}", PROMPT_LOOKUP) for k in (1, max_draft_len)),
+        CheckArm("goodput", DRAFT_MODEL),
+        CheckArm("goodput", PROMPT_LOOKUP),
+    ]
 
 
 def _run(
     config: ServerConfig,
     requests: Sequence[GenerateParams],
-    policies: Sequence[str],
+    arms: Sequence[CheckArm],
     tokens: int,
     console: Console,
-) -> list[CheckReport]:
+) -> tuple[list[CheckReport], list[tuple[Divergence, TieVerdict]]]:
     from smartspec_py.serving.build import build_engine
     from smartspec_py.serving.server import Server
 
@@ -77,16 +113,42 @@ def _run(
         engine = build_engine(config, Path.cwd())
     except ConfigError as error:
         fail(str(error), USAGE_ERROR)
-    server = Server(engine, config.limits, config.policy)
+    server = Server(engine, config)
     server.start()
     with console.status("reference without speculation") as status:
 
         def show(report: CheckReport) -> None:
-            status.update(f"{report.policy} {report.mode}: {report.num_tokens} tokens compared")
+            status.update(f"{report.arm} {report.mode}: {report.num_tokens} tokens compared")
 
-        reports = check_pair_exactness(server, requests, policies, tokens, show)
+        reports = check_pair_exactness(server, requests, arms, tokens, show)
     server.stop()
-    return reports
+    divergences = [d for report in reports for d in report.divergences]
+    return reports, _judged(engine, server.intake, divergences)
+
+
+def _judged(
+    engine: Engine, intake: Intake, divergences: Sequence[Divergence]
+) -> list[tuple[Divergence, TieVerdict]]:
+    """Every divergence with what it is; the server has stopped, so that its engine is free."""
+    from smartspec_py.engines.torch_engine import TorchTarget
+    from smartspec_py.nearties import judge_divergence
+    from smartspec_py.serving.local import LocalSink
+
+    assert isinstance(engine.target, TorchTarget)
+    found = []
+    for divergence in divergences:
+        request = intake.receive(divergence.params, LocalSink()).request
+        end_token = request.sampling.end_token
+        verdict = judge_divergence(
+            engine.target,
+            [*request.tokens, *divergence.before],
+            request.num_prompt,
+            request.sampling,
+            end_token if divergence.expected is None else divergence.expected,
+            end_token if divergence.found is None else divergence.found,
+        )
+        found.append((divergence, verdict))
+    return found
 
 
 def _requests(temperatures: Sequence[float], prompts: int, seed: int) -> list[GenerateParams]:
@@ -97,10 +159,8 @@ def _requests(temperatures: Sequence[float], prompts: int, seed: int) -> list[Ge
             text=generate(workload, seed, index).prompt,
             max_tokens=MAX_TOKENS,
             temperature=temperature,
-            # Truncation takes part in every other prompt.
-            top_k=40 if index % 2 and temperature else 0,
-            top_p=0.95 if index % 2 and temperature else 1.0,
             seed=seed + index,
+            **PENALTIES[index % len(PENALTIES)],
         )
         for workload in WORKLOADS
         for index in range(prompts)
@@ -119,28 +179,49 @@ def _floats(text: str) -> list[float]:
 
 
 def _table(reports: Sequence[CheckReport]) -> Table:
-    table = Table(title="Text with speculation against text without")
-    for column in ("policy", "requests", "tokens", "accepted / drafted", "cancelled", "differ"):
-        table.add_column(column, justify="left" if column == "policy" else "right")
+    table = Table(title="Tokens with speculation against tokens without")
+    for column in ("policy", "proposer", "mode"):
+        table.add_column(column, no_wrap=True)
+    for column in ("tokens", "drafted", "accepted", "cached", "differ"):
+        table.add_column(column, justify="right", no_wrap=True)
     for r in reports:
-        table.add_row(
-            f"{r.policy}, {r.mode}",
-            str(r.num_requests),
-            str(r.num_tokens),
-            f"{r.num_accepted} / {r.num_drafted}",
-            str(r.num_cancelled),
-            str(len(r.divergences)),
-        )
+        policy, _, proposer = r.arm.partition(", ")
+        counts = (r.num_tokens, r.num_drafted, r.num_accepted, r.num_cached, len(r.divergences))
+        table.add_row(policy, proposer, r.mode, *map(str, counts))
+    cancelled = sum(r.num_cancelled for r in reports)
+    preempted = sum(r.num_preemptions for r in reports)
+    table.caption = f"beside {cancelled} requests that were cancelled, with {preempted} preemptions"
     return table
 
 
-def _summary(reports: Sequence[CheckReport], dtype: str) -> dict[str, Any]:
+def _show(verdicts: Sequence[tuple[Divergence, TieVerdict]], console: Console) -> None:
+    """Faults first, and a few of each."""
+    ordered = sorted(verdicts, key=lambda pair: pair[1].is_near_tie)
+    for divergence, verdict in ordered[:NUM_SHOWN]:
+        kind = "near-tie" if verdict.is_near_tie else "FAULT"
+        console.print(
+            f"{kind}: {divergence.arm}, {divergence.mode}: token {divergence.index} is "
+            f"{divergence.found} instead of {divergence.expected}; their scores are "
+            f"{verdict.gap:.2g} apart, rounding explains {verdict.allowed:.2g}",
+            highlight=False,
+        )
+
+
+def _summary(
+    reports: Sequence[CheckReport], verdicts: Sequence[tuple[Divergence, TieVerdict]], dtype: str
+) -> dict[str, Any]:
+    num_near_ties = sum(verdict.is_near_tie for _, verdict in verdicts)
     return {
         "dtype": dtype,
         "num_requests": sum(r.num_requests for r in reports),
         "num_tokens": sum(r.num_tokens for r in reports),
         "num_drafted": sum(r.num_drafted for r in reports),
         "num_accepted": sum(r.num_accepted for r in reports),
-        "num_diverged": sum(len(r.divergences) for r in reports),
-        "divergences": [asdict(d) for r in reports for d in r.divergences][:20],
+        "num_cached": sum(r.num_cached for r in reports),
+        "num_preemptions": sum(r.num_preemptions for r in reports),
+        "num_cancelled": sum(r.num_cancelled for r in reports),
+        "num_diverged": len(verdicts),
+        "num_near_ties": num_near_ties,
+        "num_faults": len(verdicts) - num_near_ties,
+        "divergences": [asdict(d) | asdict(v) for d, v in verdicts[:20]],
     }
