@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
 from wire import generate, generate_stream, grpc_inputs, grpc_stream
 
@@ -36,11 +39,24 @@ def test_one_text_whatever_the_way(
     assert len(texts) == 1
 
 
+TIMES = ("arrival", "first_scheduled", "first_token", "last_token")
+ON_DEMAND = {
+    "cum_log_probs",
+    "output_log_probs",
+    "metrics",
+    "no_speculation",
+    *(f"{name}_time_ns" for name in TIMES),
+}
+
+
 def test_counts_add_up(torch_server: TritonServer) -> None:
     fields = {"text_input": "Question: who?\nAnswer:", "max_tokens": 24, "end_id": -1}
     responses = generate_stream(torch_server, **fields, speculation_policy="fixed:4")
     last = responses[-1]
-    assert set(last) == {spec.name for spec in OUTPUTS} | {"model_name", "model_version"}
+    assert set(last) == {spec.name for spec in OUTPUTS} - ON_DEMAND | {
+        "model_name",
+        "model_version",
+    }
     assert sum(r["num_output_tokens"] for r in responses) == 24
     assert last["finish_reason"] == "length"
     assert all(r["finish_reason"] == "" for r in responses[:-1])
@@ -50,6 +66,80 @@ def test_counts_add_up(torch_server: TritonServer) -> None:
     assert 1 + last["num_steps"] + last["total_accepted_draft_tokens"] == 24
     rate = last["total_accepted_draft_tokens"] / last["total_draft_tokens"]
     assert last["acceptance_rate"] == pytest.approx(rate, abs=1e-6)
+
+
+def test_what_is_asked_for_is_there(torch_server: TritonServer) -> None:
+    """Log-probabilities of all tokens add up to the last sum; the record adds up to the counts."""
+    fields = {"text_input": "Question: who?\nAnswer:", "max_tokens": 24, "end_id": -1}
+    responses = generate_stream(
+        torch_server,
+        **fields,
+        speculation_policy="fixed:4",
+        return_log_probs=True,
+        return_perf_metrics=True,
+        return_spec_metrics="detailed",
+        stop_words=["never there"],
+    )
+    last = responses[-1]
+    assert set(last) >= ON_DEMAND - {"no_speculation"}
+    log_probs = [p for r in responses for p in _as_list(r["output_log_probs"])]
+    assert len(log_probs) == 24
+    assert all(p <= 0 for p in log_probs)
+    assert last["cum_log_probs"] == pytest.approx(sum(log_probs), rel=1e-5)
+    times = [last[f"{name}_time_ns"] for name in TIMES]
+    assert times == sorted(times)
+    assert times[0] > 0
+    record = json.loads(last["metrics"])["speculative_decoding"]
+    assert record["num_draft_tokens"] == last["total_draft_tokens"]
+    assert record["num_accepted_draft_tokens"] == last["total_accepted_draft_tokens"]
+    assert sum(record["per_step_drafted"]) == last["total_draft_tokens"]
+
+
+def _as_list(value: float | list[float]) -> list[float]:
+    """Triton writes a tensor of one element as a bare number."""
+    return value if isinstance(value, list) else [value]
+
+
+def test_counts_are_left_out_on_request(torch_server: TritonServer) -> None:
+    fields = {"return_num_input_tokens": False, "return_num_output_tokens": False}
+    answer = generate(torch_server, text_input="Question:", max_tokens=3, **fields)
+    assert not {"num_input_tokens", "num_output_tokens"} & set(answer)
+
+
+def test_a_prompt_that_was_read_before_is_taken_over(torch_server: TritonServer) -> None:
+    prompt = make_document("summarize", 23, 5).prompt
+    fields = {"text_input": prompt, "max_tokens": 12, "temperature": 0.8, "seed": 3}
+    first = generate(torch_server, **fields, reuse_prefix=False)
+    again = generate(torch_server, **fields)
+    assert first["num_cached_tokens"] == 0
+    assert again["num_cached_tokens"] == first["num_input_tokens"] - 1
+    assert again["text_output"] == first["text_output"]
+
+
+@pytest.mark.parametrize("proposer", ["draft_model", "prompt_lookup"])
+@pytest.mark.parametrize(
+    "penalties",
+    [
+        {"repetition_penalty": 1.3, "min_p": 0.02},
+        {"presence_penalty": 0.5, "frequency_penalty": 0.2, "min_tokens": 10},
+        {"bad_words": ["the"], "embedding_bias_words": [" a"], "embedding_bias_weights": [1.5]},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_penalties_do_not_depend_on_speculation(
+    torch_server: TritonServer, proposer: str, penalties: dict[str, Any]
+) -> None:
+    fields = {
+        "text_input": make_document("chat", 11, 2).prompt,
+        "max_tokens": 40,
+        "temperature": 0.9,
+        "seed": 5,
+        **penalties,
+    }
+    plain = generate(torch_server, **fields, speculation_policy="none")
+    drafted = generate(torch_server, **fields, speculation_policy="fixed:3", proposer=proposer)
+    assert drafted["text_output"] == plain["text_output"]
+    assert plain["total_draft_tokens"] == 0
 
 
 def test_no_drafts_on_request(torch_server: TritonServer) -> None:

@@ -86,6 +86,39 @@ def test_a_full_queue_refuses_at_once(narrow_server: TritonServer) -> None:
     assert waiting.result(timeout=10)[0] == 200, "the one that waited is served"
 
 
+def test_a_deadline_ends_a_stream_with_what_it_has(narrow_server: TritonServer) -> None:
+    responses = generate_stream(narrow_server, **LONG, deadline_ms=300)
+    assert responses[-1]["finish_reason"] == "deadline"
+    assert 5 <= sum(r["num_output_tokens"] for r in responses) <= 60, "10 ms a token"
+    assert wait_until_free(narrow_server) < 2
+
+
+def test_a_deadline_that_passes_while_waiting_is_an_error(narrow_server: TritonServer) -> None:
+    with open_http_stream(narrow_server):
+        start = time.monotonic()
+        status, body = post(narrow_server, SHORT | {"deadline_ms": 200}, "generate")
+        assert time.monotonic() - start < 2
+    assert status >= 400
+    assert "deadline_ms: 200 ms passed" in body
+    wait_until_free(narrow_server)
+
+
+def test_priority_takes_the_row_and_gives_it_back(narrow_server: TritonServer) -> None:
+    """The stream that is preempted for 0.5 s ends with all its tokens."""
+    fields = {**LONG, "max_tokens": 150}
+    with ThreadPoolExecutor() as pool:
+        low = pool.submit(generate_stream, narrow_server, **fields)
+        time.sleep(0.5)
+        start = time.monotonic()
+        high = generate(narrow_server, **{**fields, "max_tokens": 20, "request_priority": 1})
+        assert time.monotonic() - start < 1.2, "it did not wait for the other"
+        assert high["finish_reason"] == "length"
+        responses = low.result(timeout=20)
+    assert sum(r["num_output_tokens"] for r in responses) == 150
+    alone = generate(narrow_server, **fields)
+    assert "".join(r["text_output"] for r in responses) == alone["text_output"]
+
+
 @pytest.fixture
 def dying_server(tmp_path: Path) -> Iterator[TritonServer]:
     """Its loop ends in the 20th step that has work."""
@@ -159,3 +192,29 @@ def test_stop_lets_streams_finish_and_does_not_wait_for_idle_connections(tmp_pat
             responses = stream.result(timeout=10)
     assert responses[-1]["finish_reason"] == "length"
     assert sum(response["num_output_tokens"] for response in responses) == 200
+
+
+def test_stop_ends_what_outlives_the_grace_with_a_last_response(tmp_path: Path) -> None:
+    """30 s of tokens, 1 s of grace: the stream ends as cancelled, with its text; whoever has no
+    token yet gets an error; new requests are refused meanwhile."""
+    limits = LimitsConfig(max_sequences=1, max_context_len=4096, drain_s=1.0)
+    server = TritonServer(fake_config(step_s=0.01, limits=limits), tmp_path, free_address())
+    with server, ThreadPoolExecutor() as pool:
+        server.wait_ready()
+        stream = pool.submit(generate_stream, server, **LONG)
+        time.sleep(0.5)
+        waiting = pool.submit(post, server, SHORT, "generate")
+        time.sleep(0.2)
+        start = time.monotonic()
+        stopping = pool.submit(server.stop)
+        time.sleep(0.4)
+        status, _ = post(server, SHORT, "generate")
+        assert status >= 400, "a request that came after the stop was taken"
+        assert stopping.result(timeout=30) == 0
+        assert time.monotonic() - start < 12
+        responses = stream.result(timeout=5)
+        status, body = waiting.result(timeout=5)
+    assert responses[-1]["finish_reason"] == "cancelled"
+    assert sum(r["num_output_tokens"] for r in responses) >= 100
+    assert status >= 400
+    assert "shutting down" in body

@@ -1,0 +1,37 @@
+"""Same seed, same text, over real sockets: mixed batches with preemptions and prefix reuse."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import exact
+import pytest
+from scrape import scrape_when
+from servers import TINY
+
+from smartspec_py.serving.config import LimitsConfig, ServerConfig, TorchEngineConfig
+from smartspec_py.triton_server import TritonServer, free_address
+
+pytestmark = pytest.mark.triton
+
+
+def test_no_text_depends_on_how_it_was_served(tmp_path: Path) -> None:
+    """The cache holds about three of eight requests."""
+    engine = TorchEngineConfig(
+        model=str(TINY / "target"), draft=str(TINY / "draft"), dtype="float32", num_threads=1
+    )
+    limits = LimitsConfig(max_sequences=8, max_cache_tokens=600, max_draft_len=4)
+    config = ServerConfig(engine=engine, limits=limits)
+    with TritonServer(config, tmp_path, free_address()) as server:
+        server.wait_ready()
+        url = server.address.http_url.removeprefix("http://")
+        summary = asyncio.run(exact.run(url, num_requests=150, seed=1, concurrency=12))
+        preempted = "smartspec_num_preemptions_total"
+        num_preemptions = scrape_when(server, lambda found: found.get(preempted) > 0).get(preempted)
+    assert not summary.differences
+    assert summary.num_requests == 150
+    assert summary.num_left > 0
+    assert summary.num_cached > 0
+    assert summary.num_accepted > 100
+    assert num_preemptions > 0
