@@ -1,0 +1,218 @@
+"""Ten times more requests than the server can serve, for minutes: does it stay what it was?
+
+Starts a server of its own, finds by a closed loop how many requests a second it serves, then sends
+an open loop of Poisson arrivals at 1.2 times that rate (saturation: the queue is full) and at ten
+times. Prints for both: how fast refusals came, how long admitted requests took, and what memory the
+server's processes held. The last line is one JSON document.
+
+    python loadtest/overload.py --model TARGET --draft DRAFT [--seconds 180]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from smartspec_py.serving.config import LimitsConfig, ServerConfig, TorchEngineConfig
+from smartspec_py.triton_server import TritonServer, free_address
+from smartspec_py.workloads import WORKLOADS, generate
+
+MAX_TOKENS = 48
+NUM_ROWS = 8
+MAX_QUEUE = 8
+SATURATION = 1.2
+SETTLING_S = 10.0
+"""Left out at the start of each phase: the queue fills."""
+
+MEMORY_EVERY_S = 5.0
+
+
+@dataclass
+class Phase:
+    """rate_hz: of arrivals. Latencies in seconds, of requests that came after SETTLING_S."""
+
+    name: str
+    rate_hz: float
+    num_sent: int = 0
+    num_other_errors: int = 0
+    served_s: list[float] = field(default_factory=list)
+    refused_s: list[float] = field(default_factory=list)
+    memory_mib: list[float] = field(default_factory=list)
+
+    def summary(self) -> dict[str, Any]:
+        return {
+            "phase": self.name,
+            "rate_hz": round(self.rate_hz, 2),
+            "sent": self.num_sent,
+            "served": len(self.served_s),
+            "refused": len(self.refused_s),
+            "other_errors": self.num_other_errors,
+            "served_mean_s": _mean(self.served_s),
+            "served_p95_s": _percentile(self.served_s, 0.95),
+            "refused_p50_s": _percentile(self.refused_s, 0.5),
+            "refused_p99_s": _percentile(self.refused_s, 0.99),
+            "memory_first_mib": self.memory_mib[0] if self.memory_mib else None,
+            "memory_last_mib": self.memory_mib[-1] if self.memory_mib else None,
+            "memory_most_mib": max(self.memory_mib, default=None),
+        }
+
+
+def _mean(values: list[float]) -> float | None:
+    return round(statistics.fmean(values), 4) if values else None
+
+
+def _percentile(values: list[float], share: float) -> float | None:
+    if not values:
+        return None
+    return round(sorted(values)[min(len(values) - 1, int(share * len(values)))], 4)
+
+
+def _fields(index: int) -> dict[str, Any]:
+    workload = WORKLOADS[index % len(WORKLOADS)]
+    return {
+        "text_input": generate(workload, 77, index).prompt,
+        "max_tokens": MAX_TOKENS,
+        "end_id": -1,
+        "seed": index + 1,
+        "stream": True,
+        "reuse_prefix": False,
+    }
+
+
+async def _request(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> str:
+    """served, refused, or the error as it came."""
+    async with session.post(url, json=body) as response:
+        last = ""
+        async for line in response.content:
+            last = line.decode() if line.strip() else last
+        if response.status == 200 and '"finish_reason":"length"' in last:
+            return "served"
+        return "refused" if "queue is full" in last else f"{response.status}: {last[:200]}"
+
+
+async def _one(
+    session: aiohttp.ClientSession, url: str, phase: Phase, index: int, end: float
+) -> None:
+    start = time.monotonic()
+    try:
+        outcome = await _request(session, url, _fields(index))
+    except (TimeoutError, aiohttp.ClientError) as error:
+        outcome = repr(error)
+    took_s = time.monotonic() - start
+    if outcome not in ("served", "refused"):
+        phase.num_other_errors += 1
+        print(f"{phase.name}: {outcome}", file=sys.stderr)
+    elif start >= end:
+        (phase.served_s if outcome == "served" else phase.refused_s).append(took_s)
+
+
+async def _closed_loop(session: aiohttp.ClientSession, url: str, seconds: float) -> float:
+    """Requests a second that NUM_ROWS clients get served, who each send one after the other."""
+    stop, num_served = time.monotonic() + seconds, 0
+
+    async def client(number: int) -> None:
+        nonlocal num_served
+        index = number
+        while time.monotonic() < stop:
+            if await _request(session, url, _fields(index)) == "served":
+                num_served += 1
+            index += NUM_ROWS
+
+    start = time.monotonic()
+    await asyncio.gather(*(client(number) for number in range(NUM_ROWS)))
+    return num_served / (time.monotonic() - start)
+
+
+async def _open_loop(
+    session: aiohttp.ClientSession, url: str, phase: Phase, seconds: float, server: TritonServer
+) -> Phase:
+    """Poisson arrivals at absolute times, whatever becomes of those before."""
+    rng = random.Random(1)
+    start = due = time.monotonic()
+    next_memory = start + SETTLING_S
+    async with asyncio.TaskGroup() as tasks:
+        while due < start + seconds:
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            tasks.create_task(_one(session, url, phase, phase.num_sent, start + SETTLING_S))
+            phase.num_sent += 1
+            due += rng.expovariate(phase.rate_hz)
+            if time.monotonic() >= next_memory:
+                phase.memory_mib.append(round(_resident_mib(server.pid), 1))
+                next_memory += MEMORY_EVERY_S
+    return phase
+
+
+def _resident_mib(group: int) -> float:
+    """Resident memory of the server's process group."""
+    pages = 0
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            stat = (folder / "stat").read_text().rpartition(")")[2].split()
+            if int(stat[2]) == group:
+                pages += int((folder / "statm").read_text().split()[1])
+        except (OSError, IndexError):
+            continue  # it ended while it was looked at
+    return pages * 4096 / 2**20
+
+
+async def _run(server: TritonServer, seconds: float, multiple: float) -> list[Phase]:
+    url = f"{server.address.http_url}/v2/models/smartspec/generate_stream"
+    timeout = aiohttp.ClientTimeout(total=120)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
+        await _closed_loop(session, url, 5)
+        rate_hz = await _closed_loop(session, url, 30)
+        print(f"serves {rate_hz:.2f} requests/s of {MAX_TOKENS} tokens", file=sys.stderr)
+        found = []
+        for name, factor, length in (
+            ("saturation", SATURATION, 60.0),
+            ("overload", multiple, seconds),
+            ("saturation again", SATURATION, 60.0),
+        ):
+            phase = Phase(name, factor * rate_hz)
+            found.append(await _open_loop(session, url, phase, length, server))
+            print(json.dumps(phase.summary()), file=sys.stderr)
+        return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--draft", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, default=180.0, help="of the overload")
+    parser.add_argument("--multiple", type=float, default=10.0, help="of what is served")
+    options = parser.parse_args()
+    engine = TorchEngineConfig(
+        model=str(options.model.resolve()),
+        draft=str(options.draft.resolve()),
+        profile_cache=str(Path(".smartspec/profiles").resolve()),
+    )
+    limits = LimitsConfig(max_sequences=NUM_ROWS, max_queue=MAX_QUEUE)
+    config = ServerConfig(engine=engine, limits=limits)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        TritonServer(config, Path(folder), free_address()) as server,
+    ):
+        server.wait_ready()
+        phases = asyncio.run(_run(server, options.seconds, options.multiple))
+        is_alive = server.is_model_ready()
+    summaries = [phase.summary() for phase in phases]
+    print(json.dumps({"alive": is_alive, "limits": limits.model_dump(), "phases": summaries}))
+    sys.exit(0 if is_alive else 1)
+
+
+if __name__ == "__main__":
+    main()
