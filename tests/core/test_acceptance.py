@@ -1,10 +1,12 @@
 """Acceptance estimates: priors, evidence, forgetting, and the way back from all rejected."""
 
+import random
 from itertools import pairwise
 
 import pytest
 
-from smartspec_py.core.acceptance import INITIAL_MEAN, AcceptanceTracker
+from smartspec_py.core import acceptance
+from smartspec_py.core.acceptance import INITIAL_MEAN, MAX_KINDS, AcceptanceTracker
 
 
 def observe_all(
@@ -110,3 +112,91 @@ def test_positions_differ_and_a_request_shifts_them_all() -> None:
 def test_without_evidence_all_positions_are_the_mean() -> None:
     assert AcceptanceTracker().accept_probs(1, 3) == pytest.approx((0.7, 0.7, 0.7))
     assert AcceptanceTracker().accept_probs(1, 0) == ()
+
+
+def test_a_kind_begins_with_what_the_others_are_and_goes_its_own_way() -> None:
+    """Greedy text: 120 accepted of 120; a rare hot kind: 10 times rejected.
+
+    The greedy kind hardly hears of it: 8 trials of 128 are its prior. The hot one expects (8 * 0.7 + 120) / 128 at first (less by
+    forgetting), 0.98; after ten rejections 8 * 0.98 / 18 = 0.44.
+    """
+    tracker = AcceptanceTracker()
+    for _ in range(30):
+        tracker.observe(1, 4, 4, "greedy")
+    before = tracker.mean_of("greedy")
+    assert tracker.mean_of("hot") == pytest.approx(0.98, abs=0.002)
+    for _ in range(10):
+        tracker.observe(2, 4, 0, "hot")
+    assert tracker.mean_of("hot") == pytest.approx(0.437, abs=0.003)
+    assert tracker.mean_of("greedy") == pytest.approx(before, abs=0.03)
+    assert tracker.accept_prob(3, "greedy") == tracker.mean_of("greedy")
+
+
+def test_one_client_with_rare_settings_does_not_move_the_others() -> None:
+    """1,000 rejections of kinds of its own move a kind with evidence by less than 0.03."""
+    tracker = AcceptanceTracker()
+    for _ in range(100):
+        tracker.observe(1, 4, 4, "greedy")
+        tracker.observe(1, 4, 2, "greedy")
+    before = tracker.accept_probs(9, 4, "greedy")
+    for step in range(1000):
+        tracker.observe(2 + step, 4, 0, f"odd {step % 50}")
+        tracker.release(2 + step)
+    after = tracker.accept_probs(9, 4, "greedy")
+    assert after == pytest.approx(before, abs=0.03)
+
+
+def test_kinds_are_bounded() -> None:
+    tracker = AcceptanceTracker()
+    for number in range(3 * MAX_KINDS):
+        tracker.observe(number, 4, 1, f"kind {number}")
+        tracker.release(number)
+    assert len(tracker._kinds) == MAX_KINDS
+    assert tracker.shared_mean == pytest.approx((8 * 0.7 + 64) / (8 + 128), abs=0.001)
+
+
+def drafted(rng: random.Random, prob: float, length: int = 4) -> int:
+    """Accepted drafts of a step."""
+    return next((j for j in range(length) if rng.random() >= prob), length)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "within"), [(0.8, 0.3, 14), (0.3, 0.8, 14), (0.8, 0.5, 18), (0.9, 0.6, 14)]
+)
+def test_a_change_of_text_is_noticed(before: float, after: float, within: int) -> None:
+    """After 60 steps the text changes; in most of 100 requests the estimate is nearer to the new
+    rate than to the old one within so many steps. Seeds are fixed: one verdict for ever."""
+    num_seen = 0
+    for seed in range(100):
+        rng, tracker = random.Random(seed), AcceptanceTracker()
+        for _ in range(60):
+            tracker.observe(1, 4, drafted(rng, before))
+        for _ in range(within):
+            tracker.observe(1, 4, drafted(rng, after))
+        found = tracker.accept_prob(1)
+        num_seen += abs(found - after) < abs(found - before)
+    assert num_seen > 75
+
+
+def test_noise_is_seldom_taken_for_a_change() -> None:
+    """20,000 steps at 0.7: about one false alarm in 1,000 steps."""
+    rng, tracker, num_alarms = random.Random(1), AcceptanceTracker(), 0
+    for number in range(200):
+        for _ in range(100):
+            tracker.observe(number, 4, drafted(rng, 0.7))
+        num_alarms += tracker._requests[number].prior_trials < acceptance.PRIOR_TRIALS
+        tracker.release(number)
+    assert num_alarms <= 40
+
+
+def test_growing_weights_change_no_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evidence by position is rescaled at a limit; with a low one, often."""
+
+    def run(limit: float) -> tuple[float, ...]:
+        monkeypatch.setattr(acceptance, "_RENORMALISE", limit)
+        rng, tracker = random.Random(1), AcceptanceTracker()
+        for _ in range(300):
+            tracker.observe(1, 4, drafted(rng, 0.6))
+        return tracker.accept_probs(1, 5)
+
+    assert run(1.01) == pytest.approx(run(1e100), rel=1e-9)

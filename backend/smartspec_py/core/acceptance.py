@@ -1,25 +1,30 @@
-"""Estimates of the probability that a draft is accepted, per request with a shared prior.
+"""Estimates of the probability that a draft is accepted: per request, by position, by kind.
 
-How good a request drafts is one number, r = (w * m + accepted) / (w + trials), where m is the mean
-of all requests and w the weight of that prior. How acceptance changes with the position is learned
-from all requests together, a_j, likewise shrunk to m: a draft that was right so far is more likely
-to be right again than the first one, so that one rate for all positions underrates deep drafts. The
-estimate for position j of a request is a_j with its log-odds shifted by those of r against the
-mean of a_j over the drafts that were tried.
+How good a request drafts is one number, r = (w m + accepted) / (w + trials), where m is the mean of
+its kind and w the weight of that prior. A kind is whatever tells requests apart beforehand (their
+temperature, or what the client calls its workload); the mean of a kind is itself shrunk, lightly,
+to that of the others, so that a rare kind begins with what is known, and cannot move the others.
+
+How acceptance changes with the position is learned for each kind, a_j, likewise shrunk to m: a
+draft that was right so far is more likely to be right again than the first one, so that one rate
+for all positions underrates deep drafts. The estimate for position j of a request is a_j with its
+log-odds shifted by those of r against the mean of a_j over the drafts that were tried.
 
 Counts are forgotten by a constant factor at every step, also at steps without speculation: evidence
-that is not renewed fades, a request that was switched off drifts back to the shared mean, and that
-drifts back to `INITIAL_MEAN`. So "off" is never for good. Time is counted in steps; nothing here
-reads a clock.
+that is not renewed fades, a request that was switched off drifts back to its kind, and that drifts
+back to the others, and those to `INITIAL_MEAN`. So "off" is never for good. Where the text of a request
+changes, waiting for its old counts to fade takes too long: two CUSUM tests (Page, 1954) watch for
+odds three times lower and three times higher, and on alarm the request begins anew with what it
+showed since the change, and with less trust in its kind.
+
+Time is counted in steps; nothing here reads a clock.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
+from collections import OrderedDict
+from dataclasses import dataclass, field
 
 from smartspec_py.core.goodput import accept_trials
 
@@ -27,18 +32,24 @@ INITIAL_MEAN = 0.7
 """Assumed before anything was seen: published draft models range over 0.5 to 0.9."""
 
 PRIOR_TRIALS = 32.0
-"""Weight of the shared mean in a request's own estimate, in trials. Requests of one kind differ
-less than a dozen steps of one of them do: at 4 trials the plan followed that noise, and lost 2 to 4
-% of goodput on the shipped pair (docs/log.md)."""
+"""Weight of its kind in a request's own estimate, in trials. Requests of one kind differ less than
+a dozen steps of one of them do: at 4 trials the plan followed that noise, and lost 2 to 4 % of
+goodput on the shipped pair (docs/log.md)."""
+
+CHANGED_PRIOR_TRIALS = 8.0
+"""The same for a request whose text has changed: it has shown that it is not like its kind."""
 
 INITIAL_TRIALS = 8.0
-"""Weight of INITIAL_MEAN in the shared mean, in trials."""
+"""Weight of INITIAL_MEAN in the mean of the others, and of that in the mean of a kind, in trials."""
 
 POSITION_TRIALS = 16.0
-"""Weight of the shared mean in the rate of a position, in trials."""
+"""Weight of the mean of a kind in the rate of a position, in trials."""
 
 MAX_POSITIONS = 64
 """Positions that are told apart; no engine drafts deeper."""
+
+MAX_KINDS = 64
+"""Kinds that are told apart; of more, the one that was used longest ago is forgotten."""
 
 MIN_PROB = 1e-6
 """Estimates stay this far from 0 and 1, so that their log-odds are finite."""
@@ -48,6 +59,15 @@ REQUEST_FORGETTING = 0.98
 
 SHARED_FORGETTING = 0.999
 """Kept of the shared counts for each step of a request: half is 693 request steps old."""
+
+CHANGE_LOG_ODDS = math.log(3.0)
+"""The change that the tests look for."""
+
+ALARM = 5.0
+"""Log-likelihood ratio at which a change is believed: simulated, one false alarm in about 1,000
+steps of 4 drafts; 0.8 -> 0.5 is seen after 12 steps (median), 0.3 -> 0.8 after 9."""
+
+_RENORMALISE = 1e100
 
 
 @dataclass(slots=True)
@@ -59,7 +79,7 @@ class _Counts:
         self.accepted *= kept
         self.trials *= kept
 
-    def add(self, accepted: int, trials: int) -> None:
+    def add(self, accepted: float, trials: float) -> None:
         self.accepted += accepted
         self.trials += trials
 
@@ -67,69 +87,168 @@ class _Counts:
         return (prior_trials * prior_mean + self.accepted) / (prior_trials + self.trials)
 
 
+@dataclass(slots=True)
+class _Kind:
+    """Shared counts, and by position. New evidence weighs `weight`, which grows, instead of the old
+    being made less: the same, and it costs nothing at each step."""
+
+    counts: _Counts = field(default_factory=_Counts)
+    accepted: list[float] = field(default_factory=lambda: [0.0] * MAX_POSITIONS)
+    trials: list[float] = field(default_factory=lambda: [0.0] * MAX_POSITIONS)
+    weight: float = 1.0
+    deepest: int = 0
+    profile: tuple[list[float], float] | None = None
+
+    def observe(self, num_accepted: int, num_trials: int) -> None:
+        self.counts.fade(SHARED_FORGETTING)
+        self.counts.add(num_accepted, num_trials)
+        self.profile = None
+        self.weight /= SHARED_FORGETTING
+        self.deepest = max(self.deepest, num_trials)
+        for position in range(num_trials):
+            self.trials[position] += self.weight
+        for position in range(num_accepted):
+            self.accepted[position] += self.weight
+        if self.weight > _RENORMALISE:
+            self.accepted = [value / self.weight for value in self.accepted]
+            self.trials = [value / self.weight for value in self.trials]
+            self.weight = 1.0
+
+    def shared_profile(self, mean: float) -> tuple[list[float], float]:
+        """Log-odds of acceptance by position, and those of the mean rate that they amount to: a
+        request that is like all others is given them as they are. Kept until the next evidence."""
+        if self.profile is None:
+            prior = POSITION_TRIALS * self.weight
+            tried = list(zip(self.accepted, self.trials, strict=True))[: self.deepest]
+            rates = [(prior * mean + accepted) / (prior + trials) for accepted, trials in tried]
+            num_trials = sum(trials for _, trials in tried)
+            typical = mean
+            if num_trials > 0:
+                weighed = sum(rate * trials for rate, (_, trials) in zip(rates, tried, strict=True))
+                typical = weighed / num_trials
+            untried = [_log_odds(mean)] * (MAX_POSITIONS - self.deepest)
+            self.profile = [_log_odds(rate) for rate in rates] + untried, _log_odds(typical)
+        return self.profile
+
+
+@dataclass(slots=True)
+class _Change:
+    """One CUSUM test: its statistic, and what was counted since it last was 0."""
+
+    log_odds: float
+    statistic: float = 0.0
+    since: _Counts = field(default_factory=_Counts)
+
+    def observe(self, rate: float, num_accepted: int, num_trials: int) -> bool:
+        """Whether the change is believed now."""
+        changed = _prob(_log_odds(rate) + self.log_odds)
+        self.statistic += num_accepted * math.log(changed / rate)
+        self.statistic += (num_trials - num_accepted) * math.log((1 - changed) / (1 - rate))
+        if self.statistic <= 0:
+            self.statistic, self.since = 0.0, _Counts()
+        else:
+            self.since.add(num_accepted, num_trials)
+        return self.statistic > ALARM
+
+
+@dataclass(slots=True)
+class _Request:
+    kind: str
+    counts: _Counts = field(default_factory=_Counts)
+    prior_trials: float = PRIOR_TRIALS
+    worse: _Change = field(default_factory=lambda: _Change(-CHANGE_LOG_ODDS))
+    better: _Change = field(default_factory=lambda: _Change(CHANGE_LOG_ODDS))
+
+    def observe(self, rate: float, num_accepted: int, num_trials: int) -> None:
+        """rate: what was estimated before this step."""
+        self.counts.fade(REQUEST_FORGETTING)
+        self.counts.add(num_accepted, num_trials)
+        if num_trials == 0:
+            return
+        rate = min(max(rate, MIN_PROB), 1 - MIN_PROB)
+        alarms = [change.observe(rate, num_accepted, num_trials) for change in self._changes]
+        if any(alarms):
+            self.counts = self._changes[alarms.index(True)].since
+            self.prior_trials = CHANGED_PRIOR_TRIALS
+            self.worse, self.better = _Change(-CHANGE_LOG_ODDS), _Change(CHANGE_LOG_ODDS)
+
+    @property
+    def _changes(self) -> tuple[_Change, _Change]:
+        return self.worse, self.better
+
+
 class AcceptanceTracker:
     """Keeps one estimate for each live sequence. `observe` writes, `accept_probs` reads."""
 
     def __init__(self) -> None:
-        self._shared = _Counts()
-        self._requests: dict[int, _Counts] = {}
-        # Accepted and trials by position, shape [2, MAX_POSITIONS].
-        self._by_position = np.zeros((2, MAX_POSITIONS))
-        self._profile: tuple[NDArray[np.float64], float] | None = None
+        self._all = _Counts()  # the sum over all kinds
+        self._kinds: OrderedDict[str, _Kind] = OrderedDict()
+        self._requests: dict[int, _Request] = {}
 
     @property
     def shared_mean(self) -> float:
-        return self._shared.mean_with(INITIAL_MEAN, INITIAL_TRIALS)
+        """Of all kinds together."""
+        return self._all.mean_with(INITIAL_MEAN, INITIAL_TRIALS)
 
     @property
     def sequences(self) -> set[int]:
         """Those of which an estimate of their own is kept."""
         return set(self._requests)
 
-    def accept_prob(self, sequence: int) -> float:
-        """Conditional acceptance probability of the sequence over all positions, in (0, 1)."""
-        counts = self._requests.get(sequence)
-        if counts is None:
+    def mean_of(self, kind: str) -> float:
+        """What is expected of a request of this kind that has shown nothing yet."""
+        found = self._kinds.get(kind)
+        if found is None:
             return self.shared_mean
-        return counts.mean_with(self.shared_mean, PRIOR_TRIALS)
+        own, everything = found.counts, self._all
+        others = _Counts(everything.accepted - own.accepted, everything.trials - own.trials)
+        return own.mean_with(others.mean_with(INITIAL_MEAN, INITIAL_TRIALS), INITIAL_TRIALS)
 
-    def accept_probs(self, sequence: int, num_positions: int) -> tuple[float, ...]:
+    def accept_prob(self, sequence: int, kind: str = "") -> float:
+        """Conditional acceptance probability of the sequence over all positions, in (0, 1)."""
+        request = self._requests.get(sequence)
+        if request is None:
+            return self.mean_of(kind)
+        return request.counts.mean_with(self.mean_of(request.kind), request.prior_trials)
+
+    def accept_probs(self, sequence: int, num_positions: int, kind: str = "") -> tuple[float, ...]:
         """The same for each of the first positions of a step."""
-        if self._profile is None:
-            self._profile = self._shared_profile()
-        odds_by_position, typical = self._profile
-        shift = _log_odds(self.accept_prob(sequence)) - _log_odds(typical)
-        odds: NDArray[np.float64] = odds_by_position[:num_positions] * math.exp(shift)
-        return tuple((odds / (1 + odds)).tolist())
+        odds, typical = self._kind(kind).shared_profile(self.mean_of(kind))
+        shift = _log_odds(self.accept_prob(sequence, kind)) - typical
+        return tuple([_prob(position + shift) for position in odds[:num_positions]])
 
-    def _shared_profile(self) -> tuple[NDArray[np.float64], float]:
-        """Odds of acceptance by position, and the mean rate that they amount to: a request that is
-        like all others is given them as they are. The same for every request of a step."""
-        mean = self.shared_mean
-        accepted, trials = self._by_position
-        rates = (POSITION_TRIALS * mean + accepted) / (POSITION_TRIALS + trials)
-        num_trials = float(trials.sum())
-        typical = float(rates @ trials) / num_trials if num_trials > 0 else mean
-        rates = np.clip(rates, MIN_PROB, 1 - MIN_PROB)
-        return rates / (1 - rates), typical
-
-    def observe(self, sequence: int, num_drafted: int, num_accepted: int) -> None:
-        """Take in one decoding step of the sequence; both counts are 0 where none was drafted."""
-        counts = self._requests.setdefault(sequence, _Counts())
-        trials = accept_trials(num_drafted, num_accepted)
-        counts.fade(REQUEST_FORGETTING)
-        counts.add(num_accepted, trials)
-        self._shared.fade(SHARED_FORGETTING)
-        self._shared.add(num_accepted, trials)
-        self._profile = None
-        self._by_position *= SHARED_FORGETTING
-        self._by_position[0, :num_accepted] += 1.0
-        self._by_position[1, :trials] += 1.0
+    def observe(self, sequence: int, num_drafted: int, num_accepted: int, kind: str = "") -> None:
+        """Take in one decoding step of the sequence; both counts are 0 where none was drafted. A
+        sequence has one kind."""
+        rate = self.accept_prob(sequence, kind)
+        request = self._requests.get(sequence)
+        if request is None:
+            request = self._requests[sequence] = _Request(kind)
+        num_trials = accept_trials(num_drafted, num_accepted)
+        request.observe(rate, num_accepted, num_trials)
+        found = self._kind(kind)
+        self._all.add(-found.counts.accepted, -found.counts.trials)
+        found.observe(num_accepted, num_trials)
+        self._all.add(found.counts.accepted, found.counts.trials)
+        self._kinds.move_to_end(kind)
 
     def release(self, sequence: int) -> None:
         self._requests.pop(sequence, None)
+
+    def _kind(self, kind: str) -> _Kind:
+        found = self._kinds.get(kind)
+        if found is None:
+            if len(self._kinds) == MAX_KINDS:
+                _, oldest = self._kinds.popitem(last=False)
+                self._all.add(-oldest.counts.accepted, -oldest.counts.trials)
+            found = self._kinds[kind] = _Kind()
+        return found
 
 
 def _log_odds(prob: float) -> float:
     prob = min(max(prob, MIN_PROB), 1 - MIN_PROB)
     return math.log(prob / (1 - prob))
+
+
+def _prob(log_odds: float) -> float:
+    return 1 / (1 + math.exp(-log_odds))

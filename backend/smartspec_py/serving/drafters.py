@@ -31,7 +31,9 @@ class Drafters:
             if most > 0:
                 most = min(most, proposer.num_available(request.sequence, request.tokens))
             lag = proposer.draft_lag(request.sequence, context_len)
-            probs = self._acceptance[request.proposer].accept_probs(request.sequence, most)
+            probs = self._acceptance[request.proposer].accept_probs(
+                request.sequence, most, request.kind
+            )
         return SequenceView(
             sequence=request.sequence,
             context_len=context_len,
@@ -70,7 +72,7 @@ class Drafters:
         if proposer is None or request.proposer is None:
             return
         acceptance = self._acceptance[request.proposer]
-        acceptance.observe(request.sequence, event.num_drafted, event.num_accepted)
+        acceptance.observe(request.sequence, event.num_drafted, event.num_accepted, request.kind)
         if event.num_drafted or proposer.capabilities.reads_hidden:
             proposer.observe(request.sequence, event.num_accepted, event.hidden)
 

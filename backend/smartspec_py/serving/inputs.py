@@ -58,6 +58,14 @@ REQUEST = (
         default="none",
     ),
     TensorSpec(
+        "workload",
+        "STRING",
+        "what the client calls requests of this sort; how well they draft is learned apart from "
+        "others, instead of by temperature",
+        NAME,
+        default="none",
+    ),
+    TensorSpec(
         "reuse_prefix",
         "BOOL",
         "take over what is cached of an earlier request that begins alike",

@@ -7,6 +7,7 @@ against the limits, defaults are filled in, and what the engine cannot serve is 
 from __future__ import annotations
 
 import itertools
+import math
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +30,9 @@ from smartspec_py.serving.text import TextStream
 MAX_BYTES_PER_TOKEN = 64
 """No text has tokens that are longer on average; a prompt beyond it cannot fit."""
 
+
+TEMPERATURE_EDGES = (0.35, 0.75, 1.0, 1.5)
+"""Between them, requests are expected to draft alike."""
 
 _DEFAULT_PARAMS = GenerateParams(text="", max_tokens=1)
 
@@ -101,6 +105,7 @@ class Intake:
             policy=params.policy or self._defaults.policy,
             max_draft_len=self._max_draft_len(params, proposer),
             proposer=proposer,
+            kind=_kind(params, sampling),
             stops=self._text_stream(params, prompt) if params.stop_words else None,
             reuses_prefix=params.reuse_prefix,
             priority=params.priority,
@@ -235,3 +240,14 @@ class Intake:
 
     def _text_stream(self, params: GenerateParams, prompt: Sequence[int]) -> TextStream:
         return TextStream(self._engine.tokenizer, prompt, params.stop_words, params.min_tokens)
+
+
+def _kind(params: GenerateParams, sampling: SamplingParams) -> str:
+    """What the client calls its workload, or else how its tokens are drawn: the hotter, the less is
+    accepted."""
+    if params.workload:
+        return f"workload {params.workload}"
+    if sampling.is_greedy:
+        return "greedy"
+    bucket = next((edge for edge in TEMPERATURE_EDGES if sampling.temperature <= edge), math.inf)
+    return f"{sampling.verification}, temperature up to {bucket}"

@@ -46,6 +46,7 @@ class GenerateParams:
     end_id: None is the model's own end token. seed: None is drawn. num_draft_tokens: None is the
     server's limit. policy, proposer: None is the server's. bias_words, bias_weights: one weight a
     word. deadline_ms: from arrival; None is no deadline. priority: higher is served first.
+    workload: what the client calls requests of this sort; its acceptance is learned apart.
     reuse_prefix: whether cached keys of an earlier request that begins alike may be taken over.
     """
 
@@ -74,6 +75,7 @@ class GenerateParams:
     verification: Verification = Verification.COUPLED
     deadline_ms: int | None = None
     priority: int = 0
+    workload: str | None = None
     reuse_prefix: bool = True
     return_log_probs: bool = False
     return_perf_metrics: bool = False
@@ -120,6 +122,7 @@ class Request:
     is_in_flight: work of it was submitted and its last event has not come.
     num_to_read: tokens known when it was admitted last. num_read: those handed to the target or
         found in its cache. num_cached: of the prompt, found there when it was first admitted.
+    kind: of requests that are expected to draft alike; see `core.acceptance`.
     stops: watches for stop words; None where there are none.
     num_steps: decoding steps, those without drafts included.
     """
@@ -132,6 +135,7 @@ class Request:
     policy: str
     max_draft_len: int
     proposer: str | None = None
+    kind: str = ""
     stops: TextStream | None = None
     reuses_prefix: bool = True
     priority: int = 0
