@@ -1,18 +1,16 @@
-"""The planner: cases worked by hand, properties, and an exhaustive oracle over small cases."""
+"""The planner: cases worked by hand, and properties. Held against an oracle it is next door."""
 
 import itertools
-import random
-from collections.abc import Callable, Sequence
 from dataclasses import replace
-from statistics import fmean
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smartspec_py.core.cost import CostModel, PassTable
-from smartspec_py.core.planner import evaluate, parse_policy, plan
-from smartspec_py.core.types import SequenceView, SpecPlan
+from smartspec_py.core.planner import ObjectiveName, PlannerSettings, evaluate, plan
+from smartspec_py.core.types import DraftOption, SequenceView, SpecPlan
 
 FLAT = PassTable((1,), (1,), ((1.0,),))
 """A target pass of one second, whatever is in it: memory-bound."""
@@ -49,23 +47,6 @@ def affine_cost(
 
 def lengths(spec_plan: SpecPlan) -> list[int]:
     return list(spec_plan.draft_lens.values())
-
-
-@pytest.mark.parametrize(
-    ("name", "draft_len"),
-    [("goodput", None), ("none", 0), ("fixed:1", 1), ("fixed:12", 12), ("fixed:64", 64)],
-)
-def test_policy_names(name: str, draft_len: int | None) -> None:
-    assert parse_policy(name) == draft_len
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["", "fixed", "fixed:", "fixed:0", "fixed:-1", "fixed:65", "fixed:3.0", "fixed:²", "Goodput"],
-)
-def test_any_other_policy_name_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=r"none, fixed:K with K in 1\.\.64, or goodput"):
-        parse_policy(name)
 
 
 def test_nothing_ready_is_an_empty_plan() -> None:
@@ -248,89 +229,6 @@ def test_with_an_affine_cost_k_never_rises_with_load(
     assert all(later <= earlier + 1e-9 for earlier, later in itertools.pairwise(totals))
 
 
-def random_table(
-    rng: random.Random, rows: tuple[int, ...], tokens: tuple[int, ...], base_s: float, jitter: float
-) -> PassTable:
-    """base_s, a slope for each token, and each point up to `jitter` above that."""
-    slope = rng.choice([0.0, 0.02, 0.1, 0.3]) * base_s
-    return PassTable(
-        rows,
-        tokens,
-        tuple(
-            tuple((base_s + slope * r * n) * (1 + jitter * rng.random()) for n in tokens)
-            for r in rows
-        ),
-    )
-
-
-def random_cost(rng: random.Random, jitter: float, catch_up_s: float) -> CostModel:
-    return CostModel(
-        target=random_table(rng, (1, 2, 3, 4), (1, 2, 3, 4), 1.0, jitter),
-        draft=random_table(rng, (1, 2, 4), (1,), rng.choice([0.02, 0.1, 0.3]), jitter),
-        host_s=0.1,
-        host_row_s=0.01,
-        catch_up_s=catch_up_s,
-    )
-
-
-def random_views(rng: random.Random) -> list[SequenceView]:
-    """Up to 4 sequences of up to 3 drafts; a third of the draft caches lag behind."""
-    return [
-        view(
-            i,
-            rng.uniform(0.05, 0.98),
-            max_draft_len=rng.randint(0, 3),
-            draft_lag=rng.choice([0, 0, rng.randint(1, 100)]),
-            remaining=rng.randint(1, 64),
-        )
-        for i in range(rng.randint(1, 4))
-    ]
-
-
-def best_goodput(views: Sequence[SequenceView], cost: CostModel) -> float:
-    """Of every plan there is: at most 4^4."""
-    every = itertools.product(*[range(v.max_draft_len + 1) for v in views])
-    return max(evaluate(views, plan_, cost).goodput for plan_ in every)
-
-
-@pytest.mark.parametrize(
-    ("jitter", "catch_up_s", "mean_bound", "worst_bound"),
-    [
-        # Affine at every depth: the best prefix of the best depth is the best plan.
-        (0.0, 0.0, 1e-9, 1e-9),
-        # Points up to 30 % off their line may favour a plan that is no prefix; the product's
-        # promise of 2 % holds for the worst, and a quarter of that for the mean.
-        (0.3, 0.0, 0.005, 0.02),
-        # A catch-up belongs to one sequence, and a ranking by survival does not see it: at a
-        # hundred tokens of lag it is as dear as five target passes. One pass over single changes
-        # behind the ranking would bring the worst from 12.4 % to 0.2 %.
-        (0.0, 0.05, 0.005, 0.15),
-        (0.3, 0.05, 0.005, 0.15),
-    ],
-)
-def test_gap_to_the_exhaustive_oracle(
-    jitter: float,
-    catch_up_s: float,
-    mean_bound: float,
-    worst_bound: float,
-    record_property: Callable[[str, object], None],
-) -> None:
-    """250 cases over 25 cost models; the properties go into the report (`--junit-xml`)."""
-    rng = random.Random(7)
-    gaps = []
-    for _ in range(25):
-        cost = random_cost(rng, jitter, catch_up_s)
-        for _ in range(10):
-            views = random_views(rng)
-            gaps.append(1 - plan(views, cost).goodput / best_goodput(views, cost))
-    record_property("mean_gap", fmean(gaps))
-    record_property("worst_gap", max(gaps))
-    assert min(gaps) > -1e-9
-    found = f"mean gap {fmean(gaps):.2%}, worst {max(gaps):.2%}"
-    assert fmean(gaps) <= mean_bound, found
-    assert max(gaps) <= worst_bound, found
-
-
 def test_a_lookup_takes_no_draft_passes() -> None:
     """a = 0.5 beside draft passes of 0.3: E/T is 1, 1.5/1.3 = 1.154, 1.75/1.6 = 1.094: one draft.
 
@@ -383,57 +281,144 @@ def test_a_fixed_lookup_adds_no_depth_to_the_drafted() -> None:
     assert chosen.expected_s == pytest.approx(1.0)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(views_of_any_kind, cost_models(), st.lists(st.booleans(), min_size=6, max_size=6))
-def test_both_kinds_together_are_never_worse_than_one_alone(
+def test_both_kinds_together_are_never_worse_than_no_speculation(
     views: list[SequenceView], cost: CostModel, kinds: list[bool]
 ) -> None:
-    """The second kind keeps what the first one was given, or finds better; so with none at all."""
     views = [replace(v, has_draft_passes=k) for v, k in zip(views, kinds, strict=False)]
     chosen = plan(views, cost)
     assert chosen.goodput >= evaluate(views, [0] * len(views), cost).goodput * (1 - 1e-9)
-    only_lookups = plan([replace(v, policy=_policy(not v.has_draft_passes)) for v in views], cost)
-    assert chosen.goodput >= only_lookups.goodput * (1 - 1e-9)
     assert all(0 <= chosen.draft_lens[v.sequence] <= v.max_draft_len for v in views)
 
 
-def _policy(is_free: bool) -> str:
-    return "goodput" if is_free else "none"
-
-
-def of_both_kinds(rng: random.Random, views: Sequence[SequenceView]) -> list[SequenceView]:
-    """Half of the sequences are looked up for, which has no lag to catch up with."""
-    return [
-        replace(v, has_draft_passes=False, draft_lag=0) if rng.random() < 0.5 else v for v in views
-    ]
+def test_an_array_of_probabilities_is_as_good_as_a_tuple() -> None:
+    views = [view(i, accept_probs=(0.9, 0.5, 0.4, 0.3)) for i in range(3)]
+    arrays = [replace(v, accept_probs=np.array(v.accept_probs)) for v in views]
+    assert plan(arrays, FLAT_COST) == plan(views, FLAT_COST)
 
 
 @pytest.mark.parametrize(
-    ("jitter", "catch_up_s"),
+    ("accept_prob", "draft_len", "option"),
     [
-        # mean and worst gap when this was written: 0 and 0; 0.04 % and 4.9 %; 0.05 % and 4.9 %
-        (0.0, 0.0),
-        (0.3, 0.0),
-        (0.3, 0.05),
+        # looked up: 1.9375 / 1; drafted at 0.8 and four passes: 3.3616 / 1.4 = 2.401
+        (0.8, 4, 0),
+        # drafted at 0.5: 1.75 / 1.2 = 1.458 at best
+        (0.5, 4, 1),
     ],
 )
-def test_gap_to_the_exhaustive_oracle_of_both_kinds(
-    jitter: float, catch_up_s: float, record_property: Callable[[str, object], None]
+def test_a_way_to_draft_is_chosen(accept_prob: float, draft_len: int, option: int) -> None:
+    """A target pass of 1 s, draft passes of 0.1 s; the look-up finds four that hold at 0.5."""
+    lookup = DraftOption(4, (0.5,) * 4, has_draft_passes=False)
+    chosen = plan([view(1, accept_prob, alternatives=(lookup,))], FLAT_COST)
+    assert chosen.draft_lens == {1: draft_len}
+    assert chosen.choices == ({1: option} if option else {})
+
+
+def test_ways_are_chosen_together() -> None:
+    """T = 1 + 0.3 a pass. Alone, one draft by the draft model (0.8), 1.8 / 1.3 = 1.385, loses to
+    the look-up (0.5), 1.5 / 1. With three such, and a fourth that can only be drafted for (0.9):
+
+        all that can looked up, the fourth without: 5.5 / 1 = 5.5; with: 6.4 / 1.3 = 4.92
+        all drafted for: (3 * 1.8 + 1.9) / 1.3 = 5.62
+    """
+    cost = CostModel(target=FLAT, draft=PassTable((1,), (1,), ((0.3,),)))
+    lookup = DraftOption(1, (0.5,), has_draft_passes=False)
+    choosing = [view(i, 0.8, max_draft_len=1, alternatives=(lookup,)) for i in range(3)]
+    drafted = view(3, 0.9, max_draft_len=1)
+    assert plan(choosing[:1], cost).choices == {0: 1}
+    chosen = plan([*choosing, drafted], cost)
+    assert chosen.choices == {}
+    assert chosen.draft_lens == {0: 1, 1: 1, 2: 1, 3: 1}
+    assert chosen.goodput == pytest.approx(7.3 / 1.3)
+
+
+def test_a_choice_evaluates_to_what_was_planned() -> None:
+    lookup = DraftOption(4, (0.6,) * 4, has_draft_passes=False)
+    views = [view(1, 0.5, alternatives=(lookup,)), view(2, 0.9, draft_lag=3)]
+    chosen = plan(views, FLAT_COST)
+    assert chosen.choices == {1: 1}
+    assert evaluate(views, lengths(chosen), FLAT_COST, chosen.choices) == chosen
+
+
+@pytest.mark.parametrize(
+    ("slo_s_per_token", "slack_s", "draft_lens"),
+    [
+        (None, 0.0, {1: 4, 2: 0}),
+        (2.1, 0.0, {1: 4, 2: 0}),  # met anyway: 2 s for a token
+        # T at most 1.3 without drafts of its own: E/T = 2.9/1.25 = 2.32; at most 1.95 with one:
+        # 4.21/1.75 = 2.406; at most 2.275 with two: 5.189/2.25 = 2.306
+        (1.3, 0.0, {1: 2, 2: 1}),
+        (0.5, 0.0, {1: 4, 2: 0}),  # nothing is as fast as that: 1/1, 1.25/1.5, 1.5/1.75, ..
+        (1.3, 25.6, {1: 4, 2: 0}),  # 25.6 s ahead, spent over 32 tokens: 1.3 + 0.8 = 2.1
+        (2.1, -25.6, {1: 2, 2: 1}),  # and as much behind
+    ],
+)
+def test_a_latency_target_that_can_be_met_is_met(
+    slo_s_per_token: float | None, slack_s: float, draft_lens: dict[int, int]
 ) -> None:
-    """Up to 4 sequences of up to 3 drafts, 250 cases over 25 cost models. A sequence alone is
-    planned exactly, whatever its kind."""
-    rng = random.Random(11)
-    gaps, alone = [], []
-    for _ in range(25):
-        cost = random_cost(rng, jitter, catch_up_s)
-        for _ in range(10):
-            views = of_both_kinds(rng, random_views(rng))
-            gap = 1 - plan(views, cost).goodput / best_goodput(views, cost)
-            (alone if len(views) == 1 else gaps).append(gap)
-    found = f"mean gap {fmean(gaps):.3%}, worst {max(gaps):.2%} of {len(gaps)}"
-    record_property("gap", found)
-    assert len(alone) > 30
-    assert max(map(abs, alone)) < 1e-9
-    assert min(gaps) > -1e-9
-    assert fmean(gaps) <= 0.005, found
-    assert max(gaps) <= 0.15, found
+    """T = 1 + 0.25 a draft. Slots of 0.9: 0.9, 0.81, 0.729, 0.656; of 0.5, which has the target:
+    0.5, 0.25, .. By goodput the first drafts four, 5.095/2 = 2.548, the second nothing."""
+    patient = view(1, 0.9)
+    hurried = view(2, 0.5, slo_s_per_token=slo_s_per_token, slack_s=slack_s)
+    assert plan([patient, hurried], affine_cost(1.0, 0.0, 0.25)).draft_lens == draft_lens
+
+
+def test_near_the_end_slack_is_spread_over_what_remains() -> None:
+    """4 s ahead with 5 tokens to come: 1.3 + 0.8 = 2.1 s a token, as above."""
+    hurried = view(2, 0.5, slo_s_per_token=1.3, slack_s=4.0, remaining=5)
+    chosen = plan([view(1, 0.9), hurried], affine_cost(1.0, 0.0, 0.25))
+    assert chosen.draft_lens == {1: 4, 2: 0}
+
+
+def test_a_sequence_alone_is_fastest_by_goodput_whatever_its_target() -> None:
+    """Its time a token is one over its goodput, so that no target can ask for another plan."""
+    for slo in (0.6, 0.69, 0.7, 2.0):
+        assert plan([view(1, 0.5, slo_s_per_token=slo)], FLAT_COST).draft_lens == {1: 2}
+
+
+@pytest.mark.parametrize(
+    ("token_goodput", "draft_len"),
+    [
+        (0.0, 2),  # nothing measured yet: E/T, as in the first test
+        (0.5, 4),  # a pass costs 0.05 tokens: 0.0625 is still worth it
+        (2.0, 2),  # 0.2: 0.25 is, 0.125 is not
+        (6.0, 0),  # 0.6: nothing is
+    ],
+)
+def test_a_price_for_time_is_the_bar_for_a_draft(token_goodput: float, draft_len: int) -> None:
+    """E - price * T: drafts bring 0.5, 0.25, 0.125, 0.0625 (a = 0.5), a pass takes 0.1 s."""
+    settings = PlannerSettings(objective=ObjectiveName.LAGRANGIAN, token_goodput=token_goodput)
+    assert lengths(plan([view(1, 0.5)], FLAT_COST, settings)) == [draft_len]
+
+
+@pytest.mark.parametrize(("num_prefill_tokens", "by_ratio", "by_price"), [(0, 3, 3), (44, 4, 1)])
+def test_a_prompt_chunk_lowers_the_bar_of_the_ratio_only(
+    num_prefill_tokens: int, by_ratio: int, by_price: int
+) -> None:
+    """A pass takes 1 s up to 4 tokens and 0.25 s for each further one; a = 0.5, looked up.
+
+    Without a chunk three drafts are free: 1.875/1 against 1.9375/1.25. With a chunk of 44 tokens T
+    is 11.25 + 0.25 k and E/T rises to the fourth, 0.158; at 1.5 tokens a second a draft costs 0.375
+    tokens: the first brings 0.5, the second 0.25.
+    """
+    cost = CostModel(target=PassTable((1,), (1, 4, 8), ((1.0, 1.0, 2.0),)))
+    ready = [view(1, 0.5, has_draft_passes=False)]
+    for name, draft_len in zip(ObjectiveName, (by_ratio, by_price), strict=True):
+        settings = PlannerSettings(
+            objective=name, token_goodput=1.5, num_prefill_tokens=num_prefill_tokens
+        )
+        assert lengths(plan(ready, cost, settings)) == [draft_len]
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(probabilities, min_size=1, max_size=5), seconds, st.floats(0.001, 1.0))
+def test_at_the_best_goodput_as_the_price_both_objectives_agree(
+    probs: list[float], base_s: float, token_s: float
+) -> None:
+    """max E - (E*/T*) T is 0, and E*/T* is where it is taken (Dinkelbach)."""
+    cost = affine_cost(base_s, 0.0, token_s)
+    views = [view(i, prob) for i, prob in enumerate(probs)]
+    best = plan(views, cost)
+    priced = PlannerSettings(objective=ObjectiveName.LAGRANGIAN, token_goodput=best.goodput)
+    assert plan(views, cost, priced).goodput == pytest.approx(best.goodput)

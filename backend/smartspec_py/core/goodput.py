@@ -11,6 +11,7 @@ length; s(j), the survival: the probability that the first j drafts are all acce
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +19,12 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 
-def survival(accept_probs: Sequence[float]) -> Floats:
+def survival(accept_probs: Sequence[float] | Floats) -> Floats:
     """s(1)..s(k) = a_1, a_1 a_2, .. for k conditional probabilities; shape [k], no unit."""
     return np.multiply.accumulate(np.asarray(accept_probs, dtype=np.float64))
 
 
-def expected_tokens(accept_probs: Sequence[float], draft_len: int) -> float:
+def expected_tokens(accept_probs: Sequence[float] | Floats, draft_len: int) -> float:
     """Tokens that one sequence gains in a step of k drafts: 1 + s(1) + .. + s(k).
 
     Accepted drafts and the one token that the target adds itself. With one probability a at every
@@ -44,3 +45,51 @@ def accept_trials(num_drafted: int, num_accepted: int) -> int:
     conditional probability of 0.7 as 0.39 at k = 5.
     """
     return num_accepted + (1 if num_accepted < num_drafted else 0)
+
+
+def power_law_draft_len(scale: float, power: float, token_s: float, base_s: float) -> float:
+    """The k, not rounded, that generates fastest by the power law of Su et al. (arXiv 2310.18813).
+
+    They find scale * k^power drafts accepted, 0 < power < 1, and a step of base_s + token_s * k
+    seconds (token_s: verifying a position and drafting it). Seconds a token are then smallest where
+
+        scale (1 - power) token_s k^power - scale power base_s k^(power - 1) + token_s = 0
+
+    whose left side rises in k, so that halving an interval finds its one root. Wrong at k = 0,
+    where the law loses its meaning: the root is never 0, though not to speculate may be best. The
+    root is looked for up to 1024; raises ValueError where a number is out of its range.
+    """
+    if not (0 < power < 1 and scale > 0 and token_s > 0 and base_s > 0):
+        raise ValueError("power must lie in 0..1, and scale, token_s and base_s be positive")
+    low, high = 0.0, 1024.0
+    for _ in range(60):
+        k = (low + high) / 2
+        slope = scale * (1 - power) * token_s * k**power + token_s
+        if slope < scale * power * base_s * k ** (power - 1):
+            low = k
+        else:
+            high = k
+    return high
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What a step is chosen by: E/T, or E - price * T where there is a price (tokens a second).
+
+    With the price at E/T of the best step both choose the same. With the recent token goodput as
+    the price, what else the step takes time for (a prompt chunk) leaves the bar for a draft alone.
+    """
+
+    price: float | None = None
+
+    def score(self, tokens: Floats, seconds: Floats) -> Floats:
+        found: Floats = tokens / seconds if self.price is None else tokens - self.price * seconds
+        return found
+
+    def of(self, tokens: float, seconds: float) -> float:
+        """`score` of a single plan."""
+        return tokens / seconds if self.price is None else tokens - self.price * seconds
+
+    def price_at(self, score: float) -> float:
+        """Tokens that a second is worth beside a step of this score."""
+        return score if self.price is None else self.price

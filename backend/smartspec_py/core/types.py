@@ -7,8 +7,12 @@ step loop, the engines and the simulator. Times are seconds and end in `_s`; cou
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
 
 SequenceId = int
 """Names one request inside the loop and the engines; never reused while the server lives."""
@@ -102,6 +106,16 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftOption:
+    """Another way to draft for a sequence; fields as those of `SequenceView`."""
+
+    max_draft_len: int
+    accept_probs: Sequence[float] | NDArray[np.float64]
+    draft_lag: int = 0
+    has_draft_passes: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class SequenceView:
     """What a policy may know of one sequence that is ready for its next step.
 
@@ -111,9 +125,16 @@ class SequenceView:
     draft_lag: tokens that the proposer must read before it can propose (0: it is up to date).
     remaining: tokens that the request may still generate.
     accept_probs: for each position up to max_draft_len, the estimated probability that the draft
-        there is accepted given that all drafts before it in the same step were.
+        there is accepted given that all drafts before it in the same step were. An array is read
+        faster than a tuple.
     policy: the policy that the request is served under.
     has_draft_passes: whether drafting takes passes of a draft model; looking up takes none.
+    alternatives: what else the sequence may draft with, in place of the four fields above that
+        `DraftOption` has too; those are option 0, `alternatives[n]` is option n + 1.
+    slo_s_per_token: seconds a generated token that the request may take on average; None is no
+        target.
+    slack_s: seconds by which it is ahead of that so far (negative: behind), counted from its first
+        token: slo_s_per_token times the tokens since, less the time since.
     """
 
     sequence: SequenceId
@@ -121,9 +142,12 @@ class SequenceView:
     max_draft_len: int
     draft_lag: int
     remaining: int
-    accept_probs: tuple[float, ...]
+    accept_probs: Sequence[float] | NDArray[np.float64]
     policy: str
     has_draft_passes: bool = True
+    alternatives: tuple[DraftOption, ...] = ()
+    slo_s_per_token: float | None = None
+    slack_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +157,14 @@ class SpecPlan:
     draft_lens: tokens to draft for each sequence that is ready; 0 is no speculation.
     expected_tokens: tokens that the step is expected to generate.
     expected_s: seconds that its decoding part is expected to take.
+    choices: the option that a sequence drafts with, where it is not its option 0; see
+        `SequenceView.alternatives`.
     """
 
     draft_lens: dict[SequenceId, int] = field(default_factory=dict)
     expected_tokens: float = 0.0
     expected_s: float = 0.0
+    choices: dict[SequenceId, int] = field(default_factory=dict)
 
     @property
     def goodput(self) -> float:

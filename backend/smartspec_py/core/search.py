@@ -1,0 +1,273 @@
+"""The search for draft lengths of one's own: ranked slots, then changes of one sequence.
+
+From the better of the best uniform length and the best prefix of the ranking (`ranking`), changes
+of one sequence (another way, another length) are scored all at once and made until none improves.
+A plan that only two changes at a time would improve is kept: to look for those takes longer than
+what they bring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from operator import attrgetter
+
+import numpy as np
+
+from smartspec_py.core.goodput import Objective
+from smartspec_py.core.ranking import best_prefix, uniform, uniform_scores
+from smartspec_py.core.step import IMPOSSIBLE, Choice, Floats, Ints, Step
+
+MAX_ROUNDS = 32
+"""Rounds of changes; a round changes one sequence, or all that would gain."""
+
+MAX_SCORED = 8192
+"""Changes that are scored in all rounds together, for two rounds at least: bounds the time of large
+steps, where a single change counts for little."""
+
+MANY = 256
+"""Changes in a round from which on only the best NUM_BEST starts are worked on."""
+
+NUM_BEST = 2
+
+NUM_TIMES = 6
+"""Step times that are tried where latency targets are missed."""
+
+MIN_GAIN = 1e-12
+"""A score that is larger by less than this part of it is taken for the same."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A choice and what it brings. num_met: sequences within their latency target, all of them
+    where there is none."""
+
+    choice: Choice
+    rows_by_pass: Ints
+    tokens: float
+    seconds: float
+    score: float
+    num_met: int
+
+    @property
+    def key(self) -> tuple[int, float]:
+        """The larger is better."""
+        return self.num_met, self.score
+
+
+BY_KEY = attrgetter("key")
+
+
+def outcome(step: Step, objective: Objective, choice: Choice) -> Outcome:
+    rows = step.rows_by_pass(choice)
+    tokens, seconds = step.tokens(choice), step.seconds(choice, rows)
+    num_met = step.num_sequences
+    if step.limits_s is not None:
+        num_met = int(np.count_nonzero(step.allowed_s[choice.ways, choice.lengths] >= seconds))
+    return Outcome(choice, rows, tokens, seconds, objective.of(tokens, seconds), num_met)
+
+
+def best_of_each(step: Step, objective: Objective) -> Outcome:
+    """A way and a length of its own for each sequence.
+
+    The rule with latency targets: a sequence is within its target where the step's seconds, over
+    its own expected tokens in the step, are at most `Step.limits_s`. Of all plans those count that
+    are within the most targets, and of those the best by the objective is wanted. So a target that
+    no plan can meet asks for nothing, and one that costs other targets more than it is worth falls.
+    """
+    if not step.depth:
+        return outcome(step, objective, step.nothing())
+    if step.num_sequences == 1:
+        return outcome(step, objective, _best_alone(step, objective))
+    if step.limits_s is None:
+        return _fastest(step, objective)
+    free = _fastest(replace(step, limits_s=None), objective)
+    fastest = outcome(step, objective, free.choice)
+    if fastest.num_met == step.num_sequences:
+        return fastest
+    return _meeting_targets(step, objective, fastest)
+
+
+def _fastest(step: Step, objective: Objective) -> Outcome:
+    """The best without regard to targets."""
+    if len(step.owners) == step.num_sequences:
+        return improved(step, objective, _start(step, objective))
+    return _best_improved(step, objective, _starts_of_many_ways(step, objective))
+
+
+def _best_improved(step: Step, objective: Objective, starts: Iterable[Outcome]) -> Outcome:
+    starts = sorted(starts, key=BY_KEY, reverse=True)
+    if step.gains.size > MANY:
+        del starts[NUM_BEST:]
+    return max((improved(step, objective, start) for start in starts), key=BY_KEY)
+
+
+def _best_alone(step: Step, objective: Objective) -> Choice:
+    """Every way and length of a single sequence, where it is worth a large part of its time."""
+    lengths = np.arange(step.depth + 1)
+    seconds = np.zeros(step.gains.shape)
+    rows = step.held_rows
+    seconds[:, 1:] = (step.pass_s[rows + 1] - step.pass_s[rows]).cumsum()
+    seconds *= step.has_passes[:, None]
+    seconds[:, 1:] += step.entries_s[:, None]
+    seconds += step.verify_s.take(lengths, mode="clip") + step.pass_s[rows].sum()
+    scores = objective.score(step.gains + step.held_tokens, seconds)
+    if step.limits_s is not None:
+        is_met = step.allowed_s >= seconds
+        scores = np.where(is_met | ~is_met.any(), scores, IMPOSSIBLE)
+    way, length = divmod(int(scores.argmax()), step.depth + 1)
+    return Choice(np.array([way]), np.array([length]))
+
+
+def _start(step: Step, objective: Objective) -> Outcome:
+    """The better of the best uniform length and the best prefix; each sequence has one way."""
+    scores = uniform_scores(step, objective)
+    draft_len = int(scores.argmax())
+    best = float(scores[draft_len])
+    ranked, score = best_prefix(step, objective, objective.price_at(best))
+    return outcome(step, objective, ranked if score >= best else uniform(step, draft_len))
+
+
+def _starts_of_many_ways(step: Step, objective: Objective) -> Iterator[Outcome]:
+    """The start for each of some choices of one way for every sequence."""
+    first = step.with_ways(step.first_ways)
+    price = objective.price_at(float(uniform_scores(first, objective).max()))
+    for ways in _selections(step, price):
+        found = _start(step.with_ways(ways), objective)
+        yield outcome(step, objective, Choice(ways, found.choice.lengths))
+
+
+def _selections(step: Step, price: float) -> Iterator[Ints]:
+    """One way for each sequence, [B]: its first; the best at average prices; the best of those
+    without draft passes, where it has one."""
+    yield step.first_ways
+    token_s = (step.verify_s[-1] - step.verify_s[0]) / max(1, len(step.verify_s) - 1)
+    row_s = step.pass_s[step.num_rows] / step.num_rows
+    slot_s = token_s + row_s * step.has_passes
+    worth = step.gains - price * slot_s[:, None] * np.arange(step.depth + 1)
+    worth[:, 1:] -= price * step.entries_s[:, None]
+    best = worth.max(axis=1)
+    last = np.append(step.first_ways[1:], len(step.owners)) - 1
+    for handicap in (0.0, step.depth + 1.0):
+        order = np.lexsort((best - handicap * step.has_passes, step.owners))
+        yield order[last]
+
+
+def improved(step: Step, objective: Objective, start: Outcome) -> Outcome:
+    """The outcome after changes of single sequences, while one improves it."""
+    for _ in range(min(MAX_ROUNDS, max(2, MAX_SCORED // step.gains.size))):
+        found = _best_change(step, objective, start)
+        if found is None:
+            break
+        start = found
+    return start
+
+
+def _best_change(step: Step, objective: Objective, start: Outcome) -> Outcome | None:
+    tokens, seconds = _changed(step, start)
+    scores = objective.score(tokens, seconds)
+    bar = start.score + MIN_GAIN * abs(start.score)
+    if step.limits_s is not None:
+        num_met = _num_met(step, start, seconds)
+        most = int(num_met.max())
+        scores = np.where(num_met == max(most, start.num_met), scores, IMPOSSIBLE)
+        bar = IMPOSSIBLE if most > start.num_met else bar
+    best = scores.max(axis=1)
+    if best.max() <= bar:
+        return None
+    lengths = scores.argmax(axis=1)
+    order = best.argsort(kind="stable")
+    gaining = order[best[order] > bar]
+    trials = [gaining[-1:]] if len(gaining) == 1 else [gaining[-1:], gaining]
+    found = max(
+        (outcome(step, objective, _replaced(step, start.choice, w, lengths[w])) for w in trials),
+        key=BY_KEY,
+    )
+    return found if found.key > (start.num_met, start.score + MIN_GAIN * abs(start.score)) else None
+
+
+def _num_met(step: Step, start: Outcome, seconds: Floats) -> Ints:
+    """Targets that are met with one sequence's way and length changed, shape [R, K + 1]."""
+    own = step.allowed_s
+    others = own[start.choice.ways, start.choice.lengths]
+    num_met = step.num_sequences - np.searchsorted(np.sort(others), seconds)
+    changed: Ints = num_met - (others[step.owners][:, None] >= seconds) + (own >= seconds)
+    return changed
+
+
+def _meeting_targets(step: Step, objective: Objective, fastest: Outcome) -> Outcome:
+    """More sequences within their target than with the fastest plan, where that can be found.
+
+    In a step of so many seconds a sequence needs some least number of drafts to be within its
+    target. Changes are made from what all need for some such times, from no drafts, and from the
+    fastest plan, also raised to the need.
+    """
+    starts = {_digest(choice): choice for choice in (fastest.choice, *_needs(step, fastest.choice))}
+    return _best_improved(
+        step, objective, [outcome(step, objective, choice) for choice in starts.values()]
+    )
+
+
+def _digest(choice: Choice) -> bytes:
+    return choice.ways.tobytes() + choice.lengths.tobytes()
+
+
+def _needs(step: Step, fastest: Choice) -> Iterator[Choice]:
+    yield step.nothing()
+    for allowed_s in _step_times(step):
+        ways, lengths = _least_drafts(step, allowed_s)
+        yield Choice(ways, lengths)
+        is_more = lengths > fastest.lengths
+        yield Choice(
+            np.where(is_more, ways, fastest.ways), np.where(is_more, lengths, fastest.lengths)
+        )
+
+
+def _step_times(step: Step) -> list[float]:
+    """Up to NUM_TIMES step times at which a target would just be met, in seconds."""
+    times = step.allowed_s
+    times = np.unique(times[np.isfinite(times) & (times > step.verify_s[0])])
+    picked = np.linspace(0, len(times) - 1, min(len(times), NUM_TIMES)).round().astype(np.int64)
+    return [float(t) for t in times[picked]]
+
+
+def _least_drafts(step: Step, seconds: float) -> tuple[Ints, Ints]:
+    """The fewest drafts with which each sequence is within its target in a step of so many seconds,
+    and the way; 0 where it has no target or cannot. Two arrays of [B]."""
+    is_met = step.allowed_s >= seconds
+    lengths = np.where(is_met.any(axis=1), is_met.argmax(axis=1), step.depth + 1)
+    order = np.lexsort((lengths, step.owners))[step.first_ways]
+    return order, np.where(lengths[order] > step.depth, 0, lengths[order])
+
+
+def _replaced(step: Step, choice: Choice, ways: Ints, lengths: Ints) -> Choice:
+    """The choice with these ways and lengths for their owners; of several for one the last."""
+    owners = step.owners[ways]
+    all_ways, all_lengths = choice.ways.copy(), choice.lengths.copy()
+    all_ways[owners], all_lengths[owners] = ways, lengths
+    return Choice(all_ways, all_lengths)
+
+
+def _changed(step: Step, start: Outcome) -> tuple[Floats, Floats]:
+    """Tokens and seconds with one sequence's way and length changed, shape [R, K + 1] each."""
+    choice = start.choice
+    old_ways, old_lengths = choice.ways[step.owners], choice.lengths[step.owners]
+    lengths = np.arange(step.depth + 1)
+    rows = start.rows_by_pass
+    at_rows = step.pass_s[rows]
+    more, less = np.zeros(step.depth + 1), np.zeros(step.depth + 1)
+    np.cumsum(step.pass_s.take(rows + 1, mode="clip") - at_rows, out=more[1:])
+    np.cumsum(at_rows - step.pass_s[rows - 1], out=less[1:])
+    num_drafts = int(choice.lengths.sum())
+    seconds = step.verify_s.take((num_drafts - old_lengths)[:, None] + lengths, mode="clip")
+    before, after = old_lengths, lengths
+    if not step.is_drafted:
+        before = old_lengths * step.has_passes[old_ways]
+        after = lengths * step.has_passes[:, None]
+    old = before[:, None]
+    seconds += np.where(after > old, more[after] - more[old], less[after] - less[old])
+    rest = start.seconds - float(step.verify_s[num_drafts])
+    seconds += (rest - step.entries_s[old_ways] * (old_lengths > 0))[:, None]
+    seconds[:, 1:] += step.entries_s[:, None]
+    tokens = step.gains + (start.tokens - step.gains[old_ways, old_lengths])[:, None]
+    return tokens, seconds

@@ -1,0 +1,173 @@
+"""An exhaustive search over the plans of a small step, and random steps to plan.
+
+It shares no code with the planner: expected tokens and seconds of every plan are worked out from
+the views and the cost model alone, by the formulas of docs/control.md.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from smartspec_py.core.cost import CostModel, PassTable
+from smartspec_py.core.types import DraftOption, SequenceView
+
+RECOVERY_TOKENS = 32
+
+
+@dataclass(frozen=True)
+class EveryPlan:
+    """All plans of a step, one a line; arrays of [plans]. num_met: targets that are met."""
+
+    tokens: NDArray[np.float64]
+    seconds: NDArray[np.float64]
+    num_met: NDArray[np.int64]
+
+    @property
+    def best_goodput(self) -> float:
+        return float((self.tokens / self.seconds).max())
+
+    @property
+    def most_met(self) -> int:
+        return int(self.num_met.max())
+
+    def best_score(self, score: Callable[[object, object], object], num_met: int = 0) -> float:
+        """Of the plans that meet at least so many targets."""
+        allowed = self.num_met >= num_met
+        return float(np.max(score(self.tokens[allowed], self.seconds[allowed])))  # type: ignore[arg-type]
+
+
+def every_plan(views: Sequence[SequenceView], cost: CostModel) -> EveryPlan:
+    """Every way and every length of every sequence: the product of what each can do."""
+    can_do = [_can_do(view) for view in views]
+    picked = np.indices([len(one) for one in can_do]).reshape(len(views), -1)
+    # [what, sequence, plan]: drafts, those that take passes, tokens, lag to catch up with.
+    parts = np.array([np.array(one)[pick].T for one, pick in zip(can_do, picked, strict=True)])
+    drafts, passes, gained, lags = parts.transpose(1, 0, 2)
+    num_rows = len(views)
+    context_len = sum(view.context_len for view in views) / num_rows
+    seconds = cost.targets_s(num_rows, num_rows + drafts.sum(axis=0), context_len)
+    seconds = seconds + cost.step_host_s(num_rows)
+    for number in range(1, int(passes.max(initial=0)) + 1):
+        seconds = seconds + cost.draft_pass_s[(passes >= number).sum(axis=0)]
+    for view, lag in zip(views, lags, strict=True):
+        seconds = seconds + cost.catch_up_s * lag / max(1, view.remaining)
+    return EveryPlan((1 + gained).sum(axis=0), seconds, _num_met(views, 1 + gained, seconds))
+
+
+def _can_do(view: SequenceView) -> list[tuple[float, float, float, float]]:
+    """(drafts, drafts by passes, tokens gained, lag) of every way and length of one sequence."""
+    found = [(0.0, 0.0, 0.0, 0.0)]
+    for way in (view, *view.alternatives):
+        gained, survives = 0.0, 1.0
+        for k in range(1, way.max_draft_len + 1):
+            survives *= way.accept_probs[k - 1]
+            gained += survives
+            found.append((k, k if way.has_draft_passes else 0, gained, way.draft_lag))
+    return found
+
+
+def _num_met(
+    views: Sequence[SequenceView], tokens: NDArray[np.float64], seconds: NDArray[np.float64]
+) -> NDArray[np.int64]:
+    met = np.zeros(len(seconds), dtype=np.int64)
+    for view, own in zip(views, tokens, strict=True):
+        if view.slo_s_per_token is None:
+            met += 1
+        else:
+            ahead = view.slack_s / max(1, min(view.remaining, RECOVERY_TOKENS))
+            met += seconds <= (view.slo_s_per_token + ahead) * own
+    return met
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What random steps are made of.
+
+    jitter: points of a table lie up to this part above their line. catch_up_s: seconds a token of
+    lag. is_mixed: half of the sequences are looked up for. has_options: they may choose.
+    is_stepped: tables rise by steps of some tokens, as of a kernel that pads. has_targets: some
+    sequences have a latency target.
+    """
+
+    jitter: float = 0.0
+    catch_up_s: float = 0.0
+    is_mixed: bool = False
+    has_options: bool = False
+    is_stepped: bool = False
+    has_targets: bool = False
+    max_rows: int = 5
+    max_draft_len: int = 4
+
+
+def random_cost(rng: random.Random, kind: Kind) -> CostModel:
+    draft_s = rng.choice([0.01, 0.03, 0.1, 0.3])
+    return CostModel(
+        target=_random_table(rng, kind, (1, 2, 3, 4, 5), (1, 2, 3, 4, 5), 1.0),
+        draft=_random_table(rng, kind, (1, 2, 3, 5), (1,), draft_s),
+        host_s=0.1,
+        host_row_s=0.01,
+        catch_up_s=kind.catch_up_s * rng.choice([0.2, 1.0]),
+    )
+
+
+def _random_table(
+    rng: random.Random, kind: Kind, rows: tuple[int, ...], tokens: tuple[int, ...], base_s: float
+) -> PassTable:
+    """base_s, flat or with a slope for each token, and the jitter above that."""
+    slope = rng.choice([0.0, 0.02, 0.1, 0.3]) * base_s
+    tile = rng.choice([2, 4, 8]) if kind.is_stepped else 1
+    return PassTable(
+        rows,
+        tokens,
+        tuple(
+            tuple(
+                (base_s + slope * -(-r * n // tile) * tile) * (1 + kind.jitter * rng.random())
+                for n in tokens
+            )
+            for r in rows
+        ),
+    )
+
+
+def random_views(rng: random.Random, kind: Kind) -> list[SequenceView]:
+    views = [_random_view(rng, kind, i) for i in range(rng.randint(1, kind.max_rows))]
+    if kind.has_targets:
+        views = [_with_target(rng, view) for view in views]
+    return views
+
+
+def _random_view(rng: random.Random, kind: Kind, sequence: int) -> SequenceView:
+    """A third of the draft caches lag behind; acceptance may rise with the position."""
+    option = _random_option(rng, kind, not (kind.is_mixed and rng.random() < 0.5))
+    others: tuple[DraftOption, ...] = ()
+    if kind.has_options and rng.random() < 0.7:
+        others = (_random_option(rng, kind, not option.has_draft_passes),)
+    return SequenceView(
+        sequence=sequence,
+        context_len=10,
+        max_draft_len=option.max_draft_len,
+        draft_lag=option.draft_lag,
+        remaining=rng.randint(1, 64),
+        accept_probs=option.accept_probs,
+        policy="goodput",
+        has_draft_passes=option.has_draft_passes,
+        alternatives=others,
+    )
+
+
+def _random_option(rng: random.Random, kind: Kind, has_draft_passes: bool) -> DraftOption:
+    first, rise = rng.uniform(0.05, 0.98), rng.choice([0.0, 0.0, 0.1, -0.1])
+    draft_len = rng.choice([rng.randint(0, kind.max_draft_len), kind.max_draft_len])
+    probs = [min(max(first + rise * j, 0.01), 0.99) for j in range(draft_len)]
+    lag = rng.choice([0, 0, rng.randint(1, 100)]) if has_draft_passes else 0
+    return DraftOption(draft_len, tuple(probs), lag, has_draft_passes)
+
+
+def _with_target(rng: random.Random, view: SequenceView) -> SequenceView:
+    if rng.random() < 0.4:
+        return view
+    slo = rng.choice([0.3, 0.5, 0.7, 1.0, 1.5, 2.5])
+    return replace(view, slo_s_per_token=slo, slack_s=rng.choice([0.0, 3.0, -3.0]))

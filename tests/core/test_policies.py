@@ -1,0 +1,222 @@
+"""Policies by name, each against a table worked by hand, and all of them in one step."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smartspec_py.core.cost import CostModel, PassTable
+from smartspec_py.core.goodput import power_law_draft_len
+from smartspec_py.core.planner import plan
+from smartspec_py.core.policies import (
+    BatchTable,
+    FixedLength,
+    PlannerSettings,
+    batch_table_of,
+    parse_policy,
+)
+from smartspec_py.core.types import DraftOption, SequenceView
+
+FLAT_COST = CostModel(
+    target=PassTable((1,), (1,), ((1.0,),)), draft=PassTable((1,), (1,), ((0.1,),))
+)
+"""A target pass of 1 s and draft passes of 0.1 s, whatever is in them."""
+
+
+def view(sequence: int, accept_prob: float, policy: str, max_draft_len: int = 4) -> SequenceView:
+    return SequenceView(
+        sequence=sequence,
+        context_len=10,
+        max_draft_len=max_draft_len,
+        draft_lag=0,
+        remaining=100,
+        accept_probs=(accept_prob,) * max_draft_len,
+        policy=policy,
+    )
+
+
+def cost_by_draft(token_s: float) -> CostModel:
+    """T = 1 + token_s a draft, for any number of sequences; drafting itself is free."""
+    rows, tokens = (1, 8), (1, 9)
+    seconds = tuple(tuple(1.0 + token_s * b * (n - 1) for n in tokens) for b in rows)
+    return CostModel(target=PassTable(rows, tokens, seconds))
+
+
+@pytest.mark.parametrize(
+    ("name", "draft_len"),
+    [("none", 0), ("fixed:1", 1), ("fixed:12", 12), ("fixed:64", 64), ("fixed:03", 3)],
+)
+def test_fixed_lengths_by_name(name: str, draft_len: int) -> None:
+    assert parse_policy(name) == FixedLength(draft_len)
+
+
+@pytest.mark.parametrize("name", ["none", "fixed:7", "batch_table", "goodput_global", "goodput"])
+def test_a_policy_knows_its_name(name: str) -> None:
+    assert parse_policy(name).name == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("", "fixed", "fixed:", "fixed:0", "fixed:-1", "fixed:65", "fixed:3.0", "fixed:²"),
+        *("Goodput", "goodput:1", "batch_table:1", "none:0"),
+    ],
+)
+def test_any_other_name_is_refused(name: str) -> None:
+    allowed = r"none, fixed:K with K in 1\.\.64, batch_table, goodput_global, or goodput"
+    with pytest.raises(ValueError, match=f"^{allowed}$"):
+        parse_policy(name)
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "draft_len"), [(1, 5), (2, 3), (3, 1), (4, 1), (8, 0), (9, 0), (500, 0)]
+)
+def test_the_next_larger_batch_of_the_table_counts(num_rows: int, draft_len: int) -> None:
+    assert BatchTable((1, 2, 4, 8), (5, 3, 1, 0)).draft_len(num_rows) == draft_len
+
+
+@pytest.mark.parametrize(
+    ("rows", "draft_lens", "word"),
+    [
+        ((), (), "rows"),
+        ((0, 1), (1, 1), "rows"),
+        ((2, 1), (1, 1), "rows"),
+        ((1, 2), (1,), "draft_lens"),
+        ((1, 2), (1, -1), "draft_lens"),
+    ],
+)
+def test_a_batch_table_that_is_none_is_refused(
+    rows: tuple[int, ...], draft_lens: tuple[int, ...], word: str
+) -> None:
+    with pytest.raises(ValueError, match=word):
+        BatchTable(rows, draft_lens)
+
+
+def test_the_batch_is_all_that_is_in_the_step() -> None:
+    """Three sequences, two of them under the table: 4 rows, so one draft; one may not draft."""
+    table = PlannerSettings(batch_table=BatchTable((2, 4), (3, 1)))
+    ready = [view(1, 0.1, "batch_table"), view(2, 0.1, "batch_table", 0), view(3, 0.1, "none")]
+    assert plan(ready, FLAT_COST, table).draft_lens == {1: 1, 2: 0, 3: 0}
+    assert plan(ready[:2], FLAT_COST, table).draft_lens == {1: 3, 2: 0}
+
+
+def test_without_a_table_the_policy_says_so() -> None:
+    with pytest.raises(ValueError, match="batch_table"):
+        plan([view(1, 0.5, "batch_table")], FLAT_COST)
+
+
+def test_a_table_by_grid_search() -> None:
+    """a = 0.6, E = 1, 1.6, 1.96, 2.176 a sequence; T = 1 + 0.25 B k.
+
+    B = 1: 1, 1.28, 1.307, 1.243. B = 2: 2, 2.133, 1.96. B = 4: 4, 3.2. So 2, 1 and 0: the best
+    length falls with the batch.
+    """
+    found = batch_table_of(cost_by_draft(0.25), 0.6, (1, 2, 4), max_draft_len=4)
+    assert found == BatchTable((1, 2, 4), (2, 1, 0))
+
+
+def test_a_table_counts_draft_passes() -> None:
+    """a = 0.5: E/T is 1, 1.364, 1.458, 1.442, as in the planner's first test, at any batch."""
+    assert batch_table_of(FLAT_COST, 0.5, (1, 8), 4) == BatchTable((1, 8), (2, 2))
+
+
+@pytest.mark.parametrize(("base_s", "draft_len"), [(3.0, 1.0), (8.0, 4.0), (15.0, 9.0)])
+def test_the_closed_form_of_the_power_law(base_s: float, draft_len: float) -> None:
+    """scale 1, power 1/2, token_s 1: with x = sqrt(k) the root is that of x^2 + 2x = base_s.
+
+    At base_s = 8 tokens a second are 2.732/11, 3/12, 3.236/13 for 3, 4, 5 drafts: best at 4.
+    """
+    assert power_law_draft_len(1.0, 0.5, 1.0, base_s) == pytest.approx(draft_len)
+
+
+@pytest.mark.parametrize("changed", [{"power": 1.0}, {"scale": 0.0}, {"token_s": 0.0}])
+def test_a_power_law_out_of_range_is_refused(changed: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="power"):
+        power_law_draft_len(
+            **({"scale": 1.0, "power": 0.5, "token_s": 1.0, "base_s": 1.0} | changed)
+        )
+
+
+def test_one_length_for_all() -> None:
+    """a = 0.9 and 0.2, T = 1 + 0.25 a draft. E/T for 0, 1, 2, 3 drafts each: 2, 3.1/1.5 = 2.067,
+    3.95/2 = 1.975, 4.687/2.5 = 1.875: one each. With a length of its own: four and none."""
+    cost = cost_by_draft(0.25)
+    ready = [view(1, 0.9, "goodput_global"), view(2, 0.2, "goodput_global")]
+    assert plan(ready, cost).draft_lens == {1: 1, 2: 1}
+    assert plan([replace(v, policy="goodput") for v in ready], cost).draft_lens == {1: 4, 2: 0}
+
+
+def test_a_sequence_without_a_match_gets_none_of_the_one_length() -> None:
+    """The second finds nothing to look up: 2, 2.9/1.25 = 2.32, 2.473, 2.537, 5.095/2 = 2.548."""
+    ready = [view(1, 0.9, "goodput_global"), view(2, 0.9, "goodput_global", max_draft_len=0)]
+    ready = [replace(v, has_draft_passes=False) for v in ready]
+    assert plan(ready, cost_by_draft(0.25)).draft_lens == {1: 4, 2: 0}
+
+
+@pytest.mark.parametrize("policy", ["goodput", "goodput_global", "fixed:2", "none"])
+def test_nobody_may_draft(policy: str) -> None:
+    ready = [view(i, 0.9, policy, max_draft_len=0) for i in range(2)]
+    chosen = plan(ready, FLAT_COST)
+    assert chosen.draft_lens == {0: 0, 1: 0}
+    assert chosen.goodput == pytest.approx(2.0)
+
+
+def test_overload_switches_the_one_length_off() -> None:
+    """T = 1 + 1 a draft: 1.7/2 against 1/1."""
+    assert plan([view(1, 0.7, "goodput_global")], cost_by_draft(1.0)).draft_lens == {1: 0}
+
+
+def test_every_policy_in_one_step() -> None:
+    """All at a = 0.5, draft passes of 0.1 s. The fixed one takes three passes: they are paid.
+
+    Global: to go with it brings its own 0.875 for nothing; a fourth pass 0.0625 tokens for 0.1 s,
+    worth 7.5/1.3 * 0.1 = 0.58. The same holds for the one with a length of its own.
+    """
+    names = ("goodput", "goodput_global", "batch_table", "none", "fixed:3")
+    ready = [view(i, 0.5, name) for i, name in enumerate(names)]
+    table = PlannerSettings(batch_table=BatchTable((1, 5), (4, 2)))
+    chosen = plan(ready, FLAT_COST, table)
+    assert chosen.draft_lens == {0: 3, 1: 3, 2: 2, 3: 0, 4: 3}
+    assert chosen.expected_tokens == pytest.approx(3 * 1.875 + 1.75 + 1)
+    assert chosen.expected_s == pytest.approx(1.3)
+
+
+def test_two_spellings_of_one_policy() -> None:
+    ready = [view(1, 0.5, "fixed:2"), view(2, 0.5, "fixed:02"), view(3, 0.5, "none")]
+    assert plan(ready, FLAT_COST).draft_lens == {1: 2, 2: 2, 3: 0}
+
+
+def test_only_goodput_chooses_among_ways() -> None:
+    lookup = DraftOption(4, (0.99,) * 4, has_draft_passes=False)
+    for name in ("fixed:2", "goodput_global"):
+        chosen = plan([replace(view(1, 0.5, name), alternatives=(lookup,))], FLAT_COST)
+        assert (chosen.draft_lens, chosen.choices) == ({1: 2}, {})
+    ready = [
+        replace(view(1, 0.5, "goodput"), alternatives=(lookup,)),
+        replace(view(2, 0.5, "fixed:1"), alternatives=(lookup,)),
+    ]
+    chosen = plan(ready, FLAT_COST)
+    assert (chosen.draft_lens, chosen.choices) == ({1: 4, 2: 1}, {1: 1})
+
+
+probabilities = st.floats(0.01, 0.99)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(probabilities, min_size=1, max_size=6), st.floats(0.0, 1.0))
+def test_a_length_of_its_own_is_never_worse_than_one_for_all(
+    probs: list[float], token_s: float
+) -> None:
+    cost = replace(cost_by_draft(token_s), draft=FLAT_COST.draft)
+    each = plan([view(i, prob, "goodput") for i, prob in enumerate(probs)], cost)
+    for_all = plan([view(i, prob, "goodput_global") for i, prob in enumerate(probs)], cost)
+    assert each.goodput >= for_all.goodput * (1 - 1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(probabilities, st.floats(0.001, 1.0))
+def test_a_table_never_rises_with_the_batch(accept_prob: float, token_s: float) -> None:
+    """With T linear in the drafts and what they cost shared by nobody."""
+    found = batch_table_of(cost_by_draft(token_s), accept_prob, (1, 2, 4, 8), max_draft_len=6)
+    assert list(found.draft_lens) == sorted(found.draft_lens, reverse=True)
