@@ -1,5 +1,7 @@
 """Pass tables and the cost model: interpolation worked by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -80,3 +82,44 @@ def test_without_a_draft_model_proposing_is_free() -> None:
 def test_host_time_grows_with_the_rows() -> None:
     """0.5 + 3 * 0.25."""
     assert CostModel(target=TABLE, host_s=0.5, host_row_s=0.25).step_host_s(3) == 1.25
+
+
+@pytest.mark.parametrize(
+    ("changes", "seconds"),
+    [
+        ({}, 3.0),
+        ({"target_base": 2.0}, 5.0),
+        ({"target_slope": 3.0}, 5.0),
+        ({"target_extra_s": 0.5}, 3.5),
+        ({"target_base": 0.5, "target_slope": 0.5, "target_extra_s": 0.25}, 1.75),
+        ({"draft_factor": 9.0, "prefill_factor": 9.0}, 3.0),
+    ],
+)
+def test_factors_of_the_target(changes: dict[str, float], seconds: float) -> None:
+    """2 rows with 4 tokens take 3.0 by TABLE, of which 2.0 for one token a row."""
+    cost = replace(CostModel(target=TABLE), **changes)
+    assert cost.target_s(2, 4, -1.0) == pytest.approx(seconds)
+    assert cost.targets_s(2, np.array([4.0]), -1.0) == pytest.approx([seconds])
+
+
+def test_one_token_a_row_is_the_pass_with_that_many_tokens() -> None:
+    table = PassTable((1, 4), (1, 3), ((1.0, 2.0), (4.0, 8.0)), context_len=10, context_s=0.1)
+    for rows in (0, 1, 3, 9):
+        assert table.one_token_s(rows, 15) == pytest.approx(table.pass_s(rows, rows, 15))
+        assert table.one_token_by_rows[rows] == pytest.approx(table.one_token_s(rows))
+
+
+def test_a_factor_on_draft_passes_shares_the_measured_table() -> None:
+    """Rows 1, 2, 4 take 1.0, 2.0, 4.0; half as much with a factor of 0.5."""
+    profile = CostModel(target=TABLE, draft=TABLE)
+    cost = replace(profile, draft_factor=0.5)
+    assert [cost.draft_s(rows) for rows in (0, 1, 2, 4)] == pytest.approx([0.0, 0.5, 1.0, 2.0])
+    assert cost.draft is profile.draft
+
+
+def test_a_prompt_chunk_costs_what_it_adds() -> None:
+    """One row: 3.0 with 5 tokens, 1.0 with one; 2.0 more, and half of that with a factor of 0.5."""
+    cost = CostModel(target=TABLE)
+    assert cost.prefill_s(5) == pytest.approx(2.0)
+    assert replace(cost, prefill_factor=0.5).prefill_s(5) == pytest.approx(1.0)
+    assert cost.prefill_s(0) == 0.0

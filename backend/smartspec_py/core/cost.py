@@ -7,6 +7,9 @@ A step of B sequences that drafts k_i tokens for sequence i takes
 where n_p is the number of sequences with k_i >= p. Costs on real machines are flat, then a slope,
 and jagged in between, so nothing is fitted: between measured points the model is linear, outside
 them it goes on with the last slope.
+
+What serving shows to have changed since the profile was taken is a handful of factors on these
+tables (`core.corrections` learns them); all of them are neutral in a profile.
 """
 
 from __future__ import annotations
@@ -61,6 +64,29 @@ class PassTable:
         found: Floats = np.maximum(np.interp(num_tokens, tokens, seconds) + extra, 0.0)
         return found
 
+    def one_token_s(self, num_rows: int, context_len: float = -1.0) -> float:
+        """`pass_s` with one token a row, from a cache."""
+        if num_rows <= 0:
+            return 0.0
+        seconds = float(self._line(num_rows)[1][0])
+        if context_len >= 0:
+            seconds += self.context_s * num_rows * (context_len - self.context_len)
+        return max(seconds, 0.0)
+
+    @cached_property
+    def one_token_by_rows(self) -> Floats:
+        """`one_token_s` at the measured context by number of rows, shape [MAX_ROWS + 1].
+
+        A table, so that passes of many sizes are one look-up. It belongs to the measurement and is
+        shared by every corrected cost model over it.
+        """
+        measured = [line[0] for line in self.seconds]
+        far = _interpolate(MAX_ROWS, self.rows, measured)
+        rows = np.arange(MAX_ROWS + 1, dtype=np.float64)
+        found: Floats = np.interp(rows, [0.0, *self.rows, MAX_ROWS], [0.0, *measured, far])
+        found[1 : self.rows[0]] = measured[0]
+        return found
+
     def _line(self, num_rows: int) -> tuple[Floats, Floats]:
         """Seconds against tokens in all for this many rows, with a last point far out."""
         found = self._lines.get(num_rows)
@@ -87,6 +113,13 @@ class CostModel:
     draft: None where proposing costs nothing worth counting (prompt lookup).
     host_s, host_row_s: seconds of the loop's own work in a step, and for each sequence in it.
     catch_up_s: seconds for each token that a stale draft cache must read first.
+
+    The rest says how passes differ from the tables; with T0 the pass of one token a row,
+
+        target = target_base * T0 + target_slope * (T - T0) + target_extra_s
+
+    draft_factor: on passes of the draft model (`catch_up_s` is taken as it is). prefill_factor: on
+    what a prompt chunk adds to a pass.
     """
 
     target: PassTable
@@ -94,14 +127,24 @@ class CostModel:
     host_s: float = 0.0
     host_row_s: float = 0.0
     catch_up_s: float = 0.0
+    target_base: float = 1.0
+    target_slope: float = 1.0
+    target_extra_s: float = 0.0
+    draft_factor: float = 1.0
+    prefill_factor: float = 1.0
 
     def target_s(self, num_rows: int, num_tokens: int, context_len: float) -> float:
         """Seconds of a target pass that checks `num_tokens` tokens in all."""
-        return self.target.pass_s(num_rows, num_tokens, context_len)
+        return float(self.targets_s(num_rows, np.array([num_tokens]), context_len)[0])
 
     def targets_s(self, num_rows: int, num_tokens: Floats, context_len: float) -> Floats:
-        """`target_s` for each of several numbers of tokens, shape [n]."""
-        return self.target.passes_s(num_rows, num_tokens, context_len)
+        """`target_s` for each of several numbers of tokens, in their shape."""
+        seconds = self.target.passes_s(num_rows, num_tokens, context_len)
+        if num_rows <= 0 or self._has_target_of_profile:
+            return seconds
+        one_token_s = self.target.one_token_s(num_rows, context_len)
+        fixed_s = (self.target_base - self.target_slope) * one_token_s + self.target_extra_s
+        return np.maximum(self.target_slope * seconds + fixed_s, 0.0)
 
     def draft_s(self, num_rows: int) -> float:
         """Seconds of one draft pass that adds a token to each of `num_rows` sequences."""
@@ -110,24 +153,28 @@ class CostModel:
     def step_host_s(self, num_rows: int) -> float:
         return self.host_s + self.host_row_s * num_rows
 
+    def prefill_s(self, num_tokens: int) -> float:
+        """Seconds that a prompt chunk of so many tokens adds to a pass that runs anyway."""
+        alone = self.target.pass_s(1, max(1, num_tokens)) - self.target.one_token_s(1)
+        return self.prefill_factor * max(0.0, alone)
+
     @cached_property
     def draft_pass_s(self) -> Floats:
         """Seconds of a draft pass by number of rows, shape [MAX_ROWS + 1]; entry 0 is 0."""
-        rows = np.arange(MAX_ROWS + 1, dtype=np.float64)
         if self.draft is None:
-            return np.zeros(len(rows))
-        measured = [line[0] for line in self.draft.seconds]
-        far = _interpolate(MAX_ROWS, self.draft.rows, measured)
-        found: Floats = np.interp(rows, [0.0, *self.draft.rows, MAX_ROWS], [0.0, *measured, far])
-        found[1 : self.draft.rows[0]] = measured[0]
-        return found
+            return np.zeros(MAX_ROWS + 1)
+        return self.draft.one_token_by_rows * self.draft_factor
+
+    @property
+    def _has_target_of_profile(self) -> bool:
+        return self.target_base == 1.0 == self.target_slope and self.target_extra_s == 0.0
 
 
 FAR_TOKENS = 64
 """Times the longest measured row: the last slope is followed so far, and no pass is longer."""
 
 MAX_ROWS = 1024
-"""More sequences than any engine here takes at once; bounds the look-up table above."""
+"""More sequences than any engine here takes at once; bounds the look-up tables above."""
 
 
 def _interpolate(x: float, xs: tuple[int, ...], ys: list[float] | tuple[float, ...]) -> float:
