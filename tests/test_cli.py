@@ -49,7 +49,10 @@ def test_help_needs_no_model_library() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (("--policy", "fixed:99"), "--policy: must be none, fixed:K with K in 1..64, or goodput"),
+        (
+            ("--policy", "fixed:99"),
+            "--policy: must be none, fixed:K with K in 1..64, batch_table, ",
+        ),
         (("--max-queue", "0"), "--max-queue: Input should be greater than or equal to 1 (got 0)"),
         (("--dtype", "int8"), "--dtype: Input should be 'auto', 'float32'"),
         (("--http-port", "8001"), "the three ports must differ"),

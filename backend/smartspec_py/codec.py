@@ -45,6 +45,12 @@ def encode(reply: Reply) -> Any:
     )
 
 
+def encode_explanation(trace: str) -> Any:
+    """A step trace as a Triton response."""
+    text = np.array([[trace.encode()]], dtype=np.object_)
+    return pb_utils.InferenceResponse([pb_utils.Tensor("explanation", text)])
+
+
 def encode_error(error: RequestError) -> Any:
     """An error as a Triton response."""
     # Not a constant of the module: TritonError comes to be only after its import.

@@ -13,7 +13,7 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from smartspec_py.codec import decode, encode, encode_error
+from smartspec_py.codec import decode, encode, encode_error, encode_explanation
 from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.config import CONFIG_NAME, read_config
 from smartspec_py.serving.request import ErrorCode, RequestError
@@ -35,6 +35,9 @@ class TritonSink:
 
     def fail(self, code: ErrorCode, message: str) -> None:
         self._sender.send(encode_error(RequestError(code, message)), flags=_FINAL)
+
+    def explain(self, trace: str) -> None:
+        self._sender.send(encode_explanation(trace), flags=_FINAL)
 
     def is_cancelled(self) -> bool:
         return bool(self._sender.is_cancelled())
@@ -74,6 +77,8 @@ class TritonPythonModel:
         for request in requests:
             sink = TritonSink(request.get_response_sender())
             try:
+                # Before decoding: what is refused for want of room should cost next to nothing.
+                self._server.check_open()
                 self._server.submit(decode(request), sink)
             except RequestError as error:
                 self._server.refuse(sink, error)

@@ -45,6 +45,12 @@ __all__ = [
 MAX_POOLED_RESPONSES = 1024
 """Responses that a slow gRPC client may leave in Triton's memory; its own default is unbounded."""
 
+KERNEL_CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+KERNEL_CACHE_SIZE = "256"
+"""On a CPU oneDNN keeps a kernel for every number of tokens that it has met, in bfloat16 up to
+several hundred MiB at its own 1,024. With 256 memory is flat after seconds, and no slower
+(docs/log.md)."""
+
 POLL_S = 0.1
 LOG_TAIL_LINES = 15
 DRAIN_MARGIN_S = 5.0
@@ -231,6 +237,8 @@ def server_environment(installation: Installation) -> dict[str, str]:
     environment["PATH"] = os.pathsep.join(
         [str(Path(sys.executable).parent), environment.get("PATH", os.defpath)]
     )
+    for name in KERNEL_CACHES:
+        environment.setdefault(name, KERNEL_CACHE_SIZE)
     if installation.library_dirs:
         inherited = environment.get("LD_LIBRARY_PATH")
         folders = [str(folder) for folder in installation.library_dirs]

@@ -117,8 +117,9 @@ def test_without_evidence_all_positions_are_the_mean() -> None:
 def test_a_kind_begins_with_what_the_others_are_and_goes_its_own_way() -> None:
     """Greedy text: 120 accepted of 120; a rare hot kind: 10 times rejected.
 
-    The greedy kind hardly hears of it: 8 trials of 128 are its prior. The hot one expects (8 * 0.7 + 120) / 128 at first (less by
-    forgetting), 0.98; after ten rejections 8 * 0.98 / 18 = 0.44.
+    The greedy kind hardly hears of it: 8 trials of 128 are its prior. The hot one expects
+    (8 * 0.7 + 120) / 128 at first (less by forgetting), 0.98; after ten rejections
+    8 * 0.98 / 18 = 0.44.
     """
     tracker = AcceptanceTracker()
     for _ in range(30):

@@ -26,8 +26,8 @@ SERVED: dict[str, list[Any]] = {
     "max_tokens": [1, 2, 5, 16],
     "min_tokens": [0, 1],
     "end_id": [-1, 0, 5, 2047],
-    "speculation_policy": ["none", "fixed:1", "fixed:4", "goodput"],
-    "proposer": ["draft_model"],
+    "speculation_policy": ["none", "fixed:1", "fixed:4", "batch_table", "goodput"],
+    "proposer": ["draft_model", "prompt_lookup"],
     "deadline_ms": [60_000, INT32_MAX],
 }
 
@@ -35,7 +35,9 @@ SERVED: dict[str, list[Any]] = {
 def valid_fields(
     rng: random.Random, names: list[str], served: dict[str, list[Any]] | None = None
 ) -> dict[str, Any]:
-    """A value for each of the names, and for what they cannot be without."""
+    """A value for each of the names, and for what they cannot be without. Nobody asks for an
+    explanation: its answer is another."""
+    names = [name for name in names if name != "explain_steps"]
     fields = {name: valid_value(SPECS[name], rng, served or {}) for name in names}
     if "seed" in fields and "random_seed" in fields:
         fields["random_seed"] = fields["seed"]

@@ -44,6 +44,7 @@ ON_DEMAND = {
     "cum_log_probs",
     "output_log_probs",
     "metrics",
+    "explanation",
     "no_speculation",
     *(f"{name}_time_ns" for name in TIMES),
 }
@@ -81,7 +82,7 @@ def test_what_is_asked_for_is_there(torch_server: TritonServer) -> None:
         stop_words=["never there"],
     )
     last = responses[-1]
-    assert set(last) >= ON_DEMAND - {"no_speculation"}
+    assert set(last) >= ON_DEMAND - {"no_speculation", "explanation"}
     log_probs = [p for r in responses for p in _as_list(r["output_log_probs"])]
     assert len(log_probs) == 24
     assert all(p <= 0 for p in log_probs)

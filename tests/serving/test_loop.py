@@ -85,10 +85,10 @@ def test_the_text_is_the_same_with_another_length_at_every_step(
 ) -> None:
     rng = random.Random(3)
 
-    def jumping(views: Sequence[SequenceView], cost: CostModel) -> SpecPlan:
+    def jumping(views: Sequence[SequenceView], cost: CostModel, _: object) -> SpecPlan:
         return evaluate(views, [rng.randint(0, view.max_draft_len) for view in views], cost)
 
-    monkeypatch.setattr("smartspec_py.serving.loop.plan", jumping)
+    monkeypatch.setattr("smartspec_py.serving.controller.plan", jumping)
     harness = LoopHarness(accept_prob=0.8)
     numbers = [harness.submit(prompt_of(n), 50) for n in (1, 30, 90)]
     harness.drain()
@@ -363,7 +363,7 @@ def test_a_poisoned_request_fails_alone(position: int) -> None:
     assert harness.stories[last].tokens == fake_text(prompt_of(30), 15)
 
 
-def test_all_rejected_switches_off_within_25_steps_and_probes_again() -> None:
+def test_all_rejected_switches_off_within_35_steps_and_probes_again() -> None:
     """Drafting once costs 1.2 ms on 10 ms: off below 0.12. The estimate after 23 rejections:
 
     shared 5.6/30.7 = 0.182, own 32 * 0.182/(32 + 18.6) = 0.115. Later it drifts up and one draft
@@ -373,8 +373,9 @@ def test_all_rejected_switches_off_within_25_steps_and_probes_again() -> None:
     number = harness.submit(PROMPT, 1500)
     harness.drain()
     drafted = [r.plan.draft_lens[number] for r in harness.loop.records if r.plan.draft_lens]
-    assert drafted[0] > 0
-    assert 0 in drafted[:25]
+    # The first steps are the guard's: it wants to know what not speculating is worth.
+    assert max(drafted[:10]) > 0
+    assert 0 in drafted[10:35]
     late = drafted[500:]
     assert 0 < fmean(k > 0 for k in late) < 1 / 8
     assert max(late) <= 2

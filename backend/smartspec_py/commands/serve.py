@@ -32,7 +32,8 @@ _Draft = Annotated[
 _Policy = Annotated[
     str,
     typer.Option(
-        help="none, fixed:K or goodput; a request may ask otherwise.", rich_help_panel="Models"
+        help="none, fixed:K, batch_table, goodput_global or goodput; a request may ask otherwise.",
+        rich_help_panel="Models",
     ),
 ]
 _Proposer = Annotated[

@@ -11,8 +11,8 @@ for all positions underrates deep drafts. The estimate for position j of a reque
 log-odds shifted by those of r against the mean of a_j over the drafts that were tried.
 
 Counts are forgotten by a constant factor at every step, also at steps without speculation: evidence
-that is not renewed fades, a request that was switched off drifts back to its kind, and that drifts
-back to the others, and those to `INITIAL_MEAN`. So "off" is never for good. Where the text of a request
+that is not renewed fades, a request that was switched off drifts back to its kind, that drifts back
+to the others, and those to `INITIAL_MEAN`. So "off" is never for good. Where the text of a request
 changes, waiting for its old counts to fade takes too long: two CUSUM tests (Page, 1954) watch for
 odds three times lower and three times higher, and on alarm the request begins anew with what it
 showed since the change, and with less trust in its kind.
@@ -40,7 +40,7 @@ CHANGED_PRIOR_TRIALS = 8.0
 """The same for a request whose text has changed: it has shown that it is not like its kind."""
 
 INITIAL_TRIALS = 8.0
-"""Weight of INITIAL_MEAN in the mean of the others, and of that in the mean of a kind, in trials."""
+"""Weight of INITIAL_MEAN in the mean of the others, and of that in that of a kind, in trials."""
 
 POSITION_TRIALS = 16.0
 """Weight of the mean of a kind in the rate of a position, in trials."""
@@ -60,8 +60,10 @@ REQUEST_FORGETTING = 0.98
 SHARED_FORGETTING = 0.999
 """Kept of the shared counts for each step of a request: half is 693 request steps old."""
 
-CHANGE_LOG_ODDS = math.log(3.0)
-"""The change that the tests look for."""
+CHANGE_ODDS = 3.0
+"""The change that the tests look for: odds so many times as high, or as low."""
+
+LOG_CHANGE = math.log(CHANGE_ODDS)
 
 ALARM = 5.0
 """Log-likelihood ratio at which a change is believed: simulated, one false alarm in about 1,000
@@ -115,8 +117,8 @@ class _Kind:
             self.weight = 1.0
 
     def shared_profile(self, mean: float) -> tuple[list[float], float]:
-        """Log-odds of acceptance by position, and those of the mean rate that they amount to: a
-        request that is like all others is given them as they are. Kept until the next evidence."""
+        """Odds of acceptance by position, and those of the mean rate that they amount to: a request
+        that is like all others is given them as they are. Kept until the next evidence."""
         if self.profile is None:
             prior = POSITION_TRIALS * self.weight
             tried = list(zip(self.accepted, self.trials, strict=True))[: self.deepest]
@@ -126,8 +128,8 @@ class _Kind:
             if num_trials > 0:
                 weighed = sum(rate * trials for rate, (_, trials) in zip(rates, tried, strict=True))
                 typical = weighed / num_trials
-            untried = [_log_odds(mean)] * (MAX_POSITIONS - self.deepest)
-            self.profile = [_log_odds(rate) for rate in rates] + untried, _log_odds(typical)
+            untried = [_odds(mean)] * (MAX_POSITIONS - self.deepest)
+            self.profile = [_odds(rate) for rate in rates] + untried, _odds(typical)
         return self.profile
 
 
@@ -135,46 +137,50 @@ class _Kind:
 class _Change:
     """One CUSUM test: its statistic, and what was counted since it last was 0."""
 
-    log_odds: float
     statistic: float = 0.0
     since: _Counts = field(default_factory=_Counts)
 
-    def observe(self, rate: float, num_accepted: int, num_trials: int) -> bool:
+    def observe(self, log_likelihood_ratio: float, num_accepted: int, num_trials: int) -> bool:
         """Whether the change is believed now."""
-        changed = _prob(_log_odds(rate) + self.log_odds)
-        self.statistic += num_accepted * math.log(changed / rate)
-        self.statistic += (num_trials - num_accepted) * math.log((1 - changed) / (1 - rate))
-        if self.statistic <= 0:
-            self.statistic, self.since = 0.0, _Counts()
-        else:
+        self.statistic += log_likelihood_ratio
+        if self.statistic > 0:
             self.since.add(num_accepted, num_trials)
-        return self.statistic > ALARM
+            return self.statistic > ALARM
+        self.statistic = 0.0
+        if self.since.trials:
+            self.since = _Counts()
+        return False
 
 
 @dataclass(slots=True)
 class _Request:
-    kind: str
     counts: _Counts = field(default_factory=_Counts)
     prior_trials: float = PRIOR_TRIALS
-    worse: _Change = field(default_factory=lambda: _Change(-CHANGE_LOG_ODDS))
-    better: _Change = field(default_factory=lambda: _Change(CHANGE_LOG_ODDS))
+    worse: _Change = field(default_factory=_Change)
+    better: _Change = field(default_factory=_Change)
 
     def observe(self, rate: float, num_accepted: int, num_trials: int) -> None:
-        """rate: what was estimated before this step."""
+        """rate: what was estimated before this step.
+
+        With odds c times as high, an acceptance is c / (1 + (c - 1) rate) times as likely and a
+        rejection 1 / (1 + (c - 1) rate) times; likewise, from the other side, with odds c times as
+        low.
+        """
         self.counts.fade(REQUEST_FORGETTING)
         self.counts.add(num_accepted, num_trials)
         if num_trials == 0:
             return
-        rate = min(max(rate, MIN_PROB), 1 - MIN_PROB)
-        alarms = [change.observe(rate, num_accepted, num_trials) for change in self._changes]
-        if any(alarms):
-            self.counts = self._changes[alarms.index(True)].since
-            self.prior_trials = CHANGED_PRIOR_TRIALS
-            self.worse, self.better = _Change(-CHANGE_LOG_ODDS), _Change(CHANGE_LOG_ODDS)
+        num_rejected, grown = num_trials - num_accepted, CHANGE_ODDS - 1
+        worse = num_rejected * LOG_CHANGE - num_trials * math.log(1 + grown * (1 - rate))
+        better = num_accepted * LOG_CHANGE - num_trials * math.log(1 + grown * rate)
+        if self.worse.observe(worse, num_accepted, num_trials):
+            self._begin_anew(self.worse)
+        elif self.better.observe(better, num_accepted, num_trials):
+            self._begin_anew(self.better)
 
-    @property
-    def _changes(self) -> tuple[_Change, _Change]:
-        return self.worse, self.better
+    def _begin_anew(self, change: _Change) -> None:
+        self.counts, self.prior_trials = change.since, CHANGED_PRIOR_TRIALS
+        self.worse, self.better = _Change(), _Change()
 
 
 class AcceptanceTracker:
@@ -201,39 +207,43 @@ class AcceptanceTracker:
         if found is None:
             return self.shared_mean
         own, everything = found.counts, self._all
-        others = _Counts(everything.accepted - own.accepted, everything.trials - own.trials)
-        return own.mean_with(others.mean_with(INITIAL_MEAN, INITIAL_TRIALS), INITIAL_TRIALS)
+        accepted, trials = everything.accepted - own.accepted, everything.trials - own.trials
+        others = (INITIAL_TRIALS * INITIAL_MEAN + accepted) / (INITIAL_TRIALS + trials)
+        return own.mean_with(others, INITIAL_TRIALS)
 
     def accept_prob(self, sequence: int, kind: str = "") -> float:
         """Conditional acceptance probability of the sequence over all positions, in (0, 1)."""
-        request = self._requests.get(sequence)
-        if request is None:
-            return self.mean_of(kind)
-        return request.counts.mean_with(self.mean_of(request.kind), request.prior_trials)
+        return self._rate(self._requests.get(sequence), self.mean_of(kind))
 
     def accept_probs(self, sequence: int, num_positions: int, kind: str = "") -> tuple[float, ...]:
         """The same for each of the first positions of a step."""
-        odds, typical = self._kind(kind).shared_profile(self.mean_of(kind))
-        shift = _log_odds(self.accept_prob(sequence, kind)) - typical
-        return tuple([_prob(position + shift) for position in odds[:num_positions]])
+        mean = self.mean_of(kind)
+        odds, typical = self._kind(kind).shared_profile(mean)
+        factor = _odds(self._rate(self._requests.get(sequence), mean)) / typical
+        return tuple([x / (1 + x) for x in [factor * y for y in odds[:num_positions]]])
 
     def observe(self, sequence: int, num_drafted: int, num_accepted: int, kind: str = "") -> None:
         """Take in one decoding step of the sequence; both counts are 0 where none was drafted. A
         sequence has one kind."""
-        rate = self.accept_prob(sequence, kind)
+        found = self._kind(kind)
         request = self._requests.get(sequence)
         if request is None:
-            request = self._requests[sequence] = _Request(kind)
+            request = self._requests[sequence] = _Request()
         num_trials = accept_trials(num_drafted, num_accepted)
+        rate = self._rate(request, self.mean_of(kind)) if num_trials else 0.0
         request.observe(rate, num_accepted, num_trials)
-        found = self._kind(kind)
-        self._all.add(-found.counts.accepted, -found.counts.trials)
+        accepted, trials = found.counts.accepted, found.counts.trials
         found.observe(num_accepted, num_trials)
-        self._all.add(found.counts.accepted, found.counts.trials)
+        self._all.add(found.counts.accepted - accepted, found.counts.trials - trials)
         self._kinds.move_to_end(kind)
 
     def release(self, sequence: int) -> None:
         self._requests.pop(sequence, None)
+
+    @staticmethod
+    def _rate(request: _Request | None, mean: float) -> float:
+        """mean: of its kind."""
+        return mean if request is None else request.counts.mean_with(mean, request.prior_trials)
 
     def _kind(self, kind: str) -> _Kind:
         found = self._kinds.get(kind)
@@ -245,10 +255,6 @@ class AcceptanceTracker:
         return found
 
 
-def _log_odds(prob: float) -> float:
+def _odds(prob: float) -> float:
     prob = min(max(prob, MIN_PROB), 1 - MIN_PROB)
-    return math.log(prob / (1 - prob))
-
-
-def _prob(log_odds: float) -> float:
-    return 1 / (1 + math.exp(-log_odds))
+    return prob / (1 - prob)

@@ -57,7 +57,7 @@ class CacheLedger:
     def is_tight(self, live: Iterable[Request]) -> bool:
         """Whether the budget can matter in this step: cheap to ask, and nearly always False."""
         each = self.budget.target_bytes + self.budget.largest_draft_bytes
-        return sum(map(_most_tokens, live)) * each > self.budget.capacity
+        return each > 0 and sum(map(_most_tokens, live)) * each > self.budget.capacity
 
     def used(self, live: Iterable[Request]) -> int:
         """Bytes, the next token of each request included."""

@@ -51,8 +51,11 @@ class Batcher:
 
     def find(self, sequence: SequenceId) -> Request | None:
         """The request, waiting or live; None when it is gone."""
-        waiting = (request for request in self._waiting if request.sequence == sequence)
-        return self._live.get(sequence) or next(waiting, None)
+        found = self._live.get(sequence)
+        if found is None:
+            waiting = (request for request in self._waiting if request.sequence == sequence)
+            found = next(waiting, None)
+        return found
 
     def is_live(self, request: Request) -> bool:
         return request.sequence in self._live

@@ -78,6 +78,12 @@ OUTPUTS = (
         when="last, where return_spec_metrics was summary or detailed",
     ),
     TensorSpec(
+        "explanation",
+        "STRING",
+        "step trace, JSON lines (docs/traces.md)",
+        when="alone, where explain_steps was set",
+    ),
+    TensorSpec(
         "no_speculation",
         "STRING",
         "why the request could not be speculated on",

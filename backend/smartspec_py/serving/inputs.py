@@ -66,6 +66,14 @@ REQUEST = (
         default="none",
     ),
     TensorSpec(
+        "tpot_slo_ms",
+        "FP32",
+        "milliseconds that a token may take on average, from the first on; draft lengths are "
+        "chosen so that it is met where that is possible",
+        Range(0.001, 3.6e6),
+        default="none",
+    ),
+    TensorSpec(
         "reuse_prefix",
         "BOOL",
         "take over what is cached of an earlier request that begins alike",
@@ -191,7 +199,7 @@ SPECULATION = (
         NAME,
         field="policy",
         default="the server's",
-        model_range="none, fixed:K or goodput",
+        model_range="none, fixed:K, batch_table, goodput_global or goodput",
     ),
     TensorSpec(
         "proposer",
@@ -222,6 +230,14 @@ RETURNED = (
     TensorSpec("return_perf_metrics", "BOOL", "send the times of the request"),
     TensorSpec("return_num_input_tokens", "BOOL", "send `num_input_tokens`"),
     TensorSpec("return_num_output_tokens", "BOOL", "send `num_output_tokens`"),
+    TensorSpec(
+        "explain_steps",
+        "INT32",
+        "generate nothing, and send `explanation`: what was planned in the server's last steps, at "
+        "most so many; `smartspec explain` shows it. It has numbers of all requests, and no text",
+        Range(1, 1024),
+        default="none",
+    ),
     TensorSpec(
         "return_spec_metrics",
         "STRING",

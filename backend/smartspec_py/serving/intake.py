@@ -53,10 +53,12 @@ class Engine:
 
 @dataclass(frozen=True)
 class Defaults:
-    """Of requests that say nothing. proposer: None where nothing drafts."""
+    """Of requests that say nothing. proposer: None where nothing drafts. may_choose: whether the
+    planner may choose another for each step."""
 
     policy: str
     proposer: str | None
+    may_choose: bool = False
 
 
 def cache_budget(engine: Engine, limits: LimitsConfig) -> CacheBudget:
@@ -105,6 +107,8 @@ class Intake:
             policy=params.policy or self._defaults.policy,
             max_draft_len=self._max_draft_len(params, proposer),
             proposer=proposer,
+            alternatives=self._alternatives(params, proposer),
+            slo_s_per_token=None if params.tpot_slo_ms is None else params.tpot_slo_ms / 1e3,
             kind=_kind(params, sampling),
             stops=self._text_stream(params, prompt) if params.stop_words else None,
             reuses_prefix=params.reuse_prefix,
@@ -224,6 +228,12 @@ class Intake:
         if not self._engine.target.capabilities.can_verify(sampling):
             return None, "this engine verifies drafts of plain greedy text only"
         return params.proposer or self._defaults.proposer, ""
+
+    def _alternatives(self, params: GenerateParams, proposer: str | None) -> tuple[str, ...]:
+        """None where the client or engine.json named a proposer."""
+        if proposer is None or params.proposer is not None or not self._defaults.may_choose:
+            return ()
+        return tuple(name for name in self._engine.proposers if name != proposer)
 
     def _max_draft_len(self, params: GenerateParams, proposer: str | None) -> int:
         """The least of all limits."""

@@ -29,6 +29,7 @@ class LocalSink:
     pieces: list[str] = field(default_factory=list)
     times_s: list[float] = field(default_factory=list)
     is_gone: bool = False
+    trace: str = ""
     _done: threading.Event = field(default_factory=threading.Event)
 
     @property
@@ -49,6 +50,10 @@ class LocalSink:
 
     def fail(self, code: ErrorCode, message: str) -> None:
         self.error = (code, message)
+        self._finish()
+
+    def explain(self, trace: str) -> None:
+        self.trace = trace
         self._finish()
 
     def is_cancelled(self) -> bool:

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from smartspec_py.core.cost import CostModel
-from smartspec_py.core.planner import plan
-from smartspec_py.core.types import SequenceId, SpecPlan
+from smartspec_py.core.types import SequenceId, SequenceView, SpecPlan
 from smartspec_py.engines.base import (
     NO_DRAFT,
     Decode,
@@ -29,6 +28,7 @@ from smartspec_py.engines.base import (
 )
 from smartspec_py.serving.admission import CacheBudget
 from smartspec_py.serving.batcher import Batcher
+from smartspec_py.serving.controller import Controller, Measured
 from smartspec_py.serving.drafters import Drafters
 from smartspec_py.serving.inbox import Inbox
 from smartspec_py.serving.metrics import FLUSH_S, Load, StepSample
@@ -44,18 +44,26 @@ POLL_S = 0.05
 IDLE_WAIT_S = 0.5
 """The longest that an idle loop waits for a request before it looks whether it should end."""
 
-NUM_RECORDS = 4096
-"""Step records kept."""
+NUM_RECORDS = 1024
+"""Step records kept: at 32 sequences about 10 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
     """What a step did and took, in seconds.
 
-    num_generated: tokens that requests kept. target_s: the pass of its decoding work. total_s: from
-    the plan to the events' end, so that what the parts leave is the loop's own work.
+    start_s: by the loop's clock. why: the planner's choice, or who overruled it. views, cost: what
+    the plan was made of. num_generated: tokens that requests kept. target_s: the pass of its
+    decoding work. total_s: from the plan to the events' end, so that what the parts leave is the
+    loop's own work.
     """
 
+    start_s: float
+    why: str
+    views: Sequence[SequenceView]
+    cost: CostModel
+    plan: SpecPlan
+    events: Sequence[Event]
     num_rows: int
     num_prefill_tokens: int
     num_drafted: int
@@ -64,7 +72,6 @@ class StepRecord:
     draft_s: float
     target_s: float
     total_s: float
-    plan: SpecPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +82,18 @@ class _StepTimes:
     planned: float
     proposed: float
     applied: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What went into a step, and what came of it; num_generated: tokens that requests kept."""
+
+    views: Sequence[SequenceView]
+    plan: SpecPlan
+    drafts: Mapping[SequenceId, Draft]
+    prefills: Sequence[Prefill]
+    events: Sequence[Event]
+    num_generated: int
 
 
 class StepLoop:
@@ -93,7 +112,9 @@ class StepLoop:
     ) -> None:
         """post: takes news for the responder. clock: seconds, any origin."""
         self._target = target
-        self._cost = cost
+        self.controller = Controller(
+            cost, target.capabilities.max_draft_len, target.capabilities.max_sequences
+        )
         self._inbox = inbox
         self._post = post
         self._clock = clock
@@ -124,7 +145,8 @@ class StepLoop:
         self._roster.admit()
         start = self._clock()
         ready = self._batcher.ready()
-        spec_plan = self._plan(ready)
+        views = self._views(ready)
+        spec_plan = self.controller.plan(views)
         planned = self._clock()
         drafts = self._drafters.propose(ready, spec_plan)
         proposed = self._clock()
@@ -135,7 +157,7 @@ class StepLoop:
         self._roster.apply(events)
         kept = self._roster.num_generated - num_before
         times = _StepTimes(start, planned, proposed, self._clock())
-        self._record(times, spec_plan, prefills, events, kept)
+        self._record(_Step(views, spec_plan, drafts, prefills, events, kept), times)
 
     def drain(self, grace_s: float) -> None:
         """Let what was taken finish within grace_s, then end it. Called by any thread, once."""
@@ -165,10 +187,10 @@ class StepLoop:
         if self._drain_until_s is not None and self._clock() >= self._drain_until_s:
             self._roster.cancel_all()
 
-    def _plan(self, ready: Sequence[Request]) -> SpecPlan:
+    def _views(self, ready: Sequence[Request]) -> list[SequenceView]:
+        now = self._clock()
         room = self._roster.cache.draft_room(ready, self._batcher.live)
-        views = [self._drafters.view(r, room.get(r.sequence, r.max_draft_len)) for r in ready]
-        return plan(views, self._cost)
+        return [self._drafters.view(r, room.get(r.sequence, r.max_draft_len), now) for r in ready]
 
     def _decoding_work(
         self, ready: Iterable[Request], drafts: Mapping[SequenceId, Draft]
@@ -190,33 +212,43 @@ class StepLoop:
                 request.num_read += len(item.tokens)
         self._target.submit(work)
 
-    def _record(
-        self,
-        times: _StepTimes,
-        spec_plan: SpecPlan,
-        prefills: Sequence[Prefill],
-        events: Sequence[Event],
-        num_generated: int,
-    ) -> None:
+    def _record(self, step: _Step, times: _StepTimes) -> None:
         load = self._load(times.applied)
-        if not events:
+        if not step.events:
             if load != self._shown_load:
                 self._shown_load = load
                 self._post(load)
             return
-        decoding = [event for event in events if event.sequence in spec_plan.draft_lens]
+        decoding = [event for event in step.events if event.sequence in step.plan.draft_lens]
         record = StepRecord(
-            num_rows=len(spec_plan.draft_lens),
-            num_prefill_tokens=sum(len(prefill.tokens) for prefill in prefills),
-            num_drafted=sum(event.num_drafted for event in events),
-            num_generated=num_generated,
+            start_s=times.start,
+            why=self.controller.why,
+            views=self.controller.asked,
+            cost=self.controller.cost,
+            plan=step.plan,
+            events=step.events,
+            num_rows=len(step.views),
+            num_prefill_tokens=sum(len(prefill.tokens) for prefill in step.prefills),
+            num_drafted=sum(event.num_drafted for event in step.events),
+            num_generated=step.num_generated,
             plan_s=times.planned - times.start,
             draft_s=times.proposed - times.planned,
             target_s=max((event.pass_s for event in decoding), default=0.0),
             total_s=times.applied - times.start,
-            plan=spec_plan,
         )
         self.records.append(record)
+        self.controller.observe(
+            Measured(
+                views=step.views,
+                plan=step.plan,
+                draft_lens={s: len(draft.tokens) for s, draft in step.drafts.items()},
+                num_generated=step.num_generated,
+                num_prefill_tokens=record.num_prefill_tokens,
+                draft_s=record.draft_s if step.drafts else 0.0,
+                target_s=record.target_s,
+                total_s=record.total_s,
+            )
+        )
         self._post(self._sample(record, decoding, load))
 
     def _sample(self, record: StepRecord, decoding: Sequence[Event], load: Load) -> StepSample:

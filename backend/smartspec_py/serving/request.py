@@ -46,8 +46,10 @@ class GenerateParams:
     end_id: None is the model's own end token. seed: None is drawn. num_draft_tokens: None is the
     server's limit. policy, proposer: None is the server's. bias_words, bias_weights: one weight a
     word. deadline_ms: from arrival; None is no deadline. priority: higher is served first.
+    tpot_slo_ms: for a generated token on average, from the first on; None is no target.
     workload: what the client calls requests of this sort; its acceptance is learned apart.
-    reuse_prefix: whether cached keys of an earlier request that begins alike may be taken over.
+    explain_steps: do not generate, but tell what was planned in so many steps. reuse_prefix:
+    whether cached keys of an earlier request that begins alike may be taken over.
     """
 
     text: str
@@ -74,6 +76,7 @@ class GenerateParams:
     proposer: str | None = None
     verification: Verification = Verification.COUPLED
     deadline_ms: int | None = None
+    tpot_slo_ms: float | None = None
     priority: int = 0
     workload: str | None = None
     reuse_prefix: bool = True
@@ -82,6 +85,7 @@ class GenerateParams:
     spec_metrics: SpecMetrics = SpecMetrics.NONE
     return_num_input_tokens: bool = True
     return_num_output_tokens: bool = True
+    explain_steps: int | None = None
 
 
 class RequestState(Enum):
@@ -94,16 +98,16 @@ class RequestState(Enum):
     FAILED = auto()
 
 
-_ENDS = {
+_ENDS = (
     RequestState.FINISHED,
     RequestState.CANCELLED,
     RequestState.EXPIRED,
     RequestState.FAILED,
-}
+)
 _MOVES = {
-    RequestState.WAITING: _ENDS - {RequestState.FINISHED} | {RequestState.PREFILLING},
-    RequestState.PREFILLING: _ENDS | {RequestState.DECODING, RequestState.WAITING},
-    RequestState.DECODING: _ENDS | {RequestState.WAITING},
+    RequestState.WAITING: {RequestState.PREFILLING, *_ENDS[1:]},
+    RequestState.PREFILLING: {RequestState.DECODING, RequestState.WAITING, *_ENDS},
+    RequestState.DECODING: {RequestState.WAITING, *_ENDS},
     **{end: set[RequestState]() for end in _ENDS},
 }
 
@@ -118,6 +122,9 @@ class Request:
 
     tokens: prompt and generated tokens. max_draft_len: the request's own limit on drafts.
     proposer: name of the one that drafts for it; None where it may not be speculated on.
+    alternatives: others that may draft in its place. options: those of all of them that had a guess
+        in its last step. drafter: the one that drafted then.
+    slo_s_per_token: see `SequenceView`.
     arrival_s, deadline_s and the other times: by the loop's clock; None where not (yet) there.
     is_in_flight: work of it was submitted and its last event has not come.
     num_to_read: tokens known when it was admitted last. num_read: those handed to the target or
@@ -135,6 +142,10 @@ class Request:
     policy: str
     max_draft_len: int
     proposer: str | None = None
+    alternatives: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+    drafter: str | None = None
+    slo_s_per_token: float | None = None
     kind: str = ""
     stops: TextStream | None = None
     reuses_prefix: bool = True
@@ -162,6 +173,11 @@ class Request:
     def rank(self) -> tuple[float, int]:
         """Who is smaller is served first; never changes."""
         return self.arrival_s - PRIORITY_WORTH_S * self.priority, self.sequence
+
+    @property
+    def proposers(self) -> tuple[str, ...]:
+        """Everybody that may draft for it, in the order of a view's options."""
+        return () if self.proposer is None else (self.proposer, *self.alternatives)
 
     @property
     def num_generated(self) -> int:

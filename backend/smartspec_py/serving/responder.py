@@ -111,6 +111,10 @@ class Sink(Protocol):
         """Send an error as the final response."""
         ...
 
+    def explain(self, trace: str) -> None:
+        """Send a step trace as the final response."""
+        ...
+
     def is_cancelled(self) -> bool: ...
 
 
@@ -176,7 +180,13 @@ class _Refusal:
     due_s: float
 
 
-_News = Update | _Refusal | StepSample | Load
+@dataclass(frozen=True, slots=True)
+class _Explanation:
+    sink: Sink
+    trace: str
+
+
+_News = Update | _Refusal | _Explanation | StepSample | Load
 
 
 class Responder:
@@ -227,6 +237,10 @@ class Responder:
         """Answer a request that is not served, REFUSAL_DELAY_S from now."""
         self._queue.put(_Refusal(sink, code, message, self._clock() + REFUSAL_DELAY_S))
 
+    def explain(self, sink: Sink, trace: str) -> None:
+        """Answer a request for a step trace."""
+        self._queue.put(_Explanation(sink, trace))
+
     def _run(self) -> None:
         is_running = True
         while is_running:
@@ -244,6 +258,8 @@ class Responder:
             if isinstance(item, _Refusal):
                 self._refusals.append(item)
                 self._meter.add_rejection(item.code)
+            elif isinstance(item, _Explanation):
+                _explain(item)
             elif isinstance(item, StepSample):
                 self._meter.add_step(item)
             elif isinstance(item, Load):
@@ -425,3 +441,10 @@ def _summary(conversation: Conversation, outcome: Outcome) -> Summary:
         spec_metrics=outcome.spec.to_json(params.spec_metrics),
         no_speculation=conversation.no_speculation,
     )
+
+
+def _explain(explanation: _Explanation) -> None:
+    try:
+        explanation.sink.explain(explanation.trace)
+    except Exception:
+        logger.exception("an explanation could not be sent")

@@ -152,7 +152,8 @@ class Roster:
             request.is_in_flight = not event.is_last
             if not request.is_over:
                 self._advance(request, event)
-            self._release_if_idle(request)
+            if request.is_over:
+                self._release_if_idle(request)
 
     def cancel_all(self) -> None:
         """Those that generate get what they have as their last response, the others an error."""
@@ -257,8 +258,12 @@ class Roster:
         self.batcher.release(request)
 
 
-def _keep(request: Request, event: Event) -> tuple[list[int], FinishReason | None]:
+def _keep(request: Request, event: Event) -> tuple[Sequence[int], FinishReason | None]:
     """The event's tokens up to the request's end, and the reason if it ended."""
+    if request.stops is None and request.sampling.end_token not in event.tokens:
+        if len(event.tokens) < request.remaining:
+            return event.tokens, event.finish
+        return event.tokens[: request.remaining], FinishReason.LENGTH
     kept: list[int] = []
     for token in event.tokens:
         if token == request.sampling.end_token:

@@ -18,6 +18,7 @@ from smartspec_py.serving.metrics import ConfigInfo, Meter, MetricSink, NoMetric
 from smartspec_py.serving.request import ErrorCode, GenerateParams, RequestError
 from smartspec_py.serving.responder import SHUTTING_DOWN, Responder, Sink, Update
 from smartspec_py.serving.roster import Arrival
+from smartspec_py.tracing.steps import StepTraceFile, cost_id, steps_text, trace_step
 
 __all__ = ["Engine", "Server"]
 
@@ -90,19 +91,34 @@ class Server:
     def is_alive(self) -> bool:
         return self._thread.is_alive() and not self._inbox.is_closed
 
+    def check_open(self) -> None:
+        """Raises RequestError(UNAVAILABLE) where `submit` would, whatever the request."""
+        self._inbox.check_open()
+
     def submit(self, params: GenerateParams, sink: Sink) -> int:
         """Enqueue a request; its answer goes to the sink. Returns its sequence number.
 
         Raises RequestError: INVALID_ARGUMENT names the field, the value and the range;
-        UNAVAILABLE when the queue is full or the server stops. The sink is then not used.
+        UNAVAILABLE when the queue is full or the server stops. The sink is then not used. A
+        request for an explanation is answered at once, and has the number 0.
         """
-        # A server that is too busy should not tokenise what it will refuse.
-        self._inbox.check_open()
+        if params.explain_steps is not None:
+            self._responder.explain(sink, self.explain(params.explain_steps))
+            return 0
+        self.check_open()
         arrival = self.intake.receive(params, sink)
         self._inbox.put(arrival)
         # The responder hears of it now, to notice a client that leaves while it waits.
         self._responder.post(Update(arrival.conversation))
         return arrival.request.sequence
+
+    def explain(self, num_steps: int) -> str:
+        """The last steps that planned something, at most so many, as a step trace."""
+        profile, name = self._engine.cost, cost_id(self._engine.cost)
+        records = [record for record in tuple(self.loop.records) if record.views][-num_steps:]
+        steps = [trace_step(record, name) for record in records]
+        table = self.loop.controller.settings.batch_table
+        return steps_text(StepTraceFile({}, {name: profile}, steps, table))
 
     def refuse(self, sink: Sink, error: RequestError) -> None:
         """Answer a request that `submit` raised for, from the responder's thread."""
@@ -141,8 +157,9 @@ class Server:
 
 def _defaults(engine: Engine, config: ServerConfig) -> Defaults:
     """auto: the first of the engine's proposers, which is its draft model where it has one."""
-    named = None if config.proposer == "auto" else config.proposer
-    return Defaults(config.policy, named or next(iter(engine.proposers), None))
+    named: str | None = None if config.proposer == "auto" else config.proposer
+    first = named or next(iter(engine.proposers), None)
+    return Defaults(config.policy, first, may_choose=named is None)
 
 
 def _info(engine: Engine, config: ServerConfig) -> ConfigInfo:

@@ -1,0 +1,191 @@
+"""Decides draft lengths while serving: the planner, what contradicts it, and what both learn.
+
+Each step: the planner chooses with costs as corrected so far; the guard may forbid speculation that
+was measured to lose time; and now and then a step is run for what it teaches (a *probe*: without
+drafts where it was to draft, or the other way round), within a budget of 1 % of the time. Sequences
+under `none` and `fixed:K` are done as they ask; neither guard nor probes touch them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from smartspec_py.core.acceptance import INITIAL_MEAN
+from smartspec_py.core.corrections import CostCorrections, StepCost
+from smartspec_py.core.cost import MAX_ROWS, CostModel
+from smartspec_py.core.guard import Guard, ProbeBudget, Sample
+from smartspec_py.core.planner import PlannerSettings, batch_table_of, plan
+from smartspec_py.core.types import SequenceId, SequenceView, SpecPlan
+
+SHORT_LAG = 4
+"""Tokens that a draft model reads on the way; more of them take a pass of their own."""
+
+PROBE_DRAFT_LEN = 2
+"""Drafts of a probe that drafts: one pass more than the least, so that both costs show."""
+
+PLANNED, GUARD, PROBE = "planned", "guard", "probe"
+
+TABLE_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+LEARNING = ("goodput", "goodput_global", "batch_table")
+"""Policies that choose by costs: those that the guard may stop and probes may use."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a step did and took. Seconds.
+
+    draft_lens: drafts as made, by sequence; they may be fewer than planned.
+    """
+
+    views: Sequence[SequenceView]
+    plan: SpecPlan
+    draft_lens: dict[SequenceId, int]
+    num_generated: int
+    num_prefill_tokens: int
+    draft_s: float
+    target_s: float
+    total_s: float
+
+
+class Controller:
+    """Owned by the loop thread. `plan`, then `observe` what became of it."""
+
+    def __init__(self, profile: CostModel, max_draft_len: int, max_sequences: int) -> None:
+        self._corrections = CostCorrections(profile)
+        self._budget = ProbeBudget()
+        self._guard = Guard(profile, self._budget)
+        rows = [n for n in TABLE_ROWS if n < min(max_sequences, MAX_ROWS)] + [max_sequences]
+        table = batch_table_of(profile, INITIAL_MEAN, rows, max_draft_len)
+        self._settings = PlannerSettings(batch_table=table)
+        self._is_probe = False
+        self.why = PLANNED
+        """Whose choice the last plan was."""
+        self.asked: Sequence[SequenceView] = ()
+        """What the planner was asked for the last plan: the views, or what took their place."""
+
+    @property
+    def settings(self) -> PlannerSettings:
+        return self._settings
+
+    @property
+    def cost(self) -> CostModel:
+        """As corrected so far: what the next step is planned with."""
+        return self._corrections.corrected
+
+    @property
+    def num_switches(self) -> int:
+        """Times that the guard forbade speculation, or allowed it again."""
+        return self._guard.num_switches
+
+    @property
+    def time_errors(self) -> tuple[float, float]:
+        """Mean relative error of predicted seconds: by the profile, and as corrected."""
+        return self._corrections.mean_errors
+
+    def plan(self, views: Sequence[SequenceView]) -> SpecPlan:
+        self._is_probe, self.why = False, PLANNED
+        chosen = self._ask(views)
+        free = [view for view in views if view.policy in LEARNING]
+        if not free:
+            return chosen
+        context_len = sum(view.context_len for view in views) / len(views)
+        if any(chosen.draft_lens[view.sequence] for view in free):
+            if not self._guard.allows(len(views), context_len):
+                return self._without_drafts(views, GUARD)
+            wants = self._guard.wants_reference(len(views), context_len)
+            if wants or (self._corrections.wants_contrast(True) and self._budget.allows()):
+                self._is_probe = True
+                return self._without_drafts(views, PROBE)
+        elif self._guard.allows(len(views), context_len) and self._wants_draft():
+            return self._with_a_draft(views, chosen)
+        return chosen
+
+    def observe(self, step: Measured) -> None:
+        """Learn from a step that had decoding sequences."""
+        num_rows = len(step.views)
+        if num_rows == 0 or step.total_s <= 0.0:
+            return
+        context_len = sum(view.context_len for view in step.views) / num_rows
+        num_drafted = sum(step.draft_lens.values())
+        drafting = _drafting(step)
+        if step.target_s > 0.0:  # else the engine cannot tell its passes from the rest
+            self._corrections.observe(_step_cost(step, drafting, num_drafted, context_len))
+        self._budget.observe(step.total_s, self._is_probe)
+        if step.num_prefill_tokens == 0 and all(
+            view.policy in ("none", *LEARNING) for view in step.views
+        ):
+            self._guard.observe(
+                Sample(
+                    num_rows=num_rows,
+                    context_len=context_len,
+                    num_generated=step.num_generated,
+                    step_s=step.total_s,
+                    is_speculating=num_drafted > 0,
+                    has_catch_up=any(view.draft_lag > SHORT_LAG for view, _ in drafting),
+                )
+            )
+
+    def _wants_draft(self) -> bool:
+        return self._corrections.wants_contrast(False) and self._budget.allows()
+
+    def _ask(self, views: Sequence[SequenceView]) -> SpecPlan:
+        self.asked = views
+        return plan(views, self.cost, self._settings)
+
+    def _without_drafts(self, views: Sequence[SequenceView], why: str) -> SpecPlan:
+        """The plan in which whoever leaves it to us does not draft."""
+        self.why = why
+        still = [replace(v, policy="none") if v.policy in LEARNING else v for v in views]
+        return self._ask(still)
+
+    def _with_a_draft(self, views: Sequence[SequenceView], chosen: SpecPlan) -> SpecPlan:
+        """Let one sequence draft, the one for which it costs least to begin."""
+        able = [v for v in views if v.policy in LEARNING and v.max_draft_len and v.has_draft_passes]
+        if not able:
+            return chosen
+        self._is_probe, self.why = True, PROBE
+        prober = min(able, key=lambda view: (view.draft_lag, view.sequence))
+        probing = [
+            replace(v, policy=f"fixed:{PROBE_DRAFT_LEN}" if v is prober else "none")
+            if v.policy in LEARNING
+            else v
+            for v in views
+        ]
+        return self._ask(probing)
+
+
+def _drafting(step: Measured) -> list[tuple[SequenceView, int]]:
+    """The sequences for which a draft model ran, with their drafts."""
+    found = []
+    for view in step.views:
+        choice = step.plan.choices.get(view.sequence, 0)
+        option = view if choice == 0 else view.alternatives[choice - 1]
+        length = step.draft_lens.get(view.sequence, 0)
+        if length and option.has_draft_passes:
+            found.append((view, length))
+    return found
+
+
+def _step_cost(
+    step: Measured,
+    drafting: Sequence[tuple[SequenceView, int]],
+    num_drafted: int,
+    context_len: float,
+) -> StepCost:
+    lengths = [length for _, length in drafting]
+    draft_s = step.draft_s if drafting else 0.0
+    return StepCost(
+        num_rows=len(step.views),
+        num_tokens=len(step.views) + num_drafted,
+        context_len=context_len,
+        draft_rows=tuple(
+            sum(n >= p for n in lengths) for p in range(1, max(lengths, default=0) + 1)
+        ),
+        target_s=step.target_s,
+        draft_s=draft_s,
+        host_s=max(0.0, step.total_s - step.target_s - draft_s),
+        num_prefill_tokens=step.num_prefill_tokens,
+        num_catch_up_tokens=sum(view.draft_lag for view, _ in drafting),
+    )

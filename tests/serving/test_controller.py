@@ -1,0 +1,137 @@
+"""The controller: the planner's choice, the guard's veto, probes, what is learned from steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from harness import COST, LoopHarness
+
+from smartspec_py.core.planner import plan
+from smartspec_py.core.types import SequenceView
+from smartspec_py.serving.controller import GUARD, PLANNED, PROBE, Controller, Measured
+
+
+def view(sequence: int, policy: str = "goodput", accept: float = 0.9, **more: Any) -> SequenceView:
+    return SequenceView(
+        sequence=sequence,
+        context_len=100,
+        max_draft_len=6,
+        draft_lag=0,
+        remaining=100,
+        accept_probs=(accept,) * 6,
+        policy=policy,
+        **more,
+    )
+
+
+def controller() -> Controller:
+    return Controller(COST, max_draft_len=6, max_sequences=8)
+
+
+def run(made: Controller, views: list[SequenceView], count: int, **truth: float) -> list[str]:
+    """Steps that go as planned, but for factors on what they take and bring; whose choice each
+    was."""
+    reasons = []
+    for _ in range(count):
+        chosen = made.plan(views)
+        reasons.append(made.why)
+        lengths = chosen.draft_lens
+        num_tokens = len(views) + sum(lengths.values())
+        target_s = COST.target_s(len(views), num_tokens, 100) * truth.get("target", 1.0)
+        passes = range(1, max(lengths.values()) + 1)
+        draft_s = sum(COST.draft_s(sum(k >= p for k in lengths.values())) for p in passes)
+        draft_s *= truth.get("draft", 1.0)
+        kept = truth.get("kept", 1.0)
+        made.observe(
+            Measured(
+                views=views,
+                plan=chosen,
+                draft_lens={s: k for s, k in lengths.items() if k},
+                num_generated=len(views) + round(kept * sum(lengths.values())),
+                num_prefill_tokens=0,
+                draft_s=draft_s,
+                target_s=target_s,
+                total_s=target_s + draft_s,
+            )
+        )
+    return reasons
+
+
+def test_a_plan_is_the_planners_where_nobody_objects() -> None:
+    made, views = controller(), [view(1), view(2, "fixed:2"), view(3, "none")]
+    run(made, views, 50)
+    chosen = made.plan(views)
+    assert made.why == PLANNED
+    assert chosen == plan(views, made.cost, made.settings)
+    assert (chosen.draft_lens[2], chosen.draft_lens[3]) == (2, 0)
+
+
+def test_the_first_steps_and_one_in_a_hundred_are_for_the_reference() -> None:
+    """5 saved probes and 1 % of 1,000 steps, of which more fit in, since a step without drafts is
+    shorter than others; what asked for a policy is left alone."""
+    made, views = controller(), [view(1), view(2, "fixed:2")]
+    reasons = run(made, views, 1000)
+    assert reasons[0] == PROBE
+    assert 5 <= reasons.count(PROBE) <= 25
+    made = controller()
+    probing = made.plan(views)
+    assert probing.draft_lens == {1: 0, 2: 2}
+
+
+@pytest.mark.parametrize("policy", ["none", "fixed:3"])
+def test_what_was_asked_for_is_neither_probed_nor_guarded(policy: str) -> None:
+    made = controller()
+    assert set(run(made, [view(1, policy)], 300, kept=0.0)) == {PLANNED}
+    assert made.num_switches == 0
+
+
+def test_speculation_that_brings_nothing_is_forbidden_and_tried_again() -> None:
+    """The views go on saying 0.9, and nothing is ever accepted."""
+    made, views = controller(), [view(n) for n in range(4)]
+    reasons = run(made, views, 600, kept=0.0)
+    assert GUARD in reasons[:250]
+    assert reasons.count(GUARD) > 200
+    assert made.num_switches >= 1
+
+
+def test_costs_that_changed_are_learned() -> None:
+    made, views = controller(), [view(n, "fixed:3") for n in range(4)]
+    run(made, views, 100, target=1.5, draft=2.0)
+    found, profile = made.cost, COST
+    assert found.target_s(4, 16, 100) == pytest.approx(1.5 * profile.target_s(4, 16, 100), rel=0.05)
+    assert found.draft_s(4) == pytest.approx(2.0 * profile.draft_s(4), rel=0.05)
+    by_profile, corrected = made.time_errors
+    assert corrected < by_profile / 2
+
+
+def test_an_engine_that_cannot_time_its_passes_teaches_no_costs() -> None:
+    made, views = controller(), [view(1)]
+    chosen = made.plan(views)
+    for _ in range(50):
+        made.observe(Measured(views, chosen, {}, 1, 0, 0.0, 0.0, 0.05))
+    assert made.cost == COST
+
+
+def test_the_table_of_batch_sizes_is_there() -> None:
+    """A request that names it must not end the loop."""
+    harness = LoopHarness()
+    number = harness.submit((3, 4, 5), 20, policy="batch_table")
+    harness.drain()
+    assert harness.stories[number].finals
+    assert any(record.num_drafted for record in harness.loop.records)
+
+
+def test_a_latency_target_is_kept_where_speculating_would_miss_it() -> None:
+    """39 rows at once: speculating raises goodput and makes steps longer; for the one with a target
+    that only a short step can meet, the step is shorter."""
+    made = Controller(COST, max_draft_len=6, max_sequences=64)
+    views = [view(n, accept=0.5) for n in range(1, 40)]
+    run(made, views, 30)
+    free = made.plan(views)
+    target_s = COST.target_s(39, 39, 100) * 1.02
+    held = made.plan(
+        [replace(views[0], accept_probs=(0.01,) * 6, slo_s_per_token=target_s), *views[1:]]
+    )
+    assert held.expected_s < free.expected_s
