@@ -1,0 +1,198 @@
+"""`smartspec explain`: why steps were planned as they were, and how well plans came true."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from smartspec_py.commands import USAGE_ERROR, fail
+from smartspec_py.core.explain import (
+    Candidate,
+    Outcome,
+    RecordedStep,
+    WindowReport,
+    candidates,
+    options,
+    window,
+)
+from smartspec_py.serving.contract import MODEL_NAME
+from smartspec_py.tracing.files import TraceError
+from smartspec_py.tracing.steps import StepTrace, StepTraceFile, cost_of, parse_steps, read_steps
+from smartspec_py.triton_server import DIRECT
+
+TIMEOUT_S = 30.0
+
+
+def explain(
+    url: Annotated[
+        str | None, typer.Option(help="HTTP address of a running server, http://HOST:PORT.")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="A recorded step trace instead, JSON lines.")
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Last steps to look at.", min=1, max=1024)] = 256,
+    step: Annotated[
+        int, typer.Option(help="Which of them to show whole: 0 is the first, -1 the last.")
+    ] = -1,
+    sequence: Annotated[
+        int | None, typer.Option(help="Sequence to show; default: the first of the step.")
+    ] = None,
+    save: Annotated[Path | None, typer.Option(help="Also keep the trace there.")] = None,
+) -> None:
+    """Say why a step was planned as it was, and how well the plans of a window came true.
+
+    For a step: the plan beside one length for all sequences; for a sequence: every length with the
+    others as they were. For the window: expected against realised tokens and seconds, an estimate
+    of the goodput lost to wrong estimates, switches, and predicted against observed acceptance.
+    The last line is one JSON document.
+    """
+    if (url is None) == (trace is None):
+        fail("give one of --url and --trace", USAGE_ERROR)
+    found, text = _fetched(url, steps) if url is not None else (_read(trace), None)
+    if save is not None and text is not None:
+        save.write_text(text, encoding="utf-8")
+    recorded = [_recorded(one, found) for one in found.steps[-steps:]]
+    if not recorded:
+        fail("the trace has no step that planned anything")
+    try:
+        shown, traced = recorded[step], found.steps[-steps:][step]
+    except IndexError:
+        fail(f"--step: got {step}, the trace has {len(recorded)} steps", USAGE_ERROR)
+    chosen = sequence if sequence is not None else shown.views[0].sequence
+    try:
+        lengths = options(shown, chosen)
+    except KeyError:
+        fail(f"--sequence: {chosen} was not in that step", USAGE_ERROR)
+    report = window(recorded)
+    console = Console(stderr=True)
+    console.print(_step_table(shown, traced))
+    console.print(_candidate_table(f"Sequence {chosen}, draft length", lengths))
+    _show_window(report, console)
+    print(json.dumps(_document(report, shown, traced, chosen, lengths)))
+
+
+def _fetched(url: str, steps: int) -> tuple[StepTraceFile, str]:
+    """From a running server."""
+    body = json.dumps({"text_input": "-", "max_tokens": 1, "explain_steps": steps}).encode()
+    endpoint = f"{url.rstrip('/')}/v2/models/{MODEL_NAME}/generate"
+    request = urllib.request.Request(endpoint, body, {"Content-Type": "application/json"})
+    try:
+        with DIRECT.open(request, timeout=TIMEOUT_S) as response:
+            text: str = json.loads(response.read())["explanation"]
+        return parse_steps(url, text), text
+    except urllib.error.HTTPError as error:
+        fail(f"{url}: HTTP {error.code}: {error.read().decode(errors='replace').strip()}")
+    except (OSError, ValueError, KeyError, TraceError) as error:
+        fail(f"{url}: {error}")
+
+
+def _read(path: Path | None) -> StepTraceFile:
+    assert path is not None
+    try:
+        return read_steps(path)
+    except TraceError as error:
+        fail(str(error))
+
+
+def _recorded(step: StepTrace, found: StepTraceFile) -> RecordedStep:
+    planned = {view.sequence for view in step.views}
+    return RecordedStep(
+        views=step.views,
+        plan=step.plan,
+        cost=cost_of(step, found.costs),
+        outcomes=[
+            Outcome(one.sequence, one.num_drafted, one.num_accepted)
+            for one in step.outcomes
+            if one.sequence in planned
+        ],
+        num_prefill_tokens=step.num_prefill_tokens,
+        draft_s=step.draft_s,
+        target_s=step.target_s,
+        total_s=step.total_s,
+    )
+
+
+def _step_table(step: RecordedStep, traced: StepTrace) -> Table:
+    table = _candidate_table(
+        f"A step of {len(step.views)} sequences ({traced.why})", candidates(step)
+    )
+    accepted = sum(outcome.num_accepted for outcome in step.outcomes)
+    table.caption = (
+        f"what happened: {accepted + len(step.outcomes)} tokens in {1e3 * step.total_s:.1f} ms"
+        + (f", beside {step.num_prefill_tokens} prompt tokens" if step.num_prefill_tokens else "")
+    )
+    return table
+
+
+def _candidate_table(title: str, found: Sequence[Candidate]) -> Table:
+    best = max(found, key=lambda one: one.goodput)
+    table = Table(title=title)
+    table.add_column("plan", no_wrap=True)
+    for column in ("drafts", "tokens", "ms", "tokens/s"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for one in found:
+        mark = " best" if one is best else ""
+        table.add_row(
+            one.name + mark,
+            str(sum(one.draft_lens)),
+            f"{one.expected_tokens:.2f}",
+            f"{1e3 * one.expected_s:.2f}",
+            f"{one.goodput:.1f}",
+        )
+    return table
+
+
+def _show_window(report: WindowReport, console: Console) -> None:
+    if not report.num_steps:
+        console.print("Every step of the window read prompts too: nothing to compare.")
+        return
+    table = Table(title=f"{report.num_steps} steps without prompt chunks")
+    for column in ("", "expected", "realised"):
+        table.add_column(column, justify="right" if column else "left")
+    expected = report.expected_tokens / report.expected_s
+    realised = report.realised_tokens / report.realised_s
+    table.add_row("tokens", f"{report.expected_tokens:.0f}", str(report.realised_tokens))
+    table.add_row("seconds", f"{report.expected_s:.2f}", f"{report.realised_s:.2f}")
+    table.add_row("tokens/s", f"{expected:.1f}", f"{realised:.1f}")
+    table.caption = (
+        f"a step's seconds are off by {100 * report.time_error:.0f} % on average; estimated regret "
+        f"{100 * report.regret:.1f} %; {report.num_switches} switches"
+    )
+    console.print(table)
+    if report.reliability:
+        bins = Table(title="Acceptance of drafts that were tried")
+        for column in ("predicted", "observed", "drafts"):
+            bins.add_column(column, justify="right")
+        for one in report.reliability:
+            bins.add_row(f"{one.predicted:.2f}", f"{one.observed:.2f}", str(one.num_trials))
+        console.print(bins)
+
+
+def _document(
+    report: WindowReport,
+    step: RecordedStep,
+    traced: StepTrace,
+    sequence: int,
+    lengths: Sequence[Candidate],
+) -> dict[str, Any]:
+    def listed(found: Sequence[Candidate]) -> list[dict[str, Any]]:
+        return [asdict(one) | {"tokens_per_s": one.goodput} for one in found]
+
+    return {
+        "window": asdict(report),
+        "step": {
+            "why": traced.why,
+            "total_s": step.total_s,
+            "candidates": listed(candidates(step)),
+        },
+        "sequence": {"sequence": sequence, "candidates": listed(lengths)},
+    }
