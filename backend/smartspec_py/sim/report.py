@@ -1,0 +1,117 @@
+"""Tables and the picture of a simulation or a measured load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+CAPTION = (
+    "ttft, tpot, e2e: mean/p99 in ms from when a request was due; "
+    "drafted, gained: tokens a step and sequence"
+)
+
+
+class PlotError(RuntimeError):
+    """The picture cannot be drawn; the message says what is missing."""
+
+
+def simulation_tables(rows: Sequence[Mapping[str, Any]]) -> Iterator[Table]:
+    """A table a scenario, with a line for each rate and policy."""
+    for label in dict.fromkeys(row["scenario"] for row in rows):
+        yield _scenario_table(label, [row for row in rows if row["scenario"] == label])
+
+
+def _scenario_table(label: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Narrow enough for 80 columns; the JSON document has the rest."""
+    has_slo = any("slo_goodput_rps" in row for row in rows)
+    has_failed = any(row["num_failed"] for row in rows)
+    table = Table(title=label, caption=CAPTION, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("req/s", justify="right", no_wrap=True)
+    table.add_column("policy", no_wrap=True)
+    names = ["tokens/s", "ttft", "tpot", "e2e", *(["slo/s"] if has_slo else []), "drafted"]
+    for name in [*names, "gained", *(["failed"] if has_failed else [])]:
+        table.add_column(name, justify="right", no_wrap=True)
+    last_rate = None
+    for row in rows:
+        if last_rate not in (None, row["offered_rps"]):
+            table.add_section()
+        last_rate = row["offered_rps"]
+        cells = [f"{last_rate:.2f}", row["policy"], f"{row['token_goodput_tps']:.0f}"]
+        for name in ("ttft_ms", "tpot_ms", "e2e_ms"):
+            cells.append(f"{_ms(row[name]['mean'])}/{_ms(row[name]['p99'])}")
+        cells += [f"{row['slo_goodput_rps']:.2f}"] if has_slo else []
+        cells += [f"{row['mean_draft_len']:.2f}", f"{row['mean_acceptance_len']:.2f}"]
+        cells += [str(row["num_failed"])] if has_failed else []
+        table.add_row(*cells)
+    return table
+
+
+def load_table(summary: Mapping[str, Any]) -> Table:
+    """Latencies of a measured load, a line each."""
+    table = Table(title="milliseconds")
+    table.add_column("")
+    for name in ("mean", "p50", "p90", "p95", "p99"):
+        table.add_column(name, justify="right")
+    for name in ("ttft", "tpot", "e2e"):
+        table.add_row(name, *map(_ms, summary[f"{name}_ms"].values()))
+    for name in ("ttft", "e2e"):
+        values = summary["from_sent"][f"{name}_ms"].values()
+        table.add_row(f"{name} from sent", *map(_ms, values))
+    table.add_row("send lag", *map(_ms, summary["send_lag_ms"].values()))
+    return table
+
+
+def load_lines(summary: Mapping[str, Any]) -> list[str]:
+    """What of a measured load is no latency."""
+    lines = [
+        f"{summary['num_finished']} of {summary['num_requests']} requests finished in "
+        f"{summary['elapsed_s']:.1f} s: {summary['requests_per_s']:.2f} requests/s",
+        f"token_goodput_tps: {summary['token_goodput_tps']:.1f}",
+    ]
+    if "slo_goodput_rps" in summary:
+        lines.append(
+            f"slo_goodput_rps: {summary['slo_goodput_rps']:.2f} ({summary['num_slo_met']} requests)"
+        )
+    return lines
+
+
+def draw_picture(rows: Sequence[Mapping[str, Any]], path: Path, latency: str = "e2e_ms") -> None:
+    """Mean latency against request rate, a line a policy; the file's ending says the format.
+
+    Raises PlotError.
+    """
+    try:
+        figures = import_module("matplotlib.figure")
+    except ImportError as error:
+        raise PlotError("--plot needs matplotlib: pip install 'smartspec-py[plot]'") from error
+    figure = figures.Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for policy in dict.fromkeys(row["policy"] for row in rows):
+        points = sorted(
+            (row["offered_rps"], row[latency]["mean"])
+            for row in rows
+            if row["policy"] == policy and row[latency]["mean"] is not None
+        )
+        axes.plot([x for x, _ in points], [y for _, y in points], marker="o", label=policy)
+    axes.set_xlabel("offered load, requests/s")
+    axes.set_ylabel(f"mean {latency.removesuffix('_ms')}, ms (simulated)")
+    axes.set_yscale("log")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    try:
+        figure.savefig(path)
+    except (OSError, ValueError) as error:
+        raise PlotError(f"--plot: {error}") from error
+
+
+def _ms(value: float | None) -> str:
+    if value is None:
+        return "-"
+    if value >= 10_000:
+        return f"{value / 1e3:.0f}s"
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}"

@@ -1,0 +1,150 @@
+"""`smartspec simulate` and `smartspec load` as commands: outputs, and what they refuse."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from servers import fake_config
+from typer.testing import CliRunner
+
+from smartspec_py.commands.load import load
+from smartspec_py.commands.simulate import simulate
+from smartspec_py.triton_server import TritonServer, free_address
+
+SMALL = ["--duration", "3", "--policies", "none,fixed:2", "--rows", "4"]
+
+
+def call(command: object, *arguments: str) -> tuple[int, str, str]:
+    """Exit code, stdout, stderr."""
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command()(command)  # type: ignore[type-var]
+    result = CliRunner().invoke(app, list(arguments))
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_simulate_prints_a_table_and_one_json_document(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    code, out, err = call(
+        simulate, *SMALL, "--rates", "2,4", "--what-if", "rate=2x", "--json", str(path)
+    )
+    assert code == 0, err
+    document = json.loads(out.splitlines()[-1])
+    assert json.loads(path.read_text()) == document
+    assert len(document["rows"]) == 2 * 2 * 2
+    assert any("published fit" in note for note in document["hardware"])
+    assert "fixed:2" in err
+    assert "rate=2x" in err
+
+
+def test_simulate_reads_a_spec_and_a_profile(tmp_path: Path) -> None:
+    spec = tmp_path / "load.json"
+    spec.write_text('{"phases": [{"duration_s": 2, "rate": 3}]}')
+    profile = tmp_path / "profile.json"
+    table = {"rows": [1, 4], "tokens_per_row": [1, 8], "seconds": [[0.01, 0.01], [0.01, 0.02]]}
+    profile.write_text(json.dumps({"cost": {"target": table, "draft": None}}))
+    arguments = ["--workload", str(spec), "--profile", str(profile), "--goodput", "ttft:500"]
+    code, out, err = call(simulate, *SMALL, *arguments)
+    assert code == 0, err
+    document = json.loads(out.splitlines()[-1])
+    assert document["hardware"] == ["measured profile profile.json"]
+    assert "slo_goodput_rps" in document["rows"][0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["--rates", "x"], "--rates"),
+        (["--rates", "0"], "--rates"),
+        (["--policies", "fast"], "--policies: 'fast'"),
+        (["--max-cache-tokens", "9"], "--max-cache-tokens: got 9"),
+        (["--gpu", "abacus"], "--gpu: 'abacus'"),
+        (["--target", "llama-3.1-70b", "--draft", "none"], "GB of weights"),
+        (["--gpu", "l4", "--rows", "512", "--draft", "none"], "--rows at most"),
+        (["--what-if", "luck=2x"], "--what-if"),
+        (["--goodput", "soon"], "--goodput"),
+        (["--accept", "2"], "--accept"),
+        (["--workload", "missing.toml"], "missing.toml"),
+        (["--record", "missing.jsonl"], "missing.jsonl"),
+        (["--profile", "missing.json"], "--profile"),
+        (["--oracle", "missing.jsonl"], "--oracle"),
+        (["--record", "a", "--workload", "b"], "exclude one another"),
+    ],
+)
+def test_simulate_refuses_in_one_line(arguments: list[str], word: str) -> None:
+    code, out, err = call(simulate, *arguments)
+    assert code == 2
+    assert word in err.replace("\n", " ")
+    assert not out
+
+
+def test_the_picture(tmp_path: Path) -> None:
+    path = tmp_path / "picture.png"
+    code, _, err = call(simulate, *SMALL, "--plot", str(path))
+    if importlib.util.find_spec("matplotlib") is None:
+        assert code == 1
+        assert "smartspec-py[plot]" in err
+    else:
+        assert path.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["--arrivals", "waves"], "--arrivals"),
+        (["--arrivals", "trace"], "--times"),
+        (["--arrivals", "trace", "--times", "missing"], "--times"),
+        (["--phases", "5"], "--phases"),
+        (["--goodput", "itl:5"], "--goodput"),
+        (["--workload", "poems"], "--workload"),
+        (["--prompts", "missing"], "--prompts"),
+    ],
+)
+def test_load_refuses_in_one_line(arguments: list[str], word: str) -> None:
+    code, out, err = call(load, *arguments)
+    assert code == 2
+    assert word in err
+    assert not out
+
+
+def test_load_without_a_server_counts_and_fails(tmp_path: Path) -> None:
+    lines = tmp_path / "lines.jsonl"
+    options = ["--url", "http://127.0.0.1:9", "--arrivals", "constant", "--rate", "1000"]
+    code, out, err = call(load, *options, "--requests", "3", "--jsonl", str(lines))
+    assert code == 1
+    assert json.loads(out)["num_failed"] == 3
+    assert "3 x " in err
+    assert len(lines.read_text().splitlines()) == 3
+
+
+def test_help_has_the_definitions() -> None:
+    code, out, _ = call(load, "--help")
+    assert code == 0
+    for word in ("ttft", "tpot", "token_goodput_tps", "slo_goodput_rps", "coordinated omission"):
+        assert word in " ".join(out.split())
+
+
+@pytest.mark.triton
+def test_load_on_a_live_server_and_its_record_simulated(tmp_path: Path) -> None:
+    """24 requests of 9 tokens; one prompt in two names no length and gets the load's 5."""
+    prompts, lines = tmp_path / "prompts.jsonl", tmp_path / "lines.jsonl"
+    prompts.write_text('{"prompt": "one", "max_tokens": 9}\n{"prompt": "two"}\n')
+    options = ["--prompts", str(prompts), "--max-tokens", "5", "--phases", "1:8,1:8-24"]
+    with TritonServer(fake_config(step_s=0.001), tmp_path, free_address()) as server:
+        server.wait_ready()
+        url = server.address.http_url
+        bounds = ["--arrivals", "constant", "--goodput", "e2e:60000", "--jsonl", str(lines)]
+        code, out, err = call(load, "--url", url, *options, *bounds)
+    assert code == 0, err
+    summary = json.loads(out)
+    assert (summary["num_finished"], summary["num_slo_met"], summary["num_failed"]) == (24, 24, 0)
+    assert summary["num_tokens"] == 12 * 9 + 12 * 5
+    code, out, err = call(simulate, *SMALL, "--record", str(lines), "--what-if", "rate=2x")
+    assert code == 0, err
+    rows = json.loads(out)["rows"]
+    assert [row["num_tokens"] for row in rows] == [summary["num_tokens"]] * 4

@@ -1,0 +1,315 @@
+"""The simulator: a queue whose mean wait is known, policies in an obvious case, conservation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+
+from smartspec_py.core.cost import CostModel, PassTable
+from smartspec_py.engines.base import Decode, DraftTask, Prefill, Verify
+from smartspec_py.engines.clock import VirtualClock
+from smartspec_py.serving.config import DRAFT_MODEL, PROMPT_LOOKUP
+from smartspec_py.sim.acceptance import DraftRuns
+from smartspec_py.sim.arrivals import arrival_times, constant_gaps, poisson_gaps, steady
+from smartspec_py.sim.engine import SimProposer, SimTarget
+from smartspec_py.sim.hardware import Hardware, HardwareError, gpu_hardware
+from smartspec_py.sim.latency import Slo
+from smartspec_py.sim.scenario import BASE, Load, Scenario, change, run_all, runs_of
+from smartspec_py.sim.simulate import SAMPLING, SimLimits, SimResult, Simulation, _capabilities
+from smartspec_py.sim.workload import (
+    KindSpec,
+    LengthSpec,
+    PhaseSpec,
+    SimRequest,
+    WorkloadSpec,
+    draw,
+    only,
+)
+
+FLAT = CostModel(PassTable((1,), (1, 16), ((1.0, 1.0),)))
+"""Every pass takes a second; drafting is free."""
+
+COST = CostModel(
+    target=PassTable((1, 64), (1, 16), ((0.010, 0.013), (0.020, 0.070))),
+    draft=PassTable((1, 64), (1,), ((0.001,), (0.002,))),
+    host_s=0.0005,
+    catch_up_s=0.00002,
+)
+
+LIMITS = SimLimits(max_sequences=8, prefill_chunk=64)
+
+
+def requests_at(
+    times: list[float],
+    prompt_len: int = 4,
+    output_len: int = 1,
+    run: int = 0,
+    proposer: str = DRAFT_MODEL,
+) -> list[SimRequest]:
+    """run: right drafts from every position on."""
+    runs = only(proposer, DraftRuns([run] * output_len))
+    return [
+        SimRequest(number, time, prompt_len, output_len, runs)
+        for number, time in enumerate(times, start=1)
+    ]
+
+
+def workload(rate: float, *, accept: float = 0.7, duration_s: float = 20.0) -> list[SimRequest]:
+    kind = KindSpec(
+        prompt=LengthSpec(mean=60, sd=60, most=300),
+        output=LengthSpec(mean=40, sd=30, most=150),
+        accept=accept,
+        accept_sd=0.05,
+    )
+    return draw(WorkloadSpec(kinds=(kind,), phases=(PhaseSpec(duration_s=duration_s, rate=rate),)))
+
+
+def run(requests: list[SimRequest], policy: str, limits: SimLimits = LIMITS) -> SimResult:
+    return Simulation(requests, policy, COST, limits).run()
+
+
+def test_the_pass_is_packed_and_its_seconds_are_by_hand() -> None:
+    """Sequence 1 has 10 tokens known and verifies 3 drafts, of which 2 are right; 2 has 20 and
+    decodes; 3 reads 5 tokens of its prompt: 3 rows, 4 + 1 + 5 = 10 tokens, a context of
+    (10 + 20 + 0) / 3 = 10, at 1 s and 0.1 s a row and token of context: 1 + 3 x 10 x 0.1 = 4 s."""
+    table = PassTable((1,), (1, 16), ((1.0, 1.0),), context_s=0.1)
+    clock = VirtualClock()
+    texts = {1: SimRequest(1, 0.0, 9, 9, only(DRAFT_MODEL, DraftRuns([9, 2])))}
+    target = SimTarget(_capabilities(LIMITS, 100), CostModel(table, host_s=0.5), clock, texts)
+    for sequence, length in ((1, 9), (2, 19), (3, 30)):
+        target.begin(sequence, [0] * length, length, SAMPLING)
+    target.submit([Prefill(1, (0,) * 9, 0, True), Prefill(2, (0,) * 19, 0, True)])
+    assert [event.tokens for event in target.poll(0.0)] == [(0,), (0,)]
+    start = clock.now()
+    target.submit([Verify(1, (0,) * 3), Decode(2, 1), Prefill(3, (0,) * 5, 0, False)])
+    verified, decoded, read = target.poll(0.0)
+    assert (verified.num_drafted, verified.num_accepted, len(verified.tokens)) == (3, 2, 3)
+    assert (len(decoded.tokens), read.tokens) == (1, ())
+    assert clock.now() - start == pytest.approx(4.5)
+    assert verified.pass_s == pytest.approx(4.0)
+    assert target.poll(0.0) == []
+
+
+def test_drafting_takes_its_passes_and_its_lag() -> None:
+    """Lengths 3, 1 and 3 of three sequences: a pass of 3 rows and two of 2. All 10 + 6 + 8 known
+    tokens but the last of each are lag: 21. Draft passes take 1 s and 0.5 s a row."""
+    cost = CostModel(FLAT.target, draft=PassTable((1, 3), (1,), ((1.5,), (2.5,))), catch_up_s=0.01)
+    clock = VirtualClock()
+    proposer = SimProposer(DRAFT_MODEL, {}, 7, cost, clock)
+    lengths = {1: (10, 3), 2: (6, 1), 3: (8, 3)}
+    assert [proposer.draft_lag(s, n) for s, (n, _) in lengths.items()] == [9, 5, 7]
+    drafts = proposer.propose(
+        [DraftTask(s, [0] * n, 4, k, SAMPLING) for s, (n, k) in lengths.items()]
+    )
+    assert [len(draft.tokens) for draft in drafts] == [3, 1, 3]
+    assert clock.now() == pytest.approx(2.5 + 2 * 2.0 + 21 * 0.01)
+    proposer.observe(1, 3)  # all kept: the last draft was never read, and one more token came
+    proposer.observe(2, 0)
+    assert proposer.draft_lag(1, 14) == 1
+    assert proposer.draft_lag(2, 7) == 0
+    assert proposer.draft_lag(2, 9) == 2
+
+
+def test_mean_wait_of_a_queue_with_one_server() -> None:
+    """M/D/1: one row, a pass of 1 s a request, 0.5 requests a second. The mean wait is
+    rho D / (2 (1 - rho)) = 0.5 s, and with the pass the first token comes after 1.5 s. Its
+    deviation over 8,000 requests is about 0.02 s (variance 0.58, six neighbours alike): 0.1 s is 5
+    of them, 6e-7 of false alarm."""
+    times = list(islice(arrival_times(poisson_gaps(7), steady(0.5)), 8000))
+    limits = replace(LIMITS, max_sequences=1)
+    result = Simulation(requests_at(times), "none", FLAT, limits).run()
+    waits = [timing.ttft_s(timing.scheduled_s) for timing in result.timings]
+    assert sum(waits) / len(waits) == pytest.approx(1.5, abs=0.1)
+    assert result.num_steps == 8000
+
+
+def test_even_arrivals_below_capacity_never_wait() -> None:
+    times = list(islice(arrival_times(constant_gaps(), steady(0.9)), 50))
+    result = Simulation(requests_at(times), "none", FLAT, replace(LIMITS, max_sequences=1)).run()
+    assert [t.ttft_s(t.scheduled_s) for t in result.timings] == pytest.approx([1.0] * 50)
+
+
+def test_a_request_by_hand() -> None:
+    """Prompt of 100 tokens in chunks of 64, so two passes; then 9 tokens, of which the first came
+    with the prompt. `fixed:3` where two drafts in a row are right gains 3 a step: 1 + 3 + 3, and
+    then 2 are left, one of them drafted. Passes take 1 s: 2 + 3 in all."""
+    result = Simulation(requests_at([5.0], 100, 9, run=2), "fixed:3", FLAT, LIMITS).run()
+    timing = result.timings[0]
+    assert (timing.first_s, timing.last_s, timing.num_tokens) == (7.0, 10.0, 9)
+    assert result.draft_lens == {3: 2, 1: 1}
+    assert (result.num_drafted, result.num_accepted) == (7, 5)
+
+
+@pytest.mark.parametrize("policy", ["none", "fixed:3", "goodput"])
+@pytest.mark.parametrize("rate", [2.0, 30.0])
+def test_every_request_ends_once_with_all_its_tokens(policy: str, rate: float) -> None:
+    """That nobody ends twice and nothing stays held is asserted by the simulation itself."""
+    requests = workload(rate)
+    result = run(requests, policy)
+    assert [timing.num_tokens for timing in result.timings] == [r.output_len for r in requests]
+    assert all(timing.error is None for timing in result.timings)
+    assert result.num_generated == sum(request.output_len for request in requests)
+    for timing, request in zip(result.timings, requests, strict=True):
+        assert timing.first_s is not None
+        assert timing.last_s is not None
+        assert request.arrival_s < timing.first_s <= timing.last_s
+
+
+def test_the_same_seed_gives_the_same_result() -> None:
+    assert run(workload(6.0), "goodput") == run(workload(6.0), "goodput")
+
+
+def test_policies_in_an_obvious_case() -> None:
+    """Light load and drafts nearly always right: every speculation beats none by far, and `goodput`
+    is about as good as the best. Drafts nearly always wrong: it is none that wins."""
+    good, bad = workload(2.0, accept=0.93), workload(2.0, accept=0.05)
+
+    def mean_s(requests: list[SimRequest], policy: str) -> float:
+        timings = run(requests, policy).timings
+        return sum(t.e2e_s(t.scheduled_s) for t in timings) / len(timings)
+
+    none, fixed, adaptive = (mean_s(good, p) for p in ("none", "fixed:2", "goodput"))
+    assert fixed < 0.7 * none
+    assert adaptive < 1.02 * fixed
+    none, fixed, adaptive = (mean_s(bad, p) for p in ("none", "fixed:5", "goodput"))
+    assert fixed > 1.15 * none
+    assert adaptive < 1.05 * none
+
+
+def test_more_rows_than_fit_wait_and_a_full_queue_refuses() -> None:
+    limits = replace(LIMITS, max_sequences=1, max_queue=2)
+    result = Simulation(requests_at([1.0] * 4), "none", FLAT, limits).run()
+    assert [timing.last_s for timing in result.timings] == [2.0, 3.0, None, None]
+    assert [bool(timing.error) for timing in result.timings] == [False, False, True, True]
+
+
+def test_priorities_and_deadlines_are_the_servers() -> None:
+    """All come at 0. The first in rank is the one of higher priority; the last one's deadline
+    passes while it waits."""
+    first, second, third = requests_at([0.0] * 3, output_len=2)
+    requests = [first, replace(second, priority=1), replace(third, deadline_s=3.5)]
+    limits = replace(LIMITS, max_sequences=1)
+    result = Simulation(requests, "none", FLAT, limits).run()
+    assert [timing.last_s for timing in result.timings] == [4.0, 2.0, None]
+    assert "deadline" in (result.timings[2].error or "")
+
+
+def test_a_tight_cache_preempts_and_loses_nothing() -> None:
+    limits = replace(LIMITS, target_bytes=2, draft_bytes=1, cache_bytes=1000)
+    requests = workload(30.0, duration_s=5)
+    tight = run(requests, "goodput", limits)
+    assert tight.num_preemptions > 0
+    assert tight.num_generated == run(requests, "goodput").num_generated
+
+
+def test_what_the_cache_could_never_hold_is_refused() -> None:
+    """11 tokens of a byte each, in a cache of 10; the other has 10."""
+    limits = replace(LIMITS, target_bytes=1, cache_bytes=10)
+    requests = [*requests_at([0.0], 4, 6), replace(requests_at([0.0], 4, 7)[0], sequence=2)]
+    result = Simulation(requests, "none", FLAT, limits).run()
+    assert [timing.num_tokens for timing in result.timings] == [6, 0]
+    assert result.timings[1].error == "refused: longer than the cache"
+
+
+def test_what_the_planner_believes_may_be_wrong() -> None:
+    """Told that drafting costs ten times as much, it drafts less; steps still take what they do."""
+    dear = CostModel(COST.target, PassTable((1, 64), (1,), ((0.01,), (0.02,))), COST.host_s)
+    requests = workload(2.0)
+    told = Simulation(requests, "goodput", COST, LIMITS, believed=dear).run()
+    assert told.mean_draft_len < run(requests, "goodput").mean_draft_len
+
+
+def test_drafts_that_are_looked_up() -> None:
+    """The prompt's pass gives a token, and two passes 4 tokens each."""
+    requests = requests_at([0.0], 8, 9, run=3, proposer=PROMPT_LOOKUP)
+    result = Simulation(requests, "fixed:3", FLAT, LIMITS).run()
+    assert result.timings[0].last_s == 3.0
+    assert result.num_accepted == 6
+
+
+def test_what_is_looked_up_is_not_always_there() -> None:
+    """Of 9 tokens the first comes with the prompt. At 1 there are 2 drafts and both are right; at 4
+    there are none, so that a token is decoded; at 5 there is one, and it is wrong; at 6 there are
+    3, of which 2 have a place, and both are right: passes 1 + 4."""
+    available = [0, 2, 0, 0, 0, 1, 3, 0, 0]
+    runs = DraftRuns([0, 2, 1, 0, 0, 0, 3, 2, 1], available)
+    request = SimRequest(1, 0.0, 8, 9, only(PROMPT_LOOKUP, runs))
+    result = Simulation([request], "fixed:3", FLAT, LIMITS).run()
+    assert result.timings[0].last_s == 5.0
+    assert result.draft_lens == {2: 2, 1: 1, 0: 1}
+
+
+def test_of_two_proposers_the_better_one_drafts() -> None:
+    """The draft model is always wrong, and prompt lookup always right, and free."""
+    both = (DraftRuns([0] * 200), DraftRuns([9] * 200))
+    requests = [SimRequest(1, 0.0, 8, 200, both)]
+    result = Simulation(requests, "goodput", COST, LIMITS).run()
+    assert result.num_accepted > 0.9 * result.num_drafted > 100
+
+
+SCENARIO = Scenario(
+    Load(WorkloadSpec(kinds=(KindSpec(),), phases=(PhaseSpec(duration_s=4, rate=3),))),
+    SimLimits(max_sequences=4),
+)
+
+
+def h100(num_rows: int) -> Hardware:
+    return gpu_hardware("h100", 1, "llama-3-8b", "eagle", num_rows)
+
+
+def test_scenarios_are_run_under_every_policy() -> None:
+    heard: list[str] = []
+
+    def begin(label: str, num_requests: int):  # type: ignore[no-untyped-def]
+        heard.append(label)
+        return lambda num_over: None
+
+    scenarios = [SCENARIO, change(SCENARIO, "rate=2x,rows=8")]
+    rows = run_all(runs_of(scenarios, ["none", "fixed:2"], h100, Slo(ttft_ms=1e6)), begin)
+    assert [(row["scenario"], row["policy"]) for row in rows] == [
+        (label, policy) for label in (BASE, "rate=2x,rows=8") for policy in ("none", "fixed:2")
+    ]
+    assert heard[0] == f"{BASE}, none"
+    assert [row["limits"]["max_sequences"] for row in rows] == [4, 4, 8, 8]
+    assert rows[2]["num_requests"] > rows[0]["num_requests"] == rows[1]["num_requests"]
+    assert all(row["num_slo_met"] == row["num_finished"] == row["num_requests"] for row in rows)
+    assert "goodput" not in {name for row in rows for name in row}
+
+
+def test_a_scenario_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(HardwareError, match="--rows at most"):
+        runs_of([change(SCENARIO, "rows=512,prompt=20x,output=20x")], ["none"], h100)
+
+
+def test_processes_give_the_same_rows() -> None:
+    runs = runs_of([SCENARIO], ["none", "goodput"], h100)
+
+    def begin(label: str, num_requests: int):  # type: ignore[no-untyped-def]
+        return lambda num_over: None
+
+    assert run_all(runs, begin, num_jobs=2) == run_all(runs, begin)
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("speed=2x", "must change"),
+        ("rate=2", "must be a factor"),
+        ("rate=x", "is no number"),
+        ("rate=0x", "above 0"),
+        ("rows=2.5", "whole number"),
+        ("accept=1.5", "in 0..1"),
+    ],
+)
+def test_changes_that_are_none(text: str, word: str) -> None:
+    with pytest.raises(ValueError, match=word):
+        change(SCENARIO, text)
+
+
+def test_a_record_changes_only_its_rate() -> None:
+    scenario = Scenario(Load(record=tuple(requests_at([0.0, 4.0]))), LIMITS)
+    assert [r.arrival_s for r in change(scenario, "rate=2x").load.requests()] == [0.0, 2.0]
+    with pytest.raises(ValueError, match="only its rate"):
+        change(scenario, "output=2x")

@@ -1,0 +1,165 @@
+"""Workloads: drawn, read, and refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from smartspec_py.sim.acceptance import DraftRuns, draw_runs
+from smartspec_py.sim.record import read_record, repeat_faster
+from smartspec_py.sim.workload import (
+    KindSpec,
+    LengthSpec,
+    PhaseSpec,
+    SimRequest,
+    WorkloadError,
+    WorkloadSpec,
+    draw,
+    offered_rate,
+    read_spec,
+    with_texts,
+)
+from smartspec_py.tracing.oracle import OracleSequence
+
+KINDS = (
+    KindSpec(name="chat", prompt=LengthSpec(mean=20), output=LengthSpec(mean=30), accept=0.8),
+    KindSpec(name="sql", prompt=LengthSpec(mean=40), output=LengthSpec(mean=10), accept=0.4),
+)
+
+
+def drafted(request: SimRequest, position: int, num_drafted: int = 7) -> int:
+    """Of the draft model's drafts, how many are kept."""
+    acceptance = request.acceptances[0]
+    assert acceptance is not None
+    return acceptance.accepted(position, num_drafted)
+
+
+def test_runs_by_hand() -> None:
+    """Right, right, wrong, right: 2 right drafts from 0, 1 from 1, none from 2, 1 from 3."""
+    runs = DraftRuns.of([True, True, False, True])
+    assert [runs.accepted(position, 7) for position in range(5)] == [2, 1, 0, 1, 0]
+    assert [runs.accepted(0, k) for k in range(4)] == [0, 1, 2, 2]
+
+
+@pytest.mark.parametrize("persistence", [0.0, 0.5])
+def test_drawn_runs_have_their_probability(persistence: float) -> None:
+    """Of 40,000 positions. One deviation of the mean is 0.0023, and sqrt(3) times that where
+    neighbours correlate by a half; 4.5 of them are 7e-6."""
+    runs = draw_runs(np.random.default_rng(1), 40_000, 0.7, persistence)
+    is_right = np.array([runs.accepted(position, 1) for position in range(40_000)])
+    assert is_right.mean() == pytest.approx(0.7, abs=4.5 * 0.0023 * 3**0.5)
+    found = np.corrcoef(is_right[1:], is_right[:-1])[0, 1]
+    assert found == pytest.approx(persistence, abs=0.025)
+
+
+def test_constant_lengths_are_the_mean_and_varied_ones_have_it() -> None:
+    """Of 10,000 log-normal lengths of mean 200 and deviation 100 the mean is 200 within 4.5 x 1.0:
+    7e-6 of false alarm."""
+    rng = np.random.default_rng(2)
+    assert {LengthSpec(mean=30).draw(rng) for _ in range(20)} == {30}
+    varied = [LengthSpec(mean=200, sd=100, most=10**6).draw(rng) for _ in range(10_000)]
+    assert np.mean(varied) == pytest.approx(200, abs=4.5)
+    assert np.std(varied) == pytest.approx(100, abs=10)
+    assert max(LengthSpec(mean=200, sd=100, most=250).draw(rng) for _ in range(500)) == 250
+
+
+def test_phases_shift_the_mixture() -> None:
+    phases = (
+        PhaseSpec(duration_s=10, rate=5, mix={"chat": 1}),
+        PhaseSpec(duration_s=10, rate=5, mix={"sql": 1}),
+    )
+    spec = WorkloadSpec(kinds=KINDS, phases=phases, arrivals="constant")
+    requests = draw(spec)
+    assert [request.kind for request in requests] == ["chat"] * 50 + ["sql"] * 50
+    assert (requests[0].prompt_len, requests[0].output_len) == (20, 30)
+
+
+def test_a_request_is_the_same_at_every_rate() -> None:
+    spec = WorkloadSpec(kinds=(KindSpec(),), phases=(PhaseSpec(duration_s=20, rate=4),))
+    slow, fast = draw(spec), draw(spec.scaled(2))
+    assert len(fast) > len(slow) > 20
+    for one, other in zip(slow, fast, strict=False):
+        assert (one.prompt_len, one.output_len) == (other.prompt_len, other.output_len)
+        assert [drafted(one, i) for i in range(one.output_len)] == [
+            drafted(other, i) for i in range(other.output_len)
+        ]
+
+
+def test_specs_are_read_from_toml_and_json(tmp_path: Path) -> None:
+    toml = tmp_path / "load.toml"
+    toml.write_text(
+        'arrivals = "gamma"\nburstiness = 0.5\n'
+        '[[kinds]]\nname = "sql"\naccept = 0.9\noutput = {mean = 64}\n'
+        "[[phases]]\nduration_s = 40\nrate = 1\nend_rate = 16\n"
+    )
+    spec = read_spec(toml)
+    assert spec.kinds[0].output.mean == 64
+    assert spec.phases[0].rates.num_expected == 340
+    twin = tmp_path / "load.json"
+    twin.write_text(spec.model_dump_json())
+    assert read_spec(twin) == spec
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("rate = 3", "phases: Field required"),
+        ("[[phases]]\nduration_s = 0\nrate = 1", "duration_s"),
+        ("[[phases]]\nduration_s = 1\nrate = 1\nmix = {poem = 1}", "'poem' is none of chat"),
+        ("[[phases]]\nduration_s = 1\nrate = 1\nmix = {chat = 0}", "all weights are 0"),
+        ("[[phases]]\nduration_s = 1\nrate = 1\n[[kinds]]\naccept = 1.5", "accept"),
+        (
+            "[[phases]]\nduration_s = 1\nrate = 1\n[[kinds]]\naccept = 1.0",
+            "accept_sd must be below",
+        ),
+        ("[[phases]", "load.toml"),
+    ],
+)
+def test_specs_that_are_none_name_the_key(tmp_path: Path, text: str, word: str) -> None:
+    path = tmp_path / "load.toml"
+    path.write_text(text)
+    with pytest.raises(WorkloadError, match=word):
+        read_spec(path)
+
+
+def test_a_record_is_read(tmp_path: Path) -> None:
+    lines = [
+        {"scheduled_s": 12.0, "num_input_tokens": 5, "num_output_tokens": 3, "accepted": [2, 1, 0]},
+        {"arrival_s": 10.0, "prompt_len": 4, "output_len": 2, "accept_prob": 1.0, "kind": "sql"},
+        {"arrival_s": 11.0, "prompt_len": 4, "output_len": 0},
+        {"arrival_s": 14.0, "prompt_len": 1, "output_len": 2, "accepted": {"draft_model": [1, 0]}},
+    ]
+    path = tmp_path / "record.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    requests = read_record(path, accept=0.0)
+    assert [request.arrival_s for request in requests] == [0.0, 2.0, 4.0]
+    assert [request.kind for request in requests] == ["sql", "", ""]
+    assert [drafted(request, 0) for request in requests] == [2, 2, 1]
+    assert offered_rate(requests) == 0.5
+    assert [request.arrival_s for request in repeat_faster(requests, 4)] == [0.0, 0.5, 1.0]
+
+
+@pytest.mark.parametrize("line", ["{", '{"arrival_s": 1}', "[1]", '{"arrival_s": 1, "prompt_len":'])
+def test_a_record_that_is_none_names_the_line(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "record.jsonl"
+    path.write_text(f'{{"arrival_s": 1, "prompt_len": 1, "output_len": 1}}\n{line}\n')
+    with pytest.raises(WorkloadError, match="line 2"):
+        read_record(path, accept=0.5)
+
+
+def test_texts_of_an_oracle_trace_replace_what_was_drawn() -> None:
+    rng = np.random.default_rng(3)
+    texts = [
+        OracleSequence.from_probabilities(rng, [1.0] * 4, length, num_prompt=length // 2)
+        for length in (8, 16)
+    ]
+    spec = WorkloadSpec(phases=(PhaseSpec(duration_s=10, rate=4),))
+    requests = with_texts(draw(spec), texts, seed=1)
+    assert {(request.prompt_len, request.output_len) for request in requests} == {(4, 8), (8, 16)}
+    assert {drafted(request, 2, 3) for request in requests} == {3}
+    assert {request.proposers for request in requests} == {("draft_model",)}
+    with pytest.raises(WorkloadError, match="no text"):
+        with_texts(requests, [], seed=1)
