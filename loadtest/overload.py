@@ -1,11 +1,11 @@
 """Ten times more requests than the server can serve, for minutes: does it stay what it was?
 
 Starts a server of its own, finds by a closed loop how many requests a second it serves, then sends
-an open loop of Poisson arrivals at 1.2 times that rate (saturation: the queue is full) and at ten
-times. Prints for both: how fast refusals came, how long admitted requests took, and what memory the
-server's processes held. The last line is one JSON document.
+an open loop of Poisson arrivals at 1.2 and 2 times that rate (from 2 times on the queue is always
+full), and at ten times. Prints for each how fast refusals came, how long admitted requests took,
+and what memory the server's processes held. The last line is one JSON document.
 
-    python loadtest/overload.py --model TARGET --draft DRAFT [--seconds 180]
+    python loadtest/overload.py --model TARGET --draft DRAFT
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ from smartspec_py.workloads import WORKLOADS, generate
 MAX_TOKENS = 48
 NUM_ROWS = 8
 MAX_QUEUE = 8
-SATURATION = 1.2
+PHASES = ((1.2, 40.0), (2.0, 60.0), (10.0, 180.0), (2.0, 60.0))
+"""Times what is served, and seconds."""
+
 SETTLING_S = 10.0
 """Left out at the start of each phase: the queue fills."""
 
@@ -168,7 +170,7 @@ def _resident_mib(group: int) -> float:
     return pages * 4096 / 2**20
 
 
-async def _run(server: TritonServer, seconds: float, multiple: float) -> list[Phase]:
+async def _run(server: TritonServer, scale: float) -> list[Phase]:
     url = f"{server.address.http_url}/v2/models/smartspec/generate_stream"
     timeout = aiohttp.ClientTimeout(total=120)
     connector = aiohttp.TCPConnector(limit=0)
@@ -177,13 +179,9 @@ async def _run(server: TritonServer, seconds: float, multiple: float) -> list[Ph
         rate_hz = await _closed_loop(session, url, 30)
         print(f"serves {rate_hz:.2f} requests/s of {MAX_TOKENS} tokens", file=sys.stderr)
         found = []
-        for name, factor, length in (
-            ("saturation", SATURATION, 60.0),
-            ("overload", multiple, seconds),
-            ("saturation again", SATURATION, 60.0),
-        ):
-            phase = Phase(name, factor * rate_hz)
-            found.append(await _open_loop(session, url, phase, length, server))
+        for factor, length in PHASES:
+            phase = Phase(f"{factor:g} times", factor * rate_hz)
+            found.append(await _open_loop(session, url, phase, length * scale, server))
             print(json.dumps(phase.summary()), file=sys.stderr)
         return found
 
@@ -192,8 +190,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--draft", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, default=180.0, help="of the overload")
-    parser.add_argument("--multiple", type=float, default=10.0, help="of what is served")
+    parser.add_argument("--scale", type=float, default=1.0, help="of the phases' lengths")
     options = parser.parse_args()
     engine = TorchEngineConfig(
         model=str(options.model.resolve()),
@@ -207,7 +204,7 @@ def main() -> None:
         TritonServer(config, Path(folder), free_address()) as server,
     ):
         server.wait_ready()
-        phases = asyncio.run(_run(server, options.seconds, options.multiple))
+        phases = asyncio.run(_run(server, options.scale))
         is_alive = server.is_model_ready()
     summaries = [phase.summary() for phase in phases]
     print(json.dumps({"alive": is_alive, "limits": limits.model_dump(), "phases": summaries}))
