@@ -69,12 +69,12 @@ def test_a_plan_is_the_planners_where_nobody_objects() -> None:
 
 
 def test_the_first_steps_and_one_in_a_hundred_are_for_the_reference() -> None:
-    """5 saved probes and 1 % of 1,000 steps, of which more fit in, since a step without drafts is
-    shorter than others; what asked for a policy is left alone."""
+    """1 % of 1,000 steps, into which some more fit, since a step without drafts is shorter than
+    others; what asked for a policy is left alone."""
     made, views = controller(), [view(1), view(2, "fixed:2")]
     reasons = run(made, views, 1000)
     assert reasons[0] == PROBE
-    assert 5 <= reasons.count(PROBE) <= 25
+    assert 5 <= reasons.count(PROBE) <= 20
     made = controller()
     probing = made.plan(views)
     assert probing.draft_lens == {1: 0, 2: 2}
@@ -135,3 +135,11 @@ def test_a_latency_target_is_kept_where_speculating_would_miss_it() -> None:
         [replace(views[0], accept_probs=(0.01,) * 6, slo_s_per_token=target_s), *views[1:]]
     )
     assert held.expected_s < free.expected_s
+
+
+def test_probes_are_not_saved_up_from_the_time_of_others() -> None:
+    """After the first ones, 2,000 steps of others leave one probe in 100 steps, as ever."""
+    made = controller()
+    run(made, [view(1)], 200)
+    run(made, [view(1, "fixed:3")], 2000)
+    assert run(made, [view(1)], 100).count(PROBE) <= 3

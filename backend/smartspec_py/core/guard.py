@@ -104,7 +104,10 @@ PROBE_SHARE = 0.01
 """Of the time, for steps that are run for what they teach."""
 
 SAVED_PROBES = 5.0
-"""Probes that a budget may save up; also what it has at the start."""
+"""Probes that a budget may save up."""
+
+FIRST_PROBES = 1.0
+"""Probes that it has at the start: short runs should not be made of them."""
 
 ROW_BUCKETS = 11
 CONTEXT_EDGES = (256.0, 1024.0, 4096.0, 16384.0)
@@ -134,7 +137,7 @@ class ProbeBudget:
 
     def __init__(self, share: float = PROBE_SHARE) -> None:
         self._share = share
-        self._saved_probes = SAVED_PROBES
+        self._saved_probes = FIRST_PROBES
         self._mean_s = 0.0
 
     def allows(self) -> bool:

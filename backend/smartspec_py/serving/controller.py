@@ -112,7 +112,9 @@ class Controller:
         drafting = _drafting(step)
         if step.target_s > 0.0:  # else the engine cannot tell its passes from the rest
             self._corrections.observe(_step_cost(step, drafting, num_drafted, context_len))
-        self._budget.observe(step.total_s, self._is_probe)
+        if any(view.policy in LEARNING for view in step.views):
+            # Probes are paid by those that may be probed, and so saved up from their time alone.
+            self._budget.observe(step.total_s, self._is_probe)
         if step.num_prefill_tokens == 0 and all(
             view.policy in ("none", *LEARNING) for view in step.views
         ):
