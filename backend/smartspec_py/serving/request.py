@@ -1,6 +1,6 @@
 """A request: what was asked, where it stands, and which moves are allowed.
 
-The loop thread owns every `Request`; `StepLoop.apply` and its helpers are the only writers.
+The loop thread owns every `Request`; `Roster` is the only writer.
 """
 
 from __future__ import annotations
