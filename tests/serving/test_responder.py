@@ -43,9 +43,10 @@ def make_responder(
     cancel: Callable[[int], None] = lambda sequence: None,
     watch: Callable[[], None] = lambda: None,
     metrics: MetricSink | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Responder:
     meter = Meter(ConfigInfo("none", 0, "none"))
-    return Responder(cancel, meter, metrics or NoMetrics(), watch=watch)
+    return Responder(cancel, meter, metrics or NoMetrics(), clock, watch)
 
 
 @dataclass
@@ -422,3 +423,25 @@ def test_metrics_that_cannot_be_handed_over_take_nobody_down() -> None:
         assert sink.text == "hello world"
         wait_until(lambda: num_calls[0] == 1)
     responder.stop(WAIT_S)
+
+
+def test_on_the_way_out_nothing_is_asked_of_triton() -> None:
+    """It answers no call of a model that it finalizes: metrics that are due then are not shown."""
+    calls: list[str] = []
+
+    class Counted(NoMetrics):
+        def increment(self, name: str, labels: object, by: float) -> None:
+            calls.append(name)
+
+    now = [0.0]
+    responder = make_responder(metrics=Counted(), clock=lambda: now[0])
+    responder.start()
+    wait_until(lambda: bool(calls))  # all counters are shown once, at 0
+    shown = len(calls)
+    sink = LocalSink()
+    outcome = Outcome(5, 0, Times(1), SpecRecord(0))
+    responder.post(Update(talk(sink), HELLO, None, FinishReason.LENGTH, outcome=outcome))
+    sink.wait(WAIT_S)
+    now[0] = 100.0
+    responder.stop(WAIT_S)
+    assert len(calls) == shown

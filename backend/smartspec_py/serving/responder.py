@@ -250,8 +250,11 @@ class Responder:
             self._handle([item for item in news if isinstance(item, Update)])
             self._refuse_due(self._clock())
             self._check_cancelled()
-            self._call_watch()
-            self._flush_metrics()
+            if is_running:
+                # Not on the way out: once Triton finalizes a model it answers none of its calls,
+                # and this thread would wait for ever.
+                self._call_watch()
+                self._flush_metrics()
 
     def _sort(self, news: Iterable[_News | None]) -> None:
         for item in news:
