@@ -12,8 +12,8 @@ from triton_double import codec_on_double
 
 from smartspec_py.core.types import FinishReason
 from smartspec_py.serving.contract import OUTPUTS
+from smartspec_py.serving.messages import Progress, Reply, Summary, Times
 from smartspec_py.serving.request import ErrorCode, RequestError
-from smartspec_py.serving.responder import Progress, Reply, Summary, Times
 from smartspec_py.serving.tensor_spec import NUMPY_TYPES
 
 

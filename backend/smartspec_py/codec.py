@@ -14,9 +14,9 @@ import triton_python_backend_utils as pb_utils
 
 from smartspec_py.serving.contract import INPUTS, OUTPUTS
 from smartspec_py.serving.inputs import FIELDS
+from smartspec_py.serving.messages import Reply, Summary
 from smartspec_py.serving.refused import asks_for_nothing, why_refused
 from smartspec_py.serving.request import ErrorCode, GenerateParams, InvalidField, RequestError
-from smartspec_py.serving.responder import Reply, Summary
 from smartspec_py.serving.tensor_spec import NUMPY_TYPES, TensorSpec
 
 _INPUT_NAMES = tuple(spec.name for spec in INPUTS)

@@ -16,8 +16,8 @@ import triton_python_backend_utils as pb_utils
 from smartspec_py.codec import decode, encode, encode_error, encode_explanation
 from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.config import CONFIG_NAME, read_config
+from smartspec_py.serving.messages import Reply
 from smartspec_py.serving.request import ErrorCode, RequestError
-from smartspec_py.serving.responder import Reply
 from smartspec_py.serving.server import Server
 from smartspec_py.triton_metrics import TritonMetrics
 

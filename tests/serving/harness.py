@@ -23,9 +23,9 @@ from smartspec_py.serving.config import DRAFT_MODEL, FakeEngineConfig, LimitsCon
 from smartspec_py.serving.inbox import Inbox
 from smartspec_py.serving.local import LocalSink
 from smartspec_py.serving.loop import Arrival, StepLoop
+from smartspec_py.serving.messages import Conversation, Update
 from smartspec_py.serving.metrics import Load, StepSample
 from smartspec_py.serving.request import ErrorCode, GenerateParams, Request
-from smartspec_py.serving.responder import Conversation, Update
 from smartspec_py.serving.server import Engine, Server
 from smartspec_py.serving.text import TextStream
 

@@ -14,8 +14,8 @@ from smartspec_py.proposers.fake import FakeProposer
 from smartspec_py.serving.config import LimitsConfig
 from smartspec_py.serving.intake import Defaults, Engine, Intake, cache_budget
 from smartspec_py.serving.local import LocalSink
+from smartspec_py.serving.messages import Conversation
 from smartspec_py.serving.request import GenerateParams, InvalidField, Request
-from smartspec_py.serving.responder import Conversation
 
 HELLO = TOKENIZER.encode("hello").ids
 """Two tokens."""

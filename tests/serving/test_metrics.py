@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smartspec_py.core.types import FinishReason
+from smartspec_py.serving.messages import Times
 from smartspec_py.serving.metric_families import FAMILIES, Family, Kind, Labels
 from smartspec_py.serving.metrics import (
     FLUSH_S,
@@ -31,7 +32,6 @@ from smartspec_py.serving.metrics import (
     request_sample,
 )
 from smartspec_py.serving.request import ErrorCode
-from smartspec_py.serving.responder import Times
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 INFO = ConfigInfo(method="draft_model", k_max=4, policy="goodput")

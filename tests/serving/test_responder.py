@@ -12,19 +12,11 @@ from harness import TOKENIZER
 
 from smartspec_py.core.types import FinishReason
 from smartspec_py.serving.local import LocalSink
+from smartspec_py.serving.messages import Conversation, Outcome, Progress, Reply, Times, Update
 from smartspec_py.serving.metrics import ConfigInfo, Meter, MetricSink, NoMetrics
 from smartspec_py.serving.record import SpecRecord
 from smartspec_py.serving.request import ErrorCode, GenerateParams
-from smartspec_py.serving.responder import (
-    REFUSAL_DELAY_S,
-    Conversation,
-    Outcome,
-    Progress,
-    Reply,
-    Responder,
-    Times,
-    Update,
-)
+from smartspec_py.serving.responder import REFUSAL_DELAY_S, Responder
 from smartspec_py.serving.text import TextStream
 
 WAIT_S = 10.0

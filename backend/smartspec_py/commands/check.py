@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from smartspec_py.commands import USAGE_ERROR, fail
-from smartspec_py.commands.settings import checked_config, torch_settings
+from smartspec_py.commands.settings import checked_config, temperatures_of, torch_settings
 from smartspec_py.exactness import CheckArm, CheckReport, Divergence, check_pair_exactness
 from smartspec_py.pair import PairError, check_pair
 from smartspec_py.serving.config import DRAFT_MODEL, PROMPT_LOOKUP, ConfigError, ServerConfig
@@ -64,7 +64,7 @@ def check(
     console = Console(stderr=True)
     try:
         check_pair(model, draft)
-        requests = _requests(_floats(temperatures), prompts, seed)
+        requests = _requests(temperatures_of(temperatures), prompts, seed)
     except (PairError, ValueError) as error:
         fail(str(error), USAGE_ERROR)
     config = checked_config(
@@ -166,16 +166,6 @@ def _requests(temperatures: Sequence[float], prompts: int, seed: int) -> list[Ge
         for index in range(prompts)
         for temperature in temperatures
     ]
-
-
-def _floats(text: str) -> list[float]:
-    try:
-        values = [float(part) for part in text.split(",")]
-    except ValueError:
-        values = [-1.0]
-    if not all(0 <= value < 100 for value in values):
-        raise ValueError(f"--temperatures: got {text!r}, must be numbers from 0 to 100")
-    return values
 
 
 def _table(reports: Sequence[CheckReport]) -> Table:

@@ -25,3 +25,14 @@ def checked_config(settings: dict[str, Any]) -> ServerConfig:
         option = str(first["loc"][-1]).replace("_", "-")
         reason = first["msg"].removeprefix("Value error, ")
         fail(f"--{option}: {reason} (got {first['input']!r})", USAGE_ERROR)
+
+
+def temperatures_of(text: str) -> list[float]:
+    """Numbers separated by commas. Raises ValueError, naming the option."""
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError:
+        values = [-1.0]
+    if not all(0 <= value < 100 for value in values):
+        raise ValueError(f"--temperatures: got {text!r}, must be numbers from 0 to 100")
+    return values

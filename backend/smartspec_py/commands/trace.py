@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from smartspec_py.commands import USAGE_ERROR, fail
-from smartspec_py.commands.settings import checked_config, torch_settings
+from smartspec_py.commands.settings import checked_config, temperatures_of, torch_settings
 from smartspec_py.launch import paths
 from smartspec_py.pair import PairError, check_pair
 from smartspec_py.prompts import Prompt, read_prompts
@@ -80,7 +80,9 @@ def trace(
     console = Console(stderr=True)
     try:
         check_pair(model, draft)
-        jobs = _jobs(workloads, input_file, prompts, _floats(temperatures), max_tokens, seed)
+        jobs = _jobs(
+            workloads, input_file, prompts, temperatures_of(temperatures), max_tokens, seed
+        )
     except (PairError, ValueError) as error:
         fail(str(error), USAGE_ERROR)
     if not out.parent.is_dir() or out.is_dir():
@@ -157,16 +159,6 @@ def _documents(workloads: str, num_prompts: int, seed: int) -> Iterator[tuple[st
             raise ValueError(f"--workloads: {name!r} is none of {allowed}")
         for index in range(num_prompts):
             yield name, Prompt(make_document(name, seed, index).prompt)
-
-
-def _floats(text: str) -> list[float]:
-    try:
-        values = [float(part) for part in text.split(",")]
-    except ValueError:
-        values = [-1.0]
-    if not all(0 <= value < 100 for value in values):
-        raise ValueError(f"--temperatures: got {text!r}, must be numbers from 0 to 100")
-    return values
 
 
 def _run(

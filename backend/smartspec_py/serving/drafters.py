@@ -29,6 +29,8 @@ class Drafters:
         """What the planner may know. room: tokens that memory lets it draft. now: by the clock of
         the request's times."""
         most = max(0, min(request.max_draft_len, request.remaining - 1, room))
+        if request.policy == "none":
+            most = 0  # nobody need look for drafts
         first, *others = self._options(request, most)
         return SequenceView(
             sequence=request.sequence,

@@ -22,8 +22,8 @@ from smartspec_py.engines.base import Proposer, Target
 from smartspec_py.serving.admission import CacheBudget
 from smartspec_py.serving.config import LimitsConfig
 from smartspec_py.serving.inputs import FIELDS
+from smartspec_py.serving.messages import Conversation, Sink
 from smartspec_py.serving.request import GenerateParams, InvalidField, Request
-from smartspec_py.serving.responder import Conversation, Sink
 from smartspec_py.serving.roster import Arrival
 from smartspec_py.serving.text import TextStream
 

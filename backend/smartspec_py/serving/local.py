@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from smartspec_py.core.types import FinishReason
+from smartspec_py.serving.messages import Progress, Reply, Summary
 from smartspec_py.serving.request import ErrorCode, GenerateParams
-from smartspec_py.serving.responder import Progress, Reply, Summary
 from smartspec_py.serving.server import Server
 
 

@@ -31,9 +31,9 @@ from smartspec_py.serving.batcher import Batcher
 from smartspec_py.serving.controller import Controller, Measured
 from smartspec_py.serving.drafters import Drafters
 from smartspec_py.serving.inbox import Inbox
+from smartspec_py.serving.messages import SHUTTING_DOWN, Update
 from smartspec_py.serving.metrics import FLUSH_S, Load, StepSample
 from smartspec_py.serving.request import ErrorCode, Request
-from smartspec_py.serving.responder import SHUTTING_DOWN, Update
 from smartspec_py.serving.roster import Arrival, Roster
 
 __all__ = ["Arrival", "StepLoop", "StepRecord"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from smartspec_py.core.types import FinishReason
 
 if TYPE_CHECKING:
-    from smartspec_py.serving.responder import Times
+    from smartspec_py.serving.messages import Times
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,7 @@ from smartspec_py.serving.admission import CacheBudget, CacheLedger, victims
 from smartspec_py.serving.batcher import Batcher
 from smartspec_py.serving.drafters import Drafters
 from smartspec_py.serving.inbox import Inbox, Mail
-from smartspec_py.serving.request import ErrorCode, Request, RequestState
-from smartspec_py.serving.responder import (
+from smartspec_py.serving.messages import (
     SHUTTING_DOWN,
     Conversation,
     Outcome,
@@ -25,6 +24,7 @@ from smartspec_py.serving.responder import (
     Times,
     Update,
 )
+from smartspec_py.serving.request import ErrorCode, Request, RequestState
 
 Error = tuple[ErrorCode, str]
 

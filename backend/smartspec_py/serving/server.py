@@ -14,9 +14,10 @@ from smartspec_py.serving.config import ServerConfig
 from smartspec_py.serving.inbox import Inbox
 from smartspec_py.serving.intake import Defaults, Engine, Intake, cache_budget
 from smartspec_py.serving.loop import StepLoop
+from smartspec_py.serving.messages import SHUTTING_DOWN, Sink, Update
 from smartspec_py.serving.metrics import ConfigInfo, Meter, MetricSink, NoMetrics
 from smartspec_py.serving.request import ErrorCode, GenerateParams, RequestError
-from smartspec_py.serving.responder import SHUTTING_DOWN, Responder, Sink, Update
+from smartspec_py.serving.responder import Responder
 from smartspec_py.serving.roster import Arrival
 from smartspec_py.tracing.steps import StepTraceFile, cost_id, steps_text, trace_step
 

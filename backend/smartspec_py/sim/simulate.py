@@ -21,9 +21,9 @@ from smartspec_py.serving.admission import CacheBudget
 from smartspec_py.serving.config import DRAFT_MODEL, PROMPT_LOOKUP
 from smartspec_py.serving.inbox import Inbox
 from smartspec_py.serving.loop import Arrival, StepLoop
+from smartspec_py.serving.messages import Conversation, Reply, Update
 from smartspec_py.serving.metrics import Load, StepSample
 from smartspec_py.serving.request import ErrorCode, GenerateParams, Request, RequestError
-from smartspec_py.serving.responder import Conversation, Reply, Update
 from smartspec_py.serving.text import TextStream
 from smartspec_py.sim.engine import PLACEHOLDER, SimProposer, SimTarget
 from smartspec_py.sim.latency import RequestTiming

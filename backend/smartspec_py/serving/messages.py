@@ -1,0 +1,141 @@
+"""What the threads hand to one another: news from the loop to the responder, replies to the client.
+
+Only a `Conversation` changes, and only the responder's thread changes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from smartspec_py.core.types import FinishReason, SequenceId
+from smartspec_py.serving.record import SpecRecord
+from smartspec_py.serving.request import ErrorCode, GenerateParams
+from smartspec_py.serving.text import TextStream
+
+SHUTTING_DOWN = "the server is shutting down"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Counts of a request so far; see `Request`."""
+
+    num_steps: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Of one request, in nanoseconds of the system's monotonic clock; 0 where it did not happen."""
+
+    arrival_ns: int
+    first_scheduled_ns: int = 0
+    first_token_ns: int = 0
+    last_token_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What only the last response says.
+
+    num_cached_tokens: of the prompt, not read because they were cached. times: None where not asked
+    for. spec_metrics: JSON document, see `serving.record`; empty where not asked for.
+    no_speculation: why the request could not be speculated on; empty otherwise.
+    """
+
+    num_cached_tokens: int = 0
+    times: Times | None = None
+    spec_metrics: str = ""
+    no_speculation: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One response. num_output_tokens and log_probs are of this one, progress and cum_log_prob of
+    the request so far; num_input_tokens is 0 on all but the last.
+
+    num_input_tokens, num_output_tokens, log_probs: None where the request did not want them.
+    tokens: those whose text this response completes; not on the wire.
+    finish_reason, summary: on the last response only.
+    """
+
+    text: str
+    num_input_tokens: int | None
+    num_output_tokens: int | None
+    progress: Progress
+    seed: int
+    log_probs: tuple[float, ...] | None = None
+    cum_log_prob: float = 0.0
+    finish_reason: FinishReason | None = None
+    summary: Summary | None = None
+    tokens: tuple[int, ...] = ()
+
+
+class Sink(Protocol):
+    """The client's end of a request. Any call may raise when the client is gone."""
+
+    def send(self, reply: Reply, is_final: bool) -> None: ...
+
+    def fail(self, code: ErrorCode, message: str) -> None:
+        """Send an error as the final response."""
+        ...
+
+    def explain(self, trace: str) -> None:
+        """Send a step trace as the final response."""
+        ...
+
+    def is_cancelled(self) -> bool: ...
+
+
+@dataclass(slots=True)
+class Conversation:
+    """What the responder knows of one request.
+
+    no_speculation: see `Summary`. unsent, unsent_log_probs: tokens whose text was not sent yet.
+    cum_log_prob: sum over all tokens so far.
+    """
+
+    sequence: SequenceId
+    sink: Sink
+    text: TextStream
+    seed: int
+    num_input_tokens: int
+    params: GenerateParams
+    no_speculation: str = ""
+    echo: str = ""
+    unsent: list[int] = field(default_factory=list)
+    unsent_log_probs: list[float] = field(default_factory=list)
+    cum_log_prob: float = 0.0
+    progress: Progress = field(default_factory=Progress)
+    is_over: bool = False
+
+    def __post_init__(self) -> None:
+        self.echo = "" if self.params.exclude_input else self.params.text
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What is known of a request when it is over."""
+
+    num_generated: int
+    num_cached_tokens: int
+    times: Times
+    spec: SpecRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """News of a request from the loop. finish_reason or error, and outcome: the last of it.
+
+    log_probs: of the tokens; empty where not asked for.
+    """
+
+    conversation: Conversation
+    tokens: Sequence[int] = ()
+    progress: Progress | None = None
+    finish_reason: FinishReason | None = None
+    error: tuple[ErrorCode, str] | None = None
+    log_probs: Sequence[float] = ()
+    outcome: Outcome | None = None
