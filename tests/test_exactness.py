@@ -41,7 +41,7 @@ class Leaky(FakeTarget):
 
     def poll(self, timeout_s: float) -> list[Event]:
         return [
-            replace(e, tokens=(*e.tokens[:-1], 1 + e.tokens[-1] // 2)) if e.num_drafted else e
+            e._replace(tokens=(*e.tokens[:-1], 1 + e.tokens[-1] // 2)) if e.num_drafted else e
             for e in super().poll(timeout_s)
         ]
 

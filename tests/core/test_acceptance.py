@@ -3,17 +3,31 @@
 import random
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from smartspec_py.core import acceptance
 from smartspec_py.core.acceptance import INITIAL_MEAN, MAX_KINDS, AcceptanceTracker
 
 
+def observe(
+    tracker: AcceptanceTracker, sequence: int, num_drafted: int, num_accepted: int, kind: str = ""
+) -> None:
+    tracker.observe([sequence], [num_drafted], [num_accepted], kind)
+
+
+def accept_probs(
+    tracker: AcceptanceTracker, sequence: int, num_positions: int, kind: str = ""
+) -> tuple[float, ...]:
+    (found,) = tracker.accept_probs([sequence], num_positions, kind)
+    return tuple(found.tolist())
+
+
 def observe_all(
     tracker: AcceptanceTracker, steps: list[tuple[int, int]], sequence: int = 1
 ) -> None:
     for num_drafted, num_accepted in steps:
-        tracker.observe(sequence, num_drafted, num_accepted)
+        observe(tracker, sequence, num_drafted, num_accepted)
 
 
 def test_the_initial_mean_stands_before_anything_was_seen() -> None:
@@ -49,7 +63,7 @@ def test_all_rejected_falls_within_sixteen_steps() -> None:
     tracker = AcceptanceTracker()
     estimates = [tracker.accept_prob(1)]
     for _ in range(16):
-        tracker.observe(1, 4, 0)
+        observe(tracker, 1, 4, 0)
         estimates.append(tracker.accept_prob(1))
     assert all(a > b for a, b in pairwise(estimates))
     assert estimates[-1] < 0.2
@@ -100,18 +114,18 @@ def test_positions_differ_and_a_request_shifts_them_all() -> None:
     """
     tracker = AcceptanceTracker()
     observe_all(tracker, [(4, 0), (4, 4)] * 500)
-    first, *others = tracker.accept_probs(2, 4)
+    first, *others = accept_probs(tracker, 2, 4)
     assert first == pytest.approx(0.5, abs=0.02)
     assert all(prob > 0.95 for prob in others)
     assert tracker.shared_mean == pytest.approx(0.8, abs=0.02)
     observe_all(tracker, [(1, 0)] * 5, sequence=2)
-    worse = tracker.accept_probs(2, 4)
+    worse = accept_probs(tracker, 2, 4)
     assert all(now < before for now, before in zip(worse, (first, *others), strict=True))
 
 
 def test_without_evidence_all_positions_are_the_mean() -> None:
-    assert AcceptanceTracker().accept_probs(1, 3) == pytest.approx((0.7, 0.7, 0.7))
-    assert AcceptanceTracker().accept_probs(1, 0) == ()
+    assert accept_probs(AcceptanceTracker(), 1, 3) == pytest.approx((0.7, 0.7, 0.7))
+    assert accept_probs(AcceptanceTracker(), 1, 0) == ()
 
 
 def test_a_kind_begins_with_what_the_others_are_and_goes_its_own_way() -> None:
@@ -123,11 +137,11 @@ def test_a_kind_begins_with_what_the_others_are_and_goes_its_own_way() -> None:
     """
     tracker = AcceptanceTracker()
     for _ in range(30):
-        tracker.observe(1, 4, 4, "greedy")
+        observe(tracker, 1, 4, 4, "greedy")
     before = tracker.mean_of("greedy")
     assert tracker.mean_of("hot") == pytest.approx(0.98, abs=0.002)
     for _ in range(10):
-        tracker.observe(2, 4, 0, "hot")
+        observe(tracker, 2, 4, 0, "hot")
     assert tracker.mean_of("hot") == pytest.approx(0.437, abs=0.003)
     assert tracker.mean_of("greedy") == pytest.approx(before, abs=0.03)
     assert tracker.accept_prob(3, "greedy") == tracker.mean_of("greedy")
@@ -137,20 +151,20 @@ def test_one_client_with_rare_settings_does_not_move_the_others() -> None:
     """1,000 rejections of kinds of its own move a kind with evidence by less than 0.03."""
     tracker = AcceptanceTracker()
     for _ in range(100):
-        tracker.observe(1, 4, 4, "greedy")
-        tracker.observe(1, 4, 2, "greedy")
-    before = tracker.accept_probs(9, 4, "greedy")
+        observe(tracker, 1, 4, 4, "greedy")
+        observe(tracker, 1, 4, 2, "greedy")
+    before = accept_probs(tracker, 9, 4, "greedy")
     for step in range(1000):
-        tracker.observe(2 + step, 4, 0, f"odd {step % 50}")
+        observe(tracker, 2 + step, 4, 0, f"odd {step % 50}")
         tracker.release(2 + step)
-    after = tracker.accept_probs(9, 4, "greedy")
+    after = accept_probs(tracker, 9, 4, "greedy")
     assert after == pytest.approx(before, abs=0.03)
 
 
 def test_kinds_are_bounded() -> None:
     tracker = AcceptanceTracker()
     for number in range(3 * MAX_KINDS):
-        tracker.observe(number, 4, 1, f"kind {number}")
+        observe(tracker, number, 4, 1, f"kind {number}")
         tracker.release(number)
     assert len(tracker._kinds) == MAX_KINDS
     assert tracker.shared_mean == pytest.approx((8 * 0.7 + 64) / (8 + 128), abs=0.001)
@@ -171,9 +185,9 @@ def test_a_change_of_text_is_noticed(before: float, after: float, within: int) -
     for seed in range(100):
         rng, tracker = random.Random(seed), AcceptanceTracker()
         for _ in range(60):
-            tracker.observe(1, 4, drafted(rng, before))
+            observe(tracker, 1, 4, drafted(rng, before))
         for _ in range(within):
-            tracker.observe(1, 4, drafted(rng, after))
+            observe(tracker, 1, 4, drafted(rng, after))
         found = tracker.accept_prob(1)
         num_seen += abs(found - after) < abs(found - before)
     assert num_seen > 75
@@ -184,8 +198,10 @@ def test_noise_is_seldom_taken_for_a_change() -> None:
     rng, tracker, num_alarms = random.Random(1), AcceptanceTracker(), 0
     for number in range(200):
         for _ in range(100):
-            tracker.observe(number, 4, drafted(rng, 0.7))
-        num_alarms += tracker._requests[number].prior_trials < acceptance.PRIOR_TRIALS
+            observe(tracker, number, 4, drafted(rng, 0.7))
+        requests = tracker._requests
+        weight = requests._state[requests._rows[number], 2]
+        num_alarms += bool(weight < acceptance.PRIOR_TRIALS)
         tracker.release(number)
     assert num_alarms <= 40
 
@@ -197,7 +213,30 @@ def test_growing_weights_change_no_estimate(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(acceptance, "_RENORMALISE", limit)
         rng, tracker = random.Random(1), AcceptanceTracker()
         for _ in range(300):
-            tracker.observe(1, 4, drafted(rng, 0.6))
-        return tracker.accept_probs(1, 5)
+            observe(tracker, 1, 4, drafted(rng, 0.6))
+        return accept_probs(tracker, 1, 5)
 
     assert run(1.01) == pytest.approx(run(1e100), rel=1e-9)
+
+
+def test_sequences_of_a_step_are_learned_from_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of several is what steps of each would be, but for the order of forgetting."""
+    monkeypatch.setattr(acceptance, "ALARM", 1e9)  # its moment would hang on that order
+    rng = random.Random(5)
+    together, apart = AcceptanceTracker(), AcceptanceTracker()
+    sequences = [3, 1, 2, 9]
+    for _ in range(300):
+        drafts = [rng.choice([0, 3, 5]) for _ in sequences]
+        kept = [
+            min(k, drafted(rng, 0.2 + 0.07 * s)) for k, s in zip(drafts, sequences, strict=True)
+        ]
+        together.observe(sequences, drafts, kept)
+        for each in zip(sequences, drafts, kept, strict=True):
+            observe(apart, *each)
+    assert together.shared_mean == pytest.approx(apart.shared_mean, rel=1e-3)
+    found = together.accept_probs([*sequences, 77], 5)
+    expected = [accept_probs(apart, sequence, 5) for sequence in [*sequences, 77]]
+    assert found == pytest.approx(np.array(expected), rel=5e-3)
+    together.release(1)
+    assert together.sequences == {2, 3, 9}
+    assert accept_probs(together, 1, 5) == pytest.approx(found[-1], rel=1e-9)

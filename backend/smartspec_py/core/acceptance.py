@@ -24,9 +24,14 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from smartspec_py.core.goodput import accept_trials
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 INITIAL_MEAN = 0.7
 """Assumed before anything was seen: published draft models range over 0.5 to 0.9."""
@@ -91,105 +96,56 @@ class _Counts:
 
 @dataclass(slots=True)
 class _Kind:
-    """Shared counts, and by position. New evidence weighs `weight`, which grows, instead of the old
-    being made less: the same, and it costs nothing at each step."""
+    """Shared counts, and by position, of which new evidence weighs `weight`, which grows, instead
+    of the old being made less: the same, and it costs less. profile: kept until the next evidence.
+    """
 
     counts: _Counts = field(default_factory=_Counts)
-    accepted: list[float] = field(default_factory=lambda: [0.0] * MAX_POSITIONS)
-    trials: list[float] = field(default_factory=lambda: [0.0] * MAX_POSITIONS)
+    accepted: Floats = field(default_factory=lambda: np.zeros(MAX_POSITIONS))
+    trials: Floats = field(default_factory=lambda: np.zeros(MAX_POSITIONS))
     weight: float = 1.0
-    deepest: int = 0
-    profile: tuple[list[float], float] | None = None
+    profile: tuple[Floats, float] | None = None
 
-    def observe(self, num_accepted: int, num_trials: int) -> None:
-        self.counts.fade(SHARED_FORGETTING)
-        self.counts.add(num_accepted, num_trials)
+    def observe(self, accepted: Ints, trials: Ints) -> None:
+        """One step of each of n requests, of which so many drafts were kept and tried; [n] each."""
+        kept = SHARED_FORGETTING ** len(trials)
+        self.counts.fade(kept)
+        self.counts.add(int(accepted.sum()), int(trials.sum()))
         self.profile = None
-        self.weight /= SHARED_FORGETTING
-        self.deepest = max(self.deepest, num_trials)
-        for position in range(num_trials):
-            self.trials[position] += self.weight
-        for position in range(num_accepted):
-            self.accepted[position] += self.weight
+        self.weight /= kept
+        self.accepted += self.weight * _num_reaching(accepted)
+        self.trials += self.weight * _num_reaching(trials)
         if self.weight > _RENORMALISE:
-            self.accepted = [value / self.weight for value in self.accepted]
-            self.trials = [value / self.weight for value in self.trials]
+            self.accepted /= self.weight
+            self.trials /= self.weight
             self.weight = 1.0
 
-    def shared_profile(self, mean: float) -> tuple[list[float], float]:
-        """Odds of acceptance by position, and those of the mean rate that they amount to: a request
-        that is like all others is given them as they are. Kept until the next evidence."""
+    def shared_profile(self, mean: float) -> tuple[Floats, float]:
+        """Odds of acceptance by position, [MAX_POSITIONS], and those of the mean rate that they
+        amount to: a request that is like all others is given them as they are."""
         if self.profile is None:
             prior = POSITION_TRIALS * self.weight
-            tried = list(zip(self.accepted, self.trials, strict=True))[: self.deepest]
-            rates = [(prior * mean + accepted) / (prior + trials) for accepted, trials in tried]
-            num_trials = sum(trials for _, trials in tried)
-            typical = mean
-            if num_trials > 0:
-                weighed = sum(rate * trials for rate, (_, trials) in zip(rates, tried, strict=True))
-                typical = weighed / num_trials
-            untried = [_odds(mean)] * (MAX_POSITIONS - self.deepest)
-            self.profile = [_odds(rate) for rate in rates] + untried, _odds(typical)
+            rates = (prior * mean + self.accepted) / (prior + self.trials)
+            num_trials = float(self.trials.sum())
+            typical = float(rates @ self.trials) / num_trials if num_trials else mean
+            self.profile = _odds(rates), float(_odds(np.array([typical]))[0])
         return self.profile
 
 
-@dataclass(slots=True)
-class _Change:
-    """One CUSUM test: its statistic, and what was counted since it last was 0."""
-
-    statistic: float = 0.0
-    since: _Counts = field(default_factory=_Counts)
-
-    def observe(self, log_likelihood_ratio: float, num_accepted: int, num_trials: int) -> bool:
-        """Whether the change is believed now."""
-        self.statistic += log_likelihood_ratio
-        if self.statistic > 0:
-            self.since.add(num_accepted, num_trials)
-            return self.statistic > ALARM
-        self.statistic = 0.0
-        if self.since.trials:
-            self.since = _Counts()
-        return False
-
-
-@dataclass(slots=True)
-class _Request:
-    counts: _Counts = field(default_factory=_Counts)
-    prior_trials: float = PRIOR_TRIALS
-    worse: _Change = field(default_factory=_Change)
-    better: _Change = field(default_factory=_Change)
-
-    def observe(self, rate: float, num_accepted: int, num_trials: int) -> None:
-        """rate: what was estimated before this step.
-
-        With odds c times as high, an acceptance is c / (1 + (c - 1) rate) times as likely and a
-        rejection 1 / (1 + (c - 1) rate) times; likewise, from the other side, with odds c times as
-        low.
-        """
-        self.counts.fade(REQUEST_FORGETTING)
-        self.counts.add(num_accepted, num_trials)
-        if num_trials == 0:
-            return
-        num_rejected, grown = num_trials - num_accepted, CHANGE_ODDS - 1
-        worse = num_rejected * LOG_CHANGE - num_trials * math.log(1 + grown * (1 - rate))
-        better = num_accepted * LOG_CHANGE - num_trials * math.log(1 + grown * rate)
-        if self.worse.observe(worse, num_accepted, num_trials):
-            self._begin_anew(self.worse)
-        elif self.better.observe(better, num_accepted, num_trials):
-            self._begin_anew(self.better)
-
-    def _begin_anew(self, change: _Change) -> None:
-        self.counts, self.prior_trials = change.since, CHANGED_PRIOR_TRIALS
-        self.worse, self.better = _Change(), _Change()
+def _num_reaching(counts: Ints) -> Floats:
+    """How many of the counts are above position 0, 1, ..; shape [MAX_POSITIONS]."""
+    at_least: Floats = np.bincount(counts, minlength=MAX_POSITIONS + 1)[::-1].cumsum()[::-1]
+    return at_least[1 : MAX_POSITIONS + 1]
 
 
 class AcceptanceTracker:
-    """Keeps one estimate for each live sequence. `observe` writes, `accept_probs` reads."""
+    """Keeps one estimate for each live sequence. `observe` writes, `accept_probs` reads; both take
+    all sequences of a step at once, since a step has few microseconds for each."""
 
     def __init__(self) -> None:
         self._all = _Counts()  # the sum over all kinds
         self._kinds: OrderedDict[str, _Kind] = OrderedDict()
-        self._requests: dict[int, _Request] = {}
+        self._requests = _Requests()
 
     @property
     def shared_mean(self) -> float:
@@ -199,7 +155,7 @@ class AcceptanceTracker:
     @property
     def sequences(self) -> set[int]:
         """Those of which an estimate of their own is kept."""
-        return set(self._requests)
+        return self._requests.sequences
 
     def mean_of(self, kind: str) -> float:
         """What is expected of a request of this kind that has shown nothing yet."""
@@ -213,37 +169,38 @@ class AcceptanceTracker:
 
     def accept_prob(self, sequence: int, kind: str = "") -> float:
         """Conditional acceptance probability of the sequence over all positions, in (0, 1)."""
-        return self._rate(self._requests.get(sequence), self.mean_of(kind))
+        return float(self._requests.rates([sequence], self.mean_of(kind))[0])
 
-    def accept_probs(self, sequence: int, num_positions: int, kind: str = "") -> tuple[float, ...]:
-        """The same for each of the first positions of a step."""
+    def accept_probs(self, sequences: Sequence[int], num_positions: int, kind: str = "") -> Floats:
+        """The same of sequences of one kind for each of the first positions of a step; shape
+        [len(sequences), num_positions]."""
         mean = self.mean_of(kind)
         odds, typical = self._kind(kind).shared_profile(mean)
-        factor = _odds(self._rate(self._requests.get(sequence), mean)) / typical
-        return tuple([x / (1 + x) for x in [factor * y for y in odds[:num_positions]]])
+        factors = _odds(self._requests.rates(sequences, mean)) / typical
+        shifted = factors[:, None] * odds[:num_positions]
+        found: Floats = shifted / (1 + shifted)
+        return found
 
-    def observe(self, sequence: int, num_drafted: int, num_accepted: int, kind: str = "") -> None:
-        """Take in one decoding step of the sequence; both counts are 0 where none was drafted. A
-        sequence has one kind."""
-        found = self._kind(kind)
-        request = self._requests.get(sequence)
-        if request is None:
-            request = self._requests[sequence] = _Request()
-        num_trials = accept_trials(num_drafted, num_accepted)
-        rate = self._rate(request, self.mean_of(kind)) if num_trials else 0.0
-        request.observe(rate, num_accepted, num_trials)
-        accepted, trials = found.counts.accepted, found.counts.trials
-        found.observe(num_accepted, num_trials)
-        self._all.add(found.counts.accepted - accepted, found.counts.trials - trials)
+    def observe(
+        self,
+        sequences: Sequence[int],
+        num_drafted: Sequence[int],
+        num_accepted: Sequence[int],
+        kind: str = "",
+    ) -> None:
+        """Take in one decoding step of each of these sequences of one kind; both counts are 0 where
+        none was drafted. A sequence has one kind."""
+        found, mean = self._kind(kind), self.mean_of(kind)
+        accepted = np.array(num_accepted, dtype=np.int64)
+        trials = accepted + (accepted < np.array(num_drafted, dtype=np.int64))
+        self._requests.observe(sequences, accepted, trials, mean)
+        before = found.counts.accepted, found.counts.trials
+        found.observe(accepted, trials)
+        self._all.add(found.counts.accepted - before[0], found.counts.trials - before[1])
         self._kinds.move_to_end(kind)
 
     def release(self, sequence: int) -> None:
-        self._requests.pop(sequence, None)
-
-    @staticmethod
-    def _rate(request: _Request | None, mean: float) -> float:
-        """mean: of its kind."""
-        return mean if request is None else request.counts.mean_with(mean, request.prior_trials)
+        self._requests.release(sequence)
 
     def _kind(self, kind: str) -> _Kind:
         found = self._kinds.get(kind)
@@ -255,6 +212,101 @@ class AcceptanceTracker:
         return found
 
 
-def _odds(prob: float) -> float:
-    prob = min(max(prob, MIN_PROB), 1 - MIN_PROB)
-    return prob / (1 - prob)
+class _Requests:
+    """What is counted of each live sequence: a row of an array that grows to the most at once.
+
+    Columns: accepted, trials, and the weight of the kind in trials; then of each of the two CUSUM
+    tests, for worse and for better, the statistic, and what was accepted and tried since it last
+    was 0. A sequence begins with its first step.
+    """
+
+    def __init__(self) -> None:
+        self._rows: dict[int, int] = {}
+        self._free: list[int] = []
+        self._state = np.zeros((0, 9))
+
+    @property
+    def sequences(self) -> set[int]:
+        return set(self._rows)
+
+    def rates(self, sequences: Sequence[int], mean: float) -> Floats:
+        """Acceptance of each; mean: of their kind, which those not begun are given."""
+        rows = [self._rows.get(sequence, -1) for sequence in sequences]
+        if not len(self._state):
+            return np.full(len(rows), mean)
+        found = _rates(self._state[rows], mean)
+        if -1 in rows:
+            found[np.array(rows) < 0] = mean
+        return found
+
+    def observe(self, sequences: Sequence[int], accepted: Ints, trials: Ints, mean: float) -> None:
+        """mean: of their kind, before this step."""
+        rows = [self._row(sequence) for sequence in sequences]
+        state = self._state[rows]
+        if trials.any():
+            _test(state, _rates(state, mean), accepted, trials)
+        state[:, :2] *= REQUEST_FORGETTING
+        state[:, 0] += accepted
+        state[:, 1] += trials
+        statistics = state[:, 3::3]
+        if statistics.max() > ALARM:
+            for index in np.flatnonzero(statistics.max(axis=1) > ALARM):
+                _begin_anew(state[index])
+        self._state[rows] = state
+
+    def release(self, sequence: int) -> None:
+        row = self._rows.pop(sequence, None)
+        if row is not None:
+            self._free.append(row)
+
+    def _row(self, sequence: int) -> int:
+        row = self._rows.get(sequence)
+        if row is None:
+            if not self._free:
+                self._grow()
+            row = self._rows[sequence] = self._free.pop()
+            self._state[row] = 0.0
+            self._state[row, 2] = PRIOR_TRIALS
+        return row
+
+    def _grow(self) -> None:
+        size = len(self._state)
+        more = max(32, size)
+        self._state = np.concatenate([self._state, np.zeros((more, 9))])
+        self._free.extend(range(size, size + more))
+
+
+def _rates(state: Floats, mean: float) -> Floats:
+    """state: as in `_Requests`, [n, 9]."""
+    weights = state[:, 2]
+    found: Floats = (weights * mean + state[:, 0]) / (weights + state[:, 1])
+    return found
+
+
+def _test(state: Floats, rates: Floats, accepted: Ints, trials: Ints) -> None:
+    """A step of the CUSUM tests, in place; rates: estimated before it.
+
+    With odds c times as high, an acceptance is c / (1 + (c - 1) rate) times as likely and a
+    rejection 1 / (1 + (c - 1) rate) times; likewise, from the other side, with odds c times as low.
+    """
+    grown = (CHANGE_ODDS - 1) * rates
+    state[:, 3] += (trials - accepted) * LOG_CHANGE - trials * np.log(CHANGE_ODDS - grown)
+    state[:, 6] += accepted * LOG_CHANGE - trials * np.log(1 + grown)
+    tests = state[:, 3:].reshape(-1, 2, 3)
+    tests[:, :, 1] += accepted[:, None]
+    tests[:, :, 2] += trials[:, None]
+    tests *= tests[:, :, :1] > 0
+    state[:, 3:] = tests.reshape(-1, 6)
+
+
+def _begin_anew(row: Floats) -> None:
+    """Of one sequence, in place: count what it showed since the change, and nothing else."""
+    since = row[4:6] if row[3] > ALARM else row[7:9]
+    row[:2], row[2] = since.copy(), CHANGED_PRIOR_TRIALS
+    row[3:] = 0.0
+
+
+def _odds(prob: Floats) -> Floats:
+    prob = np.minimum(np.maximum(prob, MIN_PROB), 1 - MIN_PROB)
+    found: Floats = prob / (1 - prob)
+    return found

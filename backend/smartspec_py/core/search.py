@@ -1,9 +1,8 @@
 """The search for draft lengths of one's own: ranked slots, then changes of one sequence.
 
-From the better of the best uniform length and the best prefix of the ranking (`ranking`), changes
-of one sequence (another way, another length) are scored all at once and made until none improves.
-A plan that only two changes at a time would improve is kept: to look for those takes longer than
-what they bring.
+From the best prefix of the ranking (`ranking`), or the best uniform length, changes of one sequence
+(another way, another length) are scored all at once and made until none improves. A plan that only
+two changes at a time would improve is kept: to look for those takes longer than what they bring.
 """
 
 from __future__ import annotations
@@ -120,7 +119,12 @@ def _best_alone(step: Step, objective: Objective) -> Choice:
 
 
 def _start(step: Step, objective: Objective) -> Outcome:
-    """The better of the best uniform length and the best prefix; each sequence has one way."""
+    """The best prefix, or the best uniform length where that is better; each sequence has one way.
+
+    It can be better only where slots differ in more than their survival.
+    """
+    if step.is_drafted and not step.has_entries:
+        return outcome(step, objective, best_prefix(step, objective, 0.0)[0])
     scores = uniform_scores(step, objective)
     draft_len = int(scores.argmax())
     best = float(scores[draft_len])
@@ -249,25 +253,38 @@ def _replaced(step: Step, choice: Choice, ways: Ints, lengths: Ints) -> Choice:
 
 
 def _changed(step: Step, start: Outcome) -> tuple[Floats, Floats]:
-    """Tokens and seconds with one sequence's way and length changed, shape [R, K + 1] each."""
+    """Tokens and seconds with one sequence's way and length changed, shape [R, K + 1] each.
+
+    All sequences with the same length before and after change the passes alike, so that the large
+    arrays are rows of a small table, [K + 1, K + 1] from length to length.
+    """
     choice = start.choice
     old_ways, old_lengths = choice.ways[step.owners], choice.lengths[step.owners]
     lengths = np.arange(step.depth + 1)
-    rows = start.rows_by_pass
-    at_rows = step.pass_s[rows]
-    more, less = np.zeros(step.depth + 1), np.zeros(step.depth + 1)
-    np.cumsum(step.pass_s.take(rows + 1, mode="clip") - at_rows, out=more[1:])
-    np.cumsum(at_rows - step.pass_s[rows - 1], out=less[1:])
     num_drafts = int(choice.lengths.sum())
-    seconds = step.verify_s.take((num_drafts - old_lengths)[:, None] + lengths, mode="clip")
-    before, after = old_lengths, lengths
-    if not step.is_drafted:
-        before = old_lengths * step.has_passes[old_ways]
-        after = lengths * step.has_passes[:, None]
-    old = before[:, None]
-    seconds += np.where(after > old, more[after] - more[old], less[after] - less[old])
-    rest = start.seconds - float(step.verify_s[num_drafts])
-    seconds += (rest - step.entries_s[old_ways] * (old_lengths > 0))[:, None]
-    seconds[:, 1:] += step.entries_s[:, None]
+    of_drafts = step.verify_s.take(num_drafts - lengths[:, None] + lengths, mode="clip")
+    of_passes = _changes_of_passes(step, start.rows_by_pass)
+    of_drafts += start.seconds - float(step.verify_s[num_drafts])
+    if step.is_drafted:
+        seconds = (of_drafts + of_passes)[old_lengths]
+    else:
+        befores = old_lengths * step.has_passes[old_ways]
+        afters = lengths * step.has_passes[:, None]
+        seconds = of_drafts[old_lengths] + of_passes[befores[:, None], afters]
+    if step.has_entries:
+        seconds -= (step.entries_s[old_ways] * (old_lengths > 0))[:, None]
+        seconds[:, 1:] += step.entries_s[:, None]
     tokens = step.gains + (start.tokens - step.gains[old_ways, old_lengths])[:, None]
     return tokens, seconds
+
+
+def _changes_of_passes(step: Step, rows_by_pass: Ints) -> Floats:
+    """Seconds of draft passes that one sequence's change from a length to a length brings, by both;
+    shape [K + 1, K + 1]."""
+    at_rows = step.pass_s[rows_by_pass]
+    more, less = np.zeros(step.depth + 1), np.zeros(step.depth + 1)
+    np.cumsum(step.pass_s.take(rows_by_pass + 1, mode="clip") - at_rows, out=more[1:])
+    np.cumsum(at_rows - step.pass_s[rows_by_pass - 1], out=less[1:])
+    longer = more - more[:, None]
+    found: Floats = np.where(np.tri(step.depth + 1, dtype=bool), less - less[:, None], longer)
+    return found

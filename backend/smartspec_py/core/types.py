@@ -1,8 +1,9 @@
 """The glossary: the values that the parts of the system hand to one another.
 
-Everything here is frozen, free of I/O, clocks and threads, and means the same in the planner, the
-step loop, the engines and the simulator. Times are seconds and end in `_s`; counts begin with
-`num_`.
+Everything here is free of I/O, clocks and threads, and means the same in the planner, the step
+loop, the engines and the simulator. Values are not changed once they were handed on; what a step
+makes for every sequence is not declared frozen, since making one would take twice as long. Times
+are seconds and end in `_s`; counts begin with `num_`.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ class SamplingParams:
         return self.is_greedy and not self.shapes_logits
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DraftOption:
     """Another way to draft for a sequence; fields as those of `SequenceView`."""
 
@@ -115,14 +116,15 @@ class DraftOption:
     has_draft_passes: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SequenceView:
     """What a policy may know of one sequence that is ready for its next step.
 
     context_len: tokens known so far, prompt and generated.
     max_draft_len: the most drafts that make sense now: the least of the request's own limit, the
         engine's, the proposer's, and the room left before max_tokens and the context limit.
-    draft_lag: tokens that the proposer must read before it can propose (0: it is up to date).
+    draft_lag: tokens that the proposer must read before it can propose (0: it is up to date, or so
+        nearly that it reads the rest on the way).
     remaining: tokens that the request may still generate.
     accept_probs: for each position up to max_draft_len, the estimated probability that the draft
         there is accepted given that all drafts before it in the same step were. An array is read

@@ -22,13 +22,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from smartspec_py.core.types import FinishReason, SamplingParams, SequenceId
 
 
-@dataclass(frozen=True, slots=True)
-class Prefill:
+class Prefill(NamedTuple):
     """Read known tokens [start, start + len(tokens)); `is_last` also draws the next token."""
 
     sequence: SequenceId
@@ -37,8 +36,7 @@ class Prefill:
     is_last: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Verify:
+class Verify(NamedTuple):
     """Check the drafts, which follow the last token of the sequence. Never empty.
 
     draft_probs: see `Draft.probs`; wanted where the sequence is verified by rejection.
@@ -49,8 +47,7 @@ class Verify:
     draft_probs: Any = None
 
 
-@dataclass(frozen=True, slots=True)
-class Decode:
+class Decode(NamedTuple):
     """Generate up to max_tokens without drafts."""
 
     sequence: SequenceId
@@ -60,8 +57,7 @@ class Decode:
 Work = Prefill | Verify | Decode
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """What one poll reports of one sequence.
 
     tokens: newly generated, in order. num_drafted, num_accepted: of the verification, 0 elsewhere.
@@ -157,8 +153,7 @@ class Target(Protocol):
     def close(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class DraftTask:
+class DraftTask(NamedTuple):
     """Ask for `draft_len` tokens that may follow `tokens` (all known tokens of the sequence, the
     first num_prompt of them its prompt). reuses_prefix: see `Target.begin`."""
 
@@ -170,13 +165,17 @@ class DraftTask:
     reuses_prefix: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
+class Draft(NamedTuple):
     """Guessed tokens. probs: [len(tokens), vocab_size], the distribution that each was drawn from,
-    in the form of the target's engine; None where they were not drawn but chosen."""
+    in the form of the target's engine; None where they were not drawn but chosen.
+
+    confidences: for each token how sure the proposer is of it, as log-odds; see `core.confidence`.
+    Empty where it does not say, and where drafts may not be left out by what they are.
+    """
 
     tokens: tuple[int, ...] = ()
     probs: Any = None
+    confidences: tuple[float, ...] = ()
 
 
 NO_DRAFT = Draft()

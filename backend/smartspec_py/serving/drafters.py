@@ -9,13 +9,43 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from smartspec_py.core.acceptance import AcceptanceTracker
 from smartspec_py.core.types import DraftOption, SequenceId, SequenceView, SpecPlan
 from smartspec_py.engines.base import Draft, DraftTask, Event, Proposer
 from smartspec_py.serving.request import Request
 
-NOTHING = DraftOption(0, (), has_draft_passes=False)
+Floats = NDArray[np.float64]
+
+SHORT_LAG = 4
+"""Tokens that a draft model reads on the way, in a pass that it makes anyway: so few are no lag to
+the planner. More of them take a pass of their own."""
+
+NO_PROBS: Floats = np.zeros(0)
+
+
+class _Guess(NamedTuple):
+    """name: of the proposer; empty for nobody. num_available: the most tokens that it can draft."""
+
+    name: str
+    num_available: int
+
+
+NO_GUESS = _Guess("", 0)
+
+
+@dataclass(slots=True)
+class _Counts:
+    """A step of sequences of one kind, as `AcceptanceTracker.observe` takes it."""
+
+    sequences: list[SequenceId] = field(default_factory=list)
+    drafted: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
 
 
 class Drafters:
@@ -25,26 +55,34 @@ class Drafters:
         self._proposers = dict(proposers)
         self._acceptance = {name: AcceptanceTracker() for name in proposers}
 
-    def view(self, request: Request, room: int, now: float) -> SequenceView:
-        """What the planner may know. room: tokens that memory lets it draft. now: by the clock of
-        the request's times."""
-        most = max(0, min(request.max_draft_len, request.remaining - 1, room))
-        if request.policy == "none":
-            most = 0  # nobody need look for drafts
-        first, *others = self._options(request, most)
-        return SequenceView(
-            sequence=request.sequence,
-            context_len=len(request.tokens),
-            max_draft_len=first.max_draft_len,
-            draft_lag=first.draft_lag,
-            remaining=request.remaining,
-            accept_probs=first.accept_probs,
-            policy=request.policy,
-            has_draft_passes=first.has_draft_passes,
-            alternatives=tuple(others),
-            slo_s_per_token=request.slo_s_per_token,
-            slack_s=_slack_s(request, now),
-        )
+    def views(
+        self, requests: Sequence[Request], room: Mapping[SequenceId, int], now: float
+    ) -> list[SequenceView]:
+        """What the planner may know of each. room: tokens that memory lets it draft, where that is
+        less than it would like. now: by the clock of the request's times."""
+        guesses = [self._guesses(request, room) for request in requests]
+        probs = iter(self._accept_probs(requests, guesses))
+        views = []
+        for request, (first, *others) in zip(requests, guesses, strict=True):
+            proposer = self._proposers.get(first.name)
+            context_len = len(request.tokens)
+            view = SequenceView(
+                request.sequence,
+                context_len,
+                first.num_available,
+                _long_lag(proposer, request.sequence, context_len) if proposer else 0,
+                request.max_tokens + request.num_prompt - context_len,
+                next(probs),
+                request.policy,
+                proposer.capabilities.has_passes if proposer else False,
+            )
+            if others:
+                view.alternatives = tuple(self._option(request, g, next(probs)) for g in others)
+            if request.slo_s_per_token is not None:
+                view.slo_s_per_token = request.slo_s_per_token
+                view.slack_s = _slack_s(request, now)
+            views.append(view)
+        return views
 
     def propose(self, ready: Sequence[Request], spec_plan: SpecPlan) -> dict[SequenceId, Draft]:
         """Drafts by sequence; only those that were planned more than 0, and found something."""
@@ -70,15 +108,24 @@ class Drafters:
             found |= {t.sequence: d for t, d in zip(asked, drafts, strict=True) if d.tokens}
         return found
 
-    def observe(self, request: Request, event: Event) -> None:
-        """Learn from an event of a decoding request. A burst without drafts is a step a token."""
-        for name in request.proposers:
-            is_its_own = name == request.drafter
-            drafted, accepted = (event.num_drafted, event.num_accepted) if is_its_own else (0, 0)
-            self._acceptance[name].observe(request.sequence, drafted, accepted, request.kind)
-            proposer = self._proposers[name]
-            if drafted or proposer.capabilities.reads_hidden:
-                proposer.observe(request.sequence, accepted, event.hidden)
+    def observe(self, steps: Iterable[tuple[Request, Event]]) -> None:
+        """Learn from events of decoding requests; of several of one request, which are of a burst
+        without drafts, from the last."""
+        counts: dict[tuple[str, str], _Counts] = defaultdict(_Counts)
+        for request, event in steps:
+            for name in request.proposers:
+                drafted = accepted = 0
+                if name == request.drafter:
+                    _, _, drafted, accepted, *_ = event
+                found = counts[name, request.kind]
+                found.sequences.append(request.sequence)
+                found.drafted.append(drafted)
+                found.accepted.append(accepted)
+                proposer = self._proposers[name]
+                if drafted or proposer.capabilities.reads_hidden:
+                    proposer.observe(request.sequence, accepted, event.hidden)
+        for (name, kind), found in counts.items():
+            self._acceptance[name].observe(found.sequences, found.drafted, found.accepted, kind)
 
     def read_prompt(self, request: Request, event: Event) -> None:
         """The first token's hidden states, for a proposer that reads them."""
@@ -115,29 +162,63 @@ class Drafters:
             strangers = acceptance.sequences - known
             assert not strangers, f"{name} keeps estimates of {sorted(strangers)[:5]}"
 
-    def _options(self, request: Request, most: int) -> list[DraftOption]:
+    def _guesses(self, request: Request, room: Mapping[SequenceId, int]) -> list[_Guess]:
         """Those of its proposers that have a guess now, which the request remembers; others would
-        only cost the planner time."""
-        found = [(name, self._option(name, request, most)) for name in request.proposers]
-        able = [pair for pair in found if pair[1].max_draft_len > 0] or found[:1]
-        request.options = tuple(name for name, _ in able)
-        return [option for _, option in able] or [NOTHING]
+        only cost the planner time. One at least."""
+        most = min(request.max_draft_len, request.remaining - 1)
+        if room:
+            most = min(most, room.get(request.sequence, most))
+        if request.policy == "none" or most < 0:
+            most = 0  # nobody need look for drafts
+        found = []
+        for name in request.proposers:
+            num_available = most
+            if most:
+                proposer = self._proposers[name]
+                num_available = proposer.num_available(request.sequence, request.tokens)
+            found.append(_Guess(name, min(most, num_available)))
+        if len(found) > 1:
+            found = [guess for guess in found if guess.num_available] or found[:1]
+        request.options = tuple([guess.name for guess in found])
+        return found or [NO_GUESS]
 
-    def _option(self, name: str, request: Request, most: int) -> DraftOption:
-        proposer = self._proposers[name]
-        if most > 0:
-            most = min(most, proposer.num_available(request.sequence, request.tokens))
+    def _accept_probs(
+        self, requests: Sequence[Request], guesses: Sequence[Sequence[_Guess]]
+    ) -> list[Floats]:
+        """For each guess of each request in order, an array [num_available]."""
+        groups: dict[tuple[str, str], list[tuple[int, SequenceId, int]]] = defaultdict(list)
+        num_guesses = 0
+        for request, of_one in zip(requests, guesses, strict=True):
+            for name, num_available in of_one:
+                groups[name, request.kind].append((num_guesses, request.sequence, num_available))
+                num_guesses += 1
+        found = [NO_PROBS] * num_guesses
+        for (name, kind), group in groups.items():
+            indices, sequences, caps = zip(*group, strict=True)
+            if depth := max(caps):
+                probs = self._acceptance[name].accept_probs(sequences, depth, kind)
+                for index, cap, row in zip(indices, caps, probs, strict=True):
+                    found[index] = row if cap == depth else row[:cap]
+        return found
+
+    def _option(self, request: Request, guess: _Guess, probs: Floats) -> DraftOption:
+        proposer = self._proposers[guess.name]
         return DraftOption(
-            max_draft_len=most,
-            accept_probs=self._acceptance[name].accept_probs(request.sequence, most, request.kind),
-            draft_lag=proposer.draft_lag(request.sequence, len(request.tokens)),
-            has_draft_passes=proposer.capabilities.has_passes,
+            guess.num_available,
+            probs,
+            _long_lag(proposer, request.sequence, len(request.tokens)),
+            proposer.capabilities.has_passes,
         )
 
     def _caching(self, request: Request) -> Proposer | None:
         """The one of its proposers that keeps a cache; there is one at most."""
         proposers = (self._proposers[name] for name in request.proposers)
         return next((p for p in proposers if p.capabilities.bytes_per_token), None)
+
+
+def _long_lag(proposer: Proposer, sequence: SequenceId, context_len: int) -> int:
+    lag = proposer.draft_lag(sequence, context_len)
+    return lag if lag > SHORT_LAG else 0
 
 
 def _slack_s(request: Request, now: float) -> float:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from smartspec_py.core.types import FinishReason, SequenceId
 from smartspec_py.serving.record import SpecRecord
@@ -17,8 +17,7 @@ from smartspec_py.serving.text import TextStream
 SHUTTING_DOWN = "the server is shutting down"
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(NamedTuple):
     """Counts of a request so far; see `Request`."""
 
     num_steps: int = 0
@@ -125,8 +124,7 @@ class Outcome:
     spec: SpecRecord
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
+class Update(NamedTuple):
     """News of a request from the loop. finish_reason or error, and outcome: the last of it.
 
     log_probs: of the tokens; empty where not asked for.

@@ -7,10 +7,10 @@ flight.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from smartspec_py.core.types import FinishReason
+from smartspec_py.core.types import FinishReason, SequenceId
 from smartspec_py.engines.base import Event, Target
 from smartspec_py.serving.admission import CacheBudget, CacheLedger, victims
 from smartspec_py.serving.batcher import Batcher
@@ -145,10 +145,10 @@ class Roster:
             request.scheduled_s = self._clock()
             request.num_cached = request.num_read
 
-    def apply(self, events: Iterable[Event]) -> None:
-        for event in events:
-            request = self.batcher.find(event.sequence)
-            assert request is not None, f"the target reports on unknown sequence {event.sequence}"
+    def apply(self, events: Sequence[Event]) -> None:
+        found = [(self._known(event.sequence), event) for event in events]
+        self._drafters.observe([pair for pair in found if _is_step(*pair)])
+        for request, event in found:
             request.is_in_flight = not event.is_last
             if not request.is_over:
                 self._advance(request, event)
@@ -185,6 +185,11 @@ class Roster:
         )
         assert len(live) <= self.batcher.num_rows, "more requests than rows"
 
+    def _known(self, sequence: SequenceId) -> Request:
+        request = self.batcher.find(sequence)
+        assert request is not None, f"the target reports on unknown sequence {sequence}"
+        return request
+
     def _advance(self, request: Request, event: Event) -> None:
         """Take an event into a request that still runs."""
         if event.error is not None:
@@ -216,7 +221,6 @@ class Roster:
         request.num_drafted += event.num_drafted
         request.num_accepted += event.num_accepted
         request.spec.add(event.num_drafted, event.num_accepted)
-        self._drafters.observe(request, event)
 
     def _extend(self, request: Request, tokens: Sequence[int]) -> None:
         if tokens:
@@ -256,6 +260,11 @@ class Roster:
         self._target.release(request.sequence)
         self._drafters.release(request)
         self.batcher.release(request)
+
+
+def _is_step(request: Request, event: Event) -> bool:
+    """Whether it is a decoding step, which tells of acceptance."""
+    return request.state is RequestState.DECODING and event.error is None
 
 
 def _keep(request: Request, event: Event) -> tuple[Sequence[int], FinishReason | None]:
