@@ -52,6 +52,9 @@ FAR = 0.25
 deviations. Of twice that a sixteenth is left, and of a stall nothing; a probe that contradicts the
 steps around it by a third is still heard."""
 
+LEAST_SCALE = 0.1
+"""Of what was measured: an error of a prediction that is smaller is relative to this."""
+
 BOUNDS = (0.1, 10.0)
 """Of every factor: a profile that is wrong by more is not to be mended by factors."""
 
@@ -68,6 +71,10 @@ contrasting step is wanted: it is the noise of a single pass."""
 
 UNSEEN_STEPS = 500
 """Steps without speculation after which a profile may be wrong about it without being found out."""
+
+SOLVE_EVERY = 4
+"""Steps between two solutions of a fit while costs do not change: what a step adds to 100 others
+is less than its noise, and solving is most of what a fit takes."""
 
 CLEAR_PREFILL = 0.2
 """Least share of a pass that a chunk must have for the pass to tell of it."""
@@ -127,6 +134,7 @@ class CostCorrections:
         self._corrected = profile
         self._drafts_share = 0.0
         self._num_unspeculated = 0
+        self._was_speculating = False
         self._errors = (0.0, 0.0)
         self._errors_weight = 0.0
 
@@ -163,9 +171,12 @@ class CostCorrections:
         if is_pure:
             self._note_errors(step, known, whole_s)
             self._note_drafts(step, known)
-            self._target.observe(target, step.target_s, target_s)
+            is_other = (step.num_tokens > step.num_rows) != self._was_speculating
+            self._was_speculating ^= is_other
+            self._target.observe(target, step.target_s, target_s, is_other)
             # Relative to the step, which it is to predict: host time alone may be next to nothing.
-            self._host.observe(host, step.host_s, whole_s)
+            took_s = step.target_s + step.draft_s + step.host_s
+            self._host.observe(host, step.host_s, max(whole_s, LEAST_SCALE * took_s))
         else:
             self._num_unspeculated += 1
             self._target.fade()
@@ -271,16 +282,23 @@ class _Fit:
         self._recent = deque([0.0] * RECENT, maxlen=RECENT)
         self._median = 0.0
         self._mean_deviation = 0.0
+        self._num_steps = 0
+        self._deviations: dict[int, float] = {}
         self.values = self._prior
 
     def predict(self, features: Sequence[float]) -> float:
         return sum(x * value for x, value in zip(features, self.values, strict=True))
 
-    def observe(self, features: Sequence[float], measured: float, scale: float) -> None:
-        """scale: what errors are relative to, in the unit of `measured`; above 0."""
-        x = [feature / max(scale, 1e-12) for feature in features]
+    def observe(
+        self, features: Sequence[float], measured: float, scale: float, at_once: bool = False
+    ) -> None:
+        """scale: what errors are relative to, in the unit of `measured`. at_once: the values are
+        wanted with this step in them."""
+        # A profile taken on a loud machine can predict nothing, or less, for a pass that took time.
+        scale = max(scale, LEAST_SCALE * measured, 1e-9)
+        x = [feature / scale for feature in features]
         predicted = self.predict(x)
-        error, weight = self._tamed(measured / max(scale, 1e-12) - predicted)
+        error, weight = self._tamed(measured / scale - predicted)
         self._forget(CHANGE_FORGETTING if self._has_changed else FORGETTING)
         target = predicted + error - sum(a * b for a, b in zip(x, self._prior, strict=True))
         for i, x_i in enumerate(x):
@@ -288,18 +306,30 @@ class _Fit:
             row = self._evidence[i]
             for j, x_j in enumerate(x):
                 row[j] += weight * x_i * x_j
-        self.values = self._solution()
+        self._solve_in_turn(at_once)
 
     def fade(self) -> None:
         """A step that tells nothing: what is known gets a step older."""
         if self.values != self._prior:
             self._forget(FORGETTING)
-            self.values = self._solution()
+            self._solve_in_turn()
 
     def deviation(self, index: int) -> float:
         """Standard deviation of one of the values, by the evidence and the ridge."""
-        unit = [float(i == index) for i in range(len(self._prior))]
-        return NOISE * math.sqrt(_solve(self._matrix(), unit)[index])
+        found = self._deviations.get(index)
+        if found is None:
+            unit = [float(i == index) for i in range(len(self._prior))]
+            variance = _solve(self._matrix(), unit)[index]
+            found = self._deviations[index] = NOISE * math.sqrt(variance)
+        return found
+
+    def _solve_in_turn(self, at_once: bool = False) -> None:
+        """The first SOLVE_EVERY steps, and every so many from then on."""
+        self._num_steps += 1
+        is_due = self._num_steps <= SOLVE_EVERY or self._num_steps % SOLVE_EVERY == 0
+        if is_due or at_once or self._has_changed:
+            self.values = self._solution()
+            self._deviations.clear()
 
     @property
     def _has_changed(self) -> bool:
