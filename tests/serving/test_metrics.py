@@ -24,6 +24,7 @@ from smartspec_py.serving.metrics import (
     NUM_CALLS,
     NUM_STEPS_SHOWN,
     ConfigInfo,
+    Control,
     Load,
     MemoryMetrics,
     Meter,
@@ -109,13 +110,14 @@ def test_the_docs_ask_for_no_other_names() -> None:
 
 
 def test_all_counters_are_there_before_anything_happened() -> None:
-    """17 counters; of these two have 4 positions, one 3 reasons to end and one 3 to be refused."""
+    """19 counters; of these two have 4 positions, one 3 reasons to end, one 3 to be refused, and
+    one 3 deciders."""
     values = flushed(Meter(INFO)).values
     counters = [family for family in FAMILIES if family.kind is Kind.COUNTER]
     assert {name for name, _ in values} == {family.name for family in counters} | {
         "smartspec_config_info"
     }
-    assert len(values) == len(counters) + 3 + 3 + 2 + 2 + 1
+    assert len(values) == len(counters) + 3 + 3 + 2 + 2 + 2 + 1
     labels = (("method", "draft_model"), ("k_max", "4"), ("policy", "goodput"))
     assert values.pop(("smartspec_config_info", labels)) == 1
     assert set(values.values()) == {0}
@@ -191,6 +193,23 @@ def test_times_and_load() -> None:
     }
     for name, value in expected.items():
         assert values[f"smartspec_{name}", ()] == pytest.approx(value), name
+
+
+def test_who_decided_and_what_was_learned() -> None:
+    meter = Meter(INFO)
+    meter.add_step(step(control=Control("planned", 0, (1.1, 1.4, 0.9), (0.3, 0.04))))
+    meter.add_step(step(control=Control("guard", 1, (1.2, 1.5, 0.8), (0.2, 0.05))))
+    meter.add_step(step(num_prefill_tokens=64))  # nothing decoded, nothing was decided
+    values = flushed(meter).values
+    expected = {
+        ("decoding_steps_total", "decider"): {"planned": 1, "guard": 1, "probe": 0},
+        ("cost_factor", "part"): {"target_base": 1.2, "target_slope": 1.5, "draft": 0.8},
+        ("step_latency_relative_error", "model"): {"profile": 0.2, "corrected": 0.05},
+    }
+    for (name, label), by_value in expected.items():
+        found = {v: values[f"smartspec_{name}", ((label, v),)] for v in by_value}
+        assert found == by_value
+    assert values["smartspec_guard_switches_total", ()] == 1
 
 
 # Requests

@@ -15,11 +15,8 @@ from smartspec_py.core.acceptance import INITIAL_MEAN
 from smartspec_py.core.corrections import CostCorrections, StepCost
 from smartspec_py.core.cost import MAX_ROWS, CostModel
 from smartspec_py.core.guard import Guard, ProbeBudget, Sample
-from smartspec_py.core.planner import PlannerSettings, batch_table_of, plan
+from smartspec_py.core.planner import BatchTable, PlannerSettings, batch_table_of, plan
 from smartspec_py.core.types import SequenceId, SequenceView, SpecPlan
-
-SHORT_LAG = 4
-"""Tokens that a draft model reads on the way; more of them take a pass of their own."""
 
 PROBE_DRAFT_LEN = 2
 """Drafts of a probe that drafts: one pass more than the least, so that both costs show."""
@@ -52,12 +49,19 @@ class Measured:
 class Controller:
     """Owned by the loop thread. `plan`, then `observe` what became of it."""
 
-    def __init__(self, profile: CostModel, max_draft_len: int, max_sequences: int) -> None:
+    def __init__(
+        self,
+        profile: CostModel,
+        max_draft_len: int,
+        max_sequences: int,
+        batch_table: BatchTable | None = None,
+    ) -> None:
+        """batch_table: None has one made from the profile."""
         self._corrections = CostCorrections(profile)
         self._budget = ProbeBudget()
         self._guard = Guard(profile, self._budget)
         rows = [n for n in TABLE_ROWS if n < min(max_sequences, MAX_ROWS)] + [max_sequences]
-        table = batch_table_of(profile, INITIAL_MEAN, rows, max_draft_len)
+        table = batch_table or batch_table_of(profile, INITIAL_MEAN, rows, max_draft_len)
         self._settings = PlannerSettings(batch_table=table)
         self._is_probe = False
         self.why = PLANNED
@@ -95,7 +99,7 @@ class Controller:
             if not self._guard.allows(len(views), context_len):
                 return self._without_drafts(views, GUARD)
             wants = self._guard.wants_reference(len(views), context_len)
-            if wants or (self._corrections.wants_contrast(True) and self._budget.allows()):
+            if wants or (self._budget.allows() and self._corrections.wants_contrast(True)):
                 self._is_probe = True
                 return self._without_drafts(views, PROBE)
         elif self._guard.allows(len(views), context_len) and self._wants_draft():
@@ -125,12 +129,12 @@ class Controller:
                     num_generated=step.num_generated,
                     step_s=step.total_s,
                     is_speculating=num_drafted > 0,
-                    has_catch_up=any(view.draft_lag > SHORT_LAG for view, _ in drafting),
+                    has_catch_up=any(view.draft_lag for view, _ in drafting),
                 )
             )
 
     def _wants_draft(self) -> bool:
-        return self._corrections.wants_contrast(False) and self._budget.allows()
+        return self._budget.allows() and self._corrections.wants_contrast(False)
 
     def _ask(self, views: Sequence[SequenceView]) -> SpecPlan:
         self.asked = views

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from smartspec_py.core.cost import CostModel
+from smartspec_py.core.planner import BatchTable
 from smartspec_py.core.types import SequenceId, SequenceView, SpecPlan
 from smartspec_py.engines.base import (
     NO_DRAFT,
@@ -32,7 +33,7 @@ from smartspec_py.serving.controller import Controller, Measured
 from smartspec_py.serving.drafters import Drafters
 from smartspec_py.serving.inbox import Inbox
 from smartspec_py.serving.messages import SHUTTING_DOWN, Update
-from smartspec_py.serving.metrics import FLUSH_S, Load, StepSample
+from smartspec_py.serving.metrics import FLUSH_S, Control, Load, StepSample
 from smartspec_py.serving.request import ErrorCode, Request
 from smartspec_py.serving.roster import Arrival, Roster
 
@@ -109,11 +110,16 @@ class StepLoop:
         prefill_chunk: int,
         post: Callable[[Update | StepSample | Load], None],
         clock: Callable[[], float] = time.monotonic,
+        batch_table: BatchTable | None = None,
     ) -> None:
-        """post: takes news for the responder. clock: seconds, any origin."""
+        """post: takes news for the responder. clock: seconds, any origin. batch_table: None has
+        one made from `cost`."""
         self._target = target
         self.controller = Controller(
-            cost, target.capabilities.max_draft_len, target.capabilities.max_sequences
+            cost,
+            target.capabilities.max_draft_len,
+            target.capabilities.max_sequences,
+            batch_table,
         )
         self._inbox = inbox
         self._post = post
@@ -129,6 +135,7 @@ class StepLoop:
         self._next_look_s = 0.0
         self._cache_utilization = 0.0
         self._shown_preemptions = 0
+        self._shown_switches = 0
         self.records: deque[StepRecord] = deque(maxlen=NUM_RECORDS)
 
     def run(self) -> None:
@@ -190,7 +197,7 @@ class StepLoop:
     def _views(self, ready: Sequence[Request]) -> list[SequenceView]:
         now = self._clock()
         room = self._roster.cache.draft_room(ready, self._batcher.live)
-        return [self._drafters.view(r, room.get(r.sequence, r.max_draft_len), now) for r in ready]
+        return self._drafters.views(ready, room, now)
 
     def _decoding_work(
         self, ready: Iterable[Request], drafts: Mapping[SequenceId, Draft]
@@ -266,7 +273,15 @@ class StepLoop:
             expected_s=record.plan.expected_s,
             load=load,
             num_preempted=num_preempted,
+            control=self._control(record) if record.num_rows else None,
         )
+
+    def _control(self, record: StepRecord) -> Control:
+        cost, controller = record.cost, self.controller
+        num_switches = controller.num_switches - self._shown_switches
+        self._shown_switches = controller.num_switches
+        factors = (cost.target_base, cost.target_slope, cost.draft_factor)
+        return Control(record.why, num_switches, factors, controller.time_errors)
 
     def _load(self, now: float) -> Load:
         """The cache is looked at only as often as metrics are handed over, and when it is empty."""

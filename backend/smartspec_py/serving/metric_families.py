@@ -115,6 +115,27 @@ STEP_PREDICTED = _family(
 STEP_LATENCY = _family(
     "step_latency_seconds", _H, "Length of a step; at most 16 each 0.25 s", buckets=_STEP_S
 )
+DECIDED = _family(
+    "decoding_steps_total",
+    _C,
+    "Steps that decoded, by who decided on drafts: the planner, the guard, or a probe",
+    ("decider",),
+)
+SWITCHES = _family(
+    "guard_switches_total", _C, "Times that the guard forbade speculation, or allowed it again"
+)
+COST_FACTOR = _family(
+    "cost_factor",
+    _G,
+    "How passes differ from the profile: target_base and target_slope of the target's, draft",
+    ("part",),
+)
+TIME_ERROR = _family(
+    "step_latency_relative_error",
+    _G,
+    "Mean error of predicted step times over about 100 steps: of the profile, and as corrected",
+    ("model",),
+)
 DRAFT_TIME = _family("draft_time_seconds_total", _C, "Time spent drafting")
 VERIFY_TIME = _family(
     "verify_time_seconds_total", _C, "Time spent in the target's passes of decoding work"

@@ -31,6 +31,21 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
+class Control:
+    """Where the controller stands after a step. decider: of this step, as in `serving.controller`.
+
+    num_switches: of the guard since the last step. cost_factors: on the target's pass of one token
+    a row, on what drafts add to it, and on draft passes; 1.0 in a profile. time_errors: mean
+    relative error of predicted step times, by the profile and as corrected.
+    """
+
+    decider: str
+    num_switches: int
+    cost_factors: tuple[float, float, float]
+    time_errors: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
 class StepSample:
     """One step of the loop; times are seconds.
 
@@ -39,7 +54,7 @@ class StepSample:
     num_undrafted: steps of sequences without drafts; each token of a burst is one.
     target_s: the pass of its decoding work. total_s: from the plan to the events' end.
     expected_tokens, expected_s: of the plan; 0 where nothing was ready.
-    load: after the step.
+    load: after the step. control: None where nothing decoded.
     """
 
     num_prefill_tokens: int
@@ -53,6 +68,7 @@ class StepSample:
     expected_s: float
     load: Load
     num_preempted: int = 0
+    control: Control | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from smartspec_py.serving import metric_families as families
 from smartspec_py.serving.metric_families import FAMILIES, Family, Kind, Series
 from smartspec_py.serving.metric_samples import (
     ConfigInfo,
+    Control,
     Load,
     RequestSample,
     StepSample,
@@ -33,6 +34,7 @@ __all__ = [
     "NUM_CALLS",
     "NUM_STEPS_SHOWN",
     "ConfigInfo",
+    "Control",
     "Load",
     "MemoryMetrics",
     "Meter",
@@ -44,6 +46,11 @@ __all__ = [
 ]
 
 FLUSH_S = 0.25
+
+COST_PARTS = ("target_base", "target_slope", "draft")
+TIME_MODELS = ("profile", "corrected")
+DECIDERS = ("planned", "guard", "probe")
+"""Values of labels."""
 
 NUM_CALLS = 32
 """Calls in a row, so that a flush holds nobody up for longer than a millisecond or two."""
@@ -80,6 +87,8 @@ class Meter:
         self._count(families.DRAFT_TIME, step.draft_s)
         self._count(families.VERIFY_TIME, step.target_s)
         self._count(families.PREEMPTIONS, step.num_preempted)
+        if step.control is not None:
+            self._add_control(step.control)
         self.set_load(step.load)
 
     def add_request(self, request: RequestSample) -> None:
@@ -109,6 +118,14 @@ class Meter:
         self._set(families.RUNNING, load.num_running)
         self._set(families.WAITING, load.num_waiting)
         self._set(families.CACHE, load.cache_utilization)
+
+    def _add_control(self, control: Control) -> None:
+        self._count(families.DECIDED, 1, control.decider)
+        self._count(families.SWITCHES, control.num_switches)
+        for part, factor in zip(COST_PARTS, control.cost_factors, strict=True):
+            self._set(families.COST_FACTOR, factor, part)
+        for model, error in zip(TIME_MODELS, control.time_errors, strict=True):
+            self._set(families.TIME_ERROR, error, model)
 
     @property
     def due_s(self) -> float | None:
@@ -170,8 +187,8 @@ class Meter:
             self._counts[series] = self._counts.get(series, 0.0) + by
             self._has_news = True
 
-    def _set(self, family: Family, value: float) -> None:
-        self._gauges[_series(family)] = float(value)
+    def _set(self, family: Family, value: float, *values: str) -> None:
+        self._gauges[_series(family, *values)] = float(value)
         self._has_news = True
 
     def _observe(self, family: Family, value: float | None) -> None:
@@ -286,6 +303,7 @@ def _counters_from_zero(k_max: int) -> Iterator[Series]:
         "position": [str(position) for position in range(1, k_max + 1)],
         "finished_reason": [r.value for r in FinishReason if r is not FinishReason.CANCELLED],
         "reason": [code.name.lower() for code in ErrorCode],
+        "decider": DECIDERS,
     }
     for family in FAMILIES:
         if family.kind is Kind.COUNTER:
