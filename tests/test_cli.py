@@ -70,6 +70,32 @@ def test_serve_refuses_what_was_typed_wrong(options: tuple[str, str], sentence: 
     assert text.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("{}", "is not what `smartspec profile` writes: KeyError: 'planner'"),
+        ("[1]", "is not what `smartspec profile` writes: TypeError"),
+        ("no JSON", "is not what `smartspec profile` writes: JSONDecodeError"),
+        (
+            '{"planner": {"batch_table": {"rows": [2, 1], "draft_lens": [3, 2]}}}',
+            "--batch-table: batch_table.rows: must ascend within 1..1024 (got [2, 1])",
+        ),
+        (
+            '{"planner": {"batch_table": {"rows": [1, 2], "draft_lens": [3, 9]}}}',
+            "--batch-table: batch_table.draft_lens: 9 is above limits.max_draft_len 7",
+        ),
+    ],
+)
+def test_serve_refuses_a_batch_table_that_is_none(
+    tmp_path: Path, text: str, sentence: str
+) -> None:
+    path = tmp_path / "table.json"
+    path.write_text(text)
+    code, shown = invoke("serve", "--model", TARGET, "--batch-table", str(path))
+    assert code == 2
+    assert sentence in " ".join(shown.split())
+
+
 def test_serve_refuses_a_taken_port() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -7,7 +7,18 @@ import sys
 
 import typer
 
-COMMANDS = ("serve", "check", "bench", "steps", "expand", "trace", "simulate", "load", "explain")
+COMMANDS = (
+    "serve",
+    "check",
+    "profile",
+    "bench",
+    "steps",
+    "expand",
+    "trace",
+    "simulate",
+    "load",
+    "explain",
+)
 """Modules of commands/, each with a function of the same name; in the order of `--help`."""
 
 app = typer.Typer(

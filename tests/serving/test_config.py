@@ -9,6 +9,7 @@ from harness import TOKENIZER_FILE
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
+from smartspec_py.core.planner import BatchTable
 from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.config import (
     CONFIG_NAME,
@@ -40,11 +41,17 @@ def refusal(tmp_path: Path, document: Any) -> str:
     return str(caught.value)
 
 
+def with_table(rows: list[Any], draft_lens: list[Any]) -> dict[str, Any]:
+    table = {"rows": rows, "draft_lens": draft_lens}
+    return {"engine": TORCH, "planner": {"batch_table": table}}
+
+
 def test_the_least_that_is_needed(tmp_path: Path) -> None:
     config = read(tmp_path, {"engine": TORCH})
     assert config.engine == TorchEngineConfig(model="target")
     assert config.limits == LimitsConfig()
     assert config.policy == "goodput"
+    assert config.planner.batch_table is None
 
 
 def test_everything_said_is_read(tmp_path: Path) -> None:
@@ -55,6 +62,16 @@ def test_everything_said_is_read(tmp_path: Path) -> None:
     assert config.engine.accept_prob == 0.5
     assert config.limits == LimitsConfig(**limits)
     assert config.policy == "fixed:3"
+
+
+def test_a_table_of_batch_sizes_is_read(tmp_path: Path) -> None:
+    """From a file, and from options, which come as Python's lists; up to the limit on drafts."""
+    document = {**with_table([1, 4], [9, 0]), "limits": {"max_draft_len": 9}}
+    for config in (read(tmp_path, document), ServerConfig.model_validate(document)):
+        assert config.planner.batch_table is not None
+        assert config.planner.batch_table.table == BatchTable((1, 4), (9, 0))
+    written = json.loads(config.model_dump_json())
+    assert read(tmp_path, written) == config
 
 
 @pytest.mark.parametrize(
@@ -85,6 +102,21 @@ def test_everything_said_is_read(tmp_path: Path) -> None:
             {"engine": TORCH, "lookup": {"min_ngram": 5}},
             ["lookup", "min_ngram 5 is above max_ngram 4"],
         ),
+        # the table of batch sizes: each number, their order, their count, the limit on drafts
+        (with_table([1, 2], [3]), ["planner.batch_table.draft_lens", "2 numbers", "[3]"]),
+        (with_table([2, 2], [3, 1]), ["planner.batch_table.rows", "1..1024", "[2, 2]"]),
+        (with_table([], []), ["planner.batch_table.rows", "at least 1"]),
+        (with_table([0], [3]), ["planner.batch_table.rows.0", "1", "got 0"]),
+        (with_table([1, 1025], [3, 1]), ["planner.batch_table.rows.1", "1024", "got 1025"]),
+        (with_table([1], [65]), ["planner.batch_table.draft_lens.0", "64", "got 65"]),
+        (with_table([1], [-1]), ["planner.batch_table.draft_lens.0", "0", "got -1"]),
+        (with_table([1.0], [1]), ["planner.batch_table.rows.0", "integer", "1.0"]),
+        (with_table([1, 4], [8, 2]), ["planner", "batch_table.draft_lens: 8", "max_draft_len 7"]),
+        (
+            {"engine": TORCH, "planner": {"batch_table": {"rows": [1]}}},
+            ["planner.batch_table.draft_lens", "required"],
+        ),
+        ({"engine": TORCH, "planner": {"table": {}}}, ["planner.table"]),
         # something missing
         ({}, ["engine"]),
         ({"engine": {"kind": "torch"}}, ["engine.model", "required"]),

@@ -1,20 +1,26 @@
 """Profiling: the tables of an engine whose passes can be worked by hand, and the cache on disk."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from smartspec_py.core.cost import CostModel, PassTable
+from smartspec_py.serving import profile as module
+from smartspec_py.serving.config import LimitsConfig, TorchEngineConfig
 from smartspec_py.serving.profile import (
     ProfileShape,
     cached_profile,
+    driver_name,
     fingerprint,
     load_cost,
+    machine_name,
     profile,
     store_cost,
 )
 
+PAIR = Path(__file__).parents[2] / "engines_build" / "tiny"
 SHAPE = ProfileShape(max_sequences=6, max_draft_len=4, context_len=100)
 
 
@@ -97,6 +103,78 @@ def test_another_shape_is_measured(tmp_path: Path) -> None:
     engine = CountingEngine()
     cached_profile(engine, None, replace(SHAPE, context_len=101), tmp_path, ["model a"])
     assert engine.num_passes > 0
+
+
+@pytest.mark.parametrize("part", ["machine_name", "driver_name"])
+def test_another_machine_or_driver_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    cached(CountingEngine(), tmp_path, "model a")
+    monkeypatch.setattr(module, part, lambda: "another")
+    engine = CountingEngine()
+    cached(engine, tmp_path, "model a")
+    assert engine.num_passes > 0
+    assert len(list(tmp_path.iterdir())) == 2
+    monkeypatch.undo()
+    again = CountingEngine()
+    cached(again, tmp_path, "model a")
+    assert again.num_passes == 0, "the first is still there"
+
+
+def test_the_driver_is_named_by_the_first_file_that_tells_it(tmp_path: Path) -> None:
+    """The kernel's own file holds a number, that of the driver a sentence and a compiler's name."""
+    short, long = tmp_path / "version", tmp_path / "proc"
+    assert driver_name((short, long)) == "no NVIDIA driver"
+    long.write_text("NVRM version: NVIDIA UNIX  570.86.15  Thu\nGCC version: 12\n")
+    assert driver_name((short, long)) == "NVIDIA driver NVRM version: NVIDIA UNIX  570.86.15  Thu"
+    short.write_text("570.86.15\n")
+    assert driver_name((short, long)) == "NVIDIA driver 570.86.15"
+
+
+def test_the_key_of_a_torch_engine_names_what_its_cost_depends_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The models, the GPU by its name, precision, threads and libraries, in the file itself."""
+    import torch
+    import transformers
+
+    from smartspec_py.serving import build_torch
+
+    kept = tmp_path / "profiles"
+    config = TorchEngineConfig(
+        model=str(PAIR / "target"),
+        draft=str(PAIR / "draft"),
+        dtype="float32",
+        device="cpu",
+        num_threads=1,
+        profile_cache=str(kept),
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
+    assert build_torch._device_name(torch.device("cuda")) == "NVIDIA H200"
+    monkeypatch.setattr(build_torch, "_device_name", lambda device: "NVIDIA H200")
+    limits = LimitsConfig(max_sequences=1, max_draft_len=1, max_context_len=64)
+    build_torch.build_torch(config, limits, tmp_path)
+    (path,) = kept.iterdir()
+    identity = "\n".join(json.loads(path.read_text())["identity"])
+    for part in (
+        fingerprint(PAIR / "target"),
+        fingerprint(PAIR / "draft"),
+        "NVIDIA H200, torch.float32, 1 threads",
+        f"torch {torch.__version__}, transformers {transformers.__version__}",
+        driver_name(),
+        machine_name(),
+    ):
+        assert part in identity
+
+
+def test_progress_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Three rounds of each table, and of reading for the draft."""
+    with caplog.at_level("INFO", "smartspec_py.serving.profile"):
+        profile(CountingEngine(), CountingEngine(), SHAPE)
+    said = [record.getMessage() for record in caplog.records]
+    assert said[0] == "timing target passes: round 1 of 3"
+    assert said[-1] == "timing draft passes: round 3 of 3"
+    assert len(said) == 9
 
 
 def test_without_a_folder_nothing_is_kept() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -116,6 +117,14 @@ _Cache = Annotated[
         rich_help_panel="Files",
     ),
 ]
+_BatchTable = Annotated[
+    Path | None,
+    typer.Option(
+        help="What `smartspec profile --table` wrote, for the policy batch_table; default: made "
+        "from the measured costs.",
+        rich_help_panel="Files",
+    ),
+]
 
 
 def serve(
@@ -140,6 +149,7 @@ def serve(
     drain_s: _Drain = _LIMITS.drain_s,
     run_dir: _RunDir = None,
     profile_cache: _Cache = None,
+    batch_table: _BatchTable = None,
 ) -> None:
     """Serve a target model that a draft model speculates for, on Triton, until Ctrl-C."""
     settings = {
@@ -162,6 +172,7 @@ def serve(
             "max_cache_tokens": max_cache_tokens,
             "drain_s": drain_s,
         },
+        **({} if batch_table is None else _planner_section(batch_table)),
         "policy": policy,
         "proposer": proposer,
     }
@@ -173,6 +184,16 @@ def serve(
         fail(str(error), USAGE_ERROR)
     folder = (run_dir or paths.run_dir(http_port)).resolve()
     raise typer.Exit(_run(TritonServer(config, folder, address)))
+
+
+def _planner_section(path: Path) -> dict[str, Any]:
+    """The section as it will stand in engine.json, where it is checked."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        return {"planner": document["planner"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        fail(f"--batch-table: {path} is not what `smartspec profile` writes: {reason}", USAGE_ERROR)
 
 
 def _run(server: TritonServer) -> int:

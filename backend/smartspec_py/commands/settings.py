@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,17 @@ def checked_config(settings: dict[str, Any]) -> ServerConfig:
         return ServerConfig.model_validate(settings)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        option = str(first["loc"][-1]).replace("_", "-")
+        option = _option(first["loc"])
         reason = first["msg"].removeprefix("Value error, ")
         fail(f"--{option}: {reason} (got {first['input']!r})", USAGE_ERROR)
+
+
+def _option(place: Sequence[int | str]) -> str:
+    """The option that a place in the configuration comes from."""
+    section, *rest = map(str, place)
+    if section == "planner":  # a file, of which the option is only the name
+        return f"batch-table: {'.'.join(rest)}" if rest else "batch-table"
+    return (rest or [section])[-1].replace("_", "-")
 
 
 def temperatures_of(text: str) -> list[float]:

@@ -6,12 +6,22 @@ that names the key. Every default stands here and nowhere else.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
-from smartspec_py.core.planner import parse_policy
+from smartspec_py.core.cost import MAX_ROWS
+from smartspec_py.core.planner import MAX_FIXED_DRAFT_LEN, BatchTable, parse_policy
 
 CONFIG_NAME = "engine.json"
 
@@ -99,6 +109,45 @@ class LookupConfig(_Layer):
         return self
 
 
+class BatchTableConfig(_Layer):
+    """Of the policy `batch_table`, as `smartspec profile --table` writes it.
+
+    rows: numbers of sequences in a step, ascending. draft_lens: one for each of rows.
+    """
+
+    rows: Annotated[
+        tuple[Annotated[int, Field(ge=1, le=MAX_ROWS)], ...], Field(min_length=1, strict=False)
+    ]
+    draft_lens: Annotated[
+        tuple[Annotated[int, Field(ge=0, le=MAX_FIXED_DRAFT_LEN)], ...], Field(strict=False)
+    ]
+
+    @field_validator("rows")
+    @classmethod
+    def _ascending(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        if any(a >= b for a, b in pairwise(value)):
+            raise ValueError(f"must ascend within 1..{MAX_ROWS}")
+        return value
+
+    @field_validator("draft_lens")
+    @classmethod
+    def _one_for_each(cls, value: tuple[int, ...], info: ValidationInfo) -> tuple[int, ...]:
+        num_rows = len(info.data.get("rows", value))
+        if len(value) != num_rows:
+            raise ValueError(f"must be {num_rows} numbers, one for each of rows")
+        return value
+
+    @property
+    def table(self) -> BatchTable:
+        return BatchTable(self.rows, self.draft_lens)
+
+
+class PlannerConfig(_Layer):
+    """batch_table: of the policy of that name; None has one made from the cost profile at start."""
+
+    batch_table: BatchTableConfig | None = None
+
+
 class ServerConfig(_Layer):
     """The whole of engine.json.
 
@@ -109,8 +158,21 @@ class ServerConfig(_Layer):
     engine: Annotated[TorchEngineConfig | FakeEngineConfig, Field(discriminator="kind")]
     limits: LimitsConfig = LimitsConfig()
     lookup: LookupConfig = LookupConfig()
+    planner: PlannerConfig = PlannerConfig()
     policy: str = "goodput"
     proposer: Literal["auto", "draft_model", "prompt_lookup"] = "auto"
+
+    @field_validator("planner")
+    @classmethod
+    def _within_limits(cls, value: PlannerConfig, info: ValidationInfo) -> PlannerConfig:
+        limits = info.data.get("limits")
+        longest = max(value.batch_table.draft_lens) if value.batch_table else 0
+        if limits is not None and longest > limits.max_draft_len:
+            most = limits.max_draft_len
+            raise ValueError(
+                f"batch_table.draft_lens: {longest} is above limits.max_draft_len {most}"
+            )
+        return value
 
     @field_validator("policy")
     @classmethod

@@ -1,7 +1,7 @@
 """Times an engine's passes before it serves, and keeps the result on disk.
 
-The profile belongs to a pair of models on a machine with given settings; any of them changed, it
-is measured anew. A few seconds, once.
+The profile belongs to a pair of models on a machine with given settings, libraries and driver; any
+of them changed, it is measured anew. A few seconds, once.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ ROW_GRID = (1, 2, 4, 8, 16, 32, 64, 128)
 TOKEN_GRID = (1, 2, 3, 4, 6, 8, 12, 16)
 CATCH_UP_TOKENS = 64
 
+DRIVER_FILES = (Path("/sys/module/nvidia/version"), Path("/proc/driver/nvidia/version"))
+"""Where Linux tells the version of NVIDIA's driver; a container may show only one of them."""
+
 
 @dataclass(frozen=True)
 class ProfileShape:
@@ -43,11 +46,12 @@ def profile(target: Profilable, draft: Profilable | None, shape: ProfileShape) -
     """Measure a cost model: target passes over rows x tokens, draft passes over rows."""
     rows = _grid(ROW_GRID, shape.max_sequences)
     tokens = _grid(TOKEN_GRID, shape.max_draft_len + 1)
-    table = _table(target, rows, tokens, shape.context_len)
+    table = _table("target", target, rows, tokens, shape.context_len)
     if draft is None:
         return CostModel(target=table)
-    catch_up_s = _best_s(draft, [(1, CATCH_UP_TOKENS, 0)])[0] / CATCH_UP_TOKENS
-    return CostModel(table, _table(draft, rows, (1,), shape.context_len), catch_up_s=catch_up_s)
+    catch_up_s = _best_s("catch-up", draft, [(1, CATCH_UP_TOKENS, 0)])[0] / CATCH_UP_TOKENS
+    draft_table = _table("draft", draft, rows, (1,), shape.context_len)
+    return CostModel(table, draft_table, catch_up_s=catch_up_s)
 
 
 def _grid(grid: Sequence[int], largest: int) -> tuple[int, ...]:
@@ -55,12 +59,16 @@ def _grid(grid: Sequence[int], largest: int) -> tuple[int, ...]:
 
 
 def _table(
-    engine: Profilable, rows: tuple[int, ...], tokens: tuple[int, ...], context_len: int
+    name: str,
+    engine: Profilable,
+    rows: tuple[int, ...],
+    tokens: tuple[int, ...],
+    context_len: int,
 ) -> PassTable:
     # The longest batch tells most about context: its keys and values are the most to read.
     shorter = context_len // 4
     points = [(r, t, context_len) for r in rows for t in tokens] + [(rows[-1], tokens[0], shorter)]
-    *found, at_shorter = _best_s(engine, points)
+    *found, at_shorter = _best_s(name, engine, points)
     width = len(tokens)
     seconds = tuple(tuple(found[i : i + width]) for i in range(0, len(found), width))
     saved_s = max(0.0, seconds[-1][0] - at_shorter)
@@ -69,14 +77,17 @@ def _table(
     )
 
 
-def _best_s(engine: Profilable, points: Sequence[tuple[int, int, int]]) -> list[float]:
+def _best_s(name: str, engine: Profilable, points: Sequence[tuple[int, int, int]]) -> list[float]:
     """Seconds of a pass at each (rows, tokens a row, context): the best of several rounds.
 
     What disturbs a pass only adds to it, so the best is what the pass itself takes; and rounds go
     over all points in turn, so that a disturbance does not hit one point alone.
     """
     engine.time_pass(*points[-1])  # the first pass pays for allocations
-    rounds = [[engine.time_pass(*point) for point in points] for _ in range(NUM_ROUNDS)]
+    rounds = []
+    for number in range(NUM_ROUNDS):
+        logger.info("timing %s passes: round %d of %d", name, number + 1, NUM_ROUNDS)
+        rounds.append([engine.time_pass(*point) for point in points])
     return [min(column) for column in zip(*rounds, strict=True)]
 
 
@@ -89,11 +100,12 @@ def cached_profile(
 ) -> CostModel:
     """The stored profile of this identity, or a new one that is then stored.
 
-    identity: whatever the cost depends on: models, settings, versions. folder: None keeps nothing.
+    identity: whatever else the cost depends on: models, device, settings, versions of libraries.
+    The machine and its driver are added here. folder: None keeps nothing.
     """
     if folder is None:
         return profile(target, draft, shape)
-    parts = [f"v{PROFILE_VERSION}", repr(shape), machine_name(), *identity]
+    parts = [f"v{PROFILE_VERSION}", repr(shape), machine_name(), driver_name(), *identity]
     path = folder / f"profile-{hashlib.sha256(chr(10).join(parts).encode()).hexdigest()[:16]}.json"
     if path.is_file():
         try:
@@ -140,6 +152,14 @@ def machine_name() -> str:
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     name = models[0] if models else platform.processor()
     return f"{os.cpu_count()} x {name}, {platform.machine()}"
+
+
+def driver_name(files: Sequence[Path] = DRIVER_FILES) -> str:
+    """The version of NVIDIA's driver, as the first file that is there tells it."""
+    found = next((path for path in files if path.is_file()), None)
+    if found is None:
+        return "no NVIDIA driver"
+    return f"NVIDIA driver {found.read_text().partition(chr(10))[0].strip()}"
 
 
 def fingerprint(folder: Path) -> str:

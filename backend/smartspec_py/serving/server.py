@@ -61,6 +61,7 @@ class Server:
         )
         budget = cache_budget(engine, config.limits)
         logger.info("%s", _describe(engine, budget.capacity))
+        table = config.planner.batch_table
         self.loop = StepLoop(
             engine.target,
             engine.proposers,
@@ -69,6 +70,7 @@ class Server:
             self._inbox,
             config.limits.prefill_chunk,
             self._responder.post,
+            batch_table=None if table is None else table.table,
         )
         self._thread = threading.Thread(target=self._run, name="smartspec-loop", daemon=True)
 
