@@ -86,9 +86,7 @@ def test_serve_refuses_what_was_typed_wrong(options: tuple[str, str], sentence: 
         ),
     ],
 )
-def test_serve_refuses_a_batch_table_that_is_none(
-    tmp_path: Path, text: str, sentence: str
-) -> None:
+def test_serve_refuses_a_batch_table_that_is_none(tmp_path: Path, text: str, sentence: str) -> None:
     path = tmp_path / "table.json"
     path.write_text(text)
     code, shown = invoke("serve", "--model", TARGET, "--batch-table", str(path))

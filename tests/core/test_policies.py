@@ -64,7 +64,10 @@ def test_a_policy_knows_its_name(name: str) -> None:
     ],
 )
 def test_any_other_name_is_refused(name: str) -> None:
-    allowed = r"none, fixed:K with K in 1\.\.64, batch_table, goodput_global, or goodput"
+    allowed = (
+        r"none, fixed:K with K in 1\.\.64, batch_table, goodput_global, goodput, "
+        "or goodput_confidence"
+    )
     with pytest.raises(ValueError, match=f"^{allowed}$"):
         parse_policy(name)
 

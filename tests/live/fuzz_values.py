@@ -26,7 +26,14 @@ SERVED: dict[str, list[Any]] = {
     "max_tokens": [1, 2, 5, 16],
     "min_tokens": [0, 1],
     "end_id": [-1, 0, 5, 2047],
-    "speculation_policy": ["none", "fixed:1", "fixed:4", "batch_table", "goodput"],
+    "speculation_policy": [
+        "none",
+        "fixed:1",
+        "fixed:4",
+        "batch_table",
+        "goodput",
+        "goodput_confidence",
+    ],
     "proposer": ["draft_model", "prompt_lookup"],
     "deadline_ms": [60_000, INT32_MAX],
 }

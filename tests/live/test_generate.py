@@ -15,7 +15,7 @@ from smartspec_py.workloads import generate as make_document
 
 pytestmark = pytest.mark.triton
 
-POLICIES = ("none", "fixed:1", "fixed:4", "goodput")
+POLICIES = ("none", "fixed:1", "fixed:4", "goodput", "goodput_confidence")
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)

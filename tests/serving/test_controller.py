@@ -48,6 +48,7 @@ def run(made: Controller, views: list[SequenceView], count: int, **truth: float)
             Measured(
                 views=views,
                 plan=chosen,
+                num_drafted={s: k for s, k in lengths.items() if k},
                 draft_lens={s: k for s, k in lengths.items() if k},
                 num_generated=len(views) + round(kept * sum(lengths.values())),
                 num_prefill_tokens=0,
@@ -110,7 +111,7 @@ def test_an_engine_that_cannot_time_its_passes_teaches_no_costs() -> None:
     made, views = controller(), [view(1)]
     chosen = made.plan(views)
     for _ in range(50):
-        made.observe(Measured(views, chosen, {}, 1, 0, 0.0, 0.0, 0.05))
+        made.observe(Measured(views, chosen, {}, {}, 1, 0, 0.0, 0.0, 0.05))
     assert made.cost == COST
 
 

@@ -187,12 +187,14 @@ class ProposerCapabilities:
     has_passes: whether drafting takes passes of a model, one a token.
     bytes_per_token: of cache, for each token that it has read.
     reads_hidden: whether it wants the hidden states of every event.
+    says_confidence: whether it is a `ConfidentProposer`.
     """
 
     max_draft_len: int
     has_passes: bool = True
     bytes_per_token: int = 0
     reads_hidden: bool = False
+    says_confidence: bool = False
 
 
 class Proposer(Protocol):
@@ -225,6 +227,27 @@ class Proposer(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class PassRule(Protocol):
+    """Decides before each pass of a draft model who is in it; see `core.confidence.DraftJudge`.
+    Sequences are named by their places among the tasks."""
+
+    def going_on(self, members: Sequence[int]) -> Sequence[bool]:
+        """For each of these, that had all passes so far and could draft more."""
+        ...
+
+    def hear(self, members: Sequence[int], confidences: Sequence[float]) -> None:
+        """The last pass gave each of these a draft."""
+        ...
+
+
+class ConfidentProposer(Proposer, Protocol):
+    """One that says how sure it is of each draft, and asks before each pass."""
+
+    def propose(self, tasks: Sequence[DraftTask], rule: PassRule | None = None) -> list[Draft]:
+        """rule: None drafts all that is asked for."""
+        ...
 
 
 class Profilable(Protocol):

@@ -8,14 +8,18 @@ under `none` and `fixed:K` are done as they ask; neither guard nor probes touch 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from smartspec_py.core.acceptance import INITIAL_MEAN
+from smartspec_py.core.confidence import RecentGoodput, StepPrices
 from smartspec_py.core.corrections import CostCorrections, StepCost
 from smartspec_py.core.cost import MAX_ROWS, CostModel
 from smartspec_py.core.guard import Guard, ProbeBudget, Sample
 from smartspec_py.core.planner import BatchTable, PlannerSettings, batch_table_of, plan
+from smartspec_py.core.policies import GOODPUT_CONFIDENCE
 from smartspec_py.core.types import SequenceId, SequenceView, SpecPlan
 
 PROBE_DRAFT_LEN = 2
@@ -25,7 +29,7 @@ PLANNED, GUARD, PROBE = "planned", "guard", "probe"
 
 TABLE_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
-LEARNING = ("goodput", "goodput_global", "batch_table")
+LEARNING = ("goodput", GOODPUT_CONFIDENCE, "goodput_global", "batch_table")
 """Policies that choose by costs: those that the guard may stop and probes may use."""
 
 
@@ -33,12 +37,14 @@ LEARNING = ("goodput", "goodput_global", "batch_table")
 class Measured:
     """What a step did and took. Seconds.
 
-    draft_lens: drafts as made, by sequence; they may be fewer than planned.
+    num_drafted: drafts as made, by sequence; they may be fewer than planned, or more. draft_lens:
+    those of them that were verified; sequences without any are left out.
     """
 
     views: Sequence[SequenceView]
     plan: SpecPlan
-    draft_lens: dict[SequenceId, int]
+    num_drafted: Mapping[SequenceId, int]
+    draft_lens: Mapping[SequenceId, int]
     num_generated: int
     num_prefill_tokens: int
     draft_s: float
@@ -63,6 +69,7 @@ class Controller:
         rows = [n for n in TABLE_ROWS if n < min(max_sequences, MAX_ROWS)] + [max_sequences]
         table = batch_table or batch_table_of(profile, INITIAL_MEAN, rows, max_draft_len)
         self._settings = PlannerSettings(batch_table=table)
+        self._recent = RecentGoodput()
         self._is_probe = False
         self.why = PLANNED
         """Whose choice the last plan was."""
@@ -106,16 +113,36 @@ class Controller:
             return self._with_a_draft(views, chosen)
         return chosen
 
+    def prices(self, views: Sequence[SequenceView], spec_plan: SpecPlan) -> StepPrices | None:
+        """What drafts cost in the step that was just planned, for those whose confidence decides
+        how deep; None where nobody asks for that, or the plan must be kept to: a probe is run for
+        what it teaches, and a latency target is met by all draft lengths together."""
+        wants = any(
+            v.policy == GOODPUT_CONFIDENCE and spec_plan.draft_lens[v.sequence] for v in views
+        )
+        if not wants or self.why != PLANNED or any(v.slo_s_per_token is not None for v in views):
+            return None
+        num_rows, cost = len(views), self.cost
+        most = sum(
+            max([v.max_draft_len, *(w.max_draft_len for w in v.alternatives)]) for v in views
+        )
+        context_len = sum(view.context_len for view in views) / num_rows
+        num_tokens = np.arange(num_rows, num_rows + most + 1, dtype=np.float64)
+        verify_s = cost.targets_s(num_rows, num_tokens, context_len) + cost.step_host_s(num_rows)
+        return StepPrices(verify_s, cost.draft_pass_s, self._recent.price or spec_plan.goodput)
+
     def observe(self, step: Measured) -> None:
         """Learn from a step that had decoding sequences."""
         num_rows = len(step.views)
         if num_rows == 0 or step.total_s <= 0.0:
             return
         context_len = sum(view.context_len for view in step.views) / num_rows
-        num_drafted = sum(step.draft_lens.values())
+        num_verified = sum(step.draft_lens.values())
         drafting = _drafting(step)
         if step.target_s > 0.0:  # else the engine cannot tell its passes from the rest
-            self._corrections.observe(_step_cost(step, drafting, num_drafted, context_len))
+            self._corrections.observe(_step_cost(step, drafting, num_verified, context_len))
+        if step.num_prefill_tokens == 0:
+            self._recent.observe(step.num_generated, step.total_s)
         if any(view.policy in LEARNING for view in step.views):
             # Probes are paid by those that may be probed, and so saved up from their time alone.
             self._budget.observe(step.total_s, self._is_probe)
@@ -128,7 +155,7 @@ class Controller:
                     context_len=context_len,
                     num_generated=step.num_generated,
                     step_s=step.total_s,
-                    is_speculating=num_drafted > 0,
+                    is_speculating=any(step.num_drafted.values()),
                     has_catch_up=any(view.draft_lag for view, _ in drafting),
                 )
             )
@@ -168,7 +195,7 @@ def _drafting(step: Measured) -> list[tuple[SequenceView, int]]:
     for view in step.views:
         choice = step.plan.choices.get(view.sequence, 0)
         option = view if choice == 0 else view.alternatives[choice - 1]
-        length = step.draft_lens.get(view.sequence, 0)
+        length = step.num_drafted.get(view.sequence, 0)
         if length and option.has_draft_passes:
             found.append((view, length))
     return found
@@ -177,14 +204,14 @@ def _drafting(step: Measured) -> list[tuple[SequenceView, int]]:
 def _step_cost(
     step: Measured,
     drafting: Sequence[tuple[SequenceView, int]],
-    num_drafted: int,
+    num_verified: int,
     context_len: float,
 ) -> StepCost:
     lengths = [length for _, length in drafting]
     draft_s = step.draft_s if drafting else 0.0
     return StepCost(
         num_rows=len(step.views),
-        num_tokens=len(step.views) + num_drafted,
+        num_tokens=len(step.views) + num_verified,
         context_len=context_len,
         draft_rows=tuple(
             sum(n >= p for n in lengths) for p in range(1, max(lengths, default=0) + 1)

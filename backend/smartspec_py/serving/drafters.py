@@ -16,8 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from smartspec_py.core.acceptance import AcceptanceTracker
+from smartspec_py.core.confidence import StepPrices
+from smartspec_py.core.policies import GOODPUT_CONFIDENCE
 from smartspec_py.core.types import DraftOption, SequenceId, SequenceView, SpecPlan
 from smartspec_py.engines.base import Draft, DraftTask, Event, Proposer
+from smartspec_py.serving.judges import Asked, Judges
 from smartspec_py.serving.request import Request
 
 Floats = NDArray[np.float64]
@@ -27,6 +30,14 @@ SHORT_LAG = 4
 the planner. More of them take a pass of their own."""
 
 NO_PROBS: Floats = np.zeros(0)
+
+
+class Proposed(NamedTuple):
+    """drafts: to be verified, by sequence; none of them empty. num_drafted: by sequence, those that
+    are left unverified included."""
+
+    drafts: dict[SequenceId, Draft]
+    num_drafted: dict[SequenceId, int]
 
 
 class _Guess(NamedTuple):
@@ -54,6 +65,7 @@ class Drafters:
     def __init__(self, proposers: Mapping[str, Proposer]) -> None:
         self._proposers = dict(proposers)
         self._acceptance = {name: AcceptanceTracker() for name in proposers}
+        self._judges = Judges(proposers)
 
     def views(
         self, requests: Sequence[Request], room: Mapping[SequenceId, int], now: float
@@ -84,31 +96,60 @@ class Drafters:
             views.append(view)
         return views
 
-    def propose(self, ready: Sequence[Request], spec_plan: SpecPlan) -> dict[SequenceId, Draft]:
-        """Drafts by sequence; only those that were planned more than 0, and found something."""
-        tasks: dict[str, list[DraftTask]] = defaultdict(list)
-        for request in ready:
+    def propose(
+        self,
+        ready: Sequence[Request],
+        views: Sequence[SequenceView],
+        spec_plan: SpecPlan,
+        prices: StepPrices | None = None,
+    ) -> Proposed:
+        """What was planned; fewer, or none, where less is found. views: of the ready requests.
+
+        prices: by which a draft's confidence decides how deep to draft for those that ask for it
+        and were planned any; None leaves it at the plan.
+        """
+        asked: dict[str, list[Asked]] = defaultdict(list)
+        for request, view in zip(ready, views, strict=True):
             draft_len = spec_plan.draft_lens[request.sequence]
             if draft_len == 0:
                 continue
-            request.drafter = request.options[spec_plan.choices.get(request.sequence, 0)]
-            tasks[request.drafter].append(
-                DraftTask(
-                    request.sequence,
-                    request.tokens,
-                    request.num_prompt,
-                    draft_len,
-                    request.sampling,
-                    request.reuses_prefix,
-                )
+            choice = spec_plan.choices.get(request.sequence, 0)
+            request.drafter = name = request.options[choice]
+            is_judged = (
+                prices is not None
+                and request.policy == GOODPUT_CONFIDENCE
+                and self._judges.can_judge(name)
             )
-        found: dict[SequenceId, Draft] = {}
-        for name, asked in tasks.items():
-            drafts = self._proposers[name].propose(asked)
-            found |= {t.sequence: d for t, d in zip(asked, drafts, strict=True) if d.tokens}
-        return found
+            if is_judged:
+                way = view.alternatives[choice - 1] if choice else view
+                draft_len = way.max_draft_len
+            asked[name].append(Asked(_task(request, draft_len), request.kind, is_judged))
+        proposed = Proposed({}, {})
+        for name, of_one in asked.items():
+            self._propose(name, of_one, spec_plan, prices, proposed)
+        return proposed
 
-    def observe(self, steps: Iterable[tuple[Request, Event]]) -> None:
+    def _propose(
+        self,
+        name: str,
+        asked: Sequence[Asked],
+        spec_plan: SpecPlan,
+        prices: StepPrices | None,
+        proposed: Proposed,
+    ) -> None:
+        sequences = [one.task.sequence for one in asked]
+        if prices is not None and any(one.is_judged for one in asked):
+            ours = set(sequences)
+            num_others = sum(k for s, k in spec_plan.draft_lens.items() if s not in ours)
+            drafts, num_drafted = self._judges.propose(name, asked, prices, num_others)
+        else:
+            drafts = self._proposers[name].propose([one.task for one in asked])
+            num_drafted = [len(draft.tokens) for draft in drafts]
+        pairs = zip(sequences, drafts, strict=True)
+        proposed.drafts.update({s: draft for s, draft in pairs if draft.tokens})
+        proposed.num_drafted.update(zip(sequences, num_drafted, strict=True))
+
+    def observe(self, steps: Sequence[tuple[Request, Event]]) -> None:
         """Learn from events of decoding requests; of several of one request, which are of a burst
         without drafts, from the last."""
         counts: dict[tuple[str, str], _Counts] = defaultdict(_Counts)
@@ -126,6 +167,7 @@ class Drafters:
                     proposer.observe(request.sequence, accepted, event.hidden)
         for (name, kind), found in counts.items():
             self._acceptance[name].observe(found.sequences, found.drafted, found.accepted, kind)
+        self._judges.observe({event.sequence: event.num_accepted for _, event in steps})
 
     def read_prompt(self, request: Request, event: Event) -> None:
         """The first token's hidden states, for a proposer that reads them."""
@@ -214,6 +256,17 @@ class Drafters:
         """The one of its proposers that keeps a cache; there is one at most."""
         proposers = (self._proposers[name] for name in request.proposers)
         return next((p for p in proposers if p.capabilities.bytes_per_token), None)
+
+
+def _task(request: Request, draft_len: int) -> DraftTask:
+    return DraftTask(
+        request.sequence,
+        request.tokens,
+        request.num_prompt,
+        draft_len,
+        request.sampling,
+        request.reuses_prefix,
+    )
 
 
 def _long_lag(proposer: Proposer, sequence: SequenceId, context_len: int) -> int:

@@ -30,7 +30,7 @@ from smartspec_py.engines.base import (
 from smartspec_py.serving.admission import CacheBudget
 from smartspec_py.serving.batcher import Batcher
 from smartspec_py.serving.controller import Controller, Measured
-from smartspec_py.serving.drafters import Drafters
+from smartspec_py.serving.drafters import Drafters, Proposed
 from smartspec_py.serving.inbox import Inbox
 from smartspec_py.serving.messages import SHUTTING_DOWN, Update
 from smartspec_py.serving.metrics import FLUSH_S, Control, Load, StepSample
@@ -91,7 +91,7 @@ class _Step:
 
     views: Sequence[SequenceView]
     plan: SpecPlan
-    drafts: Mapping[SequenceId, Draft]
+    proposed: Proposed
     prefills: Sequence[Prefill]
     events: Sequence[Event]
     num_generated: int
@@ -155,10 +155,11 @@ class StepLoop:
         views = self._views(ready)
         spec_plan = self.controller.plan(views)
         planned = self._clock()
-        drafts = self._drafters.propose(ready, spec_plan)
+        prices = self.controller.prices(views, spec_plan)
+        drafts = self._drafters.propose(ready, views, spec_plan, prices)
         proposed = self._clock()
         prefills = self._batcher.prefills()
-        self._submit([*prefills, *self._decoding_work(ready, drafts)])
+        self._submit([*prefills, *self._decoding_work(ready, drafts.drafts)])
         events = self._target.poll(POLL_S)
         num_before = self._roster.num_generated
         self._roster.apply(events)
@@ -248,10 +249,11 @@ class StepLoop:
             Measured(
                 views=step.views,
                 plan=step.plan,
-                draft_lens={s: len(draft.tokens) for s, draft in step.drafts.items()},
+                num_drafted=step.proposed.num_drafted,
+                draft_lens={s: len(d.tokens) for s, d in step.proposed.drafts.items()},
                 num_generated=step.num_generated,
                 num_prefill_tokens=record.num_prefill_tokens,
-                draft_s=record.draft_s if step.drafts else 0.0,
+                draft_s=record.draft_s if step.proposed.num_drafted else 0.0,
                 target_s=record.target_s,
                 total_s=record.total_s,
             )
