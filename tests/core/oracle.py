@@ -15,6 +15,7 @@ from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.types import DraftOption, SequenceView
 
 RECOVERY_TOKENS = 32
+TOKENS_A_STEP = 2.0
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def every_plan(views: Sequence[SequenceView], cost: CostModel) -> EveryPlan:
     for number in range(1, int(passes.max(initial=0)) + 1):
         seconds = seconds + cost.draft_pass_s[(passes >= number).sum(axis=0)]
     for view, lag in zip(views, lags, strict=True):
-        seconds = seconds + cost.catch_up_s * lag / max(1, view.remaining)
+        seconds = seconds + cost.catch_up_s * lag / max(1.0, view.remaining / TOKENS_A_STEP)
     return EveryPlan((1 + gained).sum(axis=0), seconds, _num_met(views, 1 + gained, seconds))
 
 

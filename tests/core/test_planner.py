@@ -114,13 +114,14 @@ def test_a_sequence_that_may_not_draft_does_not(policy: str) -> None:
     ("draft_lag", "remaining", "draft_len", "expected_s"),
     [
         (0, 100, 1, 1.1),
-        # 0.05 s * 20 tokens, spread over 100 that may still come, is 0.01: 1.5/1.11
-        (20, 100, 1, 1.11),
-        # only 8 tokens are left to spread it over: 0.05 * 32 / 8 = 0.2: 1.5/1.3
-        (32, 8, 1, 1.3),
+        # 0.05 s * 20 tokens, spread over the 50 steps of 100 tokens, is 0.02: 1.5/1.12
+        (20, 100, 1, 1.12),
+        # only 16 tokens are left, 8 steps to spread it over: 0.05 * 32 / 8 = 0.2: 1.5/1.3
+        (32, 16, 1, 1.3),
         # 0.05 * 80 / 8 = 0.5: 1.5/1.6 < 1/1
-        (80, 8, 0, 1.0),
-        # the last token but one bears all of it
+        (80, 16, 0, 1.0),
+        # the last step bears all of it
+        (20, 2, 0, 1.0),
         (20, 1, 0, 1.0),
     ],
 )

@@ -25,7 +25,7 @@ KINDS = {
     "jagged": (Kind(jitter=0.3), 0.02),
     "stepped": (Kind(is_stepped=True), 0.02),
     "stale draft caches": (Kind(catch_up_s=0.05), 0.02),
-    "jagged, stale": (Kind(jitter=0.3, catch_up_s=0.05), 0.02),
+    "jagged, stale": (Kind(jitter=0.3, catch_up_s=0.05), 0.035),
     "drafted and looked up": (Kind(is_mixed=True), 0.02),
     "drafted and looked up, jagged, stale": (Kind(0.3, 0.05, is_mixed=True), 0.02),
     "drafted and looked up, stepped, stale": (

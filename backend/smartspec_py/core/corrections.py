@@ -131,6 +131,8 @@ class CostCorrections:
         self._host = _Fit(host, HOST_SDS, (0.0, 0.0), math.inf)
         self._draft = _Fit((1.0,), (1.0,), (low,), high)
         self._prefill = _Fit((1.0,), (1.0,), (low,), high)
+        self._fits = (self._target, self._host, self._draft, self._prefill)
+        self._corrected_by = tuple(fit.values for fit in self._fits)
         self._corrected = profile
         self._drafts_share = 0.0
         self._num_unspeculated = 0
@@ -186,7 +188,9 @@ class CostCorrections:
         else:
             self._draft.fade()
         self._observe_prefill(step, known, target_s)
-        self._corrected = self._make_corrected()
+        values = tuple(fit.values for fit in self._fits)
+        if values != self._corrected_by:
+            self._corrected, self._corrected_by = self._make_corrected(), values
 
     def _look_up(self, step: StepCost) -> _Known:
         profile, rows = self._profile, max(1, step.num_rows)

@@ -29,6 +29,10 @@ RECOVERY_TOKENS = 32
 """Tokens over which a sequence spends what it is ahead of its latency target, or makes good what it
 is behind: in one step it could do neither."""
 
+TOKENS_A_STEP = 2.0
+"""What a sequence that drafts gains in a step, about; over so many fewer steps than tokens is spread
+what is paid once. One a step would let requests resume that never earn it back."""
+
 MIN_STEP_S = 1e-9
 """Keeps goodput finite where a cost model says that a step costs nothing."""
 
@@ -49,8 +53,8 @@ class Step:
     way it is. caps: [R], the most drafts. survivals: [R, K], s(1)..s(K), IMPOSSIBLE beyond the cap.
     gains: [R, K + 1], the tokens that 0..K drafts add, s(1) + .. + s(k), likewise. entries_s: [R],
     seconds that the first draft brings by itself: reading what the draft cache missed is paid once
-    and serves every later step, so it is spread over the tokens that may still come (steps are
-    fewer, but a cost that grew with the lag and was not spread far enough would make "off" final).
+    and serves every later step, so it is spread over the steps that may still come, taken to be
+    remaining / TOKENS_A_STEP.
     has_passes: [R]. verify_s: seconds of target pass and host by the number of drafts in the step,
     from 0 to the most there can be. pass_s: seconds of a draft pass by its rows.
     num_rows: sequences of the whole step. held_tokens, held_rows: tokens, and rows in the draft
@@ -186,7 +190,8 @@ def step_of(views: Sequence[SequenceView], cost: CostModel, num_prefill_tokens: 
     gains = np.zeros((len(ways), survivals.shape[1] + 1))
     np.add.accumulate(survivals, axis=1, out=gains[:, 1:])
     verify_s = cost.targets_s(num_rows, num_tokens, sum(context_lens) / num_rows)
-    entries_s = cost.catch_up_s * np.array(lags) / np.maximum(remaining, 1)[owners]
+    num_steps = np.maximum(np.array(remaining) / TOKENS_A_STEP, 1.0)
+    entries_s = cost.catch_up_s * np.array(lags) / num_steps[owners]
     return Step(
         first_ways=first_ways,
         owners=owners,
