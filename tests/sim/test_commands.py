@@ -56,6 +56,18 @@ def test_simulate_reads_a_spec_and_a_profile(tmp_path: Path) -> None:
     assert "slo_goodput_rps" in document["rows"][0]
 
 
+def test_simulate_with_costs_that_differ_from_what_is_told() -> None:
+    code, out, err = call(simulate, *SMALL, "--wrong", "base=3", "--wrong", "slope=1.5@1.5")
+    assert code == 0, err
+    wrong = json.loads(out)
+    code, out, _ = call(simulate, *SMALL)
+    assert code == 0
+    assert wrong["rows"][0]["tpot_ms"]["mean"] > json.loads(out)["rows"][0]["tpot_ms"]["mean"]
+    assert [one["time_s"] for one in wrong["rows"][0]["deviations"]] == [0.0, 1.5]
+    assert "steps really take: slope=1.5@1.5" in wrong["hardware"]
+    assert "base=3" in err
+
+
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
@@ -67,6 +79,10 @@ def test_simulate_reads_a_spec_and_a_profile(tmp_path: Path) -> None:
         (["--target", "llama-3.1-70b", "--draft", "none"], "GB of weights"),
         (["--gpu", "l4", "--rows", "512", "--draft", "none"], "--rows at most"),
         (["--what-if", "luck=2x"], "--what-if"),
+        (["--wrong", "luck=2"], "--wrong: 'luck=2'"),
+        (["--wrong", "draft=2@soon"], "--wrong: 'draft=2@soon'"),
+        (["--wrong", "draft=2", "--wrong", "base=2"], "--wrong: two from the same time"),
+        (["--wrong", "draft=2", "--draft", "none"], "--wrong: draft=2, but there is no draft"),
         (["--goodput", "soon"], "--goodput"),
         (["--accept", "2"], "--accept"),
         (["--workload", "missing.toml"], "missing.toml"),

@@ -8,16 +8,32 @@ from itertools import islice
 import pytest
 
 from smartspec_py.core.cost import CostModel, PassTable
-from smartspec_py.engines.base import Decode, DraftTask, Prefill, Verify
+from smartspec_py.engines.base import Decode, DraftTask, Prefill, Verify, Work
 from smartspec_py.engines.clock import VirtualClock
 from smartspec_py.serving.config import DRAFT_MODEL, PROMPT_LOOKUP
 from smartspec_py.sim.acceptance import DraftRuns
 from smartspec_py.sim.arrivals import arrival_times, constant_gaps, poisson_gaps, steady
 from smartspec_py.sim.engine import SimProposer, SimTarget
-from smartspec_py.sim.hardware import Hardware, HardwareError, gpu_hardware
+from smartspec_py.sim.hardware import Hardware, HardwareError, check_chunk, gpu_hardware
 from smartspec_py.sim.latency import Slo
-from smartspec_py.sim.scenario import BASE, Load, Scenario, change, run_all, runs_of
-from smartspec_py.sim.simulate import SAMPLING, SimLimits, SimResult, Simulation, _capabilities
+from smartspec_py.sim.scenario import (
+    BASE,
+    Deviation,
+    Load,
+    Scenario,
+    change,
+    parse_deviation,
+    run_all,
+    runs_of,
+)
+from smartspec_py.sim.simulate import (
+    SAMPLING,
+    CostChange,
+    SimLimits,
+    SimResult,
+    Simulation,
+    _capabilities,
+)
 from smartspec_py.sim.workload import (
     KindSpec,
     LengthSpec,
@@ -90,6 +106,60 @@ def test_the_pass_is_packed_and_its_seconds_are_by_hand() -> None:
     assert clock.now() - start == pytest.approx(4.5)
     assert verified.pass_s == pytest.approx(4.0)
     assert target.poll(0.0) == []
+
+
+PROMPT = PassTable((1,), (1, 5, 9), ((2.0, 4.0, 8.0),))
+"""A prompt's tokens beyond the first: 0.5 s each up to 5, and 1 s each from there."""
+
+
+@pytest.mark.parametrize(
+    ("is_decoding", "chunks", "seconds"),
+    [
+        (True, (), 4.0),  # two rows with 15 tokens of context each: 1 + 15 x 2 x 0.1
+        (True, (5,), 4.0 + 2.0),
+        (True, (3, 4), 4.0 + 4.0),  # as 7 tokens of one prompt
+        (False, (5,), 1.0 + 2.0),  # the pass of one row without context
+        (False, (1,), 1.0),
+    ],
+)
+def test_prompt_tokens_are_charged_as_measured(
+    is_decoding: bool, chunks: tuple[int, ...], seconds: float
+) -> None:
+    """They are no rows of the pass, and no tokens like drafts: those would cost 10 s each."""
+    table = PassTable((1, 2), (1, 3, 4), ((1.0, 1.0, 11.0),) * 2, context_s=0.1)
+    clock = VirtualClock()
+    texts = {1: SimRequest(1, 0.0, 9, 9, only(DRAFT_MODEL, DraftRuns([9, 2])))}
+    cost = CostModel(table, host_s=0.5, prompt=PROMPT)
+    target = SimTarget(_capabilities(LIMITS, 100), cost, clock, texts)
+    for sequence, length in ((1, 9), (2, 19)):
+        target.begin(sequence, [0] * length, length, SAMPLING)
+    target.submit([Prefill(1, (0,) * 9, 0, True), Prefill(2, (0,) * 19, 0, True)])
+    target.poll(0.0)
+    work: list[Work] = [Verify(1, (0,) * 3), Decode(2, 1)] if is_decoding else []
+    for sequence, num_tokens in enumerate(chunks, start=3):
+        target.begin(sequence, [0] * 30, 30, SAMPLING)
+        work.append(Prefill(sequence, (0,) * num_tokens, 0, False))
+    start = clock.now()
+    target.submit(work)
+    events = target.poll(0.0)
+    assert [event.pass_s for event in events] == pytest.approx([seconds] * len(work))
+    assert clock.now() - start == pytest.approx(seconds + 0.5)
+
+
+def test_what_a_prompt_takes_is_what_the_loop_expects_of_it() -> None:
+    """The loop's corrections find nothing to correct in passes that are charged by its profile."""
+    cost = replace(COST, prompt=PassTable((1,), (1, 64), ((0.010, 0.200),)))
+    result = Simulation(requests := workload(6.0), "none", cost, LIMITS)
+    assert result.run().num_generated == sum(request.output_len for request in requests)
+    assert result.loop.controller.cost.prefill_factor == pytest.approx(1.0, abs=1e-6)
+
+
+def test_a_chunk_may_be_as_long_as_prompts_are_followed() -> None:
+    """64 times the longest that was measured: of prompts, and else of drafts."""
+    check_chunk(replace(FLAT, prompt=PROMPT), 64 * 9)
+    with pytest.raises(HardwareError, match="at most 576"):
+        check_chunk(replace(FLAT, prompt=PROMPT), 64 * 9 + 1)
+    check_chunk(FLAT, 64 * 16)
 
 
 def test_drafting_takes_its_passes_and_its_lag() -> None:
@@ -221,6 +291,38 @@ def test_what_the_planner_believes_may_be_wrong() -> None:
     assert told.mean_draft_len < run(requests, "goodput").mean_draft_len
 
 
+def test_costs_change_in_mid_run() -> None:
+    """A prompt's pass and then a token a pass, of 1 s each up to second 3, and of 2 s from the
+    change at 2.5 s on, which the step that begins at 3 is the first to feel; from 7 on again 1 s.
+    The step that begins at 5 takes 2, so it is over at 7: 1, 2, 3, 5, 7, 8."""
+    slow = replace(FLAT, target_base=2.0, target_slope=2.0)
+    changes = [CostChange(6.0, FLAT), CostChange(2.5, slow)]
+    requests = requests_at([0.0], output_len=6)
+    simulation = Simulation(requests, "none", FLAT, LIMITS, changes=changes)
+    result = simulation.run()
+    starts = [record.start_s for record in simulation.loop.records]
+    assert starts == [0.0, 1.0, 2.0, 3.0, 5.0, 7.0]
+    assert result.timings[0].last_s == 8.0
+
+
+def test_drafting_changes_too_and_only_measuring_tells() -> None:
+    """From the start drafting takes 20 times what the planner was told, so that it is no longer
+    worth it: it drafts deep at first, and not at all in the end. `fixed:3` pays three passes of 20
+    ms a step; the one token that its draft model has not read since the step before is read on the
+    way."""
+    dear = Deviation(draft=20.0).applied_to(COST)
+    requests = requests_at([0.0], output_len=600, run=3)
+    simulation = Simulation(requests, "goodput", COST, LIMITS, changes=[CostChange(0.0, dear)])
+    result = simulation.run()
+    drafted = [record.num_drafted for record in simulation.loop.records]
+    assert max(drafted[:10]) >= 3
+    assert set(drafted[-20:]) == {0}
+    assert result.num_generated == 600
+    simulation = Simulation(requests, "fixed:3", COST, LIMITS, changes=[CostChange(0.0, dear)])
+    simulation.run()
+    assert simulation.loop.records[5].draft_s == pytest.approx(3 * 0.020)
+
+
 def test_drafts_that_are_looked_up() -> None:
     """The prompt's pass gives a token, and two passes 4 tokens each."""
     requests = requests_at([0.0], 8, 9, run=3, proposer=PROMPT_LOOKUP)
@@ -306,6 +408,59 @@ def test_processes_give_the_same_rows() -> None:
 def test_changes_that_are_none(text: str, word: str) -> None:
     with pytest.raises(ValueError, match=word):
         change(SCENARIO, text)
+
+
+def test_a_deviation_is_factors_and_milliseconds_on_the_profile() -> None:
+    """One row, context 0: 10 ms for one token and 13 for 16, so 10.6 for 4. With base 0.5, slope
+    1.5 and 5 ms on top, 5 + 1.5 x 0.6 + 5 = 10.9."""
+    deviation = parse_deviation("base=0.5, slope=1.5,extra_ms=5,draft=2,host_ms=1@40")
+    assert deviation == Deviation(40.0, 2.0, 0.5, 1.5, 5.0, 1.0)
+    true = deviation.applied_to(COST)
+    assert COST.target_s(1, 4, 0) == pytest.approx(0.0106)
+    assert true.target_s(1, 4, 0) == pytest.approx(0.0109)
+    assert true.draft_s(1) == pytest.approx(0.002)
+    assert true.catch_up_s == pytest.approx(0.00004)
+    assert true.step_host_s(1) == pytest.approx(0.0015)
+    assert parse_deviation("slope=1.5") == Deviation(slope=1.5)
+    assert Deviation().applied_to(COST) == COST
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("", "must change draft, base, slope, extra_ms, host_ms"),
+        ("speed=2", "must change"),
+        ("time_s=2", "must change"),
+        ("draft", "is no number"),
+        ("draft=2x", "is no number"),
+        ("draft=0", "in 0.01..100"),
+        ("slope=nan", "in 0.01..100"),
+        ("extra_ms=-1", "in 0..1e"),
+        ("draft=2@", "is no number"),
+        ("draft=2@soon", "is no number"),
+        ("draft=2@-1", "in 0..1e"),
+        ("draft=2,draft=3", "draft twice"),
+    ],
+)
+def test_deviations_that_are_none(text: str, word: str) -> None:
+    with pytest.raises(ValueError, match=word):
+        parse_deviation(text)
+
+
+def test_a_scenario_with_deviations_is_slower_and_says_so() -> None:
+    scenarios = [SCENARIO, replace(SCENARIO, deviations=(Deviation(base=2.0), Deviation(1.0)))]
+    runs = runs_of(scenarios, ["none"], h100)
+    assert [change.time_s for change in runs[1].changes] == [0.0, 1.0]
+    assert runs[1].cost == runs[0].cost == runs[1].changes[1].cost
+    plain, wrong = run_all(runs, lambda label, num_requests: lambda num_over: None)
+    assert wrong["e2e_ms"]["mean"] > plain["e2e_ms"]["mean"]
+    assert (plain["deviations"], wrong["deviations"][0]["base"]) == ([], 2.0)
+
+
+def test_a_draft_model_that_is_not_there_cannot_be_slower() -> None:
+    scenario = replace(SCENARIO, deviations=(Deviation(draft=2.0),))
+    with pytest.raises(HardwareError, match="no draft model"):
+        runs_of([scenario], ["none"], lambda rows: Hardware(FLAT))
 
 
 def test_a_record_changes_only_its_rate() -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from smartspec_py.sim.hardware import Hardware
     from smartspec_py.sim.latency import Slo
-    from smartspec_py.sim.scenario import Scenario
+    from smartspec_py.sim.scenario import Deviation, Scenario
     from smartspec_py.sim.simulate import SimLimits
     from smartspec_py.sim.workload import WorkloadSpec
 
@@ -59,6 +59,13 @@ def simulate(
     target: Annotated[str, _of_hardware(help="Model on that GPU.")] = "llama-3-8b",
     draft: Annotated[str, _of_hardware(help="Its draft; none: no draft model.")] = "eagle",
     host_ms: Annotated[float, _of_hardware(help="The loop's own time a step.", min=0)] = 0.0,
+    wrong: Annotated[
+        list[str] | None,
+        _of_hardware(
+            help="What steps really take, beside what the planner is told: draft=2, base=0.9, "
+            "slope=1.5, extra_ms=5, host_ms=1; @40 behind it: from second 40 on. May be repeated."
+        ),
+    ] = None,
     rows: Annotated[int, _of_server(help="Requests served at once.", min=1, max=512)] = 32,
     max_draft_len: Annotated[int, _of_server(min=1, max=64)] = 7,
     prefill_chunk: Annotated[int, _of_server(help="Prompt tokens a step.", min=1)] = 512,
@@ -102,7 +109,11 @@ def simulate(
         if record is not None:
             fail("--oracle and --record exclude one another", USAGE_ERROR)
         base = _with_texts(base, oracle)
-    base = [replace(scenario, max_cache_tokens=max_cache_tokens) for scenario in base]
+    deviations = _deviations(wrong or [])
+    base = [
+        replace(scenario, max_cache_tokens=max_cache_tokens, deviations=deviations)
+        for scenario in base
+    ]
     scenarios = _with_changes(base, what_if or [])
     machine = _machine(profile, gpu, num_gpus, target, draft, host_ms)
     try:
@@ -111,7 +122,8 @@ def simulate(
             found = run_all(runs, _beginner(progress), jobs)
     except ValueError as error:
         fail(str(error), USAGE_ERROR)
-    _show(found, machine(rows).notes, json_file, plot)
+    notes = (*machine(rows).notes, *(f"steps really take: {text}" for text in wrong or []))
+    _show(found, notes, json_file, plot)
 
 
 def _show(
@@ -225,6 +237,19 @@ def _with_changes(base: list[Scenario], changes: list[str]) -> list[Scenario]:
         return [*base, *(change(scenario, text) for text in changes for scenario in base)]
     except ValueError as error:
         fail(f"--what-if: {error}", USAGE_ERROR)
+
+
+def _deviations(texts: list[str]) -> tuple[Deviation, ...]:
+    from smartspec_py.sim.scenario import parse_deviation
+
+    try:
+        found = tuple(parse_deviation(text) for text in texts)
+    except ValueError as error:
+        fail(f"--wrong: {error}", USAGE_ERROR)
+    times = [one.time_s for one in found]
+    if len(set(times)) != len(times):
+        fail("--wrong: two from the same time on; put them into one", USAGE_ERROR)
+    return found
 
 
 def _machine(

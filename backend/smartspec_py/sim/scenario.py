@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from multiprocessing import get_context
 from typing import Any
 
 from smartspec_py.core.cost import CostModel
-from smartspec_py.sim.hardware import Hardware, check_chunk, check_fits, check_room
+from smartspec_py.sim.hardware import Hardware, HardwareError, check_chunk, check_fits, check_room
 from smartspec_py.sim.latency import Slo, summarise
 from smartspec_py.sim.record import repeat_faster
-from smartspec_py.sim.simulate import SimLimits, SimResult, Simulation
+from smartspec_py.sim.simulate import CostChange, SimLimits, SimResult, Simulation
 from smartspec_py.sim.workload import (
     LengthSpec,
     SimRequest,
@@ -53,14 +53,66 @@ class Load:
 
 
 @dataclass(frozen=True)
+class Deviation:
+    """How steps differ, from time_s on, from what the planner was told at the start.
+
+    draft, base, slope: factors, on all that the draft model does, on the target's pass of one token
+    a row, and on what further tokens add to it. extra_ms, host_ms: added to each pass of the
+    target, and to each step beside it.
+    """
+
+    time_s: float = 0.0
+    draft: float = 1.0
+    base: float = 1.0
+    slope: float = 1.0
+    extra_ms: float = 0.0
+    host_ms: float = 0.0
+
+    def applied_to(self, cost: CostModel) -> CostModel:
+        """Raises HardwareError where it changes a draft model that is not there."""
+        if self.draft != 1.0 and cost.draft is None:
+            raise HardwareError(f"--wrong: draft={self.draft:g}, but there is no draft model")
+        return replace(
+            cost,
+            draft_factor=cost.draft_factor * self.draft,
+            catch_up_s=cost.catch_up_s * self.draft,
+            target_base=cost.target_base * self.base,
+            target_slope=cost.target_slope * self.slope,
+            target_extra_s=cost.target_extra_s + self.extra_ms / 1e3,
+            host_s=cost.host_s + self.host_ms / 1e3,
+        )
+
+
+def parse_deviation(text: str) -> Deviation:
+    """Such as `draft=2,extra_ms=5@40`: all of it from second 40 on, or from the start without `@`.
+
+    Raises ValueError, whose message is the reason.
+    """
+    changes, at, time = text.partition("@")
+    found = {"time_s": _in_range(text, time, 0.0, 1e9)} if at else {}
+    names = [field.name for field in fields(Deviation)][1:]
+    for part in changes.split(","):
+        name, _, value = part.strip().partition("=")
+        if name not in names:
+            raise ValueError(f"{part!r}: must change {', '.join(names)}")
+        if name in found:
+            raise ValueError(f"{text!r}: {name} twice")
+        low, high = (0.0, 1e6) if name.endswith("_ms") else (0.01, 100.0)
+        found[name] = _in_range(part, value, low, high)
+    return Deviation(**found)
+
+
+@dataclass(frozen=True)
 class Scenario:
     """label: what differs from the load as it was given. max_cache_tokens: of both caches of all
-    live requests; 0 is what the hardware has room for, where that is known."""
+    live requests; 0 is what the hardware has room for, where that is known. deviations: of what
+    steps take; each is told from the profile, and takes the place of the one before."""
 
     load: Load
     limits: SimLimits
     label: str = BASE
     max_cache_tokens: int = 0
+    deviations: tuple[Deviation, ...] = ()
 
 
 def change(scenario: Scenario, text: str) -> Scenario:
@@ -123,6 +175,13 @@ def _factor(part: str, value: str) -> float:
     return factor
 
 
+def _in_range(part: str, value: str, low: float, high: float) -> float:
+    number = _number(part, value)
+    if not low <= number <= high:
+        raise ValueError(f"{part!r}: must be in {low:g}..{high:g}")
+    return number
+
+
 def _number(part: str, value: str) -> float:
     try:
         return float(value)
@@ -132,18 +191,23 @@ def _number(part: str, value: str) -> float:
 
 @dataclass(frozen=True)
 class Run:
-    """One policy under one scenario; can be sent to another process."""
+    """One policy under one scenario; can be sent to another process. cost: what the planner is told
+    that steps take. changes: to what they do take."""
 
     scenario: Scenario
     policy: str
     cost: CostModel
     limits: SimLimits
     slo: Slo | None
+    changes: tuple[CostChange, ...] = ()
 
     def row(self, progress: Callable[[int], None] | None = None) -> dict[str, Any]:
         requests = self.scenario.load.requests()
-        result = Simulation(requests, self.policy, self.cost, self.limits).run(progress)
-        return as_row(result, self.scenario.label, self.limits, offered_rate(requests), self.slo)
+        result = Simulation(
+            requests, self.policy, self.cost, self.limits, changes=self.changes
+        ).run(progress)
+        row = as_row(result, self.scenario.label, self.limits, offered_rate(requests), self.slo)
+        return row | {"deviations": [asdict(one) for one in self.scenario.deviations]}
 
 
 def runs_of(
@@ -159,7 +223,10 @@ def runs_of(
         machine = hardware(scenario.limits.max_sequences)
         requests = scenario.load.requests()
         limits = fitted(scenario.limits, machine, requests, scenario.max_cache_tokens)
-        runs += [Run(scenario, policy, machine.cost, limits, slo) for policy in policies]
+        changes = tuple(
+            CostChange(one.time_s, one.applied_to(machine.cost)) for one in scenario.deviations
+        )
+        runs += [Run(scenario, policy, machine.cost, limits, slo, changes) for policy in policies]
     return runs
 
 

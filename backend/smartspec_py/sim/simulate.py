@@ -8,7 +8,7 @@ are put into the inbox when their time has come, between two steps, as arrivals 
 from __future__ import annotations
 
 import gc
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
@@ -88,6 +88,15 @@ class SimResult:
         return 1.0 + self.num_accepted / max(1, self.num_rows_steps)
 
 
+@dataclass(frozen=True)
+class CostChange:
+    """From time_s on, by the simulation's clock, steps take what this cost says. The planner is
+    not told."""
+
+    time_s: float
+    cost: CostModel
+
+
 class _Deaf:
     """The client's end: nobody listens."""
 
@@ -112,9 +121,11 @@ class Simulation:
         limits: SimLimits,
         *,
         believed: CostModel | None = None,
+        changes: Sequence[CostChange] = (),
     ) -> None:
         """requests: in order of arrival. cost: what steps take. believed: what the planner takes
-        them to; None is the truth."""
+        them to at the start; None is the same. changes: of what steps take, in any order; each
+        holds from the first step that begins at its time or later."""
         self._requests = requests
         self._policy = policy
         self._limits = limits
@@ -125,6 +136,7 @@ class Simulation:
         self._result = SimResult(policy, [], [request.kind for request in requests])
         self._inbox: Inbox[Arrival] = Inbox(limits.max_queue)
         self._has_mail = False
+        self._changes = deque(sorted(changes, key=lambda change: change.time_s))
         longest = max((request.context_len for request in requests), default=1)
         self.target = SimTarget(_capabilities(limits, longest), cost, self._clock, self._texts)
         most = limits.max_draft_len
@@ -167,6 +179,7 @@ class Simulation:
                     break
                 self._skip_to(self._requests[num_put].arrival_s)
                 continue
+            self._change_cost()
             self.loop.step()
             self._has_mail = False
             result.num_steps += 1
@@ -180,6 +193,13 @@ class Simulation:
         result.num_preemptions = self.loop.num_preemptions
         result.elapsed_s, result.busy_s = self._clock.now(), self.target.busy_s
         return result
+
+    def _change_cost(self) -> None:
+        while self._changes and self._changes[0].time_s <= self._clock.now():
+            cost = self._changes.popleft().cost
+            self.target.set_cost(cost)
+            for proposer in self.proposers.values():
+                proposer.set_cost(cost)
 
     def _put_due(self, num_put: int) -> int:
         now = self._clock.now()
