@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from smartspec_py.commands.trace import trace
 from smartspec_py.core.cost import CostModel, PassTable
-from smartspec_py.core.planner import plan
+from smartspec_py.core.planner import PlannerSettings, plan
 from smartspec_py.core.types import (
     DraftOption,
     FinishReason,
@@ -343,13 +343,14 @@ def recorded(seeds: range) -> StepTraceFile:
     steps = []
     for seed in seeds:
         views = random_views(np.random.default_rng(seed))
-        spec_plan = plan(views, COST)
+        num_delayed = seed % 3
+        spec_plan = plan(views, COST, PlannerSettings(num_delayed=num_delayed))
         record: Any = SimpleNamespace(
             plan=spec_plan,
             views=views,
             cost=COST,
             events=[Event(v.sequence, (1, 2), num_drafted=3, num_accepted=1) for v in views],
-            **dict.fromkeys(COPIED, seed / 7),
+            **dict.fromkeys(COPIED, seed / 7) | {"num_delayed": num_delayed},
         )
         steps.append(trace_step(record, cost_id(COST)))
     return StepTraceFile({"model": "tiny"}, {cost_id(COST): COST}, steps)

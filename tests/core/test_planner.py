@@ -423,3 +423,24 @@ def test_at_the_best_goodput_as_the_price_both_objectives_agree(
     best = plan(views, cost)
     priced = PlannerSettings(objective=ObjectiveName.LAGRANGIAN, token_goodput=best.goodput)
     assert plan(views, cost, priced).goodput == pytest.approx(best.goodput)
+
+
+@pytest.mark.parametrize(
+    ("num_delayed", "draft_lens"),
+    [
+        # By E/T 2 drafts each: 2 (1 + 0.7 + 0.49) tokens in 1 + 0.4 + 4 * 0.02 = 1.48 s, 2.96/s.
+        (0, [2, 2]),
+        # A second at 2.96 * 1.5: the second drafts bring 0.98 for (0.2 + 0.04) * 4.44 = 1.07.
+        (1, [1, 1]),
+        # At 2.96 * 3 the first bring 1.4 for 0.24 * 8.88 = 2.13.
+        (4, [0, 0]),
+    ],
+)
+def test_whoever_waits_for_the_step_makes_its_seconds_dearer(
+    num_delayed: int, draft_lens: list[int]
+) -> None:
+    seconds = ((1.0, 1.0 + 0.02 * 7), (1.0, 1.0 + 0.04 * 7))
+    cost = CostModel(PassTable((1, 2), (1, 8), seconds), PassTable((1,), (1,), ((0.2,),)))
+    views = [view(i, 0.7, max_draft_len=8) for i in (1, 2)]
+    found = plan(views, cost, PlannerSettings(num_delayed=num_delayed))
+    assert lengths(found) == draft_lens

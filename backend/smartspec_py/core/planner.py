@@ -8,6 +8,7 @@ sequences under `goodput` then share what they cost together with those.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from operator import attrgetter
 
 import numpy as np
@@ -47,15 +48,30 @@ def plan(
 ) -> SpecPlan:
     """Choose a draft length, and a way to draft, for each view; say what the step should bring.
 
+    A second of the step delays W requests whose prompts are read beside it (`num_delayed`) as well
+    as the B that decode, and a token brings only its own forward. So with g the goodput of the best
+    plan by E/T, the plan is then the one with the most E - g (1 + W/B) T. Without anybody waiting
+    that is the plan by E/T itself.
+
     Raises ValueError for a policy that does not exist, or that the settings lack something for.
     """
     if not views:
         return SpecPlan()
     step = step_of(views, cost, settings.num_prefill_tokens)
+    found = _planned(views, step, settings)
+    if settings.num_delayed and any(found.draft_lens.values()):
+        price = found.goodput * (1 + settings.num_delayed / len(views))
+        priced = replace(settings, objective=ObjectiveName.LAGRANGIAN, token_goodput=price)
+        found = _planned(views, step, priced)
+    return found
+
+
+def _planned(views: Sequence[SequenceView], step: Step, settings: PlannerSettings) -> SpecPlan:
     names = [view.policy for view in views]
-    policies = sorted(set(map(parse_policy, set(names))), key=attrgetter("turn", "name"))
-    if len(policies) == 1:
-        return _spec_plan(views, step, policies[0].choose(step, settings))
+    found = set(map(parse_policy, set(names)))
+    if len(found) == 1:
+        return _spec_plan(views, step, found.pop().choose(step, settings))
+    policies = sorted(found, key=attrgetter("turn", "name"))
     choice = step.nothing()
     for policy in policies:
         members = np.array([i for i, name in enumerate(names) if parse_policy(name) == policy])

@@ -77,13 +77,15 @@ class PlannerSettings:
     batch_table: for sequences under `batch_table`. objective: E/T, or E - token_goodput * T.
     token_goodput: the recent token goodput of decoding, tokens a second; while it is 0, nothing
     having been measured yet, the objective is E/T. num_prefill_tokens: prompt tokens that share the
-    target pass and are to be counted in its time; 0 leaves them out.
+    target pass and are to be counted in its time; 0 leaves them out. num_delayed: requests that
+    wait for the step to end because their prompts are being read; see `planner.plan`.
     """
 
     batch_table: BatchTable | None = None
     objective: ObjectiveName = ObjectiveName.RATIO
     token_goodput: float = 0.0
     num_prefill_tokens: int = 0
+    num_delayed: int = 0
 
     @property
     def judged_by(self) -> Objective:

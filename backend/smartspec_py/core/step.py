@@ -30,8 +30,8 @@ RECOVERY_TOKENS = 32
 is behind: in one step it could do neither."""
 
 TOKENS_A_STEP = 2.0
-"""What a sequence that drafts gains in a step, about; over so many fewer steps than tokens is spread
-what is paid once. One a step would let requests resume that never earn it back."""
+"""What a sequence that drafts gains in a step, about: what is paid once is spread over so many
+fewer steps than tokens. One a step would let requests resume that never earn it back."""
 
 MIN_STEP_S = 1e-9
 """Keeps goodput finite where a cost model says that a step costs nothing."""
@@ -190,8 +190,10 @@ def step_of(views: Sequence[SequenceView], cost: CostModel, num_prefill_tokens: 
     gains = np.zeros((len(ways), survivals.shape[1] + 1))
     np.add.accumulate(survivals, axis=1, out=gains[:, 1:])
     verify_s = cost.targets_s(num_rows, num_tokens, sum(context_lens) / num_rows)
-    num_steps = np.maximum(np.array(remaining) / TOKENS_A_STEP, 1.0)
-    entries_s = cost.catch_up_s * np.array(lags) / num_steps[owners]
+    entries_s = np.zeros(len(ways))
+    if any(lags):
+        num_steps = np.maximum(np.array(remaining) / TOKENS_A_STEP, 1.0)
+        entries_s = cost.catch_up_s * np.array(lags) / num_steps[owners]
     return Step(
         first_ways=first_ways,
         owners=owners,
@@ -224,8 +226,7 @@ def _limits_s(views: Sequence[SequenceView]) -> Floats:
 def _survivals(probs: Sequence[Sequence[float] | Floats], caps: Sequence[int]) -> Floats:
     """`Step.survivals`, shape [R, K]."""
     depth = max(caps)
-    lens = list(map(len, probs))
-    if lens != list(caps):
+    if list(map(len, probs)) != list(caps):
         probs = [known[:cap] for known, cap in zip(probs, caps, strict=True)]
     flat: Floats
     if isinstance(probs[0], np.ndarray):

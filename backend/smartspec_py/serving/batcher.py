@@ -45,6 +45,11 @@ class Batcher:
         return len(self._live)
 
     @property
+    def num_reading(self) -> int:
+        """Live requests whose known tokens are being read, and that generate nothing until then."""
+        return sum(r.state is RequestState.PREFILLING for r in self._live.values())
+
+    @property
     def num_rows(self) -> int:
         """Requests that can be live at once."""
         return self._max_sequences

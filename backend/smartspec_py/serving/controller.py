@@ -71,6 +71,8 @@ class Controller:
         self._settings = PlannerSettings(batch_table=table)
         self._recent = RecentGoodput()
         self._is_probe = False
+        self.num_delayed = 0
+        """That the last plan was asked with."""
         self.why = PLANNED
         """Whose choice the last plan was."""
         self.asked: Sequence[SequenceView] = ()
@@ -95,8 +97,9 @@ class Controller:
         """Mean relative error of predicted seconds: by the profile, and as corrected."""
         return self._corrections.mean_errors
 
-    def plan(self, views: Sequence[SequenceView]) -> SpecPlan:
-        self._is_probe, self.why = False, PLANNED
+    def plan(self, views: Sequence[SequenceView], num_delayed: int = 0) -> SpecPlan:
+        """num_delayed: see `PlannerSettings`."""
+        self._is_probe, self.why, self.num_delayed = False, PLANNED, num_delayed
         chosen = self._ask(views)
         free = [view for view in views if view.policy in LEARNING]
         if not free:
@@ -165,7 +168,10 @@ class Controller:
 
     def _ask(self, views: Sequence[SequenceView]) -> SpecPlan:
         self.asked = views
-        return plan(views, self.cost, self._settings)
+        settings = self._settings
+        if self.num_delayed:
+            settings = replace(settings, num_delayed=self.num_delayed)
+        return plan(views, self.cost, settings)
 
     def _without_drafts(self, views: Sequence[SequenceView], why: str) -> SpecPlan:
         """The plan in which whoever leaves it to us does not draft."""

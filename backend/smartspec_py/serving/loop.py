@@ -53,10 +53,10 @@ NUM_RECORDS = 1024
 class StepRecord:
     """What a step did and took, in seconds.
 
-    start_s: by the loop's clock. why: the planner's choice, or who overruled it. views, cost: what
-    the plan was made of. num_generated: tokens that requests kept. target_s: the pass of its
-    decoding work. total_s: from the plan to the events' end, so that what the parts leave is the
-    loop's own work.
+    start_s: by the loop's clock. why: the planner's choice, or who overruled it. views, cost,
+    num_delayed: what the plan was made of. num_generated: tokens that requests kept. target_s: the
+    pass of its decoding work. total_s: from the plan to the events' end, so that what the parts
+    leave is the loop's own work.
     """
 
     start_s: float
@@ -65,6 +65,7 @@ class StepRecord:
     cost: CostModel
     plan: SpecPlan
     events: Sequence[Event]
+    num_delayed: int
     num_rows: int
     num_prefill_tokens: int
     num_drafted: int
@@ -153,7 +154,7 @@ class StepLoop:
         start = self._clock()
         ready = self._batcher.ready()
         views = self._views(ready)
-        spec_plan = self.controller.plan(views)
+        spec_plan = self.controller.plan(views, self._batcher.num_reading)
         planned = self._clock()
         prices = self.controller.prices(views, spec_plan)
         drafts = self._drafters.propose(ready, views, spec_plan, prices)
@@ -231,6 +232,7 @@ class StepLoop:
         record = StepRecord(
             start_s=times.start,
             why=self.controller.why,
+            num_delayed=self.controller.num_delayed,
             views=self.controller.asked,
             cost=self.controller.cost,
             plan=step.plan,

@@ -52,6 +52,7 @@ class StepTrace:
 
     factors: what the profile was corrected by for this step, field by field of `CostModel`. views:
     what `plan` was asked with, in that order. why: whose choice it was, see `serving.controller`.
+    num_delayed: what the planner was told, see `PlannerSettings`.
     outcomes: of all events of the step, those of prompt chunks included. num_generated and the
     times: see `StepRecord`.
     """
@@ -68,6 +69,7 @@ class StepTrace:
     target_s: float
     total_s: float
     why: str = "planned"
+    num_delayed: int = 0
     factors: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -80,6 +82,7 @@ COPIED = (
     "target_s",
     "total_s",
     "why",
+    "num_delayed",
 )
 """Fields that a step trace has in common with a `StepRecord`."""
 
@@ -135,7 +138,7 @@ def decide(
     step: StepTrace, cost: CostModel, settings: PlannerSettings = DEFAULT_SETTINGS
 ) -> SpecPlan:
     """What the planner decides today from what it saw then."""
-    return plan(step.views, cost, settings)
+    return plan(step.views, cost, replace(settings, num_delayed=step.num_delayed))
 
 
 def replay(
