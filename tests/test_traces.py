@@ -374,6 +374,17 @@ def test_a_recorded_plan_is_decided_again(tmp_path: Path) -> None:
     assert len(set(chosen)) > 4, "the views must leave something to decide"
 
 
+def test_cost_models_come_back_with_what_prompts_take(tmp_path: Path) -> None:
+    """Every table; and a trace from before prompts were measured is read without."""
+    cost = replace(COST, prompt=PassTable((1,), (1, 16), ((1 / 3, 2.0),)))
+    path = tmp_path / "steps.jsonl"
+    write_steps(path, StepTraceFile({}, {"with": cost, "without": COST}, []))
+    assert read_steps(path).costs == {"with": cost, "without": COST}
+    path.write_text(path.read_text().replace(',"prompt":null', ""))
+    assert '"prompt":null' not in path.read_text()
+    assert read_steps(path).costs == {"with": cost, "without": COST}
+
+
 def test_a_plan_that_was_tampered_with_is_found() -> None:
     trace = recorded(range(3, 9))
     steps = list(trace.steps)

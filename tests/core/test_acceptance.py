@@ -70,8 +70,8 @@ def test_all_rejected_falls_within_sixteen_steps() -> None:
 
 
 def test_an_estimate_that_is_not_renewed_drifts_back() -> None:
-    """Own trials 4.8 * 0.99^400 = 0.086, shared 4.99 * 0.998^400 = 2.24: 5.6/10.24 = 0.547, of which
-    the own ones leave 0.545."""
+    """Own trials 4.8 * 0.99^400 = 0.086, shared 4.99 * 0.998^400 = 2.24: 5.6/10.24 = 0.547, of
+    which the own ones leave 0.545."""
     tracker = AcceptanceTracker()
     observe_all(tracker, [(4, 0)] * 5)
     observe_all(tracker, [(0, 0)] * 400)

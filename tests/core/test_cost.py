@@ -123,3 +123,15 @@ def test_a_prompt_chunk_costs_what_it_adds() -> None:
     assert cost.prefill_s(5) == pytest.approx(2.0)
     assert replace(cost, prefill_factor=0.5).prefill_s(5) == pytest.approx(1.0)
     assert cost.prefill_s(0) == 0.0
+
+
+def test_a_prompt_that_was_measured_is_charged_by_that() -> None:
+    """1 s for one token, 9 s for 5 and 10 s for 9, whatever checking 5 drafts takes: 8.0 more, 8.5
+    half-way, half of it with a factor of 0.5; and on with 0.25 a token beyond."""
+    prompt = PassTable((1,), (1, 5, 9), ((1.0, 9.0, 10.0),))
+    cost = CostModel(target=TABLE, prompt=prompt)
+    assert [cost.prefill_s(n) for n in (0, 1, 5, 7, 13)] == pytest.approx(
+        [0.0, 0.0, 8.0, 8.5, 10.0]
+    )
+    assert replace(cost, prefill_factor=0.5).prefill_s(5) == pytest.approx(4.0)
+    assert cost.target_s(1, 5, -1.0) == CostModel(target=TABLE).target_s(1, 5, -1.0)

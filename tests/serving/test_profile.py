@@ -1,14 +1,24 @@
 """Profiling: the tables of an engine whose passes can be worked by hand, and the cache on disk."""
 
+from __future__ import annotations
+
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+from harness import CAPABILITIES, COST, VOCAB_SIZE, fake_engine, fake_server
 
+from smartspec_py.core.corrections import CostCorrections
 from smartspec_py.core.cost import CostModel, PassTable
+from smartspec_py.engines.clock import VirtualClock
+from smartspec_py.engines.fake import FakeTarget
 from smartspec_py.serving import profile as module
+from smartspec_py.serving import server as server_module
 from smartspec_py.serving.config import LimitsConfig, TorchEngineConfig
+from smartspec_py.serving.local import generate
 from smartspec_py.serving.profile import (
     ProfileShape,
     cached_profile,
@@ -17,24 +27,36 @@ from smartspec_py.serving.profile import (
     load_cost,
     machine_name,
     profile,
+    profile_path,
     store_cost,
+    store_host_time,
 )
+from smartspec_py.serving.request import GenerateParams
+from smartspec_py.serving.server import Engine, Server
+
+if TYPE_CHECKING:
+    from smartspec_py.engines.packed import RowInput
+    from smartspec_py.engines.runner import CausalRunner, PassOutput
 
 PAIR = Path(__file__).parents[2] / "engines_build" / "tiny"
-SHAPE = ProfileShape(max_sequences=6, max_draft_len=4, context_len=100)
+SHAPE = ProfileShape(max_sequences=6, max_draft_len=4, context_len=100, prefill_chunk=40)
 
 
 class CountingEngine:
-    """A pass lasts 1 s, and 0.5 s a token, and 0.01 s for each token of context of each row."""
+    """A pass lasts 1 s, 0.3 s a token, 0.2 s for the logits of a position, and 0.01 s for each
+    token of context of each row."""
 
     def __init__(self, factor: float = 1.0) -> None:
         self.factor = factor
         self.num_passes = 0
 
-    def time_pass(self, num_rows: int, tokens_per_row: int, context_len: int) -> float:
+    def time_pass(
+        self, num_rows: int, tokens_per_row: int, context_len: int, num_logits: int | None = None
+    ) -> float:
         self.num_passes += 1
-        tokens_s = 0.5 * num_rows * tokens_per_row
-        return self.factor * (1.0 + tokens_s + 0.01 * num_rows * context_len)
+        num_logits = tokens_per_row if num_logits is None else num_logits
+        row_s = 0.3 * tokens_per_row + 0.2 * num_logits + 0.01 * context_len
+        return self.factor * (1.0 + num_rows * row_s)
 
 
 def test_a_profile_tells_what_the_engine_takes() -> None:
@@ -47,8 +69,38 @@ def test_a_profile_tells_what_the_engine_takes() -> None:
     assert cost.target_s(3, 9, 100) == pytest.approx(1.0 + 4.5 + 3.0)
     assert cost.target_s(6, 6, 50) == pytest.approx(1.0 + 3.0 + 3.0)
     assert cost.draft_s(2) == pytest.approx(0.1 * (1.0 + 1.0 + 2.0))
-    # 64 tokens in one pass from nothing: 0.1 * (1 + 32) / 64 each
-    assert cost.catch_up_s == pytest.approx(0.1 * 33 / 64)
+    # Passes of 80 and of 16 tokens differ by 64 tokens that were only read: 0.1 x 0.3 each.
+    assert cost.catch_up_s == pytest.approx(0.03)
+
+
+def test_a_prompt_is_timed_as_it_is_read() -> None:
+    """One row without context, and one position with logits: 1 + 0.3 n + 0.2, so that n tokens add
+    0.3 (n - 1) to a pass. The last size is the chunk; one beyond it goes on with the last slope."""
+    cost = profile(CountingEngine(), None, SHAPE)
+    assert cost.prompt is not None
+    assert cost.prompt.tokens_per_row == (1, 16, 32, 40)
+    assert cost.prompt.seconds[0] == pytest.approx((1.5, 6.0, 10.8, 13.2))
+    assert cost.prefill_s(40) == pytest.approx(11.7)
+    assert cost.prefill_s(100) == pytest.approx(29.7)
+
+
+def test_a_chunk_of_one_token_adds_nothing() -> None:
+    cost = profile(CountingEngine(), None, replace(SHAPE, prefill_chunk=1))
+    assert cost.prefill_s(1) == 0.0
+
+
+def test_a_disturbed_pass_makes_no_negative_price_of_catching_up() -> None:
+    class Falling(CountingEngine):
+        def time_pass(
+            self,
+            num_rows: int,
+            tokens_per_row: int,
+            context_len: int,
+            num_logits: int | None = None,
+        ) -> float:
+            return 1.0 / tokens_per_row
+
+    assert profile(CountingEngine(), Falling(), SHAPE).catch_up_s == 0.0
 
 
 def test_without_a_draft_model_there_is_no_draft_table() -> None:
@@ -60,8 +112,10 @@ def test_without_a_draft_model_there_is_no_draft_table() -> None:
 class NoisyEngine(CountingEngine):
     """The first 30 passes are disturbed and take 100 s: the first of three rounds and a half."""
 
-    def time_pass(self, num_rows: int, tokens_per_row: int, context_len: int) -> float:
-        seconds = super().time_pass(num_rows, tokens_per_row, context_len)
+    def time_pass(
+        self, num_rows: int, tokens_per_row: int, context_len: int, num_logits: int | None = None
+    ) -> float:
+        seconds = super().time_pass(num_rows, tokens_per_row, context_len, num_logits)
         return 100.0 if self.num_passes <= 30 else seconds
 
 
@@ -71,7 +125,13 @@ def test_a_disturbance_longer_than_a_round_does_not_count() -> None:
 
 def test_context_that_costs_nothing_gives_no_negative_slope() -> None:
     class Faster(CountingEngine):
-        def time_pass(self, num_rows: int, tokens_per_row: int, context_len: int) -> float:
+        def time_pass(
+            self,
+            num_rows: int,
+            tokens_per_row: int,
+            context_len: int,
+            num_logits: int | None = None,
+        ) -> float:
             return 1.0 - 0.001 * context_len
 
     assert profile(Faster(), None, SHAPE).target.context_s == 0.0
@@ -153,8 +213,11 @@ def test_the_key_of_a_torch_engine_names_what_its_cost_depends_on(
     assert build_torch._device_name(torch.device("cuda")) == "NVIDIA H200"
     monkeypatch.setattr(build_torch, "_device_name", lambda device: "NVIDIA H200")
     limits = LimitsConfig(max_sequences=1, max_draft_len=1, max_context_len=64)
-    build_torch.build_torch(config, limits, tmp_path)
+    engine = build_torch.build_torch(config, limits, tmp_path)
     (path,) = kept.iterdir()
+    assert engine.profile_path == path
+    assert engine.cost.prompt is not None
+    assert engine.cost.prompt.tokens_per_row == (1, 16, 32, 64), "no chunk is longer than a request"
     identity = "\n".join(json.loads(path.read_text())["identity"])
     for part in (
         fingerprint(PAIR / "target"),
@@ -168,13 +231,13 @@ def test_the_key_of_a_torch_engine_names_what_its_cost_depends_on(
 
 
 def test_progress_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """Three rounds of each table, and of reading for the draft."""
+    """Three rounds of target, prompt, reading for the draft, and draft."""
     with caplog.at_level("INFO", "smartspec_py.serving.profile"):
         profile(CountingEngine(), CountingEngine(), SHAPE)
     said = [record.getMessage() for record in caplog.records]
     assert said[0] == "timing target passes: round 1 of 3"
     assert said[-1] == "timing draft passes: round 3 of 3"
-    assert len(said) == 9
+    assert len(said) == 12
 
 
 def test_without_a_folder_nothing_is_kept() -> None:
@@ -185,15 +248,164 @@ def test_without_a_folder_nothing_is_kept() -> None:
     assert engine.num_passes == 2 * num_passes > 0
 
 
+TABLE = PassTable((1, 3), (1, 2), ((0.1, 1 / 3), (1e-9, 123.456)), 77, 1.0000000000000002e-7)
+
+
 @pytest.mark.parametrize("has_draft", [True, False])
-def test_round_trip(tmp_path: Path, has_draft: bool) -> None:
+@pytest.mark.parametrize("has_prompt", [True, False])
+def test_round_trip(tmp_path: Path, has_draft: bool, has_prompt: bool) -> None:
     """Every bit of every number, and types that compare and hash alike."""
-    table = PassTable((1, 3), (1, 2), ((0.1, 1 / 3), (1e-9, 123.456)), 77, 1.0000000000000002e-7)
-    cost = CostModel(table, table if has_draft else None, 0.1, 0.2, 1 / 7)
+    cost = CostModel(
+        TABLE,
+        TABLE if has_draft else None,
+        0.1,
+        0.2,
+        1 / 7,
+        prompt=TABLE if has_prompt else None,
+    )
     store_cost(cost, tmp_path / "cost.json", ["x"])
     assert load_cost(tmp_path / "cost.json") == cost
     assert hash(load_cost(tmp_path / "cost.json")) == hash(cost)
     assert [path.name for path in tmp_path.iterdir()] == ["cost.json"]
+
+
+def test_a_profile_from_before_prompts_were_measured_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "cost.json"
+    store_cost(CostModel(TABLE), path)
+    document = json.loads(path.read_text())
+    del document["cost"]["prompt"]
+    path.write_text(json.dumps(document))
+    assert load_cost(path) == CostModel(TABLE)
+
+
+def test_host_time_is_all_that_serving_changes(tmp_path: Path) -> None:
+    """Tables, factors and identity are those of the measurement, whatever was learned of them."""
+    measured = CostModel(TABLE, TABLE, catch_up_s=1 / 7, prompt=TABLE)
+    path = tmp_path / "cost.json"
+    store_cost(measured, path, ["model a"])
+    learned = replace(measured, host_s=0.25, host_row_s=0.125, catch_up_s=9.0, target_base=2.0)
+    store_host_time(path, learned)
+    assert load_cost(path) == replace(measured, host_s=0.25, host_row_s=0.125)
+    assert json.loads(path.read_text())["identity"] == ["model a"]
+    assert [path.name for path in tmp_path.iterdir()] == ["cost.json"]
+
+
+@pytest.mark.parametrize("text", [None, "", "[]", '{"cost": 1}', '{"cost": {"host_s": 0}}'])
+def test_what_is_no_profile_stays_as_it_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str | None
+) -> None:
+    path = tmp_path / "cost.json"
+    if text is not None:
+        path.write_text(text)
+    with caplog.at_level("WARNING", "smartspec_py.serving.profile"):
+        store_host_time(path, CostModel(TABLE, host_s=1.0))
+    assert "is not kept" in caplog.text
+    assert (path.read_text() if path.exists() else None) == text
+
+
+def test_a_folder_that_cannot_be_written_is_only_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "cost.json"
+    store_cost(CostModel(TABLE), path)
+
+    def refuse(self: Path, target: Path) -> None:
+        raise PermissionError("read-only")
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with caplog.at_level("WARNING", "smartspec_py.serving.profile"):
+        store_host_time(path, CostModel(TABLE, host_s=1.0))
+    assert "read-only" in caplog.text
+    assert load_cost(path) == CostModel(TABLE)
+
+
+def served(engine: Engine, max_tokens: int) -> Server:
+    """A server that answered one request without drafts, and has stopped."""
+    server = fake_server(engine)
+    server.start()
+    params = GenerateParams(text="Task: qa", max_tokens=max_tokens, policy="none")
+    try:
+        (sink,) = generate(server, [params])
+    finally:
+        server.stop()
+    assert sink.error is None
+    return server
+
+
+@pytest.mark.parametrize(("num_steps", "is_kept"), [(499, False), (500, True)])
+def test_host_time_outlives_a_server_that_saw_enough(
+    tmp_path: Path, num_steps: int, is_kept: bool
+) -> None:
+    """The first token comes with the prompt, in a step in which nobody decodes. Passes
+    take 10 ms of a virtual clock, and the loop measures with the real one: beside them there is
+    nothing left, where the profile says 5 ms."""
+    path = tmp_path / "profile.json"
+    cost = replace(COST, host_s=0.005)
+    store_cost(cost, path)
+    target = FakeTarget(CAPABILITIES, cost=COST, clock=VirtualClock())
+    engine = replace(fake_engine(), target=target, cost=cost, profile_path=path)
+    learned = served(engine, 1 + num_steps).loop.controller.cost
+    assert learned.host_s < 0.001
+    expected = replace(cost, host_s=learned.host_s, host_row_s=learned.host_row_s)
+    assert load_cost(path) == (expected if is_kept else cost)
+
+
+def test_a_restart_begins_with_the_host_time_that_was_learned(tmp_path: Path) -> None:
+    """Read with the profile it belongs to, and so where the loop's corrections begin."""
+    first = cached(CountingEngine(), tmp_path, "model a")
+    path = profile_path(SHAPE, tmp_path, ["model a"])
+    assert path is not None
+    store_host_time(path, replace(first, host_s=0.25, host_row_s=0.125))
+    engine = CountingEngine()
+    again = cached(engine, tmp_path, "model a")
+    assert engine.num_passes == 0
+    assert CostCorrections(again).corrected.step_host_s(2) == 0.5
+
+
+def test_passes_that_no_engine_timed_tell_nothing(tmp_path: Path) -> None:
+    """All of a step would count as the loop's own time."""
+    path = tmp_path / "profile.json"
+    store_cost(COST, path)
+    served(replace(fake_engine(), profile_path=path), 600)
+    assert load_cost(path) == COST
+
+
+def test_without_a_profile_cache_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[Path] = []
+    monkeypatch.setattr(server_module, "store_host_time", lambda path, cost: kept.append(path))
+    target = FakeTarget(CAPABILITIES, cost=COST, clock=VirtualClock())
+    engine = replace(fake_engine(), target=target)
+    served(engine, 600)
+    assert kept == []
+    again = FakeTarget(CAPABILITIES, cost=COST, clock=VirtualClock())
+    served(replace(engine, target=again, profile_path=Path("kept")), 600)
+    assert kept == [Path("kept")]
+
+
+@pytest.mark.parametrize(("num_logits", "num_computed"), [(None, 10), (1, 2), (0, 0), (9, 10)])
+def test_an_engine_computes_the_logits_that_a_timing_wants(
+    monkeypatch: pytest.MonkeyPatch, num_logits: int | None, num_computed: int
+) -> None:
+    """Of 2 rows of 5 tokens: all, the last one of each, none; and no more than there are."""
+    import torch
+
+    from smartspec_py.engines.runner import CausalRunner, RunnerConfig, load_runner
+    from smartspec_py.engines.torch_engine import TorchTarget
+    from smartspec_py.proposers.draft_model import DraftModelProposer
+
+    config = RunnerConfig(PAIR / "draft", torch.device("cpu"), torch.float32, 2, 32, VOCAB_SIZE)
+    runner = load_runner(config)
+    forward, computed = CausalRunner.forward, []
+
+    def spied(self: CausalRunner, inputs: Sequence[RowInput]) -> PassOutput:
+        out = forward(self, inputs)
+        computed.append(len(out.logits))
+        return out
+
+    monkeypatch.setattr(CausalRunner, "forward", spied)
+    for engine in (TorchTarget(runner, CAPABILITIES), DraftModelProposer(runner, 2, 4)):
+        engine.time_pass(2, 5, 0, num_logits)
+    assert computed == [num_computed] * 2
 
 
 def test_fingerprint_tells_models_apart(tmp_path: Path) -> None:

@@ -142,6 +142,22 @@ def test_a_record_is_read(tmp_path: Path) -> None:
     assert [request.arrival_s for request in repeat_faster(requests, 4)] == [0.0, 0.5, 1.0]
 
 
+def test_a_record_may_hold_what_each_proposer_has(tmp_path: Path) -> None:
+    """Prompt lookup finds 2 drafts at position 1, both right, and nothing at position 0."""
+    found = {"draft_model": [0, 1, 0], "prompt_lookup": {"accepted": [0, 2], "available": [0, 2]}}
+    line = {"arrival_s": 0, "prompt_len": 1, "output_len": 3, "accepted": found}
+    path = tmp_path / "record.jsonl"
+    path.write_text(json.dumps(line))
+    (request,) = read_record(path, accept=0.5)
+    assert request.proposers == ("draft_model", "prompt_lookup")
+    draft_model, lookup = request.acceptances
+    assert draft_model is not None
+    assert lookup is not None
+    assert [draft_model.accepted(position, 7) for position in range(3)] == [0, 1, 0]
+    assert [lookup.available(position) for position in range(3)] == [0, 2, 0]
+    assert draft_model.available(0) > 1000
+
+
 @pytest.mark.parametrize("line", ["{", '{"arrival_s": 1}', "[1]", '{"arrival_s": 1, "prompt_len":'])
 def test_a_record_that_is_none_names_the_line(tmp_path: Path, line: str) -> None:
     path = tmp_path / "record.jsonl"

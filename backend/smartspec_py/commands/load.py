@@ -81,6 +81,7 @@ def load(
         "temperature": temperature,
         "stream": True,
         "return_spec_metrics": "detailed",
+        "return_perf_metrics": True,
     }
     if policy is not None:
         fields["speculation_policy"] = policy
@@ -113,8 +114,8 @@ load.__doc__ = f"""Send requests at their times, whatever the server does, and r
 {DEFINITIONS}
 
 send_lag: how late requests left; where it is not small against the latencies, this machine is the
-limit. --jsonl keeps a line a request, with the time and the tokens of each response;
-`simulate --record` reads it. The last line of the output is one JSON document.
+limit. --jsonl keeps a line a request, with the time and the tokens of each response and the
+server's own times; `simulate --record` reads it. The last line of the output is one JSON document.
 """
 
 

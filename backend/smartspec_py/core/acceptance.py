@@ -11,11 +11,11 @@ for all positions underrates deep drafts. The estimate for position j of a reque
 log-odds shifted by those of r against the mean of a_j over the drafts that were tried.
 
 Counts are forgotten by a constant factor at every step, more slowly at steps without speculation:
-evidence that is not renewed fades, a request that was switched off drifts back to its kind, that drifts back
-to the others, and those to `INITIAL_MEAN`. So "off" is never for good. Where the text of a request
-changes, waiting for its old counts to fade takes too long: two CUSUM tests (Page, 1954) watch for
-odds three times lower and three times higher, and on alarm the request begins anew with what it
-showed since the change, and with less trust in its kind.
+evidence that is not renewed fades, a request that was switched off drifts back to its kind, that
+drifts back to the others, and those to `INITIAL_MEAN`. So "off" is never for good. Where the text
+of a request changes, waiting for its old counts to fade takes too long: two CUSUM tests (Page,
+1954) watch for odds three times lower and three times higher, and on alarm the request begins anew
+with what it showed since the change, and with less trust in its kind.
 
 Time is counted in steps; nothing here reads a clock.
 """

@@ -113,6 +113,9 @@ class CostModel:
     draft: None where proposing costs nothing worth counting (prompt lookup).
     host_s, host_row_s: seconds of the loop's own work in a step, and for each sequence in it.
     catch_up_s: seconds for each token that a stale draft cache must read first.
+    prompt: passes of one row that read so many tokens of a prompt, without context, of which only
+    the last asks for logits. None where they were not measured: a prompt's tokens are then taken to
+    cost what drafts to be checked do.
 
     The rest says how passes differ from the tables; with T0 the pass of one token a row,
 
@@ -132,6 +135,7 @@ class CostModel:
     target_extra_s: float = 0.0
     draft_factor: float = 1.0
     prefill_factor: float = 1.0
+    prompt: PassTable | None = None
 
     def target_s(self, num_rows: int, num_tokens: int, context_len: float) -> float:
         """Seconds of a target pass that checks `num_tokens` tokens in all."""
@@ -155,7 +159,8 @@ class CostModel:
 
     def prefill_s(self, num_tokens: int) -> float:
         """Seconds that a prompt chunk of so many tokens adds to a pass that runs anyway."""
-        alone = self.target.pass_s(1, max(1, num_tokens)) - self.target.one_token_s(1)
+        table = self.prompt or self.target
+        alone = table.pass_s(1, max(1, num_tokens)) - table.one_token_s(1)
         return self.prefill_factor * max(0.0, alone)
 
     @cached_property

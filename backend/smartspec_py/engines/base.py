@@ -253,6 +253,11 @@ class ConfidentProposer(Proposer, Protocol):
 class Profilable(Protocol):
     """An engine whose passes can be timed before it serves."""
 
-    def time_pass(self, num_rows: int, tokens_per_row: int, context_len: int) -> float:
-        """Seconds of one pass on made-up tokens; leaves no trace in the engine."""
+    def time_pass(
+        self, num_rows: int, tokens_per_row: int, context_len: int, num_logits: int | None = None
+    ) -> float:
+        """Seconds of one pass on made-up tokens; leaves no trace in the engine.
+
+        num_logits: the last positions of each row whose logits are wanted; None: all of them.
+        """
         ...

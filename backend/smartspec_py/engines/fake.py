@@ -308,8 +308,13 @@ class FakeTarget:
     def close(self) -> None:
         self._is_closed = True
 
-    def time_pass(self, num_rows: int, tokens_per_row: int, context_len: int) -> float:
-        """What the cost model says, 0.0 without one; no time passes on the clock."""
+    def time_pass(
+        self, num_rows: int, tokens_per_row: int, context_len: int, num_logits: int | None = None
+    ) -> float:
+        """What the cost model says, 0.0 without one; no time passes on the clock.
+
+        Logits cost nothing here.
+        """
         if self._cost is None:
             return 0.0
         return self._cost.target_s(num_rows, num_rows * tokens_per_row, context_len)

@@ -116,12 +116,18 @@ class CausalRunner:
         buffer = self.cache.buffer
         return buffer.element_size() * buffer[:, :, 0, 0].numel()
 
-    def time_pass(self, num_rows: int, tokens_per_row: int, context_len: int) -> float:
-        """Seconds of one pass whose logits reach the host. Overwrites the rows that it uses."""
+    def time_pass(
+        self, num_rows: int, tokens_per_row: int, context_len: int, num_logits: int | None = None
+    ) -> float:
+        """Seconds of one pass whose logits reach the host. Overwrites the rows that it uses.
+
+        num_logits: see `Profilable`.
+        """
         tokens_per_row = min(tokens_per_row, self.max_len)
         position = max(0, min(context_len, self.max_len - tokens_per_row))
         tokens = [0] * tokens_per_row
-        inputs = [RowInput(row, position, tokens, tokens_per_row) for row in range(num_rows)]
+        wanted = tokens_per_row if num_logits is None else min(num_logits, tokens_per_row)
+        inputs = [RowInput(row, position, tokens, wanted) for row in range(num_rows)]
         start = time.perf_counter()
         self.forward(inputs).logits.argmax(-1).tolist()
         return time.perf_counter() - start

@@ -159,9 +159,11 @@ class DraftModelProposer:
         """Seconds spent in model passes so far."""
         return self._runner.passes_s
 
-    def time_pass(self, num_rows: int, tokens_per_row: int, context_len: int) -> float:
+    def time_pass(
+        self, num_rows: int, tokens_per_row: int, context_len: int, num_logits: int | None = None
+    ) -> float:
         assert not self._sequences, "timing a pass overwrites rows"
-        return self._runner.time_pass(num_rows, tokens_per_row, context_len)
+        return self._runner.time_pass(num_rows, tokens_per_row, context_len, num_logits)
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless rows and sequences agree."""

@@ -140,8 +140,13 @@ class FakeProposer:
     def close(self) -> None:
         self._states.clear()
 
-    def time_pass(self, num_rows: int, tokens_per_row: int, context_len: int) -> float:
-        """Seconds of one draft pass by the cost model; no time passes on the clock."""
+    def time_pass(
+        self, num_rows: int, tokens_per_row: int, context_len: int, num_logits: int | None = None
+    ) -> float:
+        """Seconds of one draft pass by the cost model; no time passes on the clock.
+
+        Logits cost nothing here.
+        """
         if self._cost is None or self._cost.draft is None:
             return 0.0
         return self._cost.draft.pass_s(num_rows, num_rows * tokens_per_row, context_len)

@@ -27,7 +27,12 @@ from smartspec_py.serving.model_files import (
     num_token_ids,
     stepwise_capabilities,
 )
-from smartspec_py.serving.profile import ProfileShape, cached_profile, fingerprint
+from smartspec_py.serving.profile import (
+    ProfileShape,
+    cached_profile,
+    fingerprint,
+    profile_path,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -61,21 +66,27 @@ def build_torch(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -
         runner_config = RunnerConfig(draft, device, dtype, *_rows(limits), vocab_size)
         proposer = _proposer(runner_config, limits)
     logger.info("%s on %s, %s, %d threads", model.name, device, dtype, num_threads)
-    cost = cached_profile(
-        target,
-        proposer,
-        ProfileShape(limits.max_sequences, limits.max_draft_len, limits.max_context_len // 2),
-        folder / config.profile_cache if config.profile_cache else None,
-        [
-            fingerprint(model),
-            fingerprint(draft) if draft else "no draft",
-            f"{_device_name(device)}, {dtype}, {num_threads} threads"
-            + (", batch-invariant" if config.batch_invariant else ""),
-            f"torch {torch.__version__}, transformers {transformers.__version__}",
-        ],
-    )
+    identity = [
+        fingerprint(model),
+        fingerprint(draft) if draft else "no draft",
+        f"{_device_name(device)}, {dtype}, {num_threads} threads"
+        + (", batch-invariant" if config.batch_invariant else ""),
+        f"torch {torch.__version__}, transformers {transformers.__version__}",
+    ]
+    shape, cache = _shape(limits), folder / config.profile_cache if config.profile_cache else None
+    cost = cached_profile(target, proposer, shape, cache, identity)
     proposers = {} if proposer is None else {DRAFT_MODEL: proposer}
-    return Engine(tokenizer, end_token(model), target, proposers, cost)
+    path = profile_path(shape, cache, identity)
+    return Engine(tokenizer, end_token(model), target, proposers, cost, path)
+
+
+def _shape(limits: LimitsConfig) -> ProfileShape:
+    return ProfileShape(
+        limits.max_sequences,
+        limits.max_draft_len,
+        limits.max_context_len // 2,
+        min(limits.prefill_chunk, limits.max_context_len),
+    )
 
 
 def _check_invariance(is_asked: bool, device: torch.device, dtype: torch.dtype) -> None:

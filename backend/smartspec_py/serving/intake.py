@@ -12,6 +12,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from tokenizers import Tokenizer
 
@@ -41,7 +42,8 @@ _DEFAULT_PARAMS = GenerateParams(text="", max_tokens=1)
 class Engine:
     """What a server runs on. end_token: the model's own end of text, or NO_TOKEN.
 
-    proposers: by the names that requests choose from; may be empty.
+    proposers: by the names that requests choose from; may be empty. profile_path: the file that
+    `cost` is kept in; None where it is kept nowhere.
     """
 
     tokenizer: Tokenizer
@@ -49,6 +51,7 @@ class Engine:
     target: Target
     proposers: Mapping[str, Proposer]
     cost: CostModel
+    profile_path: Path | None = None
 
 
 @dataclass(frozen=True)

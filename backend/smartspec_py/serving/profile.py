@@ -1,7 +1,8 @@
 """Times an engine's passes before it serves, and keeps the result on disk.
 
 The profile belongs to a pair of models on a machine with given settings, libraries and driver; any
-of them changed, it is measured anew. A few seconds, once.
+of them changed, it is measured anew. A few seconds, once. The loop's own time is no pass, and only
+serving shows it: what a server learned of it is written to the same file when it stops.
 """
 
 from __future__ import annotations
@@ -13,21 +14,25 @@ import os
 import platform
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.engines.base import Profilable
+from smartspec_py.tracing.steps import cost_from_json, cost_to_json
 
 logger = logging.getLogger(__name__)
 
-PROFILE_VERSION = 1
+PROFILE_VERSION = 2
 """Raise it when the meaning of a stored number changes."""
 
 NUM_ROUNDS = 3
 ROW_GRID = (1, 2, 4, 8, 16, 32, 64, 128)
 TOKEN_GRID = (1, 2, 3, 4, 6, 8, 12, 16)
-CATCH_UP_TOKENS = 64
+PROMPT_GRID = (1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+CATCH_UP_TOKENS = (16, 80)
+"""Tokens of two passes of the draft model; what a token adds is the difference."""
 
 DRIVER_FILES = (Path("/sys/module/nvidia/version"), Path("/proc/driver/nvidia/version"))
 """Where Linux tells the version of NVIDIA's driver; a container may show only one of them."""
@@ -35,23 +40,36 @@ DRIVER_FILES = (Path("/sys/module/nvidia/version"), Path("/proc/driver/nvidia/ve
 
 @dataclass(frozen=True)
 class ProfileShape:
-    """Which passes a server can come to run. context_len: tokens of context to measure at."""
+    """Which passes a server can come to run. context_len: tokens of context to measure at.
+    prefill_chunk: prompt tokens in a pass."""
 
     max_sequences: int
     max_draft_len: int
     context_len: int
+    prefill_chunk: int
+
+
+class _Pass(NamedTuple):
+    """See `Profilable`."""
+
+    num_rows: int
+    tokens_per_row: int
+    context_len: int
+    num_logits: int | None = None
 
 
 def profile(target: Profilable, draft: Profilable | None, shape: ProfileShape) -> CostModel:
-    """Measure a cost model: target passes over rows x tokens, draft passes over rows."""
+    """Measure a cost model: target passes over rows x tokens and over prompt tokens, draft passes
+    over rows."""
     rows = _grid(ROW_GRID, shape.max_sequences)
     tokens = _grid(TOKEN_GRID, shape.max_draft_len + 1)
     table = _table("target", target, rows, tokens, shape.context_len)
+    prompt = _prompt_table(target, _grid(PROMPT_GRID, shape.prefill_chunk))
     if draft is None:
-        return CostModel(target=table)
-    catch_up_s = _best_s("catch-up", draft, [(1, CATCH_UP_TOKENS, 0)])[0] / CATCH_UP_TOKENS
+        return CostModel(target=table, prompt=prompt)
+    catch_up_s = _catch_up_s(draft)
     draft_table = _table("draft", draft, rows, (1,), shape.context_len)
-    return CostModel(table, draft_table, catch_up_s=catch_up_s)
+    return CostModel(table, draft_table, catch_up_s=catch_up_s, prompt=prompt)
 
 
 def _grid(grid: Sequence[int], largest: int) -> tuple[int, ...]:
@@ -67,8 +85,8 @@ def _table(
 ) -> PassTable:
     # The longest batch tells most about context: its keys and values are the most to read.
     shorter = context_len // 4
-    points = [(r, t, context_len) for r in rows for t in tokens] + [(rows[-1], tokens[0], shorter)]
-    *found, at_shorter = _best_s(name, engine, points)
+    points = [_Pass(r, t, context_len) for r in rows for t in tokens]
+    *found, at_shorter = _best_s(name, engine, [*points, _Pass(rows[-1], tokens[0], shorter)])
     width = len(tokens)
     seconds = tuple(tuple(found[i : i + width]) for i in range(0, len(found), width))
     saved_s = max(0.0, seconds[-1][0] - at_shorter)
@@ -77,8 +95,22 @@ def _table(
     )
 
 
-def _best_s(name: str, engine: Profilable, points: Sequence[tuple[int, int, int]]) -> list[float]:
-    """Seconds of a pass at each (rows, tokens a row, context): the best of several rounds.
+def _prompt_table(target: Profilable, tokens: tuple[int, ...]) -> PassTable:
+    """As prompts are read: one row, of which the last position alone gives a token."""
+    seconds = _best_s("prompt", target, [_Pass(1, num, 0, num_logits=1) for num in tokens])
+    return PassTable((1,), tokens, (tuple(seconds),))
+
+
+def _catch_up_s(draft: Profilable) -> float:
+    """Seconds that a token more adds to a pass that reads what a draft cache has missed."""
+    few, many = CATCH_UP_TOKENS
+    points = [_Pass(1, num, 0, num_logits=1) for num in CATCH_UP_TOKENS]
+    few_s, many_s = _best_s("catch-up", draft, points)
+    return max(0.0, many_s - few_s) / (many - few)
+
+
+def _best_s(name: str, engine: Profilable, points: Sequence[_Pass]) -> list[float]:
+    """Seconds of each pass: the best of several rounds.
 
     What disturbs a pass only adds to it, so the best is what the pass itself takes; and rounds go
     over all points in turn, so that a disturbance does not hit one point alone.
@@ -103,10 +135,9 @@ def cached_profile(
     identity: whatever else the cost depends on: models, device, settings, versions of libraries.
     The machine and its driver are added here. folder: None keeps nothing.
     """
-    if folder is None:
+    path = profile_path(shape, folder, identity)
+    if path is None:
         return profile(target, draft, shape)
-    parts = [f"v{PROFILE_VERSION}", repr(shape), machine_name(), driver_name(), *identity]
-    path = folder / f"profile-{hashlib.sha256(chr(10).join(parts).encode()).hexdigest()[:16]}.json"
     if path.is_file():
         try:
             cost = load_cost(path)
@@ -117,32 +148,59 @@ def cached_profile(
             return cost
     start = time.perf_counter()
     cost = profile(target, draft, shape)
-    folder.mkdir(parents=True, exist_ok=True)
-    store_cost(cost, path, parts)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    store_cost(cost, path, _whole_identity(shape, identity))
     logger.info("profiled in %.1f s, kept in %s", time.perf_counter() - start, path)
     return cost
 
 
+def profile_path(shape: ProfileShape, folder: Path | None, identity: Sequence[str]) -> Path | None:
+    """Where `cached_profile` of the same arguments keeps it; None without a folder."""
+    if folder is None:
+        return None
+    text = "\n".join(_whole_identity(shape, identity))
+    return folder / f"profile-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+
+
+def _whole_identity(shape: ProfileShape, identity: Sequence[str]) -> list[str]:
+    return [f"v{PROFILE_VERSION}", repr(shape), machine_name(), driver_name(), *identity]
+
+
 def store_cost(cost: CostModel, path: Path, identity: Sequence[str] = ()) -> None:
-    """Written beside and then renamed, so that a reader never sees half a file."""
-    partial = path.with_suffix(f".{os.getpid()}.partial")
-    partial.write_text(json.dumps({"identity": list(identity), "cost": asdict(cost)}, indent=1))
-    partial.rename(path)
+    _write(path, {"identity": list(identity), "cost": cost_to_json(cost)})
 
 
 def load_cost(path: Path) -> CostModel:
-    raw = json.loads(path.read_text())["cost"]
-    draft = raw.pop("draft")
-    return CostModel(
-        target=_load_table(raw.pop("target")), draft=draft and _load_table(draft), **raw
-    )
+    """Raises OSError, KeyError, TypeError or ValueError for what is no stored profile."""
+    return cost_from_json(json.loads(path.read_text())["cost"])
 
 
-def _load_table(raw: dict[str, object]) -> PassTable:
-    def fixed(value: object) -> object:
-        return tuple(fixed(item) for item in value) if isinstance(value, list) else value
+def store_host_time(path: Path, learned: CostModel) -> None:
+    """Give the stored profile the host time of this cost model, and leave the rest as it is.
 
-    return PassTable(**{name: fixed(value) for name, value in raw.items()})  # type: ignore[arg-type]
+    A profile that is gone or damaged stays so: that is logged, and nothing is raised.
+    """
+    try:
+        document = json.loads(path.read_text())
+        document["cost"] |= {"host_s": learned.host_s, "host_row_s": learned.host_row_s}
+        cost_from_json(document["cost"])
+        _write(path, document)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        logger.warning("what was learned of host time is not kept in %s: %s", path, error)
+    else:
+        logger.info(
+            "host time, %.2f ms a step and %.3f ms a row, kept in %s",
+            1e3 * learned.host_s,
+            1e3 * learned.host_row_s,
+            path,
+        )
+
+
+def _write(path: Path, document: dict[str, Any]) -> None:
+    """Written beside and then renamed, so that a reader never sees half a file."""
+    partial = path.with_suffix(f".{os.getpid()}.partial")
+    partial.write_text(json.dumps(document, indent=1))
+    partial.rename(path)
 
 
 def machine_name() -> str:

@@ -13,9 +13,10 @@ from collections.abc import Callable
 from smartspec_py.serving.config import ServerConfig
 from smartspec_py.serving.inbox import Inbox
 from smartspec_py.serving.intake import Defaults, Engine, Intake, cache_budget
-from smartspec_py.serving.loop import StepLoop
+from smartspec_py.serving.loop import StepLoop, StepRecord
 from smartspec_py.serving.messages import SHUTTING_DOWN, Sink, Update
 from smartspec_py.serving.metrics import ConfigInfo, Meter, MetricSink, NoMetrics
+from smartspec_py.serving.profile import store_host_time
 from smartspec_py.serving.request import ErrorCode, GenerateParams, RequestError
 from smartspec_py.serving.responder import Responder
 from smartspec_py.serving.roster import Arrival
@@ -27,6 +28,10 @@ logger = logging.getLogger(__name__)
 
 STOP_S = 10.0
 """Time that the loop is given for its last step when the server stops."""
+
+ENOUGH_STEPS = 500
+"""Decoding steps among those that the loop remembers, from which on the host time that was learned
+from them outlives the server."""
 
 
 class Server:
@@ -86,9 +91,16 @@ class Server:
         if self._thread.is_alive():
             logger.error("the loop did not end within %.0f s; its engines stay open", STOP_S)
             return
+        self._keep_host_time()
         self._engine.target.close()
         for proposer in self._engine.proposers.values():
             proposer.close()
+
+    def _keep_host_time(self) -> None:
+        """Passes are timed before the server starts; what the loop takes beside them is not."""
+        path = self._engine.profile_path
+        if path is not None and sum(map(_is_learned_from, self.loop.records)) >= ENOUGH_STEPS:
+            store_host_time(path, self.loop.controller.cost)
 
     @property
     def is_alive(self) -> bool:
@@ -163,6 +175,11 @@ def _defaults(engine: Engine, config: ServerConfig) -> Defaults:
     named: str | None = None if config.proposer == "auto" else config.proposer
     first = named or next(iter(engine.proposers), None)
     return Defaults(config.policy, first, may_choose=named is None)
+
+
+def _is_learned_from(record: StepRecord) -> bool:
+    """As `Controller.observe` has it: where no pass was timed, all of it looks like the host's."""
+    return record.num_rows > 0 and record.target_s > 0.0
 
 
 def _info(engine: Engine, config: ServerConfig) -> ConfigInfo:

@@ -4,10 +4,11 @@ A token is a placeholder. A draft's is the number of its proposer, by which the 
 acceptance counts; all others are 0. A poll is one packed pass of everything that was submitted, as
 the PyTorch engine's is: verifications, single tokens and prompt chunks share it, and it takes
 
-    target_s(rows, tokens, mean context of the rows)  +  host_s(rows)
+    target_s(rows, tokens, mean context of the rows)  +  prefill_s(prompt tokens)  +  host_s(rows)
 
-seconds of a virtual clock; rows and tokens are those of the pass, prompt chunks included. Decode
-bursts, which TensorRT-LLM has, and the reuse of prefixes are not modelled.
+seconds of a virtual clock; rows and tokens of the first term are those that decode, or one of each
+where nobody does. Where a cost model knows nothing of prompts, their chunks are rows and tokens
+like others. Decode bursts, which TensorRT-LLM has, and the reuse of prefixes are not modelled.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from smartspec_py.engines.base import (
 )
 from smartspec_py.engines.clock import VirtualClock
 from smartspec_py.serving.config import DRAFT_MODEL, PROMPT_LOOKUP
+from smartspec_py.serving.drafters import SHORT_LAG
 from smartspec_py.sim.acceptance import Acceptance
 
 PROPOSERS = (DRAFT_MODEL, PROMPT_LOOKUP)
@@ -77,6 +79,10 @@ class SimTarget:
         self.num_passes = 0
         self.busy_s = 0.0
 
+    def set_cost(self, cost: CostModel) -> None:
+        """What passes take from the next one on."""
+        self._cost = cost
+
     @property
     def capabilities(self) -> TargetCapabilities:
         return self._capabilities
@@ -112,18 +118,27 @@ class SimTarget:
         return [self._event(item, pass_s) for item in work]
 
     def _pass_s(self, work: Sequence[Work]) -> float:
-        num_tokens = context = 0
+        num_rows = num_tokens = context = num_prompt = prompt_context = 0
         held = self._held
         for item in work:
             if isinstance(item, Prefill):
-                num_tokens += len(item.tokens)
-                context += item.start
+                num_prompt += len(item.tokens)
+                prompt_context += item.start
                 continue
+            num_rows += 1
             num_tokens += 1
             context += held[item.sequence].num_known
             if isinstance(item, Verify):
                 num_tokens += len(item.drafts)
-        return self._cost.target_s(len(work), num_tokens, context / len(work))
+        cost = self._cost
+        if num_prompt == 0:
+            return cost.target_s(num_rows, num_tokens, context / num_rows)
+        if cost.prompt is None:
+            mean = (context + prompt_context) / len(work)
+            return cost.target_s(len(work), num_tokens + num_prompt, mean)
+        # A pass of prompts alone begins like one that decodes a token of one row.
+        rows = max(1, num_rows)
+        return cost.target_s(rows, max(1, num_tokens), context / rows) + cost.prefill_s(num_prompt)
 
     def _event(self, item: Work, pass_s: float) -> Event:
         """Arguments by position: by name they take half as long again, and this is called most."""
@@ -154,8 +169,9 @@ class SimTarget:
 class SimProposer:
     """Drafts as many placeholders as it is asked for; what they are worth the target knows.
 
-    The draft model takes `draft_s` of each of its passes, and `catch_up_s` for each token of lag;
-    prompt lookup takes no time, and has as many drafts as the text says.
+    The draft model takes `draft_s` of each of its passes, and `catch_up_s` for each token of a lag
+    that takes passes of its own; prompt lookup takes no time, and has as many drafts as the text
+    says.
     """
 
     def __init__(
@@ -177,6 +193,10 @@ class SimProposer:
         self._clock = clock
         self._num_read: dict[SequenceId, int] = {}
         self._last_task: dict[SequenceId, tuple[int, int]] = {}  # known tokens, drafts
+
+    def set_cost(self, cost: CostModel) -> None:
+        """What passes take from the next one on."""
+        self._cost = cost
 
     @property
     def capabilities(self) -> ProposerCapabilities:
@@ -205,7 +225,8 @@ class SimProposer:
 
     def _propose_s(self, tasks: Sequence[DraftTask]) -> float:
         lengths = sorted([task.draft_len for task in tasks])
-        lag = sum([self.draft_lag(task.sequence, len(task.tokens)) for task in tasks])
+        lags = [self.draft_lag(task.sequence, len(task.tokens)) for task in tasks]
+        lag = sum([lag for lag in lags if lag > SHORT_LAG])
         passes_s, begun = 0.0, 0
         for index, length in enumerate(lengths):
             # Passes begun + 1 .. length have as many rows as tasks are at least so long.

@@ -210,11 +210,12 @@ def check_room(hardware: Hardware, max_cache_tokens: int, max_context_len: int) 
 
 def check_chunk(cost: CostModel, prefill_chunk: int) -> None:
     """Raise HardwareError where a prompt chunk is longer than the cost model can tell."""
-    longest = FAR_TOKENS * cost.target.tokens_per_row[-1]
+    measured = (cost.prompt or cost.target).tokens_per_row[-1]
+    longest = FAR_TOKENS * measured
     if prefill_chunk > longest:
         raise HardwareError(
             f"--prefill-chunk: got {prefill_chunk}, must be at most {longest}, which is as far as "
-            f"the profile of {cost.target.tokens_per_row[-1]} tokens a row is followed"
+            f"the profile of {measured} tokens a row is followed"
         )
 
 

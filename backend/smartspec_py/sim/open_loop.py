@@ -17,6 +17,9 @@ from typing import Any, Protocol
 from smartspec_py.prompts import Prompt
 from smartspec_py.sim.latency import RequestTiming
 
+SERVER_TIMES = ("arrival", "first_scheduled", "first_token", "last_token")
+"""Of a request as the server saw it; sent where `return_perf_metrics` was asked for."""
+
 TOO_MANY_OUT = "not sent: too many requests were out"
 TIMED_OUT = "no last response in time"
 NO_FINISH = "the stream ended without a last response"
@@ -81,9 +84,15 @@ class Exchange:
         num_trials = num_accepted + num_rejected
         return num_accepted / num_trials if num_trials else None
 
+    @property
+    def server_s(self) -> dict[str, float]:
+        """`SERVER_TIMES` in seconds of the server's monotonic clock; empty where not sent."""
+        found = {name: int(self.last.get(f"{name}_time_ns", 0)) for name in SERVER_TIMES}
+        return {name: 1e-9 * ns for name, ns in found.items()} if all(found.values()) else {}
+
     def record(self) -> dict[str, Any]:
         """The line of the JSONL file; `simulate --record` reads it."""
-        record = {
+        record: dict[str, Any] = {
             "index": self.index,
             "kind": self.kind,
             "scheduled_s": self.scheduled_s,
@@ -100,6 +109,8 @@ class Exchange:
         }
         if (prob := self.accept_prob) is not None:
             record["accept_prob"] = prob
+        if server_s := self.server_s:
+            record["server_s"] = server_s
         return record
 
 

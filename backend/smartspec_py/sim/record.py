@@ -21,8 +21,9 @@ def read_record(path: Path, *, accept: float, seed: int = 1) -> list[SimRequest]
 
     - scheduled_s or arrival_s: seconds, from any origin;
     - num_input_tokens or prompt_len, num_output_tokens or output_len;
-    - accepted: a list, or lists by proposer: of the drafts from each position on, how many are
-      right; or accept_prob, from which they are drawn; where there is neither, `accept` is;
+    - accepted: a list, or by proposer a list or an oracle trace's `accepted` and `available`: of
+      the drafts from each position on, how many are right; or accept_prob, from which they are
+      drawn; where there is neither, `accept` is;
     - kind, proposer (of a single list), priority, deadline_s: as in a spec, and may be left out.
 
     Lines of requests that generated nothing are left out. Raises WorkloadError.
@@ -56,12 +57,9 @@ def _read_line(raw: Mapping[str, Any], number: int, accept: float, seed: int) ->
     prob, runs = raw.get("accept_prob"), raw.get("accepted")
     acceptances: tuple[Acceptance | None, ...]
     if isinstance(runs, Mapping):
-        acceptances = tuple(
-            DraftRuns([int(run) for run in runs[name]]) if name in runs else None
-            for name in PROPOSERS
-        )
+        acceptances = tuple(_runs(runs[name]) if name in runs else None for name in PROPOSERS)
     elif runs is not None:
-        acceptances = only(proposer, DraftRuns([int(run) for run in runs]))
+        acceptances = only(proposer, DraftRuns(_numbers(runs)))
     else:
         rng = np.random.default_rng([seed, REQUEST_STREAM, number])
         prob = accept if prob is None else float(prob)
@@ -76,6 +74,17 @@ def _read_line(raw: Mapping[str, Any], number: int, accept: float, seed: int) ->
         priority=int(raw.get("priority", 0)),
         deadline_s=raw.get("deadline_s"),
     )
+
+
+def _runs(raw: Any) -> DraftRuns:
+    if not isinstance(raw, Mapping):
+        return DraftRuns(_numbers(raw))
+    available = raw.get("available")
+    return DraftRuns(_numbers(raw["accepted"]), None if available is None else _numbers(available))
+
+
+def _numbers(raw: Sequence[Any]) -> list[int]:
+    return [int(number) for number in raw]
 
 
 def _either(raw: Mapping[str, Any], name: str, other: str) -> Any:

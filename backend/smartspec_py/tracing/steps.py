@@ -172,9 +172,17 @@ def cost_to_json(cost: CostModel) -> dict[str, Any]:
 
 
 def cost_from_json(raw: Mapping[str, Any]) -> CostModel:
-    """Raises KeyError, TypeError or ValueError for what is no cost model."""
-    target, draft = _table_from_json(raw["target"]), raw["draft"]
-    return CostModel(**{**raw, "target": target, "draft": draft and _table_from_json(draft)})
+    """Raises KeyError, TypeError or ValueError for what is no cost model.
+
+    One that was written before prompts were measured has no `prompt`.
+    """
+    draft, prompt = raw["draft"], raw.get("prompt")
+    tables = {
+        "target": _table_from_json(raw["target"]),
+        "draft": draft and _table_from_json(draft),
+        "prompt": prompt and _table_from_json(prompt),
+    }
+    return CostModel(**{**raw, **tables})
 
 
 def write_steps(path: Path, trace: StepTraceFile) -> None:
