@@ -241,3 +241,45 @@ def test_sequences_of_a_step_are_learned_from_together(monkeypatch: pytest.Monke
     together.release(1)
     assert together.sequences == {2, 3, 9}
     assert accept_probs(together, 1, 5) == pytest.approx(found[-1], rel=1e-9)
+
+
+def requests_over(tracker: AcceptanceTracker, rates: list[float], num_steps: int = 12) -> None:
+    """One request after the other, each of so many steps of 4 drafts at its own rate."""
+    rng = random.Random(11)
+    for number, rate in enumerate(rates):
+        for _ in range(num_steps):
+            observe(tracker, number, 4, drafted(rng, rate))
+        tracker.release(number)
+
+
+def weight(tracker: AcceptanceTracker) -> float:
+    """What the mean weighs for a request that begins now."""
+    observe(tracker, 10_000, 1, 1)
+    requests = tracker._requests
+    found = float(requests._state[requests._rows[10_000], 2])
+    tracker.release(10_000)
+    return found
+
+
+def test_requests_that_differ_are_believed_sooner() -> None:
+    """0.95 and 0.1 in turn: the variance is 0.18 of at most 0.25, as of a beta distribution of less
+    than one trial. Alike, the weight stays what it was; and it comes back when they are again."""
+    alike, unlike = AcceptanceTracker(), AcceptanceTracker()
+    assert weight(alike) == acceptance.PRIOR_TRIALS
+    requests_over(alike, [0.6] * 40)
+    assert weight(alike) > 24
+    requests_over(unlike, [0.95, 0.1] * 20)
+    assert weight(unlike) == acceptance.LEAST_PRIOR_TRIALS
+    requests_over(unlike, [0.6] * 400)
+    assert weight(unlike) > 10
+    assert weight(AcceptanceTracker(4.0)) == pytest.approx(4.0)
+
+
+def test_a_request_unlike_the_others_is_found_out_in_two_steps() -> None:
+    """Where requests are known to differ, one that is all rejected: 2 trials at the mean of about
+    0.6 and 2 rejections are 0.3."""
+    tracker = AcceptanceTracker()
+    requests_over(tracker, [0.95, 0.1] * 20)
+    mean = tracker.accept_prob(777)
+    observe_all(tracker, [(4, 0), (4, 0)], sequence=777)
+    assert tracker.accept_prob(777) < 0.55 * mean

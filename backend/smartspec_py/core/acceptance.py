@@ -1,7 +1,8 @@
 """Estimates of the probability that a draft is accepted: per request, by position, by kind.
 
 How good a request drafts is one number, r = (w m + accepted) / (w + trials), where m is the mean of
-its kind and w the weight of that prior. A kind is whatever tells requests apart beforehand (their
+its kind and w the weight of that prior: as large as requests of the kind, once they are over, have
+shown to be alike. A kind is whatever tells requests apart beforehand (their
 temperature, or what the client calls its workload); the mean of a kind is itself shrunk, lightly,
 to that of the others, so that a rare kind begins with what is known, and cannot move the others.
 
@@ -37,9 +38,22 @@ INITIAL_MEAN = 0.7
 """Assumed before anything was seen: published draft models range over 0.5 to 0.9."""
 
 PRIOR_TRIALS = 32.0
-"""Weight of its kind in a request's own estimate, in trials. Requests of one kind differ less than
-a dozen steps of one of them do: at 4 trials the plan followed that noise, and lost 2 to 4 % of
-goodput on the shipped pair (docs/log.md)."""
+"""Largest weight of its kind in a request's own estimate, in trials. Requests that a
+draft model drafts for differ less than a dozen steps of one of them do: at 4 trials the plan
+followed that noise, and lost 2 to 4 % of goodput on the shipped pair (docs/log.md)."""
+
+LEAST_PRIOR_TRIALS = 2.0
+"""The smallest such weight: for kinds whose requests have shown to differ as much as they can. What
+prompt lookup finds is right nearly always where a text repeats its prompt, and else never."""
+
+SPREAD_REQUESTS = 4.0
+"""Weight of what is assumed of that beforehand, in requests that are over."""
+
+SPREAD_FORGETTING = 0.98
+"""Kept of what requests that are over have shown of it, at each that follows."""
+
+SPREAD_TRIALS = 4.0
+"""Trials from which a request that is over tells of it."""
 
 CHANGED_PRIOR_TRIALS = 8.0
 """The same for a request whose text has changed: it has shown that it is not like its kind."""
@@ -109,6 +123,8 @@ class _Counts:
 class _Kind:
     """Shared counts, and by position, of which new evidence weighs `weight`, which grows, instead
     of the old being made less: the same, and it costs less. profile: kept until the next evidence.
+    prior_trials: see `AcceptanceTracker`. num_over, variance: requests that are over, and the sum
+    of their squared distances from the mean as far as chance does not explain them; both fade.
     """
 
     counts: _Counts = field(default_factory=_Counts)
@@ -116,6 +132,26 @@ class _Kind:
     trials: Floats = field(default_factory=lambda: np.zeros(MAX_POSITIONS))
     weight: float = 1.0
     profile: tuple[Floats, float] | None = None
+    prior_trials: float = PRIOR_TRIALS
+    num_over: float = 0.0
+    variance: float = 0.0
+
+    def note_over(self, rate: float, trials: float, mean: float) -> None:
+        """A request of this kind is over, in which so much was accepted. What its distance from the
+        mean is expected to be by chance alone, mean (1 - mean) / trials, tells of no difference."""
+        if trials >= SPREAD_TRIALS:
+            self.num_over = SPREAD_FORGETTING * self.num_over + 1.0
+            self.variance *= SPREAD_FORGETTING
+            self.variance += (rate - mean) ** 2 - mean * (1 - mean) / trials
+
+    def weight_of_mean(self, mean: float) -> float:
+        """What the mean weighs in a request's estimate: n trials where requests differ like a beta
+        distribution of n trials, whose variance is mean (1 - mean) / (n + 1)."""
+        most = mean * (1 - mean)
+        prior = SPREAD_REQUESTS * most / (self.prior_trials + 1)
+        variance = (prior + self.variance) / (SPREAD_REQUESTS + self.num_over)
+        found = most / max(variance, MIN_PROB) - 1
+        return min(max(found, LEAST_PRIOR_TRIALS), PRIOR_TRIALS)
 
     def observe(self, accepted: Ints, trials: Ints) -> None:
         """One step of each of n requests, of which so many drafts were kept and tried; [n] each."""
@@ -154,10 +190,14 @@ class AcceptanceTracker:
     """Keeps one estimate for each live sequence. `observe` writes, `accept_probs` reads; both take
     all sequences of a step at once, since a step has few microseconds for each."""
 
-    def __init__(self) -> None:
+    def __init__(self, prior_trials: float = PRIOR_TRIALS) -> None:
+        """prior_trials: how alike requests of a kind are taken to be before it is known, as the
+        weight of their mean; from LEAST_PRIOR_TRIALS to PRIOR_TRIALS."""
+        self._prior_trials = prior_trials
         self._all = _Counts()  # the sum over all kinds
         self._kinds: OrderedDict[str, _Kind] = OrderedDict()
         self._requests = _Requests()
+        self._kind_of: dict[int, str] = {}
 
     @property
     def shared_mean(self) -> float:
@@ -172,9 +212,10 @@ class AcceptanceTracker:
     def mean_of(self, kind: str) -> float:
         """What is expected of a request of this kind that has shown nothing yet."""
         found = self._kinds.get(kind)
-        if found is None:
-            return self.shared_mean
-        own, everything = found.counts, self._all
+        return self.shared_mean if found is None else self._mean_of(found)
+
+    def _mean_of(self, kind: _Kind) -> float:
+        own, everything = kind.counts, self._all
         accepted, trials = everything.accepted - own.accepted, everything.trials - own.trials
         others = (INITIAL_TRIALS * INITIAL_MEAN + accepted) / (INITIAL_TRIALS + trials)
         return own.mean_with(others, INITIAL_TRIALS)
@@ -205,14 +246,20 @@ class AcceptanceTracker:
         found, mean = self._kind(kind), self.mean_of(kind)
         accepted = np.array(num_accepted, dtype=np.int64)
         trials = accepted + (accepted < np.array(num_drafted, dtype=np.int64))
-        self._requests.observe(sequences, accepted, trials, mean)
+        self._requests.observe(sequences, accepted, trials, mean, found.weight_of_mean(mean))
+        for sequence in sequences:
+            self._kind_of[sequence] = kind
         before = found.counts.accepted, found.counts.trials
         found.observe(accepted, trials)
         self._all.add(found.counts.accepted - before[0], found.counts.trials - before[1])
         self._kinds.move_to_end(kind)
 
     def release(self, sequence: int) -> None:
-        self._requests.release(sequence)
+        """Forget the sequence, but for how far it was from its kind."""
+        kind = self._kinds.get(self._kind_of.pop(sequence, ""))
+        accepted, trials = self._requests.release(sequence)
+        if kind is not None and trials > 0:
+            kind.note_over(accepted / trials, trials, self._mean_of(kind))
 
     def _kind(self, kind: str) -> _Kind:
         found = self._kinds.get(kind)
@@ -220,7 +267,7 @@ class AcceptanceTracker:
             if len(self._kinds) == MAX_KINDS:
                 _, oldest = self._kinds.popitem(last=False)
                 self._all.add(-oldest.counts.accepted, -oldest.counts.trials)
-            found = self._kinds[kind] = _Kind()
+            found = self._kinds[kind] = _Kind(prior_trials=self._prior_trials)
         return found
 
 
@@ -251,9 +298,17 @@ class _Requests:
             found[np.array(rows) < 0] = mean
         return found
 
-    def observe(self, sequences: Sequence[int], accepted: Ints, trials: Ints, mean: float) -> None:
-        """mean: of their kind, before this step."""
-        rows = [self._row(sequence) for sequence in sequences]
+    def observe(
+        self,
+        sequences: Sequence[int],
+        accepted: Ints,
+        trials: Ints,
+        mean: float,
+        prior_trials: float,
+    ) -> None:
+        """mean: of their kind, before this step. prior_trials: what it weighs for those that begin
+        with this step."""
+        rows = [self._row(sequence, prior_trials) for sequence in sequences]
         state = self._state[rows]
         if trials.any():
             _test(state, _rates(state, mean), accepted, trials)
@@ -266,19 +321,22 @@ class _Requests:
                 _begin_anew(state[index])
         self._state[rows] = state
 
-    def release(self, sequence: int) -> None:
+    def release(self, sequence: int) -> tuple[float, float]:
+        """Drafts that it accepted and tried, as far as they are not forgotten."""
         row = self._rows.pop(sequence, None)
-        if row is not None:
-            self._free.append(row)
+        if row is None:
+            return 0.0, 0.0
+        self._free.append(row)
+        return float(self._state[row, 0]), float(self._state[row, 1])
 
-    def _row(self, sequence: int) -> int:
+    def _row(self, sequence: int, prior_trials: float) -> int:
         row = self._rows.get(sequence)
         if row is None:
             if not self._free:
                 self._grow()
             row = self._rows[sequence] = self._free.pop()
             self._state[row] = 0.0
-            self._state[row, 2] = PRIOR_TRIALS
+            self._state[row, 2] = prior_trials
         return row
 
     def _grow(self) -> None:
@@ -314,7 +372,7 @@ def _test(state: Floats, rates: Floats, accepted: Ints, trials: Ints) -> None:
 def _begin_anew(row: Floats) -> None:
     """Of one sequence, in place: count what it showed since the change, and nothing else."""
     since = row[4:6] if row[3] > ALARM else row[7:9]
-    row[:2], row[2] = since.copy(), CHANGED_PRIOR_TRIALS
+    row[:2], row[2] = since.copy(), min(row[2], CHANGED_PRIOR_TRIALS)
     row[3:] = 0.0
 
 

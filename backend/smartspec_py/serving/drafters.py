@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from smartspec_py.core.acceptance import AcceptanceTracker
+from smartspec_py.core.acceptance import PRIOR_TRIALS, AcceptanceTracker
 from smartspec_py.core.confidence import StepPrices
 from smartspec_py.core.policies import GOODPUT_CONFIDENCE
 from smartspec_py.core.types import DraftOption, SequenceId, SequenceView, SpecPlan
@@ -28,6 +28,10 @@ Floats = NDArray[np.float64]
 SHORT_LAG = 4
 """Tokens that a draft model reads on the way, in a pass that it makes anyway: so few are no lag to
 the planner. More of them take a pass of their own."""
+
+LOOKUP_PRIOR_TRIALS = 4.0
+"""How alike requests are taken to be for a proposer without a model, see `AcceptanceTracker`: a
+text that repeats its prompt is found nearly always, another one hardly ever."""
 
 NO_PROBS: Floats = np.zeros(0)
 
@@ -64,7 +68,12 @@ class Drafters:
 
     def __init__(self, proposers: Mapping[str, Proposer]) -> None:
         self._proposers = dict(proposers)
-        self._acceptance = {name: AcceptanceTracker() for name in proposers}
+        self._acceptance = {
+            name: AcceptanceTracker(
+                PRIOR_TRIALS if proposer.capabilities.has_passes else LOOKUP_PRIOR_TRIALS
+            )
+            for name, proposer in proposers.items()
+        }
         self._judges = Judges(proposers)
 
     def views(
