@@ -164,7 +164,8 @@ def test_a_chunk_may_be_as_long_as_prompts_are_followed() -> None:
 
 def test_drafting_takes_its_passes_and_its_lag() -> None:
     """Lengths 3, 1 and 3 of three sequences: a pass of 3 rows and two of 2. All 10 + 6 + 8 known
-    tokens but the last of each are lag: 21. Draft passes take 1 s and 0.5 s a row."""
+    tokens but the last of each are lag: 21, read in a pass of all three before. Draft passes take 1
+    s and 0.5 s a row."""
     cost = CostModel(FLAT.target, draft=PassTable((1, 3), (1,), ((1.5,), (2.5,))), catch_up_s=0.01)
     clock = VirtualClock()
     proposer = SimProposer(DRAFT_MODEL, {}, 7, cost, clock)
@@ -174,7 +175,7 @@ def test_drafting_takes_its_passes_and_its_lag() -> None:
         [DraftTask(s, [0] * n, 4, k, SAMPLING) for s, (n, k) in lengths.items()]
     )
     assert [len(draft.tokens) for draft in drafts] == [3, 1, 3]
-    assert clock.now() == pytest.approx(2.5 + 2 * 2.0 + 21 * 0.01)
+    assert clock.now() == pytest.approx(2.5 + 2.5 + 2 * 2.0 + 21 * 0.01)
     proposer.observe(1, 3)  # all kept: the last draft was never read, and one more token came
     proposer.observe(2, 0)
     assert proposer.draft_lag(1, 14) == 1

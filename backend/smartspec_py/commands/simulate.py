@@ -276,10 +276,10 @@ def _machine(
 
 
 def _read_profile(path: Path) -> Any:
-    from smartspec_py.serving.profile import load_cost
+    from smartspec_py.serving.profile import load_served
 
     try:
-        return load_cost(path)
+        return load_served(path)
     except (OSError, ValueError, KeyError, TypeError) as error:
         fail(f"--profile: {path}: {error}", USAGE_ERROR)
 

@@ -14,7 +14,7 @@ tables (`core.corrections` learns them); all of them are neutral in a profile.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -136,6 +136,18 @@ class CostModel:
     draft_factor: float = 1.0
     prefill_factor: float = 1.0
     prompt: PassTable | None = None
+
+    @property
+    def of_profile(self) -> CostModel:
+        """The tables as they were measured, without what serving has shown of them."""
+        return replace(
+            self,
+            target_base=1.0,
+            target_slope=1.0,
+            target_extra_s=0.0,
+            draft_factor=1.0,
+            prefill_factor=1.0,
+        )
 
     def target_s(self, num_rows: int, num_tokens: int, context_len: float) -> float:
         """Seconds of a target pass that checks `num_tokens` tokens in all."""

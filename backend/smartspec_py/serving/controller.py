@@ -49,7 +49,7 @@ class Measured:
     num_prefill_tokens: int
     draft_s: float
     target_s: float
-    total_s: float
+    total_s: float  # from the end of the step before, where the loop was not idle
 
 
 class Controller:
@@ -214,13 +214,15 @@ def _step_cost(
     context_len: float,
 ) -> StepCost:
     lengths = [length for _, length in drafting]
+    num_late = sum(view.draft_lag > 0 for view, _ in drafting)
     draft_s = step.draft_s if drafting else 0.0
     return StepCost(
         num_rows=len(step.views),
         num_tokens=len(step.views) + num_verified,
         context_len=context_len,
-        draft_rows=tuple(
-            sum(n >= p for n in lengths) for p in range(1, max(lengths, default=0) + 1)
+        draft_rows=(
+            *((num_late,) if num_late else ()),  # they are read in a pass of their own
+            *(sum(n >= p for n in lengths) for p in range(1, max(lengths, default=0) + 1)),
         ),
         target_s=step.target_s,
         draft_s=draft_s,

@@ -78,8 +78,9 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class _StepTimes:
-    """By the loop's clock."""
+    """By the loop's clock. between_s: from the end of the step before, where it was not idle."""
 
+    between_s: float
     start: float
     planned: float
     proposed: float
@@ -132,6 +133,7 @@ class StepLoop:
         self._drafters = Drafters(proposers)
         self._roster = Roster(target, self._drafters, self._batcher, budget, inbox, post, clock)
         self._drain_until_s: float | None = None
+        self._applied_s = 0.0
         self._shown_load = Load(0, 0)
         self._next_look_s = 0.0
         self._cache_utilization = 0.0
@@ -147,7 +149,8 @@ class StepLoop:
 
     def step(self, idle_wait_s: float = 0.0) -> None:
         """One step; waits up to idle_wait_s for a request where there is none."""
-        self._roster.take(self._inbox.take(0.0 if self._batcher else idle_wait_s))
+        was_busy = bool(self._batcher)
+        self._roster.take(self._inbox.take(0.0 if was_busy else idle_wait_s))
         self._roster.expire()
         self._end_drain()
         self._roster.admit()
@@ -165,7 +168,10 @@ class StepLoop:
         num_before = self._roster.num_generated
         self._roster.apply(events)
         kept = self._roster.num_generated - num_before
-        times = _StepTimes(start, planned, proposed, self._clock())
+        applied = self._clock()
+        between_s = start - self._applied_s if was_busy else 0.0
+        self._applied_s = applied
+        times = _StepTimes(between_s, start, planned, proposed, applied)
         self._record(_Step(views, spec_plan, drafts, prefills, events, kept), times)
 
     def drain(self, grace_s: float) -> None:
@@ -257,7 +263,7 @@ class StepLoop:
                 num_prefill_tokens=record.num_prefill_tokens,
                 draft_s=record.draft_s if step.proposed.num_drafted else 0.0,
                 target_s=record.target_s,
-                total_s=record.total_s,
+                total_s=record.total_s + times.between_s,
             )
         )
         self._post(self._sample(record, decoding, load))

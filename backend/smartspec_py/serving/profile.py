@@ -14,7 +14,7 @@ import os
 import platform
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from smartspec_py.tracing.steps import cost_from_json, cost_to_json
 
 logger = logging.getLogger(__name__)
 
-PROFILE_VERSION = 2
+PROFILE_VERSION = 3
 """Raise it when the meaning of a stored number changes."""
 
 NUM_ROUNDS = 3
@@ -33,6 +33,16 @@ TOKEN_GRID = (1, 2, 3, 4, 6, 8, 12, 16)
 PROMPT_GRID = (1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 CATCH_UP_TOKENS = (16, 80)
 """Tokens of two passes of the draft model; what a token adds is the difference."""
+
+SERVED = (
+    "catch_up_s",
+    "target_base",
+    "target_slope",
+    "target_extra_s",
+    "draft_factor",
+    "prefill_factor",
+)
+"""Fields of a cost model in which serving differs from a profile; see `core.corrections`."""
 
 DRIVER_FILES = (Path("/sys/module/nvidia/version"), Path("/proc/driver/nvidia/version"))
 """Where Linux tells the version of NVIDIA's driver; a container may show only one of them."""
@@ -68,7 +78,7 @@ def profile(target: Profilable, draft: Profilable | None, shape: ProfileShape) -
     if draft is None:
         return CostModel(target=table, prompt=prompt)
     catch_up_s = _catch_up_s(draft)
-    draft_table = _table("draft", draft, rows, (1,), shape.context_len)
+    draft_table = _table("draft", draft, rows, (1,), shape.context_len, behind=target)
     return CostModel(table, draft_table, catch_up_s=catch_up_s, prompt=prompt)
 
 
@@ -82,11 +92,13 @@ def _table(
     rows: tuple[int, ...],
     tokens: tuple[int, ...],
     context_len: int,
+    behind: Profilable | None = None,
 ) -> PassTable:
     # The longest batch tells most about context: its keys and values are the most to read.
     shorter = context_len // 4
     points = [_Pass(r, t, context_len) for r in rows for t in tokens]
-    *found, at_shorter = _best_s(name, engine, [*points, _Pass(rows[-1], tokens[0], shorter)])
+    points.append(_Pass(rows[-1], tokens[0], shorter))
+    *found, at_shorter = _best_s(name, engine, points, behind)
     width = len(tokens)
     seconds = tuple(tuple(found[i : i + width]) for i in range(0, len(found), width))
     saved_s = max(0.0, seconds[-1][0] - at_shorter)
@@ -109,8 +121,13 @@ def _catch_up_s(draft: Profilable) -> float:
     return max(0.0, many_s - few_s) / (many - few)
 
 
-def _best_s(name: str, engine: Profilable, points: Sequence[_Pass]) -> list[float]:
+def _best_s(
+    name: str, engine: Profilable, points: Sequence[_Pass], behind: Profilable | None = None
+) -> list[float]:
     """Seconds of each pass: the best of several rounds.
+
+    behind: an engine whose passes run between those of this one. Its weights push others out of a
+    CPU's caches, so that each time two passes are timed, of which the first finds them so.
 
     What disturbs a pass only adds to it, so the best is what the pass itself takes; and rounds go
     over all points in turn, so that a disturbance does not hit one point alone.
@@ -119,8 +136,15 @@ def _best_s(name: str, engine: Profilable, points: Sequence[_Pass]) -> list[floa
     rounds = []
     for number in range(NUM_ROUNDS):
         logger.info("timing %s passes: round %d of %d", name, number + 1, NUM_ROUNDS)
-        rounds.append([engine.time_pass(*point) for point in points])
+        rounds.append([_pass_s(engine, point, behind) for point in points])
     return [min(column) for column in zip(*rounds, strict=True)]
+
+
+def _pass_s(engine: Profilable, point: _Pass, behind: Profilable | None) -> float:
+    if behind is None:
+        return engine.time_pass(*point)
+    behind.time_pass(1, 1, 0)
+    return (engine.time_pass(*point) + engine.time_pass(*point)) / 2
 
 
 def cached_profile(
@@ -175,14 +199,23 @@ def load_cost(path: Path) -> CostModel:
     return cost_from_json(json.loads(path.read_text())["cost"])
 
 
-def store_host_time(path: Path, learned: CostModel) -> None:
-    """Give the stored profile the host time of this cost model, and leave the rest as it is.
+def load_served(path: Path) -> CostModel:
+    """`load_cost`, with passes as they were while serving, where a server has learned that."""
+    served = json.loads(path.read_text()).get("served", {})
+    factors: dict[str, Any] = {name: float(served[name]) for name in SERVED if served}
+    return replace(load_cost(path), **factors)
+
+
+def store_learned(path: Path, learned: CostModel) -> None:
+    """Give the stored profile the host time of this cost model, and beside the profile what serving
+    showed of its passes: a server learns that anew, a simulation of this one begins with it.
 
     A profile that is gone or damaged stays so: that is logged, and nothing is raised.
     """
     try:
         document = json.loads(path.read_text())
         document["cost"] |= {"host_s": learned.host_s, "host_row_s": learned.host_row_s}
+        document["served"] = {name: getattr(learned, name) for name in SERVED}
         cost_from_json(document["cost"])
         _write(path, document)
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -169,9 +169,9 @@ class SimTarget:
 class SimProposer:
     """Drafts as many placeholders as it is asked for; what they are worth the target knows.
 
-    The draft model takes `draft_s` of each of its passes, and `catch_up_s` for each token of a lag
-    that takes passes of its own; prompt lookup takes no time, and has as many drafts as the text
-    says.
+    The draft model takes `draft_s` of each of its passes, and for those that lag a pass more and
+    `catch_up_s` for each token of the lag; prompt lookup takes no time, and has as many drafts as
+    the text says.
     """
 
     def __init__(
@@ -226,14 +226,14 @@ class SimProposer:
     def _propose_s(self, tasks: Sequence[DraftTask]) -> float:
         lengths = sorted([task.draft_len for task in tasks])
         lags = [self.draft_lag(task.sequence, len(task.tokens)) for task in tasks]
-        lag = sum([lag for lag in lags if lag > SHORT_LAG])
+        late = [lag for lag in lags if lag > SHORT_LAG]
         passes_s, begun = 0.0, 0
         for index, length in enumerate(lengths):
             # Passes begun + 1 .. length have as many rows as tasks are at least so long.
             if length > begun:
                 passes_s += (length - begun) * self._cost.draft_s(len(lengths) - index)
                 begun = length
-        return passes_s + self._cost.catch_up_s * lag
+        return passes_s + self._cost.draft_s(len(late)) + self._cost.catch_up_s * sum(late)
 
     def observe(self, sequence: SequenceId, num_accepted: int, hidden: Any = None) -> None:
         if (task := self._last_task.get(sequence)) is not None:

@@ -79,6 +79,7 @@ class Deviation:
             target_base=cost.target_base * self.base,
             target_slope=cost.target_slope * self.slope,
             target_extra_s=cost.target_extra_s + self.extra_ms / 1e3,
+            prefill_factor=cost.prefill_factor * self.slope,
             host_s=cost.host_s + self.host_ms / 1e3,
         )
 

@@ -149,7 +149,7 @@ class Simulation:
         self.loop = StepLoop(
             self.target,
             self.proposers,
-            believed or cost,
+            believed or cost.of_profile,
             _budget(limits),
             self._inbox,
             limits.prefill_chunk,
