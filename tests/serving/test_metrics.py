@@ -204,7 +204,7 @@ def test_who_decided_and_what_was_learned() -> None:
     expected = {
         ("decoding_steps_total", "decider"): {"planned": 1, "guard": 1, "probe": 0},
         ("cost_factor", "part"): {"target_base": 1.2, "target_slope": 1.5, "draft": 0.8},
-        ("step_latency_relative_error", "model"): {"profile": 0.2, "corrected": 0.05},
+        ("step_latency_relative_error", "predictor"): {"profile": 0.2, "corrected": 0.05},
     }
     for (name, label), by_value in expected.items():
         found = {v: values[f"smartspec_{name}", ((label, v),)] for v in by_value}

@@ -134,7 +134,7 @@ TIME_ERROR = _family(
     "step_latency_relative_error",
     _G,
     "Mean error of predicted step times over about 100 steps: of the profile, and as corrected",
-    ("model",),
+    ("predictor",),
 )
 DRAFT_TIME = _family("draft_time_seconds_total", _C, "Time spent drafting")
 VERIFY_TIME = _family(

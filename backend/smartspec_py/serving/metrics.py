@@ -48,7 +48,7 @@ __all__ = [
 FLUSH_S = 0.25
 
 COST_PARTS = ("target_base", "target_slope", "draft")
-TIME_MODELS = ("profile", "corrected")
+PREDICTORS = ("profile", "corrected")
 DECIDERS = ("planned", "guard", "probe")
 """Values of labels."""
 
@@ -124,8 +124,8 @@ class Meter:
         self._count(families.SWITCHES, control.num_switches)
         for part, factor in zip(COST_PARTS, control.cost_factors, strict=True):
             self._set(families.COST_FACTOR, factor, part)
-        for model, error in zip(TIME_MODELS, control.time_errors, strict=True):
-            self._set(families.TIME_ERROR, error, model)
+        for predictor, error in zip(PREDICTORS, control.time_errors, strict=True):
+            self._set(families.TIME_ERROR, error, predictor)
 
     @property
     def due_s(self) -> float | None:
