@@ -33,6 +33,7 @@ from smartspec_py.core.guard import Guard, ProbeBudget, Sample
 from smartspec_py.core.types import SequenceId
 from smartspec_py.serving.config import DRAFT_MODEL
 from smartspec_py.serving.controller import GUARD, PROBE, Controller
+from smartspec_py.serving.drafters import SHORT_LAG
 from smartspec_py.serving.loop import StepRecord
 from smartspec_py.serving.profile import load_cost
 from smartspec_py.sim.acceptance import DraftRuns, draw_runs
@@ -182,22 +183,24 @@ def decoding_s(cost: CostModel, records: Iterable[StepRecord]) -> list[float]:
     seconds = []
     for record in records:
         known = {view.sequence: view.context_len for view in record.views}
-        lengths, lag = [], 0
+        lengths, lags = [], []
         for event in record.events:
             if event.num_drafted:
                 context_len = known[event.sequence]
                 lengths.append(event.num_drafted)
-                lag += max(0, context_len - 1 - num_read.get(event.sequence, 0))
+                lags.append(max(0, context_len - 1 - num_read.get(event.sequence, 0)))
                 # The last draft was proposed, but never read.
                 kept = min(event.num_accepted, event.num_drafted - 1)
                 num_read[event.sequence] = context_len + kept
         passes = [sum(k >= p for k in lengths) for p in range(1, max(lengths, default=0) + 1)]
+        late = [lag for lag in lags if lag > SHORT_LAG]
         num_rows = len(known)
         mean_context = sum(known.values()) / max(1, num_rows)
         seconds.append(
             cost.target_s(num_rows, num_rows + sum(lengths), mean_context)
             + sum(cost.draft_s(n) for n in passes)
-            + cost.catch_up_s * lag
+            + cost.draft_s(len(late))
+            + cost.catch_up_s * sum(late)
             + cost.step_host_s(num_rows)
         )
     return seconds
@@ -214,14 +217,11 @@ def walk(
     to at least num_tokens. starts: generated tokens of each text at the beginning."""
     positions, num_rows = list(starts), len(starts)
     tokens, seconds = [0.0], [0.0]
-    lag = 0
     while tokens[-1] < num_tokens:
         context_len = PROMPT_LEN + sum(positions) / num_rows
         took_s = cost.target_s(num_rows, num_rows * (draft_len + 1), context_len)
-        took_s += draft_len * cost.draft_s(num_rows) + cost.catch_up_s * lag
+        took_s += draft_len * cost.draft_s(num_rows)
         kept = [t.accepted(p, draft_len) for t, p in zip(texts, positions, strict=True)]
-        # A draft model never read the last of its drafts; where that was right, it lags by one.
-        lag = sum(k == draft_len for k in kept) if draft_len else 0
         positions = [p + k + 1 for p, k in zip(positions, kept, strict=True)]
         tokens.append(tokens[-1] + sum(kept) + num_rows)
         seconds.append(seconds[-1] + took_s + cost.step_host_s(num_rows))
