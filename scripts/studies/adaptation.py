@@ -471,13 +471,11 @@ def figures(results: Results) -> dict[str, Any]:
 
 
 MISSED = """
-**Where it misses.** Where the best k after the change is 0, ours finds out (its mean k is then 0.01
-to 0.03), and still loses a few percent in some windows. These are not probes: while nothing is
-drafted, the acceptance estimates drift back to their prior, until after 30 to 100 steps the planner
-resumes for all rows at once. A resume reads what the draft caches have missed, thousands of tokens,
-which takes as long as 1 to 3 steps; the plan spreads that over all tokens that may still come, as
-if speculation were to last, but a step or two later it is off again. The budget for probes does not
-count such steps, since they are planned.
+**Where it misses.** Where the best k after the change is 0 a few windows of 50 steps are above:
+speculation is off, and now and then a resume, which reads what the draft caches have missed, is
+found not to pay. An earlier version resumed every 30 to 100 steps and lost up to 2.9 % on average
+(docs/log.md). In two settings the profile shuns speculation for what is then known of acceptance,
+so that frozen loses little as well.
 """
 
 MADE = f"""
