@@ -31,9 +31,9 @@ from smartspec_py.core.corrections import CostCorrections, StepCost
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.guard import Guard, ProbeBudget, Sample
 from smartspec_py.core.types import SequenceId
+from smartspec_py.engines.base import SHORT_LAG
 from smartspec_py.serving.config import DRAFT_MODEL
 from smartspec_py.serving.controller import GUARD, PROBE, Controller
-from smartspec_py.serving.drafters import SHORT_LAG
 from smartspec_py.serving.loop import StepRecord
 from smartspec_py.serving.profile import load_cost
 from smartspec_py.sim.acceptance import DraftRuns, draw_runs

@@ -19,7 +19,15 @@ import numpy as np
 
 from smartspec_py.core.cost import CostModel
 from smartspec_py.core.types import DraftOption, SequenceId, SequenceView
-from smartspec_py.engines.base import Decode, DraftTask, Prefill, TargetCapabilities, Verify, Work
+from smartspec_py.engines.base import (
+    SHORT_LAG,
+    Decode,
+    DraftTask,
+    Prefill,
+    TargetCapabilities,
+    Verify,
+    Work,
+)
 from smartspec_py.engines.clock import VirtualClock
 from smartspec_py.serving.config import DRAFT_MODEL
 from smartspec_py.sim.acceptance import DraftRuns
@@ -27,9 +35,6 @@ from smartspec_py.sim.engine import PLACEHOLDER, SimProposer, SimTarget
 from smartspec_py.sim.simulate import SAMPLING
 from smartspec_py.sim.workload import SimRequest
 from smartspec_py.tracing.steps import StepTrace
-
-SHORT_LAG = 4
-"""Tokens that a draft model reads on the way; more of them are a catch-up."""
 
 PARTS = ("target_s", "draft_s", "host_s", "between_s")
 """between_s: from the end of a step to the start of the next, where requests go on decoding."""

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from itertools import islice
 
 from smartspec_py.core.goodput import accept_trials
+from smartspec_py.engines.base import SHORT_LAG
 from smartspec_py.prompts import Prompt
 from smartspec_py.serving.config import DRAFT_MODEL
-from smartspec_py.serving.drafters import SHORT_LAG
 from smartspec_py.serving.local import generate
 from smartspec_py.serving.loop import StepRecord
 from smartspec_py.serving.request import GenerateParams, RequestError

@@ -247,8 +247,7 @@ class AcceptanceTracker:
         accepted = np.array(num_accepted, dtype=np.int64)
         trials = accepted + (accepted < np.array(num_drafted, dtype=np.int64))
         self._requests.observe(sequences, accepted, trials, mean, found.weight_of_mean(mean))
-        for sequence in sequences:
-            self._kind_of[sequence] = kind
+        self._kind_of.update(dict.fromkeys(sequences, kind))
         before = found.counts.accepted, found.counts.trials
         found.observe(accepted, trials)
         self._all.add(found.counts.accepted - before[0], found.counts.trials - before[1])

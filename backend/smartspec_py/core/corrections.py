@@ -107,6 +107,10 @@ class StepCost:
     num_prefill_tokens: int = 0
     num_catch_up_tokens: int = 0
 
+    @property
+    def total_s(self) -> float:
+        return self.target_s + self.draft_s + self.host_s
+
 
 @dataclass(frozen=True, slots=True)
 class _Known:
@@ -177,8 +181,7 @@ class CostCorrections:
             self._was_speculating ^= is_other
             self._target.observe(target, step.target_s, target_s, is_other)
             # Relative to the step, which it is to predict: host time alone may be next to nothing.
-            took_s = step.target_s + step.draft_s + step.host_s
-            self._host.observe(host, step.host_s, max(whole_s, LEAST_SCALE * took_s))
+            self._host.observe(host, step.host_s, max(whole_s, LEAST_SCALE * step.total_s))
         else:
             self._num_unspeculated += 1
             self._target.fade()
@@ -212,7 +215,7 @@ class CostCorrections:
         return self._unit_s, self._unit_s * step.num_rows
 
     def _note_errors(self, step: StepCost, known: _Known, corrected_s: float) -> None:
-        took_s = step.target_s + step.draft_s + step.host_s
+        took_s = step.total_s
         if took_s <= 0.0:
             return
         profile_s = known.one_token_s + known.drafts_s + known.passes_s

@@ -197,6 +197,11 @@ class ProposerCapabilities:
     says_confidence: bool = False
 
 
+SHORT_LAG = 4
+"""Tokens that a draft model reads on the way, in a pass that it makes anyway: so few are no lag to
+the planner. More of them take a pass of their own."""
+
+
 class Proposer(Protocol):
     """Whatever guesses the target's next tokens. A wrong guess costs time, never correctness."""
 

@@ -23,6 +23,7 @@ from smartspec_py.core.confidence import may_be_left_out
 from smartspec_py.core.types import SamplingParams, SequenceId
 from smartspec_py.engines.base import (
     NO_DRAFT,
+    SHORT_LAG,
     Draft,
     DraftTask,
     PassRule,
@@ -33,9 +34,6 @@ from smartspec_py.engines.processors import TokenHistory
 from smartspec_py.engines.rows import Row, RowTable
 from smartspec_py.engines.runner import CausalRunner
 from smartspec_py.engines.sampling import Guess, guess
-
-SHORT_LAG = 4
-"""Missed tokens up to this many are read in the first drafting pass itself."""
 
 CATCH_UP_CHUNK = 512
 """Missed tokens, of all sequences together, that are read in a pass."""

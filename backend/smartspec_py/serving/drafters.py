@@ -19,15 +19,11 @@ from smartspec_py.core.acceptance import PRIOR_TRIALS, AcceptanceTracker
 from smartspec_py.core.confidence import StepPrices
 from smartspec_py.core.policies import GOODPUT_CONFIDENCE
 from smartspec_py.core.types import DraftOption, SequenceId, SequenceView, SpecPlan
-from smartspec_py.engines.base import Draft, DraftTask, Event, Proposer
+from smartspec_py.engines.base import SHORT_LAG, Draft, DraftTask, Event, Proposer
 from smartspec_py.serving.judges import Asked, Judges
 from smartspec_py.serving.request import Request
 
 Floats = NDArray[np.float64]
-
-SHORT_LAG = 4
-"""Tokens that a draft model reads on the way, in a pass that it makes anyway: so few are no lag to
-the planner. More of them take a pass of their own."""
 
 LOOKUP_PRIOR_TRIALS = 4.0
 """How alike requests are taken to be for a proposer without a model, see `AcceptanceTracker`: a
@@ -176,7 +172,8 @@ class Drafters:
                     proposer.observe(request.sequence, accepted, event.hidden)
         for (name, kind), found in counts.items():
             self._acceptance[name].observe(found.sequences, found.drafted, found.accepted, kind)
-        self._judges.observe({event.sequence: event.num_accepted for _, event in steps})
+        if self._judges.awaits_outcome:
+            self._judges.observe({event.sequence: event.num_accepted for _, event in steps})
 
     def read_prompt(self, request: Request, event: Event) -> None:
         """The first token's hidden states, for a proposer that reads them."""

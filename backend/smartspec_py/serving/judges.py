@@ -50,6 +50,11 @@ class Judges:
         self._calibrators = {name: ConfidenceCalibrator() for name in self._proposers}
         self._open: list[_Case] = []
 
+    @property
+    def awaits_outcome(self) -> bool:
+        """Whether there was a `propose` since the last `observe`."""
+        return bool(self._open)
+
     def can_judge(self, proposer: str) -> bool:
         return proposer in self._proposers
 

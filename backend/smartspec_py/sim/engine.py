@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from smartspec_py.core.cost import CostModel
 from smartspec_py.core.types import SamplingParams, SequenceId
 from smartspec_py.engines.base import (
+    SHORT_LAG,
     Draft,
     DraftTask,
     Event,
@@ -31,7 +32,6 @@ from smartspec_py.engines.base import (
 )
 from smartspec_py.engines.clock import VirtualClock
 from smartspec_py.serving.config import DRAFT_MODEL, PROMPT_LOOKUP
-from smartspec_py.serving.drafters import SHORT_LAG
 from smartspec_py.sim.acceptance import Acceptance
 
 PROPOSERS = (DRAFT_MODEL, PROMPT_LOOKUP)
