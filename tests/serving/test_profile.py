@@ -30,7 +30,7 @@ from smartspec_py.serving.profile import (
     profile,
     profile_path,
     store_cost,
-    store_learned,
+    store_served,
 )
 from smartspec_py.serving.request import GenerateParams
 from smartspec_py.serving.server import Engine, Server
@@ -296,15 +296,16 @@ def test_a_profile_from_before_prompts_were_measured_is_read(tmp_path: Path) -> 
 
 
 def test_host_time_is_all_that_serving_changes(tmp_path: Path) -> None:
-    """Tables, factors and identity are those of the measurement, whatever was learned of them: that
-    stands beside them, for those who ask for it."""
+    """Tables and identity are those of the measurement, whatever serving showed of them: that stands
+    beside them, for those who ask for it."""
     measured = CostModel(TABLE, TABLE, catch_up_s=1 / 7, prompt=TABLE)
     path = tmp_path / "cost.json"
     store_cost(measured, path, ["model a"])
-    learned = replace(measured, host_s=0.25, host_row_s=0.125, catch_up_s=9.0, target_base=2.0)
-    store_learned(path, learned)
-    assert load_served(path) == learned
-    assert load_served(path).of_profile == replace(learned, target_base=1.0)
+    slower = replace(TABLE, seconds=tuple(tuple(2 * s for s in line) for line in TABLE.seconds))
+    served = replace(measured, target=slower, host_s=0.25, host_row_s=0.125, catch_up_s=9.0)
+    assert load_served(path) == measured
+    store_served(path, served)
+    assert load_served(path) == served
     assert load_cost(path) == replace(measured, host_s=0.25, host_row_s=0.125)
     assert json.loads(path.read_text())["identity"] == ["model a"]
     assert [path.name for path in tmp_path.iterdir()] == ["cost.json"]
@@ -318,7 +319,7 @@ def test_what_is_no_profile_stays_as_it_is(
     if text is not None:
         path.write_text(text)
     with caplog.at_level("WARNING", "smartspec_py.serving.profile"):
-        store_learned(path, CostModel(TABLE, host_s=1.0))
+        store_served(path, CostModel(TABLE, host_s=1.0))
     assert "is not kept" in caplog.text
     assert (path.read_text() if path.exists() else None) == text
 
@@ -334,7 +335,7 @@ def test_a_folder_that_cannot_be_written_is_only_logged(
 
     monkeypatch.setattr(Path, "rename", refuse)
     with caplog.at_level("WARNING", "smartspec_py.serving.profile"):
-        store_learned(path, CostModel(TABLE, host_s=1.0))
+        store_served(path, CostModel(TABLE, host_s=1.0))
     assert "read-only" in caplog.text
     assert load_cost(path) == CostModel(TABLE)
 
@@ -364,9 +365,9 @@ def test_host_time_outlives_a_server_that_saw_enough(
     store_cost(cost, path)
     target = FakeTarget(CAPABILITIES, cost=COST, clock=VirtualClock())
     engine = replace(fake_engine(), target=target, cost=cost, profile_path=path)
-    learned = served(engine, 1 + num_steps).loop.controller.cost
-    assert learned.host_s < 0.001
-    expected = replace(cost, host_s=learned.host_s, host_row_s=learned.host_row_s)
+    shown = served(engine, 1 + num_steps).loop.controller.served_cost
+    assert shown.host_s < 0.001
+    expected = replace(cost, host_s=shown.host_s, host_row_s=shown.host_row_s)
     assert load_cost(path) == (expected if is_kept else cost)
 
 
@@ -375,7 +376,7 @@ def test_a_restart_begins_with_the_host_time_that_was_learned(tmp_path: Path) ->
     first = cached(CountingEngine(), tmp_path, "model a")
     path = profile_path(SHAPE, tmp_path, ["model a"])
     assert path is not None
-    store_learned(path, replace(first, host_s=0.25, host_row_s=0.125))
+    store_served(path, replace(first, host_s=0.25, host_row_s=0.125))
     engine = CountingEngine()
     again = cached(engine, tmp_path, "model a")
     assert engine.num_passes == 0
@@ -392,7 +393,7 @@ def test_passes_that_no_engine_timed_tell_nothing(tmp_path: Path) -> None:
 
 def test_without_a_profile_cache_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[Path] = []
-    monkeypatch.setattr(server_module, "store_learned", lambda path, cost: kept.append(path))
+    monkeypatch.setattr(server_module, "store_served", lambda path, cost: kept.append(path))
     target = FakeTarget(CAPABILITIES, cost=COST, clock=VirtualClock())
     engine = replace(fake_engine(), target=target)
     served(engine, 600)

@@ -20,6 +20,7 @@ from smartspec_py.core.cost import MAX_ROWS, CostModel
 from smartspec_py.core.guard import Guard, ProbeBudget, Sample
 from smartspec_py.core.planner import BatchTable, PlannerSettings, batch_table_of, plan
 from smartspec_py.core.policies import GOODPUT_CONFIDENCE
+from smartspec_py.core.served import ServedCosts
 from smartspec_py.core.types import SequenceId, SequenceView, SpecPlan
 
 PROBE_DRAFT_LEN = 2
@@ -64,6 +65,7 @@ class Controller:
     ) -> None:
         """batch_table: None has one made from the profile."""
         self._corrections = CostCorrections(profile)
+        self._served = ServedCosts(profile)
         self._budget = ProbeBudget()
         self._guard = Guard(profile, self._budget)
         rows = [n for n in TABLE_ROWS if n < min(max_sequences, MAX_ROWS)] + [max_sequences]
@@ -86,6 +88,11 @@ class Controller:
     def cost(self) -> CostModel:
         """As corrected so far: what the next step is planned with."""
         return self._corrections.corrected
+
+    @property
+    def served_cost(self) -> CostModel:
+        """As steps were on average since the start: what a simulation of this server charges."""
+        return self._served.cost
 
     @property
     def num_switches(self) -> int:
@@ -143,7 +150,9 @@ class Controller:
         num_verified = sum(step.draft_lens.values())
         drafting = _drafting(step)
         if step.target_s > 0.0:  # else the engine cannot tell its passes from the rest
-            self._corrections.observe(_step_cost(step, drafting, num_verified, context_len))
+            step_cost = _step_cost(step, drafting, num_verified, context_len)
+            self._corrections.observe(step_cost)
+            self._served.observe(step_cost)
         if step.num_prefill_tokens == 0:
             self._recent.observe(step.num_generated, step.total_s)
         if any(view.policy in LEARNING for view in step.views):

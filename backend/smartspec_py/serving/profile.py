@@ -14,7 +14,7 @@ import os
 import platform
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from smartspec_py.tracing.steps import cost_from_json, cost_to_json
 
 logger = logging.getLogger(__name__)
 
-PROFILE_VERSION = 3
+PROFILE_VERSION = 4
 """Raise it when the meaning of a stored number changes."""
 
 NUM_ROUNDS = 3
@@ -33,16 +33,6 @@ TOKEN_GRID = (1, 2, 3, 4, 6, 8, 12, 16)
 PROMPT_GRID = (1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 CATCH_UP_TOKENS = (16, 80)
 """Tokens of two passes of the draft model; what a token adds is the difference."""
-
-SERVED = (
-    "catch_up_s",
-    "target_base",
-    "target_slope",
-    "target_extra_s",
-    "draft_factor",
-    "prefill_factor",
-)
-"""Fields of a cost model in which serving differs from a profile; see `core.corrections`."""
 
 DRIVER_FILES = (Path("/sys/module/nvidia/version"), Path("/proc/driver/nvidia/version"))
 """Where Linux tells the version of NVIDIA's driver; a container may show only one of them."""
@@ -200,31 +190,30 @@ def load_cost(path: Path) -> CostModel:
 
 
 def load_served(path: Path) -> CostModel:
-    """`load_cost`, with passes as they were while serving, where a server has learned that."""
-    served = json.loads(path.read_text()).get("served", {})
-    factors: dict[str, Any] = {name: float(served[name]) for name in SERVED if served}
-    return replace(load_cost(path), **factors)
+    """`load_cost`, with passes as they were while serving, where a server has stored that."""
+    document = json.loads(path.read_text())
+    return cost_from_json(document.get("served") or document["cost"])
 
 
-def store_learned(path: Path, learned: CostModel) -> None:
-    """Give the stored profile the host time of this cost model, and beside the profile what serving
-    showed of its passes: a server learns that anew, a simulation of this one begins with it.
+def store_served(path: Path, served: CostModel) -> None:
+    """Give the stored profile the host time of this cost model, and beside the profile all of it:
+    a server learns anew how its passes differ, a simulation of this one begins with it.
 
     A profile that is gone or damaged stays so: that is logged, and nothing is raised.
     """
     try:
         document = json.loads(path.read_text())
-        document["cost"] |= {"host_s": learned.host_s, "host_row_s": learned.host_row_s}
-        document["served"] = {name: getattr(learned, name) for name in SERVED}
+        document["cost"] |= {"host_s": served.host_s, "host_row_s": served.host_row_s}
+        document["served"] = cost_to_json(served)
         cost_from_json(document["cost"])
         _write(path, document)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        logger.warning("what was learned of host time is not kept in %s: %s", path, error)
+        logger.warning("what serving showed of costs is not kept in %s: %s", path, error)
     else:
         logger.info(
             "host time, %.2f ms a step and %.3f ms a row, kept in %s",
-            1e3 * learned.host_s,
-            1e3 * learned.host_row_s,
+            1e3 * served.host_s,
+            1e3 * served.host_row_s,
             path,
         )
 

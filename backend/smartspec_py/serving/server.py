@@ -16,7 +16,7 @@ from smartspec_py.serving.intake import Defaults, Engine, Intake, cache_budget
 from smartspec_py.serving.loop import StepLoop, StepRecord
 from smartspec_py.serving.messages import SHUTTING_DOWN, Sink, Update
 from smartspec_py.serving.metrics import ConfigInfo, Meter, MetricSink, NoMetrics
-from smartspec_py.serving.profile import store_learned
+from smartspec_py.serving.profile import store_served
 from smartspec_py.serving.request import ErrorCode, GenerateParams, RequestError
 from smartspec_py.serving.responder import Responder
 from smartspec_py.serving.roster import Arrival
@@ -91,16 +91,16 @@ class Server:
         if self._thread.is_alive():
             logger.error("the loop did not end within %.0f s; its engines stay open", STOP_S)
             return
-        self._keep_learned()
+        self._keep_served()
         self._engine.target.close()
         for proposer in self._engine.proposers.values():
             proposer.close()
 
-    def _keep_learned(self) -> None:
+    def _keep_served(self) -> None:
         """Passes were timed before the server started, alone; what serving showed is kept too."""
         path = self._engine.profile_path
         if path is not None and sum(map(_is_learned_from, self.loop.records)) >= ENOUGH_STEPS:
-            store_learned(path, self.loop.controller.cost)
+            store_served(path, self.loop.controller.served_cost)
 
     @property
     def is_alive(self) -> bool:
