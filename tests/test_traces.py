@@ -343,14 +343,14 @@ def recorded(seeds: range) -> StepTraceFile:
     steps = []
     for seed in seeds:
         views = random_views(np.random.default_rng(seed))
-        num_delayed = seed % 3
-        spec_plan = plan(views, COST, PlannerSettings(num_delayed=num_delayed))
+        told = {"num_delayed": seed % 3, "num_background": seed % 4}
+        spec_plan = plan(views, COST, PlannerSettings(**told))
         record: Any = SimpleNamespace(
             plan=spec_plan,
             views=views,
             cost=COST,
             events=[Event(v.sequence, (1, 2), num_drafted=3, num_accepted=1) for v in views],
-            **dict.fromkeys(COPIED, seed / 7) | {"num_delayed": num_delayed},
+            **dict.fromkeys(COPIED, seed / 7) | told,
         )
         steps.append(trace_step(record, cost_id(COST)))
     return StepTraceFile({"model": "tiny"}, {cost_id(COST): COST}, steps)

@@ -287,7 +287,9 @@ class StudiedController(Controller):
         self._accept_of = accept_of
         self._is_alone = is_alone
 
-    def plan(self, views: Sequence[SequenceView], num_delayed: int = 0) -> SpecPlan:
+    def plan(
+        self, views: Sequence[SequenceView], num_delayed: int = 0, num_background: int = 0
+    ) -> SpecPlan:
         if (accept_of := self._accept_of) is not None:
             views = [
                 replace(view, accept_probs=(accept_of(view.sequence),) * view.max_draft_len)
@@ -295,7 +297,7 @@ class StudiedController(Controller):
             ]
         if self._is_alone:
             return self._ask(views)
-        return super().plan(views, num_delayed)
+        return super().plan(views, num_delayed, num_background)
 
 
 class WeighedController(StudiedController):

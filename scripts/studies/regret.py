@@ -103,8 +103,10 @@ class Clairvoyant(FrozenController):
         super().__init__(cost, num_rows, has_guard=False)
         self._requests = {request.sequence: request for request in requests}
 
-    def plan(self, views: Sequence[SequenceView], num_delayed: int = 0) -> SpecPlan:
-        return super().plan([self._told(view) for view in views], num_delayed)
+    def plan(
+        self, views: Sequence[SequenceView], num_delayed: int = 0, num_background: int = 0
+    ) -> SpecPlan:
+        return super().plan([self._told(view) for view in views], num_delayed, num_background)
 
     def _told(self, view: SequenceView) -> SequenceView:
         request, most = self._requests[view.sequence], view.max_draft_len

@@ -95,6 +95,8 @@ class StepCost:
     host_s: what the step took beside both.
     num_prefill_tokens: prompt tokens that shared the pass.
     num_catch_up_tokens: tokens that stale draft caches read first.
+    num_charged_tokens: tokens of the texts that were verified, drafts included; see
+        `CostModel.max_charged_tokens`.
     """
 
     num_rows: int
@@ -106,6 +108,7 @@ class StepCost:
     host_s: float
     num_prefill_tokens: int = 0
     num_catch_up_tokens: int = 0
+    num_charged_tokens: int = 0
 
     @property
     def total_s(self) -> float:
@@ -202,6 +205,7 @@ class CostCorrections:
         drafts_s = 0.0
         if num_tokens > rows:
             drafts_s = profile.target.pass_s(rows, num_tokens, step.context_len) - one_token_s
+            drafts_s += profile.extra_iterations_s(step.num_charged_tokens)
         passes_s = sum(profile.draft_s(rows) for rows in step.draft_rows)
         if step.draft_rows:
             passes_s += profile.catch_up_s * step.num_catch_up_tokens

@@ -123,6 +123,9 @@ class CostModel:
 
     draft_factor: on passes of the draft model (`catch_up_s` is taken as it is). prefill_factor: on
     what a prompt chunk adds to a pass.
+    max_charged_tokens: where the engine's scheduler counts the whole text of a sequence whose
+    drafts are verified, cached or not, the tokens that it lets into one iteration; see
+    `extra_iterations_s`. 0 where what is cached is not counted.
     """
 
     target: PassTable
@@ -136,6 +139,7 @@ class CostModel:
     draft_factor: float = 1.0
     prefill_factor: float = 1.0
     prompt: PassTable | None = None
+    max_charged_tokens: int = 0
 
     @property
     def of_profile(self) -> CostModel:
@@ -174,6 +178,15 @@ class CostModel:
         table = self.prompt or self.target
         alone = table.pass_s(1, max(1, num_tokens)) - table.one_token_s(1)
         return self.prefill_factor * max(0.0, alone)
+
+    def extra_iterations_s(self, num_charged_tokens: float) -> float:
+        """Seconds of the iterations after the first that a step takes which verifies texts of so
+        many tokens in all, drafts included. Not rounded up: one that is not full is shared with
+        what else runs, and its tokens are in `target_s` already."""
+        if not self.max_charged_tokens:
+            return 0.0
+        num_extra = max(0.0, num_charged_tokens / self.max_charged_tokens - 1.0)
+        return num_extra * (self.target_base * self.target.one_token_s(1) + self.target_extra_s)
 
     @cached_property
     def draft_pass_s(self) -> Floats:

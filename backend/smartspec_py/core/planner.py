@@ -57,10 +57,11 @@ def plan(
     """
     if not views:
         return SpecPlan()
-    step = step_of(views, cost, settings.num_prefill_tokens)
+    step = step_of(views, cost, settings.num_prefill_tokens, settings.num_background)
     found = _planned(views, step, settings)
     if settings.num_delayed and any(found.draft_lens.values()):
-        price = found.goodput * (1 + settings.num_delayed / len(views))
+        num_decoding = len(views) + settings.num_background
+        price = found.goodput * (1 + settings.num_delayed / num_decoding)
         priced = replace(settings, objective=ObjectiveName.LAGRANGIAN, token_goodput=price)
         found = _planned(views, step, priced)
     return found
@@ -103,7 +104,7 @@ def evaluate(
     """
     if not views:
         return SpecPlan()
-    step = step_of(views, cost, settings.num_prefill_tokens)
+    step = step_of(views, cost, settings.num_prefill_tokens, settings.num_background)
     options = [(choices or {}).get(view.sequence, 0) for view in views]
     ways = step.first_ways + np.array(options)
     choice = Choice(ways, np.array(draft_lens))

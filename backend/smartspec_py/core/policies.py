@@ -79,6 +79,8 @@ class PlannerSettings:
     having been measured yet, the objective is E/T. num_prefill_tokens: prompt tokens that share the
     target pass and are to be counted in its time; 0 leaves them out. num_delayed: requests that
     wait for the step to end because their prompts are being read; see `planner.plan`.
+    num_background: sequences that generate a token in the same pass without being planned, because
+    the engine was given a burst of tokens for them to generate.
     """
 
     batch_table: BatchTable | None = None
@@ -86,6 +88,7 @@ class PlannerSettings:
     token_goodput: float = 0.0
     num_prefill_tokens: int = 0
     num_delayed: int = 0
+    num_background: int = 0
 
     @property
     def judged_by(self) -> Objective:

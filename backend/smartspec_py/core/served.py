@@ -45,6 +45,7 @@ class ServedCosts:
         profile, rows = self._profile, max(1, step.num_rows)
         num_tokens = max(rows, step.num_tokens)
         alone_s = profile.target.pass_s(rows, num_tokens, step.context_len)
+        alone_s += profile.extra_iterations_s(step.num_charged_tokens)
         if step.num_prefill_tokens:
             added_s = step.target_s - self._target.at(rows) * alone_s
             self._prefill.observe(1, added_s, profile.prefill_s(step.num_prefill_tokens))

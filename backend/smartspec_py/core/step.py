@@ -58,7 +58,8 @@ class Step:
     has_passes: [R]. verify_s: seconds of target pass and host by the number of drafts in the step,
     from 0 to the most there can be. pass_s: seconds of a draft pass by its rows.
     num_rows: sequences of the whole step. held_tokens, held_rows: tokens, and rows in the draft
-    passes 1..K, that the step has anyway. limits_s: [B], seconds a generated token that a sequence
+    passes 1..K, that the step has anyway, among them a token for each sequence that generates
+    beside those of the views. limits_s: [B], seconds a generated token that a sequence
     may take from now on, infinite without a target; None where no sequence has one.
     """
 
@@ -170,8 +171,14 @@ _FIELDS = attrgetter("max_draft_len", "draft_lag", "has_draft_passes", "accept_p
 _FIELDS_OF_VIEW = attrgetter("context_len", "remaining", "alternatives", "slo_s_per_token")
 
 
-def step_of(views: Sequence[SequenceView], cost: CostModel, num_prefill_tokens: int = 0) -> Step:
-    """The arrays of these views, of which there must be one; num_prefill_tokens share its pass."""
+def step_of(
+    views: Sequence[SequenceView],
+    cost: CostModel,
+    num_prefill_tokens: int = 0,
+    num_background: int = 0,
+) -> Step:
+    """The arrays of these views, of which there must be one. num_prefill_tokens share its pass, and
+    so do num_background sequences that generate a token each, whatever is planned."""
     num_rows = len(views)
     context_lens, remaining, alternatives, targets = zip(*map(_FIELDS_OF_VIEW, views), strict=True)
     ways: Sequence[SequenceView | DraftOption] = views
@@ -185,15 +192,18 @@ def step_of(views: Sequence[SequenceView], cost: CostModel, num_prefill_tokens: 
     caps = np.array(cap_list)
     most = caps if len(ways) == num_rows else np.maximum.reduceat(caps, first_ways)
     num_tokens = np.arange(num_rows, num_rows + int(most.sum()) + 1, dtype=np.float64)
-    num_tokens += num_prefill_tokens
+    num_tokens += num_prefill_tokens + num_background
+    in_pass = num_rows + num_background
     survivals = _survivals(probs, cap_list)
     gains = np.zeros((len(ways), survivals.shape[1] + 1))
     np.add.accumulate(survivals, axis=1, out=gains[:, 1:])
-    verify_s = cost.targets_s(num_rows, num_tokens, sum(context_lens) / num_rows)
+    verify_s = cost.targets_s(in_pass, num_tokens, sum(context_lens) / num_rows)
     entries_s = np.zeros(len(ways))
     if any(lags):
         num_steps = np.maximum(np.array(remaining) / TOKENS_A_STEP, 1.0)
         entries_s = cost.catch_up_s * np.array(lags) / num_steps[owners]
+    if cost.max_charged_tokens:
+        entries_s = entries_s + _charges_s(np.array(context_lens) + most, cost)[owners]
     return Step(
         first_ways=first_ways,
         owners=owners,
@@ -202,13 +212,24 @@ def step_of(views: Sequence[SequenceView], cost: CostModel, num_prefill_tokens: 
         gains=gains,
         entries_s=entries_s,
         has_passes=np.array(has_passes),
-        verify_s=np.maximum(verify_s + cost.step_host_s(num_rows), MIN_STEP_S),
+        verify_s=np.maximum(verify_s + cost.step_host_s(in_pass), MIN_STEP_S),
         pass_s=cost.draft_pass_s,
         num_rows=num_rows,
-        held_tokens=float(num_rows),
+        held_tokens=float(in_pass),
         held_rows=np.zeros(survivals.shape[1], dtype=np.int64),
         limits_s=None if targets.count(None) == num_rows else _limits_s(views),
     )
+
+
+def _charges_s(text_lens: Ints, cost: CostModel) -> Floats:
+    """What its text adds to the iterations of a step by its being verified; shape of text_lens, the
+    tokens of each sequence with its drafts.
+
+    Right where all draft, which is then the sum; where some do, they are charged their share of an
+    excess that they may not reach alone.
+    """
+    num_charged = float(text_lens.sum())
+    return text_lens * (cost.extra_iterations_s(num_charged) / num_charged)
 
 
 def _limits_s(views: Sequence[SequenceView]) -> Floats:

@@ -50,6 +50,13 @@ class Batcher:
         return sum(r.state is RequestState.PREFILLING for r in self._live.values())
 
     @property
+    def num_background(self) -> int:
+        """Live requests that generate what they were given to in an earlier step."""
+        return sum(
+            r.is_in_flight and r.state is RequestState.DECODING for r in self._live.values()
+        )
+
+    @property
     def num_rows(self) -> int:
         """Requests that can be live at once."""
         return self._max_sequences

@@ -39,7 +39,8 @@ class Measured:
     """What a step did and took. Seconds.
 
     num_drafted: drafts as made, by sequence; they may be fewer than planned, or more. draft_lens:
-    those of them that were verified; sequences without any are left out.
+    those of them that were verified; sequences without any are left out. num_background: sequences
+    that generated beside those of the views.
     """
 
     views: Sequence[SequenceView]
@@ -51,6 +52,11 @@ class Measured:
     draft_s: float
     target_s: float
     total_s: float  # from the end of the step before, where the loop was not idle
+    num_background: int = 0
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.views) + self.num_background
 
 
 class Controller:
@@ -73,7 +79,7 @@ class Controller:
         self._settings = PlannerSettings(batch_table=table)
         self._recent = RecentGoodput()
         self._is_probe = False
-        self.num_delayed = 0
+        self.num_delayed = self.num_background = 0
         """That the last plan was asked with."""
         self.why = PLANNED
         """Whose choice the last plan was."""
@@ -104,22 +110,26 @@ class Controller:
         """Mean relative error of predicted seconds: by the profile, and as corrected."""
         return self._corrections.mean_errors
 
-    def plan(self, views: Sequence[SequenceView], num_delayed: int = 0) -> SpecPlan:
-        """num_delayed: see `PlannerSettings`."""
-        self._is_probe, self.why, self.num_delayed = False, PLANNED, num_delayed
+    def plan(
+        self, views: Sequence[SequenceView], num_delayed: int = 0, num_background: int = 0
+    ) -> SpecPlan:
+        """num_delayed, num_background: see `PlannerSettings`."""
+        self._is_probe, self.why = False, PLANNED
+        self.num_delayed, self.num_background = num_delayed, num_background
+        num_rows = len(views) + num_background
         chosen = self._ask(views)
         free = [view for view in views if view.policy in LEARNING]
         if not free:
             return chosen
         context_len = sum(view.context_len for view in views) / len(views)
         if any(chosen.draft_lens[view.sequence] for view in free):
-            if not self._guard.allows(len(views), context_len):
+            if not self._guard.allows(num_rows, context_len):
                 return self._without_drafts(views, GUARD)
-            wants = self._guard.wants_reference(len(views), context_len)
+            wants = self._guard.wants_reference(num_rows, context_len)
             if wants or (self._budget.allows() and self._corrections.wants_contrast(True)):
                 self._is_probe = True
                 return self._without_drafts(views, PROBE)
-        elif self._guard.allows(len(views), context_len) and self._wants_draft():
+        elif self._guard.allows(num_rows, context_len) and self._wants_draft():
             return self._with_a_draft(views, chosen)
         return chosen
 
@@ -132,21 +142,20 @@ class Controller:
         )
         if not wants or self.why != PLANNED or any(v.slo_s_per_token is not None for v in views):
             return None
-        num_rows, cost = len(views), self.cost
+        num_rows, cost = len(views) + self.num_background, self.cost
         most = sum(
             max([v.max_draft_len, *(w.max_draft_len for w in v.alternatives)]) for v in views
         )
-        context_len = sum(view.context_len for view in views) / num_rows
+        context_len = sum(view.context_len for view in views) / len(views)
         num_tokens = np.arange(num_rows, num_rows + most + 1, dtype=np.float64)
         verify_s = cost.targets_s(num_rows, num_tokens, context_len) + cost.step_host_s(num_rows)
         return StepPrices(verify_s, cost.draft_pass_s, self._recent.price or spec_plan.goodput)
 
     def observe(self, step: Measured) -> None:
         """Learn from a step that had decoding sequences."""
-        num_rows = len(step.views)
-        if num_rows == 0 or step.total_s <= 0.0:
+        if not step.views or step.total_s <= 0.0:
             return
-        context_len = sum(view.context_len for view in step.views) / num_rows
+        context_len = sum(view.context_len for view in step.views) / len(step.views)
         num_verified = sum(step.draft_lens.values())
         drafting = _drafting(step)
         if step.target_s > 0.0:  # else the engine cannot tell its passes from the rest
@@ -163,7 +172,7 @@ class Controller:
         ):
             self._guard.observe(
                 Sample(
-                    num_rows=num_rows,
+                    num_rows=step.num_rows,
                     context_len=context_len,
                     num_generated=step.num_generated,
                     step_s=step.total_s,
@@ -178,8 +187,10 @@ class Controller:
     def _ask(self, views: Sequence[SequenceView]) -> SpecPlan:
         self.asked = views
         settings = self._settings
-        if self.num_delayed:
-            settings = replace(settings, num_delayed=self.num_delayed)
+        if self.num_delayed or self.num_background:
+            settings = replace(
+                settings, num_delayed=self.num_delayed, num_background=self.num_background
+            )
         return plan(views, self.cost, settings)
 
     def _without_drafts(self, views: Sequence[SequenceView], why: str) -> SpecPlan:
@@ -226,8 +237,8 @@ def _step_cost(
     num_late = sum(view.draft_lag > 0 for view, _ in drafting)
     draft_s = step.draft_s if drafting else 0.0
     return StepCost(
-        num_rows=len(step.views),
-        num_tokens=len(step.views) + num_verified,
+        num_rows=step.num_rows,
+        num_tokens=step.num_rows + num_verified,
         context_len=context_len,
         draft_rows=(
             *((num_late,) if num_late else ()),  # they are read in a pass of their own
@@ -238,4 +249,6 @@ def _step_cost(
         host_s=max(0.0, step.total_s - step.target_s - draft_s),
         num_prefill_tokens=step.num_prefill_tokens,
         num_catch_up_tokens=sum(view.draft_lag for view, _ in drafting),
+        num_charged_tokens=num_verified
+        + sum(view.context_len for view in step.views if view.sequence in step.draft_lens),
     )

@@ -54,7 +54,7 @@ class StepRecord:
     """What a step did and took, in seconds.
 
     start_s: by the loop's clock. why: the planner's choice, or who overruled it. views, cost,
-    num_delayed: what the plan was made of. num_generated: tokens that requests kept. target_s: the
+    num_delayed, num_background: what the plan was made of. num_generated: tokens that requests kept. target_s: the
     pass of its decoding work. total_s: from the plan to the events' end, so that what the parts
     leave is the loop's own work.
     """
@@ -66,6 +66,7 @@ class StepRecord:
     plan: SpecPlan
     events: Sequence[Event]
     num_delayed: int
+    num_background: int
     num_rows: int
     num_prefill_tokens: int
     num_drafted: int
@@ -157,7 +158,8 @@ class StepLoop:
         start = self._clock()
         ready = self._batcher.ready()
         views = self._views(ready)
-        spec_plan = self.controller.plan(views, self._batcher.num_reading)
+        num_reading, num_background = self._batcher.num_reading, self._num_background()
+        spec_plan = self.controller.plan(views, num_reading, num_background)
         planned = self._clock()
         prices = self.controller.prices(views, spec_plan)
         drafts = self._drafters.propose(ready, views, spec_plan, prices)
@@ -202,6 +204,11 @@ class StepLoop:
         if self._drain_until_s is not None and self._clock() >= self._drain_until_s:
             self._roster.cancel_all()
 
+    def _num_background(self) -> int:
+        """None where every step ends what it begins, and nobody need count them."""
+        has_bursts = self._target.capabilities.max_decode_tokens > 1
+        return self._batcher.num_background if has_bursts else 0
+
     def _views(self, ready: Sequence[Request]) -> list[SequenceView]:
         now = self._clock()
         room = self._roster.cache.draft_room(ready, self._batcher.live)
@@ -239,6 +246,7 @@ class StepLoop:
             start_s=times.start,
             why=self.controller.why,
             num_delayed=self.controller.num_delayed,
+            num_background=self.controller.num_background,
             views=self.controller.asked,
             cost=self.controller.cost,
             plan=step.plan,
@@ -264,6 +272,7 @@ class StepLoop:
                 draft_s=record.draft_s if step.proposed.num_drafted else 0.0,
                 target_s=record.target_s,
                 total_s=record.total_s + times.between_s,
+                num_background=record.num_background,
             )
         )
         self._post(self._sample(record, decoding, load))

@@ -52,7 +52,7 @@ class StepTrace:
 
     factors: what the profile was corrected by for this step, field by field of `CostModel`. views:
     what `plan` was asked with, in that order. why: whose choice it was, see `serving.controller`.
-    num_delayed: what the planner was told, see `PlannerSettings`.
+    num_delayed, num_background: what the planner was told, see `PlannerSettings`.
     outcomes: of all events of the step, those of prompt chunks included. num_generated and the
     times: see `StepRecord`.
     """
@@ -70,6 +70,7 @@ class StepTrace:
     total_s: float
     why: str = "planned"
     num_delayed: int = 0
+    num_background: int = 0
     factors: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -83,6 +84,7 @@ COPIED = (
     "total_s",
     "why",
     "num_delayed",
+    "num_background",
 )
 """Fields that a step trace has in common with a `StepRecord`."""
 
@@ -138,7 +140,8 @@ def decide(
     step: StepTrace, cost: CostModel, settings: PlannerSettings = DEFAULT_SETTINGS
 ) -> SpecPlan:
     """What the planner decides today from what it saw then."""
-    return plan(step.views, cost, replace(settings, num_delayed=step.num_delayed))
+    told = replace(settings, num_delayed=step.num_delayed, num_background=step.num_background)
+    return plan(step.views, cost, told)
 
 
 def replay(
