@@ -331,3 +331,14 @@ def test_a_planner_that_is_wrong_is_contradicted(mistake: str) -> None:
         tokens += generated / num_rows
         spent += size
     assert tokens / spent >= 0.98
+
+
+def test_a_profile_that_says_nothing_ends_no_loop() -> None:
+    """A pass of no time at all: steps are compared by their tokens alone, and a loss is seen."""
+    free = PassTable((1,), (1,), ((0.0,),))
+    guard = Guard(CostModel(free), ProbeBudget())
+    for i in range(2000):
+        is_speculating = i % 4 > 0
+        step_s = 0.030 if is_speculating else 0.010
+        guard.observe(Sample(4, 100.0, 4, step_s, is_speculating))
+    assert not guard.allows(4, 100.0)

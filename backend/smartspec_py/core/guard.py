@@ -109,6 +109,9 @@ SAVED_PROBES = 5.0
 FIRST_PROBES = 1.0
 """Probes that it has at the start: short runs should not be made of them."""
 
+LEAST_S = 1e-9
+"""Of a pass by the profile, which may say that it takes no time at all."""
+
 ROW_BUCKETS = 11
 CONTEXT_EDGES = (256.0, 1024.0, 4096.0, 16384.0)
 
@@ -190,6 +193,7 @@ class Guard:
         was_off = cell.state is State.OFF
         profile = self._profile
         none_s = profile.target_s(sample.num_rows, sample.num_rows, sample.context_len)
+        none_s = max(none_s, LEAST_S)
         earned_s = none_s * sample.num_generated / sample.num_rows
         step = _Step(sample.num_rows, earned_s, sample.step_s, sample.has_catch_up)
         cell.observe(step, sample.is_speculating)
