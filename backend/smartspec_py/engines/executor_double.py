@@ -2,301 +2,296 @@
 
 It stands where that module stands, with the same names, so that the adapter can be tested and the
 traffic it makes can be simulated without a GPU. It doubles what the documentation and the sources
-of the executor say of requests, iterations and responses:
+of the executor say of requests, iterations and responses (`trtllm/signatures.json` has the sources
+of the names):
 
-- Requests run by iterations and finish at different times. A context step counts the whole prompt
-  and its drafts against `max_num_tokens`, cached or not; a generation step counts 1. Who does not
-  fit, and everyone behind, waits; who can never fit gets a response with an error.
+- Requests run by iterations and finish at different times. Who runs: `executor_double_scheduler`.
+  Who does not fit, and everyone behind, waits; who can never fit gets a response with an error.
 - A request with drafts is one context step and ends after it with 1 to k+1 tokens, `is_final`, and
   the finish reason NOT_FINISHED, unless the end token or max_tokens was really reached. More drafts
   than the engine was built for are refused on enqueueing; those past `max_input_len` are dropped.
+  With all drafts dropped, it is a request without drafts.
 - A request without drafts generates up to max_tokens, which is cut to what `max_seq_len` leaves
   beside the drafts (without drafts: beside `max_draft_len`). With `streaming` each iteration
   responds with its token, otherwise one response brings all.
-- The end token is not among the tokens.
+- The end token is not among the tokens; a stop word is.
 - A cancel takes effect after the next iteration: one more response may come before the final one.
 - A failure of one request is a response with `has_error()`. After `shutdown` every call raises,
   but `can_enqueue_requests`, which says False.
+- Blocks of the KV cache are stored when a request ends, found by later prompts, and lower the time
+  of a context step, not its charge: `executor_double_blocks`.
+- Fields that would change the text and are not doubled are refused on enqueueing, by name.
 
-Tokens follow the rule of `engines.fake`. The executor is not told where the prompt ends and the
-generated text begins, since every request resends all: an input whose last tokens follow the rule
-for the tokens before them is taken as a text to go on with, any other as a prompt. The one prompt
-in vocab_size whose own last token follows the rule is thus continued as if it were generated.
+Tokens follow the rule of `engines.fake`: `executor_double_text`. There are no threads: iterations
+run inside `await_responses` and take the time of a cost model.
 
-There are no threads: iterations run inside `await_responses` and take the time of a cost model.
-
-What it cannot know: numbers (near-ties, low precision), GPU memory and evictions, the real
-executor's latency, and any behaviour that its documentation leaves out. The real executor has never
-been run by this project; where the two differ, the double is wrong.
+What it cannot know: numbers (near-ties, low precision), GPU memory, the real executor's latency,
+and any behaviour that its documentation leaves out; for the points of which we know that we do not
+know them there is a switch in `Behaviour`. That stop words are part of the text, and that nothing
+of a cancelled request is kept, are assumptions. The real executor has never been run by this
+project; where the two differ, the double is wrong.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from enum import IntEnum
+from os import PathLike
+from types import TracebackType
+from typing import Any
 
 from smartspec_py.core.cost import CostModel
 from smartspec_py.engines.clock import Clock, RealClock
-from smartspec_py.engines.fake import TOKEN_STEP, token_at
+from smartspec_py.engines.executor_double_jobs import Behaviour, EngineLimits, Job
+from smartspec_py.engines.executor_double_limits import (
+    check_request,
+    limits_of,
+    make_blocks,
+    permissive_config,
+)
+from smartspec_py.engines.executor_double_plain import plain
+from smartspec_py.engines.executor_double_scheduler import Scheduled, Scheduler
+from smartspec_py.engines.executor_double_stats import (
+    Counts,
+    IterationStats,
+    RequestStats,
+    RequestStatsPerIteration,
+    StatsLog,
+    drafts_of,
+    perf_metrics,
+)
+from smartspec_py.engines.executor_double_text import TextRule, make_result
+from smartspec_py.engines.executor_double_values import (
+    ExternalDraftTokensConfig,
+    FinishReason,
+    OutputConfig,
+    Request,
+    RequestType,
+    Response,
+    Result,
+    SamplingConfig,
+)
+
+__all__ = [
+    "Behaviour",
+    "DoubleBindings",
+    "EngineLimits",
+    "Executor",
+    "ExternalDraftTokensConfig",
+    "FinishReason",
+    "IterationStats",
+    "OutputConfig",
+    "Request",
+    "RequestStats",
+    "RequestStatsPerIteration",
+    "RequestType",
+    "Response",
+    "Result",
+    "SamplingConfig",
+]
 
 
-class FinishReason(IntEnum):
-    NOT_FINISHED = 0
-    END_ID = 1
-    STOP_WORDS = 2
-    LENGTH = 3
-    TIMED_OUT = 4
-    CANCELLED = 5
-
-
-@dataclass(frozen=True)
-class SamplingConfig:
-    """Greedy where top_k is 1, or where neither top_k nor top_p is set."""
-
-    beam_width: int = 1
-    _: KW_ONLY
-    top_k: int | None = None
-    top_p: float | None = None
-    seed: int | None = None
-    temperature: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.beam_width != 1:
-            raise RuntimeError("the double has no beam search")
-        if self.temperature is not None and self.temperature <= 0:
-            raise RuntimeError(f"temperature must be positive, got {self.temperature}")
-
-
-@dataclass(frozen=True)
-class OutputConfig:
-    exclude_input_from_output: bool = False
-
-
-@dataclass(frozen=True)
-class ExternalDraftTokensConfig:
-    """Drafts to verify, without logits: a draft is accepted where it equals the target's draw."""
-
-    tokens: list[int]
-
-    def __post_init__(self) -> None:
-        if not self.tokens:
-            raise RuntimeError("external draft tokens must not be empty")
-        _require_plain_ints(self.tokens)
-
-
-@dataclass(frozen=True)
-class Request:
-    """input_token_ids: everything known of the text. max_tokens: to generate beyond it."""
-
-    input_token_ids: list[int]
-    max_tokens: int
-    _: KW_ONLY
-    streaming: bool = False
-    sampling_config: SamplingConfig = field(default_factory=SamplingConfig)
-    output_config: OutputConfig = field(default_factory=OutputConfig)
-    end_id: int | None = None
-    external_draft_tokens_config: ExternalDraftTokensConfig | None = None
-    client_id: int | None = None
-
-    def __post_init__(self) -> None:
-        if not self.input_token_ids or self.max_tokens < 1:
-            raise RuntimeError("a request needs input tokens and max_tokens of at least 1")
-        _require_plain_ints(self.input_token_ids)
-
-
-def _require_plain_ints(tokens: Sequence[int]) -> None:
-    """The real bindings convert no NumPy integers and no tensors."""
-    if any(type(token) is not int for token in tokens):
-        raise TypeError("token ids must be plain Python ints")
-
-
-@dataclass(frozen=True)
-class Result:
-    """output_token_ids: [1][number of tokens]; finish_reasons: [1]."""
-
-    is_final: bool
-    output_token_ids: list[list[int]]
-    finish_reasons: list[FinishReason]
-    decoding_iter: int
-    sequence_index: int = 0
-
-    @property
-    def is_sequence_final(self) -> bool:
-        return self.is_final
-
-
-class Response:
-    """Either a result or an error; asking for the other raises."""
-
-    def __init__(self, request_id: int, outcome: Result | str, client_id: int | None) -> None:
-        self.request_id = request_id
-        self.client_id = client_id
-        self._outcome = outcome
-
-    def has_error(self) -> bool:
-        return isinstance(self._outcome, str)
-
-    @property
-    def result(self) -> Result:
-        if isinstance(self._outcome, str):
-            raise RuntimeError("the response has an error and no result")
-        return self._outcome
-
-    @property
-    def error_msg(self) -> str:
-        if isinstance(self._outcome, Result):
-            raise RuntimeError("the response has a result and no error")
-        return self._outcome
-
-
-@dataclass(frozen=True)
-class EngineLimits:
-    """What an engine directory is built for: the flags of `trtllm-build` of the same names.
-
-    max_num_tokens: tokens of one iteration, all requests together.
-    """
-
-    max_batch_size: int = 16
-    max_num_tokens: int = 8192
-    max_input_len: int = 4096
-    max_seq_len: int = 4096
-    max_draft_len: int = 8
-    vocab_size: int = 1000
-
-
-@dataclass(eq=False)
-class _Job:
-    """A request inside the executor. It is waiting until its context step, then generating."""
-
-    request_id: int
-    request: Request
-    drafts: list[int]
-    max_tokens: int
-    text_key: int
-    generated: list[int] = field(default_factory=list)
-    num_iterations: int = 0
-
-    @property
-    def context_len(self) -> int:
-        """Tokens known before the next step."""
-        return len(self.request.input_token_ids) + len(self.generated)
-
-    @property
-    def context_charge(self) -> int:
-        """Tokens that the context step counts against max_num_tokens."""
-        return len(self.request.input_token_ids) + len(self.drafts)
+def __getattr__(name: str) -> Any:
+    """The classes of the bindings that only carry values. A test pins that all names are here."""
+    try:
+        return plain(name)
+    except KeyError:
+        raise AttributeError(f"the double has no {name}") from None
 
 
 class Executor:
-    """Made from an engine's limits where the real one is made from a directory.
+    """Made from an engine directory's `config.json`, or from its limits.
 
-    cost, clock: an iteration lasts `cost.target_s` of its rows and of the tokens it is charged for;
-    without a cost model it takes no time.
+    executor_config: without one, nothing is limited beyond the engine, and all logits are kept.
+    cost, clock: an iteration lasts `cost.target_s` of its rows and of the tokens it computes, that
+    is, those it is charged for less the cached ones; without a cost model it takes no time.
     hold_back_prob: probability, drawn from `seed`, that an iteration passes a waiting request over
-    though it would fit; less than 1.
+    though it would fit; less than 1. error_prob: that a request ends with an error instead of its
+    first step; less than 1 or 1.
     """
 
     def __init__(
         self,
-        limits: EngineLimits,
+        model_path: EngineLimits | str | PathLike[str],
+        model_type: Any = None,
+        executor_config: Any = None,
         *,
         cost: CostModel | None = None,
         clock: Clock | None = None,
         hold_back_prob: float = 0.0,
+        error_prob: float = 0.0,
         seed: int = 1,
+        behaviour: Behaviour = Behaviour(),  # noqa: B008 - it is frozen
     ) -> None:
         if not 0.0 <= hold_back_prob < 1.0:
             raise ValueError(f"hold_back_prob must be in [0, 1), got {hold_back_prob}")
-        self._limits = limits
+        if not 0.0 <= error_prob <= 1.0:
+            raise ValueError(f"error_prob must be in [0, 1], got {error_prob}")
+        config = executor_config or permissive_config()
+        limits = limits_of(model_path, config)
+        self._limits, self._config = limits, config
         self._cost = cost
         self._clock = clock or RealClock()
-        self._hold_back_prob = hold_back_prob
+        self._error_prob = error_prob
         self._random = random.Random(seed)
+        self._behaviour = behaviour
+        self._rule = TextRule(limits.vocab_size, behaviour)
+        self._blocks = make_blocks(limits, config.kv_cache_config)
+        self._scheduler = Scheduler(
+            limits,
+            self._blocks,
+            behaviour,
+            config.enable_chunked_context,
+            hold_back_prob,
+            self._random,
+        )
+        self._stats = StatsLog(
+            self._blocks,
+            limits.max_batch_size,
+            behaviour.fills_specdec_stats,
+            config.iter_stats_max_iterations,
+            config.request_stats_max_iterations,
+        )
         self._next_id = 1
-        self._waiting: list[_Job] = []
-        self._generating: list[_Job] = []
         self._cancelled: set[int] = set()
         self._ready: list[Response] = []
         self._is_shut_down = False
 
+    def __enter__(self) -> Executor:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.shutdown()
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Not of the bindings, for tests: see `BlockPool`."""
+        return self._blocks.num_free_blocks
+
+    @property
+    def num_held_blocks(self) -> int:
+        """Not of the bindings, for tests: 0 where nothing is in flight."""
+        return self._blocks.num_held_blocks
+
     def can_enqueue_requests(self) -> bool:
         return not self._is_shut_down
 
+    def enqueue_request(self, request: Request) -> int:
+        (request_id,) = self.enqueue_requests([request])
+        return request_id
+
     def enqueue_requests(self, requests: Sequence[Request]) -> list[int]:
-        """Raises RuntimeError, and takes none of them, where one has too many drafts."""
+        """Raises RuntimeError, and takes none of them, where one asks for what cannot be."""
         self._require_running()
         for request in requests:
-            if len(_drafts_of(request)) > self._limits.max_draft_len:
-                raise RuntimeError(
-                    f"draft tokens exceed max_draft_len {self._limits.max_draft_len}"
-                )
+            check_request(request, self._limits, self._config)
         return [self._enqueue(request) for request in requests]
 
     def _enqueue(self, request: Request) -> int:
         request_id = self._next_id
         self._next_id += 1
         job = self._make_job(request_id, request)
-        error = self._refusal(job)
+        error = self._scheduler.refusal(job)
+        limit = self._config.max_queue_size
+        if error is None and limit is not None and len(self._scheduler.waiting) >= limit:
+            error = f"the queue is full: max_queue_size is {limit}"
         if error is None:
-            self._waiting.append(job)
+            self._scheduler.add(job)
         else:
             self._ready.append(Response(request_id, error, request.client_id))
         return request_id
 
-    def _make_job(self, request_id: int, request: Request) -> _Job:
+    def _make_job(self, request_id: int, request: Request) -> Job:
         limits, num_input = self._limits, len(request.input_token_ids)
-        drafts = _drafts_of(request)
+        drafts = request.drafts
         reserve = len(drafts) or limits.max_draft_len
-        return _Job(
+        return Job(
             request_id,
             request,
             drafts[: max(limits.max_input_len - num_input, 0)],
             min(request.max_tokens, limits.max_seq_len - num_input - reserve),
-            _text_key_of(request, limits.vocab_size),
+            self._rule.key_of(request),
+            list(request.input_token_ids),
+            self._clock.now(),
         )
 
-    def _refusal(self, job: _Job) -> str | None:
-        """Why the job can never run; None where it can."""
-        limits, num_input = self._limits, len(job.request.input_token_ids)
-        if num_input > limits.max_input_len:
-            return f"prompt of {num_input} tokens exceeds max_input_len {limits.max_input_len}"
-        if job.max_tokens < 1:
-            return f"no room to generate within max_seq_len {limits.max_seq_len}"
-        if job.context_charge > limits.max_num_tokens:
-            return f"{job.context_charge} tokens exceed max_num_tokens {limits.max_num_tokens}"
-        return None
+    def await_responses(
+        self,
+        first: timedelta | int | list[int] | None = None,
+        timeout: timedelta | None = None,
+        *,
+        id: int | None = None,
+        ids: list[int] | None = None,
+    ) -> list[Any]:
+        """Called as (timeout), (id, timeout) or (ids, timeout); the last has a list for each id.
 
-    def await_responses(self, timeout: timedelta | None = None) -> list[Response]:
-        """Iterate until there are responses or `timeout` has passed on the clock; all of them.
-
+        Iterates until there are responses or `timeout` has passed on the clock; all of them.
         At least one iteration is run where none are ready, however short the timeout. Where nothing
         can ever come, no timeout raises RuntimeError instead of blocking for good.
         """
         self._require_running()
+        match first:
+            case timedelta():
+                timeout = first
+            case int():
+                id = first
+            case list():
+                ids = first
+        if ids is not None:
+            return [self._await(number, timeout) for number in ids]
+        return self._await(id, timeout)
+
+    def _await(self, id: int | None, timeout: timedelta | None) -> list[Response]:
         deadline_s = None if timeout is None else self._clock.now() + timeout.total_seconds()
-        while not self._ready and (self._waiting or self._generating):
+        while not self._num_ready(id) and self._scheduler.jobs:
             self._iterate()
             if deadline_s is not None and self._clock.now() >= deadline_s:
                 break
-        if not self._ready:
+        if not self._num_ready(id):
             if deadline_s is None:
                 raise RuntimeError("nothing is in flight: would wait for ever")
             self._clock.sleep(max(deadline_s - self._clock.now(), 0.0))
-        ready, self._ready = self._ready, []
-        return ready
+        taken = [response for response in self._ready if id in (None, response.request_id)]
+        others = [response for response in self._ready if id not in (None, response.request_id)]
+        self._ready = others
+        return taken
+
+    def _num_ready(self, id: int | None) -> int:
+        return sum(1 for response in self._ready if id in (None, response.request_id))
 
     def get_num_responses_ready(self, id: int | None = None) -> int:
         self._require_running()
-        return sum(1 for response in self._ready if id in (None, response.request_id))
+        return self._num_ready(id)
 
     def cancel_request(self, id: int) -> None:
         """An unknown or finished request is ignored."""
         self._require_running()
-        if any(job.request_id == id for job in self._waiting + self._generating):
+        if any(job.request_id == id for job in self._scheduler.jobs):
             self._cancelled.add(id)
+
+    def get_latest_iteration_stats(self) -> list[Any]:
+        """Of the iterations since the last call."""
+        self._require_running()
+        return self._stats.take_iterations()
+
+    def get_latest_request_stats(self) -> list[Any]:
+        """Empty unless request_stats_max_iterations is set."""
+        self._require_running()
+        return self._stats.take_requests()
+
+    def get_latest_debug_tensors(self) -> list[Any]:
+        self._require_running()
+        return []
+
+    def get_kv_cache_event_manager(self) -> None:
+        """The double keeps no events, as the real one with event_buffer_max_size 0."""
+        self._require_running()
 
     def shutdown(self) -> None:
         self._require_running()
@@ -307,113 +302,98 @@ class Executor:
             raise RuntimeError("the executor was shut down")
 
     def _iterate(self) -> None:
-        context = self._schedule_context()
-        scheduled = self._generating + context
-        self._spend(scheduled, context)
-        self._generating = [job for job in scheduled if not self._step(job)]
+        start_s = self._clock.now()
+        scheduled = self._scheduler.schedule()
+        for job in scheduled.context:
+            job.mark_scheduled(self._stats.num_iterations + 1, start_s)
+        self._spend(scheduled)
+        num_drafting, num_drafted = drafts_of(scheduled.context)
+        num_ready = len(self._ready)
+        for job in scheduled.jobs:
+            job.num_iterations += 1
+            if job.has_read_all:
+                self._step(job)
         self._end_cancelled()
+        ended = [r for r in self._ready[num_ready:] if r.has_error() or r.result.is_final]
+        counts = Counts(
+            now_s=self._clock.now(),
+            latency_s=self._clock.now() - start_s,
+            num_queued=len(self._scheduler.waiting),
+            num_active=len(self._scheduler.jobs),
+            num_completed=len(ended),
+            num_drafting=num_drafting,
+            num_drafted=num_drafted,
+            num_accepted=sum(job.num_accepted for job in scheduled.context),
+        )
+        self._stats.add(scheduled, counts)
 
-    def _schedule_context(self) -> list[_Job]:
-        """Take the waiting jobs that fit beside the generating ones, first come, first served."""
-        num_rows = num_tokens = len(self._generating)
-        scheduled: list[_Job] = []
-        still_waiting: list[_Job] = []
-        is_full = False
-        for job in self._waiting:
-            is_full = (
-                is_full
-                or num_rows == self._limits.max_batch_size
-                or num_tokens + job.context_charge > self._limits.max_num_tokens
-            )
-            if is_full or self._random.random() < self._hold_back_prob:
-                still_waiting.append(job)
-                continue
-            scheduled.append(job)
-            num_rows += 1
-            num_tokens += job.context_charge
-        self._waiting = still_waiting
-        return scheduled
-
-    def _spend(self, scheduled: Sequence[_Job], context: Sequence[_Job]) -> None:
-        if self._cost is None or not scheduled:
+    def _spend(self, scheduled: Scheduled) -> None:
+        jobs = scheduled.jobs
+        if self._cost is None or not jobs:
             return
-        num_rows = len(scheduled)
-        num_generating = num_rows - len(context)
-        num_tokens = num_generating + sum(job.context_charge for job in context)
-        context_len = sum(job.context_len for job in scheduled) / num_rows
-        self._clock.sleep(self._cost.target_s(num_rows, num_tokens, context_len))
+        num_tokens = len(scheduled.generating) + scheduled.num_computed
+        context_len = sum(len(job.tokens) for job in jobs) / len(jobs)
+        self._clock.sleep(self._cost.target_s(len(jobs), num_tokens, context_len))
 
-    def _step(self, job: _Job) -> bool:
-        """Run one iteration of the job and respond; whether the job has ended."""
-        new_tokens, finish = self._next_tokens(job)
-        job.generated.extend(new_tokens)
-        job.num_iterations += 1
+    def _step(self, job: Job) -> None:
+        """Draw the tokens of one iteration and respond."""
+        if job.num_generated == 0 and self._error_prob and self._random.random() < self._error_prob:
+            self._fail(job)
+            return
+        draws, finish = self._rule.draw_step(job)
+        if job.num_generated == 0:
+            job.first_token_s = self._clock.now()
+        position = len(job.tokens)
+        new_tokens = [draw.token for draw in draws]
+        job.log_probs += [self._rule.log_prob(position + i) for i in range(len(new_tokens))]
+        job.tokens += new_tokens
+        job.num_accepted += sum(draw.is_accepted for draw in draws)
         is_final = bool(job.drafts) or finish != FinishReason.NOT_FINISHED
         if is_final or job.request.streaming:
             self._respond(job, new_tokens, finish, is_final)
-        return is_final
+        if is_final:
+            self._scheduler.remove(job, stores=True)
 
-    def _next_tokens(self, job: _Job) -> tuple[list[int], FinishReason]:
-        """One token, and with drafts one more for each that is accepted."""
-        tokens: list[int] = []
-        drafts = iter(job.drafts)
-        while True:
-            position = job.context_len + len(tokens)
-            token = token_at(job.text_key, position, self._limits.vocab_size)
-            if token == job.request.end_id:
-                return tokens, FinishReason.END_ID
-            tokens.append(token)
-            if len(job.generated) + len(tokens) == job.max_tokens:
-                return tokens, FinishReason.LENGTH
-            if next(drafts, None) != token:
-                return tokens, FinishReason.NOT_FINISHED
+    def _fail(self, job: Job) -> None:
+        error = "failed as asked, by error_prob"
+        self._ready.append(Response(job.request_id, error, job.request.client_id))
+        self._scheduler.remove(job, stores=False)
 
     def _respond(
-        self, job: _Job, new_tokens: list[int], finish: FinishReason, is_final: bool
+        self, job: Job, new_tokens: list[int], finish: FinishReason, is_final: bool
     ) -> None:
-        """Streaming brings the new tokens; otherwise all, behind the input unless excluded."""
-        tokens = new_tokens
-        if not job.request.streaming:
-            is_input_excluded = job.request.output_config.exclude_input_from_output
-            tokens = ([] if is_input_excluded else job.request.input_token_ids) + job.generated
-        result = Result(is_final, [list(tokens)], [finish], job.num_iterations)
+        result = make_result(job, self._rule, new_tokens, finish, is_final)
+        if job.request.output_config.return_perf_metrics and is_final:
+            iteration = self._stats.num_iterations + 1
+            now_s = self._clock.now()
+            result.request_perf_metrics = perf_metrics(job, self._blocks, iteration, now_s)
         self._ready.append(Response(job.request_id, result, job.request.client_id))
 
     def _end_cancelled(self) -> None:
         """Jobs that did not end in the iteration after their cancel end now."""
-        for job in self._generating + self._waiting:
+        for job in self._scheduler.jobs:
             if job.request_id in self._cancelled:
                 self._respond(job, [], FinishReason.CANCELLED, is_final=True)
-        self._generating = [j for j in self._generating if j.request_id not in self._cancelled]
-        self._waiting = [j for j in self._waiting if j.request_id not in self._cancelled]
+                self._scheduler.remove(job, stores=self._behaviour.keeps_blocks_after_cancel)
         self._cancelled.clear()
 
 
-def _drafts_of(request: Request) -> list[int]:
-    config = request.external_draft_tokens_config
-    return [] if config is None else list(config.tokens)
+class DoubleBindings:
+    """The double as a module whose executors are made with these options beside the real ones.
 
-
-def _text_key_of(request: Request, vocab_size: int) -> int:
-    """The key of the text that the request's input begins; see the module's docstring.
-
-    Where the input ends with generated text, its last token tells the key, and the sum of the
-    tokens before some point of that text confirms it.
+    It stands for `tensorrt_llm.bindings.executor` where an executor is made from a directory:
+    `DoubleBindings(clock=clock, behaviour=Behaviour(...)).Executor(path, model_type, config)`.
     """
-    tokens = request.input_token_ids
-    shift = _seed_shift(request.sampling_config)
-    key = tokens[-1] - TOKEN_STEP * (len(tokens) - 1)
-    prefix_sum = sum(tokens)
-    for position in range(len(tokens) - 1, 0, -1):
-        if token_at(key, position, vocab_size) != tokens[position]:
-            break
-        prefix_sum -= tokens[position]
-        if (prefix_sum + shift - key) % vocab_size == 0:
-            return key
-    return sum(tokens) + shift
 
+    def __init__(self, **options: Any) -> None:
+        class OptionsExecutor(Executor):
+            def __init__(
+                self, model_path: Any, model_type: Any = None, executor_config: Any = None
+            ) -> None:
+                super().__init__(model_path, model_type, executor_config, **options)
 
-def _seed_shift(sampling: SamplingConfig) -> int:
-    """What the seed adds to the rule: itself where the request samples, else nothing."""
-    is_greedy = sampling.top_k == 1 or (sampling.top_k is None and sampling.top_p is None)
-    return 0 if is_greedy else sampling.seed or 0
+        OptionsExecutor.__name__ = "Executor"
+        self.Executor: Callable[..., Executor] = OptionsExecutor
+
+    def __getattr__(self, name: str) -> Any:
+        return globals()[name] if name in globals() else __getattr__(name)
