@@ -1,0 +1,96 @@
+"""An engine directory as `trtllm-build` writes it: `config.json` and one `rankN.engine` a GPU.
+
+Read as JSON, so that neither TensorRT nor a GPU is needed. Where a key has another type than
+`trtllm-build` writes, it counts as missing; what follows from that is said by `engine_dir`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+TRTLLM_VERSION = "1.2.1"
+"""The TensorRT-LLM that this project is written for; of containers 26.04 to 26.07."""
+
+
+class Role(StrEnum):
+    """What an engine is for."""
+
+    TARGET = "target"
+    DRAFT = "draft"
+
+
+class EngineDirError(ValueError):
+    """The directory is no engine directory. key: the file; reason: what is wrong with it."""
+
+    def __init__(self, key: str, reason: str) -> None:
+        super().__init__(f"{key}: {reason}")
+        self.key = key
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class Engine:
+    """config: the content of config.json. rank_sizes: bytes of each rankN.engine, by file name."""
+
+    role: Role
+    folder: Path
+    config: Mapping[str, Any]
+    rank_sizes: Mapping[str, int]
+
+    def get(self, key: str) -> Any:
+        """The value at a dotted key, such as `build_config.max_draft_len`; None where none is."""
+        value: Any = self.config
+        for name in key.split("."):
+            if not hasattr(value, "get"):
+                return None
+            value = value.get(name)
+        return value
+
+    def count(self, key: str, default: int = 0) -> int:
+        """The value at a key that holds a count."""
+        value = self.get(key)
+        return value if type(value) is int else default
+
+    @property
+    def tp_size(self) -> int:
+        return self.count("pretrained_config.mapping.tp_size", 1)
+
+    @property
+    def num_ranks(self) -> int:
+        """GPUs, and so files: tensor times pipeline times context parallel ranks."""
+        names = ("tp_size", "pp_size", "cp_size")
+        return math.prod(self.count(f"pretrained_config.mapping.{name}", 1) for name in names)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.count("pretrained_config.vocab_size")
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """Columns of the logits: the vocabulary rounded up to whole shares of each tensor rank."""
+        return math.ceil(self.vocab_size / self.tp_size) * self.tp_size
+
+    @property
+    def logits_dtype(self) -> str:
+        return str(self.get("pretrained_config.logits_dtype") or "float32")
+
+
+def read_engine(role: Role, folder: Path) -> Engine:
+    """Raises EngineDirError where there is no config.json that can be read."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        reason = "no such file" if folder.is_dir() else f"{folder} is not a directory"
+        raise EngineDirError("config.json", reason) from None
+    except (OSError, ValueError) as error:
+        raise EngineDirError("config.json", f"unreadable: {error}") from error
+    if not isinstance(config, dict):
+        raise EngineDirError("config.json", "not a JSON object")
+    sizes = {path.name: path.stat().st_size for path in sorted(folder.glob("rank*.engine"))}
+    return Engine(role, folder, config, sizes)

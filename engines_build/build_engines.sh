@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# From two Hugging Face models to two TensorRT-LLM engines and the tokenizer, ready to be served.
+# Made for the container nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3; see
+# docs/build_engines.md, and --help for the flags.
+#
+#   engines_build/build_engines.sh TARGET_HF DRAFT_HF OUT [flags]
+set -euo pipefail
+repository="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+if ! python3 -c 'import rich, typer' 2>/dev/null; then
+    echo "build_engines: python3 lacks rich or typer; run: python3 -m pip install rich typer" >&2
+    exit 1
+fi
+export PYTHONPATH="$repository/backend${PYTHONPATH:+:$PYTHONPATH}"
+exec python3 -m smartspec_py.trtllm.build_engines "$@"

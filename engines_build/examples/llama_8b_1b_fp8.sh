@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Llama 3.1 8B with Llama 3.2 1B in fp8 with fp8 caches, on one GPU that computes in fp8 (Ada,
+# Hopper or newer). Calibrates on a data set that quantize.py downloads; --calib-dataset DIR names
+# a local one.
+#
+#   HUB=/models OUT=/engines/llama-8b-fp8 engines_build/examples/llama_8b_1b_fp8.sh [--dry-run]
+set -euo pipefail
+hub="${HUB:-/models}"
+exec "$(dirname "${BASH_SOURCE[0]}")/../build_engines.sh" \
+    "$hub/Llama-3.1-8B-Instruct" "$hub/Llama-3.2-1B-Instruct" "${OUT:-/engines/llama-8b-fp8}" \
+    --quantization fp8 --kv-cache-dtype fp8 --draft-quantization fp8 --draft-kv-cache-dtype fp8 \
+    --max-context-len 8192 --max-draft-len 7 --max-batch-size 128 "$@"
