@@ -18,6 +18,8 @@ COMMANDS = (
     "simulate",
     "load",
     "explain",
+    "doctor",
+    "check_engines",
 )
 """Modules of commands/, each with a function of the same name; in the order of `--help`."""
 
@@ -46,7 +48,7 @@ def _root(
 
 for _name in COMMANDS:
     _module = importlib.import_module(f"smartspec_py.commands.{_name}")
-    app.command(_name)(getattr(_module, _name))
+    app.command(_name.replace("_", "-"))(getattr(_module, _name))
 
 
 if __name__ == "__main__":
