@@ -15,14 +15,12 @@ from hypothesis import strategies as st
 from smartspec_py.core.types import FinishReason, SamplingParams
 from smartspec_py.engines import executor_double
 from smartspec_py.engines.base import Decode, Event, Prefill, TargetCapabilities, Verify
+from smartspec_py.engines.clock import VirtualClock
 from smartspec_py.engines.executor_double import EngineLimits, Executor
 from smartspec_py.engines.fake import FAKE_CAPABILITIES, TOKEN_STEP, FakeTarget, fake_token
-from smartspec_py.engines.trtllm_engine import (
-    UNSUPPORTED,
-    TrtllmTarget,
-    capabilities_of,
-    request_seed,
-)
+from smartspec_py.engines.trtllm_engine import TrtllmTarget
+from smartspec_py.engines.trtllm_requests import request_seed
+from smartspec_py.trtllm.contract import ContractBindings
 
 PROMPT = (3, 4)
 GREEDY = SamplingParams()
@@ -59,8 +57,12 @@ class RecordingExecutor(Executor):
 
 
 def make(capabilities=CAPABILITIES, **options):
-    executor = RecordingExecutor(**options)
-    return TrtllmTarget(executor, executor_double, capabilities), executor
+    """On a clock on which nothing takes time, and through what checks every call."""
+    clock = VirtualClock()
+    executor = RecordingExecutor(clock=clock, **options)
+    bindings = ContractBindings(executor_double)
+    target = TrtllmTarget(bindings.checked(executor), bindings, capabilities, clock.now)
+    return target, executor
 
 
 def begin(target, sequence, prompt, sampling=GREEDY):
@@ -288,23 +290,6 @@ def test_a_closed_executor_is_the_end():
     assert not executor.can_enqueue_requests()
     with pytest.raises(RuntimeError, match="takes no requests"):
         begin(target, 1, PROMPT)
-
-
-def test_capabilities_leave_room_for_the_drafts():
-    """The least of 2048, 1024 and 4096, less the 6 drafts that a request may bring: 1018."""
-    build = {
-        "build_config": {
-            "max_batch_size": 16,
-            "max_input_len": 2048,
-            "max_seq_len": 1024,
-            "max_num_tokens": 4096,
-            "max_draft_len": 6,
-        },
-        "pretrained_config": {"vocab_size": 32000},
-    }
-    assert capabilities_of(build, max_decode_tokens=16) == TargetCapabilities(
-        16, 1018, 6, 16, None, False, 32000, unsupported=UNSUPPORTED
-    )
 
 
 def is_plain(prompt):

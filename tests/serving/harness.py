@@ -18,6 +18,7 @@ from smartspec_py.engines.fake import (
 )
 from smartspec_py.engines.trtllm_engine import TrtllmTarget
 from smartspec_py.proposers.fake import AcceptProb, FakeProposer
+from smartspec_py.proposers.trtllm_draft import TrtllmDraftProposer
 from smartspec_py.serving.admission import CacheBudget
 from smartspec_py.serving.config import DRAFT_MODEL, FakeEngineConfig, LimitsConfig, ServerConfig
 from smartspec_py.serving.inbox import Inbox
@@ -79,7 +80,8 @@ class LoopHarness:
         accept_prob: float | AcceptProb = 0.7,
         cost: CostModel = COST,
         target: FakeTarget | TrtllmTarget | None = None,
-        proposer: FakeProposer | None = None,
+        proposer: FakeProposer | TrtllmDraftProposer | None = None,
+        clock: VirtualClock | None = None,
         max_sequences: int = 8,
         prefill_chunk: int = 64,
         poison_token: int | None = None,
@@ -89,7 +91,7 @@ class LoopHarness:
     ) -> None:
         """max_cache_tokens: a token costs a byte in the target's cache, and one in the draft's."""
         per_token = 0 if max_cache_tokens is None else 1
-        self.clock = VirtualClock()
+        self.clock = clock or VirtualClock()
         self.target = target or FakeTarget(
             replace(
                 CAPABILITIES,

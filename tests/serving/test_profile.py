@@ -296,8 +296,8 @@ def test_a_profile_from_before_prompts_were_measured_is_read(tmp_path: Path) -> 
 
 
 def test_host_time_is_all_that_serving_changes(tmp_path: Path) -> None:
-    """Tables and identity are those of the measurement, whatever serving showed of them: that stands
-    beside them, for those who ask for it."""
+    """Tables and identity are those of the measurement, whatever serving showed of them: that
+    stands beside them, for those who ask for it."""
     measured = CostModel(TABLE, TABLE, catch_up_s=1 / 7, prompt=TABLE)
     path = tmp_path / "cost.json"
     store_cost(measured, path, ["model a"])

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from smartspec_py.core.types import FinishReason, SamplingParams, SequenceId
+from smartspec_py.core.types import FinishReason, SamplingParams, SequenceId, Verification
 
 
 class Prefill(NamedTuple):
@@ -94,6 +94,8 @@ class TargetCapabilities:
     max_prefill_tokens: largest `Prefill` chunk; None where it takes prompts whole.
     verifies_sampling: whether it verifies exactly whatever is not plain greedy text; if not, such
         requests run without drafts.
+    verifies_rejection: whether it verifies, without verifies_sampling, text that is drawn by
+        temperature, top_k and top_p alone, by rejection.
     vocab_size: tokens that it can be given and can emit.
     bytes_per_token: of cache, for each token of a sequence; 0 where it cannot tell.
     max_cache_tokens: tokens of all sequences that it has room for; None: as many as
@@ -114,9 +116,22 @@ class TargetCapabilities:
     max_cache_tokens: int | None = None
     gives_hidden: bool = False
     unsupported: frozenset[str] = frozenset()
+    verifies_rejection: bool = False
 
     def can_verify(self, sampling: SamplingParams) -> bool:
-        return self.verifies_sampling or sampling.is_plain_greedy
+        return not self.why_unverified(sampling)
+
+    def why_unverified(self, sampling: SamplingParams) -> str:
+        """Empty where drafts of such text can be verified."""
+        if self.verifies_sampling or sampling.is_plain_greedy:
+            return ""
+        if not self.verifies_rejection:
+            return "this engine verifies drafts of plain greedy text only"
+        if sampling.shapes_logits or sampling.min_p:
+            return "this engine verifies drafts with temperature, top_k and top_p alone"
+        if sampling.verification is not Verification.REJECTION:
+            return "this engine verifies sampled text by rejection only: set verification to it"
+        return ""
 
 
 class Target(Protocol):

@@ -2,35 +2,46 @@
 
 The executor keeps no sequences: every request is new and brings its whole text as the prompt, of
 which the KV cache reuse spares most of the work. So the sequences are kept here, and each piece of
-work becomes one request:
+work becomes one request; all requests of a step are enqueued in one call.
 
 - `Prefill`: all tokens that are known, max_tokens = 1.
 - `Verify`: all tokens and k drafts, max_tokens = k + 1; the executor ends it after one step.
-- `Decode`: all tokens, max_tokens of the burst, streaming.
+- `Decode`: all tokens, max_tokens of the burst, streaming. Bursts run on while others verify.
+
+A poll waits for the verifications in flight, so that a step's verifications are planned, run and
+measured together; what bursts bring meanwhile comes with them.
 
 A request's noise starts with its seed, so equal seeds would draw every request of a sequence from
 the same numbers. The seed sent is therefore mixed with the position, and sampled text depends on
-how it was cut into requests. At temperature > 0 drafts are accepted with a bias, so none are taken.
+how it was cut into requests. At temperature > 0 drafts without logits are accepted with a bias, so
+none are taken; with the logits that they were drawn from the executor rejects as Leviathan et al.
+do, which a request asks for by `verification: rejection` and engine.json by `sampled_verification`.
+
 Tested against `engines.executor_double`; never run on the real executor by this project.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import takewhile
 from operator import eq
-from pathlib import Path
 from typing import Any
 
-from smartspec_py.core.types import NO_TOKEN, FinishReason, SamplingParams, SequenceId
+from smartspec_py.core.types import FinishReason, SamplingParams, SequenceId
 from smartspec_py.engines.base import Decode, Event, Prefill, TargetCapabilities, Verify, Work
+from smartspec_py.engines.trtllm_requests import (
+    Bindings,
+    SamplingConfigs,
+    cache_salt,
+    end_id,
+    time_pass,
+)
 
 UNSUPPORTED = frozenset(
     {
-        "min_p",
         "repetition_penalty",
         "presence_penalty",
         "frequency_penalty",
@@ -45,10 +56,12 @@ UNSUPPORTED = frozenset(
 
 @dataclass(slots=True)
 class _Sequence:
-    """tokens: prompt and generated; each request brings all of them."""
+    """tokens: prompt and generated; each request brings all of them. salt: of its cached blocks;
+    None where they are shared with whoever begins alike."""
 
     tokens: list[int]
     sampling: SamplingParams
+    salt: int | None
 
 
 @dataclass(slots=True)
@@ -64,16 +77,25 @@ class TrtllmTarget:
     """A `Target` over an executor.
 
     executor, bindings: a `bindings.Executor`, and the module that it is of:
-    `tensorrt_llm.bindings.executor` or its double.
+    `tensorrt_llm.bindings.executor` or its double. clock: seconds, of which polls take some.
     Misuse raises KeyError for a sequence that is not held, ValueError for the rest.
     """
 
-    def __init__(self, executor: Any, bindings: Any, capabilities: TargetCapabilities) -> None:
+    def __init__(
+        self,
+        executor: Any,
+        bindings: Bindings,
+        capabilities: TargetCapabilities,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         if capabilities.max_prefill_tokens is not None or capabilities.verifies_sampling:
-            raise ValueError("the executor takes whole prompts and verifies only greedy text")
+            raise ValueError("the executor takes whole prompts, and draws with noise of its own")
         self._executor = executor
         self._bindings = bindings
+        self._configs = SamplingConfigs(bindings)
+        self._output = bindings.OutputConfig(exclude_input_from_output=True)
         self._capabilities = capabilities
+        self._clock = clock
         self._held: dict[SequenceId, _Sequence] = {}
         self._in_flight: dict[SequenceId, _InFlight] = {}
         self._sequence_of: dict[int, SequenceId] = {}
@@ -98,7 +120,9 @@ class TrtllmTarget:
         """The executor finds for itself which of the tokens it has cached."""
         if sequence in self._held:
             raise ValueError(f"sequence {sequence} has begun already")
-        self._held[sequence] = _Sequence(list(tokens), sampling)
+        known = list(map(int, tokens))  # the bindings convert no NumPy integers
+        salt = None if reuses_prefix else cache_salt(sequence)
+        self._held[sequence] = _Sequence(known, sampling, salt)
         return 0
 
     def submit(self, work: Sequence[Work]) -> None:
@@ -107,7 +131,17 @@ class TrtllmTarget:
             raise RuntimeError("the executor takes no requests")
         for item in work:
             self._check(item)
-            self._enqueue(item)
+        fitting = [item for item in work if not self._refuses(item)]
+        requests = [self._request(item, self._held[item.sequence]) for item in fitting]
+        if not requests:
+            return
+        try:
+            request_ids = self._executor.enqueue_requests(requests)
+        except RuntimeError as error:  # what the C++ side throws at a request that cannot run
+            self._enqueue_each(fitting, requests, error)
+            return
+        for item, request_id in zip(fitting, request_ids, strict=True):
+            self._begin_work(item, request_id)
 
     def _check(self, work: Work) -> None:
         if work.sequence in self._in_flight:
@@ -115,53 +149,89 @@ class TrtllmTarget:
         held = self._held[work.sequence]
         if isinstance(work, Prefill) and list(work.tokens) != held.tokens:
             raise ValueError(f"sequence {work.sequence}: prompts are taken whole")
-        if isinstance(work, Verify) and not (work.drafts and held.sampling.is_plain_greedy):
+        if isinstance(work, Verify) and not (work.drafts and self._can_verify(work, held.sampling)):
             raise ValueError(f"sequence {work.sequence}: no drafts, or no greedy text, to verify")
 
-    def _enqueue(self, work: Work) -> None:
-        """One call a request: where one is refused, it is clear which, and the others run."""
-        try:
-            request = self._request(work, self._held[work.sequence])
-            (request_id,) = self._executor.enqueue_requests([request])
-        except RuntimeError as error:  # what the C++ side throws at a request that cannot run
-            self._refused.append(Event(work.sequence, error=f"request refused: {error}"))
+    def _can_verify(self, work: Verify, sampling: SamplingParams) -> bool:
+        """Sampled text only with the logits that the drafts were drawn from."""
+        has_logits = sampling.is_greedy or work.draft_probs is not None
+        return has_logits and self._capabilities.can_verify(sampling)
+
+    def _refuses(self, work: Work) -> bool:
+        """Whether the executor would reject it, and with it maybe others of the same call."""
+        most = self._capabilities.max_draft_len
+        if not isinstance(work, Verify) or len(work.drafts) <= most:
+            return False
+        self._refuse(work, f"{len(work.drafts)} drafts are above max_draft_len {most}")
+        return True
+
+    def _refuse(self, work: Work, reason: object) -> None:
+        self._refused.append(Event(work.sequence, error=f"request refused: {reason}"))
+
+    def _enqueue_each(
+        self, work: Sequence[Work], requests: Sequence[Any], error: RuntimeError
+    ) -> None:
+        """Find out which is refused, and let the others run. Some may have been taken before the
+        refusal and now run twice: responses with ids that nobody knows are left alone."""
+        if len(requests) == 1:
+            self._refuse(work[0], error)
             return
+        for item, request in zip(work, requests, strict=True):
+            try:
+                (request_id,) = self._executor.enqueue_requests([request])
+            except RuntimeError as its_own:
+                self._refuse(item, its_own)
+            else:
+                self._begin_work(item, request_id)
+
+    def _begin_work(self, work: Work, request_id: int) -> None:
         self._in_flight[work.sequence] = _InFlight(work, request_id)
         self._sequence_of[request_id] = work.sequence
 
     def _request(self, work: Work, sequence: _Sequence) -> Any:
-        bindings, end_token, drafts = self._bindings, sequence.sampling.end_token, None
+        bindings, drafts = self._bindings, None
         if isinstance(work, Verify):
-            drafts = bindings.ExternalDraftTokensConfig(list(map(int, work.drafts)))
+            tokens = list(map(int, work.drafts))
+            drafts = bindings.ExternalDraftTokensConfig(tokens, logits=work.draft_probs)
         return bindings.Request(
-            list(map(int, sequence.tokens)),  # the bindings convert no NumPy integers
+            sequence.tokens,
             _num_asked(work),
             streaming=isinstance(work, Decode),
-            sampling_config=self._sampling_config(sequence),
-            output_config=bindings.OutputConfig(exclude_input_from_output=True),
-            end_id=None if end_token == NO_TOKEN else end_token,
+            sampling_config=self._configs.of(sequence.sampling, len(sequence.tokens)),
+            output_config=self._output,
+            end_id=end_id(sequence.sampling),
             external_draft_tokens_config=drafts,
-        )
-
-    def _sampling_config(self, sequence: _Sequence) -> Any:
-        """top_p is always set: with neither top_k nor top_p the executor is greedy."""
-        sampling = sequence.sampling
-        if sampling.is_greedy:
-            return self._bindings.SamplingConfig(top_k=1)
-        return self._bindings.SamplingConfig(
-            top_k=sampling.top_k or None,
-            top_p=sampling.top_p,
-            temperature=sampling.temperature,
-            seed=request_seed(sampling.seed, len(sequence.tokens)),
+            cache_salt_id=sequence.salt,
         )
 
     def poll(self, timeout_s: float) -> list[Event]:
-        """An event for each response of the executor, and for each request that it refused."""
+        """Events for the responses of the executor, and for each request that it refused.
+
+        Returns when no verification is in flight, or after timeout_s.
+        """
         events, self._refused = self._refused, []
-        if self._in_flight:
-            timeout = timedelta(seconds=0.0 if events else timeout_s)  # a refusal does not wait
-            events += [self._event(r) for r in self._executor.await_responses(timeout)]
-        return events
+        if not self._in_flight:
+            return events
+        until_s = self._clock() + timeout_s
+        left_s = 0.0 if events else timeout_s  # a refusal does not wait
+        while True:
+            for response in self._executor.await_responses(timedelta(seconds=left_s)):
+                if response.request_id in self._sequence_of:
+                    events.append(self._event(response))
+            left_s = until_s - self._clock()
+            if left_s <= 0.0 or not self._is_verifying:
+                break
+        pass_s = self._iterations_s()
+        return [event._replace(pass_s=pass_s) for event in events] if pass_s else events
+
+    @property
+    def _is_verifying(self) -> bool:
+        return any(isinstance(flight.work, Verify) for flight in self._in_flight.values())
+
+    def _iterations_s(self) -> float:
+        """Seconds of the iterations since the last time; 0 where the executor keeps no record."""
+        stats = self._executor.get_latest_iteration_stats()
+        return sum(float(one.iter_latency_ms) for one in stats) / 1e3
 
     def _event(self, response: Any) -> Event:
         sequence = self._sequence_of[response.request_id]
@@ -200,6 +270,14 @@ class TrtllmTarget:
         if sequence in self._in_flight:
             self._executor.cancel_request(self._in_flight[sequence].request_id)
 
+    def time_pass(
+        self, num_rows: int, tokens_per_row: int, context_len: int, num_logits: int | None = None
+    ) -> float:
+        """See `Profilable`, and `trtllm_requests.time_pass`."""
+        rows = (num_rows, tokens_per_row, context_len)
+        vocab_size = self._capabilities.vocab_size
+        return time_pass(self._executor, self._bindings, vocab_size, rows, num_logits, self._clock)
+
     def release(self, sequence: SequenceId) -> None:
         """The executor holds nothing between requests: its cached blocks age out by themselves."""
         if sequence in self._in_flight:
@@ -217,14 +295,6 @@ def _num_asked(work: Work) -> int:
     return len(work.drafts) + 1 if isinstance(work, Verify) else 1
 
 
-def request_seed(seed: int, position: int) -> int:
-    """Seed of the request whose first new token is at `position`; 64 bits.
-
-    The odd stride, 2^64 over the golden ratio, keeps the ranges of different seeds apart.
-    """
-    return (seed * 0x9E3779B97F4A7C15 + position) % 2**64
-
-
 def _verification(
     work: Work, tokens: tuple[int, ...], finish: FinishReason | None, sampling: SamplingParams
 ) -> tuple[int, int]:
@@ -236,38 +306,3 @@ def _verification(
     if not isinstance(work, Verify) or not text:
         return 0, 0
     return len(work.drafts), sum(takewhile(bool, map(eq, work.drafts, text)))
-
-
-def capabilities_of(build: Mapping[str, Any], max_decode_tokens: int) -> TargetCapabilities:
-    """What an engine can do, from the `config.json` of its directory.
-
-    Every prompt carries the text so far and up to max_draft_len drafts, and a request without
-    drafts reserves max_draft_len as well: so all three limits of the build shrink by it.
-    """
-    config = build["build_config"]
-    max_draft_len = int(config["max_draft_len"])
-    limits = (config["max_input_len"], config["max_seq_len"], config["max_num_tokens"])
-    return TargetCapabilities(
-        max_sequences=int(config["max_batch_size"]),
-        max_context_len=int(min(limits)) - max_draft_len,
-        max_draft_len=max_draft_len,
-        max_decode_tokens=max_decode_tokens,
-        max_prefill_tokens=None,
-        verifies_sampling=False,
-        vocab_size=int(build["pretrained_config"]["vocab_size"]),
-        unsupported=UNSUPPORTED,
-    )
-
-
-def create_trtllm_target(
-    engine_dir: Path, *, max_decode_tokens: int, free_gpu_memory_fraction: float
-) -> TrtllmTarget:
-    """Load the engine in `engine_dir`. Not run by this project: it needs TensorRT-LLM and a GPU."""
-    from tensorrt_llm.bindings import executor as bindings
-
-    build = json.loads((engine_dir / "config.json").read_text(encoding="utf-8"))
-    kv_cache = bindings.KvCacheConfig(enable_block_reuse=True)  # external drafts need it
-    kv_cache.free_gpu_memory_fraction = free_gpu_memory_fraction
-    config = bindings.ExecutorConfig(kv_cache_config=kv_cache)
-    executor = bindings.Executor(str(engine_dir), bindings.ModelType.DECODER_ONLY, config)
-    return TrtllmTarget(executor, bindings, capabilities_of(build, max_decode_tokens))

@@ -52,9 +52,7 @@ class Batcher:
     @property
     def num_background(self) -> int:
         """Live requests that generate what they were given to in an earlier step."""
-        return sum(
-            r.is_in_flight and r.state is RequestState.DECODING for r in self._live.values()
-        )
+        return sum(r.is_in_flight and r.state is RequestState.DECODING for r in self._live.values())
 
     @property
     def num_rows(self) -> int:

@@ -19,6 +19,8 @@ from smartspec_py.serving.config import (
     LimitsConfig,
     ServerConfig,
     TorchEngineConfig,
+    TrtllmDoubleConfig,
+    TrtllmEngineConfig,
 )
 from smartspec_py.serving.intake import Engine
 from smartspec_py.serving.model_files import (
@@ -33,12 +35,7 @@ def build_engine(config: ServerConfig, folder: Path) -> Engine:
 
     Raises ConfigError, naming the key, for what engine.json got wrong.
     """
-    if isinstance(config.engine, TorchEngineConfig):
-        from smartspec_py.serving.build_torch import build_torch
-
-        engine = build_torch(config.engine, config.limits, folder)
-    else:
-        engine = _build_fake(config.engine, config.limits, folder)
+    engine = _build_kind(config, folder)
     lookup = PromptLookupProposer(
         config.limits.max_draft_len, config.lookup.max_ngram, config.lookup.min_ngram
     )
@@ -46,6 +43,24 @@ def build_engine(config: ServerConfig, folder: Path) -> Engine:
     if config.proposer != "auto" and config.proposer not in engine.proposers:
         raise ConfigError(f"engine.json: proposer: {config.proposer}, but engine.draft is not set")
     return engine
+
+
+def _build_kind(config: ServerConfig, folder: Path) -> Engine:
+    match config.engine:
+        case TorchEngineConfig() as torch:
+            from smartspec_py.serving.build_torch import build_torch
+
+            return build_torch(torch, config.limits, folder)
+        case TrtllmEngineConfig() as trtllm:
+            from smartspec_py.serving.build_trtllm import build_trtllm
+
+            return build_trtllm(trtllm, config.limits, folder)
+        case TrtllmDoubleConfig() as double:
+            from smartspec_py.serving.build_trtllm import build_trtllm_double
+
+            return build_trtllm_double(double, config.limits, folder)
+        case FakeEngineConfig() as fake:
+            return _build_fake(fake, config.limits, folder)
 
 
 def _build_fake(config: FakeEngineConfig, limits: LimitsConfig, folder: Path) -> Engine:

@@ -25,6 +25,8 @@ from smartspec_py.core.planner import MAX_FIXED_DRAFT_LEN, BatchTable, parse_pol
 
 CONFIG_NAME = "engine.json"
 
+ENGINE_KINDS = ("torch", "trtllm", "trtllm_double", "fake")
+
 DRAFT_MODEL = "draft_model"
 PROMPT_LOOKUP = "prompt_lookup"
 """Names of proposers, as requests and engine.json write them."""
@@ -72,6 +74,54 @@ class FakeEngineConfig(_Layer):
     accept_prob: Annotated[float, Field(ge=0.0, le=1.0)] = 0.7
     step_s: Annotated[float, Field(ge=0.0, le=10.0)] = 0.0
     fail_at_step: Annotated[int, Field(ge=0)] | None = None
+
+
+class TrtllmEngineConfig(_Layer):
+    """TensorRT-LLM: engines compiled by engines_build/build_engines.sh. Never run by this project.
+
+    target, draft: engine directories; without a draft, prompts are looked up. tokenizer: a Hugging
+        Face directory with the target's tokenizer and generation_config.json.
+    decode_burst: tokens that a sequence is given to generate at once while it has no drafts; it
+        can draft again when they are done.
+    memory_fraction: of the GPU memory that is free at the start, what the weights and caches of
+        both engines may take.
+    cache_tokens: tokens that each engine's cache has room for; None: as many as memory_fraction
+        leaves, equally many in both.
+    sampled_verification: logits lets requests of temperature > 0 with `verification: rejection`
+        speculate: the draft's logits go to the target. none serves them without speculation.
+    charges_cached_tokens: whether the scheduler counts the whole text of a verification against
+        max_num_tokens; `smartspec doctor` finds out.
+    """
+
+    kind: Literal["trtllm"]
+    target: str
+    draft: str | None = None
+    tokenizer: str
+    decode_burst: Annotated[int, Field(ge=1, le=256)] = 16
+    memory_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 0.9
+    cache_tokens: Annotated[int | None, Field(ge=2, le=1_000_000_000)] = None
+    sampled_verification: Literal["none", "logits"] = "none"
+    charges_cached_tokens: bool = True
+    profile_cache: str | None = None
+
+
+class TrtllmDoubleConfig(_Layer):
+    """The adapter of TensorRT-LLM over a double of its executor: for tests, without a GPU.
+
+    accept_prob: probability that a token of the draft's double is the target's.
+    error_prob: probability that a request to the target's double fails. step_s: seconds that an
+        iteration really takes. max_num_tokens, cache_tokens: of both doubles.
+    """
+
+    kind: Literal["trtllm_double"]
+    tokenizer: str
+    accept_prob: Annotated[float, Field(ge=0.0, le=1.0)] = 0.7
+    error_prob: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    step_s: Annotated[float, Field(ge=0.0, le=10.0)] = 0.0
+    decode_burst: Annotated[int, Field(ge=1, le=256)] = 16
+    max_num_tokens: Annotated[int, Field(ge=2)] = 8192
+    cache_tokens: Annotated[int, Field(ge=64)] = 65_536
+    seed: int = 1
 
 
 class LimitsConfig(_Layer):
@@ -155,7 +205,10 @@ class ServerConfig(_Layer):
     prompt lookup.
     """
 
-    engine: Annotated[TorchEngineConfig | FakeEngineConfig, Field(discriminator="kind")]
+    engine: Annotated[
+        TorchEngineConfig | TrtllmEngineConfig | TrtllmDoubleConfig | FakeEngineConfig,
+        Field(discriminator="kind"),
+    ]
     limits: LimitsConfig = LimitsConfig()
     lookup: LookupConfig = LookupConfig()
     planner: PlannerConfig = PlannerConfig()
@@ -184,6 +237,17 @@ class ServerConfig(_Layer):
         return value
 
 
+PATHS = ("model", "draft", "target", "tokenizer", "profile_cache")
+"""Keys of `engine` that are paths."""
+
+
+def with_absolute_paths(config: ServerConfig, folder: Path) -> ServerConfig:
+    """The same for another folder than the one that engine.json's paths are relative to."""
+    found = {name: getattr(config.engine, name, None) for name in PATHS}
+    paths = {name: str((folder / path).resolve()) for name, path in found.items() if path}
+    return config.model_copy(update={"engine": config.engine.model_copy(update=paths)})
+
+
 def read_config(path: Path) -> ServerConfig:
     """Read engine.json. Raises ConfigError, which names every key that is wrong."""
     try:
@@ -201,7 +265,7 @@ def _describe(error: ValidationError) -> str:
     clauses = []
     for item in error.errors(include_url=False):
         # The discriminated union puts the engine's kind into the location: no key of the file.
-        parts = [str(part) for part in item["loc"] if part not in ("torch", "fake")]
+        parts = [str(part) for part in item["loc"] if part not in ENGINE_KINDS]
         given = "" if item["type"] == "missing" else f" (got {item['input']!r:.80})"
         clauses.append(f"{'.'.join(parts) or 'document'}: {item['msg']}{given}")
     return "; ".join(clauses)

@@ -228,8 +228,8 @@ class Intake:
         known = self._engine.proposers
         if params.proposer is not None and params.proposer not in known:
             raise InvalidField("proposer", params.proposer, " or ".join(known) or "left out")
-        if not self._engine.target.capabilities.can_verify(sampling):
-            return None, "this engine verifies drafts of plain greedy text only"
+        if reason := self._engine.target.capabilities.why_unverified(sampling):
+            return None, reason
         return params.proposer or self._defaults.proposer, ""
 
     def _alternatives(self, params: GenerateParams, proposer: str | None) -> tuple[str, ...]:

@@ -54,9 +54,9 @@ class StepRecord:
     """What a step did and took, in seconds.
 
     start_s: by the loop's clock. why: the planner's choice, or who overruled it. views, cost,
-    num_delayed, num_background: what the plan was made of. num_generated: tokens that requests kept. target_s: the
-    pass of its decoding work. total_s: from the plan to the events' end, so that what the parts
-    leave is the loop's own work.
+    num_delayed, num_background: what the plan was made of. num_generated: tokens that requests
+    kept. target_s: the pass of its decoding work. total_s: from the plan to the events' end, so
+    that what the parts leave is the loop's own work.
     """
 
     start_s: float

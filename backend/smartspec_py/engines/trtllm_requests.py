@@ -1,0 +1,127 @@
+"""What requests to TensorRT-LLM's executor have in common, those of a target and of a draft."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+from typing import Any
+
+from smartspec_py.core.types import NO_TOKEN, SamplingParams, SequenceId
+
+Bindings = Any
+"""The module `tensorrt_llm.bindings.executor`, or what stands for it."""
+
+WAIT_S = 1.0
+"""A wait for responses, after which time_pass waits again."""
+
+BURST = 17
+"""Tokens of a request whose generation steps are timed; the first comes with its prompt."""
+
+LEAST_S = 1e-4
+"""Of a difference of two times, which a disturbance may make negative."""
+
+SALT = 0x5EED
+"""Over the ids of sequences, so that a salt is not a small number that others may use too."""
+
+
+def end_id(sampling: SamplingParams) -> int | None:
+    return None if sampling.end_token == NO_TOKEN else sampling.end_token
+
+
+def cache_salt(sequence: SequenceId) -> int:
+    """Keeps cached blocks of a sequence from all others, and finds them again in its next request:
+    blocks are shared among requests of equal salt."""
+    return (SALT << 32) + sequence
+
+
+class SamplingConfigs:
+    """Makes them for requests; that of greedy text once, as a request copies what it is given."""
+
+    def __init__(self, bindings: Bindings) -> None:
+        self._make = bindings.SamplingConfig
+        self._greedy = self._make(top_k=1)
+
+    def of(self, sampling: SamplingParams, position: int) -> Any:
+        """For a request whose first new token is at `position`.
+
+        top_p is always set: with neither top_k nor top_p the executor is greedy.
+        """
+        if sampling.is_greedy:
+            return self._greedy
+        return self._make(
+            top_k=sampling.top_k or None,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p or None,
+            temperature=sampling.temperature,
+            seed=request_seed(sampling.seed, position),
+        )
+
+
+def request_seed(seed: int, position: int) -> int:
+    """Seed of the request whose first new token is at `position`; 64 bits.
+
+    The odd stride, 2^64 over the golden ratio, keeps the ranges of different seeds apart.
+    """
+    return (seed * 0x9E3779B97F4A7C15 + position) % 2**64
+
+
+def time_pass(
+    executor: Any,
+    bindings: Bindings,
+    vocab_size: int,
+    rows: tuple[int, int, int],
+    num_logits: int | None,
+    clock: Callable[[], float],
+) -> float:
+    """Seconds of one pass on made-up tokens, from the outside: enqueueing and responses included.
+
+    rows: num_rows, tokens_per_row, context_len, as in `Profilable`. Where logits of the last
+    position alone are wanted, texts of all these tokens are read; of tokens_per_row 1, texts of
+    context_len go on by a token; of more, they are verified with that many drafts less one. What
+    was read before is reused, as while serving. Raises RuntimeError where the executor fails one.
+    """
+    num_rows, tokens_per_row, context_len = rows
+    draw = random.Random(f"{rows} {clock()}").randrange
+
+    def texts(length: int) -> list[list[int]]:
+        return [[draw(vocab_size) for _ in range(length)] for _ in range(num_rows)]
+
+    def request(text: list[int], max_tokens: int, drafts: Sequence[int] = ()) -> Any:
+        checked = bindings.ExternalDraftTokensConfig(list(drafts)) if drafts else None
+        return bindings.Request(
+            text,
+            max_tokens,
+            sampling_config=bindings.SamplingConfig(top_k=1),
+            output_config=bindings.OutputConfig(exclude_input_from_output=True),
+            external_draft_tokens_config=checked,
+        )
+
+    def seconds(requests: Iterable[Any]) -> float:
+        start = clock()
+        finish(executor, executor.enqueue_requests(list(requests)))
+        return clock() - start
+
+    if num_logits == 1:
+        return seconds(request(text, 1) for text in texts(context_len + tokens_per_row))
+    known = texts(max(1, context_len))
+    seconds(request(text, 1) for text in known)
+    if tokens_per_row > 1:
+        drafts = texts(tokens_per_row - 1)
+        return seconds(
+            request(text, tokens_per_row, made) for text, made in zip(known, drafts, strict=True)
+        )
+    first_s = seconds(request(text, 1) for text in known)
+    burst_s = seconds(request(text, BURST) for text in known)
+    return max(LEAST_S, burst_s - first_s) / (BURST - 1)
+
+
+def finish(executor: Any, request_ids: Sequence[int]) -> None:
+    """Await the last response of each. Raises RuntimeError with the message of one that failed."""
+    left = set(request_ids)
+    while left:
+        for response in executor.await_responses(timedelta(seconds=WAIT_S)):
+            if response.has_error():
+                raise RuntimeError(f"the executor failed a timed request: {response.error_msg}")
+            if response.result.is_final:
+                left.discard(response.request_id)

@@ -1,0 +1,188 @@
+"""A draft engine on TensorRT-LLM's executor: one request a sequence and step, of k tokens.
+
+As the target's, its requests bring the whole text, and what was read before is reused from its
+blocks. All requests of a step are enqueued in one call and awaited together; what the target has in
+flight meanwhile runs on.
+
+Tested against `engines.executor_double`; never run on the real executor by this project.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+from smartspec_py.core.types import SamplingParams, SequenceId
+from smartspec_py.engines.base import NO_DRAFT, Draft, DraftTask, ProposerCapabilities
+from smartspec_py.engines.trtllm_requests import (
+    Bindings,
+    SamplingConfigs,
+    cache_salt,
+    time_pass,
+)
+
+logger = logging.getLogger(__name__)
+
+DRAFT_TIMEOUT_S = 2.0
+"""A step waits so long for drafts; then it goes on without, and the requests are cancelled."""
+
+
+class TrtllmDraftProposer:
+    """A `Proposer` over an executor of a draft engine.
+
+    max_context_len: tokens of a text with its drafts. gives_logits: the engine returns the logits
+    that sampled drafts were drawn from, and the target verifies by them.
+    """
+
+    def __init__(
+        self,
+        executor: Any,
+        bindings: Bindings,
+        *,
+        max_draft_len: int,
+        max_context_len: int,
+        vocab_size: int,
+        gives_logits: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._executor = executor
+        self._bindings = bindings
+        self._configs = SamplingConfigs(bindings)
+        self._output = bindings.OutputConfig(exclude_input_from_output=True)
+        self._with_logits = bindings.OutputConfig(
+            exclude_input_from_output=True, return_generation_logits=True
+        )
+        self._capabilities = ProposerCapabilities(max_draft_len)
+        self._max_context_len = max_context_len
+        self._vocab_size = vocab_size
+        self._gives_logits = gives_logits
+        self._clock = clock
+        self._num_cached: dict[SequenceId, int] = {}
+        self._has_failed = False
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that it remembers."""
+        return len(self._num_cached)
+
+    @property
+    def capabilities(self) -> ProposerCapabilities:
+        """Bytes are not counted: its blocks are a pool of their own, see `serving.build_trtllm`."""
+        return self._capabilities
+
+    def num_available(self, sequence: SequenceId, tokens: Sequence[int]) -> int:
+        room = self._max_context_len - len(tokens)
+        return max(0, min(self._capabilities.max_draft_len, room))
+
+    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
+        """Drafts of the most probable tokens, or drawn where the sequence is sampled.
+
+        A request that fails or takes longer than DRAFT_TIMEOUT_S has no drafts.
+        """
+        request_ids = self._executor.enqueue_requests([self._request(task) for task in tasks])
+        results = self._await(request_ids)
+        drafts = []
+        for task, request_id in zip(tasks, request_ids, strict=True):
+            result = results.get(request_id)
+            draft = NO_DRAFT if result is None else self._draft(task, result)
+            self._num_cached[task.sequence] = 0 if result is None else len(task.tokens)
+            drafts.append(draft)
+        return drafts
+
+    def _request(self, task: DraftTask) -> Any:
+        # The loop's own list is handed on: the bindings copy it, and to do so here costs more.
+        tokens = task.tokens if isinstance(task.tokens, list) else list(task.tokens)
+        return self._bindings.Request(
+            tokens,
+            task.draft_len,
+            sampling_config=self._configs.of(task.sampling, len(task.tokens)),
+            output_config=self._with_logits if self._draws(task.sampling) else self._output,
+            cache_salt_id=None if task.reuses_prefix else cache_salt(task.sequence),
+        )
+
+    def _draws(self, sampling: SamplingParams) -> bool:
+        return self._gives_logits and not sampling.is_greedy
+
+    def _await(self, request_ids: Sequence[int]) -> dict[int, Any]:
+        """Results by request; those that failed, or are late and are cancelled, are left out."""
+        found: dict[int, Any] = {}
+        left = set(request_ids)
+        until_s = self._clock() + DRAFT_TIMEOUT_S
+        while left and (left_s := until_s - self._clock()) > 0.0:
+            for response in self._executor.await_responses(timedelta(seconds=left_s)):
+                if response.request_id not in left:
+                    continue  # of an earlier step, cancelled then
+                if response.has_error():
+                    self._warn(str(response.error_msg))
+                elif response.result.is_final:
+                    found[response.request_id] = response.result
+                else:
+                    continue
+                left.discard(response.request_id)
+        for request_id in left:
+            self._warn(f"no drafts within {DRAFT_TIMEOUT_S:.0f} s")
+            self._executor.cancel_request(request_id)
+        return found
+
+    def _warn(self, reason: str) -> None:
+        """Once: where drafts keep failing, acceptance and the guard see it, and metrics show it."""
+        if not self._has_failed:
+            logger.warning("the draft engine failed a request: %s", reason)
+        self._has_failed = True
+
+    def _draft(self, task: DraftTask, result: Any) -> Draft:
+        tokens = tuple(result.output_token_ids[0][: task.draft_len])
+        end = task.sampling.end_token
+        if end in tokens:  # nothing follows it
+            tokens = tokens[: tokens.index(end) + 1]
+        if not tokens or not self._draws(task.sampling):
+            return Draft(tokens)
+        logits = result.generation_logits[0][: len(tokens)]
+        return Draft(tokens, probs=drawn_from(logits, task.sampling))
+
+    def observe(self, sequence: SequenceId, num_accepted: int, hidden: Any = None) -> None:
+        """Its blocks are found by their tokens: those of rejected drafts are simply not used."""
+        self._num_cached[sequence] = self._num_cached.get(sequence, 0) + num_accepted
+
+    def draft_lag(self, sequence: SequenceId, context_len: int) -> int:
+        """What was read, accepted drafts included, is taken to be in its blocks still."""
+        return max(0, context_len - 1 - self._num_cached.get(sequence, 0))
+
+    def release(self, sequence: SequenceId) -> None:
+        """Cached blocks age out by themselves."""
+        self._num_cached.pop(sequence, None)
+
+    def time_pass(
+        self, num_rows: int, tokens_per_row: int, context_len: int, num_logits: int | None = None
+    ) -> float:
+        """See `Profilable`, and `trtllm_requests.time_pass`."""
+        rows = (num_rows, tokens_per_row, context_len)
+        return time_pass(
+            self._executor, self._bindings, self._vocab_size, rows, num_logits, self._clock
+        )
+
+    def close(self) -> None:
+        self._executor.shutdown()
+
+
+def drawn_from(logits: Any, sampling: SamplingParams) -> Any:
+    """Logits of the distribution that drafts were drawn from; both [num_tokens, vocab_size].
+
+    The executor's rejection takes q as the softmax of what it is given, and applies temperature,
+    top_k and top_p to the target's side alone. So they are applied here, in its order.
+    """
+    import torch
+
+    scaled = logits.float() / sampling.temperature
+    if sampling.top_k:
+        least = scaled.topk(min(sampling.top_k, scaled.shape[-1]), dim=-1).values[:, -1:]
+        scaled = scaled.masked_fill(scaled < least, -torch.inf)
+    if sampling.top_p < 1.0:
+        probs, order = scaled.softmax(dim=-1).sort(dim=-1, descending=True)
+        # A token is kept while those before it have less than top_p together.
+        is_out = probs.cumsum(dim=-1) - probs >= sampling.top_p
+        scaled = scaled.masked_fill(is_out.gather(-1, order.argsort(dim=-1)), -torch.inf)
+    return scaled.to(logits.dtype)

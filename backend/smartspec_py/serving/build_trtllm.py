@@ -1,0 +1,305 @@
+"""Makes an engine of TensorRT-LLM engine directories, as engine.json has them; or of doubles.
+
+Two executors share one process and its GPU memory. So that neither is given what the other needs,
+the room for keys and values is divided here before either is loaded: both get as many tokens.
+Loading has never been run by this project; the rest is tested over doubles.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from smartspec_py.core.cost import CostModel, PassTable
+from smartspec_py.core.types import NO_TOKEN
+from smartspec_py.engines.base import Proposer, TargetCapabilities
+from smartspec_py.engines.trtllm_engine import UNSUPPORTED, TrtllmTarget
+from smartspec_py.engines.trtllm_requests import Bindings
+from smartspec_py.proposers.trtllm_draft import TrtllmDraftProposer
+from smartspec_py.serving.config import (
+    DRAFT_MODEL,
+    ConfigError,
+    LimitsConfig,
+    TrtllmDoubleConfig,
+    TrtllmEngineConfig,
+)
+from smartspec_py.serving.intake import Engine
+from smartspec_py.serving.model_files import (
+    end_token,
+    existing,
+    load_tokenizer,
+    num_token_ids,
+)
+from smartspec_py.serving.profile import ProfileShape, cached_profile, profile_path
+from smartspec_py.trtllm import engine_config
+from smartspec_py.trtllm.engine_config import Role, read_engine
+from smartspec_py.trtllm.engine_dir import Severity, check_pair
+
+logger = logging.getLogger(__name__)
+
+LEAST_CONTEXT = 16
+"""Tokens of context at which passes are timed, at least."""
+
+FREE_FRACTION = 0.95
+"""Of what is free when an executor is loaded. Its cache is bounded by tokens already; the bindings
+take 0.9 where nothing is said."""
+
+BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+"""Of an element of keys and values that are not quantised; those that are have 1."""
+
+
+def build_trtllm(config: TrtllmEngineConfig, limits: LimitsConfig, folder: Path) -> Engine:
+    """Check the directories, load the engines and time their passes. Raises ConfigError, naming the
+    key and what to rebuild."""
+    paths = _paths(config, folder)
+    model = existing("engine.tokenizer", folder / config.tokenizer)
+    tokenizer = load_tokenizer("engine.tokenizer", model)
+    vocab_size = num_token_ids(tokenizer)
+    _check(paths, config, limits, vocab_size)
+    engines = [read_engine(role, path) for role, path in paths.items()]
+    try:
+        from tensorrt_llm.bindings import executor as bindings
+    except ImportError as error:
+        raise ConfigError(
+            f"engine.json: engine.kind: trtllm needs the package tensorrt_llm ({error}); it is in "
+            "the container that the Dockerfile's stage gpu begins from"
+        ) from error
+    num_tokens = config.cache_tokens or _cache_tokens(engines, config.memory_fraction)
+    logger.info("room for %d tokens in each cache", num_tokens)
+    has_logits = config.sampled_verification == "logits"
+    executors = [
+        bindings.Executor(
+            str(engine.folder),
+            bindings.ModelType.DECODER_ONLY,
+            _executor_config(bindings, engine, num_tokens, has_logits),
+        )
+        for engine in engines  # the target first: where memory is short, its error is the plainer
+    ]
+    capabilities = replace(
+        capabilities_of(engines[0], limits, config.decode_burst),
+        vocab_size=vocab_size,
+        max_cache_tokens=num_tokens,
+        verifies_rejection=has_logits and len(engines) == 2,
+    )
+    target = TrtllmTarget(executors[0], bindings, capabilities)
+    draft = None
+    if len(engines) == 2:
+        draft = TrtllmDraftProposer(
+            executors[1],
+            bindings,
+            max_draft_len=limits.max_draft_len,
+            max_context_len=_longest_text(engines[1]),
+            vocab_size=vocab_size,
+            gives_logits=has_logits,
+        )
+    cache = folder / config.profile_cache if config.profile_cache else None
+    identity = [repr(engine.config) for engine in engines]
+    shape = _shape(capabilities, limits, engines[0].count("build_config.max_num_tokens"))
+    cost = cached_profile(target, draft, shape, cache, identity)
+    if config.charges_cached_tokens:
+        charged = engines[0].count("build_config.max_num_tokens")
+        cost = replace(cost, max_charged_tokens=charged)
+    proposers: dict[str, Proposer] = {} if draft is None else {DRAFT_MODEL: draft}
+    path = profile_path(shape, cache, identity)
+    return Engine(tokenizer, end_token(model), target, proposers, cost, path)
+
+
+def _paths(config: TrtllmEngineConfig, folder: Path) -> dict[Role, Path]:
+    paths = {Role.TARGET: existing("engine.target", folder / config.target)}
+    if config.draft is not None:
+        paths[Role.DRAFT] = existing("engine.draft", folder / config.draft)
+    return paths
+
+
+def _check(
+    paths: dict[Role, Path], config: TrtllmEngineConfig, limits: LimitsConfig, num_tokens: int
+) -> None:
+    """Raises ConfigError for engines that cannot serve these limits; logs lesser findings."""
+    findings = check_pair(
+        paths[Role.TARGET],
+        paths.get(Role.DRAFT),
+        k=limits.max_draft_len,
+        sequences=limits.max_sequences,
+        context_len=limits.max_context_len,
+        num_tokens=num_tokens,
+        uses_logits=config.sampled_verification == "logits",
+    )
+    errors = []
+    for found in findings:
+        text = f"engine.{found.engine}: {found.key} is {found.value}, needed is {found.needed}"
+        text += f"; {found.remedy}" if found.remedy else ""
+        if found.severity is Severity.ERROR:
+            errors.append(text)
+        elif found.severity is Severity.WARNING:
+            logger.warning("%s", text)
+    if errors:
+        raise ConfigError(f"engine.json: {'; '.join(errors)}")
+
+
+def capabilities_of(
+    engine: engine_config.Engine, limits: LimitsConfig, decode_burst: int
+) -> TargetCapabilities:
+    """What a target engine can do within the limits.
+
+    Every prompt carries the text so far and up to max_draft_len drafts, and a request without
+    drafts reserves max_draft_len as well: so its limits of length shrink by it.
+    """
+    max_draft_len = engine.count("build_config.max_draft_len")
+    return TargetCapabilities(
+        max_sequences=min(limits.max_sequences, engine.count("build_config.max_batch_size")),
+        max_context_len=min(limits.max_context_len, _longest_text(engine) - max_draft_len),
+        max_draft_len=min(limits.max_draft_len, max_draft_len),
+        max_decode_tokens=decode_burst,
+        max_prefill_tokens=None,
+        verifies_sampling=False,
+        vocab_size=engine.vocab_size,
+        bytes_per_token=bytes_per_token(engine),
+        unsupported=UNSUPPORTED,
+    )
+
+
+def _longest_text(engine: engine_config.Engine) -> int:
+    """Tokens of a request, its drafts and what it generates included."""
+    names = ("max_input_len", "max_seq_len", "max_num_tokens")
+    return min(engine.count(f"build_config.{name}") for name in names)
+
+
+def bytes_per_token(engine: engine_config.Engine) -> int:
+    """Of keys and values on one rank."""
+    heads = engine.count("pretrained_config.num_attention_heads", 1)
+    kv_heads = engine.count("pretrained_config.num_key_value_heads", heads)
+    width = engine.count("pretrained_config.hidden_size") // heads
+    head_size = engine.count("pretrained_config.head_size", width)
+    is_quantized = engine.get("pretrained_config.quantization.kv_cache_quant_algo")
+    size = 1 if is_quantized else BYTES.get(str(engine.get("pretrained_config.dtype")), 2)
+    of_rank = max(1, -(-kv_heads // engine.tp_size))
+    return 2 * engine.count("pretrained_config.num_hidden_layers") * of_rank * head_size * size
+
+
+def cache_tokens(engines: Sequence[engine_config.Engine], num_bytes: int) -> int:
+    """Tokens that fit into each cache, as many in both, where num_bytes hold all that the engines
+    have on the first GPU: weights, the decoders' buffers, keys and values. May be negative."""
+    taken = sum(_weight_bytes(engine) + _decoder_bytes(engine) for engine in engines)
+    return (num_bytes - taken) // sum(map(bytes_per_token, engines))
+
+
+def _weight_bytes(engine: engine_config.Engine) -> int:
+    return engine.rank_sizes.get("rank0.engine", 0)
+
+
+def _decoder_bytes(engine: engine_config.Engine) -> int:
+    """Of the two buffers [max_batch_size, max_draft_len + 1, padded vocabulary] in float32."""
+    rows = engine.count("build_config.max_batch_size")
+    width = engine.count("build_config.max_draft_len") + 1
+    return 2 * rows * width * engine.padded_vocab_size * 4
+
+
+def _cache_tokens(engines: Sequence[engine_config.Engine], fraction: float) -> int:
+    import torch
+
+    free_bytes, _ = torch.cuda.mem_get_info(0)
+    found = cache_tokens(engines, int(fraction * free_bytes))
+    if found < LEAST_CONTEXT:
+        raise ConfigError(
+            f"engine.json: engine.memory_fraction: {fraction} of {free_bytes / 2**30:.1f} GiB that "
+            "are free has no room for the weights of both engines and a cache beside them"
+        )
+    return found
+
+
+def _executor_config(
+    bindings: Bindings, engine: engine_config.Engine, num_tokens: int, has_logits: bool
+) -> Any:
+    """No chunked context: it drops drafts silently where not all fit."""
+    return bindings.ExecutorConfig(
+        kv_cache_config=bindings.KvCacheConfig(
+            enable_block_reuse=True,  # without it the executor refuses external drafts
+            max_tokens=num_tokens,
+            free_gpu_memory_fraction=FREE_FRACTION,
+        ),
+        enable_chunked_context=False,
+        parallel_config=_parallel_config(bindings, engine),
+        gather_generation_logits=has_logits and engine.role is Role.DRAFT,
+    )
+
+
+def _parallel_config(bindings: Bindings, engine: engine_config.Engine) -> Any:
+    """On one GPU the executor runs in this process. On several, processes of its own run the ranks,
+    and this one talks to the first: the server is no MPI job."""
+    if engine.num_ranks == 1:
+        return None
+    import tensorrt_llm
+
+    worker = Path(tensorrt_llm.__file__).parent / "bin" / "executorWorker"
+    return bindings.ParallelConfig(
+        communication_mode=bindings.CommunicationMode.ORCHESTRATOR,
+        device_ids=list(range(engine.num_ranks)),
+        orchestrator_config=bindings.OrchestratorConfig(
+            is_orchestrator=True, worker_executable_path=str(worker)
+        ),
+    )
+
+
+def _shape(
+    capabilities: TargetCapabilities, limits: LimitsConfig, max_num_tokens: int
+) -> ProfileShape:
+    """Passes are timed at a context at which a whole batch fits into one iteration: what more take
+    is charged by `CostModel.max_charged_tokens`."""
+    rows, most = capabilities.max_sequences, capabilities.max_draft_len + 1
+    fitting = max_num_tokens // rows - most
+    context_len = max(LEAST_CONTEXT, min(capabilities.max_context_len // 2, fitting))
+    return ProfileShape(rows, capabilities.max_draft_len, context_len, capabilities.max_context_len)
+
+
+def build_trtllm_double(config: TrtllmDoubleConfig, limits: LimitsConfig, folder: Path) -> Engine:
+    """Doubles of both executors under the adapter: text that can be computed by hand."""
+    from smartspec_py.engines import executor_double as bindings
+    from smartspec_py.engines.executor_double_draft import DraftExecutor
+
+    tokenizer = load_tokenizer("engine.tokenizer", folder / config.tokenizer)
+    vocab_size = num_token_ids(tokenizer)
+    length = limits.max_context_len + limits.max_draft_len
+    built = bindings.EngineLimits(
+        max_batch_size=limits.max_sequences,
+        max_num_tokens=config.max_num_tokens,
+        max_input_len=length,
+        max_seq_len=length,
+        max_draft_len=limits.max_draft_len,
+        vocab_size=vocab_size,
+    )
+    step = PassTable((1,), (1,), ((config.step_s,),))
+    cost = CostModel(step, draft=PassTable((1,), (1,), ((config.step_s / 20,),)))
+    longest = min(limits.max_context_len, config.max_num_tokens - limits.max_draft_len)
+    target = TrtllmTarget(
+        bindings.Executor(built, cost=cost, seed=config.seed, error_prob=config.error_prob),
+        bindings,
+        TargetCapabilities(
+            max_sequences=limits.max_sequences,
+            max_context_len=longest,
+            max_draft_len=limits.max_draft_len,
+            max_decode_tokens=config.decode_burst,
+            max_prefill_tokens=None,
+            verifies_sampling=False,
+            vocab_size=vocab_size,
+            bytes_per_token=1,
+            max_cache_tokens=config.cache_tokens,
+            unsupported=UNSUPPORTED,
+        ),
+    )
+    draft = TrtllmDraftProposer(
+        DraftExecutor(
+            replace(built, max_draft_len=0),
+            cost=CostModel(PassTable((1,), (1,), ((config.step_s / 20,),))),
+            seed=config.seed,
+            accept_prob=config.accept_prob,
+        ),
+        bindings,
+        max_draft_len=limits.max_draft_len,
+        max_context_len=length,
+        vocab_size=vocab_size,
+    )
+    charged = replace(cost, max_charged_tokens=config.max_num_tokens)
+    return Engine(tokenizer, NO_TOKEN, target, {DRAFT_MODEL: draft}, charged)

@@ -1,0 +1,249 @@
+"""From engine.json and engine directories to an engine, with doubles in the bindings' place."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from harness import LoopHarness, fake_text
+
+from smartspec_py.core.types import SamplingParams, Verification
+from smartspec_py.engines import executor_double
+from smartspec_py.engines.base import DraftTask
+from smartspec_py.engines.executor_double import DoubleBindings
+from smartspec_py.engines.trtllm_engine import TrtllmTarget
+from smartspec_py.proposers.trtllm_draft import TrtllmDraftProposer, drawn_from
+from smartspec_py.serving.build import build_engine
+from smartspec_py.serving.build_trtllm import bytes_per_token, cache_tokens, capabilities_of
+from smartspec_py.serving.config import ConfigError, LimitsConfig, ServerConfig
+from smartspec_py.serving.intake import Engine
+from smartspec_py.trtllm.contract import ContractBindings
+from smartspec_py.trtllm.engine_config import Role, read_engine
+
+TOKENIZER = Path(__file__).parents[2] / "engines_build" / "tiny" / "target"
+LIMITS: dict[str, Any] = {"max_sequences": 4, "max_context_len": 200, "max_draft_len": 4}
+
+
+def engine_document(role: str, **build: Any) -> dict[str, Any]:
+    is_target = role == "target"
+    return {
+        "version": "1.2.1",
+        "pretrained_config": {
+            "architecture": "LlamaForCausalLM",
+            "dtype": "bfloat16",
+            "logits_dtype": "float32",
+            "num_hidden_layers": 32 if is_target else 16,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "hidden_size": 4096,
+            "vocab_size": 2048,
+            "mapping": {"tp_size": 1, "pp_size": 1, "cp_size": 1},
+            "quantization": {"quant_algo": None, "kv_cache_quant_algo": None},
+        },
+        "build_config": {
+            "max_input_len": 300,
+            "max_seq_len": 300,
+            "max_batch_size": 8,
+            "max_beam_width": 1,
+            "max_num_tokens": 2000,
+            "kv_cache_type": "PAGED",
+            "gather_context_logits": False,
+            "max_draft_len": 4 if is_target else 0,
+            "speculative_decoding_mode": 2 if is_target else 1,
+            "plugin_config": {
+                "gpt_attention_plugin": "auto",
+                "remove_input_padding": True,
+                "context_fmha": True,
+                "use_paged_context_fmha": True,
+            },
+            **build,
+        },
+    }
+
+
+def write_engine(folder: Path, role: str, **build: Any) -> None:
+    folder.mkdir()
+    document = engine_document(role, **build)
+    (folder / "config.json").write_text(json.dumps(document))
+    (folder / "rank0.engine").write_bytes(bytes(1000))
+
+
+@pytest.fixture
+def bindings(monkeypatch: pytest.MonkeyPatch) -> ContractBindings:
+    """The package `tensorrt_llm`, with checked doubles in it."""
+    found = ContractBindings(DoubleBindings())
+    package: Any = ModuleType("tensorrt_llm")
+    package.__file__ = "/opt/tensorrt_llm/__init__.py"
+    package.bindings = SimpleNamespace(executor=found)
+    monkeypatch.setitem(sys.modules, "tensorrt_llm", package)
+    monkeypatch.setitem(sys.modules, "tensorrt_llm.bindings", package.bindings)
+    return found
+
+
+def build(tmp_path: Path, *, draft: bool = True, **engine: Any) -> Engine:
+    for role in ("target", "draft"):
+        if not (tmp_path / role).exists():
+            write_engine(tmp_path / role, role)
+    settings = {"kind": "trtllm", "target": "target", "tokenizer": str(TOKENIZER)}
+    settings |= {"cache_tokens": 4096} | ({"draft": "draft"} if draft else {}) | engine
+    return build_engine(
+        ServerConfig.model_validate({"engine": settings, "limits": LIMITS}), tmp_path
+    )
+
+
+def test_directories_become_an_engine_that_serves(
+    tmp_path: Path, bindings: ContractBindings
+) -> None:
+    engine = build(tmp_path, profile_cache="cache")
+    capabilities = engine.target.capabilities
+    assert capabilities.max_context_len == 200
+    assert capabilities.max_draft_len == 4
+    assert capabilities.max_decode_tokens == 16
+    assert capabilities.max_cache_tokens == 4096
+    assert capabilities.bytes_per_token == 2 * 32 * 8 * 128 * 2
+    assert engine.cost.max_charged_tokens == 2000
+    assert engine.cost.target.rows == (1, 2, 4)
+    assert engine.profile_path is not None
+    assert engine.profile_path.is_file()
+    target, proposer = engine.target, engine.proposers["draft_model"]
+    assert isinstance(target, TrtllmTarget)
+    assert isinstance(proposer, TrtllmDraftProposer)
+    harness = LoopHarness(target=target, proposer=proposer, cost=engine.cost)
+    number = harness.submit((3, 4, 5), 30, policy="fixed:3", max_draft_len=4)
+    harness.drain()
+    assert harness.stories[number].tokens == fake_text((3, 4, 5), 30)
+    assert harness.requests[number].num_drafted > 0
+    assert {"KvCacheConfig(max_tokens)", "ExecutorConfig(kv_cache_config)"} <= bindings.used()
+
+
+def test_without_a_draft_prompts_are_looked_up(tmp_path: Path, bindings: ContractBindings) -> None:
+    engine = build(tmp_path, draft=False, charges_cached_tokens=False)
+    assert set(engine.proposers) == {"prompt_lookup"}
+    assert engine.cost.max_charged_tokens == 0
+    assert engine.cost.draft is None
+
+
+@pytest.mark.parametrize(
+    ("build_config", "words"),
+    [
+        ({"max_draft_len": 2}, ["engine.target", "build_config.max_draft_len", "max-draft-len"]),
+        ({"max_seq_len": 100}, ["max_seq_len", "200"]),
+        ({"speculative_decoding_mode": 1}, ["speculative_decoding_mode"]),
+    ],
+)
+def test_engines_that_cannot_serve_are_refused_before_they_are_loaded(
+    tmp_path: Path, build_config: dict[str, Any], words: list[str]
+) -> None:
+    write_engine(tmp_path / "target", "target", **build_config)
+    with pytest.raises(ConfigError) as raised:
+        build(tmp_path)
+    assert all(word in str(raised.value) for word in words), raised.value
+
+
+def test_without_tensorrt_llm_the_error_says_where_it_is(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"engine.kind: trtllm needs the package tensorrt_llm"):
+        build(tmp_path)
+
+
+def test_a_missing_directory_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"engine\.target"):
+        build(tmp_path, target="nowhere")
+
+
+def test_limits_are_the_lesser_of_both(tmp_path: Path) -> None:
+    """300 less the 4 drafts that a request may bring, and the 8 rows of the build."""
+    write_engine(tmp_path / "target", "target")
+    target = read_engine(Role.TARGET, tmp_path / "target")
+    found = capabilities_of(target, LimitsConfig(max_context_len=4000, max_sequences=100), 8)
+    assert (found.max_context_len, found.max_sequences, found.max_draft_len) == (296, 8, 4)
+    shorter = replace(
+        target, config=engine_document("target", max_num_tokens=100)
+    )  # each verification is charged in full
+    assert capabilities_of(shorter, LimitsConfig(), 8).max_context_len == 96
+
+
+def test_memory_is_divided_into_equally_many_tokens(tmp_path: Path) -> None:
+    """2 x 32 x 8 x 128 x 2 bytes of a token in the target, half of it in the draft; half again
+    each with an fp8 cache. Weights of 1,000 bytes each; decoders 8 rows x 5 and x 1 x 2,048 x 8."""
+    engines = []
+    for role in (Role.TARGET, Role.DRAFT):
+        write_engine(tmp_path / role, role)
+        engines.append(read_engine(role, tmp_path / role))
+    assert [bytes_per_token(engine) for engine in engines] == [131072, 65536]
+    taken = 2 * 1000 + 8 * (5 + 1) * 2048 * 8
+    assert cache_tokens(engines, taken + 1000 * (131072 + 65536)) == 1000
+    quantized = engine_document("target")
+    quantized["pretrained_config"]["quantization"]["kv_cache_quant_algo"] = "FP8"
+    assert bytes_per_token(replace(engines[0], config=quantized)) == 65536
+    split = engine_document("target")
+    split["pretrained_config"]["mapping"]["tp_size"] = 4
+    assert bytes_per_token(replace(engines[0], config=split)) == 131072 // 4
+
+
+def test_several_gpus_are_run_by_workers(tmp_path: Path, bindings: ContractBindings) -> None:
+    from smartspec_py.serving.build_trtllm import _executor_config
+
+    write_engine(tmp_path / "target", "target")
+    engine = read_engine(Role.TARGET, tmp_path / "target")
+    alone = _executor_config(executor_double, engine, 100, has_logits=False)
+    assert alone.parallel_config is None
+    document = engine_document("target")
+    document["pretrained_config"]["mapping"]["tp_size"] = 4
+    split = replace(engine, config=document)
+    config = _executor_config(executor_double, split, 100, has_logits=False)
+    assert config.parallel_config.device_ids == [0, 1, 2, 3]
+    worker = config.parallel_config.orchestrator_config.worker_executable_path
+    assert worker == "/opt/tensorrt_llm/bin/executorWorker"
+
+
+def test_sampled_text_is_verified_by_logits_where_both_ask_for_it(
+    tmp_path: Path, bindings: ContractBindings
+) -> None:
+    engine = build(tmp_path, sampled_verification="logits")
+    capabilities = engine.target.capabilities
+    sampling = SamplingParams(temperature=0.5, top_p=0.9, seed=3)
+    assert "set verification" in capabilities.why_unverified(sampling)
+    rejecting = replace(sampling, verification=Verification.REJECTION)
+    assert capabilities.can_verify(rejecting)
+    assert not capabilities.can_verify(replace(rejecting, min_p=0.1))
+    task = DraftTask(1, (3, 4, 5), 3, 2, rejecting)
+    (draft,) = engine.proposers["draft_model"].propose([task])
+    assert draft.probs.shape == (2, 2048)
+    # Over the target: the logits go with the drafts, and greedy text brings none.
+    harness = LoopHarness(
+        target=engine.target,  # type: ignore[arg-type]
+        proposer=engine.proposers["draft_model"],  # type: ignore[arg-type]
+        cost=engine.cost,
+    )
+    number = harness.submit((3, 4, 5), 12, policy="fixed:2", sampling=rejecting)
+    harness.drain()
+    assert harness.requests[number].num_drafted > 0
+    assert "ExternalDraftTokensConfig(logits)" in bindings.used()
+
+
+@pytest.mark.parametrize(
+    ("sampling", "kept"),
+    [
+        ({"temperature": 0.5}, [0, 1, 2, 3]),
+        ({"temperature": 1.0, "top_k": 2}, [0, 1]),
+        # Of 0.5, 0.25, 0.125, 0.125 the first two have 0.75.
+        ({"temperature": 1.0, "top_p": 0.75}, [0, 1]),
+        ({"temperature": 1.0, "top_p": 0.76}, [0, 1, 2]),
+        ({"temperature": 1.0, "top_k": 3, "top_p": 0.5}, [0]),
+    ],
+)
+def test_draft_logits_are_those_that_were_drawn_from(
+    sampling: dict[str, Any], kept: list[int]
+) -> None:
+    """The executor takes their softmax as it is."""
+    probs = torch.tensor([[0.5, 0.25, 0.125, 0.125]])
+    found = drawn_from(probs.log(), SamplingParams(**sampling)).softmax(-1)[0]
+    wanted = probs[0] ** (1 / sampling["temperature"])
+    wanted[[i for i in range(4) if i not in kept]] = 0.0
+    assert torch.allclose(found, wanted / wanted.sum(), atol=1e-6)

@@ -1,0 +1,280 @@
+"""The loop over TensorRT-LLM's adapter and the doubles of two executors: what goes over the line.
+
+Every call is checked against the recorded signatures of the bindings. Texts are those of
+`engines.fake`, so whatever is drafted, refused or cancelled, the right text is known.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from harness import COST, VOCAB_SIZE, LoopHarness, fake_text
+
+from smartspec_py.core.types import FinishReason, SamplingParams
+from smartspec_py.engines import executor_double
+from smartspec_py.engines.base import DraftTask, TargetCapabilities
+from smartspec_py.engines.clock import VirtualClock
+from smartspec_py.engines.executor_double import EngineLimits, Executor
+from smartspec_py.engines.executor_double_draft import DraftExecutor
+from smartspec_py.engines.fake import TOKEN_STEP
+from smartspec_py.engines.trtllm_engine import UNSUPPORTED, TrtllmTarget
+from smartspec_py.proposers.trtllm_draft import DRAFT_TIMEOUT_S, TrtllmDraftProposer
+from smartspec_py.serving.request import ErrorCode
+from smartspec_py.trtllm.contract import ContractBindings, load_contract
+
+LIMITS = EngineLimits(
+    max_batch_size=8, max_num_tokens=600, max_input_len=600, max_seq_len=600, max_draft_len=8,
+    vocab_size=VOCAB_SIZE,
+)  # fmt: skip
+BURST = 8
+
+
+@dataclass
+class Calls:
+    """What was enqueued: the requests of each call."""
+
+    of_target: list[list[Any]] = field(default_factory=list)
+    of_draft: list[list[Any]] = field(default_factory=list)
+
+
+def keeping(executor: Executor, calls: list[list[Any]]) -> Executor:
+    enqueue = executor.enqueue_requests
+
+    def enqueue_and_keep(requests: Sequence[Any]) -> list[int]:
+        calls.append(list(requests))
+        return enqueue(requests)
+
+    executor.enqueue_requests = enqueue_and_keep  # type: ignore[method-assign]
+    return executor
+
+
+class Pair:
+    """Two executors on one clock, and the adapter's halves over them."""
+
+    def __init__(
+        self,
+        *,
+        accept_prob: float = 0.7,
+        seed: int = 1,
+        draft_error_prob: float = 0.0,
+        max_num_tokens: int = 600,
+        **options: Any,
+    ) -> None:
+        """options: of the target's executor."""
+        self.clock = VirtualClock()
+        self.bindings = ContractBindings(executor_double)
+        self.calls = Calls()
+        of_target = Executor(
+            replace(LIMITS, max_num_tokens=max_num_tokens),
+            cost=COST, clock=self.clock, seed=seed, **options,
+        )  # fmt: skip
+        of_draft = DraftExecutor(
+            LIMITS, cost=COST, clock=self.clock, seed=seed,
+            accept_prob=accept_prob, error_prob=draft_error_prob,
+        )  # fmt: skip
+        self.executors = (
+            keeping(of_target, self.calls.of_target),
+            keeping(of_draft, self.calls.of_draft),
+        )
+        self.target = TrtllmTarget(
+            self.bindings.checked(of_target),
+            self.bindings,
+            TargetCapabilities(
+                max_sequences=8, max_context_len=592, max_draft_len=8, max_decode_tokens=BURST,
+                max_prefill_tokens=None, verifies_sampling=False, vocab_size=VOCAB_SIZE,
+                unsupported=UNSUPPORTED,
+            ),
+            self.clock.now,
+        )  # fmt: skip
+        self.proposer = TrtllmDraftProposer(
+            self.bindings.checked(of_draft), self.bindings, max_draft_len=8, max_context_len=600,
+            vocab_size=VOCAB_SIZE, clock=self.clock.now,
+        )  # fmt: skip
+        self.harness = LoopHarness(
+            target=self.target, proposer=self.proposer, clock=self.clock, cost=COST
+        )
+
+    def check_nothing_held(self) -> None:
+        self.harness.check_nothing_held()
+        assert [executor.num_held_blocks for executor in self.executors] == [0, 0]
+
+
+PROMPTS = [tuple(range(n, 2 * n + 5)) for n in range(1, 13)]
+
+
+@pytest.mark.parametrize("policy", ["none", "fixed:3", "batch_table", "goodput_global", "goodput"])
+def test_text_is_the_same_under_every_policy(policy: str) -> None:
+    """12 requests over 8 rows; about 600 tokens an iteration hold them up now and then."""
+    pair = Pair(hold_back_prob=0.1)
+    numbers = [pair.harness.submit(prompt, 60, policy=policy) for prompt in PROMPTS]
+    pair.harness.drain()
+    for number, prompt in zip(numbers, PROMPTS, strict=True):
+        story = pair.harness.stories[number]
+        assert story.tokens == fake_text(prompt, 60)
+        assert story.finals == [FinishReason.LENGTH]
+    drafted = sum(request.num_drafted for request in pair.harness.requests.values())
+    assert (drafted > 0) == (policy != "none")
+    pair.check_nothing_held()
+
+
+def test_without_speculation_a_request_is_a_burst() -> None:
+    """60 tokens are the prompt's first and 59 more: a request for it, and 8 bursts of up to 8."""
+    pair = Pair()
+    for prompt in PROMPTS[:4]:
+        pair.harness.submit(prompt, 60, policy="none")
+    pair.harness.drain()
+    requests = [request for call in pair.calls.of_target for request in call]
+    assert len(requests) == 4 * (1 + 8)
+    assert [r.max_tokens for r in requests if r.streaming] == [8] * 28 + [3] * 4
+    assert not pair.calls.of_draft
+
+
+def test_with_speculation_a_step_is_a_call_each() -> None:
+    """One request a sequence and step, to each engine, all of a step in one call."""
+    pair = Pair()
+    for prompt in PROMPTS[:4]:
+        pair.harness.submit(prompt, 60, policy="fixed:3")
+    pair.harness.drain()
+    verifying = [
+        [r for r in call if r.external_draft_tokens_config] for call in pair.calls.of_target
+    ]
+    verifying = [call for call in verifying if call]
+    assert [len(call) for call in verifying] == [len(call) for call in pair.calls.of_draft]
+    steps = sum(request.num_steps for request in pair.harness.requests.values())
+    undrafted = [r for call in pair.calls.of_target for r in call if r.streaming]
+    assert sum(map(len, verifying)) + sum(r.max_tokens for r in undrafted) == steps
+    # All four go on together: no step is in pieces.
+    assert {len(call) for call in verifying[:10]} == {4}
+
+
+def test_bursts_go_on_while_others_verify() -> None:
+    pair = Pair()
+    slow = pair.harness.submit(PROMPTS[0], 100, policy="none")
+    fast = pair.harness.submit(PROMPTS[1], 100, policy="fixed:4")
+    pair.harness.step(8)
+    records = list(pair.harness.loop.records)
+    beside = [record for record in records if record.num_background == 1]
+    assert len(beside) >= 4
+    assert all(record.target_s > 0.0 for record in beside)  # iterations were counted
+    assert pair.harness.stories[slow].tokens
+    assert pair.harness.stories[fast].tokens
+    pair.harness.drain()
+    assert pair.harness.stories[slow].tokens == fake_text(PROMPTS[0], 100)
+
+
+def test_sampled_requests_run_without_drafts() -> None:
+    pair = Pair()
+    sampling = SamplingParams(temperature=0.7, seed=5)
+    assert not pair.target.capabilities.can_verify(sampling)
+    assert "greedy" in pair.target.capabilities.why_unverified(sampling)
+
+
+def test_a_draft_engine_that_fails_costs_no_text() -> None:
+    pair = Pair(draft_error_prob=0.5)
+    number = pair.harness.submit(PROMPTS[3], 80, policy="fixed:4")
+    pair.harness.drain()
+    assert pair.harness.stories[number].tokens == fake_text(PROMPTS[3], 80)
+    assert pair.harness.requests[number].num_drafted > 0
+    pair.check_nothing_held()
+
+
+def test_late_drafts_are_given_up() -> None:
+    """Of two requests one has never a turn within the time: it is cancelled, the other drafted."""
+    pair = Pair()
+    executor = pair.executors[1]
+    waits = executor._await
+
+    def never(*args: Any) -> list[Any]:
+        pair.clock.sleep(0.5)
+        return [response for response in waits(*args) if response.request_id != 2]
+
+    executor._await = never  # type: ignore[method-assign]
+    start = pair.clock.now()
+    tasks = [DraftTask(n, PROMPTS[n], len(PROMPTS[n]), 3, SamplingParams()) for n in (0, 1)]
+    drafts = pair.proposer.propose(tasks)
+    assert [len(draft.tokens) for draft in drafts] == [3, 0]
+    assert DRAFT_TIMEOUT_S <= pair.clock.now() - start < DRAFT_TIMEOUT_S + 1.0
+    # What still comes of it is of no step, and the next one is not disturbed.
+    assert [len(draft.tokens) for draft in pair.proposer.propose(tasks[:1])] == [3]
+
+
+def test_drafts_end_with_the_end_token() -> None:
+    pair = Pair(accept_prob=1.0)
+    text = fake_text(PROMPTS[2], 6)
+    sampling = SamplingParams(end_token=text[3])
+    task = DraftTask(1, PROMPTS[2], len(PROMPTS[2]), 6, sampling)
+    (draft,) = pair.proposer.propose([task])
+    assert draft.tokens == tuple(text[:4])
+    number = pair.harness.submit(PROMPTS[2], 6, policy="fixed:6", sampling=sampling)
+    pair.harness.drain()
+    assert pair.harness.stories[number].tokens == text[:3]
+    assert pair.harness.stories[number].finals == [FinishReason.STOP]
+
+
+def test_a_draft_knows_what_it_has_missed() -> None:
+    """All of the prompt at first; nothing behind a step of its own; all since then later on."""
+    pair = Pair(accept_prob=1.0)
+    prompt = PROMPTS[5]
+    assert pair.proposer.draft_lag(1, len(prompt)) == len(prompt) - 1
+    pair.proposer.propose([DraftTask(1, prompt, len(prompt), 3, SamplingParams())])
+    pair.proposer.observe(1, 3)
+    assert pair.proposer.draft_lag(1, len(prompt) + 4) == 0
+    assert pair.proposer.draft_lag(1, len(prompt) + 40) == 36
+    pair.proposer.release(1)
+    assert pair.proposer.num_sequences == 0
+    assert pair.proposer.num_available(1, range(597)) == 3
+
+
+def plain_prompt(rng: random.Random) -> tuple[int, ...]:
+    """One that the double takes for a prompt: its last token does not follow the rule."""
+    while True:
+        *others, last = prompt = [rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(1, 60))]
+        if not others or last != (sum(others) + TOKEN_STEP * len(others)) % VOCAB_SIZE:
+            return tuple(prompt)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_thousand_requests_with_cancels_and_errors(seed: int) -> None:
+    """4 times 250, every tenth cancelled somewhere, one engine request in fifty failed: each has
+    one last word, its text as far as it goes, and no block is left held."""
+    rng = random.Random(seed)
+    pair = Pair(
+        seed=seed, hold_back_prob=0.1, error_prob=0.005, draft_error_prob=0.02, max_num_tokens=900
+    )
+    harness, prompts = pair.harness, {}
+    for _ in range(250):
+        prompt = plain_prompt(rng)
+        policy = rng.choice(["none", "fixed:2", "goodput", "goodput"])
+        number = harness.submit(prompt, rng.randint(1, 50), policy=policy)
+        prompts[number] = prompt
+        if rng.random() < 0.1:
+            harness.inbox.cancel(rng.randint(max(1, number - 12), number))
+        harness.step(rng.randint(0, 4))
+    harness.drain(20_000)
+    pair.check_nothing_held()
+    ends = {number: story.finals for number, story in harness.stories.items()}
+    assert all(len(finals) == 1 for finals in ends.values())
+    kinds = {finals[0] for finals in ends.values()}
+    assert {FinishReason.LENGTH, FinishReason.CANCELLED, ErrorCode.INTERNAL} <= kinds
+    for number, story in harness.stories.items():
+        assert story.tokens == fake_text(prompts[number], len(story.tokens))
+        if ends[number] == [FinishReason.LENGTH]:
+            assert len(story.tokens) == harness.requests[number].max_tokens
+
+
+def test_all_that_is_used_is_in_the_contract(capsys: pytest.CaptureFixture[str]) -> None:
+    pair = Pair()
+    for prompt, policy in zip(PROMPTS, ["none", "fixed:3"] * 6, strict=True):
+        pair.harness.submit(prompt, 20, policy=policy)
+    pair.harness.drain()
+    pair.target.time_pass(2, 3, 16)
+    pair.proposer.time_pass(2, 1, 16)
+    used, known = pair.bindings.used(), load_contract().names
+    with capsys.disabled():
+        share = len(used & known) / len(used)
+        print(f"\n{share:.0%} of {len(used)} names of the bindings are in the recorded contract")
+    assert used <= known
