@@ -135,7 +135,7 @@ def test_command_line_listens_on_loopback_and_guards_model_control(tmp_path: Pat
     for option in ("--http-address", "--grpc-address", "--metrics-address"):
         assert f"{option}=127.0.0.1" in command
     assert "--grpc-max-response-pool-size=1024" in command
-    keys = [word.split("=")[-1] for word in command if "model-repository:smartspec-key" in word]
+    keys = [word.split("=")[-1] for word in command if "logging:smartspec-key" in word]
     assert keys == ["key", "key"]
 
 

@@ -17,7 +17,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -61,6 +61,9 @@ EXIT_TIMEOUT_S = 3.0
 
 EXIT_S = 10.0
 CONTROL_HEADER = "smartspec-key"
+CLOSED_APIS = "model-repository,shared-memory,trace,logging"
+"""Triton's APIs that change or read what is not a client's; they need the key."""
+
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """Opens URLs without a proxy: the server is on this machine."""
 
@@ -75,7 +78,8 @@ class TritonServer:
     """Serves one model. `with TritonServer(...) as server:` starts it and stops it.
 
     run_dir: holds all that is written: see launch/files.py; and tritonserver.log.
-    backend_folder: another one than this package, for tests of the launcher itself.
+    backend_folder: another one than this package, for tests of the launcher itself. aliases: names
+    beside the model's own, see `serving.aliases`. options: of tritonserver, after all others.
     """
 
     def __init__(
@@ -85,6 +89,8 @@ class TritonServer:
         address: Address,
         installation: Installation | None = None,
         backend_folder: Path = PACKAGE_FOLDER,
+        aliases: Sequence[str] = (),
+        options: Sequence[str] = (),
     ) -> None:
         self.address = address
         self.log_path = run_dir / "tritonserver.log"
@@ -92,6 +98,7 @@ class TritonServer:
         self._run_dir = run_dir
         self._installation = installation
         self._backend_folder = backend_folder
+        self._aliases, self._options = tuple(aliases), tuple(options)
         self._process: subprocess.Popen[bytes] | None = None
         self._is_stopped = False
         self._shm_prefix = f"smartspec_{secrets.token_hex(4)}_"
@@ -124,12 +131,14 @@ class TritonServer:
         installation = self._installation or find_installation()
         self._run_dir.mkdir(parents=True, exist_ok=True)
         backends = write_backends(self._run_dir, installation, self._backend_folder)
-        models = write_repository(self._run_dir, self._config)
+        models = write_repository(self._run_dir, self._config, self._aliases)
         environment = server_environment(installation)
         command = server_command(
             installation, environment, backends, models, self.address, self._control_key
         )
+        command += [f"--load-model={alias}" for alias in self._aliases]
         command.append(f"--backend-config=python,shm-region-prefix-name={self._shm_prefix}")
+        command += self._options
         with self.log_path.open("wb") as log:
             self._process = subprocess.Popen(
                 command,
@@ -257,7 +266,7 @@ def server_command(
     control_key: str,
 ) -> list[str]:
     """Triton's command line."""
-    guard = f"model-repository:{CONTROL_HEADER}={control_key}"
+    guard = f"{CLOSED_APIS}:{CONTROL_HEADER}={control_key}"
     command = [
         str(installation.binary),
         f"--model-repository={models}",

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tritonclient.grpc as triton
 
-from smartspec_py.serving.contract import INPUTS
+from smartspec_py.serving.contract import INPUTS, MODEL_NAME
 from smartspec_py.triton_server import TritonServer
 
 _NUMPY = {
@@ -24,10 +24,15 @@ _NUMPY = {
 }
 
 
-def post(server: TritonServer, body: dict[str, Any] | bytes, endpoint: str) -> tuple[int, str]:
+def post(
+    server: TritonServer,
+    body: dict[str, Any] | bytes,
+    endpoint: str,
+    model: str = MODEL_NAME,
+) -> tuple[int, str]:
     """Status and body of one POST to the model."""
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    url = f"{server.address.http_url}/v2/models/smartspec/{endpoint}"
+    url = f"{server.address.http_url}/v2/models/{model}/{endpoint}"
     request = urllib.request.Request(url, raw, {"Content-Type": "application/json"})
     try:
         with urllib.request.urlopen(request, timeout=60) as response:

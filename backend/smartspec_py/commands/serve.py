@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,15 +18,26 @@ from smartspec_py.launch.files import InstallationError
 from smartspec_py.launch.foreground import run_in_foreground
 from smartspec_py.launch.interpreter import InterpreterError
 from smartspec_py.pair import PairError, check_pair
-from smartspec_py.serving.config import LimitsConfig, ServerConfig
+from smartspec_py.serving.aliases import ALIASES
+from smartspec_py.serving.config import (
+    ConfigError,
+    LimitsConfig,
+    ServerConfig,
+    read_config,
+    with_absolute_paths,
+)
+from smartspec_py.serving.contract import MODEL_NAME
 from smartspec_py.triton_server import Address, TritonServer, TritonServerError, taken_ports
+
+NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 _LIMITS = LimitsConfig()
 _ADDRESS = Address()
 _DEFAULT_POLICY = str(ServerConfig.model_fields["policy"].default)
 
 _Model = Annotated[
-    Path, typer.Option(help="Hugging Face directory of the target.", rich_help_panel="Models")
+    Path | None,
+    typer.Option(help="Hugging Face directory of the target.", rich_help_panel="Models"),
 ]
 _Draft = Annotated[
     Path | None,
@@ -128,8 +141,26 @@ _BatchTable = Annotated[
 ]
 
 
+_Config = Annotated[
+    Path | None,
+    typer.Option(
+        help="An engine.json with everything in it, in place of all options but addresses, run "
+        "directory and aliases; TensorRT-LLM engines are served so.",
+        rich_help_panel="Files",
+    ),
+]
+_Alias = Annotated[
+    list[str] | None,
+    typer.Option(
+        help=f"Another name to serve the model under, with TensorRT-LLM's tensors: "
+        f"{' or '.join(ALIASES)}, or any. May be repeated.",
+        rich_help_panel="Address",
+    ),
+]
+
+
 def serve(
-    model: _Model,
+    model: _Model = None,
     draft: _Draft = None,
     policy: _Policy = _DEFAULT_POLICY,
     proposer: _Proposer = "auto",
@@ -151,8 +182,16 @@ def serve(
     run_dir: _RunDir = None,
     profile_cache: _Cache = None,
     batch_table: _BatchTable = None,
+    config: _Config = None,
+    alias: _Alias = None,
 ) -> None:
     """Serve a target model that a draft model speculates for, on Triton, until Ctrl-C."""
+    address = Address(host, http_port, grpc_port, metrics_port)
+    if config is not None:
+        found = _read(config)
+        raise typer.Exit(_run(_server(found, address, run_dir, alias)))
+    if model is None:
+        fail("--model, or --config with an engine.json, must be given", USAGE_ERROR)
     settings = {
         "engine": {
             "kind": "torch",
@@ -177,14 +216,34 @@ def serve(
         "policy": policy,
         "proposer": proposer,
     }
-    config = checked_config(settings)
-    address = _checked_address(Address(host, http_port, grpc_port, metrics_port))
+    checked = checked_config(settings)
+    server = _server(checked, address, run_dir, alias)
     try:
         check_pair(model, draft)
     except PairError as error:
         fail(str(error), USAGE_ERROR)
-    folder = (run_dir or paths.run_dir(http_port)).resolve()
-    raise typer.Exit(_run(TritonServer(config, folder, address)))
+    raise typer.Exit(_run(server))
+
+
+def _read(path: Path) -> ServerConfig:
+    try:
+        return with_absolute_paths(read_config(path), path.resolve().parent)
+    except ConfigError as error:
+        fail(str(error), USAGE_ERROR)
+
+
+def _server(
+    config: ServerConfig, address: Address, run_dir: Path | None, aliases: Sequence[str] | None
+) -> TritonServer:
+    for name in aliases or ():
+        if not NAME.fullmatch(name) or name == MODEL_NAME:
+            fail(
+                f"--alias: got {name!r}, must be letters, digits, - and _, and not {MODEL_NAME}",
+                USAGE_ERROR,
+            )
+    _check_address(address)
+    folder = (run_dir or paths.run_dir(address.http_port)).resolve()
+    return TritonServer(config, folder, address, aliases=aliases or ())
 
 
 def _planner_section(path: Path) -> dict[str, Any]:
@@ -204,11 +263,10 @@ def _run(server: TritonServer) -> int:
         fail(str(error))
 
 
-def _checked_address(address: Address) -> Address:
+def _check_address(address: Address) -> None:
     ports = (address.http_port, address.grpc_port, address.metrics_port)
     if len(set(ports)) < 3 or not all(1 <= port <= 65535 for port in ports):
         fail(f"the three ports must differ and lie in 1..65535 (got {ports})", USAGE_ERROR)
     if taken := taken_ports(address):
         numbers = ", ".join(map(str, taken))
         fail(f"cannot listen on {address.host} port {numbers}: choose another host or port")
-    return address

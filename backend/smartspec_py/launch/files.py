@@ -11,10 +11,12 @@ from __future__ import annotations
 import importlib.util
 import shutil
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from smartspec_py.launch.interpreter import check_interpreter
+from smartspec_py.serving.aliases import write_aliases
 from smartspec_py.serving.config import CONFIG_NAME, ServerConfig
 from smartspec_py.serving.contract import MODEL_NAME, config_pbtxt
 
@@ -97,7 +99,7 @@ def write_backends(
     return backends
 
 
-def write_repository(run_dir: Path, config: ServerConfig) -> Path:
+def write_repository(run_dir: Path, config: ServerConfig, aliases: Sequence[str] = ()) -> Path:
     """Make the model repository with this config as engine.json; what stood there is replaced."""
     models = run_dir / "models"
     shutil.rmtree(models, ignore_errors=True)
@@ -106,4 +108,5 @@ def write_repository(run_dir: Path, config: ServerConfig) -> Path:
     (version.parent / "config.pbtxt").write_text(config_pbtxt(), encoding="utf-8")
     text = config.model_dump_json(indent=2, exclude_none=True)
     (version / CONFIG_NAME).write_text(text + "\n", encoding="utf-8")
+    write_aliases(models, aliases)
     return models

@@ -6,10 +6,12 @@ travels as [1, 1], a list as [1, n].
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from smartspec_py.serving.inputs import INPUT_GROUPS
 from smartspec_py.serving.tensor_spec import TensorSpec
 
-__all__ = ["INPUTS", "MODEL_NAME", "OUTPUTS", "TensorSpec", "config_pbtxt"]
+__all__ = ["INPUTS", "MODEL_NAME", "OUTPUTS", "TensorSpec", "config_pbtxt", "pbtxt_tensors"]
 
 MODEL_NAME = "smartspec"
 
@@ -102,11 +104,14 @@ def config_pbtxt(name: str = MODEL_NAME) -> str:
         # One instance: kind CPU, or Triton would start one process a GPU.
         "instance_group [ { count: 1, kind: KIND_CPU } ]",
     ]
-    for heading, tensors in (("input", INPUTS), ("output", OUTPUTS)):
-        lines.append(f"{heading} [")
-        lines.append(",\n".join(_pbtxt_tensor(t, heading == "input") for t in tensors))
-        lines.append("]")
+    lines += (*pbtxt_tensors("input", INPUTS), *pbtxt_tensors("output", OUTPUTS))
     return "\n".join(lines) + "\n"
+
+
+def pbtxt_tensors(heading: str, tensors: Sequence[TensorSpec]) -> tuple[str, str, str]:
+    """The lines of a configuration's `input` or `output`."""
+    listed = ",\n".join(_pbtxt_tensor(t, heading == "input") for t in tensors)
+    return f"{heading} [", listed, "]"
 
 
 def _pbtxt_tensor(tensor: TensorSpec, is_input: bool) -> str:

@@ -1,0 +1,154 @@
+"""TensorRT-LLM's adapter over doubles of its executors, behind a real Triton and its wires."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from scrape import scrape_when
+from servers import TINY
+from test_bad_input import BAD, GOOD, IDS
+from wire import generate, generate_stream, post
+
+from smartspec_py.serving.aliases import ALIASES
+from smartspec_py.serving.config import LimitsConfig, ServerConfig, TrtllmDoubleConfig
+from smartspec_py.triton_server import TritonServer, free_address
+
+pytestmark = pytest.mark.triton
+
+POLICIES = ("none", "fixed:3", "batch_table", "goodput_global", "goodput", "goodput_confidence")
+
+
+def double_config(**options: Any) -> ServerConfig:
+    engine = TrtllmDoubleConfig(
+        kind="trtllm_double", tokenizer=str(TINY / "target"), max_num_tokens=2048, **options
+    )
+    limits = LimitsConfig(max_sequences=8, max_draft_len=4, max_queue=2000)
+    return ServerConfig(engine=engine, limits=limits)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+    folder = tmp_path_factory.mktemp("double")
+    with TritonServer(double_config(), folder, free_address(), aliases=ALIASES) as found:
+        found.wait_ready()
+        yield found
+
+
+@pytest.fixture(scope="module")
+def failing_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+    """One of 50 engine requests fails; a step takes 1 ms, so that there is time to go away."""
+    config = double_config(error_prob=0.02, step_s=0.001)
+    with TritonServer(config, tmp_path_factory.mktemp("failing"), free_address()) as found:
+        found.wait_ready()
+        yield found
+
+
+def test_text_is_the_same_under_every_policy(server: TritonServer) -> None:
+    """From every name, streamed or not."""
+    fields = {"text_input": "Question: where is the lamp?", "max_tokens": 60}
+    texts = {p: generate(server, **fields, speculation_policy=p)["text_output"] for p in POLICIES}
+    texts["stream"] = "".join(r["text_output"] for r in generate_stream(server, **fields))
+    for alias in ALIASES:
+        status, body = post(server, fields, "generate", model=alias)
+        assert status == 200, body
+        texts[alias] = json.loads(body)["text_output"]
+    assert len(set(texts.values())) == 1, texts
+
+
+def test_drafts_are_verified(server: TritonServer) -> None:
+    answer = generate(server, **GOOD | {"max_tokens": 40}, speculation_policy="fixed:4")
+    assert 0 < answer["total_accepted_draft_tokens"] < answer["total_draft_tokens"]
+
+
+@pytest.mark.parametrize(("fields", "words"), BAD, ids=IDS)
+def test_bad_input_is_refused_alike(
+    server: TritonServer, fields: dict[str, Any], words: list[str]
+) -> None:
+    status, body = post(server, GOOD | fields, "generate")
+    assert status == 400, body
+    assert all(word in body for word in words), body
+    status, body = post(server, GOOD | fields, "generate", model="ensemble")
+    assert status == 400, body
+
+
+def test_what_the_engine_cannot_do_is_refused_by_name(server: TritonServer) -> None:
+    for field, value in (("repetition_penalty", 1.2), ("min_tokens", 2), ("bad_words", ["a"])):
+        status, body = post(server, GOOD | {field: value}, "generate")
+        assert status == 400
+        assert field in body
+
+
+def test_sampled_text_says_why_it_is_not_speculated_on(server: TritonServer) -> None:
+    answer = generate(server, **GOOD, temperature=0.7, speculation_policy="fixed:4")
+    assert answer["total_draft_tokens"] == 0
+    assert "greedy" in answer["no_speculation"]
+
+
+def test_a_client_of_an_alias_may_go_away(server: TritonServer) -> None:
+    """Triton tells the model behind the alias, which ends the request."""
+    connection = open_stream(server, "ensemble", {"text_input": "Question:", "max_tokens": 500})
+    assert b"data:" in connection.getresponse().read(20)
+    connection.close()
+    check_idle(server)
+
+
+def test_a_thousand_requests_with_cancels_and_errors(failing_server: TritonServer) -> None:
+    """Everyone who stays gets one last response: an end, or an error that says what failed."""
+    with ThreadPoolExecutor(8) as pool:
+        ends = list(pool.map(lambda n: one_of_many(failing_server, n), range(1000)))
+    assert set(ends) == {"length", "error", "went away"}
+    assert ends.count("length") > 500
+    check_idle(failing_server)
+    answer = generate(failing_server, **GOOD, speculation_policy="none")
+    assert answer["finish_reason"] == "length"
+
+
+def one_of_many(server: TritonServer, number: int) -> str:
+    """How the request ended."""
+    rng = random.Random(number)
+    body = {
+        "text_input": "Question: " + "lamp " * rng.randint(0, 20),
+        "max_tokens": rng.randint(2, 30),
+        "speculation_policy": rng.choice(POLICIES),
+    }
+    connection = open_stream(server, "smartspec", body)
+    response = connection.getresponse()
+    if rng.random() < 0.15:
+        response.read(rng.randint(1, 100))
+        connection.close()
+        return "went away"
+    text = response.read().decode()
+    connection.close()
+    data = [json.loads(line[5:]) for line in text.splitlines() if line.startswith("data:")]
+    ends = ["error" for one in data if "error" in one]
+    ends += [one["finish_reason"] for one in data if one.get("finish_reason")]
+    assert len(ends) == 1, text
+    assert (response.status == 200) or ends == ["error"]
+    return ends[0]
+
+
+def open_stream(
+    server: TritonServer, model: str, body: dict[str, Any]
+) -> http.client.HTTPConnection:
+    address = server.address
+    connection = http.client.HTTPConnection(address.host, address.http_port, timeout=60)
+    connection.request(
+        "POST",
+        f"/v2/models/{model}/generate_stream",
+        json.dumps(body | {"stream": True}),
+        {"Content-Type": "application/json"},
+    )
+    return connection
+
+
+def check_idle(server: TritonServer) -> None:
+    """Nothing runs, and the cache holds nothing, once what went away has been noticed."""
+    found = scrape_when(server, lambda s: not s.get("smartspec_num_requests_running"))
+    assert found.get("smartspec_num_requests_running") == 0.0
+    assert found.get("smartspec_kv_cache_utilization") == 0.0
