@@ -1,0 +1,149 @@
+"""Carries out the CPU stages of the Dockerfile without a container engine, and serves from them.
+
+What is tried: every COPY and RUN of the stages, on their real paths, in a mount namespace where
+those paths are empty directories in memory; then, with the rest of the file system read-only, the
+entry command, the health check, one request, and a stop by SIGTERM in the middle of a stream. What
+is not: the base image (this machine's Python 3.11 stands in for it), its user, and the image as a
+file. Run it by `scripts/check_image`, which makes the namespace.
+
+    try_cpu.py FILE     FILE is given the versions that pip installed
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+from containerfile import Copy, Stage, parse_copy, read_stages
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SHARED = ("/dist", "/opt/smartspec", "/models", "/var/cache/smartspec")
+"""Paths that a later stage takes over from an earlier one, and so one directory for all."""
+
+OWN = "/src"
+"""A path that every stage has for itself."""
+
+STAGES = ("wheel", "cpu-packages", "cpu")
+URL = "http://127.0.0.1:8000/v2/models/smartspec"
+READY_S = 180.0
+STOP_S = 60.0
+
+
+def main() -> None:
+    stages = read_stages(REPOSITORY / "Dockerfile")
+    for folder in (*SHARED, OWN):
+        subprocess.run(["mount", "-t", "tmpfs", "none", folder], check=True)
+    kept = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
+    # The interpreter below this virtual environment stands in for the base image's.
+    environment = {**kept, "PATH": f"{sys.base_prefix}/bin:/usr/bin:/bin:/usr/sbin:/sbin"}
+    for name in STAGES:
+        print(f"== {name}", flush=True)
+        carry_out(stages[name], environment)
+    versions = subprocess.check_output(["pip", "list", "--format=freeze"], env=environment)
+    Path(sys.argv[1]).write_bytes(versions)
+    serve(stages["cpu"], environment)
+
+
+def carry_out(stage: Stage, environment: dict[str, str]) -> None:
+    """Do what the stage says, in its order; its ENV stays in the environment."""
+    clear(Path(OWN))
+    folder = Path("/")
+    for instruction in stage.instructions:
+        match instruction.word:
+            case "WORKDIR":
+                folder = Path(instruction.rest)
+            case "ENV":
+                set_variables(instruction.rest, environment)
+            case "COPY":
+                copy(parse_copy(instruction.rest), folder)
+            case "RUN" if not instruction.rest.startswith("useradd"):
+                print("RUN", instruction.rest, flush=True)
+                command = ["sh", "-euc", instruction.rest]
+                subprocess.run(command, cwd=folder, env=environment, check=True)
+
+
+def clear(folder: Path) -> None:
+    for path in folder.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def set_variables(rest: str, environment: dict[str, str]) -> None:
+    for word in shlex.split(rest):
+        key, _, value = word.partition("=")
+        environment[key] = value.replace("$PATH", environment["PATH"])
+
+
+def copy(what: Copy, folder: Path) -> None:
+    """Copies from another stage are there already: see SHARED."""
+    if what.source_stage is not None:
+        return
+    target = folder / what.target
+    for source in (REPOSITORY / name for name in what.sources):
+        if source.is_dir():
+            shutil.copytree(source, target, dirs_exist_ok=True)
+            continue
+        into = target / source.name if what.target.endswith("/") else target
+        into.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(source, into)
+
+
+def serve(stage: Stage, environment: dict[str, str]) -> None:
+    """Start the image's command, ask it once, stop it while it streams. Raises where one fails."""
+    command = json.loads(stage.all("ENTRYPOINT")[-1])
+    health = json.loads(stage.all("HEALTHCHECK")[-1].partition("CMD ")[2])
+    print("==", *command, flush=True)
+    # As the chart and compose.yaml run it: nothing can be written but what they mount.
+    subprocess.run(["mount", "-t", "tmpfs", "none", "/tmp"], check=True)
+    subprocess.run(["mount", "-o", "remount,bind,ro", "/"], check=True)
+    process = subprocess.Popen(command, env=environment, cwd="/")
+    try:
+        wait_healthy(health, environment, process)
+        print(ask("generate", {"text_input": "Hello", "max_tokens": 8}).decode(), flush=True)
+        check_drain(process)
+    finally:
+        process.kill()
+
+
+def wait_healthy(
+    health: list[str], environment: dict[str, str], process: subprocess.Popen[bytes]
+) -> None:
+    deadline = time.monotonic() + READY_S
+    while subprocess.run(health, env=environment, stderr=subprocess.DEVNULL).returncode:
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise SystemExit("the entry command did not become healthy")
+        time.sleep(1.0)
+
+
+def check_drain(process: subprocess.Popen[bytes]) -> None:
+    body = {"text_input": "Hello", "max_tokens": 400, "ignore_eos": True, "stream": True}
+    with urllib.request.urlopen(post("generate_stream", body)) as stream:
+        events = [stream.readline()]
+        process.send_signal(signal.SIGTERM)
+        events += [line for line in stream if line.startswith(b"data:")]
+    code = process.wait(STOP_S)
+    last = json.loads(events[-1].removeprefix(b"data:"))
+    print(f"stopped with {code} after {len(events)} events: {last}", flush=True)
+    if code != 0 or last.get("finish_reason") != "length":
+        raise SystemExit("the stream was cut off by SIGTERM")
+
+
+def ask(path: str, body: dict[str, object]) -> bytes:
+    with urllib.request.urlopen(post(path, body)) as response:
+        answer: bytes = response.read()
+    return answer
+
+
+def post(path: str, body: dict[str, object]) -> urllib.request.Request:
+    return urllib.request.Request(f"{URL}/{path}", json.dumps(body).encode())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,237 @@
+"""The Helm chart, rendered by helm's own code and checked against Kubernetes' schemas."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import helm_python
+import kubernetes_validate
+import pytest
+import yaml
+
+from smartspec_py.serving.config import ServerConfig
+from smartspec_py.serving.contract import MODEL_NAME
+from smartspec_py.serving.metric_families import WAITING
+
+FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "helm"
+CHART = FOLDER / "smartspec"
+EXAMPLES = {path.stem: yaml.safe_load(path.read_text()) for path in (FOLDER / "examples").iterdir()}
+CASES = {"defaults": {}, **EXAMPLES}
+CUSTOM = ("monitoring.coreos.com/v1", "keda.sh/v1alpha1")
+"""Kinds of operators, which Kubernetes has no schema of."""
+
+Documents = dict[str, dict[str, Any]]
+
+
+def render(values: dict[str, Any]) -> Documents:
+    """What the chart makes of these values, by kind; there is one of each."""
+    with helm_python.Chart.load(CHART) as chart:
+        chart.validate_schema(values)
+        texts = chart.render(values, name="demo", namespace="prod")
+    found = [
+        document
+        for name, text in texts.items()
+        if name.endswith(".yaml")
+        for document in yaml.safe_load_all(text)
+        if document is not None
+    ]
+    kinds = [document["kind"] for document in found]
+    assert len(kinds) == len(set(kinds))
+    return dict(zip(kinds, found, strict=True))
+
+
+def pod(documents: Documents) -> dict[str, Any]:
+    return dict(documents["Deployment"]["spec"]["template"]["spec"])
+
+
+def container(documents: Documents) -> dict[str, Any]:
+    [only] = pod(documents)["containers"]
+    return dict(only)
+
+
+def test_lint_finds_nothing_but_the_missing_icon() -> None:
+    result = helm_python.lint(CHART)
+    assert result["errors"] == []
+    assert [message["error"] for message in result["messages"]] == ["icon is recommended"]
+
+
+@pytest.mark.parametrize("version", ["1.29", "1.37"])
+@pytest.mark.parametrize("values", CASES.values(), ids=CASES)
+def test_kubernetes_accepts_it(values: dict[str, Any], version: str) -> None:
+    for document in render(values).values():
+        if document["apiVersion"] not in CUSTOM:
+            kubernetes_validate.validate(document, version, strict=True)
+
+
+def test_what_there_is_by_default() -> None:
+    assert set(render({})) == {"Deployment", "Service", "ServiceAccount", "NetworkPolicy"}
+
+
+def test_all_that_can_be_asked_for() -> None:
+    assert set(render(EXAMPLES["cpu"])) == {
+        "ConfigMap",
+        "Deployment",
+        "HorizontalPodAutoscaler",
+        "NetworkPolicy",
+        "PodDisruptionBudget",
+        "PrometheusRule",
+        "Service",
+        "ServiceAccount",
+        "ServiceMonitor",
+    }
+    assert "ScaledObject" in render(EXAMPLES["gpu"])
+
+
+@pytest.mark.parametrize("values", CASES.values(), ids=CASES)
+def test_selectors_find_the_pods(values: dict[str, Any]) -> None:
+    documents = render(values)
+    labels = documents["Deployment"]["spec"]["template"]["metadata"]["labels"].items()
+    selectors = [
+        documents["Deployment"]["spec"]["selector"]["matchLabels"],
+        documents["Service"]["spec"]["selector"],
+        documents["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"],
+        pod(documents)["topologySpreadConstraints"][0]["labelSelector"]["matchLabels"],
+    ]
+    if budget := documents.get("PodDisruptionBudget"):
+        selectors.append(budget["spec"]["selector"]["matchLabels"])
+    assert all(selector.items() <= labels for selector in selectors)
+
+
+def test_the_engine_json_of_an_example_can_be_used() -> None:
+    text = render(EXAMPLES["cpu"])["ConfigMap"]["data"]["engine.json"]
+    config = ServerConfig.model_validate_json(text)
+    assert json.loads(text) == EXAMPLES["cpu"]["engineJson"]
+    # One thread is left for Triton under the example's own CPU limit.
+    limit = int(EXAMPLES["cpu"]["resources"]["limits"]["cpu"])
+    assert config.engine.model_dump()["num_threads"] < limit
+
+
+def test_the_config_map_is_where_the_entry_looks() -> None:
+    given = container(render(EXAMPLES["cpu"]))
+    [variable] = given["env"]
+    assert variable["name"] == "SMARTSPEC_ENGINE_JSON"
+    mounts = {mount["name"]: mount["mountPath"] for mount in given["volumeMounts"]}
+    assert variable["value"] == f"{mounts['config']}/engine.json"
+    assert "env" not in container(render({}))
+
+
+def test_probes_ask_for_the_model_and_life_only_for_the_server() -> None:
+    """A Triton whose model unloaded itself answers 200 on /v2/health/ready."""
+    given = container(render({}))
+    ready = f"/v2/models/{MODEL_NAME}/ready"
+    assert given["readinessProbe"]["httpGet"]["path"] == ready
+    assert given["startupProbe"]["httpGet"]["path"] == ready
+    assert given["livenessProbe"]["httpGet"]["path"] == "/v2/health/live"
+    startup = given["startupProbe"]
+    assert startup["periodSeconds"] * startup["failureThreshold"] == 660
+
+
+def test_pods_have_no_rights() -> None:
+    documents = render({})
+    assert pod(documents)["securityContext"]["runAsNonRoot"] is True
+    assert pod(documents)["automountServiceAccountToken"] is False
+    security = container(documents)["securityContext"]
+    assert security["readOnlyRootFilesystem"] is True
+    assert security["allowPrivilegeEscalation"] is False
+    assert security["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_what_is_written_lies_on_volumes() -> None:
+    documents = render({})
+    volumes = {volume["name"]: volume for volume in pod(documents)["volumes"]}
+    places = {
+        mount["mountPath"]: volumes[mount["name"]]
+        for mount in container(documents)["volumeMounts"]
+        if not mount.get("readOnly")
+    }
+    assert set(places) == {"/var/cache/smartspec", "/tmp", "/dev/shm"}
+    assert places["/dev/shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "256Mi"}
+
+
+def test_gpus_are_limits_and_choose_the_image() -> None:
+    given = container(render({**EXAMPLES["gpu"], "gpu": {"count": 2}}))
+    assert given["resources"]["limits"] == {"memory": "32Gi", "nvidia.com/gpu": 2}
+    assert given["image"] == "smartspec:gpu"
+    assert container(render({"image": {"tag": "1.2"}}))["image"] == "smartspec:1.2"
+
+
+def test_a_pod_that_would_be_killed_while_it_drains_is_refused() -> None:
+    """30.5 s of draining, 5 s before and 20 s after: 55.5 s, and so 56 at least."""
+    values = {"engineJson": {"engine": {}, "limits": {"drain_s": 30.5}}}
+    short = {**values, "terminationGracePeriodSeconds": 55}
+    with pytest.raises(helm_python.HelmError, match="got 55, must be at least 56"):
+        render(short)
+    assert pod(render({**values, "terminationGracePeriodSeconds": 56}))
+
+
+def test_the_number_of_pods_is_left_to_an_autoscaler() -> None:
+    assert render({"replicaCount": 3})["Deployment"]["spec"]["replicas"] == 3
+    for name in EXAMPLES:
+        assert "replicas" not in render(EXAMPLES[name])["Deployment"]["spec"]
+
+
+def test_autoscalers_look_at_requests_that_wait() -> None:
+    [metric] = render(EXAMPLES["cpu"])["HorizontalPodAutoscaler"]["spec"]["metrics"]
+    assert metric["pods"]["metric"]["name"] == WAITING.name
+    [trigger] = render(EXAMPLES["gpu"])["ScaledObject"]["spec"]["triggers"]
+    service = render(EXAMPLES["gpu"])["Service"]["metadata"]["name"]
+    query = f'sum({WAITING.name}{{namespace="prod", service="{service}"}})'
+    assert trigger["metadata"]["query"] == query
+
+
+def test_the_rule_of_the_adapter_gives_the_metric_that_is_asked_for() -> None:
+    [rule] = yaml.safe_load((FOLDER / "prometheus-adapter.yaml").read_text())["rules"]["custom"]
+    assert rule["name"]["as"] == WAITING.name
+    assert rule["seriesQuery"].startswith(f"{WAITING.name}{{")
+
+
+def test_fewest_above_most_is_refused() -> None:
+    values = {"autoscaling": {"kind": "hpa", "minReplicas": 5, "maxReplicas": 4}}
+    with pytest.raises(helm_python.HelmError, match="minReplicas: got 5, must be at most"):
+        render(values)
+
+
+def test_only_inference_and_metrics_are_let_in_and_nothing_out() -> None:
+    policy = render({})["NetworkPolicy"]["spec"]
+    ports = [[each["port"] for each in rule["ports"]] for rule in policy["ingress"]]
+    assert ports == [["http", "grpc"], ["metrics"]]
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    assert policy["egress"] == []
+
+
+def test_alerts_are_those_of_prometheus() -> None:
+    alerts = FOLDER.parent / "prometheus" / "alerts.yml"
+    documents = render(EXAMPLES["cpu"])
+    assert documents["PrometheusRule"]["spec"] == yaml.safe_load(alerts.read_text())
+    # The alerts name job="smartspec": it is made from this label of the Service.
+    label = documents["ServiceMonitor"]["spec"]["jobLabel"]
+    assert documents["Service"]["metadata"]["labels"][label] == "smartspec"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"replicas": 2},
+        {"gpu": {"number": 1}},
+        {"autoscaling": {"kind": "vpa"}},
+        {"sharedMemory": "lots"},
+        {"tritonArgs": ["log-verbose"]},
+    ],
+    ids=str,
+)
+def test_values_that_mean_nothing_are_refused(values: dict[str, Any]) -> None:
+    with pytest.raises(helm_python.HelmError):
+        render(values)
+
+
+def test_a_new_engine_json_makes_new_pods() -> None:
+    def checksum(values: dict[str, Any]) -> str:
+        template = render(values)["Deployment"]["spec"]["template"]
+        return str(template["metadata"]["annotations"]["checksum/config"])
+
+    values = EXAMPLES["cpu"]
+    limits = {**values["engineJson"], "limits": {"max_queue": 1}}
+    assert checksum(values) == checksum(dict(values))
+    assert checksum(values) != checksum({**values, "engineJson": limits})

@@ -1,0 +1,90 @@
+"""compose.yaml, and the files of Prometheus and Grafana that it mounts."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from containerfile import read_stages
+
+from smartspec_py.serving.config import LimitsConfig
+from smartspec_py.triton_server import DRAIN_MARGIN_S, EXIT_S, EXIT_TIMEOUT_S
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+FOLDER = REPOSITORY / "deploy" / "compose"
+COMPOSE = yaml.safe_load((FOLDER / "compose.yaml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+SERVERS = ("smartspec", "smartspec-gpu")
+
+
+def test_it_fits_the_schema_of_compose_files() -> None:
+    check = Path(sys.executable).with_name("check-jsonschema")
+    command = [check, "--builtin-schema", "vendor.compose-spec", FOLDER / "compose.yaml"]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout
+
+
+def test_images_of_others_are_pinned() -> None:
+    for name in ("prometheus", "grafana"):
+        assert re.search(r":v?\d+\.\d+\.\d+$", SERVICES[name]["image"])
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_servers_build_a_stage_that_exists_and_may_drain(name: str) -> None:
+    service = SERVICES[name]
+    assert service["build"]["target"] in read_stages(REPOSITORY / "Dockerfile")
+    assert (FOLDER / service["build"]["context"]).resolve() == REPOSITORY
+    longest_s = LimitsConfig().drain_s + DRAIN_MARGIN_S + EXIT_S + EXIT_TIMEOUT_S
+    assert int(service["stop_grace_period"].removesuffix("s")) >= longest_s
+
+
+def test_only_this_machine_reaches_anything() -> None:
+    ports = [port for service in SERVICES.values() for port in service.get("ports", [])]
+    assert ports
+    assert all(port.startswith("127.0.0.1:") for port in ports)
+
+
+def test_only_one_server_starts_unasked() -> None:
+    assert [name for name in SERVICES if "profiles" not in SERVICES[name]] == [
+        "smartspec",
+        "prometheus",
+        "grafana",
+    ]
+
+
+def test_what_is_mounted_exists() -> None:
+    mounts = [mount for service in SERVICES.values() for mount in service.get("volumes", [])]
+    for source in (mount.split(":")[0] for mount in mounts):
+        if source.startswith("../"):
+            assert (FOLDER / source).exists(), source
+        elif not source.startswith("${"):
+            assert source in COMPOSE["volumes"]
+
+
+def test_prometheus_scrapes_both_servers_by_one_name() -> None:
+    config = yaml.safe_load((REPOSITORY / "deploy/prometheus/prometheus.yml").read_text())
+    [job] = config["scrape_configs"]
+    assert job["job_name"] == "smartspec"
+    [target] = job["static_configs"][0]["targets"]
+    host, port = target.split(":")
+    assert port == "8002"
+    assert host in SERVICES
+    assert host in SERVICES["smartspec-gpu"]["networks"]["default"]["aliases"]
+    mounted = [mount.split(":")[1] for mount in SERVICES["prometheus"]["volumes"]]
+    assert set(config["rule_files"]) <= set(mounted)
+
+
+def test_grafana_finds_prometheus_and_the_dashboard() -> None:
+    folder = REPOSITORY / "deploy/grafana/provisioning"
+    sources = yaml.safe_load((folder / "datasources/prometheus.yml").read_text())["datasources"]
+    assert [source["url"] for source in sources] == ["http://prometheus:9090"]
+    providers = yaml.safe_load((folder / "dashboards/smartspec.yml").read_text())["providers"]
+    path = providers[0]["options"]["path"]
+    assert f"../grafana/dashboards:{path}:ro" in SERVICES["grafana"]["volumes"]
+    home = SERVICES["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    assert home == f"{path}/smartspec.json"
