@@ -161,7 +161,7 @@ def test_a_bad_config_fails_the_load_and_names_the_key(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             "smartspec_py.triton_server.write_repository",
-            lambda run_dir, config: _write_tampered(run_dir, config, original | change),
+            lambda run_dir, config, aliases: _write_tampered(run_dir, config, original | change),
         )
         with pytest.raises(TritonServerError, match=key), server:
             server.wait_ready(timeout_s=60)
