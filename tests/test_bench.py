@@ -9,7 +9,7 @@ import pytest
 from servers import fake_config
 
 from smartspec_py.commands.arms import Arm, Job, Phase, run_arms
-from smartspec_py.commands.bench import best_fixed
+from smartspec_py.commands.bench_arms import best_fixed
 from smartspec_py.commands.streams import StreamError
 from smartspec_py.triton_server import TritonServer, free_address
 

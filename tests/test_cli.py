@@ -224,10 +224,13 @@ def test_steps_tells_where_the_time_goes(tmp_path: Path, monkeypatch: pytest.Mon
         (["check", *MODELS, "--dtype", "int4"], "--dtype"),
         (["check", *MODELS, "--temperatures", "hot"], "--temperatures"),
         (["check", *MODELS, "--max-draft-len", "100"], "--max-draft-len"),
-        (["bench", *MODELS, "--policies", "none,fixed:99"], "--policies: 'fixed:99' must be"),
-        (["bench", *MODELS, "--policies", "goodput"], "none is the baseline"),
-        (["bench", *MODELS, "--workload", "poems"], "--workload: 'poems'"),
-        (["bench", *MODELS, "--concurrency", "5000"], "--max-sequences"),
+        (
+            ["bench", "arms", *MODELS, "--policies", "none,fixed:99"],
+            "--policies: 'fixed:99' must be",
+        ),
+        (["bench", "arms", *MODELS, "--policies", "goodput"], "none is the baseline"),
+        (["bench", "arms", *MODELS, "--workload", "poems"], "--workload: 'poems'"),
+        (["bench", "arms", *MODELS, "--concurrency", "5000"], "--max-sequences"),
         (["steps", *MODELS, "--rows", "many"], "--rows: got 'many'"),
     ],
 )

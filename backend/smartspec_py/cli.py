@@ -11,7 +11,7 @@ COMMANDS = (
     "serve",
     "check",
     "profile",
-    "bench",
+    "report",
     "steps",
     "expand",
     "trace",
@@ -22,6 +22,9 @@ COMMANDS = (
     "check_engines",
 )
 """Modules of commands/, each with a function of the same name; in the order of `--help`."""
+
+GROUPS = ("bench",)
+"""Modules of commands/, each with a typer application of the same name."""
 
 app = typer.Typer(
     name="smartspec",
@@ -49,6 +52,10 @@ def _root(
 for _name in COMMANDS:
     _module = importlib.import_module(f"smartspec_py.commands.{_name}")
     app.command(_name.replace("_", "-"))(getattr(_module, _name))
+
+for _name in GROUPS:
+    _module = importlib.import_module(f"smartspec_py.commands.{_name}")
+    app.add_typer(getattr(_module, _name), name=_name)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,142 @@
+"""Sends a phase to the live server, and reads what the server counts.
+
+Open loop is `sim.open_loop`. Closed here means: the next request of a slot leaves when the last one
+has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from smartspec_py.bench.plan import Due
+from smartspec_py.prompts import Prompt
+from smartspec_py.serving.contract import MODEL_NAME
+from smartspec_py.serving.metric_families import DRAFT_TIME, RUNNING, VERIFY_TIME, WAITING, Family
+from smartspec_py.sim.open_loop import (
+    NO_FINISH,
+    TIMED_OUT,
+    Bounds,
+    Exchange,
+    ExchangeError,
+    HttpStreams,
+    OpenLoop,
+)
+from smartspec_py.triton_server import Address
+
+POLL_S = 0.2
+IDLE_TIMEOUT_S = 60.0
+MAX_OUT = 4096
+"""Requests out at once; as many as the benchmark's server lets wait, so that none is refused."""
+
+
+class BenchError(RuntimeError):
+    """The server cannot be measured; the message says why."""
+
+
+class Client:
+    """One server's. Use within `async with`.
+
+    fields: of every request, without its text and policy. timeout_s: of each request.
+    """
+
+    def __init__(self, address: Address, fields: Mapping[str, Any], timeout_s: float) -> None:
+        self._streams = HttpStreams(f"{address.http_url}/v2/models/{MODEL_NAME}/generate_stream")
+        self._metrics_url = address.metrics_url
+        self._fields = fields
+        self._timeout_s = timeout_s
+
+    async def __aenter__(self) -> Client:
+        await self._streams.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._streams.__aexit__(*error)
+
+    async def open_loop(self, policy: str, due: Sequence[Due]) -> list[Exchange]:
+        bounds = Bounds(len(due), due[-1].time_s + 1.0, MAX_OUT, self._timeout_s)
+        loop = OpenLoop(self._streams, bounds, self._with(policy))
+        return await loop.run([one.time_s for one in due], iter([one.prompt for one in due]))
+
+    async def closed_loop(
+        self, policy: str, prompts: Iterator[Prompt], num_slots: int, duration_s: float | None
+    ) -> list[Exchange]:
+        """Until the prompts are over, or the time is; those that are out then end as well."""
+        exchanges: list[Exchange] = []
+        start_s = time.monotonic()
+
+        def now_s() -> float:
+            return time.monotonic() - start_s
+
+        async def slot() -> None:
+            for prompt in prompts:
+                exchange = Exchange(len(exchanges), now_s(), prompt.kind)
+                exchanges.append(exchange)
+                await self._serve(exchange, prompt, policy, now_s)
+                if duration_s is not None and now_s() > duration_s:
+                    return
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(num_slots):
+                group.create_task(slot())
+        return exchanges
+
+    async def _serve(
+        self, exchange: Exchange, prompt: Prompt, policy: str, now_s: Callable[[], float]
+    ) -> None:
+        fields = {**self._with(policy), "text_input": prompt.text}
+        exchange.sent_s = exchange.scheduled_s
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                async for response in self._streams.stream(fields):
+                    exchange.take(response, now_s())
+            if not exchange.last.get("finish_reason"):
+                exchange.error = NO_FINISH
+        except TimeoutError:
+            exchange.error = TIMED_OUT
+        except ExchangeError as error:
+            exchange.error = str(error)
+
+    def _with(self, policy: str) -> dict[str, Any]:
+        return {**self._fields, "speculation_policy": policy}
+
+    async def pass_times_s(self) -> tuple[float, float]:
+        """Seconds that the server has spent drafting, and in the target's passes of decoding work,
+        since it started."""
+        values = await self._values()
+        return values[DRAFT_TIME.name], values[VERIFY_TIME.name]
+
+    async def wait_idle(self) -> None:
+        """Until no request runs or waits. Raises BenchError after a minute."""
+        deadline_s = time.monotonic() + IDLE_TIMEOUT_S
+        while True:
+            values = await self._values()
+            if not values[RUNNING.name] and not values[WAITING.name]:
+                return
+            if time.monotonic() > deadline_s:
+                raise BenchError(f"the server was not idle after {IDLE_TIMEOUT_S:.0f} s")
+            await asyncio.sleep(POLL_S)
+
+    async def _values(self) -> dict[str, float]:
+        """Of the families that are asked here; 0 where the server has not shown one yet."""
+        import aiohttp
+
+        try:
+            async with aiohttp.ClientSession() as session, session.get(self._metrics_url) as reply:
+                text = await reply.text()
+        except (aiohttp.ClientError, OSError) as error:
+            raise BenchError(f"metrics: {type(error).__name__}: {error}") from error
+        return {family.name: _sum_of(family, text) for family in _ASKED}
+
+
+_ASKED = (DRAFT_TIME, VERIFY_TIME, RUNNING, WAITING)
+
+
+def _sum_of(family: Family, text: str) -> float:
+    """Over the model's labels, of Prometheus' text format."""
+    prefix = f"{family.name}{{"
+    return sum(
+        float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(prefix)
+    )

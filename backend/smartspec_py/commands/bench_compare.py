@@ -1,0 +1,33 @@
+"""`smartspec bench compare`: two runs under load against each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from smartspec_py.bench.document import DocumentError, read
+from smartspec_py.commands import USAGE_ERROR, fail
+
+
+def compare(
+    before: Annotated[Path, typer.Argument(help="JSON document of `bench load`.")],
+    after: Annotated[Path, typer.Argument(help="Another.")],
+) -> None:
+    """Print every point and policy that both runs have, with the ratio of the second to the first.
+
+    Ratios are geometric means over the repeats with a 95 % interval. It holds the scatter of the
+    phases; what changed on the machine between the two runs is not in it.
+    """
+    from smartspec_py.bench.tables import compare_table
+
+    try:
+        documents = read(before), read(after)
+    except DocumentError as error:
+        fail(str(error), USAGE_ERROR)
+    table = compare_table(*documents)
+    if not table.row_count:
+        fail("the runs have no point and policy in common")
+    Console().print(table)

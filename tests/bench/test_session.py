@@ -1,0 +1,136 @@
+"""A run on a live server whose engine is made up, and what the command refuses."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from servers import fake_config
+from typer.testing import CliRunner
+
+from smartspec_py.bench.client import BenchError, Client
+from smartspec_py.bench.document import About, Ceilings, Phase, read
+from smartspec_py.bench.plan import Settings
+from smartspec_py.bench.session import Kept, Listener, Load, run
+from smartspec_py.cli import app
+from smartspec_py.serving.config import LimitsConfig
+from smartspec_py.triton_server import TritonServer, free_address
+
+ABOUT = About("t", "2026-01-01", "c", "m", 2, {}, "", "p", {}, "short", "d")
+LIMITS = LimitsConfig(max_sequences=4, max_queue=64)
+
+SETTINGS = Settings(
+    policies=("none", "fixed:2", "goodput"),
+    shapes=("steady", "mix", "closed"),
+    workloads=("mixed",),
+    loads=(0.5,),
+    repeats=2,
+    seconds=0.2,
+    min_requests=3,
+    num_closed=2,
+    saturation_s=0.6,
+)
+
+
+@dataclass
+class Heard:
+    ceilings: list[Ceilings] = field(default_factory=list)
+    phases: list[Phase] = field(default_factory=list)
+    left: list[int] = field(default_factory=list)
+    fails_after: int | None = None
+
+    def measured(self, ceilings: Ceilings, num_phases: int, left_s: float) -> None:
+        assert left_s > 0
+        self.ceilings.append(ceilings)
+        self.left.append(num_phases)
+
+    def ended(self, phase: Phase, num_left: int, left_s: float) -> None:
+        self.phases.append(phase)
+        self.left.append(num_left)
+        if len(self.phases) == self.fails_after:
+            raise KeyboardInterrupt
+
+    @property
+    def listener(self) -> Listener:
+        return Listener(lambda text: None, self.measured, self.ended)
+
+
+def load(settings: Settings, minutes: float | None = None) -> Load:
+    return Load(settings, 8, 0.0, 30.0, None, minutes)
+
+
+@pytest.mark.triton
+@pytest.mark.slow
+def test_a_run_on_a_live_server(tmp_path: Path) -> None:
+    """10 turns a repeat; the same requests for each policy; interrupted, the document stays."""
+    path = tmp_path / "run.json"
+    with TritonServer(fake_config(0.001, limits=LIMITS), tmp_path, free_address()) as server:
+        server.wait_ready()
+        kept, heard = Kept(ABOUT, path), Heard()
+        asyncio.run(run(server.address, 4, load(SETTINGS), kept, heard.listener))
+        whole = read(path)
+        kept, cut = Kept(ABOUT, path), Heard(fails_after=2)
+        with pytest.raises(KeyboardInterrupt):
+            asyncio.run(run(server.address, 4, load(SETTINGS), kept, cut.listener))
+        asyncio.run(_refused(server))
+    assert heard.left == list(range(20, -1, -1))
+    assert whole.phases == heard.phases
+    assert all(phase.num_failed == 0 for phase in whole.phases)
+    sent = {(p.shape, p.repeat, p.num_sent) for p in whole.phases}
+    assert len(sent) == 6
+    assert set(whole.ceilings.saturation_rps) == {"none", "fixed:2", "goodput"}
+    assert {c.shape for c in whole.comparisons} == set(SETTINGS.shapes)
+    assert {p.mean_draft_len for p in whole.phases if p.policy == "none"} == {0.0}
+    assert all(p.time_shares for p in whole.phases)
+    assert len(read(path).phases) == 2
+
+
+async def _refused(server: TritonServer) -> None:
+    """A wrong field fails every request, and the warm-up tells the first reason."""
+    from smartspec_py.bench.warm_up import warm_up
+
+    async with Client(server.address, {"max_tokens": 0, "stream": True}, 5.0) as client:
+        with pytest.raises(BenchError, match="max_tokens"):
+            await warm_up(client, SETTINGS, 4, lambda text: None)
+
+
+PAIR = ["--model", "engines_build/tiny/target", "--draft", "engines_build/tiny/draft"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--form", "long"], "--form: 'long' is none of short, full"),
+        (["--policies", "none,fixed:2"], "goodput is what is judged"),
+        (["--policies", "goodput,fixed:2"], "none is the baseline"),
+        (["--policies", "none,goodput,fixed:x"], "--policies: 'fixed:x' must be"),
+        (["--shapes", "round"], "--shapes: 'round' is none of"),
+        (["--workloads", "poems"], "--workloads: 'poems' is none of"),
+        (["--loads", "0.1,0"], "--loads: got '0.1,0', must be numbers above 0"),
+        (["--step-loads", "a"], "--step-loads: got 'a'"),
+        (["--shift-workloads", "chat"], "--shift-workloads: must be two or more"),
+        (["--slo", "e2e"], "--slo: 'e2e'"),
+    ],
+)
+def test_wrong_options_are_named(options: list[str], message: str) -> None:
+    result = CliRunner().invoke(app, ["bench", "load", *PAIR, *options])
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_help_has_the_definitions() -> None:
+    shown = CliRunner().invoke(app, ["bench", "load", "--help"], env={"COLUMNS": "120"}).stdout
+    for word in ("token_goodput_tps", "slo_goodput_rps", "no coordinated omission", "best fixed"):
+        assert word in " ".join(shown.split())
+
+
+def test_compare_on_the_command_line(tmp_path: Path) -> None:
+    example = str(Path(__file__).parent / "example.json")
+    shown = CliRunner().invoke(app, ["bench", "compare", example, example])
+    assert shown.exit_code == 0
+    assert "1.000" in shown.stdout
+    missing = CliRunner().invoke(app, ["bench", "compare", example, str(tmp_path / "no.json")])
+    assert missing.exit_code == 2
+    assert "no.json" in missing.stderr
