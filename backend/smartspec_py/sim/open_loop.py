@@ -154,12 +154,12 @@ class HttpStreams:
                     raise ExchangeError(f"HTTP {response.status}: {reason:.300}")
                 async for line in response.content:
                     if line.startswith(b"data:"):
-                        yield _outputs(line.removeprefix(b"data:"))
+                        yield outputs_of(line.removeprefix(b"data:"))
         except (aiohttp.ClientError, OSError) as error:
             raise ExchangeError(f"{type(error).__name__}: {error}") from error
 
 
-def _outputs(data: bytes) -> Mapping[str, Any]:
+def outputs_of(data: bytes) -> Mapping[str, Any]:
     """Errors come in a stream whose status was 200."""
     try:
         found: dict[str, Any] = json.loads(data)

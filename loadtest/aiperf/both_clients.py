@@ -1,0 +1,160 @@
+"""The same requests by each client; what each says of them.
+
+Both send the body of request.jinja to `generate_stream`: the prompts of one file in their order,
+from the start in each run. Neither sends anything else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from summary import read_timings
+
+from smartspec_py.prompts import MIXED, Prompt, generated, read_prompts, repeated
+from smartspec_py.serving.contract import MODEL_NAME
+from smartspec_py.sim.arrivals import arrival_times, constant_gaps, steady
+from smartspec_py.sim.latency import RequestTiming, summarise
+from smartspec_py.sim.open_loop import Bounds, HttpStreams, OpenLoop
+
+HERE = Path(__file__).parent
+LOCUSTFILE = HERE.parent / "locustfile.py"
+TEMPLATE = HERE / "request.jinja"
+TOKENIZER = HERE.parents[1] / "engines_build" / "tiny" / "target"
+
+MAX_TOKENS = 16
+FIELDS = {
+    "max_tokens": MAX_TOKENS,
+    "temperature": 0.0,
+    "ignore_eos": True,
+    "speculation_policy": "none",
+    "stream": True,
+}
+"""As in request.jinja."""
+
+PLAIN = {"return_spec_metrics": "none", "return_perf_metrics": False}
+"""Takes back what the Locust users ask for beyond it."""
+
+RUN_LIMIT_S = 300
+STATISTICS = ("mean", "p50", "p99")
+
+
+class ClientError(RuntimeError):
+    """A client did not do its run."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """concurrency: streams at once; or rate: requests a second, evenly spaced."""
+
+    name: str
+    num_requests: int
+    concurrency: int = 0
+    rate: float = 0.0
+
+
+@dataclass(frozen=True)
+class Files:
+    """Of one comparison. prompts: for ours. inputs: the same for AIPerf."""
+
+    prompts: Path
+    inputs: Path
+
+
+Figures = dict[str, float]
+"""ttft_mean, e2e_p99, ..: milliseconds; requests_per_s."""
+
+
+def write_prompts(folder: Path, count: int) -> Files:
+    files = Files(folder / "prompts.jsonl", folder / "inputs.jsonl")
+    texts = [prompt.text for prompt in islice(generated(MIXED), count)]
+    files.prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
+    files.inputs.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return files
+
+
+def run_ours(case: Case, url: str, files: Files, folder: Path) -> Figures:
+    """Locust's users where it is a number of streams, the open loop of `smartspec load` where it is
+    a rate. Raises ClientError."""
+    if case.rate:
+        timings = asyncio.run(_open_loop(case, url, read_prompts(files.prompts)))
+    else:
+        timings = _closed_loop(case, url, files, folder)
+    summary = summarise(timings)
+    if summary["num_finished"] != case.num_requests:
+        raise ClientError(f"{case.name}: {summary['num_finished']} requests finished")
+    found = {
+        f"{name}_{statistic}": summary["from_sent"][f"{name}_ms"][statistic]
+        for name in ("ttft", "e2e")
+        for statistic in STATISTICS
+    }
+    return found | {"requests_per_s": summary["requests_per_s"]}
+
+
+async def _open_loop(case: Case, url: str, prompts: Sequence[Prompt]) -> list[RequestTiming]:
+    bounds = Bounds(case.num_requests, max_s=RUN_LIMIT_S)
+    times = arrival_times(constant_gaps(), steady(case.rate))
+    async with HttpStreams(f"{url}/v2/models/{MODEL_NAME}/generate_stream") as streams:
+        exchanges = await OpenLoop(streams, bounds, FIELDS).run(times, repeated(prompts))
+    return [exchange.timing for exchange in exchanges]
+
+
+def _closed_loop(case: Case, url: str, files: Files, folder: Path) -> list[RequestTiming]:
+    lines = folder / "requests.jsonl"
+    command = [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "SseUser", "--headless"]
+    command += [f"--host={url}", f"--users={case.concurrency}", f"--run-time={RUN_LIMIT_S}"]
+    command += [f"--max-requests={case.num_requests}", f"--prompts={files.prompts}"]
+    command += [f"--fields={json.dumps(FIELDS | PLAIN)}", f"--jsonl={lines}", "--only-summary"]
+    _call(command, folder / "locust.log")
+    return read_timings(lines)
+
+
+def run_aiperf(aiperf: Path, case: Case, url: str, files: Files, folder: Path) -> Figures:
+    """Raises ClientError."""
+    command = [str(aiperf), "profile", "--model", MODEL_NAME, "--url", url, "--streaming"]
+    command += ["--endpoint-type", "template", "--tokenizer", str(TOKENIZER)]
+    command += ["--custom-endpoint", f"/v2/models/{MODEL_NAME}/generate_stream"]
+    command += ["--extra-inputs", f"payload_template:{TEMPLATE}", "response_field:text_output"]
+    command += ["--input-file", str(files.inputs), "--custom-dataset-type", "single-turn"]
+    command += ["--dataset-sampling-strategy", "sequential", "--random-seed", "1"]
+    command += ["--request-count", str(case.num_requests), "--artifact-dir", str(folder)]
+    # Triton's metrics port answers AIPerf's HEAD with a body, and AIPerf gives up on it.
+    command += ["--ui", "none", "--no-gpu-telemetry", "--no-server-metrics"]
+    if case.rate:
+        command += ["--request-rate", str(case.rate), "--arrival-pattern", "constant"]
+    else:
+        command += ["--concurrency", str(case.concurrency)]
+    _call(command, folder / "aiperf.log")
+    document = json.loads((folder / "profile_export_aiperf.json").read_text(encoding="utf-8"))
+    if document["request_count"]["avg"] != case.num_requests:
+        raise ClientError(f"{case.name}: AIPerf counts {document['request_count']['avg']} requests")
+    return aiperf_figures(document)
+
+
+def aiperf_figures(document: Mapping[str, Any]) -> Figures:
+    names = {"ttft": "time_to_first_token", "e2e": "request_latency"}
+    found = {
+        f"{name}_{statistic}": document[theirs]["avg" if statistic == "mean" else statistic]
+        for name, theirs in names.items()
+        for statistic in STATISTICS
+    }
+    return found | {"requests_per_s": document["request_throughput"]["avg"]}
+
+
+def _call(command: Sequence[str], log: Path) -> None:
+    with log.open("wb") as output:
+        try:
+            code = subprocess.run(
+                command, stdout=output, stderr=output, timeout=RUN_LIMIT_S + 60, check=False
+            ).returncode
+        except subprocess.TimeoutExpired:
+            raise ClientError(f"{Path(command[0]).name} did not end; its log: {log}") from None
+    if code:
+        raise ClientError(f"{Path(command[0]).name} ended with {code}; its log: {log}")

@@ -1,0 +1,159 @@
+"""Do this repository's load generators and AIPerf agree on the same requests to the same server?
+
+    scripts/aiperf [FOLDER]
+
+Starts a real Triton server with the backend on its fake engine, whose every step takes STEP_S, lets
+both clients do each case in alternation, and writes aiperf.md and aiperf.json to FOLDER,
+docs/results unless said. Takes some six minutes; the machine should do nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from both_clients import (
+    MAX_TOKENS,
+    TOKENIZER,
+    Case,
+    ClientError,
+    Figures,
+    run_aiperf,
+    run_ours,
+    write_prompts,
+)
+from studies.document import machine, table
+
+from smartspec_py.launch import paths
+from smartspec_py.launch.foreground import signals_interrupt
+from smartspec_py.serving.config import FakeEngineConfig, LimitsConfig, ServerConfig
+from smartspec_py.triton_server import TritonServer, free_address
+
+CASES = (
+    Case("one stream at a time", 30, concurrency=1),
+    Case("8 streams at once", 160, concurrency=8),
+    Case("a request a second, evenly spaced", 30, rate=1.0),
+)
+STEP_S = 0.05
+WARM_UP = Case("warm-up", 16, concurrency=8)
+NUM_ROUNDS = 2
+NUM_PROMPTS = 200
+BAR = 0.03
+ROWS = ("ttft_mean", "ttft_p50", "ttft_p99", "e2e_mean", "e2e_p50", "e2e_p99", "requests_per_s")
+
+
+@dataclass(frozen=True)
+class Found:
+    """A run of each a round; ours first in even rounds, AIPerf's in odd ones."""
+
+    case: Case
+    ours: Sequence[Figures]
+    aiperf: Sequence[Figures]
+
+    def ratios(self, row: str) -> list[float]:
+        """AIPerf's over ours, by round."""
+        return [b[row] / a[row] for a, b in zip(self.ours, self.aiperf, strict=True)]
+
+
+def measure(case: Case, url: str, aiperf: Path, folder: Path) -> Found:
+    files = write_prompts(folder, NUM_PROMPTS)
+    ours: list[Figures] = []
+    theirs: list[Figures] = []
+    for number in range(NUM_ROUNDS):
+        run_folder = folder / f"{case.name.replace(' ', '-').replace('/', '-')}-{number}"
+        run_folder.mkdir()
+        if number % 2 == 0:
+            ours.append(run_ours(case, url, files, run_folder))
+        theirs.append(run_aiperf(aiperf, case, url, files, run_folder))
+        if number % 2:
+            ours.append(run_ours(case, url, files, run_folder))
+        print(case.name, number, json.dumps({"ours": ours[-1], "aiperf": theirs[-1]}), flush=True)
+    return Found(case, ours, theirs)
+
+
+def page(found: Sequence[Found], version: str) -> str:
+    made = f"`scripts/aiperf`, AIPerf {version}, {datetime.now(UTC):%Y-%m-%d}, {machine()}."
+    parts = ["# Our load generators against AIPerf", made, _answer(found)]
+    parts += [part for one in found for part in (f"## {one.case.name}", _table(one))]
+    notes = Path(__file__).with_name("notes.md").read_text(encoding="utf-8").strip()
+    return "\n\n".join([*parts, notes]) + "\n"
+
+
+def _answer(found: Sequence[Found]) -> str:
+    ratios = {
+        (one.case.name, row): statistics.median(one.ratios(row)) for one in found for row in ROWS
+    }
+    far = {key: ratio for key, ratio in ratios.items() if abs(ratio - 1) > BAR}
+    text = f"Within {100 * BAR:.0f} % in {len(ratios) - len(far)} of {len(ratios)} figures."
+    if not far:
+        return text
+    listed = "; ".join(f"{name}, {row} {100 * (r - 1):+.1f} %" for (name, row), r in far.items())
+    return f"{text} Further apart (AIPerf against ours): {listed}."
+
+
+def _table(found: Found) -> str:
+    lines = []
+    for row in ROWS:
+        ratios = found.ratios(row)
+        lines.append(
+            [
+                row if row == "requests_per_s" else f"{row}, ms",
+                statistics.median(run[row] for run in found.ours),
+                statistics.median(run[row] for run in found.aiperf),
+                statistics.median(ratios),
+                f"{min(ratios):.3f} to {max(ratios):.3f}",
+            ]
+        )
+    return table(["", "ours", "AIPerf", "AIPerf / ours", "by round"], lines)
+
+
+def write(folder: Path, found: Sequence[Found], version: str) -> None:
+    """Not by `publish`, whose pages name `scripts/study`: this needs an environment of its own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "aiperf.md").write_text(page(found, version), encoding="utf-8")
+    document = {
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "machine": machine(),
+        "aiperf": version,
+        "max_tokens": MAX_TOKENS,
+        "step_s": STEP_S,
+        "cases": [asdict(one) for one in found],
+    }
+    (folder / "aiperf.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def serve() -> TritonServer:
+    """Steps that take as long in every run: two clients are compared, not two runs of a model. A
+    prompt is no cheaper the second time."""
+    engine = FakeEngineConfig(kind="fake", tokenizer=str(TOKENIZER), step_s=STEP_S)
+    config = ServerConfig(engine=engine, limits=LimitsConfig(reuse_prefixes=False))
+    address = free_address()
+    return TritonServer(config, paths.run_dir(address.http_port).resolve(), address)
+
+
+def main() -> int:
+    aiperf, version, folder = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+    try:
+        with signals_interrupt(), tempfile.TemporaryDirectory() as scratch, serve() as server:
+            server.wait_ready()
+            url = server.address.http_url
+            run_ours(WARM_UP, url, write_prompts(Path(scratch), NUM_PROMPTS), Path(scratch))
+            found = [measure(case, url, aiperf, Path(scratch)) for case in CASES]
+    except ClientError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    write(folder, found, version)
+    print(page(found, version))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""A user of Triton's gRPC stream, by Triton's own client.
+
+grpc must be told of gevent before it is used, or its waiting blocks every user of the process.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Generator, Mapping
+from typing import Any
+
+import grpc.experimental.gevent as grpc_gevent  # type: ignore[import-untyped]
+import numpy as np
+import tritonclient.grpc as triton
+from llm_user import LlmUser
+from tritonclient.utils import InferenceServerException
+
+from smartspec_py.serving.contract import INPUTS, MODEL_NAME
+from smartspec_py.serving.tensor_spec import NUMPY_TYPES
+from smartspec_py.sim.open_loop import ExchangeError
+
+grpc_gevent.init_gevent()
+
+DTYPES = {spec.name: spec.dtype for spec in INPUTS}
+Arrived = queue.Queue[tuple[Any, InferenceServerException | None]]
+
+
+class GrpcUser(LlmUser):
+    """One connection and one stream, open as long as the user lives."""
+
+    transport = "gRPC"
+
+    def on_start(self) -> None:
+        self._client = triton.InferenceServerClient(self.environment.parsed_options.grpc)
+        self._open()
+
+    def on_stop(self) -> None:
+        """A stream that is left open keeps the process alive, and deaf to SIGTERM."""
+        self._client.stop_stream(cancel_requests=True)
+        self._client.close()
+
+    def _open(self) -> None:
+        arrived: Arrived = queue.Queue()
+        self._arrived = arrived
+        self._client.start_stream(lambda result, error: arrived.put((result, error)))
+
+    def stream(self, fields: Mapping[str, Any]) -> Generator[Mapping[str, Any]]:
+        is_over = False
+        try:
+            inputs = [_tensor(name, value) for name, value in fields.items()]
+            self._client.async_stream_infer(MODEL_NAME, inputs, enable_empty_final_response=True)
+            while not is_over:
+                result, error = self._arrived.get()
+                if error is not None:
+                    raise error
+                is_over = result.get_response().parameters["triton_final_response"].bool_param
+                if result.get_response().outputs:
+                    yield _outputs(result)
+        except InferenceServerException as error:
+            raise ExchangeError(str(error.message())) from error
+        finally:
+            if not is_over:
+                # What is still to come must not be taken for the answer to the next request.
+                self._client.stop_stream(cancel_requests=True)
+                self._open()
+
+
+def _tensor(name: str, value: Any) -> Any:
+    """[1, n] of a list, [1, 1] of anything else. Raises ExchangeError."""
+    if name not in DTYPES:
+        raise ExchangeError(f"--fields: {name!r} is no input of the model")
+    dtype = DTYPES[name]
+    values = value if isinstance(value, list) else [value]
+    raw = [item.encode() if isinstance(item, str) else item for item in values]
+    array: Any = np.array([raw], dtype=NUMPY_TYPES[dtype])
+    tensor = triton.InferInput(name, list(array.shape), "BYTES" if dtype == "STRING" else dtype)
+    tensor.set_data_from_numpy(array)
+    return tensor
+
+
+def _outputs(result: Any) -> Mapping[str, Any]:
+    """As a JSON event would have them."""
+    return {o.name: _value(result.as_numpy(o.name)) for o in result.get_response().outputs}
+
+
+def _value(array: Any) -> Any:
+    values = [v.decode() if isinstance(v, bytes) else v for v in array.ravel().tolist()]
+    return values[0] if len(values) == 1 else values

@@ -1,0 +1,92 @@
+"""What users of both transports have in common: one request after the other, and its events.
+
+Events of a request, each a row of Locust's tables under its transport; definitions are those of
+sim/latency.py:
+
+- `ttft` and `tpot`: of requests that finished;
+- `e2e`: of every request. Its failures are the run's failures, those that came within a stream of
+  status 200 included; a failure has no time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from contextlib import closing
+from typing import Any, ClassVar
+
+import gevent  # type: ignore[import-untyped]
+from load_run import OVER, LoadRun
+from locust import User, task
+from locust.exception import StopUser
+
+from smartspec_py.sim.open_loop import NO_FINISH, TIMED_OUT, Exchange, ExchangeError
+
+BROKEN = "this client failed: see Locust's table of exceptions"
+
+PAUSE_S = 0.1
+"""After a failure: a user who is refused at once would do nothing but be refused."""
+
+
+class LlmUser(User):
+    abstract = True
+    transport: ClassVar[str]
+
+    load: ClassVar[LoadRun]
+    """Of all users; set when a run starts."""
+
+    def stream(self, fields: Mapping[str, Any]) -> Generator[Mapping[str, Any]]:
+        """The responses of one request. Raises ExchangeError."""
+        raise NotImplementedError
+
+    @task
+    def ask(self) -> None:
+        load = self.load
+        if load.has_sent_all:
+            raise StopUser
+        exchange, fields = load.send()
+        exchange.error = BROKEN
+        try:
+            exchange.error = self._exchange(exchange, fields)
+        except gevent.GreenletExit:  # Locust ends this user
+            exchange.error = OVER
+            raise
+        finally:
+            load.ended(exchange)
+            self._fire(exchange)
+        if exchange.error is not None:
+            gevent.sleep(PAUSE_S)
+
+    def _exchange(self, exchange: Exchange, fields: Mapping[str, Any]) -> str | None:
+        """What went wrong; None where nothing did."""
+        try:
+            with (
+                gevent.Timeout(self.load.timeout_s, ExchangeError(TIMED_OUT)),
+                closing(self.stream(fields)) as responses,
+            ):
+                for response in responses:
+                    exchange.take(response, self.load.now_s())
+        except ExchangeError as error:
+            return str(error)
+        return None if exchange.last.get("finish_reason") else NO_FINISH
+
+    def _fire(self, exchange: Exchange) -> None:
+        timing = exchange.timing
+        if not timing.is_finished:
+            self._fire_row("e2e", None, ExchangeError(timing.error))
+            return
+        self._fire_row("ttft", timing.ttft_s(timing.scheduled_s))
+        if timing.tpot_s is not None:
+            self._fire_row("tpot", timing.tpot_s)
+        self._fire_row("e2e", timing.e2e_s(timing.scheduled_s))
+
+    def _fire_row(
+        self, name: str, seconds: float | None, error: ExchangeError | None = None
+    ) -> None:
+        self.environment.events.request.fire(
+            request_type=self.transport,
+            name=name,
+            response_time=None if seconds is None else 1e3 * seconds,
+            response_length=0,
+            exception=error,
+            context={},
+        )
