@@ -60,6 +60,33 @@ class CountingEngine:
         return self.factor * (1.0 + num_rows * row_s)
 
 
+class DisturbedEngine(CountingEngine):
+    """Takes four times as long for 2 rows of 3 tokens, so many times; 4 rows of 1 token are slow by
+    themselves."""
+
+    def __init__(self, num_disturbed: int) -> None:
+        super().__init__()
+        self.num_disturbed = num_disturbed
+
+    def time_pass(
+        self, num_rows: int, tokens_per_row: int, context_len: int, num_logits: int | None = None
+    ) -> float:
+        seconds = super().time_pass(num_rows, tokens_per_row, context_len, num_logits)
+        if (num_rows, tokens_per_row) == (4, 1) and context_len == SHAPE.context_len:
+            return 3.0 * seconds
+        if (num_rows, tokens_per_row) == (2, 3) and self.num_disturbed:
+            self.num_disturbed -= 1
+            return 4.0 * seconds
+        return seconds
+
+
+def test_a_pass_that_is_longer_than_larger_ones_is_timed_again() -> None:
+    """All of its rounds were disturbed, and two more. What is slow by itself stays so."""
+    quiet, disturbed = (profile(DisturbedEngine(n), None, SHAPE) for n in (0, 5))
+    assert disturbed == quiet
+    assert quiet.target_s(4, 4, 100) == pytest.approx(3 * (1 + 4 * (0.3 + 0.2 + 1.0)))
+
+
 def test_a_profile_tells_what_the_engine_takes() -> None:
     """Rows 1, 2, 4, 6 and 1, 2, 3, 4, 5 tokens each, at a context of 100."""
     cost = profile(CountingEngine(), CountingEngine(0.1), SHAPE)
