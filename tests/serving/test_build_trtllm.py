@@ -23,10 +23,14 @@ from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.build_trtllm import bytes_per_token, cache_tokens, capabilities_of
 from smartspec_py.serving.config import ConfigError, LimitsConfig, ServerConfig
 from smartspec_py.serving.intake import Engine
+from smartspec_py.serving.local import LocalSink
+from smartspec_py.serving.request import GenerateParams
+from smartspec_py.serving.server import Server
 from smartspec_py.trtllm.contract import ContractBindings
 from smartspec_py.trtllm.engine_config import Role, read_engine
 
 TOKENIZER = Path(__file__).parents[2] / "engines_build" / "tiny" / "target"
+ENGINE = {"kind": "trtllm", "target": "target", "draft": "draft", "tokenizer": str(TOKENIZER)}
 LIMITS: dict[str, Any] = {"max_sequences": 4, "max_context_len": 200, "max_draft_len": 4}
 
 
@@ -212,6 +216,19 @@ def test_sampled_text_is_verified_by_logits_where_both_ask_for_it(
     rejecting = replace(sampling, verification=Verification.REJECTION)
     assert capabilities.can_verify(rejecting)
     assert not capabilities.can_verify(replace(rejecting, min_p=0.1))
+    # Look-ups have no logits: alone they draft nothing, beside the draft they are no choice.
+    config = ServerConfig.model_validate({"engine": ENGINE, "limits": LIMITS})
+    intake = Server(engine, config).intake
+    asked = GenerateParams(
+        text="Task: qa", max_tokens=9, temperature=0.5, verification=Verification.REJECTION
+    )
+    request = intake.receive(asked, LocalSink()).request
+    assert (request.proposer, request.alternatives) == ("draft_model", ())
+    looked_up = intake.receive(replace(asked, proposer="prompt_lookup"), LocalSink())
+    assert looked_up.request.proposer is None
+    assert "prompt_lookup" in looked_up.conversation.no_speculation
+    greedy = intake.receive(replace(asked, temperature=0.0), LocalSink()).request
+    assert greedy.alternatives == ("prompt_lookup",)
     task = DraftTask(1, (3, 4, 5), 3, 2, rejecting)
     (draft,) = engine.proposers["draft_model"].propose([task])
     assert draft.probs.shape == (2, 2048)

@@ -95,7 +95,8 @@ class TargetCapabilities:
     verifies_sampling: whether it verifies exactly whatever is not plain greedy text; if not, such
         requests run without drafts.
     verifies_rejection: whether it verifies, without verifies_sampling, text that is drawn by
-        temperature, top_k and top_p alone, by rejection.
+        temperature, top_k and top_p alone, by rejection, of drafts that come with their
+        probabilities.
     vocab_size: tokens that it can be given and can emit.
     bytes_per_token: of cache, for each token of a sequence; 0 where it cannot tell.
     max_cache_tokens: tokens of all sequences that it has room for; None: as many as
@@ -203,6 +204,8 @@ class ProposerCapabilities:
     bytes_per_token: of cache, for each token that it has read.
     reads_hidden: whether it wants the hidden states of every event.
     says_confidence: whether it is a `ConfidentProposer`.
+    gives_probs: whether drafts of sampled text come with the probabilities that they were drawn by,
+        where the target needs them; see `TargetCapabilities.verifies_rejection`.
     """
 
     max_draft_len: int
@@ -210,6 +213,7 @@ class ProposerCapabilities:
     bytes_per_token: int = 0
     reads_hidden: bool = False
     says_confidence: bool = False
+    gives_probs: bool = False
 
 
 SHORT_LAG = 4

@@ -212,8 +212,8 @@ class TrtllmTarget:
         events, self._refused = self._refused, []
         if not self._in_flight:
             return events
-        until_s = self._clock() + timeout_s
         left_s = 0.0 if events else timeout_s  # a refusal does not wait
+        until_s = self._clock() + left_s
         while True:
             for response in self._executor.await_responses(timedelta(seconds=left_s)):
                 if response.request_id in self._sequence_of:

@@ -36,10 +36,15 @@ def cache_salt(sequence: SequenceId) -> int:
 
 
 class SamplingConfigs:
-    """Makes them for requests; that of greedy text once, as a request copies what it is given."""
+    """Makes them for requests; that of greedy text once, as a request copies what it is given.
 
-    def __init__(self, bindings: Bindings) -> None:
+    stream: of the noise. Drafts must be drawn from another one than they are judged by: with the
+    same numbers on both sides what is accepted would depend on what was drawn.
+    """
+
+    def __init__(self, bindings: Bindings, stream: int = 0) -> None:
         self._make = bindings.SamplingConfig
+        self._stream = stream
         self._greedy = self._make(top_k=1)
 
     def of(self, sampling: SamplingParams, position: int) -> Any:
@@ -54,16 +59,17 @@ class SamplingConfigs:
             top_p=sampling.top_p,
             min_p=sampling.min_p or None,
             temperature=sampling.temperature,
-            seed=request_seed(sampling.seed, position),
+            seed=request_seed(sampling.seed, position, self._stream),
         )
 
 
-def request_seed(seed: int, position: int) -> int:
+def request_seed(seed: int, position: int, stream: int = 0) -> int:
     """Seed of the request whose first new token is at `position`; 64 bits.
 
-    The odd stride, 2^64 over the golden ratio, keeps the ranges of different seeds apart.
+    The odd strides, 2^64 over the golden ratio and over its square, keep the ranges of different
+    seeds and streams apart.
     """
-    return (seed * 0x9E3779B97F4A7C15 + position) % 2**64
+    return (seed * 0x9E3779B97F4A7C15 + stream * 0x61C8864680B583EB + position) % 2**64
 
 
 def time_pass(

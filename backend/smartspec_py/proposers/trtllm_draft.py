@@ -26,6 +26,9 @@ from smartspec_py.engines.trtllm_requests import (
 
 logger = logging.getLogger(__name__)
 
+DRAFT_NOISE = 1
+"""Stream of noise; the target's is 0."""
+
 DRAFT_TIMEOUT_S = 2.0
 """A step waits so long for drafts; then it goes on without, and the requests are cancelled."""
 
@@ -50,12 +53,12 @@ class TrtllmDraftProposer:
     ) -> None:
         self._executor = executor
         self._bindings = bindings
-        self._configs = SamplingConfigs(bindings)
+        self._configs = SamplingConfigs(bindings, stream=DRAFT_NOISE)
         self._output = bindings.OutputConfig(exclude_input_from_output=True)
         self._with_logits = bindings.OutputConfig(
             exclude_input_from_output=True, return_generation_logits=True
         )
-        self._capabilities = ProposerCapabilities(max_draft_len)
+        self._capabilities = ProposerCapabilities(max_draft_len, gives_probs=gives_logits)
         self._max_context_len = max_context_len
         self._vocab_size = vocab_size
         self._gives_logits = gives_logits
@@ -80,9 +83,14 @@ class TrtllmDraftProposer:
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         """Drafts of the most probable tokens, or drawn where the sequence is sampled.
 
-        A request that fails or takes longer than DRAFT_TIMEOUT_S has no drafts.
+        A request that fails or takes longer than DRAFT_TIMEOUT_S has no drafts; where the executor
+        refuses the call, none has any.
         """
-        request_ids = self._executor.enqueue_requests([self._request(task) for task in tasks])
+        try:
+            request_ids = self._executor.enqueue_requests([self._request(task) for task in tasks])
+        except RuntimeError as error:  # what the C++ side throws
+            self._warn(str(error))
+            return [NO_DRAFT] * len(tasks)
         results = self._await(request_ids)
         drafts = []
         for task, request_id in zip(tasks, request_ids, strict=True):

@@ -110,7 +110,7 @@ class Intake:
             policy=params.policy or self._defaults.policy,
             max_draft_len=self._max_draft_len(params, proposer),
             proposer=proposer,
-            alternatives=self._alternatives(params, proposer),
+            alternatives=self._alternatives(params, proposer, sampling),
             slo_s_per_token=None if params.tpot_slo_ms is None else params.tpot_slo_ms / 1e3,
             kind=_kind(params, sampling),
             stops=self._text_stream(params, prompt) if params.stop_words else None,
@@ -230,13 +230,26 @@ class Intake:
             raise InvalidField("proposer", params.proposer, " or ".join(known) or "left out")
         if reason := self._engine.target.capabilities.why_unverified(sampling):
             return None, reason
-        return params.proposer or self._defaults.proposer, ""
+        proposer = params.proposer or self._defaults.proposer
+        if proposer is not None and not self._may_draft(proposer, sampling):
+            return None, f"this engine verifies no sampled text by drafts of {proposer}"
+        return proposer, ""
 
-    def _alternatives(self, params: GenerateParams, proposer: str | None) -> tuple[str, ...]:
+    def _alternatives(
+        self, params: GenerateParams, proposer: str | None, sampling: SamplingParams
+    ) -> tuple[str, ...]:
         """None where the client or engine.json named a proposer."""
         if proposer is None or params.proposer is not None or not self._defaults.may_choose:
             return ()
-        return tuple(name for name in self._engine.proposers if name != proposer)
+        names = (name for name in self._engine.proposers if name != proposer)
+        return tuple(name for name in names if self._may_draft(name, sampling))
+
+    def _may_draft(self, proposer: str, sampling: SamplingParams) -> bool:
+        """Whether the target can verify what it drafts, where it verifies the text at all."""
+        target = self._engine.target.capabilities
+        if target.verifies_sampling or sampling.is_plain_greedy:
+            return True
+        return self._engine.proposers[proposer].capabilities.gives_probs
 
     def _max_draft_len(self, params: GenerateParams, proposer: str | None) -> int:
         """The least of all limits."""
