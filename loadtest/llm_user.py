@@ -36,7 +36,7 @@ class LlmUser(User):
 
     def stream(self, fields: Mapping[str, Any]) -> Generator[Mapping[str, Any]]:
         """The responses of one request. Raises ExchangeError."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must say how it streams")
 
     @task
     def ask(self) -> None:

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from smartspec_py.core.corrections import CostCorrections, StepCost
+from smartspec_py.core.corrections import CostCorrections, Predicted, StepCost, predicted
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.guard import Guard, ProbeBudget, Sample
 from smartspec_py.core.types import SequenceId
@@ -125,7 +125,8 @@ def at_context(table: PassTable, context_len: int) -> PassTable:
 class NeverLearns(CostCorrections):
     """Believes the profile for ever, and asks for no probe."""
 
-    def observe(self, step: StepCost) -> None: ...
+    def observe(self, step: StepCost) -> Predicted:
+        return predicted(self._profile, step)
 
     def wants_contrast(self, is_speculating: bool) -> bool:
         return False

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from smartspec_py.core.corrections import StepCost
+from smartspec_py.core.corrections import StepCost, predicted
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.served import ServedCosts
 
@@ -41,14 +41,18 @@ def step(
     )
 
 
+def observe(served: ServedCosts, step: StepCost) -> None:
+    served.observe(step, predicted(PROFILE, step))
+
+
 def test_every_number_of_rows_has_a_mean_of_its_own() -> None:
     """Light load is 0.8 of the profile and saturation 1.1, whichever came last."""
     served = ServedCosts(PROFILE)
     for rows, factor in ((1, 0.8), (16, 1.1)):
         for i in range(200):
             host_s = 0.002 + 0.0001 * rows
-            served.observe(step(rows, factor, drafts=3 * (i % 2), host_s=host_s))
-            served.observe(step(rows, factor, prompt=100, host_s=9.0))
+            observe(served, step(rows, factor, drafts=3 * (i % 2), host_s=host_s))
+            observe(served, step(rows, factor, prompt=100, host_s=9.0))
     cost = served.cost
     for rows, factor in ((1, 0.8), (16, 1.1)):
         assert cost.target_s(rows, rows, 64) == pytest.approx(
@@ -69,14 +73,14 @@ def test_it_is_a_mean_and_not_the_last_word() -> None:
     served, rng = ServedCosts(PROFILE), random.Random(4)
     factors = [rng.uniform(0.8, 1.2) for _ in range(1000)]
     for factor in factors:
-        served.observe(step(4, factor))
+        observe(served, step(4, factor))
     assert served.cost.target_s(4, 4, 64) == pytest.approx(0.011, rel=0.02)
 
 
 def test_a_stall_is_none_of_a_pass() -> None:
     served = ServedCosts(PROFILE)
     for i in range(1000):
-        served.observe(step(1, 500.0 if i == 900 else 1.0, host_s=5.0 if i == 500 else 0.0))
+        observe(served, step(1, 500.0 if i == 900 else 1.0, host_s=5.0 if i == 500 else 0.0))
     cost = served.cost
     assert cost.target_s(1, 1, 64) == pytest.approx(0.010, rel=0.006)
     assert cost.host_s < 1e-4
@@ -86,7 +90,7 @@ def test_who_has_seen_little_says_what_the_profile_says() -> None:
     served = ServedCosts(PROFILE)
     assert served.cost == PROFILE
     for _ in range(19):
-        served.observe(step(4, 3.0, drafts=3, prompt=0, host_s=1.0))
+        observe(served, step(4, 3.0, drafts=3, prompt=0, host_s=1.0))
     assert served.cost == PROFILE
     assert ServedCosts(replace(PROFILE, draft=None)).cost == replace(PROFILE, draft=None)
 
@@ -94,6 +98,6 @@ def test_who_has_seen_little_says_what_the_profile_says() -> None:
 def test_rows_that_never_vary_have_no_slope() -> None:
     served = ServedCosts(PROFILE)
     for _ in range(100):
-        served.observe(step(8, 1.0, host_s=0.004))
+        observe(served, step(8, 1.0, host_s=0.004))
     assert served.cost.host_s == pytest.approx(0.004)
     assert served.cost.host_row_s == 0.0

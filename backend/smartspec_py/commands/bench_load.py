@@ -21,12 +21,11 @@ from smartspec_py.bench.tables import (
 )
 from smartspec_py.commands import USAGE_ERROR, fail
 from smartspec_py.commands.bench_settings import changed, names_of, shares_of, slo_of
-from smartspec_py.commands.settings import checked_config, torch_settings
+from smartspec_py.commands.settings import checked_config, pair_settings
 from smartspec_py.launch import paths
 from smartspec_py.launch.files import InstallationError
 from smartspec_py.launch.foreground import signals_interrupt, wait_with_progress
 from smartspec_py.launch.interpreter import InterpreterError
-from smartspec_py.pair import PairError, check_pair
 from smartspec_py.serving.config import ServerConfig
 from smartspec_py.triton_server import TritonServer, TritonServerError, free_address
 from smartspec_py.workloads import WORKLOADS
@@ -107,17 +106,7 @@ def load(
         seed=seed,
     )
     targets = slo_of(slo)
-    try:
-        check_pair(model, draft)
-    except PairError as error:
-        fail(str(error), USAGE_ERROR)
-    engine = torch_settings(
-        model,
-        draft,
-        dtype=dtype,
-        num_threads=num_threads,
-        profile_cache=str(paths.profile_cache().resolve()),
-    )
+    engine = pair_settings(model, draft, dtype, num_threads)
     limits = {"max_sequences": max_sequences, "max_queue": MAX_QUEUE}
     config = checked_config({"engine": engine, "limits": limits})
     from smartspec_py.bench.session import Load

@@ -13,13 +13,12 @@ from rich.console import Console
 from rich.table import Table
 
 from smartspec_py.commands import USAGE_ERROR, fail
-from smartspec_py.commands.settings import checked_config, torch_settings
+from smartspec_py.commands.settings import checked_config, pair_settings
 from smartspec_py.core.planner import parse_policy
 from smartspec_py.launch import paths
 from smartspec_py.launch.files import InstallationError
 from smartspec_py.launch.foreground import signals_interrupt, wait_with_progress
 from smartspec_py.launch.interpreter import InterpreterError
-from smartspec_py.pair import PairError, check_pair
 from smartspec_py.serving.config import ConfigError, ServerConfig
 from smartspec_py.serving.profile import machine_name
 from smartspec_py.triton_server import TritonServer, TritonServerError, free_address
@@ -53,17 +52,7 @@ def overhead(
             parse_policy(name)
         except ValueError as error:
             fail(f"--policies: {name!r} must be {error}", USAGE_ERROR)
-    try:
-        check_pair(model, draft)
-    except PairError as error:
-        fail(str(error), USAGE_ERROR)
-    engine = torch_settings(
-        model,
-        draft,
-        dtype=dtype,
-        num_threads=num_threads,
-        profile_cache=str(paths.profile_cache().resolve()),
-    )
+    engine = pair_settings(model, draft, dtype, num_threads)
     config = checked_config({"engine": engine, "limits": {"max_sequences": max(sizes)}})
     console = Console(stderr=True)
     found = _measure(config, names, sizes, rounds, max_tokens, console)

@@ -9,12 +9,25 @@ from typing import Any
 from pydantic import ValidationError
 
 from smartspec_py.commands import USAGE_ERROR, fail
+from smartspec_py.launch import paths
+from smartspec_py.pair import PairError, check_pair
 from smartspec_py.serving.config import ServerConfig
 
 
 def torch_settings(model: Path, draft: Path, **more: object) -> dict[str, Any]:
     """The `engine` part of a configuration, with paths that hold in any folder."""
     return {"kind": "torch", "model": str(model.resolve()), "draft": str(draft.resolve()), **more}
+
+
+def pair_settings(model: Path, draft: Path, dtype: str, num_threads: int) -> dict[str, Any]:
+    """`torch_settings` of a pair that fits together, with costs kept where the server keeps them; a
+    pair that does not ends the command."""
+    try:
+        check_pair(model, draft)
+    except PairError as error:
+        fail(str(error), USAGE_ERROR)
+    cache = str(paths.profile_cache().resolve())
+    return torch_settings(model, draft, dtype=dtype, num_threads=num_threads, profile_cache=cache)
 
 
 def checked_config(settings: dict[str, Any]) -> ServerConfig:

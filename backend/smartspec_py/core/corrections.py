@@ -116,13 +116,30 @@ class StepCost:
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
-    """What the profile says of a step, in seconds: the features of the fits."""
+class Predicted:
+    """What the profile says of a step, in seconds: the features of the fits. passes_s: draft
+    passes and catch-up."""
 
     one_token_s: float
     drafts_s: float
     passes_s: float
     prefill_s: float
+
+
+def predicted(profile: CostModel, step: StepCost) -> Predicted:
+    """Seconds of a step as the profile has them, without what was learned."""
+    rows = max(1, step.num_rows)
+    num_tokens = max(rows, step.num_tokens)
+    one_token_s = profile.target.one_token_s(rows, step.context_len)
+    drafts_s = 0.0
+    if num_tokens > rows:
+        drafts_s = profile.target.pass_s(rows, num_tokens, step.context_len) - one_token_s
+        drafts_s += profile.extra_iterations_s(step.num_charged_tokens)
+    passes_s = sum(profile.draft_s(rows) for rows in step.draft_rows)
+    if step.draft_rows:
+        passes_s += profile.catch_up_s * step.num_catch_up_tokens
+    prefill_s = profile.prefill_s(step.num_prefill_tokens) if step.num_prefill_tokens else 0.0
+    return Predicted(one_token_s, drafts_s, passes_s, prefill_s)
 
 
 class CostCorrections:
@@ -170,9 +187,10 @@ class CostCorrections:
             return self._num_unspeculated >= UNSEEN_STEPS
         return self._target.deviation(1) * self._drafts_share > UNCERTAIN
 
-    def observe(self, step: StepCost) -> None:
-        """Learn from a step; parts of it that cannot be told apart teach nothing."""
-        known = self._look_up(step)
+    def observe(self, step: StepCost) -> Predicted:
+        """Learn from a step; parts of it that cannot be told apart teach nothing. Returns what the
+        profile says of it, which others learn from as well."""
+        known = predicted(self._profile, step)
         target, host = self._target_features(known), self._host_features(step)
         target_s, draft_s = self._target.predict(target), self._draft.predict((known.passes_s,))
         whole_s = target_s + draft_s + self._host.predict(host)
@@ -197,28 +215,15 @@ class CostCorrections:
         values = tuple(fit.values for fit in self._fits)
         if values != self._corrected_by:
             self._corrected, self._corrected_by = self._make_corrected(), values
+        return known
 
-    def _look_up(self, step: StepCost) -> _Known:
-        profile, rows = self._profile, max(1, step.num_rows)
-        num_tokens = max(rows, step.num_tokens)
-        one_token_s = profile.target.one_token_s(rows, step.context_len)
-        drafts_s = 0.0
-        if num_tokens > rows:
-            drafts_s = profile.target.pass_s(rows, num_tokens, step.context_len) - one_token_s
-            drafts_s += profile.extra_iterations_s(step.num_charged_tokens)
-        passes_s = sum(profile.draft_s(rows) for rows in step.draft_rows)
-        if step.draft_rows:
-            passes_s += profile.catch_up_s * step.num_catch_up_tokens
-        prefill_s = profile.prefill_s(step.num_prefill_tokens) if step.num_prefill_tokens else 0.0
-        return _Known(one_token_s, drafts_s, passes_s, prefill_s)
-
-    def _target_features(self, known: _Known) -> tuple[float, float, float]:
+    def _target_features(self, known: Predicted) -> tuple[float, float, float]:
         return known.one_token_s, known.drafts_s, self._unit_s
 
     def _host_features(self, step: StepCost) -> tuple[float, float]:
         return self._unit_s, self._unit_s * step.num_rows
 
-    def _note_errors(self, step: StepCost, known: _Known, corrected_s: float) -> None:
+    def _note_errors(self, step: StepCost, known: Predicted, corrected_s: float) -> None:
         took_s = step.total_s
         if took_s <= 0.0:
             return
@@ -234,14 +239,14 @@ class CostCorrections:
         )
         self._errors_weight = FORGETTING * self._errors_weight + 1.0
 
-    def _note_drafts(self, step: StepCost, known: _Known) -> None:
+    def _note_drafts(self, step: StepCost, known: Predicted) -> None:
         self._num_unspeculated += 1
         if step.num_tokens > step.num_rows:
             self._num_unspeculated = 0
             share = known.drafts_s / max(known.one_token_s + known.drafts_s, 1e-9)
             self._drafts_share += (1 - FORGETTING) * (share - self._drafts_share)
 
-    def _observe_prefill(self, step: StepCost, known: _Known, rest_s: float) -> None:
+    def _observe_prefill(self, step: StepCost, known: Predicted, rest_s: float) -> None:
         """rest_s: what the pass would have taken without its chunks."""
         chunk_s = self._prefill.predict((known.prefill_s,))
         if chunk_s > CLEAR_PREFILL * rest_s:

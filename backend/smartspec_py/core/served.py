@@ -14,14 +14,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from smartspec_py.core.corrections import StepCost
+from smartspec_py.core.corrections import Predicted, StepCost
 from smartspec_py.core.cost import CostModel, Floats, PassTable
 
 FORGETTING = 0.9995
 """Kept of a mean at each step that adds to it: it is 2,000 of its steps long."""
 
 FEWEST_STEPS = 20.0
-"""Steps with about so many rows that give a mean of their own; below, the nearest that has one."""
+"""Steps with about so many rows that give a mean of their own; others lie between neighbours."""
 
 LEAST_SPREAD = 1e-6
 """Of the mean square of rows, from which a slope over rows is looked for."""
@@ -40,23 +40,18 @@ class ServedCosts:
         self._prefill = _MeanRatios((1,))
         self._host = _Line()
 
-    def observe(self, step: StepCost) -> None:
-        """Learn from a step with decoding sequences."""
-        profile, rows = self._profile, max(1, step.num_rows)
-        num_tokens = max(rows, step.num_tokens)
-        alone_s = profile.target.pass_s(rows, num_tokens, step.context_len)
-        alone_s += profile.extra_iterations_s(step.num_charged_tokens)
+    def observe(self, step: StepCost, known: Predicted) -> None:
+        """Learn from a step with decoding sequences. known: what the profile says of it."""
+        rows, alone_s = max(1, step.num_rows), known.one_token_s + known.drafts_s
         if step.num_prefill_tokens:
             added_s = step.target_s - self._target.at(rows) * alone_s
-            self._prefill.observe(1, added_s, profile.prefill_s(step.num_prefill_tokens))
+            self._prefill.observe(1, added_s, known.prefill_s)
         elif step.num_rows:
             self._target.observe(rows, step.target_s, alone_s)
             most_s = LARGEST_RATIO * (step.target_s + step.draft_s)
             self._host.observe(step.num_rows, min(step.host_s, most_s))
         if step.draft_rows:
-            passes_s = sum(profile.draft_s(n) for n in step.draft_rows)
-            passes_s += profile.catch_up_s * step.num_catch_up_tokens
-            self._draft.observe(step.draft_rows[0], step.draft_s, passes_s)
+            self._draft.observe(step.draft_rows[0], step.draft_s, known.passes_s)
 
     @property
     def cost(self) -> CostModel:

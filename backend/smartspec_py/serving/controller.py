@@ -160,8 +160,7 @@ class Controller:
         drafting = _drafting(step)
         if step.target_s > 0.0:  # else the engine cannot tell its passes from the rest
             step_cost = _step_cost(step, drafting, num_verified, context_len)
-            self._corrections.observe(step_cost)
-            self._served.observe(step_cost)
+            self._served.observe(step_cost, self._corrections.observe(step_cost))
         if step.num_prefill_tokens == 0:
             self._recent.observe(step.num_generated, step.total_s)
         if any(view.policy in LEARNING for view in step.views):
