@@ -17,6 +17,7 @@ from torch_models import VOCAB_SIZE
 from transformers import LlamaConfig
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
+from smartspec_py.engines.linears import padded_linear
 from smartspec_py.engines.packed import (
     ATTENTION_NAME,
     RowInput,
@@ -24,7 +25,7 @@ from smartspec_py.engines.packed import (
     packed_attention,
     padded_len,
 )
-from smartspec_py.engines.runner import CausalRunner, RunnerConfig, _padded_linear
+from smartspec_py.engines.runner import CausalRunner, RunnerConfig
 from smartspec_py.serving.build_torch import cpu_flags
 
 FLAGS = cpu_flags()
@@ -134,8 +135,8 @@ def test_a_linear_layer_of_one_row_is_that_of_many() -> None:
     layer = torch.nn.Linear(2048, 2048, dtype=torch.bfloat16)
     rows = torch.randn(1, 16, 2048, dtype=torch.bfloat16)
     with torch.inference_mode():
-        one_by_one = [_padded_linear(layer, rows[:, i : i + 1]) for i in range(16)]
-        assert torch.equal(torch.cat(one_by_one, 1), _padded_linear(layer, rows))
+        one_by_one = [padded_linear(layer, rows[:, i : i + 1]) for i in range(16)]
+        assert torch.equal(torch.cat(one_by_one, 1), padded_linear(layer, rows))
 
 
 @pytest.mark.parametrize(

@@ -9,20 +9,15 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
+from smartspec_py.engines.linears import can_pack, pack_linears, pad_linears
 from smartspec_py.engines.packed import ATTENTION_NAME, RowCache, RowInput, pack, padded_len
-
-MIN_LINEAR_ROWS = 2
-"""A linear layer of one bfloat16 row that sums more than 1024 products takes another kernel on a
-CPU, and that one sums in another order."""
 
 
 class ModelError(ValueError):
@@ -72,7 +67,9 @@ class CausalRunner:
         self._config = config
         self.cache = RowCache(_new_buffer(model.config, config))
         if config.batch_invariant:
-            _pad_linears(model)
+            pad_linears(model)
+        elif can_pack(config.device, config.dtype):
+            pack_linears(model)
         self.passes_s = 0.0
         """Seconds spent in passes so far; on a GPU only until they are launched."""
 
@@ -168,22 +165,6 @@ def _check_supported(hf_config: Any, config: RunnerConfig) -> None:
             f"{config.path} reaches {longest} positions and {config.max_len} are needed: lower "
             "limits.max_context_len"
         )
-
-
-def _pad_linears(model: torch.nn.Module) -> None:
-    """Let every linear layer see at least MIN_LINEAR_ROWS rows, the head included."""
-    for module in model.modules():
-        if isinstance(module, torch.nn.Linear):
-            module.forward = partial(_padded_linear, module)  # type: ignore[method-assign]
-
-
-def _padded_linear(module: torch.nn.Linear, inputs: torch.Tensor) -> torch.Tensor:
-    """inputs [1, n, in_features] -> [1, n, out_features]."""
-    num_rows = inputs.shape[1]
-    if num_rows == 0 or num_rows >= MIN_LINEAR_ROWS:
-        return F.linear(inputs, module.weight, module.bias)
-    padded = F.pad(inputs, (0, 0, 0, MIN_LINEAR_ROWS - num_rows))
-    return F.linear(padded, module.weight, module.bias)[:, :num_rows]
 
 
 def _new_buffer(hf_config: Any, config: RunnerConfig) -> torch.Tensor:

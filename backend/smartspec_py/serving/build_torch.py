@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 import transformers
 
+from smartspec_py.engines.linears import can_pack
 from smartspec_py.engines.runner import ModelError, RunnerConfig, load_runner
 from smartspec_py.engines.torch_engine import TorchTarget
 from smartspec_py.pair import PairError, check_pair
@@ -69,8 +70,8 @@ def build_torch(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -
     identity = [
         fingerprint(model),
         fingerprint(draft) if draft else "no draft",
-        f"{_device_name(device)}, {dtype}, {num_threads} threads"
-        + (", batch-invariant" if config.batch_invariant else ""),
+        f"{_device_name(device)}, {dtype}, {num_threads} threads",
+        _products(config, device, dtype),
         f"torch {torch.__version__}, transformers {transformers.__version__}",
     ]
     shape, cache = _shape(limits), folder / config.profile_cache if config.profile_cache else None
@@ -87,6 +88,13 @@ def _shape(limits: LimitsConfig) -> ProfileShape:
         limits.max_context_len // 2,
         min(limits.prefill_chunk, limits.max_context_len),
     )
+
+
+def _products(config: TorchEngineConfig, device: torch.device, dtype: torch.dtype) -> str:
+    """How linear layers are computed: a profile of the one tells nothing of the other."""
+    if config.batch_invariant:
+        return "batch-invariant"
+    return "packed" if can_pack(device, dtype) else "plain"
 
 
 def _check_invariance(is_asked: bool, device: torch.device, dtype: torch.dtype) -> None:
