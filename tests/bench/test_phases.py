@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from made import phases
 
+from smartspec_py.bench.client import FullQueue
 from smartspec_py.bench.document import (
     About,
     Document,
@@ -108,13 +109,14 @@ def test_time_shares_by_hand() -> None:
 
 
 def test_saturation_by_hand() -> None:
-    """Of 3 s the last two count: 4 tokens in 2 s; a request has 2 on average: 1 request/s."""
+    """From 1 to 3 s come 5 tokens; a whole request has 2.5 on average, and the one cut short counts
+    in no mean: 1 request/s."""
     sent = [
-        exchange(0.0, [(0.5, 1), (1.5, 1)], [], 1),
-        exchange(0.0, [(1.0, 1), (2.5, 1)], [], 1),
-        exchange(1.0, [(2.9, 1), (3.5, 1)], [], 1),
+        exchange(0.0, [(0.5, 1), (1.0, 1)], [], 1),
+        exchange(0.0, [(0.9, 1), (1.5, 2)], [], 1),
+        exchange(1.0, [(2.0, 1), (2.9, 1)], [], 1),
     ]
-    assert saturation_rps(sent, 3.0) == pytest.approx(1.0)
+    assert saturation_rps(FullQueue(sent, 1.0, 3.0), 1) == pytest.approx(1.0)
 
 
 ABOUT = About("t", "2026-01-01", "c", "m", 2, {}, "", "p", {}, "short", "d")

@@ -1,14 +1,15 @@
 """Sends a phase to the live server, and reads what the server counts.
 
-Open loop is `sim.open_loop`. Closed here means: the next request of a slot leaves when the last one
-has ended.
+Open loop is `sim.open_loop`. Closed means: the next request leaves when the last one has ended.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from smartspec_py.bench.plan import Due
@@ -36,6 +37,23 @@ class BenchError(RuntimeError):
     """The server cannot be measured; the message says why."""
 
 
+@dataclass
+class FullQueue:
+    """All requests, and the time in which the queue was full and the slots were apart."""
+
+    exchanges: list[Exchange] = field(default_factory=list)
+    from_s: float = math.inf
+    to_s: float = math.inf
+
+    def add(self, now_s: float) -> Exchange:
+        exchange = Exchange(len(self.exchanges), now_s)
+        self.exchanges.append(exchange)
+        return exchange
+
+    def start(self, now_s: float, duration_s: float) -> None:
+        self.from_s, self.to_s = now_s, now_s + duration_s
+
+
 class Client:
     """One server's. Use within `async with`.
 
@@ -60,33 +78,51 @@ class Client:
         loop = OpenLoop(self._streams, bounds, self._with(policy))
         return await loop.run([one.time_s for one in due], iter([one.prompt for one in due]))
 
-    async def closed_loop(
-        self, policy: str, prompts: Iterator[Prompt], num_slots: int, duration_s: float | None
-    ) -> list[Exchange]:
-        """Until the prompts are over, or the time is; those that are out then end as well."""
+    async def closed_loop(self, policy: str, prompts: Iterable[Prompt]) -> list[Exchange]:
+        """One request at a time, until the prompts are over."""
         exchanges: list[Exchange] = []
-        start_s = time.monotonic()
-
-        def now_s() -> float:
-            return time.monotonic() - start_s
-
-        async def slot() -> None:
-            for prompt in prompts:
-                exchange = Exchange(len(exchanges), now_s(), prompt.kind)
-                exchanges.append(exchange)
-                await self._serve(exchange, prompt, policy, now_s)
-                if duration_s is not None and now_s() > duration_s:
-                    return
-
-        async with asyncio.TaskGroup() as group:
-            for _ in range(num_slots):
-                group.create_task(slot())
+        now_s = _clock()
+        for prompt in prompts:
+            exchange = Exchange(len(exchanges), now_s(), prompt.kind)
+            exchanges.append(exchange)
+            await self._serve(exchange, self._fields_of(policy, prompt), now_s)
         return exchanges
 
+    async def full_queue(
+        self, policy: str, prompts: Iterator[Prompt], num_slots: int, duration_s: float
+    ) -> FullQueue:
+        """Every slot always has a request out. Those that are out when the time is over end too.
+
+        Slots that begin together would go on together: all read prompts, then all decode. So the
+        first requests have bounds of 1 / num_slots, 2 / num_slots, .. of `max_tokens`, and time
+        counts from when each of them has ended: then the slots are as far apart as they ever are.
+        """
+        queue = FullQueue()
+        now_s, num_ended, most = _clock(), 0, self._fields["max_tokens"]
+
+        async def serve(max_tokens: int) -> bool:
+            exchange = queue.add(now_s())
+            fields = {**self._fields_of(policy, next(prompts)), "max_tokens": max_tokens}
+            await self._serve(exchange, fields, now_s)
+            return exchange.error is None
+
+        async def slot(number: int) -> None:
+            nonlocal num_ended
+            is_well = await serve(math.ceil(most * (number + 1) / num_slots))
+            num_ended += 1
+            if num_ended == num_slots:
+                queue.start(now_s(), duration_s)
+            while is_well and now_s() < queue.to_s:
+                is_well = await serve(most)
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(num_slots):
+                group.create_task(slot(number))
+        return queue
+
     async def _serve(
-        self, exchange: Exchange, prompt: Prompt, policy: str, now_s: Callable[[], float]
+        self, exchange: Exchange, fields: Mapping[str, Any], now_s: Callable[[], float]
     ) -> None:
-        fields = {**self._with(policy), "text_input": prompt.text}
         exchange.sent_s = exchange.scheduled_s
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -101,6 +137,9 @@ class Client:
 
     def _with(self, policy: str) -> dict[str, Any]:
         return {**self._fields, "speculation_policy": policy}
+
+    def _fields_of(self, policy: str, prompt: Prompt) -> dict[str, Any]:
+        return {**self._with(policy), "text_input": prompt.text}
 
     async def pass_times_s(self) -> tuple[float, float]:
         """Seconds that the server has spent drafting, and in the target's passes of decoding work,
@@ -129,6 +168,12 @@ class Client:
         except (aiohttp.ClientError, OSError) as error:
             raise BenchError(f"metrics: {type(error).__name__}: {error}") from error
         return {family.name: _sum_of(family, text) for family in _ASKED}
+
+
+def _clock() -> Callable[[], float]:
+    """Seconds from now on."""
+    start_s = time.monotonic()
+    return lambda: time.monotonic() - start_s
 
 
 _ASKED = (DRAFT_TIME, VERIFY_TIME, RUNNING, WAITING)

@@ -15,7 +15,7 @@ from itertools import islice
 from statistics import median
 
 from smartspec_py.bench.client import BenchError, Client
-from smartspec_py.bench.plan import MIXED
+from smartspec_py.bench.plan import MIXED, Due
 from smartspec_py.bench.ratios import Ratio, interval
 from smartspec_py.prompts import PROMPT_SEED, Prompt, generated
 from smartspec_py.serving.local import generate
@@ -52,7 +52,7 @@ class Sides:
 
     async def triton_tps(self, policy: str, prompts: Sequence[Prompt]) -> float:
         """Raises BenchError where a request fails."""
-        exchanges = await self.client.closed_loop(policy, iter(prompts), len(prompts), None)
+        exchanges = await self.client.open_loop(policy, [Due(0.0, one) for one in prompts])
         for exchange in exchanges:
             if (error := exchange.timing.error) is not None:
                 raise BenchError(f"through Triton: {error}")

@@ -104,8 +104,7 @@ async def _measure(client: Client, turn: Turn, slo: Slo | None) -> Phase:
     due = requests(turn)
     before = await client.pass_times_s()
     if turn.point.shape == CLOSED:
-        prompts = iter([one.prompt for one in due])
-        exchanges = await client.closed_loop(turn.policy, prompts, 1, None)
+        exchanges = await client.closed_loop(turn.policy, [one.prompt for one in due])
     else:
         exchanges = await client.open_loop(turn.policy, due)
     await asyncio.sleep(IDLE_S)

@@ -14,12 +14,11 @@ from itertools import islice
 
 import numpy as np
 
-from smartspec_py.bench.client import BenchError, Client
+from smartspec_py.bench.client import BenchError, Client, FullQueue
 from smartspec_py.bench.document import Ceilings
 from smartspec_py.bench.plan import MIXED, NONE, Capacity, Settings, needed_workloads
 from smartspec_py.prompts import PROMPT_SEED, generated
 from smartspec_py.serving.contract import MODEL_NAME
-from smartspec_py.sim.open_loop import Exchange
 from smartspec_py.tracing.steps import cost_from_json
 from smartspec_py.triton_server import DIRECT, Address
 
@@ -42,45 +41,43 @@ async def warm_up(
 
     async def rate(policy: str, workload: str) -> float:
         say(f"saturation of {policy} on {workload}, {settings.saturation_s:g} s and the rest")
-        exchanges = await client.closed_loop(
-            policy,
-            generated(workload, WARM_UP_SEED),
-            max_sequences + EXTRA_SLOTS,
-            settings.saturation_s,
-        )
+        prompts, num_slots = generated(workload, WARM_UP_SEED), max_sequences + EXTRA_SLOTS
+        queue = await client.full_queue(policy, prompts, num_slots, settings.saturation_s)
         await client.wait_idle()
-        return saturation_rps(exchanges, settings.saturation_s)
+        return saturation_rps(queue, num_slots)
 
-    await client.closed_loop(NONE, islice(generated(MIXED, WARM_UP_SEED), 1), 1, None)
+    await client.closed_loop(NONE, islice(generated(MIXED, WARM_UP_SEED), 1))
     none_rps = {name: await rate(NONE, name) for name in needed_workloads(settings)}
     others = {name: await rate(name, MIXED) for name in settings.policies if name != NONE}
     say("requests alone")
     prompts = islice(generated(MIXED, WARM_UP_SEED), NUM_SOLO)
-    alone = await client.closed_loop(NONE, prompts, 1, None)
+    alone = await client.closed_loop(NONE, prompts)
     solo_s = sum(e.chunk_s[-1] - e.scheduled_s for e in alone if e.chunk_s) / NUM_SOLO
     return Capacity({NONE: none_rps[MIXED], **others}, none_rps, solo_s)
 
 
-def saturation_rps(exchanges: Sequence[Exchange], duration_s: float) -> float:
-    """Tokens a second in the last two thirds of the time, over the mean tokens of a request.
+def saturation_rps(queue: FullQueue, num_first: int) -> float:
+    """Tokens a second while the queue was full, over the mean tokens of a request.
 
-    Tokens flow evenly where few requests end, and all that were sent are awaited, so that long ones
-    are not left out of the mean. Raises BenchError where a request failed.
+    num_first: requests at the start that were cut short; they are in no mean. All others are, also
+    those that ended later, so that long ones are not left out. Raises BenchError where a request
+    failed.
     """
+    exchanges = queue.exchanges
     failed = [e.timing.error for e in exchanges if e.timing.error is not None]
     if failed:
         raise BenchError(f"warm-up: {len(failed)} of {len(exchanges)} failed: {failed[0]}")
-    from_s = duration_s / 3
     num_tokens = sum(
         num
         for exchange in exchanges
         for time_s, num in zip(exchange.chunk_s, exchange.chunk_tokens, strict=True)
-        if from_s <= time_s < duration_s
+        if queue.from_s <= time_s < queue.to_s
     )
+    duration_s = queue.to_s - queue.from_s
     if not num_tokens:
         raise BenchError(f"warm-up: no token came within {duration_s:g} s; allow more seconds")
-    mean_tokens = sum(exchange.num_tokens for exchange in exchanges) / len(exchanges)
-    return num_tokens / (duration_s - from_s) / mean_tokens
+    whole = exchanges[num_first:]
+    return num_tokens / duration_s / (sum(e.num_tokens for e in whole) / len(whole))
 
 
 def ceilings(capacity: Capacity, address: Address, max_sequences: int) -> Ceilings:
