@@ -66,6 +66,19 @@ def test_chunks(
     assert read_step(made) == []
 
 
+def test_as_many_prompt_tokens_for_each_generated_one() -> None:
+    """A step of 2.6 tokens a row reads 10 where one of a token reads 4; less than one changes
+    nothing, and no chunk is larger than the engine takes."""
+    made = batcher([40, 5], 4)
+    assert [len(chunk.tokens) for chunk in made.prefills(2.6)] == [10]
+    assert [len(chunk.tokens) for chunk in made.prefills(0.0)] == [4]
+    made = Batcher(8, 4, largest_chunk=6)
+    for number, num_prompt in enumerate([40, 5], start=1):
+        made.add(request(number, num_prompt))
+    admit_all(made)
+    assert [len(chunk.tokens) for chunk in made.prefills(2.6)] == [6, 4]
+
+
 def test_rows_are_given_in_order_of_arrival() -> None:
     made = batcher([1, 1, 1, 1], 8, max_sequences=2)
     assert [r.sequence for r in made.live] == [1, 2]

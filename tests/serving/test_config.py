@@ -175,7 +175,7 @@ def test_limits_reach_the_engine(tmp_path: Path) -> None:
     assert capabilities.max_sequences == 3
     assert capabilities.max_context_len == 99
     assert capabilities.max_draft_len == 2
-    assert capabilities.max_prefill_tokens == 16
+    assert capabilities.max_prefill_tokens == 99
     assert list(engine.proposers) == [DRAFT_MODEL, PROMPT_LOOKUP]
     for proposer in engine.proposers.values():
         assert proposer.capabilities.max_draft_len == 2

@@ -2,7 +2,7 @@
 
 Waiting requests are admitted by rank, which is arrival moved by priority, as far as rows and cache
 reach (`serving.admission`). Prompts are read in chunks of a common budget a step, by rank, beside
-the decoding of the others: a long prompt delays a step by one chunk and no more.
+the decoding of the others: a long prompt delays a generated token by one chunk and no more.
 """
 
 from __future__ import annotations
@@ -18,10 +18,15 @@ from smartspec_py.serving.request import Request, RequestState
 class Batcher:
     """Holds every request from arrival to release."""
 
-    def __init__(self, max_sequences: int, prefill_chunk: int | None) -> None:
-        """prefill_chunk: prompt tokens a step; None where the engine takes prompts whole."""
+    def __init__(
+        self, max_sequences: int, prefill_chunk: int | None, largest_chunk: int | None = None
+    ) -> None:
+        """prefill_chunk: prompt tokens a step, while a step gives each sequence one token; None
+        where the engine takes prompts whole. largest_chunk: that it takes of one prompt; None is
+        without bound."""
         self._max_sequences = max_sequences
         self._prefill_chunk = prefill_chunk
+        self._largest_chunk = largest_chunk
         self._waiting: list[Request] = []
         self._live: dict[SequenceId, Request] = {}
 
@@ -103,14 +108,22 @@ class Batcher:
             if request.state is RequestState.DECODING and not request.is_in_flight
         ]
 
-    def prefills(self) -> list[Prefill]:
-        """Chunks for this step, within the budget, by rank."""
+    def prefills(self, tokens_per_row: float = 1.0) -> list[Prefill]:
+        """Chunks for this step, within the budget, by rank.
+
+        tokens_per_row: that the step is expected to give each decoding sequence. The budget grows
+        with it, so that as many prompt tokens are read for each generated one as without drafts:
+        with one budget a step, speculation makes fewer and longer steps, keeps the queue out of a
+        batch that has room, and is slower for it than none where it should be faster.
+        """
         chunks: list[Prefill] = []
-        left = self._prefill_chunk
+        budget, largest = self._prefill_chunk, self._largest_chunk
+        left = None if budget is None else int(budget * max(1.0, tokens_per_row))
         for request in sorted(self._reading(), key=_rank):
             if left == 0:
                 break
-            chunk = request.next_chunk(request.num_to_read if left is None else left)
+            most = [bound for bound in (left, largest) if bound is not None]
+            chunk = request.next_chunk(min(most, default=request.num_to_read))
             if left is not None:
                 left -= len(chunk)
             is_last = request.num_read + len(chunk) == request.num_to_read

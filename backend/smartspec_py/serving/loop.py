@@ -129,8 +129,8 @@ class StepLoop:
         self._clock = clock
         capabilities = target.capabilities
         largest = capabilities.max_prefill_tokens
-        chunk = None if largest is None else min(prefill_chunk, largest)
-        self._batcher = Batcher(capabilities.max_sequences, chunk)
+        chunk = None if largest is None else prefill_chunk
+        self._batcher = Batcher(capabilities.max_sequences, chunk, largest)
         self._drafters = Drafters(proposers)
         self._roster = Roster(target, self._drafters, self._batcher, budget, inbox, post, clock)
         self._drain_until_s: float | None = None
@@ -164,7 +164,7 @@ class StepLoop:
         prices = self.controller.prices(views, spec_plan)
         drafts = self._drafters.propose(ready, views, spec_plan, prices)
         proposed = self._clock()
-        prefills = self._batcher.prefills()
+        prefills = self._batcher.prefills(spec_plan.expected_tokens / max(1, len(views)))
         self._submit([*prefills, *self._decoding_work(ready, drafts.drafts)])
         events = self._target.poll(POLL_S)
         num_before = self._roster.num_generated

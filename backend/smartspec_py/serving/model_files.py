@@ -55,7 +55,7 @@ def stepwise_capabilities(
         max_context_len=limits.max_context_len,
         max_draft_len=limits.max_draft_len,
         max_decode_tokens=1,
-        max_prefill_tokens=limits.prefill_chunk,
+        max_prefill_tokens=limits.max_context_len,
         verifies_sampling=True,
         vocab_size=vocab_size,
         bytes_per_token=bytes_per_token,

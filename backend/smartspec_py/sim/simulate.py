@@ -304,7 +304,7 @@ def _capabilities(limits: SimLimits, longest: int) -> TargetCapabilities:
         max_context_len=longest,
         max_draft_len=limits.max_draft_len,
         max_decode_tokens=1,
-        max_prefill_tokens=limits.prefill_chunk,
+        max_prefill_tokens=longest,
         verifies_sampling=True,
         vocab_size=PLACEHOLDER + 1,
         bytes_per_token=limits.target_bytes,
