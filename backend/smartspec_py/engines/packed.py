@@ -36,6 +36,10 @@ a block in pieces of 192; but one of 193 to 383 keys in two halves, whose border
 QUERY_TILE = 4
 """With fewer queries than this, the same product sums in another order."""
 
+NUM_SCRATCH = 16
+"""Slots behind the rows, where padded passes write what nobody reads (see `buckets`). One would do;
+sixteen leave every layer of the cache on a border of 64 bytes."""
+
 
 @dataclass(frozen=True, slots=True)
 class RowInput:
@@ -165,13 +169,13 @@ def _group(
         row_hi=row_hi,
         width=width,
         context_len=context_len,
-        mask=_causal_mask(queries, context_len),
+        mask=causal_mask(queries, context_len),
         gather=None if is_rectangular else torch.tensor(gather, device=device),
         scatter=None if is_rectangular else torch.tensor(scatter, device=device),
     )
 
 
-def _causal_mask(queries: torch.Tensor, context_len: int) -> torch.Tensor:
+def causal_mask(queries: torch.Tensor, context_len: int) -> torch.Tensor:
     """queries: positions [rows, width] -> bool [rows, 1, width, context_len]."""
     keys = torch.arange(context_len, device=queries.device)
     return (keys <= queries[:, :, None])[:, None]
@@ -180,18 +184,20 @@ def _causal_mask(queries: torch.Tensor, context_len: int) -> torch.Tensor:
 class RowCache(Cache):
     """Keys and values of all rows in one static buffer, and the moving of a row.
 
-    buffer: [layers, 2, rows, max_len, kv_heads, head_dim].
+    storage: [layers, 2, num_rows * max_len + NUM_SCRATCH, kv_heads, head_dim]. `buffer` is what
+    attention and the moving of rows see of it: [layers, 2, rows, max_len, kv_heads, head_dim].
     """
 
-    def __init__(self, buffer: torch.Tensor) -> None:
+    def __init__(self, storage: torch.Tensor, num_rows: int) -> None:
         super().__init__(layers=[])
-        self.buffer = buffer
-        num_layers, _, num_rows, max_len, num_heads, head_dim = buffer.shape
-        self.max_len = max_len
-        flat = buffer.view(num_layers, 2, num_rows * max_len, num_heads, head_dim)
-        self._flat = [(flat[i, 0], flat[i, 1]) for i in range(num_layers)]
-        by_row = buffer.transpose(3, 4)
-        self._by_row = [(by_row[i, 0], by_row[i, 1]) for i in range(num_layers)]
+        self.scratch_slot = storage.shape[2] - NUM_SCRATCH
+        self.max_len = self.scratch_slot // num_rows
+        by_slot = storage[:, :, : self.scratch_slot]
+        by_token = (num_rows, self.max_len, *storage.shape[3:])
+        self.buffer = by_slot.view(*storage.shape[:2], *by_token)
+        self._flat = [(layer[0], layer[1]) for layer in storage]
+        by_row = self.buffer.transpose(3, 4)
+        self._by_row = [(layer[0], layer[1]) for layer in by_row]
         self.slots = torch.empty(0, dtype=torch.long)
 
     def update(

@@ -17,7 +17,15 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from smartspec_py.engines.linears import can_pack, pack_linears, pad_linears
-from smartspec_py.engines.packed import ATTENTION_NAME, RowCache, RowInput, pack, padded_len
+from smartspec_py.engines.packed import (
+    ATTENTION_NAME,
+    NUM_SCRATCH,
+    PackedBatch,
+    RowCache,
+    RowInput,
+    pack,
+    padded_len,
+)
 
 
 class ModelError(ValueError):
@@ -62,10 +70,13 @@ class PassOutput:
 class CausalRunner:
     """A loaded model and its cache. Not thread-safe: the loop owns it."""
 
+    can_draft_greedy = False
+    """Whether `draft_greedy` is there, because it spares anything."""
+
     def __init__(self, model: Any, config: RunnerConfig) -> None:
         self._model = model
         self._config = config
-        self.cache = RowCache(_new_buffer(model.config, config))
+        self.cache = RowCache(_new_storage(model.config, config), config.num_rows)
         if config.batch_invariant:
             pad_linears(model)
         elif can_pack(config.device, config.dtype):
@@ -86,7 +97,29 @@ class CausalRunner:
         """One pass over all inputs; writes their keys and values to their rows."""
         start = time.perf_counter()
         config = self._config
-        packed = pack(inputs, config.row_len, config.device, config.batch_invariant)
+        output = self._run(pack(inputs, config.row_len, config.device, config.batch_invariant))
+        self.passes_s += time.perf_counter() - start
+        return output
+
+    def warm(self, max_width: int) -> None:
+        """Prepare decoding passes of up to so many tokens a row; here there is nothing to prepare.
+
+        Raises ModelError where the model cannot be run as prepared.
+        """
+
+    def draft_greedy(
+        self, inputs: Sequence[RowInput], draft_lens: Sequence[int]
+    ) -> list[list[int]]:
+        """The best token after each input, the best one after that, and so on: draft_lens of them,
+        at least one each. Every input asks for the logits of its last token alone.
+
+        The keys of all but the last of them are then in the input's row, as far as that reaches.
+        """
+        raise NotImplementedError
+
+    def _run(self, packed: PackedBatch) -> PassOutput:
+        """The model over tokens that are on the device. Nothing here waits for it."""
+        config = self._config
         self.cache.slots = packed.slots
         out = self._model(
             input_ids=packed.token_ids,
@@ -99,7 +132,6 @@ class CausalRunner:
         )
         logits: torch.Tensor = out.logits[0, :, : config.vocab_size].float()
         hidden = out.hidden_states[-1][0, packed.wanted] if config.gives_hidden else None
-        self.passes_s += time.perf_counter() - start
         return PassOutput(logits, hidden)
 
     @property
@@ -130,7 +162,9 @@ class CausalRunner:
         return time.perf_counter() - start
 
 
-def load_runner(config: RunnerConfig) -> CausalRunner:
+def load_runner(
+    config: RunnerConfig, runner_class: type[CausalRunner] = CausalRunner
+) -> CausalRunner:
     """Load weights from a local directory. Raises ModelError when the engine cannot serve it."""
     # Nothing is ever fetched, whatever the directory's files refer to.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -145,7 +179,7 @@ def load_runner(config: RunnerConfig) -> CausalRunner:
         attn_implementation=ATTENTION_NAME,
         local_files_only=True,
     )
-    return CausalRunner(model.to(config.device).eval(), config)
+    return runner_class(model.to(config.device).eval(), config)
 
 
 def _check_supported(hf_config: Any, config: RunnerConfig) -> None:
@@ -167,11 +201,12 @@ def _check_supported(hf_config: Any, config: RunnerConfig) -> None:
         )
 
 
-def _new_buffer(hf_config: Any, config: RunnerConfig) -> torch.Tensor:
+def _new_storage(hf_config: Any, config: RunnerConfig) -> torch.Tensor:
     num_heads = getattr(hf_config, "num_key_value_heads", None) or hf_config.num_attention_heads
     head_dim = getattr(hf_config, "head_dim", None)
     head_dim = head_dim or hf_config.hidden_size // hf_config.num_attention_heads
-    shape = (hf_config.num_hidden_layers, 2, config.num_rows, config.row_len, num_heads, head_dim)
+    num_slots = config.num_rows * config.row_len + NUM_SCRATCH
+    shape = (hf_config.num_hidden_layers, 2, num_slots, num_heads, head_dim)
     return torch.zeros(shape, dtype=_cache_dtype(config), device=config.device)
 
 

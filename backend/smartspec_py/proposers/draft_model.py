@@ -8,6 +8,9 @@ Where it is given a `PassRule`, it says how sure it is of each draft: the log-od
 token under its own logits, before temperature, truncation and penalties; and before each pass it
 asks the rule who should have one more. `core.confidence` says what for, and why drafts that are
 verified by rejection leave without their confidences.
+
+Where all sequences of a step are plain greedy text, without a rule, and the runner can, all passes
+are made in a row, without a wait for the device between them.
 """
 
 from __future__ import annotations
@@ -72,6 +75,11 @@ class _Drafting:
         has_ended = bool(self.tokens) and self.tokens[-1] == self.task.sampling.end_token
         return len(self.tokens) < self.task.draft_len and not has_ended
 
+    def read(self, num_tokens: int) -> None:
+        """The row holds so many tokens now."""
+        self.state.row.num_cached = num_tokens
+        self.state.num_valid = min(num_tokens, self.state.num_known)
+
     @property
     def draft(self) -> Draft:
         probs = torch.stack(self.probs) if self.probs else None
@@ -120,6 +128,8 @@ class DraftModelProposer:
         }
         active = list(started.values())
         self._catch_up(active)
+        if rule is None and self._can_run_ahead(active):
+            self._run_ahead(active)
         while active := _going_on(active, rule):
             logits = self._pass(active)
             if rule is not None:
@@ -203,6 +213,25 @@ class DraftModelProposer:
                     left -= len(chunk)
             self._runner.forward(inputs)
 
+    def _can_run_ahead(self, draftings: Sequence[_Drafting]) -> bool:
+        """Whether the runner can draft without anybody reading a token in between."""
+        return (
+            self._runner.can_draft_greedy
+            and bool(draftings)
+            and all(drafting.task.sampling.is_plain_greedy for drafting in draftings)
+        )
+
+    def _run_ahead(self, draftings: Sequence[_Drafting]) -> None:
+        """All passes at once. What the runner drafted behind an end token is dropped."""
+        inputs = [_unread(drafting) for drafting in draftings]
+        drafts = self._runner.draft_greedy(inputs, [d.task.draft_len for d in draftings])
+        for drafting, tokens in zip(draftings, drafts, strict=True):
+            end_token = drafting.task.sampling.end_token
+            num_kept = tokens.index(end_token) + 1 if end_token in tokens else len(tokens)
+            drafting.tokens.extend(tokens[:num_kept])
+            # The last draft was read by nobody.
+            drafting.read(len(drafting.task.tokens) + num_kept - 1)
+
     def _pass(self, draftings: Sequence[_Drafting]) -> torch.Tensor:
         """One pass: each sequence reads what it has not read, and gets one more draft.
 
@@ -211,10 +240,9 @@ class DraftModelProposer:
         inputs, guesses = [], []
         for drafting in draftings:
             task, state = drafting.task, drafting.state
-            unread = drafting.tokens[-1:] or task.tokens[state.row.num_cached :]
-            inputs.append(RowInput(state.row.index, state.row.num_cached, unread, 1))
-            state.row.num_cached += len(unread)
-            state.num_valid = min(state.row.num_cached, state.num_known)
+            unread = _unread(drafting)
+            inputs.append(unread)
+            drafting.read(unread.position + len(unread.tokens))
             position = len(task.tokens) + len(drafting.tokens)
             guesses.append(Guess(task.sampling, position, state.history, tuple(drafting.tokens)))
         logits = self._runner.forward(inputs).logits
@@ -248,6 +276,13 @@ def _log_odds(logits: torch.Tensor, tokens: Sequence[int]) -> list[float]:
     log_probs = (chosen - logits.logsumexp(-1)).clamp_(max=-1e-7)
     odds: list[float] = (log_probs - (-log_probs.expm1()).log()).tolist()
     return odds
+
+
+def _unread(drafting: _Drafting) -> RowInput:
+    """What the row does not hold yet: known tokens, or the last draft."""
+    row = drafting.state.row
+    tokens = drafting.tokens[-1:] or drafting.task.tokens[row.num_cached :]
+    return RowInput(row.index, row.num_cached, tokens, 1)
 
 
 def _lag(drafting: _Drafting) -> int:

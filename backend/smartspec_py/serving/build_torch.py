@@ -9,8 +9,10 @@ from pathlib import Path
 import torch
 import transformers
 
+from smartspec_py.engines.base import SHORT_LAG
+from smartspec_py.engines.graphs import GraphRunner
 from smartspec_py.engines.linears import can_pack
-from smartspec_py.engines.runner import ModelError, RunnerConfig, load_runner
+from smartspec_py.engines.runner import CausalRunner, ModelError, RunnerConfig, load_runner
 from smartspec_py.engines.torch_engine import TorchTarget
 from smartspec_py.pair import PairError, check_pair
 from smartspec_py.proposers.draft_model import DraftModelProposer
@@ -61,11 +63,12 @@ def build_torch(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -
         vocab_size,
         batch_invariant=config.batch_invariant,
     )
-    target = _target(target_config, limits)
+    runner_class = GraphRunner if uses_graphs(config, device) else CausalRunner
+    target = _target(target_config, limits, runner_class)
     proposer = None
     if draft is not None:
         runner_config = RunnerConfig(draft, device, dtype, *_rows(limits), vocab_size)
-        proposer = _proposer(runner_config, limits)
+        proposer = _proposer(runner_config, limits, runner_class)
     logger.info("%s on %s, %s, %d threads", model.name, device, dtype, num_threads)
     identity = [
         fingerprint(model),
@@ -94,7 +97,14 @@ def _products(config: TorchEngineConfig, device: torch.device, dtype: torch.dtyp
     """How linear layers are computed: a profile of the one tells nothing of the other."""
     if config.batch_invariant:
         return "batch-invariant"
+    if uses_graphs(config, device):
+        return "plain, in CUDA graphs"
     return "packed" if can_pack(device, dtype) else "plain"
+
+
+def uses_graphs(config: TorchEngineConfig, device: torch.device) -> bool:
+    """Whether short passes are captured: a CPU has nothing to capture."""
+    return config.cuda_graphs and device.type == "cuda"
 
 
 def _check_invariance(is_asked: bool, device: torch.device, dtype: torch.dtype) -> None:
@@ -109,18 +119,24 @@ def _rows(limits: LimitsConfig) -> tuple[int, int]:
     return limits.max_sequences, limits.max_context_len
 
 
-def _target(config: RunnerConfig, limits: LimitsConfig) -> TorchTarget:
+def _target(
+    config: RunnerConfig, limits: LimitsConfig, runner_class: type[CausalRunner]
+) -> TorchTarget:
     try:
-        runner = load_runner(config)
+        runner = load_runner(config, runner_class)
+        runner.warm(limits.max_draft_len + 1)
     except ModelError as error:
         raise ConfigError(f"engine.json: engine.model: {error}") from error
     capabilities = stepwise_capabilities(limits, config.vocab_size, runner.bytes_per_token)
     return TorchTarget(runner, capabilities, reuses_prefixes=limits.reuse_prefixes)
 
 
-def _proposer(config: RunnerConfig, limits: LimitsConfig) -> DraftModelProposer:
+def _proposer(
+    config: RunnerConfig, limits: LimitsConfig, runner_class: type[CausalRunner]
+) -> DraftModelProposer:
     try:
-        runner = load_runner(config)
+        runner = load_runner(config, runner_class)
+        runner.warm(SHORT_LAG + 1)
     except ModelError as error:
         raise ConfigError(f"engine.json: engine.draft: {error}") from error
     return DraftModelProposer(

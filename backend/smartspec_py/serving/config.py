@@ -51,6 +51,8 @@ class TorchEngineConfig(_Layer):
     batch_invariant: the target's logits are the same bits however many tokens share a pass, so that
         speculation changes no text in bfloat16 either. On a CPU only; a step takes up to 1.3 times
         as long.
+    cuda_graphs: on a GPU, short passes are padded and replayed as CUDA graphs. This project has not
+        run it.
     """
 
     kind: Literal["torch"] = "torch"
@@ -60,6 +62,7 @@ class TorchEngineConfig(_Layer):
     device: str = "auto"
     num_threads: Annotated[int, Field(ge=0, le=1024)] = 0
     batch_invariant: bool = False
+    cuda_graphs: bool = True
     profile_cache: str | None = None
 
 
@@ -129,7 +132,8 @@ class LimitsConfig(_Layer):
 
     max_context_len: prompt and generated tokens of one request.
     max_draft_len: the most tokens drafted for a sequence in a step.
-    prefill_chunk: prompt tokens read in one step, of all prompts together.
+    prefill_chunk: prompt tokens read in one step, of all prompts together, for each token that the
+        step is expected to give a decoding request.
     max_cache_tokens: tokens of the target's cache that bound what live requests hold together,
         their draft caches included at their share; None: as many as the engine has room for.
     reuse_prefixes: whether a request takes over keys of an earlier one that begins alike.

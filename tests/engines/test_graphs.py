@@ -1,0 +1,397 @@
+"""Padded passes in static buffers against packed ones, on a CPU as a dry run.
+
+The reference is `CausalRunner`, which pads nothing and which `test_torch_engine` holds against
+Transformers. Only the test marked `gpu` captures and replays; the rest shows that what would be
+captured computes the same.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_torch_engine import Driver, prompts
+from torch_models import (
+    CONFIGS,
+    MAX_DRAFT_LEN,
+    MAX_LEN,
+    MAX_SEQUENCES,
+    VOCAB_SIZE,
+    make_model,
+    make_proposer,
+    make_target,
+)
+
+from smartspec_py.core.types import SamplingParams
+from smartspec_py.engines.base import DraftTask
+from smartspec_py.engines.graphs import GraphRunner
+from smartspec_py.engines.packed import ATTENTION_NAME, MAX_SHORT, RowInput
+from smartspec_py.engines.runner import CausalRunner, ModelError, RunnerConfig
+from smartspec_py.engines.torch_engine import TorchTarget
+from smartspec_py.proposers.draft_model import DraftModelProposer
+from smartspec_py.serving.build_torch import uses_graphs
+from smartspec_py.serving.config import TorchEngineConfig
+
+LONG = 600
+"""Tokens of a row with three contexts: 256, 512 and 600."""
+
+GREEDY = SamplingParams()
+CPU = torch.device("cpu")
+
+
+def make_pair(
+    kind: str = "llama", max_len: int = LONG, num_rows: int = 6, *, gives_hidden: bool = False
+) -> tuple[CausalRunner, GraphRunner]:
+    """The same model, plain and padded, each with a cache of its own."""
+    config = RunnerConfig(
+        Path("model"), CPU, torch.float32, num_rows, max_len, VOCAB_SIZE, gives_hidden
+    )
+    return CausalRunner(ready(make_model(kind)), config), GraphRunner(
+        ready(make_model(kind)), config
+    )
+
+
+def ready(model: Any) -> Any:
+    model.set_attn_implementation(ATTENTION_NAME)
+    return model
+
+
+def some_tokens(rng: random.Random, count: int) -> list[int]:
+    return [rng.randrange(VOCAB_SIZE) for _ in range(count)]
+
+
+def fill(rng: random.Random, runners: Sequence[CausalRunner], lengths: Sequence[int]) -> None:
+    """Read a prompt of each length, one a row, in chunks."""
+    for row, length in enumerate(lengths):
+        tokens = some_tokens(rng, length)
+        for start in range(0, length, 100):
+            chunk = RowInput(row, start, tokens[start : start + 100], 0)
+            for runner in runners:
+                runner.forward([chunk])
+
+
+def random_pass(rng: random.Random, lengths: Sequence[int], max_len: int) -> list[RowInput]:
+    """New tokens for some of the rows, in any order; drafts may begin before a row's end."""
+    rows = rng.sample(range(len(lengths)), rng.randrange(1, len(lengths) + 1))
+    inputs = []
+    for row in rows:
+        position = max(0, lengths[row] - rng.randrange(3))
+        width = min(rng.choice((1, 1, 2, 4, 5, 8, 11, MAX_SHORT)), max_len - position)
+        tokens = some_tokens(rng, width)
+        inputs.append(RowInput(row, position, tokens, rng.randrange(width + 1)))
+    return inputs
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_logits_are_those_of_a_packed_pass(kind: str) -> None:
+    """Rows of 0 to 599 tokens, with gaps between those in the pass, up to the last position."""
+    rng = random.Random(3)
+    plain, padded = make_pair(kind)
+    lengths = [3, 599, 0, 250, 511, 590]
+    fill(rng, [plain, padded], lengths)
+    num_eager = padded.num_eager
+    for _ in range(60):
+        inputs = random_pass(rng, lengths, LONG)
+        expected, found = plain.forward(inputs).logits, padded.forward(inputs).logits
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert padded.num_eager == num_eager
+    assert padded.num_replays >= 60
+    assert padded.num_graphs <= len(padded.ladder.buckets(MAX_SHORT))
+
+
+def test_hidden_states_are_those_of_a_packed_pass() -> None:
+    rng = random.Random(5)
+    plain, padded = make_pair(gives_hidden=True)
+    lengths = [20, 0, 300, 41, 7, 2]
+    fill(rng, [plain, padded], lengths)
+    for _ in range(10):
+        inputs = random_pass(rng, lengths, LONG)
+        expected, found = plain.forward(inputs).hidden, padded.forward(inputs).hidden
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_padding_changes_no_key() -> None:
+    """Of the whole cache, only the slots of the pass's own tokens change, in every layer, and to
+    what a packed pass writes there. Row 3 of six is the highest, so two more are padding."""
+    rng = random.Random(7)
+    plain, padded = make_pair()
+    fill(rng, [plain, padded], [30, 599, 12, 255, 40, 80])
+    inputs = [RowInput(3, 254, some_tokens(rng, 3), 1), RowInput(1, 597, some_tokens(rng, 2), 2)]
+    before = padded.cache.buffer.clone()
+    for runner in (plain, padded):
+        runner.forward(inputs)
+    is_changed = (padded.cache.buffer != before).any(dim=(4, 5)).all(dim=(0, 1))
+    assert is_changed.nonzero().tolist() == [[1, 597], [1, 598], [3, 254], [3, 255], [3, 256]]
+    unchanged = before.transpose(2, 0).transpose(3, 1)[~is_changed]
+    assert torch.equal(padded.cache.buffer.transpose(2, 0).transpose(3, 1)[~is_changed], unchanged)
+    torch.testing.assert_close(padded.cache.buffer, plain.cache.buffer, rtol=1e-4, atol=1e-4)
+
+
+def test_trial_passes_change_no_key() -> None:
+    """Of every bucket, beside rows that are in use, as when one is captured while serving."""
+    _, padded = make_pair()
+    fill(random.Random(9), [padded], [30, 40])
+    before = padded.cache.buffer.clone()
+    padded.warm(MAX_SHORT)
+    assert padded.num_graphs == len(padded.ladder.buckets(MAX_SHORT))
+    assert torch.equal(padded.cache.buffer, before)
+
+
+def make_graph_target(kind: str) -> TorchTarget:
+    _, runner = make_pair(kind, MAX_LEN, MAX_SEQUENCES)
+    return TorchTarget(runner, make_target(kind).capabilities)
+
+
+def make_graph_proposer(kind: str) -> tuple[DraftModelProposer, GraphRunner]:
+    config = RunnerConfig(Path("model"), CPU, torch.float32, MAX_SEQUENCES, MAX_LEN, VOCAB_SIZE)
+    runner = GraphRunner(ready(make_model(kind, noise=0.02)), config)
+    return DraftModelProposer(runner, MAX_SEQUENCES, MAX_DRAFT_LEN), runner
+
+
+SAMPLINGS = [GREEDY, SamplingParams(temperature=0.9, seed=3)]
+
+
+def texts_of(driver: Driver, samplings: Sequence[SamplingParams]) -> dict[int, list[int]]:
+    """20 tokens of nine sequences, joining and leaving between steps, five at most at a time."""
+    todo = list(enumerate(prompts(9, seed=1)))
+    lengths = {number: len(prompt) for number, prompt in todo}
+    done = {}
+    while todo or driver.tokens:
+        while todo and len(driver.tokens) < MAX_SEQUENCES:
+            number, prompt = todo.pop(0)
+            driver.begin(number, prompt, samplings[number % len(samplings)])
+        driver.step()
+        for number in list(driver.tokens):
+            if len(driver.tokens[number]) >= lengths[number] + 20:
+                done[number] = driver.end(number)[lengths[number] :][:20]
+    return done
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("samplings", [SAMPLINGS[:1], SAMPLINGS], ids=["greedy", "mixed"])
+def test_whole_texts(kind: str, samplings: Sequence[SamplingParams]) -> None:
+    """Greedy alone, so that all is drafted ahead; and mixed with sampled text."""
+    plain = Driver(make_target(kind), make_proposer(kind), seed=2)
+    padded = Driver(make_graph_target(kind), make_graph_proposer(kind)[0], seed=2)
+    assert texts_of(padded, samplings) == texts_of(plain, samplings)
+    assert padded.num_accepted == plain.num_accepted > 20
+
+
+def tasks_of(draft_lens: Sequence[int], samplings: Sequence[SamplingParams]) -> list[DraftTask]:
+    starts = prompts(len(draft_lens), seed=12)
+    return [
+        DraftTask(number, start, len(start), draft_len, sampling)
+        for number, (start, draft_len, sampling) in enumerate(
+            zip(starts, draft_lens, samplings, strict=True)
+        )
+    ]
+
+
+@pytest.mark.parametrize("draft_lens", [(1,), (6,), (0, 3, 1, 6, 2), (4, 4, 4, 4, 4), (0, 0)])
+def test_drafts_made_ahead_are_those_made_one_by_one(draft_lens: tuple[int, ...]) -> None:
+    """Also in later rounds, when some were accepted, and others rejected or forgotten."""
+    tasks = tasks_of(draft_lens, [GREEDY] * len(draft_lens))
+    known = [list(task.tokens) for task in tasks]
+    tasks = [task._replace(tokens=text) for task, text in zip(tasks, known, strict=True)]
+    one_by_one, (ahead, runner) = make_proposer("llama"), make_graph_proposer("llama")
+    rng = random.Random(4)
+    for _ in range(4):
+        expected = one_by_one.propose(tasks)
+        assert ahead.propose(tasks) == expected
+        for i, draft in enumerate(expected):
+            num_accepted = rng.randrange(len(draft.tokens) + 1)
+            if draft.tokens and rng.random() < 0.8:
+                for proposer in (one_by_one, ahead):
+                    proposer.observe(i, num_accepted)
+            known[i] += [*draft.tokens[:num_accepted], rng.randrange(VOCAB_SIZE)]
+        for task in tasks:
+            lags = [p.draft_lag(task.sequence, len(task.tokens)) for p in (one_by_one, ahead)]
+            assert lags[0] == lags[1]
+    assert runner.num_replays >= 4 * max(draft_lens)
+
+
+def test_what_is_drafted_behind_an_end_token_is_dropped() -> None:
+    """And the cache goes on from there as if it had never been drafted."""
+    (task,) = tasks_of([6], [GREEDY])
+    (whole,) = make_proposer("llama").propose([task])
+    ending = task._replace(sampling=SamplingParams(end_token=whole.tokens[2]))
+    one_by_one, (ahead, _) = make_proposer("llama"), make_graph_proposer("llama")
+    (draft,) = one_by_one.propose([ending])
+    assert len(draft.tokens) <= 3
+    assert ahead.propose([ending]) == [draft]
+    later = task._replace(tokens=[*task.tokens, *draft.tokens[:1], 5])
+    for proposer in (one_by_one, ahead):
+        proposer.observe(0, 1)
+    assert ahead.propose([later]) == one_by_one.propose([later])
+
+
+def test_only_plain_greedy_steps_are_drafted_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sampled sequence among greedy ones, or one rule, and all are drafted pass by pass; the
+    tokens do not show it."""
+    mixed = tasks_of([4, 4], SAMPLINGS)
+    greedy = tasks_of([4, 4], [GREEDY] * 2)
+    expected = [make_proposer("llama").propose(tasks) for tasks in (mixed, greedy)]
+    num_ahead = 0
+    draft_greedy = GraphRunner.draft_greedy
+
+    def count(
+        self: GraphRunner, inputs: Sequence[RowInput], draft_lens: Sequence[int]
+    ) -> list[list[int]]:
+        nonlocal num_ahead
+        num_ahead += 1
+        return draft_greedy(self, inputs, draft_lens)
+
+    monkeypatch.setattr(GraphRunner, "draft_greedy", count)
+    assert make_graph_proposer("llama")[0].propose(mixed) == expected[0]
+    with_rule = make_graph_proposer("llama")[0].propose(greedy, Always())
+    assert [draft.tokens for draft in with_rule] == [draft.tokens for draft in expected[1]]
+    assert num_ahead == 0
+    assert make_graph_proposer("llama")[0].propose(greedy) == expected[1]
+    assert num_ahead == 1
+
+
+class Always:
+    """A rule that stops nobody."""
+
+    def going_on(self, members: Sequence[int]) -> list[bool]:
+        return [True] * len(members)
+
+    def hear(self, members: Sequence[int], confidences: Sequence[float]) -> None:
+        assert len(members) == len(confidences)
+
+
+def test_drafts_at_the_end_of_a_row_are_written_nowhere_else() -> None:
+    """Row 0 of two has room for 2 of 5 drafts. Neither it nor row 1 may hold more for it; the
+    drafts that it has room for are those of a longer row."""
+    rng = random.Random(2)
+    _, padded = make_pair(max_len=40, num_rows=2)
+    _, longer = make_pair(max_len=64, num_rows=2)
+    fill(rng, [padded, longer], [37, 20])
+    before = padded.cache.buffer.clone()
+    drafts = [r.draft_greedy([RowInput(0, 37, [3], 1)], [5])[0] for r in (padded, longer)]
+    assert len(drafts[0]) == 5
+    assert drafts[0][:3] == drafts[1][:3], "the third comes from the pass that reads the second"
+    assert torch.equal(padded.cache.buffer[:, :, 1], before[:, :, 1])
+    assert torch.equal(padded.cache.buffer[:, :, 0, :37], before[:, :, 0, :37])
+    ends = [runner.cache.buffer[:, :, 0, 37:40] for runner in (padded, longer)]
+    torch.testing.assert_close(*ends, rtol=1e-4, atol=1e-4)
+
+
+def test_first_passes_too_wide_to_pad_are_drafted_from_as_well() -> None:
+    """The static buffer then holds what is left of an earlier pass: here, where padding will stand,
+    the position and the slot of a single token, which are no tokens of this vocabulary."""
+    rng = random.Random(6)
+    plain, padded = make_pair()
+    fill(rng, [plain, padded], [590, 20, 580])
+    padded.warm(1)
+    padded.forward([RowInput(0, 590, [3], 0)])
+    unread = [RowInput(0, 500, some_tokens(rng, 20), 1), RowInput(2, 560, some_tokens(rng, 3), 1)]
+    num_eager = padded.num_eager
+    assert padded.draft_greedy(unread, [4, 2]) == stepwise(plain, unread, [4, 2])
+    assert padded.num_eager == num_eager + 1
+
+
+def test_drafts_go_on_into_a_longer_context() -> None:
+    """From 254 and 509 known tokens: each row's six passes take two sizes of context."""
+    rng = random.Random(11)
+    plain, padded = make_pair()
+    fill(rng, [plain, padded], [254, 20, 509])
+    for row, position in ((0, 254), (2, 509)):
+        inputs = [RowInput(row, position, [7], 1), RowInput(1, 20, [9], 1)]
+        assert padded.draft_greedy(inputs, [6, 3]) == stepwise(plain, inputs, [6, 3])
+
+
+def stepwise(
+    runner: CausalRunner, inputs: Sequence[RowInput], draft_lens: Sequence[int]
+) -> list[list[int]]:
+    """Each input alone, one pass a token."""
+    found = []
+    for item, draft_len in zip(inputs, draft_lens, strict=True):
+        drafts: list[int] = []
+        while len(drafts) < draft_len:
+            drafts.append(int(runner.forward([item]).logits.argmax(-1)))
+            item = RowInput(item.row, item.position + len(item.tokens), drafts[-1:], 1)
+        found.append(drafts)
+    return found
+
+
+def test_long_and_too_many_tokens_stay_eager() -> None:
+    """A chunk of 17 tokens takes its whole pass with it; 40 rows of 16 tokens are 640, and 64
+    after padding 1024."""
+    _, padded = make_pair(num_rows=64, max_len=64)
+    for inputs, is_eager in (
+        ([RowInput(0, 0, [1] * MAX_SHORT, 1)], False),
+        ([RowInput(0, 0, [1] * (MAX_SHORT + 1), 1)], True),
+        ([RowInput(0, 0, [1], 1), RowInput(1, 0, [1] * 40, 0)], True),
+        ([RowInput(row, 0, [1] * MAX_SHORT, 1) for row in range(40)], True),
+        ([RowInput(row, 0, [1] * 8, 1) for row in range(64)], False),
+    ):
+        num_eager = padded.num_eager
+        padded.forward(inputs)
+        assert padded.num_eager - num_eager == is_eager
+
+
+def test_nothing_is_captured_after_the_warm_up() -> None:
+    """Decoding with drafts of up to 7 tokens, timed and served, finds every bucket there."""
+    rng = random.Random(8)
+    _, padded = make_pair()
+    lengths = [3, 500, 0, 250, 511, 590]
+    fill(rng, [padded], lengths)
+    padded.warm(8)
+    num_graphs, num_eager = padded.num_graphs, padded.num_eager
+    for _ in range(20):
+        inputs = [item for item in random_pass(rng, lengths, LONG) if len(item.tokens) <= 8]
+        if inputs:
+            padded.forward(inputs)
+    for num_rows, width, context_len in ((1, 1, 0), (6, 8, 300), (5, 7, 599), (3, 2, 511)):
+        num_replays = padded.num_replays
+        assert padded.time_pass(num_rows, width, context_len) > 0
+        assert padded.num_replays == num_replays + 1, "timed as it is served"
+    assert (padded.num_graphs, padded.num_eager) == (num_graphs, num_eager)
+
+
+def test_a_model_that_cannot_be_captured_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, padded = make_pair()
+
+    def fail(self: GraphRunner, bucket: object) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(GraphRunner, "_graph", fail)
+    with pytest.raises(ModelError, match=r"stream is capturing.*engine\.cuda_graphs to false"):
+        padded.warm(8)
+
+
+@pytest.mark.parametrize(
+    ("device", "cuda_graphs", "expected"),
+    [("cuda", True, True), ("cuda:1", True, True), ("cuda", False, False), ("cpu", True, False)],
+)
+def test_who_uses_graphs(device: str, cuda_graphs: bool, expected: bool) -> None:
+    config = TorchEngineConfig(model="m", cuda_graphs=cuda_graphs)
+    assert uses_graphs(config, torch.device(device)) is expected
+    assert TorchEngineConfig(model="m").cuda_graphs
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="captures on a CUDA device")
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_captured_passes_on_a_gpu(kind: str) -> None:
+    """The same comparison on a device, eager and replayed, each bucket more than once and in any
+    order; and drafts. Tolerances are wider: another shape may take another kernel."""
+    rng = random.Random(3)
+    config = RunnerConfig(Path("model"), torch.device("cuda"), torch.float32, 6, LONG, VOCAB_SIZE)
+    plain = CausalRunner(ready(make_model(kind)).to("cuda"), config)
+    captured = GraphRunner(ready(make_model(kind)).to("cuda"), config)
+    captured.warm(8)
+    assert captured.num_graphs == len(captured.ladder.buckets(8))
+    lengths = [3, 599, 0, 250, 511, 590]
+    fill(rng, [plain, captured], lengths)
+    for _ in range(100):
+        inputs = random_pass(rng, lengths, LONG)
+        expected, found = plain.forward(inputs).logits, captured.forward(inputs).logits
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+    inputs = [RowInput(0, 3, [5], 1), RowInput(3, 250, [6, 7], 1), RowInput(5, 590, [8], 1)]
+    assert captured.draft_greedy(inputs, [5, 6, 2]) == stepwise(plain, inputs, [5, 6, 2])

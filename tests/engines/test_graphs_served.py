@@ -1,0 +1,62 @@
+"""The tiny pair behind the server, with padded passes throughout, as a GPU would be served.
+
+A dry run: the whole way from engine.json is that of a GPU, but for the captures.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from smartspec_py.serving import build_torch
+from smartspec_py.serving.config import DRAFT_MODEL, LimitsConfig, ServerConfig, TorchEngineConfig
+from smartspec_py.serving.intake import Engine
+from smartspec_py.serving.local import generate
+from smartspec_py.serving.request import GenerateParams
+from smartspec_py.serving.server import Server
+from smartspec_py.workloads import WORKLOADS
+from smartspec_py.workloads import generate as document
+
+PAIR = Path(__file__).parents[2] / "engines_build" / "tiny"
+CONFIG = TorchEngineConfig(
+    model=str(PAIR / "target"),
+    draft=str(PAIR / "draft"),
+    dtype="float32",
+    device="cpu",
+    num_threads=1,
+)
+LIMITS = LimitsConfig(max_sequences=4, max_context_len=256, max_draft_len=4, prefill_chunk=48)
+
+
+def asked(policy: str) -> list[GenerateParams]:
+    """Two texts of each workload, one greedy and one sampled, more than are served at once."""
+    texts = [document(workload, 5, 40 + i).prompt for workload in WORKLOADS for i in range(2)]
+    return [
+        GenerateParams(text, 24, policy=policy, temperature=float(i % 2), seed=7 + i)
+        for i, text in enumerate(texts)
+    ]
+
+
+def served(engine: Engine, policy: str) -> list[list[int]]:
+    server = Server(engine, ServerConfig(engine=CONFIG, limits=LIMITS))
+    server.start()
+    try:
+        sinks = generate(server, asked(policy), 120.0)
+    finally:
+        server.stop()
+    assert [sink.error for sink in sinks] == [None] * len(sinks)
+    return [sink.tokens for sink in sinks]
+
+
+def test_served_texts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Padded and with drafts, they are those of plain passes without drafts."""
+    expected = served(build_torch.build_torch(CONFIG, LIMITS, tmp_path), "none")
+    monkeypatch.setattr(build_torch, "uses_graphs", lambda config, device: True)
+    engine = build_torch.build_torch(CONFIG, LIMITS, tmp_path)
+    target, draft = engine.target._runner, engine.proposers[DRAFT_MODEL]._runner
+    for runner in (target, draft):
+        assert runner.num_graphs >= len(runner.ladder.buckets(5)) > 10, "captured at the start"
+    num_replays = draft.num_replays
+    assert served(engine, "fixed:3") == expected
+    assert draft.num_replays > num_replays, "beyond those that were timed"
