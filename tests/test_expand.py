@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from smartspec_py.expand import PRESETS, Size, expand
+from smartspec_py.expand import PRESETS, Size, expand, expanded
+from smartspec_py.expand_heads import widen_heads
 
 TARGET = Path(__file__).parents[1] / "engines_build" / "tiny" / "target"
 
@@ -107,6 +108,16 @@ def test_same_seed_gives_the_same_weights(source: Path, tmp_path: Path) -> None:
     assert files[0] == files[1]
 
 
+def test_expanded_in_memory_is_what_the_folder_holds(source: Path, tmp_path: Path) -> None:
+    size = Size(hidden_size=128, num_layers=3, intermediate_size=64, num_heads=4, vocab_size=80)
+    expand(source, tmp_path / "large", **size, seed=7)
+    config, tensors = expanded(source, size, torch.Generator().manual_seed(7))
+    assert config == json.loads((tmp_path / "large" / "config.json").read_text())
+    stored = load_file(tmp_path / "large" / "model.safetensors")
+    assert stored.keys() == tensors.keys()
+    assert all(torch.equal(stored[name], tensor) for name, tensor in tensors.items())
+
+
 def test_shrinking_is_refused(source: Path, tmp_path: Path) -> None:
     size = Size(hidden_size=16, num_layers=3, intermediate_size=64, num_heads=4)
     with pytest.raises(ValueError, match="hidden_size: cannot shrink from 32 to 16"):
@@ -125,3 +136,29 @@ def test_grouped_query_attention_is_refused(source: Path, tmp_path: Path) -> Non
     size = Size(hidden_size=32, num_layers=2, intermediate_size=48, num_heads=2)
     with pytest.raises(ValueError, match="num_key_value_heads"):
         expand(source, tmp_path / "large", **size)
+
+
+@pytest.mark.parametrize("head_dim", [16, 64])
+def test_wider_heads_keep_logits_and_text(source: Path, tmp_path: Path, head_dim: int) -> None:
+    widen_heads(source, tmp_path / "wide", head_dim)
+    assert load(tmp_path / "wide").config.head_dim == head_dim
+    assert_same_function(source, tmp_path / "wide", 64)
+
+
+def test_the_shipped_target_widened_and_expanded(tmp_path: Path) -> None:
+    widen_heads(TARGET, tmp_path / "wide", 64)
+    expand(tmp_path / "wide", tmp_path / "large", **PRESETS["17m"])
+    assert_same_function(TARGET, tmp_path / "large", 2048)
+
+
+@pytest.mark.parametrize("head_dim", [8, 32, 48, 0])
+def test_a_width_that_is_not_exact_is_refused(source: Path, tmp_path: Path, head_dim: int) -> None:
+    with pytest.raises(ValueError, match=rf"head_dim: got {head_dim}, must be one of 16, 64, 256"):
+        widen_heads(source, tmp_path / "wide", head_dim)
+    assert not (tmp_path / "wide").exists()
+
+
+def test_a_width_whose_theta_leaves_float32_is_refused(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"10000 \*\* 16 is no rope_theta"):
+        widen_heads(source, tmp_path / "wide", 256)
+    assert not (tmp_path / "wide").exists()

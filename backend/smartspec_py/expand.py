@@ -19,7 +19,7 @@ import json
 import math
 import shutil
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, Unpack
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -37,7 +37,7 @@ class _RequiredSize(TypedDict):
 
 
 class Size(_RequiredSize, total=False):
-    """Keyword arguments of `expand`; without `vocab_size` the vocabulary stays as it is."""
+    """What to expand to; without `vocab_size` the vocabulary stays as it is."""
 
     vocab_size: int
 
@@ -56,45 +56,46 @@ PRESETS: dict[str, Size] = {
 }
 
 
-def expand(
-    source: Path,
-    out: Path,
-    *,
-    hidden_size: int,
-    num_layers: int,
-    intermediate_size: int,
-    num_heads: int,
-    vocab_size: int | None = None,
-    seed: int = 0,
-) -> int:
+def expand(source: Path, out: Path, *, seed: int = 0, **size: Unpack[Size]) -> int:
     """Write the model of `source` to the new folder `out` at the given sizes.
 
-    Returns the number of parameters. Raises ValueError where a size is smaller than the source's,
-    or the source is not a plain Llama model (biases, grouped-query attention), or
-    `hidden_size` is not a multiple of `num_heads`.
+    Returns the number of parameters. Raises ValueError as `expanded` does.
+    """
+    config, weights = expanded(source, size, torch.Generator().manual_seed(seed))
+    out.mkdir(parents=True, exist_ok=True)
+    save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
+    (out / "model.safetensors").chmod(0o644)  # the library writes it for its owner alone
+    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    copy_tokenizer(source, out)
+    return sum(tensor.numel() for tensor in weights.values())
+
+
+def expanded(
+    source: Path, size: Size, generator: torch.Generator
+) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """The config.json and the tensors of the model of `source` at this size.
+
+    The tensors are made on the generator's device, so that a model of gigabytes need not pass
+    through the host; what is drawn there depends on the device. Raises ValueError where a size is
+    smaller than the source's, or the source is not a plain Llama model (biases, grouped-query
+    attention), or `hidden_size` is not a multiple of `num_heads`.
     """
     config = json.loads((source / "config.json").read_text())
-    weights = _load(source)
-    old = _checked_config(config, weights)
+    weights = load_weights(source)
+    old = checked_sizes(config, weights)
     new = dict(old) | {
-        "hidden_size": hidden_size,
-        "num_hidden_layers": num_layers,
-        "intermediate_size": intermediate_size,
-        "num_attention_heads": num_heads,
-        "vocab_size": old["vocab_size"] if vocab_size is None else vocab_size,
+        "hidden_size": size["hidden_size"],
+        "num_hidden_layers": size["num_layers"],
+        "intermediate_size": size["intermediate_size"],
+        "num_attention_heads": size["num_heads"],
+        "vocab_size": size.get("vocab_size", old["vocab_size"]),
     }
     _check_sizes(old, new)
-    expanded = _expand_weights(weights, old, new, torch.Generator().manual_seed(seed))
-    out.mkdir(parents=True, exist_ok=True)
-    save_file(expanded, out / "model.safetensors", metadata={"format": "pt"})
-    (out / "model.safetensors").chmod(0o644)  # the library writes it for its owner alone
-    note = {"source": source.name, "from": old, "to": new, "seed": seed}
-    (out / "config.json").write_text(json.dumps(_config(config, new, note), indent=2) + "\n")
-    _copy_tokenizer(source, out)
-    return sum(tensor.numel() for tensor in expanded.values())
+    note = {"source": source.name, "from": old, "to": new, "seed": generator.initial_seed()}
+    return _config(config, new, note), _expand_weights(weights, old, new, generator)
 
 
-def _load(source: Path) -> dict[str, torch.Tensor]:
+def load_weights(source: Path) -> dict[str, torch.Tensor]:
     """All tensors of a folder, whether in one file or in shards."""
     weights: dict[str, torch.Tensor] = {}
     for path in sorted(source.glob("*.safetensors")):
@@ -105,7 +106,7 @@ def _load(source: Path) -> dict[str, torch.Tensor]:
     return weights
 
 
-def _checked_config(config: dict[str, Any], weights: dict[str, torch.Tensor]) -> dict[str, int]:
+def checked_sizes(config: dict[str, Any], weights: dict[str, torch.Tensor]) -> dict[str, int]:
     """The sizes of a source that this file knows how to expand."""
     if config.get("model_type") != "llama":
         raise ValueError(f"model_type: expected 'llama', got {config.get('model_type')!r}")
@@ -139,19 +140,21 @@ def _expand_weights(
     new: dict[str, int],
     generator: torch.Generator,
 ) -> dict[str, torch.Tensor]:
-    expanded = {}
+    tensors = {}
     for name, shape in _shapes(new).items():
         tensor = weights.get(name)
         if len(shape) == 1:
-            expanded[name] = _norm(tensor, old["hidden_size"], new["hidden_size"], weights)
+            norm = _norm(tensor, old["hidden_size"], new["hidden_size"], weights)
+            tensors[name] = norm.to(generator.device)
             continue
         dtype = weights["lm_head.weight"].dtype
-        grown = torch.empty(shape).normal_(std=INIT_STD, generator=generator).to(dtype)
+        grown = torch.empty(shape, device=generator.device)
+        grown = grown.normal_(std=INIT_STD, generator=generator).to(dtype)
         _silence(name, grown, tensor, old["hidden_size"])
         if tensor is not None:
             grown[: tensor.shape[0], : tensor.shape[1]] = tensor
-        expanded[name] = grown
-    return expanded
+        tensors[name] = grown
+    return tensors
 
 
 def _silence(name: str, grown: torch.Tensor, source: torch.Tensor | None, old_hidden: int) -> None:
@@ -207,7 +210,7 @@ def _config(config: dict[str, Any], new: dict[str, int], note: dict[str, Any]) -
     )
 
 
-def _copy_tokenizer(source: Path, out: Path) -> None:
+def copy_tokenizer(source: Path, out: Path) -> None:
     for pattern in (*_TOKENIZER_FILES, *_OTHER_FILES):
         for path in source.glob(pattern):
             shutil.copy(path, out / path.name)

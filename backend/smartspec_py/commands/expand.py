@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +16,9 @@ def expand(
     out: Annotated[Path, typer.Argument(help="Directory to write; it must not exist.")],
     preset: Annotated[str, typer.Option(help="Size to expand to: 4m, 17m or 88m.")] = "88m",
     seed: Annotated[int, typer.Option(help="Keys the weights that do not matter.")] = 0,
+    head_dim: Annotated[
+        int | None, typer.Option(help="Width of a head: the source's, or 4, 16, .. times it.")
+    ] = None,
 ) -> None:
     """Make a model cost more without changing its answers.
 
@@ -23,6 +27,7 @@ def expand(
     """
     from smartspec_py.expand import PRESETS
     from smartspec_py.expand import expand as expand_model
+    from smartspec_py.expand_heads import widen_heads
 
     if preset not in PRESETS:
         fail(f"--preset: {preset!r} is none of {', '.join(PRESETS)}", USAGE_ERROR)
@@ -31,7 +36,12 @@ def expand(
     if out.exists():
         fail(f"{out} exists: name a new directory", USAGE_ERROR)
     try:
-        num_parameters = expand_model(source, out, seed=seed, **PRESETS[preset])
+        with tempfile.TemporaryDirectory() as between:
+            origin = source
+            if head_dim is not None:
+                origin = Path(between) / source.name
+                widen_heads(source, origin, head_dim, seed=seed)
+            num_parameters = expand_model(origin, out, seed=seed, **PRESETS[preset])
     except (OSError, ValueError) as error:
         fail(f"cannot expand {source}: {error}")
     typer.echo(f"{out}: {num_parameters / 1e6:.1f} M parameters, the answers of {source}")
