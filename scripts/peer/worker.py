@@ -1,0 +1,93 @@
+"""One side of the comparison in a process of its own: the protocol, and starting it.
+
+Both sides read a line of JSON for each job and answer with one: seconds from handing the prompts
+over to the last token, and how many tokens came. While one works, the other waits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+
+@dataclass(frozen=True)
+class Settings:
+    """k: drafts a step of vLLM, 0 for none, which has one for all; ours is told by policy."""
+
+    target: str
+    draft: str
+    dtype: str
+    num_threads: int
+    max_sequences: int
+    max_context_len: int
+    k: int = 0
+
+
+@dataclass(frozen=True)
+class Job:
+    """Prompts to be answered together, with exactly max_tokens tokens each."""
+
+    prompts: Sequence[str]
+    max_tokens: int
+    policy: str = "none"
+
+
+@dataclass(frozen=True)
+class Done:
+    seconds: float
+    num_tokens: int
+    texts: Sequence[str]
+
+
+def serve(start: Callable[[Settings], Callable[[Job], Done]]) -> None:
+    """Answer jobs until the input ends. What libraries print goes to standard error."""
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    run = start(Settings(**json.loads(sys.argv[1])))
+    print("ready", file=replies, flush=True)
+    for line in sys.stdin:
+        print(json.dumps(asdict(run(Job(**json.loads(line))))), file=replies, flush=True)
+
+
+class Worker:
+    """The process; use within `with`."""
+
+    def __init__(
+        self, python: str, script: str, settings: Settings, environment: Mapping[str, str], log: Any
+    ) -> None:
+        self._process = subprocess.Popen(
+            [python, script, json.dumps(asdict(settings))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env={**os.environ, **environment},
+        )
+
+    def __enter__(self) -> Self:
+        self._line()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.stdin.close()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def run(self, job: Job) -> Done:
+        print(json.dumps(asdict(job)), file=self._process.stdin, flush=True)
+        return Done(**json.loads(self._line()))
+
+    def _line(self) -> str:
+        """Raises RuntimeError where the process has ended."""
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the worker ended with {self._process.wait()}; see its log")
+        return line
