@@ -20,6 +20,7 @@ from smartspec_py.serving import server as server_module
 from smartspec_py.serving.config import LimitsConfig, TorchEngineConfig
 from smartspec_py.serving.local import generate
 from smartspec_py.serving.profile import (
+    NUM_ROUNDS,
     ProfileShape,
     cached_profile,
     driver_name,
@@ -61,12 +62,12 @@ class CountingEngine:
 
 
 class DisturbedEngine(CountingEngine):
-    """Takes four times as long for 2 rows of 3 tokens, so many times; 4 rows of 1 token are slow by
+    """Takes longer by a factor for 2 rows of 3 tokens, so many times; 4 rows of 1 token are slow by
     themselves."""
 
-    def __init__(self, num_disturbed: int) -> None:
+    def __init__(self, num_disturbed: int, factor: float) -> None:
         super().__init__()
-        self.num_disturbed = num_disturbed
+        self.num_disturbed, self.disturbance = num_disturbed, factor
 
     def time_pass(
         self, num_rows: int, tokens_per_row: int, context_len: int, num_logits: int | None = None
@@ -76,13 +77,17 @@ class DisturbedEngine(CountingEngine):
             return 3.0 * seconds
         if (num_rows, tokens_per_row) == (2, 3) and self.num_disturbed:
             self.num_disturbed -= 1
-            return 4.0 * seconds
+            return self.disturbance * seconds
         return seconds
 
 
-def test_a_pass_that_is_longer_than_larger_ones_is_timed_again() -> None:
-    """All of its rounds were disturbed, and two more. What is slow by itself stays so."""
-    quiet, disturbed = (profile(DisturbedEngine(n), None, SHAPE) for n in (0, 5))
+@pytest.mark.parametrize("factor", [4.0, 1.2])
+def test_a_pass_that_takes_doubtfully_long_is_timed_again(factor: float) -> None:
+    """Longer than larger ones, or than what lies between its neighbours. All of its rounds were
+    disturbed, and two more. What is slow by itself stays so."""
+    quiet, disturbed = (
+        profile(DisturbedEngine(n, factor), None, SHAPE) for n in (0, NUM_ROUNDS + 2)
+    )
     assert disturbed == quiet
     assert quiet.target_s(4, 4, 100) == pytest.approx(3 * (1 + 4 * (0.3 + 0.2 + 1.0)))
 
@@ -275,13 +280,13 @@ def test_the_key_of_a_torch_engine_names_what_its_cost_depends_on(
 
 
 def test_progress_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """Three rounds of target, prompt, reading for the draft, and draft."""
+    """Rounds of target, prompt, reading for the draft, and draft."""
     with caplog.at_level("INFO", "smartspec_py.serving.profile"):
         profile(CountingEngine(), CountingEngine(), SHAPE)
     said = [record.getMessage() for record in caplog.records]
-    assert said[0] == "timing target passes: round 1 of 3"
-    assert said[-1] == "timing draft passes: round 3 of 3"
-    assert len(said) == 12
+    assert said[0] == f"timing target passes: round 1 of {NUM_ROUNDS}"
+    assert said[-1] == f"timing draft passes: round {NUM_ROUNDS} of {NUM_ROUNDS}"
+    assert len(said) == 4 * NUM_ROUNDS
 
 
 def test_without_a_folder_nothing_is_kept() -> None:

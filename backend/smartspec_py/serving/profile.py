@@ -10,10 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import os
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,11 +28,11 @@ logger = logging.getLogger(__name__)
 PROFILE_VERSION = 4
 """Raise it when the meaning of a stored number changes."""
 
-NUM_ROUNDS = 3
+NUM_ROUNDS = 5
 NUM_MORE_ROUNDS = 6
 """Of points that are doubtful after NUM_ROUNDS."""
 
-DOUBT = 1.1
+DOUBT = 1.05
 """Times what a pass should take at most, from which it is timed again."""
 
 ROW_GRID = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -111,8 +112,8 @@ def _timed_again(
     seconds: Sequence[float],
     behind: Profilable | None,
 ) -> list[float]:
-    """Seconds, with those measured again that are doubtful: longer than a pass of as many rows and
-    tokens a row or more. Either all their rounds were disturbed, or such passes are slow."""
+    """Seconds, with those measured again that are doubtful, see `_most`. Either all their rounds
+    were disturbed, or such passes are slow: then they stay as they are."""
     found = list(seconds)
     for _ in range(NUM_MORE_ROUNDS):
         doubtful = [i for i in range(len(points)) if found[i] > DOUBT * _most(points, found, i)]
@@ -125,10 +126,24 @@ def _timed_again(
 
 
 def _most(points: Sequence[_Pass], seconds: Sequence[float], index: int) -> float:
-    """What the pass should take at most, by those that do as much or more."""
+    """What the pass should take at most: no more than those that do as much or more, nor than lies
+    between its neighbours, since costs bend upwards where they are not jagged."""
+    table = {point[:2]: value for point, value in zip(points, seconds, strict=True)}
     rows, tokens = points[index][:2]
-    larger = (p.num_rows >= rows and p.tokens_per_row >= tokens for p in points)
-    return min(s for s, is_larger in zip(seconds, larger, strict=True) if is_larger)
+    larger = [value for (r, t), value in table.items() if r >= rows and t >= tokens]
+    by_tokens = {t: value for (r, t), value in table.items() if r == rows}
+    by_rows = {r: value for (r, t), value in table.items() if t == tokens}
+    return min(min(larger), _between(by_tokens, tokens), _between(by_rows, rows))
+
+
+def _between(values: Mapping[int, float], at: int) -> float:
+    """On the line between the neighbours of a place; infinite at either end."""
+    below = max((x for x in values if x < at), default=None)
+    above = min((x for x in values if x > at), default=None)
+    if below is None or above is None:
+        return math.inf
+    share = (at - below) / (above - below)
+    return values[below] + share * (values[above] - values[below])
 
 
 def _prompt_table(target: Profilable, tokens: tuple[int, ...]) -> PassTable:
