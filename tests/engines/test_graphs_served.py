@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from smartspec_py.engines.graphs import GraphRunner
+from smartspec_py.engines.runner import ModelError
 from smartspec_py.serving import build_torch
 from smartspec_py.serving.config import DRAFT_MODEL, LimitsConfig, ServerConfig, TorchEngineConfig
 from smartspec_py.serving.intake import Engine
@@ -60,3 +62,17 @@ def test_served_texts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     num_replays = draft.num_replays
     assert served(engine, "fixed:3") == expected
     assert draft.num_replays > num_replays, "beyond those that were timed"
+
+
+def test_a_model_that_cannot_be_captured_is_served_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(self: GraphRunner, max_width: int) -> None:
+        raise ModelError("no capture")
+
+    monkeypatch.setattr(GraphRunner, "warm", fail)
+    monkeypatch.setattr(build_torch, "uses_graphs", lambda config, device: True)
+    engine = build_torch.build_torch(CONFIG, LIMITS, tmp_path)
+    assert not isinstance(engine.target._runner, GraphRunner)
+    assert "no capture. It is served without them." in caplog.text
+    assert all(served(engine, "fixed:3"))

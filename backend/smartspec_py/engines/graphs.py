@@ -86,8 +86,8 @@ class GraphRunner(CausalRunner):
                 self._graph(bucket)
         except RuntimeError as error:
             raise ModelError(
-                f"{self._config.path}: its passes cannot be captured as CUDA graphs ({error}): "
-                "set engine.cuda_graphs to false"
+                f"{self._config.path}: its passes cannot be captured as CUDA graphs ({error}); "
+                "engine.cuda_graphs: false spares the attempt"
             ) from error
         logger.info(
             "%s: %d sizes of pass captured in %.1f s",

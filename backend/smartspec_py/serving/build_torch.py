@@ -64,17 +64,20 @@ def build_torch(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -
         batch_invariant=config.batch_invariant,
     )
     runner_class = GraphRunner if uses_graphs(config, device) else CausalRunner
-    target = _target(target_config, limits, runner_class)
+    runner = _runner("engine.model", target_config, runner_class, limits.max_draft_len + 1)
+    target = _target(runner, target_config, limits)
     proposer = None
     if draft is not None:
         runner_config = RunnerConfig(draft, device, dtype, *_rows(limits), vocab_size)
-        proposer = _proposer(runner_config, limits, runner_class)
+        drafter = _runner("engine.draft", runner_config, runner_class, SHORT_LAG + 1)
+        proposer = _proposer(drafter, limits)
     logger.info("%s on %s, %s, %d threads", model.name, device, dtype, num_threads)
     identity = [
         fingerprint(model),
         fingerprint(draft) if draft else "no draft",
         f"{_device_name(device)}, {dtype}, {num_threads} threads",
-        _products(config, device, dtype),
+        _products(target_config),
+        "in CUDA graphs" if isinstance(runner, GraphRunner) else "launched one by one",
         f"torch {torch.__version__}, transformers {transformers.__version__}",
     ]
     shape, cache = _shape(limits), folder / config.profile_cache if config.profile_cache else None
@@ -93,13 +96,11 @@ def _shape(limits: LimitsConfig) -> ProfileShape:
     )
 
 
-def _products(config: TorchEngineConfig, device: torch.device, dtype: torch.dtype) -> str:
+def _products(config: RunnerConfig) -> str:
     """How linear layers are computed: a profile of the one tells nothing of the other."""
     if config.batch_invariant:
         return "batch-invariant"
-    if uses_graphs(config, device):
-        return "plain, in CUDA graphs"
-    return "packed" if can_pack(device, dtype) else "plain"
+    return "packed" if can_pack(config.device, config.dtype) else "plain"
 
 
 def uses_graphs(config: TorchEngineConfig, device: torch.device) -> bool:
@@ -119,26 +120,33 @@ def _rows(limits: LimitsConfig) -> tuple[int, int]:
     return limits.max_sequences, limits.max_context_len
 
 
-def _target(
-    config: RunnerConfig, limits: LimitsConfig, runner_class: type[CausalRunner]
-) -> TorchTarget:
+def _runner(
+    key: str, config: RunnerConfig, runner_class: type[CausalRunner], max_width: int
+) -> CausalRunner:
+    """Ready for decoding passes of max_width tokens a row.
+
+    Where those cannot be captured they are launched kernel by kernel, which is slower and no reason
+    not to serve. Raises ConfigError, naming the key, where the engine cannot serve the model.
+    """
     try:
         runner = load_runner(config, runner_class)
-        runner.warm(limits.max_draft_len + 1)
     except ModelError as error:
-        raise ConfigError(f"engine.json: engine.model: {error}") from error
+        raise ConfigError(f"engine.json: {key}: {error}") from error
+    try:
+        runner.warm(max_width)
+    except ModelError as error:
+        logger.warning("%s. It is served without them.", error)
+        del runner  # its cache, before there is another
+        return load_runner(config)
+    return runner
+
+
+def _target(runner: CausalRunner, config: RunnerConfig, limits: LimitsConfig) -> TorchTarget:
     capabilities = stepwise_capabilities(limits, config.vocab_size, runner.bytes_per_token)
     return TorchTarget(runner, capabilities, reuses_prefixes=limits.reuse_prefixes)
 
 
-def _proposer(
-    config: RunnerConfig, limits: LimitsConfig, runner_class: type[CausalRunner]
-) -> DraftModelProposer:
-    try:
-        runner = load_runner(config, runner_class)
-        runner.warm(SHORT_LAG + 1)
-    except ModelError as error:
-        raise ConfigError(f"engine.json: engine.draft: {error}") from error
+def _proposer(runner: CausalRunner, limits: LimitsConfig) -> DraftModelProposer:
     return DraftModelProposer(
         runner,
         limits.max_sequences,
