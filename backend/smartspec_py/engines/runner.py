@@ -92,6 +92,11 @@ class CausalRunner:
     def max_len(self) -> int:
         return self._config.max_len
 
+    @property
+    def model(self) -> Any:
+        """Transformers' own, with its attention and its linear layers replaced."""
+        return self._model
+
     @torch.inference_mode()
     def forward(self, inputs: Sequence[RowInput]) -> PassOutput:
         """One pass over all inputs; writes their keys and values to their rows."""
