@@ -56,7 +56,7 @@ LOG_TAIL_LINES = 15
 DRAIN_MARGIN_S = 5.0
 """Time beyond `limits.drain_s` that the backend is given to send its last responses."""
 
-EXIT_TIMEOUT_S = 3.0
+EXIT_TIMEOUT_S = 8.0
 """Time that Triton gives idle connections after SIGTERM; its own default is 30 s."""
 
 EXIT_S = 10.0
