@@ -120,7 +120,7 @@ class CausalRunner:
 
         The keys of all but the last of them are then in the input's row, as far as that reaches.
         """
-        raise NotImplementedError
+        raise NotImplementedError("only a runner that says can_draft_greedy drafts ahead")
 
     def _run(self, packed: PackedBatch) -> PassOutput:
         """The model over tokens that are on the device. Nothing here waits for it."""

@@ -164,7 +164,8 @@ class StepLoop:
         prices = self.controller.prices(views, spec_plan)
         drafts = self._drafters.propose(ready, views, spec_plan, prices)
         proposed = self._clock()
-        prefills = self._batcher.prefills(spec_plan.expected_tokens / max(1, len(views)))
+        num_decoding = max(1, len(views) + num_background)
+        prefills = self._batcher.prefills(spec_plan.expected_tokens / num_decoding)
         self._submit([*prefills, *self._decoding_work(ready, drafts.drafts)])
         events = self._target.poll(POLL_S)
         num_before = self._roster.num_generated
