@@ -30,7 +30,7 @@ from smartspec_py.core.types import SamplingParams
 from smartspec_py.engines.base import DraftTask
 from smartspec_py.engines.graphs import GraphRunner
 from smartspec_py.engines.packed import ATTENTION_NAME, MAX_SHORT, RowInput
-from smartspec_py.engines.runner import CausalRunner, ModelError, RunnerConfig
+from smartspec_py.engines.runner import CausalRunner, ModelError, RunnerConfig, prepared
 from smartspec_py.engines.torch_engine import TorchTarget
 from smartspec_py.proposers.draft_model import DraftModelProposer
 from smartspec_py.serving.build_torch import uses_graphs
@@ -50,14 +50,13 @@ def make_pair(
     config = RunnerConfig(
         Path("model"), CPU, torch.float32, num_rows, max_len, VOCAB_SIZE, gives_hidden
     )
-    return CausalRunner(ready(make_model(kind)), config), GraphRunner(
-        ready(make_model(kind)), config
-    )
+    return CausalRunner(ready(kind, config), config), GraphRunner(ready(kind, config), config)
 
 
-def ready(model: Any) -> Any:
+def ready(kind: str, config: RunnerConfig, noise: float = 0.0) -> Any:
+    model = make_model(kind, noise=noise).to(config.device)
     model.set_attn_implementation(ATTENTION_NAME)
-    return model
+    return prepared(model, config)
 
 
 def some_tokens(rng: random.Random, count: int) -> list[int]:
@@ -148,7 +147,7 @@ def make_graph_target(kind: str) -> TorchTarget:
 
 def make_graph_proposer(kind: str) -> tuple[DraftModelProposer, GraphRunner]:
     config = RunnerConfig(Path("model"), CPU, torch.float32, MAX_SEQUENCES, MAX_LEN, VOCAB_SIZE)
-    runner = GraphRunner(ready(make_model(kind, noise=0.02)), config)
+    runner = GraphRunner(ready(kind, config, noise=0.02), config)
     return DraftModelProposer(runner, MAX_SEQUENCES, MAX_DRAFT_LEN), runner
 
 
@@ -383,8 +382,8 @@ def test_captured_passes_on_a_gpu(kind: str) -> None:
     order; and drafts. Tolerances are wider: another shape may take another kernel."""
     rng = random.Random(3)
     config = RunnerConfig(Path("model"), torch.device("cuda"), torch.float32, 6, LONG, VOCAB_SIZE)
-    plain = CausalRunner(ready(make_model(kind)).to("cuda"), config)
-    captured = GraphRunner(ready(make_model(kind)).to("cuda"), config)
+    plain = CausalRunner(ready(kind, config), config)
+    captured = GraphRunner(ready(kind, config), config)
     captured.warm(8)
     assert captured.num_graphs == len(captured.ladder.buckets(8))
     lengths = [3, 599, 0, 250, 511, 590]

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import GPTNeoXConfig, LlamaConfig, Qwen2Config
+from transformers import GPTNeoXConfig, LlamaConfig, Qwen2Config, Qwen3Config
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from smartspec_py.engines.base import TargetCapabilities
 from smartspec_py.engines.packed import ATTENTION_NAME
-from smartspec_py.engines.runner import CausalRunner, RunnerConfig
+from smartspec_py.engines.runner import CausalRunner, RunnerConfig, prepared
 from smartspec_py.engines.torch_engine import TorchTarget
 from smartspec_py.proposers.draft_model import DraftModelProposer
 
@@ -35,6 +35,7 @@ CONFIGS = {
     "llama": LlamaConfig(**_COMMON, num_key_value_heads=4),
     "llama, grouped keys": LlamaConfig(**_COMMON, num_key_value_heads=2),
     "qwen2, one key head": Qwen2Config(**_COMMON, num_key_value_heads=1),
+    "qwen3": Qwen3Config(**_COMMON, num_key_value_heads=2, head_dim=12),
     "gpt-neox": GPTNeoXConfig(**_COMMON),
 }
 
@@ -54,7 +55,7 @@ def make_runner(model: Any, max_sequences: int = MAX_SEQUENCES) -> CausalRunner:
     config = RunnerConfig(
         Path(), torch.device("cpu"), torch.float32, max_sequences, MAX_LEN, VOCAB_SIZE
     )
-    return CausalRunner(model, config)
+    return CausalRunner(prepared(model, config), config)
 
 
 def make_target(

@@ -208,11 +208,23 @@ class RowCache(Cache):
         *_: Any,
         **__: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write [1, kv_heads, N, D] to `slots`; return views [rows, kv_heads, max_len, D]."""
-        keys, values = self._flat[layer_idx]
-        keys.index_copy_(0, self.slots, key_states[0].transpose(0, 1).to(keys.dtype))
-        values.index_copy_(0, self.slots, value_states[0].transpose(0, 1).to(values.dtype))
-        return self._by_row[layer_idx]
+        """Write [1, kv_heads, N, D] to `slots`; return the layer's `rows`."""
+        self.write(layer_idx, key_states[0].transpose(0, 1), value_states[0].transpose(0, 1))
+        return self.rows(layer_idx)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.buffer.dtype
+
+    def write(self, layer: int, new_keys: torch.Tensor, new_values: torch.Tensor) -> None:
+        """Write [N, kv_heads, D] to `slots`."""
+        keys, values = self._flat[layer]
+        keys.index_copy_(0, self.slots, new_keys.to(keys.dtype))
+        values.index_copy_(0, self.slots, new_values.to(values.dtype))
+
+    def rows(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Views of a layer's keys and values, [rows, kv_heads, max_len, D]."""
+        return self._by_row[layer]
 
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
         """Copy the keys and values of a row's first tokens."""
@@ -232,36 +244,60 @@ def packed_attention(
     """query [1, heads, N, D] against the rows of the cache; returns [1, N, heads, D]."""
     assert packed is not None, "the model does not pass keyword arguments on to its attention"
     tokens = query[0].transpose(0, 1).to(key.dtype)
-    parts = [_attend(tokens[g.first : g.last], key, value, scaling, g) for g in packed.groups]
-    attended = parts[0] if len(parts) == 1 else torch.cat(parts)
+    num_shared = tokens.shape[1] // key.shape[1]
+    masks = [additive_mask(group, num_shared, key.dtype) for group in packed.groups]
+    attended = attend(tokens, (key, value), packed.groups, masks, scaling)
     return attended[None].to(query.dtype), None
+
+
+def additive_mask(group: AttentionGroup, num_shared: int, dtype: torch.dtype) -> torch.Tensor:
+    """What is added to scores: 0 or minus infinity, [rows, 1, num_shared * width, context_len].
+
+    num_shared: query heads that share a key head, see `attend`.
+    """
+    mask = torch.zeros(group.mask.shape, dtype=dtype, device=group.mask.device)
+    return mask.masked_fill_(~group.mask, float("-inf")).repeat(1, 1, num_shared, 1)
+
+
+def attend(
+    tokens: torch.Tensor,
+    rows: tuple[torch.Tensor, torch.Tensor],
+    groups: Sequence[AttentionGroup],
+    masks: Sequence[torch.Tensor],
+    scaling: float | None = None,
+) -> torch.Tensor:
+    """tokens [N, heads, D] of all groups -> [N, heads, D].
+
+    rows: of the cache, see `RowCache.rows`. masks: see `additive_mask`, one for each group.
+    """
+    parts = [
+        _attend(tokens[group.first : group.last], rows, group, mask, scaling)
+        for group, mask in zip(groups, masks, strict=True)
+    ]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _attend(
     tokens: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    scaling: float | None,
+    rows: tuple[torch.Tensor, torch.Tensor],
     group: AttentionGroup,
+    mask: torch.Tensor,
+    scaling: float | None,
 ) -> torch.Tensor:
-    """tokens [n, heads, D] of one group -> [n, heads, D]."""
     num_heads, head_dim = tokens.shape[1:]
-    rows = group.row_hi - group.row_lo
+    num_rows = group.row_hi - group.row_lo
     padded = tokens if group.gather is None else tokens.index_select(0, group.gather)
-    queries = padded.view(rows, group.width, num_heads, head_dim).transpose(1, 2)
-    keys = key[group.row_lo : group.row_hi, :, : group.context_len]
-    values = value[group.row_lo : group.row_hi, :, : group.context_len]
-    mask = group.mask
+    queries = padded.view(num_rows, group.width, num_heads, head_dim).transpose(1, 2)
+    keys, values = (one[group.row_lo : group.row_hi, :, : group.context_len] for one in rows)
     num_shared = num_heads // keys.shape[1]
     if num_shared > 1:
         # Query heads that share a key head stand in as further query tokens of that head: the
         # keys are then read once and never copied.
-        queries = queries.reshape(rows, keys.shape[1], num_shared * group.width, head_dim)
-        mask = mask.repeat(1, 1, num_shared, 1)
+        queries = queries.reshape(num_rows, keys.shape[1], num_shared * group.width, head_dim)
     out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scaling)
     if num_shared > 1:
-        out = out.reshape(rows, num_heads, group.width, head_dim)
-    out = out.transpose(1, 2).reshape(rows * group.width, num_heads, head_dim)
+        out = out.reshape(num_rows, num_heads, group.width, head_dim)
+    out = out.transpose(1, 2).reshape(num_rows * group.width, num_heads, head_dim)
     return out if group.scatter is None else out.index_select(0, group.scatter)
 
 

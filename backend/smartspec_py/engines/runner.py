@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from smartspec_py.engines.linears import can_pack, pack_linears, pad_linears
+from smartspec_py.engines.llama import LlamaDecoder, can_write_out
 from smartspec_py.engines.packed import (
     ATTENTION_NAME,
     NUM_SCRATCH,
@@ -74,6 +75,7 @@ class CausalRunner:
     """Whether `draft_greedy` is there, because it spares anything."""
 
     def __init__(self, model: Any, config: RunnerConfig) -> None:
+        """model: see `prepared`; or one of Transformers, with the engine's attention."""
         self._model = model
         self._config = config
         self.cache = RowCache(_new_storage(model.config, config), config.num_rows)
@@ -94,7 +96,7 @@ class CausalRunner:
 
     @property
     def model(self) -> Any:
-        """Transformers' own, with its attention and its linear layers replaced."""
+        """As it was given, but for its linear layers."""
         return self._model
 
     @torch.inference_mode()
@@ -126,6 +128,16 @@ class CausalRunner:
         """The model over tokens that are on the device. Nothing here waits for it."""
         config = self._config
         self.cache.slots = packed.slots
+        if isinstance(self._model, LlamaDecoder):
+            logits, hidden = self._model(packed, self.cache)
+        else:
+            logits, hidden = self._transformers_pass(packed)
+        logits = logits[:, : config.vocab_size].float()
+        return PassOutput(logits, hidden if config.gives_hidden else None)
+
+    def _transformers_pass(self, packed: PackedBatch) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """As `LlamaDecoder.forward`."""
+        gives_hidden = self._config.gives_hidden
         out = self._model(
             input_ids=packed.token_ids,
             position_ids=packed.positions,
@@ -133,11 +145,10 @@ class CausalRunner:
             use_cache=True,
             logits_to_keep=packed.wanted,
             packed=packed,
-            output_hidden_states=config.gives_hidden,
+            output_hidden_states=gives_hidden,
         )
-        logits: torch.Tensor = out.logits[0, :, : config.vocab_size].float()
-        hidden = out.hidden_states[-1][0, packed.wanted] if config.gives_hidden else None
-        return PassOutput(logits, hidden)
+        hidden = out.hidden_states[-1][0, packed.wanted] if gives_hidden else None
+        return out.logits[0], hidden
 
     @property
     def eps(self) -> float:
@@ -184,7 +195,15 @@ def load_runner(
         attn_implementation=ATTENTION_NAME,
         local_files_only=True,
     )
-    return runner_class(model.to(config.device).eval(), config)
+    return runner_class(prepared(model.to(config.device).eval(), config), config)
+
+
+def prepared(model: Any, config: RunnerConfig) -> Any:
+    """A model of Transformers as it is computed here: written out where that can be; the given one
+    is then used up. Sums that must not depend on the batch stay as Transformers has them."""
+    if config.batch_invariant or not can_write_out(model):
+        return model
+    return LlamaDecoder(model, config.row_len)
 
 
 def _check_supported(hf_config: Any, config: RunnerConfig) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from smartspec_py.engines.llama import LlamaDecoder
 from smartspec_py.engines.packed import ATTENTION_NAME
 from smartspec_py.expand import Size, expanded
 from smartspec_py.gpu_bench.device import GB, DeviceError, memory_bytes
@@ -33,10 +34,10 @@ EMBEDDINGS = "model.embed_tokens.weight"
 
 @dataclass(frozen=True)
 class ExpandedModel:
-    """A Hugging Face model on the device. folder: of its source, whose tokenizer it has."""
+    """A model on the device. folder: of its source, whose tokenizer it has."""
 
     folder: Path
-    model: Any
+    model: LlamaDecoder
     info: ModelInfo
 
 
@@ -46,7 +47,7 @@ def expanded_model(
     """The model of `source` at this size, with the engine's attention, ready for a runner."""
     config, tensors = expanded(source, size, torch.Generator(device).manual_seed(seed))
     weights = {name: tensor.to(dtype) for name, tensor in tensors.items()}
-    model = model_on_device(config, weights, device, dtype)
+    model = LlamaDecoder(model_on_device(config, weights, device, dtype), MAX_CONTEXT_LEN)
     num_read = sum(tensor.nbytes for name, tensor in weights.items() if name != EMBEDDINGS)
     return ExpandedModel(
         source,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -41,7 +42,18 @@ logger = logging.getLogger(__name__)
 
 
 def build_torch(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Engine:
-    """Load target and draft, and their cost. Raises ConfigError, naming the key."""
+    """Load target and draft, and their cost. Raises ConfigError, naming the key.
+
+    In a thread that ends with it: whichever thread ran an operator on several cores keeps a team of
+    threads until it ends. With the loop's there would be two, more threads than cores, and OpenMP
+    then lets them sleep between operators instead of waiting: a step on two cores took 42 ms
+    instead of 23 (docs/performance.md).
+    """
+    with ThreadPoolExecutor(1, "smartspec-build") as thread:
+        return thread.submit(_build, config, limits, folder).result()
+
+
+def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Engine:
     model = existing("engine.model", folder / config.model)
     draft = None if config.draft is None else existing("engine.draft", folder / config.draft)
     tokenizer = load_tokenizer("engine.model", model)
@@ -76,7 +88,7 @@ def build_torch(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -
         fingerprint(model),
         fingerprint(draft) if draft else "no draft",
         f"{_device_name(device)}, {dtype}, {num_threads} threads",
-        _products(target_config),
+        f"{type(runner.model).__name__}, {_products(target_config)}",
         "in CUDA graphs" if isinstance(runner, GraphRunner) else "launched one by one",
         f"torch {torch.__version__}, transformers {transformers.__version__}",
     ]

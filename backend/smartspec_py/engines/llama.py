@@ -1,0 +1,184 @@
+"""Llama's decoder and those that share its layout, written out for packed tokens.
+
+Transformers' own classes serve any model; of a small pass, half the time goes to calling them. Here
+queries, keys and values are one product, gate and up another, the rotation of queries and keys is
+one complex multiplication, and in the last layer only what is asked for goes beyond attention. One
+thread, a draft of 4 M parameters: 0.7 of the time of a pass; docs/performance.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from smartspec_py.engines.packed import (
+    PackedBatch,
+    RowCache,
+    additive_mask,
+    attend,
+)
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+"""`model_type` of what is computed this way: RMS norms before attention and a gated MLP, rotation
+of whole heads; with biases and norms of queries and keys where a layer has them."""
+
+FIXED_ROTATIONS = ("default", "linear", "llama3", "yarn")
+"""Kinds of rotary embedding whose angles depend on nothing but the position."""
+
+
+def can_write_out(model: Any) -> bool:
+    """Whether a model of Transformers can become a `LlamaDecoder`."""
+    config = model.config
+    return (
+        config.model_type in FAMILIES
+        and config.hidden_act == "silu"
+        and model.model.rotary_emb.rope_type in FIXED_ROTATIONS
+    )
+
+
+class LlamaDecoder(torch.nn.Module):
+    """What a causal model of Transformers computes, up to the rounding of sums.
+
+    Its linear layers are ordinary ones, which `linears` may pack. config: Transformers' own.
+    """
+
+    rotations: torch.Tensor
+
+    def __init__(self, model: Any, max_len: int) -> None:
+        """Takes the weights over; the model is used up. max_len: positions there are."""
+        super().__init__()
+        self.config = model.config
+        inner = model.model
+        self.embedding = inner.embed_tokens
+        self.register_buffer("rotations", _rotations(inner.rotary_emb, max_len), persistent=False)
+        self._layers: list[_Layer] = []
+        for index, layer in enumerate(inner.layers):
+            self._layers.append(_Layer(layer, self.config))
+            # So that there is never more than one layer twice.
+            inner.layers[index] = torch.nn.Identity()
+        self.layers = torch.nn.ModuleList(self._layers)
+        self.norm = _Norm(inner.norm)
+        self.head = model.lm_head
+
+    def forward(self, packed: PackedBatch, cache: RowCache) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of the wanted tokens: logits [M, vocabulary], states [M, hidden_size] behind the last
+        norm."""
+        rotation = self.rotations.index_select(0, packed.positions[0])
+        num_shared = self.config.num_attention_heads // self.config.num_key_value_heads
+        masks = [additive_mask(group, num_shared, cache.dtype) for group in packed.groups]
+        states = self.embedding(packed.token_ids[0])
+        last = len(self._layers) - 1
+        for index, layer in enumerate(self._layers):
+            keys, values, queries = layer.project(states, rotation)
+            cache.write(index, keys, values)
+            attended = attend(queries.to(cache.dtype), cache.rows(index), packed.groups, masks)
+            wanted = packed.wanted if index == last else None
+            states = layer.finish(states, attended.to(states.dtype), wanted)
+        states = self.norm(states)
+        return self.head(states), states
+
+
+class _Norm(torch.nn.Module):
+    def __init__(self, norm: Any) -> None:
+        super().__init__()
+        self.weight, self.eps = norm.weight, norm.variance_epsilon
+        self.shape = tuple(norm.weight.shape)
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(states, self.shape, self.weight, self.eps)
+
+
+class _Layer(torch.nn.Module):
+    def __init__(self, layer: Any, config: Any) -> None:
+        super().__init__()
+        attention, mlp = layer.self_attn, layer.mlp
+        self.head_dim = attention.head_dim
+        self.num_heads = config.num_attention_heads
+        self.num_kv_heads = config.num_key_value_heads
+        self.attention_norm = _Norm(layer.input_layernorm)
+        self.qkv = _joined(
+            _interleaved(attention.q_proj, self.head_dim),
+            _interleaved(attention.k_proj, self.head_dim),
+            attention.v_proj,
+        )
+        self.query_norm = self._head_norm(attention, "q_norm")
+        self.key_norm = self._head_norm(attention, "k_norm")
+        self.out = attention.o_proj
+        self.mlp_norm = _Norm(layer.post_attention_layernorm)
+        self.gate_up = _joined(mlp.gate_proj, mlp.up_proj)
+        self.down = mlp.down_proj
+
+    def _head_norm(self, attention: Any, name: str) -> _Norm | None:
+        """Qwen3's, in the order of `_interleaved`."""
+        if not hasattr(attention, name):
+            return None
+        norm = _Norm(getattr(attention, name))
+        norm.weight = torch.nn.Parameter(_interleave(norm.weight.detach(), self.head_dim))
+        return norm
+
+    def project(
+        self, states: torch.Tensor, rotation: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """states [N, hidden_size] -> keys and values [N, kv_heads, D], queries [N, heads, D]."""
+        num_rotated = self.num_heads + self.num_kv_heads
+        heads = self.qkv(self.attention_norm(states)).unflatten(-1, (-1, self.head_dim))
+        rotated = heads[:, :num_rotated]
+        if self.query_norm is not None and self.key_norm is not None:
+            queries, keys = rotated.split((self.num_heads, self.num_kv_heads), dim=1)
+            rotated = torch.cat([self.query_norm(queries), self.key_norm(keys)], dim=1)
+        pairs = torch.view_as_complex(rotated.float().unflatten(-1, (-1, 2)))
+        rotated = torch.view_as_real(pairs * rotation).flatten(-2)
+        return rotated[:, self.num_heads :], heads[:, num_rotated:], rotated[:, : self.num_heads]
+
+    def finish(
+        self, states: torch.Tensor, attended: torch.Tensor, wanted: torch.Tensor | None
+    ) -> torch.Tensor:
+        """attended: [N, heads, D]. wanted: the tokens to go on with; None for all."""
+        attended = attended.flatten(1)
+        if wanted is not None:
+            attended, states = attended.index_select(0, wanted), states.index_select(0, wanted)
+        states = self.out(attended).add_(states)
+        gate, up = self.gate_up(self.mlp_norm(states)).chunk(2, dim=-1)
+        out: torch.Tensor = self.down(F.silu(gate).mul_(up)).add_(states)
+        return out
+
+
+def _rotations(rotary: Any, max_len: int) -> torch.Tensor:
+    """Complex numbers [max_len, 1, D / 2]: what a pair of a head is multiplied by at a position."""
+    device = rotary.inv_freq.device
+    positions = torch.arange(max_len, device=device)[None]
+    cos, sin = rotary(torch.zeros(1, device=device), positions)
+    half = cos.shape[-1] // 2
+    return torch.complex(cos[0, :, None, :half], sin[0, :, None, :half])
+
+
+def _interleave(weight: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """Rows of each head from (0, 1, ..) to (0, D / 2, 1, D / 2 + 1, ..): Transformers rotates the
+    first half of a head with the second, a complex number is two that stand side by side. Products
+    of queries and keys do not depend on the order."""
+    by_half = weight.view(-1, 2, head_dim // 2, *weight.shape[1:])
+    return by_half.transpose(1, 2).reshape(weight.shape)
+
+
+def _interleaved(layer: torch.nn.Linear, head_dim: int) -> torch.nn.Linear:
+    bias = None if layer.bias is None else _interleave(layer.bias.detach(), head_dim)
+    return _linear(_interleave(layer.weight.detach(), head_dim), bias)
+
+
+def _joined(*layers: torch.nn.Linear) -> torch.nn.Linear:
+    """One layer whose outputs are those of all, one after another."""
+    biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
+    assert len(biases) in (0, len(layers)), "only some of the layers have a bias"
+    weight = torch.cat([layer.weight.detach() for layer in layers])
+    return _linear(weight, torch.cat(biases) if biases else None)
+
+
+def _linear(weight: torch.Tensor, bias: torch.Tensor | None) -> torch.nn.Linear:
+    with torch.device("meta"):
+        layer = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
+    layer.weight = torch.nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        layer.bias = torch.nn.Parameter(bias, requires_grad=False)
+    return layer
