@@ -98,15 +98,18 @@ def test_a_client_of_an_alias_may_go_away(server: TritonServer) -> None:
     check_idle(server)
 
 
-def test_a_thousand_requests_with_cancels_and_errors(failing_server: TritonServer) -> None:
+def test_hundreds_of_requests_with_cancels_and_errors(failing_server: TritonServer) -> None:
     """Everyone who stays gets one last response: an end, or an error that says what failed."""
     with ThreadPoolExecutor(8) as pool:
-        ends = list(pool.map(lambda n: one_of_many(failing_server, n), range(1000)))
+        ends = list(pool.map(lambda n: one_of_many(failing_server, n), range(400)))
     assert set(ends) == {"length", "error", "went away"}
-    assert ends.count("length") > 500
+    assert ends.count("length") > 200
     check_idle(failing_server)
-    answer = generate(failing_server, **GOOD, speculation_policy="none")
-    assert answer["finish_reason"] == "length"
+    # Each of these may be the one of 50 that fails; that all do has odds of 3e-9.
+    fields = GOOD | {"speculation_policy": "none"}
+    answers = [post(failing_server, fields, "generate") for _ in range(5)]
+    served = [json.loads(body) for status, body in answers if status == 200]
+    assert {answer["finish_reason"] for answer in served} == {"length"}, answers
 
 
 def one_of_many(server: TritonServer, number: int) -> str:

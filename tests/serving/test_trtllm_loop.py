@@ -258,9 +258,9 @@ def plain_prompt(rng: random.Random) -> tuple[int, ...]:
             return tuple(prompt)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_a_thousand_requests_with_cancels_and_errors(seed: int) -> None:
-    """4 times 250, every tenth cancelled somewhere, one engine request in fifty failed: each has
+@pytest.mark.parametrize("seed", range(2))
+def test_hundreds_of_requests_with_cancels_and_errors(seed: int) -> None:
+    """Twice 250, every tenth cancelled somewhere, one engine request in fifty failed: each has
     one last word, its text as far as it goes, and no block is left held."""
     rng = random.Random(seed)
     pair = Pair(
