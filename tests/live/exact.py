@@ -54,7 +54,7 @@ class Summary:
     differences: list[dict[str, Any]] = field(default_factory=list)
 
 
-def make_cases(seed: int) -> list[dict[str, Any]]:
+def make_cases(seed: int, num_prompts: int = NUM_PROMPTS) -> list[dict[str, Any]]:
     return [
         {
             "text_input": generate(workload, seed, index).prompt,
@@ -65,7 +65,7 @@ def make_cases(seed: int) -> list[dict[str, Any]]:
             **PENALTIES[(index + shift) % len(PENALTIES)],
         }
         for shift, workload in enumerate(WORKLOADS)
-        for index in range(NUM_PROMPTS)
+        for index in range(num_prompts)
         for temperature in TEMPERATURES
     ]
 
@@ -89,9 +89,12 @@ async def _answer(
     return text, last | {"num_all_tokens": num_tokens}
 
 
-async def run(url: str, num_requests: int, seed: int, concurrency: int) -> Summary:
+async def run(
+    url: str, num_requests: int, seed: int, concurrency: int, num_prompts: int = NUM_PROMPTS
+) -> Summary:
+    """num_prompts: of each workload."""
     rng = random.Random(seed)
-    cases = make_cases(seed)
+    cases = make_cases(seed, num_prompts)
     summary = Summary()
     free = asyncio.Semaphore(concurrency)
 
