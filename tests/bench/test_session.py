@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,7 @@ LIMITS = LimitsConfig(max_sequences=4, max_queue=64)
 
 SETTINGS = Settings(
     policies=("none", "fixed:2", "goodput"),
-    shapes=("steady", "mix", "closed"),
+    shapes=("mix", "closed"),
     workloads=("mixed",),
     loads=(0.5,),
     repeats=2,
@@ -32,6 +32,9 @@ SETTINGS = Settings(
     num_closed=2,
     saturation_s=0.6,
 )
+"""A shape is either closed or open to a run; what else they differ in is the plan's."""
+
+CUT_SETTINGS = replace(SETTINGS, policies=("none", "goodput"), shapes=("closed",))
 
 
 @dataclass
@@ -63,8 +66,10 @@ def load(settings: Settings, minutes: float | None = None) -> Load:
 
 @pytest.mark.triton
 @pytest.mark.slow
-def test_a_run_on_a_live_server(tmp_path: Path) -> None:
-    """10 turns a repeat; the same requests for each policy; interrupted, the document stays."""
+def test_a_run_on_a_live_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """7 turns a repeat; the same requests for each policy; interrupted, the document stays.
+    The bandwidth is measured on less memory: what it is matters to nobody here."""
+    monkeypatch.setattr("smartspec_py.bench.warm_up.COPY_BYTES", 1 << 22)
     path = tmp_path / "run.json"
     with TritonServer(fake_config(0.001, limits=LIMITS), tmp_path, free_address()) as server:
         server.wait_ready()
@@ -73,13 +78,13 @@ def test_a_run_on_a_live_server(tmp_path: Path) -> None:
         whole = read(path)
         kept, cut = Kept(ABOUT, path), Heard(fails_after=2)
         with pytest.raises(KeyboardInterrupt):
-            asyncio.run(run(server.address, 4, load(SETTINGS), kept, cut.listener))
+            asyncio.run(run(server.address, 4, load(CUT_SETTINGS), kept, cut.listener))
         asyncio.run(_refused(server))
-    assert heard.left == list(range(20, -1, -1))
+    assert heard.left == list(range(14, -1, -1))
     assert whole.phases == heard.phases
     assert all(phase.num_failed == 0 for phase in whole.phases)
     sent = {(p.shape, p.repeat, p.num_sent) for p in whole.phases}
-    assert len(sent) == 6
+    assert len(sent) == 4
     assert set(whole.ceilings.saturation_rps) == {"none", "fixed:2", "goodput"}
     assert {c.shape for c in whole.comparisons} == set(SETTINGS.shapes)
     assert {p.mean_draft_len for p in whole.phases if p.policy == "none"} == {0.0}
