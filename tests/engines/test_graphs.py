@@ -170,8 +170,11 @@ def texts_of(driver: Driver, samplings: Sequence[SamplingParams]) -> dict[int, l
     return done
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
-@pytest.mark.parametrize("samplings", [SAMPLINGS[:1], SAMPLINGS], ids=["greedy", "mixed"])
+@pytest.mark.parametrize(
+    ("kind", "samplings"),
+    [("llama", SAMPLINGS[:1]), *((kind, SAMPLINGS) for kind in CONFIGS)],
+    ids=["greedy", *CONFIGS],
+)
 def test_whole_texts(kind: str, samplings: Sequence[SamplingParams]) -> None:
     """Greedy alone, so that all is drafted ahead; and mixed with sampled text."""
     plain = Driver(make_target(kind), make_proposer(kind), seed=2)
