@@ -197,7 +197,7 @@ MODELS = ["--model", TARGET, "--draft", DRAFT]
 
 def test_check_compares_texts_of_the_shipped_pair() -> None:
     """Float32: no text differs, and the last line of stdout says so."""
-    options = ["--tokens", "300", "--prompts", "1", "--temperatures", "0,1", "--max-draft-len", "2"]
+    options = ["--tokens", "300", "--prompts", "1", "--temperatures", "0,1", "--max-draft-len", "1"]
     result = CliRunner().invoke(app, ["check", *MODELS, *options])
     assert result.exit_code == 0, result.output
     summary = json.loads(result.stdout.splitlines()[-1])

@@ -161,12 +161,19 @@ REQUESTS = [
 """Prompts that the heads were not fitted on."""
 
 
+@cache
+def answers(policy: str) -> tuple[HeadsProposer, list[LocalSink]]:
+    """To REQUESTS, and what the proposer heard; for tests that only read it."""
+    proposer = HeadsProposer(fitted_heads())
+    sinks, _ = served(proposer, [replace(params, policy=policy) for params in REQUESTS])
+    return proposer, sinks
+
+
 @pytest.mark.parametrize("policy", ["fixed:3", "goodput"])
 def test_text_is_that_without_speculation_and_some_drafts_are_kept(policy: str) -> None:
     """17 % of the drafts are accepted (203 of 1190): 16 texts of 40 tokens in 421 steps. At this
     cost every draft is worth its while, so `goodput` drafts as much."""
-    plain, _ = served(HeadsProposer(None), [replace(p, policy="none") for p in REQUESTS])
-    found, _ = served(HeadsProposer(fitted_heads()), [replace(p, policy=policy) for p in REQUESTS])
+    (_, plain), (_, found) = answers("none"), answers(policy)
     assert [sink.tokens for sink in found] == [sink.tokens for sink in plain]
     num_drafted = sum(sink.progress.num_drafted for sink in found)
     num_accepted = sum(sink.progress.num_accepted for sink in found)
@@ -179,11 +186,9 @@ def test_text_is_that_without_speculation_and_some_drafts_are_kept(policy: str) 
 def test_hidden_states_are_those_of_the_model(policy: str) -> None:
     """Of every token that was written, also of the first; against Transformers alone, which reads
     the finished text at once: the state at position p drew the token at p + 1."""
-    proposer = HeadsProposer(fitted_heads())
-    asked = [replace(params, policy=policy) for params in REQUESTS]
-    sinks, _ = served(proposer, asked)
+    proposer, sinks = answers(policy)
     model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
-    for sequence, (params, sink) in enumerate(zip(asked, sinks, strict=True), start=1):
+    for sequence, (params, sink) in enumerate(zip(REQUESTS, sinks, strict=True), start=1):
         prompt = TOKENIZER.encode(params.text).ids
         with torch.inference_mode():
             out = model(torch.tensor([prompt + sink.tokens]), output_hidden_states=True)
@@ -202,7 +207,7 @@ def test_preempted_sequences_are_drafted_for_again() -> None:
     asked = [replace(params, policy="fixed:3") for params in REQUESTS]
     proposer = HeadsProposer(fitted_heads())
     small, num_preemptions = served(proposer, asked, limits)
-    large, _ = served(HeadsProposer(fitted_heads()), asked)
+    _, large = answers("fixed:3")
     assert num_preemptions > 0
     assert [sink.tokens for sink in small] == [sink.tokens for sink in large]
     for sequence, sink in enumerate(small, start=1):

@@ -15,7 +15,7 @@ from smartspec_py.commands.load import load
 from smartspec_py.commands.simulate import simulate
 from smartspec_py.triton_server import TritonServer, free_address
 
-SMALL = ["--duration", "3", "--policies", "none,fixed:2", "--rows", "4"]
+SMALL = ["--duration", "2", "--policies", "none,fixed:2", "--rows", "4"]
 
 
 def call(command: object, *arguments: str) -> tuple[int, str, str]:
