@@ -6,12 +6,11 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from servers import fake_config
+from servers import fake_config, serving
 
 from smartspec_py.commands.arms import Arm, Job, Phase, run_arms
 from smartspec_py.commands.bench_arms import best_fixed
 from smartspec_py.commands.streams import StreamError
-from smartspec_py.triton_server import TritonServer, free_address
 
 
 def arm(policy: str, *rounds: tuple[int, float]) -> Arm:
@@ -42,8 +41,7 @@ def test_arms_on_a_live_server(tmp_path: Path) -> None:
     """Two groups, two rounds, two policies: the same tokens for each; a bad job is an error."""
     good = [Job({"text_input": text, "max_tokens": 9}) for text in ("one", "two two")]
     groups = {"a": [good, good], "b": [good[:1], good[:1]]}
-    with TritonServer(fake_config(step_s=0.001), tmp_path, free_address()) as server:
-        server.wait_ready()
+    with serving(fake_config(step_s=0.001), tmp_path) as server:
         url = server.address.grpc_url
         results = asyncio.run(run_arms(url, ["none", "fixed:3"], groups, lambda text: None))
         bad = {"a": [[Job({"text_input": "x", "max_tokens": 0})]]}

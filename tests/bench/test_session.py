@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from servers import fake_config
+from servers import fake_config, serving
 from typer.testing import CliRunner
 
 from smartspec_py.bench.client import BenchError, Client
@@ -16,7 +16,7 @@ from smartspec_py.bench.plan import Settings
 from smartspec_py.bench.session import Kept, Listener, Load, run
 from smartspec_py.cli import app
 from smartspec_py.serving.config import LimitsConfig
-from smartspec_py.triton_server import TritonServer, free_address
+from smartspec_py.triton_server import TritonServer
 
 ABOUT = About("t", "2026-01-01", "c", "m", 2, {}, "", "p", {}, "short", "d")
 LIMITS = LimitsConfig(max_sequences=4, max_queue=64)
@@ -71,8 +71,7 @@ def test_a_run_on_a_live_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     The bandwidth is measured on less memory: what it is matters to nobody here."""
     monkeypatch.setattr("smartspec_py.bench.warm_up.COPY_BYTES", 1 << 22)
     path = tmp_path / "run.json"
-    with TritonServer(fake_config(0.001, limits=LIMITS), tmp_path, free_address()) as server:
-        server.wait_ready()
+    with serving(fake_config(0.001, limits=LIMITS), tmp_path) as server:
         kept, heard = Kept(ABOUT, path), Heard()
         asyncio.run(run(server.address, 4, load(SETTINGS), kept, heard.listener))
         whole = read(path)

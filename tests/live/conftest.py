@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from servers import TINY, fake_config
+from servers import TINY, fake_config, serving
 
 from smartspec_py.serving.config import (
     LimitsConfig,
     ServerConfig,
     TorchEngineConfig,
 )
-from smartspec_py.triton_server import TritonServer, free_address
+from smartspec_py.triton_server import TritonServer
 
 
 @pytest.fixture(scope="session")
@@ -23,8 +23,7 @@ def torch_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonSer
     )
     limits = LimitsConfig(max_sequences=4, max_draft_len=4)
     config = ServerConfig(engine=engine, limits=limits)
-    with TritonServer(config, tmp_path_factory.mktemp("torch"), free_address()) as server:
-        server.wait_ready()
+    with serving(config, tmp_path_factory.mktemp("torch")) as server:
         yield server
 
 
@@ -33,6 +32,5 @@ def narrow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonSe
     """One row, one place in the queue, 10 ms a step: whoever comes third is refused."""
     limits = LimitsConfig(max_sequences=1, max_queue=1, max_context_len=4096)
     config = fake_config(step_s=0.01, limits=limits)
-    with TritonServer(config, tmp_path_factory.mktemp("narrow"), free_address()) as server:
-        server.wait_ready()
+    with serving(config, tmp_path_factory.mktemp("narrow")) as server:
         yield server

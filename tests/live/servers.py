@@ -1,10 +1,15 @@
-"""Configurations of the servers that the live tests start."""
+"""The servers that the live tests start: their configurations, their starts and their ends."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from smartspec_py.serving.config import FakeEngineConfig, LimitsConfig, ServerConfig
+from smartspec_py.triton_server import TritonServer, free_address
 
 TINY = Path(__file__).parents[2] / "engines_build" / "tiny"
 
@@ -16,3 +21,28 @@ def fake_config(
         kind="fake", tokenizer=str(TINY / "target"), step_s=step_s, fail_at_step=fail_at_step
     )
     return ServerConfig(engine=engine, limits=limits or LimitsConfig())
+
+
+_stopper = ThreadPoolExecutor(4)
+_stops: list[Future[int | None]] = []
+
+
+@contextmanager
+def serving(config: ServerConfig, run_dir: Path, **options: Any) -> Iterator[TritonServer]:
+    """A server that is ready, for tests that are not about its end.
+
+    A clean stop is two seconds of waiting for Triton, so it goes on while the next tests run.
+    """
+    server = TritonServer(config, run_dir, free_address(), **options)
+    try:
+        server.start()
+        server.wait_ready()
+        yield server
+    finally:
+        _stops.append(_stopper.submit(server.stop))
+
+
+def wait_for_stops() -> None:
+    """Until every server of `serving` has ended; raises what a stop has raised."""
+    while _stops:
+        _stops.pop().result()

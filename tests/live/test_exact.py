@@ -8,10 +8,9 @@ from pathlib import Path
 import exact
 import pytest
 from scrape import scrape_when
-from servers import TINY
+from servers import TINY, serving
 
 from smartspec_py.serving.config import LimitsConfig, ServerConfig, TorchEngineConfig
-from smartspec_py.triton_server import TritonServer, free_address
 
 pytestmark = pytest.mark.triton
 
@@ -24,8 +23,7 @@ def test_no_text_depends_on_how_it_was_served(tmp_path: Path) -> None:
     )
     limits = LimitsConfig(max_sequences=8, max_cache_tokens=600, max_draft_len=4)
     config = ServerConfig(engine=engine, limits=limits)
-    with TritonServer(config, tmp_path, free_address()) as server:
-        server.wait_ready()
+    with serving(config, tmp_path) as server:
         url = server.address.http_url.removeprefix("http://")
         summary = asyncio.run(
             exact.run(url, num_requests=80, seed=1, concurrency=12, num_prompts=2)

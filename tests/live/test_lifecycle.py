@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import tritonclient.grpc as triton
-from servers import fake_config
+from servers import fake_config, serving
 from tritonclient.utils import InferenceServerException
 from wire import generate, generate_stream, grpc_inputs, grpc_stream, post
 
@@ -123,8 +123,7 @@ def test_priority_takes_the_row_and_gives_it_back(narrow_server: TritonServer) -
 def dying_server(tmp_path: Path) -> Iterator[TritonServer]:
     """Its loop ends in the 20th step that has work."""
     config = fake_config(step_s=0.01, fail_at_step=20)
-    with TritonServer(config, tmp_path, free_address()) as server:
-        server.wait_ready()
+    with serving(config, tmp_path) as server:
         yield server
 
 

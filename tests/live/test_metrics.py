@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 from scrape import MODEL, Scrape, read, scrape_when
-from servers import fake_config
+from servers import fake_config, serving
 from wire import generate, generate_stream, grpc_inputs, grpc_stream, post
 
 from smartspec_py.serving.config import LimitsConfig
 from smartspec_py.serving.metric_families import FAMILIES, Kind
-from smartspec_py.triton_server import TritonServer, free_address
+from smartspec_py.triton_server import TritonServer
 
 pytestmark = pytest.mark.triton
 
@@ -32,8 +32,7 @@ STOPS_AT = (10, 20, 30, 40)
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     config = fake_config(step_s=0.001, limits=LimitsConfig(max_sequences=8, max_draft_len=4))
-    with TritonServer(config, tmp_path_factory.mktemp("metrics"), free_address()) as server:
-        server.wait_ready()
+    with serving(config, tmp_path_factory.mktemp("metrics")) as server:
         yield server
 
 

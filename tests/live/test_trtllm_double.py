@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 from scrape import scrape_when
-from servers import TINY
+from servers import TINY, serving
 from test_bad_input import BAD, GOOD, IDS
 from wire import generate, generate_stream, post
 
 from smartspec_py.serving.aliases import ALIASES
 from smartspec_py.serving.config import LimitsConfig, ServerConfig, TrtllmDoubleConfig
-from smartspec_py.triton_server import TritonServer, free_address
+from smartspec_py.triton_server import TritonServer
 
 pytestmark = pytest.mark.triton
 
@@ -35,8 +35,7 @@ def double_config(**options: Any) -> ServerConfig:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     folder = tmp_path_factory.mktemp("double")
-    with TritonServer(double_config(), folder, free_address(), aliases=ALIASES) as found:
-        found.wait_ready()
+    with serving(double_config(), folder, aliases=ALIASES) as found:
         yield found
 
 
@@ -44,8 +43,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
 def failing_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     """One of 50 engine requests fails; a step takes 1 ms, so that there is time to go away."""
     config = double_config(error_prob=0.02, step_s=0.001)
-    with TritonServer(config, tmp_path_factory.mktemp("failing"), free_address()) as found:
-        found.wait_ready()
+    with serving(config, tmp_path_factory.mktemp("failing")) as found:
         yield found
 
 

@@ -25,13 +25,10 @@ StartLocust = Callable[..., "LocustRun"]
 @pytest.fixture(scope="session")
 def fake_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     from locust_runs import STEP_S
-    from servers import fake_config
-
-    from smartspec_py.triton_server import TritonServer, free_address
+    from servers import fake_config, serving
 
     config = fake_config(step_s=STEP_S)
-    with TritonServer(config, tmp_path_factory.mktemp("fake"), free_address()) as server:
-        server.wait_ready()
+    with serving(config, tmp_path_factory.mktemp("fake")) as server:
         yield server
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 from locust_runs import LOADTEST, STEP_S, TIMEOUT_S, LocustRun, start
-from servers import fake_config
+from servers import fake_config, serving
 
-from smartspec_py.triton_server import TritonServer, free_address
+from smartspec_py.triton_server import TritonServer
 
 pytestmark = pytest.mark.triton
 
@@ -120,8 +120,7 @@ def test_an_error_within_a_stream_of_status_200_is_a_failure(
 ) -> None:
     """The engine fails at its tenth step, when each user has had some tokens."""
     config = fake_config(step_s=STEP_S, fail_at_step=10)
-    with TritonServer(config, tmp_path / "server", free_address()) as server:
-        server.wait_ready()
+    with serving(config, tmp_path / "server") as server:
         options = ["--users=2", "--max-requests=2", "--max-tokens=200", "--policy=none"]
         run = start_locust(server, *options)
         assert run.wait() == 1, run.output

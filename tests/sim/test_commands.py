@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 import typer
-from servers import fake_config
+from servers import fake_config, serving
 from typer.testing import CliRunner
 
 from smartspec_py.commands.load import load
 from smartspec_py.commands.simulate import simulate
-from smartspec_py.triton_server import TritonServer, free_address
 
 SMALL = ["--duration", "2", "--policies", "none,fixed:2", "--rows", "4"]
 
@@ -151,8 +150,7 @@ def test_load_on_a_live_server_and_its_record_simulated(tmp_path: Path) -> None:
     prompts, lines = tmp_path / "prompts.jsonl", tmp_path / "lines.jsonl"
     prompts.write_text('{"prompt": "one", "max_tokens": 9}\n{"prompt": "two"}\n')
     options = ["--prompts", str(prompts), "--max-tokens", "5", "--phases", "1:8,1:8-24"]
-    with TritonServer(fake_config(step_s=0.001), tmp_path, free_address()) as server:
-        server.wait_ready()
+    with serving(fake_config(step_s=0.001), tmp_path) as server:
         url = server.address.http_url
         bounds = ["--arrivals", "constant", "--goodput", "e2e:60000", "--jsonl", str(lines)]
         code, out, err = call(load, "--url", url, *options, *bounds)
