@@ -1,13 +1,15 @@
 """One side of the comparison in a process of its own: the protocol, and starting it.
 
 Both sides read a line of JSON for each job and answer with one: seconds from handing the prompts
-over to the last token, and how many tokens came. While one works, the other waits.
+over to the last token, and how many tokens came. While one works, the other is stopped: a process
+that merely waits may keep a core busy, and made steps of the other's two threads twice as long.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -71,9 +73,11 @@ class Worker:
 
     def __enter__(self) -> Self:
         self._line()
+        self._process.send_signal(signal.SIGSTOP)
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._process.send_signal(signal.SIGCONT)
         self._process.stdin.close()
         try:
             self._process.wait(30)
@@ -82,8 +86,11 @@ class Worker:
             self._process.wait()
 
     def run(self, job: Job) -> Done:
+        self._process.send_signal(signal.SIGCONT)
         print(json.dumps(asdict(job)), file=self._process.stdin, flush=True)
-        return Done(**json.loads(self._line()))
+        done = Done(**json.loads(self._line()))
+        self._process.send_signal(signal.SIGSTOP)
+        return done
 
     def _line(self) -> str:
         """Raises RuntimeError where the process has ended."""
