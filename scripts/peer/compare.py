@@ -3,8 +3,8 @@
     scripts/bench_peer [FOLDER]
 
 The same checkpoint, prompts, precision, threads and number of tokens. A round does each job once on
-either side, in alternating order; while one side works, the other is stopped. Every job is done with one
-token a request too: that is the time to the first token, and what is left is decoding.
+either side, in alternating order; while one side works, the other is stopped. Every job is done
+with one token a request too: that is the time to the first token, and what is left is decoding.
 """
 
 from __future__ import annotations

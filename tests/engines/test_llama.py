@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
+from smartspec_py.engines import packed
 from smartspec_py.engines.llama import LlamaDecoder
-from smartspec_py.engines.packed import ATTENTION_NAME, RowInput
+from smartspec_py.engines.packed import ATTENTION_NAME, RowInput, pack
 from smartspec_py.engines.runner import CausalRunner, RunnerConfig, prepared
 
 CPU = torch.device("cpu")
@@ -169,3 +171,28 @@ def test_weights_are_not_held_twice() -> None:
     decoder = LlamaDecoder(model, 64)
     assert sum(weight.numel() for weight in decoder.parameters()) == before
     assert not list(model.model.layers.parameters())
+
+
+@torch.inference_mode()
+def test_attended_alone_or_padded_a_row_gets_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five rows, one of which has many new tokens: padded to it, without it, and all but two alone."""
+    config = replace(config_of(), num_rows=5)
+    found = []
+    for alone_keys, num_groups in ((10**6, 1), (100, 2), (1, 4)):
+        monkeypatch.setattr(packed, "ALONE_KEYS", alone_keys)
+        model = make_model(WRITTEN_OUT["qwen2"])
+        model.set_attn_implementation(ATTENTION_NAME)
+        runner = CausalRunner(prepared(model, config), config)
+        for row in range(5):
+            runner.forward([RowInput(row, 0, tokens()[: 10 + row], 0)])
+        widths = (1, 2, 9, 2, 1)
+        inputs = [RowInput(r, 10 + r, tokens()[:w], w) for r, w in enumerate(widths)]
+        assert len(pack(inputs, config.row_len, CPU).groups) == num_groups
+        found.append(runner.forward(inputs).logits)
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found[2], found[0], rtol=1e-5, atol=1e-5)
+
+
+def test_equal_widths_are_attended_together() -> None:
+    inputs = [RowInput(row, 300, [1] * 3, 3) for row in range(4)]
+    assert len(pack(inputs, 400, CPU).groups) == 1
