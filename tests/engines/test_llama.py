@@ -175,7 +175,7 @@ def test_weights_are_not_held_twice() -> None:
 
 @torch.inference_mode()
 def test_attended_alone_or_padded_a_row_gets_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five rows, one of which has many new tokens: padded to it, without it, and all but two alone."""
+    """Five rows, one of which has many new tokens: padded to it, without it, all but two alone."""
     config = replace(config_of(), num_rows=5)
     found = []
     for alone_keys, num_groups in ((10**6, 1), (100, 2), (1, 4)):
