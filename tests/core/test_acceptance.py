@@ -283,3 +283,42 @@ def test_a_request_unlike_the_others_is_found_out_in_two_steps() -> None:
     mean = tracker.accept_prob(777)
     observe_all(tracker, [(4, 0), (4, 0)], sequence=777)
     assert tracker.accept_prob(777) < 0.55 * mean
+
+
+def expected_and_accepted(rng: random.Random, chance_of: dict[int, float], is_whole: bool) -> float:
+    """What is accepted of four drafts of whom the tracker thinks best, over what it expected, in
+    the second half of 400 requests of 20 steps. is_whole: the drafts of a step stand and fall
+    together."""
+    tracker = AcceptanceTracker(prior_trials=4.0)
+    expected = accepted = 0.0
+    for first in range(0, 400, 4):
+        sequences = list(range(first, first + 4))
+        for _ in range(20):
+            probs = tracker.accept_probs(sequences, 4)
+            best = int(probs[:, 0].argmax())
+            counts = []
+            for sequence in sequences:
+                chance = chance_of[sequence % 2]
+                kept = [rng.random() < chance for _ in range(4)]
+                kept = kept[:1] * 4 if is_whole else kept
+                counts.append((kept + [False]).index(False))
+            if first >= 200:
+                expected += float(probs[best].cumprod().sum())
+                accepted += counts[best]
+            tracker.observe(sequences, [4] * 4, counts)
+        for sequence in sequences:
+            tracker.release(sequence)
+    return accepted / expected
+
+
+def test_who_was_lucky_is_not_believed_to_be_better() -> None:
+    """All requests are alike, and the four drafts of a step are right or wrong together: who seems
+    best was lucky four times at once. Trusted in full it would be expected to do better."""
+    rng = random.Random(5)
+    assert expected_and_accepted(rng, {0: 0.6, 1: 0.6}, is_whole=True) == pytest.approx(1, abs=0.05)
+
+
+def test_who_is_better_is_believed() -> None:
+    rng = random.Random(6)
+    found = expected_and_accepted(rng, {0: 0.4, 1: 0.8}, is_whole=False)
+    assert found == pytest.approx(1, abs=0.05)
