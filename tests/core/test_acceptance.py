@@ -301,7 +301,7 @@ def expected_and_accepted(rng: random.Random, chance_of: dict[int, float], is_wh
                 chance = chance_of[sequence % 2]
                 kept = [rng.random() < chance for _ in range(4)]
                 kept = kept[:1] * 4 if is_whole else kept
-                counts.append((kept + [False]).index(False))
+                counts.append([*kept, False].index(False))
             if first >= 200:
                 expected += float(probs[best].cumprod().sum())
                 accepted += counts[best]
