@@ -26,8 +26,8 @@ steps, where a single change counts for little."""
 
 MANY = 256
 """Changes in a round from which on, where latency targets are missed, only the best NUM_BEST starts
-are worked on. Without targets it is the best one alone: of some 200 random steps of 2 to 32 sequences,
-another start led to a better plan in none."""
+are worked on. Without targets it is the best one alone: of some 200 random steps of 2 to 32
+sequences, another start led to a better plan in none."""
 
 NUM_BEST = 2
 
