@@ -196,3 +196,12 @@ def test_attended_alone_or_padded_a_row_gets_the_same(monkeypatch: pytest.Monkey
 def test_equal_widths_are_attended_together() -> None:
     inputs = [RowInput(row, 300, [1] * 3, 3) for row in range(4)]
     assert len(pack(inputs, 400, CPU).groups) == 1
+
+
+def test_a_prompt_chunk_does_not_decide_how_drafts_are_attended() -> None:
+    """At 100 keys padding three rows to six tokens takes less than a call for one of them; at the
+    4,000 that the chunk looks at it would not."""
+    drafts = [RowInput(row, 94, [1] * width, width) for row, width in enumerate((1, 1, 6))]
+    chunk = RowInput(3, 3900, [1] * 100, 0)
+    assert len(pack(drafts, 4096, CPU).groups) == 1
+    assert len(pack([*drafts, chunk], 4096, CPU).groups) == 2

@@ -139,9 +139,10 @@ def pack(
 def _shared_width(inputs: Sequence[RowInput]) -> int:
     """Up to which width to attend inputs together, so that padding and calls take least: where few
     rows have many drafts, all others would be padded to them."""
-    context_len = max(item.position + len(item.tokens) for item in inputs)
-    alone = ALONE_KEYS / context_len
-    widths = sorted(len(item.tokens) for item in inputs if len(item.tokens) <= MAX_SHORT)
+    short = [item for item in inputs if len(item.tokens) <= MAX_SHORT]
+    # Prompt chunks are attended apart anyway, and what they look at is nothing to padding.
+    alone = ALONE_KEYS / max((item.position + len(item.tokens) for item in short), default=1)
+    widths = sorted(len(item.tokens) for item in short)
     rest = sum(widths) + alone * len(widths)
     best, least = 0, rest
     for count, width in enumerate(widths, 1):
