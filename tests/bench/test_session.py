@@ -3,65 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from runs import ABOUT, LIMITS, SETTINGS, Heard, load
 from servers import fake_config, serving
 from typer.testing import CliRunner
 
 from smartspec_py.bench.client import BenchError, Client
-from smartspec_py.bench.document import About, Ceilings, Phase, read
-from smartspec_py.bench.plan import Settings
-from smartspec_py.bench.session import Kept, Listener, Load, run
+from smartspec_py.bench.document import read
+from smartspec_py.bench.session import Kept, run
 from smartspec_py.cli import app
-from smartspec_py.serving.config import LimitsConfig
 from smartspec_py.triton_server import TritonServer
 
-ABOUT = About("t", "2026-01-01", "c", "m", 2, {}, "", "p", {}, "short", "d")
-LIMITS = LimitsConfig(max_sequences=4, max_queue=64)
-
-SETTINGS = Settings(
-    policies=("none", "fixed:2", "goodput"),
-    shapes=("mix", "closed"),
-    workloads=("mixed",),
-    loads=(0.5,),
-    repeats=2,
-    seconds=0.2,
-    min_requests=3,
-    num_closed=2,
-    saturation_s=0.6,
-)
-"""A shape is either closed or open to a run; what else they differ in is the plan's."""
-
 CUT_SETTINGS = replace(SETTINGS, policies=("none", "goodput"), shapes=("closed",))
-
-
-@dataclass
-class Heard:
-    ceilings: list[Ceilings] = field(default_factory=list)
-    phases: list[Phase] = field(default_factory=list)
-    left: list[int] = field(default_factory=list)
-    fails_after: int | None = None
-
-    def measured(self, ceilings: Ceilings, num_phases: int, left_s: float) -> None:
-        assert left_s > 0
-        self.ceilings.append(ceilings)
-        self.left.append(num_phases)
-
-    def ended(self, phase: Phase, num_left: int, left_s: float) -> None:
-        self.phases.append(phase)
-        self.left.append(num_left)
-        if len(self.phases) == self.fails_after:
-            raise KeyboardInterrupt
-
-    @property
-    def listener(self) -> Listener:
-        return Listener(lambda text: None, self.measured, self.ended)
-
-
-def load(settings: Settings, minutes: float | None = None) -> Load:
-    return Load(settings, 8, 0.0, 30.0, None, minutes)
 
 
 @pytest.mark.triton

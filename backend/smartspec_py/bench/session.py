@@ -96,7 +96,7 @@ async def run(
             listener.say(f"{turn.name}, repeat {turn.repeat + 1}")
             phase = await _measure(client, turn, load.slo)
             clock.passed(turn)
-            kept.keep(_with(kept.document, phase))
+            kept.keep(with_phase(kept.document, phase))
             listener.ended(phase, len(todo) - number, clock.left_s)
 
 
@@ -113,7 +113,7 @@ async def _measure(client: Client, turn: Turn, slo: Slo | None) -> Phase:
     return phase_of(turn, exchanges, slo, (after[0] - before[0], after[1] - before[1]))
 
 
-def _with(document: Document, phase: Phase) -> Document:
+def with_phase(document: Document, phase: Phase) -> Document:
     phases = [*document.phases, phase]
     found = comparisons(phases)
     return replace(document, phases=phases, comparisons=found, summary=summary(found))

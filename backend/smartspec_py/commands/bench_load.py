@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -26,7 +29,7 @@ from smartspec_py.launch import paths
 from smartspec_py.launch.files import InstallationError
 from smartspec_py.launch.foreground import signals_interrupt, wait_with_progress
 from smartspec_py.launch.interpreter import InterpreterError
-from smartspec_py.serving.config import ServerConfig
+from smartspec_py.serving.config import ConfigError, ServerConfig
 from smartspec_py.triton_server import TritonServer, TritonServerError, free_address
 from smartspec_py.workloads import WORKLOADS
 
@@ -34,7 +37,7 @@ if TYPE_CHECKING:
     from rich.status import Status
 
     from smartspec_py.bench.document import About, Ceilings, Phase
-    from smartspec_py.bench.session import Listener, Load
+    from smartspec_py.bench.session import Kept, Listener, Load
 
 MAX_QUEUE = 4096
 OUT = Path("bench.json")
@@ -84,6 +87,12 @@ def load(
     max_sequences: Annotated[int, typer.Option(help="Served at once.", min=1)] = 32,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16.")] = "auto",
     num_threads: Annotated[int, typer.Option(help="0: one less than cores.", min=0)] = 0,
+    lockstep: Annotated[
+        bool,
+        typer.Option(
+            "--lockstep", help="Without Triton, policies in turns step by step; see above."
+        ),
+    ] = False,
     json_file: Annotated[
         Path, typer.Option("--json", help="The document, written after each phase.")
     ] = OUT,
@@ -113,7 +122,10 @@ def load(
 
     asked = Load(settings, max_tokens, temperature, timeout, targets, minutes)
     about = describe(form, model, draft, config.limits, f"{dtype}, {num_threads} threads asked")
-    _run(config, asked, about, json_file, csv_file)
+    if lockstep:
+        about = replace(about, title=f"{about.title}, in lockstep", form=f"{form}, lockstep")
+    measure = _in_lockstep if lockstep else _on_triton
+    _run(partial(measure, config, asked), about, json_file, csv_file)
 
 
 load.__doc__ = f"""Put policies under open-loop load in turns on one live server, and judge them.
@@ -123,6 +135,11 @@ prompts, in an order drawn anew for each repeat; between phases the server is id
 request at a time. step: the load changes. shift: the workload changes in mid-run. mix: all
 workloads at once.
 
+--lockstep asks the same in one process, without Triton and HTTP: each policy has a loop, an engine
+and a clock of its own, and they take turns step by step. What the machine does for longer than a
+few steps it then does to all of them, which phases minutes apart on a live server cannot promise;
+and idle time is skipped. It takes the memory of an engine for each policy.
+
 {DEFINITIONS}
 
 Before the first phase it says how long the run takes. The document is written after every phase, so
@@ -131,11 +148,11 @@ that an interrupted run keeps what it measured; it is also the last line of the 
 
 
 def _run(
-    config: ServerConfig, asked: Load, about: About, json_file: Path, csv_file: Path | None
+    measure: Callable[[Kept, Console], None], about: About, json_file: Path, csv_file: Path | None
 ) -> NoReturn:
-    """Serve, measure, print; what was measured before an interruption or an error as well."""
+    """Measure, print; what was measured before an interruption or an error as well."""
     from smartspec_py.bench.client import BenchError
-    from smartspec_py.bench.session import Kept, run
+    from smartspec_py.bench.session import Kept
 
     console = Console(stderr=True)
     console.width = max(console.width, TABLE_WIDTH)
@@ -144,18 +161,19 @@ def _run(
         kept = Kept(about, json_file)
     except OSError as error:
         fail(f"--json: {error}", USAGE_ERROR)
-    address = free_address()
-    server = TritonServer(config, paths.run_dir(address.http_port).resolve(), address)
     code = 0
     try:
-        with signals_interrupt(), server:
-            wait_with_progress(server, console)
-            with console.status("warming up") as status:
-                listener = _listener(console, status)
-                asyncio.run(run(address, config.limits.max_sequences, asked, kept, listener))
+        with signals_interrupt():
+            measure(kept, console)
     except KeyboardInterrupt:
         code = _told(console, "interrupted", 130)
-    except (BenchError, InterpreterError, InstallationError, TritonServerError) as error:
+    except (
+        BenchError,
+        ConfigError,
+        InterpreterError,
+        InstallationError,
+        TritonServerError,
+    ) as error:
         code = _told(console, str(error), 1)
     except OSError as error:
         code = _told(console, f"{type(error).__name__}: {error}", 1)
@@ -165,6 +183,34 @@ def _run(
         write_csv(csv_file, kept.document.phases)
     print(json.dumps(kept.document.to_json()))
     raise typer.Exit(code)
+
+
+def _on_triton(config: ServerConfig, asked: Load, kept: Kept, console: Console) -> None:
+    from smartspec_py.bench.session import run
+
+    address = free_address()
+    with TritonServer(config, paths.run_dir(address.http_port).resolve(), address) as server:
+        wait_with_progress(server, console)
+        with console.status("warming up") as status:
+            listener = _listener(console, status)
+            asyncio.run(run(address, config.limits.max_sequences, asked, kept, listener))
+
+
+def _in_lockstep(config: ServerConfig, asked: Load, kept: Kept, console: Console) -> None:
+    from smartspec_py.bench.lockstep import Side, policies_of, run
+    from smartspec_py.serving.build import build_engine
+
+    fields = {
+        "max_tokens": asked.max_tokens,
+        "temperature": asked.temperature,
+        "reuse_prefix": asked.fields["reuse_prefix"],
+    }
+    with console.status("loading models, timing passes") as status:
+        sides = {
+            policy: Side(policy, build_engine(config, Path.cwd()), config, fields)
+            for policy in policies_of(asked.settings)
+        }
+        run(sides, config.limits.max_sequences, asked, kept, _listener(console, status))
 
 
 def _told(console: Console, message: str, code: int) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 
@@ -42,3 +44,31 @@ class RealClock:
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
+
+
+class Stopwatch:
+    """Starts at 0.0; real seconds while `running`, and what is slept, which passes at once."""
+
+    def __init__(self) -> None:
+        self.ran_s = 0.0
+        """Real seconds of all times that it ran before."""
+        self._slept_s = 0.0
+        self._since_s: float | None = None
+
+    def now(self) -> float:
+        shown = self.ran_s + self._slept_s
+        return shown if self._since_s is None else shown + time.monotonic() - self._since_s
+
+    def sleep(self, seconds: float) -> None:
+        if seconds < 0:
+            raise ValueError(f"cannot sleep {seconds} s")
+        self._slept_s += seconds
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        self._since_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self.ran_s += time.monotonic() - self._since_s
+            self._since_s = None

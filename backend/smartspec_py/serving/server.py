@@ -56,7 +56,7 @@ class Server:
         self._on_death = on_death
         self._is_unwanted = is_unwanted
         self._is_draining = False
-        self.intake = Intake(engine, config.limits, _defaults(engine, config))
+        self.intake = Intake(engine, config.limits, defaults_of(engine, config))
         self._inbox: Inbox[Arrival] = Inbox(config.limits.max_queue)
         self._responder = Responder(
             self._inbox.cancel,
@@ -170,7 +170,7 @@ class Server:
         self._on_death(reason)
 
 
-def _defaults(engine: Engine, config: ServerConfig) -> Defaults:
+def defaults_of(engine: Engine, config: ServerConfig) -> Defaults:
     """auto: the first of the engine's proposers, which is its draft model where it has one."""
     named: str | None = None if config.proposer == "auto" else config.proposer
     first = named or next(iter(engine.proposers), None)
@@ -184,7 +184,7 @@ def _is_learned_from(record: StepRecord) -> bool:
 
 def _info(engine: Engine, config: ServerConfig) -> ConfigInfo:
     most = min(config.limits.max_draft_len, engine.target.capabilities.max_draft_len)
-    method = _defaults(engine, config).proposer or "none"
+    method = defaults_of(engine, config).proposer or "none"
     return ConfigInfo(method, most if engine.proposers else 0, config.policy)
 
 

@@ -97,7 +97,7 @@ class CostChange:
     cost: CostModel
 
 
-class _Deaf:
+class Deaf:
     """The client's end: nobody listens."""
 
     def send(self, reply: Reply, is_final: bool) -> None: ...
@@ -221,7 +221,7 @@ class Simulation:
         served = self._served_request(request)
         conversation = Conversation(
             request.sequence,
-            _Deaf(),
+            Deaf(),
             cast(TextStream, None),  # the responder's, which is not here
             SAMPLING.seed,
             request.prompt_len,
