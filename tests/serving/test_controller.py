@@ -31,8 +31,8 @@ def controller() -> Controller:
 
 
 def run(made: Controller, views: list[SequenceView], count: int, **truth: float) -> list[str]:
-    """Steps that go as planned, but for factors on what they take and bring; whose choice each
-    was."""
+    """Steps that go as planned, but for factors on what they take and bring, and `plan_s` seconds
+    for each plan that may draft; whose choice each was."""
     reasons = []
     for _ in range(count):
         chosen = made.plan(views)
@@ -44,6 +44,8 @@ def run(made: Controller, views: list[SequenceView], count: int, **truth: float)
         draft_s = sum(COST.draft_s(sum(k >= p for k in lengths.values())) for p in passes)
         draft_s *= truth.get("draft", 1.0)
         kept = truth.get("kept", 1.0)
+        searched = any(asked.policy == "goodput" for asked in made.asked)
+        plan_s = truth.get("plan_s", 0.0) if searched else 0.0
         made.observe(
             Measured(
                 views=views,
@@ -54,7 +56,8 @@ def run(made: Controller, views: list[SequenceView], count: int, **truth: float)
                 num_prefill_tokens=0,
                 draft_s=draft_s,
                 target_s=target_s,
-                total_s=target_s + draft_s,
+                total_s=target_s + draft_s + plan_s,
+                plan_s=plan_s,
             )
         )
     return reasons
@@ -95,6 +98,48 @@ def test_speculation_that_brings_nothing_is_forbidden_and_tried_again() -> None:
     assert GUARD in reasons[:250]
     assert reasons.count(GUARD) > 200
     assert made.num_switches >= 1
+
+
+def num_searched(made: Controller, views: list[SequenceView], count: int, plan_s: float) -> int:
+    """Of so many steps, those whose plan might have drafted."""
+    num = 0
+    for _ in range(count):
+        run(made, views, 1, plan_s=plan_s)
+        num += any(asked.policy == "goodput" for asked in made.asked)
+    return num
+
+
+def test_drafts_that_bring_less_than_their_planning_costs_are_left() -> None:
+    """They gain 19 % by their passes. Whoever does not speculate need not plan: at a fifth of the
+    step that gain is gone, at a tenth it is not."""
+    views = [view(n, accept=0.35) for n in range(4)]
+    drafting = plan(views, COST)
+    gain = drafting.goodput / plan([replace(v, policy="none") for v in views], COST).goodput
+    assert gain == pytest.approx(1.19, abs=0.01)
+    assert num_searched(controller(), views, 300, plan_s=0.1 * drafting.expected_s) > 250
+    assert num_searched(controller(), views, 300, plan_s=0.4 * drafting.expected_s) < 30
+
+
+def test_plans_that_come_to_nothing_take_one_percent_of_the_time() -> None:
+    views = [view(n, accept=0.001) for n in range(4)]
+    step_s = COST.target_s(4, 4, 100)
+    assert num_searched(controller(), views, 500, plan_s=0.005 * step_s) == 500
+    assert 40 <= num_searched(controller(), views, 500, plan_s=0.1 * step_s) <= 60
+    assert num_searched(controller(), views, 650, plan_s=10.0 * step_s) == pytest.approx(10, abs=2)
+    likely = [view(n, accept=0.9) for n in range(4)]
+    assert num_searched(controller(), likely, 500, plan_s=0.1 * step_s) >= 480  # but for probes
+
+
+def test_a_plan_that_came_to_nothing_is_not_kept_to_when_something_changes() -> None:
+    step_s = COST.target_s(4, 4, 100)
+    made, few = controller(), [view(n, accept=0.001) for n in range(2)]
+    run(made, [view(n, accept=0.001) for n in range(4)], 1, plan_s=10.0 * step_s)
+    assert num_searched(made, few, 1, plan_s=0.0) == 1
+    made = controller()
+    run(made, few, 1, plan_s=10.0 * step_s)
+    assert num_searched(made, few, 1, plan_s=0.0) == 0
+    hurried = [replace(one, slo_s_per_token=0.9 * step_s) for one in few]
+    assert num_searched(made, hurried, 1, plan_s=0.0) == 1
 
 
 def test_costs_that_changed_are_learned() -> None:

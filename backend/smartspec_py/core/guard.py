@@ -109,8 +109,17 @@ SAVED_PROBES = 5.0
 FIRST_PROBES = 1.0
 """Probes that it has at the start: short runs should not be made of them."""
 
+POOR_PLAN_SHARE = 0.01
+"""Of the time, for plans that are not worth it."""
+
+MAX_RESTED = 64
+"""Steps without a plan after such a one, at most."""
+
+PLAN_WEIGHT = 0.05
+"""Of a step in the mean times of plans."""
+
 LEAST_S = 1e-9
-"""Of a pass by the profile, which may say that it takes no time at all."""
+"""Of a pass by the profile, which may say that it takes no time at all; and what is no debt."""
 
 ROW_BUCKETS = 11
 CONTEXT_EDGES = (256.0, 1024.0, 4096.0, 16384.0)
@@ -121,7 +130,8 @@ class Sample:
     """A step, as measured. Steps that read prompt chunks are no samples.
 
     context_len: mean tokens of context a row. num_generated: tokens that requests kept.
-    step_s: all of the step: plan, drafts, catch-up, target, host.
+    step_s: all of the step: plan, drafts, catch-up, target, host; where nothing was drafted without
+        the plan, which is what a server that never speculates is spared.
     is_speculating: whether anything was drafted.
     has_catch_up: whether a draft cache read a prompt or missed tokens first; such a step may be
         long without being a stall.
@@ -156,6 +166,51 @@ class ProbeBudget:
         self._saved_probes = min(self._saved_probes + self._share * size, SAVED_PROBES)
         if is_probe:
             self._saved_probes = max(self._saved_probes - size, -SAVED_PROBES)
+
+
+class PlanBudget:
+    """Time for plans that are not worth it: a share of all.
+
+    Where steps are short and drafts bring little, planning anew at every step would itself be what
+    makes a server slower than one that does not speculate. After a plan that drafts nothing, or
+    brings less than it takes to plan, nothing is drafted until the next plan would be within
+    POOR_PLAN_SHARE, for MAX_RESTED steps at most, and until there are half or twice the sequences.
+    """
+
+    def __init__(self) -> None:
+        self._owed_s = 0.0
+        self._num_rows = 0
+        """Of the last plan."""
+        self._plan_s = 0.0
+        """Mean of the plans that were made."""
+        self._spent_s = 0.0
+        """Mean over all steps, which is what the host's learned time has of it."""
+
+    def allows(self, num_rows: int) -> bool:
+        is_alike = num_rows < 2 * self._num_rows and self._num_rows < 2 * num_rows
+        return self._owed_s < LEAST_S or not is_alike
+
+    def pays(self, tokens: float, seconds: float, none_tokens: float, none_s: float) -> bool:
+        """Whether a plan brings more than it takes to plan. tokens, seconds: expected of it;
+        none_tokens, none_s: of a step without drafts. Seconds with the host's learned time."""
+        with_plan_s = seconds - self._spent_s + self._plan_s
+        return tokens * (none_s - self._spent_s) > none_tokens * with_plan_s
+
+    def observe(
+        self, num_rows: int, plan_s: float | None, step_s: float, is_poor: bool = False
+    ) -> None:
+        """plan_s: None where nothing was planned. is_poor: whether the plan was not worth it."""
+        if plan_s is not None:
+            self._num_rows = num_rows
+            is_first = self._plan_s == 0.0
+            self._plan_s += (1.0 if is_first else PLAN_WEIGHT) * (plan_s - self._plan_s)
+        self._spent_s += PLAN_WEIGHT * ((plan_s or 0.0) - self._spent_s)
+        if plan_s is not None and not is_poor:
+            self._owed_s = 0.0
+            return
+        earned_s = POOR_PLAN_SHARE * step_s
+        owed_s = max(0.0, self._owed_s + (plan_s or 0.0) - earned_s)
+        self._owed_s = min(owed_s, MAX_RESTED * earned_s)
 
 
 class Guard:

@@ -17,7 +17,7 @@ from smartspec_py.core.acceptance import INITIAL_MEAN
 from smartspec_py.core.confidence import RecentGoodput, StepPrices
 from smartspec_py.core.corrections import CostCorrections, StepCost
 from smartspec_py.core.cost import MAX_ROWS, CostModel
-from smartspec_py.core.guard import Guard, ProbeBudget, Sample
+from smartspec_py.core.guard import Guard, PlanBudget, ProbeBudget, Sample
 from smartspec_py.core.planner import BatchTable, PlannerSettings, batch_table_of, plan
 from smartspec_py.core.policies import GOODPUT_CONFIDENCE
 from smartspec_py.core.served import ServedCosts
@@ -40,7 +40,7 @@ class Measured:
 
     num_drafted: drafts as made, by sequence; they may be fewer than planned, or more. draft_lens:
     those of them that were verified; sequences without any are left out. num_background: sequences
-    that generated beside those of the views.
+    that generated beside those of the views. plan_s: of total_s, what `Controller.plan` took.
     """
 
     views: Sequence[SequenceView]
@@ -53,6 +53,7 @@ class Measured:
     target_s: float
     total_s: float  # from the end of the step before, where the loop was not idle
     num_background: int = 0
+    plan_s: float = 0.0
 
     @property
     def num_rows(self) -> int:
@@ -74,11 +75,12 @@ class Controller:
         self._served = ServedCosts(profile)
         self._budget = ProbeBudget()
         self._guard = Guard(profile, self._budget)
+        self._plan_budget = PlanBudget()
         rows = [n for n in TABLE_ROWS if n < min(max_sequences, MAX_ROWS)] + [max_sequences]
         table = batch_table or batch_table_of(profile, INITIAL_MEAN, rows, max_draft_len)
         self._settings = PlannerSettings(batch_table=table)
         self._recent = RecentGoodput()
-        self._is_probe = False
+        self._is_probe = self._is_rest = False
         self.num_delayed = self.num_background = 0
         """That the last plan was asked with."""
         self.why = PLANNED
@@ -114,22 +116,25 @@ class Controller:
         self, views: Sequence[SequenceView], num_delayed: int = 0, num_background: int = 0
     ) -> SpecPlan:
         """num_delayed, num_background: see `PlannerSettings`."""
-        self._is_probe, self.why = False, PLANNED
+        self._is_probe, self._is_rest, self.why = False, False, PLANNED
         self.num_delayed, self.num_background = num_delayed, num_background
-        num_rows = len(views) + num_background
-        chosen = self._ask(views)
         free = [view for view in views if view.policy in LEARNING]
         if not free:
-            return chosen
+            return self._ask(views)
+        num_rows = len(views) + num_background
         context_len = sum(view.context_len for view in views) / len(views)
+        if not self._guard.allows(num_rows, context_len):
+            return self._without_drafts(views, GUARD)
+        if self._rests(num_rows, free):
+            self._is_rest = True
+            return self._without_drafts(views, PLANNED)
+        chosen = self._ask(views)
         if any(chosen.draft_lens[view.sequence] for view in free):
-            if not self._guard.allows(num_rows, context_len):
-                return self._without_drafts(views, GUARD)
             wants = self._guard.wants_reference(num_rows, context_len)
             if wants or (self._budget.allows() and self._corrections.wants_contrast(True)):
                 self._is_probe = True
                 return self._without_drafts(views, PROBE)
-        elif self._guard.allows(num_rows, context_len) and self._wants_draft():
+        elif self._wants_draft():
             return self._with_a_draft(views, chosen)
         return chosen
 
@@ -163,7 +168,9 @@ class Controller:
             self._served.observe(step_cost, self._corrections.observe(step_cost))
         if step.num_prefill_tokens == 0:
             self._recent.observe(step.num_generated, step.total_s)
+        is_speculating = any(step.num_drafted.values())
         if any(view.policy in LEARNING for view in step.views):
+            self._observe_plan(step, context_len, is_speculating)
             # Probes are paid by those that may be probed, and so saved up from their time alone.
             self._budget.observe(step.total_s, self._is_probe)
         if step.num_prefill_tokens == 0 and all(
@@ -174,11 +181,31 @@ class Controller:
                     num_rows=step.num_rows,
                     context_len=context_len,
                     num_generated=step.num_generated,
-                    step_s=step.total_s,
-                    is_speculating=any(step.num_drafted.values()),
+                    step_s=step.total_s if is_speculating else step.total_s - step.plan_s,
+                    is_speculating=is_speculating,
                     has_catch_up=any(view.draft_lag for view, _ in drafting),
                 )
             )
+
+    def _rests(self, num_rows: int, free: Sequence[SequenceView]) -> bool:
+        """Whether the last plan was not worth it, and the next must wait; not where a latency
+        target may ask for drafts."""
+        has_targets = any(view.slo_s_per_token is not None for view in free)
+        return not (has_targets or self._plan_budget.allows(num_rows))
+
+    def _observe_plan(self, step: Measured, context_len: float, is_speculating: bool) -> None:
+        num_rows, cost, planned = step.num_rows, self.cost, step.plan
+        if self._is_rest or self.why == GUARD:
+            self._plan_budget.observe(num_rows, None, step.total_s)
+            return
+        none_s = cost.target_s(num_rows, num_rows, context_len) + cost.step_host_s(num_rows)
+        pays = self._is_probe or (
+            is_speculating
+            and self._plan_budget.pays(
+                planned.expected_tokens, planned.expected_s, num_rows, none_s
+            )
+        )
+        self._plan_budget.observe(num_rows, step.plan_s, step.total_s, is_poor=not pays)
 
     def _wants_draft(self) -> bool:
         return self._budget.allows() and self._corrections.wants_contrast(False)

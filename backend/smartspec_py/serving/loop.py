@@ -83,6 +83,7 @@ class _StepTimes:
 
     between_s: float
     start: float
+    viewed: float
     planned: float
     proposed: float
     applied: float
@@ -158,6 +159,7 @@ class StepLoop:
         start = self._clock()
         ready = self._batcher.ready()
         views = self._views(ready)
+        viewed = self._clock()
         num_reading, num_background = self._batcher.num_reading, self._num_background()
         spec_plan = self.controller.plan(views, num_reading, num_background)
         planned = self._clock()
@@ -174,7 +176,7 @@ class StepLoop:
         applied = self._clock()
         between_s = start - self._applied_s if was_busy else 0.0
         self._applied_s = applied
-        times = _StepTimes(between_s, start, planned, proposed, applied)
+        times = _StepTimes(between_s, start, viewed, planned, proposed, applied)
         self._record(_Step(views, spec_plan, drafts, prefills, events, kept), times)
 
     def drain(self, grace_s: float) -> None:
@@ -274,6 +276,7 @@ class StepLoop:
                 target_s=record.target_s,
                 total_s=record.total_s + times.between_s,
                 num_background=record.num_background,
+                plan_s=times.planned - times.viewed,
             )
         )
         self._post(self._sample(record, decoding, load))
