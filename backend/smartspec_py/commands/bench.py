@@ -7,11 +7,12 @@ import typer
 from smartspec_py.commands.bench_arms import arms
 from smartspec_py.commands.bench_compare import compare
 from smartspec_py.commands.bench_load import load
+from smartspec_py.commands.bench_merge import merge
 from smartspec_py.commands.bench_overhead import overhead
 
 bench = typer.Typer(
     help="Compare policies on one live server: per request, under load, and with the bare engine.",
     no_args_is_help=True,
 )
-for _command in (arms, load, overhead, compare):
+for _command in (arms, load, overhead, compare, merge):
     bench.command()(_command)
