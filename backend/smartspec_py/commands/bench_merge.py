@@ -10,6 +10,7 @@ from rich.console import Console
 
 from smartspec_py.bench.document import DocumentError, read, write
 from smartspec_py.commands import USAGE_ERROR, fail
+from smartspec_py.commands.bench_load import TABLE_WIDTH
 
 if TYPE_CHECKING:
     from smartspec_py.bench.document import Document
@@ -37,5 +38,6 @@ def merge(
     except OSError as error:
         fail(f"--json: {error}", USAGE_ERROR)
     console = Console(stderr=True)
+    console.width = max(console.width, TABLE_WIDTH)
     print_results(console, whole)
     console.print(f"document: {json_file}", soft_wrap=True)
