@@ -17,7 +17,8 @@ from smartspec_py.core.acceptance import INITIAL_MEAN
 from smartspec_py.core.confidence import RecentGoodput, StepPrices
 from smartspec_py.core.corrections import CostCorrections, StepCost
 from smartspec_py.core.cost import MAX_ROWS, CostModel
-from smartspec_py.core.guard import Guard, PlanBudget, ProbeBudget, Sample
+from smartspec_py.core.guard import Guard, ProbeBudget, Sample
+from smartspec_py.core.plan_budget import PlanBudget
 from smartspec_py.core.planner import BatchTable, PlannerSettings, batch_table_of, plan
 from smartspec_py.core.policies import GOODPUT_CONFIDENCE
 from smartspec_py.core.served import ServedCosts
