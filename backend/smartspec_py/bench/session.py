@@ -114,6 +114,7 @@ async def _measure(client: Client, turn: Turn, slo: Slo | None) -> Phase:
 
 
 def with_phase(document: Document, phase: Phase) -> Document:
+    """One phase more, and all judged anew."""
     phases = [*document.phases, phase]
     found = comparisons(phases)
     return replace(document, phases=phases, comparisons=found, summary=summary(found))

@@ -22,8 +22,9 @@ def merge(
 ) -> None:
     """Make one document of several runs: their repeats one after another, judged anew.
 
-    They must be of the same form, pair, machine, commit and limits, and have different seeds. The
-    ceilings are the first run's; the repeats of a point are those of all runs that have it.
+    They must be of the same form, pair, machine, commit and limits, and have different seeds. Each
+    run's rates are shares of the saturation that it measured itself; the ceilings shown are the
+    first's. The repeats of a point are those of all runs that have it.
     """
     from smartspec_py.bench.merged import MergeError, merged
     from smartspec_py.bench.tables import print_results
