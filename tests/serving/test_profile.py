@@ -412,7 +412,7 @@ def test_a_restart_begins_with_the_host_time_that_was_learned(tmp_path: Path) ->
     engine = CountingEngine()
     again = cached(engine, tmp_path, "model a")
     assert engine.num_passes == 0
-    assert CostCorrections(again).corrected.step_host_s(2) == 0.5
+    assert CostCorrections(again).at(2).step_host_s(2) == 0.5
 
 
 def test_passes_that_no_engine_timed_tell_nothing(tmp_path: Path) -> None:

@@ -82,6 +82,7 @@ class Controller:
         self._settings = PlannerSettings(batch_table=table)
         self._recent = RecentGoodput()
         self._is_probe = self._is_rest = False
+        self._num_rows = 1
         self.num_delayed = self.num_background = 0
         """That the last plan was asked with."""
         self.why = PLANNED
@@ -95,8 +96,9 @@ class Controller:
 
     @property
     def cost(self) -> CostModel:
-        """As corrected so far: what the next step is planned with."""
-        return self._corrections.corrected
+        """As corrected for as many rows as the last plan has: what it was planned with, and what
+        has been learned since."""
+        return self._corrections.at(self._num_rows)
 
     @property
     def served_cost(self) -> CostModel:
@@ -119,10 +121,10 @@ class Controller:
         """num_delayed, num_background: see `PlannerSettings`."""
         self._is_probe, self._is_rest, self.why = False, False, PLANNED
         self.num_delayed, self.num_background = num_delayed, num_background
+        self._num_rows = num_rows = len(views) + num_background
         free = [view for view in views if view.policy in LEARNING]
         if not free:
             return self._ask(views)
-        num_rows = len(views) + num_background
         context_len = sum(view.context_len for view in views) / len(views)
         if not self._guard.allows(num_rows, context_len):
             return self._without_drafts(views, GUARD)
@@ -148,7 +150,7 @@ class Controller:
         )
         if not wants or self.why != PLANNED or any(v.slo_s_per_token is not None for v in views):
             return None
-        num_rows, cost = len(views) + self.num_background, self.cost
+        num_rows, cost = self._num_rows, self.cost
         most = sum(
             max([v.max_draft_len, *(w.max_draft_len for w in v.alternatives)]) for v in views
         )
@@ -195,10 +197,11 @@ class Controller:
         return not (has_targets or self._plan_budget.allows(num_rows))
 
     def _observe_plan(self, step: Measured, context_len: float, is_speculating: bool) -> None:
-        num_rows, cost, planned = step.num_rows, self.cost, step.plan
+        num_rows, planned = step.num_rows, step.plan
         if self._is_rest or self.why == GUARD:
             self._plan_budget.observe(num_rows, None, step.total_s)
             return
+        cost = self._corrections.at(num_rows)
         none_s = cost.target_s(num_rows, num_rows, context_len) + cost.step_host_s(num_rows)
         pays = self._is_probe or (
             is_speculating
