@@ -221,7 +221,7 @@ class CostCorrections:
         return known
 
     def _features(self, num_rows: int, pass_s: float, drafts_s: float, unit_s: float) -> Floats:
-        """What the values of the target's regression are multiplied by; see TARGET_SDS, ROWS_SDS."""
+        """What the values of the target's regression are multiplied by: TARGET_SDS, ROWS_SDS."""
         shares = self._shares_at(num_rows)
         alike = (pass_s, drafts_s, unit_s)
         return np.concatenate((alike, pass_s * shares, drafts_s * shares))

@@ -127,7 +127,8 @@ SWITCHES = _family(
 COST_FACTOR = _family(
     "cost_factor",
     _G,
-    "How passes differ from the profile: target_base and target_slope of the target's, draft",
+    "How passes of as many sequences as in the last step differ from the profile: target_base and "
+    "target_slope of the target's, draft",
     ("part",),
 )
 TIME_ERROR = _family(
