@@ -299,6 +299,21 @@ def test_an_idle_budget_saves_up_only_so_much() -> None:
     assert num_probes == SAVED_PROBES
 
 
+def test_a_probe_that_stalls_is_not_charged_for_the_stall() -> None:
+    """After it the next may come in 200 steps, that is at 1 % of the time of a step twice as long;
+    charged for 20 steps it would be 2,000."""
+    budget = ProbeBudget()
+    for _ in range(100):
+        budget.observe(0.02, is_probe=False)
+    assert budget.allows()
+    budget.observe(0.4, is_probe=True)
+    num_steps = 0
+    while not budget.allows():
+        budget.observe(0.02, is_probe=False)
+        num_steps += 1
+    assert 50 < num_steps <= 200
+
+
 @pytest.mark.parametrize("mistake", ["acceptance", "draft cost"])
 def test_a_planner_that_is_wrong_is_contradicted(mistake: str) -> None:
     """The real planner, told that drafts are accepted with 0.8 (in truth 0.2), or with a profile

@@ -106,6 +106,10 @@ PROBE_SHARE = 0.01
 SAVED_PROBES = 5.0
 """Probes that a budget may save up."""
 
+LARGEST_PROBE = 2.0
+"""Usual steps that a probe is charged for at most: what one takes beyond that, the machine stood
+still. Charged in full, a stall left nothing for probes for 500 steps, and taught nothing."""
+
 FIRST_PROBES = 1.0
 """Probes that it has at the start: short runs should not be made of them."""
 
@@ -148,15 +152,16 @@ class ProbeBudget:
         return self._saved_probes >= 1.0
 
     def observe(self, step_s: float, is_probe: bool) -> None:
-        """Account for a step. A probe costs all its seconds, in units of the usual step: what it
-        loses is less, but to know how much takes the model that it is to test."""
+        """Account for a step. A probe costs all its seconds up to LARGEST_PROBE, in units of the
+        usual step: what it loses is less, but to know how much takes the model that it is to test.
+        """
         if self._mean_s == 0.0:
             self._mean_s = step_s
         size = min(step_s / self._mean_s, 1.0 / self._share) if self._mean_s > 0 else 1.0
         self._mean_s += self._share * (min(size, 2.0) - 1.0) * self._mean_s
         self._saved_probes = min(self._saved_probes + self._share * size, SAVED_PROBES)
         if is_probe:
-            self._saved_probes = max(self._saved_probes - size, -SAVED_PROBES)
+            self._saved_probes -= min(size, LARGEST_PROBE)
 
 
 class Guard:
