@@ -475,8 +475,8 @@ MISSED = """
 **Where it misses.** Where the best k after the change is 0 a few windows of 50 steps are above:
 speculation is off, and now and then a resume, which reads what the draft caches have missed, is
 found not to pay. An earlier version resumed every 30 to 100 steps and lost up to 2.9 % on average
-(docs/log.md). With noise, where k = 0 and k = 1 lie 7 % apart, which a single probe cannot tell,
-one run of five went on drafting after it (2026-11-22), and lost 10 % from step 200 to 400.
+(docs/log.md). With noise a probe may stall, and then teaches nothing: the next comes 200 steps
+later, and a run that waits for it goes on as before.
 """
 
 MADE = f"""
