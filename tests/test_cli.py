@@ -176,7 +176,7 @@ def test_serve_answers_and_ends_on_sigterm(tmp_path: Path) -> None:
     finally:
         os.kill(serve.pid, signal.SIGTERM)
         _, rest = serve.communicate(timeout=60)
-    assert serve.returncode == 0, rest
+    assert serve.returncode == 0, rest  # which ends with Triton's log where it is not
 
 
 def wait_for(process: subprocess.Popen[str], words: str, timeout_s: float = 180.0) -> None:

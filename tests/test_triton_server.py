@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from smartspec_py import triton_server
 from smartspec_py.commands.streams import GrpcTransport, HttpTransport, StreamError
 from smartspec_py.launch import files, foreground
 from smartspec_py.launch.interpreter import Interpreter, InterpreterError, check_interpreter
@@ -265,6 +266,20 @@ def test_stop_is_clean_and_leaves_no_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.triton
+def test_a_slow_server_is_asked_again_to_unload(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told to end only when its model is unloaded; so a busy machine does not make it 1."""
+    monkeypatch.setattr(triton_server, "CONTROL_TIMEOUT_S", 0.1)
+    server = start_stand_in(tmp_path)
+    os.kill(server.pid, signal.SIGSTOP)
+    threading.Timer(1.0, os.kill, (server.pid, signal.SIGCONT)).start()
+    assert server.stop() == 0
+    log = server.log_path.read_text()
+    assert log.index("successfully unloaded") < log.index("Signal (15) received")
+
+
+@pytest.mark.triton
 def test_a_killed_server_leaves_no_stub_and_no_shared_memory(tmp_path: Path) -> None:
     server = start_stand_in(tmp_path)
     pid = server.pid
@@ -327,3 +342,21 @@ def test_foreground_ends_in_good_order_on_a_signal(tmp_path: Path, number: signa
     with console.file:
         assert foreground.run_in_foreground(server, console, on_ready=send_soon) == 0
     assert group_members(server.pid) == []
+
+
+@pytest.mark.triton
+def test_foreground_says_why_a_stop_was_not_clean(tmp_path: Path) -> None:
+    """Its code is Triton's, and the log's last lines are shown: the run folder may be gone soon."""
+    server = TritonServer(CONFIG, tmp_path, free_address(), backend_folder=STAND_IN)
+    console = Console(file=(tmp_path / "console").open("w"), width=200)
+
+    def kill_and_interrupt() -> None:
+        os.kill(server.pid, signal.SIGKILL)
+        raise KeyboardInterrupt
+
+    with console.file:
+        code = foreground.run_in_foreground(server, console, on_ready=kill_and_interrupt)
+    assert code == 128 + signal.SIGKILL
+    said = (tmp_path / "console").read_text()
+    assert f"exit code {code}" in said
+    assert "Started HTTPService" in said

@@ -60,6 +60,9 @@ EXIT_TIMEOUT_S = 8.0
 """Time that Triton gives idle connections after SIGTERM; its own default is 30 s."""
 
 EXIT_S = 10.0
+CONTROL_TIMEOUT_S = 5.0
+"""Time for one answer of Triton's model control."""
+
 CONTROL_HEADER = "smartspec-key"
 CLOSED_APIS = "model-repository,shared-memory,trace,logging"
 """Triton's APIs that change or read what is not a client's; they need the key."""
@@ -214,19 +217,27 @@ class TritonServer:
 
     def _drain(self, deadline_s: float) -> None:
         """Unload the model: Triton then waits for its requests, and the backend sees it and drains;
-        of a SIGTERM it would learn nothing."""
-        try:
-            self._control(f"models/{MODEL_NAME}/unload")
-            while b"UNLOADING" in self._control("index") and time.monotonic() < deadline_s:
-                time.sleep(POLL_S)
-        except (urllib.error.URLError, OSError):
-            return  # it is not up yet, or not any more
+        of a SIGTERM it would learn nothing. A server that is slow to answer is asked again: told to
+        end with its model still loaded it gives that EXIT_TIMEOUT_S, then ends with 1."""
+        is_asked = False
+        while time.monotonic() < deadline_s:
+            try:
+                if not is_asked:
+                    self._control(f"models/{MODEL_NAME}/unload")
+                    is_asked = True
+                if b"UNLOADING" not in self._control("index"):
+                    return
+            except TimeoutError:
+                continue
+            except (urllib.error.URLError, OSError):
+                return  # it is not up yet, or not any more
+            time.sleep(POLL_S)
 
     def _control(self, path: str) -> bytes:
         """POST to Triton's model control; the key keeps others from it."""
         url = f"{self.address.http_url}/v2/repository/{path}"
         request = urllib.request.Request(url, b"{}", {CONTROL_HEADER: self._control_key})
-        with DIRECT.open(request, timeout=5.0) as response:
+        with DIRECT.open(request, timeout=CONTROL_TIMEOUT_S) as response:
             body: bytes = response.read()
         return body
 

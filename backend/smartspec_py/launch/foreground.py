@@ -35,7 +35,10 @@ def run_in_foreground(
             code = watch(server, console)
         except KeyboardInterrupt:
             console.print("Stopping.")
-            return server.stop() or 0
+            code = server.stop() or 0
+            if code:
+                report_end(code, server, console)
+            return code
         finally:
             server.stop()
         return code
@@ -84,12 +87,17 @@ def watch(server: TritonServer, console: Console) -> int:
         time.sleep(WATCH_S)
         code = server.poll()
         if code is not None:
-            console.print(f"Triton ended with exit code {code}.\n{server.log_tail()}", markup=False)
+            report_end(code, server, console)
             # Unasked, even a clean end is a failure to whoever supervises this process.
             return code or 1
         misses = 0 if server.is_model_ready() else misses + 1
     console.print(f"The model is no longer ready, stopping.\n{server.log_tail()}", markup=False)
     return 1
+
+
+def report_end(code: int, server: TritonServer, console: Console) -> None:
+    """Say with what code Triton ended, and what it logged last."""
+    console.print(f"Triton ended with exit code {code}.\n{server.log_tail()}", markup=False)
 
 
 @contextmanager
