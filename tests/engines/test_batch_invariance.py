@@ -120,7 +120,7 @@ def test_attention_of_a_query_does_not_depend_on_its_neighbours(position: int, w
     inputs = [RowInput(0, first, [0] * width, 1), RowInput(1, 600, [0], 1)]
 
     def attend(inputs: list[RowInput], query: torch.Tensor) -> torch.Tensor:
-        packed = pack(inputs, 1024, torch.device("cpu"), batch_invariant=True)
+        packed = pack(inputs, 1024, torch.device("cpu"), 256, batch_invariant=True)
         out, _ = packed_attention(torch.nn.Module(), query, keys, values, None, None, packed)
         return out[0]
 

@@ -174,12 +174,14 @@ def test_weights_are_not_held_twice() -> None:
 
 
 @torch.inference_mode()
-def test_attended_alone_or_padded_a_row_gets_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five rows, one of which has many new tokens: padded to it, without it, all but two alone."""
+def test_attended_in_one_call_or_in_many_a_row_gets_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Five rows, one of which has many new tokens: padded to it, it alone, each alone."""
     config = replace(config_of(), num_rows=5)
     found = []
-    for alone_keys, num_groups in ((10**6, 1), (100, 2), (1, 4)):
-        monkeypatch.setattr(packed, "ALONE_KEYS", alone_keys)
+    for call_bytes, num_groups in ((10**6, 1), (2000, 3), (0, 5)):
+        monkeypatch.setattr(packed, "CALL_BYTES", call_bytes)
         model = make_model(WRITTEN_OUT["qwen2"])
         model.set_attn_implementation(ATTENTION_NAME)
         runner = CausalRunner(prepared(model, config), config)
@@ -187,21 +189,8 @@ def test_attended_alone_or_padded_a_row_gets_the_same(monkeypatch: pytest.Monkey
             runner.forward([RowInput(row, 0, tokens()[: 10 + row], 0)])
         widths = (1, 2, 9, 2, 1)
         inputs = [RowInput(r, 10 + r, tokens()[:w], w) for r, w in enumerate(widths)]
-        assert len(pack(inputs, config.row_len, CPU).groups) == num_groups
+        key_bytes = runner.cache.key_bytes
+        assert len(pack(inputs, config.row_len, CPU, key_bytes).groups) == num_groups
         found.append(runner.forward(inputs).logits)
     torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(found[2], found[0], rtol=1e-5, atol=1e-5)
-
-
-def test_equal_widths_are_attended_together() -> None:
-    inputs = [RowInput(row, 300, [1] * 3, 3) for row in range(4)]
-    assert len(pack(inputs, 400, CPU).groups) == 1
-
-
-def test_a_prompt_chunk_does_not_decide_how_drafts_are_attended() -> None:
-    """At 100 keys padding three rows to six tokens takes less than a call for one of them; at the
-    4,000 that the chunk looks at it would not."""
-    drafts = [RowInput(row, 94, [1] * width, width) for row, width in enumerate((1, 1, 6))]
-    chunk = RowInput(3, 3900, [1] * 100, 0)
-    assert len(pack(drafts, 4096, CPU).groups) == 1
-    assert len(pack([*drafts, chunk], 4096, CPU).groups) == 2

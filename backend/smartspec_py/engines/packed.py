@@ -13,6 +13,7 @@ and their cache by `RowCache`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,9 +29,11 @@ MAX_SHORT = 16
 """Inputs up to this many tokens may be attended together, padded to the longest; longer ones
 (prompt chunks) are attended one by one."""
 
-ALONE_KEYS = 3000
-"""Keys that padding looks at in the time that attending a row by itself takes on a CPU (heads of
-16, one core: 40 us for the call, 2.8 us for a query that looks at 193 keys)."""
+CALL_BYTES = 500_000
+"""Keys and values that attention on a CPU reads in the time of a call of its own."""
+
+QUERIES_PER_READ = 6
+"""Queries of a head whose products with a key take as long as reading it does."""
 
 KEY_BLOCK = 512
 KEY_TILE = 192
@@ -96,19 +99,23 @@ def pack(
     inputs: Sequence[RowInput],
     max_len: int,
     device: torch.device,
+    key_bytes: int,
     batch_invariant: bool = False,
 ) -> PackedBatch:
     """Lay out the inputs: those that are attended together in the order of their rows, then the
     others.
 
-    batch_invariant: attention is padded so that no query's sums depend on what shares the pass;
-    max_len must then be a `padded_len`.
+    key_bytes: of a token's key and value in one layer. batch_invariant: attention is padded so that
+    no query's sums depend on what shares the pass; max_len must then be a `padded_len`.
     """
     assert not batch_invariant or max_len == padded_len(max_len), "padding would leave the row"
-    can_split = device.type == "cpu" and not batch_invariant
-    widest = _shared_width(inputs) if can_split else MAX_SHORT
-    short = sorted((i for i in inputs if len(i.tokens) <= widest), key=lambda i: i.row)
-    long = [i for i in inputs if len(i.tokens) > widest]
+    short = sorted((i for i in inputs if len(i.tokens) <= MAX_SHORT), key=lambda i: i.row)
+    long = [i for i in inputs if len(i.tokens) > MAX_SHORT]
+    if device.type == "cpu" and not batch_invariant:
+        together = attended_together(short, key_bytes)
+    else:
+        together = [short] if short else []
+    together += [[item] for item in long]
     ordered = short + long
     firsts, num_tokens = {}, 0
     for item in ordered:
@@ -124,7 +131,6 @@ def pack(
         for item in inputs
         for j in range(len(item.tokens) - item.num_logits, len(item.tokens))
     ]
-    together = ([short] if short else []) + [[item] for item in long]
     return PackedBatch(
         token_ids=torch.tensor([token_ids], device=device),
         positions=torch.tensor([positions], device=device),
@@ -136,20 +142,47 @@ def pack(
     )
 
 
-def _shared_width(inputs: Sequence[RowInput]) -> int:
-    """Up to which width to attend inputs together, so that padding and calls take least: where few
-    rows have many drafts, all others would be padded to them."""
-    short = [item for item in inputs if len(item.tokens) <= MAX_SHORT]
-    # Prompt chunks are attended apart anyway, and what they look at is nothing to padding.
-    alone = ALONE_KEYS / max((item.position + len(item.tokens) for item in short), default=1)
-    widths = sorted(len(item.tokens) for item in short)
-    rest = sum(widths) + alone * len(widths)
-    best, least = 0, rest
-    for count, width in enumerate(widths, 1):
-        rest -= width + alone
-        if count * width + rest < least:
-            best, least = width, count * width + rest
-    return best
+def attended_together(items: Sequence[RowInput], key_bytes: int) -> list[list[RowInput]]:
+    """Cut the inputs, in the order of their rows, so that padding and calls take least.
+
+    A call pads its rows to the longest context and the most tokens among them. Few long contexts
+    or many drafts would be paid for by all, so neighbours that differ enough have their own call.
+    """
+    if not items:
+        return []
+    call = CALL_BYTES * QUERIES_PER_READ / key_bytes
+    sizes = [(item.row, item.position + len(item.tokens), len(item.tokens)) for item in items]
+    unpadded = sum(longest * (QUERIES_PER_READ + widest) for _, longest, widest in sizes)
+    if _padded(sizes) <= call + unpadded:
+        return [list(items)]  # no cut can save a call
+    # The least that the first n inputs take, and where the last group of them begins.
+    least, starts = [0.0], [0]
+    for end, (last, *_) in enumerate(sizes):
+        longest = widest = 0
+        best, start = math.inf, end
+        for first in range(end, -1, -1):
+            row, context_len, width = sizes[first]
+            longest, widest = max(longest, context_len), max(widest, width)
+            group = call + (last - row + 1) * longest * (QUERIES_PER_READ + widest)
+            if group >= best:
+                break  # of still more rows it takes more
+            if least[first] + group < best:
+                best, start = least[first] + group, first
+        least.append(best)
+        starts.append(start)
+    groups: list[list[RowInput]] = []
+    end = len(items)
+    while end:
+        groups.insert(0, list(items[starts[end] : end]))
+        end = starts[end]
+    return groups
+
+
+def _padded(sizes: Sequence[tuple[int, int, int]]) -> int:
+    """What rows, context lengths and widths take in one call, in the measure of their products."""
+    longest = max(context_len for _, context_len, _ in sizes)
+    widest = max(width for *_, width in sizes)
+    return (sizes[-1][0] - sizes[0][0] + 1) * longest * (QUERIES_PER_READ + widest)
 
 
 def padded_len(context_len: int) -> int:
@@ -238,6 +271,11 @@ class RowCache(Cache):
     @property
     def dtype(self) -> torch.dtype:
         return self.buffer.dtype
+
+    @property
+    def key_bytes(self) -> int:
+        """Of a token's key and value in one layer."""
+        return self.buffer.element_size() * self.buffer[0, :, 0, 0].numel()
 
     def write(self, layer: int, new_keys: torch.Tensor, new_values: torch.Tensor) -> None:
         """Write [N, kv_heads, D] to `slots`."""

@@ -104,7 +104,10 @@ class CausalRunner:
         """One pass over all inputs; writes their keys and values to their rows."""
         start = time.perf_counter()
         config = self._config
-        output = self._run(pack(inputs, config.row_len, config.device, config.batch_invariant))
+        packed = pack(
+            inputs, config.row_len, config.device, self.cache.key_bytes, config.batch_invariant
+        )
+        output = self._run(packed)
         self.passes_s += time.perf_counter() - start
         return output
 
