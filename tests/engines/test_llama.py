@@ -166,10 +166,12 @@ def test_a_pass_without_logits_writes_the_same_keys() -> None:
 
 
 def test_weights_are_not_held_twice() -> None:
+    """In float32 products take the weights of the norms before them, so that there are less."""
     model = make_model(WRITTEN_OUT["llama"])
     before = sum(weight.numel() for weight in model.parameters())
+    num_taken = 2 * COMMON["num_hidden_layers"] * COMMON["hidden_size"]
     decoder = LlamaDecoder(model, 64)
-    assert sum(weight.numel() for weight in decoder.parameters()) == before
+    assert sum(weight.numel() for weight in decoder.parameters()) == before - num_taken
     assert not list(model.model.layers.parameters())
 
 

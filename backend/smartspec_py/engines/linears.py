@@ -11,6 +11,7 @@ Padded: for `batch_invariant`, whose bits must not depend on the number of rows.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -35,12 +36,13 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
 def pack_linears(model: torch.nn.Module) -> None:
     """Pack every linear layer, the head included. The plain weights are given up: what stays in
     their place has their shape and no memory. Tied embeddings keep theirs."""
+    multiply = torch.ops.mkl._mkl_linear.default
     for module in _linears(model):
         plain = module.weight.detach()
         packed = torch.ops.mkl._mkl_reorder_linear_weight(plain, PACKED_FOR_ROWS)
         shape = plain.new_empty(1).expand(plain.shape)
         module.weight = torch.nn.Parameter(shape, requires_grad=False)
-        module.forward = partial(_packed_linear, packed, shape, module.bias)  # type: ignore[method-assign]
+        module.forward = partial(_packed_linear, multiply, packed, shape, module.bias)  # type: ignore[method-assign]
 
 
 def pad_linears(model: torch.nn.Module) -> None:
@@ -59,15 +61,18 @@ def padded_linear(module: torch.nn.Linear, inputs: torch.Tensor) -> torch.Tensor
 
 
 def _packed_linear(
-    packed: torch.Tensor, shape: torch.Tensor, bias: torch.Tensor | None, inputs: torch.Tensor
+    multiply: Any,
+    packed: torch.Tensor,
+    shape: torch.Tensor,
+    bias: torch.Tensor | None,
+    inputs: torch.Tensor,
 ) -> torch.Tensor:
-    """inputs [.., in_features] -> [.., out_features].
+    """inputs [n, in_features] or [1, n, in_features] -> the same with out_features.
 
     The last argument is the number of rows that the weights were packed for; the operator goes back
     to the plain weights where it is not the number there are. MKL itself asks no such thing.
     """
-    num_rows = inputs.numel() // inputs.shape[-1]
-    out: torch.Tensor = torch.ops.mkl._mkl_linear(inputs, packed, shape, bias, num_rows)
+    out: torch.Tensor = multiply(inputs, packed, shape, bias, inputs.shape[-2])
     return out
 
 

@@ -8,6 +8,7 @@ thread, a draft of 4 M parameters: 0.7 of the time of a pass; docs/performance.m
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,9 +16,8 @@ import torch.nn.functional as F
 
 from smartspec_py.engines.packed import (
     PackedBatch,
+    PassAttention,
     RowCache,
-    additive_mask,
-    attend,
 )
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -58,7 +58,7 @@ class LlamaDecoder(torch.nn.Module):
             self._layers.append(_Layer(layer, self.config))
             # So that there is never more than one layer twice.
             inner.layers[index] = torch.nn.Identity()
-        self.layers = torch.nn.ModuleList(self._layers)
+        self.layers = torch.nn.ModuleList(layer.parts() for layer in self._layers)
         self.norm = _Norm(inner.norm)
         self.head = model.lm_head
 
@@ -66,16 +66,14 @@ class LlamaDecoder(torch.nn.Module):
         """Of the wanted tokens: logits [M, vocabulary], states [M, hidden_size] behind the last
         norm."""
         rotation = self.rotations.index_select(0, packed.positions[0])
-        num_shared = self.config.num_attention_heads // self.config.num_key_value_heads
-        masks = [additive_mask(group, num_shared, cache.dtype) for group in packed.groups]
+        attend = PassAttention(packed, cache, self.config.num_attention_heads)
         states = self.embedding(packed.token_ids[0])
         last = len(self._layers) - 1
         for index, layer in enumerate(self._layers):
             keys, values, queries = layer.project(states, rotation)
             cache.write(index, keys, values)
-            attended = attend(queries.to(cache.dtype), cache.rows(index), packed.groups, masks)
             wanted = packed.wanted if index == last else None
-            states = layer.finish(states, attended.to(states.dtype), wanted)
+            states = layer.finish(states, attend(index, queries), wanted)
         states = self.norm(states)
         return self.head(states), states
 
@@ -90,25 +88,57 @@ class _Norm(torch.nn.Module):
         return F.rms_norm(states, self.shape, self.weight, self.eps)
 
 
-class _Layer(torch.nn.Module):
+Function = Callable[[torch.Tensor], torch.Tensor]
+
+
+def _norm_before(norm: Any, layer: torch.nn.Linear) -> Function:
+    """The norm as it is computed before this layer. In float32 the layer takes the norm's weight
+    into its own, which in lower precision would round it once more."""
+    if norm.weight.dtype != torch.float32:
+        return _Norm(norm).forward
+    size = norm.weight.numel()
+    layer.weight.detach().mul_(norm.weight.detach() * size**0.5)
+    return _unweighted(norm.weight.new_tensor((size * norm.variance_epsilon) ** 0.5))
+
+
+def _unweighted(floor: torch.Tensor) -> Function:
+    """States over their lengths, which are floor at least: an RMS norm without its weight and a
+    factor. Three operators on a CPU, where `rms_norm` is seven."""
+    vector_norm, hypot = torch.linalg.vector_norm, torch.hypot
+
+    def norm(states: torch.Tensor) -> torch.Tensor:
+        return states / hypot(vector_norm(states, dim=-1, keepdim=True), floor)
+
+    return norm
+
+
+class _Layer:
+    """No module, and calls what its modules do directly: behind a large product, which leaves
+    nothing else in the processor's caches, every function on the way takes microseconds."""
+
     def __init__(self, layer: Any, config: Any) -> None:
-        super().__init__()
         attention, mlp = layer.self_attn, layer.mlp
         self.head_dim = attention.head_dim
         self.num_heads = config.num_attention_heads
         self.num_kv_heads = config.num_key_value_heads
-        self.attention_norm = _Norm(layer.input_layernorm)
         self.qkv = _joined(
             _interleaved(attention.q_proj, self.head_dim),
             _interleaved(attention.k_proj, self.head_dim),
             attention.v_proj,
         )
+        self.attention_norm = _norm_before(layer.input_layernorm, self.qkv)
         self.query_norm = self._head_norm(attention, "q_norm")
         self.key_norm = self._head_norm(attention, "k_norm")
         self.out = attention.o_proj
-        self.mlp_norm = _Norm(layer.post_attention_layernorm)
         self.gate_up = _joined(mlp.gate_proj, mlp.up_proj)
+        self.mlp_norm = _norm_before(layer.post_attention_layernorm, self.gate_up)
         self.down = mlp.down_proj
+
+    def parts(self) -> torch.nn.ModuleList:
+        """All that has weights."""
+        return torch.nn.ModuleList(
+            part for part in vars(self).values() if isinstance(part, torch.nn.Module)
+        )
 
     def _head_norm(self, attention: Any, name: str) -> _Norm | None:
         """Qwen3's, in the order of `_interleaved`."""
@@ -122,26 +152,28 @@ class _Layer(torch.nn.Module):
         self, states: torch.Tensor, rotation: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """states [N, hidden_size] -> keys and values [N, kv_heads, D], queries [N, heads, D]."""
-        num_rotated = self.num_heads + self.num_kv_heads
-        heads = self.qkv(self.attention_norm(states)).unflatten(-1, (-1, self.head_dim))
+        num_tokens, num_rotated = len(states), self.num_heads + self.num_kv_heads
+        product: torch.Tensor = self.qkv.forward(self.attention_norm(states))
+        heads = product.view(num_tokens, -1, self.head_dim)
         rotated = heads[:, :num_rotated]
         if self.query_norm is not None and self.key_norm is not None:
-            queries, keys = rotated.split((self.num_heads, self.num_kv_heads), dim=1)
-            rotated = torch.cat([self.query_norm(queries), self.key_norm(keys)], dim=1)
-        pairs = torch.view_as_complex(rotated.float().unflatten(-1, (-1, 2)))
-        rotated = torch.view_as_real(pairs * rotation).flatten(-2)
-        return rotated[:, self.num_heads :], heads[:, num_rotated:], rotated[:, : self.num_heads]
+            queries = self.query_norm.forward(rotated[:, : self.num_heads])
+            keys = self.key_norm.forward(rotated[:, self.num_heads :])
+            rotated = torch.cat([queries, keys], dim=1)
+        floats = rotated.float()
+        torch.view_as_complex(floats.view(num_tokens, num_rotated, -1, 2)).mul_(rotation)
+        return floats[:, self.num_heads :], heads[:, num_rotated:], floats[:, : self.num_heads]
 
     def finish(
         self, states: torch.Tensor, attended: torch.Tensor, wanted: torch.Tensor | None
     ) -> torch.Tensor:
-        """attended: [N, heads, D]. wanted: the tokens to go on with; None for all."""
-        attended = attended.flatten(1)
+        """attended: [N, heads * D]. wanted: the tokens to go on with; None for all."""
+        attended = attended.to(states.dtype)
         if wanted is not None:
             attended, states = attended.index_select(0, wanted), states.index_select(0, wanted)
-        states = self.out(attended).add_(states)
-        gate, up = self.gate_up(self.mlp_norm(states)).chunk(2, dim=-1)
-        out: torch.Tensor = self.down(F.silu(gate).mul_(up)).add_(states)
+        states = self.out.forward(attended).add_(states)
+        gate, up = self.gate_up.forward(self.mlp_norm(states)).chunk(2, dim=-1)
+        out: torch.Tensor = self.down.forward(F.silu(gate).mul_(up)).add_(states)
         return out
 
 

@@ -254,6 +254,8 @@ class RowCache(Cache):
         self._flat = [(layer[0], layer[1]) for layer in storage]
         by_row = self.buffer.transpose(3, 4)
         self._by_row = [(layer[0], layer[1]) for layer in by_row]
+        # Keys of the first layer, its values, keys of the second, ..
+        self._layers_by_row = self.buffer.flatten(0, 1).transpose(2, 3)
         self.slots = torch.empty(0, dtype=torch.long)
 
     def update(
@@ -287,6 +289,12 @@ class RowCache(Cache):
         """Views of a layer's keys and values, [rows, kv_heads, max_len, D]."""
         return self._by_row[layer]
 
+    def read_by(self, group: AttentionGroup) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Of every layer, views of the keys and values that a group reads, [its rows, kv_heads,
+        context_len, D]."""
+        read = self._layers_by_row[:, group.row_lo : group.row_hi, :, : group.context_len].unbind()
+        return list(zip(read[::2], read[1::2], strict=True))
+
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
         """Copy the keys and values of a row's first tokens."""
         self.buffer[:, :, destination, :num_tokens] = self.buffer[:, :, source, :num_tokens]
@@ -306,8 +314,13 @@ def packed_attention(
     assert packed is not None, "the model does not pass keyword arguments on to its attention"
     tokens = query[0].transpose(0, 1).to(key.dtype)
     num_shared = tokens.shape[1] // key.shape[1]
-    masks = [additive_mask(group, num_shared, key.dtype) for group in packed.groups]
-    attended = attend(tokens, (key, value), packed.groups, masks, scaling)
+    parts = []
+    for group in packed.groups:
+        mask = additive_mask(group, num_shared, key.dtype)
+        read = [one[group.row_lo : group.row_hi, :, : group.context_len] for one in (key, value)]
+        queries = tokens[group.first : group.last]
+        parts.append(attend(queries, read[0], read[1], group, mask, scaling))
+    attended = torch.cat(parts).view(tokens.shape)
     return attended[None].to(query.dtype), None
 
 
@@ -320,45 +333,58 @@ def additive_mask(group: AttentionGroup, num_shared: int, dtype: torch.dtype) ->
     return mask.masked_fill_(~group.mask, float("-inf")).repeat(1, 1, num_shared, 1)
 
 
+class PassAttention:
+    """Attention of one pass: what is the same in all of its layers is made once."""
+
+    def __init__(self, packed: PackedBatch, cache: RowCache, num_heads: int) -> None:
+        """num_heads: of queries."""
+        num_shared = num_heads // cache.buffer.shape[-2]
+        self._calls = [
+            (group, additive_mask(group, num_shared, cache.dtype), cache.read_by(group))
+            for group in packed.groups
+        ]
+        self._dtype = cache.dtype
+
+    def __call__(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
+        """[N, heads, D] -> [N, heads * D] in the cache's precision, over what the layer's rows hold
+        by now."""
+        tokens = queries.to(self._dtype)
+        if len(self._calls) == 1:
+            group, mask, read = self._calls[0]
+            return attend(tokens, *read[layer], group, mask)
+        return torch.cat(
+            [
+                attend(tokens[group.first : group.last], *read[layer], group, mask)
+                for group, mask, read in self._calls
+            ]
+        )
+
+
 def attend(
     tokens: torch.Tensor,
-    rows: tuple[torch.Tensor, torch.Tensor],
-    groups: Sequence[AttentionGroup],
-    masks: Sequence[torch.Tensor],
-    scaling: float | None = None,
-) -> torch.Tensor:
-    """tokens [N, heads, D] of all groups -> [N, heads, D].
-
-    rows: of the cache, see `RowCache.rows`. masks: see `additive_mask`, one for each group.
-    """
-    parts = [
-        _attend(tokens[group.first : group.last], rows, group, mask, scaling)
-        for group, mask in zip(groups, masks, strict=True)
-    ]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _attend(
-    tokens: torch.Tensor,
-    rows: tuple[torch.Tensor, torch.Tensor],
+    keys: torch.Tensor,
+    values: torch.Tensor,
     group: AttentionGroup,
     mask: torch.Tensor,
-    scaling: float | None,
+    scaling: float | None = None,
 ) -> torch.Tensor:
+    """tokens [N, heads, D] of a group -> [N, heads * D].
+
+    keys, values: of its rows, [rows, kv_heads, context_len, D]. mask: see `additive_mask`.
+    """
     num_heads, head_dim = tokens.shape[1:]
-    num_rows = group.row_hi - group.row_lo
+    num_rows, num_kv_heads = keys.shape[:2]
     padded = tokens if group.gather is None else tokens.index_select(0, group.gather)
     queries = padded.view(num_rows, group.width, num_heads, head_dim).transpose(1, 2)
-    keys, values = (one[group.row_lo : group.row_hi, :, : group.context_len] for one in rows)
-    num_shared = num_heads // keys.shape[1]
+    num_shared = num_heads // num_kv_heads
     if num_shared > 1:
         # Query heads that share a key head stand in as further query tokens of that head: the
         # keys are then read once and never copied.
-        queries = queries.reshape(num_rows, keys.shape[1], num_shared * group.width, head_dim)
+        queries = queries.reshape(num_rows, num_kv_heads, num_shared * group.width, head_dim)
     out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scaling)
     if num_shared > 1:
         out = out.reshape(num_rows, num_heads, group.width, head_dim)
-    out = out.transpose(1, 2).reshape(num_rows * group.width, num_heads, head_dim)
+    out = out.transpose(1, 2).reshape(num_rows * group.width, num_heads * head_dim)
     return out if group.scatter is None else out.index_select(0, group.scatter)
 
 

@@ -25,7 +25,7 @@ from smartspec_py.tracing.steps import cost_from_json, cost_to_json
 
 logger = logging.getLogger(__name__)
 
-PROFILE_VERSION = 4
+PROFILE_VERSION = 5
 """Raise it when the meaning of a stored number changes."""
 
 NUM_ROUNDS = 5
