@@ -1,5 +1,6 @@
 """The launcher: its files and command line at once, a real Triton with a stand-in backend."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -263,6 +264,20 @@ def test_stop_is_clean_and_leaves_no_process(tmp_path: Path) -> None:
     assert server.stop() == 0
     assert group_members(pid) == []
     assert taken_ports(server.address) == []
+
+
+@pytest.mark.triton
+def test_files_that_nobody_needs_are_removed(tmp_path: Path) -> None:
+    """Unless something failed: then they are what to look into."""
+    for name, fails in (("passed", False), ("failed", True)):
+        server = TritonServer(
+            CONFIG, tmp_path / name, free_address(), backend_folder=STAND_IN, keeps_files=False
+        )
+        with contextlib.suppress(LookupError), server:
+            server.wait_ready(timeout_s=60)
+            if fails:
+                raise LookupError
+    assert [path.name for path in tmp_path.iterdir()] == ["failed"]
 
 
 @pytest.mark.triton

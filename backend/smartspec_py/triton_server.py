@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -83,6 +84,7 @@ class TritonServer:
     run_dir: holds all that is written: see launch/files.py; and tritonserver.log.
     backend_folder: another one than this package, for tests of the launcher itself. aliases: names
     beside the model's own, see `serving.aliases`. options: of tritonserver, after all others.
+    keeps_files: if not, run_dir is removed behind a `with` in which nothing failed.
     """
 
     def __init__(
@@ -94,6 +96,8 @@ class TritonServer:
         backend_folder: Path = PACKAGE_FOLDER,
         aliases: Sequence[str] = (),
         options: Sequence[str] = (),
+        *,
+        keeps_files: bool = True,
     ) -> None:
         self.address = address
         self.log_path = run_dir / "tritonserver.log"
@@ -102,6 +106,7 @@ class TritonServer:
         self._installation = installation
         self._backend_folder = backend_folder
         self._aliases, self._options = tuple(aliases), tuple(options)
+        self._keeps_files = keeps_files
         self._process: subprocess.Popen[bytes] | None = None
         self._is_stopped = False
         self._shm_prefix = f"smartspec_{secrets.token_hex(4)}_"
@@ -117,7 +122,9 @@ class TritonServer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.stop()
+        code = self.stop()
+        if kind is None and code == 0 and not self._keeps_files:
+            shutil.rmtree(self._run_dir)
 
     @property
     def pid(self) -> int:

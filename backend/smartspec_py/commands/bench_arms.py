@@ -59,7 +59,8 @@ def arms(
     engine = pair_settings(model, draft, dtype, num_threads)
     config = checked_config({"engine": engine, "limits": {"max_sequences": concurrency}})
     address = free_address()
-    server = TritonServer(config, paths.run_dir(address.http_port).resolve(), address)
+    folder = paths.run_dir(address.http_port).resolve()
+    server = TritonServer(config, folder, address, keeps_files=False)
     groups = {
         name: [
             _round_jobs(name, number, concurrency, max_tokens, temperature)

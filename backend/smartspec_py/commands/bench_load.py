@@ -189,7 +189,8 @@ def _on_triton(config: ServerConfig, asked: Load, kept: Kept, console: Console) 
     from smartspec_py.bench.session import run
 
     address = free_address()
-    with TritonServer(config, paths.run_dir(address.http_port).resolve(), address) as server:
+    folder = paths.run_dir(address.http_port).resolve()
+    with TritonServer(config, folder, address, keeps_files=False) as server:
         wait_with_progress(server, console)
         with console.status("warming up") as status:
             listener = _listener(console, status)

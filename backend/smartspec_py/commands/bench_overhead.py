@@ -95,7 +95,8 @@ def _measure(
     from smartspec_py.serving.server import Server
 
     address = free_address()
-    triton = TritonServer(config, paths.run_dir(address.http_port).resolve(), address)
+    folder = paths.run_dir(address.http_port).resolve()
+    triton = TritonServer(config, folder, address, keeps_files=False)
     fields = {"max_tokens": max_tokens, "stream": True, "reuse_prefix": False}
 
     async def both(local: Server) -> list[Overhead]:
