@@ -6,6 +6,7 @@ Times are limits against a hang, not expectations.
 from __future__ import annotations
 
 import contextlib
+import gc
 import secrets
 import threading
 import time
@@ -163,6 +164,13 @@ def test_the_loop_s_death_reaches_everyone_once(fail_at_step: int) -> None:
     for sink in sinks:
         assert sink.num_finals == 1
         assert sink.error == (ErrorCode.INTERNAL, deaths[0])
+
+
+def test_what_was_loaded_is_no_garbage_while_it_serves() -> None:
+    """Frozen objects are not looked through; a thousand are far less than the libraries'."""
+    with running(fake_engine()):
+        assert gc.get_freeze_count() > 1000
+    assert gc.get_freeze_count() == 0
 
 
 def test_alive_from_start_to_stop() -> None:
