@@ -1,6 +1,9 @@
 """engine.json: what is wrong in it is said with the key's name."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +169,25 @@ def test_batch_invariance_is_refused_where_it_is_not_kept(tmp_path: Path) -> Non
     config = read(tmp_path, {"engine": {**engine, "batch_invariant": True}})
     with pytest.raises(ConfigError, match=r"engine\.batch_invariant: .* not in float32 on cpu"):
         build_engine(config, tmp_path)
+
+
+def test_numpy_computes_in_the_thread_that_calls_it(tmp_path: Path) -> None:
+    """In a process of its own, whose NumPy nobody has limited before."""
+    (tmp_path / CONFIG_NAME).write_text(json.dumps({"engine": FAKE}))
+    script = (
+        "import numpy, threadpoolctl; from pathlib import Path\n"
+        "from smartspec_py.serving.build import build_engine\n"
+        "from smartspec_py.serving.config import read_config\n"
+        f"path = Path({str(tmp_path / CONFIG_NAME)!r})\n"
+        "build_engine(read_config(path), path.parent)\n"
+        "print([one['num_threads'] for one in threadpoolctl.threadpool_info()"
+        " if 'numpy' in one['filepath']])"
+    )
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "2"}
+    found = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() in ("[1]", "[]"), "[]: a NumPy without OpenBLAS"
 
 
 def test_limits_reach_the_engine(tmp_path: Path) -> None:

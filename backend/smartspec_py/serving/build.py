@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from threadpoolctl import ThreadpoolController
+
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.types import NO_TOKEN
 from smartspec_py.proposers.prompt_lookup import PromptLookupProposer
@@ -33,8 +35,10 @@ from smartspec_py.serving.model_files import (
 def build_engine(config: ServerConfig, folder: Path) -> Engine:
     """Load models and cost model. Relative paths are relative to `folder`, where engine.json is.
 
-    Raises ConfigError, naming the key, for what engine.json got wrong.
+    Raises ConfigError, naming the key, for what engine.json got wrong. From then on NumPy computes
+    in the thread that calls it, in all of this process.
     """
+    _keep_numpy_in_one_thread()
     engine = _build_kind(config, folder)
     lookup = PromptLookupProposer(
         config.limits.max_draft_len, config.lookup.max_ngram, config.lookup.min_ngram
@@ -43,6 +47,15 @@ def build_engine(config: ServerConfig, folder: Path) -> Engine:
     if config.proposer != "auto" and config.proposer not in engine.proposers:
         raise ConfigError(f"engine.json: proposer: {config.proposer}, but engine.draft is not set")
     return engine
+
+
+def _keep_numpy_in_one_thread() -> None:
+    """A solved system of ten equations wakes the threads of NumPy's OpenBLAS, which then spin for
+    more work longer than a step takes: with a step every 25 ms they never slept, and took a fifth
+    of a core from the passes. Other libraries' OpenBLAS, as PyTorch's on ARM, is left alone."""
+    controller = ThreadpoolController()
+    of_numpy = [path for lib in controller.lib_controllers if "numpy" in (path := lib.filepath)]
+    controller.select(filepath=of_numpy).limit(limits=1)
 
 
 def _build_kind(config: ServerConfig, folder: Path) -> Engine:
