@@ -252,10 +252,8 @@ class RowCache(Cache):
         by_token = (num_rows, self.max_len, *storage.shape[3:])
         self.buffer = by_slot.view(*storage.shape[:2], *by_token)
         self._flat = [(layer[0], layer[1]) for layer in storage]
-        by_row = self.buffer.transpose(3, 4)
-        self._by_row = [(layer[0], layer[1]) for layer in by_row]
         # Keys of the first layer, its values, keys of the second, ..
-        self._layers_by_row = self.buffer.flatten(0, 1).transpose(2, 3)
+        self._by_row = self.buffer.flatten(0, 1).transpose(2, 3)
         self.slots = torch.empty(0, dtype=torch.long)
 
     def update(
@@ -287,12 +285,12 @@ class RowCache(Cache):
 
     def rows(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Views of a layer's keys and values, [rows, kv_heads, max_len, D]."""
-        return self._by_row[layer]
+        return self._by_row[2 * layer], self._by_row[2 * layer + 1]
 
     def read_by(self, group: AttentionGroup) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Of every layer, views of the keys and values that a group reads, [its rows, kv_heads,
         context_len, D]."""
-        read = self._layers_by_row[:, group.row_lo : group.row_hi, :, : group.context_len].unbind()
+        read = self._by_row[:, group.row_lo : group.row_hi, :, : group.context_len].unbind()
         return list(zip(read[::2], read[1::2], strict=True))
 
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
