@@ -124,7 +124,8 @@ class TritonServer:
     ) -> None:
         code = self.stop()
         if kind is None and code == 0 and not self._keeps_files:
-            shutil.rmtree(self._run_dir)
+            # What was measured is not lost for a folder that stays.
+            shutil.rmtree(self._run_dir, ignore_errors=True)
 
     @property
     def pid(self) -> int:

@@ -136,7 +136,7 @@ class _Layer:
         self.down = mlp.down_proj
 
     def parts(self) -> torch.nn.ModuleList:
-        """All that has weights."""
+        """Its modules: the linear layers, which `linears` looks for, and norms of heads."""
         return torch.nn.ModuleList(
             part for part in vars(self).values() if isinstance(part, torch.nn.Module)
         )

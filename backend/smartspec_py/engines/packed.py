@@ -251,6 +251,8 @@ class RowCache(Cache):
         by_slot = storage[:, :, : self.scratch_slot]
         by_token = (num_rows, self.max_len, *storage.shape[3:])
         self.buffer = by_slot.view(*storage.shape[:2], *by_token)
+        self.key_bytes = 2 * storage.element_size() * storage[0, 0, 0].numel()
+        """Of a token's key and value in one layer."""
         self._flat = [(layer[0], layer[1]) for layer in storage]
         # Keys of the first layer, its values, keys of the second, ..
         self._by_row = self.buffer.flatten(0, 1).transpose(2, 3)
@@ -271,11 +273,6 @@ class RowCache(Cache):
     @property
     def dtype(self) -> torch.dtype:
         return self.buffer.dtype
-
-    @property
-    def key_bytes(self) -> int:
-        """Of a token's key and value in one layer."""
-        return self.buffer.element_size() * self.buffer[0, :, 0, 0].numel()
 
     def write(self, layer: int, new_keys: torch.Tensor, new_values: torch.Tensor) -> None:
         """Write [N, kv_heads, D] to `slots`."""

@@ -51,8 +51,9 @@ def build_engine(config: ServerConfig, folder: Path) -> Engine:
 
 def _keep_numpy_in_one_thread() -> None:
     """A solved system of ten equations wakes the threads of NumPy's OpenBLAS, which then spin for
-    more work longer than a step takes: with a step every 25 ms they never slept, and took a fifth
-    of a core from the passes. Other libraries' OpenBLAS, as PyTorch's on ARM, is left alone."""
+    more work longer than a step takes: with a step every 25 ms they never slept, and pushed passes
+    off their cores 300 times a second. Another library's OpenBLAS, as PyTorch's on ARM, stays as it
+    is."""
     controller = ThreadpoolController()
     of_numpy = [path for lib in controller.lib_controllers if "numpy" in (path := lib.filepath)]
     controller.select(filepath=of_numpy).limit(limits=1)

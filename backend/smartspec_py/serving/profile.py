@@ -26,7 +26,7 @@ from smartspec_py.tracing.steps import cost_from_json, cost_to_json
 logger = logging.getLogger(__name__)
 
 PROFILE_VERSION = 5
-"""Raise it when the meaning of a stored number changes."""
+"""Raise it when the meaning of a stored number changes, or the engine becomes faster."""
 
 NUM_ROUNDS = 5
 NUM_MORE_ROUNDS = 6
