@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 
 import pytest
@@ -206,3 +207,28 @@ def test_equals_a_search_at_every_prefix(tokens: list[int]) -> None:
         known.append(token)
         (draft,) = proposer.propose([task(known, 5)])
         assert draft.tokens == search(known, 5, 4, 2)
+
+
+def test_hindsight_is_what_a_verification_would_have_said() -> None:
+    """Texts of two letters repeat themselves often, and seldom for long."""
+    rng = random.Random(3)
+    num_right = num_wrong = 0
+    for sequence in range(300):
+        proposer = PromptLookupProposer(max_draft_len=5)
+        tokens = rng.choices(range(2), k=rng.randrange(1, 20))
+        generated = rng.choices(range(2), k=rng.randrange(1, 9))
+        (draft,) = proposer.propose([task(tokens, 5, sequence=sequence)])
+        drafts = draft.tokens[: len(generated)]
+        right = next(
+            (
+                n
+                for n, pair in enumerate(zip(drafts, generated, strict=False))
+                if len(set(pair)) > 1
+            ),
+            len(drafts),
+        )
+        assert proposer.hindsight(sequence, tokens, generated) == (len(drafts), right)
+        num_right += right > 0
+        num_wrong += right < len(drafts)
+    assert num_right > 50
+    assert num_wrong > 50

@@ -204,6 +204,7 @@ class ProposerCapabilities:
     bytes_per_token: of cache, for each token that it has read.
     reads_hidden: whether it wants the hidden states of every event.
     says_confidence: whether it is a `ConfidentProposer`.
+    has_hindsight: whether it is a `HindsightProposer`.
     gives_probs: whether drafts of sampled text come with the probabilities that they were drawn by,
         where the target needs them; see `TargetCapabilities.verifies_rejection`.
     """
@@ -214,6 +215,7 @@ class ProposerCapabilities:
     reads_hidden: bool = False
     says_confidence: bool = False
     gives_probs: bool = False
+    has_hindsight: bool = False
 
 
 SHORT_LAG = 4
@@ -271,6 +273,17 @@ class ConfidentProposer(Proposer, Protocol):
 
     def propose(self, tasks: Sequence[DraftTask], rule: PassRule | None = None) -> list[Draft]:
         """rule: None drafts all that is asked for."""
+        ...
+
+
+class HindsightProposer(Proposer, Protocol):
+    """One whose drafts cost so little that they can be held against a step that did without."""
+
+    def hindsight(
+        self, sequence: SequenceId, tokens: Sequence[int], generated: Sequence[int]
+    ) -> tuple[int, int]:
+        """Of the drafts that it had after `tokens`, at most as many as were generated then: how
+        many there were, and how many would have been accepted."""
         ...
 
 

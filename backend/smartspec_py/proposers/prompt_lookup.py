@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from smartspec_py.core.types import SequenceId
@@ -46,7 +47,9 @@ class PromptLookupProposer:
         if max_draft_len < 0 or not 1 <= min_ngram <= max_ngram:
             raise ValueError(f"{max_draft_len} drafts after {min_ngram} to {max_ngram} tokens")
         self._ngrams = range(min_ngram, max_ngram + 1)
-        self._capabilities = ProposerCapabilities(max_draft_len, has_passes=False)
+        self._capabilities = ProposerCapabilities(
+            max_draft_len, has_passes=False, has_hindsight=True
+        )
         self._indexes: dict[SequenceId, _Index] = {}
 
     @property
@@ -77,6 +80,18 @@ class PromptLookupProposer:
     def observe(self, sequence: SequenceId, num_accepted: int, hidden: Any = None) -> None:
         """Nothing to learn: what was accepted comes back among the known tokens."""
 
+    def hindsight(
+        self, sequence: SequenceId, tokens: Sequence[int], generated: Sequence[int]
+    ) -> tuple[int, int]:
+        """See `HindsightProposer`. Not searched again where these tokens were looked up before."""
+        found = self._find(sequence, tokens)
+        if found == NOT_FOUND:
+            return 0, 0
+        num = min(len(generated), self._capabilities.max_draft_len)
+        pairs = zip(_following(tokens, found, num), generated, strict=False)
+        num_right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        return num, num_right
+
     def draft_lag(self, sequence: SequenceId, context_len: int) -> int:
         """Always 0: no pass reads what was missed."""
         return 0
@@ -103,10 +118,7 @@ class PromptLookupProposer:
         found = self._find(task.sequence, task.tokens)
         if found == NOT_FOUND:
             return Draft()
-        following = list(task.tokens[found : found + task.draft_len])
-        period = len(task.tokens) - found
-        while len(following) < task.draft_len:
-            following.append(following[-period])
+        following = _following(task.tokens, found, task.draft_len)
         if task.sampling.end_token in following:
             del following[following.index(task.sampling.end_token) + 1 :]
         return Draft(tuple(following))
@@ -121,6 +133,14 @@ class PromptLookupProposer:
             _add(index, tokens)
             index.found = _match(index, tokens)
         return index.found
+
+
+def _following(tokens: Sequence[int], found: int, num: int) -> list[int]:
+    following = list(tokens[found : found + num])
+    period = len(tokens) - found
+    while len(following) < num:
+        following.append(following[-period])
+    return following
 
 
 def _add(index: _Index, tokens: Sequence[int]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,14 @@ from smartspec_py.core.acceptance import PRIOR_TRIALS, AcceptanceTracker
 from smartspec_py.core.confidence import StepPrices
 from smartspec_py.core.policies import GOODPUT_CONFIDENCE
 from smartspec_py.core.types import DraftOption, SequenceId, SequenceView, SpecPlan
-from smartspec_py.engines.base import SHORT_LAG, Draft, DraftTask, Event, Proposer
+from smartspec_py.engines.base import (
+    SHORT_LAG,
+    Draft,
+    DraftTask,
+    Event,
+    HindsightProposer,
+    Proposer,
+)
 from smartspec_py.serving.judges import Asked, Judges
 from smartspec_py.serving.request import Request
 
@@ -69,6 +76,11 @@ class Drafters:
                 PRIOR_TRIALS if proposer.capabilities.has_passes else LOOKUP_PRIOR_TRIALS
             )
             for name, proposer in proposers.items()
+        }
+        self._knowing = {
+            name: cast(HindsightProposer, proposer)
+            for name, proposer in proposers.items()
+            if proposer.capabilities.has_hindsight
         }
         self._judges = Judges(proposers)
 
@@ -156,24 +168,36 @@ class Drafters:
 
     def observe(self, steps: Sequence[tuple[Request, Event]]) -> None:
         """Learn from events of decoding requests; of several of one request, which are of a burst
-        without drafts, from the last."""
+        without drafts, from the last. Of a look-up that was not taken it is known afterwards what
+        it would have brought, so that one that looked poor at first is not left for good."""
         counts: dict[tuple[str, str], _Counts] = defaultdict(_Counts)
+        is_one_each = len({request.sequence for request, _ in steps}) == len(steps)
         for request, event in steps:
             for name in request.proposers:
                 drafted = accepted = 0
                 if name == request.drafter:
                     _, _, drafted, accepted, *_ = event
+                proposer = self._proposers[name]
+                if drafted or proposer.capabilities.reads_hidden:
+                    proposer.observe(request.sequence, accepted, event.hidden)
+                if not drafted and is_one_each and name in request.options:
+                    drafted, accepted = self._hindsight(name, request, event)
                 found = counts[name, request.kind]
                 found.sequences.append(request.sequence)
                 found.drafted.append(drafted)
                 found.accepted.append(accepted)
-                proposer = self._proposers[name]
-                if drafted or proposer.capabilities.reads_hidden:
-                    proposer.observe(request.sequence, accepted, event.hidden)
         for (name, kind), found in counts.items():
             self._acceptance[name].observe(found.sequences, found.drafted, found.accepted, kind)
         if self._judges.awaits_outcome:
             self._judges.observe({event.sequence: event.num_accepted for _, event in steps})
+
+    def _hindsight(self, name: str, request: Request, event: Event) -> tuple[int, int]:
+        """Drafts that this proposer had for what was generated, and those that were right; none
+        where nobody can tell."""
+        proposer = self._knowing.get(name)
+        if proposer is None:
+            return 0, 0
+        return proposer.hindsight(request.sequence, request.tokens, event.tokens)
 
     def read_prompt(self, request: Request, event: Event) -> None:
         """The first token's hidden states, for a proposer that reads them."""

@@ -187,7 +187,9 @@ class SimProposer:
         has_passes = name == DRAFT_MODEL
         self._number = PROPOSERS.index(name)
         self._texts = texts
-        self._capabilities = ProposerCapabilities(max_draft_len, has_passes, bytes_per_token)
+        self._capabilities = ProposerCapabilities(
+            max_draft_len, has_passes, bytes_per_token, has_hindsight=not has_passes
+        )
         self._has_passes = has_passes
         self._cost = cost
         self._clock = clock
@@ -213,6 +215,16 @@ class SimProposer:
         text = self._texts[sequence]
         acceptance = text.acceptances[self._number]
         return min(most, acceptance.available(len(tokens) - text.prompt_len)) if acceptance else 0
+
+    def hindsight(
+        self, sequence: SequenceId, tokens: Sequence[int], generated: Sequence[int]
+    ) -> tuple[int, int]:
+        """See `HindsightProposer`."""
+        num = min(len(generated), self.num_available(sequence, tokens))
+        acceptance = self._texts[sequence].acceptances[self._number]
+        if acceptance is None:
+            return 0, 0
+        return num, acceptance.accepted(len(tokens) - self._texts[sequence].prompt_len, num)
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         if self._has_passes:
