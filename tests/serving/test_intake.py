@@ -230,3 +230,22 @@ def test_what_the_whole_cache_cannot_hold_is_refused() -> None:
     receive(GenerateParams("hello", 18), engine, limits)
     with pytest.raises(InvalidField, match="max_tokens: got 19, must be at most 18"):
         receive(GenerateParams("hello", 19), engine, limits)
+
+
+def test_requests_are_sorted_by_what_the_client_says_or_by_how_they_are_drawn_and_begin() -> None:
+    intake = Intake(engine_with(), LimitsConfig(), Defaults("fixed:3", "draft_model"))
+
+    def kind(text: str, **fields: object) -> str:
+        params = GenerateParams(text, 4, **fields)  # type: ignore[arg-type]
+        return intake.receive(params, LocalSink()).request.kind
+
+    assert kind("hello") == "greedy"
+    assert kind("hello", temperature=0.9) != kind("hello", temperature=0.2) != kind("hello")
+    apps = ("You translate letters. ", "You write queries for a shop. ")
+    first, second = ({kind(f"{app}{n} of them") for n in range(100)} for app in apps)
+    assert "greedy" in first  # before enough were seen
+    told = [{name for name in names if "begins" in name} for names in (first, second)]
+    assert all(told)
+    assert not told[0] & told[1]
+    assert kind(f"{apps[0]}and so on", workload="mine") == "workload mine"
+    assert kind(f"{apps[0]}and so on", temperature=0.9) not in first

@@ -23,6 +23,7 @@ from smartspec_py.engines.base import Proposer, Target
 from smartspec_py.serving.admission import CacheBudget
 from smartspec_py.serving.config import LimitsConfig
 from smartspec_py.serving.inputs import FIELDS
+from smartspec_py.serving.kinds import PromptKinds
 from smartspec_py.serving.messages import Conversation, Sink
 from smartspec_py.serving.request import GenerateParams, InvalidField, Request
 from smartspec_py.serving.roster import Arrival
@@ -77,7 +78,7 @@ def cache_budget(engine: Engine, limits: LimitsConfig) -> CacheBudget:
 
 
 class Intake:
-    """Makes requests. Used by whichever thread submits; shares nothing that changes."""
+    """Makes requests. Used by whichever thread submits."""
 
     def __init__(
         self,
@@ -92,6 +93,7 @@ class Intake:
         self._clock = clock
         self._ids = itertools.count(1)
         self._max_context_len = self._longest()
+        self._kinds = PromptKinds()
 
     def receive(self, params: GenerateParams, sink: Sink) -> Arrival:
         """Raises RequestError, which names the field, the value and the range."""
@@ -112,7 +114,7 @@ class Intake:
             proposer=proposer,
             alternatives=self._alternatives(params, proposer, sampling),
             slo_s_per_token=None if params.tpot_slo_ms is None else params.tpot_slo_ms / 1e3,
-            kind=_kind(params, sampling),
+            kind=self._kind(params, sampling, prompt),
             stops=self._text_stream(params, prompt) if params.stop_words else None,
             reuses_prefix=params.reuse_prefix,
             priority=params.priority,
@@ -264,15 +266,21 @@ class Intake:
             limits.append(params.num_draft_tokens)
         return min(limits)
 
+    def _kind(self, params: GenerateParams, sampling: SamplingParams, prompt: Sequence[int]) -> str:
+        """What the client calls its workload, or else how its tokens are drawn and, where many
+        prompts begin like this one, how it begins."""
+        if params.workload:
+            return f"workload {params.workload}"
+        beginning = self._kinds.of(prompt)
+        drawn = _drawn(sampling)
+        return f"{drawn}, begins with {beginning}" if beginning else drawn
+
     def _text_stream(self, params: GenerateParams, prompt: Sequence[int]) -> TextStream:
         return TextStream(self._engine.tokenizer, prompt, params.stop_words, params.min_tokens)
 
 
-def _kind(params: GenerateParams, sampling: SamplingParams) -> str:
-    """What the client calls its workload, or else how its tokens are drawn: the hotter, the less is
-    accepted."""
-    if params.workload:
-        return f"workload {params.workload}"
+def _drawn(sampling: SamplingParams) -> str:
+    """How tokens are drawn: the hotter, the less is accepted."""
     if sampling.is_greedy:
         return "greedy"
     bucket = next((edge for edge in TEMPERATURE_EDGES if sampling.temperature <= edge), math.inf)
