@@ -61,7 +61,7 @@ REQUEST = (
         "workload",
         "STRING",
         "what the client calls requests of this sort; how well they draft is learned apart from "
-        "others, instead of by temperature",
+        "others, instead of by temperature and by how the prompt begins",
         NAME,
         default="none",
     ),
