@@ -195,7 +195,7 @@ class Drafters:
         """Drafts that this proposer had for what was generated, and those that were right; none
         where nobody can tell."""
         proposer = self._knowing.get(name)
-        if proposer is None:
+        if proposer is None or request.policy == "none":
             return 0, 0
         return proposer.hindsight(request.sequence, request.tokens, event.tokens)
 

@@ -78,7 +78,8 @@ def cache_budget(engine: Engine, limits: LimitsConfig) -> CacheBudget:
 
 
 class Intake:
-    """Makes requests. Used by whichever thread submits."""
+    """Makes requests. Used by whichever thread submits; of what changes it shares `PromptKinds`,
+    which has a lock."""
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ charged for it (no coordinated omission); `from_sent` counts from when it really
 are linear between ranks.
 
 token_goodput_tps: generated tokens of finished requests over the time from the first send due to
-the last token. slo_goodput_rps: requests that met every target of --goodput, over the same time."""
+the last token. slo_goodput_rps: requests that met every target that was set, over the same time."""
 
 
 @dataclass(frozen=True, slots=True)
