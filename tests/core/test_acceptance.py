@@ -168,7 +168,9 @@ def test_kinds_are_bounded() -> None:
         observe(tracker, number, 4, 1, f"kind {number}")
         tracker.release(number)
     assert len(tracker._kinds) == MAX_KINDS
-    assert tracker.shared_mean == pytest.approx((8 * 0.7 + 64) / (8 + 128), abs=0.001)
+    assert tracker.shared_mean == pytest.approx(
+        (8 * 0.7 + MAX_KINDS) / (8 + 2 * MAX_KINDS), abs=0.001
+    )
 
 
 def drafted(rng: random.Random, prob: float, length: int = 4) -> int:

@@ -7,7 +7,14 @@ from collections import Counter
 
 import pytest
 
-from smartspec_py.serving.kinds import ENOUGH_REQUESTS, LENGTHS, NO_KIND, WINDOW, PromptKinds
+from smartspec_py.serving.kinds import (
+    ENOUGH_REQUESTS,
+    LEAST_REQUESTS,
+    LENGTHS,
+    NO_KIND,
+    WINDOW,
+    PromptKinds,
+)
 
 HEADER = list(range(1000, 1020))
 """What every application's prompts begin with."""
@@ -37,17 +44,26 @@ def test_applications_are_told_apart_and_their_requests_are_not() -> None:
     assert len(set.union(*(set(names) for names in found.values()))) == 5
 
 
-def test_a_common_header_does_not_hide_what_is_behind_it() -> None:
+@pytest.mark.parametrize("num_own", [4, 6, 12, 20])
+def test_a_common_header_does_not_hide_what_is_behind_it(num_own: int) -> None:
     kinds, rng = PromptKinds(), random.Random(1)
-    names = set[str]()
+    names = set[tuple[int, str]]()
     for number in range(400):
         app = number % 2
-        # 20 tokens of the header and 12 of the application: the prefix of 32 tells.
-        name = kinds.of(prompt(rng, *HEADER, *([app] * 12)))
+        name = kinds.of(prompt(rng, *HEADER, *([app] * num_own)))
         if number >= 4 * ENOUGH_REQUESTS:
-            names.add(f"{app}: {name}")
-    assert len(names) == 2
-    assert all("32 tokens" in name for name in names)
+            names.add((app, name))
+    assert {app for app, _ in names} == {0, 1}
+    assert len(names) == len({name for _, name in names}) == 2
+
+
+def test_a_prompt_that_came_twice_is_no_application() -> None:
+    kinds, rng = PromptKinds(), random.Random(1)
+    twice = prompt(rng, length=600)
+    for _ in range(ENOUGH_REQUESTS):
+        kinds.of(prompt(rng))
+    assert {kinds.of(twice) for _ in range(LEAST_REQUESTS - 1)} == {NO_KIND}
+    assert kinds.of(twice) != NO_KIND
 
 
 def test_what_differs_from_request_to_request_splits_no_application() -> None:

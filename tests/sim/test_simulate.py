@@ -366,7 +366,9 @@ def test_a_look_up_that_was_poor_at_first_is_not_left_for_good() -> None:
     records = simulation.loop.records = deque()
     simulation.run()
     late = [r for r in records if any(s > 40 for s in r.plan.draft_lens)]
-    assert sum(r.draft_s == 0.0 for r in late) > 0.9 * len(late)
+    looked_up = [r for r in late if r.num_drafted and r.draft_s == 0.0]
+    assert len(looked_up) > 0.9 * len(late)
+    assert sum(r.num_generated for r in looked_up) > 3 * len(looked_up) > 100
 
 
 def test_hindsight_is_what_the_target_says() -> None:

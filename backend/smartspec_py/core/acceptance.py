@@ -73,7 +73,7 @@ POSITION_TRIALS = 16.0
 MAX_POSITIONS = 64
 """Positions that are told apart; no engine drafts deeper."""
 
-MAX_KINDS = 64
+MAX_KINDS = 256
 """Kinds that are told apart; of more, the one that was used longest ago is forgotten."""
 
 MIN_PROB = 1e-6

@@ -81,7 +81,7 @@ RECENT = 0.98
 REFRESH_STEPS = 8
 """Steps after which what was counted is used: it changes less than it costs to look at."""
 
-MAX_KINDS = 64
+MAX_KINDS = 256
 """Kinds that are told apart; of more, the one that was used longest ago is forgotten."""
 
 RATIO = Objective()

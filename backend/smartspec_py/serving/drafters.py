@@ -7,7 +7,7 @@ among them at every step.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, cast
@@ -171,7 +171,7 @@ class Drafters:
         without drafts, from the last. Of a look-up that was not taken it is known afterwards what
         it would have brought, so that one that looked poor at first is not left for good."""
         counts: dict[tuple[str, str], _Counts] = defaultdict(_Counts)
-        is_one_each = len({request.sequence for request, _ in steps}) == len(steps)
+        num_events = Counter(request.sequence for request, _ in steps)
         for request, event in steps:
             for name in request.proposers:
                 drafted = accepted = 0
@@ -180,7 +180,7 @@ class Drafters:
                 proposer = self._proposers[name]
                 if drafted or proposer.capabilities.reads_hidden:
                     proposer.observe(request.sequence, accepted, event.hidden)
-                if not drafted and is_one_each and name in request.options:
+                if not drafted and num_events[request.sequence] == 1:
                     drafted, accepted = self._hindsight(name, request, event)
                 found = counts[name, request.kind]
                 found.sequences.append(request.sequence)
@@ -195,7 +195,7 @@ class Drafters:
         """Drafts that this proposer had for what was generated, and those that were right; none
         where nobody can tell."""
         proposer = self._knowing.get(name)
-        if proposer is None or request.policy == "none":
+        if proposer is None or request.policy == "none" or name not in request.options:
             return 0, 0
         return proposer.hindsight(request.sequence, request.tokens, event.tokens)
 

@@ -2,10 +2,10 @@
 
 What an application sends begins with its system prompt, and the requests of one application draft
 alike more than those of two do. So requests whose prompts begin with the same tokens are a kind, if
-they are many: of the prefixes of 4, 8, 16, .. tokens of a prompt, the longest that a sixteenth of
-the recent requests share. A header that all applications have is a prefix as well, but the ones
+they are many: of the prefixes of 4, 6, 8, 12, .. tokens of a prompt, the longest that a sixteenth
+of the recent requests share. A header that all applications have is a prefix as well, but the ones
 behind it are longer; what differs from request to request is shared by too few. So there are never
-more than sixteen kinds that do not hold one another, and a rare request is in none.
+more than sixteen beginnings that do not hold one another, and a rare request has none.
 """
 
 from __future__ import annotations
@@ -13,14 +13,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from threading import Lock
 
-LENGTHS = (4, 8, 16, 32, 64, 128, 256, 512)
-"""Tokens of the prefixes that are told apart."""
+LENGTHS = (4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+"""Tokens of the prefixes that are told apart. What applications differ by must fill a prefix up to
+the next of these: behind a header of 20 tokens, four of an application's own are enough."""
 
 LEAST_SHARE = 1 / 16
 """Of the recent requests, for a prefix to be a kind."""
 
 ENOUGH_REQUESTS = 32
 """Before these were seen, a share says little."""
+
+LEAST_REQUESTS = 8
+"""That share a prefix: two with the same prompt are no application."""
 
 WINDOW = 1024
 """Requests after which all counts are halved: what nobody sends any more is forgotten."""
@@ -60,7 +64,7 @@ class PromptKinds:
             key = hash(tuple(prompt[:length]))
             count = self._counts[key] = self._counts.get(key, 0.0) + 1
             if is_known:
-                if count < LEAST_SHARE * self._num_seen:
+                if count < max(LEAST_REQUESTS, LEAST_SHARE * self._num_seen):
                     break  # what is behind a rare prefix is no less rare
                 found = f"{length} tokens {key & 0xFFFFFFFF:08x}"
         return found

@@ -1,0 +1,104 @@
+"""What drafters learn of a look-up that was not taken."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from harness import VOCAB_SIZE
+
+from smartspec_py.core.types import SamplingParams, SequenceId
+from smartspec_py.engines.base import Event
+from smartspec_py.proposers.fake import FakeProposer
+from smartspec_py.proposers.prompt_lookup import PromptLookupProposer
+from smartspec_py.serving.drafters import Drafters
+from smartspec_py.serving.request import Request
+
+NAMES = ("draft_model", "prompt_lookup")
+TEXT = [1, 2, 3, 4, 5, 1, 2]
+"""What followed 1, 2 before were 3, 4, 5."""
+
+
+class Asked(PromptLookupProposer):
+    """Remembers of which sequences it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__(max_draft_len=4)
+        self.asked: list[SequenceId] = []
+
+    def hindsight(
+        self, sequence: SequenceId, tokens: Sequence[int], generated: Sequence[int]
+    ) -> tuple[int, int]:
+        self.asked.append(sequence)
+        return super().hindsight(sequence, tokens, generated)
+
+
+def made(policy: str = "goodput", sequence: SequenceId = 1, drafter: str = NAMES[0]) -> Request:
+    request = Request(sequence, list(TEXT), 5, 60, SamplingParams(), policy, 4)
+    request.proposer, request.alternatives = NAMES[0], NAMES[1:]
+    request.drafter = drafter
+    return request
+
+
+@pytest.fixture
+def lookup() -> Asked:
+    return Asked()
+
+
+@pytest.fixture
+def drafters(lookup: Asked) -> Drafters:
+    return Drafters({NAMES[0]: FakeProposer(0.5, vocab_size=VOCAB_SIZE), NAMES[1]: lookup})
+
+
+def first_prob(drafters: Drafters, request: Request) -> float:
+    """That the first token looked up is right, as believed now."""
+    (view,) = drafters.views([request], {}, 0.0)
+    return float(view.alternatives[0].accept_probs[0])
+
+
+@pytest.mark.parametrize(("token", "is_better"), [(3, True), (9, False)])
+def test_estimates_follow_what_it_would_have_brought(
+    drafters: Drafters, token: int, is_better: bool
+) -> None:
+    request = made()
+    before = first_prob(drafters, request)
+    for _ in range(5):
+        drafters.observe([(request, Event(1, (token,)))])
+    assert (first_prob(drafters, request) > before) is is_better
+
+
+def test_what_was_taken_counts_once(drafters: Drafters, lookup: Asked) -> None:
+    request = made(drafter=NAMES[1])
+    drafters.views([request], {}, 0.0)
+    drafters.observe([(request, Event(1, (3, 4, 9), 4, 2))])
+    assert lookup.asked == []
+
+
+@pytest.mark.parametrize("policy", ["none", "goodput"])
+def test_nobody_looks_back_for_requests_without_drafts(
+    drafters: Drafters, lookup: Asked, policy: str
+) -> None:
+    request = made(policy)
+    request.proposer, request.alternatives = NAMES[1], ()
+    drafters.views([request], {}, 0.0)
+    drafters.observe([(request, Event(1, (3,)))])
+    assert lookup.asked == ([1] if policy == "goodput" else [])
+
+
+def test_bursts_are_left_out_and_their_neighbours_are_not(
+    drafters: Drafters, lookup: Asked
+) -> None:
+    """The second event of a burst begins where the first ended, which is not known yet."""
+    one, other = made(), made(sequence=2)
+    drafters.views([one, other], {}, 0.0)
+    burst = [(one, Event(1, (3,), is_last=False)), (one, Event(1, (4,)))]
+    drafters.observe([*burst, (other, Event(2, (3,)))])
+    assert lookup.asked == [2]
+
+
+def test_where_it_had_no_guess_there_is_nothing_to_learn(drafters: Drafters, lookup: Asked) -> None:
+    request = made()
+    request.tokens[:] = range(7)
+    drafters.views([request], {}, 0.0)
+    drafters.observe([(request, Event(1, (3,)))])
+    assert lookup.asked == []
