@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -437,3 +438,28 @@ def test_on_the_way_out_nothing_is_asked_of_triton() -> None:
     now[0] = 100.0
     responder.stop(WAIT_S)
     assert len(calls) == shown
+
+
+def test_an_idle_responder_holds_no_sink() -> None:
+    """A sink holds Triton's sender, and Triton unloads no model while somebody holds one."""
+    shown = list[str]()
+
+    class Counted(NoMetrics):
+        def increment(self, name: str, labels: object, by: float) -> None:
+            shown.append(name)
+
+    now = [0.0]
+    responder = make_responder(metrics=Counted(), clock=lambda: now[0])
+    responder.start()
+    wait_until(lambda: bool(shown))  # all counters are shown once, at 0
+    now[0] = 100.0  # metrics are due with the news itself, so that nothing wakes it up afterwards
+    sink = LocalSink()
+    last = weakref.ref(sink)
+    num_shown = len(shown)
+    outcome = Outcome(5, 0, Times(1), SpecRecord(0))
+    responder.post(Update(talk(sink), HELLO, None, FinishReason.LENGTH, outcome=outcome))
+    sink.wait(WAIT_S)
+    wait_until(lambda: len(shown) > num_shown)
+    del sink
+    wait_until(lambda: last() is None)
+    responder.stop(WAIT_S)

@@ -122,19 +122,24 @@ class Responder:
         self._queue.put(_Explanation(sink, trace))
 
     def _run(self) -> None:
-        is_running = True
-        while is_running:
-            news = self._take()
-            is_running = None not in news
-            self._sort(news)
-            self._handle([item for item in news if isinstance(item, Update)])
-            self._refuse_due(self._clock())
-            self._check_cancelled()
-            if is_running:
-                # Not on the way out: once Triton finalizes a model it answers none of its calls,
-                # and this thread would wait for ever.
-                self._call_watch()
-                self._flush_metrics()
+        while self._turn():
+            pass
+
+    def _turn(self) -> bool:
+        """Wait for news and act on it; False after the last. A call of its own, so that nothing of
+        it outlives it: Triton unloads no model while somebody holds a sender of its responses."""
+        news = self._take()
+        is_running = None not in news
+        self._sort(news)
+        self._handle([item for item in news if isinstance(item, Update)])
+        self._refuse_due(self._clock())
+        self._check_cancelled()
+        if is_running:
+            # Not on the way out: once Triton finalizes a model it answers none of its calls, and
+            # this thread would wait for ever.
+            self._call_watch()
+            self._flush_metrics()
+        return is_running
 
     def _sort(self, news: Iterable[_News | None]) -> None:
         for item in news:
