@@ -66,14 +66,14 @@ async def answer(
         }
 
     text, num_tokens = b"", 0
+    # To the stream's own end, which follows the last response. Cancelling it there is a race that
+    # Triton 2.51 can lose: it then keeps the request, and its model cannot be unloaded any more.
     async for result, error in client.stream_infer(requests()):
         if error is not None:
             raise error
         if (delta := result.as_numpy("text_output")) is not None:
             text += delta.item()
             num_tokens += result.as_numpy("num_output_tokens").item()
-        if result.get_response().parameters["triton_final_response"].bool_param:
-            break
     return text.decode(), num_tokens
 
 

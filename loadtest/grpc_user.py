@@ -35,8 +35,9 @@ class GrpcUser(LlmUser):
         self._open()
 
     def on_stop(self) -> None:
-        """A stream that is left open keeps the process alive, and deaf to SIGTERM."""
-        self._client.stop_stream(cancel_requests=True)
+        """A stream that is left open keeps the process alive, and deaf to SIGTERM. Nothing is in
+        flight on it here, and Triton 2.51 may keep a request that is cancelled at its end."""
+        self._client.stop_stream()
         self._client.close()
 
     def _open(self) -> None:

@@ -126,7 +126,7 @@ async def _request(client: Any, job: Job, policy: str) -> dict[str, int]:
             "enable_empty_final_response": True,
         }
 
-    counts, num_tokens = dict[str, int](), 0
+    counts, num_tokens, is_final = dict[str, int](), 0, False
     async for result, error in client.stream_infer(requests()):
         if error is not None:
             raise StreamError(error.message())
@@ -134,6 +134,7 @@ async def _request(client: Any, job: Job, policy: str) -> dict[str, int]:
             num_tokens += int(found.item())
             for name in ("num_steps", "total_draft_tokens", "total_accepted_draft_tokens"):
                 counts[name] = int(result.as_numpy(name).item())
-        if result.get_response().parameters["triton_final_response"].bool_param:
-            return {**counts, "num_tokens": num_tokens}
-    raise StreamError("the stream ended without a final response")
+        is_final = result.get_response().parameters["triton_final_response"].bool_param
+    if not is_final:
+        raise StreamError("the stream ended without a final response")
+    return {**counts, "num_tokens": num_tokens}

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from smartspec_py.launch.address import DIRECT, Address
 from smartspec_py.serving.contract import INPUTS, MODEL_NAME
-from smartspec_py.triton_server import DIRECT, Address
 
 TIMEOUT_S = 60.0
 _DTYPES: dict[str, tuple[str, type]] = {
@@ -93,22 +93,23 @@ class GrpcTransport:
 
     def stream(self, fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         responses: queue.Queue[tuple[Any, Any]] = queue.Queue()
+        is_over = False
         self._client.start_stream(lambda result, error: responses.put((result, error)))
         try:
             self._client.async_stream_infer(
                 MODEL_NAME, grpc_inputs(fields), enable_empty_final_response=True
             )
-            while True:
+            while not is_over:
                 result, error = self._next(responses)
                 if error is not None:
                     raise StreamError(error.message())
                 response = result.get_response()
+                is_over = response.parameters["triton_final_response"].bool_param
                 if response.outputs:
                     yield {item.name: _python(result, item.name) for item in response.outputs}
-                if response.parameters["triton_final_response"].bool_param:
-                    return
         finally:
-            self._client.stop_stream(cancel_requests=True)
+            # Only what is not over: Triton 2.51 may keep a request that is cancelled at its end.
+            self._client.stop_stream(cancel_requests=not is_over)
 
     @staticmethod
     def _next(responses: queue.Queue[tuple[Any, Any]]) -> tuple[Any, Any]:
