@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from smartspec_py import triton_server
 from smartspec_py.commands.streams import GrpcTransport, HttpTransport, StreamError
-from smartspec_py.launch import files, foreground
+from smartspec_py.launch import drain, files, foreground
 from smartspec_py.launch.interpreter import Interpreter, InterpreterError, check_interpreter
 from smartspec_py.serving.config import FakeEngineConfig, ServerConfig, read_config
 from smartspec_py.triton_server import (
@@ -285,13 +284,29 @@ def test_a_slow_server_is_asked_again_to_unload(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is told to end only when its model is unloaded; so a busy machine does not make it 1."""
-    monkeypatch.setattr(triton_server, "CONTROL_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(drain, "CONTROL_TIMEOUT_S", 0.1)
     server = start_stand_in(tmp_path)
     os.kill(server.pid, signal.SIGSTOP)
     threading.Timer(1.0, os.kill, (server.pid, signal.SIGCONT)).start()
     assert server.stop() == 0
     log = server.log_path.read_text()
     assert log.index("successfully unloaded") < log.index("Signal (15) received")
+
+
+@pytest.mark.triton
+def test_a_model_that_triton_keeps_holds_no_stop_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every request was answered: that is a good end, however Triton is ended then."""
+    monkeypatch.setattr(drain, "KEPT_S", 0.5)
+    server = start_stand_in(tmp_path)
+    fields = {"text_input": "keep", "max_tokens": 2}
+    assert len(list(HttpTransport(server.address).stream(fields))) == 2
+    start = time.monotonic()
+    assert server.stop() == 0
+    assert time.monotonic() - start < CONFIG.limits.drain_s
+    assert "Signal (15) received" not in server.log_path.read_text()
+    assert group_members(server.pid) == []
 
 
 @pytest.mark.triton

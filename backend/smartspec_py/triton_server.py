@@ -17,12 +17,12 @@ import subprocess
 import sys
 import time
 import urllib.error
-import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from smartspec_py.launch.address import Address, free_address, taken_ports
+from smartspec_py.launch.address import DIRECT, Address, free_address, taken_ports
+from smartspec_py.launch.drain import CONTROL_HEADER, POLL_S, Drained, drain
 from smartspec_py.launch.files import (
     PACKAGE_FOLDER,
     Installation,
@@ -52,7 +52,6 @@ KERNEL_CACHE_SIZE = "256"
 several hundred MiB at its own 1,024. With 256 memory is flat after seconds, and no slower
 (docs/log.md)."""
 
-POLL_S = 0.1
 LOG_TAIL_LINES = 15
 DRAIN_MARGIN_S = 5.0
 """Time beyond `limits.drain_s` that the backend is given to send its last responses."""
@@ -61,15 +60,8 @@ EXIT_TIMEOUT_S = 8.0
 """Time that Triton gives idle connections after SIGTERM; its own default is 30 s."""
 
 EXIT_S = 10.0
-CONTROL_TIMEOUT_S = 5.0
-"""Time for one answer of Triton's model control."""
-
-CONTROL_HEADER = "smartspec-key"
 CLOSED_APIS = "model-repository,shared-memory,trace,logging"
 """Triton's APIs that change or read what is not a client's; they need the key."""
-
-DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""Opens URLs without a proxy: the server is on this machine."""
 
 SHM_FOLDER = Path("/dev/shm")
 
@@ -109,6 +101,7 @@ class TritonServer:
         self._keeps_files = keeps_files
         self._process: subprocess.Popen[bytes] | None = None
         self._is_stopped = False
+        self._is_kept = False
         self._shm_prefix = f"smartspec_{secrets.token_hex(4)}_"
         self._control_key = secrets.token_hex(16)
 
@@ -164,6 +157,8 @@ class TritonServer:
         """Exit code of tritonserver; None while it runs. A death by signal s is 128 + s."""
         assert self._process is not None, "not started"
         code = self._process.poll()
+        if self._is_kept and code == -signal.SIGKILL:
+            return 0
         return 128 - code if code is not None and code < 0 else code
 
     def wait_ready(
@@ -206,14 +201,17 @@ class TritonServer:
 
         Draining refuses new requests and lets those in flight finish for `limits.drain_s`; the
         backend then ends each with its last response. Returns the exit code; None if it never
-        started.
+        started. A Triton that was killed because it kept a model whose requests were all answered
+        has ended well: 0.
         """
         if self._process is None:
             return None
         if self._process.poll() is None:
             try:
-                self._drain(time.monotonic() + self._config.limits.drain_s + DRAIN_MARGIN_S)
-                self._process.send_signal(signal.SIGTERM)
+                wait_s = self._config.limits.drain_s + DRAIN_MARGIN_S
+                end = drain(self.address, self._control_key, time.monotonic() + wait_s)
+                self._is_kept = end is Drained.KEPT
+                self._process.send_signal(signal.SIGKILL if self._is_kept else signal.SIGTERM)
                 self._process.wait(EXIT_S + EXIT_TIMEOUT_S)
             except (subprocess.TimeoutExpired, KeyboardInterrupt):  # a second Ctrl-C is for now
                 self._process.kill()
@@ -222,32 +220,6 @@ class TritonServer:
             self._end_stubs()
             self._is_stopped = True
         return self.poll()
-
-    def _drain(self, deadline_s: float) -> None:
-        """Unload the model: Triton then waits for its requests, and the backend sees it and drains;
-        of a SIGTERM it would learn nothing. A server that is slow to answer is asked again: told to
-        end with its model still loaded it gives that EXIT_TIMEOUT_S, then ends with 1."""
-        is_asked = False
-        while time.monotonic() < deadline_s:
-            try:
-                if not is_asked:
-                    self._control(f"models/{MODEL_NAME}/unload")
-                    is_asked = True
-                if b"UNLOADING" not in self._control("index"):
-                    return
-            except TimeoutError:
-                continue
-            except (urllib.error.URLError, OSError):
-                return  # it is not up yet, or not any more
-            time.sleep(POLL_S)
-
-    def _control(self, path: str) -> bytes:
-        """POST to Triton's model control; the key keeps others from it."""
-        url = f"{self.address.http_url}/v2/repository/{path}"
-        request = urllib.request.Request(url, b"{}", {CONTROL_HEADER: self._control_key})
-        with DIRECT.open(request, timeout=CONTROL_TIMEOUT_S) as response:
-            body: bytes = response.read()
-        return body
 
     def _end_stubs(self) -> None:
         """A stub outlives a server that crashed or was killed, and so does their shared memory."""

@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from smartspec_py.core.types import FinishReason
+from smartspec_py.launch.address import DIRECT
 from smartspec_py.prompts import MIXED, generated
 from smartspec_py.serving.config import LimitsConfig, ServerConfig, TorchEngineConfig
 from smartspec_py.serving.contract import MODEL_NAME
 from smartspec_py.tracing.oracle import OracleSequence, ProposerTrace, read_oracle
-from smartspec_py.triton_server import DIRECT, TritonServer, free_address
+from smartspec_py.triton_server import TritonServer, free_address
 
 BENCH = Path(".smartspec/bench")
 TARGET, DRAFT = "88m", "4m"

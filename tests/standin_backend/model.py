@@ -1,8 +1,8 @@
 """A backend that streams words with pauses: what the launcher is tested with, without a model.
 
-`text_input` says what happens: `unload` makes the backend unload itself from another thread, as the
-real one does when its loop dies; `error` answers with an error; anything else streams `max_tokens`
-words, 0.02 s apart.
+`text_input` says what happens: `unload` makes the backend unload itself from another thread, as
+the real one does when its loop dies; `error` answers with an error; `keep` is answered, and the
+model is then not unloaded for a minute; anything else streams `max_tokens` words, 0.02 s apart.
 """
 
 import threading
@@ -13,12 +13,19 @@ import triton_python_backend_utils as pb_utils
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 PAUSE_S = 0.02
+GAUGES = ("running", "waiting")
 
 
 class TritonPythonModel:
     def initialize(self, args):
         pb_utils.Logger.log_info(f"stand-in backend is up as {args['model_name']}")
         self._name = args["model_name"]
+        self._is_kept = False
+        self._gauges = [_idle_gauge(f"smartspec_num_requests_{what}") for what in GAUGES]
+
+    def finalize(self):
+        if self._is_kept:
+            time.sleep(60.0)
 
     def execute(self, requests):
         for request in requests:
@@ -35,10 +42,18 @@ class TritonPythonModel:
             error = pb_utils.TritonError(f"told to fail: {text}", pb_utils.TritonError.UNAVAILABLE)
             sender.send(pb_utils.InferenceResponse(error=error), flags=FINAL)
             return
+        self._is_kept |= text == "keep"
         for index in range(num_words):
             is_last = index == num_words - 1
             sender.send(_response(f"word{index} ", is_last, index + 1), FINAL if is_last else 0)
             time.sleep(PAUSE_S)
+
+
+def _idle_gauge(name):
+    family = pb_utils.MetricFamily(name=name, description=name, kind=pb_utils.MetricFamily.GAUGE)
+    gauge = family.Metric(labels={"model": "smartspec"})
+    gauge.set(0.0)
+    return family, gauge
 
 
 def _scalar(request, name):

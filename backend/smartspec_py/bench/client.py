@@ -15,7 +15,7 @@ from typing import Any
 from smartspec_py.bench.plan import Due
 from smartspec_py.prompts import Prompt
 from smartspec_py.serving.contract import MODEL_NAME
-from smartspec_py.serving.metric_families import DRAFT_TIME, RUNNING, VERIFY_TIME, WAITING, Family
+from smartspec_py.serving.metric_families import DRAFT_TIME, RUNNING, VERIFY_TIME, WAITING, value_in
 from smartspec_py.sim.open_loop import (
     NO_FINISH,
     TIMED_OUT,
@@ -167,7 +167,7 @@ class Client:
                 text = await reply.text()
         except (aiohttp.ClientError, OSError) as error:
             raise BenchError(f"metrics: {type(error).__name__}: {error}") from error
-        return {family.name: _sum_of(family, text) for family in _ASKED}
+        return {family.name: value_in(text, family) or 0.0 for family in _ASKED}
 
 
 def _clock() -> Callable[[], float]:
@@ -177,11 +177,3 @@ def _clock() -> Callable[[], float]:
 
 
 _ASKED = (DRAFT_TIME, VERIFY_TIME, RUNNING, WAITING)
-
-
-def _sum_of(family: Family, text: str) -> float:
-    """Over the model's labels, of Prometheus' text format."""
-    prefix = f"{family.name}{{"
-    return sum(
-        float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(prefix)
-    )

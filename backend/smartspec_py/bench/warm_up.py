@@ -17,10 +17,10 @@ import numpy as np
 from smartspec_py.bench.client import BenchError, Client, FullQueue
 from smartspec_py.bench.document import Ceilings
 from smartspec_py.bench.plan import MIXED, NONE, Capacity, Settings, needed_workloads
+from smartspec_py.launch.address import DIRECT, Address
 from smartspec_py.prompts import PROMPT_SEED, generated
 from smartspec_py.serving.contract import MODEL_NAME
 from smartspec_py.tracing.steps import cost_from_json
-from smartspec_py.triton_server import DIRECT, Address
 
 WARM_UP_SEED = PROMPT_SEED - 1
 """Its prompts come in no phase."""

@@ -24,10 +24,10 @@ from smartspec_py.core.explain import (
     options,
     window,
 )
+from smartspec_py.launch.address import DIRECT
 from smartspec_py.serving.contract import MODEL_NAME
 from smartspec_py.tracing.files import TraceError
 from smartspec_py.tracing.steps import StepTrace, StepTraceFile, cost_of, parse_steps, read_steps
-from smartspec_py.triton_server import DIRECT
 
 TIMEOUT_S = 30.0
 

@@ -1,9 +1,13 @@
-"""Where a server listens, and which ports are free."""
+"""Where a server listens, how it is asked, and which ports are free."""
 
 from __future__ import annotations
 
 import socket
+import urllib.request
 from dataclasses import dataclass
+
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Opens URLs without a proxy: the server is on this machine."""
 
 
 @dataclass(frozen=True)

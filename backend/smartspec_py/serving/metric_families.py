@@ -176,3 +176,10 @@ SEND_TIME = _family("send_seconds_total", _C, "Time that handing them over took"
 CONFIG_INFO = _family(
     "config_info", _G, "Always 1; the labels say what is served", ("method", "k_max", "policy")
 )
+
+
+def value_in(text: str, family: Family) -> float | None:
+    """The sum over all labels in what a metrics port shows (Prometheus' text format); None where
+    the family is not there."""
+    lines = [line for line in text.splitlines() if line.startswith(f"{family.name}{{")]
+    return sum(float(line.rpartition(" ")[2]) for line in lines) if lines else None
