@@ -13,13 +13,13 @@ from smartspec_py.core.acceptance import INITIAL_MEAN, MAX_KINDS, AcceptanceTrac
 def observe(
     tracker: AcceptanceTracker, sequence: int, num_drafted: int, num_accepted: int, kind: str = ""
 ) -> None:
-    tracker.observe([sequence], [num_drafted], [num_accepted], kind)
+    tracker.observe([sequence], [num_drafted], [num_accepted], [kind])
 
 
 def accept_probs(
     tracker: AcceptanceTracker, sequence: int, num_positions: int, kind: str = ""
 ) -> tuple[float, ...]:
-    (found,) = tracker.accept_probs([sequence], num_positions, kind)
+    (found,) = tracker.accept_probs([sequence], num_positions, [kind])
     return tuple(found.tolist())
 
 
@@ -222,7 +222,10 @@ def test_growing_weights_change_no_estimate(monkeypatch: pytest.MonkeyPatch) -> 
     assert run(1.01) == pytest.approx(run(1e100), rel=1e-9)
 
 
-def test_sequences_of_a_step_are_learned_from_together(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kinds", [("", "", "", ""), ("chat", "qa", "chat", "sql")])
+def test_sequences_of_a_step_are_learned_from_together(
+    kinds: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A step of several is what steps of each would be, but for the order of forgetting."""
     monkeypatch.setattr(acceptance, "ALARM", 1e9)  # its moment would hang on that order
     rng = random.Random(5)
@@ -233,16 +236,36 @@ def test_sequences_of_a_step_are_learned_from_together(monkeypatch: pytest.Monke
         kept = [
             min(k, drafted(rng, 0.2 + 0.07 * s)) for k, s in zip(drafts, sequences, strict=True)
         ]
-        together.observe(sequences, drafts, kept)
-        for each in zip(sequences, drafts, kept, strict=True):
+        together.observe(sequences, drafts, kept, kinds)
+        for each in zip(sequences, drafts, kept, kinds, strict=True):
             observe(apart, *each)
     assert together.shared_mean == pytest.approx(apart.shared_mean, rel=1e-3)
-    found = together.accept_probs([*sequences, 77], 5)
-    expected = [accept_probs(apart, sequence, 5) for sequence in [*sequences, 77]]
-    assert found == pytest.approx(np.array(expected), rel=5e-3)
+    asked = dict(zip([*sequences, 77], [*kinds, kinds[1]], strict=True))
+    found = together.accept_probs(list(asked), 5, list(asked.values()))
+    alone = [accept_probs(together, sequence, 5, kind) for sequence, kind in asked.items()]
+    assert found == pytest.approx(np.array(alone), rel=1e-12)
+    expected = [accept_probs(apart, sequence, 5, kind) for sequence, kind in asked.items()]
+    assert found == pytest.approx(np.array(expected), rel=1e-2)
     together.release(1)
     assert together.sequences == {2, 3, 9}
-    assert accept_probs(together, 1, 5) == pytest.approx(found[-1], rel=1e-9)
+    assert accept_probs(together, 1, 5, kinds[1]) == pytest.approx(found[-1], rel=1e-9)
+
+
+def test_a_step_of_more_kinds_than_are_told_apart() -> None:
+    """All of them are served; between steps those that were used longest ago are forgotten."""
+    tracker = AcceptanceTracker()
+    sequences = list(range(2 * MAX_KINDS))
+    kinds = [f"kind {number}" for number in sequences]
+    for _ in range(20):
+        tracker.observe(sequences, [4] * len(sequences), [0] * len(sequences), kinds)
+    probs = tracker.accept_probs(sequences, 2, kinds)
+    assert probs.shape == (len(sequences), 2)
+    assert probs.max() < 0.2
+    for sequence in sequences:
+        tracker.release(sequence)
+    for number in range(MAX_KINDS + 1):
+        observe(tracker, number, 1, 1, f"other {number}")
+    assert tracker.mean_of("kind 0") == tracker.shared_mean > 0.7
 
 
 def requests_over(tracker: AcceptanceTracker, rates: list[float], num_steps: int = 12) -> None:

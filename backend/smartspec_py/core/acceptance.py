@@ -206,8 +206,8 @@ class _Trust:
     information: float = 0.0
 
     def probs(self, factors: Floats, odds: Floats) -> Floats:
-        """factors: odds of requests over those of their kind, [n]. odds: by position, [K]. Returns
-        [n, K]."""
+        """factors: odds of requests over those of their kinds, [n]. odds: of those by position,
+        [n, K], or [1, K] of the only one. Returns [n, K]."""
         shifted = factors[:, None] ** self.slope * odds
         found: Floats = shifted / (1 + shifted)
         return found
@@ -215,7 +215,7 @@ class _Trust:
     def observe(self, factors: Floats, odds: Floats, accepted: Ints, trials: Ints) -> None:
         """Of n requests in one step; a step of Newton's method."""
         is_tried = np.arange(trials.max()) < trials[:, None]
-        probs = self.probs(factors, odds[: is_tried.shape[1]])
+        probs = self.probs(factors, odds[:, : is_tried.shape[1]])
         distance = np.log(factors)
         missed = accepted - (probs * is_tried).sum(axis=1)
         certain = (probs * (1 - probs) * is_tried).sum(axis=1)
@@ -223,6 +223,28 @@ class _Trust:
         self.information += float(certain @ distance**2)
         self.slope += float(missed @ distance) / (TRUST_PRIOR + self.information)
         self.slope = min(max(self.slope, 0.0), MAX_TRUST)
+
+
+@dataclass(slots=True)
+class _Step:
+    """The kinds of a step's n sequences. means: of each kind. which: for each sequence the index of
+    its own; None where all are of one."""
+
+    kinds: list[_Kind]
+    means: Floats
+    which: Ints | None
+
+    def each(self, of_kinds: Floats) -> Floats:
+        """A row of each sequence, [n, ..], or the only one, [1, ..], from a row of each kind."""
+        return of_kinds if self.which is None else of_kinds[self.which]
+
+    def shared(self, num_positions: int) -> tuple[Floats, Floats]:
+        """Odds by position and of the mean rate, of each sequence's kind: [n, num_positions], [n],
+        or [1, num_positions] and [1]."""
+        pairs = zip(self.kinds, self.means.tolist(), strict=True)
+        odds, typical = zip(*[kind.shared_profile(mean) for kind, mean in pairs], strict=True)
+        cut = np.array([by_position[:num_positions] for by_position in odds])
+        return self.each(cut), self.each(np.array(typical))
 
 
 class AcceptanceTracker:
@@ -262,39 +284,59 @@ class AcceptanceTracker:
 
     def accept_prob(self, sequence: int, kind: str = "") -> float:
         """Conditional acceptance probability of the sequence over all positions, in (0, 1)."""
-        return float(self._requests.rates([sequence], self.mean_of(kind))[0])
+        return float(self._requests.rates([sequence], np.array([self.mean_of(kind)]))[0])
 
-    def accept_probs(self, sequences: Sequence[int], num_positions: int, kind: str = "") -> Floats:
-        """The same of sequences of one kind for each of the first positions of a step; shape
-        [len(sequences), num_positions]."""
-        factors, odds = self._factors(sequences, self._kind(kind), self.mean_of(kind))
-        return self._trust.probs(factors, odds[:num_positions])
+    def accept_probs(
+        self, sequences: Sequence[int], num_positions: int, kinds: Sequence[str] | None = None
+    ) -> Floats:
+        """The same for each of the first positions of a step; shape [len(sequences),
+        num_positions]. kinds: of each sequence; None where nothing tells them apart."""
+        step = self._step(kinds)
+        odds, typical = step.shared(num_positions)
+        return self._trust.probs(self._factors(sequences, step, typical), odds)
 
-    def _factors(self, sequences: Sequence[int], kind: _Kind, mean: float) -> tuple[Floats, Floats]:
-        """Odds of each over those of its kind, and those of its kind by position."""
-        odds, typical = kind.shared_profile(mean)
-        return _odds(self._requests.rates(sequences, mean)) / typical, odds
+    def _factors(self, sequences: Sequence[int], step: _Step, typical: Floats) -> Floats:
+        """Odds of each over those of its kind."""
+        return _odds(self._requests.rates(sequences, step.each(step.means))) / typical
 
     def observe(
         self,
         sequences: Sequence[int],
         num_drafted: Sequence[int],
         num_accepted: Sequence[int],
-        kind: str = "",
+        kinds: Sequence[str] | None = None,
     ) -> None:
-        """Take in one decoding step of each of these sequences of one kind; both counts are 0 where
-        none was drafted. A sequence has one kind."""
-        found, mean = self._kind(kind), self.mean_of(kind)
+        """Take in one decoding step of each of these sequences; both counts are 0 where none was
+        drafted. kinds: as in `accept_probs`; a sequence has one kind."""
+        if not sequences:
+            return
+        step = self._step(kinds)
         accepted = np.array(num_accepted, dtype=np.int64)
         trials = accepted + (accepted < np.array(num_drafted, dtype=np.int64))
         if trials.any():
-            self._trust.observe(*self._factors(sequences, found, mean), accepted, trials)
-        self._requests.observe(sequences, accepted, trials, mean, found.weight_of_mean(mean))
-        self._kind_of.update(dict.fromkeys(sequences, kind))
-        before = found.counts.accepted, found.counts.trials
-        found.observe(accepted, trials)
-        self._all.add(found.counts.accepted - before[0], found.counts.trials - before[1])
-        self._kinds.move_to_end(kind)
+            odds, typical = step.shared(int(trials.max()))
+            factors = self._factors(sequences, step, typical)
+            self._trust.observe(factors, odds, accepted, trials)
+        pairs = zip(step.kinds, step.means.tolist(), strict=True)
+        weights = np.array([kind.weight_of_mean(mean) for kind, mean in pairs])
+        means = step.each(step.means)
+        self._requests.observe(sequences, accepted, trials, means, step.each(weights))
+        self._kind_of.update(zip(sequences, kinds or [""] * len(sequences), strict=True))
+        for index, kind in enumerate(step.kinds):
+            ours = slice(None) if step.which is None else step.which == index
+            before = kind.counts.accepted, kind.counts.trials
+            kind.observe(accepted[ours], trials[ours])
+            self._all.add(kind.counts.accepted - before[0], kind.counts.trials - before[1])
+        self._forget_kinds()
+
+    def _step(self, kinds: Sequence[str] | None) -> _Step:
+        names = list(dict.fromkeys(kinds)) if kinds else [""]
+        found = [self._kind(name) for name in names]
+        means = np.array([self._mean_of(kind) for kind in found])
+        if kinds is None or len(names) == 1:
+            return _Step(found, means, None)
+        order = {name: index for index, name in enumerate(names)}
+        return _Step(found, means, np.array([order[kind] for kind in kinds]))
 
     def release(self, sequence: int) -> None:
         """Forget the sequence, but for how far it was from its kind."""
@@ -306,11 +348,15 @@ class AcceptanceTracker:
     def _kind(self, kind: str) -> _Kind:
         found = self._kinds.get(kind)
         if found is None:
-            if len(self._kinds) == MAX_KINDS:
-                _, oldest = self._kinds.popitem(last=False)
-                self._all.add(-oldest.counts.accepted, -oldest.counts.trials)
             found = self._kinds[kind] = _Kind(prior_trials=self._prior_trials)
+        self._kinds.move_to_end(kind)
         return found
+
+    def _forget_kinds(self) -> None:
+        """Those that are too many. Behind a step, since one may bring many at once."""
+        while len(self._kinds) > MAX_KINDS:
+            _, oldest = self._kinds.popitem(last=False)
+            self._all.add(-oldest.counts.accepted, -oldest.counts.trials)
 
 
 class _Requests:
@@ -330,14 +376,15 @@ class _Requests:
     def sequences(self) -> set[int]:
         return set(self._rows)
 
-    def rates(self, sequences: Sequence[int], mean: float) -> Floats:
-        """Acceptance of each; mean: of their kind, which those not begun are given."""
+    def rates(self, sequences: Sequence[int], means: Floats) -> Floats:
+        """Acceptance of each of n; means: of their kinds, [n] or [1], which those not begun are
+        given."""
         rows = [self._rows.get(sequence, -1) for sequence in sequences]
         if not len(self._state):
-            return np.full(len(rows), mean)
-        found = _rates(self._state[rows], mean)
+            return np.broadcast_to(means, len(rows))
+        found = _rates(self._state[rows], means)
         if -1 in rows:
-            found[np.array(rows) < 0] = mean
+            found = np.where(np.array(rows) < 0, means, found)
         return found
 
     def observe(
@@ -345,15 +392,15 @@ class _Requests:
         sequences: Sequence[int],
         accepted: Ints,
         trials: Ints,
-        mean: float,
-        prior_trials: float,
+        means: Floats,
+        prior_trials: Floats,
     ) -> None:
-        """mean: of their kind, before this step. prior_trials: what it weighs for those that begin
-        with this step."""
-        rows = [self._row(sequence, prior_trials) for sequence in sequences]
+        """means: of their kinds, before this step. prior_trials: what these weigh for those that
+        begin with this step. Both [n] or [1]."""
+        rows = self._rows_of(sequences, prior_trials)
         state = self._state[rows]
         if trials.any():
-            _test(state, _rates(state, mean), accepted, trials)
+            _test(state, _rates(state, means), accepted, trials)
         state[:, :2] *= np.where(trials > 0, REQUEST_FORGETTING, REQUEST_IDLE_FORGETTING)[:, None]
         state[:, 0] += accepted
         state[:, 1] += trials
@@ -371,15 +418,16 @@ class _Requests:
         self._free.append(row)
         return float(self._state[row, 0]), float(self._state[row, 1])
 
-    def _row(self, sequence: int, prior_trials: float) -> int:
-        row = self._rows.get(sequence)
-        if row is None:
-            if not self._free:
-                self._grow()
-            row = self._rows[sequence] = self._free.pop()
-            self._state[row] = 0.0
-            self._state[row, 2] = prior_trials
-        return row
+    def _rows_of(self, sequences: Sequence[int], prior_trials: Floats) -> list[int]:
+        """Of each, given to it now where it has none."""
+        for index, sequence in enumerate(sequences):
+            if sequence not in self._rows:
+                if not self._free:
+                    self._grow()
+                row = self._rows[sequence] = self._free.pop()
+                self._state[row] = 0.0
+                self._state[row, 2] = prior_trials[index if len(prior_trials) > 1 else 0]
+        return [self._rows[sequence] for sequence in sequences]
 
     def _grow(self) -> None:
         size = len(self._state)
@@ -388,10 +436,10 @@ class _Requests:
         self._free.extend(range(size, size + more))
 
 
-def _rates(state: Floats, mean: float) -> Floats:
-    """state: as in `_Requests`, [n, 9]."""
+def _rates(state: Floats, means: Floats) -> Floats:
+    """state: as in `_Requests`, [n, 9]. means: of their kinds, [n] or [1]."""
     weights = state[:, 2]
-    found: Floats = (weights * mean + state[:, 0]) / (weights + state[:, 1])
+    found: Floats = (weights * means + state[:, 0]) / (weights + state[:, 1])
     return found
 
 

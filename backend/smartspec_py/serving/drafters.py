@@ -59,11 +59,12 @@ NO_GUESS = _Guess("", 0)
 
 @dataclass(slots=True)
 class _Counts:
-    """A step of sequences of one kind, as `AcceptanceTracker.observe` takes it."""
+    """A step of sequences, as `AcceptanceTracker.observe` takes it."""
 
     sequences: list[SequenceId] = field(default_factory=list)
     drafted: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
+    kinds: list[str] = field(default_factory=list)
 
 
 class Drafters:
@@ -170,7 +171,7 @@ class Drafters:
         """Learn from events of decoding requests; of several of one request, which are of a burst
         without drafts, from the last. Of a look-up that was not taken it is known afterwards what
         it would have brought, so that one that looked poor at first is not left for good."""
-        counts: dict[tuple[str, str], _Counts] = defaultdict(_Counts)
+        counts: dict[str, _Counts] = defaultdict(_Counts)
         num_events = Counter(request.sequence for request, _ in steps)
         for request, event in steps:
             for name in request.proposers:
@@ -182,12 +183,15 @@ class Drafters:
                     proposer.observe(request.sequence, accepted, event.hidden)
                 if not drafted and num_events[request.sequence] == 1:
                     drafted, accepted = self._hindsight(name, request, event)
-                found = counts[name, request.kind]
+                found = counts[name]
                 found.sequences.append(request.sequence)
                 found.drafted.append(drafted)
                 found.accepted.append(accepted)
-        for (name, kind), found in counts.items():
-            self._acceptance[name].observe(found.sequences, found.drafted, found.accepted, kind)
+                found.kinds.append(request.kind)
+        for name, of_one in counts.items():
+            self._acceptance[name].observe(
+                of_one.sequences, of_one.drafted, of_one.accepted, of_one.kinds
+            )
         if self._judges.awaits_outcome:
             self._judges.observe({event.sequence: event.num_accepted for _, event in steps})
 
@@ -258,17 +262,18 @@ class Drafters:
         self, requests: Sequence[Request], guesses: Sequence[Sequence[_Guess]]
     ) -> list[Floats]:
         """For each guess of each request in order, an array [num_available]."""
-        groups: dict[tuple[str, str], list[tuple[int, SequenceId, int]]] = defaultdict(list)
+        groups: dict[str, list[tuple[int, SequenceId, int, str]]] = defaultdict(list)
         num_guesses = 0
         for request, of_one in zip(requests, guesses, strict=True):
             for name, num_available in of_one:
-                groups[name, request.kind].append((num_guesses, request.sequence, num_available))
+                guess = (num_guesses, request.sequence, num_available, request.kind)
+                groups[name].append(guess)
                 num_guesses += 1
         found = [NO_PROBS] * num_guesses
-        for (name, kind), group in groups.items():
-            indices, sequences, caps = zip(*group, strict=True)
+        for name, group in groups.items():
+            indices, sequences, caps, kinds = zip(*group, strict=True)
             if depth := max(caps):
-                probs = self._acceptance[name].accept_probs(sequences, depth, kind)
+                probs = self._acceptance[name].accept_probs(sequences, depth, kinds)
                 for index, cap, row in zip(indices, caps, probs, strict=True):
                     found[index] = row if cap == depth else row[:cap]
         return found
