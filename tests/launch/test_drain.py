@@ -17,7 +17,7 @@ GONE = b'[{"name":"smartspec","state":"UNAVAILABLE","reason":"unloaded"}]'
 METRICS = 'smartspec_num_requests_running{{model="smartspec",version="1"}} {}\n' + (
     'smartspec_num_requests_waiting{{model="smartspec",version="1"}} {}\n'
 )
-WAIT_S = 1.0
+WAIT_S = 10.0
 
 
 @contextmanager
@@ -47,7 +47,7 @@ def stand_in(index: list[bytes], metrics: str | None) -> Iterator[tuple[Address,
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         port = server.server_address[1]
         try:
@@ -74,8 +74,9 @@ def test_a_drain_tells_a_kept_model_from_one_that_is_busy(
     index: list[bytes], metrics: str | None, expected: Drained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(draining, "KEPT_S", 0.3)
+    wait_s = 2 * draining.KEPT_S if expected is Drained.LATE else WAIT_S
     with stand_in(list(index), metrics) as (address, asked):
-        assert drain(address, "key", time.monotonic() + WAIT_S) is expected
+        assert drain(address, "key", time.monotonic() + wait_s) is expected
     unload, *looks = asked
     assert unload == "/v2/repository/models/smartspec/unload"
     assert set(looks) == {"/v2/repository/index"}
