@@ -43,6 +43,16 @@ def make_responder(
 
 
 @dataclass
+class Counted(NoMetrics):
+    """calls: of `increment`, by the name of the counter."""
+
+    calls: list[str]
+
+    def increment(self, name: str, labels: object, by: float) -> None:
+        self.calls.append(name)
+
+
+@dataclass
 class Desk:
     """A running responder, and the sequences that it asked to cancel."""
 
@@ -420,14 +430,8 @@ def test_metrics_that_cannot_be_handed_over_take_nobody_down() -> None:
 
 def test_on_the_way_out_nothing_is_asked_of_triton() -> None:
     """It answers no call of a model that it finalizes: metrics that are due then are not shown."""
-    calls: list[str] = []
-
-    class Counted(NoMetrics):
-        def increment(self, name: str, labels: object, by: float) -> None:
-            calls.append(name)
-
-    now = [0.0]
-    responder = make_responder(metrics=Counted(), clock=lambda: now[0])
+    calls, now = list[str](), [0.0]
+    responder = make_responder(metrics=Counted(calls), clock=lambda: now[0])
     responder.start()
     wait_until(lambda: bool(calls))  # all counters are shown once, at 0
     shown = len(calls)
@@ -442,14 +446,8 @@ def test_on_the_way_out_nothing_is_asked_of_triton() -> None:
 
 def test_an_idle_responder_holds_no_sink() -> None:
     """A sink holds Triton's sender, and Triton unloads no model while somebody holds one."""
-    shown = list[str]()
-
-    class Counted(NoMetrics):
-        def increment(self, name: str, labels: object, by: float) -> None:
-            shown.append(name)
-
-    now = [0.0]
-    responder = make_responder(metrics=Counted(), clock=lambda: now[0])
+    shown, now = list[str](), [0.0]
+    responder = make_responder(metrics=Counted(shown), clock=lambda: now[0])
     responder.start()
     wait_until(lambda: bool(shown))  # all counters are shown once, at 0
     now[0] = 100.0  # metrics are due with the news itself, so that nothing wakes it up afterwards
