@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from smartspec_py.core import acceptance
+from smartspec_py.core import acceptance, request_counts
 from smartspec_py.core.acceptance import INITIAL_MEAN, MAX_KINDS, AcceptanceTracker
 
 
@@ -227,7 +227,7 @@ def test_sequences_of_a_step_are_learned_from_together(
     kinds: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A step of several is what steps of each would be, but for the order of forgetting."""
-    monkeypatch.setattr(acceptance, "ALARM", 1e9)  # its moment would hang on that order
+    monkeypatch.setattr(request_counts, "ALARM", 1e9)  # its moment would hang on that order
     rng = random.Random(5)
     together, apart = AcceptanceTracker(), AcceptanceTracker()
     sequences = [3, 1, 2, 9]
