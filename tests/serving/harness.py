@@ -114,6 +114,7 @@ class LoopHarness:
         self.stories: dict[int, Story] = {}
         self.requests: dict[int, Request] = {}
         self.samples: list[StepSample] = []
+        self.loads: list[tuple[float, Load]] = []
         self.loop = StepLoop(
             self.target,
             {DRAFT_MODEL: self.proposer},
@@ -211,6 +212,8 @@ class LoopHarness:
             self.stories[news.conversation.sequence].updates.append(news)
         elif isinstance(news, StepSample):
             self.samples.append(news)
+        else:
+            self.loads.append((self.clock.now(), news))
 
 
 def fake_engine(

@@ -433,6 +433,21 @@ def test_goodput_is_within_two_percent_of_the_best_fixed_length(
     assert decoding_goodput("goodput", accept_prob) >= 0.98 * best
 
 
+def test_a_request_shows_before_its_first_step() -> None:
+    """A stop trusts that: what is not shown to be in flight may be killed with the server."""
+    harness = LoopHarness(max_sequences=1)
+    for _ in range(2):
+        came_s = harness.clock.now()
+        harness.submit(PROMPT, 4)
+        harness.submit(PROMPT, 4)
+        harness.loop.step()
+        shown_s, load = harness.loads[-1]
+        assert shown_s == came_s < harness.clock.now()
+        assert load.num_running + load.num_waiting == 2
+        harness.drain()
+        assert harness.samples[-1].load.num_running == 0
+
+
 def test_a_request_s_own_limit_on_drafts_holds() -> None:
     harness = LoopHarness(accept_prob=1.0)
     harness.submit(PROMPT, 40, max_draft_len=2, policy="fixed:8")

@@ -25,8 +25,8 @@ CONTROL_TIMEOUT_S = 5.0
 """Time for one answer of Triton's model control."""
 
 KEPT_S = 5.0
-"""So long nothing is in flight, and Triton has not let go of the model: it is not going to. A
-gauge is 0.25 s old at most, or one step where a request has just come."""
+"""So long nothing is in flight, and Triton has not let go of the model: it is not going to. That a
+request has come is shown before its first step, within 0.25 s."""
 
 POLL_S = 0.1
 

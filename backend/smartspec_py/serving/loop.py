@@ -157,6 +157,9 @@ class StepLoop:
         self._end_drain()
         self._roster.admit()
         start = self._clock()
+        if not was_busy:
+            # Whoever stops the server asks whether anything is in flight, and a step may be long.
+            self._show(self._load(start))
         ready = self._batcher.ready()
         views = self._views(ready)
         viewed = self._clock()
@@ -240,9 +243,7 @@ class StepLoop:
     def _record(self, step: _Step, times: _StepTimes) -> None:
         load = self._load(times.applied)
         if not step.events:
-            if load != self._shown_load:
-                self._shown_load = load
-                self._post(load)
+            self._show(load)
             return
         decoding = [event for event in step.events if event.sequence in step.plan.draft_lens]
         record = StepRecord(
@@ -305,6 +306,12 @@ class StepLoop:
         self._shown_switches = controller.num_switches
         factors = (cost.target_base, cost.target_slope, cost.draft_factor)
         return Control(record.why, num_switches, factors, controller.time_errors)
+
+    def _show(self, load: Load) -> None:
+        """The load by itself, where it is another than was shown; a step's sample has its own."""
+        if load != self._shown_load:
+            self._shown_load = load
+            self._post(load)
 
     def _load(self, now: float) -> Load:
         """The cache is looked at only as often as metrics are handed over, and when it is empty."""
