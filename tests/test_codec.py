@@ -185,6 +185,15 @@ def test_errors_name_field_value_and_range(
     assert len(str(raised.value)) < 300, "whatever was sent"
 
 
+@pytest.mark.parametrize("missing", [["text_input"], ["max_tokens"], list(REQUIRED)])
+def test_what_is_required_and_missing_is_named(codec: ModuleType, missing: list[str]) -> None:
+    fields = {name: value for name, value in REQUIRED.items() if name not in missing}
+    message = f"^{' and '.join(missing)}: required"
+    with pytest.raises(RequestError, match=message) as raised:
+        codec.decode(request(fields | {"top_k": 1, "seed": 2}))
+    assert raised.value.code is ErrorCode.INVALID_ARGUMENT
+
+
 def test_parameters_are_never_dropped(codec: ModuleType) -> None:
     for name, said in (("lora_task_id", "LoRA"), ("best_of", "known are"), ("top_p", "tensor")):
         with pytest.raises(RequestError, match=f"{name}.*{said}"):
@@ -231,3 +240,14 @@ def test_one_invalid_value_is_named(
     with pytest.raises(InvalidField, match=rf"^{bad}: got ") as raised:
         codec.decode(request(fields))
     assert len(str(raised.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [({}, False), ({"health_check": False}, False), ({"health_check": True}, True)],
+)
+def test_a_health_check_is_known_before_it_is_decoded(
+    codec: ModuleType, fields: dict[str, Any], expected: bool
+) -> None:
+    assert codec.asks_for_health(request(REQUIRED | fields)) is expected
+    assert decode(codec, **fields).health_check is expected

@@ -49,18 +49,22 @@ LAST = replace(
 )
 LAST_ALWAYS = ALWAYS | {"finish_reason": b"deadline", "num_input_tokens": 5, "num_cached_tokens": 4}
 
+TIMES = [f"{name}_time_ns" for name in ("arrival", "first_scheduled", "first_token", "last_token")]
+BLOCKS = dict.fromkeys(
+    [f"kv_cache_{name}_blocks" for name in ("alloc_new", "reused", "alloc_total")], 0
+)
+
 REPLIES: list[tuple[Reply, dict[str, Any]]] = [
     (PIECE, ALWAYS),
     (replace(PIECE, progress=Progress()), ALWAYS | dict.fromkeys(list(ALWAYS)[4:8], 0)),
+    (replace(PIECE, times=Times()), ALWAYS | dict.fromkeys(TIMES, 0) | BLOCKS),
     (LAST, LAST_ALWAYS),
     (
         replace(
             LAST,
+            times=Times(10, 20, 30, 2**62),
             summary=Summary(
-                num_cached_tokens=4,
-                times=Times(10, 20, 30, 2**62),
-                spec_metrics='{"a": 1}',
-                no_speculation="no draft",
+                num_cached_tokens=4, spec_metrics='{"a": 1}', no_speculation="no draft"
             ),
         ),
         LAST_ALWAYS
@@ -69,6 +73,7 @@ REPLIES: list[tuple[Reply, dict[str, Any]]] = [
             "first_scheduled_time_ns": 20,
             "first_token_time_ns": 30,
             "last_token_time_ns": 2**62,
+            **BLOCKS,
             "metrics": b'{"a": 1}',
             "no_speculation": b"no draft",
         },
@@ -80,12 +85,12 @@ REPLIES: list[tuple[Reply, dict[str, Any]]] = [
 def test_replies_have_what_applies(
     codec: ModuleType, reply: Reply, outputs: dict[str, Any]
 ) -> None:
-    """Each as [1, 1] and of the table's type."""
+    """Each as [1, 1] and of the table's type; the text is [1]."""
     arrays = codec.encode(reply).arrays()
     assert {name: array.item() for name, array in arrays.items()} == outputs
     dtypes = {spec.name: NUMPY_TYPES[spec.dtype] for spec in OUTPUTS}
     for name, array in arrays.items():
-        assert array.shape == (1, 1)
+        assert array.shape == ((1,) if name == "text_output" else (1, 1))
         assert array.dtype == dtypes[name]
 
 

@@ -19,7 +19,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from smartspec_py.core.cost import CostModel, PassTable
-from smartspec_py.core.types import NO_TOKEN, SamplingParams
+from smartspec_py.core.types import SamplingParams
 from smartspec_py.engines.base import NO_DRAFT, Draft, DraftTask, Proposer, ProposerCapabilities
 from smartspec_py.engines.runner import RunnerConfig, load_runner
 from smartspec_py.engines.torch_engine import TorchTarget
@@ -109,7 +109,7 @@ def serving(proposer: Proposer, limits: LimitsConfig = LIMITS) -> Iterator[Serve
     capabilities = stepwise_capabilities(limits, VOCAB_SIZE, runner.bytes_per_token)
     target = TorchTarget(runner, replace(capabilities, gives_hidden=True))
     server = Server(
-        Engine(TOKENIZER, NO_TOKEN, target, {"heads": proposer}, COST),
+        Engine(TOKENIZER, (), target, {"heads": proposer}, COST),
         ServerConfig(engine=FakeEngineConfig(kind="fake", tokenizer="none"), limits=limits),
     )
     server.start()

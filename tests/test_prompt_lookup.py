@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smartspec_py.core.types import NO_TOKEN, SamplingParams
+from smartspec_py.core.types import SamplingParams
 from smartspec_py.engines.base import Draft, DraftTask, Proposer
 from smartspec_py.proposers.prompt_lookup import PromptLookupProposer
 
@@ -17,9 +17,12 @@ SEQUENCE = 7
 
 
 def task(
-    tokens: Sequence[int], draft_len: int, end_token: int = NO_TOKEN, sequence: int = SEQUENCE
+    tokens: Sequence[int],
+    draft_len: int,
+    end_tokens: tuple[int, ...] = (),
+    sequence: int = SEQUENCE,
 ) -> DraftTask:
-    return DraftTask(sequence, tokens, 1, draft_len, SamplingParams(end_token=end_token))
+    return DraftTask(sequence, tokens, 1, draft_len, SamplingParams(end_tokens=end_tokens))
 
 
 def letters(text: str) -> list[int]:
@@ -28,8 +31,7 @@ def letters(text: str) -> list[int]:
 
 def propose(proposer: PromptLookupProposer, text: str, draft_len: int = 6, end: str = "") -> str:
     """Drafts of one task, letters for tokens."""
-    end_token = ord(end) if end else NO_TOKEN
-    (draft,) = proposer.propose([task(letters(text), draft_len, end_token)])
+    (draft,) = proposer.propose([task(letters(text), draft_len, tuple(letters(end)))])
     assert draft.probs is None
     return "".join(map(chr, draft.tokens))
 
@@ -70,6 +72,7 @@ def test_nothing_behind_the_end_token() -> None:
     """After "ab" came "c.xab": nothing is generated behind the full stop."""
     proposer = PromptLookupProposer(max_draft_len=6)
     assert propose(proposer, "abc.xab", end=".") == "c."
+    assert propose(proposer, "abc.xab", end="!x.") == "c."
     assert propose(proposer, "abc.xab") == "c.xabc"
 
 

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -20,17 +21,28 @@ from smartspec_py.serving.request import ErrorCode, GenerateParams, InvalidField
 from smartspec_py.serving.tensor_spec import NUMPY_TYPES, TensorSpec
 
 _INPUT_NAMES = tuple(spec.name for spec in INPUTS)
-_OUTPUT_TYPES = tuple((spec.name, NUMPY_TYPES[spec.dtype]) for spec in OUTPUTS)
+_REQUIRED = tuple(spec.name for spec in INPUTS if not spec.is_optional)
+_OUTPUT_TYPES = tuple((spec.name, NUMPY_TYPES[spec.dtype], spec.has_batch) for spec in OUTPUTS)
+_BLOCKS = dict.fromkeys(
+    ("kv_cache_alloc_new_blocks", "kv_cache_reused_blocks", "kv_cache_alloc_total_blocks"), 0
+)
 
 
 def decode(request: Any) -> GenerateParams:
     """A Triton request as values. Raises RequestError naming the field, value and range."""
     _refuse_parameters(request)
     arrays = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+    _check_required(arrays)
     given = {spec.name: _value(spec, arrays[spec.name]) for spec in INPUTS if spec.name in arrays}
     _check_seeds(given)
     _check_bias(given)
     return GenerateParams(**{FIELDS[name]: given[name] for name in given if name in FIELDS})
+
+
+def asks_for_health(request: Any) -> bool:
+    """Whether it is a health check; cheap, and before `decode`."""
+    tensors = (tensor for tensor in request.inputs() if tensor.name() == "health_check")
+    return any(bool(tensor.as_numpy().any()) for tensor in tensors)
 
 
 def encode(reply: Reply) -> Any:
@@ -38,9 +50,9 @@ def encode(reply: Reply) -> Any:
     values = _outputs(reply)
     return pb_utils.InferenceResponse(
         [
-            pb_utils.Tensor(name, np.array([[values[name]]], dtype=numpy_type))
-            for name, numpy_type in _OUTPUT_TYPES
-            if values.get(name) is not None
+            pb_utils.Tensor(name, np.array([[value]] if has_batch else [value], dtype=numpy_type))
+            for name, numpy_type, has_batch in _OUTPUT_TYPES
+            if (value := values.get(name)) is not None
         ]
     )
 
@@ -66,6 +78,14 @@ def _refuse_parameters(request: Any) -> None:
     for name, value in sorted(json.loads(request.parameters() or "{}").items()):
         if not asks_for_nothing(name, value):
             raise RequestError(ErrorCode.INVALID_ARGUMENT, why_refused(name, _INPUT_NAMES))
+
+
+def _check_required(arrays: Mapping[str, Any]) -> None:
+    """Triton counts the tensors of a request, and does not look which of them are required."""
+    missing = [name for name in _REQUIRED if name not in arrays]
+    if missing:
+        message = f"{' and '.join(missing)}: required, but the request has no such tensor"
+        raise RequestError(ErrorCode.INVALID_ARGUMENT, message)
 
 
 def _value(spec: TensorSpec, array: Any) -> Any:
@@ -135,20 +155,19 @@ def _outputs(reply: Reply) -> dict[str, Any]:
     }
     if reply.log_probs is not None:
         values |= {"output_log_probs": reply.log_probs, "cum_log_probs": reply.cum_log_prob}
+    if reply.times is not None:
+        values |= _BLOCKS | {
+            "arrival_time_ns": reply.times.arrival_ns,
+            "first_scheduled_time_ns": reply.times.first_scheduled_ns,
+            "first_token_time_ns": reply.times.first_token_ns,
+            "last_token_time_ns": reply.times.last_token_ns,
+        }
     return values | (_last_outputs(reply.summary) if reply.summary is not None else {})
 
 
 def _last_outputs(summary: Summary) -> dict[str, Any]:
-    values: dict[str, Any] = {
+    return {
         "num_cached_tokens": summary.num_cached_tokens,
         "metrics": summary.spec_metrics.encode() or None,
         "no_speculation": summary.no_speculation.encode() or None,
     }
-    if summary.times is not None:
-        values |= {
-            "arrival_time_ns": summary.times.arrival_ns,
-            "first_scheduled_time_ns": summary.times.first_scheduled_ns,
-            "first_token_time_ns": summary.times.first_token_ns,
-            "last_token_time_ns": summary.times.last_token_ns,
-        }
-    return values

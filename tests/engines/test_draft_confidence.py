@@ -107,7 +107,7 @@ def test_drafts_verified_by_rejection_leave_without_confidences() -> None:
 def test_who_drafted_the_end_token_is_not_asked_about_again() -> None:
     (task,) = tasks(GREEDY)
     (whole,) = make_proposer(KIND).propose([task])
-    ends = task._replace(sampling=SamplingParams(end_token=whole.tokens[1]))
+    ends = task._replace(sampling=SamplingParams(end_tokens=(whole.tokens[1],)))
     rule = Rule(MAX_DRAFT_LEN)
     (draft,) = make_proposer(KIND).propose([ends], rule)
     assert draft.tokens == whole.tokens[: len(draft.tokens)]

@@ -100,15 +100,40 @@ def test_cached_tokens_cost_no_time_but_are_charged():
     assert clock.now() == pytest.approx(5.0)
     (response,) = run(executor, Request(PROMPT, 1, output_config=MEASURED))
     assert clock.now() == pytest.approx(6.0)
-    first, second = executor.get_latest_iteration_stats()
+    first, _, second, _ = executor.get_latest_iteration_stats()
     assert second.inflight_batching_stats.num_ctx_tokens == 5
-    assert second.iter_latency_ms == pytest.approx(1000.0)
     assert (first.kv_cache_stats.reused_blocks, second.kv_cache_stats.reused_blocks) == (0, 1)
     metrics = response.result.request_perf_metrics
     assert metrics.kv_cache_metrics.num_reused_blocks == 1
     assert metrics.kv_cache_metrics.kv_cache_hit_rate == 0.5
     assert metrics.timing_metrics.last_token_time.total_seconds() == pytest.approx(6.0)
     assert executor.get_latest_iteration_stats() == []
+
+
+def test_statistics_have_the_time_of_the_iteration_before_and_idle_time():
+    """A pass of 5 s, idle for 7 s, and twice one of 1 s for the token that is computed again. An
+    entry of no time is there with each last response; the true time comes with the next iteration,
+    and has what was idle before the iteration in it."""
+    clock = VirtualClock()
+    executor = Executor(LIMITS, cost=SECOND_A_TOKEN, clock=clock)
+
+    def times_s():
+        return [entry.iter_latency_ms / 1e3 for entry in executor.get_latest_iteration_stats()]
+
+    run(executor, Request(PROMPT, 1))
+    assert times_s() == [0.0, 0.0]
+    clock.sleep(7.0)
+    run(executor, Request(PROMPT, 1))
+    assert times_s() == pytest.approx([5.0, 0.0])
+    run(executor, Request(PROMPT, 1))
+    assert times_s() == pytest.approx([8.0, 0.0])
+    own = Executor(
+        LIMITS, cost=SECOND_A_TOKEN, clock=clock, behaviour=Behaviour(lags_latency=False)
+    )
+    clock.sleep(7.0)
+    run(own, Request(PROMPT, 1))
+    (entry,) = own.get_latest_iteration_stats()
+    assert entry.iter_latency_ms == pytest.approx(5000.0)
 
 
 @pytest.mark.parametrize(("charges", "num_together"), [(True, 1), (False, 2)])

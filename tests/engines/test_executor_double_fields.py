@@ -258,14 +258,18 @@ def test_iteration_statistics_count_the_batch():
     executor.enqueue_requests([request(max_tokens=2), request(drafts=[21, 29])])
     executor.await_responses()
     executor.await_responses()
-    first, second = executor.get_latest_iteration_stats()
+    first, second, last = executor.get_latest_iteration_stats()
     batch = first.inflight_batching_stats
     assert (batch.num_context_requests, batch.num_gen_requests, batch.num_ctx_tokens) == (2, 0, 6)
-    assert (first.specdec_stats.num_draft_tokens, first.specdec_stats.num_accepted_tokens) == (2, 1)
+    assert (first.specdec_stats.num_draft_tokens, second.specdec_stats.num_accepted_tokens) == (
+        2,
+        1,
+    )
     assert first.num_new_active_requests == 2
     batch = second.inflight_batching_stats
     assert (batch.num_context_requests, batch.num_gen_requests) == (0, 1)
     assert json.loads(second.to_json_str())["iter"] == 2
+    assert (last.num_active_requests, last.iter_latency_ms) == (0, 0.0)
 
 
 def test_names_that_the_bindings_lack_are_not_there():

@@ -75,21 +75,25 @@ def test_a_prompt_may_come_in_chunks():
 
 
 @pytest.mark.parametrize(
-    ("end_token", "drafts", "tokens", "num_accepted", "finish"),
+    ("end_tokens", "drafts", "tokens", "num_accepted", "finish"),
     [
-        (-1, (28, 35), (28, 35, 42), 2, None),
-        (-1, (28, 36), (28, 35), 1, None),
-        (-1, (29, 35), (28,), 0, None),
+        ((), (28, 35), (28, 35, 42), 2, None),
+        ((), (28, 36), (28, 35), 1, None),
+        ((), (29, 35), (28,), 0, None),
         # The end token was drafted, and is accepted; the draft behind it is not put to the test.
-        (35, (28, 35, 42), (28,), 2, FinishReason.STOP),
-        (35, (28, 36), (28,), 1, FinishReason.STOP),
-        (28, (29,), (), 0, FinishReason.STOP),
+        ((35,), (28, 35, 42), (28,), 2, FinishReason.STOP),
+        ((35,), (28, 36), (28,), 1, FinishReason.STOP),
+        ((28,), (29,), (), 0, FinishReason.STOP),
+        # Any of a set ends it, whichever comes first.
+        ((9, 35, 28), (29,), (), 0, FinishReason.STOP),
+        ((9, 35), (28, 35, 42), (28,), 2, FinishReason.STOP),
+        ((9, 8, 42), (28, 35), (28, 35), 2, FinishReason.STOP),
     ],
 )
 def test_verify_keeps_the_accepted_drafts_and_adds_one(
-    end_token, drafts, tokens, num_accepted, finish
+    end_tokens, drafts, tokens, num_accepted, finish
 ):
-    target = prefilled(sampling=SamplingParams(end_token=end_token))
+    target = prefilled(sampling=SamplingParams(end_tokens=end_tokens))
     target.submit([Verify(1, drafts)])
     assert target.poll(0.0) == [Event(1, tokens, len(drafts), num_accepted, finish=finish)]
     target.check_integrity()

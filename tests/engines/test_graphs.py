@@ -85,7 +85,7 @@ def random_pass(rng: random.Random, lengths: Sequence[int], max_len: int) -> lis
     return inputs
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("kind", [*CONFIGS, "mistral, window 11", "gemma2, window 11"])
 def test_logits_are_those_of_a_packed_pass(kind: str) -> None:
     """Rows of 0 to 599 tokens, with gaps between those in the pass, up to the last position."""
     rng = random.Random(3)
@@ -220,7 +220,7 @@ def test_what_is_drafted_behind_an_end_token_is_dropped() -> None:
     """And the cache goes on from there as if it had never been drafted."""
     (task,) = tasks_of([6], [GREEDY])
     (whole,) = make_proposer("llama").propose([task])
-    ending = task._replace(sampling=SamplingParams(end_token=whole.tokens[2]))
+    ending = task._replace(sampling=SamplingParams(end_tokens=(999, whole.tokens[2])))
     one_by_one, (ahead, _) = make_proposer("llama"), make_graph_proposer("llama")
     (draft,) = one_by_one.propose([ending])
     assert len(draft.tokens) <= 3

@@ -61,8 +61,9 @@ def shape_one(
         ({"bad_words": ((1, 4),)}, (1,), (0,), [2, 1, 0, -1, 0.5]),
         ({"bad_words": ((3, 1, 4), (2, 1, 0))}, (3,), (1,), [2, 1, 0, -1, OUT]),
         ({"bad_words": ((3, 3, 3, 4),)}, (3,), (3,), [2, 1, 0, -1, 0.5]),
-        ({"min_tokens": 2, "end_token": 0}, (4, 4), (1,), [OUT, 1, 0, -1, 0.5]),
-        ({"min_tokens": 2, "end_token": 0}, (4, 4), (1, 1), [2, 1, 0, -1, 0.5]),
+        ({"min_tokens": 2, "end_tokens": (0,)}, (4, 4), (1,), [OUT, 1, 0, -1, 0.5]),
+        ({"min_tokens": 2, "end_tokens": (0, 3)}, (4, 4), (1,), [OUT, 1, 0, OUT, 0.5]),
+        ({"min_tokens": 2, "end_tokens": (0, 3)}, (4, 4), (1, 1), [2, 1, 0, -1, 0.5]),
         # Nothing is left: the unprocessed row's best token is drawn, whatever banned it.
         ({"bad_words": ((0,), (1,), (2,), (3,), (4,))}, (1,), (), [0, OUT, OUT, OUT, OUT]),
     ],
@@ -83,7 +84,7 @@ def test_shaping_by_hand(
         ({"frequency_penalty": 0.25}, [[2, 1], [2, 0.75], [2, 0.5]]),
         ({"repetition_penalty": 2.0}, [[1, 1], [1, 0.5], [1, 0.5]]),
         ({"bad_words": ((0, 1), (1, 1, 0))}, [[2, OUT], [2, 1], [OUT, 1]]),
-        ({"min_tokens": 2, "end_token": 1}, [[2, OUT], [2, OUT], [2, 1]]),
+        ({"min_tokens": 2, "end_tokens": (1,)}, [[2, OUT], [2, OUT], [2, 1]]),
     ],
 )
 def test_drafts_count_as_generated(params: dict[str, Any], rows: list[list[float]]) -> None:
@@ -102,7 +103,7 @@ def random_sampling(rng: random.Random) -> SamplingParams:
         logit_bias=rng.choice([(), ((1, 1.5), (6, -2.0))]),
         bad_words=rng.choice([(), words]),
         min_tokens=rng.choice([0, 4]),
-        end_token=3,
+        end_tokens=(3,),
     )
 
 
@@ -134,7 +135,7 @@ def test_tokens_beyond_the_vocabulary_do_nothing() -> None:
         logit_bias=((5, 9.0), (1, 1.0)),
         bad_words=((6,), (5, 3)),
         min_tokens=9,
-        end_token=7,
+        end_tokens=(7,),
     )
     span = Span(0, 2, sampling, 2, history_of((5, 7)), (5,))
     shaped = shape_logits(LOGITS.repeat(2, 1), [span])

@@ -51,7 +51,7 @@ CASES: dict[str, dict[str, Any]] = {
     "frequency": {"frequency_penalty": 1.5},
     "bias": {"logit_bias": ((2, 1.5), (0, -1.0))},
     "bad words": {"bad_words": ((3,), (1, 2), (2, 0, 1))},
-    "min_tokens": {"min_tokens": 2, "end_token": 2},
+    "min_tokens": {"min_tokens": 2, "end_tokens": (2,)},
     "all": {
         "temperature": 1.3,
         "top_p": 0.95,
@@ -61,7 +61,7 @@ CASES: dict[str, dict[str, Any]] = {
         "logit_bias": ((4, 0.7),),
         "bad_words": ((0, 0),),
         "min_tokens": 1,
-        "end_token": 3,
+        "end_tokens": (3, 0),
     },
 }
 
@@ -173,7 +173,8 @@ def reference_probs(row: list[float], tokens: Sequence[int], s: SamplingParams) 
         if list(tokens[len(tokens) - len(start) :]) == start:
             scores[last] = -math.inf
     if len(generated) < s.min_tokens:
-        scores[s.end_token] = -math.inf
+        for token in s.end_tokens:
+            scores[token] = -math.inf
     for token in set(tokens):
         factor = s.repetition_penalty
         scores[token] = scores[token] / factor if scores[token] > 0 else scores[token] * factor

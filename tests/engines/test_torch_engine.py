@@ -14,6 +14,7 @@ from torch_models import (
     CONFIGS,
     MAX_DRAFT_LEN,
     VOCAB_SIZE,
+    WINDOWED,
     expected_text,
     make_proposer,
     make_target,
@@ -121,7 +122,7 @@ def prompts(count: int, seed: int) -> list[list[int]]:
     return [[rng.randrange(VOCAB_SIZE) for _ in range(rng.randrange(1, 40))] for _ in range(count)]
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("kind", [*CONFIGS, *WINDOWED])
 def test_text_is_that_of_transformers(kind: str) -> None:
     """Nine sequences through five rows, joining and leaving between steps, drafts of 0 to 6."""
     todo = list(enumerate(prompts(9, seed=1)))
@@ -188,7 +189,7 @@ def test_the_draft_stops_at_the_end_token() -> None:
     proposer = make_proposer("llama")
     tokens = prompts(1, seed=3)[0]
     (draft,) = proposer.propose([DraftTask(0, tokens, len(tokens), 6, GREEDY)])
-    ending = SamplingParams(end_token=draft.tokens[2])
+    ending = SamplingParams(end_tokens=(999, draft.tokens[2]))
     first = draft.tokens.index(draft.tokens[2])
     other = make_proposer("llama")
     (ended,) = other.propose([DraftTask(0, tokens, len(tokens), 6, ending)])
@@ -328,7 +329,7 @@ PENALISED = [
     SamplingParams(temperature=0.8, seed=6, frequency_penalty=1.5, presence_penalty=0.5),
     SamplingParams(repetition_penalty=1.6),
     SamplingParams(frequency_penalty=0.7, bad_words=((3,), (5, 6)), logit_bias=((9, 2.0),)),
-    SamplingParams(temperature=1.0, seed=8, end_token=7, min_tokens=20),
+    SamplingParams(temperature=1.0, seed=8, end_tokens=(7,), min_tokens=20),
 ]
 
 

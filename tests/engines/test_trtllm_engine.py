@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.types import FinishReason, SamplingParams
 from smartspec_py.engines import executor_double
 from smartspec_py.engines.base import Decode, Event, Prefill, TargetCapabilities, Verify
 from smartspec_py.engines.clock import VirtualClock
-from smartspec_py.engines.executor_double import EngineLimits, Executor
+from smartspec_py.engines.executor_double import Behaviour, EngineLimits, Executor
 from smartspec_py.engines.fake import FAKE_CAPABILITIES, TOKEN_STEP, FakeTarget, fake_token
 from smartspec_py.engines.trtllm_engine import TrtllmTarget
 from smartspec_py.engines.trtllm_requests import request_seed
@@ -89,19 +90,23 @@ def drain(target):
 
 
 @pytest.mark.parametrize(
-    ("end_token", "drafts", "tokens", "num_accepted", "finish"),
+    ("end_tokens", "drafts", "tokens", "num_accepted", "finish"),
     [
-        (-1, (28, 35), (28, 35, 42), 2, None),  # LENGTH there: the step is done, no more
-        (-1, (28, 36), (28, 35), 1, None),
-        (-1, (29, 35), (28,), 0, None),
-        (35, (28, 35, 42), (28,), 2, FinishReason.STOP),
-        (35, (28, 36), (28,), 1, FinishReason.STOP),
-        (28, (29,), (), 0, FinishReason.STOP),
+        ((), (28, 35), (28, 35, 42), 2, None),  # LENGTH there: the step is done, no more
+        ((), (28, 36), (28, 35), 1, None),
+        ((), (29, 35), (28,), 0, None),
+        ((35,), (28, 35, 42), (28,), 2, FinishReason.STOP),
+        ((35,), (28, 36), (28,), 1, FinishReason.STOP),
+        ((28,), (29,), (), 0, FinishReason.STOP),
+        # Any of a set ends it, whichever comes first.
+        ((9, 35, 28), (29,), (), 0, FinishReason.STOP),
+        ((9, 35), (28, 35, 42), (28,), 2, FinishReason.STOP),
+        ((9, 8, 42), (28, 35), (28, 35), 2, FinishReason.STOP),
     ],
 )
-def test_verify_says_what_the_fake_engine_says(end_token, drafts, tokens, num_accepted, finish):
+def test_verify_says_what_the_fake_engine_says(end_tokens, drafts, tokens, num_accepted, finish):
     expected = [Event(1, tokens, len(drafts), num_accepted, finish=finish)]
-    sampling = SamplingParams(end_token=end_token)
+    sampling = SamplingParams(end_tokens=end_tokens)
     target, _ = prefilled(sampling=sampling)
     fake = FakeTarget()
     begin(fake, 1, PROMPT, sampling)
@@ -137,6 +142,52 @@ def test_a_burst_is_in_flight_while_others_verify():
     target.submit([Verify(2, (19,))])  # 5 + 7 * 2
     assert target.poll(1.0) == [Event(1, (35,), is_last=False), Event(2, (19, 26), 1, 1)]
     assert drain(target) == [Event(1, (42,))]
+
+
+TOKEN_S = 0.01
+BY_TOKENS = CostModel(PassTable((1, 2), (1, 8), ((TOKEN_S, 8 * TOKEN_S), (0.02, 0.16))))
+"""Of what is cached, the last token alone is computed again: k drafts take k + 1 tokens."""
+
+
+@pytest.mark.parametrize("lags", [True, False])
+def test_a_verification_has_its_own_time(lags):
+    """5 s between the steps are drafting and host time; each step has another number of drafts."""
+    target, executor = prefilled(cost=BY_TOKENS, behaviour=Behaviour(lags_latency=lags))
+    for k in (1, 4, 2, 7):
+        executor._clock.sleep(5.0)
+        target.submit([Verify(1, (999,) * k)])
+        (event,) = target.poll(1.0)
+        assert event.pass_s == pytest.approx((k + 1) * TOKEN_S)
+
+
+def test_all_iterations_of_a_step_are_in_its_time():
+    """Two verifications of 4 and 2 tokens, of which one fits into an iteration of 5 tokens."""
+    target, _ = make(cost=BY_TOKENS, limits=EngineLimits(max_num_tokens=5))
+    for sequence in (1, 2):
+        begin(target, sequence, (sequence,))
+        target.poll(1.0)
+    target.submit([Verify(1, (998, 999)), Verify(2, (999,))])
+    events = target.poll(1.0)
+    assert [event.pass_s for event in events] == pytest.approx([3 * TOKEN_S, 5 * TOKEN_S])
+
+
+def test_the_first_token_of_a_burst_has_a_time_and_the_others_none():
+    """They come while other work is timed."""
+    target, executor = prefilled(cost=BY_TOKENS)
+    executor._clock.sleep(5.0)
+    target.submit([Decode(1, 3)])
+    assert [event.pass_s for event in drain(target)] == pytest.approx([TOKEN_S, 0.0, 0.0])
+
+
+def test_texts_are_read_once_for_all_passes_that_are_timed_on_them():
+    """Of 100 tokens. Later passes read the last one again, and a text more where there are more
+    rows; each text has a pass behind it of 1 token, or of 3 or 5."""
+    target, executor = make(cost=BY_TOKENS)
+    for rows, tokens, num_read in ((1, 3, 100), (2, 3, 101), (2, 5, 2), (2, 3, 2)):
+        start_s = executor._clock.now()
+        pass_s = target.time_pass(rows, tokens, 100)
+        assert pass_s == pytest.approx(rows * tokens * TOKEN_S)
+        assert executor._clock.now() - start_s == pytest.approx(num_read * TOKEN_S + pass_s)
 
 
 def test_late_tokens_of_a_cancelled_burst_are_kept():
@@ -366,8 +417,9 @@ def test_text_follows_the_rule_however_it_is_cut(make_target, data):
     clients = []
     for number, prompt in enumerate(data.draw(st.lists(PROMPTS, min_size=1, max_size=4))):
         end_at = len(prompt) + data.draw(st.integers(0, 40))
-        end_token = data.draw(st.sampled_from([-1, fake_token(prompt, end_at, 1000)]))
-        clients.append(Client(number, prompt, SamplingParams(end_token=end_token)))
+        end = fake_token(prompt, end_at, 1000)
+        end_tokens = data.draw(st.sampled_from([(), (end,), (1001, 1002, end)]))
+        clients.append(Client(number, prompt, SamplingParams(end_tokens=end_tokens)))
     for client in clients:
         target.begin(client.number, client.prompt, len(client.prompt), client.sampling)
     target.submit([Prefill(c.number, c.prompt, 0, True) for c in clients])
@@ -381,8 +433,8 @@ def test_text_follows_the_rule_however_it_is_cut(make_target, data):
     for client in clients:
         assert not client.is_in_flight
         assert client.text == client.expected(len(client.text))
-        assert client.sampling.end_token not in client.text
+        assert set(client.text).isdisjoint(client.sampling.end_tokens)
         if client.is_over:
-            assert client.expected(len(client.text) + 1)[-1] == client.sampling.end_token
+            assert client.expected(len(client.text) + 1)[-1] in client.sampling.end_tokens
         target.release(client.number)
     assert target.num_sequences == 0

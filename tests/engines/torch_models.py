@@ -7,7 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import GPTNeoXConfig, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    Gemma2Config,
+    Gemma3TextConfig,
+    GPTNeoXConfig,
+    LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Starcoder2Config,
+)
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from smartspec_py.engines.base import TargetCapabilities
@@ -31,6 +40,8 @@ _COMMON: dict[str, Any] = {
     "initializer_range": 0.3,
 }
 
+_GEMMA: dict[str, Any] = {"num_key_value_heads": 2, "head_dim": 8, "query_pre_attn_scalar": 8}
+
 CONFIGS = {
     "llama": LlamaConfig(**_COMMON, num_key_value_heads=4),
     "llama, grouped keys": LlamaConfig(**_COMMON, num_key_value_heads=2),
@@ -38,12 +49,39 @@ CONFIGS = {
     "qwen3": Qwen3Config(**_COMMON, num_key_value_heads=2, head_dim=12),
     "gpt-neox": GPTNeoXConfig(**_COMMON),
 }
+WINDOWED = {
+    "mistral, window 11": MistralConfig(**_COMMON, num_key_value_heads=2, sliding_window=11),
+    "mistral, window of all": MistralConfig(**_COMMON, num_key_value_heads=2, sliding_window=96),
+    "qwen2, window 11 above": Qwen2Config(
+        **_COMMON,
+        num_key_value_heads=2,
+        use_sliding_window=True,
+        sliding_window=11,
+        max_window_layers=1,
+    ),
+    "qwen3, window 1": Qwen3Config(
+        **_COMMON,
+        num_key_value_heads=2,
+        head_dim=12,
+        use_sliding_window=True,
+        sliding_window=1,
+        max_window_layers=1,
+    ),
+    "starcoder2, window 11": Starcoder2Config(**_COMMON, num_key_value_heads=2, sliding_window=11),
+    "gemma2, window 11": Gemma2Config(
+        **_COMMON, **_GEMMA, sliding_window=11, attn_logit_softcapping=2.0
+    ),
+    "gemma2, window of all": Gemma2Config(**_COMMON, **_GEMMA, sliding_window=96),
+    "gemma3, window 11": Gemma3TextConfig(**_COMMON, **_GEMMA, sliding_window=11),
+}
+"""Models whose layers, all or some, see the last positions alone. Gemma 2 caps scores as well: at
+2.0 few are below."""
 
 
 def make_model(kind: str, seed: int = 0, noise: float = 0.0) -> Any:
     """A random model; noise: a draft is the target with its weights disturbed by so much."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(copy.deepcopy(CONFIGS[kind])).eval()
+    model = AutoModelForCausalLM.from_config(copy.deepcopy((CONFIGS | WINDOWED)[kind])).eval()
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(noise * torch.randn_like(weight))
@@ -85,6 +123,7 @@ def make_proposer(
 def expected_text(kind: str, prompt: list[int], num_tokens: int) -> list[int]:
     """Greedy continuation by Transformers alone, without any cache: one full pass a token."""
     model = make_model(kind)
+    model.set_attn_implementation("eager")
     tokens = list(prompt)
     for _ in range(num_tokens):
         with torch.inference_mode():

@@ -9,7 +9,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from smartspec_py.core.cost import CostModel, PassTable
-from smartspec_py.core.types import NO_TOKEN, FinishReason, SamplingParams
+from smartspec_py.core.types import FinishReason, SamplingParams
 from smartspec_py.engines.clock import VirtualClock
 from smartspec_py.engines.fake import (
     FAKE_CAPABILITIES,
@@ -146,7 +146,7 @@ class LoopHarness:
             tokens=list(prompt),
             num_prompt=len(prompt),
             max_tokens=max_tokens,
-            sampling=sampling or SamplingParams(end_token=NO_TOKEN),
+            sampling=sampling or SamplingParams(),
             policy=policy,
             max_draft_len=max_draft_len,
             proposer=DRAFT_MODEL,
@@ -223,7 +223,7 @@ def fake_engine(
     wait = CostModel(target=PassTable((1,), (1,), ((step_s,),))) if step_s else None
     return Engine(
         tokenizer=TOKENIZER,
-        end_token=NO_TOKEN,
+        end_tokens=(),
         target=FakeTarget(CAPABILITIES, cost=wait, fail_at_step=fail_at_step),
         proposers={DRAFT_MODEL: FakeProposer(accept_prob, vocab_size=VOCAB_SIZE)},
         cost=COST,

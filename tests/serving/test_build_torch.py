@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from smartspec_py.serving import build_torch
 from smartspec_py.serving.config import ConfigError, LimitsConfig, TorchEngineConfig
@@ -15,9 +19,15 @@ PAIR = Path(__file__).parents[2] / "engines_build" / "tiny"
 LIMITS = LimitsConfig(max_sequences=2, max_context_len=64, max_draft_len=2, prefill_chunk=16)
 
 
-def config(draft: str = "draft") -> TorchEngineConfig:
+def config(draft: str = "draft", **changes: Any) -> TorchEngineConfig:
     return TorchEngineConfig(
-        model=str(PAIR / "target"), draft=str(PAIR / draft), device="cpu", num_threads=1
+        **{
+            "model": str(PAIR / "target"),
+            "draft": str(PAIR / draft),
+            "device": "cpu",
+            "num_threads": 1,
+            **changes,
+        }
     )
 
 
@@ -43,3 +53,62 @@ def test_no_thread_that_ran_a_pass_outlives_the_building(
 def test_what_is_wrong_is_raised_to_the_caller(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"engine\.draft"):
         build_torch.build_torch(config("nowhere"), LIMITS, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("role", "dtype", "value"),
+    [
+        ("model", "float32", math.nan),
+        ("draft", "bfloat16", -math.inf),
+        ("model", "float16", 1e30),
+    ],
+)
+def test_weights_that_are_not_finite_are_refused(
+    tmp_path: Path, role: str, dtype: str, value: float
+) -> None:
+    """One of all is enough; and so is one that the precision of serving makes infinite. The largest
+    values that are finite in it are served."""
+    name = "model.layers.1.mlp.up_proj.weight"
+    folder = shutil.copytree(PAIR / role.replace("model", "target"), tmp_path / "changed")
+    weights = load_file(folder / "model.safetensors")
+    weights[name] = weights[name].float()
+    given = config(**{role: str(folder)}, dtype=dtype)
+
+    def build(changed: float) -> None:
+        weights[name][3, 4:6] = changed
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        build_torch.build_torch(given, LIMITS, tmp_path).target.close()
+
+    build(torch.finfo(getattr(torch, dtype)).max)
+    sentence = rf"engine\.{role}: {folder}: the weights {name} are not all finite in {dtype}: repl"
+    with pytest.raises(ConfigError, match=sentence):
+        build(value)
+
+
+def test_a_tensor_that_no_file_has_is_refused(tmp_path: Path) -> None:
+    name = "model.layers.0.self_attn.q_proj.weight"
+    folder = shutil.copytree(PAIR / "target", tmp_path / "incomplete")
+    weights = load_file(folder / "model.safetensors")
+    del weights[name]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(
+        ConfigError, match=rf"{folder}: the weight files lack 1 tensors, such as {name}"
+    ):
+        build_torch.build_torch(config(str(folder)), LIMITS, tmp_path)
+
+
+def test_files_that_cannot_be_loaded_are_one_sentence(tmp_path: Path) -> None:
+    folder = shutil.copytree(PAIR / "target", tmp_path / "damaged")
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"no weights")
+    with pytest.raises(
+        ConfigError, match=r"engine\.model: .*damaged cannot be loaded \("
+    ) as caught:
+        build_torch.build_torch(config(model=str(folder)), LIMITS, tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_context_beyond_the_models_is_one_sentence(tmp_path: Path) -> None:
+    limits = LIMITS.model_copy(update={"max_context_len": 10**6})
+    with pytest.raises(ConfigError, match=r"fewer than the max_context_len of 1000000: lower it"):
+        build_torch.build_torch(config(), limits, tmp_path)

@@ -20,13 +20,20 @@ from smartspec_py.engines.executor_double import DoubleBindings
 from smartspec_py.engines.trtllm_engine import TrtllmTarget
 from smartspec_py.proposers.trtllm_draft import TrtllmDraftProposer, drawn_from
 from smartspec_py.serving.build import build_engine
-from smartspec_py.serving.build_trtllm import bytes_per_token, cache_tokens, capabilities_of
+from smartspec_py.serving.build_trtllm import capabilities_of
 from smartspec_py.serving.config import ConfigError, LimitsConfig, ServerConfig
 from smartspec_py.serving.intake import Engine
 from smartspec_py.serving.local import LocalSink
 from smartspec_py.serving.request import GenerateParams
 from smartspec_py.serving.server import Server
+from smartspec_py.serving.trtllm_memory import (
+    activation_bytes,
+    bytes_per_token,
+    cache_tokens,
+    loaded_cache_tokens,
+)
 from smartspec_py.trtllm.contract import ContractBindings
+from smartspec_py.trtllm.engine_config import Engine as EngineDir
 from smartspec_py.trtllm.engine_config import Role, read_engine
 
 TOKENIZER = Path(__file__).parents[2] / "engines_build" / "tiny" / "target"
@@ -46,6 +53,7 @@ def engine_document(role: str, **build: Any) -> dict[str, Any]:
             "num_attention_heads": 32,
             "num_key_value_heads": 8,
             "hidden_size": 4096,
+            "intermediate_size": 14_336,
             "vocab_size": 2048,
             "mapping": {"tp_size": 1, "pp_size": 1, "cp_size": 1},
             "quantization": {"quant_algo": None, "kv_cache_quant_algo": None},
@@ -95,7 +103,7 @@ def build(tmp_path: Path, *, draft: bool = True, **engine: Any) -> Engine:
         if not (tmp_path / role).exists():
             write_engine(tmp_path / role, role)
     settings = {"kind": "trtllm", "target": "target", "tokenizer": str(TOKENIZER)}
-    settings |= {"cache_tokens": 4096} | ({"draft": "draft"} if draft else {}) | engine
+    settings |= {"cache_tokens": 2048} | ({"draft": "draft"} if draft else {}) | engine
     return build_engine(
         ServerConfig.model_validate({"engine": settings, "limits": LIMITS}), tmp_path
     )
@@ -109,7 +117,7 @@ def test_directories_become_an_engine_that_serves(
     assert capabilities.max_context_len == 200
     assert capabilities.max_draft_len == 4
     assert capabilities.max_decode_tokens == 16
-    assert capabilities.max_cache_tokens == 4096
+    assert capabilities.max_cache_tokens == 2048
     assert capabilities.bytes_per_token == 2 * 32 * 8 * 128 * 2
     assert engine.cost.max_charged_tokens == 2000
     assert engine.cost.target.rows == (1, 2, 4)
@@ -180,7 +188,9 @@ def test_memory_is_divided_into_equally_many_tokens(tmp_path: Path) -> None:
         write_engine(tmp_path / role, role)
         engines.append(read_engine(role, tmp_path / role))
     assert [bytes_per_token(engine) for engine in engines] == [131072, 65536]
-    taken = 2 * 1000 + 8 * (5 + 1) * 2048 * 8
+    # Of 2,000 tokens: gate and up of 14,336, and three of 4,096, in 2 bytes.
+    assert activation_bytes(engines[0]) == 2000 * (2 * 14_336 + 3 * 4096) * 2
+    taken = 2 * 1000 + 8 * (5 + 1) * 2048 * 8 + 2 * activation_bytes(engines[0])
     assert cache_tokens(engines, taken + 1000 * (131072 + 65536)) == 1000
     quantized = engine_document("target")
     quantized["pretrained_config"]["quantization"]["kv_cache_quant_algo"] = "FP8"
@@ -188,6 +198,42 @@ def test_memory_is_divided_into_equally_many_tokens(tmp_path: Path) -> None:
     split = engine_document("target")
     split["pretrained_config"]["mapping"]["tp_size"] = 4
     assert bytes_per_token(replace(engines[0], config=split)) == 131072 // 4
+    of_rank = activation_bytes(replace(engines[0], config=split))
+    assert of_rank == 2000 * (2 * 14_336 // 4 + 3 * 4096) * 2
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "found"), [((8, 8), 256), ((8, 5), 160), ((200, 200), 2048)]
+)
+def test_the_cache_that_was_made_counts_and_not_what_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_blocks: tuple[int, int], found: int,
+    bindings: ContractBindings, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """2,048 tokens were asked for, in blocks of 32; memory was short for the target, the draft, or
+    neither."""
+    makes = executor_double.make_blocks
+    left = list(num_blocks)
+
+    def make_fewer(limits: Any, config: Any) -> Any:
+        return makes(replace(limits, num_blocks=left.pop(0)), config)
+
+    monkeypatch.setattr(executor_double, "make_blocks", make_fewer)
+    engine = build(tmp_path)
+    assert engine.target.capabilities.max_cache_tokens == found
+    assert ("memory was short" in caplog.text) == (found < 2048)
+
+
+def test_an_executor_that_tells_nothing_of_its_cache_is_believed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    executor = executor_double.Executor(
+        executor_double.EngineLimits(),
+        None,
+        executor_double.ExecutorConfig(iter_stats_max_iterations=0),
+    )
+    engine = EngineDir(Role.TARGET, Path(), {}, {})
+    assert loaded_cache_tokens(executor, executor_double, engine, 77) == 77
+    assert "engine.target" in caplog.text
 
 
 def test_several_gpus_are_run_by_workers(tmp_path: Path, bindings: ContractBindings) -> None:

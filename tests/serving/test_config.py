@@ -25,7 +25,7 @@ from smartspec_py.serving.config import (
     TorchEngineConfig,
     read_config,
 )
-from smartspec_py.serving.model_files import end_token, existing, load_tokenizer, num_token_ids
+from smartspec_py.serving.model_files import end_tokens, existing, load_tokenizer, num_token_ids
 
 TORCH = {"kind": "torch", "model": "target"}
 FAKE = {"kind": "fake", "tokenizer": str(TOKENIZER_FILE.parent)}
@@ -99,6 +99,10 @@ def test_a_table_of_batch_sizes_is_read(tmp_path: Path) -> None:
         ({"engine": TORCH, "proposer": "guess"}, ["proposer", "prompt_lookup", "'guess'"]),
         ({"engine": TORCH, "limits": {"max_cache_tokens": 1}}, ["limits.max_cache_tokens", "1"]),
         ({"engine": TORCH, "limits": {"drain_s": -1.0}}, ["limits.drain_s", "-1"]),
+        (
+            {"engine": TORCH, "limits": {"engine_timeout_s": 0.5}},
+            ["limits.engine_timeout_s", "0.5"],
+        ),
         ({"engine": TORCH, "limits": {"reuse_prefixes": 1}}, ["limits.reuse_prefixes", "boolean"]),
         ({"engine": TORCH, "lookup": {"max_ngram": 17}}, ["lookup.max_ngram", "17"]),
         (
@@ -203,24 +207,56 @@ def test_limits_reach_the_engine(tmp_path: Path) -> None:
         assert proposer.capabilities.max_draft_len == 2
 
 
+LLAMA_31 = [128001, 128008, 128009]
+
+
 @pytest.mark.parametrize(
     ("generation", "config", "expected"),
     [
-        ({"eos_token_id": 5}, {"eos_token_id": 6}, 5),
-        ({}, {"eos_token_id": 6}, 6),
-        (None, {"eos_token_id": [7, 8]}, 7),
-        ({"eos_token_id": 0}, {}, 0),
-        (None, {}, -1),
-        (None, None, -1),
+        # As in Llama 3.1, Qwen 2.5, Gemma 2 and Mistral, all instruct.
+        ({"eos_token_id": LLAMA_31}, {"eos_token_id": LLAMA_31}, (128001, 128008, 128009)),
+        ({"eos_token_id": [151645, 151643]}, {"eos_token_id": 151645}, (151645, 151643)),
+        ({"eos_token_id": [1, 107]}, {"eos_token_id": 1}, (1, 107)),
+        ({"eos_token_id": 2}, {"eos_token_id": 2}, (2,)),
+        # The file of the generation comes first, where it says anything.
+        ({"eos_token_id": 5}, {"eos_token_id": [6, 7]}, (5,)),
+        ({}, {"eos_token_id": 6}, (6,)),
+        ({"eos_token_id": None}, {"eos_token_id": [7, 8, 7]}, (7, 8)),
+        (None, {"eos_token_id": [7, 8]}, (7, 8)),
+        ({"eos_token_id": 0}, {}, (0,)),
+        ({"eos_token_id": []}, {"eos_token_id": 6}, ()),
+        (None, {}, ()),
+        (None, None, ()),
     ],
 )
-def test_the_model_says_its_end_token(
-    tmp_path: Path, generation: Any, config: Any, expected: int
+def test_the_model_says_its_end_tokens(
+    tmp_path: Path, generation: Any, config: Any, expected: tuple[int, ...]
 ) -> None:
+    write_configs(tmp_path, generation, config)
+    assert end_tokens(tmp_path, 151_936) == expected
+
+
+@pytest.mark.parametrize("value", [2048, [0, 2048], -1, True, [0, False], 1.0, "2", [None], {}])
+def test_an_end_token_that_is_none_is_named(tmp_path: Path, value: Any) -> None:
+    """By file, key, value and range."""
+    for generation, config, name in (
+        ({"eos_token_id": value}, {"eos_token_id": 2}, "generation_config.json"),
+        (None, {"eos_token_id": value}, "config.json"),
+    ):
+        folder = tmp_path / name.partition(".")[0]
+        folder.mkdir()
+        write_configs(folder, generation, config)
+        with pytest.raises(ConfigError) as caught:
+            end_tokens(folder, 2048)
+        message = str(caught.value)
+        assert message.startswith(f"{folder / name}: eos_token_id: must be a token id in 0..2047 ")
+        assert f"got {value!r}: " in message
+
+
+def write_configs(folder: Path, generation: Any, config: Any) -> None:
     for name, document in (("generation_config.json", generation), ("config.json", config)):
         if document is not None:
-            (tmp_path / name).write_text(json.dumps(document))
-    assert end_token(tmp_path) == expected
+            (folder / name).write_text(json.dumps(document))
 
 
 def test_a_tokenizer_neither_cuts_nor_pads(tmp_path: Path) -> None:

@@ -115,3 +115,37 @@ def test_many_threads_fill_it_to_the_brim_and_no_further() -> None:
         thread.join()
     assert sum(num_refused) == 300
     assert len(set(inbox.take(0.0).arrivals)) == 100
+
+
+def test_a_call_is_handed_over_once_however_full_the_queue_is() -> None:
+    inbox: Inbox[str] = Inbox(1)
+    inbox.put("a")
+    made: list[str | None] = []
+    inbox.call(made.append)
+    with pytest.raises(RequestError, match="1 calls wait"):
+        inbox.call(made.append, most=1)
+    (call,) = inbox.take(0.0).calls
+    assert (inbox.take(0.0).calls, made) == ((), [])
+    call(None)
+    assert made == [None]
+
+
+def test_calls_that_nobody_took_are_made_when_it_closes() -> None:
+    """With the reason; after that there are none."""
+    inbox: Inbox[str] = Inbox(1)
+    made: list[str | None] = []
+    inbox.call(made.append)
+    inbox.close("the loop died")
+    assert made == ["the loop died"]
+    with pytest.raises(RequestError, match="the loop died"):
+        inbox.call(made.append)
+    assert made == ["the loop died"]
+
+
+def test_it_tells_for_how_long_nobody_took_anything() -> None:
+    now = 5.0
+    inbox: Inbox[str] = Inbox(1, lambda: now)
+    assert inbox.unread_s == 0.0
+    inbox.take(0.0)
+    now = 7.5
+    assert inbox.unread_s == 2.5

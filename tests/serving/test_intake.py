@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 from harness import CAPABILITIES, TOKENIZER, VOCAB_SIZE, fake_engine
 
-from smartspec_py.core.types import NO_TOKEN, Verification
+from smartspec_py.core.types import Verification
 from smartspec_py.engines.fake import FakeTarget
 from smartspec_py.proposers.fake import FakeProposer
 from smartspec_py.serving.config import LimitsConfig
@@ -62,6 +63,26 @@ def test_what_is_left_out_is_the_server_s() -> None:
     assert (conversation.num_input_tokens, conversation.no_speculation) == (2, "")
 
 
+def test_a_long_prompt_holds_up_no_other_thread() -> None:
+    """The loop, and the beats by which the server is known to live, go on while it is tokenised."""
+    text = "so it goes, word after word; " * 20_000
+    limits = LimitsConfig(max_context_len=1_000_000)
+    engine = engine_with(max_context_len=1_000_000)
+    turns, is_over = [0], threading.Event()
+
+    def turn() -> None:
+        while not is_over.wait(0.001):
+            turns[0] += 1
+
+    other = threading.Thread(target=turn)
+    other.start()
+    request, _ = receive(GenerateParams(text, 1), engine, limits)
+    is_over.set()
+    other.join()
+    assert request.num_prompt > 100_000
+    assert turns[0] > 10
+
+
 def test_what_is_said_is_taken() -> None:
     request, _ = receive(
         GenerateParams(
@@ -87,13 +108,14 @@ def test_what_is_said_is_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    ("end_id", "ignore_eos", "end_token"),
-    [(None, False, 42), (7, False, 7), (-1, False, NO_TOKEN), (None, True, NO_TOKEN)],
+    ("end_id", "ignore_eos", "end_tokens"),
+    [(None, False, (42, 43)), (7, False, (7,)), (-1, False, ()), (None, True, ()), (7, True, ())],
 )
-def test_the_end_token(end_id: int | None, ignore_eos: bool, end_token: int) -> None:
-    engine = replace(engine_with(), end_token=42)
+def test_the_end_tokens(end_id: int | None, ignore_eos: bool, end_tokens: tuple[int, ...]) -> None:
+    """A request's end_id replaces all of the model's."""
+    engine = replace(engine_with(), end_tokens=(42, 43))
     params = GenerateParams("hello", 9, end_id=end_id, ignore_eos=ignore_eos)
-    assert receive(params, engine)[0].sampling.end_token == end_token
+    assert receive(params, engine)[0].sampling.end_tokens == end_tokens
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from harness import COST, VOCAB_SIZE, LoopHarness
 
 from smartspec_py.core.cost import CostModel
-from smartspec_py.core.types import NO_TOKEN, SamplingParams, SequenceId, Verification
+from smartspec_py.core.types import SamplingParams, SequenceId, Verification
 from smartspec_py.engines.base import NO_DRAFT, Draft, DraftTask, PassRule, ProposerCapabilities
 from smartspec_py.engines.clock import VirtualClock
 from smartspec_py.proposers.fake import FakeProposer
@@ -122,9 +122,7 @@ def test_others_in_the_same_step_get_what_they_asked_for() -> None:
 
 def test_what_is_verified_by_rejection_is_verified_whole() -> None:
     """To leave out a draft for what it is would bend the distribution; see `core.confidence`."""
-    sampling = SamplingParams(
-        temperature=1.0, seed=5, end_token=NO_TOKEN, verification=Verification.REJECTION
-    )
+    sampling = SamplingParams(temperature=1.0, seed=5, verification=Verification.REJECTION)
     harness = served(["goodput_confidence"] * 4, 200, sampling)
     proposer = harness.proposer
     assert isinstance(proposer, SureProposer)

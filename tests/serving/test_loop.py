@@ -99,16 +99,19 @@ def test_the_text_is_the_same_with_another_length_at_every_step(
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize(
-    ("end_token", "text"),
+    ("end_tokens", "text"),
     [
-        (42, [21, 28, 35]),  # the fourth token ends it and is not emitted
-        (21, []),  # the first token, drawn by the prefill
-        (22, [21, 28, 35, 42, 49, 56]),  # never drawn
+        ((42,), [21, 28, 35]),  # the fourth token ends it and is not emitted
+        ((21,), []),  # the first token, drawn by the prefill
+        ((22,), [21, 28, 35, 42, 49, 56]),  # never drawn
+        ((22, 42, 35), [21, 28]),  # the one of them that comes first
     ],
 )
-def test_the_end_token_ends_the_text(policy: str, end_token: int, text: list[int]) -> None:
+def test_an_end_token_ends_the_text(
+    policy: str, end_tokens: tuple[int, ...], text: list[int]
+) -> None:
     harness = LoopHarness(accept_prob=1.0)
-    harness.submit(PROMPT, 6, policy=policy, sampling=SamplingParams(end_token=end_token))
+    harness.submit(PROMPT, 6, policy=policy, sampling=SamplingParams(end_tokens=end_tokens))
     harness.drain()
     assert harness.stories[1].tokens == text
     is_cut = len(text) == 6

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import math
+import os
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from harness import CAPABILITIES, COST, VOCAB_SIZE, fake_engine, fake_server
@@ -19,6 +23,7 @@ from smartspec_py.serving import profile as module
 from smartspec_py.serving import server as server_module
 from smartspec_py.serving.config import LimitsConfig, TorchEngineConfig
 from smartspec_py.serving.local import generate
+from smartspec_py.serving.pass_times import PassTimes
 from smartspec_py.serving.profile import (
     NUM_ROUNDS,
     ProfileShape,
@@ -199,6 +204,57 @@ def test_the_same_identity_is_read_and_not_measured(tmp_path: Path) -> None:
     assert "model a" in stored.read_text()
 
 
+def refuse_to_write(monkeypatch: pytest.MonkeyPatch, reason: int) -> None:
+    """As a full or read-only file system does, once the file is there."""
+    write = Path.write_text
+
+    def fail(self: Path, *args: Any, **options: Any) -> int:
+        write(self, "half")
+        raise OSError(reason, os.strerror(reason))
+
+    monkeypatch.setattr(Path, "write_text", fail)
+
+
+@pytest.mark.parametrize("reason", [errno.ENOSPC, errno.EROFS, errno.EACCES])
+def test_a_cache_that_cannot_be_written_does_not_stop_the_start(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    reason: int,
+) -> None:
+    refuse_to_write(monkeypatch, reason)
+    with caplog.at_level("WARNING", "smartspec_py.serving.profile"):
+        assert cached(CountingEngine(), tmp_path, "model a").target.seconds
+    (warning,) = caplog.messages
+    assert os.strerror(reason) in warning
+    assert "give a folder that can be written" in warning
+    assert list(tmp_path.iterdir()) == [], "half a file is left"
+
+
+def test_a_cache_that_is_no_folder_does_not_stop_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    with caplog.at_level("WARNING", "smartspec_py.serving.profile"):
+        assert cached(CountingEngine(), file / "cache", "model a").target.seconds
+    (warning,) = caplog.messages
+    assert "is not kept" in warning
+
+
+def test_a_full_disk_at_the_end_leaves_the_profile_as_it_was(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cost = cached(CountingEngine(), tmp_path, "model a")
+    (path,) = tmp_path.iterdir()
+    refuse_to_write(monkeypatch, errno.ENOSPC)
+    with caplog.at_level("WARNING", "smartspec_py.serving.profile"):
+        store_served(path, replace(cost, host_s=1.0))
+    assert "No space left" in caplog.text
+    assert list(tmp_path.iterdir()) == [path]
+    assert load_cost(path) == cost
+
+
 @pytest.mark.parametrize("identity", [("model b", "float32"), ("model a",), ("float32", "model a")])
 def test_another_identity_is_measured(tmp_path: Path, identity: tuple[str, ...]) -> None:
     first = cached(CountingEngine(), tmp_path, "model a", "float32")
@@ -287,6 +343,71 @@ def test_progress_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert said[0] == f"timing target passes: round 1 of {NUM_ROUNDS}"
     assert said[-1] == f"timing draft passes: round {NUM_ROUNDS} of {NUM_ROUNDS}"
     assert len(said) == 4 * NUM_ROUNDS
+
+
+class Interrupted(Exception):
+    pass
+
+
+class SlowEngine(CountingEngine):
+    """Each pass moves the clock by 1 s; the server is ended at pass number `last`."""
+
+    def __init__(self, clock: VirtualClock, last: float = math.inf) -> None:
+        super().__init__()
+        self.clock, self.last = clock, last
+
+    def time_pass(self, *point: int, **more: int | None) -> float:
+        self.clock.sleep(1.0)
+        if self.num_passes >= self.last:
+            raise Interrupted
+        return super().time_pass(*point, **more)  # type: ignore[arg-type]
+
+
+NUM_POINTS = 4 * 5 + 1 + 4
+"""Of SHAPE: rows by tokens, one at a shorter context, and prompts."""
+NUM_FIRST = 2
+"""The first pass of each table pays for allocations."""
+
+
+@pytest.mark.parametrize(
+    ("budget_s", "num_passes"),
+    [(0.0, NUM_POINTS + NUM_FIRST), (30.0, 30 + 4 + 1), (math.inf, 5 * NUM_POINTS + NUM_FIRST)],
+)
+def test_behind_the_budget_each_pass_is_timed_once(budget_s: float, num_passes: int) -> None:
+    """Of 30 s, 22 are the first round of the target, and 8 begin its second."""
+    clock = VirtualClock()
+    engine = SlowEngine(clock)
+    cost = profile(engine, None, SHAPE, PassTimes(budget_s, clock=clock.now))
+    assert engine.num_passes == num_passes
+    assert cost == profile(CountingEngine(), None, SHAPE)
+
+
+def test_a_start_that_is_cut_off_is_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a limit of the start that is too short: the next ones measure what is left. Of 30
+    passes one is the first of the table, which pays for allocations."""
+    whole = profile(CountingEngine(), None, SHAPE)
+    clock = VirtualClock()
+    monkeypatch.setattr(module, "PassTimes", partial(PassTimes, clock=clock.now))
+    for _ in range(3):
+        with pytest.raises(Interrupted):
+            cached(SlowEngine(clock, last=30), tmp_path)
+    last = SlowEngine(clock)
+    cost = cached(last, tmp_path)
+    assert last.num_passes == 5 * NUM_POINTS - 3 * 29 + NUM_FIRST
+    assert cost == whole
+    assert [path.suffix for path in tmp_path.iterdir()] == [".json"]
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"a": 3}', '{"a": [1, "x"]}'])
+def test_damaged_times_are_measured_again(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "times.unfinished"
+    path.write_text(text)
+    times = PassTimes(path=path)
+    assert times.num_rounds("a") == 0
+    times.add("a", 2.0)
+    assert PassTimes(path=path).best_s("a") == 2.0
 
 
 def test_without_a_folder_nothing_is_kept() -> None:

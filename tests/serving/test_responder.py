@@ -131,7 +131,7 @@ def test_a_stream_and_its_final(desk: Desk) -> None:
         desk.post(conversation, [token], num_steps=count)
     desk.finish(conversation, FinishReason.LENGTH)
     sink.wait(WAIT_S)
-    assert sink.text == "xhello world"
+    assert sink.text == "hello world", "a stream has no prompt"
     assert (sink.num_tokens, sink.num_finals) == (5, 1)
     assert (sink.finish_reason, sink.seed) == (FinishReason.LENGTH, 5)
     assert sink.progress == Progress(num_steps=5)
@@ -380,7 +380,7 @@ def test_the_last_reply_alone_has_the_summary(desk: Desk) -> None:
     assert last.summary is not None
     assert last.num_input_tokens == 3
     assert last.summary.num_cached_tokens == 2
-    assert last.summary.times == Times(10, 20, 30, 40)
+    assert (first.times, last.times) == (Times(), Times(10, 20, 30, 40))
     assert last.summary.no_speculation == "it cannot"
 
 

@@ -370,14 +370,15 @@ def test_the_prompt_is_echoed_where_it_is_asked_for() -> None:
     with running(fake_engine()) as server:
         params = GenerateParams("héllo", 4, exclude_input=False)
         sinks = generate(server, [params, replace(params, stream=True)], WAIT_S)
-    for sink in sinks:
-        assert sink.text == "héllo" + expected_text("héllo", 4)
+    assert sinks[0].text == "héllo" + expected_text("héllo", 4)
+    assert sinks[1].text == expected_text("héllo", 4), "a stream has no prompt"
 
 
-def test_the_end_token_of_the_model_and_of_the_request() -> None:
-    """The model's is the third token of the text, the request's the second; -1 is none."""
+def test_the_end_tokens_of_the_model_and_of_the_request() -> None:
+    """The model's are the third and fourth token of the text, the request's the second; -1 is
+    none. The end token is known, and is not in the text."""
     tokens = fake_text(tuple(TOKENIZER.encode("hello").ids), 6)
-    engine = replace(fake_engine(), end_token=tokens[2])
+    engine = replace(fake_engine(), end_tokens=(tokens[3], tokens[2]))
     with running(engine) as server:
         params = [GenerateParams("hello", 6, end_id=end) for end in (None, tokens[1], NO_TOKEN)]
         sinks = generate(server, params, WAIT_S)
@@ -401,7 +402,7 @@ def test_on_the_trtllm_target(policy: str) -> None:
     )
     target = TrtllmTarget(executor, executor_double, capabilities)
     proposer = FakeProposer(0.7, vocab_size=VOCAB_SIZE)
-    engine = Engine(TOKENIZER, NO_TOKEN, target, {DRAFT_MODEL: proposer}, COST)
+    engine = Engine(TOKENIZER, (), target, {DRAFT_MODEL: proposer}, COST)
     texts = [f"prompt number {i}" for i in range(6)]
     with running(engine) as server:
         params = [GenerateParams(text, 25, policy=policy) for text in texts]
@@ -449,6 +450,16 @@ def test_a_server_that_drains_finishes_what_it_took_and_takes_no_more() -> None:
     assert sink.finish_reason is FinishReason.LENGTH
     assert sink.text == expected_text("hello", 60)
     assert sink.num_finals == 1
+
+
+def test_a_drain_is_news_for_the_loop_and_changes_nothing_beside_it() -> None:
+    server = fake_server(fake_engine())
+    server.drain()
+    assert server.loop._drain_until_s is None
+    server.loop.step()
+    assert server.loop._drain_until_s is not None
+    server._responder.start()
+    server._responder.stop(WAIT_S)
 
 
 def test_a_drain_ends_what_lasts_too_long_and_is_asked_for_by_whoever_watches() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from harness import COST, VOCAB_SIZE, LoopHarness, fake_text
 
+from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.types import FinishReason, SamplingParams
 from smartspec_py.engines import executor_double
 from smartspec_py.engines.base import DraftTask, TargetCapabilities
@@ -166,6 +167,18 @@ def test_bursts_go_on_while_others_verify() -> None:
     assert pair.harness.stories[slow].tokens == fake_text(PROMPTS[0], 100)
 
 
+def test_the_time_of_a_pass_has_no_drafting_in_it() -> None:
+    """The clock moves in passes alone: a step is its draft passes and its target's pass."""
+    pair = Pair()
+    pair.harness.submit(PROMPTS[0], 40, policy="fixed:4")
+    pair.harness.drain()
+    drafted = [record for record in pair.harness.loop.records if record.num_drafted]
+    assert len(drafted) >= 5
+    for record in drafted:
+        assert record.draft_s > 0.0
+        assert record.target_s == pytest.approx(record.total_s - record.draft_s)
+
+
 def test_sampled_requests_run_without_drafts() -> None:
     pair = Pair()
     sampling = SamplingParams(temperature=0.7, seed=5)
@@ -202,6 +215,30 @@ def test_late_drafts_are_given_up() -> None:
     assert [len(draft.tokens) for draft in pair.proposer.propose(tasks[:1])] == [3]
 
 
+def test_texts_that_are_new_to_the_draft_have_longer() -> None:
+    """8 texts of 590 tokens, of which an iteration of 0.5 s reads one. All are known in the next
+    step, in which the executor hangs."""
+    clock = VirtualClock()
+    cost = CostModel(PassTable((1,), (1,), ((0.5,),)))
+    executor = Executor(LIMITS, cost=cost, clock=clock)
+    proposer = TrtllmDraftProposer(
+        executor, executor_double, max_draft_len=8, max_context_len=600, vocab_size=VOCAB_SIZE,
+        clock=clock.now,
+    )  # fmt: skip
+    texts = [tuple(range(n, n + 590)) for n in range(8)]
+    tasks = [DraftTask(n, text, 590, 1, SamplingParams()) for n, text in enumerate(texts)]
+    assert [len(draft.tokens) for draft in proposer.propose(tasks)] == [1] * 8
+
+    def hang(timeout: Any) -> list[Any]:
+        clock.sleep(timeout.total_seconds())
+        return []
+
+    executor.await_responses = hang  # type: ignore[assignment]
+    start = clock.now()
+    assert [len(draft.tokens) for draft in proposer.propose(tasks)] == [0] * 8
+    assert clock.now() - start == pytest.approx(DRAFT_TIMEOUT_S, abs=0.1)
+
+
 def test_a_draft_engine_that_takes_nothing_costs_no_text() -> None:
     pair = Pair()
     pair.executors[1].shutdown()
@@ -226,7 +263,7 @@ def test_drafts_are_drawn_with_other_noise_than_they_are_judged_by() -> None:
 def test_drafts_end_with_the_end_token() -> None:
     pair = Pair(accept_prob=1.0)
     text = fake_text(PROMPTS[2], 6)
-    sampling = SamplingParams(end_token=text[3])
+    sampling = SamplingParams(end_tokens=(1999, text[3]))
     task = DraftTask(1, PROMPTS[2], len(PROMPTS[2]), 6, sampling)
     (draft,) = pair.proposer.propose([task])
     assert draft.tokens == tuple(text[:4])

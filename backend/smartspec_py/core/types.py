@@ -19,7 +19,7 @@ SequenceId = int
 """Names one request inside the loop and the engines; never reused while the server lives."""
 
 NO_TOKEN = -1
-"""Stands for `no such token`, e.g. a model without an end-of-text token."""
+"""Stands for `no such token`."""
 
 
 class FinishReason(StrEnum):
@@ -53,12 +53,12 @@ class SamplingParams:
     temperature: 0 is greedy. top_k: 0 is off. top_p: in (0, 1], 1 is off. min_p: in [0, 1], least
         probability relative to the most probable token; 0 is off.
     seed: keys the noise.
-    end_token: generation stops at it and does not emit it; NO_TOKEN is none.
+    end_tokens: generation stops at the first of them and does not emit it; empty is none.
     repetition_penalty: divides positive and multiplies negative logits of tokens that are in the
         prompt or were generated; 1 is off. presence_penalty, frequency_penalty: taken off the
         logits of generated tokens, once and for each time; 0 is off.
     logit_bias: (token, added to its logit). bad_words: token sequences never completed.
-    min_tokens: the end token cannot be drawn before so many were generated.
+    min_tokens: no end token can be drawn before so many were generated.
     log_probs: whether the log-probability of each token is asked for.
     """
 
@@ -66,7 +66,7 @@ class SamplingParams:
     top_k: int = 0
     top_p: float = 1.0
     seed: int = 1
-    end_token: int = NO_TOKEN
+    end_tokens: tuple[int, ...] = ()
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
@@ -97,13 +97,20 @@ class SamplingParams:
             self.counts_tokens
             or self.logit_bias
             or self.bad_words
-            or (self.min_tokens and self.end_token != NO_TOKEN)
+            or (self.min_tokens and self.end_tokens)
         )
 
     @property
     def is_plain_greedy(self) -> bool:
         """Nothing but the most probable token of the model's own logits."""
         return self.is_greedy and not self.shapes_logits
+
+    def num_before_end(self, tokens: Sequence[int]) -> int:
+        """How many tokens precede the first end token; all of them where there is none."""
+        for index, token in enumerate(tokens):
+            if token in self.end_tokens:
+                return index
+        return len(tokens)
 
 
 @dataclass(slots=True)

@@ -63,7 +63,8 @@ class Event(NamedTuple):
     tokens: newly generated, in order. num_drafted, num_accepted: of the verification, 0 elsewhere.
     is_last: the work that was submitted is done; the sequence is ready for its next.
     finish: set where the engine itself saw the end (end token, length).
-    pass_s: seconds of the pass that produced it, 0.0 where the engine cannot tell.
+    pass_s: seconds of the pass that produced it, 0.0 where the engine cannot tell. The pass of a
+        step is the longest of its events.
     error: why the sequence cannot go on; None otherwise.
     log_probs: log-probability of each of `tokens` under the target's own logits; empty where the
         sequence did not ask.

@@ -16,6 +16,9 @@ of the names):
   responds with its token, otherwise one response brings all.
 - The end token is not among the tokens; a stop word is.
 - A cancel takes effect after the next iteration: one more response may come before the final one.
+- Iteration statistics lag as `executionLoop` of executorImpl.cpp makes them: an entry's latency is
+  that of the iteration before, and counts from the end of the one before that, idle time included.
+  Where an iteration ends all requests, an entry with latency 0.0 is there before its responses.
 - A failure of one request is a response with `has_error()`. After `shutdown` every call raises,
   but `can_enqueue_requests`, which says False.
 - Blocks of the KV cache are stored when a request ends, found by later prompts, and lower the time
@@ -72,6 +75,8 @@ from smartspec_py.engines.executor_double_values import (
     Result,
     SamplingConfig,
 )
+
+NOTHING = Scheduled((), (), 0, 0)
 
 __all__ = [
     "Behaviour",
@@ -153,6 +158,8 @@ class Executor:
             config.iter_stats_max_iterations,
             config.request_stats_max_iterations,
         )
+        self._latency_s, self._latency_since_s = 0.0, self._clock.now()
+        self._num_iterations = self._num_ended = self._num_accepted = 0
         self._next_id = 1
         self._cancelled: set[int] = set()
         self._ready: list[Response] = []
@@ -304,10 +311,12 @@ class Executor:
     def _iterate(self) -> None:
         start_s = self._clock.now()
         scheduled = self._scheduler.schedule()
+        self._num_iterations += 1
         for job in scheduled.context:
-            job.mark_scheduled(self._stats.num_iterations + 1, start_s)
+            job.mark_scheduled(self._num_iterations, start_s)
+        if self._behaviour.lags_latency:
+            self._log(scheduled, self._latency_s)
         self._spend(scheduled)
-        num_drafting, num_drafted = drafts_of(scheduled.context)
         num_ready = len(self._ready)
         for job in scheduled.jobs:
             job.num_iterations += 1
@@ -315,15 +324,28 @@ class Executor:
                 self._step(job)
         self._end_cancelled()
         ended = [r for r in self._ready[num_ready:] if r.has_error() or r.result.is_final]
+        self._num_ended = len(ended)
+        self._num_accepted = sum(job.num_accepted for job in scheduled.context)
+        now_s = self._clock.now()
+        if not self._behaviour.lags_latency:
+            self._log(scheduled, now_s - start_s)
+        elif not self._scheduler.jobs:
+            self._log(NOTHING, 0.0)
+        self._latency_s, self._latency_since_s = now_s - self._latency_since_s, now_s
+
+    def _log(self, scheduled: Scheduled, latency_s: float) -> None:
+        """An entry: who runs in the iteration that begins, and what the one before brought."""
+        num_drafting, num_drafted = drafts_of(scheduled.context)
         counts = Counts(
+            iteration=self._num_iterations,
             now_s=self._clock.now(),
-            latency_s=self._clock.now() - start_s,
+            latency_s=latency_s,
             num_queued=len(self._scheduler.waiting),
             num_active=len(self._scheduler.jobs),
-            num_completed=len(ended),
+            num_completed=self._num_ended,
             num_drafting=num_drafting,
             num_drafted=num_drafted,
-            num_accepted=sum(job.num_accepted for job in scheduled.context),
+            num_accepted=self._num_accepted,
         )
         self._stats.add(scheduled, counts)
 
@@ -364,9 +386,8 @@ class Executor:
     ) -> None:
         result = make_result(job, self._rule, new_tokens, finish, is_final)
         if job.request.output_config.return_perf_metrics and is_final:
-            iteration = self._stats.num_iterations + 1
-            now_s = self._clock.now()
-            result.request_perf_metrics = perf_metrics(job, self._blocks, iteration, now_s)
+            number, now_s = self._num_iterations, self._clock.now()
+            result.request_perf_metrics = perf_metrics(job, self._blocks, number, now_s)
         self._ready.append(Response(job.request_id, result, job.request.client_id))
 
     def _end_cancelled(self) -> None:

@@ -35,6 +35,8 @@ class Behaviour:
     keeps_blocks_after_cancel: whether a cancelled request's blocks can be reused.
     finish_of_full_acceptance: where max_tokens is k + 1 and all k drafts are accepted.
     fills_specdec_stats: whether the iteration statistics count drafts.
+    lags_latency: whether an entry of the iteration statistics has the latency of the iteration
+    before; if not, each iteration has one entry with its own latency, before its responses.
     processes_all_positions: whether a logits post-processor sees all positions of a verification,
     or the first alone.
     sampled_logits: the two logits of a distribution, on the token of the rule and on the one after
@@ -47,6 +49,7 @@ class Behaviour:
     keeps_blocks_after_cancel: bool = False
     finish_of_full_acceptance: FinishReason = FinishReason.LENGTH
     fills_specdec_stats: bool = False
+    lags_latency: bool = True
     processes_all_positions: bool = False
     sampled_logits: tuple[float, float] | None = None
     redraws_after_mismatch: bool = True

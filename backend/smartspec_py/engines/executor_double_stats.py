@@ -34,8 +34,9 @@ class RequestStatsPerIteration(plain_class("RequestStatsPerIteration")):  # type
 
 @dataclass(frozen=True)
 class Counts:
-    """Of one iteration, after it. num_drafted, num_accepted: draft tokens; latency_s: seconds."""
+    """Of one entry. num_drafted, num_accepted: draft tokens; latency_s: seconds."""
 
+    iteration: int
     now_s: float
     latency_s: float
     num_queued: int
@@ -55,7 +56,6 @@ class StatsLog:
     fills_specdec: bool
     max_iterations: int
     max_request_iterations: int
-    num_iterations: int = 0
     _iterations: deque[Any] = field(init=False)
     _requests: deque[Any] = field(init=False)
 
@@ -64,17 +64,17 @@ class StatsLog:
         self._requests = deque(maxlen=self.max_request_iterations)
 
     def add(self, scheduled: Scheduled, counts: Counts) -> None:
-        self.num_iterations += 1
         stats = IterationStats()
         stats.timestamp = datetime.fromtimestamp(counts.now_s, UTC).strftime(TIMESTAMP_FORMAT)
-        stats.iter = self.num_iterations
+        stats.iter = counts.iteration
         stats.iter_latency_ms = counts.latency_s * 1e3
         stats.num_queued_requests = counts.num_queued
         stats.num_active_requests = counts.num_active
         stats.num_completed_requests = counts.num_completed
-        stats.num_new_active_requests = sum(1 for job in scheduled.context if _is_new(job))
+        new = [job for job in scheduled.context if job.first_iter == counts.iteration]
+        stats.num_new_active_requests = len(new)
         stats.new_active_requests_queue_latency_ms = 1e3 * sum(
-            job.scheduled_s - job.arrival_s for job in scheduled.context if _is_new(job)
+            job.scheduled_s - job.arrival_s for job in new
         )
         stats.max_num_active_requests = self.max_active
         stats.gpu_mem_usage = stats.cpu_mem_usage = stats.pinned_mem_usage = 0
@@ -83,7 +83,7 @@ class StatsLog:
         if self.fills_specdec:
             stats.specdec_stats = _specdec_stats(counts)
         self._iterations.append(stats)
-        self._requests.append(_request_stats(self.num_iterations, scheduled))
+        self._requests.append(_request_stats(counts.iteration, scheduled))
 
     def take_iterations(self) -> list[Any]:
         taken = list(self._iterations)
@@ -94,10 +94,6 @@ class StatsLog:
         taken = list(self._requests)
         self._requests.clear()
         return taken
-
-
-def _is_new(job: Job) -> bool:
-    return job.num_iterations <= 1
 
 
 def _kv_cache_stats(blocks: BlockPool) -> Any:

@@ -254,7 +254,7 @@ class FakeTarget:
             if draft != token_at(sequence.text_key, position, self._capabilities.vocab_size):
                 break
             num_accepted += 1
-            if draft == sequence.sampling.end_token:
+            if draft in sequence.sampling.end_tokens:
                 break
         tokens, finish = self._emit(sequence, num_accepted + 1)
         return Event(
@@ -271,13 +271,13 @@ class FakeTarget:
     def _emit(
         self, sequence: _Sequence, num_tokens: int
     ) -> tuple[tuple[int, ...], FinishReason | None]:
-        """Add up to num_tokens of the text; fewer at the end token or the context limit."""
+        """Add up to num_tokens of the text; fewer at an end token or the context limit."""
         limits = self._capabilities
         first = len(sequence.tokens)
         finish = None
         for position in range(first, first + num_tokens):
             token = token_at(sequence.text_key, position, limits.vocab_size)
-            if token == sequence.sampling.end_token:
+            if token in sequence.sampling.end_tokens:
                 finish = FinishReason.STOP
                 break
             sequence.tokens.append(token)

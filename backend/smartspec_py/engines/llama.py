@@ -55,6 +55,7 @@ class LlamaDecoder(torch.nn.Module):
         self.embedding = inner.embed_tokens
         self.register_buffer("rotations", _rotations(inner.rotary_emb, max_len), persistent=False)
         self._layers: list[_Layer] = []
+        self._windows = [_window(layer, self.config, max_len) for layer in inner.layers]
         for index, layer in enumerate(inner.layers):
             self._layers.append(_Layer(layer, self.config))
             # So that there is never more than one layer twice.
@@ -67,7 +68,7 @@ class LlamaDecoder(torch.nn.Module):
         """Of the wanted tokens: logits [M, vocabulary], states [M, hidden_size] behind the last
         norm."""
         rotation = self.rotations.index_select(0, packed.positions[0])
-        attend = PassAttention(packed, cache, self.config.num_attention_heads)
+        attend = PassAttention(packed, cache, self.config.num_attention_heads, self._windows)
         states = self.embedding(packed.token_ids[0])
         last = len(self._layers) - 1
         for index, layer in enumerate(self._layers):
@@ -77,6 +78,13 @@ class LlamaDecoder(torch.nn.Module):
             states = layer.finish(states, attend(index, queries), wanted)
         states = self.norm(states)
         return self.head(states), states
+
+
+def _window(layer: Any, config: Any, max_len: int) -> int | None:
+    """Positions that the layer's queries see; None where that is all of them."""
+    owner = config if config.model_type == "mistral" else layer.self_attn
+    window: int | None = getattr(owner, "sliding_window", None)
+    return None if window is None or window >= max_len else window
 
 
 class _Norm(torch.nn.Module):

@@ -303,39 +303,63 @@ def packed_attention(
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
     packed: PackedBatch | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """query [1, heads, N, D] against the rows of the cache; returns [1, N, heads, D]."""
+    """query [1, heads, N, D] against the rows of the cache; returns [1, N, heads, D].
+
+    sliding_window: see `additive_mask`. softcap: see `attend`.
+    """
     assert packed is not None, "the model does not pass keyword arguments on to its attention"
     tokens = query[0].transpose(0, 1).to(key.dtype)
     num_shared = tokens.shape[1] // key.shape[1]
     parts = []
     for group in packed.groups:
-        mask = additive_mask(group, num_shared, key.dtype)
+        mask = additive_mask(group, num_shared, key.dtype, sliding_window)
         read = [one[group.row_lo : group.row_hi, :, : group.context_len] for one in (key, value)]
         queries = tokens[group.first : group.last]
-        parts.append(attend(queries, read[0], read[1], group, mask, scaling))
+        parts.append(attend(queries, read[0], read[1], group, mask, scaling, softcap))
     attended = torch.cat(parts).view(tokens.shape)
     return attended[None].to(query.dtype), None
 
 
-def additive_mask(group: AttentionGroup, num_shared: int, dtype: torch.dtype) -> torch.Tensor:
+def additive_mask(
+    group: AttentionGroup, num_shared: int, dtype: torch.dtype, window: int | None = None
+) -> torch.Tensor:
     """What is added to scores: 0 or minus infinity, [rows, 1, num_shared * width, context_len].
 
-    num_shared: query heads that share a key head, see `attend`.
+    num_shared: query heads that share a key head, see `attend`. window: a query at position p sees
+    the keys at p - window + 1 to p; None for all up to p.
     """
-    mask = torch.zeros(group.mask.shape, dtype=dtype, device=group.mask.device)
-    return mask.masked_fill_(~group.mask, float("-inf")).repeat(1, 1, num_shared, 1)
+    seen = group.mask
+    if window is not None and window < group.context_len:
+        # The key at j is outside the window exactly where the one at j + window is visible.
+        seen = seen.clone()
+        seen[..., :-window] &= ~group.mask[..., window:]
+    mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
+    return mask.masked_fill_(~seen, float("-inf")).repeat(1, 1, num_shared, 1)
 
 
 class PassAttention:
     """Attention of one pass: what is the same in all of its layers is made once."""
 
-    def __init__(self, packed: PackedBatch, cache: RowCache, num_heads: int) -> None:
-        """num_heads: of queries."""
+    def __init__(
+        self,
+        packed: PackedBatch,
+        cache: RowCache,
+        num_heads: int,
+        windows: Sequence[int | None],
+    ) -> None:
+        """num_heads: of queries. windows: of each layer, see `additive_mask`."""
         num_shared = num_heads // cache.buffer.shape[-2]
+        self._windows = windows
         self._calls = [
-            (group, additive_mask(group, num_shared, cache.dtype), cache.read_by(group))
+            (
+                group,
+                {w: additive_mask(group, num_shared, cache.dtype, w) for w in set(windows)},
+                cache.read_by(group),
+            )
             for group in packed.groups
         ]
         self._dtype = cache.dtype
@@ -343,14 +367,14 @@ class PassAttention:
     def __call__(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
         """[N, heads, D] -> [N, heads * D] in the cache's precision, over what the layer's rows hold
         by now."""
-        tokens = queries.to(self._dtype)
+        tokens, window = queries.to(self._dtype), self._windows[layer]
         if len(self._calls) == 1:
-            group, mask, read = self._calls[0]
-            return attend(tokens, *read[layer], group, mask)
+            group, masks, read = self._calls[0]
+            return attend(tokens, *read[layer], group, masks[window])
         return torch.cat(
             [
-                attend(tokens[group.first : group.last], *read[layer], group, mask)
-                for group, mask, read in self._calls
+                attend(tokens[group.first : group.last], *read[layer], group, masks[window])
+                for group, masks, read in self._calls
             ]
         )
 
@@ -362,10 +386,12 @@ def attend(
     group: AttentionGroup,
     mask: torch.Tensor,
     scaling: float | None = None,
+    softcap: float | None = None,
 ) -> torch.Tensor:
     """tokens [N, heads, D] of a group -> [N, heads * D].
 
     keys, values: of its rows, [rows, kv_heads, context_len, D]. mask: see `additive_mask`.
+    softcap: scores are squashed to within +- this before they are masked.
     """
     num_heads, head_dim = tokens.shape[1:]
     num_rows, num_kv_heads = keys.shape[:2]
@@ -376,7 +402,12 @@ def attend(
         # Query heads that share a key head stand in as further query tokens of that head: the
         # keys are then read once and never copied.
         queries = queries.reshape(num_rows, num_kv_heads, num_shared * group.width, head_dim)
-    out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scaling)
+    if softcap is None:
+        out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scaling)
+    else:
+        scale = head_dim**-0.5 if scaling is None else scaling
+        scores = softcap * torch.tanh(queries @ keys.transpose(-1, -2) * (scale / softcap))
+        out = torch.softmax(scores + mask, dim=-1) @ values
     if num_shared > 1:
         out = out.reshape(num_rows, num_heads, group.width, head_dim)
     out = out.transpose(1, 2).reshape(num_rows * group.width, num_heads * head_dim)

@@ -4,7 +4,7 @@ Shaping, for a row of float32 logits at an absolute position, in this order:
 
 1. `logit_bias` is added.
 2. Bans, to -inf: the last token of each of `bad_words` where the tokens before it end with the
-   rest of the word (so a word of one token always); the end token while fewer than `min_tokens`
+   rest of the word (so a word of one token always); all end tokens while fewer than `min_tokens`
    were generated, that is, while position - num_prompt < min_tokens.
 3. `repetition_penalty` of every token that is known: positive logits are divided by it, negative
    ones multiplied.
@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from smartspec_py.core.types import NO_TOKEN, SamplingParams
+from smartspec_py.core.types import SamplingParams
 
 
 class TokenHistory:
@@ -181,8 +181,8 @@ def _ban(rows: torch.Tensor, spans: Sequence[Span]) -> None:
 def _banned_tokens(span: Span, row: int) -> Iterator[int]:
     sampling, drafts = span.sampling, span.drafts_before(row)
     num_generated = span.position + row - span.history.num_prompt
-    if sampling.end_token != NO_TOKEN and num_generated < sampling.min_tokens:
-        yield sampling.end_token
+    if num_generated < sampling.min_tokens:
+        yield from sampling.end_tokens
     longest = max((len(word) for word in sampling.bad_words), default=1)
     before = (*span.history.tail(longest - 1), *drafts)
     for *start, last in sampling.bad_words:

@@ -5,9 +5,10 @@ Target and draft model are the same thing here; they differ in who calls `forwar
 
 from __future__ import annotations
 
+import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -189,16 +190,54 @@ def load_runner(
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     if not (config.path / "config.json").is_file():
         raise ModelError(f"{config.path} has no config.json: give a Hugging Face model directory")
-    hf_config = AutoConfig.from_pretrained(config.path, local_files_only=True)
+    hf_config = AutoConfig.from_pretrained(
+        config.path, local_files_only=True, trust_remote_code=False
+    )
     _check_supported(hf_config, config)
     disable_progress_bar()  # type: ignore[no-untyped-call]
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        config.path,
-        dtype=config.dtype,
-        attn_implementation=ATTENTION_NAME,
-        local_files_only=True,
-    )
-    return runner_class(prepared(model.to(config.device).eval(), config), config)
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            config.path,
+            dtype=config.dtype,
+            attn_implementation=ATTENTION_NAME,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except Exception as error:  # what a damaged *.bin raises is pickle's
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise ModelError(f"{config.path} cannot be loaded ({reason}): replace its files") from error
+    model, info = loaded
+    _check_complete(info["missing_keys"], config)
+    model = model.to(config.device).eval()
+    _check_finite(model, config)
+    return runner_class(prepared(model, config), config)
+
+
+def _check_complete(missing: Collection[str], config: RunnerConfig) -> None:
+    """Transformers draws weights that no file has at random."""
+    if missing:
+        raise ModelError(
+            f"{config.path}: the weight files lack {len(missing)} tensors, such as {min(missing)}: "
+            "copy the whole checkpoint"
+        )
+
+
+def _check_finite(model: Any, config: RunnerConfig) -> None:
+    """Logits that are not finite give empty texts, and no error."""
+    for name, weight in model.named_parameters():
+        if weight.is_floating_point() and weight.numel() and not _is_finite(weight.detach()):
+            raise ModelError(
+                f"{config.path}: the weights {name} are not all finite in "
+                f"{str(weight.dtype).removeprefix('torch.')}: replace the file that holds them, or "
+                "give another dtype"
+            )
+
+
+def _is_finite(weight: torch.Tensor) -> bool:
+    """By its least and greatest value, which are NaN where any is: one read, and no copy, which
+    `isfinite` makes."""
+    return all(math.isfinite(value) for value in weight.aminmax())
 
 
 def prepared(model: Any, config: RunnerConfig) -> Any:
@@ -210,16 +249,16 @@ def prepared(model: Any, config: RunnerConfig) -> Any:
 
 
 def _check_supported(hf_config: Any, config: RunnerConfig) -> None:
-    window = getattr(hf_config, "sliding_window", None)
-    is_used = getattr(hf_config, "use_sliding_window", True)
-    if is_used and window is not None and window < config.max_len:
-        raise ModelError(
-            f"{config.path}: sliding-window attention ({window} tokens) is not supported beyond "
-            f"its window; set limits.max_context_len below {window}"
-        )
-    for name in ("attn_logit_softcapping", "is_encoder_decoder"):
-        if getattr(hf_config, name, None):
-            raise ModelError(f"{config.path}: models with {name} are not supported")
+    if getattr(hf_config, "is_encoder_decoder", None):
+        raise ModelError(f"{config.path}: models with is_encoder_decoder are not supported")
+    if getattr(hf_config, "attn_logit_softcapping", None):
+        if hf_config.model_type != "gemma2":
+            raise ModelError(f"{config.path}: models with attn_logit_softcapping are not supported")
+        if config.batch_invariant:
+            raise ModelError(
+                f"{config.path}: models with attn_logit_softcapping are not batch-invariant: leave "
+                "out engine.batch_invariant"
+            )
     longest = getattr(hf_config, "max_position_embeddings", None)
     if longest is not None and config.max_len > longest:
         raise ModelError(
@@ -228,16 +267,28 @@ def _check_supported(hf_config: Any, config: RunnerConfig) -> None:
         )
 
 
+def bytes_per_token(hf_config: Any, device: torch.device, dtype: torch.dtype) -> int:
+    """Of the keys and values of a model that is computed in dtype."""
+    num_heads, head_dim = _key_shape(hf_config)
+    size = _cache_dtype(device, dtype).itemsize
+    return int(hf_config.num_hidden_layers * 2 * num_heads * head_dim * size)
+
+
 def _new_storage(hf_config: Any, config: RunnerConfig) -> torch.Tensor:
+    num_slots = config.num_rows * config.row_len + NUM_SCRATCH
+    shape = (hf_config.num_hidden_layers, 2, num_slots, *_key_shape(hf_config))
+    dtype = _cache_dtype(config.device, config.dtype)
+    return torch.zeros(shape, dtype=dtype, device=config.device)
+
+
+def _key_shape(hf_config: Any) -> tuple[int, int]:
+    """Of a token's keys in a layer: heads, width of one."""
     num_heads = getattr(hf_config, "num_key_value_heads", None) or hf_config.num_attention_heads
     head_dim = getattr(hf_config, "head_dim", None)
-    head_dim = head_dim or hf_config.hidden_size // hf_config.num_attention_heads
-    num_slots = config.num_rows * config.row_len + NUM_SCRATCH
-    shape = (hf_config.num_hidden_layers, 2, num_slots, num_heads, head_dim)
-    return torch.zeros(shape, dtype=_cache_dtype(config), device=config.device)
+    return num_heads, head_dim or hf_config.hidden_size // hf_config.num_attention_heads
 
 
-def _cache_dtype(config: RunnerConfig) -> torch.dtype:
+def _cache_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
     """float32 on a CPU: its attention kernel takes 2 to 4 times as long for one bfloat16 query
     (8 rows, 32 heads of 16, context 256: 2.5 ms against 0.7 ms a layer)."""
-    return torch.float32 if config.device.type == "cpu" else config.dtype
+    return torch.float32 if device.type == "cpu" else dtype

@@ -9,7 +9,9 @@ work becomes one request; all requests of a step are enqueued in one call.
 - `Decode`: all tokens, max_tokens of the burst, streaming. Bursts run on while others verify.
 
 A poll waits for the verifications in flight, so that a step's verifications are planned, run and
-measured together; what bursts bring meanwhile comes with them.
+measured together; what bursts bring meanwhile comes with them. The time of a pass is taken here,
+from enqueueing to the response: the executor's own statistics have the latency of an earlier
+iteration with the idle time before it, see `executor_double`.
 
 A request's noise starts with its seed, so equal seeds would draw every request of a sequence from
 the same numbers. The seed sent is therefore mixed with the position, and sampled text depends on
@@ -37,6 +39,7 @@ from smartspec_py.engines.trtllm_requests import (
     SamplingConfigs,
     cache_salt,
     end_id,
+    stop_words,
     time_pass,
 )
 
@@ -66,10 +69,12 @@ class _Sequence:
 
 @dataclass(slots=True)
 class _InFlight:
-    """A piece of work, the request that carries it out, and how many tokens it has brought."""
+    """A piece of work, the request that carries it out, and how many tokens it has brought.
+    start_s: when it was enqueued; None once it has brought something."""
 
     work: Work
     request_id: int
+    start_s: float | None
     num_emitted: int = 0
 
 
@@ -135,13 +140,14 @@ class TrtllmTarget:
         requests = [self._request(item, self._held[item.sequence]) for item in fitting]
         if not requests:
             return
+        start_s = self._clock()
         try:
             request_ids = self._executor.enqueue_requests(requests)
         except RuntimeError as error:  # what the C++ side throws at a request that cannot run
             self._enqueue_each(fitting, requests, error)
             return
         for item, request_id in zip(fitting, request_ids, strict=True):
-            self._begin_work(item, request_id)
+            self._begin_work(item, request_id, start_s)
 
     def _check(self, work: Work) -> None:
         if work.sequence in self._in_flight:
@@ -177,15 +183,16 @@ class TrtllmTarget:
             self._refuse(work[0], error)
             return
         for item, request in zip(work, requests, strict=True):
+            start_s = self._clock()
             try:
                 (request_id,) = self._executor.enqueue_requests([request])
             except RuntimeError as its_own:
                 self._refuse(item, its_own)
             else:
-                self._begin_work(item, request_id)
+                self._begin_work(item, request_id, start_s)
 
-    def _begin_work(self, work: Work, request_id: int) -> None:
-        self._in_flight[work.sequence] = _InFlight(work, request_id)
+    def _begin_work(self, work: Work, request_id: int, start_s: float) -> None:
+        self._in_flight[work.sequence] = _InFlight(work, request_id, start_s)
         self._sequence_of[request_id] = work.sequence
 
     def _request(self, work: Work, sequence: _Sequence) -> Any:
@@ -200,6 +207,7 @@ class TrtllmTarget:
             sampling_config=self._configs.of(sequence.sampling, len(sequence.tokens)),
             output_config=self._output,
             end_id=end_id(sequence.sampling),
+            stop_words=stop_words(sequence.sampling),
             external_draft_tokens_config=drafts,
             cache_salt_id=sequence.salt,
         )
@@ -207,6 +215,7 @@ class TrtllmTarget:
     def poll(self, timeout_s: float) -> list[Event]:
         """Events for the responses of the executor, and for each request that it refused.
 
+        The first event of each work has the seconds since it was enqueued, the others have none.
         Returns when no verification is in flight, or after timeout_s.
         """
         events, self._refused = self._refused, []
@@ -215,40 +224,40 @@ class TrtllmTarget:
         left_s = 0.0 if events else timeout_s  # a refusal does not wait
         until_s = self._clock() + left_s
         while True:
-            for response in self._executor.await_responses(timedelta(seconds=left_s)):
+            responses = self._executor.await_responses(timedelta(seconds=left_s))
+            now_s = self._clock()
+            for response in responses:
                 if response.request_id in self._sequence_of:
-                    events.append(self._event(response))
-            left_s = until_s - self._clock()
+                    events.append(self._event(response, now_s))
+            left_s = until_s - now_s
             if left_s <= 0.0 or not self._is_verifying:
-                break
-        pass_s = self._iterations_s()
-        return [event._replace(pass_s=pass_s) for event in events] if pass_s else events
+                return events
 
     @property
     def _is_verifying(self) -> bool:
         return any(isinstance(flight.work, Verify) for flight in self._in_flight.values())
 
-    def _iterations_s(self) -> float:
-        """Seconds of the iterations since the last time; 0 where the executor keeps no record."""
-        stats = self._executor.get_latest_iteration_stats()
-        return sum(float(one.iter_latency_ms) for one in stats) / 1e3
-
-    def _event(self, response: Any) -> Event:
+    def _event(self, response: Any, now_s: float) -> Event:
         sequence = self._sequence_of[response.request_id]
         flight, state = self._in_flight[sequence], self._held[sequence]
         if response.has_error():
             self._end_work(flight)
             return Event(sequence, error=str(response.error_msg))
+        pass_s = 0.0 if flight.start_s is None else now_s - flight.start_s
+        flight.start_s = None
         result = response.result
-        end_token, reported = state.sampling.end_token, result.output_token_ids[0]
-        tokens = tuple(takewhile(lambda token: token != end_token, reported))
+        reported = tuple(result.output_token_ids[0])
+        tokens = reported[: state.sampling.num_before_end(reported)]
         state.tokens.extend(tokens)
         flight.num_emitted += len(tokens)
         if result.is_final:
             self._end_work(flight)
-        finish = self._finish(flight, state, result)
-        num_drafted, num_accepted = _verification(flight.work, tokens, finish, state.sampling)
-        return Event(sequence, tokens, num_drafted, num_accepted, result.is_final, finish)
+        has_ended = len(tokens) < len(reported)
+        finish = FinishReason.STOP if has_ended else self._finish(flight, state, result)
+        if finish == FinishReason.STOP and not has_ended:
+            reported = (*tokens, *state.sampling.end_tokens[:1])  # end_id itself is not reported
+        num_drafted, num_accepted = _verification(flight.work, reported)
+        return Event(sequence, tokens, num_drafted, num_accepted, result.is_final, finish, pass_s)
 
     def _end_work(self, flight: _InFlight) -> None:
         del self._in_flight[flight.work.sequence]
@@ -295,14 +304,11 @@ def _num_asked(work: Work) -> int:
     return len(work.drafts) + 1 if isinstance(work, Verify) else 1
 
 
-def _verification(
-    work: Work, tokens: tuple[int, ...], finish: FinishReason | None, sampling: SamplingParams
-) -> tuple[int, int]:
+def _verification(work: Work, drawn: tuple[int, ...]) -> tuple[int, int]:
     """num_drafted and num_accepted; 0 and 0 where nothing was verified, as after an early cancel.
 
-    The end token counts as accepted where it was drafted.
+    drawn: with the end token, which counts as accepted where it was drafted.
     """
-    text = (*tokens, sampling.end_token) if finish == FinishReason.STOP else tokens
-    if not isinstance(work, Verify) or not text:
+    if not isinstance(work, Verify) or not drawn:
         return 0, 0
-    return len(work.drafts), sum(takewhile(bool, map(eq, work.drafts, text)))
+    return len(work.drafts), sum(takewhile(bool, map(eq, work.drafts, drawn)))

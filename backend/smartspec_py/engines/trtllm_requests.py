@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
-from smartspec_py.core.types import NO_TOKEN, SamplingParams, SequenceId
+from smartspec_py.core.types import SamplingParams, SequenceId
 
 Bindings = Any
 """The module `tensorrt_llm.bindings.executor`, or what stands for it."""
@@ -26,7 +26,12 @@ SALT = 0x5EED
 
 
 def end_id(sampling: SamplingParams) -> int | None:
-    return None if sampling.end_token == NO_TOKEN else sampling.end_token
+    return sampling.end_tokens[0] if sampling.end_tokens else None
+
+
+def stop_words(sampling: SamplingParams) -> list[list[int]] | None:
+    """The end tokens after the first, one token each: a request takes a single end_id."""
+    return [[token] for token in sampling.end_tokens[1:]] or None
 
 
 def cache_salt(sequence: SequenceId) -> int:
@@ -85,13 +90,14 @@ def time_pass(
     rows: num_rows, tokens_per_row, context_len, as in `Profilable`. Where logits of the last
     position alone are wanted, texts of all these tokens are read; of tokens_per_row 1, texts of
     context_len go on by a token; of more, they are verified with that many drafts less one. What
-    was read before is reused, as while serving. Raises RuntimeError where the executor fails one.
+    was read before is reused, as while serving: each row's text is always the same, so that reading
+    it costs time only once. Raises RuntimeError where the executor fails one.
     """
     num_rows, tokens_per_row, context_len = rows
-    draw = random.Random(f"{rows} {clock()}").randrange
+    fresh = random.Random(f"{rows} {clock()}")
 
     def texts(length: int) -> list[list[int]]:
-        return [[draw(vocab_size) for _ in range(length)] for _ in range(num_rows)]
+        return [fresh.choices(range(vocab_size), k=length) for _ in range(num_rows)]
 
     def request(text: list[int], max_tokens: int, drafts: Sequence[int] = ()) -> Any:
         checked = bindings.ExternalDraftTokensConfig(list(drafts)) if drafts else None
@@ -110,7 +116,8 @@ def time_pass(
 
     if num_logits == 1:
         return seconds(request(text, 1) for text in texts(context_len + tokens_per_row))
-    known = texts(max(1, context_len))
+    length = max(1, context_len)
+    known = [random.Random(row).choices(range(vocab_size), k=length) for row in range(num_rows)]
     seconds(request(text, 1) for text in known)
     if tokens_per_row > 1:
         drafts = texts(tokens_per_row - 1)
@@ -128,6 +135,6 @@ def finish(executor: Any, request_ids: Sequence[int]) -> None:
     while left:
         for response in executor.await_responses(timedelta(seconds=WAIT_S)):
             if response.has_error():
-                raise RuntimeError(f"the executor failed a timed request: {response.error_msg}")
+                raise RuntimeError(f"the executor failed a request: {response.error_msg}")
             if response.result.is_final:
                 left.discard(response.request_id)

@@ -72,7 +72,7 @@ class _Drafting:
 
     @property
     def wants_more(self) -> bool:
-        has_ended = bool(self.tokens) and self.tokens[-1] == self.task.sampling.end_token
+        has_ended = bool(self.tokens) and self.tokens[-1] in self.task.sampling.end_tokens
         return len(self.tokens) < self.task.draft_len and not has_ended
 
     def read(self, num_tokens: int) -> None:
@@ -226,11 +226,10 @@ class DraftModelProposer:
         inputs = [_unread(drafting) for drafting in draftings]
         drafts = self._runner.draft_greedy(inputs, [d.task.draft_len for d in draftings])
         for drafting, tokens in zip(draftings, drafts, strict=True):
-            end_token = drafting.task.sampling.end_token
-            num_kept = tokens.index(end_token) + 1 if end_token in tokens else len(tokens)
-            drafting.tokens.extend(tokens[:num_kept])
+            kept = tokens[: drafting.task.sampling.num_before_end(tokens) + 1]
+            drafting.tokens.extend(kept)
             # The last draft was read by nobody.
-            drafting.read(len(drafting.task.tokens) + num_kept - 1)
+            drafting.read(len(drafting.task.tokens) + len(kept) - 1)
 
     def _pass(self, draftings: Sequence[_Drafting]) -> torch.Tensor:
         """One pass: each sequence reads what it has not read, and gets one more draft.

@@ -70,9 +70,9 @@ class PromptLookupProposer:
         return self._capabilities.max_draft_len if self._find(sequence, tokens) else 0
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
-        """As many drafts as asked, fewer where the end token is among them, none without a match.
+        """As many drafts as asked, fewer where an end token is among them, none without a match.
 
-        Nothing behind the end token is worth verifying. What was known of the text decides alone:
+        Nothing after an end token is worth verifying. What was known of the text decides alone:
         a longer draft begins with the shorter one.
         """
         return [self._draft(task) for task in tasks]
@@ -119,8 +119,7 @@ class PromptLookupProposer:
         if found == NOT_FOUND:
             return Draft()
         following = _following(task.tokens, found, task.draft_len)
-        if task.sampling.end_token in following:
-            del following[following.index(task.sampling.end_token) + 1 :]
+        del following[task.sampling.num_before_end(following) + 1 :]
         return Draft(tuple(following))
 
     def _find(self, sequence: SequenceId, tokens: Sequence[int]) -> int:

@@ -30,7 +30,11 @@ DRAFT_NOISE = 1
 """Stream of noise; the target's is 0."""
 
 DRAFT_TIMEOUT_S = 2.0
-"""A step waits so long for drafts; then it goes on without, and the requests are cancelled."""
+"""A step waits so long for drafts, and as long as READ_TOKENS_PER_S say for texts that are read
+first; then it goes on without, and the requests are cancelled."""
+
+READ_TOKENS_PER_S = 2000
+"""What a slow draft engine reads: a guess, on the low side. New texts of a burst take seconds."""
 
 
 class TrtllmDraftProposer:
@@ -73,7 +77,7 @@ class TrtllmDraftProposer:
 
     @property
     def capabilities(self) -> ProposerCapabilities:
-        """Bytes are not counted: its blocks are a pool of their own, see `serving.build_trtllm`."""
+        """Bytes are not counted: its blocks are a pool of their own (`serving.trtllm_memory`)."""
         return self._capabilities
 
     def num_available(self, sequence: SequenceId, tokens: Sequence[int]) -> int:
@@ -83,7 +87,7 @@ class TrtllmDraftProposer:
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         """Drafts of the most probable tokens, or drawn where the sequence is sampled.
 
-        A request that fails or takes longer than DRAFT_TIMEOUT_S has no drafts; where the executor
+        A request that fails or takes too long has no drafts; where the executor
         refuses the call, none has any.
         """
         try:
@@ -91,7 +95,8 @@ class TrtllmDraftProposer:
         except RuntimeError as error:  # what the C++ side throws
             self._warn(str(error))
             return [NO_DRAFT] * len(tasks)
-        results = self._await(request_ids)
+        num_unread = sum(self.draft_lag(task.sequence, len(task.tokens)) for task in tasks)
+        results = self._await(request_ids, DRAFT_TIMEOUT_S + num_unread / READ_TOKENS_PER_S)
         drafts = []
         for task, request_id in zip(tasks, request_ids, strict=True):
             result = results.get(request_id)
@@ -114,11 +119,11 @@ class TrtllmDraftProposer:
     def _draws(self, sampling: SamplingParams) -> bool:
         return self._gives_logits and not sampling.is_greedy
 
-    def _await(self, request_ids: Sequence[int]) -> dict[int, Any]:
+    def _await(self, request_ids: Sequence[int], timeout_s: float) -> dict[int, Any]:
         """Results by request; those that failed, or are late and are cancelled, are left out."""
         found: dict[int, Any] = {}
         left = set(request_ids)
-        until_s = self._clock() + DRAFT_TIMEOUT_S
+        until_s = self._clock() + timeout_s
         while left and (left_s := until_s - self._clock()) > 0.0:
             for response in self._executor.await_responses(timedelta(seconds=left_s)):
                 if response.request_id not in left:
@@ -131,7 +136,7 @@ class TrtllmDraftProposer:
                     continue
                 left.discard(response.request_id)
         for request_id in left:
-            self._warn(f"no drafts within {DRAFT_TIMEOUT_S:.0f} s")
+            self._warn(f"no drafts within {timeout_s:.1f} s")
             self._executor.cancel_request(request_id)
         return found
 
@@ -143,9 +148,7 @@ class TrtllmDraftProposer:
 
     def _draft(self, task: DraftTask, result: Any) -> Draft:
         tokens = tuple(result.output_token_ids[0][: task.draft_len])
-        end = task.sampling.end_token
-        if end in tokens:  # nothing follows it
-            tokens = tokens[: tokens.index(end) + 1]
+        tokens = tokens[: task.sampling.num_before_end(tokens) + 1]
         if not tokens or not self._draws(task.sampling):
             return Draft(tokens)
         logits = result.generation_logits[0][: len(tokens)]

@@ -4,14 +4,24 @@ NVIDIA's model repository offers text to clients as `ensemble` and `tensorrt_llm
 Triton ensemble of one step: Triton hands its tensors on to the model, of which there is one. All
 inputs are the model's own, whose names are TensorRT-LLM's. Outputs are, too, but for those that
 have the name of an input (`seed`), which an ensemble cannot have twice.
+
+All inputs of an alias are optional: an ensemble that waits for a required tensor ends without any
+answer. The model behind it refuses the request, and names what is missing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
-from smartspec_py.serving.contract import INPUTS, MODEL_NAME, OUTPUTS, pbtxt_tensors
+from smartspec_py.serving.contract import (
+    INPUTS,
+    MODEL_NAME,
+    OUTPUTS,
+    pbtxt_inputs,
+    pbtxt_outputs,
+)
 
 ALIASES = ("ensemble", "tensorrt_llm_bls")
 
@@ -24,8 +34,8 @@ def alias_pbtxt(alias: str, model: str = MODEL_NAME) -> str:
         f'name: "{alias}"',
         'platform: "ensemble"',
         "max_batch_size: 1",
-        *pbtxt_tensors("input", INPUTS),
-        *pbtxt_tensors("output", outputs),
+        *pbtxt_inputs([replace(tensor, is_optional=True) for tensor in INPUTS]),
+        *pbtxt_outputs(outputs),
         "ensemble_scheduling { step [ {",
         f'  model_name: "{model}"',
         "  model_version: -1",

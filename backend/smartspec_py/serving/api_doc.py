@@ -68,7 +68,8 @@ An error concerns its own request only, and is that request's last response.
 
 | what | over HTTP | over gRPC |
 |---|---|---|
-| a value outside its range, a name that is not known | 400 | `INVALID_ARGUMENT` |
+| a value outside its range, a name that is not known, a required tensor that is missing | 400 \
+| `INVALID_ARGUMENT` |
 | the queue is full, the deadline passed before the first token, the server is shutting down \
 | 400 | `UNAVAILABLE` |
 | the server failed | 400 | `INTERNAL` |
@@ -82,7 +83,8 @@ Triton refuses by itself, before the backend sees the request:
 
 | what | over HTTP | over gRPC |
 |---|---|---|
-| a required tensor is missing | 400, named | `INVALID_ARGUMENT`, named |
+| fewer tensors than are required | 400, names what is missing | `INVALID_ARGUMENT`, names what \
+is missing |
 | another type than the table's | 500, `Unable to parse` | `INVALID_ARGUMENT`, named |
 | another number of elements than the shape's | 400 | `INVALID_ARGUMENT`, named |
 | a tensor of a name that is not in the table | does not exist | `INVALID_ARGUMENT`, named |
@@ -134,7 +136,7 @@ def _input_row(spec: TensorSpec) -> tuple[str, ...]:
 
 def _output_row(spec: TensorSpec) -> tuple[str, ...]:
     # The first dimension counts the texts of a prompt, of which there is one.
-    shape = _shape((1, *spec.dims[1:]))
+    shape = _shape((1, *spec.dims[1:])) if spec.has_batch else "[1]"
     return f"`{spec.name}`", spec.dtype, shape, spec.when or "always", spec.meaning
 
 

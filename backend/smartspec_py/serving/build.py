@@ -8,10 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from threadpoolctl import ThreadpoolController
-
 from smartspec_py.core.cost import CostModel, PassTable
-from smartspec_py.core.types import NO_TOKEN
+from smartspec_py.numpy_threads import keep_numpy_in_one_thread
 from smartspec_py.proposers.prompt_lookup import PromptLookupProposer
 from smartspec_py.serving.config import (
     DRAFT_MODEL,
@@ -38,7 +36,7 @@ def build_engine(config: ServerConfig, folder: Path) -> Engine:
     Raises ConfigError, naming the key, for what engine.json got wrong. From then on NumPy computes
     in the thread that calls it, in all of this process.
     """
-    _keep_numpy_in_one_thread()
+    keep_numpy_in_one_thread()
     engine = _build_kind(config, folder)
     lookup = PromptLookupProposer(
         config.limits.max_draft_len, config.lookup.max_ngram, config.lookup.min_ngram
@@ -47,16 +45,6 @@ def build_engine(config: ServerConfig, folder: Path) -> Engine:
     if config.proposer != "auto" and config.proposer not in engine.proposers:
         raise ConfigError(f"engine.json: proposer: {config.proposer}, but engine.draft is not set")
     return engine
-
-
-def _keep_numpy_in_one_thread() -> None:
-    """A solved system of ten equations wakes the threads of NumPy's OpenBLAS, which then spin for
-    more work longer than a step takes: with a step every 25 ms they never slept, and pushed passes
-    off their cores 300 times a second. Another library's OpenBLAS, as PyTorch's on ARM, stays as it
-    is."""
-    controller = ThreadpoolController()
-    of_numpy = [path for lib in controller.lib_controllers if "numpy" in (path := lib.filepath)]
-    controller.select(filepath=of_numpy).limit(limits=1)
 
 
 def _build_kind(config: ServerConfig, folder: Path) -> Engine:
@@ -88,7 +76,7 @@ def _build_fake(config: FakeEngineConfig, limits: LimitsConfig, folder: Path) ->
     capabilities = stepwise_capabilities(limits, vocab_size)
     return Engine(
         tokenizer=tokenizer,
-        end_token=NO_TOKEN,
+        end_tokens=(),
         target=FakeTarget(capabilities, cost=cost, fail_at_step=config.fail_at_step),
         proposers={
             DRAFT_MODEL: FakeProposer(

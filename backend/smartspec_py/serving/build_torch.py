@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,14 +19,16 @@ from smartspec_py.engines.torch_engine import TorchTarget
 from smartspec_py.pair import PairError, check_pair
 from smartspec_py.proposers.draft_model import DraftModelProposer
 from smartspec_py.serving.config import (
+    CONTEXT_LINE,
     DRAFT_MODEL,
     ConfigError,
     LimitsConfig,
     TorchEngineConfig,
 )
+from smartspec_py.serving.context import choose_context_len
 from smartspec_py.serving.intake import Engine
 from smartspec_py.serving.model_files import (
-    end_token,
+    end_tokens,
     existing,
     load_tokenizer,
     num_token_ids,
@@ -39,6 +42,9 @@ from smartspec_py.serving.profile import (
 )
 
 logger = logging.getLogger(__name__)
+
+MAX_PROFILED_CONTEXT = 512
+"""Passes are timed at half of the context, and at no more than this: the rest is extrapolated."""
 
 
 def build_torch(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Engine:
@@ -58,15 +64,14 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
     draft = None if config.draft is None else existing("engine.draft", folder / config.draft)
     tokenizer = load_tokenizer("engine.model", model)
     try:
-        check_pair(model, draft)
+        check_pair(model, draft, limits.max_context_len)
     except PairError as error:
         raise ConfigError(f"engine.json: engine.draft: {error}") from error
     vocab_size = num_token_ids(tokenizer)
     num_threads = config.num_threads or max(1, (os.cpu_count() or 2) - 1)
     torch.set_num_threads(num_threads)
-    device = _device(config.device)
-    dtype = _dtype(config.dtype, device)
-    _check_invariance(config.batch_invariant, device, dtype)
+    device, dtype = device_and_dtype(config)
+    limits = _with_context_len(limits, [model, draft] if draft else [model], device, dtype)
     target_config = RunnerConfig(
         model,
         device,
@@ -93,18 +98,29 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
         f"torch {torch.__version__}, transformers {transformers.__version__}",
     ]
     shape, cache = _shape(limits), folder / config.profile_cache if config.profile_cache else None
-    cost = cached_profile(target, proposer, shape, cache, identity)
+    cost = cached_profile(target, proposer, shape, cache, identity, limits.profile_s)
     proposers = {} if proposer is None else {DRAFT_MODEL: proposer}
     path = profile_path(shape, cache, identity)
-    return Engine(tokenizer, end_token(model), target, proposers, cost, path)
+    return Engine(tokenizer, end_tokens(model, vocab_size), target, proposers, cost, path)
+
+
+def _with_context_len(
+    limits: LimitsConfig, folders: Sequence[Path], device: torch.device, dtype: torch.dtype
+) -> LimitsConfig:
+    """With the context length that is served; says in the log which, and what limits it."""
+    length, reason = limits.max_context_len, "limits.max_context_len"
+    if length is None:
+        length, reason = choose_context_len(folders, device, dtype, limits.max_sequences)
+    logger.info("%s%d tokens, prompt and text together (%s)", CONTEXT_LINE, length, reason)
+    return limits.model_copy(update={"max_context_len": length})
 
 
 def _shape(limits: LimitsConfig) -> ProfileShape:
     return ProfileShape(
         limits.max_sequences,
         limits.max_draft_len,
-        limits.max_context_len // 2,
-        min(limits.prefill_chunk, limits.max_context_len),
+        min(limits.context_len // 2, MAX_PROFILED_CONTEXT),
+        min(limits.prefill_chunk, limits.context_len),
     )
 
 
@@ -120,6 +136,14 @@ def uses_graphs(config: TorchEngineConfig, device: torch.device) -> bool:
     return config.cuda_graphs and device.type == "cuda"
 
 
+def device_and_dtype(config: TorchEngineConfig) -> tuple[torch.device, torch.dtype]:
+    """On what and in what the models run. Raises ConfigError where this machine cannot."""
+    device = _device(config.device)
+    dtype = _dtype(config.dtype, device)
+    _check_invariance(config.batch_invariant, device, dtype)
+    return device, dtype
+
+
 def _check_invariance(is_asked: bool, device: torch.device, dtype: torch.dtype) -> None:
     if is_asked and (device.type != "cpu" or dtype != torch.bfloat16):
         raise ConfigError(
@@ -129,7 +153,7 @@ def _check_invariance(is_asked: bool, device: torch.device, dtype: torch.dtype) 
 
 
 def _rows(limits: LimitsConfig) -> tuple[int, int]:
-    return limits.max_sequences, limits.max_context_len
+    return limits.max_sequences, limits.context_len
 
 
 def _runner(
@@ -172,12 +196,18 @@ def _device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-    except RuntimeError as error:
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
         raise ConfigError(
-            f"engine.json: engine.device: {name!r} is no device: cpu, cuda, cuda:1"
-        ) from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"engine.json: engine.device: {name!r}, but PyTorch sees no CUDA device")
+            f"engine.json: engine.device: {name!r} is no device of this engine: give auto, cpu, "
+            "cuda or cuda:1"
+        )
+    if device.type == "cuda" and (device.index or 0) >= (found := torch.cuda.device_count()):
+        raise ConfigError(
+            f"engine.json: engine.device: {name!r}, but PyTorch sees {found} CUDA devices: "
+            "give another, or cpu"
+        )
     return device
 
 

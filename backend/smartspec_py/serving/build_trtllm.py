@@ -1,20 +1,18 @@
 """Makes an engine of TensorRT-LLM engine directories, as engine.json has them; or of doubles.
 
 Two executors share one process and its GPU memory. So that neither is given what the other needs,
-the room for keys and values is divided here before either is loaded: both get as many tokens.
+the room for keys and values is divided before either is loaded, see `trtllm_memory`.
 Loading has never been run by this project; the rest is tested over doubles.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from smartspec_py.core.cost import CostModel, PassTable
-from smartspec_py.core.types import NO_TOKEN
 from smartspec_py.engines.base import Proposer, TargetCapabilities
 from smartspec_py.engines.trtllm_engine import UNSUPPORTED, TrtllmTarget
 from smartspec_py.engines.trtllm_requests import Bindings
@@ -28,27 +26,27 @@ from smartspec_py.serving.config import (
 )
 from smartspec_py.serving.intake import Engine
 from smartspec_py.serving.model_files import (
-    end_token,
+    end_tokens,
     existing,
     load_tokenizer,
     num_token_ids,
 )
 from smartspec_py.serving.profile import ProfileShape, cached_profile, profile_path
+from smartspec_py.serving.trtllm_memory import (
+    LEAST_CONTEXT,
+    bytes_per_token,
+    free_cache_tokens,
+    loaded_cache_tokens,
+)
 from smartspec_py.trtllm import engine_config
 from smartspec_py.trtllm.engine_config import Role, read_engine
 from smartspec_py.trtllm.engine_dir import Severity, check_pair
 
 logger = logging.getLogger(__name__)
 
-LEAST_CONTEXT = 16
-"""Tokens of context at which passes are timed, at least."""
-
 FREE_FRACTION = 0.95
 """Of what is free when an executor is loaded. Its cache is bounded by tokens already; the bindings
 take 0.9 where nothing is said."""
-
-BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-"""Of an element of keys and values that are not quantised; those that are have 1."""
 
 
 def build_trtllm(config: TrtllmEngineConfig, limits: LimitsConfig, folder: Path) -> Engine:
@@ -67,8 +65,7 @@ def build_trtllm(config: TrtllmEngineConfig, limits: LimitsConfig, folder: Path)
             f"engine.json: engine.kind: trtllm needs the package tensorrt_llm ({error}); it is in "
             "the container that the Dockerfile's stage gpu begins from"
         ) from error
-    num_tokens = config.cache_tokens or _cache_tokens(engines, config.memory_fraction)
-    logger.info("room for %d tokens in each cache", num_tokens)
+    num_tokens = config.cache_tokens or free_cache_tokens(engines, config.memory_fraction)
     has_logits = config.sampled_verification == "logits"
     executors = [
         bindings.Executor(
@@ -78,6 +75,9 @@ def build_trtllm(config: TrtllmEngineConfig, limits: LimitsConfig, folder: Path)
         )
         for engine in engines  # the target first: where memory is short, its error is the plainer
     ]
+    for engine, executor in zip(engines, executors, strict=True):
+        num_tokens = min(num_tokens, loaded_cache_tokens(executor, bindings, engine, num_tokens))
+    logger.info("room for %d tokens in each cache", num_tokens)
     capabilities = replace(
         capabilities_of(engines[0], limits, config.decode_burst),
         vocab_size=vocab_size,
@@ -98,13 +98,13 @@ def build_trtllm(config: TrtllmEngineConfig, limits: LimitsConfig, folder: Path)
     cache = folder / config.profile_cache if config.profile_cache else None
     identity = [repr(engine.config) for engine in engines]
     shape = _shape(capabilities, limits, engines[0].count("build_config.max_num_tokens"))
-    cost = cached_profile(target, draft, shape, cache, identity)
+    cost = cached_profile(target, draft, shape, cache, identity, limits.profile_s)
     if config.charges_cached_tokens:
         charged = engines[0].count("build_config.max_num_tokens")
         cost = replace(cost, max_charged_tokens=charged)
     proposers: dict[str, Proposer] = {} if draft is None else {DRAFT_MODEL: draft}
     path = profile_path(shape, cache, identity)
-    return Engine(tokenizer, end_token(model), target, proposers, cost, path)
+    return Engine(tokenizer, end_tokens(model, vocab_size), target, proposers, cost, path)
 
 
 def _paths(config: TrtllmEngineConfig, folder: Path) -> dict[Role, Path]:
@@ -148,9 +148,10 @@ def capabilities_of(
     drafts reserves max_draft_len as well: so its limits of length shrink by it.
     """
     max_draft_len = engine.count("build_config.max_draft_len")
+    longest = _longest_text(engine) - max_draft_len
     return TargetCapabilities(
         max_sequences=min(limits.max_sequences, engine.count("build_config.max_batch_size")),
-        max_context_len=min(limits.max_context_len, _longest_text(engine) - max_draft_len),
+        max_context_len=min(limits.max_context_len or longest, longest),
         max_draft_len=min(limits.max_draft_len, max_draft_len),
         max_decode_tokens=decode_burst,
         max_prefill_tokens=None,
@@ -165,49 +166,6 @@ def _longest_text(engine: engine_config.Engine) -> int:
     """Tokens of a request, its drafts and what it generates included."""
     names = ("max_input_len", "max_seq_len", "max_num_tokens")
     return min(engine.count(f"build_config.{name}") for name in names)
-
-
-def bytes_per_token(engine: engine_config.Engine) -> int:
-    """Of keys and values on one rank."""
-    heads = engine.count("pretrained_config.num_attention_heads", 1)
-    kv_heads = engine.count("pretrained_config.num_key_value_heads", heads)
-    width = engine.count("pretrained_config.hidden_size") // heads
-    head_size = engine.count("pretrained_config.head_size", width)
-    is_quantized = engine.get("pretrained_config.quantization.kv_cache_quant_algo")
-    size = 1 if is_quantized else BYTES.get(str(engine.get("pretrained_config.dtype")), 2)
-    of_rank = max(1, -(-kv_heads // engine.tp_size))
-    return 2 * engine.count("pretrained_config.num_hidden_layers") * of_rank * head_size * size
-
-
-def cache_tokens(engines: Sequence[engine_config.Engine], num_bytes: int) -> int:
-    """Tokens that fit into each cache, as many in both, where num_bytes hold all that the engines
-    have on the first GPU: weights, the decoders' buffers, keys and values. May be negative."""
-    taken = sum(_weight_bytes(engine) + _decoder_bytes(engine) for engine in engines)
-    return (num_bytes - taken) // sum(map(bytes_per_token, engines))
-
-
-def _weight_bytes(engine: engine_config.Engine) -> int:
-    return engine.rank_sizes.get("rank0.engine", 0)
-
-
-def _decoder_bytes(engine: engine_config.Engine) -> int:
-    """Of the two buffers [max_batch_size, max_draft_len + 1, padded vocabulary] in float32."""
-    rows = engine.count("build_config.max_batch_size")
-    width = engine.count("build_config.max_draft_len") + 1
-    return 2 * rows * width * engine.padded_vocab_size * 4
-
-
-def _cache_tokens(engines: Sequence[engine_config.Engine], fraction: float) -> int:
-    import torch
-
-    free_bytes, _ = torch.cuda.mem_get_info(0)
-    found = cache_tokens(engines, int(fraction * free_bytes))
-    if found < LEAST_CONTEXT:
-        raise ConfigError(
-            f"engine.json: engine.memory_fraction: {fraction} of {free_bytes / 2**30:.1f} GiB that "
-            "are free has no room for the weights of both engines and a cache beside them"
-        )
-    return found
 
 
 def _executor_config(
@@ -261,7 +219,7 @@ def build_trtllm_double(config: TrtllmDoubleConfig, limits: LimitsConfig, folder
 
     tokenizer = load_tokenizer("engine.tokenizer", folder / config.tokenizer)
     vocab_size = num_token_ids(tokenizer)
-    length = limits.max_context_len + limits.max_draft_len
+    length = limits.context_len + limits.max_draft_len
     built = bindings.EngineLimits(
         max_batch_size=limits.max_sequences,
         max_num_tokens=config.max_num_tokens,
@@ -272,7 +230,7 @@ def build_trtllm_double(config: TrtllmDoubleConfig, limits: LimitsConfig, folder
     )
     step = PassTable((1,), (1,), ((config.step_s,),))
     cost = CostModel(step, draft=PassTable((1,), (1,), ((config.step_s / 20,),)))
-    longest = min(limits.max_context_len, config.max_num_tokens - limits.max_draft_len)
+    longest = min(limits.context_len, config.max_num_tokens - limits.max_draft_len)
     target = TrtllmTarget(
         bindings.Executor(built, cost=cost, seed=config.seed, error_prob=config.error_prob),
         bindings,
@@ -302,4 +260,4 @@ def build_trtllm_double(config: TrtllmDoubleConfig, limits: LimitsConfig, folder
         vocab_size=vocab_size,
     )
     charged = replace(cost, max_charged_tokens=config.max_num_tokens)
-    return Engine(tokenizer, NO_TOKEN, target, {DRAFT_MODEL: draft}, charged)
+    return Engine(tokenizer, (), target, {DRAFT_MODEL: draft}, charged)

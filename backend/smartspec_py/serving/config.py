@@ -127,27 +127,49 @@ class TrtllmDoubleConfig(_Layer):
     seed: int = 1
 
 
+DEFAULT_CONTEXT_LEN = 512
+"""Of benchmarks, and of engines whose models say nothing."""
+
+CONTEXT_LINE = "context: "
+"""Begins the line of the log that says the context length; `smartspec serve` shows it."""
+
+
 class LimitsConfig(_Layer):
     """max_sequences: served at once. max_queue: waiting beyond those; more are refused.
 
-    max_context_len: prompt and generated tokens of one request.
+    max_context_len: prompt and generated tokens of one request; None: as many as the models, or
+        compiled engines, reach and memory allows.
     max_draft_len: the most tokens drafted for a sequence in a step.
     prefill_chunk: prompt tokens read in one step, of all prompts together, for each token that the
         step is expected to give a decoding request.
     max_cache_tokens: tokens of the target's cache that bound what live requests hold together,
         their draft caches included at their share; None: as many as the engine has room for.
     reuse_prefixes: whether a request takes over keys of an earlier one that begins alike.
+    profile_s: time for measuring costs at a start that has none stored; each pass is timed once in
+        any case.
+    start_s: time that a server is given until it serves: to load its models, and profile_s.
     drain_s: time that running requests are given when the server is stopped.
+    engine_timeout_s: a request that the target engine holds so long without an event, or a step
+        that lasts so long, is taken for a hung engine: all requests fail and the server ends. It
+        must be longer than the longest pass of target or draft.
     """
 
     max_sequences: Annotated[int, Field(ge=1, le=1024)] = 32
     max_queue: Annotated[int, Field(ge=1, le=1_000_000)] = 256
-    max_context_len: Annotated[int, Field(ge=2, le=1_000_000)] = 512
+    max_context_len: Annotated[int | None, Field(ge=2, le=1_000_000)] = None
     max_draft_len: Annotated[int, Field(ge=0, le=64)] = 7
     prefill_chunk: Annotated[int, Field(ge=1, le=65_536)] = 128
     max_cache_tokens: Annotated[int | None, Field(ge=2, le=1_000_000_000)] = None
     reuse_prefixes: bool = True
+    profile_s: Annotated[float, Field(ge=0.0, le=86_400.0)] = 120.0
+    start_s: Annotated[float, Field(gt=0.0, le=86_400.0)] = 1800.0
     drain_s: Annotated[float, Field(ge=0.0, le=86_400.0)] = 20.0
+    engine_timeout_s: Annotated[float, Field(ge=1.0, le=86_400.0)] = 120.0
+
+    @property
+    def context_len(self) -> int:
+        """max_context_len; where it is not set, that of engines without models."""
+        return self.max_context_len or DEFAULT_CONTEXT_LEN
 
 
 class LookupConfig(_Layer):
@@ -207,6 +229,7 @@ class ServerConfig(_Layer):
 
     policy, proposer: of requests that name none. auto is the draft model where there is one, else
     prompt lookup.
+    explain: whether clients may ask for `explain_steps`, which shows numbers of all requests.
     """
 
     engine: Annotated[
@@ -218,6 +241,7 @@ class ServerConfig(_Layer):
     planner: PlannerConfig = PlannerConfig()
     policy: str = "goodput"
     proposer: Literal["auto", "draft_model", "prompt_lookup"] = "auto"
+    explain: bool = False
 
     @field_validator("planner")
     @classmethod

@@ -1,7 +1,7 @@
 """The wire contract: one table of every tensor, read by the codec, config.pbtxt and the docs.
 
 The table of inputs is `inputs.py`. The model has max_batch_size 1, and so a tensor of dims [1]
-travels as [1, 1], a list as [1, n].
+travels as [1, 1], a list as [1, n]; `text_output` alone is [1].
 """
 
 from __future__ import annotations
@@ -11,17 +11,33 @@ from collections.abc import Sequence
 from smartspec_py.serving.inputs import INPUT_GROUPS
 from smartspec_py.serving.tensor_spec import TensorSpec
 
-__all__ = ["INPUTS", "MODEL_NAME", "OUTPUTS", "TensorSpec", "config_pbtxt", "pbtxt_tensors"]
+__all__ = [
+    "INPUTS",
+    "MODEL_NAME",
+    "OUTPUTS",
+    "TensorSpec",
+    "config_pbtxt",
+    "pbtxt_inputs",
+    "pbtxt_outputs",
+]
 
 MODEL_NAME = "smartspec"
 
 INPUTS = tuple(spec for group in INPUT_GROUPS.values() for spec in group)
 
 _LOG_PROBS = "where return_log_probs was set"
-_TIMES = "last, where return_perf_metrics was set"
+_PERF = "where return_perf_metrics was set"
+_NO_BLOCKS = "always 0: the cache is not counted in blocks; see `num_cached_tokens`"
 
 OUTPUTS = (
-    TensorSpec("text_output", "STRING", "text since the last response, or all of it"),
+    # TensorRT-LLM's postprocessing sends the texts as a plain list, and its clients rely on it.
+    TensorSpec(
+        "text_output",
+        "STRING",
+        "text since the last response, or all of it",
+        dims=(-1,),
+        has_batch=False,
+    ),
     TensorSpec(
         "finish_reason",
         "STRING",
@@ -67,12 +83,16 @@ OUTPUTS = (
     TensorSpec(
         "arrival_time_ns",
         "INT64",
-        "when the request came, in nanoseconds; only differences of times mean something",
-        when=_TIMES,
+        "when the request came, in nanoseconds; only differences of times mean something. This "
+        "and the other times are 0 on responses before the last",
+        when=_PERF,
     ),
-    TensorSpec("first_scheduled_time_ns", "INT64", "when its prompt began to be read", when=_TIMES),
-    TensorSpec("first_token_time_ns", "INT64", "when its first token was there", when=_TIMES),
-    TensorSpec("last_token_time_ns", "INT64", "when its last token was there", when=_TIMES),
+    TensorSpec("first_scheduled_time_ns", "INT64", "when its prompt began to be read", when=_PERF),
+    TensorSpec("first_token_time_ns", "INT64", "when its first token was there", when=_PERF),
+    TensorSpec("last_token_time_ns", "INT64", "when its last token was there", when=_PERF),
+    TensorSpec("kv_cache_alloc_new_blocks", "INT32", _NO_BLOCKS, when=_PERF),
+    TensorSpec("kv_cache_reused_blocks", "INT32", _NO_BLOCKS, when=_PERF),
+    TensorSpec("kv_cache_alloc_total_blocks", "INT32", _NO_BLOCKS, when=_PERF),
     TensorSpec(
         "metrics",
         "STRING",
@@ -104,18 +124,26 @@ def config_pbtxt(name: str = MODEL_NAME) -> str:
         # One instance: kind CPU, or Triton would start one process a GPU.
         "instance_group [ { count: 1, kind: KIND_CPU } ]",
     ]
-    lines += (*pbtxt_tensors("input", INPUTS), *pbtxt_tensors("output", OUTPUTS))
+    lines += (*pbtxt_inputs(INPUTS), *pbtxt_outputs(OUTPUTS))
     return "\n".join(lines) + "\n"
 
 
-def pbtxt_tensors(heading: str, tensors: Sequence[TensorSpec]) -> tuple[str, str, str]:
-    """The lines of a configuration's `input` or `output`."""
-    listed = ",\n".join(_pbtxt_tensor(t, heading == "input") for t in tensors)
-    return f"{heading} [", listed, "]"
+def pbtxt_inputs(tensors: Sequence[TensorSpec]) -> tuple[str, str, str]:
+    """The lines of a configuration's `input`."""
+    return _section("input", [_pbtxt_tensor(t, is_optional=t.is_optional) for t in tensors])
 
 
-def _pbtxt_tensor(tensor: TensorSpec, is_input: bool) -> str:
-    optional = ", optional: true" if is_input and tensor.is_optional else ""
+def pbtxt_outputs(tensors: Sequence[TensorSpec]) -> tuple[str, str, str]:
+    """The lines of a configuration's `output`."""
+    return _section("output", [_pbtxt_tensor(t) for t in tensors])
+
+
+def _section(heading: str, lines: Sequence[str]) -> tuple[str, str, str]:
+    return f"{heading} [", ",\n".join(lines), "]"
+
+
+def _pbtxt_tensor(tensor: TensorSpec, is_optional: bool = False) -> str:
+    optional = ", optional: true" if is_optional else ""
     dims = ", ".join(str(size) for size in tensor.dims)
     return (
         f'  {{ name: "{tensor.name}", data_type: TYPE_{tensor.dtype}, dims: [ {dims} ]{optional} }}'

@@ -1,12 +1,13 @@
-"""The one way into the loop: a bounded queue for arrivals, and word of cancellations.
+"""The one way into the loop: a bounded queue for arrivals, cancellations, and calls to make.
 
-The only object that several threads touch; everything in it is guarded by one lock.
+Everything in it is guarded by one lock.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -15,20 +16,29 @@ from smartspec_py.serving.request import ErrorCode, RequestError
 
 T = TypeVar("T")
 
+Call = Callable[[str | None], object]
+"""Is given None in the loop's thread, or the reason why the loop makes no more calls."""
+
 
 @dataclass(frozen=True, slots=True)
 class Mail(Generic[T]):
+    """calls: to be made, with None, by the thread that took the mail."""
+
     arrivals: Sequence[T]
     cancelled: Sequence[SequenceId]
+    calls: Sequence[Call] = ()
 
 
 class Inbox(Generic[T]):
     """Counts as waiting whatever was put and has not been reported by `leave`."""
 
-    def __init__(self, max_waiting: int) -> None:
+    def __init__(self, max_waiting: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_waiting = max_waiting
+        self._clock = clock
+        self._taken_s: float | None = None
         self._arrivals: list[T] = []
         self._cancelled: list[SequenceId] = []
+        self._calls: list[Call] = []
         self._num_waiting = 0
         self._refused: str | None = None
         self._is_closed = False
@@ -52,14 +62,37 @@ class Inbox(Generic[T]):
             self._cancelled.append(sequence)
             self._changed.notify()
 
+    def call(self, call: Call, most: int | None = None) -> None:
+        """Have the loop's thread make the call at its next turn, however full the queue is. It is
+        made exactly once: where the inbox is closed before, by whoever closes it.
+
+        Raises RequestError(UNAVAILABLE) after `close`, and when `most` calls wait already.
+        """
+        with self._changed:
+            if self._is_closed:
+                raise RequestError(ErrorCode.UNAVAILABLE, self._refused or "the server has ended")
+            if most is not None and len(self._calls) >= most:
+                message = f"{most} calls wait for the next step already: try again later"
+                raise RequestError(ErrorCode.UNAVAILABLE, message)
+            self._calls.append(call)
+            self._changed.notify()
+
     def take(self, timeout_s: float) -> Mail[T]:
         """All that came; waits up to timeout_s for something to come."""
         with self._changed:
             self._changed.wait_for(self._has_news, timeout_s)
-            mail = Mail(tuple(self._arrivals), tuple(self._cancelled))
+            self._taken_s = self._clock()
+            mail = Mail(tuple(self._arrivals), tuple(self._cancelled), tuple(self._calls))
             self._arrivals.clear()
             self._cancelled.clear()
+            self._calls.clear()
             return mail
+
+    @property
+    def unread_s(self) -> float:
+        """Seconds since `take` last returned: how long the loop's turn has lasted; 0 before it."""
+        with self._changed:
+            return 0.0 if self._taken_s is None else self._clock() - self._taken_s
 
     def leave(self, count: int) -> None:
         """`count` of those that were taken no longer wait."""
@@ -76,7 +109,10 @@ class Inbox(Generic[T]):
         with self._changed:
             self._refused = self._refused or reason
             self._is_closed = True
+            calls, self._calls = self._calls, []
             self._changed.notify()
+        for call in calls:
+            call(reason)
 
     @property
     def is_closed(self) -> bool:
@@ -94,4 +130,4 @@ class Inbox(Generic[T]):
             )
 
     def _has_news(self) -> bool:
-        return bool(self._arrivals or self._cancelled or self._is_closed)
+        return bool(self._arrivals or self._cancelled or self._calls or self._is_closed)

@@ -169,7 +169,8 @@ ENDING = (
     TensorSpec(
         "end_id",
         "INT32",
-        "token that ends generation",
+        "token that ends generation, replacing the model's own (all of `eos_token_id` in "
+        "generation_config.json, or else in config.json); end tokens are not part of the text",
         Range(-1, note="-1: none"),
         default="the model's own",
         model_range="below the vocabulary",
@@ -177,11 +178,11 @@ ENDING = (
     TensorSpec(
         "min_tokens",
         "INT32",
-        "before so many tokens the end token is not drawn, and no stop word ends the text",
+        "before so many tokens no end token is drawn, and no stop word ends the text",
         Range(0),
         model_range="at most max_tokens",
     ),
-    TensorSpec("ignore_eos", "BOOL", "generate on past the end token"),
+    TensorSpec("ignore_eos", "BOOL", "generate on past all end tokens"),
 )
 
 SPECULATION = (
@@ -223,20 +224,30 @@ RETURNED = (
     TensorSpec(
         "exclude_input_in_output",
         "BOOL",
-        "leave the prompt out of `text_output`",
+        "leave the prompt out of `text_output`; a streamed text never has it",
         field="exclude_input",
     ),
     TensorSpec("return_log_probs", "BOOL", "send `output_log_probs` and `cum_log_probs`"),
-    TensorSpec("return_perf_metrics", "BOOL", "send the times of the request"),
+    TensorSpec(
+        "return_perf_metrics", "BOOL", "send the times of the request, and counts of blocks"
+    ),
     TensorSpec("return_num_input_tokens", "BOOL", "send `num_input_tokens`"),
     TensorSpec("return_num_output_tokens", "BOOL", "send `num_output_tokens`"),
     TensorSpec(
         "explain_steps",
         "INT32",
         "generate nothing, and send `explanation`: what was planned in the server's last steps, at "
-        "most so many; `smartspec explain` shows it. It has numbers of all requests, and no text",
+        "most so many; `smartspec explain` shows it. It has numbers of all requests, and no text; "
+        "refused unless engine.json has `explain` set to true",
         Range(1, 1024),
         default="none",
+    ),
+    TensorSpec(
+        "health_check",
+        "BOOL",
+        "generate nothing, and answer with an empty text at the server's next step, however full "
+        "the queue is: the answer shows that the step loop runs. `text_input` and `max_tokens` "
+        "have no effect",
     ),
     TensorSpec(
         "return_spec_metrics",

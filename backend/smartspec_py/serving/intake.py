@@ -41,14 +41,14 @@ _DEFAULT_PARAMS = GenerateParams(text="", max_tokens=1)
 
 @dataclass(frozen=True)
 class Engine:
-    """What a server runs on. end_token: the model's own end of text, or NO_TOKEN.
+    """What a server runs on. end_tokens: those that end the model's texts; empty is none.
 
     proposers: by the names that requests choose from; may be empty. profile_path: the file that
     `cost` is kept in; None where it is kept nowhere.
     """
 
     tokenizer: Tokenizer
-    end_token: int
+    end_tokens: tuple[int, ...]
     target: Target
     proposers: Mapping[str, Proposer]
     cost: CostModel
@@ -68,13 +68,18 @@ class Defaults:
 def cache_budget(engine: Engine, limits: LimitsConfig) -> CacheBudget:
     """What the caches may hold: all rows full, of target and draft, unless that is limited."""
     target = engine.target.capabilities
-    rows_full = target.max_sequences * min(limits.max_context_len, target.max_context_len)
+    rows_full = target.max_sequences * _context_len(engine, limits)
     of_draft = max((p.capabilities.bytes_per_token for p in engine.proposers.values()), default=0)
     most = [n for n in (limits.max_cache_tokens, target.max_cache_tokens) if n is not None]
     per_token = target.bytes_per_token
     is_limited = most and per_token  # a limit in tokens says nothing where a token has no size
     capacity = min(most) * per_token if is_limited else rows_full * (per_token + of_draft)
     return CacheBudget(capacity, per_token, of_draft)
+
+
+def _context_len(engine: Engine, limits: LimitsConfig) -> int:
+    longest = engine.target.capabilities.max_context_len
+    return longest if limits.max_context_len is None else min(limits.max_context_len, longest)
 
 
 class Intake:
@@ -136,9 +141,7 @@ class Intake:
     def _longest(self) -> int:
         """Prompt and generated tokens of one request: what rows, and the whole cache, can hold."""
         budget = cache_budget(self._engine, self._limits)
-        longest = min(
-            self._limits.max_context_len, self._engine.target.capabilities.max_context_len
-        )
+        longest = _context_len(self._engine, self._limits)
         if budget.target_bytes:
             longest = min(longest, budget.capacity // budget.target_bytes)
         return longest
@@ -155,7 +158,8 @@ class Intake:
         most = MAX_BYTES_PER_TOKEN * self._max_context_len
         if num_bytes > most:
             raise InvalidField("text_input", f"{num_bytes} bytes", f"at most {most} bytes")
-        tokens: list[int] = self._engine.tokenizer.encode(text).ids
+        # `encode` would hold Python's lock, and with it the loop, for seconds at a million bytes.
+        tokens: list[int] = self._engine.tokenizer.encode_batch([text])[0].ids
         if not tokens:
             raise InvalidField("text_input", text, "text of at least one token")
         if len(tokens) >= self._max_context_len:
@@ -185,14 +189,13 @@ class Intake:
 
     def _sampling(self, params: GenerateParams) -> SamplingParams:
         drawn = 1 + secrets.randbelow(2**64 - 1)
-        end_token = self._engine.end_token if params.end_id is None else params.end_id
         return SamplingParams(
             temperature=params.temperature,
             top_k=params.top_k,
             top_p=params.top_p,
             min_p=params.min_p,
             seed=drawn if params.seed is None else params.seed,
-            end_token=NO_TOKEN if params.ignore_eos else end_token,
+            end_tokens=self._end_tokens(params),
             repetition_penalty=params.repetition_penalty,
             presence_penalty=params.presence_penalty,
             frequency_penalty=params.frequency_penalty,
@@ -202,6 +205,12 @@ class Intake:
             verification=params.verification,
             log_probs=params.return_log_probs,
         )
+
+    def _end_tokens(self, params: GenerateParams) -> tuple[int, ...]:
+        """A request's `end_id` replaces all of the model's."""
+        if params.ignore_eos or params.end_id == NO_TOKEN:
+            return ()
+        return self._engine.end_tokens if params.end_id is None else (params.end_id,)
 
     def _logit_bias(self, params: GenerateParams) -> tuple[tuple[int, float], ...]:
         """Every token of a word gets its weight; weights of a token that is in several add up."""

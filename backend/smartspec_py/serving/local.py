@@ -33,6 +33,12 @@ class LocalSink:
     _done: threading.Event = field(default_factory=threading.Event)
 
     @property
+    def drawn(self) -> list[int]:
+        """The tokens, and the end token where the text ended with one."""
+        end_token = None if self.summary is None else self.summary.end_token
+        return self.tokens if end_token is None else [*self.tokens, end_token]
+
+    @property
     def num_tokens(self) -> int:
         return len(self.tokens)
 

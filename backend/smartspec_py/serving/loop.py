@@ -1,13 +1,14 @@
 """The step loop: the thread that owns requests and engines.
 
 A step: take news -> expire -> admit -> plan -> propose -> submit -> poll -> apply -> record. The
-roster moves requests, the drafters guess, the planner decides; nothing in here knows Triton,
-PyTorch or text. An exception in a step is the end of the loop, and whoever runs it fails all
-requests.
+roster moves requests, the drafters guess, the planner decides; nothing in here knows Triton or
+PyTorch. The only text that this thread handles is that of requests with stop words, in the roster.
+An exception in a step is the end of the loop, and whoever runs it fails all requests.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -115,9 +116,10 @@ class StepLoop:
         post: Callable[[Update | StepSample | Load], None],
         clock: Callable[[], float] = time.monotonic,
         batch_table: BatchTable | None = None,
+        engine_timeout_s: float = math.inf,
     ) -> None:
         """post: takes news for the responder. clock: seconds, any origin. batch_table: None has
-        one made from `cost`."""
+        one made from `cost`. engine_timeout_s: see `LimitsConfig`."""
         self._target = target
         self.controller = Controller(
             cost,
@@ -134,6 +136,7 @@ class StepLoop:
         self._batcher = Batcher(capabilities.max_sequences, chunk, largest)
         self._drafters = Drafters(proposers)
         self._roster = Roster(target, self._drafters, self._batcher, budget, inbox, post, clock)
+        self._engine_timeout_s = engine_timeout_s
         self._drain_until_s: float | None = None
         self._applied_s = 0.0
         self._shown_load = Load(0, 0)
@@ -150,9 +153,17 @@ class StepLoop:
         self.fail_all(ErrorCode.UNAVAILABLE, SHUTTING_DOWN)
 
     def step(self, idle_wait_s: float = 0.0) -> None:
-        """One step; waits up to idle_wait_s for a request where there is none."""
+        """One step; waits up to idle_wait_s for a request where there is none.
+
+        Raises EngineStalledError where the target has answered for too long nothing of a request,
+        and whatever an engine raises.
+        """
         was_busy = bool(self._batcher)
-        self._roster.take(self._inbox.take(0.0 if was_busy else idle_wait_s))
+        mail = self._inbox.take(0.0 if was_busy else idle_wait_s)
+        for call in mail.calls:
+            call(None)
+        self._roster.take(mail)
+        self._roster.check_engine(self._engine_timeout_s)
         self._roster.expire()
         self._end_drain()
         self._roster.admit()
@@ -171,7 +182,7 @@ class StepLoop:
         proposed = self._clock()
         num_decoding = max(1, len(views) + num_background)
         prefills = self._batcher.prefills(spec_plan.expected_tokens / num_decoding)
-        self._submit([*prefills, *self._decoding_work(ready, drafts.drafts)])
+        self._roster.submit([*prefills, *self._decoding_work(ready, drafts.drafts)])
         events = self._target.poll(POLL_S)
         num_before = self._roster.num_generated
         self._roster.apply(events)
@@ -183,7 +194,7 @@ class StepLoop:
         self._record(_Step(views, spec_plan, drafts, prefills, events, kept), times)
 
     def drain(self, grace_s: float) -> None:
-        """Let what was taken finish within grace_s, then end it. Called by any thread, once."""
+        """Let what was taken finish within grace_s, then end it."""
         self._drain_until_s = self._clock() + grace_s
 
     def fail_all(self, code: ErrorCode, message: str) -> None:
@@ -230,15 +241,6 @@ class StepLoop:
                 yield Verify(request.sequence, draft.tokens, draft.probs)
             else:
                 yield Decode(request.sequence, min(burst, request.remaining))
-
-    def _submit(self, work: Sequence[Work]) -> None:
-        for item in work:
-            request = self._batcher.find(item.sequence)
-            assert request is not None
-            request.is_in_flight = True
-            if isinstance(item, Prefill):
-                request.num_read += len(item.tokens)
-        self._target.submit(work)
 
     def _record(self, step: _Step, times: _StepTimes) -> None:
         load = self._load(times.applied)

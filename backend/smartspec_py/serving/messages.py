@@ -27,27 +27,32 @@ class Progress(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Of one request, in nanoseconds of the system's monotonic clock; 0 where it did not happen."""
+    """Of one request, in nanoseconds of the system's monotonic clock; 0 where it did not happen, or
+    is not known yet."""
 
-    arrival_ns: int
+    arrival_ns: int = 0
     first_scheduled_ns: int = 0
     first_token_ns: int = 0
     last_token_ns: int = 0
+
+
+UNKNOWN_TIMES = Times()
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
     """What only the last response says.
 
-    num_cached_tokens: of the prompt, not read because they were cached. times: None where not asked
-    for. spec_metrics: JSON document, see `serving.record`; empty where not asked for.
-    no_speculation: why the request could not be speculated on; empty otherwise.
+    num_cached_tokens: of the prompt, not read because they were cached. spec_metrics: JSON
+    document, see `serving.record`; empty where not asked for. no_speculation: why the request could
+    not be speculated on; empty otherwise. end_token: that the text ended with, None where it ended
+    otherwise; not on the wire.
     """
 
     num_cached_tokens: int = 0
-    times: Times | None = None
     spec_metrics: str = ""
     no_speculation: str = ""
+    end_token: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +60,8 @@ class Reply:
     """One response. num_output_tokens and log_probs are of this one, progress and cum_log_prob of
     the request so far; num_input_tokens is 0 on all but the last.
 
-    num_input_tokens, num_output_tokens, log_probs: None where the request did not want them.
+    num_input_tokens, num_output_tokens, log_probs, times: None where the request did not want them.
+    times: all 0 before the last response.
     tokens: those whose text this response completes; not on the wire.
     finish_reason, summary: on the last response only.
     """
@@ -67,6 +73,7 @@ class Reply:
     seed: int
     log_probs: tuple[float, ...] | None = None
     cum_log_prob: float = 0.0
+    times: Times | None = None
     finish_reason: FinishReason | None = None
     summary: Summary | None = None
     tokens: tuple[int, ...] = ()
@@ -111,17 +118,20 @@ class Conversation:
     is_over: bool = False
 
     def __post_init__(self) -> None:
-        self.echo = "" if self.params.exclude_input else self.params.text
+        # As TensorRT-LLM has it: a stream is of new tokens only.
+        is_wanted = not (self.params.exclude_input or self.params.stream)
+        self.echo = self.params.text if is_wanted else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What is known of a request when it is over."""
+    """What is known of a request when it is over. end_token: see `Summary`."""
 
     num_generated: int
     num_cached_tokens: int
     times: Times
     spec: SpecRecord
+    end_token: int | None = None
 
 
 class Update(NamedTuple):

@@ -1,8 +1,10 @@
 """Times an engine's passes before it serves, and keeps the result on disk.
 
 The profile belongs to a pair of models on a machine with given settings, libraries and driver; any
-of them changed, it is measured anew. A few seconds, once. The loop's own time is no pass, and only
-serving shows it: what a server learned of it is written to the same file when it stops.
+of them changed, it is measured anew. That takes a few seconds, or more where passes are long: after
+`limits.profile_s` no more rounds are begun, and a start that is cut off leaves what it measured to
+the next one. The loop's own time is no pass, and only serving shows it: what a server learned of it
+is written to the same file when it stops.
 """
 
 from __future__ import annotations
@@ -17,10 +19,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.engines.base import Profilable
+from smartspec_py.serving.pass_times import PassTimes, write_json
 from smartspec_py.tracing.steps import cost_from_json, cost_to_json
 
 logger = logging.getLogger(__name__)
@@ -65,17 +68,23 @@ class _Pass(NamedTuple):
     num_logits: int | None = None
 
 
-def profile(target: Profilable, draft: Profilable | None, shape: ProfileShape) -> CostModel:
+def profile(
+    target: Profilable,
+    draft: Profilable | None,
+    shape: ProfileShape,
+    times: PassTimes | None = None,
+) -> CostModel:
     """Measure a cost model: target passes over rows x tokens and over prompt tokens, draft passes
-    over rows."""
+    over rows. times: what was measured before, and the time that is left for it."""
+    times = times or PassTimes()
     rows = _grid(ROW_GRID, shape.max_sequences)
     tokens = _grid(TOKEN_GRID, shape.max_draft_len + 1)
-    table = _table("target", target, rows, tokens, shape.context_len)
-    prompt = _prompt_table(target, _grid(PROMPT_GRID, shape.prefill_chunk))
+    table = _table(times, "target", target, rows, tokens, shape.context_len)
+    prompt = _prompt_table(times, target, _grid(PROMPT_GRID, shape.prefill_chunk))
     if draft is None:
         return CostModel(target=table, prompt=prompt)
-    catch_up_s = _catch_up_s(draft)
-    draft_table = _table("draft", draft, rows, (1,), shape.context_len, behind=target)
+    catch_up_s = _catch_up_s(times, draft)
+    draft_table = _table(times, "draft", draft, rows, (1,), shape.context_len, behind=target)
     return CostModel(table, draft_table, catch_up_s=catch_up_s, prompt=prompt)
 
 
@@ -84,6 +93,7 @@ def _grid(grid: Sequence[int], largest: int) -> tuple[int, ...]:
 
 
 def _table(
+    times: PassTimes,
     name: str,
     engine: Profilable,
     rows: tuple[int, ...],
@@ -95,9 +105,9 @@ def _table(
     shorter = context_len // 4
     points = [_Pass(r, t, context_len) for r in rows for t in tokens]
     points.append(_Pass(rows[-1], tokens[0], shorter))
-    *found, at_shorter = _best_s(name, engine, points, behind)
+    *found, at_shorter = _best_s(times, name, engine, points, behind)
     width = len(tokens)
-    found = _timed_again(name, engine, points[:-1], found, behind)
+    found = _timed_again(times, name, engine, points[:-1], found, behind)
     seconds = tuple(tuple(found[i : i + width]) for i in range(0, len(found), width))
     saved_s = max(0.0, seconds[-1][0] - at_shorter)
     return PassTable(
@@ -106,6 +116,7 @@ def _table(
 
 
 def _timed_again(
+    times: PassTimes,
     name: str,
     engine: Profilable,
     points: Sequence[_Pass],
@@ -117,7 +128,7 @@ def _timed_again(
     found = list(seconds)
     for _ in range(NUM_MORE_ROUNDS):
         doubtful = [i for i in range(len(points)) if found[i] > DOUBT * _most(points, found, i)]
-        if not doubtful:
+        if not doubtful or times.is_over:
             break
         logger.info("timing %d doubtful %s passes again", len(doubtful), name)
         for i in doubtful:
@@ -146,24 +157,29 @@ def _between(values: Mapping[int, float], at: int) -> float:
     return values[below] + share * (values[above] - values[below])
 
 
-def _prompt_table(target: Profilable, tokens: tuple[int, ...]) -> PassTable:
+def _prompt_table(times: PassTimes, target: Profilable, tokens: tuple[int, ...]) -> PassTable:
     """As prompts are read: one row, of which the last position alone gives a token."""
-    seconds = _best_s("prompt", target, [_Pass(1, num, 0, num_logits=1) for num in tokens])
+    points = [_Pass(1, num, 0, num_logits=1) for num in tokens]
+    seconds = _best_s(times, "prompt", target, points)
     return PassTable((1,), tokens, (tuple(seconds),))
 
 
-def _catch_up_s(draft: Profilable) -> float:
+def _catch_up_s(times: PassTimes, draft: Profilable) -> float:
     """Seconds that a token more adds to a pass that reads what a draft cache has missed."""
     few, many = CATCH_UP_TOKENS
     points = [_Pass(1, num, 0, num_logits=1) for num in CATCH_UP_TOKENS]
-    few_s, many_s = _best_s("catch-up", draft, points)
+    few_s, many_s = _best_s(times, "catch-up", draft, points)
     return max(0.0, many_s - few_s) / (many - few)
 
 
 def _best_s(
-    name: str, engine: Profilable, points: Sequence[_Pass], behind: Profilable | None = None
+    times: PassTimes,
+    name: str,
+    engine: Profilable,
+    points: Sequence[_Pass],
+    behind: Profilable | None = None,
 ) -> list[float]:
-    """Seconds of each pass: the best of several rounds.
+    """Seconds of each pass: the best of several rounds, of fewer where time is short.
 
     behind: an engine whose passes run between those of this one. Its weights push others out of a
     CPU's caches, so that each time two passes are timed, of which the first finds them so.
@@ -171,12 +187,17 @@ def _best_s(
     What disturbs a pass only adds to it, so the best is what the pass itself takes; and rounds go
     over all points in turn, so that a disturbance does not hit one point alone.
     """
+    keys = [f"{name} {tuple(point)}" for point in points]
     engine.time_pass(*points[-1])  # the first pass pays for allocations
-    rounds = []
     for number in range(NUM_ROUNDS):
         logger.info("timing %s passes: round %d of %d", name, number + 1, NUM_ROUNDS)
-        rounds.append([_pass_s(engine, point, behind) for point in points])
-    return [min(column) for column in zip(*rounds, strict=True)]
+        for key, point in zip(keys, points, strict=True):
+            if number and times.is_over:
+                logger.warning("limits.profile_s is over: the costs are of fewer rounds")
+                return [times.best_s(key) for key in keys]
+            if times.num_rounds(key) <= number:
+                times.add(key, _pass_s(engine, point, behind))
+    return [times.best_s(key) for key in keys]
 
 
 def _pass_s(engine: Profilable, point: _Pass, behind: Profilable | None) -> float:
@@ -192,28 +213,42 @@ def cached_profile(
     shape: ProfileShape,
     folder: Path | None,
     identity: Sequence[str],
+    budget_s: float = math.inf,
 ) -> CostModel:
     """The stored profile of this identity, or a new one that is then stored.
 
     identity: whatever else the cost depends on: models, device, settings, versions of libraries.
-    The machine and its driver are added here. folder: None keeps nothing.
+    The machine and its driver are added here. folder: None keeps nothing; one that cannot be read
+    or written is logged, and nothing is raised. budget_s: of `PassTimes`.
     """
     path = profile_path(shape, folder, identity)
     if path is None:
-        return profile(target, draft, shape)
-    if path.is_file():
-        try:
-            cost = load_cost(path)
-        except (ValueError, KeyError, TypeError) as error:
-            logger.warning("%s cannot be read (%s): measuring again", path, error)
-        else:
-            logger.info("profile read from %s", path)
-            return cost
+        return profile(target, draft, shape, PassTimes(budget_s))
+    try:
+        cost = load_cost(path)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        logger.warning("%s cannot be read (%s): measuring again", path, error)
+    else:
+        logger.info("profile read from %s", path)
+        return cost
     start = time.perf_counter()
-    cost = profile(target, draft, shape)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    store_cost(cost, path, _whole_identity(shape, identity))
-    logger.info("profiled in %.1f s, kept in %s", time.perf_counter() - start, path)
+    times = PassTimes(budget_s, path.with_suffix(".unfinished"))
+    cost = profile(target, draft, shape, times)
+    seconds = time.perf_counter() - start
+    try:
+        store_cost(cost, path, _whole_identity(shape, identity))
+        times.remove()
+    except OSError as error:
+        logger.warning(
+            "engine.profile_cache: the profile, measured in %.1f s, is not kept (%s), and the next "
+            "start measures again: give a folder that can be written",
+            seconds,
+            error,
+        )
+    else:
+        logger.info("profiled in %.1f s, kept in %s", seconds, path)
     return cost
 
 
@@ -230,17 +265,17 @@ def _whole_identity(shape: ProfileShape, identity: Sequence[str]) -> list[str]:
 
 
 def store_cost(cost: CostModel, path: Path, identity: Sequence[str] = ()) -> None:
-    _write(path, {"identity": list(identity), "cost": cost_to_json(cost)})
+    write_json(path, {"identity": list(identity), "cost": cost_to_json(cost)})
 
 
 def load_cost(path: Path) -> CostModel:
     """Raises OSError, KeyError, TypeError or ValueError for what is no stored profile."""
-    return cost_from_json(json.loads(path.read_text())["cost"])
+    return cost_from_json(json.loads(path.read_text(encoding="utf-8"))["cost"])
 
 
 def load_served(path: Path) -> CostModel:
     """`load_cost`, with passes as they were while serving, where a server has stored that."""
-    document = json.loads(path.read_text())
+    document = json.loads(path.read_text(encoding="utf-8"))
     return cost_from_json(document.get("served") or document["cost"])
 
 
@@ -251,11 +286,11 @@ def store_served(path: Path, served: CostModel) -> None:
     A profile that is gone or damaged stays so: that is logged, and nothing is raised.
     """
     try:
-        document = json.loads(path.read_text())
+        document = json.loads(path.read_text(encoding="utf-8"))
         document["cost"] |= {"host_s": served.host_s, "host_row_s": served.host_row_s}
         document["served"] = cost_to_json(served)
         cost_from_json(document["cost"])
-        _write(path, document)
+        write_json(path, document)
     except (OSError, ValueError, KeyError, TypeError) as error:
         logger.warning("what serving showed of costs is not kept in %s: %s", path, error)
     else:
@@ -265,13 +300,6 @@ def store_served(path: Path, served: CostModel) -> None:
             1e3 * served.host_row_s,
             path,
         )
-
-
-def _write(path: Path, document: dict[str, Any]) -> None:
-    """Written beside and then renamed, so that a reader never sees half a file."""
-    partial = path.with_suffix(f".{os.getpid()}.partial")
-    partial.write_text(json.dumps(document, indent=1))
-    partial.rename(path)
 
 
 def machine_name() -> str:

@@ -48,8 +48,9 @@ class GenerateParams:
     word. deadline_ms: from arrival; None is no deadline. priority: higher is served first.
     tpot_slo_ms: for a generated token on average, from the first on; None is no target.
     workload: what the client calls requests of this sort; its acceptance is learned apart.
-    explain_steps: do not generate, but tell what was planned in so many steps. reuse_prefix:
-    whether cached keys of an earlier request that begins alike may be taken over.
+    explain_steps: do not generate, but tell what was planned in so many steps. health_check: do not
+    generate, but answer at the next step. reuse_prefix: whether cached keys of an earlier request
+    that begins alike may be taken over.
     """
 
     text: str
@@ -86,6 +87,7 @@ class GenerateParams:
     return_num_input_tokens: bool = True
     return_num_output_tokens: bool = True
     explain_steps: int | None = None
+    health_check: bool = False
 
 
 class RequestState(Enum):
@@ -126,12 +128,14 @@ class Request:
         in its last step. drafter: the one that drafted then.
     slo_s_per_token: see `SequenceView`.
     arrival_s, deadline_s and the other times: by the loop's clock; None where not (yet) there.
-    is_in_flight: work of it was submitted and its last event has not come.
+    is_in_flight: work of it was submitted and its last event has not come. engine_s: when work of
+        it was submitted, or an event of it came, whichever was later.
     num_to_read: tokens known when it was admitted last. num_read: those handed to the target or
         found in its cache. num_cached: of the prompt, found there when it was first admitted.
     kind: of requests that are expected to draft alike; see `core.acceptance`.
     stops: watches for stop words; None where there are none.
     num_steps: decoding steps, those without drafts included.
+    end_token: the one that the text ended with; None where there is none (yet).
     """
 
     sequence: SequenceId
@@ -154,6 +158,7 @@ class Request:
     deadline_s: float | None = None
     state: RequestState = RequestState.WAITING
     is_in_flight: bool = False
+    engine_s: float = 0.0
     num_to_read: int = 0
     num_read: int = 0
     num_cached: int = 0
@@ -164,6 +169,7 @@ class Request:
     scheduled_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
+    end_token: int | None = None
     spec: SpecRecord = field(init=False)
 
     def __post_init__(self) -> None:

@@ -19,11 +19,14 @@ from dataclasses import dataclass
 from smartspec_py.core.types import FinishReason, SequenceId
 from smartspec_py.serving.messages import (
     SHUTTING_DOWN,
+    UNKNOWN_TIMES,
     Conversation,
     Outcome,
+    Progress,
     Reply,
     Sink,
     Summary,
+    Times,
     Update,
 )
 from smartspec_py.serving.metrics import (
@@ -66,7 +69,24 @@ class _Explanation:
     trace: str
 
 
-_News = Update | _Refusal | _Explanation | StepSample | Load
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """The end of every request that is open, or will be."""
+
+    code: ErrorCode
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Healthy:
+    """The loop has turned since this health check came."""
+
+    sink: Sink
+
+
+_News = Update | _Refusal | _Explanation | _Failure | _Healthy | StepSample | Load
+
+HEALTHY = Reply("", None, None, Progress(), seed=0)
 
 
 class Responder:
@@ -92,6 +112,7 @@ class Responder:
         self._queue: queue.SimpleQueue[_News | None] = queue.SimpleQueue()
         self._refusals: deque[_Refusal] = deque()
         self._open: dict[SequenceId, Conversation] = {}
+        self._failure: _Failure | None = None
         self._next_check_s = 0.0
         self._next_watch_s = 0.0
         self._thread = threading.Thread(target=self._run, name="smartspec-responder", daemon=True)
@@ -106,9 +127,13 @@ class Responder:
         if self._thread.is_alive():
             logger.error("a client held the responder up for more than %.0f s", timeout_s)
             return
-        for conversation in list(self._open.values()):
-            self._fail(conversation, ErrorCode.UNAVAILABLE, SHUTTING_DOWN)
+        self._fail_open(_Failure(ErrorCode.UNAVAILABLE, SHUTTING_DOWN))
         self._refuse_due(math.inf)
+
+    @property
+    def num_open(self) -> int:
+        """Requests whose last response was not sent yet. May be read by any thread."""
+        return len(self._open)
 
     def post(self, news: Update | StepSample | Load) -> None:
         self._queue.put(news)
@@ -121,6 +146,14 @@ class Responder:
         """Answer a request for a step trace."""
         self._queue.put(_Explanation(sink, trace))
 
+    def confirm(self, sink: Sink) -> None:
+        """Answer a health check."""
+        self._queue.put(_Healthy(sink))
+
+    def fail_all(self, code: ErrorCode, message: str) -> None:
+        """Fail what is open, and whatever is posted from now on; for when the loop cannot."""
+        self._queue.put(_Failure(code, message))
+
     def _run(self) -> None:
         while self._turn():
             pass
@@ -132,6 +165,8 @@ class Responder:
         is_running = None not in news
         self._sort(news)
         self._handle([item for item in news if isinstance(item, Update)])
+        if self._failure is not None:
+            self._fail_open(self._failure)
         self._refuse_due(self._clock())
         self._check_cancelled()
         if is_running:
@@ -148,10 +183,18 @@ class Responder:
                 self._meter.add_rejection(item.code)
             elif isinstance(item, _Explanation):
                 _explain(item)
+            elif isinstance(item, _Healthy):
+                _confirm(item)
+            elif isinstance(item, _Failure):
+                self._failure = item
             elif isinstance(item, StepSample):
                 self._meter.add_step(item)
             elif isinstance(item, Load):
                 self._meter.set_load(item)
+
+    def _fail_open(self, failure: _Failure) -> None:
+        for conversation in list(self._open.values()):
+            self._fail(conversation, failure.code, failure.message)
 
     def _flush_metrics(self) -> None:
         """Metrics are not worth a request: what goes wrong with them ends them, and is logged."""
@@ -239,7 +282,8 @@ class Responder:
         self._close(conversation)
         text = conversation.text.take() + conversation.text.finish()
         summary = _summary(conversation, outcome) if outcome else Summary()
-        if not self._send(conversation, text, reason, summary):
+        times = outcome.times if outcome else UNKNOWN_TIMES
+        if not self._send(conversation, text, reason, summary, times):
             self._fail(conversation, ErrorCode.INTERNAL, "the last response could not be sent")
 
     def _fail(self, conversation: Conversation, code: ErrorCode, message: str) -> None:
@@ -256,6 +300,7 @@ class Responder:
         text: str,
         reason: FinishReason | None = None,
         summary: Summary | None = None,
+        times: Times = UNKNOWN_TIMES,
     ) -> bool:
         params = conversation.params
         num_input = conversation.num_input_tokens if reason else 0
@@ -267,6 +312,7 @@ class Responder:
             seed=conversation.seed,
             log_probs=tuple(conversation.unsent_log_probs) if params.return_log_probs else None,
             cum_log_prob=conversation.cum_log_prob,
+            times=times if params.return_perf_metrics else None,
             finish_reason=reason,
             summary=summary,
             tokens=tuple(conversation.unsent),
@@ -325,7 +371,7 @@ def _summary(conversation: Conversation, outcome: Outcome) -> Summary:
     params = conversation.params
     return Summary(
         num_cached_tokens=outcome.num_cached_tokens,
-        times=outcome.times if params.return_perf_metrics else None,
+        end_token=outcome.end_token,
         spec_metrics=outcome.spec.to_json(params.spec_metrics),
         no_speculation=conversation.no_speculation,
     )
@@ -336,3 +382,10 @@ def _explain(explanation: _Explanation) -> None:
         explanation.sink.explain(explanation.trace)
     except Exception:
         logger.exception("an explanation could not be sent")
+
+
+def _confirm(check: _Healthy) -> None:
+    try:
+        check.sink.send(HEALTHY, True)
+    except Exception:
+        logger.exception("a health check could not be answered")

@@ -1,8 +1,9 @@
-"""Every request from its arrival to its last word: the only writer of request state.
+"""Every request from its arrival to its last word: what moves requests from state to state.
 
-`take`, `expire`, `admit` and `apply` move requests; each ends with exactly one last `Update` for
-the responder. What a request holds in the engines is freed in one place, when nothing of it is in
-flight.
+`take`, `expire`, `admit`, `submit` and `apply` move requests, through the batcher where one changes
+its place; each request ends with exactly one last `Update` for the responder. What it holds in the
+engines is freed in one place, when nothing of it is in flight. Beside this, only the drafters write
+to a request: who drafts for it, and how well.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from smartspec_py.core.types import FinishReason, SequenceId
-from smartspec_py.engines.base import Event, Target
+from smartspec_py.engines.base import Event, Prefill, Target, Work
 from smartspec_py.serving.admission import CacheBudget, CacheLedger, victims
 from smartspec_py.serving.batcher import Batcher
 from smartspec_py.serving.drafters import Drafters
@@ -27,6 +28,10 @@ from smartspec_py.serving.messages import (
 from smartspec_py.serving.request import ErrorCode, Request, RequestState
 
 Error = tuple[ErrorCode, str]
+
+
+class EngineStalledError(RuntimeError):
+    """The target engine answers nothing of work that it was given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +89,16 @@ class Roster:
             reason = None if error else FinishReason.DEADLINE
             self._end(request, RequestState.EXPIRED, reason, error)
             self._release_if_idle(request)
+
+    def check_engine(self, timeout_s: float) -> None:
+        """Raises EngineStalledError where nothing came for timeout_s of work in flight."""
+        now = self._clock()
+        for request in self.batcher.live:
+            if request.is_in_flight and now - request.engine_s > timeout_s:
+                raise EngineStalledError(
+                    f"the target engine gave no event of request {request.sequence} "
+                    f"for {timeout_s:g} s, which is limits.engine_timeout_s"
+                )
 
     def admit(self) -> None:
         """Give rows and cache to the waiting, by rank, as far as they reach."""
@@ -145,11 +160,22 @@ class Roster:
             request.scheduled_s = self._clock()
             request.num_cached = request.num_read
 
+    def submit(self, work: Sequence[Work]) -> None:
+        """Give the step's work to the target."""
+        now = self._clock()
+        for item in work:
+            request = self._known(item.sequence)
+            request.is_in_flight, request.engine_s = True, now
+            if isinstance(item, Prefill):
+                request.num_read += len(item.tokens)
+        self._target.submit(work)
+
     def apply(self, events: Sequence[Event]) -> None:
         found = [(self._known(event.sequence), event) for event in events]
         self._drafters.observe([pair for pair in found if _is_step(*pair)])
+        now = self._clock()
         for request, event in found:
-            request.is_in_flight = not event.is_last
+            request.is_in_flight, request.engine_s = not event.is_last, now
             if not request.is_over:
                 self._advance(request, event)
             if request.is_over:
@@ -269,23 +295,20 @@ def _is_step(request: Request, event: Event) -> bool:
 
 def _keep(request: Request, event: Event) -> tuple[Sequence[int], FinishReason | None]:
     """The event's tokens up to the request's end, and the reason if it ended."""
-    if request.stops is None and request.sampling.end_token not in event.tokens:
-        if len(event.tokens) < request.remaining:
-            return event.tokens, event.finish
-        return event.tokens[: request.remaining], FinishReason.LENGTH
-    kept: list[int] = []
-    for token in event.tokens:
-        if token == request.sampling.end_token:
-            return kept, FinishReason.STOP
-        kept.append(token)
-        if request.stops is not None:
+    num_before_end = request.sampling.num_before_end(event.tokens)
+    tokens = event.tokens[: min(num_before_end, request.remaining)]
+    if request.stops is not None:
+        for count, token in enumerate(tokens, start=1):
             request.stops.push(token)
             if request.stops.is_stopped:
-                return kept, FinishReason.STOP
+                return tokens[:count], FinishReason.STOP
             request.stops.take()
-        if len(kept) == request.remaining:
-            return kept, FinishReason.LENGTH
-    return kept, event.finish
+    if len(tokens) == request.remaining:
+        return tokens, FinishReason.LENGTH
+    if num_before_end < len(event.tokens):
+        request.end_token = event.tokens[num_before_end]
+        return tokens, FinishReason.STOP
+    return tokens, event.finish
 
 
 def _progress(request: Request) -> Progress:
@@ -296,6 +319,7 @@ def _outcome(request: Request) -> Outcome:
     return Outcome(
         num_generated=request.num_generated,
         num_cached_tokens=request.num_cached,
+        end_token=request.end_token,
         times=Times(
             _ns(request.arrival_s),
             _ns(request.scheduled_s),

@@ -6,29 +6,41 @@ caller of `submit` (checks and enqueues), the loop, and the responder.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import threading
 from collections.abc import Callable
 
 from smartspec_py.serving.config import ServerConfig
+from smartspec_py.serving.explainer import Explainer
 from smartspec_py.serving.inbox import Inbox
 from smartspec_py.serving.intake import Defaults, Engine, Intake, cache_budget
 from smartspec_py.serving.loop import StepLoop, StepRecord
 from smartspec_py.serving.messages import SHUTTING_DOWN, Sink, Update
 from smartspec_py.serving.metrics import ConfigInfo, Meter, MetricSink, NoMetrics
 from smartspec_py.serving.profile import store_served
-from smartspec_py.serving.request import ErrorCode, GenerateParams, RequestError
+from smartspec_py.serving.request import ErrorCode, GenerateParams, InvalidField, RequestError
 from smartspec_py.serving.responder import Responder
 from smartspec_py.serving.roster import Arrival
-from smartspec_py.tracing.steps import StepTraceFile, cost_id, steps_text, trace_step
 
 __all__ = ["Engine", "Server"]
 
 logger = logging.getLogger(__name__)
 
+MAX_HEALTH_CHECKS = 64
+"""Health checks that may wait for one step; more are refused."""
+
+LATE_S = 2.0
+"""Beyond `limits.engine_timeout_s`: time that the responder has to notice that the loop hangs."""
+
 STOP_S = 10.0
 """Time that the loop is given for its last step when the server stops."""
+
+EXPLAIN_OFF = (
+    "left out: this server explains no steps; set explain to true in engine.json, or start it with "
+    "`smartspec serve --explain`"
+)
 
 ENOUGH_STEPS = 500
 """Decoding steps among those that the loop remembers, from which on the host time that was learned
@@ -49,14 +61,17 @@ class Server:
     ) -> None:
         """metrics: where what is counted goes, called from the responder's thread alone.
 
-        on_death: told once, from the loop's thread, when the loop cannot go on.
+        on_death: told once, when the loop cannot go on, from its thread or from the responder's.
         is_unwanted: asked now and then while requests are open; when it says so, the server drains.
         """
         self._engine = engine
         self._drain_s = config.limits.drain_s
+        self._engine_timeout_s = config.limits.engine_timeout_s
         self._on_death = on_death
         self._is_unwanted = is_unwanted
         self._is_draining = False
+        self._failure: str | None = None
+        self._failing = threading.Lock()
         self.intake = Intake(engine, config.limits, defaults_of(engine, config))
         self._inbox: Inbox[Arrival] = Inbox(config.limits.max_queue)
         self._responder = Responder(
@@ -77,7 +92,10 @@ class Server:
             config.limits.prefill_chunk,
             self._responder.post,
             batch_table=None if table is None else table.table,
+            engine_timeout_s=self._engine_timeout_s,
         )
+        self._explains = config.explain
+        self._explainer = Explainer(engine.cost, self.loop.controller.settings.batch_table)
         self._thread = threading.Thread(target=self._run, name="smartspec-loop", daemon=True)
 
     def start(self) -> None:
@@ -91,6 +109,7 @@ class Server:
         """Fail what is unfinished, end the threads, close the engines."""
         self._inbox.close(SHUTTING_DOWN)
         self._thread.join(STOP_S)
+        self._explainer.stop(STOP_S)
         self._responder.stop(STOP_S)
         gc.unfreeze()
         if self._thread.is_alive():
@@ -111,6 +130,22 @@ class Server:
     def is_alive(self) -> bool:
         return self._thread.is_alive() and not self._inbox.is_closed
 
+    @property
+    def failure(self) -> str | None:
+        """Why the loop cannot go on; None while it can."""
+        return self._failure
+
+    @property
+    def is_turning(self) -> bool:
+        """False where the loop hangs, and no request was left that the responder could fail."""
+        late_s = self._engine_timeout_s + LATE_S
+        return self._inbox.is_closed or self._inbox.unread_s < late_s
+
+    @property
+    def num_open(self) -> int:
+        """Requests whose last response has not been sent."""
+        return self._responder.num_open
+
     def check_open(self) -> None:
         """Raises RequestError(UNAVAILABLE) where `submit` would, whatever the request."""
         self._inbox.check_open()
@@ -120,10 +155,14 @@ class Server:
 
         Raises RequestError: INVALID_ARGUMENT names the field, the value and the range;
         UNAVAILABLE when the queue is full or the server stops. The sink is then not used. A
-        request for an explanation is answered at once, and has the number 0.
+        request for an explanation does not wait for others, and has the number 0; so has a health
+        check, which the loop answers at its next step, however full the queue is.
         """
         if params.explain_steps is not None:
-            self._responder.explain(sink, self.explain(params.explain_steps))
+            self._explain(params.explain_steps, sink)
+            return 0
+        if params.health_check:
+            self._check_health(sink)
             return 0
         self.check_open()
         arrival = self.intake.receive(params, sink)
@@ -131,14 +170,6 @@ class Server:
         # The responder hears of it now, to notice a client that leaves while it waits.
         self._responder.post(Update(arrival.conversation))
         return arrival.request.sequence
-
-    def explain(self, num_steps: int) -> str:
-        """The last steps that planned something, at most so many, as a step trace."""
-        profile, name = self._engine.cost, cost_id(self._engine.cost)
-        records = [record for record in tuple(self.loop.records) if record.views][-num_steps:]
-        steps = [trace_step(record, name) for record in records]
-        table = self.loop.controller.settings.batch_table
-        return steps_text(StepTraceFile({}, {name: profile}, steps, table))
 
     def refuse(self, sink: Sink, error: RequestError) -> None:
         """Answer a request that `submit` raised for, from the responder's thread."""
@@ -155,10 +186,56 @@ class Server:
         self._is_draining = True
         logger.info("draining: requests in flight have %.0f s to finish", self._drain_s)
         self._inbox.refuse(SHUTTING_DOWN)
-        self.loop.drain(self._drain_s)
+
+        def drain(refused: str | None) -> None:
+            if refused is None:
+                self.loop.drain(self._drain_s)
+
+        with contextlib.suppress(RequestError):  # the loop has ended already
+            self._inbox.call(drain)
+
+    def _explain(self, num_steps: int, sink: Sink) -> None:
+        """Have the loop hand its records to the explainer."""
+        if not self._explains:
+            raise InvalidField("explain_steps", num_steps, EXPLAIN_OFF)
+        self._explainer.reserve()
+
+        def take(refused: str | None) -> None:
+            if refused is None:
+                self._explainer.make(tuple(self.loop.records), num_steps, answer)
+            else:
+                self._explainer.release()
+                self._responder.refuse(sink, ErrorCode.UNAVAILABLE, refused)
+
+        def answer(trace: str | None) -> None:
+            if trace is None:
+                self._responder.refuse(sink, ErrorCode.UNAVAILABLE, SHUTTING_DOWN)
+            else:
+                self._responder.explain(sink, trace)
+
+        try:
+            self._inbox.call(take)
+        except RequestError:
+            self._explainer.release()
+            raise
+
+    def _check_health(self, sink: Sink) -> None:
+        def answer(refused: str | None) -> None:
+            if refused is None:
+                self._responder.confirm(sink)
+            else:
+                self._responder.refuse(sink, ErrorCode.UNAVAILABLE, refused)
+
+        self._inbox.call(answer, most=MAX_HEALTH_CHECKS)
 
     def _watch(self) -> None:
-        if not self._is_draining and self._is_unwanted():
+        """In the responder's thread, while requests are open."""
+        if self._inbox.unread_s > self._engine_timeout_s:
+            self._fail(
+                f"a step lasts longer than limits.engine_timeout_s, which is "
+                f"{self._engine_timeout_s:g} s: an engine hangs"
+            )
+        elif not self._is_draining and self._is_unwanted():
             self.drain()
 
     def _run(self) -> None:
@@ -166,12 +243,21 @@ class Server:
             self.loop.run()
         except Exception as error:
             logger.exception("the step loop ended")
-            self._die(f"the step loop ended: {type(error).__name__}: {error}")
+            reason = f"the step loop ended: {type(error).__name__}: {error}"
+            self._inbox.close(reason)
+            self.loop.fail_all(ErrorCode.INTERNAL, reason)
+            self._fail(reason)
 
-    def _die(self, reason: str) -> None:
-        """Refuse new requests, fail those that are left, tell whoever watches."""
+    def _fail(self, reason: str) -> None:
+        """Refuse new requests, fail those that are left, tell whoever watches. The loop's requests
+        are left alone: where it hangs, its thread may still come back to them."""
+        with self._failing:
+            if self._failure is not None:
+                return
+            self._failure = reason
+        logger.error("%s", reason)
         self._inbox.close(reason)
-        self.loop.fail_all(ErrorCode.INTERNAL, reason)
+        self._responder.fail_all(ErrorCode.INTERNAL, reason)
         self._on_death(reason)
 
 

@@ -129,6 +129,7 @@ class TensorSpec:
     the element what the field holds.
     default: in words, where the field's own default in GenerateParams does not say it.
     max_elements: of a list. when: on which responses an output comes; empty is on all.
+    has_batch: whether an output is sent with the batch dimension.
     """
 
     name: str
@@ -143,6 +144,7 @@ class TensorSpec:
     model_range: str = ""
     max_elements: int = 0
     when: str = ""
+    has_batch: bool = True
 
     @property
     def is_list(self) -> bool:

@@ -1,0 +1,126 @@
+"""The context length where engine.json does not set it: what models and memory allow."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from smartspec_py.serving import build_torch, context
+from smartspec_py.serving.config import CONTEXT_LINE, LimitsConfig, TorchEngineConfig
+
+PAIR = Path(__file__).parents[2] / "engines_build" / "tiny"
+CPU = torch.device("cpu")
+ROW_TOKEN_BYTES = (3 + 2) * 2 * 8 * 16 * 4
+"""Of keys and values of both models, in float32: layers, heads, width."""
+
+
+def weight_bytes() -> int:
+    """In float32, where the files have two bytes a number."""
+    total = 0
+    for name in ("target", "draft"):
+        raw = (PAIR / name / "model.safetensors").read_bytes()
+        size = int.from_bytes(raw[:8], "little")
+        total += 2 * (len(raw) - 8 - size)
+    return total
+
+
+def chosen(
+    monkeypatch: pytest.MonkeyPatch,
+    left: int,
+    draft: Path = PAIR / "draft",
+    dtype: torch.dtype = torch.float32,
+) -> tuple[int, str]:
+    """left: bytes that the weights leave free."""
+    monkeypatch.setattr(context, "free_bytes", lambda device: weight_bytes() + left)
+    return context.choose_context_len([PAIR / "target", draft], CPU, dtype, 32)
+
+
+@pytest.mark.parametrize(
+    ("context_len", "expected", "reason"),
+    [
+        (100_000, 2048, "all positions of draft"),
+        (2048, 2048, "all positions of draft"),
+        (
+            2047,
+            1536,
+            "32 rows of this length fit in 50% of the 0.6 GiB that the weights leave free",
+        ),
+        (1100, 1024, "; draft has 2048 positions"),
+        (600, 512, "32 rows of this length"),
+        (0, 512, "0.0 GiB"),
+        (-1000, 512, "0.0 GiB"),
+    ],
+)
+def test_half_of_the_memory_that_is_left(
+    monkeypatch: pytest.MonkeyPatch, context_len: int, expected: int, reason: str
+) -> None:
+    """By how long a context 32 rows would fill half of it; 512 are never gone below."""
+    found, why = chosen(monkeypatch, 2 * 32 * ROW_TOKEN_BYTES * context_len)
+    assert found == expected
+    assert reason in why
+
+
+def test_the_shorter_model_decides(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Also where it reaches less than the 512 that memory never takes away."""
+    config = json.loads((PAIR / "draft" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 200}))
+    found, why = chosen(monkeypatch, 10**12, tmp_path)
+    assert (found, why) == (200, f"all positions of {tmp_path.name}")
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"memory.max": "1000\n", "memory.stat": "anon 300\nfile 600\n"}, [700]),
+        ({"memory.max": "max\n", "memory.stat": "anon 300\n"}, []),
+        (
+            {
+                "memory/memory.limit_in_bytes": "1000\n",
+                "memory/memory.stat": "rss 1\ntotal_rss 400\n",
+            },
+            [600],
+        ),
+        ({"memory.max": "1000\n"}, []),
+        ({}, []),
+    ],
+)
+def test_the_limit_of_a_container(
+    tmp_path: Path, files: dict[str, str], expected: list[int]
+) -> None:
+    """Cached files do not count: the kernel takes their memory back."""
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert context.left_in_groups(tmp_path) == expected
+
+
+def test_this_machine_has_memory() -> None:
+    assert 0 < context.free_bytes(CPU) < 2**50
+
+
+@pytest.mark.parametrize(
+    ("asked", "served", "reason"),
+    [(None, 2048, "all positions of draft"), (96, 96, "limits.max_context_len")],
+)
+def test_the_engine_says_what_it_serves(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path, asked: int | None, served: int, reason: str
+) -> None:
+    caplog.set_level(logging.INFO)
+    limits = LimitsConfig(max_sequences=1, max_draft_len=1, max_context_len=asked, prefill_chunk=8)
+    config = TorchEngineConfig(
+        model=str(PAIR / "target"), draft=str(PAIR / "draft"), device="cpu", num_threads=1
+    )
+    engine = build_torch.build_torch(config, limits, tmp_path)
+    engine.target.close()
+    assert engine.target.capabilities.max_context_len == served
+    line = f"{CONTEXT_LINE}{served} tokens, prompt and text together ({reason})"
+    assert line in [record.getMessage() for record in caplog.records]
+
+
+@pytest.mark.parametrize(("served", "timed"), [(100, 50), (512, 256), (1024, 512), (2048, 512)])
+def test_passes_are_timed_at_no_more_than_512_tokens_of_context(served: int, timed: int) -> None:
+    assert build_torch._shape(LimitsConfig(max_context_len=served)).context_len == timed

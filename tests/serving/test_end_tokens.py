@@ -1,0 +1,129 @@
+"""A model with several end tokens, served by the PyTorch engine: any of them ends a text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smartspec_py.core.types import FinishReason, Verification
+from smartspec_py.serving.build import build_engine
+from smartspec_py.serving.config import DRAFT_MODEL, PROMPT_LOOKUP, ServerConfig
+from smartspec_py.serving.local import LocalSink, generate
+from smartspec_py.serving.request import GenerateParams
+from smartspec_py.serving.server import Server
+from smartspec_py.tracing.make import FinishedText, write_texts
+from smartspec_py.workloads import generate as make_document
+
+PAIR = Path(__file__).parents[2] / "engines_build" / "tiny"
+VOCABULARY = json.loads((PAIR / "target" / "tokenizer.json").read_text())["model"]["vocab"]
+ENDS = (0, 5, VOCABULARY["Ġthe"])
+"""The last is the token that texts meet first."""
+
+MAX_TOKENS = 48
+PROMPTS = [make_document(workload, 6_100_003, 1).prompt for workload in ("qa", "sql", "chat")]
+SAMPLINGS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 1.0},
+    {"temperature": 0.7, "repetition_penalty": 1.2, "presence_penalty": 0.4},
+]
+
+
+def build(folder: Path) -> Server:
+    """Of the tiny pair, whose target says that it has these end tokens."""
+    for path in (PAIR / "target").iterdir():
+        if path.name != "generation_config.json":
+            (folder / path.name).symlink_to(path)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ENDS}))
+    engine = {"kind": "torch", "model": str(folder), "draft": str(PAIR / "draft")}
+    config = ServerConfig.model_validate(
+        {
+            "engine": {**engine, "dtype": "float32", "num_threads": 1, "device": "cpu"},
+            "limits": {"max_sequences": 4, "max_draft_len": 4, "max_context_len": 256},
+        }
+    )
+    return Server(build_engine(config, folder), config)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = build(tmp_path_factory.mktemp("target"))
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def params_of(**fields: Any) -> list[GenerateParams]:
+    return [
+        GenerateParams(text, MAX_TOKENS, seed=7 + i, **sampling, **fields)
+        for i, (text, sampling) in enumerate((t, s) for t in PROMPTS for s in SAMPLINGS)
+    ]
+
+
+@pytest.fixture(scope="module")
+def whole(server: Server) -> list[LocalSink]:
+    """Without an end."""
+    return generate(server, params_of(policy="none", end_id=-1))
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"policy": "none"},
+        {"policy": "fixed:4", "proposer": DRAFT_MODEL},
+        {"policy": "fixed:4", "proposer": PROMPT_LOOKUP},
+        {"policy": "goodput", "stop_words": ("no such text",)},
+    ],
+)
+def test_a_text_ends_at_the_first_of_them(
+    server: Server, whole: list[LocalSink], how: dict[str, Any]
+) -> None:
+    ends = set()
+    for sink, expected in zip(generate(server, params_of(**how)), whole, strict=True):
+        end = next((i for i, t in enumerate(expected.tokens) if t in ENDS), MAX_TOKENS)
+        assert sink.tokens == expected.tokens[:end]
+        assert expected.text.startswith(sink.text)
+        assert sink.drawn == expected.tokens[: end + 1]
+        is_cut = end < MAX_TOKENS
+        assert sink.finish_reason is (FinishReason.STOP if is_cut else FinishReason.LENGTH)
+        ends |= set(expected.tokens[end : end + 1])
+    assert ENDS[2] in ends, "the last of them was not put to the test"
+
+
+def test_a_request_replaces_all_of_them(server: Server, whole: list[LocalSink]) -> None:
+    """By another token of the text: the model's own are then tokens like any other."""
+    last = ENDS[2]
+    expected = next(sink for sink in whole if last in sink.tokens[:-2])
+    params = params_of()[whole.index(expected)]
+    at = expected.tokens.index(last)
+    first_seen = [i for i, t in enumerate(expected.tokens) if expected.tokens.index(t) == i]
+    later = next(i for i in first_seen if i > at)
+    (sink,) = generate(server, [replace(params, end_id=expected.tokens[later])])
+    assert sink.tokens == expected.tokens[:later]
+    assert sink.finish_reason is FinishReason.STOP
+
+
+def test_none_is_drawn_before_min_tokens(server: Server) -> None:
+    for sink in generate(server, params_of(min_tokens=30)):
+        assert len(sink.tokens) >= 30
+        assert set(sink.tokens).isdisjoint(ENDS)
+
+
+def test_under_rejection_a_text_ends_as_well(server: Server) -> None:
+    """Such texts depend on what was drafted, so that they have no reference."""
+    for sink in generate(server, params_of(verification=Verification.REJECTION, policy="fixed:4")):
+        assert set(sink.tokens).isdisjoint(ENDS)
+        assert (sink.finish_reason is FinishReason.STOP) == (sink.drawn[-1] in ENDS)
+
+
+def test_a_trace_knows_which_of_them_it_was(server: Server, whole: list[LocalSink]) -> None:
+    for text, expected in zip(write_texts(server, params_of(), 9), whole, strict=True):
+        assert isinstance(text, FinishedText)
+        assert list(text.drawn) == expected.tokens[: len(text.drawn)]
+        assert (text.finish is FinishReason.STOP) == (text.drawn[-1] in ENDS)
