@@ -53,6 +53,26 @@ def request_inputs(item: dict[str, Any], arguments: argparse.Namespace) -> list[
     return inputs
 
 
+def read_items(path: Path) -> list[dict[str, Any]]:
+    """The requests of the file. Raises ValueError, naming file and line, and OSError."""
+    items = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            item = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: not JSON: {error}") from error
+        if not isinstance(item, dict) or not isinstance(item.get("prompt"), str):
+            raise ValueError(f'{path}, line {number}: must be an object with "prompt", a text')
+        if not isinstance(item.get("max_tokens", 1), int):
+            raise ValueError(f"{path}, line {number}: max_tokens must be a whole number")
+        items.append(item)
+    if not items:
+        raise ValueError(f"{path}: holds no prompt")
+    return items
+
+
 async def answer(
     client: triton.InferenceServerClient, item: dict[str, Any], arguments: argparse.Namespace
 ) -> tuple[str, int]:
@@ -83,32 +103,61 @@ def reason(error: Exception) -> str:
     return error.details() if isinstance(error, grpc.aio.AioRpcError) else "timed out"
 
 
+def is_server_gone(error: Exception) -> bool:
+    """Whether the connection failed, so that no other request can succeed. A full queue is an error
+    of one request, in its stream, and has no status."""
+    if isinstance(error, grpc.aio.AioRpcError):
+        return error.code() is grpc.StatusCode.UNAVAILABLE
+    return (
+        isinstance(error, InferenceServerException) and error.status() == "StatusCode.UNAVAILABLE"
+    )
+
+
 async def main() -> int:
-    """Return the number of prompts that failed."""
+    """Return the number of prompts that were not answered. Raises OSError and ValueError for the
+    file, and InferenceServerException where no server is."""
     arguments = parse_arguments()
-    items = [json.loads(line) for line in arguments.prompts.read_text().splitlines() if line]
-    slots, start = asyncio.Semaphore(arguments.concurrency), time.monotonic()
+    items = read_items(arguments.prompts)
+    slots, gone = asyncio.Semaphore(arguments.concurrency), asyncio.Event()
+    start, num_sent = time.monotonic(), 0
 
     async def run(index: int, item: dict[str, Any]) -> int | None:
+        nonlocal num_sent
         async with slots:
+            if gone.is_set():
+                return None
+            num_sent += 1
             try:
                 async with asyncio.timeout(arguments.timeout):
                     text, num_tokens = await answer(client, item, arguments)
             except (InferenceServerException, grpc.aio.AioRpcError, TimeoutError) as error:
                 print(f"[{index}] error: {reason(error)}", file=sys.stderr)
+                if is_server_gone(error):
+                    gone.set()
                 return None
         print(f"[{index}] {text}", flush=True)
         return num_tokens
 
     async with triton.InferenceServerClient(arguments.url) as client:
+        await client.is_server_live()  # raises where no server listens
         counts = await asyncio.gather(*(run(*numbered) for numbered in enumerate(items)))
     num_tokens, elapsed_s = sum(filter(None, counts)), time.monotonic() - start
     print(
-        f"{len(items)} requests, {counts.count(None)} failed, {num_tokens} tokens in "
-        f"{elapsed_s:.2f} s, {num_tokens / elapsed_s:.1f} tokens/s"
+        f"{num_sent} requests, {counts.count(None) - len(items) + num_sent} failed, {num_tokens} "
+        f"tokens in {elapsed_s:.2f} s, {num_tokens / elapsed_s:.1f} tokens/s"
     )
+    if num_sent < len(items):
+        message = f"the server is gone, so {len(items) - num_sent} requests were not sent"
+        print(f"error: {message}", file=sys.stderr)
     return counts.count(None)
 
 
 if __name__ == "__main__":
-    sys.exit(1 if asyncio.run(main()) else 0)
+    try:
+        sys.exit(1 if asyncio.run(main()) else 0)
+    except (OSError, ValueError) as error:
+        sys.exit(f"error: {error}")
+    except InferenceServerException as error:
+        sys.exit(f"error: {error.message()}")
+    except KeyboardInterrupt:
+        sys.exit(130)

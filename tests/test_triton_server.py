@@ -1,9 +1,11 @@
 """The launcher: its files and command line at once, a real Triton with a stand-in backend."""
 
 import contextlib
+import errno
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -17,8 +19,9 @@ from rich.console import Console
 
 from smartspec_py.commands.streams import GrpcTransport, HttpTransport, StreamError
 from smartspec_py.launch import drain, files, foreground
+from smartspec_py.launch.address import behind_front
 from smartspec_py.launch.interpreter import Interpreter, InterpreterError, check_interpreter
-from smartspec_py.serving.config import FakeEngineConfig, ServerConfig, read_config
+from smartspec_py.serving.config import FakeEngineConfig, LimitsConfig, ServerConfig, read_config
 from smartspec_py.triton_server import (
     Address,
     TritonServer,
@@ -105,6 +108,14 @@ def test_repository_is_what_triton_and_the_backend_read(tmp_path: Path) -> None:
     assert read_config(models / "smartspec" / "1" / "engine.json") == CONFIG
 
 
+def test_an_environment_that_the_stub_cannot_import_from_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.prefix", "/home/josé/.venv")
+    with pytest.raises(files.InstallationError, match=r"josé/\.venv is not ASCII, .*: move"):
+        files.find_installation()
+
+
 def test_backends_are_copies_and_the_stub_is_executable(tmp_path: Path) -> None:
     source = tmp_path / "python"
     source.mkdir()
@@ -132,12 +143,12 @@ def test_command_line_listens_on_loopback_and_guards_model_control(tmp_path: Pat
     binary.write_text("#!/bin/sh\necho ' --grpc-max-response-pool-size <integer>'\n")
     binary.chmod(0o755)
     installation = files.Installation(binary, tmp_path)
-    command = server_command(installation, dict(os.environ), tmp_path, tmp_path, Address(), "key")
+    command = server_command(installation, dict(os.environ), tmp_path, tmp_path, Address())
     for option in ("--http-address", "--grpc-address", "--metrics-address"):
         assert f"{option}=127.0.0.1" in command
     assert "--grpc-max-response-pool-size=1024" in command
-    keys = [word.split("=")[-1] for word in command if "logging:smartspec-key" in word]
-    assert keys == ["key", "key"]
+    closed = [word.partition("=")[0] for word in command if ",logging:CLOSED:TO:ALL=" in word]
+    assert closed == ["--http-restricted-api", "--grpc-restricted-protocol"]
 
 
 def test_addresses() -> None:
@@ -151,6 +162,48 @@ def test_addresses() -> None:
         assert taken_ports(address) == [address.grpc_port]
 
 
+def read_only(folder: Path) -> Path:
+    """As no directory is made in one's own files; root could write in any that is only closed."""
+    (folder / "file").write_text("")
+    return folder / "file" / "run"
+
+
+def test_a_run_directory_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    run_dir = read_only(tmp_path)
+    with pytest.raises(files.InstallationError) as caught, stand_in(run_dir):
+        pass
+    assert str(caught.value) == (
+        f"the run directory {run_dir} cannot be used: Not a directory ({run_dir}); "
+        "name one that can be written and has 10 MiB free"
+    )
+
+
+def test_a_full_run_directory_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def copy(source: Path, target: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
+
+    monkeypatch.setattr("shutil.copy2", copy)
+    with pytest.raises(files.InstallationError) as caught, stand_in(tmp_path / "run"):
+        pass
+    assert f"{tmp_path / 'run'} cannot be used: No space left on device" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    os.close(files.lock_run_dir(tmp_path / "run"))  # what could not be used is not kept locked
+
+
+def test_a_second_server_is_kept_out_until_the_first_has_ended(tmp_path: Path) -> None:
+    """Also where the first one's files are still there, and a child of it lives on."""
+    first = files.lock_run_dir(tmp_path)
+    with subprocess.Popen(["sleep", "60"], close_fds=False) as child:
+        with pytest.raises(files.InstallationError) as caught, stand_in(tmp_path):
+            pass
+        assert f"another server uses the run directory {tmp_path}" in str(caught.value)
+        os.close(first)
+        os.close(files.lock_run_dir(tmp_path))
+        child.kill()
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     """A real Triton with the stand-in backend."""
@@ -160,8 +213,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
         yield server
 
 
+def stand_in(run_dir: Path) -> TritonServer:
+    return TritonServer(CONFIG, run_dir, free_address(), backend_folder=STAND_IN)
+
+
 def start_stand_in(run_dir: Path) -> TritonServer:
-    server = TritonServer(CONFIG, run_dir, free_address(), backend_folder=STAND_IN)
+    server = stand_in(run_dir)
     server.start()
     server.wait_ready(timeout_s=60)
     return server
@@ -188,14 +245,87 @@ def test_both_transports_stream(server: TritonServer) -> None:
                 list(transport.stream(fields | {"text_input": "error"}))
 
 
+def restrictions(pid: int) -> list[tuple[str, str, str]]:
+    """What any local user can read of a running Triton's restricted APIs: option, header, value."""
+    words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+    found = [word.split("=", 2) for word in words if "-restricted-" in word]
+    return [(option, rest.partition(":")[2], value) for option, rest, value in found]
+
+
+def http_index(port: int, header: str) -> bytes:
+    """What Triton answers to a question of model control with this header line, sent as it is."""
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+        client.sendall(
+            b"POST /v2/repository/index HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+            + header.encode()
+            + b"Content-Length: 2\r\n\r\n{}"
+        )
+        with contextlib.suppress(ConnectionResetError):
+            return b"".join(iter(lambda: client.recv(4096), b""))
+        return b""
+
+
+def grpc_index(port: int, name: str, value: str) -> bytes:
+    """The same over gRPC, as bytes of HTTP/2: a library would refuse to send such a name."""
+
+    def literal(key: str, content: str) -> bytes:
+        return b"\0" + b"".join(bytes([len(s)]) + s.encode() for s in (key, content))
+
+    def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+        return struct.pack(">HBBBI", 0, len(payload), kind, flags, stream)[:9] + payload
+
+    method = "/inference.GRPCInferenceService/RepositoryIndex"
+    headers = {":method": "POST", ":scheme": "http", ":path": method, ":authority": "x"}
+    headers |= {"te": "trailers", "content-type": "application/grpc", name: value}
+    block = b"".join(literal(*each) for each in headers.items())
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+        client.sendall(
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+            + frame(4, 0, 0, b"")
+            + frame(1, 4, 1, block)
+            + frame(0, 1, 1, bytes(5))
+        )
+        answer = b""
+        while b"grpc-status" not in answer and (got := client.recv(4096)):
+            answer += got
+        return answer
+
+
 @pytest.mark.triton
-def test_model_control_is_refused_without_the_key(server: TritonServer) -> None:
+def test_nothing_on_the_command_line_opens_model_control(server: TritonServer) -> None:
+    """Whoever reads it tries what it says, and spellings of it. That the questions are sound: the
+    next test."""
+    (http, header, value), (grpc, _, _) = restrictions(server.pid)
+    assert (http, grpc) == ("--http-restricted-api", "--grpc-restricted-protocol")
+    for line in (f"{header}: {value}\r\n", f"CLOSED:TO:ALL : {value}\r\n", f"CLOSED: {value}\r\n"):
+        answer = http_index(server.address.http_port, line)
+        assert b" 403 " in answer
+        assert b"READY" not in answer
+    for name in (header, header.lower(), "closed"):
+        name = f"triton-grpc-protocol-{name}"
+        answer = grpc_index(server.address.grpc_port, name, value)
+        assert b"grpc-status" in answer
+        assert b"READY" not in answer
     url = f"{server.address.http_url}/v2/repository/models/smartspec/unload"
     with pytest.raises(urllib.error.HTTPError) as caught:
         urllib.request.urlopen(url, data=b"{}")
     with caught.value as error:
         assert error.code == 403
     assert server.is_model_ready()
+
+
+@pytest.mark.triton
+def test_a_key_on_the_command_line_would_open_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("smartspec_py.triton_server.CLOSED_HEADER", "key")
+    server = start_stand_in(tmp_path)
+    (_, header, value), _ = restrictions(server.pid)
+    http = http_index(server.address.http_port, f"{header}: {value}\r\n")
+    grpc = grpc_index(server.address.grpc_port, f"triton-grpc-protocol-{header}", value)
+    server.kill()
+    assert b"READY" in http
+    assert b"READY" in grpc
 
 
 @pytest.mark.triton
@@ -255,6 +385,15 @@ def test_a_load_that_fails_is_told_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.triton
+def test_a_start_has_as_long_as_the_limits_say(tmp_path: Path) -> None:
+    """Triton needs longer than 0.1 s for itself."""
+    config = CONFIG.model_copy(update={"limits": LimitsConfig(start_s=0.1)})
+    server = TritonServer(config, tmp_path, free_address(), backend_folder=STAND_IN)
+    with server, pytest.raises(TritonServerError, match=r"after 0\.1 s, which limits\.start_s"):
+        server.wait_ready()
+
+
+@pytest.mark.triton
 def test_stop_is_clean_and_leaves_no_process(tmp_path: Path) -> None:
     server = start_stand_in(tmp_path)
     pid = server.pid
@@ -280,17 +419,13 @@ def test_files_that_nobody_needs_are_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.triton
-def test_a_slow_server_is_asked_again_to_unload(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_server_is_waited_for_until_it_has_unloaded(tmp_path: Path) -> None:
     """It is told to end only when its model is unloaded; so a busy machine does not make it 1."""
-    monkeypatch.setattr(drain, "CONTROL_TIMEOUT_S", 0.1)
     server = start_stand_in(tmp_path)
     os.kill(server.pid, signal.SIGSTOP)
     threading.Timer(1.0, os.kill, (server.pid, signal.SIGCONT)).start()
     assert server.stop() == 0
-    log = server.log_path.read_text()
-    assert log.index("successfully unloaded") < log.index("Signal (15) received")
+    assert "successfully unloaded" in server.log_path.read_text()
 
 
 @pytest.mark.triton
@@ -336,7 +471,7 @@ def test_foreground_ends_with_1_when_the_model_unloads_itself(tmp_path: Path) ->
     with seen.file:
         code = foreground.run_in_foreground(server, seen, on_ready=unload)
     assert code == 1
-    assert "no longer ready" in (tmp_path / "console").read_text()
+    assert "The model has been unloaded." in (tmp_path / "console").read_text()
     assert group_members(server.pid) == []
 
 
@@ -361,6 +496,26 @@ def test_foreground_ends_with_1_when_the_loop_of_the_real_backend_dies(tmp_path:
 
 
 @pytest.mark.triton
+def test_foreground_ends_when_the_front_dies(tmp_path: Path) -> None:
+    """Requests go through the front while it lives; Triton does not stay behind without it."""
+    address = behind_front(free_address())
+    server = TritonServer(CONFIG, tmp_path, address, backend_folder=STAND_IN)
+    console = Console(file=(tmp_path / "console").open("w"), width=200)
+
+    def ask_and_kill() -> None:
+        fields = {"text_input": "hello", "max_tokens": 3, "stream": True}
+        assert len(list(HttpTransport(address).stream(fields))) == 3
+        os.kill(server.front_pid, signal.SIGKILL)
+
+    with console.file:
+        code = foreground.run_in_foreground(server, console, on_ready=ask_and_kill)
+    assert code == 1
+    assert "The HTTP front ended with exit code 137" in (tmp_path / "console").read_text()
+    assert group_members(server.pid) == []
+    assert taken_ports(address) == []
+
+
+@pytest.mark.triton
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_foreground_ends_in_good_order_on_a_signal(tmp_path: Path, number: signal.Signals) -> None:
     server = TritonServer(CONFIG, tmp_path, free_address(), backend_folder=STAND_IN)
@@ -370,13 +525,14 @@ def test_foreground_ends_in_good_order_on_a_signal(tmp_path: Path, number: signa
         threading.Timer(0.3, os.kill, (os.getpid(), number)).start()
 
     with console.file:
-        assert foreground.run_in_foreground(server, console, on_ready=send_soon) == 0
+        code = foreground.run_in_foreground(server, console, on_ready=send_soon)
+    assert code == 0, (tmp_path / "console").read_text()
     assert group_members(server.pid) == []
 
 
 @pytest.mark.triton
 def test_foreground_says_why_a_stop_was_not_clean(tmp_path: Path) -> None:
-    """Its code is Triton's, and the log's last lines are shown: the run folder may be gone soon."""
+    """Triton's code and the log's last lines are shown: the run folder may be gone soon."""
     server = TritonServer(CONFIG, tmp_path, free_address(), backend_folder=STAND_IN)
     console = Console(file=(tmp_path / "console").open("w"), width=200)
 
@@ -386,7 +542,7 @@ def test_foreground_says_why_a_stop_was_not_clean(tmp_path: Path) -> None:
 
     with console.file:
         code = foreground.run_in_foreground(server, console, on_ready=kill_and_interrupt)
-    assert code == 128 + signal.SIGKILL
+    assert code == 1
     said = (tmp_path / "console").read_text()
-    assert f"exit code {code}" in said
+    assert f"exit code {128 + signal.SIGKILL}" in said
     assert "Started HTTPService" in said

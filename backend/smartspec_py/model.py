@@ -7,15 +7,17 @@ hand over: `execute` returns at once, and responses leave from the responder's t
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from pathlib import Path
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from smartspec_py.codec import decode, encode, encode_error, encode_explanation
+from smartspec_py.codec import asks_for_health, decode, encode, encode_error, encode_explanation
+from smartspec_py.launch.link import Beat, inherited_link
 from smartspec_py.serving.build import build_engine
-from smartspec_py.serving.config import CONFIG_NAME, read_config
+from smartspec_py.serving.config import CONFIG_NAME, ConfigError, read_config
 from smartspec_py.serving.messages import Reply
 from smartspec_py.serving.request import ErrorCode, RequestError
 from smartspec_py.serving.server import Server
@@ -61,39 +63,67 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         logging.basicConfig(level=logging.INFO, handlers=[TritonLog()], force=True)
         self._name = args["model_name"]
+        self._server: Server | None = None
+        self._link = inherited_link(self._beat, self._drain)
         folder = Path(args["model_repository"]) / args["model_version"]
-        config = read_config(folder / CONFIG_NAME)
-        engine = build_engine(config, folder)
-        self._server = Server(
+        try:
+            config = read_config(folder / CONFIG_NAME)
+            engine = build_engine(config, folder)
+        except ConfigError as error:
+            # Without where it was raised, which Triton would print behind its sentence.
+            raise pb_utils.TritonModelException(str(error)) from None
+        server = Server(
             engine,
             config,
             metrics=TritonMetrics(self._name, args["model_version"]),
             on_death=self._leave_service,
-            is_unwanted=self._is_unloading,
+            # A launcher says when to drain; without one, Triton is asked now and then.
+            is_unwanted=self._is_unloading if self._link is None else lambda: False,
         )
-        self._server.start()
+        server.start()
+        self._server = server
+        if self._link is not None:
+            self._link.beat()  # before Triton calls the model ready: from then on a stop drains it
 
     def execute(self, requests: list[Any]) -> None:
+        assert self._server is not None
         for request in requests:
             sink = TritonSink(request.get_response_sender())
             try:
                 # Before decoding: what is refused for want of room should cost next to nothing.
-                self._server.check_open()
+                if not asks_for_health(request):
+                    self._server.check_open()
                 self._server.submit(decode(request), sink)
             except RequestError as error:
                 self._server.refuse(sink, error)
 
     def finalize(self) -> None:
-        self._server.stop()
+        if self._link is not None:
+            self._link.end()
+        if self._server is not None:
+            self._server.stop()
+
+    def _beat(self) -> Beat | None:
+        """Of a loop that does not turn there is none; the launcher ends this process then."""
+        server = self._server
+        if server is None or not server.is_turning:
+            return None
+        return Beat(os.getpid(), server.num_open, server.failure or "")
+
+    def _drain(self) -> None:
+        if self._server is not None:
+            self._server.drain()
+            self._unload()
 
     def _is_unloading(self) -> bool:
         """Triton waits for the requests of a model that it unloads, and refuses new ones."""
         return not pb_utils.is_model_ready(self._name)
 
     def _leave_service(self, reason: str) -> None:
-        """Turn readiness off: without its loop this model must get no more traffic.
-
-        In a thread of its own, because unloading ends in `finalize`, which waits for the loop's.
-        """
+        """Turn readiness off: without its loop this model must get no more traffic."""
         pb_utils.Logger.log_error(f"{self._name} leaves service: {reason}")
+        self._unload()
+
+    def _unload(self) -> None:
+        """In a thread of its own: unloading ends in `finalize`, which waits for this one."""
         threading.Thread(target=pb_utils.unload_model, args=(self._name,), daemon=True).start()

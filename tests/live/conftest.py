@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from servers import TINY, fake_config, serving
 
+from smartspec_py.serving.aliases import ALIASES
 from smartspec_py.serving.config import (
     LimitsConfig,
     ServerConfig,
@@ -17,13 +18,13 @@ from smartspec_py.triton_server import TritonServer
 
 @pytest.fixture(scope="session")
 def torch_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
-    """The shipped pair in float32, where texts are promised to be the same."""
+    """The shipped pair in float32, where texts are promised to be the same; and its aliases."""
     engine = TorchEngineConfig(
         model=str(TINY / "target"), draft=str(TINY / "draft"), dtype="float32", num_threads=1
     )
-    limits = LimitsConfig(max_sequences=4, max_draft_len=4)
-    config = ServerConfig(engine=engine, limits=limits)
-    with serving(config, tmp_path_factory.mktemp("torch")) as server:
+    limits = LimitsConfig(max_sequences=4, max_draft_len=4, max_context_len=512)
+    config = ServerConfig(engine=engine, limits=limits, explain=True)
+    with serving(config, tmp_path_factory.mktemp("torch"), aliases=ALIASES) as server:
         yield server
 
 
@@ -33,4 +34,13 @@ def narrow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonSe
     limits = LimitsConfig(max_sequences=1, max_queue=1, max_context_len=4096)
     config = fake_config(step_s=0.01, limits=limits)
     with serving(config, tmp_path_factory.mktemp("narrow")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def front_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+    """Behind the HTTP front, as `smartspec serve` starts it; 1 ms a step."""
+    limits = LimitsConfig(max_sequences=32, max_context_len=4096)
+    config = fake_config(step_s=0.001, limits=limits)
+    with serving(config, tmp_path_factory.mktemp("front"), is_behind_front=True) as server:
         yield server

@@ -17,7 +17,7 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,7 @@ import numpy as np
 import tritonclient.grpc.aio as triton
 from fuzz_cases import PARSER_KINDS, Answer, Case, Kind, Way, find_problem, make_case
 from fuzz_values import SPECS
+from grpc import RpcError
 from tritonclient.grpc import InferInput
 from tritonclient.utils import InferenceServerException
 
@@ -67,6 +68,7 @@ class Summary:
             self.failures.append(
                 {
                     "index": index,
+                    "model": case.model,
                     "way": case.way,
                     "kind": case.kind,
                     "named": case.named,
@@ -78,9 +80,15 @@ class Summary:
 
 
 async def run(
-    http_url: str, grpc_url: str, num_requests: int, seed: int, concurrency: int
+    http_url: str,
+    grpc_url: str,
+    num_requests: int,
+    seed: int,
+    concurrency: int,
+    models: Sequence[str] = (MODEL_NAME,),
 ) -> Summary:
-    """http_url, grpc_url: HOST:PORT. Raises nothing for what the server does."""
+    """http_url, grpc_url: HOST:PORT. models: the names that the server has for its model. Raises
+    nothing for what the server does."""
     summary = Summary(seed)
     indices = iter(range(num_requests))
     start_s = time.monotonic()
@@ -90,7 +98,7 @@ async def run(
         async def work() -> None:
             async with triton.InferenceServerClient(grpc_url) as grpc:
                 for index in indices:
-                    case = make_case(random.Random(f"{seed}/{index}"))
+                    case = make_case(random.Random(f"{seed}/{index}"), models)
                     summary.add(index, case, await _ask(case, http, grpc))
 
         await asyncio.gather(*(work() for _ in range(concurrency)))
@@ -104,13 +112,13 @@ async def _ask(case: Case, http: aiohttp.ClientSession, grpc: Any) -> Answer:
     ask = _ask_grpc(case, grpc, answer) if case.way is Way.GRPC else _ask_http(case, http, answer)
     try:
         await asyncio.wait_for(ask, TIMEOUT_S)
-    except (TimeoutError, OSError, aiohttp.ClientError) as error:
+    except (TimeoutError, OSError, aiohttp.ClientError, RpcError) as error:
         answer.status, answer.error = 599, f"{type(error).__name__}: {error}"
     return answer
 
 
 async def _ask_http(case: Case, http: aiohttp.ClientSession, answer: Answer) -> None:
-    url = f"/v2/models/{MODEL_NAME}/{case.way}"
+    url = f"/v2/models/{case.model}/{case.way}"
     async with http.post(url, data=io.BytesIO(case.json_body())) as response:
         answer.status = response.status
         if response.status != 200:
@@ -178,7 +186,7 @@ async def _grpc_requests(
 
 def _grpc_request(case: Case) -> dict[str, Any]:
     return {
-        "model_name": MODEL_NAME,
+        "model_name": case.model,
         "inputs": [_grpc_input(case, name, value) for name, value in case.fields.items()],
         "enable_empty_final_response": True,
         "parameters": case.parameters or None,
@@ -215,8 +223,11 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--concurrency", type=int, default=16)
+    parser.add_argument("--models", nargs="+", default=[MODEL_NAME], help="its name and aliases")
     asked = parser.parse_args()
-    summary = asyncio.run(run(asked.url, asked.grpc, asked.requests, asked.seed, asked.concurrency))
+    summary = asyncio.run(
+        run(asked.url, asked.grpc, asked.requests, asked.seed, asked.concurrency, asked.models)
+    )
     print(json.dumps(vars(summary), indent=2, ensure_ascii=False))
     return 0 if summary.is_good else 1
 

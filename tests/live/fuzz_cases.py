@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from fuzz_values import INT32_MAX, NOT_UTF8, OPTIONAL, SERVED, SPECS, invalid_values, valid_fields
+from fuzz_values import (
+    INT32_MAX,
+    NOT_UTF8,
+    OPTIONAL,
+    SERVED,
+    SPECS,
+    invalid_values,
+    valid_fields,
+    valid_value,
+)
 
+from smartspec_py.serving.contract import MODEL_NAME
 from smartspec_py.serving.refused import RENAMED, UNSUPPORTED
 
 REQUIRED = ["text_input", "max_tokens"]
@@ -32,6 +43,7 @@ class Kind(StrEnum):
     TOGETHER = "together"  # each field is valid, but not with the other
     HUGE = "huge"
     NAME = "name"  # unknown, or not supported
+    MISSING = "missing"  # without one required tensor, or without both
     WRONG_TYPE = "wrong_type"  # refused by Triton itself
     WRONG_COUNT = "wrong_count"  # refused by Triton itself
     MALFORMED = "malformed"  # JSON that is none; refused by Triton itself
@@ -44,6 +56,7 @@ WEIGHTS = {
     Kind.TOGETHER: 4,
     Kind.HUGE: 1,
     Kind.NAME: 8,
+    Kind.MISSING: 8,
     Kind.WRONG_TYPE: 8,
     Kind.WRONG_COUNT: 6,
     Kind.MALFORMED: 3,
@@ -58,7 +71,7 @@ class Case:
     """named: what the error must say; empty where any error will do.
 
     dtypes: of gRPC tensors that are not of the table's type. parameters: over gRPC.
-    body: over HTTP instead of the fields.
+    body: over HTTP instead of the fields. model: by which of its names the model is asked.
     """
 
     way: Way
@@ -68,6 +81,7 @@ class Case:
     dtypes: dict[str, str] = field(default_factory=dict)
     parameters: dict[str, Any] = field(default_factory=dict)
     body: bytes | None = None
+    model: str = MODEL_NAME
 
     @property
     def is_served(self) -> bool:
@@ -124,7 +138,7 @@ def _escaped(value: Any) -> Any:
     return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
 
 
-def make_case(rng: random.Random) -> Case:
+def make_case(rng: random.Random, models: Sequence[str] = (MODEL_NAME,)) -> Case:
     kind = rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
     ways = [Way.STREAM, Way.GRPC] if kind is Kind.LEAVES else list(Way)
     if kind is Kind.MALFORMED:
@@ -134,7 +148,7 @@ def make_case(rng: random.Random) -> Case:
     fields = valid_fields(rng, [*REQUIRED, *names], SERVED)
     if way is Way.GENERATE:
         fields.pop("stream", None)
-    return _MAKERS[kind](rng, way, fields)
+    return replace(_MAKERS[kind](rng, way, fields), model=rng.choice(models))
 
 
 def _valid(rng: random.Random, way: Way, fields: dict[str, Any]) -> Case:
@@ -183,6 +197,12 @@ def _name(rng: random.Random, way: Way, fields: dict[str, Any]) -> Case:
     return Case(http, Kind.NAME, fields | {name: rng.choice([value, 0.5, None, [1]])}, named)
 
 
+def _missing(rng: random.Random, way: Way, fields: dict[str, Any]) -> Case:
+    gone = rng.sample(REQUIRED, rng.randint(1, len(REQUIRED)))
+    left = {name: value for name, value in fields.items() if name not in gone}
+    return Case(way, Kind.MISSING, left, named=rng.choice(gone))
+
+
 def _wrong_type(rng: random.Random, way: Way, fields: dict[str, Any]) -> Case:
     name = rng.choice(list(SPECS))
     dtype = SPECS[name].dtype
@@ -198,7 +218,7 @@ def _wrong_type(rng: random.Random, way: Way, fields: dict[str, Any]) -> Case:
 
 def _wrong_count(rng: random.Random, way: Way, fields: dict[str, Any]) -> Case:
     name = rng.choice([name for name in SPECS if not SPECS[name].is_list])
-    good = valid_fields(rng, [name], SERVED)[name]
+    good = valid_value(SPECS[name], rng, SERVED)
     fields[name] = rng.choice([[good, good], [], [good] * 100])
     return Case(way, Kind.WRONG_COUNT, fields, named=name if way is Way.GRPC else "")
 
@@ -218,6 +238,7 @@ _MAKERS = {
     Kind.TOGETHER: _together,
     Kind.HUGE: _huge,
     Kind.NAME: _name,
+    Kind.MISSING: _missing,
     Kind.WRONG_TYPE: _wrong_type,
     Kind.WRONG_COUNT: _wrong_count,
     Kind.MALFORMED: _malformed,

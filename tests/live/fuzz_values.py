@@ -44,7 +44,7 @@ def valid_fields(
 ) -> dict[str, Any]:
     """A value for each of the names, and for what they cannot be without. Nobody asks for an
     explanation: its answer is another."""
-    names = [name for name in names if name != "explain_steps"]
+    names = [name for name in names if name not in ("explain_steps", "health_check")]
     fields = {name: valid_value(SPECS[name], rng, served or {}) for name in names}
     if "seed" in fields and "random_seed" in fields:
         fields["random_seed"] = fields["seed"]

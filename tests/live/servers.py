@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from smartspec_py.launch.address import behind_front
 from smartspec_py.serving.config import FakeEngineConfig, LimitsConfig, ServerConfig
 from smartspec_py.triton_server import TritonServer, free_address
 
@@ -15,12 +16,15 @@ TINY = Path(__file__).parents[2] / "engines_build" / "tiny"
 
 
 def fake_config(
-    step_s: float = 0.0, fail_at_step: int | None = None, limits: LimitsConfig | None = None
+    step_s: float = 0.0,
+    fail_at_step: int | None = None,
+    limits: LimitsConfig | None = None,
+    explain: bool = False,
 ) -> ServerConfig:
     engine = FakeEngineConfig(
         kind="fake", tokenizer=str(TINY / "target"), step_s=step_s, fail_at_step=fail_at_step
     )
-    return ServerConfig(engine=engine, limits=limits or LimitsConfig())
+    return ServerConfig(engine=engine, limits=limits or LimitsConfig(), explain=explain)
 
 
 _stopper = ThreadPoolExecutor(4)
@@ -28,12 +32,15 @@ _stops: list[Future[int | None]] = []
 
 
 @contextmanager
-def serving(config: ServerConfig, run_dir: Path, **options: Any) -> Iterator[TritonServer]:
+def serving(
+    config: ServerConfig, run_dir: Path, *, is_behind_front: bool = False, **options: Any
+) -> Iterator[TritonServer]:
     """A server that is ready, for tests that are not about its end.
 
     A clean stop is two seconds of waiting for Triton, so it goes on while the next tests run.
     """
-    server = TritonServer(config, run_dir, free_address(), **options)
+    address = behind_front(free_address()) if is_behind_front else free_address()
+    server = TritonServer(config, run_dir, address, **options)
     try:
         server.start()
         server.wait_ready()

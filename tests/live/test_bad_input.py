@@ -11,6 +11,8 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 from wire import generate, grpc_inputs, grpc_stream, post
 
+from smartspec_py.serving.aliases import ALIASES
+from smartspec_py.serving.contract import MODEL_NAME
 from smartspec_py.triton_server import TritonServer
 
 pytestmark = pytest.mark.triton
@@ -80,13 +82,28 @@ def test_invalid_utf8(torch_server: TritonServer) -> None:
     assert "UTF-8" in answer
 
 
-@pytest.mark.parametrize("missing", GOOD)
-def test_missing_text_or_length(torch_server: TritonServer, missing: str) -> None:
-    """Triton itself refuses, and names what is missing."""
-    body = {name: value for name, value in GOOD.items() if name != missing}
-    status, answer = post(torch_server, body, "generate")
-    assert status == 400
-    assert missing in answer
+OTHERS: list[dict[str, Any]] = [{}, {"top_k": 1}, {"top_k": 1, "temperature": 0.0}]
+
+
+@pytest.mark.parametrize("model", [MODEL_NAME, *ALIASES])
+@pytest.mark.parametrize("missing", [["text_input"], ["max_tokens"], list(GOOD)], ids="+".join)
+def test_what_is_required_and_missing_is_named_everywhere(
+    torch_server: TritonServer, model: str, missing: list[str]
+) -> None:
+    """Whatever other tensors the request has, whose number is all that Triton itself checks."""
+    for others in OTHERS:
+        fields = {name: value for name, value in GOOD.items() if name not in missing} | others
+        for endpoint in ("generate", "generate_stream"):
+            status, answer = post(torch_server, fields, endpoint, model)
+            assert (status, num_named(answer, missing)) == (400, len(missing)), answer
+        with pytest.raises(InferenceServerException) as raised:
+            list(grpc_stream(torch_server, grpc_inputs(fields), model=model))
+        assert num_named(raised.value.message(), missing) == len(missing), raised.value.message()
+
+
+def num_named(message: str, names: list[str]) -> int:
+    assert ".py" not in message
+    return sum(message.count(name) for name in names)
 
 
 def test_several_prompts(torch_server: TritonServer) -> None:

@@ -21,7 +21,9 @@ def test_no_text_depends_on_how_it_was_served(tmp_path: Path) -> None:
     engine = TorchEngineConfig(
         model=str(TINY / "target"), draft=str(TINY / "draft"), dtype="float32", num_threads=1
     )
-    limits = LimitsConfig(max_sequences=8, max_cache_tokens=600, max_draft_len=4)
+    limits = LimitsConfig(
+        max_sequences=8, max_context_len=512, max_cache_tokens=600, max_draft_len=4
+    )
     config = ServerConfig(engine=engine, limits=limits)
     with serving(config, tmp_path) as server:
         url = server.address.http_url.removeprefix("http://")

@@ -17,23 +17,45 @@ pytestmark = pytest.mark.triton
 
 
 def test_a_server_says_what_it_planned_and_why(torch_server: TritonServer, tmp_path: Path) -> None:
-    generate(torch_server, text_input="Question: who?\nAnswer:", max_tokens=40, end_id=-1)
+    generate(
+        torch_server,
+        text_input="Question: who?\nAnswer:",
+        max_tokens=40,
+        end_id=-1,
+        speculation_policy="fixed:2",
+    )
     status, body = post(
         torch_server, {"text_input": "-", "max_tokens": 1, "explain_steps": 8}, "generate"
     )
     assert status == 200, body
     trace = parse_steps("server", json.loads(body)["explanation"])
-    assert 1 <= len(trace.steps) <= 8
-    assert all(step.views for step in trace.steps)
+    assert len(trace.steps) == 8
+    assert {view.policy for step in trace.steps for view in step.views} == {"fixed:2"}
     assert unexplained(trace) == []
 
     kept = tmp_path / "steps.jsonl"
-    command = [sys.executable, "-m", "smartspec_py.cli", "explain"]
+    command = [sys.executable, "-m", "smartspec_py.cli", "explain", "--steps", "8"]
     for options in (["--url", torch_server.address.http_url, "--save", kept], ["--trace", kept]):
         result = subprocess.run(
             [*command, *map(str, options)], capture_output=True, text=True, check=True, timeout=120
         )
         document = json.loads(result.stdout.splitlines()[-1])
-        assert document["step"]["candidates"][0]["name"] == "chosen"
-        assert document["window"]["num_steps"] > 0
-        assert "estimated regret" in result.stderr
+        found = {one["name"]: one for one in document["step"]["candidates"]}
+        planned = trace.steps[-1].plan
+        assert found["chosen"]["draft_lens"] == list(planned.draft_lens.values())
+        assert found["chosen"]["tokens_per_s"] == pytest.approx(planned.goodput)
+        # Steps of `fixed:2` are what one length for all makes of them, at the same worth.
+        alike = found[f"all {max(planned.draft_lens.values())}"]
+        assert alike["tokens_per_s"] == found["chosen"]["tokens_per_s"]
+        assert found["all 0"]["expected_tokens"] == pytest.approx(1.0)
+        assert document["window"]["num_steps"] == 8
+        assert document["window"]["regret"] == pytest.approx(0.0), "a fixed length has no choice"
+
+
+def test_an_explanation_must_be_switched_on(narrow_server: TritonServer) -> None:
+    status, body = post(
+        narrow_server, {"text_input": "-", "max_tokens": 1, "explain_steps": 8}, "generate"
+    )
+    assert status == 400
+    assert "explain_steps: got 8, must be left out" in body
+    assert "set explain to true in engine.json" in body

@@ -8,6 +8,8 @@ import fuzz
 import pytest
 from scrape import scrape_when
 
+from smartspec_py.serving.aliases import ALIASES
+from smartspec_py.serving.contract import MODEL_NAME
 from smartspec_py.triton_server import TritonServer
 
 pytestmark = pytest.mark.triton
@@ -18,7 +20,8 @@ NUM_REQUESTS = 400
 def test_each_gets_its_answer_and_nothing_is_held_after(torch_server: TritonServer) -> None:
     address = torch_server.address
     http = address.http_url.removeprefix("http://")
-    summary = asyncio.run(fuzz.run(http, address.grpc_url, NUM_REQUESTS, seed=1, concurrency=8))
+    models = (MODEL_NAME, *ALIASES)
+    summary = asyncio.run(fuzz.run(http, address.grpc_url, NUM_REQUESTS, 1, 8, models))
     assert not summary.failures
     assert summary.is_alive
     assert summary.num_requests == NUM_REQUESTS

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +15,20 @@ from smartspec_py.triton_server import TritonServer
 from smartspec_py.workloads import WORKLOADS
 from smartspec_py.workloads import generate as make_document
 
+ROOT = Path(__file__).parents[2]
+
 pytestmark = pytest.mark.triton
 
 POLICIES = ("none", "fixed:1", "fixed:4", "goodput", "goodput_confidence")
+
+
+def test_the_readmes_request_is_answered_as_it_says(torch_server: TritonServer) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    found = re.search(r"generate_stream -d '(.+?)'\n```.*?It answers:\n\"(.+?)\"", text, re.DOTALL)
+    assert found is not None
+    responses = generate_stream(torch_server, **json.loads(found[1]))
+    assert "".join(each["text_output"] for each in responses).strip() == found[2]
+    assert responses[-1]["finish_reason"] == "stop"
 
 
 @pytest.mark.parametrize(
@@ -48,6 +61,7 @@ ON_DEMAND = {
     "explanation",
     "no_speculation",
     *(f"{name}_time_ns" for name in TIMES),
+    *(f"kv_cache_{name}_blocks" for name in ("alloc_new", "reused", "alloc_total")),
 }
 
 
@@ -172,4 +186,7 @@ def test_stop_words_end_the_text_before_them(torch_server: TritonServer) -> None
 
 def test_input_in_output(torch_server: TritonServer) -> None:
     fields = {"text_input": "Bonjour, ça va ?", "max_tokens": 4, "exclude_input_in_output": False}
-    assert generate(torch_server, **fields)["text_output"].startswith("Bonjour, ça va ?")
+    text = generate(torch_server, **fields)["text_output"]
+    assert text.startswith("Bonjour, ça va ?")
+    streamed = "".join(r["text_output"] for r in generate_stream(torch_server, **fields))
+    assert streamed == text.removeprefix("Bonjour, ça va ?"), "as TensorRT-LLM streams it"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,8 @@ from smartspec_py.serving.config import CONFIG_NAME, LimitsConfig
 from smartspec_py.triton_server import TritonServer, TritonServerError, free_address
 
 pytestmark = pytest.mark.triton
+
+HEALTH_CHECK = Path(__file__).parents[2] / "deploy" / "image" / "healthcheck.py"
 
 LONG = {"text_input": "Question:", "max_tokens": 3000, "num_draft_tokens": 0}
 SHORT = {"text_input": "Question:", "max_tokens": 2}
@@ -86,6 +90,35 @@ def test_a_full_queue_refuses_at_once(narrow_server: TritonServer) -> None:
     assert waiting.result(timeout=10)[0] == 200, "the one that waited is served"
 
 
+def check_health(server: TritonServer) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(HEALTH_CHECK), server.address.http_url]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_a_full_queue_is_healthy(narrow_server: TritonServer) -> None:
+    """Row and queue are taken, others are refused: the health check is answered all the same, over
+    gRPC as well."""
+    with ThreadPoolExecutor() as pool, open_http_stream(narrow_server):
+        both = [pool.submit(post, narrow_server, SHORT, "generate") for _ in range(2)]
+        refused, waiting = wait(both, timeout=10, return_when=FIRST_COMPLETED)
+        assert "queue is full" in refused.pop().result()[1]
+        result = check_health(narrow_server)
+        assert result.returncode == 0, result.stderr
+        inputs = grpc_inputs({**SHORT, "health_check": True})
+        [response] = list(grpc_stream(narrow_server, inputs))
+        assert response.as_numpy("text_output").item() == b""
+    assert waiting.pop().result(timeout=10)[0] == 200
+
+
+def test_where_nobody_listens_nothing_is_healthy() -> None:
+    url = free_address().http_url
+    command = [sys.executable, str(HEALTH_CHECK), url]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert "refused" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
 def test_a_deadline_ends_a_stream_with_what_it_has(narrow_server: TritonServer) -> None:
     responses = generate_stream(narrow_server, **LONG, deadline_ms=300)
     assert responses[-1]["finish_reason"] == "deadline"
@@ -140,6 +173,7 @@ def test_when_the_loop_dies_requests_fail_and_readiness_goes_off(
         assert time.monotonic() < deadline, "the model still says that it is ready"
         time.sleep(0.05)
     assert post(dying_server, SHORT, "generate")[0] >= 400
+    assert check_health(dying_server).returncode == 1
 
 
 @pytest.mark.parametrize(
@@ -153,7 +187,7 @@ def test_a_bad_config_fails_the_load_and_names_the_key(
     tmp_path: Path, change: dict[str, object], key: str
 ) -> None:
     """One that the file's reader refuses (all that it does: serving/test_config.py), and one that
-    the engine's builder does."""
+    the engine's builder does. Of Triton's log nothing else is shown."""
     server = TritonServer(fake_config(), tmp_path, free_address())
     original = json.loads(fake_config().model_dump_json())
     with pytest.MonkeyPatch.context() as patch:
@@ -161,7 +195,7 @@ def test_a_bad_config_fails_the_load_and_names_the_key(
             "smartspec_py.triton_server.write_repository",
             lambda run_dir, config, aliases: _write_tampered(run_dir, config, original | change),
         )
-        with pytest.raises(TritonServerError, match=key), server:
+        with pytest.raises(TritonServerError, match=rf"^engine\.json: {key}: [^\n]+$"), server:
             server.wait_ready(timeout_s=60)
 
 

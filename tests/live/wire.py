@@ -70,13 +70,16 @@ def grpc_inputs(fields: dict[str, Any]) -> list[Any]:
 
 
 def grpc_stream(
-    server: TritonServer, inputs: list[Any], headers: dict[str, str] | None = None
+    server: TritonServer,
+    inputs: list[Any],
+    headers: dict[str, str] | None = None,
+    model: str = MODEL_NAME,
 ) -> Iterator[Any]:
     """Results of one streamed request; raises its error."""
     arrived: queue.Queue[tuple[Any, Any]] = queue.Queue()
     with triton.InferenceServerClient(server.address.grpc_url) as client:
         client.start_stream(lambda result, error: arrived.put((result, error)), headers=headers)
-        client.async_stream_infer("smartspec", inputs, enable_empty_final_response=True)
+        client.async_stream_infer(model, inputs, enable_empty_final_response=True)
         while True:
             result, error = arrived.get(timeout=60)
             if error is not None:

@@ -5,15 +5,17 @@ the real one does when its loop dies; `error` answers with an error; `keep` is a
 model is then not unloaded for a minute; anything else streams `max_tokens` words, 0.02 s apart.
 """
 
+import os
 import threading
 import time
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
+from smartspec_py.launch.link import Beat, inherited_link
+
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 PAUSE_S = 0.02
-GAUGES = ("running", "waiting")
 
 
 class TritonPythonModel:
@@ -21,11 +23,15 @@ class TritonPythonModel:
         pb_utils.Logger.log_info(f"stand-in backend is up as {args['model_name']}")
         self._name = args["model_name"]
         self._is_kept = False
-        self._gauges = [_idle_gauge(f"smartspec_num_requests_{what}") for what in GAUGES]
+        self._link = inherited_link(lambda: Beat(os.getpid()), self._unload)
 
     def finalize(self):
         if self._is_kept:
             time.sleep(60.0)
+        self._link.end()
+
+    def _unload(self):
+        threading.Thread(target=pb_utils.unload_model, args=(self._name,)).start()
 
     def execute(self, requests):
         for request in requests:
@@ -37,7 +43,7 @@ class TritonPythonModel:
 
     def _answer(self, sender, text, num_words):
         if text == "unload":
-            threading.Thread(target=pb_utils.unload_model, args=(self._name,)).start()
+            self._unload()
         if text in ("error", "unload"):
             error = pb_utils.TritonError(f"told to fail: {text}", pb_utils.TritonError.UNAVAILABLE)
             sender.send(pb_utils.InferenceResponse(error=error), flags=FINAL)
@@ -47,13 +53,6 @@ class TritonPythonModel:
             is_last = index == num_words - 1
             sender.send(_response(f"word{index} ", is_last, index + 1), FINAL if is_last else 0)
             time.sleep(PAUSE_S)
-
-
-def _idle_gauge(name):
-    family = pb_utils.MetricFamily(name=name, description=name, kind=pb_utils.MetricFamily.GAUGE)
-    gauge = family.Metric(labels={"model": "smartspec"})
-    gauge.set(0.0)
-    return family, gauge
 
 
 def _scalar(request, name):

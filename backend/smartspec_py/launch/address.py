@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+import random
 import socket
 import urllib.request
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """Opens URLs without a proxy: the server is on this machine."""
 
 
+LOOPBACK = "127.0.0.1"
+INTERNAL_PORTS = range(20_000, 30_000)
+"""Below those that Linux gives to outgoing connections: Triton binds its port only when the model
+is loaded, which may take minutes."""
+
+
 @dataclass(frozen=True)
 class Address:
-    """Where the server listens. host: loopback unless the caller wants it seen."""
+    """Where the server listens. host: loopback unless the caller wants it seen.
+
+    triton_http_port: where Triton itself answers HTTP, on loopback, while a front listens on
+    http_port. None: there is no front, and Triton listens on http_port.
+    """
 
     host: str = "127.0.0.1"
     http_port: int = 8000
     grpc_port: int = 8001
     metrics_port: int = 8002
+    triton_http_port: int | None = None
+
+    @property
+    def is_loopback(self) -> bool:
+        return self.host == "localhost" or self.host == "::1" or self.host.startswith("127.")
 
     @property
     def reach(self) -> str:
@@ -28,6 +44,17 @@ class Address:
     @property
     def http_url(self) -> str:
         return f"http://{self.reach}:{self.http_port}"
+
+    @property
+    def triton_host(self) -> str:
+        """Where Triton's own HTTP port is bound."""
+        return self.host if self.triton_http_port is None else LOOPBACK
+
+    @property
+    def triton_url(self) -> str:
+        if self.triton_http_port is None:
+            return self.http_url
+        return f"http://{LOOPBACK}:{self.triton_http_port}"
 
     @property
     def grpc_url(self) -> str:
@@ -49,6 +76,13 @@ def free_address(host: str = "127.0.0.1") -> Address:
     finally:
         for each in sockets:
             each.close()
+
+
+def behind_front(address: Address) -> Address:
+    """The address with a front on its HTTP port, and Triton's own HTTP on a port that is free."""
+    candidates = random.sample(INTERNAL_PORTS, 100)
+    port = next(port for port in candidates if _can_bind(LOOPBACK, port))
+    return replace(address, triton_http_port=port)
 
 
 def taken_ports(address: Address) -> list[int]:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
 
+from smartspec_py.serving.config import CONTEXT_LINE
 from smartspec_py.serving.contract import MODEL_NAME
 from smartspec_py.triton_server import Address, TritonServer
 
-WATCH_S = 1.0
+LOOK_S = 0.1
+READY_S = 1.0
 MAX_MISSES = 3
-"""Looks in a row that find the model not ready; one alone may be a server that is merely busy."""
+"""Questions in a row that find the model not ready; one alone may be a server that is busy."""
 
 
 def run_in_foreground(
@@ -22,7 +27,7 @@ def run_in_foreground(
 ) -> int:
     """Serve until a signal or a failure; return the exit code for the caller.
 
-    Signals end Triton in good order and give its exit code; a model that stops being ready is 1.
+    Signals end Triton in good order: 0. Whatever else ends it, or keeps it from ending so, is 1.
     Raises TritonServerError where it does not come up, and what `TritonServer.start` raises.
     """
     with signals_interrupt():
@@ -35,17 +40,19 @@ def run_in_foreground(
             code = watch(server, console)
         except KeyboardInterrupt:
             console.print("Stopping.")
-            code = server.stop() or 0
-            if code:
-                report_end(code, server, console)
-            return code
+            end = server.stop() or 0
+            if end:
+                console.print(f"Triton ended with exit code {end}.", markup=False)
+                console.print(server.log_tail(), markup=False)
+            return 1 if end else 0
         finally:
             server.stop()
         return code
 
 
 def wait_with_progress(server: TritonServer, console: Console) -> None:
-    """Wait for readiness, showing for how long and on a terminal what Triton last logged."""
+    """Wait for readiness, showing for how long and on a terminal what Triton last logged; then say
+    which context length is served."""
     start = time.monotonic()
 
     def show(line: str) -> None:
@@ -60,11 +67,13 @@ def wait_with_progress(server: TritonServer, console: Console) -> None:
         f"Triton serves after {time.monotonic() - start:.1f} s; log: {server.log_path}",
         soft_wrap=True,
     )
+    if found := server.logged(CONTEXT_LINE):
+        console.print(found, soft_wrap=True, highlight=False, markup=False)
 
 
-def announce(address: Address, console: Console) -> None:
-    """Print where it listens, and a line to try."""
-    body = '{"text_input": "Hello", "max_tokens": 32, "stream": true}'
+def announce(address: Address, console: Console, prompt: str = "Hello") -> None:
+    """Print where it listens, and a line to try with this prompt."""
+    body = shlex.quote(json.dumps({"text_input": prompt, "max_tokens": 64, "stream": True}))
     for name, url in (
         ("HTTP", address.http_url),
         ("gRPC", address.grpc_url),
@@ -72,7 +81,7 @@ def announce(address: Address, console: Console) -> None:
     ):
         console.print(f"  {name:8}{url}", highlight=False)
     console.print(
-        f"Try:\n  curl -N {address.http_url}/v2/models/{MODEL_NAME}/generate_stream -d '{body}'\n"
+        f"Try:\n  curl -N {address.http_url}/v2/models/{MODEL_NAME}/generate_stream -d {body}\n"
         "Ctrl-C stops it.",
         highlight=False,
         markup=False,
@@ -81,23 +90,29 @@ def announce(address: Address, console: Console) -> None:
 
 
 def watch(server: TritonServer, console: Console) -> int:
-    """Return when Triton has ended, with its exit code, or when the model is gone, with 1."""
-    misses = 0
-    while misses < MAX_MISSES:
-        time.sleep(WATCH_S)
-        code = server.poll()
-        if code is not None:
-            report_end(code, server, console)
-            # Unasked, even a clean end is a failure to whoever supervises this process.
-            return code or 1
-        misses = 0 if server.is_model_ready() else misses + 1
-    console.print(f"The model is no longer ready, stopping.\n{server.log_tail()}", markup=False)
+    """Return 1 when the server cannot serve any more, after saying why; nothing of it is left."""
+    stopped = threading.Event()
+    lost = threading.Event()
+    asking = threading.Thread(target=_ask_readiness, args=(server, stopped, lost), daemon=True)
+    asking.start()
+    try:
+        while (reason := server.look(LOOK_S)) is None and not lost.is_set():
+            pass
+    finally:
+        stopped.set()
+    # At once: what is still open ends visibly for its client, and a supervisor can start anew.
+    server.kill()
+    reason = reason or "The model is no longer ready."
+    console.print(f"{reason}\n{server.log_tail()}", markup=False)
     return 1
 
 
-def report_end(code: int, server: TritonServer, console: Console) -> None:
-    """Say with what code Triton ended, and what it logged last."""
-    console.print(f"Triton ended with exit code {code}.\n{server.log_tail()}", markup=False)
+def _ask_readiness(server: TritonServer, stopped: threading.Event, lost: threading.Event) -> None:
+    """Notice a Triton that hangs, or has no model, beside a backend that is alive."""
+    misses = 0
+    while misses < MAX_MISSES and not stopped.wait(READY_S):
+        misses = 0 if server.is_model_ready() else misses + 1
+    lost.set()
 
 
 @contextmanager

@@ -1,0 +1,193 @@
+"""What one HTTP request may ask of the server. Pure checks, which raise Refused.
+
+Triton reads whatever it is sent: release 24.10, the one that comes as a wheel, dies of large
+bodies, deep JSON, many chunks and some headers (docs/operations.md, Security).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection
+from typing import Any
+
+Headers = Collection[tuple[bytes, bytes]]
+"""Names in lower case."""
+
+MAX_HEADER_BYTES = 32 * 1024
+MAX_LINE_BYTES = 8000
+"""Of one header. At 8,192 Triton closes the connection without an answer."""
+
+MAX_CHUNKS = 4096
+"""Of one request with chunked encoding. Each costs the parser some 10 microseconds."""
+
+MAX_DEPTH = 32
+MAX_MEMBERS = 512
+"""Of one JSON object. The backend looks each name up: 50,000 names took 7 s."""
+
+MAX_HELD_BYTES = 256 * 1024 * 1024
+"""Bodies of all requests together."""
+
+MAX_CONNECTIONS = 4096
+RECEIVE_S = 30.0
+"""From the first byte of a request, or from the connection, to the last byte of its body."""
+
+SEND_S = 60.0
+"""So long 64 KiB of a response may wait for a client that does not read."""
+
+_MODEL = rb"/v2/models/[\w.-]{1,256}(?:/versions/\d{1,18})?"
+_ROUTES = (
+    (re.compile(rb"/v2(?:/health/(?:live|ready))?"), "GET"),
+    (re.compile(_MODEL + rb"(?:/(?:ready|config|stats))?"), "GET"),  # /v2/models/stats too
+    (re.compile(_MODEL + rb"/generate(?:_stream)?"), "POST"),
+)
+_INFER = re.compile(_MODEL + rb"/infer")
+_ENCODING = rb"[\w*-]+(?:\s*;\s*q=[01](?:\.\d{0,3})?)?"
+_ACCEPT_ENCODING = re.compile(_ENCODING + rb"(?:\s*,\s*" + _ENCODING + rb")*")
+
+_NOT_FORWARDED = {
+    # Of one connection, not of the request (RFC 9110, 7.6.1).
+    b"connection",
+    b"keep-alive",
+    b"proxy-authenticate",
+    b"proxy-authorization",
+    b"te",
+    b"trailer",
+    b"transfer-encoding",
+    b"upgrade",
+    # The body is sent anew, in one piece.
+    b"content-encoding",
+    b"content-length",
+    b"expect",
+    b"host",
+    # Only of /infer, which is not forwarded; some versions of Triton die of its value.
+    b"inference-header-content-length",
+}
+
+
+class Refused(Exception):
+    """The request is not forwarded; the client gets this status and message."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+
+
+def error_body(message: str) -> bytes:
+    """As Triton writes its errors."""
+    return json.dumps({"error": message}).encode()
+
+
+def check_route(method: str, path: bytes) -> None:
+    """path: raw, without query."""
+    if _INFER.fullmatch(path):
+        raise Refused(501, "infer: the model streams, use generate, generate_stream or gRPC")
+    for route, allowed in _ROUTES:
+        if route.fullmatch(path):
+            if method != allowed:
+                raise Refused(405, f"{method}: the method must be {allowed} for this path")
+            return
+    shown = path[:80].decode("ascii", "replace")
+    raise Refused(
+        404,
+        f"{shown}: not served; served are GET /v2, /v2/health/live, /v2/health/ready and "
+        "/v2/models/NAME with /ready, /config and /stats, and POST /v2/models/NAME/generate and "
+        "/generate_stream",
+    )
+
+
+def check_framing(version: bytes, headers: Headers, max_body_bytes: int) -> None:
+    """Before the body is read. version: such as b"1.1"."""
+    if version not in (b"1.0", b"1.1"):
+        raise Refused(505, f"HTTP {version.decode('ascii')}: the version must be 1.0 or 1.1")
+    values = dict(headers)
+    sizes = [len(name) + len(value) + 4 for name, value in headers]
+    if sum(sizes) > MAX_HEADER_BYTES or max(sizes, default=0) > MAX_LINE_BYTES:
+        raise Refused(
+            431,
+            f"headers: got {sum(sizes)} bytes, the longest {max(sizes)}, must be at most "
+            f"{MAX_HEADER_BYTES}, each at most {MAX_LINE_BYTES}",
+        )
+    length = values.get(b"content-length")
+    if length is not None and b"transfer-encoding" in values:
+        raise Refused(400, "Content-Length: must be left out with Transfer-Encoding")
+    if length is not None and int(length) > max_body_bytes:
+        raise too_large(int(length), max_body_bytes)
+
+
+def too_large(num_bytes: int, max_body_bytes: int) -> Refused:
+    return Refused(
+        413,
+        f"body: got {num_bytes} bytes or more, must be at most {max_body_bytes}; the limit grows "
+        "with limits.max_context_len",
+    )
+
+
+def check_encoding(headers: Headers) -> None:
+    """A compressed body may be any size when it is inflated."""
+    for name, value in headers:
+        if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
+            shown = value[:40].decode("ascii", "replace")
+            raise Refused(415, f"Content-Encoding: got {shown}, must be identity or left out")
+
+
+def check_json(body: bytes | bytearray) -> None:
+    """An object, of limited depth and with limited members."""
+    try:
+        # Latin-1 takes any byte and leaves the structure as it is; what is not UTF-8 is refused
+        # behind this, by the name of its field.
+        text = body.decode("latin-1")
+        document = json.loads(text, parse_int=float, object_pairs_hook=_members)
+    except RecursionError:
+        raise _too_deep() from None
+    except ValueError as error:
+        raise Refused(400, f"body: must be JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise Refused(400, f"body: got {type(document).__name__}, must be a JSON object")
+    _check_depth(document)
+
+
+def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(pairs) > MAX_MEMBERS:
+        raise Refused(
+            400, f"body: got an object of {len(pairs)} members, must be at most {MAX_MEMBERS}"
+        )
+    return dict(pairs)
+
+
+def _check_depth(document: Any) -> None:
+    level = [document]
+    for _ in range(MAX_DEPTH):
+        level = [
+            child
+            for parent in level
+            for child in (parent.values() if isinstance(parent, dict) else parent)
+            if isinstance(child, dict | list)
+        ]
+        if not level:
+            return
+    raise _too_deep()
+
+
+def _too_deep() -> Refused:
+    return Refused(400, f"body: JSON must be nested at most {MAX_DEPTH} deep")
+
+
+def forwarded(headers: Headers) -> list[tuple[str, str]]:
+    """The headers that Triton is sent."""
+    found = []
+    for name, value in headers:
+        if name in _NOT_FORWARDED:
+            continue
+        # Triton 24.10 dies of a weight such as q=1e999.
+        if name == b"accept-encoding" and not _ACCEPT_ENCODING.fullmatch(value):
+            continue
+        found.append((name.decode("latin-1"), value.decode("latin-1")))
+    return found
+
+
+def returned(headers: Headers) -> list[tuple[bytes, bytes]]:
+    """The headers of Triton's response that the client is sent."""
+    hop_by_hop = (b"connection", b"keep-alive", b"transfer-encoding")
+    return [(name, value) for name, value in headers if name.lower() not in hop_by_hop]

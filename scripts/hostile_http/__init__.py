@@ -1,0 +1,1 @@
+"""Hostile HTTP for a running server: bodies, chunkings, headers, clients that misbehave."""

@@ -1,0 +1,48 @@
+"""The backend's end of a link, in this process, with any process as Triton's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from types import TracebackType
+
+from smartspec_py.launch.link import BackendEnd, Beat, LauncherEnd
+
+SILENCE = None
+
+
+class Backend:
+    """Sends these beats one after the other, the last again and again; each gets the process's id.
+
+    Use as a context manager.
+    """
+
+    def __init__(self, *beats: Beat | None) -> None:
+        self.launcher = LauncherEnd()
+        self.process = subprocess.Popen(["sleep", "60"])
+        self.is_asked = threading.Event()
+        self.is_orphaned = threading.Event()
+        self._beats = list(beats)
+        fd = os.dup(self.launcher.child_fd)
+        self.launcher.hand_over()
+        self.end = BackendEnd(fd, self._next, self.is_asked.set, self.is_orphaned.set)
+
+    def __enter__(self) -> Backend:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.launcher.close()
+        assert self.is_orphaned.wait(10.0), "the backend did not notice"
+        self.process.kill()
+        self.process.wait()
+
+    def _next(self) -> Beat | None:
+        beat = self._beats.pop(0) if len(self._beats) > 1 else self._beats[0]
+        pid = self.process.pid
+        return beat and Beat(pid, beat.num_open, beat.failure, beat.is_ended)

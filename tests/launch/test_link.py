@@ -1,0 +1,123 @@
+"""The link: each end learns that the other died, stands still, or is only suspended."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+import pytest
+from doubles import SILENCE, Backend
+
+from smartspec_py.launch import link
+from smartspec_py.launch.link import LINK_VARIABLE, Beat, LauncherEnd, inherited_link
+
+WAIT_S = 10.0
+BEAT = Beat(0, num_open=2)
+
+
+def look_until(launcher: LauncherEnd, condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < end, "it does not happen"
+        launcher.look(0.02)
+
+
+def test_beats_arrive_with_all_they_say() -> None:
+    with Backend(Beat(0, 7, "the loop ended", False)) as backend:
+        launcher = backend.launcher
+        look_until(launcher, lambda: launcher.beat is not None)
+        assert launcher.beat == Beat(backend.process.pid, 7, "the loop ended")
+        assert launcher.trouble is None
+
+
+def test_a_beat_behind_the_last_one_changes_nothing() -> None:
+    """The backend's thread may have begun it before Triton finalized the model."""
+    with Backend(BEAT) as backend:
+        launcher = backend.launcher
+        look_until(launcher, lambda: launcher.beat is not None)
+        backend.end._send(Beat(backend.process.pid, is_ended=True))
+        backend.end._send(BEAT)
+        backend.process.kill()
+        look_until(launcher, lambda: launcher.trouble is not None)
+        launcher.look(0.1)
+        assert launcher.trouble == "The model has been unloaded."
+
+
+def test_a_dead_process_is_noticed_although_its_link_is_open() -> None:
+    """tritonserver holds the same descriptor; and no beat needs to be missed first."""
+    with Backend(BEAT) as backend:
+        launcher = backend.launcher
+        look_until(launcher, lambda: launcher.beat is not None)
+        backend.process.kill()
+        look_until(launcher, lambda: launcher.trouble is not None)
+        assert launcher.trouble == f"Triton's Python process (pid {backend.process.pid}) has died."
+
+
+def test_silence_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "SILENT_S", 0.5)
+    with Backend(BEAT, SILENCE) as backend:
+        launcher = backend.launcher
+        look_until(launcher, lambda: launcher.trouble is not None)
+        assert "has stood still for 0.5 s" in str(launcher.trouble)
+
+
+def test_a_launcher_that_was_suspended_takes_nobody_for_dead() -> None:
+    """It did not look for longer than SILENT_S by the clock."""
+    with Backend(BEAT) as backend:
+        launcher = backend.launcher
+        look_until(launcher, lambda: launcher.beat is not None)
+        time.sleep(link.SILENT_S + 0.3)
+        launcher.look(0.1)
+        assert launcher.trouble is None
+
+
+def test_a_launcher_that_never_looks_does_not_block_the_backend() -> None:
+    with Backend(BEAT) as backend:
+        for _ in range(5000):
+            backend.end._send(BEAT)
+        look_until(backend.launcher, lambda: backend.launcher.beat is not None)
+        assert backend.launcher.trouble is None
+
+
+def test_a_launcher_that_dies_with_beats_unread_is_noticed() -> None:
+    with Backend(BEAT) as backend:
+        for _ in range(3):
+            backend.end.beat()
+        backend.launcher.close()
+        assert backend.is_orphaned.wait(WAIT_S)
+
+
+def test_a_backend_that_dies_with_a_request_unread_is_noticed() -> None:
+    launcher = LauncherEnd()
+    launcher.request_drain()
+    launcher.hand_over()
+    look_until(launcher, lambda: launcher.trouble is not None)
+    launcher.close()
+
+
+def test_where_every_holder_has_ended_the_backend_is_dead() -> None:
+    launcher = LauncherEnd()
+    launcher.hand_over()
+    launcher.look(1.0)
+    assert launcher.trouble == "The backend has died."
+    launcher.close()
+
+
+def test_a_triton_that_no_launcher_started_has_no_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(LINK_VARIABLE, raising=False)
+    assert inherited_link(lambda: None, lambda: None) is None
+
+
+def test_without_process_descriptors_silence_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An old kernel. The last beat is the last sign of a process that is killed."""
+
+    def refuse(pid: int) -> int:
+        raise OSError
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    monkeypatch.setattr(link, "SILENT_S", 0.5)
+    with Backend(BEAT, SILENCE) as backend:
+        launcher = backend.launcher
+        look_until(launcher, lambda: launcher.trouble is not None)
+        assert "has stood still" in str(launcher.trouble)
