@@ -135,7 +135,7 @@ def test_differences_are_near_ties_or_faults() -> None:
     params = GenerateParams(text=generate("sql", 1, 1).prompt, max_tokens=3)
     with serving(pair) as server:
         (case,) = reference(server, [params])
-    first, unlikely = case.tokens[0], pair.engine.end_token
+    first, unlikely = case.tokens[0], pair.engine.end_tokens[0]
     tie, fault = (Divergence("", "", params, 0, (), first, found) for found in (first, unlikely))
     report = CheckReport("fixed:3", "alone", num_requests=2, divergences=(tie, fault))
     arm = judged(pair, server.intake, report)

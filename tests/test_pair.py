@@ -1,10 +1,13 @@
 """check_pair on directories made for it: each wrong pair gets one sentence that names the cause."""
 
+import ast
 import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models
 
 from smartspec_py.pair import PairError, check_pair
@@ -18,6 +21,7 @@ CONFIG = {
     "num_attention_heads": 1,
 }
 VOCAB = {"<end>": 0, "a": 1, "b": 2, "c": 3, "ab": 4, "bc": 5}
+CUSTOM = {"AutoConfig": "mine.MineConfig", "AutoModelForCausalLM": "mine.MineForCausalLM"}
 MERGES = [("a", "b"), ("b", "c")]
 
 
@@ -31,7 +35,7 @@ def make_model(
 ) -> Path:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(CONFIG | config))
-    (folder / "model.safetensors").write_bytes(b"")
+    save_file({"weight": np.zeros(4)}, folder / "model.safetensors")
     tokenizer = Tokenizer(models.BPE(vocab=vocab or VOCAB, merges=merges or MERGES))
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": end_token}))
@@ -88,20 +92,32 @@ def test_differing_tokenizers_are_refused(
         ({"model_type": "vit", "architectures": []}, "not a causal language model"),
         ({"model_type": "no-such-type"}, "config.json that Transformers cannot use"),
         (
+            {"model_type": "mine", "auto_map": CUSTOM},
+            r"needs custom code \(auto_map in its config.json\), which this server never runs",
+        ),
+        ({"architectures": ["MineForCausalLM"], "auto_map": CUSTOM}, "needs custom code"),
+        (
+            {"quantization_config": {"quant_method": "gptq", "bits": 4}},
+            r"is quantized .*quant_method gptq\), and cannot be loaded here \(.*\): give an unquan",
+        ),
+        ({"quantization_config": {"quant_method": "exl2"}}, "does not have this quant_method"),
+        ({"quantization_config": {"bits": 4}}, "quant_method None"),
+        ({"quantization_config": "int4"}, "is quantized"),
+        (
             {
-                "model_type": "mistral",
-                "architectures": ["MistralForCausalLM"],
-                "sliding_window": 4096,
+                "model_type": "gpt_oss",
+                "architectures": ["GptOssForCausalLM"],
+                "num_hidden_layers": 2,
             },
-            r"sliding_attention.*give a model without",
+            r"of the type gpt_oss and has layers of sliding_attention, .*: give a model with full",
         ),
         (
             {
-                "model_type": "gemma2",
-                "architectures": ["Gemma2ForCausalLM"],
-                "num_hidden_layers": 2,
+                "model_type": "phimoe",
+                "architectures": ["PhimoeForCausalLM"],
+                "sliding_window": 4096,
             },
-            r"sliding_attention.*give a model without",
+            r"has layers of sliding_attention, .* one of gemma2, ",
         ),
     ],
 )
@@ -110,6 +126,26 @@ def test_unfit_architectures_are_refused(
 ) -> None:
     with pytest.raises(PairError, match=sentence):
         check_pair(make_model(tmp_path / "model", **config), None)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {
+            "model_type": "mistral",
+            "architectures": ["MistralForCausalLM"],
+            "sliding_window": 4096,
+        },
+        {
+            "model_type": "gemma2",
+            "architectures": ["Gemma2ForCausalLM"],
+            "num_hidden_layers": 2,
+            "sliding_window": 4096,
+        },
+    ],
+)
+def test_windows_are_served(tmp_path: Path, config: dict[str, Any]) -> None:
+    check_pair(make_model(tmp_path / "model", **config), None)
 
 
 def test_window_that_is_switched_off_is_served(tmp_path: Path) -> None:
@@ -129,7 +165,7 @@ def test_window_that_is_switched_off_is_served(tmp_path: Path) -> None:
     ("file", "sentence"),
     [
         ("config.json", "has no config.json"),
-        ("model.safetensors", "has no weights"),
+        ("model.safetensors", "has no weights (*.safetensors or *.bin): copy"),
         ("tokenizer.json", "has no tokenizer.json: save a fast tokenizer"),
     ],
 )
@@ -151,3 +187,75 @@ def test_missing_shard_is_named(target: Path) -> None:
     index = {"weight_map": {"x": "model-1.safetensors", "y": "model.safetensors"}}
     (target / "model.safetensors.index.json").write_text(json.dumps(index))
     assert "lacks 1 of its 2 weight files, such as model-1.safetensors" in refusal(target, None)
+
+
+@pytest.mark.parametrize("single", ["model.safetensors", "pytorch_model.bin"])
+def test_weights_may_be_sharded(target: Path, single: str) -> None:
+    """Beside an index other files do not matter."""
+    shard = target / f"shard{Path(single).suffix}"
+    (target / "model.safetensors").rename(shard)
+    assert "has no weights" in refusal(target, None)
+    (target / f"{single}.index.json").write_text(json.dumps({"weight_map": {"x": shard.name}}))
+    (target / "other.safetensors").write_bytes(b"")
+    check_pair(target, None)
+    shard.unlink()
+    assert f"lacks 1 of its 1 weight files, such as {shard.name}" in refusal(target, None)
+    (target / f"{single}.index.json").write_text("{}")
+    assert f"has a {single}.index.json without weight_map: replace it" in refusal(target, None)
+
+
+@pytest.mark.parametrize("is_sharded", [False, True])
+@pytest.mark.parametrize("length", [0, 4, 40, -1])
+def test_truncated_weights_are_named(target: Path, length: int, is_sharded: bool) -> None:
+    """Whether the header or the data is cut off, and in whichever shard."""
+    whole = (target / "model.safetensors").read_bytes()
+    name = "model.safetensors"
+    if is_sharded:
+        name = "b.safetensors"
+        index = {"weight_map": {"x": "model.safetensors", "y": name}}
+        (target / "model.safetensors.index.json").write_text(json.dumps(index))
+    (target / name).write_bytes(whole[:length])
+    said = refusal(target, None)
+    assert f"has a truncated or damaged {name} (" in said
+    assert said.endswith("): copy it again")
+
+
+def test_a_type_that_transformers_has_needs_no_custom_code(tmp_path: Path) -> None:
+    """Its own code, which would leave a file, is not run."""
+    folder = make_model(tmp_path / "model", auto_map=CUSTOM)
+    ran = tmp_path / "ran"
+    (folder / "mine.py").write_text(f"open({str(ran)!r}, 'w')")
+    check_pair(folder, None)
+    assert not ran.exists()
+
+
+def test_a_context_that_either_model_does_not_reach_is_refused(tmp_path: Path) -> None:
+    long = make_model(tmp_path / "long", max_position_embeddings=64)
+    short = make_model(tmp_path / "short", max_position_embeddings=32)
+    check_pair(long, short, max_context_len=32)
+    check_pair(long, None, max_context_len=64)
+    for target, draft, max_context_len, sentence in (
+        (long, None, 65, "long reaches 64 positions, fewer than the max_context_len of 65: lower "),
+        (long, short, 64, "the draft .* reaches 32 positions, .* lower it to at most 32"),
+    ):
+        with pytest.raises(PairError, match=sentence):
+            check_pair(target, draft, max_context_len=max_context_len)
+
+
+def test_no_call_lets_a_checkpoint_bring_its_own_code() -> None:
+    """Transformers asks the terminal unless it is told not to."""
+    root = Path(__file__).parents[1]
+    calls = [
+        (path, call)
+        for folder in ("backend", "scripts", "engines_build", "loadtest", "clients")
+        for path in (root / folder).rglob("*.py")
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and call.func.attr in ("from_pretrained", "from_config")
+        and ast.unparse(call.func.value).startswith("Auto")
+        and ast.unparse(call.func.value) != "AutoHfQuantizer"
+    ]
+    assert len(calls) >= 5
+    for path, call in calls:
+        assert "trust_remote_code=False" in ast.unparse(call), path

@@ -56,6 +56,10 @@ PRESETS: dict[str, Size] = {
 }
 
 
+class SizeError(ValueError):
+    """A model cannot be expanded to a size that is smaller than its own."""
+
+
 def expand(source: Path, out: Path, *, seed: int = 0, **size: Unpack[Size]) -> int:
     """Write the model of `source` to the new folder `out` at the given sizes.
 
@@ -83,16 +87,17 @@ def expanded(
     config = json.loads((source / "config.json").read_text())
     weights = load_weights(source)
     old = checked_sizes(config, weights)
-    new = dict(old) | {
-        "hidden_size": size["hidden_size"],
-        "num_hidden_layers": size["num_layers"],
-        "intermediate_size": size["intermediate_size"],
-        "num_attention_heads": size["num_heads"],
-        "vocab_size": size.get("vocab_size", old["vocab_size"]),
-    }
+    new = _grown(old, size)
     _check_sizes(old, new)
     note = {"source": source.name, "from": old, "to": new, "seed": generator.initial_seed()}
     return _config(config, new, note), _expand_weights(weights, old, new, generator)
+
+
+def presets_for(source: Path) -> list[str]:
+    """Names of the presets that are no smaller than the model of `source`. Raises ValueError as
+    `expanded` does."""
+    old = checked_sizes(json.loads((source / "config.json").read_text(encoding="utf-8")), {})
+    return [name for name, size in PRESETS.items() if not _shrinking(old, _grown(old, size))]
 
 
 def load_weights(source: Path) -> dict[str, torch.Tensor]:
@@ -126,10 +131,23 @@ def checked_sizes(config: dict[str, Any], weights: dict[str, torch.Tensor]) -> d
     }
 
 
+def _grown(old: dict[str, int], size: Size) -> dict[str, int]:
+    return old | {
+        "hidden_size": size["hidden_size"],
+        "num_hidden_layers": size["num_layers"],
+        "intermediate_size": size["intermediate_size"],
+        "num_attention_heads": size["num_heads"],
+        "vocab_size": size.get("vocab_size", old["vocab_size"]),
+    }
+
+
+def _shrinking(old: dict[str, int], new: dict[str, int]) -> list[str]:
+    return [key for key, value in old.items() if new[key] < value]
+
+
 def _check_sizes(old: dict[str, int], new: dict[str, int]) -> None:
-    for key, value in old.items():
-        if new[key] < value:
-            raise ValueError(f"{key}: cannot shrink from {value} to {new[key]}")
+    for key in _shrinking(old, new):
+        raise SizeError(f"{key}: cannot shrink from {old[key]} to {new[key]}")
     if new["hidden_size"] % new["num_attention_heads"]:  # transformers asks it, head_dim or not
         raise ValueError("hidden_size: must be a multiple of num_heads")
 

@@ -11,6 +11,7 @@ it is a fault.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -21,6 +22,8 @@ from smartspec_py.core.types import SamplingParams
 from smartspec_py.engines.noise import gumbel_noise, noise_key
 from smartspec_py.engines.processors import TokenHistory
 from smartspec_py.engines.sampling import Check, scores
+from smartspec_py.exactness import Divergence
+from smartspec_py.serving.request import Request
 
 CUTS = (0, 1, 2, 5, 16)
 """Tokens that the last pass reads; 0 is all in one."""
@@ -64,6 +67,21 @@ class _Step:
     sampling: SamplingParams
     expected: int
     found: int
+
+
+def judge(scorer: Scorer, request: Request, divergence: Divergence) -> TieVerdict:
+    """request: made anew of the divergence's params. A text that ends without an end token where
+    the other goes on is a fault."""
+    if divergence.expected is None or divergence.found is None:
+        return TieVerdict(is_near_tie=False, gap=math.inf, allowed=0.0)
+    return judge_divergence(
+        scorer,
+        [*request.tokens, *divergence.before],
+        request.num_prompt,
+        request.sampling,
+        divergence.expected,
+        divergence.found,
+    )
 
 
 def judge_divergence(

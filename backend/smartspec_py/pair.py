@@ -6,17 +6,18 @@ own `vocab_size` may differ: checkpoints are padded beyond what their tokenizer 
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+from smartspec_py.checkpoint import PairError, check_config, check_files, read_json
+
+__all__ = ["PairError", "check_pair"]
+
+WINDOWED = ("gemma2", "gemma3_text", "mistral", "qwen2", "qwen3", "starcoder2")
+"""Types whose sliding windows were compared with Transformers; others mask in their own ways."""
+
 OTHER_TOKENIZER = "choose a draft that was trained with the target's tokenizer"
-
-
-class PairError(ValueError):
-    """The two cannot be served together; one sentence that says what differs and what to do."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +36,18 @@ class _Model:
         return f"the {self.role} {self.folder}"
 
 
-def check_pair(target_dir: Path, draft_dir: Path | None) -> None:
-    """Raise PairError unless the target, and the draft if there is one, can be served together."""
+def check_pair(
+    target_dir: Path, draft_dir: Path | None, max_context_len: int | None = None
+) -> None:
+    """Raise PairError unless the target, and the draft if there is one, can be served together,
+    with requests of up to max_context_len tokens if that is given."""
     folders = {"target": target_dir} | ({} if draft_dir is None else {"draft": draft_dir})
     # All that needs no library comes first: importing one takes seconds.
     for role, folder in folders.items():
-        _check_files(f"the {role} {folder}", folder)
+        check_files(f"the {role} {folder}", folder)
     models = [_read_model(role, folder) for role, folder in folders.items()]
+    for model in models:
+        _check_context(model, max_context_len)
     if draft_dir is None:
         return
     target, draft = models
@@ -50,19 +56,11 @@ def check_pair(target_dir: Path, draft_dir: Path | None) -> None:
     _compare_end_tokens(target, draft)
 
 
-def _check_files(name: str, folder: Path) -> None:
-    if not folder.is_dir():
-        raise PairError(f"{name} is not a directory: give a local Hugging Face model directory")
-    if _read_json(name, folder, "config.json") is None:
-        raise PairError(f"{name} has no config.json: give a local Hugging Face model directory")
-    _check_weights(name, folder)
-
-
 def _read_model(role: str, folder: Path) -> _Model:
     name = f"the {role} {folder}"
     config = _read_config(name, folder)
     _check_architecture(name, config)
-    tokenizer = _read_json(name, folder, "tokenizer.json")
+    tokenizer = read_json(name, folder, "tokenizer.json")
     if tokenizer is None:
         raise PairError(
             f"{name} has no tokenizer.json: save a fast tokenizer there, with "
@@ -79,8 +77,9 @@ def _read_config(name: str, folder: Path) -> Any:
     """The model's configuration, with the defaults of its class filled in."""
     from transformers import AutoConfig
 
+    check_config(name, folder)
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (ValueError, KeyError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
         raise PairError(
@@ -110,42 +109,20 @@ def _check_architecture(name: str, config: Any) -> None:
     layers = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
     if not getattr(config, "layer_types", None) and _has_window(config):
         layers = {"sliding_attention"}
+    if config.model_type in WINDOWED:
+        layers.discard("sliding_attention")
     if layers:
         raise PairError(
-            f"{name} has layers without full attention ({', '.join(sorted(layers))}), "
-            "which the PyTorch engine cannot roll back: give a model without them"
+            f"{name} is of the type {config.model_type} and has layers of "
+            f"{', '.join(sorted(layers))}, which the PyTorch engine does not compute: give a model "
+            f"with full attention in all layers, or with sliding windows one of "
+            f"{', '.join(WINDOWED)}"
         )
 
 
 def _has_window(config: Any) -> bool:
     window = getattr(config, "sliding_window", None)
     return window is not None and getattr(config, "use_sliding_window", True) is not False
-
-
-def _check_weights(name: str, folder: Path) -> None:
-    if not any(path for pattern in WEIGHTS for path in folder.glob(pattern)):
-        raise PairError(f"{name} has no weights (*.safetensors): copy them there")
-    index = _read_json(name, folder, "model.safetensors.index.json")
-    shards = sorted(set((index or {}).get("weight_map", {}).values()))
-    missing = [shard for shard in shards if not (folder / shard).is_file()]
-    if missing:
-        raise PairError(
-            f"{name} lacks {len(missing)} of its {len(shards)} weight files, such as "
-            f"{missing[0]}: complete the download"
-        )
-
-
-def _read_json(name: str, folder: Path, file: str) -> dict[str, Any] | None:
-    """The document; None where there is no such file."""
-    try:
-        document = json.loads((folder / file).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise PairError(f"{name} has an unreadable {file} ({error}): replace it") from error
-    if not isinstance(document, dict):
-        raise PairError(f"{name} has a {file} that is not a JSON object: replace it")
-    return document
 
 
 def _token_ids(name: str, folder: Path) -> dict[str, int]:
@@ -162,7 +139,7 @@ def _token_ids(name: str, folder: Path) -> dict[str, int]:
 
 
 def _end_token(name: str, folder: Path) -> str | None:
-    token = (_read_json(name, folder, "tokenizer_config.json") or {}).get("eos_token")
+    token = (read_json(name, folder, "tokenizer_config.json") or {}).get("eos_token")
     return token.get("content") if isinstance(token, dict) else token
 
 
@@ -172,6 +149,15 @@ def _check_room(model: _Model) -> None:
         raise PairError(
             f"{model.name} has a vocab_size of {model.config.vocab_size}, but its tokenizer has "
             f"the token id {highest}: give the tokenizer that the model was trained with"
+        )
+
+
+def _check_context(model: _Model, max_context_len: int | None) -> None:
+    longest = getattr(model.config, "max_position_embeddings", None)
+    if longest is not None and max_context_len is not None and max_context_len > longest:
+        raise PairError(
+            f"{model.name} reaches {longest} positions, fewer than the max_context_len of "
+            f"{max_context_len}: lower it to at most {longest}"
         )
 
 

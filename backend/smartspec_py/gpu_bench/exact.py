@@ -17,12 +17,13 @@ from smartspec_py.exactness import (
     Divergence,
     compare_alone,
     compare_mixed,
+    force_drafting,
     reference,
 )
 from smartspec_py.gpu_bench.document import EXACTNESS, ArmExactness
 from smartspec_py.gpu_bench.pair import Pair, serving
 from smartspec_py.gpu_bench.plan import LOADED_POLICIES, Plan
-from smartspec_py.nearties import judge_divergence
+from smartspec_py.nearties import judge
 from smartspec_py.serving.intake import Intake
 from smartspec_py.serving.local import LocalSink
 from smartspec_py.serving.request import GenerateParams
@@ -41,6 +42,7 @@ def check_exactness(
     arms = [CheckArm(policy) for policy in LOADED_POLICIES]
     reports, left_out = list[CheckReport](), list[str]()
     with serving(pair) as server:
+        force_drafting(server, pair.config)
         say("texts without speculation")
         cases = reference(server, _requests(plan))
         runs: list[tuple[str, Callable[[], CheckReport]]] = [
@@ -84,13 +86,4 @@ def judged(pair: Pair, intake: Intake, report: CheckReport) -> ArmExactness:
 
 def _is_near_tie(pair: Pair, intake: Intake, found: Divergence) -> bool:
     request = intake.receive(found.params, LocalSink()).request
-    end_token = request.sampling.end_token
-    verdict = judge_divergence(
-        pair.target,
-        [*request.tokens, *found.before],
-        request.num_prompt,
-        request.sampling,
-        end_token if found.expected is None else found.expected,
-        end_token if found.found is None else found.found,
-    )
-    return verdict.is_near_tie
+    return judge(pair.target, request, found).is_near_tie

@@ -74,7 +74,7 @@ def model_on_device(
     hf_config: Any = LlamaConfig.from_dict(dict(config))
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            hf_config, dtype=dtype, attn_implementation=ATTENTION_NAME
+            hf_config, dtype=dtype, attn_implementation=ATTENTION_NAME, trust_remote_code=False
         )
     model.load_state_dict(dict(weights), strict=True, assign=True)
     # Made anew on the CPU, as when a model is loaded from a file, and then moved.

@@ -28,7 +28,7 @@ from smartspec_py.proposers.draft_model import DraftModelProposer
 from smartspec_py.serving.config import DRAFT_MODEL, LimitsConfig, ServerConfig, TorchEngineConfig
 from smartspec_py.serving.intake import Engine
 from smartspec_py.serving.model_files import (
-    end_token,
+    end_tokens,
     load_tokenizer,
     num_token_ids,
     stepwise_capabilities,
@@ -98,7 +98,13 @@ def build_pair(plan: Plan, device: torch.device, say: Say) -> Pair:
     cost = _cost(target, draft, limits)
     graph_error = checking.graph_error or drafting.graph_error
     return Pair(
-        engine=Engine(tokenizer, end_token(TARGET_FOLDER), target, {DRAFT_MODEL: draft}, cost),
+        engine=Engine(
+            tokenizer,
+            end_tokens(TARGET_FOLDER, vocab_size),
+            target,
+            {DRAFT_MODEL: draft},
+            cost,
+        ),
         config=_config(limits),
         target=target,
         draft=draft,
@@ -132,8 +138,8 @@ def _config(limits: LimitsConfig) -> ServerConfig:
 
 
 def _cost(target: TorchTarget, draft: DraftModelProposer, limits: LimitsConfig) -> CostModel:
-    chunk = min(limits.prefill_chunk, limits.max_context_len)
-    rows, context_len = limits.max_sequences, limits.max_context_len // 2
+    chunk = min(limits.prefill_chunk, limits.context_len)
+    rows, context_len = limits.max_sequences, limits.context_len // 2
     return profile(target, draft, ProfileShape(rows, limits.max_draft_len, context_len, chunk))
 
 
