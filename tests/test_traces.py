@@ -274,7 +274,7 @@ def test_a_file_keeps_everything(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "sentence"),
     [
-        ('"version":1', '"version":2', "of version 2, not 'smartspec oracle trace' of version 1"),
+        ('"version":2', '"version":3', "of version 3, not 'smartspec oracle trace' of version 2"),
         ('"seed":9,', "", "line 1: "),
         ('"num_generated":7', '"num_generated":8', "line 2: draft_model: 8 positions, not 9"),
         ('"accepted":[1,', '"accepted":[300,', "line 2: bytes must be in range(0, 256)"),

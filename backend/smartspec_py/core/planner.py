@@ -36,6 +36,7 @@ __all__ = [
     "evaluate",
     "parse_policy",
     "plan",
+    "second_price",
 ]
 
 DEFAULT_SETTINGS = PlannerSettings()
@@ -60,11 +61,17 @@ def plan(
     step = step_of(views, cost, settings.num_prefill_tokens, settings.num_background)
     found = _planned(views, step, settings)
     if settings.num_delayed and any(found.draft_lens.values()):
-        num_decoding = len(views) + settings.num_background
-        price = found.goodput * (1 + settings.num_delayed / num_decoding)
+        price = second_price(found.goodput, len(views), settings)
         priced = replace(settings, objective=ObjectiveName.LAGRANGIAN, token_goodput=price)
         found = _planned(views, step, priced)
     return found
+
+
+def second_price(goodput: float, num_views: int, settings: PlannerSettings) -> float:
+    """Tokens that a second of the step is worth: g (1 + W/B), see `plan`. goodput: of the best plan
+    by E/T, tokens a second."""
+    num_decoding = num_views + settings.num_background
+    return goodput * (1 + settings.num_delayed / num_decoding)
 
 
 def _planned(views: Sequence[SequenceView], step: Step, settings: PlannerSettings) -> SpecPlan:

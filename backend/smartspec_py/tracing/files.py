@@ -35,8 +35,12 @@ def lines_text(
 ) -> str:
     """What such a file holds."""
     objects = ({"format": file_format, "version": version, **header}, *lines)
-    dumped = (json.dumps(line, separators=(",", ":"), default=_plain) for line in objects)
-    return "".join(f"{line}\n" for line in dumped)
+    return "".join(map(line_text, objects))
+
+
+def line_text(line: Mapping[str, Any]) -> str:
+    """One line of such a file."""
+    return json.dumps(line, separators=(",", ":"), default=_plain) + "\n"
 
 
 def write_text(path: Path, text: str) -> None:

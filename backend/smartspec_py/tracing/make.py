@@ -52,9 +52,9 @@ class FinishedText:
 
 
 def finished_text(
-    request: Request, tokens: Sequence[int], finish: FinishReason | None
+    request: Request, drawn: Sequence[int], finish: FinishReason | None
 ) -> FinishedText:
-    """The text that a server gave in answer to the request.
+    """The text that a server gave in answer to the request. drawn: with its end token, if any.
 
     Raises TraceError where it depends on what was drafted, or ends where the target did not.
     """
@@ -64,9 +64,8 @@ def finished_text(
         raise TraceError("stop_words: what the target draws behind them is not in the text")
     if finish not in (FinishReason.STOP, FinishReason.LENGTH):
         raise TraceError(f"the text was cut short: {finish}")
-    end = (request.sampling.end_token,) if finish is FinishReason.STOP else ()
     prompt = tuple(request.tokens[: request.num_prompt])
-    return FinishedText(prompt, (*tokens, *end), request.max_tokens, request.sampling, finish)
+    return FinishedText(prompt, tuple(drawn), request.max_tokens, request.sampling, finish)
 
 
 def write_texts(
@@ -88,7 +87,7 @@ def write_texts(
                 raise TraceError(f"a text could not be generated: {sink.error[1]}")
             seeded = replace(params, seed=sink.seed)
             request = server.intake.receive(seeded, sink).request
-            yield finished_text(request, sink.tokens, sink.finish_reason)
+            yield finished_text(request, sink.drawn, sink.finish_reason)
 
 
 def _submitted(server: Server, params: GenerateParams) -> LocalSink | RequestError:

@@ -30,7 +30,7 @@ from smartspec_py.serving.config import DRAFT_MODEL
 from smartspec_py.tracing.files import TraceError, naming, read_lines, tupled, write_lines
 
 ORACLE_FORMAT = "smartspec oracle trace"
-ORACLE_VERSION = 1
+ORACLE_VERSION = 2
 """Raise it when the meaning of a stored number changes."""
 
 

@@ -19,6 +19,7 @@ from smartspec_py.core.planner import DEFAULT_SETTINGS, BatchTable, PlannerSetti
 from smartspec_py.core.types import DraftOption, SequenceId, SequenceView, SpecPlan
 from smartspec_py.tracing.files import (
     TraceError,
+    line_text,
     lines_text,
     naming,
     parse_lines,
@@ -140,8 +141,17 @@ def decide(
     step: StepTrace, cost: CostModel, settings: PlannerSettings = DEFAULT_SETTINGS
 ) -> SpecPlan:
     """What the planner decides today from what it saw then."""
-    told = replace(settings, num_delayed=step.num_delayed, num_background=step.num_background)
-    return plan(step.views, cost, told)
+    return plan(step.views, cost, told(step, settings))
+
+
+def told(step: StepTrace, settings: PlannerSettings = DEFAULT_SETTINGS) -> PlannerSettings:
+    """The settings that the planner had in this step."""
+    return replace(settings, num_delayed=step.num_delayed, num_background=step.num_background)
+
+
+def settings_of(trace: StepTraceFile) -> PlannerSettings:
+    """What the planner was told in every step of the trace."""
+    return PlannerSettings(batch_table=trace.batch_table)
 
 
 def replay(
@@ -156,7 +166,7 @@ def replay(
 def unexplained(trace: StepTraceFile) -> list[int]:
     """Indices of the steps whose recorded plan is not what `decide` says with their own cost
     model, in draft lengths or in what is expected."""
-    settings = PlannerSettings(batch_table=trace.batch_table)
+    settings = settings_of(trace)
     return [
         index
         for index, step in enumerate(trace.steps)
@@ -237,6 +247,11 @@ def step_to_json(step: StepTrace) -> dict[str, Any]:
     found["views"] = [asdict(view) for view in step.views]
     found["outcomes"] = [asdict(outcome) for outcome in step.outcomes]
     return found | {"plan": plan_to_json(step.plan)}
+
+
+def step_line(step: StepTrace) -> str:
+    """The line of a step in the file."""
+    return line_text(step_to_json(step))
 
 
 def step_from_json(raw: Mapping[str, Any]) -> StepTrace:

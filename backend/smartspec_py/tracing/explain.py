@@ -1,0 +1,298 @@
+"""Says why a step was planned as it was, and how well plans came true over a window.
+
+Pure: works on a step trace. Every plan in here is decided or evaluated with the cost model and the
+settings that the trace holds for its step, as in `steps.decide`; nothing is learned.
+
+The regret of a window is an estimate: it asks what the planner would have chosen, had it known by
+how much costs and acceptance were off in this very window, and what the choices made are worth by
+that knowledge. On oracle traces, where every accepted length is known, the simulator gives the
+exact one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+from smartspec_py.core.cost import CostModel
+from smartspec_py.core.goodput import Floats, accept_trials
+from smartspec_py.core.planner import PlannerSettings, evaluate, second_price
+from smartspec_py.core.types import DraftOption, SequenceId, SequenceView, SpecPlan
+from smartspec_py.tracing.steps import (
+    StepTrace,
+    StepTraceFile,
+    cost_of,
+    decide,
+    settings_of,
+    told,
+)
+
+NUM_BINS = 10
+"""Of predicted acceptance, in a reliability table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A plan that was possible, by sequence in the order of the step's views.
+
+    options: what each sequence drafts with, 0 for the first; see `SequenceView.alternatives`.
+    expected_s in seconds, goodput in tokens a second. is_best: of the candidates beside it, by what
+    the planner judges plans by.
+    """
+
+    name: str
+    draft_lens: tuple[int, ...]
+    options: tuple[int, ...]
+    expected_tokens: float
+    expected_s: float
+    is_best: bool = False
+
+    @property
+    def goodput(self) -> float:
+        return self.expected_tokens / self.expected_s if self.expected_s > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReliabilityBin:
+    """Drafts that were put to the test, of those predicted to be accepted with about this
+    probability: mean prediction, share accepted, how many."""
+
+    predicted: float
+    observed: float
+    num_trials: int
+
+
+@dataclass(frozen=True, slots=True)
+class WindowReport:
+    """num_steps: without prompt chunks, which plans leave out; sums are over these.
+
+    time_error: mean of |realised - expected| / expected seconds of a step. regret: estimated share
+    of the tokens lost. num_switches: times that a sequence began or stopped being speculated on.
+    """
+
+    num_steps: int = 0
+    expected_tokens: float = 0.0
+    realised_tokens: int = 0
+    expected_s: float = 0.0
+    realised_s: float = 0.0
+    time_error: float = 0.0
+    regret: float = 0.0
+    num_switches: int = 0
+    reliability: list[ReliabilityBin] = field(default_factory=list)
+
+
+def candidates(trace: StepTraceFile, step: StepTrace) -> list[Candidate]:
+    """The plan that was chosen, and every length for all sequences alike, as far as each may; each
+    drafts with the option that was chosen for it."""
+    lengths, options = _chosen(step)
+    caps = [_option(view, option).max_draft_len for view, option in _with_options(step)]
+    alike = [
+        (f"all {length}", [min(length, cap) for cap in caps])
+        for length in range(max(caps, default=0) + 1)
+    ]
+    named = [("chosen", lengths), *alike]
+    return _judged(trace, step, [(name, found, options) for name, found in named])
+
+
+def options(trace: StepTraceFile, step: StepTrace, sequence: SequenceId) -> list[Candidate]:
+    """Every length of one sequence with every option it has, the others as they were chosen. Raises
+    KeyError where the sequence was not planned in this step."""
+    lengths, chosen = _chosen(step)
+    index = {view.sequence: i for i, view in enumerate(step.views)}[sequence]
+    view = step.views[index]
+    found = []
+    for option in range(1 + len(view.alternatives)):
+        # No draft is the same whatever would have drafted it.
+        for length in range(min(option, 1), _option(view, option).max_draft_len + 1):
+            name = f"{length}, option {option}" if option else str(length)
+            if (length, option) == (lengths[index], chosen[index]):
+                name += ", chosen"
+            found.append(
+                (name, _with(lengths, index, length), _with(chosen, index, option)),
+            )
+    return _judged(trace, step, found)
+
+
+def window(trace: StepTraceFile) -> WindowReport:
+    """How well the plans of the trace's steps came true."""
+    decoding = [step for step in trace.steps if step.views and not step.num_prefill_tokens]
+    if not decoding:
+        return WindowReport()
+    expected_s = [step.plan.expected_s for step in decoding]
+    errors = [
+        abs(step.total_s - expected) / expected
+        for step, expected in zip(decoding, expected_s, strict=True)
+        if expected > 0
+    ]
+    reliability = _reliability(decoding)
+    return WindowReport(
+        num_steps=len(decoding),
+        expected_tokens=sum(step.plan.expected_tokens for step in decoding),
+        realised_tokens=sum(step.num_generated for step in decoding),
+        expected_s=sum(expected_s),
+        realised_s=sum(step.total_s for step in decoding),
+        time_error=sum(errors) / max(1, len(errors)),
+        regret=_regret(trace, decoding, reliability),
+        num_switches=_num_switches(decoding),
+        reliability=[bin_ for bin_ in reliability if bin_ is not None],
+    )
+
+
+def _chosen(step: StepTrace) -> tuple[list[int], list[int]]:
+    """Draft lengths and options of the recorded plan, in the order of the views."""
+    lengths = [step.plan.draft_lens[view.sequence] for view in step.views]
+    return lengths, [option for _, option in _with_options(step)]
+
+
+def _with_options(step: StepTrace) -> list[tuple[SequenceView, int]]:
+    return [(view, step.plan.choices.get(view.sequence, 0)) for view in step.views]
+
+
+def _option(view: SequenceView, option: int) -> SequenceView | DraftOption:
+    return view if option == 0 else view.alternatives[option - 1]
+
+
+def _with(values: Sequence[int], index: int, value: int) -> list[int]:
+    return [*values[:index], value, *values[index + 1 :]]
+
+
+def _judged(
+    trace: StepTraceFile,
+    step: StepTrace,
+    plans: Sequence[tuple[str, Sequence[int], Sequence[int]]],
+) -> list[Candidate]:
+    """Name, lengths and options of each plan as candidates, the best of them marked."""
+    cost, settings = cost_of(step, trace.costs), told(step, settings_of(trace))
+    found = []
+    for name, lengths, chosen in plans:
+        by_sequence = {
+            view.sequence: option for view, option in zip(step.views, chosen, strict=True)
+        }
+        plan_ = evaluate(step.views, lengths, cost, by_sequence, settings)
+        found.append(
+            Candidate(name, tuple(lengths), tuple(chosen), plan_.expected_tokens, plan_.expected_s)
+        )
+    goodput = max(one.goodput for one in found)
+    price = second_price(goodput, len(step.views), settings)
+    best = max(found, key=lambda one: one.expected_tokens - price * one.expected_s)
+    return [replace(one, is_best=one is best) for one in found]
+
+
+def _reliability(steps: Sequence[StepTrace]) -> list[ReliabilityBin | None]:
+    """By tenths of predicted acceptance; None where nothing fell."""
+    predicted, accepted, trials = [0.0] * NUM_BINS, [0] * NUM_BINS, [0] * NUM_BINS
+    for step in steps:
+        drafted = {view.sequence: _option(view, option) for view, option in _with_options(step)}
+        for outcome in step.outcomes:
+            if outcome.sequence not in drafted:
+                continue  # it generated what an earlier step asked for
+            probs = drafted[outcome.sequence].accept_probs
+            for j in range(accept_trials(outcome.num_drafted, outcome.num_accepted)):
+                bin_ = _bin(float(probs[j]))
+                predicted[bin_] += float(probs[j])
+                accepted[bin_] += j < outcome.num_accepted
+                trials[bin_] += 1
+    return [
+        ReliabilityBin(p / n, a / n, n) if n else None
+        for p, a, n in zip(predicted, accepted, trials, strict=True)
+    ]
+
+
+def _bin(prob: float) -> int:
+    return min(int(prob * NUM_BINS), NUM_BINS - 1)
+
+
+def _num_switches(steps: Sequence[StepTrace]) -> int:
+    return sum(
+        (before.plan.draft_lens[sequence] > 0) != (length > 0)
+        for before, after in pairwise(steps)
+        for sequence, length in after.plan.draft_lens.items()
+        if sequence in before.plan.draft_lens
+    )
+
+
+def _regret(
+    trace: StepTraceFile,
+    steps: Sequence[StepTrace],
+    reliability: Sequence[ReliabilityBin | None],
+) -> float:
+    """Tokens lost by the plans made, as a share of those that the best plans would have brought in
+    the same time, by what the window showed of costs and acceptance.
+
+    A plan's worth is what the planner maximises: E - p T, p the tokens that a second is worth.
+    """
+    settings, costs = settings_of(trace), trace.costs
+    target = _ratio([(s.target_s, _target_s(s, cost_of(s, costs))) for s in steps])
+    draft = _ratio([(s.draft_s, _draft_s(s, cost_of(s, costs))) for s in steps])
+    tokens, lost = 0.0, 0.0
+    for step in steps:
+        cost = _scaled(cost_of(step, costs), target, draft)
+        known = replace(step, views=tuple(_recalibrated(v, reliability) for v in step.views))
+        made = evaluate(
+            known.views, _chosen(known)[0], cost, known.plan.choices, told(known, settings)
+        )
+        lost += _lost(known, made, cost, settings)
+        tokens += made.expected_tokens
+    return lost / (tokens + lost) if tokens + lost > 0 else 0.0
+
+
+def _lost(step: StepTrace, made: SpecPlan, cost: CostModel, settings: PlannerSettings) -> float:
+    """Tokens by which the plan made is worth less than the planner's choice."""
+    best = decide(step, cost, settings)
+    fastest = decide(replace(step, num_delayed=0), cost, settings)
+    price = second_price(fastest.goodput, len(step.views), told(step, settings))
+    gain = best.expected_tokens - made.expected_tokens
+    return max(0.0, gain - price * (best.expected_s - made.expected_s))
+
+
+def _scaled(cost: CostModel, target: float, draft: float) -> CostModel:
+    return replace(
+        cost,
+        target_base=cost.target_base * target,
+        target_slope=cost.target_slope * target,
+        target_extra_s=cost.target_extra_s * target,
+        draft_factor=cost.draft_factor * draft,
+    )
+
+
+def _recalibrated(view: SequenceView, reliability: Sequence[ReliabilityBin | None]) -> SequenceView:
+    """Each probability moved by what its bin was off, with every option."""
+    moved = tuple(
+        replace(one, accept_probs=_moved(one.accept_probs, reliability))
+        for one in view.alternatives
+    )
+    return replace(view, accept_probs=_moved(view.accept_probs, reliability), alternatives=moved)
+
+
+def _moved(
+    probs: Sequence[float] | Floats, reliability: Sequence[ReliabilityBin | None]
+) -> tuple[float, ...]:
+    found = []
+    for prob in map(float, probs):
+        bin_ = reliability[_bin(prob)]
+        off = 0.0 if bin_ is None else bin_.observed - bin_.predicted
+        found.append(min(max(prob + off, 0.0), 1.0))
+    return tuple(found)
+
+
+def _target_s(step: StepTrace, cost: CostModel) -> float:
+    num_rows = len(step.views) + step.num_background
+    mean_context = sum(view.context_len for view in step.views) / len(step.views)
+    return cost.target_s(num_rows, num_rows + sum(step.plan.draft_lens.values()), mean_context)
+
+
+def _draft_s(step: StepTrace, cost: CostModel) -> float:
+    lengths = [
+        step.plan.draft_lens[view.sequence]
+        for view, option in _with_options(step)
+        if _option(view, option).has_draft_passes
+    ]
+    passes = range(1, max(lengths, default=0) + 1)
+    return sum(cost.draft_s(sum(length >= p for length in lengths)) for p in passes)
+
+
+def _ratio(pairs: Sequence[tuple[float, float]]) -> float:
+    """Measured over predicted; 1 where nothing was predicted or measured."""
+    measured, predicted = sum(m for m, _ in pairs), sum(p for _, p in pairs)
+    return measured / predicted if predicted > 0 and measured > 0 else 1.0
