@@ -197,7 +197,7 @@ def main() -> None:
         draft=str(options.draft.resolve()),
         profile_cache=str(Path(".smartspec/profiles").resolve()),
     )
-    limits = LimitsConfig(max_sequences=NUM_ROWS, max_queue=MAX_QUEUE)
+    limits = LimitsConfig(max_sequences=NUM_ROWS, max_queue=MAX_QUEUE, max_context_len=512)
     config = ServerConfig(engine=engine, limits=limits)
     with (
         tempfile.TemporaryDirectory() as folder,

@@ -19,7 +19,12 @@ from smartspec_py.launch import paths
 from smartspec_py.launch.files import InstallationError
 from smartspec_py.launch.foreground import signals_interrupt, wait_with_progress
 from smartspec_py.launch.interpreter import InterpreterError
-from smartspec_py.serving.config import ServerConfig, TorchEngineConfig
+from smartspec_py.serving.config import (
+    DEFAULT_CONTEXT_LEN,
+    LimitsConfig,
+    ServerConfig,
+    TorchEngineConfig,
+)
 from smartspec_py.sim.latency import DEFINITIONS
 from smartspec_py.triton_server import TritonServer, TritonServerError, free_address
 
@@ -101,7 +106,8 @@ def _server(url: str | None, grpc: str | None, console: Console) -> Iterator[tup
         profile_cache=str(paths.profile_cache().resolve()),
     )
     run_dir = paths.run_dir(address.http_port).resolve()
-    with TritonServer(ServerConfig(engine=engine), run_dir, address) as server:
+    config = ServerConfig(engine=engine, limits=LimitsConfig(max_context_len=DEFAULT_CONTEXT_LEN))
+    with TritonServer(config, run_dir, address) as server:
         wait_with_progress(server, console)
         yield address.http_url, address.grpc_url
 

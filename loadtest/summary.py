@@ -55,6 +55,9 @@ def summarise_lines(timings: Iterable[RequestTiming]) -> dict[str, Any]:
 
 
 def main() -> int:
+    if {"-h", "--help"} & set(sys.argv):
+        print(__doc__.strip())
+        return 0
     if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
         print(__doc__.strip(), file=sys.stderr)
         return 2

@@ -60,10 +60,29 @@ quietly() {
     return "$status"
 }
 
-set_up() {
-    local extras="$1" hash python torch
+# Where --help is among the arguments, prints the comment at the top of the script that sources this
+# and ends it.
+help_if_asked() {
+    local argument
+    for argument in "$@"; do
+        case "$argument" in
+            -h | --help)
+                sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
+                exit 0
+                ;;
+        esac
+    done
+}
+
+stamp_of() {
+    local extras="$1" hash
     hash="$(sha256sum "$REPOSITORY/pyproject.toml" | cut -c1-16)"
-    local stamp="$VENV/.installed-$hash-${extras//,/-}"
+    printf '%s\n' "$VENV/.installed-$hash-${extras//,/-}"
+}
+
+set_up() {
+    local extras="$1" stamp python torch
+    stamp="$(stamp_of "$extras")"
     [ ! -e "$stamp" ] || return 0
     if ! "$VENV_PYTHON" -m pip --version >/dev/null 2>&1; then
         python="$(find_python)" || return 1

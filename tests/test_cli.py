@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -57,7 +58,10 @@ def test_help_needs_no_model_library() -> None:
         (("--dtype", "int8"), "--dtype: Input should be 'auto', 'float32'"),
         (("--http-port", "8001"), "the three ports must differ"),
         (("--grpc-port", "70000"), "lie in 1..65535"),
-        (("--draft", "nowhere"), "the draft nowhere is not a directory"),
+        (("--draft", "nowhere"), "nowhere is not a directory"),
+        (("--max-context-len", "100000"), "fewer than the max_context_len of 100000: lower it to "),
+        (("--device", "cuda:99"), "engine.device: 'cuda:99', but PyTorch sees "),
+        (("--device", "tpu"), "engine.device: 'tpu' is no device of this engine: give auto, cpu"),
     ],
 )
 def test_serve_refuses_what_was_typed_wrong(options: tuple[str, str], sentence: str) -> None:
@@ -68,6 +72,34 @@ def test_serve_refuses_what_was_typed_wrong(options: tuple[str, str], sentence: 
     assert text.startswith("smartspec: ")
     assert sentence in text
     assert text.count("\n") == 1
+
+
+def test_serve_checks_the_models_of_an_engine_json(tmp_path: Path) -> None:
+    """Paths in it are relative to it."""
+    shutil.copytree(PAIR / "target", tmp_path / "model")
+    weights = tmp_path / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    config = tmp_path / "engine.json"
+    config.write_text('{"engine": {"kind": "torch", "model": "model"}}')
+    code, text = invoke("serve", "--config", str(config), "--http-port", "1", "--grpc-port", "2")
+    assert (code, text.count("\n")) == (2, 1)
+    assert "has a truncated or damaged model.safetensors" in text
+
+
+def test_serve_with_the_wheel_stays_on_loopback() -> None:
+    """Unless told otherwise, and then it warns; the second run ends at its ports."""
+    hosts = ("--model", TARGET, "--host", "0.0.0.0", "--http-port", "8001")
+    code, text = invoke("serve", *hosts)
+    assert code == 2
+    assert text.startswith("smartspec: --host: Triton 2.51 listening on 0.0.0.0: ")
+    assert "--allow-remote" in text
+    assert text.count("\n") == 1
+    code, text = invoke("serve", *hosts, "--allow-remote")
+    assert code == 2
+    warning, refusal = text.splitlines()
+    assert warning.startswith("smartspec: warning: Triton 2.51 listening on 0.0.0.0: ")
+    assert "CVE-2025-23310" in warning
+    assert "the three ports must differ" in refusal
 
 
 @pytest.mark.parametrize(
@@ -113,6 +145,23 @@ def test_expand_refuses_an_unknown_preset_and_an_existing_folder(tmp_path: Path)
     assert "exists: name a new directory" in text
 
 
+def test_expand_says_which_presets_fit(tmp_path: Path) -> None:
+    code, text = invoke("expand", TARGET, str(tmp_path / "out"), "--preset", "4m")
+    assert (code, text.count("\n")) == (2, 1)
+    assert f"--preset: 4m is too small for {TARGET} (num_hidden_layers: cannot shrink" in text
+    assert text.endswith("): use 17m or 88m\n")
+    assert not (tmp_path / "out").exists()
+
+
+def test_check_engines_knows_a_checkpoint() -> None:
+    """One finding for each, and what to do; nothing of what an engine would need."""
+    code, text = invoke("check-engines", TARGET, DRAFT, "--json")
+    findings = json.loads(text)["findings"]
+    assert (code, [one["engine"] for one in findings]) == (1, ["target", "draft"])
+    assert f"{TARGET} is a Hugging Face checkpoint (llama), not an engine" in findings[0]["value"]
+    assert "build_engines.sh, or serve the checkpoint" in findings[0]["remedy"]
+
+
 def test_expand_writes_a_model_of_the_preset(tmp_path: Path) -> None:
     code, text = invoke("expand", DRAFT, str(tmp_path / "out"), "--preset", "4m")
     assert code == 0, text
@@ -146,19 +195,27 @@ def test_summary_by_hand() -> None:
 @pytest.mark.triton
 @pytest.mark.slow
 def test_serve_answers_and_ends_on_sigterm(tmp_path: Path) -> None:
-    """The command a user types, in a process of its own: ready, every client, SIGTERM, exit 0."""
+    """The command a user types, in a process of its own: ready, every client, SIGTERM, exit 0.
+    No path is ASCII, nor is all that a file says: the stub's own encoding is."""
+    folder = tmp_path / "modèle-日本"
+    target, draft = (shutil.copytree(PAIR / role, folder / role) for role in ("target", "draft"))
+    generation = json.loads((target / "generation_config.json").read_text(encoding="utf-8"))
+    text = json.dumps(generation | {"note": "für später"}, ensure_ascii=False)
+    (target / "generation_config.json").write_text(text, encoding="utf-8")
     address = free_address()
     ports = (address.http_port, address.grpc_port, address.metrics_port)
     names = ("--http-port", "--grpc-port", "--metrics-port")
     options = [word for name, port in zip(names, ports, strict=True) for word in (name, str(port))]
-    options += ["--run-dir", str(tmp_path / "run"), "--profile-cache", str(tmp_path / "profiles")]
-    command = [sys.executable, "-m", "smartspec_py.cli", "serve", "--model", TARGET]
+    profiles = tmp_path / "profilé"
+    options += ["--run-dir", str(tmp_path / "läuft"), "--profile-cache", str(profiles)]
+    command = [sys.executable, "-m", "smartspec_py.cli", "serve", "--model", str(target)]
     serve = subprocess.Popen(
-        [*command, "--draft", DRAFT, *options], stderr=subprocess.PIPE, text=True
+        [*command, "--draft", str(draft), *options], stderr=subprocess.PIPE, text=True
     )
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "Task: qa"}\n' * 3)
     try:
+        wait_for(serve, " tokens, prompt and text together (")
         wait_for(serve, "Ctrl-C stops it.")
         for client, url, prompt, words in (
             ("http_stream.py", address.http_url, "Task: qa", "tokens/s; accepted"),
@@ -177,6 +234,7 @@ def test_serve_answers_and_ends_on_sigterm(tmp_path: Path) -> None:
         os.kill(serve.pid, signal.SIGTERM)
         _, rest = serve.communicate(timeout=60)
     assert serve.returncode == 0, rest  # which ends with Triton's log where it is not
+    assert len(list(profiles.glob("profile-*.json"))) == 1
 
 
 def wait_for(process: subprocess.Popen[str], words: str, timeout_s: float = 180.0) -> None:
@@ -193,6 +251,7 @@ def wait_for(process: subprocess.Popen[str], words: str, timeout_s: float = 180.
 
 
 MODELS = ["--model", TARGET, "--draft", DRAFT]
+NOWHERE = "/no/such/folder/file"
 
 
 def test_check_compares_texts_of_the_shipped_pair() -> None:
@@ -202,7 +261,10 @@ def test_check_compares_texts_of_the_shipped_pair() -> None:
     assert result.exit_code == 0, result.output
     summary = json.loads(result.stdout.splitlines()[-1])
     assert summary["num_diverged"] == 0
+    assert (summary["verdict"], summary["without_drafts"]) == ("PASS", [])
     assert summary["num_tokens"] >= 300
+    counts = f"{summary['num_tokens']:,} tokens compared, {summary['num_drafted']:,} drafted"
+    assert f"PASS: {counts}" in result.stderr
     assert summary["num_accepted"] > 0
 
 
@@ -232,6 +294,18 @@ def test_steps_tells_where_the_time_goes(tmp_path: Path, monkeypatch: pytest.Mon
         (["bench", "arms", *MODELS, "--workload", "poems"], "--workload: 'poems'"),
         (["bench", "arms", *MODELS, "--concurrency", "5000"], "--max-sequences"),
         (["steps", *MODELS, "--rows", "many"], "--rows: got 'many'"),
+        (["steps", *MODELS, "--rows", "0"], "--rows: got '0', must be numbers from 1"),
+        (["steps", *MODELS, "--policies", "fast"], "--policies: 'fast' must be none"),
+        (["steps", "--model", "nowhere", "--draft", DRAFT], "nowhere is not a directory"),
+        (["simulate", "--json", NOWHERE], f"--json: {NOWHERE} must be a file that can be"),
+        (["simulate", "--plot", NOWHERE], f"--plot: {NOWHERE} must be a file"),
+        (["load", "--json", NOWHERE], f"--json: {NOWHERE} must be a file"),
+        (["load", "--jsonl", str(ROOT)], f"--jsonl: {ROOT} must be a file"),
+        (["profile", *MODELS, "--table", NOWHERE], f"--table: {NOWHERE} must be a file"),
+        (["trace", *MODELS, "--out", NOWHERE], f"--out: {NOWHERE} must be a file"),
+        (["bench", "arms", *MODELS, "--json", NOWHERE], f"--json: {NOWHERE} must be a file"),
+        (["bench", "overhead", *MODELS, "--json", NOWHERE], f"--json: {NOWHERE} must be a file"),
+        (["bench", "load", *MODELS, "--csv", NOWHERE], f"--csv: {NOWHERE} must be a file"),
     ],
 )
 def test_what_was_typed_wrong_is_one_line(command: list[str], sentence: str) -> None:

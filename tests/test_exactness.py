@@ -7,13 +7,23 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from tokenizers import Tokenizer
 
+from smartspec_py.commands.check import _summary, _verdict_line
 from smartspec_py.core.cost import CostModel, PassTable
-from smartspec_py.core.types import NO_TOKEN
 from smartspec_py.engines.base import Event
 from smartspec_py.engines.fake import FAKE_CAPABILITIES, FakeTarget
-from smartspec_py.exactness import CheckArm, check_pair_exactness, reference
+from smartspec_py.exactness import (
+    CheckArm,
+    CheckReport,
+    Divergence,
+    check_pair_exactness,
+    compare_alone,
+    force_drafting,
+    reference,
+)
+from smartspec_py.nearties import TieVerdict
 from smartspec_py.proposers.fake import FakeProposer
 from smartspec_py.serving.config import (
     DRAFT_MODEL,
@@ -46,16 +56,24 @@ class Leaky(FakeTarget):
         ]
 
 
+CHEAP = CostModel(PassTable((1,), (1,), ((0.01,),)), PassTable((1,), (1,), ((0.001,),)))
+DEAR = CostModel(PassTable((1,), (1,), ((0.01,),)), PassTable((1,), (1,), ((0.02,),)))
+"""A draft takes as long as two tokens without any."""
+
+
 @contextmanager
-def serving(target: FakeTarget) -> Iterator[Server]:
-    cost = CostModel(PassTable((1,), (1,), ((0.01,),)), PassTable((1,), (1,), ((0.001,),)))
+def serving(
+    target: FakeTarget, cost: CostModel = CHEAP, is_forced: bool = False
+) -> Iterator[Server]:
     proposer = FakeProposer(0.6, vocab_size=2000)
-    engine = Engine(TOKENIZER, NO_TOKEN, target, {DRAFT_MODEL: proposer}, cost)
+    engine = Engine(TOKENIZER, (), target, {DRAFT_MODEL: proposer}, cost)
     config = ServerConfig(
         engine=FakeEngineConfig(kind="fake", tokenizer="none"),
         limits=LimitsConfig(max_context_len=512),
     )
     server = Server(engine, config)
+    if is_forced:
+        force_drafting(server, config)
     server.start()
     try:
         yield server
@@ -66,9 +84,26 @@ def serving(target: FakeTarget) -> Iterator[Server]:
 def test_a_good_engine_shows_no_difference() -> None:
     """Six requests of 20 tokens: 120 for each of three policies alone, then 120 a mixed batch
     until 700 are compared."""
+    begun, num_ended = [], 0
+
+    def begin(label: str, num_requests: int) -> None:
+        begun.append((label, num_requests))
+
+    def ended() -> None:
+        nonlocal num_ended
+        num_ended += 1
+
     target = FakeTarget(CAPABILITIES)
     with serving(target) as server:
-        reports = check_pair_exactness(server, REQUESTS, ARMS, 700, lambda report: None)
+        reports = check_pair_exactness(server, REQUESTS, ARMS, 700, begin, ended)
+    assert begun == [
+        ("reference without speculation", 30),
+        ("none, alone", 42),
+        ("fixed:2, alone", 42),
+        ("goodput, alone", 42),
+        *((f"mixed batch {number} of 3", 42) for number in (1, 2, 3)),
+    ]
+    assert num_ended == 42
     assert [report.num_tokens for report in reports[:3]] == [120, 120, 120]
     assert sum(report.num_tokens for report in reports) == 720
     assert [report.mode for report in reports[3:]] == ["mixed"] * 3
@@ -82,7 +117,7 @@ def test_a_good_engine_shows_no_difference() -> None:
 def test_a_leaky_engine_is_found_at_its_first_difference() -> None:
     with serving(Leaky(CAPABILITIES)) as server:
         cases = reference(server, REQUESTS)
-        reports = check_pair_exactness(server, REQUESTS, ARMS, 1, lambda report: None)
+        reports = check_pair_exactness(server, REQUESTS, ARMS, 1)
     none, fixed, *_ = reports
     assert not none.divergences
     assert len(fixed.divergences) == len(cases)
@@ -93,3 +128,71 @@ def test_a_leaky_engine_is_found_at_its_first_difference() -> None:
         assert divergence.expected == case.tokens[same]
         assert divergence.found is not None
         assert divergence.found != divergence.expected
+
+
+def test_policies_that_choose_by_cost_draft_even_where_it_does_not_pay() -> None:
+    """Served as it is, `goodput` leaves drafting alone but for a probe; the check compares it."""
+    num_drafted = []
+    for is_forced in (False, True):
+        with serving(FakeTarget(CAPABILITIES), DEAR, is_forced) as server:
+            cases = reference(server, REQUESTS)
+            report = compare_alone(server, cases, CheckArm("goodput"))
+        assert not report.divergences
+        num_drafted.append(report.num_drafted)
+    assert num_drafted[0] < 10
+    assert num_drafted[1] > 60
+
+
+DIVERGENCE = Divergence("fixed:1", "alone", REQUESTS[0], 0, (), 1, 2)
+
+
+def report(arm: str, num_drafted: int, num_tokens: int = 100) -> CheckReport:
+    return CheckReport(
+        arm, "alone", num_requests=5, num_tokens=num_tokens, num_drafted=num_drafted, num_accepted=7
+    )
+
+
+NEAR_TIE = (DIVERGENCE, TieVerdict(True, 1e-6, 1e-5))
+FAULT = (DIVERGENCE, TieVerdict(False, 1.0, 1e-5))
+NONE, FIXED = report("none", 0), report("fixed:1, draft_model", 60)
+
+
+@pytest.mark.parametrize(
+    ("reports", "verdicts", "line"),
+    [
+        (
+            [NONE, FIXED],
+            [],
+            "PASS: 200 tokens compared, 60 drafted, 14 accepted; no text differs",
+        ),
+        (
+            [NONE, FIXED],
+            [NEAR_TIE],
+            "PASS: 200 tokens compared, 60 drafted, 14 accepted; "
+            "1 texts differ: 0 faults, 1 near-ties",
+        ),
+        (
+            [NONE, FIXED],
+            [NEAR_TIE, FAULT],
+            "FAIL: 200 tokens compared, 60 drafted, 14 accepted; "
+            "2 texts differ: 1 faults, 1 near-ties",
+        ),
+        (
+            [NONE, FIXED, report("goodput, prompt_lookup", 0)],
+            [],
+            "FAIL: 300 tokens compared, 60 drafted, 21 accepted; no text differs; nothing was "
+            "drafted, so nothing compared, in goodput, prompt_lookup alone",
+        ),
+        (
+            [report("none", 0, 0), report("fixed:1", 9, 0)],
+            [],
+            "FAIL: 0 tokens compared, 9 drafted, 14 accepted; no text differs",
+        ),
+    ],
+)
+def test_verdict(
+    reports: list[CheckReport], verdicts: list[tuple[Divergence, TieVerdict]], line: str
+) -> None:
+    summary = _summary(reports, verdicts, "float32")
+    assert _verdict_line(summary) == line
+    assert summary["verdict"] == line[:4]

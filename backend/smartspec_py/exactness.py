@@ -5,19 +5,62 @@ under every arm (a policy and a proposer), alone and in mixed batches where neig
 arms and settings, join late, are cancelled, take over cached prefixes, and are preempted where the
 cache is small. A request that differs counts once, at its first difference: what follows it means
 nothing.
+
+A run in which nothing is drafted compares nothing. Policies that choose by cost would draft little
+or nothing where drafting is not worth it, so here they plan with costs by which it always is
+(`force_drafting`).
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from smartspec_py.core.cost import CostModel, PassTable
+from smartspec_py.core.types import SequenceView, SpecPlan
+from smartspec_py.serving.config import ServerConfig
+from smartspec_py.serving.controller import PLANNED, Controller, Measured
 from smartspec_py.serving.local import LocalSink, generate
 from smartspec_py.serving.request import GenerateParams
 from smartspec_py.serving.server import Server
 
 WAIT_S = 600.0
+
+CHEAP_DRAFTS = CostModel(
+    target=PassTable((1,), (1, 2), ((1.0, 1.03),)), draft=PassTable((1,), (1,), ((0.03,),))
+)
+"""A draft costs 3 % of a pass of the target, and checking it as much. So even a draft model that is
+rarely right is asked, and lengths still follow acceptance."""
+
+
+class CheckError(RuntimeError):
+    """A request of the check failed; the message says why."""
+
+
+class ForcedDrafting(Controller):
+    """Always does what the planner says, by costs that stay as they are."""
+
+    def __init__(self, max_draft_len: int, max_sequences: int) -> None:
+        super().__init__(CHEAP_DRAFTS, max_draft_len, max_sequences)
+
+    def plan(
+        self, views: Sequence[SequenceView], num_delayed: int = 0, num_background: int = 0
+    ) -> SpecPlan:
+        self.why = PLANNED
+        self.num_delayed, self.num_background = num_delayed, num_background
+        self._num_rows = len(views) + num_background
+        return self._ask(views)
+
+    def observe(self, step: Measured) -> None:
+        """Learn nothing: measured costs could end the drafting."""
+
+
+def force_drafting(server: Server, config: ServerConfig) -> None:
+    """Have every policy but `none` draft wherever it can. Call it before the first request."""
+    limits = config.limits
+    server.loop.controller = ForcedDrafting(limits.max_draft_len, limits.max_sequences)
 
 
 @dataclass(frozen=True)
@@ -39,7 +82,8 @@ NO_SPECULATION = CheckArm("none")
 
 @dataclass(frozen=True)
 class CheckCase:
-    """A request, and the tokens and the reason of its end that it has without speculation."""
+    """A request, and what it gives without speculation: its tokens, with the end token if it ended
+    with one, and its finish reason."""
 
     params: GenerateParams
     tokens: tuple[int, ...]
@@ -49,7 +93,7 @@ class CheckCase:
 @dataclass(frozen=True)
 class Divergence:
     """arm, mode: where it was seen. index: of the first generated token that differs; one of the
-    two may end there, which is None."""
+    two may end there without an end token, which is None."""
 
     arm: str
     mode: str
@@ -77,28 +121,42 @@ class CheckReport:
     divergences: tuple[Divergence, ...] = ()
 
 
-def reference(server: Server, requests: Iterable[GenerateParams]) -> list[CheckCase]:
+Ended = Callable[[], None]
+"""Told when a request is over."""
+
+
+def reference(
+    server: Server, requests: Iterable[GenerateParams], ended: Ended = lambda: None
+) -> list[CheckCase]:
     """Each request alone, without speculation."""
     cases = []
     for params in requests:
         plain = replace(NO_SPECULATION.applied(params), reuse_prefix=False)
         (sink,) = generate(server, [plain])
         _raise_error(sink)
-        cases.append(CheckCase(params, tuple(sink.tokens), str(sink.finish_reason)))
+        cases.append(CheckCase(params, tuple(sink.drawn), str(sink.finish_reason)))
+        ended()
     return cases
 
 
-def compare_alone(server: Server, cases: Sequence[CheckCase], arm: CheckArm) -> CheckReport:
+def compare_alone(
+    server: Server, cases: Sequence[CheckCase], arm: CheckArm, ended: Ended = lambda: None
+) -> CheckReport:
     """Each request alone."""
     report = CheckReport(str(arm), "alone")
     for case in cases:
         (sink,) = generate(server, [arm.applied(case.params)])
         _add(report, case, arm, sink)
+        ended()
     return report
 
 
 def compare_mixed(
-    server: Server, cases: Sequence[CheckCase], arms: Sequence[CheckArm], seed: int
+    server: Server,
+    cases: Sequence[CheckCase],
+    arms: Sequence[CheckArm],
+    seed: int,
+    ended: Ended = lambda: None,
 ) -> CheckReport:
     """All requests together under random arms, with more that are cancelled on their way."""
     rng = random.Random(seed)
@@ -118,6 +176,7 @@ def compare_mixed(
     for case, arm, sink in running:
         sink.wait(WAIT_S)
         _add(report, case, arm, sink)
+        ended()
     report.num_preemptions = server.loop.num_preemptions - preempted_before
     return report
 
@@ -140,11 +199,11 @@ class _LeavingSink(LocalSink):
 def _add(report: CheckReport, case: CheckCase, arm: CheckArm, sink: LocalSink) -> None:
     _raise_error(sink)
     report.num_requests += 1
-    report.num_tokens += len(sink.tokens)
+    report.num_tokens += len(sink.drawn)
     report.num_drafted += sink.progress.num_drafted
     report.num_accepted += sink.progress.num_accepted
     report.num_cached += sink.summary.num_cached_tokens if sink.summary else 0
-    found = tuple(sink.tokens)
+    found = tuple(sink.drawn)
     if found == case.tokens and str(sink.finish_reason) == case.finish:
         return
     pairs = enumerate(zip(case.tokens, found, strict=False))
@@ -164,7 +223,7 @@ def _add(report: CheckReport, case: CheckCase, arm: CheckArm, sink: LocalSink) -
 
 def _raise_error(sink: LocalSink) -> None:
     if sink.error is not None:
-        raise RuntimeError(f"a request of the check failed: {sink.error[1]}")
+        raise CheckError(f"a request of the check failed: {sink.error[1]}")
 
 
 def check_pair_exactness(
@@ -172,19 +231,26 @@ def check_pair_exactness(
     requests: Sequence[GenerateParams],
     arms: Sequence[CheckArm],
     min_tokens: int,
-    progress: Callable[[CheckReport], None],
+    begin: Callable[[str, int], None] = lambda label, num_requests: None,
+    ended: Ended = lambda: None,
 ) -> list[CheckReport]:
-    """Compare at least min_tokens: once alone under each arm, then mixed until it is enough."""
-    cases = reference(server, requests)
+    """Compare at least min_tokens: once alone under each arm, then mixed until it is enough.
+
+    begin: told what runs next, and how many requests the whole check has by what is known then.
+    Raises CheckError where a request fails, and RequestError where one is refused.
+    """
+    begin("reference without speculation", len(requests) * (len(arms) + 2))
+    cases = reference(server, requests, ended)
+    num_tokens = sum(len(case.tokens) for case in cases)
+    # Every run compares the same tokens; no mixed batch would add any where there are none.
+    num_runs = math.ceil(min_tokens / num_tokens) if num_tokens else 0
+    num_mixed = max(1, num_runs - len(arms))
+    num_requests = len(requests) * (1 + len(arms) + num_mixed)
     reports = []
     for arm in arms:
-        reports.append(compare_alone(server, cases, arm))
-        progress(reports[-1])
-    seed = 0
-    while sum(report.num_tokens for report in reports) < min_tokens or seed == 0:
-        reports.append(compare_mixed(server, cases, arms, seed))
-        progress(reports[-1])
-        seed += 1
-        if reports[-1].num_tokens == 0:
-            break  # every request ends at once: there is nothing to compare
+        begin(f"{arm}, alone", num_requests)
+        reports.append(compare_alone(server, cases, arm, ended))
+    for seed in range(num_mixed):
+        begin(f"mixed batch {seed + 1} of {num_mixed}", num_requests)
+        reports.append(compare_mixed(server, cases, arms, seed, ended))
     return reports

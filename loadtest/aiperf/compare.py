@@ -9,6 +9,7 @@ docs/results unless said. Takes some six minutes; the machine should do nothing 
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 import sys
@@ -138,7 +139,12 @@ def serve() -> TritonServer:
 
 
 def main() -> int:
-    aiperf, version, folder = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("aiperf", type=Path, help="the program of this name")
+    parser.add_argument("version", help="its version")
+    parser.add_argument("folder", type=Path, help="for aiperf.md and aiperf.json")
+    arguments = parser.parse_args()
+    aiperf, version, folder = arguments.aiperf, arguments.version, arguments.folder
     try:
         with signals_interrupt(), tempfile.TemporaryDirectory() as scratch, serve() as server:
             server.wait_ready()

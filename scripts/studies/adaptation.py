@@ -32,6 +32,7 @@ from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.guard import Guard, ProbeBudget, Sample
 from smartspec_py.core.types import SequenceId
 from smartspec_py.engines.base import SHORT_LAG
+from smartspec_py.progress import tracked
 from smartspec_py.serving.config import DRAFT_MODEL
 from smartspec_py.serving.controller import GUARD, PROBE, Controller
 from smartspec_py.serving.loop import StepRecord
@@ -362,7 +363,8 @@ Results = Mapping[tuple[Setting, str], Sequence[Found]]
 def all_results() -> Results:
     jobs = [(s, arm, seed) for s in SETTINGS for arm in ARMS for seed in range(NUM_SEEDS)]
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-        runs = list(pool.map(measured, *zip(*jobs, strict=True)))
+        found = pool.map(measured, *zip(*jobs, strict=True))
+        runs = list(tracked("adaptation", found, "runs", len(jobs)))
     return {
         (setting, arm): [
             run for job, run in zip(jobs, runs, strict=True) if job[:2] == (setting, arm)

@@ -24,6 +24,7 @@ from typing import Any
 from smartspec_py.core.types import SamplingParams
 from smartspec_py.engines.base import DraftTask, TargetCapabilities, Verify
 from smartspec_py.engines.trtllm_engine import TrtllmTarget
+from smartspec_py.progress import tracked
 from smartspec_py.proposers.trtllm_draft import TrtllmDraftProposer
 from studies.document import publish, table
 
@@ -120,7 +121,8 @@ class Row:
 def main() -> None:
     out = Path(sys.argv[1])
     take = compiled(Path(tempfile.mkdtemp()))
-    rows = [measure(num, length, take) for num, length in SIZES]
+    sizes = tracked("adapter", SIZES, "sizes")
+    rows = [measure(num, length, take) for num, length in sizes]
     publish(
         out,
         "adapter",
@@ -143,7 +145,7 @@ def measure(num_sequences: int, num_tokens: int, take: Callable[[list[int]], int
         max_context_len=10**6,
         vocab_size=VOCAB_SIZE,
     )
-    greedy = SamplingParams(end_token=2)
+    greedy = SamplingParams(end_tokens=(2,))
     texts = [[1000 + n + i % 50_000 for i in range(num_tokens)] for n in range(num_sequences)]
     for sequence, text in enumerate(texts):
         target.begin(sequence, text, num_tokens, greedy)

@@ -11,6 +11,7 @@ from multiprocessing import get_context
 
 import numpy as np
 
+from smartspec_py.progress import tracked
 from smartspec_py.sim.latency import RequestTiming
 from smartspec_py.sim.scenario import fitted
 from smartspec_py.sim.simulate import SimLimits, Simulation
@@ -62,7 +63,8 @@ def run_cases(cases: Iterable[Case]) -> dict[Case, Outcome]:
     """Each once, the longest first, in two processes."""
     ordered = sorted(dict.fromkeys(cases), key=_size, reverse=True)
     with ProcessPoolExecutor(NUM_PROCESSES, mp_context=get_context("spawn")) as pool:
-        return dict(zip(ordered, pool.map(run_case, ordered), strict=True))
+        found = tracked("claims", pool.map(run_case, ordered), "cases", len(ordered))
+        return dict(zip(ordered, found, strict=True))
 
 
 def run_case(case: Case) -> Outcome:

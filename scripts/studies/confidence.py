@@ -32,6 +32,7 @@ from smartspec_py.core.types import SequenceView
 from smartspec_py.engines.base import DraftTask
 from smartspec_py.engines.noise import gumbel_noise, noise_key
 from smartspec_py.engines.packed import RowInput
+from smartspec_py.progress import tracked
 from smartspec_py.proposers.draft_model import DraftModelProposer
 from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.config import DRAFT_MODEL, ServerConfig
@@ -300,7 +301,8 @@ def record() -> tuple[list[Recorded], list[tuple[float, float, dict[str, float]]
         for temperature, workload, index in jobs
     ]
     try:
-        texts = list(write_texts(server, params, 2 * NUM_ROWS))
+        written = write_texts(server, params, 2 * NUM_ROWS)
+        texts = list(tracked("generating", written, "texts", len(params)))
     finally:
         server.stop()
     proposer = engine.proposers[DRAFT_MODEL]

@@ -22,8 +22,10 @@ from smartspec_py.engines.base import Decode, DraftTask, Prefill, TargetCapabili
 from smartspec_py.engines.executor_double import EngineLimits, Executor
 from smartspec_py.engines.trtllm_engine import TrtllmTarget
 from smartspec_py.proposers.trtllm_draft import TrtllmDraftProposer
+from smartspec_py.serving.trtllm_memory import loaded_cache_tokens
 from smartspec_py.trtllm.contract import ContractBindings, load_contract
 from smartspec_py.trtllm.doctor_uses import adapter_uses
+from smartspec_py.trtllm.engine_config import Engine, Role
 from studies.document import publish, table
 
 PACKAGE = Path(smartspec_py.__path__[0])
@@ -86,9 +88,12 @@ def bindings() -> list[Use]:
 
 
 def touched() -> frozenset[str]:
-    """Of a run in which a prompt is read, drafts are verified and a burst is cancelled."""
+    """Of a run in which the cache's size is asked for, a prompt is read, drafts are verified and a
+    burst is cancelled."""
     found = ContractBindings(executor_double)
     limits = EngineLimits()
+    engine = Engine(Role.TARGET, Path(), {}, {})
+    loaded_cache_tokens(found.checked(Executor(limits)), found, engine, limits.max_seq_len)
     target = TrtllmTarget(
         found.checked(Executor(limits)),
         found,
@@ -148,7 +153,7 @@ def keys(engine_dir: Mapping[str, Any]) -> list[Use]:
 
 def read_keys() -> Iterable[str]:
     found = {"version"}
-    for path in (*PACKAGE.glob("trtllm/engine_*.py"), PACKAGE / "serving" / "build_trtllm.py"):
+    for path in (*PACKAGE.glob("trtllm/engine_*.py"), *PACKAGE.glob("serving/*trtllm*.py")):
         text = path.read_text(encoding="utf-8")
         found |= {key for key in KEY.findall(text) if key != "build_config.plugin_config"}
         found |= {f"build_config.plugin_config.{key}" for key in PLUGIN_KEY.findall(text)}

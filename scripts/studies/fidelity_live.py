@@ -36,7 +36,7 @@ MAX_TOKENS = 64
 ALL_AT_ONCE = 1000.0
 """Requests a second that fill the queue before the first of them is over."""
 
-LIMITS = LimitsConfig(max_sequences=16, max_queue=256, reuse_prefixes=False)
+LIMITS = LimitsConfig(max_sequences=16, max_queue=256, max_context_len=512, reuse_prefixes=False)
 """Prompts come again within a run, and reuse of prefixes is not simulated."""
 
 NUM_STEPS = 1024
@@ -127,7 +127,7 @@ def serving(folder: Path, dtype: str) -> Iterator[TritonServer]:
     )
     for old in folder.glob("profile-*.json"):
         old.unlink()
-    config = ServerConfig(engine=engine, limits=LIMITS)
+    config = ServerConfig(engine=engine, limits=LIMITS, explain=True)
     with TritonServer(config, (folder / "server").resolve(), free_address()) as server:
         server.wait_ready()
         yield server

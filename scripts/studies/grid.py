@@ -14,6 +14,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from smartspec_py.progress import tracked
 from smartspec_py.sim.hardware import HardwareError, check_fits
 from studies.closed_loop import (
     CPU_88M,
@@ -183,10 +184,11 @@ def main() -> None:
     with ProcessPoolExecutor(2) as pool:
         differs = max(pool.map(disagreement, ROWS))
         assert differs < 1e-9, f"fixed lengths by the loop and by arithmetic differ by {differs}"
-        found = list(pool.map(_measured, tasks))
+        found = list(tracked("grid", pool.map(_measured, tasks), "cells", len(tasks)))
         worst = sorted(found, key=lambda f: f.to_best.value)[:NUM_WORST]
         again = [(f.cell, without) for f in worst for without in ABLATIONS.values()]
-        ablated = iter(list(pool.map(_measured, again)))
+        causes_found = pool.map(_measured, again)
+        ablated = iter(list(tracked("causes", causes_found, "cells", len(again))))
     causes = [{name: next(ablated).to_best.value for name in ABLATIONS} for _ in worst]
     figures = {
         "loop_and_arithmetic_differ_by": differs,

@@ -21,6 +21,7 @@ import numpy as np
 
 from smartspec_py.core.planner import ObjectiveName, PlannerSettings, plan
 from smartspec_py.core.types import SequenceView, SpecPlan
+from smartspec_py.progress import tracked
 from smartspec_py.serving.controller import Controller, Measured
 from smartspec_py.serving.loop import StepLoop
 from smartspec_py.serving.request import RequestState
@@ -272,14 +273,16 @@ def _run(task: Task) -> list[Latencies]:
 
 def main() -> None:
     with ProcessPoolExecutor(2) as pool:
-        rates = list(pool.map(saturation_rate, LOADS))
+        saturations = pool.map(saturation_rate, LOADS)
+        rates = list(tracked("saturation rates", saturations, "loads", len(LOADS)))
         tasks = [
             Task(load, share, share * rate, seed)
             for load, rate in zip(LOADS, rates, strict=True)
             for share in SHARES
             for seed in SEEDS
         ]
-        found = list(zip(tasks, pool.map(_run, tasks), strict=True))
+        runs_found = tracked("objective", pool.map(_run, tasks), "runs", len(tasks))
+        found = list(zip(tasks, runs_found, strict=True))
     runs: list[dict[str, Any]] = [
         {"load": task.load.name, "share": task.share, "rate": task.rate, "seed": task.seed}
         | {v.name: asdict(found) for v, found in zip(VARIANTS, latencies, strict=True)}

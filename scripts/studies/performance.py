@@ -17,6 +17,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from smartspec_py.engines.runner import CausalRunner, RunnerConfig, load_runner
+from smartspec_py.progress import tracked
 from studies.document import publish, table
 
 NUM_THREADS = 1
@@ -111,7 +112,7 @@ def passes(name: str, folder: Path, rates: Rates) -> list[Pass]:
     config = RunnerConfig(folder, torch.device("cpu"), torch.float32, NUM_ROWS, ROW_LEN, VOCAB_SIZE)
     runner = load_runner(config)
     found = []
-    for shape in SHAPES:
+    for shape in tracked(name, SHAPES, "shapes"):
         seconds = best_s(lambda shape=shape: runner.time_pass(*shape, CONTEXT_LEN))
         floor_s, bound = floor(runner.model, shape, rates)
         found.append(Pass(name, *shape, 1e3 * seconds, 1e3 * floor_s, bound, shares(runner, shape)))

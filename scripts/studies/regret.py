@@ -26,6 +26,7 @@ import numpy as np
 
 from smartspec_py.core.cost import CostModel
 from smartspec_py.core.types import SequenceView, SpecPlan
+from smartspec_py.progress import tracked
 from smartspec_py.serving.config import DRAFT_MODEL
 from smartspec_py.serving.profile import load_cost
 from smartspec_py.sim.acceptance import DraftRuns
@@ -255,7 +256,7 @@ def main() -> None:
     names = [*workloads(), MIXED]
     cases = [Case(h, rows, name) for h in (CPU, GPU) for rows in ROWS for name in names]
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-        results = list(pool.map(measured, cases))
+        results = list(tracked("regret", pool.map(measured, cases), "cases", len(cases)))
     sections = [verdict(results)]
     for hardware in (CPU, GPU):
         for num_rows in ROWS:

@@ -12,6 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from smartspec_py.progress import tracked
 from studies.closed_loop import (
     CPU_88M,
     FITTED,
@@ -119,7 +120,7 @@ def main() -> None:
     machines = (FITTED, CPU_88M)
     cases = [Case(name, rows, mix) for name in machines for mix in MIXES for rows in NUM_TOKENS]
     with ProcessPoolExecutor(2) as pool:
-        found = list(pool.map(measure, cases))
+        found = list(tracked("spread", pool.map(measure, cases), "cases", len(cases)))
     sections = [
         _answer(found),
         CAUSES,

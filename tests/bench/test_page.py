@@ -149,6 +149,25 @@ def test_ids_are_unique_and_every_reference_leads_somewhere(
     assert {first or second for first, second in used} <= set(ids)
 
 
+def test_wide_tables_leave_the_column_and_show_what_is_cut_off(full: ElementTree.Element) -> None:
+    """Seen with a browser at 1,280 pixels: the table of phases is 1,232 wide, the column 1,120."""
+    style = full.find(".//style")
+    assert style is not None
+    wide, scroll = (
+        re.search(rf"^\.{name} {{(.*?)}}", style.text or "", re.DOTALL | re.MULTILINE)
+        for name in ("wide", "scroll")
+    )
+    assert wide is not None
+    assert "max-width: min(100vw - 3rem, 78rem)" in wide[1]
+    assert scroll is not None
+    assert scroll[1].count(" local") == 2, "covers of the shadows move with the table"
+    assert all(
+        one.find(".//table[@class='dense']") is not None
+        for one in full.iter("div")
+        if one.get("class") == "wide"
+    )
+
+
 def test_colours_of_the_pictures_follow_the_page(full: ElementTree.Element, markup: str) -> None:
     """Every variable that is used has a light and a dark value; none is left as a number."""
     style = full.find(".//style")
@@ -295,7 +314,7 @@ def test_the_command_writes_the_page_and_the_pictures(tmp_path: Path) -> None:
     ("content", "sentence"),
     [
         ("{", "run.json: Expecting property name"),
-        ("[]", "must be ('smartspec-bench', 1)"),
+        ("[]", "must be a document of `bench load`, version 1, but is a JSON list"),
         (json.dumps({"format": "smartspec-bench", "version": 1}), "about: Field required"),
     ],
 )

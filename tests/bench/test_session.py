@@ -30,7 +30,7 @@ def test_a_run_on_a_live_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("smartspec_py.bench.session.IDLE_S", 0.3)
     monkeypatch.setattr("smartspec_py.bench.client.POLL_S", 0.05)
     path = tmp_path / "run.json"
-    with serving(fake_config(0.001, limits=LIMITS), tmp_path) as server:
+    with serving(fake_config(0.001, limits=LIMITS, explain=True), tmp_path) as server:
         kept, heard = Kept(ABOUT, path), Heard()
         asyncio.run(run(server.address, 4, load(SETTINGS), kept, heard.listener))
         whole = read(path)

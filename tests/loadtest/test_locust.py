@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -34,6 +35,9 @@ def test_users_read_whole_answers_as_they_come(
         assert len(run.lines) == 12
         for line in run.lines:
             check_line(line)
+        # Of most: a machine that is busy elsewhere may hand some of them over at once.
+        read_s = [line["chunk_s"][-1] - line["chunk_s"][0] for line in run.lines]
+        assert statistics.median(read_s) > 12 * STEP_S
         for name in ("e2e", "ttft", "tpot"):
             assert run.counts[f"{ROWS[user]} {name}"] == (12, 0)
 
@@ -44,10 +48,7 @@ def check_line(line: dict[str, Any]) -> None:
     assert sum(line["chunk_tokens"]) == 24
     assert len(line["chunk_tokens"]) > 12  # some tokens are half a character, and wait
     assert line["num_input_tokens"] > 0
-    ttft_s = line["chunk_s"][0] - line["sent_s"]
-    e2e_s = line["chunk_s"][-1] - line["sent_s"]
-    assert e2e_s > 24 * STEP_S
-    assert ttft_s < e2e_s / 2
+    assert line["chunk_s"][-1] - line["sent_s"] > 24 * STEP_S
 
 
 @pytest.fixture(scope="module")

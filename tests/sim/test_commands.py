@@ -39,6 +39,7 @@ def test_simulate_prints_a_table_and_one_json_document(tmp_path: Path) -> None:
     assert any("published fit" in note for note in document["hardware"])
     assert "fixed:2" in err
     assert "rate=2x" in err
+    assert err.startswith("simulating: 0 of 8 runs\n"), "also without a terminal"
 
 
 def test_simulate_reads_a_spec_and_a_profile(tmp_path: Path) -> None:
@@ -127,14 +128,15 @@ def test_load_refuses_in_one_line(arguments: list[str], word: str) -> None:
     assert not out
 
 
-def test_load_without_a_server_counts_and_fails(tmp_path: Path) -> None:
-    lines = tmp_path / "lines.jsonl"
-    options = ["--url", "http://127.0.0.1:9", "--arrivals", "constant", "--rate", "1000"]
-    code, out, err = call(load, *options, "--requests", "3", "--jsonl", str(lines))
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "127.0.0.1:9", "nonsense"])
+def test_load_without_a_server_says_so_and_stops(url: str) -> None:
+    """A thousand requests over a minute would be due."""
+    code, out, err = call(load, "--url", url, "--arrivals", "constant", "--rate", "17")
     assert code == 1
-    assert json.loads(out)["num_failed"] == 3
-    assert "3 x " in err
-    assert len(lines.read_text().splitlines()) == 3
+    assert not out
+    progress, sentence = err.splitlines()
+    assert progress.startswith("sending at most 1,000 requests for 60 s")
+    assert sentence.startswith(f"smartspec: --url: no server at {url}: ")
 
 
 def test_help_has_the_definitions() -> None:

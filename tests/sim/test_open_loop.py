@@ -23,6 +23,7 @@ from smartspec_py.sim.open_loop import (
     ExchangeError,
     HttpStreams,
     OpenLoop,
+    UnreachableError,
 )
 from smartspec_py.sim.record import read_record
 
@@ -41,6 +42,8 @@ class Script:
         match fields["text_input"]:
             case "refused":
                 raise ExchangeError("HTTP 503: full")
+            case "dead":
+                raise UnreachableError("connection refused")
             case "cut":
                 yield {"num_output_tokens": 1}
             case "silent":
@@ -94,6 +97,14 @@ def test_requests_leave_at_their_absolute_times() -> None:
     assert ended == [0, 1, 2]
     assert exchanges[0].chunk_tokens == [2, 1]
     assert (exchanges[0].num_tokens, exchanges[0].num_input_tokens) == (3, 7)
+
+
+def test_nothing_is_sent_to_a_server_that_is_gone() -> None:
+    """What was out before ends in its own way."""
+    exchanges, script, ended = send([1.0, 2.0, 3.0, 4.0], ["a", "dead", "b", "c"])
+    assert [fields["text_input"] for fields in script.sent] == ["a", "dead"]
+    assert [exchange.error for exchange in exchanges] == [None, "connection refused"]
+    assert ended == [0, 1]
 
 
 def test_those_that_are_late_leave_at_once_and_are_charged_for_it() -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 
@@ -17,6 +21,7 @@ from smartspec_py.sim.arrivals import arrival_times, constant_gaps, poisson_gaps
 from smartspec_py.sim.engine import SimProposer, SimTarget
 from smartspec_py.sim.hardware import Hardware, HardwareError, check_chunk, gpu_hardware
 from smartspec_py.sim.latency import Slo
+from smartspec_py.sim.report import latency_lines
 from smartspec_py.sim.scenario import (
     BASE,
     Deviation,
@@ -393,19 +398,20 @@ def h100(num_rows: int) -> Hardware:
     return gpu_hardware("h100", 1, "llama-3-8b", "eagle", num_rows)
 
 
+def tell(heard: list[tuple[str, float]]) -> Callable[[str, float], None]:
+    return lambda label, done: heard.append((label, done))
+
+
 def test_scenarios_are_run_under_every_policy() -> None:
-    heard: list[str] = []
-
-    def begin(label: str, num_requests: int):  # type: ignore[no-untyped-def]
-        heard.append(label)
-        return lambda num_over: None
-
+    heard: list[tuple[str, float]] = []
     scenarios = [SCENARIO, change(SCENARIO, "rate=2x,rows=8")]
-    rows = run_all(runs_of(scenarios, ["none", "fixed:2"], h100, Slo(ttft_ms=1e6)), begin)
+    rows = run_all(runs_of(scenarios, ["none", "fixed:2"], h100, Slo(ttft_ms=1e6)), tell(heard))
     assert [(row["scenario"], row["policy"]) for row in rows] == [
         (label, policy) for label in (BASE, "rate=2x,rows=8") for policy in ("none", "fixed:2")
     ]
-    assert heard[0] == f"{BASE}, none"
+    assert heard[0] == (f"{BASE}, none", 0.0)
+    assert heard[-1] == ("rate=2x,rows=8, fixed:2", 4.0)
+    assert [done for _, done in heard] == sorted(done for _, done in heard)
     assert [row["limits"]["max_sequences"] for row in rows] == [4, 4, 8, 8]
     assert rows[2]["num_requests"] > rows[0]["num_requests"] == rows[1]["num_requests"]
     assert all(row["num_slo_met"] == row["num_finished"] == row["num_requests"] for row in rows)
@@ -419,11 +425,9 @@ def test_a_scenario_that_does_not_fit_is_refused() -> None:
 
 def test_processes_give_the_same_rows() -> None:
     runs = runs_of([SCENARIO], ["none", "goodput"], h100)
-
-    def begin(label: str, num_requests: int):  # type: ignore[no-untyped-def]
-        return lambda num_over: None
-
-    assert run_all(runs, begin, num_jobs=2) == run_all(runs, begin)
+    heard: list[tuple[str, float]] = []
+    assert run_all(runs, tell(heard), num_jobs=2) == run_all(runs, tell([]))
+    assert heard == [("2 processes", 1.0), ("2 processes", 2.0)]
 
 
 @pytest.mark.parametrize(
@@ -484,7 +488,7 @@ def test_a_scenario_with_deviations_is_slower_and_says_so() -> None:
     runs = runs_of(scenarios, ["none"], h100)
     assert [change.time_s for change in runs[1].changes] == [0.0, 1.0]
     assert runs[1].cost == runs[0].cost == runs[1].changes[1].cost
-    plain, wrong = run_all(runs, lambda label, num_requests: lambda num_over: None)
+    plain, wrong = run_all(runs, tell([]))
     assert wrong["e2e_ms"]["mean"] > plain["e2e_ms"]["mean"]
     assert (plain["deviations"], wrong["deviations"][0]["base"]) == ([], 2.0)
 
@@ -500,3 +504,37 @@ def test_a_record_changes_only_its_rate() -> None:
     assert [r.arrival_s for r in change(scenario, "rate=2x").load.requests()] == [0.0, 2.0]
     with pytest.raises(ValueError, match="only its rate"):
         change(scenario, "output=2x")
+
+
+def test_a_simulation_wakes_no_threads_of_numpy() -> None:
+    """In a process of its own, whose NumPy nobody has limited before."""
+    script = (
+        "import numpy, threadpoolctl\n"
+        "from smartspec_py.core.cost import CostModel, PassTable\n"
+        "from smartspec_py.sim.simulate import SimLimits, Simulation\n"
+        "cost = CostModel(PassTable((1,), (1, 16), ((1.0, 1.0),)))\n"
+        "Simulation([], 'none', cost, SimLimits()).run()\n"
+        "print([one['num_threads'] for one in threadpoolctl.threadpool_info()"
+        " if 'numpy' in one['filepath']])"
+    )
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "2"}
+    found = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() in ("[1]", "[]"), "[]: a NumPy without OpenBLAS"
+
+
+def test_a_picture_joins_no_points_of_different_scenarios() -> None:
+    rows = [
+        {"scenario": name, "policy": "none", "offered_rps": rps, "e2e_ms": {"mean": mean_ms}}
+        for name, rps, mean_ms in (
+            ("a", 8.0, 3.0),
+            ("b", 4.0, 2.0),
+            ("a", 4.0, 1.0),
+            ("b", 2.0, None),
+        )
+    ]
+    assert latency_lines(rows, "e2e_ms") == {
+        ("a", "none"): [(4.0, 1.0), (8.0, 3.0)],
+        ("b", "none"): [(4.0, 2.0)],
+    }

@@ -17,6 +17,9 @@ from pydantic import TypeAdapter, ValidationError
 FORMAT = "smartspec-bench"
 VERSION = 1
 
+OTHERS = {"smartspec-arms": "bench arms", "smartspec-overhead": "bench overhead"}
+"""Formats of other documents, and the commands that write them."""
+
 
 class DocumentError(ValueError):
     """The file is no result document; the message names the file and the first wrong place."""
@@ -170,13 +173,25 @@ def read(path: Path) -> Document:
         raise DocumentError(f"{path}: {error}") from error
     kind = (raw.get("format"), raw.get("version")) if isinstance(raw, dict) else (None, None)
     if kind != (FORMAT, VERSION):
-        raise DocumentError(f"{path}: format: got {kind}, must be {(FORMAT, VERSION)}")
+        needed = f"a document of `bench load`, version {VERSION}"
+        raise DocumentError(f"{path}: must be {needed}, but is {_what_is(raw)}")
     try:
         return _ADAPTER.validate_python(raw)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"]))
         raise DocumentError(f"{path}: {place}: {first['msg']}") from error
+
+
+def _what_is(raw: Any) -> str:
+    """What a file holds instead of a document of `bench load`."""
+    if not isinstance(raw, dict):
+        return f"a JSON {type(raw).__name__}"
+    name = raw.get("format", "smartspec-arms" if "arms" in raw else None)
+    if name == FORMAT:
+        return f"version {raw.get('version')}"
+    writer = OTHERS.get(name) if isinstance(name, str) else None
+    return f"a document of `{writer}`" if writer else f"JSON of the format {name!r:.80}"
 
 
 def write(path: Path, document: Document) -> None:

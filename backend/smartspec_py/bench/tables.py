@@ -6,7 +6,7 @@ import csv
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, geometric_mean
 
 from rich.console import Console
 from rich.table import Table
@@ -154,12 +154,13 @@ def write_csv(path: Path, phases: Sequence[Phase]) -> None:
 
 
 def compare_table(before: Document, after: Document) -> Table:
-    """Every point and policy that both runs have: after over before.
+    """Every point and policy that both runs have: after over before, as geometric means.
 
     The interval is over the repeats, the first against the first and so on. It tells how far the
     phases of a run scatter; what changed on the machine between the runs is not in it.
     """
-    table = Table(title=f"{after.about.date} over {before.about.date}")
+    title = f"{after.about.date} over {before.about.date}, geometric means over the repeats"
+    table = Table(title=title)
     for column in ("shape", "workload", "load", "policy", "measure"):
         table.add_column(column)
     for column in ("before", "after", "ratio", "low", "high"):
@@ -180,7 +181,7 @@ def _by_repeat(phases: Sequence[Phase], measure: Measure) -> Means:
 
 
 def _sides(before: Means, after: Means) -> tuple[str, ...]:
-    means = fmean(before.values()), fmean(after.values())
+    means = geometric_mean(before.values()), geometric_mean(after.values())
     shown = tuple(f"{mean:.1f}" for mean in means)
     ratio = paired(after, before)
     if ratio is None:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from smartspec_py.commands.streams import StreamError, grpc_inputs
+from smartspec_py.progress import Progress
 from smartspec_py.serving.contract import MODEL_NAME
 
 NONE = "none"
@@ -51,13 +52,9 @@ class Arm:
 
     @property
     def tokens_per_s(self) -> float:
-        """Over all rounds."""
-        return sum(p.num_tokens for p in self.phases) / sum(p.elapsed_s for p in self.phases)
-
-    def ratio_to(self, other: Arm) -> float:
-        """Median over the rounds of this arm's tokens/s over the other's in the same round."""
-        pairs = zip(self.phases, other.phases, strict=True)
-        return statistics.median(a.tokens_per_s / b.tokens_per_s for a, b in pairs)
+        """Geometric mean over the rounds: of two arms with the same rounds, the ratio of the means
+        is the mean of the ratios within a round."""
+        return statistics.geometric_mean(phase.tokens_per_s for phase in self.phases)
 
     @property
     def mean_draft_len(self) -> float:
@@ -77,7 +74,7 @@ async def run_arms(
     grpc_url: str,
     policies: Sequence[str],
     groups: Mapping[str, Sequence[Sequence[Job]]],
-    progress: Callable[[str], None],
+    progress: Progress,
 ) -> dict[str, list[Arm]]:
     """Run every round of every group under every policy; returns the arms of each group.
 
@@ -89,16 +86,19 @@ async def run_arms(
 
     arms = {name: {policy: Arm(policy) for policy in policies} for name in groups}
     num_rounds = len(next(iter(groups.values())))
+    progress.update(total=(num_rounds + 1) * len(groups) * len(policies))
     async with triton.InferenceServerClient(grpc_url) as client:
         for policy in policies:
             for rounds in groups.values():
                 await _phase(client, rounds[0], policy)
+                progress.advance()
         for number in range(num_rounds):
             for name, rounds in groups.items():
                 shift = number % len(policies)
                 for policy in (*policies[shift:], *policies[:shift]):
-                    progress(f"round {number + 1} of {num_rounds}, {name}, {policy}")
+                    progress.update(f"round {number + 1} of {num_rounds}, {name}, {policy}")
                     arms[name][policy].phases.append(await _phase(client, rounds[number], policy))
+                    progress.advance()
     return {name: list(found.values()) for name, found in arms.items()}
 
 

@@ -12,15 +12,16 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from smartspec_py.commands import USAGE_ERROR, fail
+from smartspec_py.commands import USAGE_ERROR, check_outputs, fail, write_output
 from smartspec_py.commands.arms import NONE, Arm, Job, run_arms
-from smartspec_py.commands.settings import checked_config, pair_settings
+from smartspec_py.commands.settings import checked_config, pair_settings, policies_of
 from smartspec_py.commands.streams import StreamError
-from smartspec_py.core.planner import parse_policy
 from smartspec_py.launch import paths
 from smartspec_py.launch.files import InstallationError
 from smartspec_py.launch.foreground import signals_interrupt, wait_with_progress
 from smartspec_py.launch.interpreter import InterpreterError
+from smartspec_py.progress import Progress
+from smartspec_py.serving.config import DEFAULT_CONTEXT_LEN
 from smartspec_py.serving.profile import machine_name
 from smartspec_py.triton_server import TritonServer, TritonServerError, free_address
 from smartspec_py.workloads import WORKLOADS, generate
@@ -48,16 +49,18 @@ def arms(
 ) -> None:
     """Compare policies as interleaved arms on one live Triton server.
 
-    Every policy gets the same prompts in every round; ratios are medians over the rounds. tokens/s
-    is generated tokens over the time from sending to the last response. The last line is one JSON
-    document.
+    Every policy gets the same prompts in every round. tokens/s is generated tokens over the time
+    from sending to the last response, as geometric mean over the rounds; "over" is the ratio of two
+    such means. The last line is one JSON document.
     """
+    check_outputs(json=json_file)
     names = _policies(policies)
     if workload not in (*WORKLOADS, EACH, MIXED):
         allowed = ", ".join((*WORKLOADS, EACH, MIXED))
         fail(f"--workload: {workload!r} is none of {allowed}", USAGE_ERROR)
     engine = pair_settings(model, draft, dtype, num_threads)
-    config = checked_config({"engine": engine, "limits": {"max_sequences": concurrency}})
+    limits = {"max_sequences": concurrency, "max_context_len": DEFAULT_CONTEXT_LEN}
+    config = checked_config({"engine": engine, "limits": limits})
     address = free_address()
     folder = paths.run_dir(address.http_port).resolve()
     server = TritonServer(config, folder, address, keeps_files=False)
@@ -72,10 +75,8 @@ def arms(
     try:
         with signals_interrupt(), server:
             wait_with_progress(server, console)
-            with console.status("warming up") as status:
-                results = asyncio.run(
-                    run_arms(server.address.grpc_url, names, groups, status.update)
-                )
+            with Progress("warming up", unit="runs", console=console) as shown:
+                results = asyncio.run(run_arms(server.address.grpc_url, names, groups, shown))
     except KeyboardInterrupt:
         fail("interrupted", 130)
     except (StreamError, InterpreterError, InstallationError, TritonServerError) as error:
@@ -83,6 +84,9 @@ def arms(
     for name, found in results.items():
         console.print(_table(found, f"{name}, {concurrency} at once, {rounds} rounds"))
     summary = {
+        "format": "smartspec-arms",
+        "version": 1,
+        "average": "geometric mean over the rounds",
         "machine": machine_name(),
         "model": model.name,
         "draft": draft.name,
@@ -94,18 +98,12 @@ def arms(
         "max_tokens": max_tokens,
         "arms": {name: _summary(found) for name, found in results.items()},
     }
-    if json_file is not None:
-        json_file.write_text(json.dumps(summary, indent=1) + "\n")
     print(json.dumps(summary))
+    write_output("json", json_file, json.dumps(summary, indent=1) + "\n")
 
 
 def _policies(text: str) -> list[str]:
-    names = text.split(",")
-    for name in names:
-        try:
-            parse_policy(name)
-        except ValueError as error:
-            fail(f"--policies: {name!r} must be {error}", USAGE_ERROR)
+    names = policies_of(text)
     if NONE not in names:
         fail(f"--policies: {NONE} is the baseline and must be among them", USAGE_ERROR)
     return names
@@ -132,7 +130,7 @@ def _round_jobs(
 
 
 def best_fixed(arms: Sequence[Arm]) -> Arm | None:
-    """The fixed draft length with the most tokens/s over all rounds, known only in hindsight."""
+    """The fixed draft length with the most tokens/s, known only in hindsight."""
     fixed = [arm for arm in arms if arm.policy.startswith("fixed:")]
     return max(fixed, key=lambda arm: arm.tokens_per_s, default=None)
 
@@ -151,7 +149,10 @@ def _table(arms: Sequence[Arm], title: str) -> Table:
             f"{row['mean_draft_len']:.2f}",
             f"{row['mean_acceptance_len']:.2f}",
         )
-    table.caption = "drafted, gained: tokens a decoding step and sequence"
+    table.caption = (
+        "tokens/s: geometric mean over the rounds; over: ratio of these means; "
+        "drafted, gained: tokens a decoding step and sequence"
+    )
     return table
 
 
@@ -163,8 +164,8 @@ def _summary(arms: Sequence[Arm]) -> list[dict[str, Any]]:
             "policy": arm.policy,
             "num_tokens": sum(phase.num_tokens for phase in arm.phases),
             "tokens_per_s": arm.tokens_per_s,
-            "over_none": arm.ratio_to(none),
-            "over_best_fixed": None if best is None else arm.ratio_to(best),
+            "over_none": arm.tokens_per_s / none.tokens_per_s,
+            "over_best_fixed": None if best is None else arm.tokens_per_s / best.tokens_per_s,
             "is_best_fixed": arm is best,
             "mean_draft_len": arm.mean_draft_len,
             "mean_acceptance_len": arm.mean_acceptance_len,

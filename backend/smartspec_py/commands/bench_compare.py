@@ -10,6 +10,7 @@ from rich.console import Console
 
 from smartspec_py.bench.document import DocumentError, read
 from smartspec_py.commands import USAGE_ERROR, fail
+from smartspec_py.commands.bench_load import TABLE_WIDTH
 
 
 def compare(
@@ -30,4 +31,6 @@ def compare(
     table = compare_table(*documents)
     if not table.row_count:
         fail("the runs have no point and policy in common")
-    Console().print(table)
+    console = Console()
+    console.width = max(console.width, TABLE_WIDTH)
+    console.print(table)

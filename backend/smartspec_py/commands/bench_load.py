@@ -22,20 +22,19 @@ from smartspec_py.bench.tables import (
     print_results,
     write_csv,
 )
-from smartspec_py.commands import USAGE_ERROR, fail
+from smartspec_py.commands import USAGE_ERROR, check_outputs, fail
 from smartspec_py.commands.bench_settings import changed, names_of, shares_of, slo_of
 from smartspec_py.commands.settings import checked_config, pair_settings
 from smartspec_py.launch import paths
 from smartspec_py.launch.files import InstallationError
 from smartspec_py.launch.foreground import signals_interrupt, wait_with_progress
 from smartspec_py.launch.interpreter import InterpreterError
-from smartspec_py.serving.config import ConfigError, ServerConfig
+from smartspec_py.progress import Progress, duration
+from smartspec_py.serving.config import DEFAULT_CONTEXT_LEN, ConfigError, ServerConfig
 from smartspec_py.triton_server import TritonServer, TritonServerError, free_address
 from smartspec_py.workloads import WORKLOADS
 
 if TYPE_CHECKING:
-    from rich.status import Status
-
     from smartspec_py.bench.document import About, Ceilings, Phase
     from smartspec_py.bench.session import Kept, Listener, Load
 
@@ -114,10 +113,15 @@ def load(
         shift_workloads=names_of(shift_workloads),
         seed=seed,
     )
+    check_outputs(json=json_file, csv=csv_file)
     targets = slo_of(slo)
     engine = pair_settings(model, draft, dtype, num_threads)
-    limits = {"max_sequences": max_sequences, "max_queue": MAX_QUEUE}
-    config = checked_config({"engine": engine, "limits": limits})
+    limits = {
+        "max_sequences": max_sequences,
+        "max_queue": MAX_QUEUE,
+        "max_context_len": DEFAULT_CONTEXT_LEN,
+    }
+    config = checked_config({"engine": engine, "limits": limits, "explain": True})
     from smartspec_py.bench.session import Load
 
     asked = Load(settings, max_tokens, temperature, timeout, targets, minutes)
@@ -179,9 +183,12 @@ def _run(
         code = _told(console, f"{type(error).__name__}: {error}", 1)
     print_results(console, kept.document)
     console.print(f"document: {json_file}", soft_wrap=True)
-    if csv_file is not None:
-        write_csv(csv_file, kept.document.phases)
     print(json.dumps(kept.document.to_json()))
+    try:
+        if csv_file is not None:
+            write_csv(csv_file, kept.document.phases)
+    except OSError as error:
+        fail(f"--csv: {error}")
     raise typer.Exit(code)
 
 
@@ -192,8 +199,8 @@ def _on_triton(config: ServerConfig, asked: Load, kept: Kept, console: Console) 
     folder = paths.run_dir(address.http_port).resolve()
     with TritonServer(config, folder, address, keeps_files=False) as server:
         wait_with_progress(server, console)
-        with console.status("warming up") as status:
-            listener = _listener(console, status)
+        with Progress("warming up", console=console) as shown:
+            listener = _listener(console, shown)
             asyncio.run(run(address, config.limits.max_sequences, asked, kept, listener))
 
 
@@ -206,12 +213,12 @@ def _in_lockstep(config: ServerConfig, asked: Load, kept: Kept, console: Console
         "temperature": asked.temperature,
         "reuse_prefix": asked.fields["reuse_prefix"],
     }
-    with console.status("loading models, timing passes") as status:
+    with Progress("loading models, timing passes", console=console) as shown:
         sides = {
             policy: Side(policy, build_engine(config, Path.cwd()), config, fields)
             for policy in policies_of(asked.settings)
         }
-        run(sides, config.limits.max_sequences, asked, kept, _listener(console, status))
+        run(sides, config.limits.max_sequences, asked, kept, _listener(console, shown))
 
 
 def _told(console: Console, message: str, code: int) -> int:
@@ -219,22 +226,15 @@ def _told(console: Console, message: str, code: int) -> int:
     return code
 
 
-def _listener(console: Console, status: Status) -> Listener:
-    """Prints the ceilings and a line a phase; shows on a terminal what happens now."""
+def _listener(console: Console, shown: Progress) -> Listener:
+    """Prints the ceilings and a line a phase; shows what happens now."""
     from smartspec_py.bench.session import Listener
 
     def measured(ceilings: Ceilings, num_phases: int, left_s: float) -> None:
         print_ceilings(console, ceilings)
-        console.print(f"{num_phases} phases, about {_time(left_s)}", highlight=False)
+        console.print(f"{num_phases} phases, about {duration(left_s)}", highlight=False)
 
     def ended(phase: Phase, num_left: int, left_s: float) -> None:
-        console.print(phase_line(phase), f"| {num_left} left, {_time(left_s)}", highlight=False)
+        console.print(phase_line(phase), f"| {num_left} left, {duration(left_s)}", highlight=False)
 
-    def say(text: str) -> None:
-        status.update(text)
-
-    return Listener(say, measured, ended)
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+    return Listener(shown.update, measured, ended)

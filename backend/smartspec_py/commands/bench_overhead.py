@@ -1,10 +1,10 @@
-"""`smartspec bench overhead`: tokens/s through Triton and HTTP against the bare engine."""
+"""`smartspec bench overhead`: tokens/s through front and Triton against the bare engine."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,26 +12,40 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from smartspec_py.commands import USAGE_ERROR, fail
-from smartspec_py.commands.settings import checked_config, pair_settings
-from smartspec_py.core.planner import parse_policy
+from smartspec_py.commands import USAGE_ERROR, check_outputs, fail, write_output
+from smartspec_py.commands.settings import checked_config, pair_settings, policies_of, sizes_of
 from smartspec_py.launch import paths
+from smartspec_py.launch.address import behind_front
 from smartspec_py.launch.files import InstallationError
 from smartspec_py.launch.foreground import signals_interrupt, wait_with_progress
 from smartspec_py.launch.interpreter import InterpreterError
-from smartspec_py.serving.config import ConfigError, ServerConfig
+from smartspec_py.progress import Progress
+from smartspec_py.serving.config import (
+    DEFAULT_CONTEXT_LEN,
+    ConfigError,
+    ServerConfig,
+    read_config,
+    with_absolute_paths,
+)
 from smartspec_py.serving.profile import machine_name
 from smartspec_py.triton_server import TritonServer, TritonServerError, free_address
 
 if TYPE_CHECKING:
     from smartspec_py.bench.overhead import Overhead
+    from smartspec_py.bench.ratios import Ratio
 
 TIMEOUT_S = 600.0
 
 
 def overhead(
-    model: Annotated[Path, typer.Option(help="Hugging Face directory of the target.")],
-    draft: Annotated[Path, typer.Option(help="That of the draft.")],
+    model: Annotated[
+        Path | None, typer.Option(help="Hugging Face directory of the target.")
+    ] = None,
+    draft: Annotated[Path | None, typer.Option(help="That of the draft.")] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="An engine.json in their place, as of the engine of tests."),
+    ] = None,
     rows: Annotated[str, typer.Option(help="Requests at once, separated by commas.")] = "1,8,32",
     policies: Annotated[str, typer.Option(help="Separated by commas.")] = "none,goodput",
     rounds: Annotated[int, typer.Option(help="Pairs; 2 or more for intervals.", min=1)] = 6,
@@ -40,45 +54,44 @@ def overhead(
     num_threads: Annotated[int, typer.Option(help="0: one less than cores.", min=0)] = 0,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write it there.")] = None,
 ) -> None:
-    """Send the same requests to Triton by HTTP streams and to the same server in this process.
+    """Send the same requests through the front, to Triton, and to a server in this process.
 
-    Rounds alternate which comes first. The ratio is Triton's tokens/s over the other's: geometric
-    mean over the rounds, 95 % interval by Student's t. The last line is one JSON document.
+    Rounds take turns in which comes first. All averages are geometric means over the rounds. Ratios
+    are of tokens/s, Triton's over the process's and the front's over Triton's, with 95 % intervals
+    by Student's t. The last line is one JSON document.
     """
-    sizes = _sizes(rows)
-    names = policies.split(",")
-    for name in names:
-        try:
-            parse_policy(name)
-        except ValueError as error:
-            fail(f"--policies: {name!r} must be {error}", USAGE_ERROR)
-    engine = pair_settings(model, draft, dtype, num_threads)
-    config = checked_config({"engine": engine, "limits": {"max_sequences": max(sizes)}})
+    check_outputs(json=json_file)
+    sizes, names = sizes_of(rows), policies_of(policies)
+    if config is not None:
+        checked, pair = _read(config), str(config)
+    elif model is not None and draft is not None:
+        engine = pair_settings(model, draft, dtype, num_threads)
+        limits = {"max_sequences": max(sizes), "max_context_len": DEFAULT_CONTEXT_LEN}
+        checked = checked_config({"engine": engine, "limits": limits})
+        pair = f"target {model.name}, draft {draft.name}"
+    else:
+        fail("--model and --draft, or --config, must be given", USAGE_ERROR)
     console = Console(stderr=True)
-    found = _measure(config, names, sizes, rounds, max_tokens, console)
+    found = _measure(checked, names, sizes, rounds, max_tokens, console)
     console.print(_table(found))
     document = {
         "format": "smartspec-overhead",
-        "version": 1,
+        "version": 2,
         "machine": machine_name(),
-        "pair": f"target {model.name}, draft {draft.name}",
+        "pair": pair,
         "rounds": rounds,
         "max_tokens": max_tokens,
         "sizes": [_document(one) for one in found],
     }
-    if json_file is not None:
-        json_file.write_text(json.dumps(document, indent=1) + "\n")
     print(json.dumps(document))
+    write_output("json", json_file, json.dumps(document, indent=1) + "\n")
 
 
-def _sizes(text: str) -> list[int]:
+def _read(path: Path) -> ServerConfig:
     try:
-        sizes = [int(part) for part in text.split(",")]
-    except ValueError:
-        sizes = [0]
-    if min(sizes) < 1:
-        fail(f"--rows: got {text!r}, must be numbers from 1 separated by commas", USAGE_ERROR)
-    return sizes
+        return with_absolute_paths(read_config(path), path.resolve().parent)
+    except ConfigError as error:
+        fail(str(error), USAGE_ERROR)
 
 
 def _measure(
@@ -94,15 +107,20 @@ def _measure(
     from smartspec_py.serving.build import build_engine
     from smartspec_py.serving.server import Server
 
-    address = free_address()
+    address = behind_front(free_address())
     folder = paths.run_dir(address.http_port).resolve()
     triton = TritonServer(config, folder, address, keeps_files=False)
     fields = {"max_tokens": max_tokens, "stream": True, "reuse_prefix": False}
 
     async def both(local: Server) -> list[Overhead]:
-        async with Client(address, fields, TIMEOUT_S) as client:
-            sides = Sides(client, local, max_tokens)
-            return await measure(sides, policies, sizes, rounds, status.update)
+        assert address.triton_http_port is not None
+        direct = replace(address, http_port=address.triton_http_port)
+        async with (
+            Client(address, fields, TIMEOUT_S) as front,
+            Client(direct, fields, TIMEOUT_S) as client,
+        ):
+            sides = Sides(front, client, triton.front_pid, local, max_tokens)
+            return await measure(sides, policies, sizes, rounds, shown)
 
     try:
         with signals_interrupt(), triton:
@@ -110,7 +128,8 @@ def _measure(
             local = Server(build_engine(config, Path.cwd()), config)
             local.start()
             try:
-                with console.status("warming up") as status:
+                total = (rounds + 1) * len(sizes) * len(policies)
+                with Progress("warming up", total, "runs", console=console) as shown:
                     return asyncio.run(both(local))
             finally:
                 local.stop()
@@ -121,22 +140,31 @@ def _measure(
 
 
 def _document(one: Overhead) -> dict[str, Any]:
-    ratio = one.ratio
-    return {**asdict(one), "ratio": None if ratio is None else asdict(ratio)}
+    ratios = {"ratio": one.ratio, "front_ratio": one.front_ratio}
+    return {
+        **asdict(one),
+        **{name: None if each is None else asdict(each) for name, each in ratios.items()},
+    }
 
 
 def _table(found: list[Overhead]) -> Table:
-    table = Table(title="Through Triton and HTTP, and in one process; tokens/s")
+    table = Table(title="Tokens/s; us/token: the front's processor time")
+    table.caption = "geometric means over the rounds"
     table.add_column("policy")
-    for column in ("at once", "Triton", "in process", "ratio", "low", "high"):
+    columns = ("at once", "front", "Triton", "process", "Triton/process", "front/Triton")
+    for column in (*columns, "us/token"):
         table.add_column(column, justify="right")
     for one in found:
-        ratio = one.ratio
-        values = () if ratio is None else (ratio.value, ratio.low, ratio.high)
+        means = one.means
         table.add_row(
             one.policy,
             str(one.num_rows),
-            *(f"{median:.1f}" for median in one.medians),
-            *(f"{value:.3f}" for value in values),
+            *(f"{tps:.1f}" for tps in (means.front_tps, means.triton_tps, means.local_tps)),
+            *(_interval(ratio) for ratio in (one.ratio, one.front_ratio)),
+            f"{means.front_cpu_s * 1e6:.0f}",
         )
     return table
+
+
+def _interval(ratio: Ratio | None) -> str:
+    return "" if ratio is None else f"{ratio.value:.3f} ({ratio.low:.3f}-{ratio.high:.3f})"

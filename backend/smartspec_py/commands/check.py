@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from smartspec_py.commands import USAGE_ERROR, fail
 from smartspec_py.commands.settings import checked_config, temperatures_of, torch_settings
-from smartspec_py.exactness import CheckArm, CheckReport, Divergence, check_pair_exactness
+from smartspec_py.exactness import (
+    NO_SPECULATION,
+    CheckArm,
+    CheckError,
+    CheckReport,
+    Divergence,
+    check_pair_exactness,
+    force_drafting,
+)
 from smartspec_py.pair import PairError, check_pair
+from smartspec_py.progress import Progress
 from smartspec_py.serving.config import DRAFT_MODEL, PROMPT_LOOKUP, ConfigError, ServerConfig
-from smartspec_py.serving.request import GenerateParams
+from smartspec_py.serving.request import GenerateParams, RequestError
 
 if TYPE_CHECKING:
     from smartspec_py.nearties import TieVerdict
@@ -31,6 +41,8 @@ CACHE_SHARE = 0.4
 """Of what all rows full would hold: little enough that mixed batches preempt one another."""
 
 NUM_SHOWN = 5
+
+PASS, FAIL = "PASS", "FAIL"
 
 PENALTIES: tuple[dict[str, Any], ...] = (
     {},
@@ -57,9 +69,12 @@ def check(
     """Compare the text of every policy and proposer with that of no speculation.
 
     Each request runs alone and in mixed batches with neighbours that come, go, are cancelled and
-    preempted. Where a text differs, the step at which it does is looked at again: near-ties come
-    from rounding, and in float32 there should be none; anything else is a fault, and exits with 1.
-    The last line is one JSON document.
+    preempted. Drafting is forced: policies that choose by cost are told that drafts cost next to
+    nothing. Where a text differs, the step at which it does is looked at again: near-ties come from
+    rounding, and in float32 there should be none; anything else is a fault.
+
+    Prints PASS (exit code 0) or FAIL (1). FAIL: a fault, or a policy that drafted nothing. The last
+    line is one JSON document.
     """
     console = Console(stderr=True)
     try:
@@ -84,8 +99,10 @@ def check(
     reports, verdicts = _run(config, requests, _arms(max_draft_len), tokens, console)
     console.print(_table(reports))
     _show(verdicts, console)
-    print(json.dumps(_summary(reports, verdicts, dtype)))
-    raise typer.Exit(0 if all(verdict.is_near_tie for _, verdict in verdicts) else 1)
+    summary = _summary(reports, verdicts, dtype)
+    console.print(_verdict_line(summary), style="bold", highlight=False, soft_wrap=True)
+    print(json.dumps(summary))
+    raise typer.Exit(0 if summary["verdict"] == PASS else 1)
 
 
 def _arms(max_draft_len: int) -> list[CheckArm]:
@@ -111,18 +128,26 @@ def _run(
     from smartspec_py.serving.server import Server
 
     try:
-        engine = build_engine(config, Path.cwd())
+        with Progress("loading models, timing passes", console=console):
+            engine = build_engine(config, Path.cwd())
     except ConfigError as error:
         fail(str(error), USAGE_ERROR)
     server = Server(engine, config)
+    force_drafting(server, config)
     server.start()
-    with console.status("reference without speculation") as status:
+    try:
+        with Progress("reference", unit="requests", console=console) as shown:
 
-        def show(report: CheckReport) -> None:
-            status.update(f"{report.arm} {report.mode}: {report.num_tokens} tokens compared")
+            def begin(label: str, num_requests: int) -> None:
+                shown.update(label, total=num_requests)
 
-        reports = check_pair_exactness(server, requests, arms, tokens, show)
-    server.stop()
+            reports = check_pair_exactness(server, requests, arms, tokens, begin, shown.advance)
+    except (CheckError, RequestError) as error:
+        fail(str(error))
+    except KeyboardInterrupt:
+        fail("interrupted", 130)
+    finally:
+        server.stop()
     divergences = [d for report in reports for d in report.divergences]
     return reports, _judged(engine, server.intake, divergences)
 
@@ -132,23 +157,14 @@ def _judged(
 ) -> list[tuple[Divergence, TieVerdict]]:
     """Every divergence with what it is; the server has stopped, so that its engine is free."""
     from smartspec_py.engines.torch_engine import TorchTarget
-    from smartspec_py.nearties import judge_divergence
+    from smartspec_py.nearties import judge
     from smartspec_py.serving.local import LocalSink
 
     assert isinstance(engine.target, TorchTarget)
     found = []
     for divergence in divergences:
         request = intake.receive(divergence.params, LocalSink()).request
-        end_token = request.sampling.end_token
-        verdict = judge_divergence(
-            engine.target,
-            [*request.tokens, *divergence.before],
-            request.num_prompt,
-            request.sampling,
-            end_token if divergence.expected is None else divergence.expected,
-            end_token if divergence.found is None else divergence.found,
-        )
-        found.append((divergence, verdict))
+        found.append((divergence, judge(engine.target, request, divergence)))
     return found
 
 
@@ -170,7 +186,12 @@ def _requests(temperatures: Sequence[float], prompts: int, seed: int) -> list[Ge
 
 
 def _table(reports: Sequence[CheckReport]) -> Table:
-    table = Table(title="Tokens with speculation against tokens without")
+    """Narrow enough for 80 columns."""
+    table = Table(
+        title="Tokens with speculation against tokens without",
+        box=SIMPLE_HEAD,
+        padding=0,
+    )
     for column in ("policy", "proposer", "mode"):
         table.add_column(column, no_wrap=True)
     for column in ("tokens", "drafted", "accepted", "cached", "differ"):
@@ -181,7 +202,10 @@ def _table(reports: Sequence[CheckReport]) -> Table:
         table.add_row(policy, proposer, r.mode, *map(str, counts))
     cancelled = sum(r.num_cancelled for r in reports)
     preempted = sum(r.num_preemptions for r in reports)
-    table.caption = f"beside {cancelled} requests that were cancelled, with {preempted} preemptions"
+    table.caption = (
+        "cached: prompt tokens taken from the prefix cache; differ: texts. "
+        f"Beside them {cancelled} cancelled requests, {preempted} preemptions."
+    )
     return table
 
 
@@ -202,10 +226,16 @@ def _summary(
     reports: Sequence[CheckReport], verdicts: Sequence[tuple[Divergence, TieVerdict]], dtype: str
 ) -> dict[str, Any]:
     num_near_ties = sum(verdict.is_near_tie for _, verdict in verdicts)
+    num_tokens, num_faults = sum(r.num_tokens for r in reports), len(verdicts) - num_near_ties
+    without_drafts = [
+        f"{r.arm} {r.mode}" for r in reports if r.arm != str(NO_SPECULATION) and not r.num_drafted
+    ]
+    is_passed = num_tokens > 0 and not num_faults and not without_drafts
     return {
+        "verdict": PASS if is_passed else FAIL,
         "dtype": dtype,
         "num_requests": sum(r.num_requests for r in reports),
-        "num_tokens": sum(r.num_tokens for r in reports),
+        "num_tokens": num_tokens,
         "num_drafted": sum(r.num_drafted for r in reports),
         "num_accepted": sum(r.num_accepted for r in reports),
         "num_cached": sum(r.num_cached for r in reports),
@@ -213,6 +243,25 @@ def _summary(
         "num_cancelled": sum(r.num_cancelled for r in reports),
         "num_diverged": len(verdicts),
         "num_near_ties": num_near_ties,
-        "num_faults": len(verdicts) - num_near_ties,
+        "num_faults": num_faults,
+        "without_drafts": without_drafts,
         "divergences": [asdict(d) | asdict(v) for d, v in verdicts[:20]],
     }
+
+
+def _verdict_line(summary: Mapping[str, Any]) -> str:
+    """Such as `PASS: 7,588 tokens compared, 7,215 drafted, 3,033 accepted; no text differs`."""
+    line = (
+        f"{summary['verdict']}: {summary['num_tokens']:,} tokens compared, "
+        f"{summary['num_drafted']:,} drafted, {summary['num_accepted']:,} accepted; "
+    )
+    if summary["num_diverged"]:
+        texts = f"{summary['num_diverged']} texts differ"
+        line += f"{texts}: {summary['num_faults']} faults, {summary['num_near_ties']} near-ties"
+    else:
+        line += "no text differs"
+    if summary["without_drafts"]:
+        line += (
+            f"; nothing was drafted, so nothing compared, in {'; '.join(summary['without_drafts'])}"
+        )
+    return line

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from smartspec_py.commands import USAGE_ERROR, fail
+from smartspec_py.commands import USAGE_ERROR, check_outputs, fail
 
 
 def doctor(
@@ -36,8 +36,7 @@ def doctor(
             fail(f"{option}: {directory} has no config.json; give an engine directory", USAGE_ERROR)
     if draft is not None and target is None:
         fail("--draft: needs --target as well", USAGE_ERROR)
-    if report is not None and not report.parent.is_dir():
-        fail(f"--report: {report.parent} is not a directory", USAGE_ERROR)
+    check_outputs(report=report)
     from smartspec_py.trtllm.doctor import diagnose
     from smartspec_py.trtllm.doctor_report import markdown
 

@@ -25,7 +25,7 @@ def expand(
     Layers and dimensions are added that cancel out: logits stay, time and memory become those of
     the larger size. It shows what speculation is worth at a size that nobody had to train.
     """
-    from smartspec_py.expand import PRESETS
+    from smartspec_py.expand import PRESETS, SizeError, presets_for
     from smartspec_py.expand import expand as expand_model
     from smartspec_py.expand_heads import widen_heads
 
@@ -42,6 +42,9 @@ def expand(
                 origin = Path(between) / source.name
                 widen_heads(source, origin, head_dim, seed=seed)
             num_parameters = expand_model(origin, out, seed=seed, **PRESETS[preset])
+    except SizeError as error:
+        fitting = " or ".join(presets_for(source)) or "no preset: it is larger than all of them"
+        fail(f"--preset: {preset} is too small for {source} ({error}): use {fitting}", USAGE_ERROR)
     except (OSError, ValueError) as error:
         fail(f"cannot expand {source}: {error}")
     typer.echo(f"{out}: {num_parameters / 1e6:.1f} M parameters, the answers of {source}")

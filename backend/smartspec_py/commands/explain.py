@@ -6,7 +6,7 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,19 +15,11 @@ from rich.console import Console
 from rich.table import Table
 
 from smartspec_py.commands import USAGE_ERROR, fail
-from smartspec_py.core.explain import (
-    Candidate,
-    Outcome,
-    RecordedStep,
-    WindowReport,
-    candidates,
-    options,
-    window,
-)
 from smartspec_py.launch.address import DIRECT
 from smartspec_py.serving.contract import MODEL_NAME
+from smartspec_py.tracing.explain import Candidate, WindowReport, candidates, options, window
 from smartspec_py.tracing.files import TraceError
-from smartspec_py.tracing.steps import StepTrace, StepTraceFile, cost_of, parse_steps, read_steps
+from smartspec_py.tracing.steps import StepTrace, StepTraceFile, parse_steps, read_steps
 
 TIMEOUT_S = 30.0
 
@@ -60,24 +52,35 @@ def explain(
     found, text = _fetched(url, steps) if url is not None else (_read(trace), None)
     if save is not None and text is not None:
         save.write_text(text, encoding="utf-8")
-    recorded = [_recorded(one, found) for one in found.steps[-steps:]]
-    if not recorded:
+    found = replace(found, steps=found.steps[-steps:])
+    if not found.steps:
         fail("the trace has no step that planned anything")
     try:
-        shown, traced = recorded[step], found.steps[-steps:][step]
+        shown = found.steps[step]
     except IndexError:
-        fail(f"--step: got {step}, the trace has {len(recorded)} steps", USAGE_ERROR)
+        fail(f"--step: got {step}, the trace has {len(found.steps)} steps", USAGE_ERROR)
     chosen = sequence if sequence is not None else shown.views[0].sequence
     try:
-        lengths = options(shown, chosen)
+        lengths = options(found, shown, chosen)
     except KeyError:
         fail(f"--sequence: {chosen} was not in that step", USAGE_ERROR)
-    report = window(recorded)
+    plans, report = candidates(found, shown), window(found)
     console = Console(stderr=True)
-    console.print(_step_table(shown, traced))
+    console.print(_step_table(shown, plans))
     console.print(_candidate_table(f"Sequence {chosen}, draft length", lengths))
     _show_window(report, console)
-    print(json.dumps(_document(report, shown, traced, chosen, lengths)))
+    document = {
+        "window": asdict(report),
+        "step": {
+            "why": shown.why,
+            "total_s": shown.total_s,
+            "num_delayed": shown.num_delayed,
+            "num_background": shown.num_background,
+            "candidates": _listed(plans),
+        },
+        "sequence": {"sequence": chosen, "candidates": _listed(lengths)},
+    }
+    print(json.dumps(document, allow_nan=False))
 
 
 def _fetched(url: str, steps: int) -> tuple[StepTraceFile, str]:
@@ -103,46 +106,31 @@ def _read(path: Path | None) -> StepTraceFile:
         fail(str(error))
 
 
-def _recorded(step: StepTrace, found: StepTraceFile) -> RecordedStep:
-    planned = {view.sequence for view in step.views}
-    return RecordedStep(
-        views=step.views,
-        plan=step.plan,
-        cost=cost_of(step, found.costs),
-        outcomes=[
-            Outcome(one.sequence, one.num_drafted, one.num_accepted)
-            for one in step.outcomes
-            if one.sequence in planned
-        ],
-        num_prefill_tokens=step.num_prefill_tokens,
-        draft_s=step.draft_s,
-        target_s=step.target_s,
-        total_s=step.total_s,
-    )
-
-
-def _step_table(step: RecordedStep, traced: StepTrace) -> Table:
-    table = _candidate_table(
-        f"A step of {len(step.views)} sequences ({traced.why})", candidates(step)
-    )
-    accepted = sum(outcome.num_accepted for outcome in step.outcomes)
-    table.caption = (
-        f"what happened: {accepted + len(step.outcomes)} tokens in {1e3 * step.total_s:.1f} ms"
-        + (f", beside {step.num_prefill_tokens} prompt tokens" if step.num_prefill_tokens else "")
+def _step_table(step: StepTrace, plans: Sequence[Candidate]) -> Table:
+    table = _candidate_table(f"A step of {len(step.views)} sequences ({step.why})", plans)
+    beside = [
+        f"{count} {what}"
+        for count, what in (
+            (step.num_prefill_tokens, "prompt tokens"),
+            (step.num_delayed, "requests that wait for their prompts"),
+            (step.num_background, "sequences in a burst"),
+        )
+        if count
+    ]
+    table.caption = f"what happened: {step.num_generated} tokens in {1e3 * step.total_s:.1f} ms" + (
+        f", beside {', '.join(beside)}" if beside else ""
     )
     return table
 
 
 def _candidate_table(title: str, found: Sequence[Candidate]) -> Table:
-    best = max(found, key=lambda one: one.goodput)
     table = Table(title=title)
     table.add_column("plan", no_wrap=True)
     for column in ("drafts", "tokens", "ms", "tokens/s"):
         table.add_column(column, justify="right", no_wrap=True)
     for one in found:
-        mark = " best" if one is best else ""
         table.add_row(
-            one.name + mark,
+            one.name + (", best" if one.is_best else ""),
             str(sum(one.draft_lens)),
             f"{one.expected_tokens:.2f}",
             f"{1e3 * one.expected_s:.2f}",
@@ -177,22 +165,5 @@ def _show_window(report: WindowReport, console: Console) -> None:
         console.print(bins)
 
 
-def _document(
-    report: WindowReport,
-    step: RecordedStep,
-    traced: StepTrace,
-    sequence: int,
-    lengths: Sequence[Candidate],
-) -> dict[str, Any]:
-    def listed(found: Sequence[Candidate]) -> list[dict[str, Any]]:
-        return [asdict(one) | {"tokens_per_s": one.goodput} for one in found]
-
-    return {
-        "window": asdict(report),
-        "step": {
-            "why": traced.why,
-            "total_s": step.total_s,
-            "candidates": listed(candidates(step)),
-        },
-        "sequence": {"sequence": sequence, "candidates": listed(lengths)},
-    }
+def _listed(found: Sequence[Candidate]) -> list[dict[str, Any]]:
+    return [asdict(one) | {"tokens_per_s": one.goodput} for one in found]

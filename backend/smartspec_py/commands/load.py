@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 from rich.console import Console
 
-from smartspec_py.commands import USAGE_ERROR, fail
+from smartspec_py.commands import USAGE_ERROR, check_outputs, fail, write_output
+from smartspec_py.progress import Progress, duration
 from smartspec_py.prompts import (
     MIXED,
     Prompt,
@@ -73,6 +74,7 @@ def load(
     jsonl: Annotated[Path | None, typer.Option(help="A line a request, as each ends.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write it there.")] = None,
 ) -> None:
+    check_outputs(jsonl=jsonl, json=json_file)
     schedule = _schedule(arrivals, rate, phases, burstiness, times, seed)
     slo = _slo(goodput)
     source = _prompts(workload, prompts)
@@ -92,19 +94,24 @@ def load(
     bounds = Bounds(requests, duration, max_out, timeout)
     address = f"{url.rstrip('/')}/v2/models/{MODEL_NAME}/generate_stream"
     try:
-        exchanges = asyncio.run(_run(address, bounds, fields, schedule, source, jsonl, console))
+        exchanges, unreachable = asyncio.run(
+            _run(address, bounds, fields, schedule, source, jsonl, console)
+        )
     except OSError as error:
         fail(f"--jsonl: {error}")
     except KeyboardInterrupt:
         fail("interrupted", 130)
+    if unreachable and not any(exchange.num_tokens for exchange in exchanges):
+        fail(f"--url: no server at {url}: {unreachable}")
     summary = summarise([exchange.timing for exchange in exchanges], slo)
     summary["errors"] = _errors(exchanges)
     console.print(load_table(summary))
     for line in [*load_lines(summary), *(f"{n} x {text}" for text, n in summary["errors"].items())]:
-        console.print(line, highlight=False, markup=False)
-    if json_file is not None:
-        json_file.write_text(json.dumps(summary, indent=1) + "\n")
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     print(json.dumps(summary))
+    write_output("json", json_file, json.dumps(summary, indent=1) + "\n")
+    if unreachable:
+        fail(f"the server at {url} is gone, so sending ended early: {unreachable}")
     if not summary["num_finished"]:
         raise typer.Exit(1)
 
@@ -127,25 +134,28 @@ async def _run(
     source: Iterator[Prompt],
     jsonl: Path | None,
     console: Console,
-) -> list[Exchange]:
+) -> tuple[list[Exchange], str]:
+    """What came of the requests; and why no more were sent, where the server was not there."""
     from smartspec_py.sim.open_loop import HttpStreams, OpenLoop
 
     with ExitStack() as stack:
         lines: TextIO | None = None
         if jsonl is not None:
             lines = stack.enter_context(jsonl.open("w", encoding="utf-8"))
-        status = stack.enter_context(console.status("sending"))
+        label = f"sending at most {bounds.max_requests:,} requests for {duration(bounds.max_s)}"
+        shown = stack.enter_context(Progress(label, console=console))
         num_ended = 0
 
         def ended(exchange: Exchange) -> None:
             nonlocal num_ended
             num_ended += 1
-            status.update(f"{num_ended} requests are over")
+            shown.update(f"{label}: {num_ended:,} are over")
             if lines is not None:
                 lines.write(json.dumps(exchange.record()) + "\n")
 
         async with HttpStreams(address) as streams:
-            return await OpenLoop(streams, bounds, fields).run(schedule, source, ended)
+            loop = OpenLoop(streams, bounds, fields)
+            return await loop.run(schedule, source, ended), loop.unreachable
 
 
 def _schedule(

@@ -14,10 +14,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from smartspec_py.commands import USAGE_ERROR, fail
+from smartspec_py.commands import USAGE_ERROR, check_outputs, fail, write_output
 from smartspec_py.commands.settings import checked_config, torch_settings
 from smartspec_py.launch import paths
 from smartspec_py.pair import PairError, check_pair
+from smartspec_py.progress import Progress
 from smartspec_py.prompts import MIXED, Prompt, PromptFileError, generated, read_prompts, repeated
 from smartspec_py.serving.config import BatchTableConfig, ConfigError, LimitsConfig, ServerConfig
 
@@ -65,8 +66,8 @@ def profile(
         int, typer.Option(help="Longest draft; the server's.", min=1, max=MAX_DRAFT_LEN)
     ] = _LIMITS.max_draft_len,
     max_context_len: Annotated[
-        int, typer.Option(help="Prompt and text together; the server's.")
-    ] = _LIMITS.max_context_len,
+        int | None, typer.Option(help="Prompt and text together; the server's.")
+    ] = None,
     input_file: Annotated[
         Path | None,
         typer.Option("--input", help='Own prompts: {"prompt": ".."} a line, or ShareGPT.'),
@@ -101,8 +102,7 @@ def profile(
         texts = _texts(input_file)
     except (PairError, PromptFileError) as error:
         fail(str(error), USAGE_ERROR)
-    if table is not None and (table.is_dir() or not table.parent.is_dir()):
-        fail(f"--table: {table} must be a file in a directory that exists", USAGE_ERROR)
+    check_outputs(table=table)
     # The prompt's step, one in which the draft reads the prompt, and one that counts.
     least = 1 + 2 * (max_draft_len + 1)
     if max_tokens < least:
@@ -136,14 +136,14 @@ def profile(
     console = Console(stderr=True)
     cost, found = _run(config, plan, texts, console)
     document = _document(cost, found, {"model": model.name, "draft": draft.name, **settings})
-    if table is not None:
-        table.write_text(json.dumps(_section(document), indent=1) + "\n")
+    section = json.dumps(_section(document), indent=1)
     console.print(_table(document["sizes"], found.accept_prob))
     if found.spread > LOUD:
         console.print(
             f"loud machine: rounds lie {found.spread:.0%} apart; do it again on a quiet one"
         )
     print(json.dumps(document))
+    write_output("table", table, section + "\n")
 
 
 def _texts(input_file: Path | None) -> Callable[[], Iterator[Prompt]]:
@@ -160,23 +160,16 @@ def _run(
     texts: Callable[[], Iterator[Prompt]],
     console: Console,
 ) -> tuple[CostModel, Found]:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
     from smartspec_py.commands.grid_search import GridSearchError, search
     from smartspec_py.serving.server import Server
 
     engine = _built(config, console)
     server = Server(engine, config)
     server.start()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    total = plan.num_rounds * plan.num_runs
     try:
-        with Progress(*columns, console=console, transient=True) as progress:
-            task = progress.add_task("", total=plan.num_rounds * plan.num_runs)
-
-            def advance(label: str) -> None:
-                progress.update(task, advance=1, description=label)
-
-            return engine.cost, search(server, plan, texts, advance)
+        with Progress("first batch", total, "runs", console=console) as shown:
+            return engine.cost, search(server, plan, texts, shown.advance)
     except GridSearchError as error:
         fail(str(error))
     except KeyboardInterrupt:
@@ -201,12 +194,12 @@ def _told(console: Console) -> Iterator[None]:
     logger = logging.getLogger("smartspec_py.serving.profile")
     said: list[str] = []
     level = logger.level
-    with console.status("loading the models") as status:
+    with Progress("loading the models", console=console) as shown:
         handler = logging.Handler()
 
         def emit(record: logging.LogRecord) -> None:
             said.append(record.getMessage())
-            status.update(said[-1])
+            shown.update(said[-1])
 
         handler.emit = emit  # type: ignore[method-assign]
         logger.addHandler(handler)
@@ -217,7 +210,7 @@ def _told(console: Console) -> Iterator[None]:
             logger.removeHandler(handler)
             logger.setLevel(level)
     for message in said[-1:]:
-        console.print(message, highlight=False)
+        console.print(message, highlight=False, soft_wrap=True)
 
 
 def _document(cost: CostModel, found: Found, about: Mapping[str, object]) -> dict[str, Any]:

@@ -21,14 +21,21 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from smartspec_py.commands import USAGE_ERROR, fail
+from smartspec_py.commands import USAGE_ERROR, check_outputs, fail, write_output
 from smartspec_py.commands.comparison import Answer, Row, ask, summarise
 from smartspec_py.commands.streams import GrpcTransport, HttpTransport, StreamError, Transport
 from smartspec_py.core.planner import parse_policy
+from smartspec_py.launch.address import behind_front
 from smartspec_py.launch.files import InstallationError
 from smartspec_py.launch.foreground import announce, signals_interrupt, wait_with_progress, watch
 from smartspec_py.launch.interpreter import InterpreterError
-from smartspec_py.serving.config import ServerConfig, TorchEngineConfig
+from smartspec_py.progress import Progress
+from smartspec_py.serving.config import (
+    DEFAULT_CONTEXT_LEN,
+    LimitsConfig,
+    ServerConfig,
+    TorchEngineConfig,
+)
 from smartspec_py.serving.profile import machine_name
 from smartspec_py.triton_server import TritonServer, TritonServerError, free_address
 
@@ -82,6 +89,7 @@ def quickstart(
     dtype: Annotated[Dtype, typer.Option(help="Of both models.")] = Dtype.float32,
 ) -> None:
     """Watch Triton stream four answers, and what speculation makes of their speed."""
+    check_outputs(json=json_file)
     console = Console()
     try:
         parse_policy(policy)
@@ -95,8 +103,9 @@ def quickstart(
         dtype=dtype.value,
         profile_cache=str(CACHE / "profiles"),
     )
-    address = free_address()
-    server = TritonServer(ServerConfig(engine=engine), CACHE / f"run-{address.http_port}", address)
+    address = behind_front(free_address())
+    config = ServerConfig(engine=engine, limits=LimitsConfig(max_context_len=DEFAULT_CONTEXT_LEN))
+    server = TritonServer(config, CACHE / f"run-{address.http_port}", address)
     try:
         with signals_interrupt(), server:
             wait_with_progress(server, console)
@@ -130,7 +139,7 @@ def expanded_pair(console: Console) -> Path:
             digest.update(path.read_bytes())
     pair = CACHE / f"pair-{digest.hexdigest()[:12]}"
     if not pair.is_dir():
-        with console.status("Expanding the pair"):
+        with Progress("expanding the pair"):
             for older in CACHE.glob("pair-*"):
                 shutil.rmtree(older)
             part = pair.with_suffix(".part")
@@ -147,7 +156,7 @@ def compare(server: TritonServer, comparison: Comparison, console: Console) -> l
     http = HttpTransport(server.address)
     rows = []
     with GrpcTransport(server.address) as grpc:
-        with console.status("Warming up"):
+        with Progress("warming up"):
             for policy in (comparison.policy, NO_SPECULATION):
                 for each in (http, grpc):
                     ask(each, comparison.fields("Warm-up", policy, max_tokens=8))
@@ -171,14 +180,15 @@ def compare_one(
     with_fields = comparison.fields(prompt, comparison.policy)
     without_fields = comparison.fields(prompt, NO_SPECULATION)
     speculated, plain = [ask(transport, with_fields, show)], list[Answer]()
-    with console.status("Measuring with and without speculation"):
+    console.print()
+    with Progress("measuring with and without speculation"):
         for _ in range(NUM_RUNS - 1):
             plain.append(ask(transport, without_fields))
             speculated.append(ask(transport, with_fields))
         plain.append(ask(transport, without_fields))
     row = summarise(workload, transport.name, speculated, plain)
     console.print(
-        f"\n[dim]{row.tokens_per_s_with:.1f} tokens/s, {row.speed_up:.2f} times the speed "
+        f"[dim]{row.tokens_per_s_with:.1f} tokens/s, {row.speed_up:.2f} times the speed "
         "without speculation[/dim]",
         highlight=False,
     )
@@ -212,9 +222,8 @@ def report(
         "machine": machine_name(),
         "python": platform.python_version(),
     }
-    if json_file is not None:
-        json_file.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     print(json.dumps(document), flush=True)
+    write_output("json", json_file, json.dumps(document, indent=2) + "\n")
 
 
 def as_table(rows: Sequence[Row], policy: str) -> Table:
@@ -251,8 +260,10 @@ def as_table(rows: Sequence[Row], policy: str) -> Table:
 
 def keep_serving(server: TritonServer) -> None:
     """Serve until Ctrl-C. On stderr, so that the JSON stays the last line of stdout."""
+    from smartspec_py.workloads import generate
+
     console = Console(stderr=True)
-    announce(server.address, console)
+    announce(server.address, console, generate("qa", HELD_OUT_STREAM, 0).prompt)
     try:
         if watch(server, console):
             raise TritonServerError("the server ended")

@@ -11,7 +11,7 @@ from smartspec_py.commands import USAGE_ERROR, fail
 
 
 def report(
-    result: Annotated[Path, typer.Argument(help="JSON that `smartspec bench` wrote.")],
+    result: Annotated[Path, typer.Argument(help="JSON document of `bench load`.")],
     html: Annotated[
         Path | None, typer.Option(help="The page; else beside RESULT, ending in .html.")
     ] = None,
@@ -19,7 +19,8 @@ def report(
         Path | None, typer.Option(help="Directory for the pictures as PNG files too.")
     ] = None,
 ) -> None:
-    """Write one HTML page of a run, with its pictures inside; it needs no network and no script.
+    """Write one HTML page of a run of `bench load`, with its pictures inside; it needs no network
+    and no script. Documents of `bench arms` and `bench overhead` have no page: they print a table.
 
     The last line of stdout is the page's path.
     """

@@ -14,7 +14,8 @@ from rich.console import Console
 from smartspec_py.commands import USAGE_ERROR, fail
 from smartspec_py.commands.settings import checked_config
 from smartspec_py.launch import paths
-from smartspec_py.launch.files import InstallationError
+from smartspec_py.launch.address import behind_front
+from smartspec_py.launch.files import InstallationError, exposure, find_installation
 from smartspec_py.launch.foreground import run_in_foreground
 from smartspec_py.launch.interpreter import InterpreterError
 from smartspec_py.pair import PairError, check_pair
@@ -23,6 +24,7 @@ from smartspec_py.serving.config import (
     ConfigError,
     LimitsConfig,
     ServerConfig,
+    TorchEngineConfig,
     read_config,
     with_absolute_paths,
 )
@@ -76,7 +78,16 @@ _Threads = Annotated[
 _Host = Annotated[
     str,
     typer.Option(
-        help="Address to listen on. Triton asks nobody for a password.", rich_help_panel="Address"
+        help="Address to listen on. Nobody is asked for a password.", rich_help_panel="Address"
+    ),
+]
+_AllowRemote = Annotated[
+    bool,
+    typer.Option(
+        "--allow-remote",
+        help="Listen on another address than loopback even with a Triton whose known remote "
+        "vulnerabilities are not fixed, as that of the wheel.",
+        rich_help_panel="Address",
     ),
 ]
 _Port = Annotated[int, typer.Option(rich_help_panel="Address")]
@@ -93,7 +104,11 @@ _Queue = Annotated[
     typer.Option(help="Requests waiting beyond those; more are refused.", rich_help_panel="Limits"),
 ]
 _Context = Annotated[
-    int, typer.Option(help="Prompt and generated tokens of one request.", rich_help_panel="Limits")
+    int | None,
+    typer.Option(
+        help="Prompt and generated tokens of one request; unset: what models and memory allow.",
+        rich_help_panel="Limits",
+    ),
 ]
 _DraftLen = Annotated[
     int,
@@ -114,6 +129,28 @@ _Drain = Annotated[
     float,
     typer.Option(
         help="Seconds that requests are given to finish when the server stops.",
+        rich_help_panel="Limits",
+    ),
+]
+_Start = Annotated[
+    float,
+    typer.Option(
+        help="Seconds until the model must serve; a start that takes longer is given up.",
+        rich_help_panel="Limits",
+    ),
+]
+_Profile = Annotated[
+    float,
+    typer.Option(
+        help="Seconds for measuring step costs at a first start; each pass is timed once at least.",
+        rich_help_panel="Limits",
+    ),
+]
+_Explain = Annotated[
+    bool,
+    typer.Option(
+        help="Let clients ask what was planned, as `smartspec explain` does; it shows numbers of "
+        "all requests.",
         rich_help_panel="Limits",
     ),
 ]
@@ -169,6 +206,7 @@ def serve(
     num_threads: _Threads = 0,
     batch_invariant: _Invariant = False,
     host: _Host = _ADDRESS.host,
+    allow_remote: _AllowRemote = False,
     http_port: _Port = _ADDRESS.http_port,
     grpc_port: _Port = _ADDRESS.grpc_port,
     metrics_port: _Port = _ADDRESS.metrics_port,
@@ -178,7 +216,10 @@ def serve(
     max_draft_len: _DraftLen = _LIMITS.max_draft_len,
     prefill_chunk: _Chunk = _LIMITS.prefill_chunk,
     max_cache_tokens: _CacheTokens = _LIMITS.max_cache_tokens,
+    profile_s: _Profile = _LIMITS.profile_s,
+    start_s: _Start = _LIMITS.start_s,
     drain_s: _Drain = _LIMITS.drain_s,
+    explain: _Explain = False,
     run_dir: _RunDir = None,
     profile_cache: _Cache = None,
     batch_table: _BatchTable = None,
@@ -187,9 +228,12 @@ def serve(
 ) -> None:
     """Serve a target model that a draft model speculates for, on Triton, until Ctrl-C."""
     address = Address(host, http_port, grpc_port, metrics_port)
+    _check_exposure(address, allow_remote)
     if config is not None:
         found = _read(config)
-        raise typer.Exit(_run(_server(found, address, run_dir, alias)))
+        server = _server(found, address, run_dir, alias)
+        _check_engine(found)
+        raise typer.Exit(_run(server))
     if model is None:
         fail("--model, or --config with an engine.json, must be given", USAGE_ERROR)
     settings = {
@@ -210,19 +254,35 @@ def serve(
             "max_draft_len": max_draft_len,
             "prefill_chunk": prefill_chunk,
             "max_cache_tokens": max_cache_tokens,
+            "profile_s": profile_s,
+            "start_s": start_s,
             "drain_s": drain_s,
         },
         **({} if batch_table is None else _planner_section(batch_table)),
         "policy": policy,
         "proposer": proposer,
+        "explain": explain,
     }
     checked = checked_config(settings)
     server = _server(checked, address, run_dir, alias)
-    try:
-        check_pair(model, draft)
-    except PairError as error:
-        fail(str(error), USAGE_ERROR)
+    _check_engine(checked)
     raise typer.Exit(_run(server))
+
+
+def _check_engine(config: ServerConfig) -> None:
+    """What the PyTorch engine would refuse after Triton's start. Paths must be absolute."""
+    engine = config.engine
+    if not isinstance(engine, TorchEngineConfig):
+        return
+    draft = None if engine.draft is None else Path(engine.draft)
+    try:
+        check_pair(Path(engine.model), draft, config.limits.max_context_len)
+        if engine.device not in ("auto", "cpu") or engine.batch_invariant:
+            from smartspec_py.serving.build_torch import device_and_dtype  # takes seconds
+
+            device_and_dtype(engine)
+    except (PairError, ConfigError) as error:
+        fail(str(error).removeprefix("engine.json: "), USAGE_ERROR)
 
 
 def _read(path: Path) -> ServerConfig:
@@ -243,7 +303,7 @@ def _server(
             )
     _check_address(address)
     folder = (run_dir or paths.run_dir(address.http_port)).resolve()
-    return TritonServer(config, folder, address, aliases=aliases or ())
+    return TritonServer(config, folder, behind_front(address), aliases=aliases or ())
 
 
 def _planner_section(path: Path) -> dict[str, Any]:
@@ -261,6 +321,21 @@ def _run(server: TritonServer) -> int:
         return run_in_foreground(server, Console(stderr=True))
     except (InterpreterError, InstallationError, TritonServerError) as error:
         fail(str(error))
+
+
+def _check_exposure(address: Address, allow_remote: bool) -> None:
+    if address.is_loopback:
+        return
+    try:
+        installation = find_installation()
+    except (InterpreterError, InstallationError) as error:
+        fail(str(error))
+    if installation.is_fit_for_network:
+        return
+    reason = exposure(address.host, installation.version)
+    if not allow_remote:
+        fail(f"--host: {reason}; use loopback, a container image, or --allow-remote", USAGE_ERROR)
+    typer.echo(f"smartspec: warning: {reason}.", err=True)
 
 
 def _check_address(address: Address) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from smartspec_py.commands import USAGE_ERROR, fail
+from smartspec_py.core.planner import parse_policy
 from smartspec_py.launch import paths
 from smartspec_py.pair import PairError, check_pair
 from smartspec_py.serving.config import ServerConfig
@@ -47,6 +48,28 @@ def _option(place: Sequence[int | str]) -> str:
     if section == "planner":  # a file, of which the option is only the name
         return f"batch-table: {'.'.join(rest)}" if rest else "batch-table"
     return (rest or [section])[-1].replace("_", "-")
+
+
+def policies_of(text: str, option: str = "policies") -> list[str]:
+    """Names separated by commas; one that is none ends the command."""
+    names = text.split(",")
+    for name in names:
+        try:
+            parse_policy(name)
+        except ValueError as error:
+            fail(f"--{option}: {name!r} must be {error}", USAGE_ERROR)
+    return names
+
+
+def sizes_of(text: str, option: str = "rows") -> list[int]:
+    """Numbers from 1 separated by commas; what is not ends the command."""
+    try:
+        sizes = [int(part) for part in text.split(",")]
+    except ValueError:
+        sizes = [0]
+    if min(sizes) < 1:
+        fail(f"--{option}: got {text!r}, must be numbers from 1 separated by commas", USAGE_ERROR)
+    return sizes
 
 
 def temperatures_of(text: str) -> list[float]:

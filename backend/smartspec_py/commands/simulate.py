@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -13,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from smartspec_py.commands import USAGE_ERROR, fail
+from smartspec_py.commands import USAGE_ERROR, check_outputs, fail, write_output
+from smartspec_py.commands.settings import policies_of
+from smartspec_py.progress import Progress
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
     from smartspec_py.sim.hardware import Hardware
     from smartspec_py.sim.latency import Slo
     from smartspec_py.sim.scenario import Deviation, Scenario
@@ -98,7 +97,8 @@ def simulate(
     from smartspec_py.sim.simulate import SimLimits
 
     limits = SimLimits(rows, max_queue, max_draft_len, prefill_chunk)
-    names = _policies(policies)
+    check_outputs(json=json_file, plot=plot)
+    names = policies_of(policies)
     slo = _slo(goodput)
     if workload is not None or record is not None:
         base = _given(workload, record, accept, seed, limits)
@@ -118,8 +118,8 @@ def simulate(
     machine = _machine(profile, gpu, num_gpus, target, draft, host_ms)
     try:
         runs = runs_of(scenarios, names, machine, slo)
-        with _progress() as progress:
-            found = run_all(runs, _beginner(progress), jobs)
+        with Progress("simulating", len(runs), "runs") as shown:
+            found = run_all(runs, lambda label, done: shown.update(label, done=done), jobs)
     except ValueError as error:
         fail(str(error), USAGE_ERROR)
     notes = (*machine(rows).notes, *(f"steps really take: {text}" for text in wrong or []))
@@ -138,26 +138,13 @@ def _show(
     for note in notes:
         console.print(note, highlight=False)
     summary = {"hardware": notes, "rows": rows}
-    if json_file is not None:
-        json_file.write_text(json.dumps(summary, indent=1) + "\n")
     print(json.dumps(summary))
+    write_output("json", json_file, json.dumps(summary, indent=1) + "\n")
     try:
         if plot is not None:
             draw_picture(rows, plot)
     except PlotError as error:
         fail(str(error))
-
-
-def _policies(text: str) -> list[str]:
-    from smartspec_py.core.planner import parse_policy
-
-    names = text.split(",")
-    for name in names:
-        try:
-            parse_policy(name)
-        except ValueError as error:
-            fail(f"--policies: {name!r} must be {error}", USAGE_ERROR)
-    return names
 
 
 def _slo(text: str | None) -> Slo | None:
@@ -282,23 +269,3 @@ def _read_profile(path: Path) -> Any:
         return load_served(path)
     except (OSError, ValueError, KeyError, TypeError) as error:
         fail(f"--profile: {path}: {error}", USAGE_ERROR)
-
-
-def _progress() -> AbstractContextManager[Progress]:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )
-
-
-def _beginner(progress: Progress) -> Callable[[str, int], Callable[[int], None]]:
-    def begin(label: str, num_requests: int) -> Callable[[int], None]:
-        task = progress.add_task(label, total=num_requests)
-        return lambda num_over: progress.update(task, completed=num_over)
-
-    return begin

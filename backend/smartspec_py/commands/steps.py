@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.table import Table
 
 from smartspec_py.commands import USAGE_ERROR, fail
-from smartspec_py.commands.settings import checked_config, torch_settings
-from smartspec_py.launch import paths
-from smartspec_py.serving.config import DRAFT_MODEL, ConfigError
+from smartspec_py.commands.settings import checked_config, pair_settings, policies_of, sizes_of
+from smartspec_py.progress import Progress, tracked
+from smartspec_py.serving.config import DEFAULT_CONTEXT_LEN, DRAFT_MODEL, ConfigError
 from smartspec_py.serving.local import generate
 from smartspec_py.serving.request import GenerateParams
 from smartspec_py.serving.server import Server
@@ -55,28 +55,17 @@ def steps(
 
     The last line is one JSON document.
     """
-    try:
-        sizes = [int(part) for part in rows.split(",")]
-    except ValueError:
-        fail(f"--rows: got {rows!r}, must be numbers separated by commas", USAGE_ERROR)
-    config = checked_config(
-        {
-            "engine": torch_settings(
-                model,
-                draft,
-                dtype=dtype,
-                num_threads=num_threads,
-                profile_cache=str(paths.profile_cache().resolve()),
-            ),
-            "limits": {"max_sequences": max(sizes)},
-        }
-    )
+    sizes, names = sizes_of(rows), policies_of(policies)
+    engine_settings = pair_settings(model, draft, dtype, num_threads)
+    limits = {"max_sequences": max(sizes), "max_context_len": DEFAULT_CONTEXT_LEN}
+    config = checked_config({"engine": engine_settings, "limits": limits})
     from smartspec_py.engines.torch_engine import TorchTarget
     from smartspec_py.proposers.draft_model import DraftModelProposer
     from smartspec_py.serving.build import build_engine
 
     try:
-        engine = build_engine(config, Path.cwd())
+        with Progress("loading models, timing passes"):
+            engine = build_engine(config, Path.cwd())
     except ConfigError as error:
         fail(str(error), USAGE_ERROR)
     target, proposer = engine.target, engine.proposers.get(DRAFT_MODEL)
@@ -84,10 +73,10 @@ def steps(
     assert isinstance(proposer, DraftModelProposer)
     server = Server(engine, config)
     server.start()
+    cells = [(size, policy) for size in sizes for policy in names]
     found = [
         _time(server, lambda: target.passes_s + proposer.passes_s, size, policy)
-        for size in sizes
-        for policy in policies.split(",")
+        for size, policy in tracked("timing steps", cells, "policies and sizes")
     ]
     server.stop()
     Console(stderr=True).print(_table(found))

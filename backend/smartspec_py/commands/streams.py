@@ -52,16 +52,21 @@ class HttpTransport:
     def stream(self, fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(self._url, json.dumps(fields).encode(), headers)
+        is_over = False
         try:
             with DIRECT.open(request, timeout=TIMEOUT_S) as lines:
                 for line in lines:
                     if line.startswith(b"data:"):
-                        yield self._response(json.loads(line.removeprefix(b"data:")))
+                        response = self._response(json.loads(line.removeprefix(b"data:")))
+                        is_over = bool(response.get("finish_reason"))
+                        yield response
         except urllib.error.HTTPError as error:
             reason = error.read().decode(errors="replace").strip()
             raise StreamError(f"HTTP {error.code}: {reason}") from error
         except OSError as error:
             raise StreamError(str(error)) from error
+        if not is_over:  # urllib tells nothing of a body that breaks off
+            raise StreamError("the connection ended before the last response")
 
     @staticmethod
     def _response(event: dict[str, Any]) -> dict[str, Any]:

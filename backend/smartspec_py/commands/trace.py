@@ -13,10 +13,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from smartspec_py.commands import USAGE_ERROR, fail
+from smartspec_py.commands import USAGE_ERROR, check_outputs, fail
 from smartspec_py.commands.settings import checked_config, temperatures_of, torch_settings
 from smartspec_py.launch import paths
 from smartspec_py.pair import PairError, check_pair
+from smartspec_py.progress import Progress
 from smartspec_py.prompts import Prompt, read_prompts
 from smartspec_py.serving.config import DRAFT_MODEL, PROMPT_LOOKUP, ConfigError, ServerConfig
 from smartspec_py.serving.request import GenerateParams, RequestError
@@ -85,8 +86,7 @@ def trace(
         )
     except (PairError, ValueError) as error:
         fail(str(error), USAGE_ERROR)
-    if not out.parent.is_dir() or out.is_dir():
-        fail(f"--out: {out} must be a file in a directory that exists", USAGE_ERROR)
+    check_outputs(out=out)
     config = _config(model, draft, dtype, device, max_draft_len, max_context_len)
     traced, refusals = _run(config, jobs, console)
     if not traced:
@@ -100,7 +100,10 @@ def trace(
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         settings={"device": device, "lookup": config.lookup.model_dump()},
     )
-    write_oracle(out, header, traced)
+    try:
+        write_oracle(out, header, traced)
+    except OSError as error:
+        fail(f"--out: {error}")
     if refusals:
         console.print(f"{len(refusals)} left out: {refusals[0]}", highlight=False)
     _report(out, _all_rates(traced, max_draft_len), len(refusals), console)
@@ -170,17 +173,18 @@ def _run(
     from smartspec_py.tracing.make import FinishedText, trace_text, write_texts
 
     try:
-        engine = build_engine(config, Path.cwd())
+        with Progress("loading models, timing passes", console=console):
+            engine = build_engine(config, Path.cwd())
     except ConfigError as error:
         fail(str(error), USAGE_ERROR)
     server = Server(engine, config)
     server.start()
     written, traced = [], []
-    with console.status("generating") as status:
+    with Progress("generating", 2 * len(jobs), "passes", console=console) as shown:
         try:
             for text in write_texts(server, [job.params for job in jobs], BATCH):
                 written.append(text)
-                status.update(f"{len(written)} of {len(jobs)} texts generated")
+                shown.advance("texts generated")
         except TraceError as error:
             fail(str(error))
         finally:
@@ -188,7 +192,7 @@ def _run(
         for job, text in zip(jobs, written, strict=True):
             if isinstance(text, FinishedText):
                 traced.append(trace_text(engine, text, job.workload, config.limits.max_draft_len))
-                status.update(f"{len(traced)} texts traced")
+                shown.advance("texts traced")
     return traced, [str(text) for text in written if isinstance(text, RequestError)]
 
 

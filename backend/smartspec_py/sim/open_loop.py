@@ -9,6 +9,7 @@ are out at once: one that is due while too many are out is not sent, and counts 
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -121,7 +122,15 @@ class Transport(Protocol):
 
 
 class ExchangeError(RuntimeError):
-    """The server refused or failed the request, or cannot be reached."""
+    """The server refused or failed the request."""
+
+
+class UnreachableError(ExchangeError):
+    """Nobody listens there. The next request would fail as well."""
+
+
+OWN_LIMITS = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM)
+"""Why a connection may fail although the server is well: this machine has too many."""
 
 
 class HttpStreams:
@@ -155,8 +164,14 @@ class HttpStreams:
                 async for line in response.content:
                     if line.startswith(b"data:"):
                         yield outputs_of(line.removeprefix(b"data:"))
+        except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
+            raise UnreachableError(f"{error} is no http:// address") from error
+        except aiohttp.ClientConnectorError as error:
+            is_own = error.os_error.errno in OWN_LIMITS
+            raise (ExchangeError if is_own else UnreachableError)(str(error)) from error
         except (aiohttp.ClientError, OSError) as error:
-            raise ExchangeError(f"{type(error).__name__}: {error}") from error
+            reason = " ".join(str(error).split())  # some have several lines
+            raise ExchangeError(f"{type(error).__name__}: {reason}") from error
 
 
 def outputs_of(data: bytes) -> Mapping[str, Any]:
@@ -200,6 +215,7 @@ class OpenLoop:
         self._sleep = sleep
         self._start_s = 0.0
         self._num_out = 0
+        self.unreachable = ""
 
     async def run(
         self,
@@ -209,7 +225,8 @@ class OpenLoop:
     ) -> list[Exchange]:
         """Send a prompt at each time, and await all answers; in the order of sending.
 
-        ended: told of each exchange when it is over. A cancel ends those that are out.
+        ended: told of each exchange when it is over. A cancel ends those that are out. Where the
+        server cannot be reached, nothing more is sent: `unreachable` then says why.
         """
         if self._clock is None:
             self._clock = asyncio.get_running_loop().time
@@ -220,6 +237,8 @@ class OpenLoop:
                 if index >= self._bounds.max_requests or scheduled_s > self._bounds.max_s:
                     break
                 await self._until(scheduled_s)
+                if self.unreachable:
+                    break
                 prompt = next(prompts)
                 exchange = Exchange(index, scheduled_s, prompt.kind)
                 exchanges.append(exchange)
@@ -256,5 +275,7 @@ class OpenLoop:
             exchange.error = TIMED_OUT
         except ExchangeError as error:
             exchange.error = str(error)
+            if isinstance(error, UnreachableError):
+                self.unreachable = exchange.error
         self._num_out -= 1
         ended(exchange)

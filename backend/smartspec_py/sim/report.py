@@ -16,6 +16,10 @@ CAPTION = (
 )
 
 
+DASHES, MARKERS = ("-", "--", "-.", ":"), "os^Dv"
+"""Of scenarios in a picture, over and over."""
+
+
 class PlotError(RuntimeError):
     """The picture cannot be drawn; the message says what is missing."""
 
@@ -81,32 +85,48 @@ def load_lines(summary: Mapping[str, Any]) -> list[str]:
 
 
 def draw_picture(rows: Sequence[Mapping[str, Any]], path: Path, latency: str = "e2e_ms") -> None:
-    """Mean latency against request rate, a line a policy; the file's ending says the format.
-
-    Raises PlotError.
-    """
+    """Mean latency against request rate, a line for each scenario and policy; the file's ending
+    says the format. Colours are policies, dashes scenarios. Raises PlotError."""
     try:
         figures = import_module("matplotlib.figure")
     except ImportError as error:
         raise PlotError("--plot needs matplotlib: pip install 'smartspec-py[plot]'") from error
-    figure = figures.Figure(figsize=(7, 4.5), layout="constrained")
+    figure = figures.Figure(figsize=(9, 4.5), layout="constrained")
     axes = figure.subplots()
-    for policy in dict.fromkeys(row["policy"] for row in rows):
-        points = sorted(
-            (row["offered_rps"], row[latency]["mean"])
-            for row in rows
-            if row["policy"] == policy and row[latency]["mean"] is not None
+    lines = latency_lines(rows, latency)
+    scenarios = list(dict.fromkeys(scenario for scenario, _ in lines))
+    policies = list(dict.fromkeys(policy for _, policy in lines))
+    for (scenario, policy), points in lines.items():
+        number = scenarios.index(scenario)
+        axes.plot(
+            [x for x, _ in points],
+            [y for _, y in points],
+            color=f"C{policies.index(policy)}",
+            linestyle=DASHES[number % len(DASHES)],
+            marker=MARKERS[number % len(MARKERS)],
+            label=policy if len(scenarios) == 1 else f"{policy}, {scenario}",
         )
-        axes.plot([x for x, _ in points], [y for _, y in points], marker="o", label=policy)
     axes.set_xlabel("offered load, requests/s")
     axes.set_ylabel(f"mean {latency.removesuffix('_ms')}, ms (simulated)")
     axes.set_yscale("log")
     axes.grid(alpha=0.3)
-    axes.legend()
+    figure.legend(loc="outside right upper", fontsize="small")
     try:
         figure.savefig(path)
     except (OSError, ValueError) as error:
         raise PlotError(f"--plot: {error}") from error
+
+
+def latency_lines(
+    rows: Sequence[Mapping[str, Any]], latency: str
+) -> dict[tuple[str, str], list[tuple[float, float]]]:
+    """Points of rate and mean latency, by scenario and policy; ascending by rate."""
+    lines: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for row in sorted(rows, key=lambda row: float(row["offered_rps"])):
+        points = lines.setdefault((row["scenario"], row["policy"]), [])
+        if row[latency]["mean"] is not None:
+            points.append((row["offered_rps"], row[latency]["mean"]))
+    return lines
 
 
 def _ms(value: float | None) -> str:

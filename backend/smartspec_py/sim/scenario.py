@@ -202,11 +202,12 @@ class Run:
     slo: Slo | None
     changes: tuple[CostChange, ...] = ()
 
-    def row(self, progress: Callable[[int], None] | None = None) -> dict[str, Any]:
+    def row(self, progress: Callable[[float], None] = lambda share: None) -> dict[str, Any]:
+        """progress: told what share of the requests is over."""
         requests = self.scenario.load.requests()
         result = Simulation(
             requests, self.policy, self.cost, self.limits, changes=self.changes
-        ).run(progress)
+        ).run(lambda num_over: progress(num_over / max(1, len(requests))))
         row = as_row(result, self.scenario.label, self.limits, offered_rate(requests), self.slo)
         return row | {"deviations": [asdict(one) for one in self.scenario.deviations]}
 
@@ -231,27 +232,27 @@ def runs_of(
     return runs
 
 
-Begin = Callable[[str, int], Callable[[int], None]]
-"""Told what runs now and how many requests it has; returns what is told how many are over."""
+Tell = Callable[[str, float], None]
+"""Told what runs now, and how many runs are over; of one that is not, the share that is."""
 
 
-def run_all(runs: Sequence[Run], begin: Begin, num_jobs: int = 1) -> list[dict[str, Any]]:
+def run_all(runs: Sequence[Run], tell: Tell, num_jobs: int = 1) -> list[dict[str, Any]]:
     """Their rows, as JSON documents, in order; in num_jobs processes at once."""
     if num_jobs == 1:
-        rows = []
-        for run in runs:
-            progress = begin(
-                f"{run.scenario.label}, {run.policy}", len(run.scenario.load.requests())
-            )
-            rows.append(run.row(progress))
-        return rows
-    progress = begin("runs", len(runs))
-    # Spawned, not forked: the progress bar has a thread.
+        return [_row(run, number, tell) for number, run in enumerate(runs)]
+    # Spawned, not forked: whoever shows the progress has a thread.
     with ProcessPoolExecutor(num_jobs, mp_context=get_context("spawn")) as pool:
         futures = [pool.submit(run.row) for run in runs]
         for num_over, _ in enumerate(as_completed(futures), start=1):
-            progress(num_over)
+            tell(f"{num_jobs} processes", num_over)
         return [future.result() for future in futures]
+
+
+def _row(run: Run, number: int, tell: Tell) -> dict[str, Any]:
+    """number: of runs before it."""
+    label = f"{run.scenario.label}, {run.policy}"
+    tell(label, number)
+    return run.row(lambda share: tell(label, number + share))
 
 
 def fitted(
