@@ -1,12 +1,14 @@
 # Two images of one source, for linux/amd64:
 #
-#   docker build --target cpu -t smartspec:cpu .    Triton as a wheel, PyTorch on a CPU, a tiny pair
-#   docker build --target gpu -t smartspec:gpu .    on NVIDIA's Triton image with TensorRT-LLM
+#   docker build --target cpu -t smartspec:cpu .    on NVIDIA's Triton image, PyTorch on a CPU, a tiny pair
+#   docker build --target gpu -t smartspec:gpu .    on the one with TensorRT-LLM
 #
 # Both serve what /models/smartspec/1/engine.json names, and drain on SIGTERM: give them more time
 # than limits.drain_s plus 20 s (docker stop -t 60). deploy/README.md says how to run them.
 
+# Not older than 26.05: before, Triton has known remote vulnerabilities (docs/operations.md).
 ARG PYTHON_IMAGE=python:3.11.15-slim-bookworm
+ARG TRITON_CPU_IMAGE=nvcr.io/nvidia/tritonserver:26.07-py3
 ARG TRITON_IMAGE=nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3
 
 # The package alone, for both images.
@@ -16,43 +18,46 @@ COPY pyproject.toml README.md LICENSE ./
 COPY backend ./backend
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /dist .
 
-# What the CPU image installs; pip's own leftovers stay behind in this stage.
-FROM ${PYTHON_IMAGE} AS cpu-packages
-# An index of CPU builds of torch; without it pip takes the build with CUDA, gigabytes more.
-ARG TORCH_INDEX=""
-ENV PATH=/opt/smartspec/bin:$PATH
-WORKDIR /src
-RUN python -m venv /opt/smartspec
-# Packages come before the source: a change of the source leaves their layers in the cache.
-COPY pyproject.toml ./
-COPY deploy/image/requirements.py deploy/image/constraints.txt ./deploy/image/
-RUN python deploy/image/requirements.py torch > torch.txt \
-    && pip install --no-cache-dir ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} \
-        -c deploy/image/constraints.txt -r torch.txt
-RUN python deploy/image/requirements.py project torch triton > all.txt \
-    && pip install --no-cache-dir -c deploy/image/constraints.txt -r all.txt
-COPY --from=wheel /dist /dist
-RUN pip install --no-cache-dir --no-deps /dist/smartspec_py-*.whl
-
-FROM ${PYTHON_IMAGE} AS cpu
+FROM ${TRITON_CPU_IMAGE} AS cpu
 LABEL org.opencontainers.image.title="SmartSpec for Triton, CPU" \
       org.opencontainers.image.description="Speculative decoding by goodput; PyTorch on a CPU" \
       org.opencontainers.image.licenses="Apache-2.0"
-RUN useradd --uid 1000 --no-create-home smartspec \
-    && install -d -o smartspec -g smartspec /var/cache/smartspec
+# NVIDIA's image starts as root; the packages belong to root and the server does not run as it.
+# hadolint ignore=DL3002
+USER 0
+# An index of CPU builds of torch; without it pip takes the build with CUDA, gigabytes more.
+ARG TORCH_INDEX=""
+WORKDIR /src
+# An environment of its own, which leaves NVIDIA's packages as they are. Debian's Python has no
+# ensurepip, so that pip stays outside.
+RUN python3 -m venv --without-pip /opt/smartspec \
+    && install -d -o 1000 -g 1000 /var/cache/smartspec
+# Packages come before the source: a change of the source leaves their layers in the cache.
+COPY pyproject.toml ./
+COPY deploy/image/requirements.py deploy/image/constraints.txt ./deploy/image/
+RUN python3 deploy/image/requirements.py torch > torch.txt \
+    && python3 -m pip --python /opt/smartspec/bin/python install --no-cache-dir \
+        ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} \
+        -c deploy/image/constraints.txt -r torch.txt
+RUN python3 deploy/image/requirements.py project torch > all.txt \
+    && python3 -m pip --python /opt/smartspec/bin/python install --no-cache-dir \
+        -c deploy/image/constraints.txt -r all.txt
+COPY --from=wheel /dist /dist
+RUN python3 -m pip --python /opt/smartspec/bin/python install --no-cache-dir --no-deps \
+        /dist/smartspec_py-*.whl
+# The stub of Triton's Python backend takes the packages of the first python3 on PATH.
 ENV PATH=/opt/smartspec/bin:$PATH \
     HF_HUB_OFFLINE=1 \
     HOME=/var/cache/smartspec \
     PYTHONUNBUFFERED=1 \
     TRANSFORMERS_OFFLINE=1 \
     XDG_CACHE_HOME=/var/cache
-COPY --from=cpu-packages /opt/smartspec /opt/smartspec
 COPY engines_build/tiny /models/tiny
 COPY deploy/image/tiny.json /models/smartspec/1/engine.json
 COPY deploy/image/entrypoint.py deploy/image/healthcheck.py /opt/smartspec/
 USER 1000:1000
 EXPOSE 8000 8001 8002
-HEALTHCHECK --interval=10s --timeout=5s --start-period=300s --retries=3 \
+HEALTHCHECK --interval=30s --timeout=20s --start-period=300s --retries=3 \
     CMD ["python", "/opt/smartspec/healthcheck.py"]
 ENTRYPOINT ["python", "/opt/smartspec/entrypoint.py"]
 
@@ -85,7 +90,7 @@ ENV HF_HUB_OFFLINE=1 \
 COPY deploy/image/entrypoint.py deploy/image/healthcheck.py ./
 USER 1000:1000
 EXPOSE 8000 8001 8002
-HEALTHCHECK --interval=10s --timeout=5s --start-period=600s --retries=3 \
+HEALTHCHECK --interval=30s --timeout=20s --start-period=1800s --retries=3 \
     CMD ["python3", "/opt/smartspec/healthcheck.py"]
 # NVIDIA's own entry comes first, since it finds the CUDA libraries that fit the driver.
 ENTRYPOINT ["/opt/nvidia/nvidia_entrypoint.sh", "python3", "/opt/smartspec/entrypoint.py"]

@@ -7,6 +7,10 @@
 set -euo pipefail
 repository="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 if ! python3 -c 'import rich, typer' 2>/dev/null; then
+    if [[ " $* " == *" --help "* || " $* " == *" -h "* ]]; then
+        sed -n '2,/^[^#]/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+        exit 0
+    fi
     echo "build_engines: python3 lacks rich or typer; run: python3 -m pip install rich typer" >&2
     exit 1
 fi

@@ -235,7 +235,7 @@ def save(model: LlamaForCausalLM, tokenizer: Path, out: Path, report: dict[str, 
     copy = LlamaForCausalLM(model.config).to(torch.bfloat16)
     copy.load_state_dict(model.state_dict())
     copy.save_pretrained(out)
-    AutoTokenizer.from_pretrained(tokenizer).save_pretrained(out)
+    AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False).save_pretrained(out)
     (out / "training.json").write_text(json.dumps(report, indent=2) + "\n")
     for path in out.iterdir():
         path.chmod(0o644)

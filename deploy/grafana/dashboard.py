@@ -5,6 +5,7 @@ python deploy/grafana/dashboard.py        writes dashboards/smartspec.json; a te
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -118,4 +119,5 @@ def dashboard_text() -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     OUTPUT.write_text(dashboard_text(), encoding="utf-8")

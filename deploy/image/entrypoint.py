@@ -6,6 +6,7 @@ have `limits.drain_s` to finish. config.pbtxt is written at every start from the
 so that a model repository that was made for another version cannot disagree with it.
 
     SMARTSPEC_ENGINE_JSON   the file; default /models/smartspec/1/engine.json
+    SMARTSPEC_HOST          address to listen on; default 0.0.0.0
     SMARTSPEC_ALIASES       other names for the model, such as ensemble,tensorrt_llm_bls
     arguments               go to tritonserver as they are
 """
@@ -22,8 +23,8 @@ from typing import TextIO
 from rich.console import Console
 
 from smartspec_py.launch import paths
-from smartspec_py.launch.address import Address
-from smartspec_py.launch.files import InstallationError
+from smartspec_py.launch.address import Address, behind_front
+from smartspec_py.launch.files import InstallationError, exposure, find_installation, usable
 from smartspec_py.launch.foreground import run_in_foreground
 from smartspec_py.launch.interpreter import InterpreterError
 from smartspec_py.serving.config import (
@@ -39,20 +40,33 @@ FOLLOW_S = 0.2
 
 
 def main() -> int:
+    if {"-h", "--help"} & set(sys.argv):
+        print(__doc__)
+        return 0
     path = Path(os.environ.get("SMARTSPEC_ENGINE_JSON", DEFAULT_ENGINE_JSON))
     aliases = [name for name in os.environ.get("SMARTSPEC_ALIASES", "").split(",") if name]
-    address = Address("0.0.0.0")
+    address = behind_front(Address(os.environ.get("SMARTSPEC_HOST", "0.0.0.0")))
     folder = paths.run_dir(address.http_port)
     try:
         config = with_cache(with_absolute_paths(read_config(path), path.parent))
+        check_exposure(address)
         server = TritonServer(config, folder, address, aliases=aliases, options=sys.argv[1:])
-        server.log_path.parent.mkdir(parents=True, exist_ok=True)
-        server.log_path.unlink(missing_ok=True)
+        with usable(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            server.log_path.unlink(missing_ok=True)
         threading.Thread(target=follow, args=(server.log_path, sys.stdout), daemon=True).start()
         return run_in_foreground(server, Console(stderr=True))
     except (ConfigError, InterpreterError, InstallationError, TritonServerError) as error:
         print(error, file=sys.stderr)
         return 1
+
+
+def check_exposure(address: Address) -> None:
+    """Raises InstallationError where this Triton must not listen on this address."""
+    installation = find_installation()
+    if not (address.is_loopback or installation.is_fit_for_network):
+        reason = exposure(address.host, installation.version)
+        raise InstallationError(f"{reason}; use a newer image, or SMARTSPEC_HOST=127.0.0.1")
 
 
 def with_cache(config: ServerConfig) -> ServerConfig:

@@ -3,14 +3,16 @@
 What is tried: every COPY and RUN of the stages, on their real paths, in a mount namespace where
 those paths are empty directories in memory; then, with the rest of the file system read-only, the
 entry command, the health check, one request, and a stop by SIGTERM in the middle of a stream. What
-is not: the base image (this machine's Python 3.11 stands in for it), its user, and the image as a
-file. Run it by `scripts/check_image`, which makes the namespace.
+is not: NVIDIA's base image. This machine's Python stands in for its Python, and the Triton of the
+wheel, which is older and therefore kept on loopback, with NumPy 1 for its Triton. Nor are the user
+and the image as a file. Run it by `scripts/check_image`, which makes the namespace.
 
     try_cpu.py FILE     FILE is given the versions that pip installed
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shlex
@@ -19,10 +21,12 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 import urllib.request
 from pathlib import Path
 
 from containerfile import Copy, Stage, parse_copy, read_stages
+from requirements import PYPROJECT, requirements
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SHARED = ("/dist", "/opt/smartspec", "/models", "/var/cache/smartspec")
@@ -31,13 +35,17 @@ SHARED = ("/dist", "/opt/smartspec", "/models", "/var/cache/smartspec")
 OWN = "/src"
 """A path that every stage has for itself."""
 
-STAGES = ("wheel", "cpu-packages", "cpu")
+STAGES = ("wheel", "cpu")
+IMAGE_PYTHON = "/opt/smartspec/bin/python"
 URL = "http://127.0.0.1:8000/v2/models/smartspec"
 READY_S = 180.0
 STOP_S = 60.0
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("file", type=Path, help="is given the versions that pip installed")
+    file = parser.parse_args().file
     stages = read_stages(REPOSITORY / "Dockerfile")
     for folder in (*SHARED, OWN):
         subprocess.run(["mount", "-t", "tmpfs", "none", folder], check=True)
@@ -47,8 +55,13 @@ def main() -> None:
     for name in STAGES:
         print(f"== {name}", flush=True)
         carry_out(stages[name], environment)
-    versions = subprocess.check_output(["pip", "list", "--format=freeze"], env=environment)
-    Path(sys.argv[1]).write_bytes(versions)
+    pip = [f"{sys.base_prefix}/bin/python3", "-m", "pip", "--python", IMAGE_PYTHON]
+    versions = subprocess.check_output([*pip, "list", "--format=freeze"], env=environment)
+    file.write_bytes(versions)
+    print("== Triton's stand-in", flush=True)
+    wheel = requirements(tomllib.loads(PYPROJECT.read_text(encoding="utf-8")), ["triton"])
+    subprocess.run([*pip, "install", "--no-cache-dir", *wheel], env=environment, check=True)
+    environment["SMARTSPEC_HOST"] = "127.0.0.1"
     serve(stages["cpu"], environment)
 
 

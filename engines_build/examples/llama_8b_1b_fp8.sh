@@ -3,10 +3,10 @@
 # Hopper or newer). Calibrates on a data set that quantize.py downloads; --calib-dataset DIR names
 # a local one.
 #
-#   HUB=/models OUT=/engines/llama-8b-fp8 engines_build/examples/llama_8b_1b_fp8.sh [--dry-run]
+#   HUB=/models OUT=/models/engines engines_build/examples/llama_8b_1b_fp8.sh [--dry-run]
 set -euo pipefail
 hub="${HUB:-/models}"
 exec "$(dirname "${BASH_SOURCE[0]}")/../build_engines.sh" \
-    "$hub/Llama-3.1-8B-Instruct" "$hub/Llama-3.2-1B-Instruct" "${OUT:-/engines/llama-8b-fp8}" \
+    "$hub/Llama-3.1-8B-Instruct" "$hub/Llama-3.2-1B-Instruct" "${OUT:-/models/engines}" \
     --quantization fp8 --kv-cache-dtype fp8 --draft-quantization fp8 --draft-kv-cache-dtype fp8 \
     --max-context-len 8192 --max-draft-len 7 --max-batch-size 128 "$@"

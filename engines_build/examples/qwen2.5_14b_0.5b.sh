@@ -2,9 +2,9 @@
 # Qwen2.5 14B with Qwen2.5 0.5B on one GPU of 80 GB, bfloat16. Their vocabularies are padded to
 # different sizes (152064 and 151936), so drafts can be accepted by tokens but not by logits.
 #
-#   HUB=/models OUT=/engines/qwen-14b engines_build/examples/qwen2.5_14b_0.5b.sh [--dry-run]
+#   HUB=/models OUT=/models/engines engines_build/examples/qwen2.5_14b_0.5b.sh [--dry-run]
 set -euo pipefail
 hub="${HUB:-/models}"
 exec "$(dirname "${BASH_SOURCE[0]}")/../build_engines.sh" \
-    "$hub/Qwen2.5-14B-Instruct" "$hub/Qwen2.5-0.5B-Instruct" "${OUT:-/engines/qwen-14b}" \
+    "$hub/Qwen2.5-14B-Instruct" "$hub/Qwen2.5-0.5B-Instruct" "${OUT:-/models/engines}" \
     --dtype bfloat16 --max-context-len 4096 --max-draft-len 7 --max-batch-size 64 "$@"

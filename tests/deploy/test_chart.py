@@ -6,12 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import healthcheck
 import helm_python
 import kubernetes_validate
 import pytest
 import yaml
 
-from smartspec_py.serving.config import ServerConfig
+from smartspec_py.serving.config import LimitsConfig, ServerConfig
 from smartspec_py.serving.contract import MODEL_NAME
 from smartspec_py.serving.metric_families import WAITING
 
@@ -19,6 +20,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "helm"
 CHART = FOLDER / "smartspec"
 EXAMPLES = {path.stem: yaml.safe_load(path.read_text()) for path in (FOLDER / "examples").iterdir()}
 CASES = {"defaults": {}, **EXAMPLES}
+ENGINE_JSON = FOLDER.parent / "model_repository" / "smartspec" / "1" / "engine.json"
 CUSTOM = ("monitoring.coreos.com/v1", "keda.sh/v1alpha1")
 """Kinds of operators, which Kubernetes has no schema of."""
 
@@ -117,15 +119,21 @@ def test_the_config_map_is_where_the_entry_looks() -> None:
     assert "env" not in container(render({}))
 
 
-def test_probes_ask_for_the_model_and_life_only_for_the_server() -> None:
-    """A Triton whose model unloaded itself answers 200 on /v2/health/ready."""
+def test_probes_ask_for_the_model_and_life_for_its_step_loop() -> None:
+    """A Triton whose model unloaded itself answers 200 on /v2/health/ready, and one whose step loop
+    hangs on the model's own URL as well."""
     given = container(render({}))
     ready = f"/v2/models/{MODEL_NAME}/ready"
     assert given["readinessProbe"]["httpGet"]["path"] == ready
     assert given["startupProbe"]["httpGet"]["path"] == ready
-    assert given["livenessProbe"]["httpGet"]["path"] == "/v2/health/live"
+    liveness = given["livenessProbe"]
+    assert liveness["exec"]["command"] == ["python3", "/opt/smartspec/healthcheck.py"]
+    assert healthcheck.TIMEOUT_S < liveness["timeoutSeconds"] <= liveness["periodSeconds"]
+    patience_s = liveness["periodSeconds"] * liveness["failureThreshold"]
+    assert patience_s >= LimitsConfig().engine_timeout_s
     startup = given["startupProbe"]
-    assert startup["periodSeconds"] * startup["failureThreshold"] == 660
+    allowed_s = startup["periodSeconds"] * startup["failureThreshold"]
+    assert allowed_s >= LimitsConfig().start_s + 30  # which gives it up with its reason in the log
 
 
 def test_pods_have_no_rights() -> None:
@@ -148,6 +156,31 @@ def test_what_is_written_lies_on_volumes() -> None:
     }
     assert set(places) == {"/var/cache/smartspec", "/tmp", "/dev/shm"}
     assert places["/dev/shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "256Mi"}
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_costs_can_be_kept_beside_the_models(keeps: bool) -> None:
+    """An emptyDir is gone with its pod."""
+    documents = render({"models": {"existingClaim": "claim", "keepsProfiles": keeps}})
+    mounts = {mount["mountPath"]: mount for mount in container(documents)["volumeMounts"]}
+    assert mounts["/models"]["readOnly"] is True
+    assert ("/var/cache/smartspec/profiles" in mounts) == keeps
+    [claim] = [
+        v["persistentVolumeClaim"] for v in pod(documents)["volumes"] if v["name"] == "models"
+    ]
+    assert claim == {"claimName": "claim", "readOnly": not keeps}
+    if keeps:
+        assert mounts["/var/cache/smartspec/profiles"]["subPath"] == "profiles"
+        engine = json.loads(ENGINE_JSON.read_text())["engine"]
+        assert engine["profile_cache"] == "/var/cache/smartspec/profiles"
+
+
+@pytest.mark.parametrize(("count", "first"), [(0, "new"), (1, "old")])
+def test_a_new_pod_does_not_wait_for_the_gpu_of_an_old_one(count: int, first: str) -> None:
+    strategy = render({"gpu": {"count": count}})["Deployment"]["spec"]["strategy"]
+    new_first = {"maxSurge": 1, "maxUnavailable": 0}
+    old_first = {"maxSurge": 0, "maxUnavailable": 1}
+    assert strategy["rollingUpdate"] == {"new": new_first, "old": old_first}[first]
 
 
 def test_gpus_are_limits_and_choose_the_image() -> None:

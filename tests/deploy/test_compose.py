@@ -43,6 +43,15 @@ def test_servers_build_a_stage_that_exists_and_may_drain(name: str) -> None:
     assert int(service["stop_grace_period"].removesuffix("s")) >= longest_s
 
 
+def test_the_server_on_a_gpu_has_the_shared_memory_that_the_page_names() -> None:
+    service = SERVICES["smartspec-gpu"]
+    [size] = re.findall(
+        r"--shm-size (\S+) .*smartspec:gpu", (FOLDER.parent / "README.md").read_text()
+    )
+    assert service["shm_size"] == size
+    assert service["ulimits"]["memlock"] == -1
+
+
 def test_only_this_machine_reaches_anything() -> None:
     ports = [port for service in SERVICES.values() for port in service.get("ports", [])]
     assert ports

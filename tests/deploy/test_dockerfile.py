@@ -91,7 +91,7 @@ def test_final_stages_run_as_a_user_without_network_and_tell_their_health(name: 
 
 def test_the_cpu_image_installs_what_pyproject_pins() -> None:
     """Every requirement comes out of pyproject.toml, and the constraints contradict none."""
-    installs = [run for run in STAGES["cpu-packages"].all("RUN") if "requirements.py" in run]
+    installs = [run for run in STAGES["cpu"].all("RUN") if "requirements.py" in run]
     printed: list[str] = []
     for run in installs:
         command = shlex.split(run.partition(">")[0])
@@ -100,7 +100,7 @@ def test_the_cpu_image_installs_what_pyproject_pins() -> None:
         )
         printed += output.stdout.split()
     extras = PROJECT["optional-dependencies"]
-    wanted = [*PROJECT["dependencies"], *extras["torch"], *extras["triton"]]
+    wanted = [*PROJECT["dependencies"], *extras["torch"]]
     assert set(printed) == set(wanted)
 
     lines = (REPOSITORY / "deploy/image/constraints.txt").read_text().splitlines()
@@ -108,8 +108,20 @@ def test_the_cpu_image_installs_what_pyproject_pins() -> None:
     exact = dict(each.split("==") for each in wanted if "==" in each)
     for package, version in exact.items():
         assert pins.get(package, version) == version, package
+    assert "nvidia-pytriton" not in pins, "Triton is the base image's"
     # torch has a build for each kind of machine, and the pin of pyproject fits all of them.
     assert "torch" not in pins
+
+
+@pytest.mark.parametrize("name", FINAL)
+def test_triton_is_one_whose_known_vulnerabilities_are_fixed(name: str) -> None:
+    """Release YY.MM; the entry refuses an older one by its version."""
+    text = (REPOSITORY / "Dockerfile").read_text()
+    bases = dict(re.findall(r"^ARG (\w+_IMAGE)=(\S+)$", text, re.MULTILINE))
+    image = bases[STAGES[name].image.strip("${}")]
+    found = re.fullmatch(r"nvcr\.io/nvidia/tritonserver:(\d\d\.\d\d)-.*py3", image)
+    assert found is not None
+    assert found[1] >= "26.05"
 
 
 def test_the_gpu_image_keeps_its_own_torch_and_transformers() -> None:

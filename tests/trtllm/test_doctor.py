@@ -22,6 +22,7 @@ from smartspec_py.trtllm.doctor_experiments import (
     cost_of_verification,
     default_priority,
     finish_of_full_acceptance,
+    iteration_latency,
     post_processor_positions,
     reuse_after_cancel,
     reused_tokens_charged,
@@ -126,6 +127,22 @@ def test_the_cost_of_a_verification_in_steps(target):
     found = cost_of_verification(bench(target, cost=CostModel(target=table)))
     assert found.answer == "5.0"
     assert "50.00 ms" in found.evidence
+
+
+@pytest.mark.parametrize(
+    ("lags", "pass_s", "answer"),
+    [
+        (True, TOKEN_S, "of the iteration before, with idle time"),
+        (False, TOKEN_S, "its own"),
+        (True, 0.3, UNSETTLED),
+    ],
+)
+def test_whose_time_the_statistics_have(target, lags, pass_s, answer):
+    cost = CostModel(PassTable((1,), (1,), ((pass_s,),)))
+    asked = bench(target, cost=cost, lags_latency=lags)
+    (found,) = experiment(asked, [iteration_latency], lambda name: None)
+    assert found.answer == answer
+    assert answer == UNSETTLED or "10.0 ms" in found.evidence
 
 
 def test_a_second_executor_that_fails_is_a_finding(target, tmp_path):
@@ -243,6 +260,7 @@ def test_the_whole_report(monkeypatch, target, tmp_path):
     document = json.loads(report.with_suffix(".json").read_text())
     answers = {finding["name"]: finding["answer"] for finding in document["findings"]}
     assert answers.pop("cost_of_verification")  # the real clock, on which nothing takes time
+    assert answers.pop("iteration_latency")
     assert answers == {
         "cpp_backend": "no",
         "default_priority": "0.5",
@@ -315,7 +333,10 @@ def test_a_difference_that_the_adapter_meets_is_an_error(monkeypatch):
     [
         (("--target", "nowhere"), "--target: nowhere has no config.json"),
         (("--draft", "nowhere"), "--draft: nowhere has no config.json"),
-        (("--report", "nowhere/report.md"), "--report: nowhere is not a directory"),
+        (
+            ("--report", "nowhere/report.md"),
+            "--report: nowhere/report.md must be a file that can be",
+        ),
     ],
 )
 def test_wrong_options_are_named(options, sentence):

@@ -23,6 +23,9 @@ CHARGE_BUDGET = 512
 NUM_CHARGED_PROMPTS = 12
 NUM_TIMED = 7
 
+IDLE_S = 0.2
+"""Between two requests: much longer than either."""
+
 
 def default_priority(bench: Bench) -> Finding:
     for signature in signatures_of(bench.bindings.Request):
@@ -130,6 +133,34 @@ def specdec_stats(bench: Bench) -> Finding:
         "yes" if any(counts) else "no",
         f"after one verification of 1 draft, num_draft_tokens: {counts or 'none'}",
         "Nothing: the adapter counts from the tokens it gets.",
+    )
+
+
+def iteration_latency(bench: Bench) -> Finding:
+    """Requests of one iteration with pauses between: what the statistics say when each is done."""
+    request = bench.request(bench.prompt(16, 9), 1)
+    _seconds(bench, request)
+    bench.executor.get_latest_iteration_stats()
+    seen = []
+    for _ in range(2):
+        bench.clock.sleep(IDLE_S)
+        took_s = _seconds(bench, request)
+        entries = bench.executor.get_latest_iteration_stats()
+        seen.append((took_s, sum(float(entry.iter_latency_ms) for entry in entries) / 1e3))
+    if not all(took_s < IDLE_S / 2 for took_s, _ in seen):
+        raise UnsettledError(f"a request of one token took {max(seen)[0]:.2f} s: use a free GPU")
+    took_s, told_s = seen[-1]
+    if told_s > IDLE_S / 2:
+        answer = "of the iteration before, with idle time"
+    else:
+        answer = "its own" if told_s > took_s / 2 else "of the iteration before"
+    pairs = "; ".join(f"{1e3 * told:.1f} ms for one of {1e3 * took:.1f} ms" for took, told in seen)
+    return Finding(
+        "iteration_latency",
+        "Whose time is iter_latency_ms in the statistics that are there with a response?",
+        answer,
+        f"with {IDLE_S:.1f} s between two requests of one iteration: {pairs}",
+        "Nothing: the adapter times passes by its own clock.",
     )
 
 
@@ -244,6 +275,7 @@ EXPERIMENTS: tuple[Callable[[Bench], Finding], ...] = (
     default_priority,
     finish_of_full_acceptance,
     specdec_stats,
+    iteration_latency,
     reuse_after_cancel,
     cost_of_verification,
     reused_tokens_charged,

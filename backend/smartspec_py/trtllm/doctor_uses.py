@@ -28,7 +28,7 @@ class AdapterUses:
         return re.split(r"\.", name)[-1] in self.attributes
 
 
-ADAPTER_FILES = ("engines/trtllm*.py", "proposers/trtllm*.py", "serving/build_trtllm.py")
+ADAPTER_FILES = ("engines/trtllm*.py", "proposers/trtllm*.py", "serving/*trtllm*.py")
 
 
 def adapter_files() -> list[Path]:

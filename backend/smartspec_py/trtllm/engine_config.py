@@ -26,12 +26,14 @@ class Role(StrEnum):
 
 
 class EngineDirError(ValueError):
-    """The directory is no engine directory. key: the file; reason: what is wrong with it."""
+    """The directory is no engine directory. key: the file; reason: what is wrong with it; remedy:
+    what to do, where it is not to build the directory anew."""
 
-    def __init__(self, key: str, reason: str) -> None:
+    def __init__(self, key: str, reason: str, remedy: str = "") -> None:
         super().__init__(f"{key}: {reason}")
         self.key = key
         self.reason = reason
+        self.remedy = remedy
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ class Engine:
 
 
 def read_engine(role: Role, folder: Path) -> Engine:
-    """Raises EngineDirError where there is no config.json that can be read."""
+    """Raises EngineDirError where there is no config.json of an engine that can be read."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -92,5 +94,12 @@ def read_engine(role: Role, folder: Path) -> Engine:
         raise EngineDirError("config.json", f"unreadable: {error}") from error
     if not isinstance(config, dict):
         raise EngineDirError("config.json", "not a JSON object")
+    if "model_type" in config and "build_config" not in config:
+        raise EngineDirError(
+            "config.json",
+            f"{folder} is a Hugging Face checkpoint ({config['model_type']}), not an engine",
+            "build an engine from it with engines_build/build_engines.sh, or serve the checkpoint "
+            "with `smartspec serve --model`, which needs no engine",
+        )
     sizes = {path.name: path.stat().st_size for path in sorted(folder.glob("rank*.engine"))}
     return Engine(role, folder, config, sizes)

@@ -196,9 +196,8 @@ def has_errors(findings: tuple[Finding, ...]) -> bool:
 
 def _unreadable(role: Role, folder: Path, error: EngineDirError) -> Finding:
     needed = "what trtllm-build writes"
-    return Finding(
-        Severity.ERROR, role, error.key, error.reason, needed, f"build {folder} with trtllm-build"
-    )
+    remedy = error.remedy or f"build {folder} with trtllm-build"
+    return Finding(Severity.ERROR, role, error.key, error.reason, needed, remedy)
 
 
 def _longest_context(target: Engine | None) -> int:
