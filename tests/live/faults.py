@@ -39,6 +39,10 @@ FIELDS = {"text_input": "Question:", "max_tokens": 3500, "stream": True, "num_dr
 """35 s of tokens."""
 
 
+GONE_S = 10.0
+"""For a process to be gone: what is killed may be slow to end, and slow to be reaped."""
+
+
 @dataclass
 class Served:
     """A `smartspec serve` in a process of its own, and what belongs to it."""
@@ -140,8 +144,8 @@ def faulted(served: Served, fault: Callable[[Served], object], num_streams: int 
     for client in clients:
         client.join(HANG_S)
     ends = [f"{client.name} {client.end}" for client in clients]
-    psutil.wait_procs(served.processes, timeout=2.0)
-    left = [f"process {each.pid}" for each in served.processes if each.is_running()]
+    _, alive = psutil.wait_procs(served.processes, timeout=GONE_S)
+    left = [f"process {each.pid}" for each in alive]
     left += [f"/dev/shm/{name}" for name in regions if (SHM_FOLDER / name).exists()]
     return Result(served.launcher.returncode, exit_s, ends, said, left)
 
