@@ -2,13 +2,14 @@
 
 The reference reads every sequence alone, one token a pass. Bits are compared, not tokens: texts
 differ only at near-ties, logits wherever a sum was taken in another order. The model sums 1152
-products in one layer and has queries of up to 600 keys, so that it meets every border at which the
-kernels of a CPU change: 1024 products, 4 queries, 192, 384 and 512 keys.
+products in one layer and has queries of up to 600 keys, so that it meets the borders at which the
+kernels of CPUs change: 1024 products, 4 queries, 192, 384 and 512 keys.
 """
 
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,8 @@ from torch_models import VOCAB_SIZE
 from transformers import LlamaConfig
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
-from smartspec_py.engines.linears import padded_linear
+from smartspec_py.engines.kernel_choice import KernelChoice
+from smartspec_py.engines.linears import KERNELS, linears, shape_of
 from smartspec_py.engines.packed import (
     ATTENTION_NAME,
     RowInput,
@@ -26,13 +28,6 @@ from smartspec_py.engines.packed import (
     padded_len,
 )
 from smartspec_py.engines.runner import CausalRunner, RunnerConfig
-from smartspec_py.serving.build_torch import cpu_flags
-
-FLAGS = cpu_flags()
-pytestmark = pytest.mark.skipif(
-    "avx512_bf16" not in FLAGS or "amx_tile" in FLAGS,
-    reason="the borders of another processor's kernels were not measured",
-)
 
 LENGTHS = (30, 230, 410, 600)
 NUM_ALONE = 24
@@ -43,7 +38,7 @@ CONFIG = RunnerConfig(
 )
 
 
-def make_runner(config: RunnerConfig) -> CausalRunner:
+def make_runner(config: RunnerConfig, kernel: str = "plain") -> CausalRunner:
     torch.manual_seed(0)
     hf_config = LlamaConfig(
         vocab_size=VOCAB_SIZE,
@@ -56,7 +51,8 @@ def make_runner(config: RunnerConfig) -> CausalRunner:
     )
     model = AutoModelForCausalLM.from_config(hf_config).to(config.dtype).eval()
     model.set_attn_implementation(ATTENTION_NAME)
-    return CausalRunner(model, config)
+    kernels = KernelChoice({shape_of(layer): kernel for layer in linears(model)})
+    return CausalRunner(model, replace(config, kernels=kernels))
 
 
 def sequences() -> list[list[int]]:
@@ -101,10 +97,24 @@ def read_together(runner: CausalRunner, seed: int) -> list[torch.Tensor]:
     return [torch.cat(parts) for parts in logits]
 
 
-def test_logits_do_not_depend_on_what_shares_the_pass() -> None:
-    alone = read_alone(make_runner(CONFIG))
+@pytest.mark.parametrize(
+    ("kernel", "dtype"),
+    [
+        ("plain", torch.bfloat16),
+        ("onednn", torch.bfloat16),
+        ("onednn", torch.float32),
+        ("mkl", torch.float32),
+    ],
+)
+def test_logits_do_not_depend_on_what_shares_the_pass(kernel: str, dtype: torch.dtype) -> None:
+    config = replace(CONFIG, dtype=dtype)
+    try:
+        KERNELS[kernel](torch.ones(8, 8, dtype=dtype), None)
+    except (RuntimeError, AttributeError) as error:
+        pytest.skip(f"no {kernel} here: {error}")
+    alone = read_alone(make_runner(config, kernel))
     for seed in range(2):
-        together = read_together(make_runner(CONFIG), seed)
+        together = read_together(make_runner(config, kernel), seed)
         for row, (expected, found) in enumerate(zip(alone, together, strict=True)):
             assert torch.equal(expected, found), f"sequence {row}, seed {seed}"
 
@@ -130,19 +140,10 @@ def test_attention_of_a_query_does_not_depend_on_its_neighbours(position: int, w
     assert torch.equal(attend(inputs, queries)[last], alone[0])
 
 
-def test_a_linear_layer_of_one_row_is_that_of_many() -> None:
-    torch.manual_seed(0)
-    layer = torch.nn.Linear(2048, 2048, dtype=torch.bfloat16)
-    rows = torch.randn(1, 16, 2048, dtype=torch.bfloat16)
-    with torch.inference_mode():
-        one_by_one = [padded_linear(layer, rows[:, i : i + 1]) for i in range(16)]
-        assert torch.equal(torch.cat(one_by_one, 1), padded_linear(layer, rows))
-
-
 @pytest.mark.parametrize(
     ("context_len", "expected"),
-    [(1, 192), (192, 192), (193, 384), (385, 512), (512, 512), (513, 704), (897, 1024)],
+    [(1, 512), (512, 512), (513, 1024), (1025, 1536)],
 )
 def test_padded_len(context_len: int, expected: int) -> None:
-    """Blocks of 512; what is beyond the last full one goes to 192, 384 or another 512."""
+    """Whole blocks of attention's kernel."""
     assert padded_len(context_len) == expected

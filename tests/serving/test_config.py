@@ -168,11 +168,40 @@ def test_a_directory_without_a_tokenizer_is_named_by_its_key(tmp_path: Path) -> 
         load_tokenizer("engine.model", tmp_path)
 
 
-def test_batch_invariance_is_refused_where_it_is_not_kept(tmp_path: Path) -> None:
-    engine = {**TORCH, "model": str(TOKENIZER_FILE.parent), "dtype": "float32", "device": "cpu"}
+def test_batch_invariance_is_refused_where_it_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    engine = {**TORCH, "model": str(TOKENIZER_FILE.parent), "dtype": "float32", "device": "cuda"}
     config = read(tmp_path, {"engine": {**engine, "batch_invariant": True}})
-    with pytest.raises(ConfigError, match=r"engine\.batch_invariant: .* not in float32 on cpu"):
+    with pytest.raises(ConfigError, match=r"engine\.batch_invariant: only on cpu, not on cuda"):
         build_engine(config, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "flags", "expected"),
+    [
+        ("bfloat16", {"avx512_bf16"}, "bfloat16"),
+        ("bfloat16", set(), "float32"),
+        ("float32", {"avx512_bf16"}, "float32"),
+        ("float16", {"avx512_bf16"}, "float32"),
+    ],
+)
+def test_auto_is_the_precision_of_the_checkpoint_where_the_processor_has_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    checkpoint: str,
+    flags: set[str],
+    expected: str,
+) -> None:
+    import torch
+
+    from smartspec_py.serving import build_torch
+
+    monkeypatch.setattr(build_torch, "cpu_flags", lambda: flags)
+    (tmp_path / "config.json").write_text(json.dumps({"torch_dtype": checkpoint}))
+    config = TorchEngineConfig(model=".", device="cpu")
+    assert build_torch.device_and_dtype(config, tmp_path)[1] == getattr(torch, expected)
 
 
 def test_numpy_computes_in_the_thread_that_calls_it(tmp_path: Path) -> None:

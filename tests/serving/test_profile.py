@@ -319,8 +319,14 @@ def test_the_key_of_a_torch_engine_names_what_its_cost_depends_on(
     monkeypatch.setattr(build_torch, "_device_name", lambda device: "NVIDIA H200")
     limits = LimitsConfig(max_sequences=1, max_draft_len=1, max_context_len=64)
     engine = build_torch.build_torch(config, limits, tmp_path)
-    (path,) = kept.iterdir()
-    assert engine.profile_path == path
+    assert engine.kernels.count("linear layers by ") == 2
+    assert [path.name.split("-")[0] for path in sorted(kept.iterdir())] == [
+        "kernels",
+        "kernels",
+        "profile",
+    ]
+    path = engine.profile_path
+    assert path is not None
     assert engine.cost.prompt is not None
     assert engine.cost.prompt.tokens_per_row == (1, 16, 32, 64), "no chunk is longer than a request"
     identity = "\n".join(json.loads(path.read_text())["identity"])
@@ -328,6 +334,7 @@ def test_the_key_of_a_torch_engine_names_what_its_cost_depends_on(
         fingerprint(PAIR / "target"),
         fingerprint(PAIR / "draft"),
         "NVIDIA H200, torch.float32, 1 threads",
+        engine.kernels,
         f"torch {torch.__version__}, transformers {transformers.__version__}",
         driver_name(),
         machine_name(),

@@ -64,7 +64,7 @@ def check(
     max_draft_len: Annotated[int, typer.Option(help="Policies fixed:1 to this.", min=1)] = 7,
     prompts: Annotated[int, typer.Option(help="Prompts a workload.", min=1)] = 5,
     seed: Annotated[int, typer.Option(help="Keys prompts and sampling.")] = 1,
-    batch_invariant: Annotated[bool, typer.Option(help="bfloat16 on a CPU, bit by bit.")] = False,
+    batch_invariant: Annotated[bool, typer.Option(help="On a CPU, bit by bit.")] = False,
 ) -> None:
     """Compare the text of every policy and proposer with that of no speculation.
 

@@ -134,9 +134,11 @@ def profile(
         batch_sizes(rows), max_draft_len, prompts, max_tokens, temperature, rounds, max_seconds
     )
     console = Console(stderr=True)
-    cost, found = _run(config, plan, texts, console)
-    document = _document(cost, found, {"model": model.name, "draft": draft.name, **settings})
+    engine, found = _run(config, plan, texts, console)
+    about = {"model": model.name, "draft": draft.name, **settings, "kernels": engine.kernels}
+    document = _document(engine.cost, found, about)
     section = json.dumps(_section(document), indent=1)
+    console.print(f"target; draft: {engine.kernels}", highlight=False)
     console.print(_table(document["sizes"], found.accept_prob))
     if found.spread > LOUD:
         console.print(
@@ -159,7 +161,7 @@ def _run(
     plan: SearchPlan,
     texts: Callable[[], Iterator[Prompt]],
     console: Console,
-) -> tuple[CostModel, Found]:
+) -> tuple[Engine, Found]:
     from smartspec_py.commands.grid_search import GridSearchError, search
     from smartspec_py.serving.server import Server
 
@@ -169,7 +171,7 @@ def _run(
     total = plan.num_rounds * plan.num_runs
     try:
         with Progress("first batch", total, "runs", console=console) as shown:
-            return engine.cost, search(server, plan, texts, shown.advance)
+            return engine, search(server, plan, texts, shown.advance)
     except GridSearchError as error:
         fail(str(error))
     except KeyboardInterrupt:

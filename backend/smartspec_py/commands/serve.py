@@ -94,7 +94,7 @@ _Port = Annotated[int, typer.Option(rich_help_panel="Address")]
 _Invariant = Annotated[
     bool,
     typer.Option(
-        help="bfloat16 on a CPU: the same bits whatever shares a pass; steps take up to 1.3 times.",
+        help="On a CPU: the same bits whatever shares a pass. Steps take longer.",
         rich_help_panel="Models",
     ),
 ]
@@ -280,7 +280,7 @@ def _check_engine(config: ServerConfig) -> None:
         if engine.device not in ("auto", "cpu") or engine.batch_invariant:
             from smartspec_py.serving.build_torch import device_and_dtype  # takes seconds
 
-            device_and_dtype(engine)
+            device_and_dtype(engine, Path(engine.model))
     except (PairError, ConfigError) as error:
         fail(str(error).removeprefix("engine.json: "), USAGE_ERROR)
 

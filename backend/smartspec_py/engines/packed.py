@@ -36,9 +36,8 @@ QUERIES_PER_READ = 6
 """Queries of a head whose products with a key take as long as reading it does."""
 
 KEY_BLOCK = 512
-KEY_TILE = 192
-"""PyTorch's attention on a CPU goes through the keys in blocks of 512, and its matrix product sums
-a block in pieces of 192; but one of 193 to 383 keys in two halves, whose border would move."""
+"""PyTorch's attention on a CPU goes through the keys in blocks of so many. How its matrix product
+sums a shorter one depends on the processor."""
 
 QUERY_TILE = 4
 """With fewer queries than this, the same product sums in another order."""
@@ -186,10 +185,8 @@ def _padded(sizes: Sequence[tuple[int, int, int]]) -> int:
 
 
 def padded_len(context_len: int) -> int:
-    """The least length >= context_len at which the sums over keys are those of every longer one:
-    192, 384, 512, 704, 896, 1024, ..."""
-    num_full, rest = divmod(context_len, KEY_BLOCK)
-    return num_full * KEY_BLOCK + min(KEY_BLOCK, _round_up(rest, KEY_TILE))
+    """The least length >= context_len at which the sums over keys are those of every longer one."""
+    return _round_up(context_len, KEY_BLOCK)
 
 
 def _round_up(value: int, multiple: int) -> int:

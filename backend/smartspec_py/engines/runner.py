@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from smartspec_py.engines.linears import can_pack, pack_linears, pad_linears
+from smartspec_py.engines.kernel_choice import KernelChoice
+from smartspec_py.engines.linears import use_kernels
 from smartspec_py.engines.llama import LlamaDecoder, can_write_out
 from smartspec_py.engines.packed import (
     ATTENTION_NAME,
@@ -39,7 +40,7 @@ class RunnerConfig:
     """max_len: tokens a row can hold. vocab_size: tokens of the tokenizer; a model's padding
     beyond that is cut off its logits. gives_hidden: keep the last hidden states of each pass.
     batch_invariant: logits do not depend, in any bit, on how many tokens and rows share a pass;
-    only on a CPU in bfloat16.
+    only on a CPU. kernels: how a CPU computes linear layers, and what it keeps keys and values in.
     """
 
     path: Path
@@ -50,6 +51,7 @@ class RunnerConfig:
     vocab_size: int
     gives_hidden: bool = False
     batch_invariant: bool = False
+    kernels: KernelChoice = field(default_factory=KernelChoice)
 
     @property
     def row_len(self) -> int:
@@ -80,10 +82,8 @@ class CausalRunner:
         self._model = model
         self._config = config
         self.cache = RowCache(_new_storage(model.config, config), config.num_rows)
-        if config.batch_invariant:
-            pad_linears(model)
-        elif can_pack(config.device, config.dtype):
-            pack_linears(model)
+        if config.device.type == "cpu":
+            use_kernels(model, config.kernels.kernels, config.batch_invariant)
         self.passes_s = 0.0
         """Seconds spent in passes so far; on a GPU only until they are launched."""
 
@@ -94,6 +94,10 @@ class CausalRunner:
     @property
     def max_len(self) -> int:
         return self._config.max_len
+
+    @property
+    def kernels(self) -> KernelChoice:
+        return self._config.kernels
 
     @property
     def model(self) -> Any:
@@ -183,9 +187,14 @@ class CausalRunner:
 
 
 def load_runner(
-    config: RunnerConfig, runner_class: type[CausalRunner] = CausalRunner
+    config: RunnerConfig,
+    runner_class: type[CausalRunner] = CausalRunner,
+    choose: Callable[[Any], KernelChoice] | None = None,
 ) -> CausalRunner:
-    """Load weights from a local directory. Raises ModelError when the engine cannot serve it."""
+    """Load weights from a local directory. Raises ModelError when the engine cannot serve it.
+
+    choose: the kernels for the loaded model; None takes those of the config.
+    """
     # Nothing is ever fetched, whatever the directory's files refer to.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     if not (config.path / "config.json").is_file():
@@ -211,7 +220,10 @@ def load_runner(
     _check_complete(info["missing_keys"], config)
     model = model.to(config.device).eval()
     _check_finite(model, config)
-    return runner_class(prepared(model, config), config)
+    model = prepared(model, config)
+    if choose is not None:
+        config = replace(config, kernels=choose(model))
+    return runner_class(model, config)
 
 
 def _check_complete(missing: Collection[str], config: RunnerConfig) -> None:
@@ -269,19 +281,19 @@ def _check_supported(hf_config: Any, config: RunnerConfig) -> None:
 
 def bytes_per_token(hf_config: Any, device: torch.device, dtype: torch.dtype) -> int:
     """Of the keys and values of a model that is computed in dtype."""
-    num_heads, head_dim = _key_shape(hf_config)
+    num_heads, head_dim = key_shape(hf_config)
     size = _cache_dtype(device, dtype).itemsize
     return int(hf_config.num_hidden_layers * 2 * num_heads * head_dim * size)
 
 
 def _new_storage(hf_config: Any, config: RunnerConfig) -> torch.Tensor:
     num_slots = config.num_rows * config.row_len + NUM_SCRATCH
-    shape = (hf_config.num_hidden_layers, 2, num_slots, *_key_shape(hf_config))
-    dtype = _cache_dtype(config.device, config.dtype)
+    shape = (hf_config.num_hidden_layers, 2, num_slots, *key_shape(hf_config))
+    dtype = config.kernels.cache_dtype or _cache_dtype(config.device, config.dtype)
     return torch.zeros(shape, dtype=dtype, device=config.device)
 
 
-def _key_shape(hf_config: Any) -> tuple[int, int]:
+def key_shape(hf_config: Any) -> tuple[int, int]:
     """Of a token's keys in a layer: heads, width of one."""
     num_heads = getattr(hf_config, "num_key_value_heads", None) or hf_config.num_attention_heads
     head_dim = getattr(hf_config, "head_dim", None)
@@ -289,6 +301,6 @@ def _key_shape(hf_config: Any) -> tuple[int, int]:
 
 
 def _cache_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
-    """float32 on a CPU: its attention kernel takes 2 to 4 times as long for one bfloat16 query
-    (8 rows, 32 heads of 16, context 256: 2.5 ms against 0.7 ms a layer)."""
+    """float32 on a CPU unless `kernel_choice` found that bfloat16 is faster: on some processors its
+    attention takes 2 to 4 times as long for one query."""
     return torch.float32 if device.type == "cpu" else dtype

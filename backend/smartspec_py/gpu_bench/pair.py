@@ -13,7 +13,6 @@ import torch
 from smartspec_py.core.cost import CostModel
 from smartspec_py.engines.base import SHORT_LAG
 from smartspec_py.engines.graphs import GraphRunner
-from smartspec_py.engines.linears import can_pack
 from smartspec_py.engines.runner import CausalRunner, ModelError, RunnerConfig
 from smartspec_py.engines.torch_engine import TorchTarget
 from smartspec_py.gpu_bench.document import PairInfo
@@ -165,9 +164,7 @@ def _captured(one: ExpandedModel, config: RunnerConfig, max_width: int) -> Causa
     return runner
 
 
-def _plain(one: ExpandedModel, shape: RunnerConfig) -> CausalRunner | None:
-    if can_pack(shape.device, shape.dtype):
-        return None  # the weights are in another order than PyTorch's by now
+def _plain(one: ExpandedModel, shape: RunnerConfig) -> CausalRunner:
     return CausalRunner(one.model, replace(shape, path=one.folder, num_rows=1))
 
 

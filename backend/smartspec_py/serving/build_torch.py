@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
 import logging
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
 
 from smartspec_py.engines.base import SHORT_LAG
 from smartspec_py.engines.graphs import GraphRunner
-from smartspec_py.engines.linears import can_pack
-from smartspec_py.engines.runner import CausalRunner, ModelError, RunnerConfig, load_runner
+from smartspec_py.engines.kernel_choice import KernelChoice, choose, kept_choice
+from smartspec_py.engines.runner import (
+    CausalRunner,
+    ModelError,
+    RunnerConfig,
+    key_shape,
+    load_runner,
+)
 from smartspec_py.engines.torch_engine import TorchTarget
 from smartspec_py.pair import PairError, check_pair
 from smartspec_py.proposers.draft_model import DraftModelProposer
@@ -34,14 +45,19 @@ from smartspec_py.serving.model_files import (
     num_token_ids,
     stepwise_capabilities,
 )
+from smartspec_py.serving.pass_times import write_json
 from smartspec_py.serving.profile import (
     ProfileShape,
     cached_profile,
     fingerprint,
+    machine_name,
     profile_path,
 )
 
 logger = logging.getLogger(__name__)
+
+KERNELS_VERSION = 1
+"""Raise it when kernels are added or measured otherwise."""
 
 MAX_PROFILED_CONTEXT = 512
 """Passes are timed at half of the context, and at no more than this: the rest is extrapolated."""
@@ -70,7 +86,7 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
     vocab_size = num_token_ids(tokenizer)
     num_threads = config.num_threads or max(1, (os.cpu_count() or 2) - 1)
     torch.set_num_threads(num_threads)
-    device, dtype = device_and_dtype(config)
+    device, dtype = device_and_dtype(config, model)
     limits = _with_context_len(limits, [model, draft] if draft else [model], device, dtype)
     target_config = RunnerConfig(
         model,
@@ -81,27 +97,30 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
         batch_invariant=config.batch_invariant,
     )
     runner_class = GraphRunner if uses_graphs(config, device) else CausalRunner
-    runner = _runner("engine.model", target_config, runner_class, limits.max_draft_len + 1)
+    cache = folder / config.profile_cache if config.profile_cache else None
+    runner = _runner("engine.model", target_config, runner_class, limits.max_draft_len + 1, cache)
     target = _target(runner, target_config, limits)
     proposer = None
     if draft is not None:
         runner_config = RunnerConfig(draft, device, dtype, *_rows(limits), vocab_size)
-        drafter = _runner("engine.draft", runner_config, runner_class, SHORT_LAG + 1)
+        drafter = _runner("engine.draft", runner_config, runner_class, SHORT_LAG + 1, cache)
         proposer = _proposer(drafter, limits)
     logger.info("%s on %s, %s, %d threads", model.name, device, dtype, num_threads)
+    kernels = "; ".join(str(one.kernels) for one in ([runner, drafter] if draft else [runner]))
     identity = [
         fingerprint(model),
         fingerprint(draft) if draft else "no draft",
         f"{_device_name(device)}, {dtype}, {num_threads} threads",
-        f"{type(runner.model).__name__}, {_products(target_config)}",
+        f"{type(runner.model).__name__}, {'batch-invariant, ' * config.batch_invariant}{kernels}",
         "in CUDA graphs" if isinstance(runner, GraphRunner) else "launched one by one",
         f"torch {torch.__version__}, transformers {transformers.__version__}",
     ]
-    shape, cache = _shape(limits), folder / config.profile_cache if config.profile_cache else None
+    shape = _shape(limits)
     cost = cached_profile(target, proposer, shape, cache, identity, limits.profile_s)
     proposers = {} if proposer is None else {DRAFT_MODEL: proposer}
     path = profile_path(shape, cache, identity)
-    return Engine(tokenizer, end_tokens(model, vocab_size), target, proposers, cost, path)
+    ends = end_tokens(model, vocab_size)
+    return Engine(tokenizer, ends, target, proposers, cost, path, kernels)
 
 
 def _with_context_len(
@@ -124,11 +143,26 @@ def _shape(limits: LimitsConfig) -> ProfileShape:
     )
 
 
-def _products(config: RunnerConfig) -> str:
-    """How linear layers are computed: a profile of the one tells nothing of the other."""
-    if config.batch_invariant:
-        return "batch-invariant"
-    return "packed" if can_pack(config.device, config.dtype) else "plain"
+def _chosen(model: Any, config: RunnerConfig, cache: Path | None) -> KernelChoice:
+    """The kernels that an earlier start of the same model chose on such a machine, or new ones."""
+    parts = [
+        f"v{KERNELS_VERSION} {machine_name()} {config.dtype} {config.batch_invariant}",
+        f"{torch.get_num_threads()} threads, torch {torch.__version__}",
+        fingerprint(config.path),
+    ]
+    name = f"kernels-{hashlib.sha256(chr(10).join(parts).encode()).hexdigest()[:16]}.json"
+    kept = None if cache is None else kept_choice(cache / name)
+    if kept is not None:
+        logger.info("%s: %s", config.path.name, kept)
+        return kept
+    logger.info("%s: measuring kernels", config.path.name)
+    num_kv_heads, head_dim = key_shape(model.config)
+    heads = (model.config.num_attention_heads, num_kv_heads, head_dim)
+    choice = choose(model, config.batch_invariant, heads)
+    if cache is not None:
+        with contextlib.suppress(OSError):  # the profile says so, which is kept there as well
+            write_json(cache / name, choice.to_json())
+    return choice
 
 
 def uses_graphs(config: TorchEngineConfig, device: torch.device) -> bool:
@@ -136,20 +170,13 @@ def uses_graphs(config: TorchEngineConfig, device: torch.device) -> bool:
     return config.cuda_graphs and device.type == "cuda"
 
 
-def device_and_dtype(config: TorchEngineConfig) -> tuple[torch.device, torch.dtype]:
-    """On what and in what the models run. Raises ConfigError where this machine cannot."""
+def device_and_dtype(config: TorchEngineConfig, model: Path) -> tuple[torch.device, torch.dtype]:
+    """On what and in what the models run; model: the target's folder. Raises ConfigError where
+    this machine cannot."""
     device = _device(config.device)
-    dtype = _dtype(config.dtype, device)
-    _check_invariance(config.batch_invariant, device, dtype)
-    return device, dtype
-
-
-def _check_invariance(is_asked: bool, device: torch.device, dtype: torch.dtype) -> None:
-    if is_asked and (device.type != "cpu" or dtype != torch.bfloat16):
-        raise ConfigError(
-            "engine.json: engine.batch_invariant: only in bfloat16 on a CPU, "
-            f"not in {str(dtype).removeprefix('torch.')} on {device.type}"
-        )
+    if config.batch_invariant and device.type != "cpu":
+        raise ConfigError(f"engine.json: engine.batch_invariant: only on cpu, not on {device.type}")
+    return device, _dtype(config.dtype, device, model)
 
 
 def _rows(limits: LimitsConfig) -> tuple[int, int]:
@@ -157,7 +184,11 @@ def _rows(limits: LimitsConfig) -> tuple[int, int]:
 
 
 def _runner(
-    key: str, config: RunnerConfig, runner_class: type[CausalRunner], max_width: int
+    key: str,
+    config: RunnerConfig,
+    runner_class: type[CausalRunner],
+    max_width: int,
+    cache: Path | None,
 ) -> CausalRunner:
     """Ready for decoding passes of max_width tokens a row.
 
@@ -165,7 +196,9 @@ def _runner(
     not to serve. Raises ConfigError, naming the key, where the engine cannot serve the model.
     """
     try:
-        runner = load_runner(config, runner_class)
+        is_cpu = config.device.type == "cpu"
+        chosen = partial(_chosen, config=config, cache=cache) if is_cpu else None
+        runner = load_runner(config, runner_class, chosen)
     except ModelError as error:
         raise ConfigError(f"engine.json: {key}: {error}") from error
     try:
@@ -211,13 +244,16 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _dtype(name: str, device: torch.device) -> torch.dtype:
-    """auto: bfloat16 where the hardware multiplies it, float32 elsewhere."""
-    if name != "auto":
-        dtype: torch.dtype = getattr(torch, name)
-        return dtype
-    has_bfloat16 = device.type == "cuda" or "avx512_bf16" in cpu_flags()
-    return torch.bfloat16 if has_bfloat16 else torch.float32
+def _dtype(name: str, device: torch.device, model: Path) -> torch.dtype:
+    """auto: that of the checkpoint. On a CPU float32 instead, which loses nothing, of bfloat16
+    where the processor cannot multiply it, and of float16."""
+    if name == "auto":
+        config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+        name = config.get("dtype") or config.get("torch_dtype") or "float32"
+        if device.type == "cpu" and not (name == "bfloat16" and "avx512_bf16" in cpu_flags()):
+            name = "float32"
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
 
 
 def cpu_flags() -> set[str]:

@@ -44,13 +44,12 @@ class TorchEngineConfig(_Layer):
     """The PyTorch engine: any Hugging Face causal language model in a local directory.
 
     draft: None serves without speculation.
-    dtype: auto is float32 on a CPU without native bfloat16, bfloat16 elsewhere.
+    dtype: auto is that of the checkpoint; on a CPU float32, but for bfloat16 that it multiplies.
     device: auto is cuda where there is one.
     num_threads: compute threads; 0 is one less than there are cores (at least 1), because a second
         busy process makes the barriers of a full set stall.
     batch_invariant: the target's logits are the same bits however many tokens share a pass, so that
-        speculation changes no text in bfloat16 either. On a CPU only; a step takes up to 1.3 times
-        as long.
+        speculation changes no text in bfloat16 either. On a CPU only. Steps take longer.
     cuda_graphs: on a GPU, short passes are padded and replayed as CUDA graphs. This project has not
         run it.
     """

@@ -44,7 +44,8 @@ class Engine:
     """What a server runs on. end_tokens: those that end the model's texts; empty is none.
 
     proposers: by the names that requests choose from; may be empty. profile_path: the file that
-    `cost` is kept in; None where it is kept nowhere.
+    `cost` is kept in; None where it is kept nowhere. kernels: how its models are computed, in
+    words.
     """
 
     tokenizer: Tokenizer
@@ -53,6 +54,7 @@ class Engine:
     proposers: Mapping[str, Proposer]
     cost: CostModel
     profile_path: Path | None = None
+    kernels: str = ""
 
 
 @dataclass(frozen=True)
