@@ -13,6 +13,7 @@ import pytest
 from torch_models import (
     CONFIGS,
     MAX_DRAFT_LEN,
+    OPENVINO_KINDS,
     VOCAB_SIZE,
     WINDOWED,
     expected_text,
@@ -122,7 +123,7 @@ def prompts(count: int, seed: int) -> list[list[int]]:
     return [[rng.randrange(VOCAB_SIZE) for _ in range(rng.randrange(1, 40))] for _ in range(count)]
 
 
-@pytest.mark.parametrize("kind", [*CONFIGS, *WINDOWED])
+@pytest.mark.parametrize("kind", [*CONFIGS, *WINDOWED, *OPENVINO_KINDS])
 def test_text_is_that_of_transformers(kind: str) -> None:
     """Nine sequences through five rows, joining and leaving between steps, drafts of 0 to 6."""
     todo = list(enumerate(prompts(9, seed=1)))
@@ -225,7 +226,7 @@ SEEDED = [
 ]
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("kind", [*CONFIGS, "openvino: llama, grouped keys"])
 def test_prefix_reuse_changes_no_text(kind: str) -> None:
     """Eight sequences with 30 tokens in common, through three rows, under four samplings.
 

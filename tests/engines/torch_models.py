@@ -20,8 +20,10 @@ from transformers import (
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from smartspec_py.engines.base import TargetCapabilities
+from smartspec_py.engines.llama import FAMILIES
+from smartspec_py.engines.openvino_runner import OpenVinoRunner
 from smartspec_py.engines.packed import ATTENTION_NAME
-from smartspec_py.engines.runner import CausalRunner, RunnerConfig, prepared
+from smartspec_py.engines.runner import CausalRunner, Runner, RunnerConfig, prepared
 from smartspec_py.engines.torch_engine import TorchTarget
 from smartspec_py.proposers.draft_model import DraftModelProposer
 
@@ -81,25 +83,38 @@ WINDOWED = {
 def make_model(kind: str, seed: int = 0, noise: float = 0.0) -> Any:
     """A random model; noise: a draft is the target with its weights disturbed by so much."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(copy.deepcopy((CONFIGS | WINDOWED)[kind])).eval()
+    config = (CONFIGS | WINDOWED)[kind.removeprefix(OPENVINO)]
+    model = AutoModelForCausalLM.from_config(copy.deepcopy(config)).eval()
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(noise * torch.randn_like(weight))
     return model
 
 
-def make_runner(model: Any, max_sequences: int = MAX_SEQUENCES) -> CausalRunner:
+OPENVINO = "openvino: "
+"""How the kinds begin that OpenVINO computes, and not PyTorch."""
+
+OPENVINO_KINDS = [
+    OPENVINO + kind for kind in (CONFIGS | WINDOWED) if kind.split(",")[0] in FAMILIES
+]
+
+
+def make_runner(
+    model: Any, max_sequences: int = MAX_SEQUENCES, with_openvino: bool = False
+) -> Runner:
     model.set_attn_implementation(ATTENTION_NAME)
     config = RunnerConfig(
         Path(), torch.device("cpu"), torch.float32, max_sequences, MAX_LEN, VOCAB_SIZE
     )
+    if with_openvino:
+        return OpenVinoRunner(model, config)
     return CausalRunner(prepared(model, config), config)
 
 
 def make_target(
     kind: str, *, reuses_prefixes: bool = True, max_sequences: int = MAX_SEQUENCES
 ) -> TorchTarget:
-    runner = make_runner(make_model(kind), max_sequences)
+    runner = make_runner(make_model(kind), max_sequences, kind.startswith(OPENVINO))
     capabilities = TargetCapabilities(
         max_sequences=max_sequences,
         max_context_len=MAX_LEN,
@@ -116,7 +131,8 @@ def make_target(
 def make_proposer(
     kind: str, *, reuses_prefixes: bool = True, max_sequences: int = MAX_SEQUENCES
 ) -> DraftModelProposer:
-    runner = make_runner(make_model(kind, noise=0.02), max_sequences)
+    model = make_model(kind, noise=0.02)
+    runner = make_runner(model, max_sequences, kind.startswith(OPENVINO))
     return DraftModelProposer(runner, max_sequences, MAX_DRAFT_LEN, reuses_prefixes=reuses_prefixes)
 
 

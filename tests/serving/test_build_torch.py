@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from smartspec_py.engines.runner import RunnerConfig
 from smartspec_py.serving import build_torch
 from smartspec_py.serving.config import ConfigError, LimitsConfig, TorchEngineConfig
 
@@ -112,3 +114,41 @@ def test_a_context_beyond_the_models_is_one_sentence(tmp_path: Path) -> None:
     limits = LIMITS.model_copy(update={"max_context_len": 10**6})
     with pytest.raises(ConfigError, match=r"fewer than the max_context_len of 1000000: lower it"):
         build_torch.build_torch(config(), limits, tmp_path)
+
+
+def own(**changes: Any) -> RunnerConfig:
+    config = RunnerConfig(PAIR / "target", torch.device("cpu"), torch.float32, 1, 64, 2048)
+    return replace(config, **changes)
+
+
+def test_openvino_computes_where_it_can() -> None:
+    assert build_torch._uses_openvino(own(), "auto")
+    assert build_torch._uses_openvino(own(), "openvino")
+    assert not build_torch._uses_openvino(own(), "torch")
+
+
+@pytest.mark.parametrize(
+    ("changes", "absent", "reason"),
+    [
+        ({"batch_invariant": True}, None, "engine.batch_invariant is set"),
+        ({"device": torch.device("cuda")}, None, "the device is cuda"),
+        ({"dtype": torch.float16}, None, "the precision is float16"),
+        ({}, "can_write_out", "there is no graph for such llama models"),
+        ({}, "find_spec", r"it is not installed: pip install smartspec-py\[openvino\]"),
+    ],
+)
+def test_openvino_is_refused_where_it_cannot_compute(
+    changes: dict[str, Any], absent: str | None, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if absent:
+        monkeypatch.setattr(build_torch, absent, lambda _: None)
+    with pytest.raises(ConfigError, match=f"engine.runtime: openvino cannot be used: {reason}"):
+        build_torch._uses_openvino(own(**changes), "openvino")
+    assert not build_torch._uses_openvino(own(**changes), "auto")
+
+
+def test_a_pair_that_openvino_computes_leaves_pytorch_one_thread(tmp_path: Path) -> None:
+    engine = build_torch.build_torch(config(num_threads=2), LIMITS, tmp_path)
+    engine.target.close()
+    assert engine.kernels.count("OpenVINO") == 2
+    assert torch.get_num_threads() == 1

@@ -312,6 +312,7 @@ def test_the_key_of_a_torch_engine_names_what_its_cost_depends_on(
         dtype="float32",
         device="cpu",
         num_threads=1,
+        runtime="torch",
         profile_cache=str(kept),
     )
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")

@@ -64,6 +64,7 @@ def check(
     max_draft_len: Annotated[int, typer.Option(help="Policies fixed:1 to this.", min=1)] = 7,
     prompts: Annotated[int, typer.Option(help="Prompts a workload.", min=1)] = 5,
     seed: Annotated[int, typer.Option(help="Keys prompts and sampling.")] = 1,
+    runtime: Annotated[str, typer.Option(help="auto, torch, openvino.")] = "auto",
     batch_invariant: Annotated[bool, typer.Option(help="On a CPU, bit by bit.")] = False,
 ) -> None:
     """Compare the text of every policy and proposer with that of no speculation.
@@ -85,7 +86,12 @@ def check(
     config = checked_config(
         {
             "engine": torch_settings(
-                model, draft, dtype=dtype, device=device, batch_invariant=batch_invariant
+                model,
+                draft,
+                dtype=dtype,
+                device=device,
+                runtime=runtime,
+                batch_invariant=batch_invariant,
             ),
             "limits": {
                 "max_draft_len": max_draft_len,

@@ -82,6 +82,7 @@ def profile(
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
     num_threads: Annotated[int, typer.Option(help="0: one less than cores.", min=0)] = 0,
+    runtime: Annotated[str, typer.Option(help="auto, torch, openvino.")] = "auto",
     batch_invariant: Annotated[bool, typer.Option(help="As `smartspec serve` has it.")] = False,
     profile_cache: Annotated[
         Path | None, typer.Option(help="Where the server looks for its profile.")
@@ -115,6 +116,7 @@ def profile(
         "dtype": dtype,
         "device": device,
         "num_threads": num_threads,
+        "runtime": runtime,
         "batch_invariant": batch_invariant,
     }
     config = checked_config(

@@ -91,6 +91,14 @@ _AllowRemote = Annotated[
     ),
 ]
 _Port = Annotated[int, typer.Option(rich_help_panel="Address")]
+_Runtime = Annotated[
+    str,
+    typer.Option(
+        help="What computes on a CPU: openvino, torch, or auto, which is OpenVINO where it is "
+        "installed and knows the model.",
+        rich_help_panel="Models",
+    ),
+]
 _Invariant = Annotated[
     bool,
     typer.Option(
@@ -204,6 +212,7 @@ def serve(
     dtype: _Dtype = "auto",
     device: _Device = "auto",
     num_threads: _Threads = 0,
+    runtime: _Runtime = "auto",
     batch_invariant: _Invariant = False,
     host: _Host = _ADDRESS.host,
     allow_remote: _AllowRemote = False,
@@ -244,6 +253,7 @@ def serve(
             "dtype": dtype,
             "device": device,
             "num_threads": num_threads,
+            "runtime": runtime,
             "batch_invariant": batch_invariant,
             "profile_cache": str((profile_cache or paths.profile_cache()).resolve()),
         },

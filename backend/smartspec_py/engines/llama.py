@@ -29,13 +29,12 @@ FIXED_ROTATIONS = ("default", "linear", "llama3", "yarn")
 """Kinds of rotary embedding whose angles depend on nothing but the position."""
 
 
-def can_write_out(model: Any) -> bool:
-    """Whether a model of Transformers can become a `LlamaDecoder`."""
-    config = model.config
+def can_write_out(config: Any) -> bool:
+    """Whether a model of this config of Transformers can become a `LlamaDecoder`."""
     return (
         config.model_type in FAMILIES
         and config.hidden_act == "silu"
-        and model.model.rotary_emb.rope_type in FIXED_ROTATIONS
+        and config.rope_parameters["rope_type"] in FIXED_ROTATIONS
     )
 
 
@@ -53,9 +52,11 @@ class LlamaDecoder(torch.nn.Module):
         self.config = model.config
         inner = model.model
         self.embedding = inner.embed_tokens
-        self.register_buffer("rotations", _rotations(inner.rotary_emb, max_len), persistent=False)
+        self.register_buffer(
+            "rotations", rotation_table(inner.rotary_emb, max_len), persistent=False
+        )
         self._layers: list[_Layer] = []
-        self._windows = [_window(layer, self.config, max_len) for layer in inner.layers]
+        self._windows = [attention_window(layer, self.config, max_len) for layer in inner.layers]
         for index, layer in enumerate(inner.layers):
             self._layers.append(_Layer(layer, self.config))
             # So that there is never more than one layer twice.
@@ -80,7 +81,7 @@ class LlamaDecoder(torch.nn.Module):
         return self.head(states), states
 
 
-def _window(layer: Any, config: Any, max_len: int) -> int | None:
+def attention_window(layer: Any, config: Any, max_len: int) -> int | None:
     """Positions that the layer's queries see; None where that is all of them."""
     owner = config if config.model_type == "mistral" else layer.self_attn
     window: int | None = getattr(owner, "sliding_window", None)
@@ -186,7 +187,7 @@ class _Layer:
         return out
 
 
-def _rotations(rotary: Any, max_len: int) -> torch.Tensor:
+def rotation_table(rotary: Any, max_len: int) -> torch.Tensor:
     """Complex numbers [max_len, 1, D / 2]: what a pair of a head is multiplied by at a position."""
     device = rotary.inv_freq.device
     positions = torch.arange(max_len, device=device)[None]

@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -71,19 +72,23 @@ class PassOutput:
     hidden: torch.Tensor | None = None
 
 
-class CausalRunner:
+class RowStore(Protocol):
+    """Keys and values by rows."""
+
+    def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
+        """Copy the keys and values of a row's first tokens."""
+
+
+class Runner(ABC):
     """A loaded model and its cache. Not thread-safe: the loop owns it."""
+
+    cache: RowStore
 
     can_draft_greedy = False
     """Whether `draft_greedy` is there, because it spares anything."""
 
-    def __init__(self, model: Any, config: RunnerConfig) -> None:
-        """model: see `prepared`; or one of Transformers, with the engine's attention."""
-        self._model = model
+    def __init__(self, config: RunnerConfig) -> None:
         self._config = config
-        self.cache = RowCache(_new_storage(model.config, config), config.num_rows)
-        if config.device.type == "cpu":
-            use_kernels(model, config.kernels.kernels, config.batch_invariant)
         self.passes_s = 0.0
         """Seconds spent in passes so far; on a GPU only until they are launched."""
 
@@ -96,27 +101,25 @@ class CausalRunner:
         return self._config.max_len
 
     @property
-    def kernels(self) -> KernelChoice:
-        return self._config.kernels
+    def eps(self) -> float:
+        """Relative distance of neighbouring values in the precision that logits are computed in."""
+        return torch.finfo(self._config.dtype).eps
 
     @property
-    def model(self) -> Any:
-        """As it was given, but for its linear layers."""
-        return self._model
+    @abstractmethod
+    def about(self) -> str:
+        """What computes the model, in words. A profile of the one tells nothing of another."""
 
-    @torch.inference_mode()
+    @property
+    @abstractmethod
+    def bytes_per_token(self) -> int:
+        """Of keys and values, for each token of a row."""
+
+    @abstractmethod
     def forward(self, inputs: Sequence[RowInput]) -> PassOutput:
         """One pass over all inputs; writes their keys and values to their rows."""
-        start = time.perf_counter()
-        config = self._config
-        packed = pack(
-            inputs, config.row_len, config.device, self.cache.key_bytes, config.batch_invariant
-        )
-        output = self._run(packed)
-        self.passes_s += time.perf_counter() - start
-        return output
 
-    def warm(self, max_width: int) -> None:
+    def warm(self, max_width: int) -> None:  # noqa: B027
         """Prepare decoding passes of up to so many tokens a row; here there is nothing to prepare.
 
         Raises ModelError where the model cannot be run as prepared.
@@ -131,6 +134,61 @@ class CausalRunner:
         The keys of all but the last of them are then in the input's row, as far as that reaches.
         """
         raise NotImplementedError("only a runner that says can_draft_greedy drafts ahead")
+
+    def time_pass(
+        self, num_rows: int, tokens_per_row: int, context_len: int, num_logits: int | None = None
+    ) -> float:
+        """Seconds of one pass whose logits reach the host. Overwrites the rows that it uses.
+
+        num_logits: see `Profilable`.
+        """
+        tokens_per_row = min(tokens_per_row, self.max_len)
+        position = max(0, min(context_len, self.max_len - tokens_per_row))
+        tokens = [0] * tokens_per_row
+        wanted = tokens_per_row if num_logits is None else min(num_logits, tokens_per_row)
+        inputs = [RowInput(row, position, tokens, wanted) for row in range(num_rows)]
+        start = time.perf_counter()
+        self.forward(inputs).logits.argmax(-1).tolist()
+        return time.perf_counter() - start
+
+
+class CausalRunner(Runner):
+    """A model that PyTorch computes."""
+
+    cache: RowCache
+
+    def __init__(self, model: Any, config: RunnerConfig) -> None:
+        """model: see `prepared`; or one of Transformers, with the engine's attention."""
+        super().__init__(config)
+        self._model = model
+        self.cache = RowCache(_new_storage(model.config, config), config.num_rows)
+        if config.device.type == "cpu":
+            use_kernels(model, config.kernels.kernels, config.batch_invariant)
+
+    @property
+    def about(self) -> str:
+        parts = [f"PyTorch, {type(self._model).__name__}"]
+        if self.device.type == "cpu":
+            parts += ["batch-invariant"] * self._config.batch_invariant + [
+                str(self._config.kernels)
+            ]
+        return ", ".join(parts)
+
+    @property
+    def model(self) -> Any:
+        """As it was given, but for its linear layers."""
+        return self._model
+
+    @torch.inference_mode()
+    def forward(self, inputs: Sequence[RowInput]) -> PassOutput:
+        start = time.perf_counter()
+        config = self._config
+        packed = pack(
+            inputs, config.row_len, config.device, self.cache.key_bytes, config.batch_invariant
+        )
+        output = self._run(packed)
+        self.passes_s += time.perf_counter() - start
+        return output
 
     def _run(self, packed: PackedBatch) -> PassOutput:
         """The model over tokens that are on the device. Nothing here waits for it."""
@@ -159,42 +217,20 @@ class CausalRunner:
         return out.logits[0], hidden
 
     @property
-    def eps(self) -> float:
-        """Relative distance of neighbouring values in the precision that logits are computed in."""
-        return torch.finfo(self._config.dtype).eps
-
-    @property
     def bytes_per_token(self) -> int:
-        """Of keys and values, for each token of a row."""
         buffer = self.cache.buffer
         return buffer.element_size() * buffer[:, :, 0, 0].numel()
 
-    def time_pass(
-        self, num_rows: int, tokens_per_row: int, context_len: int, num_logits: int | None = None
-    ) -> float:
-        """Seconds of one pass whose logits reach the host. Overwrites the rows that it uses.
-
-        num_logits: see `Profilable`.
-        """
-        tokens_per_row = min(tokens_per_row, self.max_len)
-        position = max(0, min(context_len, self.max_len - tokens_per_row))
-        tokens = [0] * tokens_per_row
-        wanted = tokens_per_row if num_logits is None else min(num_logits, tokens_per_row)
-        inputs = [RowInput(row, position, tokens, wanted) for row in range(num_rows)]
-        start = time.perf_counter()
-        self.forward(inputs).logits.argmax(-1).tolist()
-        return time.perf_counter() - start
-
 
 def load_runner(
-    config: RunnerConfig,
-    runner_class: type[CausalRunner] = CausalRunner,
-    choose: Callable[[Any], KernelChoice] | None = None,
+    config: RunnerConfig, runner_class: type[CausalRunner] = CausalRunner
 ) -> CausalRunner:
-    """Load weights from a local directory. Raises ModelError when the engine cannot serve it.
+    """Load weights from a local directory. Raises ModelError when the engine cannot serve it."""
+    return runner_class(prepared(load_model(config), config), config)
 
-    choose: the kernels for the loaded model; None takes those of the config.
-    """
+
+def load_config(config: RunnerConfig) -> Any:
+    """The model's config, of Transformers. Raises ModelError when the engine cannot serve it."""
     # Nothing is ever fetched, whatever the directory's files refer to.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     if not (config.path / "config.json").is_file():
@@ -203,11 +239,21 @@ def load_runner(
         config.path, local_files_only=True, trust_remote_code=False
     )
     _check_supported(hf_config, config)
+    return hf_config
+
+
+def load_model(config: RunnerConfig, stored: torch.dtype | None = None) -> Any:
+    """A model of Transformers from a local directory, whole and on the device.
+
+    stored: the precision that weights are kept in, where that is not the one that they are
+    multiplied in. Raises ModelError when the engine cannot serve it.
+    """
+    load_config(config)
     disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             config.path,
-            dtype=config.dtype,
+            dtype=stored or config.dtype,
             attn_implementation=ATTENTION_NAME,
             local_files_only=True,
             trust_remote_code=False,
@@ -220,10 +266,7 @@ def load_runner(
     _check_complete(info["missing_keys"], config)
     model = model.to(config.device).eval()
     _check_finite(model, config)
-    model = prepared(model, config)
-    if choose is not None:
-        config = replace(config, kernels=choose(model))
-    return runner_class(model, config)
+    return model
 
 
 def _check_complete(missing: Collection[str], config: RunnerConfig) -> None:
@@ -238,24 +281,22 @@ def _check_complete(missing: Collection[str], config: RunnerConfig) -> None:
 def _check_finite(model: Any, config: RunnerConfig) -> None:
     """Logits that are not finite give empty texts, and no error."""
     for name, weight in model.named_parameters():
-        if weight.is_floating_point() and weight.numel() and not _is_finite(weight.detach()):
+        if not weight.is_floating_point() or not weight.numel():
+            continue
+        # By the least and greatest value, which are NaN where any is: one read, and no copy, which
+        # `isfinite` makes.
+        if not all(math.isfinite(value.to(config.dtype)) for value in weight.detach().aminmax()):
             raise ModelError(
                 f"{config.path}: the weights {name} are not all finite in "
-                f"{str(weight.dtype).removeprefix('torch.')}: replace the file that holds them, or "
+                f"{str(config.dtype).removeprefix('torch.')}: replace the file that holds them, or "
                 "give another dtype"
             )
-
-
-def _is_finite(weight: torch.Tensor) -> bool:
-    """By its least and greatest value, which are NaN where any is: one read, and no copy, which
-    `isfinite` makes."""
-    return all(math.isfinite(value) for value in weight.aminmax())
 
 
 def prepared(model: Any, config: RunnerConfig) -> Any:
     """A model of Transformers as it is computed here: written out where that can be; the given one
     is then used up. Sums that must not depend on the batch stay as Transformers has them."""
-    if config.batch_invariant or not can_write_out(model):
+    if config.batch_invariant or not can_write_out(model.config):
         return model
     return LlamaDecoder(model, config.row_len)
 

@@ -23,7 +23,7 @@ from smartspec_py.engines.base import (
 from smartspec_py.engines.packed import RowInput
 from smartspec_py.engines.processors import TokenHistory
 from smartspec_py.engines.rows import Row, RowTable
-from smartspec_py.engines.runner import CausalRunner
+from smartspec_py.engines.runner import Runner
 from smartspec_py.engines.sampling import Check, Verdict, judge
 
 
@@ -54,7 +54,7 @@ class TorchTarget:
 
     def __init__(
         self,
-        runner: CausalRunner,
+        runner: Runner,
         capabilities: TargetCapabilities,
         *,
         reuses_prefixes: bool = True,

@@ -35,7 +35,7 @@ from smartspec_py.engines.base import (
 from smartspec_py.engines.packed import RowInput
 from smartspec_py.engines.processors import TokenHistory
 from smartspec_py.engines.rows import Row, RowTable
-from smartspec_py.engines.runner import CausalRunner
+from smartspec_py.engines.runner import Runner
 from smartspec_py.engines.sampling import Guess, guess
 
 CATCH_UP_CHUNK = 512
@@ -92,7 +92,7 @@ class DraftModelProposer:
 
     def __init__(
         self,
-        runner: CausalRunner,
+        runner: Runner,
         max_sequences: int,
         max_draft_len: int,
         *,

@@ -9,7 +9,9 @@ import logging
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +21,17 @@ import transformers
 from smartspec_py.engines.base import SHORT_LAG
 from smartspec_py.engines.graphs import GraphRunner
 from smartspec_py.engines.kernel_choice import KernelChoice, choose, kept_choice
+from smartspec_py.engines.llama import can_write_out
 from smartspec_py.engines.runner import (
     CausalRunner,
     ModelError,
+    Runner,
     RunnerConfig,
     key_shape,
+    load_config,
+    load_model,
     load_runner,
+    prepared,
 )
 from smartspec_py.engines.torch_engine import TorchTarget
 from smartspec_py.pair import PairError, check_pair
@@ -96,22 +103,28 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
         vocab_size,
         batch_invariant=config.batch_invariant,
     )
-    runner_class = GraphRunner if uses_graphs(config, device) else CausalRunner
     cache = folder / config.profile_cache if config.profile_cache else None
-    runner = _runner("engine.model", target_config, runner_class, limits.max_draft_len + 1, cache)
+    make = partial(_runner, config=config, cache=cache)
+    runner = make("engine.model", target_config, limits.max_draft_len + 1)
     target = _target(runner, target_config, limits)
-    proposer = None
+    runners, proposer = [runner], None
     if draft is not None:
         runner_config = RunnerConfig(draft, device, dtype, *_rows(limits), vocab_size)
-        drafter = _runner("engine.draft", runner_config, runner_class, SHORT_LAG + 1, cache)
+        drafter = make("engine.draft", runner_config, SHORT_LAG + 1)
         proposer = _proposer(drafter, limits)
+        runners.append(drafter)
     logger.info("%s on %s, %s, %d threads", model.name, device, dtype, num_threads)
-    kernels = "; ".join(str(one.kernels) for one in ([runner, drafter] if draft else [runner]))
+    if not any(isinstance(one, CausalRunner) for one in runners):
+        # PyTorch is left with small operators, whose team of threads would wait for more work on
+        # the cores that OpenVINO's threads need.
+        torch.set_num_threads(1)
+    about = "; ".join(one.about for one in runners)
+    logger.info("computed by %s", about)
     identity = [
         fingerprint(model),
         fingerprint(draft) if draft else "no draft",
         f"{_device_name(device)}, {dtype}, {num_threads} threads",
-        f"{type(runner.model).__name__}, {'batch-invariant, ' * config.batch_invariant}{kernels}",
+        about,
         "in CUDA graphs" if isinstance(runner, GraphRunner) else "launched one by one",
         f"torch {torch.__version__}, transformers {transformers.__version__}",
     ]
@@ -120,7 +133,7 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
     proposers = {} if proposer is None else {DRAFT_MODEL: proposer}
     path = profile_path(shape, cache, identity)
     ends = end_tokens(model, vocab_size)
-    return Engine(tokenizer, ends, target, proposers, cost, path, kernels)
+    return Engine(tokenizer, ends, target, proposers, cost, path, about)
 
 
 def _with_context_len(
@@ -185,20 +198,27 @@ def _rows(limits: LimitsConfig) -> tuple[int, int]:
 
 def _runner(
     key: str,
-    config: RunnerConfig,
-    runner_class: type[CausalRunner],
+    own: RunnerConfig,
     max_width: int,
+    config: TorchEngineConfig,
     cache: Path | None,
-) -> CausalRunner:
+) -> Runner:
     """Ready for decoding passes of max_width tokens a row.
 
     Where those cannot be captured they are launched kernel by kernel, which is slower and no reason
     not to serve. Raises ConfigError, naming the key, where the engine cannot serve the model.
     """
     try:
-        is_cpu = config.device.type == "cpu"
-        chosen = partial(_chosen, config=config, cache=cache) if is_cpu else None
-        runner = load_runner(config, runner_class, chosen)
+        if _uses_openvino(own, config.runtime):
+            from smartspec_py.engines.openvino_runner import load_openvino_runner
+
+            return load_openvino_runner(own)
+        model = prepared(load_model(own), own)
+        if own.device.type == "cpu":
+            own = replace(own, kernels=_chosen(model, own, cache))
+        runner_class = GraphRunner if uses_graphs(config, own.device) else CausalRunner
+        runner = runner_class(model, own)
+        del model
     except ModelError as error:
         raise ConfigError(f"engine.json: {key}: {error}") from error
     try:
@@ -206,16 +226,42 @@ def _runner(
     except ModelError as error:
         logger.warning("%s. It is served without them.", error)
         del runner  # its cache, before there is another
-        return load_runner(config)
+        return load_runner(own)
     return runner
 
 
-def _target(runner: CausalRunner, config: RunnerConfig, limits: LimitsConfig) -> TorchTarget:
+def _uses_openvino(own: RunnerConfig, runtime: str) -> bool:
+    """Raises ConfigError where it is asked for and cannot be used, and ModelError."""
+    if runtime == "torch":
+        return False
+    reason = _no_openvino(own)
+    if reason and runtime == "openvino":
+        raise ConfigError(f"engine.json: engine.runtime: openvino cannot be used: {reason}")
+    return not reason
+
+
+def _no_openvino(own: RunnerConfig) -> str:
+    """Why OpenVINO cannot be used; empty where it can. Raises ModelError."""
+    if own.device.type != "cpu":
+        return f"the device is {own.device.type}"
+    if own.batch_invariant:
+        return "engine.batch_invariant is set"
+    if own.dtype not in (torch.float32, torch.bfloat16):
+        return f"the precision is {str(own.dtype).removeprefix('torch.')}"
+    if find_spec("openvino") is None:
+        return "it is not installed: pip install smartspec-py[openvino]"
+    hf_config = load_config(own)
+    if not can_write_out(hf_config):
+        return f"there is no graph for such {hf_config.model_type} models"
+    return ""
+
+
+def _target(runner: Runner, config: RunnerConfig, limits: LimitsConfig) -> TorchTarget:
     capabilities = stepwise_capabilities(limits, config.vocab_size, runner.bytes_per_token)
     return TorchTarget(runner, capabilities, reuses_prefixes=limits.reuse_prefixes)
 
 
-def _proposer(runner: CausalRunner, limits: LimitsConfig) -> DraftModelProposer:
+def _proposer(runner: Runner, limits: LimitsConfig) -> DraftModelProposer:
     return DraftModelProposer(
         runner,
         limits.max_sequences,

@@ -50,6 +50,8 @@ class TorchEngineConfig(_Layer):
         busy process makes the barriers of a full set stall.
     batch_invariant: the target's logits are the same bits however many tokens share a pass, so that
         speculation changes no text in bfloat16 either. On a CPU only. Steps take longer.
+    runtime: what computes the models on a CPU: auto is OpenVINO where it is installed and knows the
+        model, PyTorch elsewhere. Other devices have PyTorch.
     cuda_graphs: on a GPU, short passes are padded and replayed as CUDA graphs. This project has not
         run it.
     """
@@ -61,6 +63,7 @@ class TorchEngineConfig(_Layer):
     device: str = "auto"
     num_threads: Annotated[int, Field(ge=0, le=1024)] = 0
     batch_invariant: bool = False
+    runtime: Literal["auto", "torch", "openvino"] = "auto"
     cuda_graphs: bool = True
     profile_cache: str | None = None
 

@@ -20,7 +20,7 @@ from smartspec_py.core.types import FinishReason, SamplingParams, Verification
 from smartspec_py.engines.base import DraftTask, Proposer
 from smartspec_py.engines.packed import RowInput
 from smartspec_py.engines.processors import TokenHistory
-from smartspec_py.engines.runner import CausalRunner
+from smartspec_py.engines.runner import Runner
 from smartspec_py.engines.sampling import Guess, guess
 from smartspec_py.proposers.draft_model import DraftModelProposer
 from smartspec_py.serving.config import DRAFT_MODEL, PROMPT_LOOKUP
@@ -121,16 +121,14 @@ def trace_text(
     )
 
 
-def trace_draft_model(
-    text: FinishedText, runner: CausalRunner, max_draft_len: int
-) -> ProposerTrace:
+def trace_draft_model(text: FinishedText, runner: Runner, max_draft_len: int) -> ProposerTrace:
     """Acceptance of a draft model. Overwrites row 0 of its cache."""
     drafts = _drafts_given_text(text, runner)
     is_match = [draft == true for draft, true in zip(drafts, text.drawn, strict=True)]
     return ProposerTrace(run_lengths(is_match, max_draft_len, text.max_tokens))
 
 
-def _drafts_given_text(text: FinishedText, runner: CausalRunner) -> Iterator[int]:
+def _drafts_given_text(text: FinishedText, runner: Runner) -> Iterator[int]:
     """What the draft model draws at each position of `drawn`."""
     known = [*text.prompt, *text.drawn]
     last_of_prompt, num_read = len(text.prompt) - 1, len(known) - 1

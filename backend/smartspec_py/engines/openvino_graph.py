@@ -1,0 +1,203 @@
+"""Llama's decoder and those that share its layout as a graph of OpenVINO's operators.
+
+Made from the weights of a model of Transformers, so that nothing is exported and no file written.
+Attention is OpenVINO's own over paged keys and values, which it writes as well. Its operator has
+inputs for much that is not used here; they are empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import openvino as ov
+import openvino.opset15 as op
+import torch
+from openvino._offline_transformations import compress_model_transformation
+from openvino.op import _PagedAttentionExtension
+
+from smartspec_py.engines.llama import attention_window, rotation_table
+
+BLOCK_LEN = 32
+"""Tokens of a block of keys and values; the operator's own on a CPU."""
+
+INPUTS = {
+    "token_ids": np.int64,
+    "positions": np.int64,
+    "wanted": np.int64,
+    "past_lens": np.int32,
+    "subsequence_begins": np.int32,
+    "block_indices": np.int32,
+    "block_indices_begins": np.int32,
+}
+"""Vectors. By token: its id and position; which tokens' logits are wanted. By sequence: tokens that
+are cached, where its new ones begin, its blocks and where those begin."""
+
+TYPES = {torch.bfloat16: ov.Type.bf16, torch.float16: ov.Type.f16}
+
+LONGEST = "max_context_len"
+"""A scalar, int32."""
+
+
+def cache_names(num_layers: int) -> list[str]:
+    """Inputs [num_blocks, kv_heads, BLOCK_LEN, head_dim], which a pass writes to."""
+    return [f"{name}_cache.{i}" for i in range(num_layers) for name in ("key", "value")]
+
+
+def make_graph(model: Any, max_len: int, vocab_size: int) -> tuple[ov.Model, list[Any]]:
+    """Results: logits [M, vocab_size] and states [M, hidden_size] behind the last norm, of the
+    wanted tokens. max_len: positions there are. The graph, compiled or not, reads the weights'
+    own memory: keep the objects of the list as long."""
+    graph = _Graph(model, max_len)
+    return graph.build(model, vocab_size), graph.memory
+
+
+class _Graph:
+    def __init__(self, model: Any, max_len: int) -> None:
+        config = model.config
+        self.config = config
+        self.max_len = max_len
+        self.memory: list[Any] = []
+        self.compressed = _compressed()
+        self.head_dim: int = model.model.layers[0].self_attn.head_dim
+        self.inputs = {name: _parameter(name, [-1], dtype) for name, dtype in INPUTS.items()}
+        self.longest = _parameter(LONGEST, [], np.int32)
+        self.caches = [
+            _parameter(name, [-1, -1, -1, -1], ov.Type.dynamic)
+            for name in cache_names(config.num_hidden_layers)
+        ]
+        table = rotation_table(model.model.rotary_emb, max_len)[:, 0]
+        self.cos = self._by_position(table.real)
+        self.sin = self._by_position(table.imag)
+
+    def build(self, model: Any, vocab_size: int) -> ov.Model:
+        inner = model.model
+        tokens = op.gather(
+            self._weight(inner.embed_tokens.weight), self.inputs["token_ids"], _int(0)
+        )
+        states = op.unsqueeze(tokens, _int(1))  # [N, 1, hidden_size]
+        for index, layer in enumerate(inner.layers):
+            states = self._layer(index, layer, states)
+        states = self._norm(inner.norm, op.gather(states, self.inputs["wanted"], _int(0)))
+        logits = self._linear(model.lm_head, states, model.lm_head.weight[:vocab_size])
+        results = [op.result(op.squeeze(one, _int(1))) for one in (logits, states)]
+        return ov.Model(results, [*self.inputs.values(), self.longest, *self.caches], "decoder")
+
+    def _layer(self, index: int, layer: Any, states: Any) -> Any:
+        attention, mlp = layer.self_attn, layer.mlp
+        normed = self._norm(layer.input_layernorm, states)
+        queries = self._rotated(self._linear(attention.q_proj, normed), attention, "q_norm")
+        keys = self._rotated(self._linear(attention.k_proj, normed), attention, "k_norm")
+        values = op.squeeze(self._linear(attention.v_proj, normed), _int(1))
+        window = attention_window(layer, self.config, self.max_len)
+        attended = self._attend(index, queries, keys, values, attention.scaling, window or 0)
+        states = op.add(states, self._linear(attention.o_proj, op.unsqueeze(attended, _int(1))))
+        normed = self._norm(layer.post_attention_layernorm, states)
+        gate, up = op.swish(self._linear(mlp.gate_proj, normed)), self._linear(mlp.up_proj, normed)
+        return op.add(states, self._linear(mlp.down_proj, op.multiply(gate, up)))
+
+    def _rotated(self, states: Any, attention: Any, norm: str) -> Any:
+        """[N, 1, heads * D] -> the same as [N, heads * D], after the norm of heads, if there is."""
+        half, width = self.head_dim // 2, self.head_dim
+        heads = op.reshape(states, _ints(0, 0, -1, width), special_zero=True)
+        if hasattr(attention, norm):
+            heads = self._norm(getattr(attention, norm), heads)
+        heads = op.transpose(heads, _ints(0, 2, 1, 3))  # [N, heads, 1, D]
+        last = _ints(3)
+        first_half = op.slice(heads, _ints(0), _ints(half), _ints(1), last)
+        second_half = op.slice(heads, _ints(half), _ints(width), _ints(1), last)
+        turned = op.concat([op.multiply(second_half, _float(-1.0)), first_half], -1)
+        rotated = op.add(op.multiply(heads, self.cos), op.multiply(turned, self.sin))
+        return op.reshape(op.transpose(rotated, _ints(0, 2, 1, 3)), _ints(0, -1), special_zero=True)
+
+    def _by_position(self, table: torch.Tensor) -> Any:
+        """[max_len, D / 2] -> [N, 1, 1, D] by the tokens' positions."""
+        both = op.constant(torch.cat([table, table], dim=-1).float().numpy())
+        found = op.gather(both, self.inputs["positions"], _int(0))
+        return op.unsqueeze(op.unsqueeze(found, _int(1)), _int(1))
+
+    def _attend(
+        self, index: int, queries: Any, keys: Any, values: Any, scaling: float, window: int
+    ) -> Any:
+        """[N, heads * D]. window: positions that a query sees; 0 for all."""
+        inputs = self.inputs
+        nothing, no_floats = (
+            op.constant(np.zeros(0, np.int32)),
+            op.constant(np.zeros(0, np.float32)),
+        )
+        zero = op.constant(np.int32(0))
+        operands = [
+            *(queries, keys, values, *self.caches[2 * index : 2 * index + 2]),
+            *(inputs["past_lens"], inputs["subsequence_begins"]),
+            *(inputs["block_indices"], inputs["block_indices_begins"]),
+            *(_float(scaling), op.constant(np.int32(window)), no_floats, self.longest),
+            # Scores, rotated blocks, sparse attention, sinks, evicted blocks, a mask among queries.
+            *(nothing, nothing, nothing, no_floats, no_floats, zero, zero),
+            *(op.constant(np.zeros((0, 0, 0, 0), np.float32)), zero),
+            *(nothing, nothing, nothing, nothing, op.constant(np.zeros(0, np.uint8)), nothing),
+        ]
+        node = _PagedAttentionExtension([one.output(0) for one in operands])
+        info = node.get_rt_info()
+        for name in ("k", "v"):
+            info[f"num_{name}_heads"] = self.config.num_key_value_heads
+            info[f"{name}_head_size"] = self.head_dim
+        return node.output(0)
+
+    def _norm(self, norm: Any, states: Any) -> Any:
+        mean = op.reduce_mean(op.power(states, _float(2.0)), _ints(-1), keep_dims=True)
+        inverse = op.divide(_float(1.0), op.sqrt(op.add(mean, _float(norm.variance_epsilon))))
+        return op.multiply(op.multiply(states, inverse), self._weight(norm.weight))
+
+    def _linear(self, layer: Any, states: Any, weight: torch.Tensor | None = None) -> Any:
+        weight = layer.weight if weight is None else weight
+        out = op.matmul(states, self._weight(weight), transpose_a=False, transpose_b=True)
+        return out if layer.bias is None else op.add(out, self._weight(layer.bias))
+
+    def _weight(self, weight: torch.Tensor) -> Any:
+        """float32 to the graph, on the memory of the weight. OpenVINO keeps it as it is, and
+        multiplies it in the precision of its settings."""
+        weight = weight.detach().contiguous()
+        if weight.dtype == torch.float32:
+            tensor = ov.Tensor(weight.numpy(), shared_memory=True)
+            self.memory += [weight, tensor]
+            return op.constant(tensor, shared_memory=True)
+        numbers = weight.view(torch.int16).numpy()
+        tensor = ov.Tensor(numbers, ov.Shape(list(weight.shape)), TYPES[weight.dtype])
+        self.memory += [weight, numbers, tensor]
+        converted = _conversion(self.compressed.clone())
+        converted.input(0).replace_source_output(op.constant(tensor, shared_memory=True).output(0))
+        converted.constructor_validate_and_infer_types()
+        return converted
+
+
+def _compressed() -> ov.Model:
+    """A model with one conversion that is marked such that OpenVINO keeps the weights in their own
+    precision, and does not convert them for good. Python cannot make the mark."""
+    inputs = op.parameter([1, 64], np.float32)
+    made = op.matmul(inputs, op.constant(np.ones((64, 64), np.float32)), False, True)
+    model = ov.Model([op.result(made)], [inputs], "compressed")
+    compress_model_transformation(model)
+    return model
+
+
+def _conversion(model: ov.Model) -> Any:
+    return next(one for one in model.get_ordered_ops() if one.get_type_name() == "Convert")
+
+
+def _parameter(name: str, shape: Sequence[int], dtype: Any) -> Any:
+    node = op.parameter(list(shape), dtype, name=name)
+    node.output(0).get_tensor().set_names({name})
+    return node
+
+
+def _int(value: int) -> Any:
+    return op.constant(np.int64(value))
+
+
+def _ints(*values: int) -> Any:
+    return op.constant(np.array(values, np.int64))
+
+
+def _float(value: float) -> Any:
+    return op.constant(np.float32(value))

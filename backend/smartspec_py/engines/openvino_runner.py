@@ -1,0 +1,153 @@
+"""A model computed by OpenVINO on a CPU: the same passes as `CausalRunner`'s, by other kernels.
+
+Whole passes are faster than PyTorch's operators called one by one, most of all with many sequences
+of one token (docs/performance.md). Models are those that `llama` writes out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino as ov
+import torch
+from safetensors import safe_open
+
+from smartspec_py.engines.openvino_graph import BLOCK_LEN, INPUTS, LONGEST, cache_names, make_graph
+from smartspec_py.engines.packed import RowInput
+from smartspec_py.engines.runner import (
+    PassOutput,
+    Runner,
+    RunnerConfig,
+    key_shape,
+    load_model,
+)
+
+PRECISIONS = {torch.float32: "f32", torch.bfloat16: "bf16"}
+
+
+class OpenVinoRunner(Runner):
+    """A model that OpenVINO has compiled. config.dtype: what it multiplies in."""
+
+    cache: BlockCache
+
+    def __init__(self, model: Any, config: RunnerConfig) -> None:
+        """model: of Transformers; it is not needed afterwards."""
+        super().__init__(config)
+        precision = PRECISIONS[config.dtype]
+        settings = {
+            "INFERENCE_PRECISION_HINT": precision,
+            "KV_CACHE_PRECISION": precision,
+            "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+            "NUM_STREAMS": 1,
+            "ENABLE_CPU_PINNING": False,
+        }
+        graph, self._memory = make_graph(model, config.max_len, config.vocab_size)
+        compiled = ov.Core().compile_model(graph, "CPU", settings)
+        self._request = compiled.create_infer_request()
+        self._hidden_size: int = model.config.hidden_size
+        self.cache = BlockCache(compiled, model.config, config)
+        for name, tensor in self.cache.tensors.items():
+            self._request.set_tensor(name, tensor)
+
+    @property
+    def about(self) -> str:
+        return f"OpenVINO {ov.get_version().split('-')[0]}"
+
+    @property
+    def bytes_per_token(self) -> int:
+        num_bytes = sum(int(tensor.byte_size) for tensor in self.cache.tensors.values())
+        return num_bytes // (self.cache.num_blocks * BLOCK_LEN)
+
+    def forward(self, inputs: Sequence[RowInput]) -> PassOutput:
+        start = time.perf_counter()
+        ends = [one.position + len(one.tokens) for one in inputs]
+        begins = np.cumsum([0, *(len(one.tokens) for one in inputs)])
+        wanted = [
+            end - one.num_logits + i
+            for one, end in zip(inputs, begins[1:], strict=True)
+            for i in range(one.num_logits)
+        ]
+        blocks = [self.cache.blocks(one.row, end) for one, end in zip(inputs, ends, strict=True)]
+        given: dict[str, Any] = {
+            "token_ids": [token for one in inputs for token in one.tokens],
+            "positions": [
+                position
+                for one, end in zip(inputs, ends, strict=True)
+                for position in range(one.position, end)
+            ],
+            "wanted": wanted or [0],  # no rows at all are more than some operators take
+            "past_lens": [one.position for one in inputs],
+            "subsequence_begins": begins,
+            "block_indices": [block for found in blocks for block in found],
+            "block_indices_begins": np.cumsum([0, *map(len, blocks)]),
+        }
+        for name, dtype in INPUTS.items():
+            self._request.set_tensor(name, ov.Tensor(np.asarray(given[name], dtype)))
+        self._request.set_tensor(LONGEST, ov.Tensor(np.asarray(max(ends), np.int32)))
+        num_results = len(given["wanted"])
+        # Memory of their own: the next pass would write over OpenVINO's.
+        logits = torch.empty(num_results, self._config.vocab_size)
+        hidden = torch.empty(num_results, self._hidden_size)
+        self._request.set_output_tensor(0, ov.Tensor(logits.numpy(), shared_memory=True))
+        self._request.set_output_tensor(1, ov.Tensor(hidden.numpy(), shared_memory=True))
+        self._request.infer()
+        self.passes_s += time.perf_counter() - start
+        num_wanted = len(wanted)
+        return PassOutput(
+            logits[:num_wanted], hidden[:num_wanted] if self._config.gives_hidden else None
+        )
+
+
+def load_openvino_runner(config: RunnerConfig) -> OpenVinoRunner:
+    """Load weights from a local directory, in the precision of its files: those of bfloat16 are
+    read in half the time, and as exact, also where they are multiplied in float32. Raises
+    ModelError."""
+    return OpenVinoRunner(load_model(config, _stored_dtype(config.path)), config)
+
+
+def _stored_dtype(folder: Path) -> torch.dtype:
+    """The one that all weights have in their files; float32 where there is more than one."""
+    found = set()
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, "pt") as file:
+            found |= {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+    stored = {"BF16": torch.bfloat16, "F16": torch.float16}
+    return stored.get(found.pop(), torch.float32) if len(found) == 1 else torch.float32
+
+
+class BlockCache:
+    """Keys and values in blocks of BLOCK_LEN tokens. Each row owns as many as it can need, one
+    behind the other."""
+
+    def __init__(self, compiled: ov.CompiledModel, hf_config: Any, config: RunnerConfig) -> None:
+        self._per_row = -(-config.max_len // BLOCK_LEN)
+        self.num_blocks = config.num_rows * self._per_row
+        num_heads, head_dim = key_shape(hf_config)
+        shape = ov.Shape([self.num_blocks, num_heads, BLOCK_LEN, head_dim])
+        self.tensors = {
+            name: ov.Tensor(compiled.input(name).element_type, shape)
+            for name in cache_names(hf_config.num_hidden_layers)
+        }
+        for tensor in self.tensors.values():
+            _bytes(tensor)[...] = 0
+
+    def blocks(self, row: int, num_tokens: int) -> range:
+        """Those of a row's first tokens."""
+        first = row * self._per_row
+        return range(first, first + -(-num_tokens // BLOCK_LEN))
+
+    def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
+        """Copy the keys and values of a row's first tokens, and what else is in their blocks."""
+        read, written = self.blocks(source, num_tokens), self.blocks(destination, num_tokens)
+        for tensor in self.tensors.values():
+            by_block = _bytes(tensor)
+            by_block[written.start : written.stop] = by_block[read.start : read.stop]
+
+
+def _bytes(tensor: ov.Tensor) -> Any:
+    """[blocks, bytes], on the tensor's own memory."""
+    return tensor.data.view(np.uint8).reshape(tensor.shape[0], -1)
