@@ -61,6 +61,7 @@ class TritonPythonModel:
     """The class that Triton's Python backend looks for."""
 
     def initialize(self, args: dict[str, str]) -> None:
+        pb_utils.Logger.log_info("initialize: Python has imported the backend")
         logging.basicConfig(level=logging.INFO, handlers=[TritonLog()], force=True)
         self._name = args["model_name"]
         self._server: Server | None = None

@@ -39,6 +39,7 @@ from smartspec_py.launch.files import (
 )
 from smartspec_py.launch.front import Front, max_body_bytes
 from smartspec_py.launch.link import LINK_VARIABLE, LauncherEnd, remove_shared_memory
+from smartspec_py.launch.start_phases import start_phases
 from smartspec_py.serving.config import ServerConfig
 from smartspec_py.serving.contract import MODEL_NAME
 
@@ -123,6 +124,7 @@ class TritonServer:
         self._is_kept = False
         self._shm_prefix = f"smartspec_{secrets.token_hex(4)}_"
         self._link: LauncherEnd
+        self._begin_s: float
         self._ascii_paths = AsciiPaths()
         self._lock: int | None = None
 
@@ -179,6 +181,7 @@ class TritonServer:
         command.append(f"--backend-config=python,shm-region-prefix-name={self._shm_prefix}")
         command += self._options
         self._link = LauncherEnd()
+        self._begin_s = time.time()
         with log:
             self._process = subprocess.Popen(
                 command,
@@ -257,17 +260,23 @@ class TritonServer:
         except (urllib.error.URLError, OSError):
             return False
 
+    def start_phases(self) -> dict[str, float]:
+        """Seconds of each phase of the start so far, from Triton's own start on."""
+        return start_phases(self._log_text(), self._begin_s)
+
     def logged(self, beginning: str) -> str | None:
         """The first message of Triton's log that begins so; None where there is none."""
-        text = self.log_path.read_text(encoding="utf-8", errors="replace")
-        found = re.search(rf'{re.escape(beginning)}[^"\n]+', text)
+        found = re.search(rf'{re.escape(beginning)}[^"\n]+', self._log_text())
         return found and found[0]
 
     def log_tail(self, num_lines: int = LOG_TAIL_LINES) -> str:
         """The last lines of Triton's log, without the tables that it draws."""
-        lines = self.log_path.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = self._log_text().splitlines()
         lines = [line for line in lines if line.strip() and line[0] not in "+|"]
         return "\n".join(lines[-num_lines:])
+
+    def _log_text(self) -> str:
+        return self.log_path.read_text(encoding="utf-8", errors="replace")
 
     def _refusal(self) -> str | None:
         """The sentence of a backend that found its engine.json or models at fault, if it did."""

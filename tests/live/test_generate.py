@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from wire import generate, generate_stream, grpc_inputs, grpc_stream
 
+from smartspec_py.launch.start_phases import MARKS
 from smartspec_py.serving.contract import OUTPUTS
 from smartspec_py.triton_server import TritonServer
 from smartspec_py.workloads import WORKLOADS
@@ -20,6 +21,10 @@ ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.triton
 
 POLICIES = ("none", "fixed:1", "fixed:4", "goodput", "goodput_confidence")
+
+
+def test_the_log_has_every_phase_of_the_start(torch_server: TritonServer) -> None:
+    assert list(torch_server.start_phases()) == [name for name, _ in MARKS]
 
 
 def test_the_readmes_request_is_answered_as_it_says(torch_server: TritonServer) -> None:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
+from smartspec_py.launch.start_phases import phases_text
 from smartspec_py.serving.config import CONTEXT_LINE
 from smartspec_py.serving.contract import MODEL_NAME
 from smartspec_py.triton_server import Address, TritonServer
@@ -67,6 +68,8 @@ def wait_with_progress(server: TritonServer, console: Console) -> None:
         f"Triton serves after {time.monotonic() - start:.1f} s; log: {server.log_path}",
         soft_wrap=True,
     )
+    if phases := phases_text(server.start_phases()):
+        console.print(f"  {phases}", soft_wrap=True, highlight=False)
     if found := server.logged(CONTEXT_LINE):
         console.print(found, soft_wrap=True, highlight=False, markup=False)
 

@@ -5,6 +5,7 @@ Heavy imports stand inside the creators, so that a server of one kind needs no o
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +30,8 @@ from smartspec_py.serving.model_files import (
     stepwise_capabilities,
 )
 
+logger = logging.getLogger(__name__)
+
 
 def build_engine(config: ServerConfig, folder: Path) -> Engine:
     """Load models and cost model. Relative paths are relative to `folder`, where engine.json is.
@@ -52,6 +55,7 @@ def _build_kind(config: ServerConfig, folder: Path) -> Engine:
         case TorchEngineConfig() as torch:
             from smartspec_py.serving.build_torch import build_torch
 
+            logger.info("engine libraries imported")
             return build_torch(torch, config.limits, folder)
         case TrtllmEngineConfig() as trtllm:
             from smartspec_py.serving.build_trtllm import build_trtllm

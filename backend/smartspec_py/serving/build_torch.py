@@ -221,6 +221,7 @@ def _runner(
         del model
     except ModelError as error:
         raise ConfigError(f"engine.json: {key}: {error}") from error
+    logger.info("loaded %s", key)
     try:
         runner.warm(max_width)
     except ModelError as error:

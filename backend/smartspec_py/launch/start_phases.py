@@ -1,0 +1,43 @@
+"""How long a start took, phase by phase, by the times of the lines in Triton's log."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from itertools import pairwise
+
+MARKS = (
+    ("Triton", '"TRITONBACKEND_ModelInstanceInitialize: '),
+    ("Python", '"initialize: '),
+    ("imports", ":engine libraries imported"),
+    ("checks", ":context: "),
+    ("target", ":loaded engine.model"),
+    ("draft", ":loaded engine.draft"),
+    ("profile", ":cache: "),
+    ("ports", '"Started HTTPService at '),
+)
+"""Phases in order, each with what the line has that ends it. One whose line is missing, as those of
+another engine, is left out, and its time counts to the next."""
+
+SHORT_S = 0.05
+DAY_S = 86_400
+_TIME = re.compile(r"[IWE]\d{4} (\d\d):(\d\d):(\d\d\.\d+) ")
+
+
+def start_phases(log: str, begin_s: float) -> dict[str, float]:
+    """Seconds of each phase. begin_s: when Triton was started, in seconds since the epoch; its log
+    has the time of day in UTC. Empty where its lines begin otherwise."""
+    ends: dict[str, float] = {}
+    for line in log.splitlines():
+        name = next((name for name, mark in MARKS if mark in line), None)
+        found = _TIME.match(line)
+        if found and name is not None:
+            hours, minutes, seconds = map(float, found.groups())
+            ends.setdefault(name, 3600 * hours + 60 * minutes + seconds)
+    spent = (round((end - start) % DAY_S, 3) for start, end in pairwise([begin_s, *ends.values()]))
+    return dict(zip(ends, spent, strict=True))
+
+
+def phases_text(phases: Mapping[str, float]) -> str:
+    """Such as `imports 2.1 s, target 0.4 s`; without those shorter than SHORT_S."""
+    return ", ".join(f"{name} {value:.1f} s" for name, value in phases.items() if value >= SHORT_S)
