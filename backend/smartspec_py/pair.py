@@ -12,7 +12,7 @@ from typing import Any
 
 from smartspec_py.checkpoint import PairError, check_config, check_files, read_json
 
-__all__ = ["PairError", "check_pair"]
+__all__ = ["PairError", "check_pair", "check_pair_files"]
 
 WINDOWED = ("gemma2", "gemma3_text", "mistral", "qwen2", "qwen3", "starcoder2")
 """Types whose sliding windows were compared with Transformers; others mask in their own ways."""
@@ -41,11 +41,9 @@ def check_pair(
 ) -> None:
     """Raise PairError unless the target, and the draft if there is one, can be served together,
     with requests of up to max_context_len tokens if that is given."""
-    folders = {"target": target_dir} | ({} if draft_dir is None else {"draft": draft_dir})
     # All that needs no library comes first: importing one takes seconds.
-    for role, folder in folders.items():
-        check_files(f"the {role} {folder}", folder)
-    models = [_read_model(role, folder) for role, folder in folders.items()]
+    check_pair_files(target_dir, draft_dir)
+    models = [_read_model(role, folder) for role, folder in _folders(target_dir, draft_dir).items()]
     for model in models:
         _check_context(model, max_context_len)
     if draft_dir is None:
@@ -54,6 +52,17 @@ def check_pair(
     _compare_vocabularies(target, draft)
     _compare_merges(target, draft)
     _compare_end_tokens(target, draft)
+
+
+def check_pair_files(target_dir: Path, draft_dir: Path | None) -> None:
+    """What `check_pair` finds without Transformers and PyTorch: files that are missing or cut off.
+    Raises PairError."""
+    for role, folder in _folders(target_dir, draft_dir).items():
+        check_files(f"the {role} {folder}", folder)
+
+
+def _folders(target_dir: Path, draft_dir: Path | None) -> dict[str, Path]:
+    return {"target": target_dir} | ({} if draft_dir is None else {"draft": draft_dir})
 
 
 def _read_model(role: str, folder: Path) -> _Model:

@@ -45,6 +45,7 @@ from smartspec_py.serving.contract import MODEL_NAME
 
 __all__ = [
     "Address",
+    "ModelRefusedError",
     "TritonServer",
     "TritonServerError",
     "free_address",
@@ -87,6 +88,10 @@ LAST_WORDS_S = 0.7
 
 class TritonServerError(RuntimeError):
     """The server did not become ready; the message holds the last lines of its log."""
+
+
+class ModelRefusedError(TritonServerError):
+    """The backend found engine.json or a checkpoint at fault; the message is its sentence."""
 
 
 class TritonServer:
@@ -232,16 +237,16 @@ class TritonServer:
         """Wait until the model serves; `progress` is called with the newest line of the log.
 
         timeout_s: None is limits.start_s. Raises TritonServerError as soon as the process ends, or
-        after timeout_s.
+        after timeout_s; ModelRefusedError where the backend said what is wrong.
         """
         timeout_s = self._config.limits.start_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + timeout_s
         while not self.is_model_ready():
             code = self.poll()
             if code is not None:
-                raise TritonServerError(
-                    self._refusal() or f"{self.end_message(code)}\n{self.log_tail()}"
-                )
+                if refusal := self._refusal():
+                    raise ModelRefusedError(self._ascii_paths.restored(refusal))
+                raise TritonServerError(f"{self.end_message(code)}\n{self.log_tail()}")
             if time.monotonic() > deadline:
                 raise TritonServerError(
                     f"Triton was not ready after {timeout_s:g} s, which limits.start_s (--start-s) "

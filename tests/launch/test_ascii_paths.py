@@ -43,6 +43,7 @@ def test_other_paths_are_links_until_the_server_has_ended(tmp_path: Path, links:
     assert Path(given.profile_cache).resolve() == cache
     assert cache.is_dir()
     assert given.draft == "/draft"
+    assert paths.restored(f"{given.model} and /draft") == f"{model} and /draft"
     paths.close()
     paths.close()
     assert list(links.iterdir()) == []

@@ -58,6 +58,18 @@ def test_what_is_wrong_is_raised_to_the_caller(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("device", "sentence"),
+    [
+        ("cuda:99", r"^engine\.json: engine\.device: 'cuda:99', but PyTorch sees \d+ CUDA devices"),
+        ("tpu", r"^engine\.json: engine\.device: 'tpu' is no device of this engine: "),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused(device: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        build_torch.device_and_dtype(config(device=device))
+
+
+@pytest.mark.parametrize(
     ("role", "dtype", "value"),
     [
         ("model", "float32", math.nan),

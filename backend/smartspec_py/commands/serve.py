@@ -18,7 +18,7 @@ from smartspec_py.launch.address import behind_front
 from smartspec_py.launch.files import InstallationError, exposure, find_installation
 from smartspec_py.launch.foreground import run_in_foreground
 from smartspec_py.launch.interpreter import InterpreterError
-from smartspec_py.pair import PairError, check_pair
+from smartspec_py.pair import PairError, check_pair_files
 from smartspec_py.serving.aliases import ALIASES
 from smartspec_py.serving.config import (
     ConfigError,
@@ -29,7 +29,13 @@ from smartspec_py.serving.config import (
     with_absolute_paths,
 )
 from smartspec_py.serving.contract import MODEL_NAME
-from smartspec_py.triton_server import Address, TritonServer, TritonServerError, taken_ports
+from smartspec_py.triton_server import (
+    Address,
+    ModelRefusedError,
+    TritonServer,
+    TritonServerError,
+    taken_ports,
+)
 
 NAME = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -241,7 +247,7 @@ def serve(
     if config is not None:
         found = _read(config)
         server = _server(found, address, run_dir, alias)
-        _check_engine(found)
+        _check_files(found)
         raise typer.Exit(_run(server))
     if model is None:
         fail("--model, or --config with an engine.json, must be given", USAGE_ERROR)
@@ -275,24 +281,21 @@ def serve(
     }
     checked = checked_config(settings)
     server = _server(checked, address, run_dir, alias)
-    _check_engine(checked)
+    _check_files(checked)
     raise typer.Exit(_run(server))
 
 
-def _check_engine(config: ServerConfig) -> None:
-    """What the PyTorch engine would refuse after Triton's start. Paths must be absolute."""
+def _check_files(config: ServerConfig) -> None:
+    """What can be told at once. The rest is the backend's to find: it takes PyTorch, whose import
+    here and then there again would make every start seconds longer."""
     engine = config.engine
     if not isinstance(engine, TorchEngineConfig):
         return
     draft = None if engine.draft is None else Path(engine.draft)
     try:
-        check_pair(Path(engine.model), draft, config.limits.max_context_len)
-        if engine.device not in ("auto", "cpu") or engine.batch_invariant:
-            from smartspec_py.serving.build_torch import device_and_dtype  # takes seconds
-
-            device_and_dtype(engine, Path(engine.model))
-    except (PairError, ConfigError) as error:
-        fail(str(error).removeprefix("engine.json: "), USAGE_ERROR)
+        check_pair_files(Path(engine.model), draft)
+    except PairError as error:
+        fail(str(error), USAGE_ERROR)
 
 
 def _read(path: Path) -> ServerConfig:
@@ -329,6 +332,8 @@ def _planner_section(path: Path) -> dict[str, Any]:
 def _run(server: TritonServer) -> int:
     try:
         return run_in_foreground(server, Console(stderr=True))
+    except ModelRefusedError as error:
+        fail(str(error).removeprefix("engine.json: "), USAGE_ERROR)
     except (InterpreterError, InstallationError, TritonServerError) as error:
         fail(str(error))
 

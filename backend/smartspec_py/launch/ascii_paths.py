@@ -23,6 +23,7 @@ class AsciiPaths:
 
     def __init__(self) -> None:
         self._folder: Path | None = None
+        self._links: dict[str, str] = {}
 
     def of(self, path: Path, name: str) -> Path:
         """The path itself if it is ASCII, else a new link of this name to it."""
@@ -32,6 +33,7 @@ class AsciiPaths:
             self._folder = Path(tempfile.mkdtemp(prefix="smartspec-", dir=LINKS_FOLDER))
         link = self._folder / name
         link.symlink_to(path)
+        self._links[str(link)] = str(path)
         return link
 
     def of_config(self, config: ServerConfig) -> ServerConfig:
@@ -44,6 +46,12 @@ class AsciiPaths:
                 paths["profile_cache"].mkdir(parents=True, exist_ok=True)
         links = {name: str(self.of(path, name)) for name, path in paths.items()}
         return config.model_copy(update={"engine": config.engine.model_copy(update=links)})
+
+    def restored(self, text: str) -> str:
+        """A text of Triton's or the backend's, with the paths that were given to `of`."""
+        for link, path in self._links.items():
+            text = text.replace(link, path)
+        return text
 
     def close(self) -> None:
         """Remove the links. Idempotent."""

@@ -89,7 +89,7 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
     try:
         check_pair(model, draft, limits.max_context_len)
     except PairError as error:
-        raise ConfigError(f"engine.json: engine.draft: {error}") from error
+        raise ConfigError(f"engine.json: {error}") from error
     vocab_size = num_token_ids(tokenizer)
     num_threads = config.num_threads or max(1, (os.cpu_count() or 2) - 1)
     torch.set_num_threads(num_threads)
