@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import shutil
 import threading
@@ -14,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from smartspec_py.engines.runner import RunnerConfig
-from smartspec_py.serving import build_torch
+from smartspec_py.serving import build, build_torch
 from smartspec_py.serving.config import ConfigError, LimitsConfig, TorchEngineConfig
 
 PAIR = Path(__file__).parents[2] / "engines_build" / "tiny"
@@ -55,6 +56,16 @@ def test_no_thread_that_ran_a_pass_outlives_the_building(
 def test_what_is_wrong_is_raised_to_the_caller(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"engine\.draft"):
         build_torch.build_torch(config("nowhere"), LIMITS, tmp_path)
+
+
+def test_libraries_are_imported_without_looking_for_garbage() -> None:
+    """And looked for again behind it, though not among what they made."""
+    gc.unfreeze()
+    with build.uncollected_imports():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    assert gc.get_freeze_count() > 1000
+    gc.unfreeze()
 
 
 @pytest.mark.parametrize(
