@@ -58,6 +58,23 @@ def test_same_tokenizer_and_padded_vocabulary_is_a_pair(target: Path, tmp_path: 
     check_pair(target, make_model(tmp_path / "draft", vocab_size=64))
 
 
+def test_a_tokenizer_that_both_share_is_read_once(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Path] = []
+
+    def token_ids(name: str, folder: Path) -> dict[str, int]:
+        read.append(folder)
+        return VOCAB
+
+    monkeypatch.setattr("smartspec_py.pair._token_ids", token_ids)
+    same, other = make_model(tmp_path / "same"), make_model(tmp_path / "other", merges=MERGES[:1])
+    check_pair(target, same)
+    assert read == [target]
+    assert "merge differently" in refusal(target, other)
+    assert read == [target, target, other]
+
+
 def test_no_draft_checks_the_target_alone(target: Path) -> None:
     check_pair(target, None)
 

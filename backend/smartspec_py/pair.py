@@ -17,6 +17,7 @@ __all__ = ["PairError", "check_pair", "check_pair_files"]
 WINDOWED = ("gemma2", "gemma3_text", "mistral", "qwen2", "qwen3", "starcoder2")
 """Types whose sliding windows were compared with Transformers; others mask in their own ways."""
 
+TOKENIZER_NAME = "tokenizer.json"
 OTHER_TOKENIZER = "choose a draft that was trained with the target's tokenizer"
 
 
@@ -43,14 +44,15 @@ def check_pair(
     with requests of up to max_context_len tokens if that is given."""
     # All that needs no library comes first: importing one takes seconds.
     check_pair_files(target_dir, draft_dir)
-    models = [_read_model(role, folder) for role, folder in _folders(target_dir, draft_dir).items()]
-    for model in models:
-        _check_context(model, max_context_len)
+    target = _read_model("target", target_dir)
+    _check_context(target, max_context_len)
     if draft_dir is None:
         return
-    target, draft = models
-    _compare_vocabularies(target, draft)
-    _compare_merges(target, draft)
+    draft = _read_model("draft", draft_dir, target)
+    _check_context(draft, max_context_len)
+    if draft.tokenizer is not target.tokenizer:
+        _compare_vocabularies(target, draft)
+        _compare_merges(target, draft)
     _compare_end_tokens(target, draft)
 
 
@@ -65,21 +67,35 @@ def _folders(target_dir: Path, draft_dir: Path | None) -> dict[str, Path]:
     return {"target": target_dir} | ({} if draft_dir is None else {"draft": draft_dir})
 
 
-def _read_model(role: str, folder: Path) -> _Model:
+def _read_model(role: str, folder: Path, other: _Model | None = None) -> _Model:
+    """other: another model, whose tokenizer this one shares if the files are equal."""
     name = f"the {role} {folder}"
     config = _read_config(name, folder)
     _check_architecture(name, config)
-    tokenizer = read_json(name, folder, "tokenizer.json")
+    if other is not None and _has_same_tokenizer(folder, other.folder):
+        tokenizer, token_ids = other.tokenizer, other.token_ids
+    else:
+        tokenizer, token_ids = _read_tokenizer(name, folder)
+    model = _Model(role, folder, config, tokenizer, token_ids, _end_token(name, folder))
+    _check_room(model)
+    return model
+
+
+def _has_same_tokenizer(folder: Path, other: Path) -> bool:
+    """Of many pairs it is the same file, of 10 MB and more, which takes half a second to read."""
+    path = folder / TOKENIZER_NAME
+    return path.is_file() and path.read_bytes() == (other / TOKENIZER_NAME).read_bytes()
+
+
+def _read_tokenizer(name: str, folder: Path) -> tuple[dict[str, Any], dict[str, int]]:
+    """The document, and every token of it."""
+    tokenizer = read_json(name, folder, TOKENIZER_NAME)
     if tokenizer is None:
         raise PairError(
             f"{name} has no tokenizer.json: save a fast tokenizer there, with "
             "AutoTokenizer.from_pretrained(...).save_pretrained(...)"
         )
-    model = _Model(
-        role, folder, config, tokenizer, _token_ids(name, folder), _end_token(name, folder)
-    )
-    _check_room(model)
-    return model
+    return tokenizer, _token_ids(name, folder)
 
 
 def _read_config(name: str, folder: Path) -> Any:
@@ -139,7 +155,7 @@ def _token_ids(name: str, folder: Path) -> dict[str, int]:
     from tokenizers import Tokenizer
 
     try:
-        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_NAME))
     except Exception as error:  # tokenizers raises nothing narrower
         raise PairError(
             f"{name} has a tokenizer.json that cannot be used ({error}): replace it"
