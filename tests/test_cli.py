@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from smartspec_py.cli import app
+from smartspec_py.cli import COMMANDS, app
 from smartspec_py.commands.comparison import Answer, summarise
 from smartspec_py.expand import PRESETS
 from smartspec_py.launch import paths
@@ -34,17 +34,28 @@ def invoke(*arguments: str) -> tuple[int, str]:
 def test_help_names_every_command() -> None:
     code, text = invoke("--help")
     assert code == 0
-    for command in ("serve", "expand"):
-        assert command in text
+    for command in COMMANDS:
+        assert f" {command} " in text
 
 
 def test_help_needs_no_model_library() -> None:
-    """A help text that imports torch takes seconds."""
+    """A help text that imports torch takes seconds; and a command needs no other's modules."""
     program = (
         "import sys; from smartspec_py.cli import app; "
-        "assert not {'torch', 'transformers', 'tritonclient'} & set(sys.modules)"
+        "app(sys.argv[1:], standalone_mode=False); loaded = set(sys.modules); "
+        "assert not {'torch', 'transformers', 'tritonclient'} & loaded; "
+        "print('smartspec_py.commands.bench' in loaded)"
     )
-    subprocess.run([sys.executable, "-c", program], check=True)
+    for arguments, has_bench in ((["serve", "--help"], "False"), (["--help"], "True")):
+        command = [sys.executable, "-c", program, *arguments]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        assert done.stdout.splitlines()[-1] == has_bench
+
+
+def test_a_mistyped_command_gets_a_suggestion() -> None:
+    code, text = invoke("serv")
+    assert code == 2
+    assert "Did you mean 'serve'?" in text
 
 
 @pytest.mark.parametrize(

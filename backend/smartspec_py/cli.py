@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib
 import sys
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_command
 
 COMMANDS = (
     "serve",
@@ -19,15 +22,38 @@ COMMANDS = (
     "load",
     "explain",
     "doctor",
-    "check_engines",
+    "check-engines",
+    "bench",
 )
-"""Modules of commands/, each with a function of the same name; in the order of `--help`."""
+"""Each a module of commands/, with - as _, that has a function or a typer application of the same
+name; in the order of `--help`."""
 
-GROUPS = ("bench",)
-"""Modules of commands/, each with a typer application of the same name."""
+
+class LazyGroup(TyperGroup):
+    """Imports a command when it is asked for: all of them take longer than most need to start."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        names: dict[str, Any] = dict.fromkeys(COMMANDS)
+        self.commands = names  # of which a mistyped command gets a suggestion
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        name = cmd_name.replace("-", "_")
+        found = getattr(importlib.import_module(f"smartspec_py.commands.{name}"), name)
+        if not isinstance(found, typer.Typer):
+            command = typer.Typer(add_completion=False)
+            command.command(cmd_name)(found)
+            found = command
+        built = get_command(found)
+        built.name = cmd_name
+        return built
+
 
 app = typer.Typer(
     name="smartspec",
+    cls=LazyGroup,
     help="Serve a language model on Triton with speculative decoding that decides its draft "
     "length by goodput.",
     no_args_is_help=True,
@@ -47,15 +73,6 @@ def _root(
 
         typer.echo(f"smartspec {__version__}")
         raise typer.Exit
-
-
-for _name in COMMANDS:
-    _module = importlib.import_module(f"smartspec_py.commands.{_name}")
-    app.command(_name.replace("_", "-"))(getattr(_module, _name))
-
-for _name in GROUPS:
-    _module = importlib.import_module(f"smartspec_py.commands.{_name}")
-    app.add_typer(getattr(_module, _name), name=_name)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from smartspec_py.commands.bench_overhead import overhead
 bench = typer.Typer(
     help="Compare policies on one live server: per request, under load, and with the bare engine.",
     no_args_is_help=True,
+    add_completion=False,
 )
 for _command in (arms, load, overhead, compare, merge):
     bench.command()(_command)
