@@ -13,11 +13,12 @@ MARKS = (
     ("checks", ":context: "),
     ("target", ":loaded engine.model"),
     ("draft", ":loaded engine.draft"),
+    ("engines", ":room for "),
     ("profile", ":cache: "),
     ("ports", '"Started HTTPService at '),
 )
 """Phases in order, each with what the line has that ends it. One whose line is missing, as those of
-another engine, is left out, and its time counts to the next."""
+another engine are, is left out, and its time counts to the next. engines: of TensorRT-LLM."""
 
 SHORT_S = 0.05
 DAY_S = 86_400

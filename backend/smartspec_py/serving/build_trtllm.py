@@ -65,6 +65,7 @@ def build_trtllm(config: TrtllmEngineConfig, limits: LimitsConfig, folder: Path)
             f"engine.json: engine.kind: trtllm needs the package tensorrt_llm ({error}); it is in "
             "the container that the Dockerfile's stage gpu begins from"
         ) from error
+    logger.info("engine libraries imported")
     num_tokens = config.cache_tokens or free_cache_tokens(engines, config.memory_fraction)
     has_logits = config.sampled_verification == "logits"
     executors = [
