@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-from worker import Done, Job, Settings, serve
-
+from peer.worker import Done, Job, Settings, serve
 from smartspec_py.commands.settings import checked_config, pair_settings
 from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.local import generate
@@ -16,7 +16,7 @@ from smartspec_py.serving.server import Server
 NO_END = -1
 
 
-def start(settings: Settings):
+def start(settings: Settings) -> Callable[[Job], Done]:
     config = checked_config(
         {
             "engine": pair_settings(

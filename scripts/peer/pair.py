@@ -1,18 +1,22 @@
-"""The pair that both engines run: that of `scripts/bench`, made fit for vLLM.
+"""The pair that all engines run: that of `scripts/bench`, made fit for the peers.
 
-It has kernels for heads of 32 and more on a CPU, and wants one vocabulary for both models.
+vLLM has kernels for heads of 32 and more on a CPU, and wants one vocabulary for both models.
+OpenVINO stores tensors that are equal once. The output projections of layers that only cost time
+are all zero: it would read a quarter less from memory than the others.
 """
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from pathlib import Path
+
+from safetensors.torch import load, save
 
 from smartspec_py.expand import PRESETS, Size, expand
 from smartspec_py.expand_heads import widen_heads
 
 HEAD_DIM = 64
+TINY = 2.0**-100
 PRESET_OF = {"target": "88m", "draft": "4m"}
 
 
@@ -34,7 +38,13 @@ def make(folder: Path) -> None:
                     num_heads=size["num_heads"],
                 ),
             )
+            tell_apart(folder / name / "model.safetensors")
 
 
-if __name__ == "__main__":
-    make(Path(sys.argv[1]))
+def tell_apart(path: Path) -> None:
+    """Give each tensor of zeros one element of its own, far too small to change a sum."""
+    tensors = load(path.read_bytes())
+    zeros = [tensor for tensor in tensors.values() if not tensor.any()]
+    for number, tensor in enumerate(zeros):
+        tensor.view(-1)[number] = TINY
+    path.write_bytes(save(tensors, metadata={"format": "pt"}))

@@ -1,4 +1,4 @@
-"""Prints what an installed package asks for here, less what a text model on a CPU does not need."""
+"""Prints what installed packages ask for here, less what a text model on a CPU does not need."""
 
 from __future__ import annotations
 
@@ -21,4 +21,4 @@ def wanted(package: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    print("\n".join(wanted(sys.argv[1])))
+    print("\n".join(one for package in sys.argv[1:] for one in wanted(package)))

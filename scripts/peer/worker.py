@@ -13,13 +13,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 
 @dataclass(frozen=True)
 class Settings:
-    """k: drafts a step of vLLM, 0 for none, which has one for all; ours is told by policy."""
+    """k: the peer's drafts per step, 0 for none, the same for all; ours is told by policy."""
 
     target: str
     draft: str
@@ -56,14 +57,21 @@ def serve(start: Callable[[Settings], Callable[[Job], Done]]) -> None:
         print(json.dumps(asdict(run(Job(**json.loads(line))))), file=replies, flush=True)
 
 
+class WorkerEnded(RuntimeError):
+    def __init__(self, module: str, status: int) -> None:
+        super().__init__(f"{module} ended with {status}; see its log")
+        self.module = module
+
+
 class Worker:
-    """The process; use within `with`."""
+    """The process; use within `with`. module: its program, which python finds on its path."""
 
     def __init__(
-        self, python: str, script: str, settings: Settings, environment: Mapping[str, str], log: Any
+        self, python: str, module: str, settings: Settings, environment: Mapping[str, str], log: Any
     ) -> None:
+        self.module = module
         self._process = subprocess.Popen(
-            [python, script, json.dumps(asdict(settings))],
+            [python, "-m", module, json.dumps(asdict(settings))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -78,7 +86,8 @@ class Worker:
 
     def __exit__(self, *error: object) -> None:
         self._process.send_signal(signal.SIGCONT)
-        self._process.stdin.close()
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
         try:
             self._process.wait(30)
         except subprocess.TimeoutExpired:
@@ -86,15 +95,16 @@ class Worker:
             self._process.wait()
 
     def run(self, job: Job) -> Done:
+        """Raises WorkerEnded where the process has ended."""
         self._process.send_signal(signal.SIGCONT)
-        print(json.dumps(asdict(job)), file=self._process.stdin, flush=True)
+        with suppress(BrokenPipeError):  # _line tells why
+            print(json.dumps(asdict(job)), file=self._process.stdin, flush=True)
         done = Done(**json.loads(self._line()))
         self._process.send_signal(signal.SIGSTOP)
         return done
 
     def _line(self) -> str:
-        """Raises RuntimeError where the process has ended."""
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"the worker ended with {self._process.wait()}; see its log")
+            raise WorkerEnded(self.module, self._process.wait())
         return line

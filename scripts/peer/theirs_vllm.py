@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
-from worker import Done, Job, Settings, serve
+from peer.worker import Done, Job, Settings, serve
 
 
-def start(settings: Settings):
+def start(settings: Settings) -> Callable[[Job], Done]:
     from vllm import LLM, SamplingParams
 
     speculative = (
