@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from peer.compare import chosen_dtypes
+from peer.compare import chosen_dtypes, job_times
 from peer.page import page
 from peer.pair import tell_apart
 from peer.plan import Estimate, plan
 from peer.results import Block, ByHand, Document, Measured, Times, processor, read, summary, write
+from peer.worker import Done, Job
 from safetensors.torch import load, save
 
 CPUINFO = "cpu family : 6\nmodel : 167\nmodel name : Any\nflags : fpu avx512_bf16 amx_bf16\n"
@@ -122,6 +123,21 @@ def test_what_is_left_goes_by_the_rate_of_what_is_done() -> None:
     assert estimate.left_s == 100
     now_s, estimate.done_s = 1030.0, 20.0
     assert estimate.left_s == pytest.approx(120)
+
+
+class FakeWorker:
+    def __init__(self, *seconds: float) -> None:
+        self._seconds = iter(seconds)
+
+    def run(self, job: Job) -> Done:
+        return Done(next(self._seconds), job.max_tokens * len(job.prompts), [])
+
+
+def test_a_disturbed_job_is_done_again() -> None:
+    """Its time between tokens would be below 0; three times is too often."""
+    assert job_times(FakeWorker(9, 5, 1, 5), ["a"], "none", 48) == (1, 5)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="quiet"):
+        job_times(FakeWorker(9, 5, 9, 5, 9, 5), ["a"], "none", 48)  # type: ignore[arg-type]
 
 
 def test_tensors_of_zeros_are_told_apart(tmp_path: Path) -> None:
