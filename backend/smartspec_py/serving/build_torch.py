@@ -131,6 +131,8 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
     shape = _shape(limits)
     cost = cached_profile(target, proposer, shape, cache, identity, limits.profile_s)
     proposers = {} if proposer is None else {DRAFT_MODEL: proposer}
+    for one in runners:
+        one.time_pass(1, 1, 0)  # where the profile was read, the first request would wait for it
     path = profile_path(shape, cache, identity)
     ends = end_tokens(model, vocab_size)
     return Engine(tokenizer, ends, target, proposers, cost, path, about)
