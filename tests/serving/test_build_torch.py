@@ -77,7 +77,7 @@ def test_libraries_are_imported_without_looking_for_garbage() -> None:
 )
 def test_a_device_that_is_not_there_is_refused(device: str, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
-        build_torch.device_and_dtype(config(device=device))
+        build_torch.device_and_dtype(config(device=device), PAIR / "target")
 
 
 @pytest.mark.parametrize(

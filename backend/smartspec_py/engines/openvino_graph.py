@@ -45,12 +45,18 @@ def cache_names(num_layers: int) -> list[str]:
     return [f"{name}_cache.{i}" for i in range(num_layers) for name in ("key", "value")]
 
 
-def make_graph(model: Any, max_len: int, vocab_size: int) -> tuple[ov.Model, list[Any]]:
-    """Results: logits [M, vocab_size] and states [M, hidden_size] behind the last norm, of the
-    wanted tokens. max_len: positions there are. The graph, compiled or not, reads the weights'
-    own memory: keep the objects of the list as long."""
+def make_graph(
+    model: Any, max_len: int, vocab_size: int, gives_hidden: bool
+) -> tuple[ov.Model, list[Any]]:
+    """Results, of the wanted tokens: logits [M, vocab_size], and if asked for states
+    [M, hidden_size] behind the last norm. OpenVINO computes what leads to a result in float32: with
+    the states as one, that is all that lies between products.
+
+    max_len: positions there are. The graph, compiled or not, reads the weights' own memory: keep
+    the objects of the list as long.
+    """
     graph = _Graph(model, max_len)
-    return graph.build(model, vocab_size), graph.memory
+    return graph.build(model, vocab_size, gives_hidden), graph.memory
 
 
 class _Graph:
@@ -71,7 +77,7 @@ class _Graph:
         self.cos = self._by_position(table.real)
         self.sin = self._by_position(table.imag)
 
-    def build(self, model: Any, vocab_size: int) -> ov.Model:
+    def build(self, model: Any, vocab_size: int, gives_hidden: bool) -> ov.Model:
         inner = model.model
         tokens = op.gather(
             self._weight(inner.embed_tokens.weight), self.inputs["token_ids"], _int(0)
@@ -81,7 +87,8 @@ class _Graph:
             states = self._layer(index, layer, states)
         states = self._norm(inner.norm, op.gather(states, self.inputs["wanted"], _int(0)))
         logits = self._linear(model.lm_head, states, model.lm_head.weight[:vocab_size])
-        results = [op.result(op.squeeze(one, _int(1))) for one in (logits, states)]
+        wanted = [logits, states] if gives_hidden else [logits]
+        results = [op.result(op.squeeze(one, _int(1))) for one in wanted]
         return ov.Model(results, [*self.inputs.values(), self.longest, *self.caches], "decoder")
 
     def _layer(self, index: int, layer: Any, states: Any) -> Any:

@@ -26,6 +26,11 @@ from smartspec_py.engines.runner import (
     load_model,
 )
 
+MAX_SPLIT = 4
+"""Up to so many new tokens of a row are attended as sequences of one token each, which share the
+row's blocks: OpenVINO has a kernel for those that is faster than the one for several, until keys
+are read too often. All keys of a pass are written before any is read."""
+
 PRECISIONS = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
@@ -45,7 +50,9 @@ class OpenVinoRunner(Runner):
             "NUM_STREAMS": 1,
             "ENABLE_CPU_PINNING": False,
         }
-        graph, self._memory = make_graph(model, config.max_len, config.vocab_size)
+        graph, self._memory = make_graph(
+            model, config.max_len, config.vocab_size, config.gives_hidden
+        )
         compiled = ov.Core().compile_model(graph, "CPU", settings)
         self._request = compiled.create_infer_request()
         self._hidden_size: int = model.config.hidden_size
@@ -64,6 +71,7 @@ class OpenVinoRunner(Runner):
 
     def forward(self, inputs: Sequence[RowInput]) -> PassOutput:
         start = time.perf_counter()
+        inputs = [part for one in inputs for part in _parts(one)]
         ends = [one.position + len(one.tokens) for one in inputs]
         begins = np.cumsum([0, *(len(one.tokens) for one in inputs)])
         wanted = [
@@ -91,15 +99,27 @@ class OpenVinoRunner(Runner):
         num_results = len(given["wanted"])
         # Memory of their own: the next pass would write over OpenVINO's.
         logits = torch.empty(num_results, self._config.vocab_size)
-        hidden = torch.empty(num_results, self._hidden_size)
         self._request.set_output_tensor(0, ov.Tensor(logits.numpy(), shared_memory=True))
-        self._request.set_output_tensor(1, ov.Tensor(hidden.numpy(), shared_memory=True))
+        hidden = None
+        if self._config.gives_hidden:
+            hidden = torch.empty(num_results, self._hidden_size)
+            self._request.set_output_tensor(1, ov.Tensor(hidden.numpy(), shared_memory=True))
         self._request.infer()
         self.passes_s += time.perf_counter() - start
         num_wanted = len(wanted)
-        return PassOutput(
-            logits[:num_wanted], hidden[:num_wanted] if self._config.gives_hidden else None
-        )
+        return PassOutput(logits[:num_wanted], None if hidden is None else hidden[:num_wanted])
+
+
+def _parts(one: RowInput) -> list[RowInput]:
+    """The input, or one for each of its tokens, see MAX_SPLIT; logits of the last ones."""
+    num_tokens = len(one.tokens)
+    if not 1 < num_tokens <= MAX_SPLIT:
+        return [one]
+    first = num_tokens - one.num_logits
+    return [
+        RowInput(one.row, one.position + i, [token], int(i >= first))
+        for i, token in enumerate(one.tokens)
+    ]
 
 
 def load_openvino_runner(config: RunnerConfig) -> OpenVinoRunner:
