@@ -88,7 +88,7 @@ def sections(document: Mapping[str, Any]) -> Iterator[str]:
         for rows in map(str, ROWS):
             yield f"Sequences: {rows}. Milliseconds, and in brackets times those of one token."
             yield table(
-                ["computed in, by", *(f"{tokens} tokens" for tokens in TOKENS)],
+                ["computed in, by", *(f"{tokens} token{'s' * (tokens > 1)}" for tokens in TOKENS)],
                 [[way, *_cells(ms[rows])] for way, ms in one["ways"].items() if rows in ms],
             )
 
