@@ -39,7 +39,7 @@ RUN python3 deploy/image/requirements.py torch > torch.txt \
     && python3 -m pip --python /opt/smartspec/bin/python install --no-cache-dir \
         ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} \
         -c deploy/image/constraints.txt -r torch.txt
-RUN python3 deploy/image/requirements.py project torch > all.txt \
+RUN python3 deploy/image/requirements.py project torch openvino > all.txt \
     && python3 -m pip --python /opt/smartspec/bin/python install --no-cache-dir \
         -c deploy/image/constraints.txt -r all.txt
 COPY --from=wheel /dist /dist

@@ -100,7 +100,7 @@ def test_the_cpu_image_installs_what_pyproject_pins() -> None:
         )
         printed += output.stdout.split()
     extras = PROJECT["optional-dependencies"]
-    wanted = [*PROJECT["dependencies"], *extras["torch"]]
+    wanted = [*PROJECT["dependencies"], *extras["torch"], *extras["openvino"]]
     assert set(printed) == set(wanted)
 
     lines = (REPOSITORY / "deploy/image/constraints.txt").read_text().splitlines()
