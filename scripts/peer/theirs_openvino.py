@@ -37,7 +37,7 @@ def start(settings: Settings) -> Callable[[Job], Done]:
     pipeline = ContinuousBatchingPipeline(
         settings.target, scheduler, "CPU", {**properties, **draft}
     )
-    tokenizer = AutoTokenizer.from_pretrained(settings.target)
+    tokenizer = AutoTokenizer.from_pretrained(settings.target, trust_remote_code=False)
     speculation = {"num_assistant_tokens": settings.k} if settings.k else {}
 
     def run(job: Job) -> Done:

@@ -34,6 +34,7 @@ def test_relative_paths_hold_wherever_the_file_is_copied_to(
         "device": "cpu",
         "num_threads": 0,
         "batch_invariant": False,
+        "runtime": "auto",
         "cuda_graphs": True,
         "profile_cache": "/var/cache/smartspec/profiles",
     }

@@ -27,6 +27,7 @@ CONFIG = TorchEngineConfig(
     dtype="float32",
     device="cpu",
     num_threads=1,
+    runtime="torch",
 )
 LIMITS = LimitsConfig(max_sequences=4, max_context_len=256, max_draft_len=4, prefill_chunk=48)
 

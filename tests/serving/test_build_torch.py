@@ -175,3 +175,18 @@ def test_a_pair_that_openvino_computes_leaves_pytorch_one_thread(tmp_path: Path)
     engine.target.close()
     assert engine.kernels.count("OpenVINO") == 2
     assert torch.get_num_threads() == 1
+
+
+def test_a_model_that_openvino_fails_to_compile_is_served_by_pytorch(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(config: RunnerConfig) -> None:
+        raise RuntimeError("no kernel for this processor\nat core.cpp:117")
+
+    monkeypatch.setattr("smartspec_py.engines.openvino_runner.load_openvino_runner", fail)
+    engine = build_torch.build_torch(config(), LIMITS, tmp_path)
+    engine.target.close()
+    assert engine.kernels.count("PyTorch") == 2
+    assert "OpenVINO cannot compute target (no kernel for this processor): PyTorch" in caplog.text
+    with pytest.raises(ConfigError, match=r"engine\.runtime: openvino failed: no kernel for this"):
+        build_torch.build_torch(config(runtime="openvino"), LIMITS, tmp_path)

@@ -211,10 +211,9 @@ def _runner(
     not to serve. Raises ConfigError, naming the key, where the engine cannot serve the model.
     """
     try:
-        if _uses_openvino(own, config.runtime):
-            from smartspec_py.engines.openvino_runner import load_openvino_runner
-
-            return load_openvino_runner(own)
+        if (compiled := _openvino_runner(own, config.runtime)) is not None:
+            logger.info("loaded %s", key)
+            return compiled
         model = prepared(load_model(own), own)
         if own.device.type == "cpu":
             own = replace(own, kernels=_chosen(model, own, cache))
@@ -231,6 +230,23 @@ def _runner(
         del runner  # its cache, before there is another
         return load_runner(own)
     return runner
+
+
+def _openvino_runner(own: RunnerConfig, runtime: str) -> Runner | None:
+    """None where PyTorch computes the model: OpenVINO has kernels for fewer processors. Raises
+    ConfigError where OpenVINO is asked for and cannot be used, and ModelError."""
+    if not _uses_openvino(own, runtime):
+        return None
+    from smartspec_py.engines.openvino_runner import load_openvino_runner
+
+    try:
+        return load_openvino_runner(own)
+    except RuntimeError as error:
+        reason = next(iter(str(error).strip().splitlines()), "no reason given")
+        if runtime == "openvino":
+            raise ConfigError(f"engine.json: engine.runtime: openvino failed: {reason}") from error
+        logger.warning("OpenVINO cannot compute %s (%s): PyTorch does", own.path.name, reason)
+        return None
 
 
 def _uses_openvino(own: RunnerConfig, runtime: str) -> bool:
