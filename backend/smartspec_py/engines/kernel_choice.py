@@ -123,7 +123,7 @@ def _product_times(model: torch.nn.Module, batch_invariant: bool) -> Times:
             continue
         try:
             found = _round(layers, name, batch_invariant)
-        except (RuntimeError, AttributeError, NotImplementedError) as error:
+        except (RuntimeError, AttributeError) as error:
             logger.info("linear layers are not computed by %s: %s", name, str(error).split("\n")[0])
             refused.add(name)
             continue
