@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
+import torch
 from torch_models import (
     CONFIGS,
     MAX_DRAFT_LEN,
@@ -20,11 +22,13 @@ from torch_models import (
     make_proposer,
     make_target,
 )
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from smartspec_py.core.types import SamplingParams
 from smartspec_py.engines.base import Decode, DraftTask, Prefill, Verify, Work
+from smartspec_py.engines.openvino_runner import OpenVinoRunner
 from smartspec_py.engines.packed import RowInput
-from smartspec_py.engines.runner import CausalRunner, PassOutput
+from smartspec_py.engines.runner import CausalRunner, PassOutput, RunnerConfig
 from smartspec_py.engines.torch_engine import TorchTarget
 from smartspec_py.proposers.draft_model import DraftModelProposer
 
@@ -224,6 +228,35 @@ SEEDED = [
     SamplingParams(temperature=0.9, seed=4),
     SamplingParams(temperature=0.7, top_p=0.9, seed=3),
 ]
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+def test_openvino_in_bfloat16_with_any_number_of_threads(num_threads: int) -> None:
+    """Where the processor has AMX the MLP is one operator, which one thread cannot compute: it ends
+    the process. Hidden layers are of the sizes that it takes."""
+    config = LlamaConfig(
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        vocab_size=VOCAB_SIZE,
+    )
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    tokens = [(7 * i) % VOCAB_SIZE for i in range(70)]
+    with torch.no_grad():
+        expected = model(torch.tensor([tokens])).logits[0, -1]
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        made = OpenVinoRunner(
+            model, RunnerConfig(Path(), torch.device("cpu"), torch.bfloat16, 2, 128, VOCAB_SIZE)
+        )
+        found = made.forward([RowInput(1, 0, tokens, 1)]).logits[0]
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close(found, expected, atol=0.05 * float(expected.abs().max()), rtol=0.0)
 
 
 @pytest.mark.parametrize("kind", [*CONFIGS, "openvino: llama, grouped keys"])

@@ -43,15 +43,16 @@ class OpenVinoRunner(Runner):
         """model: of Transformers; it is not needed afterwards."""
         super().__init__(config)
         precision = PRECISIONS[config.dtype]
+        num_threads = torch.get_num_threads()
         settings = {
             "INFERENCE_PRECISION_HINT": precision,
             "KV_CACHE_PRECISION": precision,
-            "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+            "INFERENCE_NUM_THREADS": num_threads,
             "NUM_STREAMS": 1,
             "ENABLE_CPU_PINNING": False,
         }
         graph, self._memory = make_graph(
-            model, config.max_len, config.vocab_size, config.gives_hidden
+            model, config.max_len, config.vocab_size, config.gives_hidden, num_threads
         )
         compiled = ov.Core().compile_model(graph, "CPU", settings)
         self._request = compiled.create_infer_request()
