@@ -214,7 +214,7 @@ def say(text: str, estimate: Estimate | None = None) -> None:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/bench_peer", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer rounds, none and goodput alone")
-    parser.add_argument("--dtype", choices=[*DTYPES, "both"], default="both")
+    parser.add_argument("--dtype", choices=[*DTYPES, "both"])
     parser.add_argument("--peer", choices=[*PEERS, "both"], default="both")
     parser.add_argument("--k", type=int, nargs="+", choices=FULL, help="the peers' draft lengths")
     parser.add_argument("--out", type=Path, default=Path("docs/results"), metavar="FOLDER")
@@ -223,7 +223,10 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     options = arguments()
-    dtypes = chosen_dtypes(options.dtype, processor().has_bfloat16)
+    has_bfloat16 = processor().has_bfloat16
+    fastest = "bfloat16" if has_bfloat16 else "float32"
+    wanted = options.dtype or (fastest if options.quick else "both")
+    dtypes = chosen_dtypes(wanted, has_bfloat16)
     peers = PEERS if options.peer == "both" else [options.peer]
     planned = plan(dtypes, peers, options.k, options.quick)
     if not planned:
