@@ -79,6 +79,28 @@ def test_as_many_prompt_tokens_for_each_generated_one() -> None:
     assert [len(chunk.tokens) for chunk in made.prefills(2.6)] == [6, 4]
 
 
+@pytest.mark.parametrize(
+    ("num_decode_tokens", "chunk"),
+    [
+        (0, 128),
+        (1, 127),  # 128 in all
+        (32, 96),
+        (63, 65),
+        (64, 128),
+        (200, 120),  # 320 in all: five tiles
+    ],
+)
+def test_the_tokens_of_a_step_fill_tiles(num_decode_tokens: int, chunk: int) -> None:
+    made = batcher([1000], 128)
+    assert [len(one.tokens) for one in made.prefills(1.0, num_decode_tokens)] == [chunk]
+
+
+def test_a_small_budget_is_not_cut_by_half() -> None:
+    made = batcher([1000], 30)
+    assert [len(one.tokens) for one in made.prefills(1.0, 64 - 16)] == [16]  # 64 in all
+    assert [len(one.tokens) for one in made.prefills(1.0, 64 - 15)] == [30]
+
+
 def test_rows_are_given_in_order_of_arrival() -> None:
     made = batcher([1, 1, 1, 1], 8, max_sequences=2)
     assert [r.sequence for r in made.live] == [1, 2]

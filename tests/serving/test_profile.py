@@ -46,7 +46,9 @@ if TYPE_CHECKING:
     from smartspec_py.engines.runner import CausalRunner, PassOutput
 
 PAIR = Path(__file__).parents[2] / "engines_build" / "tiny"
-SHAPE = ProfileShape(max_sequences=6, max_draft_len=4, context_len=100, prefill_chunk=40)
+SHAPE = ProfileShape(
+    max_sequences=6, max_draft_len=4, context_len=100, prefill_chunk=40, max_prompt=200
+)
 
 
 class CountingEngine:
@@ -136,6 +138,32 @@ def test_a_prompt_is_timed_as_it_is_read() -> None:
     assert cost.prompt.seconds[0] == pytest.approx((1.5, 6.0, 10.8, 13.2))
     assert cost.prefill_s(40) == pytest.approx(11.7)
     assert cost.prefill_s(100) == pytest.approx(29.7)
+
+
+@pytest.mark.parametrize(
+    ("fixed_s", "max_prompt", "chunk"),
+    [
+        (0.0, 4000, 128),  # 256 tokens take as long as two passes of 128
+        (100.0, 100, 100),  # no chunk is longer than a prompt
+        # 138.4 s for 128 tokens, 176.8 for 256, 253.6 for 512, 407.2 for 1024, 714.4 for 2048:
+        # half of twice the time is 0.64, 0.72, 0.80 and 0.88 of it
+        (100.0, 4000, 2048),
+        (100.0, 1000, 512),
+        (50.0, 4000, 1024),  # 203.6 for 512, 357.2 for 1024, 664.4 for 2048: 0.93
+    ],
+)
+def test_a_chunk_is_as_long_as_prompts_get_cheaper_by_it(
+    fixed_s: float, max_prompt: int, chunk: int
+) -> None:
+    class Engine(CountingEngine):
+        def time_pass(self, *point: int, **more: int | None) -> float:
+            super().time_pass(*point, **more)  # type: ignore[arg-type]
+            return fixed_s + 0.3 * point[0] * point[1]
+
+    shape = replace(SHAPE, prefill_chunk=None, max_prompt=max_prompt)
+    cost = profile(Engine(), None, shape)
+    assert cost.prompt is not None
+    assert cost.prompt.tokens_per_row[-1] == chunk
 
 
 def test_a_chunk_of_one_token_adds_nothing() -> None:

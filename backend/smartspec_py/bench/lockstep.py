@@ -138,7 +138,7 @@ class Side:
             engine.cost,
             cache_budget(engine, config.limits),
             self._inbox,
-            config.limits.prefill_chunk,
+            engine.prefill_chunk(config.limits),
             self._hear,
             self.watch.now,
         )

@@ -20,7 +20,13 @@ from smartspec_py.launch import paths
 from smartspec_py.pair import PairError, check_pair
 from smartspec_py.progress import Progress
 from smartspec_py.prompts import MIXED, Prompt, PromptFileError, generated, read_prompts, repeated
-from smartspec_py.serving.config import BatchTableConfig, ConfigError, LimitsConfig, ServerConfig
+from smartspec_py.serving.config import (
+    LEAST_CHUNK,
+    BatchTableConfig,
+    ConfigError,
+    LimitsConfig,
+    ServerConfig,
+)
 
 if TYPE_CHECKING:
     from smartspec_py.commands.grid_search import Found, SearchPlan
@@ -128,7 +134,7 @@ def profile(
                 "max_context_len": max_context_len,
                 "max_queue": rows,
                 # A batch begins in one step, each sequence with the last token of its prompt.
-                "prefill_chunk": max(rows, _LIMITS.prefill_chunk),
+                "prefill_chunk": max(rows, LEAST_CHUNK),
             },
         }
     )

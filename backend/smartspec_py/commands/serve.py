@@ -129,8 +129,12 @@ _DraftLen = Annotated[
     typer.Option(help="Most tokens drafted for a sequence in one step.", rich_help_panel="Limits"),
 ]
 _Chunk = Annotated[
-    int,
-    typer.Option(help="Prompt tokens read in one step, of all prompts.", rich_help_panel="Limits"),
+    int | None,
+    typer.Option(
+        help="Prompt tokens read in one step, of all prompts.",
+        show_default="by the measured cost of prompts",
+        rich_help_panel="Limits",
+    ),
 ]
 _CacheTokens = Annotated[
     int | None,

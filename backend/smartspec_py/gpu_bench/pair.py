@@ -137,9 +137,11 @@ def _config(limits: LimitsConfig) -> ServerConfig:
 
 
 def _cost(target: TorchTarget, draft: DraftModelProposer, limits: LimitsConfig) -> CostModel:
-    chunk = min(limits.prefill_chunk, limits.context_len)
-    rows, context_len = limits.max_sequences, limits.context_len // 2
-    return profile(target, draft, ProfileShape(rows, limits.max_draft_len, context_len, chunk))
+    rows, context_len = limits.max_sequences, limits.context_len
+    draft_len, chunk = limits.max_draft_len, limits.prefill_chunk
+    return profile(
+        target, draft, ProfileShape(rows, draft_len, context_len // 2, chunk, context_len)
+    )
 
 
 def _built(one: ExpandedModel, shape: RunnerConfig, max_width: int, say: Say) -> _Built:

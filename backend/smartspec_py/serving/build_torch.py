@@ -154,7 +154,8 @@ def _shape(limits: LimitsConfig) -> ProfileShape:
         limits.max_sequences,
         limits.max_draft_len,
         min(limits.context_len // 2, MAX_PROFILED_CONTEXT),
-        min(limits.prefill_chunk, limits.context_len),
+        limits.prefill_chunk,
+        limits.context_len,
     )
 
 

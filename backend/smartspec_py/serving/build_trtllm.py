@@ -210,7 +210,8 @@ def _shape(
     rows, most = capabilities.max_sequences, capabilities.max_draft_len + 1
     fitting = max_num_tokens // rows - most
     context_len = max(LEAST_CONTEXT, min(capabilities.max_context_len // 2, fitting))
-    return ProfileShape(rows, capabilities.max_draft_len, context_len, capabilities.max_context_len)
+    whole = capabilities.max_context_len
+    return ProfileShape(rows, capabilities.max_draft_len, context_len, whole, whole)
 
 
 def build_trtllm_double(config: TrtllmDoubleConfig, limits: LimitsConfig, folder: Path) -> Engine:

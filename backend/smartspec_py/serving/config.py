@@ -132,6 +132,9 @@ class TrtllmDoubleConfig(_Layer):
 DEFAULT_CONTEXT_LEN = 512
 """Of benchmarks, and of engines whose models say nothing."""
 
+LEAST_CHUNK = 128
+"""Prompt tokens of a step, where they were not measured or no more are worth it."""
+
 CONTEXT_LINE = "context: "
 """Begins the line of the log that says the context length; `smartspec serve` shows it."""
 
@@ -143,7 +146,8 @@ class LimitsConfig(_Layer):
         compiled engines, reach and memory allows.
     max_draft_len: the most tokens drafted for a sequence in a step.
     prefill_chunk: prompt tokens read in one step, of all prompts together, for each token that the
-        step is expected to give a decoding request.
+        step is expected to give a decoding request; None: as many as the profile finds worth
+        reading at once.
     max_cache_tokens: tokens of the target's cache that bound what live requests hold together,
         their draft caches included at their share; None: as many as the engine has room for.
     reuse_prefixes: whether a request takes over keys of an earlier one that begins alike.
@@ -160,7 +164,7 @@ class LimitsConfig(_Layer):
     max_queue: Annotated[int, Field(ge=1, le=1_000_000)] = 256
     max_context_len: Annotated[int | None, Field(ge=2, le=1_000_000)] = None
     max_draft_len: Annotated[int, Field(ge=0, le=64)] = 7
-    prefill_chunk: Annotated[int, Field(ge=1, le=65_536)] = 128
+    prefill_chunk: Annotated[int | None, Field(ge=1, le=65_536)] = None
     max_cache_tokens: Annotated[int | None, Field(ge=2, le=1_000_000_000)] = None
     reuse_prefixes: bool = True
     profile_s: Annotated[float, Field(ge=0.0, le=86_400.0)] = 120.0

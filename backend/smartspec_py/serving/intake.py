@@ -21,7 +21,7 @@ from smartspec_py.core.planner import parse_policy
 from smartspec_py.core.types import NO_TOKEN, SamplingParams
 from smartspec_py.engines.base import Proposer, Target
 from smartspec_py.serving.admission import CacheBudget
-from smartspec_py.serving.config import LimitsConfig
+from smartspec_py.serving.config import LEAST_CHUNK, LimitsConfig
 from smartspec_py.serving.inputs import FIELDS
 from smartspec_py.serving.kinds import PromptKinds
 from smartspec_py.serving.messages import Conversation, Sink
@@ -55,6 +55,11 @@ class Engine:
     cost: CostModel
     profile_path: Path | None = None
     kernels: str = ""
+
+    def prefill_chunk(self, limits: LimitsConfig) -> int:
+        """Prompt tokens a step: as configured, or the largest chunk that the profile has."""
+        measured = LEAST_CHUNK if self.cost.prompt is None else self.cost.prompt.tokens_per_row[-1]
+        return limits.prefill_chunk or max(LEAST_CHUNK, measured)
 
 
 @dataclass(frozen=True)

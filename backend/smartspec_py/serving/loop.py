@@ -181,7 +181,8 @@ class StepLoop:
         drafts = self._drafters.propose(ready, views, spec_plan, prices)
         proposed = self._clock()
         num_decoding = max(1, len(views) + num_background)
-        prefills = self._batcher.prefills(spec_plan.expected_tokens / num_decoding)
+        num_tokens = len(ready) + sum(len(d.tokens) for d in drafts.drafts.values())
+        prefills = self._batcher.prefills(spec_plan.expected_tokens / num_decoding, num_tokens)
         self._roster.submit([*prefills, *self._decoding_work(ready, drafts.drafts)])
         events = self._target.poll(POLL_S)
         num_before = self._roster.num_generated

@@ -89,7 +89,7 @@ class Server:
             engine.cost,
             budget,
             self._inbox,
-            config.limits.prefill_chunk,
+            engine.prefill_chunk(config.limits),
             self._responder.post,
             batch_table=None if table is None else table.table,
             engine_timeout_s=self._engine_timeout_s,
