@@ -169,13 +169,13 @@ NONE, FIXED = report("none", 0), report("fixed:1, draft_model", 60)
             [NONE, FIXED],
             [NEAR_TIE],
             "PASS: 200 tokens compared, 60 drafted, 14 accepted; "
-            "1 texts differ: 0 faults, 1 near-ties",
+            "1 texts differ: 0 faults, 1 near-ties (5 in 1,000 tokens)",
         ),
         (
             [NONE, FIXED],
             [NEAR_TIE, FAULT],
             "FAIL: 200 tokens compared, 60 drafted, 14 accepted; "
-            "2 texts differ: 1 faults, 1 near-ties",
+            "2 texts differ: 1 faults, 1 near-ties (5 in 1,000 tokens)",
         ),
         (
             [NONE, FIXED, report("goodput, prompt_lookup", 0)],

@@ -217,6 +217,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", choices=[*DTYPES, "both"])
     parser.add_argument("--peer", choices=[*PEERS, "both"], default="both")
     parser.add_argument("--k", type=int, nargs="+", choices=FULL, help="the peers' draft lengths")
+    parser.add_argument("--rounds", type=int, metavar="N", help="8 or 3 unless said, 2 in a quick run")
     parser.add_argument("--out", type=Path, default=Path("docs/results"), metavar="FOLDER")
     return parser.parse_args()
 
@@ -228,7 +229,7 @@ def main() -> None:
     wanted = options.dtype or (fastest if options.quick else "both")
     dtypes = chosen_dtypes(wanted, has_bfloat16)
     peers = PEERS if options.peer == "both" else [options.peer]
-    planned = plan(dtypes, peers, options.k, options.quick)
+    planned = plan(dtypes, peers, options.k, options.quick, options.rounds)
     if not planned:
         sys.exit("--quick measures k = 0 and 3 alone")
     document = read(options.out / "peer.json")

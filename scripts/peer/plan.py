@@ -54,14 +54,18 @@ class Planned:
 
 
 def plan(
-    dtypes: Sequence[str], peers: Sequence[str], ks: Sequence[int] | None, is_quick: bool
+    dtypes: Sequence[str],
+    peers: Sequence[str],
+    ks: Sequence[int] | None,
+    is_quick: bool,
+    num_rounds: int | None = None,
 ) -> list[Planned]:
-    """ks: the peers' draft lengths, all where None."""
+    """ks: the peers' draft lengths, all where None. num_rounds: None is as many as of each."""
     return [
-        Planned(dtype, peer, k, *beside, is_quick)
+        Planned(dtype, peer, k, sizes, policies, num_rounds or usual, is_quick)
         for dtype in dtypes
         for peer in peers
-        for k, beside in (QUICK if is_quick else FULL).items()
+        for k, (sizes, policies, usual) in (QUICK if is_quick else FULL).items()
         if ks is None or k in ks
     ]
 

@@ -249,6 +249,7 @@ def _summary(
         "num_cancelled": sum(r.num_cancelled for r in reports),
         "num_diverged": len(verdicts),
         "num_near_ties": num_near_ties,
+        "near_ties_per_1000_tokens": 1e3 * num_near_ties / max(1, num_tokens),
         "num_faults": num_faults,
         "without_drafts": without_drafts,
         "divergences": [asdict(d) | asdict(v) for d, v in verdicts[:20]],
@@ -264,6 +265,7 @@ def _verdict_line(summary: Mapping[str, Any]) -> str:
     if summary["num_diverged"]:
         texts = f"{summary['num_diverged']} texts differ"
         line += f"{texts}: {summary['num_faults']} faults, {summary['num_near_ties']} near-ties"
+        line += f" ({summary['near_ties_per_1000_tokens']:.2g} in 1,000 tokens)"
     else:
         line += "no text differs"
     if summary["without_drafts"]:
