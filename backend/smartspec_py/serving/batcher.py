@@ -116,8 +116,8 @@ class Batcher:
     def prefills(self, tokens_per_row: float = 1.0, num_decode_tokens: int = 0) -> list[Prefill]:
         """Chunks for this step, within the budget, by rank.
 
-        num_decode_tokens: that the step computes beside them, drafts included. The budget is cut
-        such that both together fill tiles, see `TILE`.
+        num_decode_tokens: that the step computes beside them, drafts included. A budget
+        that is too small for all is cut such that both together fill tiles, see `TILE`.
         tokens_per_row: that the step is expected to give each decoding sequence. The budget grows
         with it, so that as many prompt tokens are read for each generated one as without drafts:
         with one budget a step, speculation makes fewer and longer steps, keeps the queue out of a
@@ -126,10 +126,11 @@ class Batcher:
         chunks: list[Prefill] = []
         budget, largest = self._prefill_chunk, self._largest_chunk
         left = None if budget is None else int(budget * max(1.0, tokens_per_row))
-        if left is not None:
+        reading = sorted(self._reading(), key=_rank)
+        if left is not None and left < sum(one.num_to_read - one.num_read for one in reading):
             excess = (left + num_decode_tokens) % TILE
             left -= excess if 2 * excess < left else 0
-        for request in sorted(self._reading(), key=_rank):
+        for request in reading:
             if left == 0:
                 break
             most = [bound for bound in (left, largest) if bound is not None]
