@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from smartspec_py.core.types import SamplingParams
 from smartspec_py.engines.base import Draft, DraftTask, Proposer
-from smartspec_py.proposers.prompt_lookup import PromptLookupProposer
+from smartspec_py.proposers.prompt_lookup import DISAGREED, PromptLookupProposer
 
 SEQUENCE = 7
 
@@ -158,14 +158,15 @@ def test_propose_does_not_search_again() -> None:
 
 
 def test_each_token_is_indexed_once() -> None:
-    """One more token: at most one n-gram of each of 3 lengths to add, and 3 tails to look up."""
+    """One more token: an n-gram of each of 3 lengths to add, with 2 tokens to compare; 3 tails to
+    look up; and a match that is followed back for 14 tokens at most. However long the text is."""
     proposer = PromptLookupProposer(max_draft_len=3)
     tokens = CountedTokens(letters("abcdef" * 100))
     proposer.num_available(SEQUENCE, tokens)
     tokens.num_reads = 0
     tokens.append(ord("a"))
     proposer.num_available(SEQUENCE, tokens)
-    assert tokens.num_reads <= 6
+    assert tokens.num_reads <= 3 * 3 + 3 + 2 * 14
 
 
 def search(tokens: Sequence[int], num_drafts: int, largest: int, least: int) -> tuple[int, ...]:
@@ -235,3 +236,24 @@ def test_hindsight_is_what_a_verification_would_have_said() -> None:
         num_wrong += right < len(drafts)
     assert num_right > 50
     assert num_wrong > 50
+
+
+@pytest.mark.parametrize(
+    ("text", "cohort"),
+    [
+        ("abcdXab", "2 tokens"),
+        ("abcdXabc", "3 tokens"),
+        ("YabcdXabcd", "4 tokens"),
+        ("abcdefXabcdef", "5 tokens"),
+        ("abcdefghijklmnop" * 2, "16 tokens"),
+        ("abXabYab", DISAGREED),
+        ("ZabXYabXab", "2 tokens"),  # twice alike; before the latest is a Y
+    ],
+)
+def test_matches_are_told_apart(text: str, cohort: str) -> None:
+    """Where two occurrences were followed by different tokens the latest is still taken."""
+    proposer = PromptLookupProposer(max_draft_len=3)
+    assert proposer.num_available(SEQUENCE, letters(text)) == 3
+    found = proposer.cohort(SEQUENCE)
+    assert found == cohort
+    assert found in proposer.capabilities.cohorts

@@ -1,26 +1,30 @@
-"""Estimates of the probability that a draft is accepted: per request, by position, by kind.
+"""Estimates of the probability that a draft is accepted, given that those before it were.
 
-How good a request drafts is one number, r = (w m + accepted) / (w + trials), where m is the mean of
-its kind and w the weight of that prior: as large as requests of the kind, once they are over, have
-shown to be alike. A kind is whatever tells requests apart beforehand (their
-temperature, or what the client calls its workload); the mean of a kind is itself shrunk, lightly,
-to that of the others, so that a rare kind begins with what is known, and cannot move the others.
+Drafts that are expected to be alike are a cohort: those for requests whose prompts begin alike, or
+look-ups whose matches are alike. Of cohort c, at position j of a step,
 
-How acceptance changes with the position is learned for each kind, a_j, likewise shrunk to m: a
-draft that was right so far is more likely to be right again than the first one, so that one rate
-for all positions underrates deep drafts. The estimate for position j of a request is a_j with its
-log-odds shifted by t times those of r against the mean of a_j over the drafts that were tried.
+    p[c, j] = (POSITION_TRIALS mean_c + accepted[c, j]) / (POSITION_TRIALS + trials[c, j])
 
-t is how far the difference of a request from its kind is trusted. Drafts of one step stand and fall
-together, so that they tell less than as many trials would, and the planner drafts deep just where
-an estimate is too high: trusted in full, deep drafts brought 0.72 to 0.86 of what was expected of
-them. So what was expected of the drafts that were made is held against what came of them, and t is
-the slope of a logistic regression of the one on the other, followed step by step.
+A draft that was right so far is more likely to be right again than the first one, so one rate for
+all positions would underrate deep drafts. mean_c is the rate of the cohort over all positions,
+shrunk to what is assumed of it: of a cohort that the proposer describes what it says, of another
+one the rate of all others. So a rare cohort begins with what is known.
 
-Counts are forgotten by a constant factor at every step, more slowly at steps without speculation:
-evidence that is not renewed fades, a request that was switched off drifts back to its kind, that
-drifts back to the others, and those to `INITIAL_MEAN`. So "off" is never for good. A request whose
-text changes begins anew, with less trust in its kind (`request_counts`).
+A request that is not like its cohorts is told by what was accepted of its drafts beside what was
+expected of them by p. The odds of all its drafts are those of p times
+
+    f = (w/2 + accepted) / (w/2 + expected) * (w/2 + trials - expected) / (w/2 + trials - accepted)
+
+to the power of the share of its cohort's evidence that is not its own: what a cohort has learned
+from one request alone is not held against that request again.
+
+How much its own evidence should weigh (w), and how soon its text changes, differs from one use to
+another. So there are several experts, each with a weight and a memory of its own, and the estimate
+is the mean of theirs, weighted by how well each would have predicted what came so far.
+
+Counts are forgotten by a constant factor at every step, more slowly at steps without drafts. So
+evidence that is not renewed fades, a request that was switched off drifts back to its cohort, that
+to the others, and those to `INITIAL_MEAN`: "off" is never for good.
 
 Time is counted in steps; nothing here reads a clock.
 """
@@ -28,319 +32,240 @@ Time is counted in steps; nothing here reads a clock.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from smartspec_py.core.request_counts import RequestCounts
-
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 INITIAL_MEAN = 0.7
 """Assumed before anything was seen: published draft models range over 0.5 to 0.9."""
 
-PRIOR_TRIALS = 32.0
-"""Largest weight of its kind in a request's own estimate, in trials. Requests that a
-draft model drafts for differ less than a dozen steps of one of them do: at 4 trials the plan
-followed that noise, and lost 2 to 4 % of goodput on the shipped pair (docs/log.md)."""
-
-LEAST_PRIOR_TRIALS = 2.0
-"""The smallest such weight: for kinds whose requests have shown to differ as much as they can. What
-prompt lookup finds is right nearly always where a text repeats its prompt, and else never."""
-
-SPREAD_REQUESTS = 4.0
-"""Weight of what is assumed of that beforehand, in requests that are over."""
-
-SPREAD_FORGETTING = 0.98
-"""Kept of what requests that are over have shown of it, at each that follows."""
-
-SPREAD_TRIALS = 4.0
-"""Trials from which a request that is over tells of it."""
-
 INITIAL_TRIALS = 8.0
-"""Weight of INITIAL_MEAN in the mean of the others, and of that in that of a kind, in trials."""
+"""Weight of what is assumed of a cohort in its mean, in trials."""
 
-POSITION_TRIALS = 16.0
-"""Weight of the mean of a kind in the rate of a position, in trials."""
+POSITION_TRIALS = 64.0
+"""Weight of the mean of a cohort in the rate of a position, in trials."""
+
+EXPERTS = ((8.0, 0.85), (8.0, 0.98), (64.0, 0.99))
+"""Of each expert the weight w in trials, and what it keeps of a request's counts at each of the
+request's steps with drafts. The first sees a change of text within ten steps, the second
+requests that differ much; for the last they are alike but for chance. On recorded drafts of the
+shipped pair, on requests of two kinds, and on texts that change, the three together predict as
+well as the best of them (docs/log.md)."""
+
+EXPERT_FORGETTING = 0.999
+"""Kept of the log-likelihood of an expert for each step of a request that drafted."""
 
 MAX_POSITIONS = 64
 """Positions that are told apart; no engine drafts deeper."""
 
-MAX_KINDS = 256
-"""Kinds that are told apart; of more, the one that was used longest ago is forgotten."""
+MAX_COHORTS = 256
+"""Cohorts that are told apart; of more, the one that was used longest ago is forgotten."""
 
 MIN_PROB = 1e-6
-"""Estimates stay this far from 0 and 1, so that their log-odds are finite."""
+"""Estimates stay this far from 0 and 1, so that their odds are finite."""
 
-SHARED_FORGETTING = 0.999
-"""Kept of the shared counts for each step of a request that drafted: half is 693 of them old."""
+FORGETTING = 0.999
+"""Kept of a cohort's counts for each step of a request that drafted: half is 693 of them old."""
 
 IDLE_FORGETTING = 0.998
-"""Kept of the shared counts at a step in which nobody of the kind drafted, however many there are.
+"""Kept of a cohort's counts at a step in which nobody of it drafted, however many there are: it is
+all of them at once that resume then, reading what their draft caches have missed. What 1,000 trials
+have shown stands for about 2,000 steps; at 0.999 for each of 32 requests they resumed every 50
+steps and lost 2.5 % of goodput where not to speculate was right (docs/log.md)."""
 
-Estimates drift to INITIAL_MEAN so that "off" is never for good. But it is all requests at once that
-resume then, reading what their draft caches have missed; at 0.999 for each of 32 requests they did
-so every 50 steps, and lost 2.5 % of goodput where not to speculate was right (docs/log.md). At this
-rate what 1,000 trials have shown stands for about 2,000 steps. Probes look at it in between."""
+REQUEST_IDLE_FORGETTING = 0.99
+"""Kept of a request's counts at each of its steps without drafts: nothing contradicts them."""
 
-TRUST_PRIOR = 4.0
-"""Weight of t = 1, as information (the sum of p (1 - p) x^2 over drafts, x being their request's
-distance in log-odds): 64 drafts at even odds of requests whose odds are 1.6 times their kind's."""
+WEIGHTS: Floats = np.array([weight / 2 for weight, _ in EXPERTS])
+MEMORIES: Floats = np.array([kept for _, kept in EXPERTS])
 
-MAX_TRUST = 1.25
-
-_RENORMALISE = 1e100
-
-
-@dataclass(slots=True)
-class _Counts:
-    accepted: float = 0.0
-    trials: float = 0.0
-
-    def fade(self, kept: float) -> None:
-        self.accepted *= kept
-        self.trials *= kept
-
-    def add(self, accepted: float, trials: float) -> None:
-        self.accepted += accepted
-        self.trials += trials
-
-    def mean_with(self, prior_mean: float, prior_trials: float) -> float:
-        return (prior_trials * prior_mean + self.accepted) / (prior_trials + self.trials)
-
-
-@dataclass(slots=True)
-class _Kind:
-    """Shared counts, and by position, of which new evidence weighs `weight`, which grows, instead
-    of the old being made less: the same, and it costs less. profile: kept until the next evidence.
-    prior_trials: see `AcceptanceTracker`. num_over, variance: requests that are over, and the sum
-    of their squared distances from the mean as far as chance does not explain them; both fade.
-    """
-
-    counts: _Counts = field(default_factory=_Counts)
-    accepted: Floats = field(default_factory=lambda: np.zeros(MAX_POSITIONS))
-    trials: Floats = field(default_factory=lambda: np.zeros(MAX_POSITIONS))
-    weight: float = 1.0
-    profile: tuple[Floats, float] | None = None
-    prior_trials: float = PRIOR_TRIALS
-    num_over: float = 0.0
-    variance: float = 0.0
-
-    def note_over(self, rate: float, trials: float, mean: float) -> None:
-        """A request of this kind is over, in which so much was accepted. What its distance from the
-        mean is expected to be by chance alone, mean (1 - mean) / trials, tells of no difference."""
-        if trials >= SPREAD_TRIALS:
-            self.num_over = SPREAD_FORGETTING * self.num_over + 1.0
-            self.variance *= SPREAD_FORGETTING
-            self.variance += (rate - mean) ** 2 - mean * (1 - mean) / trials
-
-    def weight_of_mean(self, mean: float) -> float:
-        """What the mean weighs in a request's estimate: n trials where requests differ like a beta
-        distribution of n trials, whose variance is mean (1 - mean) / (n + 1)."""
-        most = mean * (1 - mean)
-        prior = SPREAD_REQUESTS * most / (self.prior_trials + 1)
-        variance = (prior + self.variance) / (SPREAD_REQUESTS + self.num_over)
-        found = most / max(variance, MIN_PROB) - 1
-        return min(max(found, LEAST_PRIOR_TRIALS), PRIOR_TRIALS)
-
-    def observe(self, accepted: Ints, trials: Ints) -> None:
-        """One step of each of n requests, of which so many drafts were kept and tried; [n] each."""
-        num_tried = np.count_nonzero(trials)
-        kept = SHARED_FORGETTING**num_tried if num_tried else IDLE_FORGETTING
-        self.counts.fade(kept)
-        self.counts.add(int(accepted.sum()), int(trials.sum()))
-        self.profile = None
-        self.weight /= kept
-        self.accepted += self.weight * _num_reaching(accepted)
-        self.trials += self.weight * _num_reaching(trials)
-        if self.weight > _RENORMALISE:
-            self.accepted /= self.weight
-            self.trials /= self.weight
-            self.weight = 1.0
-
-    def shared_profile(self, mean: float) -> tuple[Floats, float]:
-        """Odds of acceptance by position, [MAX_POSITIONS], and those of the mean rate that they
-        amount to: a request that is like all others is given them as they are."""
-        if self.profile is None:
-            prior = POSITION_TRIALS * self.weight
-            rates = (prior * mean + self.accepted) / (prior + self.trials)
-            num_trials = float(self.trials.sum())
-            typical = float(rates @ self.trials) / num_trials if num_trials else mean
-            self.profile = _odds(rates), float(_odds(np.array([typical]))[0])
-        return self.profile
-
-
-def _num_reaching(counts: Ints) -> Floats:
-    """How many of the counts are above position 0, 1, ..; shape [MAX_POSITIONS]."""
-    at_least: Floats = np.bincount(counts, minlength=MAX_POSITIONS + 1)[::-1].cumsum()[::-1]
-    return at_least[1 : MAX_POSITIONS + 1]
-
-
-@dataclass(slots=True)
-class _Trust:
-    """See t at the top; information: that of the drafts seen, faded, beside the prior's."""
-
-    slope: float = 1.0
-    information: float = 0.0
-
-    def probs(self, factors: Floats, odds: Floats) -> Floats:
-        """factors: odds of requests over those of their kinds, [n]. odds: of those by position,
-        [n, K], or [1, K] of the only one. Returns [n, K]."""
-        shifted = factors[:, None] ** self.slope * odds
-        found: Floats = shifted / (1 + shifted)
-        return found
-
-    def observe(self, factors: Floats, odds: Floats, accepted: Ints, trials: Ints) -> None:
-        """Of n requests in one step; a step of Newton's method."""
-        is_tried = np.arange(trials.max()) < trials[:, None]
-        probs = self.probs(factors, odds[:, : is_tried.shape[1]])
-        distance = np.log(factors)
-        missed = accepted - (probs * is_tried).sum(axis=1)
-        certain = (probs * (1 - probs) * is_tried).sum(axis=1)
-        self.information *= SHARED_FORGETTING ** np.count_nonzero(trials)
-        self.information += float(certain @ distance**2)
-        self.slope += float(missed @ distance) / (TRUST_PRIOR + self.information)
-        self.slope = min(max(self.slope, 0.0), MAX_TRUST)
-
-
-@dataclass(slots=True)
-class _Step:
-    """The kinds of a step's n sequences. means: of each kind. which: for each sequence the index of
-    its own; None where all are of one."""
-
-    kinds: list[_Kind]
-    means: Floats
-    which: Ints | None
-
-    def each(self, of_kinds: Floats) -> Floats:
-        """A row of each sequence, [n, ..], or the only one, [1, ..], from a row of each kind."""
-        return of_kinds if self.which is None else of_kinds[self.which]
-
-    def shared(self, num_positions: int) -> tuple[Floats, Floats]:
-        """Odds by position and of the mean rate, of each sequence's kind: [n, num_positions], [n],
-        or [1, num_positions] and [1]."""
-        pairs = zip(self.kinds, self.means.tolist(), strict=True)
-        odds, typical = zip(*[kind.shared_profile(mean) for kind, mean in pairs], strict=True)
-        cut = np.array([by_position[:num_positions] for by_position in odds])
-        return self.each(cut), self.each(np.array(typical))
+NOBODY = 0
+"""The row of requests that have shown nothing."""
 
 
 class AcceptanceTracker:
-    """Keeps one estimate for each live sequence. `observe` writes, `accept_probs` reads; both take
-    all sequences of a step at once, since a step has few microseconds for each."""
+    """Of one proposer. `observe` writes, `accept_probs` reads; both take all sequences of a step at
+    once, since a step has few microseconds for each. `release` forgets a request."""
 
-    def __init__(self, prior_trials: float = PRIOR_TRIALS) -> None:
-        """prior_trials: how alike requests of a kind are taken to be before it is known, as the
-        weight of their mean; from LEAST_PRIOR_TRIALS to PRIOR_TRIALS."""
-        self._prior_trials = prior_trials
-        self._all = _Counts()  # the sum over all kinds
-        self._kinds: OrderedDict[str, _Kind] = OrderedDict()
-        self._requests = RequestCounts()
-        self._trust = _Trust()
-        self._kind_of: dict[int, str] = {}
-
-    @property
-    def shared_mean(self) -> float:
-        """Of all kinds together."""
-        return self._all.mean_with(INITIAL_MEAN, INITIAL_TRIALS)
+    def __init__(self, assumed: Mapping[str, float] | None = None) -> None:
+        """assumed: mean acceptance of cohorts before they were seen; of others that of the rest."""
+        self._assumed = assumed or {}
+        self._rows: OrderedDict[str, int] = OrderedDict()
+        self._accepted = np.zeros((MAX_COHORTS, MAX_POSITIONS))
+        self._trials = np.zeros((MAX_COHORTS, MAX_POSITIONS))
+        self._likelihoods = np.zeros(len(EXPERTS))
+        self._requests: dict[int, int] = {}
+        self._free: list[int] = []
+        self._shown = np.zeros((1, 3, len(EXPERTS)))
+        """By request: accepted, expected and trials, as each expert remembers them."""
 
     @property
     def sequences(self) -> set[int]:
         """Those of which an estimate of their own is kept."""
-        return self._requests.sequences
+        return set(self._requests)
 
-    def mean_of(self, kind: str) -> float:
-        """What is expected of a request of this kind that has shown nothing yet."""
-        found = self._kinds.get(kind)
-        return self.shared_mean if found is None else self._mean_of(found)
-
-    def _mean_of(self, kind: _Kind) -> float:
-        own, everything = kind.counts, self._all
-        accepted, trials = everything.accepted - own.accepted, everything.trials - own.trials
-        others = (INITIAL_TRIALS * INITIAL_MEAN + accepted) / (INITIAL_TRIALS + trials)
-        return own.mean_with(others, INITIAL_TRIALS)
-
-    def accept_prob(self, sequence: int, kind: str = "") -> float:
-        """Conditional acceptance probability of the sequence over all positions, in (0, 1)."""
-        return float(self._requests.rates([sequence], np.array([self.mean_of(kind)]))[0])
+    def mean_of(self, cohort: str = "") -> float:
+        """What is expected of a request of this cohort that has shown nothing yet."""
+        return float(self._means([cohort])[0])
 
     def accept_probs(
-        self, sequences: Sequence[int], num_positions: int, kinds: Sequence[str] | None = None
+        self, sequences: Sequence[int], num_positions: int, cohorts: Sequence[str] | None = None
     ) -> Floats:
-        """The same for each of the first positions of a step; shape [len(sequences),
-        num_positions]. kinds: of each sequence; None where nothing tells them apart."""
-        step = self._step(kinds)
-        odds, typical = step.shared(num_positions)
-        return self._trust.probs(self._factors(sequences, step, typical), odds)
-
-    def _factors(self, sequences: Sequence[int], step: _Step, typical: Floats) -> Floats:
-        """Odds of each over those of its kind."""
-        return _odds(self._requests.rates(sequences, step.each(step.means))) / typical
+        """For each of the first positions of a step; shape [len(sequences), num_positions].
+        cohorts: of each sequence; None where nothing tells them apart."""
+        rates, trials = self._rates(cohorts or [""] * len(sequences), num_positions)
+        return self._mean_of_experts(self._expert_probs(self._rows_of(sequences), rates, trials))
 
     def observe(
         self,
         sequences: Sequence[int],
         num_drafted: Sequence[int],
         num_accepted: Sequence[int],
-        kinds: Sequence[str] | None = None,
+        cohorts: Sequence[str] | None = None,
     ) -> None:
         """Take in one decoding step of each of these sequences; both counts are 0 where none was
-        drafted. kinds: as in `accept_probs`; a sequence has one kind."""
+        drafted. cohorts: as in `accept_probs`, of what was drafted in this step."""
         if not sequences:
             return
-        step = self._step(kinds)
+        names = list(cohorts or [""] * len(sequences))
         accepted = np.array(num_accepted, dtype=np.int64)
         trials = accepted + (accepted < np.array(num_drafted, dtype=np.int64))
-        if trials.any():
-            odds, typical = step.shared(int(trials.max()))
-            factors = self._factors(sequences, step, typical)
-            self._trust.observe(factors, odds, accepted, trials)
-        pairs = zip(step.kinds, step.means.tolist(), strict=True)
-        weights = np.array([kind.weight_of_mean(mean) for kind, mean in pairs])
-        means = step.each(step.means)
-        self._requests.observe(sequences, accepted, trials, means, step.each(weights))
-        self._kind_of.update(zip(sequences, kinds or [""] * len(sequences), strict=True))
-        for index, kind in enumerate(step.kinds):
-            ours = slice(None) if step.which is None else step.which == index
-            before = kind.counts.accepted, kind.counts.trials
-            kind.observe(accepted[ours], trials[ours])
-            self._all.add(kind.counts.accepted - before[0], kind.counts.trials - before[1])
-        self._forget_kinds()
-
-    def _step(self, kinds: Sequence[str] | None) -> _Step:
-        names = list(dict.fromkeys(kinds)) if kinds else [""]
-        found = [self._kind(name) for name in names]
-        means = np.array([self._mean_of(kind) for kind in found])
-        if kinds is None or len(names) == 1:
-            return _Step(found, means, None)
-        order = {name: index for index, name in enumerate(names)}
-        return _Step(found, means, np.array([order[kind] for kind in kinds]))
+        positions = np.arange(max(1, int(trials.max())))
+        is_tried, is_accepted = positions < trials[:, None], positions < accepted[:, None]
+        rates, cohort_trials = self._rates(names, len(positions))
+        rows = self._rows_of(sequences)
+        if is_tried.any():
+            self._score_experts(
+                self._expert_probs(rows, rates, cohort_trials), is_accepted, is_tried
+            )
+        for index in np.flatnonzero(rows == NOBODY):
+            rows[index] = self._begin(sequences[index])
+        expected = (rates * is_tried).sum(axis=1)
+        kept = np.where(trials[:, None] > 0, MEMORIES, REQUEST_IDLE_FORGETTING)
+        news = np.stack([accepted, expected, trials], axis=1)
+        self._shown[rows] = self._shown[rows] * kept[:, None] + news[..., None]
+        self._observe_cohorts(names, is_accepted, is_tried)
 
     def release(self, sequence: int) -> None:
-        """Forget the sequence, but for how far it was from its kind."""
-        kind = self._kinds.get(self._kind_of.pop(sequence, ""))
-        accepted, trials = self._requests.release(sequence)
-        if kind is not None and trials > 0:
-            kind.note_over(accepted / trials, trials, self._mean_of(kind))
+        """Forget the sequence; what it taught of its cohorts stays."""
+        row = self._requests.pop(sequence, None)
+        if row is not None:
+            self._free.append(row)
 
-    def _kind(self, kind: str) -> _Kind:
-        found = self._kinds.get(kind)
-        if found is None:
-            found = self._kinds[kind] = _Kind(prior_trials=self._prior_trials)
-        self._kinds.move_to_end(kind)
+    def state(self) -> dict[str, Any]:
+        """What requests have in common, as JSON has it."""
+        return {
+            "experts": self._likelihoods.tolist(),
+            "cohorts": {
+                name: [np.trim_zeros(counts[row], "b").tolist() for counts in self._counts]
+                for name, row in self._rows.items()
+            },
+        }
+
+    def restore(self, state: Mapping[str, Any], kept: float) -> None:
+        """Begin with that much of the evidence of a `state`. Raises ValueError where it is of other
+        experts."""
+        if len(state["experts"]) != len(EXPERTS):
+            raise ValueError(f"{len(state['experts'])} experts, not {len(EXPERTS)}")
+        self._likelihoods = kept * np.array(state["experts"])
+        for name, of_one in state["cohorts"].items():
+            row = self._row(name)
+            for counts, values in zip(self._counts, of_one, strict=True):
+                counts[row, : len(values)] = kept * np.array(values)
+
+    @property
+    def _counts(self) -> tuple[Floats, Floats]:
+        return self._accepted, self._trials
+
+    def _means(self, cohorts: Sequence[str]) -> Floats:
+        """Of each of these cohorts, over all positions."""
+        num = len(self._rows)
+        accepted, trials = self._accepted[:num].sum(axis=1), self._trials[:num].sum(axis=1)
+        all_accepted, all_trials = accepted.sum(), trials.sum()
+        found = np.empty(len(cohorts))
+        for index, name in enumerate(cohorts):
+            row = self._rows.get(name)
+            own_accepted, own_trials = (0.0, 0.0) if row is None else (accepted[row], trials[row])
+            assumed = self._assumed.get(name)
+            if assumed is None:
+                others = INITIAL_TRIALS * INITIAL_MEAN + all_accepted - own_accepted
+                assumed = others / (INITIAL_TRIALS + all_trials - own_trials)
+            found[index] = INITIAL_TRIALS * assumed + own_accepted
+            found[index] /= INITIAL_TRIALS + own_trials
         return found
 
-    def _forget_kinds(self) -> None:
-        """Those that are too many. Behind a step, since one may bring many at once."""
-        while len(self._kinds) > MAX_KINDS:
-            _, oldest = self._kinds.popitem(last=False)
-            self._all.add(-oldest.counts.accepted, -oldest.counts.trials)
+    def _rates(self, cohorts: Sequence[str], num_positions: int) -> tuple[Floats, Floats]:
+        """Of each sequence p, [len(cohorts), num_positions], and the trials of its cohort."""
+        names = list(dict.fromkeys(cohorts))
+        rows = [self._row(name) for name in names]
+        rates = POSITION_TRIALS * self._means(names)[:, None] + self._accepted[rows, :num_positions]
+        rates /= POSITION_TRIALS + self._trials[rows, :num_positions]
+        trials = self._trials[rows].sum(axis=1)
+        if len(names) == 1:
+            return np.broadcast_to(rates, (len(cohorts), num_positions)), trials
+        order = {name: index for index, name in enumerate(names)}
+        each = [order[name] for name in cohorts]
+        return rates[each], trials[each]
 
+    def _expert_probs(self, rows: Ints, rates: Floats, cohort_trials: Floats) -> Floats:
+        """The estimate of each expert; rates: [n, K]. Shape [n, K, experts]."""
+        accepted, expected, trials = self._shown[rows].transpose(1, 0, 2)
+        factors = (WEIGHTS + accepted) / (WEIGHTS + expected)
+        factors *= (WEIGHTS + trials - expected) / (WEIGHTS + trials - accepted)
+        known = INITIAL_TRIALS + cohort_trials[:, None]
+        factors **= np.maximum(1.0 - trials / known, 0.0)
+        rates = np.minimum(np.maximum(rates, MIN_PROB), 1 - MIN_PROB)
+        odds = (rates / (1 - rates))[..., None] * factors[:, None]
+        found: Floats = odds / (1 + odds)
+        return found
 
-def _odds(prob: Floats) -> Floats:
-    prob = np.minimum(np.maximum(prob, MIN_PROB), 1 - MIN_PROB)
-    found: Floats = prob / (1 - prob)
-    return found
+    def _mean_of_experts(self, probs: Floats) -> Floats:
+        """The mean over the experts, by how well they predicted."""
+        trust = np.exp(self._likelihoods - self._likelihoods.max())
+        found: Floats = probs @ (trust / trust.sum())
+        return found
+
+    def _score_experts(self, probs: Floats, is_accepted: Bools, is_tried: Bools) -> None:
+        likely = np.where(is_accepted[..., None], probs, 1 - probs)
+        self._likelihoods *= EXPERT_FORGETTING ** np.count_nonzero(is_tried[:, 0])
+        self._likelihoods += np.log(likely[is_tried]).sum(axis=0)
+
+    def _rows_of(self, sequences: Sequence[int]) -> Ints:
+        """Of each in `_shown`."""
+        return np.array([self._requests.get(sequence, NOBODY) for sequence in sequences])
+
+    def _begin(self, sequence: int) -> int:
+        if not self._free:
+            size = len(self._shown)
+            self._shown = np.concatenate([self._shown, np.zeros_like(self._shown)])
+            self._free.extend(range(size, 2 * size))
+        row = self._requests[sequence] = self._free.pop()
+        self._shown[row] = 0.0
+        return row
+
+    def _observe_cohorts(self, cohorts: Sequence[str], is_accepted: Bools, is_tried: Bools) -> None:
+        """is_accepted, is_tried: [n, K]."""
+        rows = np.array([self._row(name) for name in cohorts])
+        num_drafting = np.bincount(rows[is_tried[:, 0]], minlength=MAX_COHORTS)
+        seen = np.unique(rows)
+        kept = np.where(num_drafting[seen] > 0, FORGETTING ** num_drafting[seen], IDLE_FORGETTING)
+        for counts, is_counted in zip(self._counts, (is_accepted, is_tried), strict=True):
+            counts[seen] *= kept[:, None]
+            np.add.at(counts[:, : is_counted.shape[1]], rows, is_counted)
+
+    def _row(self, cohort: str) -> int:
+        found = self._rows.get(cohort)
+        if found is None:
+            found = len(self._rows)
+            if found == MAX_COHORTS:
+                _, found = self._rows.popitem(last=False)
+                self._accepted[found] = self._trials[found] = 0.0
+            self._rows[cohort] = found
+        self._rows.move_to_end(cohort)
+        return found

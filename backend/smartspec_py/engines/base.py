@@ -20,8 +20,8 @@ Rules of a target:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from smartspec_py.core.types import FinishReason, SamplingParams, SequenceId, Verification
@@ -206,6 +206,8 @@ class ProposerCapabilities:
     reads_hidden: whether it wants the hidden states of every event.
     says_confidence: whether it is a `ConfidentProposer`.
     has_hindsight: whether it is a `HindsightProposer`.
+    cohorts: acceptance that is assumed at first of each cohort that its drafts fall into; empty
+        where they are told apart by their requests alone. See `HindsightProposer.cohort`.
     gives_probs: whether drafts of sampled text come with the probabilities that they were drawn by,
         where the target needs them; see `TargetCapabilities.verifies_rejection`.
     """
@@ -217,6 +219,7 @@ class ProposerCapabilities:
     says_confidence: bool = False
     gives_probs: bool = False
     has_hindsight: bool = False
+    cohorts: Mapping[str, float] = field(default_factory=dict)
 
 
 SHORT_LAG = 4
@@ -285,6 +288,10 @@ class HindsightProposer(Proposer, Protocol):
     ) -> tuple[int, int]:
         """Of the drafts that it had after `tokens`, at most as many as were generated then: how
         many there were, and how many would have been accepted."""
+        ...
+
+    def cohort(self, sequence: SequenceId) -> str:
+        """One of its `cohorts`: that of the drafts that it has now for the sequence."""
         ...
 
 

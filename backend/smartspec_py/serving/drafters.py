@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from smartspec_py.core.acceptance import PRIOR_TRIALS, AcceptanceTracker
+from smartspec_py.core.acceptance import AcceptanceTracker
 from smartspec_py.core.confidence import StepPrices
 from smartspec_py.core.policies import GOODPUT_CONFIDENCE
 from smartspec_py.core.types import DraftOption, SequenceId, SequenceView, SpecPlan
@@ -31,10 +31,6 @@ from smartspec_py.serving.judges import Asked, Judges
 from smartspec_py.serving.request import Request
 
 Floats = NDArray[np.float64]
-
-LOOKUP_PRIOR_TRIALS = 4.0
-"""How alike requests are taken to be for a proposer without a model, see `AcceptanceTracker`: a
-text that repeats its prompt is found nearly always, another one hardly ever."""
 
 NO_PROBS: Floats = np.zeros(0)
 
@@ -73,9 +69,7 @@ class Drafters:
     def __init__(self, proposers: Mapping[str, Proposer]) -> None:
         self._proposers = dict(proposers)
         self._acceptance = {
-            name: AcceptanceTracker(
-                PRIOR_TRIALS if proposer.capabilities.has_passes else LOOKUP_PRIOR_TRIALS
-            )
+            name: AcceptanceTracker(proposer.capabilities.cohorts)
             for name, proposer in proposers.items()
         }
         self._knowing = {
@@ -183,17 +177,24 @@ class Drafters:
                     proposer.observe(request.sequence, accepted, event.hidden)
                 if not drafted and num_events[request.sequence] == 1:
                     drafted, accepted = self._hindsight(name, request, event)
-                found = counts[name]
-                found.sequences.append(request.sequence)
-                found.drafted.append(drafted)
-                found.accepted.append(accepted)
-                found.kinds.append(request.kind)
+                if drafted or not proposer.capabilities.cohorts:
+                    found = counts[name]
+                    found.sequences.append(request.sequence)
+                    found.drafted.append(drafted)
+                    found.accepted.append(accepted)
+                    found.kinds.append(self._cohort(name, request))
         for name, of_one in counts.items():
             self._acceptance[name].observe(
                 of_one.sequences, of_one.drafted, of_one.accepted, of_one.kinds
             )
         if self._judges.awaits_outcome:
             self._judges.observe({event.sequence: event.num_accepted for _, event in steps})
+
+    def _cohort(self, name: str, request: Request) -> str:
+        """Of the drafts that this proposer has now, or had in this step, for the request."""
+        if not self._proposers[name].capabilities.cohorts:
+            return request.kind
+        return self._knowing[name].cohort(request.sequence)
 
     def _hindsight(self, name: str, request: Request, event: Event) -> tuple[int, int]:
         """Drafts that this proposer had for what was generated, and those that were right; none
@@ -202,6 +203,20 @@ class Drafters:
         if proposer is None or request.policy == "none" or name not in request.options:
             return 0, 0
         return proposer.hindsight(request.sequence, request.tokens, event.tokens)
+
+    def state(self) -> dict[str, Any]:
+        """What was learned of acceptance, by proposer; as JSON has it."""
+        return {
+            "acceptance": {name: one.state() for name, one in self._acceptance.items()},
+            "confidence": self._judges.state(),
+        }
+
+    def restore(self, state: Mapping[str, Any], kept: float) -> None:
+        """kept: of the evidence. Proposers that are there no more are passed over."""
+        for name, of_one in state["acceptance"].items():
+            if name in self._acceptance:
+                self._acceptance[name].restore(of_one, kept)
+        self._judges.restore(state["confidence"], kept)
 
     def read_prompt(self, request: Request, event: Event) -> None:
         """The first token's hidden states, for a proposer that reads them."""
@@ -266,16 +281,18 @@ class Drafters:
         num_guesses = 0
         for request, of_one in zip(requests, guesses, strict=True):
             for name, num_available in of_one:
-                guess = (num_guesses, request.sequence, num_available, request.kind)
-                groups[name].append(guess)
+                if num_available:
+                    cohort = self._cohort(name, request)
+                    guess = (num_guesses, request.sequence, num_available, cohort)
+                    groups[name].append(guess)
                 num_guesses += 1
         found = [NO_PROBS] * num_guesses
         for name, group in groups.items():
             indices, sequences, caps, kinds = zip(*group, strict=True)
-            if depth := max(caps):
-                probs = self._acceptance[name].accept_probs(sequences, depth, kinds)
-                for index, cap, row in zip(indices, caps, probs, strict=True):
-                    found[index] = row if cap == depth else row[:cap]
+            depth = max(caps)
+            probs = self._acceptance[name].accept_probs(sequences, depth, kinds)
+            for index, cap, row in zip(indices, caps, probs, strict=True):
+                found[index] = row if cap == depth else row[:cap]
         return found
 
     def _option(self, request: Request, guess: _Guess, probs: Floats) -> DraftOption:
