@@ -580,7 +580,9 @@ def test_passes_that_no_engine_timed_tell_nothing(tmp_path: Path) -> None:
     assert load_cost(path) == COST
 
 
-def test_without_a_profile_cache_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_profile_cache_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kept: list[Path] = []
     monkeypatch.setattr(server_module, "store_served", lambda path, cost: kept.append(path))
     target = FakeTarget(CAPABILITIES, cost=COST, clock=VirtualClock())
@@ -588,8 +590,9 @@ def test_without_a_profile_cache_nothing_is_written(monkeypatch: pytest.MonkeyPa
     served(engine, 600)
     assert kept == []
     again = FakeTarget(CAPABILITIES, cost=COST, clock=VirtualClock())
-    served(replace(engine, target=again, profile_path=Path("kept")), 600)
-    assert kept == [Path("kept")]
+    served(replace(engine, target=again, profile_path=tmp_path / "profile-1.json"), 600)
+    assert kept == [tmp_path / "profile-1.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["learned-1.json"]
 
 
 @pytest.mark.parametrize(("num_logits", "num_computed"), [(None, 10), (1, 2), (0, 0), (9, 10)])

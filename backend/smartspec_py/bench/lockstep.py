@@ -122,6 +122,7 @@ class Side:
         """fields: of every request's `GenerateParams`, without text and policy."""
         self.policy = policy
         self.engine = engine
+        self.config = config
         self.num_ended = 0
         self.passes_s = (0.0, 0.0)
         """Seconds of the phase spent on drafting, and in the target's passes."""
@@ -146,6 +147,10 @@ class Side:
         self._feed: Feed = OpenFeed([])
         self._start_s = 0.0
         self._ran_before_s = 0.0
+
+    def renewed(self) -> Side:
+        """The same on the same engine, with nothing learned."""
+        return Side(self.policy, self.engine, self.config, self._fields)
 
     def begin(self, feed: Feed) -> None:
         assert self.is_over, "the phase before is not over"

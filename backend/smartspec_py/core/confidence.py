@@ -38,8 +38,9 @@ Time is counted in steps; nothing here reads a clock. Memory does not grow.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -147,6 +148,24 @@ class ConfidenceCalibrator:
         if len(self._news) == REFRESH_STEPS:
             self._count_news()
             self._refresh()
+
+    def state(self) -> dict[str, Any]:
+        """What was counted, as JSON has it: of all kinds together first."""
+        rows = ["", *self._rows]
+        return {
+            "kinds": rows,
+            "accepted": self._accepted[: len(rows)].tolist(),
+            "trials": self._trials[: len(rows)].tolist(),
+        }
+
+    def restore(self, state: Mapping[str, Any], kept: float) -> None:
+        """Begin with that much of the evidence of a `state`. Raises ValueError where that has other
+        knots."""
+        _, *kinds = state["kinds"]
+        self._rows = OrderedDict((kind, row) for row, kind in enumerate(kinds, start=1))
+        self._accepted[: 1 + len(kinds)] = kept * np.array(state["accepted"])
+        self._trials[: 1 + len(kinds)] = kept * np.array(state["trials"])
+        self._refresh()
 
     def _count_news(self) -> None:
         """All news count alike: they are a few steps old."""

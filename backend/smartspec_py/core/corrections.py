@@ -25,7 +25,9 @@ Time is counted in steps; nothing here reads a clock, and memory does not grow.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -169,6 +171,17 @@ class CostCorrections:
         and as corrected before the step was learned from. Steps with prompt chunks are left out."""
         weight = max(self._errors_weight, 1e-9)
         return self._errors[0] / weight, self._errors[1] / weight
+
+    def state(self) -> list[dict[str, Any]]:
+        """What was learned, as JSON has it."""
+        return [fit.state() for fit in self._fits]
+
+    def restore(self, state: Sequence[Mapping[str, Any]], kept: float) -> None:
+        """kept: of the evidence. Raises ValueError for a state of another profile."""
+        for fit, of_one in zip(self._fits, state, strict=True):
+            fit.restore(of_one, kept)
+        self._corrected.clear()
+        self._corrected_by = tuple(fit.values for fit in self._fits)
 
     def wants_contrast(self, is_speculating: bool) -> bool:
         """Whether a step of the other kind than planned would teach something that matters.

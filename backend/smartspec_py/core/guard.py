@@ -30,8 +30,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass, field
 from enum import Enum
+from typing import Any
 
 from smartspec_py.core.cost import CostModel
 
@@ -206,6 +208,28 @@ class Guard:
         if cell.state is State.WATCH:
             self._watch(key, cell)
         self.num_switches += was_off is not (cell.state is State.OFF)
+
+    def state(self) -> dict[str, Any]:
+        """Where speculation is off, and what steps without it brought; as JSON has it."""
+        return {
+            f"{rows} {context}": {
+                "is_off": cell.state is State.OFF,
+                "pause": [cell.pause, cell.num_paused],
+                "reference": astuple(cell.reference),
+            }
+            for (rows, context), cell in self._cells.items()
+        }
+
+    def restore(self, state: Mapping[str, Any], kept: float) -> None:
+        """kept: of the evidence, and of the pauses that are left."""
+        for key, of_one in state.items():
+            rows, context = map(int, key.split())
+            pause, num_paused = of_one["pause"]
+            cell = self._cells[rows, context] = _Cell(reference=_Rate(*of_one["reference"]))
+            cell.reference.fade(kept)
+            cell.pause = int(pause)
+            if of_one["is_off"]:
+                cell.state, cell.num_paused = State.OFF, pause - int(kept * (pause - num_paused))
 
     def _watch(self, key: tuple[int, int], cell: _Cell) -> None:
         for window, length in zip(cell.windows, WINDOWS, strict=True):

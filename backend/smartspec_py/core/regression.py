@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,6 +109,19 @@ class RidgeRegression:
         if self.values is not self._prior:
             self._forget(FORGETTING)
             self._solve_in_turn()
+
+    def state(self) -> dict[str, Any]:
+        """The evidence, as JSON has it."""
+        return {"evidence": self._evidence.tolist(), "pull": self._pull.tolist()}
+
+    def restore(self, state: Mapping[str, Any], kept: float) -> None:
+        """Begin with that much of the evidence of a `state`. Raises ValueError where it is of other
+        values."""
+        evidence, pull = np.array(state["evidence"]), np.array(state["pull"])
+        if evidence.shape != self._evidence.shape or not np.isfinite(evidence).all():
+            raise ValueError(f"evidence of shape {evidence.shape}, not {self._evidence.shape}")
+        self._evidence, self._pull = kept * evidence, kept * pull
+        self.values = self._solution()
 
     def deviation(self, features: Floats) -> float:
         """Standard deviation of a prediction, by the evidence and the ridge."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -114,6 +115,15 @@ class Controller:
     def time_errors(self) -> tuple[float, float]:
         """Mean relative error of predicted seconds: by the profile, and as corrected."""
         return self._corrections.mean_errors
+
+    def state(self) -> dict[str, Any]:
+        """What was learned of costs and of what speculation brings; as JSON has it."""
+        return {"corrections": self._corrections.state(), "guard": self._guard.state()}
+
+    def restore(self, state: Mapping[str, Any], kept: float) -> None:
+        """kept: of the evidence. Raises ValueError for a state of another profile."""
+        self._corrections.restore(state["corrections"], kept)
+        self._guard.restore(state["guard"], kept)
 
     def plan(
         self, views: Sequence[SequenceView], num_delayed: int = 0, num_background: int = 0

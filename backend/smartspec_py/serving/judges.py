@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from smartspec_py.core.confidence import (
     ConfidenceCalibrator,
@@ -54,6 +54,14 @@ class Judges:
     def awaits_outcome(self) -> bool:
         """Whether there was a `propose` since the last `observe`."""
         return bool(self._open)
+
+    def state(self) -> dict[str, Any]:
+        return {name: one.state() for name, one in self._calibrators.items()}
+
+    def restore(self, state: Mapping[str, Any], kept: float) -> None:
+        for name, of_one in state.items():
+            if name in self._calibrators:
+                self._calibrators[name].restore(of_one, kept)
 
     def can_judge(self, proposer: str) -> bool:
         return proposer in self._proposers

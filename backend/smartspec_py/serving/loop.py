@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from smartspec_py.core.cost import CostModel
 from smartspec_py.core.planner import BatchTable
@@ -201,6 +202,16 @@ class StepLoop:
     def fail_all(self, code: ErrorCode, message: str) -> None:
         """Give every request that is left its final response. The engines are not used again."""
         self._roster.fail_all(code, message)
+
+    def state(self) -> dict[str, Any]:
+        """What was learned, as JSON has it. Not while `run` runs."""
+        return {"drafters": self._drafters.state(), "controller": self.controller.state()}
+
+    def restore(self, state: Mapping[str, Any], kept: float) -> None:
+        """Begin with what another loop has learned. kept: of its evidence. Raises KeyError,
+        TypeError or ValueError for what is no state of such a loop."""
+        self._drafters.restore(state["drafters"], kept)
+        self.controller.restore(state["controller"], kept)
 
     def check_integrity(self) -> None:
         """Raise AssertionError where requests, conversations and what is held do not agree."""

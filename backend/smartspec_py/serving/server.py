@@ -16,6 +16,7 @@ from smartspec_py.serving.config import ServerConfig
 from smartspec_py.serving.explainer import Explainer
 from smartspec_py.serving.inbox import Inbox
 from smartspec_py.serving.intake import Defaults, Engine, Intake, cache_budget
+from smartspec_py.serving.learned import restore_learned, store_learned
 from smartspec_py.serving.loop import StepLoop, StepRecord
 from smartspec_py.serving.messages import SHUTTING_DOWN, Sink, Update
 from smartspec_py.serving.metrics import ConfigInfo, Meter, MetricSink, NoMetrics
@@ -83,17 +84,24 @@ class Server:
         budget = cache_budget(engine, config.limits)
         logger.info("%s", _describe(engine, budget.capacity))
         table = config.planner.batch_table
-        self.loop = StepLoop(
-            engine.target,
-            engine.proposers,
-            engine.cost,
-            budget,
-            self._inbox,
-            engine.prefill_chunk(config.limits),
-            self._responder.post,
-            batch_table=None if table is None else table.table,
-            engine_timeout_s=self._engine_timeout_s,
-        )
+
+        def new_loop() -> StepLoop:
+            return StepLoop(
+                engine.target,
+                engine.proposers,
+                engine.cost,
+                budget,
+                self._inbox,
+                engine.prefill_chunk(config.limits),
+                self._responder.post,
+                batch_table=None if table is None else table.table,
+                engine_timeout_s=self._engine_timeout_s,
+            )
+
+        self.loop = new_loop()
+        path = engine.profile_path
+        if path is not None and not restore_learned(self.loop, path):
+            self.loop = new_loop()  # it may have taken a part
         self._explains = config.explain
         self._explainer = Explainer(engine.cost, self.loop.controller.settings.batch_table)
         self._thread = threading.Thread(target=self._run, name="smartspec-loop", daemon=True)
@@ -115,16 +123,17 @@ class Server:
         if self._thread.is_alive():
             logger.error("the loop did not end within %.0f s; its engines stay open", STOP_S)
             return
-        self._keep_served()
+        self._keep_learned()
         self._engine.target.close()
         for proposer in self._engine.proposers.values():
             proposer.close()
 
-    def _keep_served(self) -> None:
+    def _keep_learned(self) -> None:
         """Passes were timed before the server started, alone; what serving showed is kept too."""
         path = self._engine.profile_path
         if path is not None and sum(map(_is_learned_from, self.loop.records)) >= ENOUGH_STEPS:
             store_served(path, self.loop.controller.served_cost)
+            store_learned(self.loop, path)
 
     @property
     def is_alive(self) -> bool:

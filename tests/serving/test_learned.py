@@ -1,0 +1,92 @@
+"""What a server has learned, from an orderly stop to the next start."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from pathlib import Path
+
+import pytest
+from harness import LoopHarness
+
+from smartspec_py.serving.learned import (
+    HALF_LIFE_S,
+    MOST_KEPT,
+    learned_path,
+    restore_learned,
+    store_learned,
+)
+
+
+def served(accept_prob: float = 0.2) -> LoopHarness:
+    """A loop that has served a few requests."""
+    harness = LoopHarness(accept_prob=accept_prob)
+    for number in range(6):
+        harness.submit((number, 5, 7), 40)
+    harness.step(100)
+    assert not harness.loop.num_live
+    return harness
+
+
+def first_probs(harness: LoopHarness) -> list[float]:
+    tracker = next(iter(harness.loop._drafters._acceptance.values()))
+    return [float(p) for p in tracker.accept_probs([10_000], 4)[0]]
+
+
+def test_a_loop_goes_on_with_what_another_learned(tmp_path: Path) -> None:
+    profile = tmp_path / "profile-0123.json"
+    before, fresh, after = served(), LoopHarness(), LoopHarness()
+    store_learned(before.loop, profile)
+    assert learned_path(profile).name == "learned-0123.json"
+    assert restore_learned(after.loop, profile)
+    first = first_probs(fresh)[0]
+    assert first_probs(before)[0] < first_probs(after)[0] < first
+    learned, known = before.loop.controller.cost, after.loop.controller.cost
+    assert abs(known.target_base - learned.target_base) <= abs(1.0 - learned.target_base)
+
+
+def test_what_is_old_counts_for_less(tmp_path: Path) -> None:
+    profile = tmp_path / "profile-0123.json"
+    store_learned(served().loop, profile)
+    path = learned_path(profile)
+    found = []
+    for age_s in (0.0, 2 * HALF_LIFE_S, 40 * HALF_LIFE_S):
+        document = json.loads(path.read_text())
+        path.write_text(json.dumps({**document, "time_s": time.time() - age_s}))
+        harness = LoopHarness()
+        assert restore_learned(harness.loop, profile)
+        found.append(first_probs(harness)[0])
+    assert found[0] < found[1] < found[2] == pytest.approx(first_probs(LoopHarness())[0], abs=1e-4)
+    assert MOST_KEPT < 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "Expecting"),
+        ('{"version": 0, "time_s": 0, "learned": {}}', "version 0, not 1"),
+        ('{"version": 1, "time_s": 0, "learned": {}}', "drafters"),
+        ('{"version": 1, "time_s": null, "learned": {}}', "unsupported operand"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_logged(
+    text: str, message: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    profile = tmp_path / "profile-0123.json"
+    learned_path(profile).write_text(text)
+    with caplog.at_level(logging.WARNING):
+        assert not restore_learned(LoopHarness().loop, profile)
+    assert message in caplog.text
+    assert "learning anew" in caplog.text
+
+
+def test_without_a_file_nothing_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert not restore_learned(LoopHarness().loop, tmp_path / "profile-0123.json")
+    assert not caplog.records
+
+
+def test_what_cannot_be_written_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("")
+    store_learned(LoopHarness().loop, tmp_path / "file" / "profile-0123.json")
+    assert "is not kept" in caplog.text
