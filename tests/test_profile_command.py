@@ -63,7 +63,9 @@ def record(
         num_drafted=draft_len * len(accepted) - num_missing,
         num_prefill_tokens=num_prefill,
         num_generated=sum(accepted) + len(accepted),
-        views=[SimpleNamespace(draft_lag=lag, context_len=100) for _ in accepted],
+        decision=SimpleNamespace(
+            views=[SimpleNamespace(draft_lag=lag, context_len=100) for _ in accepted]
+        ),
         events=events,
         total_s=0.5,
     )
@@ -229,9 +231,9 @@ def test_the_server_drafts_by_the_table_of_its_configuration(draft_len: int) -> 
     server.start()
     generate(server, [GenerateParams("a prompt", 40, policy="batch_table", proposer="draft_model")])
     server.stop()
-    planned = [r for r in server.loop.records if r.why == "planned" and r.num_rows == 1]
+    planned = [r for r in server.loop.records if r.decision.reason == "planned" and r.num_rows == 1]
     # the last steps draft no more than there is left to say
-    lengths = [length for r in planned[:-2] for length in r.plan.draft_lens.values()]
+    lengths = [length for r in planned[:-2] for length in r.decision.plan.draft_lens.values()]
     assert set(lengths) == {draft_len}
     assert server.loop.controller.settings.batch_table == BatchTable((1, 4), (draft_len, 1))
 

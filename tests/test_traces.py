@@ -35,6 +35,7 @@ from smartspec_py.serving.local import LocalSink, generate
 from smartspec_py.serving.loop import StepRecord
 from smartspec_py.serving.request import GenerateParams, RequestError
 from smartspec_py.serving.server import Engine, Server
+from smartspec_py.serving.step import Decision
 from smartspec_py.tracing.files import TraceError
 from smartspec_py.tracing.make import FinishedText, finished_text, trace_text, write_texts
 from smartspec_py.tracing.oracle import (
@@ -343,14 +344,12 @@ def recorded(seeds: range) -> StepTraceFile:
     steps = []
     for seed in seeds:
         views = random_views(np.random.default_rng(seed))
-        told = {"num_delayed": seed % 3, "num_background": seed % 4}
-        spec_plan = plan(views, COST, PlannerSettings(**told))
+        forced = {v.sequence: seed % 4 for v in views} if seed % 5 == 0 else {}
+        settings = PlannerSettings(num_delayed=seed % 3, num_background=seed % 4, forced=forced)
         record: Any = SimpleNamespace(
-            plan=spec_plan,
-            views=views,
-            cost=COST,
+            decision=Decision(plan(views, COST, settings), views, COST, settings),
             events=[Event(v.sequence, (1, 2), num_drafted=3, num_accepted=1) for v in views],
-            **dict.fromkeys(COPIED, seed / 7) | told,
+            **dict.fromkeys(COPIED, seed / 7),
         )
         steps.append(trace_step(record, cost_id(COST)))
     return StepTraceFile({"model": "tiny"}, {cost_id(COST): COST}, steps)
@@ -424,7 +423,7 @@ def test_a_step_without_its_cost_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_step_record_has_what_is_copied() -> None:
-    assert {"plan", *COPIED} <= {field.name for field in fields(StepRecord)}
+    assert {"decision", *COPIED} <= {field.name for field in fields(StepRecord)}
 
 
 def run(*arguments: str) -> Any:

@@ -19,12 +19,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from smartspec_py.core.cost import CostModel, PassTable
-from smartspec_py.core.types import SequenceView, SpecPlan
+from smartspec_py.core.types import SequenceView
 from smartspec_py.serving.config import ServerConfig
-from smartspec_py.serving.controller import PLANNED, Controller, Measured
+from smartspec_py.serving.controller import Controller, Outcome
 from smartspec_py.serving.local import LocalSink, generate
 from smartspec_py.serving.request import GenerateParams
 from smartspec_py.serving.server import Server
+from smartspec_py.serving.step import Decision
 
 WAIT_S = 600.0
 
@@ -47,13 +48,11 @@ class ForcedDrafting(Controller):
 
     def plan(
         self, views: Sequence[SequenceView], num_delayed: int = 0, num_background: int = 0
-    ) -> SpecPlan:
-        self.why = PLANNED
-        self.num_delayed, self.num_background = num_delayed, num_background
-        self._num_rows = len(views) + num_background
-        return self._ask(views)
+    ) -> Decision:
+        settings = replace(self.settings, num_delayed=num_delayed, num_background=num_background)
+        return self._decide(views, settings)
 
-    def observe(self, step: Measured) -> None:
+    def observe(self, decision: Decision, step: Outcome) -> None:
         """Learn nothing: measured costs could end the drafting."""
 
 

@@ -34,9 +34,10 @@ from smartspec_py.core.types import SequenceId
 from smartspec_py.engines.base import SHORT_LAG
 from smartspec_py.progress import tracked
 from smartspec_py.serving.config import DRAFT_MODEL
-from smartspec_py.serving.controller import GUARD, PROBE, Controller
+from smartspec_py.serving.controller import Controller
 from smartspec_py.serving.loop import StepRecord
 from smartspec_py.serving.profile import load_cost
+from smartspec_py.serving.step import Reason
 from smartspec_py.sim.acceptance import DraftRuns, draw_runs
 from smartspec_py.sim.hardware import Hardware, check_fits, gpu_hardware
 from smartspec_py.sim.scenario import Deviation
@@ -184,7 +185,7 @@ def decoding_s(cost: CostModel, records: Iterable[StepRecord]) -> list[float]:
     num_read: dict[SequenceId, int] = {}
     seconds = []
     for record in records:
-        known = {view.sequence: view.context_len for view in record.views}
+        known = {view.sequence: view.context_len for view in record.decision.views}
         lengths, lags = [], []
         for event in record.events:
             if event.num_drafted:
@@ -333,8 +334,8 @@ def measured(setting: Setting, arm: str, seed: int) -> Found:
         (_mean_draft_len(before[-100:]), _mean_draft_len(after[-100:])),
         np.diff(seconds[::WINDOW]).tolist(),
         np.diff(best_s[::WINDOW]).tolist(),
-        sum(record.why == PROBE for record in after),
-        sum(record.why == GUARD for record in after),
+        sum(record.decision.reason is Reason.PROBE for record in after),
+        sum(record.decision.reason is Reason.GUARD for record in after),
     )
 
 

@@ -39,6 +39,7 @@ from smartspec_py.serving.messages import Conversation, Sink, Update
 from smartspec_py.serving.metrics import Load, StepSample
 from smartspec_py.serving.profile import load_cost
 from smartspec_py.serving.request import Request
+from smartspec_py.serving.step import Decision, Reason
 from smartspec_py.serving.text import TextStream
 from smartspec_py.sim.acceptance import DraftRuns, draw_runs
 from smartspec_py.sim.engine import PLACEHOLDER, SimProposer, SimTarget
@@ -289,14 +290,14 @@ class StudiedController(Controller):
 
     def plan(
         self, views: Sequence[SequenceView], num_delayed: int = 0, num_background: int = 0
-    ) -> SpecPlan:
+    ) -> Decision:
         if (accept_of := self._accept_of) is not None:
             views = [
                 replace(view, accept_probs=(accept_of(view.sequence),) * view.max_draft_len)
                 for view in views
             ]
         if self._is_alone:
-            return self._ask(views)
+            return self._decide(views, self.settings)
         return super().plan(views, num_delayed, num_background)
 
 
@@ -310,10 +311,17 @@ class WeighedController(StudiedController):
     the step: a request that is good to draft for would gain less by its last draft than others.
     """
 
-    def _ask(self, views: Sequence[SequenceView]) -> SpecPlan:
-        planned = super()._ask(views)
+    def _decide(
+        self,
+        views: Sequence[SequenceView],
+        settings: PlannerSettings,
+        reason: Reason = Reason.PLANNED,
+    ) -> Decision:
+        found = super()._decide(views, settings, reason)
         is_free = bool(views) and all(view.policy == "goodput" for view in views)
-        return weighed(views, planned, self.cost, self._settings) if is_free else planned
+        if settings.forced or not is_free:
+            return found
+        return replace(found, plan=weighed(views, found.plan, found.cost, self.settings))
 
 
 def weighed(

@@ -151,7 +151,7 @@ def run(cell: Cell, num_tokens: int, without: Without) -> Found:
         sum(verifications) / num_decoded,
         server.loop.controller.num_switches,
         len(times.tokens) - 1,
-        dict(Counter(record.why for record in server.loop.records)),
+        dict(Counter(record.decision.reason for record in server.loop.records)),
     )
 
 

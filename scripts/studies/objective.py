@@ -19,12 +19,14 @@ from typing import Any
 
 import numpy as np
 
+from smartspec_py.core.cost import CostModel
 from smartspec_py.core.planner import ObjectiveName, PlannerSettings, plan
 from smartspec_py.core.types import SequenceView, SpecPlan
 from smartspec_py.progress import tracked
-from smartspec_py.serving.controller import Controller, Measured
+from smartspec_py.serving.controller import Controller, Outcome
 from smartspec_py.serving.loop import StepLoop
 from smartspec_py.serving.request import RequestState
+from smartspec_py.serving.step import Decision, Reason
 from smartspec_py.sim.hardware import Hardware
 from smartspec_py.sim.simulate import SimLimits, SimResult, Simulation
 from smartspec_py.sim.workload import KindSpec, LengthSpec, PhaseSpec, WorkloadSpec, draw
@@ -127,34 +129,46 @@ class PricedController(Controller):
         self._variant = variant
         self._tokens, self._decoding_s = 0.0, 0.0
 
-    def observe(self, step: Measured) -> None:
-        super().observe(step)
-        if step.views:
-            prompts_s = self.cost.prefill_s(step.num_prefill_tokens)
+    def observe(self, decision: Decision, step: Outcome) -> None:
+        super().observe(decision, step)
+        if decision.views:
+            prompts_s = self.cost_at(decision.num_rows).prefill_s(step.num_prefill_tokens)
             self._tokens = RECENT_KEPT * self._tokens + step.num_generated
             self._decoding_s = RECENT_KEPT * self._decoding_s + step.total_s - prompts_s
 
-    def _ask(self, views: Sequence[SequenceView]) -> SpecPlan:
-        self.asked = views
-        if not views or any(view.policy != "goodput" for view in views):  # a probe, or the guard
-            return plan(views, self.cost, self._settings)
+    def _decide(
+        self,
+        views: Sequence[SequenceView],
+        settings: PlannerSettings,
+        reason: Reason = Reason.PLANNED,
+    ) -> Decision:
+        settings = replace(self.settings, forced=settings.forced)
+        found = super()._decide(views, settings, reason)
+        is_free = bool(views) and all(view.policy == "goodput" for view in views)
+        if settings.forced or not is_free:  # a probe, or the guard
+            return found
+        return replace(found, plan=self._priced_plan(views, found.plan, found.cost))
+
+    def _priced_plan(
+        self, views: Sequence[SequenceView], own: SpecPlan, cost: CostModel
+    ) -> SpecPlan:
+        """own: by E/T, chunks left out."""
         batcher, variant = self._loop._batcher, self._variant
         chunks = batcher.prefills()
         num_tokens = sum(len(chunk.tokens) for chunk in chunks) if variant.counts_prompts else 0
-        settings = replace(self._settings, num_prefill_tokens=num_tokens)
+        settings = replace(self.settings, num_prefill_tokens=num_tokens)
         if variant.price is Price.NONE:
-            return plan(views, self.cost, settings)
+            return plan(views, cost, settings)
         if variant.price is Price.RECENT:
             price = self._tokens / self._decoding_s if self._decoding_s > 0 else 0.0
-            return plan(views, self.cost, _priced(settings, price))
-        own = plan(views, self.cost, self._settings)
+            return plan(views, cost, _priced(settings, price))
         factor = 1.0
         if variant.price is Price.DELAY:
             reading = sum(r.state is RequestState.PREFILLING for r in batcher.live)
             factor += reading / len(views)
         if variant.is_weighed:
-            return weighed(views, own, self.cost, settings, factor)
-        return plan(views, self.cost, _priced(settings, factor * own.goodput)) if chunks else own
+            return weighed(views, own, cost, settings, factor)
+        return plan(views, cost, _priced(settings, factor * own.goodput)) if chunks else own
 
 
 def _priced(settings: PlannerSettings, price: float) -> PlannerSettings:

@@ -25,10 +25,11 @@ from pathlib import Path
 import numpy as np
 
 from smartspec_py.core.cost import CostModel
-from smartspec_py.core.types import SequenceView, SpecPlan
+from smartspec_py.core.types import SequenceView
 from smartspec_py.progress import tracked
 from smartspec_py.serving.config import DRAFT_MODEL
 from smartspec_py.serving.profile import load_cost
+from smartspec_py.serving.step import Decision
 from smartspec_py.sim.acceptance import DraftRuns
 from smartspec_py.sim.engine import PROPOSERS
 from smartspec_py.sim.hardware import gpu_hardware
@@ -106,7 +107,7 @@ class Clairvoyant(FrozenController):
 
     def plan(
         self, views: Sequence[SequenceView], num_delayed: int = 0, num_background: int = 0
-    ) -> SpecPlan:
+    ) -> Decision:
         return super().plan([self._told(view) for view in views], num_delayed, num_background)
 
     def _told(self, view: SequenceView) -> SequenceView:

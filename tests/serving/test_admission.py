@@ -241,7 +241,7 @@ def test_speculation_shrinks_then_draft_caches_go_then_the_last_is_preempted() -
         harness.step()
         if harness.loop.num_preemptions:
             break
-        for number, draft_len in harness.loop.records[-1].plan.draft_lens.items():
+        for number, draft_len in harness.loop.records[-1].decision.plan.draft_lens.items():
             if draft_len:
                 last_draft[number] = len(harness.requests[number].tokens)
     assert 40 < last_draft[second] < last_draft[first] < 85

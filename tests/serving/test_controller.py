@@ -10,7 +10,8 @@ from harness import COST, LoopHarness
 
 from smartspec_py.core.planner import plan
 from smartspec_py.core.types import SequenceView
-from smartspec_py.serving.controller import GUARD, PLANNED, PROBE, Controller, Measured
+from smartspec_py.serving.controller import PROBE_DRAFT_LEN, Controller, Outcome
+from smartspec_py.serving.step import Decision, Reason
 
 
 def view(sequence: int, policy: str = "goodput", accept: float = 0.9, **more: Any) -> SequenceView:
@@ -30,83 +31,100 @@ def controller() -> Controller:
     return Controller(COST, max_draft_len=6, max_sequences=8)
 
 
-def run(made: Controller, views: list[SequenceView], count: int, **truth: float) -> list[str]:
+def run(made: Controller, views: list[SequenceView], count: int, **truth: float) -> list[Decision]:
     """Steps that go as planned, but for factors on what they take and bring, and `plan_s` seconds
-    for each plan that may draft; whose choice each was."""
-    reasons = []
+    for each plan that may draft."""
+    decisions = []
     for _ in range(count):
-        chosen = made.plan(views)
-        reasons.append(made.why)
-        lengths = chosen.draft_lens
+        decision = made.plan(views)
+        decisions.append(decision)
+        lengths = decision.plan.draft_lens
         num_tokens = len(views) + sum(lengths.values())
         target_s = COST.target_s(len(views), num_tokens, 100) * truth.get("target", 1.0)
         passes = range(1, max(lengths.values()) + 1)
         draft_s = sum(COST.draft_s(sum(k >= p for k in lengths.values())) for p in passes)
         draft_s *= truth.get("draft", 1.0)
-        kept = truth.get("kept", 1.0)
-        searched = any(asked.policy == "goodput" for asked in made.asked)
-        plan_s = truth.get("plan_s", 0.0) if searched else 0.0
+        plan_s = truth.get("plan_s", 0.0) if is_searched(decision) else 0.0
         made.observe(
-            Measured(
-                views=views,
-                plan=chosen,
-                num_drafted={s: k for s, k in lengths.items() if k},
-                draft_lens={s: k for s, k in lengths.items() if k},
-                num_generated=len(views) + round(kept * sum(lengths.values())),
+            decision,
+            Outcome(
+                drafted={s: k for s, k in lengths.items() if k},
+                verified={s: k for s, k in lengths.items() if k},
+                num_generated=len(views) + round(truth.get("kept", 1.0) * sum(lengths.values())),
                 num_prefill_tokens=0,
                 draft_s=draft_s,
                 target_s=target_s,
                 total_s=target_s + draft_s + plan_s,
                 plan_s=plan_s,
-            )
+            ),
         )
-    return reasons
+    return decisions
+
+
+def reasons(decisions: list[Decision]) -> list[Reason]:
+    return [decision.reason for decision in decisions]
+
+
+def is_searched(decision: Decision) -> bool:
+    """Whether the plan might have drafted."""
+    free = {view.sequence for view in decision.views if view.policy == "goodput"}
+    return bool(free - decision.settings.forced.keys())
 
 
 def test_a_plan_is_the_planners_where_nobody_objects() -> None:
     made, views = controller(), [view(1), view(2, "fixed:2"), view(3, "none")]
     run(made, views, 50)
-    chosen = made.plan(views)
-    assert made.why == PLANNED
-    assert chosen == plan(views, made.cost, made.settings)
-    assert (chosen.draft_lens[2], chosen.draft_lens[3]) == (2, 0)
+    decision = made.plan(views)
+    assert decision.reason is Reason.PLANNED
+    assert (decision.cost, decision.settings) == (made.cost_at(3), made.settings)
+    assert decision.plan == plan(views, decision.cost, decision.settings)
+    assert (decision.plan.draft_lens[2], decision.plan.draft_lens[3]) == (2, 0)
 
 
 def test_the_first_steps_and_one_in_a_hundred_are_for_the_reference() -> None:
     """1 % of 1,000 steps, into which some more fit, since a step without drafts is shorter than
     others; what asked for a policy is left alone."""
     made, views = controller(), [view(1), view(2, "fixed:2")]
-    reasons = run(made, views, 1000)
-    assert reasons[0] == PROBE
-    assert 5 <= reasons.count(PROBE) <= 20
+    found = reasons(run(made, views, 1000))
+    assert found[0] is Reason.PROBE
+    assert 5 <= found.count(Reason.PROBE) <= 20
     made = controller()
     probing = made.plan(views)
-    assert probing.draft_lens == {1: 0, 2: 2}
+    assert probing.plan.draft_lens == {1: 0, 2: 2}
+    assert (probing.views, probing.settings.forced) == (views, {1: 0})
+
+
+def test_a_probe_that_drafts_is_the_planners_with_one_length_forced() -> None:
+    """500 steps in which drafting was not worth it; then the sequence whose draft cache lags least
+    drafts, and nobody else. The decision has all that the plan was made of."""
+    made = controller()
+    views = [view(1, accept=0.001), replace(view(2, accept=0.001), draft_lag=9), view(3, "fixed:1")]
+    probing = [d for d in run(made, views[:2], 600) if d.reason is Reason.PROBE]
+    assert [d.plan.draft_lens for d in probing] == [{1: PROBE_DRAFT_LEN, 2: 0}]
+    forced = replace(made.settings, forced={1: PROBE_DRAFT_LEN, 2: 0})
+    assert probing[0].settings == forced
+    assert plan(views, COST, forced).draft_lens == {1: PROBE_DRAFT_LEN, 2: 0, 3: 1}
 
 
 @pytest.mark.parametrize("policy", ["none", "fixed:3"])
 def test_what_was_asked_for_is_neither_probed_nor_guarded(policy: str) -> None:
     made = controller()
-    assert set(run(made, [view(1, policy)], 300, kept=0.0)) == {PLANNED}
+    assert set(reasons(run(made, [view(1, policy)], 300, kept=0.0))) == {Reason.PLANNED}
     assert made.num_switches == 0
 
 
 def test_speculation_that_brings_nothing_is_forbidden_and_tried_again() -> None:
     """The views go on saying 0.9, and nothing is ever accepted."""
     made, views = controller(), [view(n) for n in range(4)]
-    reasons = run(made, views, 600, kept=0.0)
-    assert GUARD in reasons[:250]
-    assert reasons.count(GUARD) > 200
+    found = reasons(run(made, views, 600, kept=0.0))
+    assert Reason.GUARD in found[:250]
+    assert found.count(Reason.GUARD) > 200
     assert made.num_switches >= 1
 
 
 def num_searched(made: Controller, views: list[SequenceView], count: int, plan_s: float) -> int:
     """Of so many steps, those whose plan might have drafted."""
-    num = 0
-    for _ in range(count):
-        run(made, views, 1, plan_s=plan_s)
-        num += any(asked.policy == "goodput" for asked in made.asked)
-    return num
+    return sum(map(is_searched, run(made, views, count, plan_s=plan_s)))
 
 
 def test_drafts_that_bring_less_than_their_planning_costs_are_left() -> None:
@@ -145,7 +163,7 @@ def test_a_plan_that_came_to_nothing_is_not_kept_to_when_something_changes() -> 
 def test_costs_that_changed_are_learned() -> None:
     made, views = controller(), [view(n, "fixed:3") for n in range(4)]
     run(made, views, 100, target=1.5, draft=2.0)
-    found, profile = made.cost, COST
+    found, profile = made.cost_at(4), COST
     assert found.target_s(4, 16, 100) == pytest.approx(1.5 * profile.target_s(4, 16, 100), rel=0.05)
     assert found.draft_s(4) == pytest.approx(2.0 * profile.draft_s(4), rel=0.05)
     by_profile, corrected = made.time_errors
@@ -154,10 +172,10 @@ def test_costs_that_changed_are_learned() -> None:
 
 def test_an_engine_that_cannot_time_its_passes_teaches_no_costs() -> None:
     made, views = controller(), [view(1)]
-    chosen = made.plan(views)
+    decision = made.plan(views)
     for _ in range(50):
-        made.observe(Measured(views, chosen, {}, {}, 1, 0, 0.0, 0.0, 0.05))
-    assert made.cost == COST
+        made.observe(decision, Outcome({}, {}, 1, 0, 0.0, 0.0, 0.05))
+    assert made.cost_at(1) == COST
 
 
 def test_the_table_of_batch_sizes_is_there() -> None:
@@ -175,11 +193,11 @@ def test_a_latency_target_is_kept_where_speculating_would_miss_it() -> None:
     made = Controller(COST, max_draft_len=6, max_sequences=64)
     views = [view(n, accept=0.5) for n in range(1, 40)]
     run(made, views, 30)
-    free = made.plan(views)
+    free = made.plan(views).plan
     target_s = COST.target_s(39, 39, 100) * 1.02
     held = made.plan(
         [replace(views[0], accept_probs=(0.01,) * 6, slo_s_per_token=target_s), *views[1:]]
-    )
+    ).plan
     assert held.expected_s < free.expected_s
 
 
@@ -188,4 +206,4 @@ def test_probes_are_not_saved_up_from_the_time_of_others() -> None:
     made = controller()
     run(made, [view(1)], 200)
     run(made, [view(1, "fixed:3")], 2000)
-    assert run(made, [view(1)], 100).count(PROBE) <= 3
+    assert reasons(run(made, [view(1)], 100)).count(Reason.PROBE) <= 3

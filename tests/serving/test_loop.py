@@ -94,7 +94,12 @@ def test_the_text_is_the_same_with_another_length_at_every_step(
     harness.drain()
     for number, length in zip(numbers, (1, 30, 90), strict=True):
         assert harness.stories[number].tokens == fake_text(prompt_of(length), 50)
-    assert len({k for record in harness.loop.records for k in record.plan.draft_lens.values()}) > 5
+    assert (
+        len(
+            {k for record in harness.loop.records for k in record.decision.plan.draft_lens.values()}
+        )
+        > 5
+    )
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -343,8 +348,8 @@ def test_a_long_prompt_does_not_stall_the_others(policy: str) -> None:
         after = [len(harness.stories[other].tokens) for other in others]
         assert all(b < a for b, a in zip(before, after, strict=True))
         record = harness.loop.records[-1]
-        budget = int(64 * record.plan.expected_tokens / 2)
-        num_decoded = 2 + sum(record.plan.draft_lens.values())
+        budget = int(64 * record.decision.plan.expected_tokens / 2)
+        num_decoded = 2 + sum(record.decision.plan.draft_lens.values())
         if budget < 640 - num_read:
             excess = (budget + num_decoded) % 64
             assert record.num_prefill_tokens == budget - (excess if 2 * excess < budget else 0)
@@ -382,7 +387,11 @@ def test_all_rejected_switches_off_within_35_steps_and_probes_again() -> None:
     harness = LoopHarness(accept_prob=0.0)
     number = harness.submit(PROMPT, 1000)  # of which all steps are remembered
     harness.drain()
-    drafted = [r.plan.draft_lens[number] for r in harness.loop.records if r.plan.draft_lens]
+    drafted = [
+        r.decision.plan.draft_lens[number]
+        for r in harness.loop.records
+        if r.decision.plan.draft_lens
+    ]
     # The first steps are the guard's: it wants to know what not speculating is worth.
     assert max(drafted[:10]) > 0
     assert 0 in drafted[10:35]
@@ -406,7 +415,7 @@ def test_text_that_drafts_well_again_is_speculated_on_again(catch_up_s: float) -
     harness.drain()
     position, drafted = 0, {}
     for record in harness.loop.records:
-        for draft_len in record.plan.draft_lens.values():
+        for draft_len in record.decision.plan.draft_lens.values():
             drafted[position] = draft_len
         position += record.num_generated
     assert fmean(k for at, k in drafted.items() if 100 < at < 290) < 0.5
@@ -419,7 +428,7 @@ def decoding_goodput(policy: str, accept_prob: float) -> float:
     harness = LoopHarness(accept_prob=accept_prob)
     harness.submit(PROMPT, 1000, policy=policy)
     harness.drain()
-    steps = [record for record in harness.loop.records if record.plan.draft_lens][100:]
+    steps = [record for record in harness.loop.records if record.decision.plan.draft_lens][100:]
     return sum(r.num_generated for r in steps) / sum(r.total_s for r in steps)
 
 
@@ -462,8 +471,8 @@ def test_a_request_s_own_limit_on_drafts_holds() -> None:
     harness.submit(PROMPT, 40, max_draft_len=0)
     harness.drain()
     for record in harness.loop.records:
-        assert record.plan.draft_lens.get(1, 0) <= 2
-        assert record.plan.draft_lens.get(2, 0) == 0
+        assert record.decision.plan.draft_lens.get(1, 0) <= 2
+        assert record.decision.plan.draft_lens.get(2, 0) == 0
 
 
 def test_no_draft_is_wasted_behind_the_last_token() -> None:
@@ -472,7 +481,7 @@ def test_no_draft_is_wasted_behind_the_last_token() -> None:
     harness.submit(PROMPT, 7, policy="fixed:8")
     harness.drain()
     # The prefill draws the first of 7; 5 drafts and the target's own token are the other 6.
-    assert [r.plan.draft_lens for r in harness.loop.records] == [{}, {1: 5}]
+    assert [r.decision.plan.draft_lens for r in harness.loop.records] == [{}, {1: 5}]
 
 
 def test_progress_counts_steps_and_drafts() -> None:

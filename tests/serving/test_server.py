@@ -319,7 +319,7 @@ def test_num_draft_tokens_is_a_limit(
     params = GenerateParams("hello", 30, num_draft_tokens=num_draft_tokens, policy=policy)
     with running(fake_engine(accept_prob=1.0)) as server:
         (sink,) = generate(server, [params], WAIT_S)
-        drafted = [k for r in server.loop.records for k in r.plan.draft_lens.values()]
+        drafted = [k for r in server.loop.records for k in r.decision.plan.draft_lens.values()]
     assert max(drafted) == longest
     assert sink.progress.num_drafted == sum(drafted)
     assert sink.text == expected_text("hello", 30)
@@ -330,7 +330,7 @@ def test_the_server_s_limit_on_drafts_holds() -> None:
     params = GenerateParams("hello", 30, num_draft_tokens=7, policy="fixed:7")
     with running(fake_engine(accept_prob=1.0), limits) as server:
         generate(server, [params], WAIT_S)
-        drafted = [k for r in server.loop.records for k in r.plan.draft_lens.values()]
+        drafted = [k for r in server.loop.records for k in r.decision.plan.draft_lens.values()]
     assert max(drafted) == 3
 
 

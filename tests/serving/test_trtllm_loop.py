@@ -158,7 +158,7 @@ def test_bursts_go_on_while_others_verify() -> None:
     fast = pair.harness.submit(PROMPTS[1], 100, policy="fixed:4")
     pair.harness.step(8)
     records = list(pair.harness.loop.records)
-    beside = [record for record in records if record.num_background == 1]
+    beside = [record for record in records if record.decision.settings.num_background == 1]
     assert len(beside) >= 4
     assert all(record.target_s > 0.0 for record in beside)  # iterations were counted
     assert pair.harness.stories[slow].tokens

@@ -157,7 +157,7 @@ def test_what_a_prompt_takes_is_what_the_loop_expects_of_it() -> None:
     cost = replace(COST, prompt=PassTable((1,), (1, 64), ((0.010, 0.200),)))
     result = Simulation(requests := workload(6.0), "none", cost, LIMITS)
     assert result.run().num_generated == sum(request.output_len for request in requests)
-    assert result.loop.controller.cost.prefill_factor == pytest.approx(1.0, abs=1e-6)
+    assert result.loop.controller.cost_at(1).prefill_factor == pytest.approx(1.0, abs=1e-6)
 
 
 def test_a_chunk_may_be_as_long_as_prompts_are_followed() -> None:
@@ -370,7 +370,7 @@ def test_a_look_up_that_was_poor_at_first_is_not_left_for_good() -> None:
     simulation = Simulation(requests, "goodput", COST, SimLimits(1, prefill_chunk=64))
     records = simulation.loop.records = deque()
     simulation.run()
-    late = [r for r in records if any(s > 40 for s in r.plan.draft_lens)]
+    late = [r for r in records if any(s > 40 for s in r.decision.plan.draft_lens)]
     looked_up = [r for r in late if r.num_drafted and r.draft_s == 0.0]
     assert len(looked_up) > 0.9 * len(late)
     assert sum(r.num_generated for r in looked_up) > 3 * len(looked_up) > 100

@@ -72,7 +72,7 @@ def explain(
     document = {
         "window": asdict(report),
         "step": {
-            "why": shown.why,
+            "reason": shown.reason,
             "total_s": shown.total_s,
             "num_delayed": shown.num_delayed,
             "num_background": shown.num_background,
@@ -107,7 +107,7 @@ def _read(path: Path | None) -> StepTraceFile:
 
 
 def _step_table(step: StepTrace, plans: Sequence[Candidate]) -> Table:
-    table = _candidate_table(f"A step of {len(step.views)} sequences ({step.why})", plans)
+    table = _candidate_table(f"A step of {len(step.views)} sequences ({step.reason})", plans)
     beside = [
         f"{count} {what}"
         for count, what in (

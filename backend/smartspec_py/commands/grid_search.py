@@ -242,7 +242,7 @@ def tally_of(records: Iterable[StepRecord], size: int, draft_len: int) -> Tally:
 def _counts(record: StepRecord, size: int, draft_len: int) -> bool:
     is_full = record.num_rows == size and record.num_drafted == size * draft_len
     is_reading = record.num_prefill_tokens > 0 or (
-        draft_len > 0 and any(view.draft_lag > SHORT_LAG for view in record.views)
+        draft_len > 0 and any(view.draft_lag > SHORT_LAG for view in record.decision.views)
     )
     return is_full and not is_reading
 
@@ -254,6 +254,6 @@ def _tally(record: StepRecord) -> Tally:
         num_generated=record.num_generated,
         num_trials=sum(accept_trials(e.num_drafted, e.num_accepted) for e in record.events),
         num_accepted=sum(event.num_accepted for event in record.events),
-        num_context=sum(view.context_len for view in record.views),
+        num_context=sum(view.context_len for view in record.decision.views),
         total_s=record.total_s,
     )

@@ -17,6 +17,7 @@ from smartspec_py.core.cost import CostModel
 from smartspec_py.core.policies import (
     MAX_FIXED_DRAFT_LEN,
     BatchTable,
+    FixedLength,
     ObjectiveName,
     PlannerSettings,
     Policy,
@@ -75,16 +76,24 @@ def second_price(goodput: float, num_views: int, settings: PlannerSettings) -> f
 
 
 def _planned(views: Sequence[SequenceView], step: Step, settings: PlannerSettings) -> SpecPlan:
-    names = [view.policy for view in views]
-    found = set(map(parse_policy, set(names)))
+    forced = settings.forced
+    names: list[str | int] = [view.policy for view in views]
+    if forced:
+        names = [forced.get(view.sequence, view.policy) for view in views]
+    policies = {name: _policy(name) for name in set(names)}
+    found = set(policies.values())
     if len(found) == 1:
         return _spec_plan(views, step, found.pop().choose(step, settings))
-    policies = sorted(found, key=attrgetter("turn", "name"))
     choice = step.nothing()
-    for policy in policies:
-        members = np.array([i for i, name in enumerate(names) if parse_policy(name) == policy])
+    for policy in sorted(found, key=attrgetter("turn", "name")):
+        members = np.array([i for i, name in enumerate(names) if policies[name] == policy])
         choice = _with_members(step, choice, members, policy, settings)
     return _spec_plan(views, step, outcome(step, settings.judged_by, choice))
+
+
+def _policy(asked: str | int) -> Policy:
+    """By name, or of a forced draft length."""
+    return FixedLength(asked) if isinstance(asked, int) else parse_policy(asked)
 
 
 def _with_members(

@@ -17,8 +17,8 @@ chosen as given, and those below it as without drafts.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 from itertools import pairwise
@@ -29,7 +29,7 @@ from smartspec_py.core.goodput import Objective
 from smartspec_py.core.ranking import uniform, uniform_scores
 from smartspec_py.core.search import Outcome, best_of_each, outcome
 from smartspec_py.core.step import Step, step_of
-from smartspec_py.core.types import SequenceView
+from smartspec_py.core.types import SequenceId, SequenceView
 
 MAX_FIXED_DRAFT_LEN = 64
 """The largest K of `fixed:K`; an engine's own limit is usually far smaller."""
@@ -80,7 +80,8 @@ class PlannerSettings:
     target pass and are to be counted in its time; 0 leaves them out. num_delayed: requests that
     wait for the step to end because their prompts are being read; see `planner.plan`.
     num_background: sequences that generate a token in the same pass without being planned, because
-    the engine was given a burst of tokens for them to generate.
+    the engine was given a burst of tokens for them to generate. forced: draft lengths by sequence
+    that take the place of what its policy would choose, capped by what makes sense for it.
     """
 
     batch_table: BatchTable | None = None
@@ -89,6 +90,7 @@ class PlannerSettings:
     num_prefill_tokens: int = 0
     num_delayed: int = 0
     num_background: int = 0
+    forced: Mapping[SequenceId, int] = field(default_factory=dict)
 
     @property
     def judged_by(self) -> Objective:

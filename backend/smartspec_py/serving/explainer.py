@@ -72,7 +72,7 @@ class Explainer:
         header = StepTraceFile({}, {name: self._profile}, [], self._batch_table)
         lines: list[str] = []
         num_bytes = 0
-        planned = [record for record in records if record.views][-num_steps:]
+        planned = [record for record in records if record.decision.views][-num_steps:]
         for record in reversed(planned):
             start_s = time.perf_counter()
             lines.append(step_line(trace_step(record, name)))

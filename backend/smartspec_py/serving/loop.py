@@ -17,7 +17,7 @@ from typing import Any
 
 from smartspec_py.core.cost import CostModel
 from smartspec_py.core.planner import BatchTable
-from smartspec_py.core.types import SequenceId, SequenceView, SpecPlan
+from smartspec_py.core.types import SequenceId, SequenceView
 from smartspec_py.engines.base import (
     NO_DRAFT,
     Decode,
@@ -31,13 +31,14 @@ from smartspec_py.engines.base import (
 )
 from smartspec_py.serving.admission import CacheBudget
 from smartspec_py.serving.batcher import Batcher
-from smartspec_py.serving.controller import Controller, Measured
+from smartspec_py.serving.controller import Controller, Outcome
 from smartspec_py.serving.drafters import Drafters, Proposed
 from smartspec_py.serving.inbox import Inbox
 from smartspec_py.serving.messages import SHUTTING_DOWN, Update
 from smartspec_py.serving.metrics import FLUSH_S, Control, Load, StepSample
 from smartspec_py.serving.request import ErrorCode, Request
 from smartspec_py.serving.roster import Arrival, Roster
+from smartspec_py.serving.step import Decision
 
 __all__ = ["Arrival", "StepLoop", "StepRecord"]
 
@@ -55,20 +56,14 @@ NUM_RECORDS = 1024
 class StepRecord:
     """What a step did and took, in seconds.
 
-    start_s: by the loop's clock. why: the planner's choice, or who overruled it. views, cost,
-    num_delayed, num_background: what the plan was made of. num_generated: tokens that requests
-    kept. target_s: the pass of its decoding work. total_s: from the plan to the events' end, so
-    that what the parts leave is the loop's own work.
+    start_s: by the loop's clock. num_generated: tokens that requests kept. target_s: the pass of
+    its decoding work. total_s: from the plan to the events' end, so that what the parts leave is
+    the loop's own work.
     """
 
     start_s: float
-    why: str
-    views: Sequence[SequenceView]
-    cost: CostModel
-    plan: SpecPlan
+    decision: Decision
     events: Sequence[Event]
-    num_delayed: int
-    num_background: int
     num_rows: int
     num_prefill_tokens: int
     num_drafted: int
@@ -95,8 +90,7 @@ class _StepTimes:
 class _Step:
     """What went into a step, and what came of it; num_generated: tokens that requests kept."""
 
-    views: Sequence[SequenceView]
-    plan: SpecPlan
+    decision: Decision
     proposed: Proposed
     prefills: Sequence[Prefill]
     events: Sequence[Event]
@@ -176,14 +170,13 @@ class StepLoop:
         views = self._views(ready)
         viewed = self._clock()
         num_reading, num_background = self._batcher.num_reading, self._num_background()
-        spec_plan = self.controller.plan(views, num_reading, num_background)
+        decision = self.controller.plan(views, num_reading, num_background)
         planned = self._clock()
-        prices = self.controller.prices(views, spec_plan)
-        drafts = self._drafters.propose(ready, views, spec_plan, prices)
+        drafts = self._drafters.propose(ready, views, decision.plan, decision.prices)
         proposed = self._clock()
-        num_decoding = max(1, len(views) + num_background)
+        num_decoding = max(1, decision.num_rows)
         num_tokens = len(ready) + sum(len(d.tokens) for d in drafts.drafts.values())
-        prefills = self._batcher.prefills(spec_plan.expected_tokens / num_decoding, num_tokens)
+        prefills = self._batcher.prefills(decision.plan.expected_tokens / num_decoding, num_tokens)
         self._roster.submit([*prefills, *self._decoding_work(ready, drafts.drafts)])
         events = self._target.poll(POLL_S)
         num_before = self._roster.num_generated
@@ -193,7 +186,7 @@ class StepLoop:
         between_s = start - self._applied_s if was_busy else 0.0
         self._applied_s = applied
         times = _StepTimes(between_s, start, viewed, planned, proposed, applied)
-        self._record(_Step(views, spec_plan, drafts, prefills, events, kept), times)
+        self._record(_Step(decision, drafts, prefills, events, kept), times)
 
     def drain(self, grace_s: float) -> None:
         """Let what was taken finish within grace_s, then end it."""
@@ -259,17 +252,13 @@ class StepLoop:
         if not step.events:
             self._show(load)
             return
-        decoding = [event for event in step.events if event.sequence in step.plan.draft_lens]
+        decision = step.decision
+        decoding = [event for event in step.events if event.sequence in decision.plan.draft_lens]
         record = StepRecord(
             start_s=times.start,
-            why=self.controller.why,
-            num_delayed=self.controller.num_delayed,
-            num_background=self.controller.num_background,
-            views=self.controller.asked,
-            cost=self.controller.cost,
-            plan=step.plan,
+            decision=decision,
             events=step.events,
-            num_rows=len(step.views),
+            num_rows=len(decision.views),
             num_prefill_tokens=sum(len(prefill.tokens) for prefill in step.prefills),
             num_drafted=sum(event.num_drafted for event in step.events),
             num_generated=step.num_generated,
@@ -280,19 +269,17 @@ class StepLoop:
         )
         self.records.append(record)
         self.controller.observe(
-            Measured(
-                views=step.views,
-                plan=step.plan,
-                num_drafted=step.proposed.num_drafted,
-                draft_lens={s: len(d.tokens) for s, d in step.proposed.drafts.items()},
+            decision,
+            Outcome(
+                drafted=step.proposed.num_drafted,
+                verified={s: len(d.tokens) for s, d in step.proposed.drafts.items()},
                 num_generated=step.num_generated,
                 num_prefill_tokens=record.num_prefill_tokens,
                 draft_s=record.draft_s if step.proposed.num_drafted else 0.0,
                 target_s=record.target_s,
                 total_s=record.total_s + times.between_s,
-                num_background=record.num_background,
                 plan_s=times.planned - times.viewed,
-            )
+            ),
         )
         self._post(self._sample(record, decoding, load))
 
@@ -307,19 +294,19 @@ class StepLoop:
             draft_s=record.draft_s,
             target_s=record.target_s,
             total_s=record.total_s,
-            expected_tokens=record.plan.expected_tokens,
-            expected_s=record.plan.expected_s,
+            expected_tokens=record.decision.plan.expected_tokens,
+            expected_s=record.decision.plan.expected_s,
             load=load,
             num_preempted=num_preempted,
             control=self._control(record) if record.num_rows else None,
         )
 
     def _control(self, record: StepRecord) -> Control:
-        cost, controller = record.cost, self.controller
+        cost, controller = record.decision.cost, self.controller
         num_switches = controller.num_switches - self._shown_switches
         self._shown_switches = controller.num_switches
         factors = (cost.target_base, cost.target_slope, cost.draft_factor)
-        return Control(record.why, num_switches, factors, controller.time_errors)
+        return Control(record.decision.reason, num_switches, factors, controller.time_errors)
 
     def _show(self, load: Load) -> None:
         """The load by itself, where it is another than was shown; a step's sample has its own."""

@@ -32,7 +32,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """Where the controller stands after a step. decider: of this step, as in `serving.controller`.
+    """Where the controller stands after a step. decider: of this step, see `serving.step.Reason`.
 
     num_switches: of the guard since the last step. cost_factors: on the target's pass of one token
     a row, on what drafts add to it, and on draft passes; 1.0 in a profile. time_errors: mean

@@ -28,6 +28,7 @@ from smartspec_py.serving.metric_samples import (
 )
 from smartspec_py.serving.metric_sinks import MemoryMetrics, MetricSink, NoMetrics
 from smartspec_py.serving.request import ErrorCode
+from smartspec_py.serving.step import Reason
 
 __all__ = [
     "FLUSH_S",
@@ -49,7 +50,7 @@ FLUSH_S = 0.25
 
 COST_PARTS = ("target_base", "target_slope", "draft")
 PREDICTORS = ("profile", "corrected")
-DECIDERS = ("planned", "guard", "probe")
+DECIDERS = tuple(Reason)
 """Values of labels."""
 
 NUM_CALLS = 32

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from smartspec_py.serving.loop import StepRecord
 
 STEP_FORMAT = "smartspec step trace"
-STEP_VERSION = 1
+STEP_VERSION = 2
 """Raise it when the meaning of a stored number changes."""
 
 
@@ -52,8 +52,8 @@ class StepTrace:
     """One step. start_s: by the loop's clock, any origin. cost_id: of the profile, see `cost_id`.
 
     factors: what the profile was corrected by for this step, field by field of `CostModel`. views:
-    what `plan` was asked with, in that order. why: whose choice it was, see `serving.controller`.
-    num_delayed, num_background: what the planner was told, see `PlannerSettings`.
+    what `plan` was asked with, in that order. reason: see `serving.step.Reason`.
+    num_delayed, num_background, forced: what the planner was told, see `PlannerSettings`.
     outcomes: of all events of the step, those of prompt chunks included. num_generated and the
     times: see `StepRecord`.
     """
@@ -69,9 +69,10 @@ class StepTrace:
     draft_s: float
     target_s: float
     total_s: float
-    why: str = "planned"
+    reason: str = "planned"
     num_delayed: int = 0
     num_background: int = 0
+    forced: Mapping[SequenceId, int] = field(default_factory=dict)
     factors: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -83,11 +84,11 @@ COPIED = (
     "draft_s",
     "target_s",
     "total_s",
-    "why",
-    "num_delayed",
-    "num_background",
 )
 """Fields that a step trace has in common with a `StepRecord`."""
+
+TOLD = ("num_delayed", "num_background", "forced")
+"""Fields that it has in common with `PlannerSettings`."""
 
 FACTORS = (
     "host_s",
@@ -118,16 +119,19 @@ class StepTraceFile:
 
 def trace_step(record: StepRecord, profile_id: str) -> StepTrace:
     """What the loop knows of a step as a trace. profile_id: of the profile that was corrected."""
+    decision = record.decision
     return StepTrace(
         cost_id=profile_id,
-        factors={name: getattr(record.cost, name) for name in FACTORS},
-        views=tuple(record.views),
-        plan=record.plan,
+        factors={name: getattr(decision.cost, name) for name in FACTORS},
+        views=tuple(decision.views),
+        plan=decision.plan,
+        reason=decision.reason,
         outcomes=tuple(
             SequenceOutcome(e.sequence, e.num_drafted, e.num_accepted, len(e.tokens))
             for e in record.events
         ),
         **{name: getattr(record, name) for name in COPIED},
+        **{name: getattr(decision.settings, name) for name in TOLD},
     )
 
 
@@ -146,7 +150,7 @@ def decide(
 
 def told(step: StepTrace, settings: PlannerSettings = DEFAULT_SETTINGS) -> PlannerSettings:
     """The settings that the planner had in this step."""
-    return replace(settings, num_delayed=step.num_delayed, num_background=step.num_background)
+    return replace(settings, **{name: getattr(step, name) for name in TOLD})
 
 
 def settings_of(trace: StepTraceFile) -> PlannerSettings:
@@ -246,7 +250,7 @@ def step_to_json(step: StepTrace) -> dict[str, Any]:
     found = {f.name: getattr(step, f.name) for f in fields(step)}
     found["views"] = [asdict(view) for view in step.views]
     found["outcomes"] = [asdict(outcome) for outcome in step.outcomes]
-    return found | {"plan": plan_to_json(step.plan)}
+    return found | {"plan": plan_to_json(step.plan), "forced": list(step.forced.items())}
 
 
 def step_line(step: StepTrace) -> str:
@@ -261,6 +265,7 @@ def step_from_json(raw: Mapping[str, Any]) -> StepTrace:
             **raw,
             "views": tuple(view_from_json(view) for view in raw["views"]),
             "plan": plan_from_json(raw["plan"]),
+            "forced": dict(raw["forced"]),
             "outcomes": tuple(SequenceOutcome(**outcome) for outcome in raw["outcomes"]),
         }
     )
