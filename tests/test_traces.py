@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +20,7 @@ from smartspec_py.commands.trace import trace
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.planner import PlannerSettings, plan
 from smartspec_py.core.types import (
+    NO_TOKEN,
     DraftOption,
     FinishReason,
     SamplingParams,
@@ -32,10 +33,9 @@ from smartspec_py.engines.base import Event
 from smartspec_py.prompts import Prompt, PromptFileError, read_prompts
 from smartspec_py.serving.config import DRAFT_MODEL, PROMPT_LOOKUP, ServerConfig
 from smartspec_py.serving.local import LocalSink, generate
-from smartspec_py.serving.loop import StepRecord
 from smartspec_py.serving.request import GenerateParams, RequestError
 from smartspec_py.serving.server import Engine, Server
-from smartspec_py.serving.step import Decision
+from smartspec_py.serving.step import Decision, Reason, StepRecord
 from smartspec_py.tracing.files import TraceError
 from smartspec_py.tracing.make import FinishedText, finished_text, trace_text, write_texts
 from smartspec_py.tracing.oracle import (
@@ -47,12 +47,10 @@ from smartspec_py.tracing.oracle import (
     write_oracle,
 )
 from smartspec_py.tracing.steps import (
-    COPIED,
+    NUMBERS,
     StepTraceFile,
-    cost_id,
+    decide,
     read_steps,
-    replay,
-    trace_step,
     unexplained,
     write_steps,
 )
@@ -346,13 +344,22 @@ def recorded(seeds: range) -> StepTraceFile:
         views = random_views(np.random.default_rng(seed))
         forced = {v.sequence: seed % 4 for v in views} if seed % 5 == 0 else {}
         settings = PlannerSettings(num_delayed=seed % 3, num_background=seed % 4, forced=forced)
-        record: Any = SimpleNamespace(
-            decision=Decision(plan(views, COST, settings), views, COST, settings),
-            events=[Event(v.sequence, (1, 2), num_drafted=3, num_accepted=1) for v in views],
-            **dict.fromkeys(COPIED, seed / 7),
+        cost, reason = (
+            replace(COST, draft_factor=1 + seed % 2),
+            Reason.GUARD if forced else Reason.PLANNED,
         )
-        steps.append(trace_step(record, cost_id(COST)))
-    return StepTraceFile({"model": "tiny"}, {cost_id(COST): COST}, steps)
+        decision = Decision(plan(views, cost, settings), views, cost, settings, reason)
+        lengths = {view.sequence: seed for view in views}
+        steps.append(
+            StepRecord(
+                decision=decision,
+                events=[Event(v.sequence, (NO_TOKEN,) * 2, 3, 1) for v in views],
+                drafted=lengths,
+                verified=lengths,
+                **dict.fromkeys(NUMBERS, seed / 7),
+            )
+        )
+    return StepTraceFile({"model": "tiny"}, COST, steps)
 
 
 def test_a_recorded_plan_is_decided_again(tmp_path: Path) -> None:
@@ -362,14 +369,12 @@ def test_a_recorded_plan_is_decided_again(tmp_path: Path) -> None:
     write_steps(path, trace)
     again = read_steps(path)
     assert again == trace
-    assert unexplained(again) == []
-    assert replay(again.steps, again.costs[cost_id(COST)]) == [step.plan for step in trace.steps]
-    dearer = replay(again.steps, DEARER)
-    assert any(
-        new.draft_lens != old.plan.draft_lens for new, old in zip(dearer, trace.steps, strict=True)
-    )
-    assert cost_id(DEARER) != cost_id(COST)
-    chosen = [k for step in again.steps for k in step.plan.draft_lens.values()]
+    assert unexplained(again.steps) == []
+    plans = [step.decision.plan for step in trace.steps]
+    assert [decide(step) for step in again.steps] == plans
+    dearer = [decide(step, DEARER) for step in again.steps]
+    assert any(new.draft_lens != old.draft_lens for new, old in zip(dearer, plans, strict=True))
+    chosen = [k for old in plans for k in old.draft_lens.values()]
     assert len(set(chosen)) > 4, "the views must leave something to decide"
 
 
@@ -377,18 +382,21 @@ def test_cost_models_come_back_with_what_prompts_take(tmp_path: Path) -> None:
     """Every table; and a trace from before prompts were measured is read without."""
     cost = replace(COST, prompt=PassTable((1,), (1, 16), ((1 / 3, 2.0),)))
     path = tmp_path / "steps.jsonl"
-    write_steps(path, StepTraceFile({}, {"with": cost, "without": COST}, []))
-    assert read_steps(path).costs == {"with": cost, "without": COST}
+    write_steps(path, StepTraceFile({}, cost, []))
+    assert read_steps(path).profile == cost
+    write_steps(path, StepTraceFile({}, COST, []))
     path.write_text(path.read_text().replace(',"prompt":null', ""))
     assert '"prompt":null' not in path.read_text()
-    assert read_steps(path).costs == {"with": cost, "without": COST}
+    assert read_steps(path).profile == COST
 
 
 def test_a_plan_that_was_tampered_with_is_found() -> None:
     trace = recorded(range(3, 9))
     steps = list(trace.steps)
-    steps[2] = replace(steps[2], plan=replace(steps[2].plan, expected_s=1.0))
-    assert unexplained(replace(trace, steps=steps)) == [2]
+    decision = steps[2].decision
+    tampered = replace(decision, plan=replace(decision.plan, expected_s=1.0))
+    steps[2] = replace(steps[2], decision=tampered)
+    assert unexplained(steps) == [2]
 
 
 def test_arrays_and_options_are_written_as_plain_numbers(tmp_path: Path) -> None:
@@ -403,27 +411,21 @@ def test_arrays_and_options_are_written_as_plain_numbers(tmp_path: Path) -> None
     )
     spec_plan = SpecPlan({4: 2}, 1.5, 0.25, {4: 1})
     numpys = SpecPlan({4: int(np.int64(2))}, np.float64(1.5), np.float64(0.25), {4: np.int64(1)})
-    step = replace(recorded(range(1)).steps[0], views=(arrays,), plan=numpys)
+    (step,) = recorded(range(1)).steps
+    step = replace(step, decision=replace(step.decision, views=[arrays], plan=numpys))
     path = tmp_path / "steps.jsonl"
-    write_steps(path, StepTraceFile({}, {cost_id(COST): COST}, [step]))
+    write_steps(path, StepTraceFile({}, COST, [step]))
     (again,) = read_steps(path).steps
-    assert again.views == (view,)
-    assert again.plan == spec_plan
+    assert again.decision.views == [view]
+    assert again.decision.plan == spec_plan
 
 
-def test_a_step_without_its_cost_is_refused(tmp_path: Path) -> None:
-    trace = recorded(range(2))
+def test_a_step_without_a_field_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
-    with pytest.raises(ValueError, match="no cost model"):
-        write_steps(path, replace(trace, costs={}))
-    write_steps(path, trace)
-    path.write_text(path.read_text().replace(f'"cost_id":"{cost_id(COST)}"', '"cost_id":"x"'))
-    with pytest.raises(TraceError, match="line 2: no cost model 'x'"):
+    write_steps(path, recorded(range(2)))
+    path.write_text(path.read_text().replace('"factors"', '"other"'))
+    with pytest.raises(TraceError, match="line 2: 'factors' is missing"):
         read_steps(path)
-
-
-def test_a_step_record_has_what_is_copied() -> None:
-    assert {"decision", *COPIED} <= {field.name for field in fields(StepRecord)}
 
 
 def run(*arguments: str) -> Any:

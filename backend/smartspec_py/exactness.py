@@ -21,11 +21,11 @@ from dataclasses import dataclass, replace
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.types import SequenceView
 from smartspec_py.serving.config import ServerConfig
-from smartspec_py.serving.controller import Controller, Outcome
+from smartspec_py.serving.controller import Controller
 from smartspec_py.serving.local import LocalSink, generate
 from smartspec_py.serving.request import GenerateParams
 from smartspec_py.serving.server import Server
-from smartspec_py.serving.step import Decision
+from smartspec_py.serving.step import Decision, StepRecord
 
 WAIT_S = 600.0
 
@@ -52,7 +52,7 @@ class ForcedDrafting(Controller):
         settings = replace(self.settings, num_delayed=num_delayed, num_background=num_background)
         return self._decide(views, settings)
 
-    def observe(self, decision: Decision, step: Outcome) -> None:
+    def observe(self, record: StepRecord) -> None:
         """Learn nothing: measured costs could end the drafting."""
 
 

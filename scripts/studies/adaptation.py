@@ -27,17 +27,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from smartspec_py.core.corrections import CostCorrections, Predicted, StepCost, predicted
+from smartspec_py.core.corrections import CostCorrections, Predicted, predicted
 from smartspec_py.core.cost import CostModel, PassTable
-from smartspec_py.core.guard import Guard, ProbeBudget, Sample
-from smartspec_py.core.types import SequenceId
+from smartspec_py.core.guard import Guard, ProbeBudget
+from smartspec_py.core.types import MeasuredStep, SequenceId
 from smartspec_py.engines.base import SHORT_LAG
 from smartspec_py.progress import tracked
 from smartspec_py.serving.config import DRAFT_MODEL
 from smartspec_py.serving.controller import Controller
-from smartspec_py.serving.loop import StepRecord
 from smartspec_py.serving.profile import load_cost
-from smartspec_py.serving.step import Reason
+from smartspec_py.serving.step import Reason, StepRecord
 from smartspec_py.sim.acceptance import DraftRuns, draw_runs
 from smartspec_py.sim.hardware import Hardware, check_fits, gpu_hardware
 from smartspec_py.sim.scenario import Deviation
@@ -127,7 +126,7 @@ def at_context(table: PassTable, context_len: int) -> PassTable:
 class NeverLearns(CostCorrections):
     """Believes the profile for ever, and asks for no probe."""
 
-    def observe(self, step: StepCost) -> Predicted:
+    def observe(self, step: MeasuredStep) -> Predicted:
         return predicted(self._profile, step)
 
     def wants_contrast(self, is_speculating: bool) -> bool:
@@ -135,7 +134,7 @@ class NeverLearns(CostCorrections):
 
 
 class NeverForbids(Guard):
-    def observe(self, sample: Sample) -> None: ...
+    def observe(self, step: MeasuredStep) -> None: ...
 
     def allows(self, num_rows: int, context_len: float) -> bool:
         return True

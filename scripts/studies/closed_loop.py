@@ -15,6 +15,7 @@ step is then a step of decoding at a given context, and what prompts cost is ask
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -36,10 +37,10 @@ from smartspec_py.serving.controller import Controller
 from smartspec_py.serving.inbox import Inbox
 from smartspec_py.serving.loop import Arrival, StepLoop
 from smartspec_py.serving.messages import Conversation, Sink, Update
-from smartspec_py.serving.metrics import Load, StepSample
+from smartspec_py.serving.metrics import LoopState
 from smartspec_py.serving.profile import load_cost
 from smartspec_py.serving.request import Request
-from smartspec_py.serving.step import Decision, Reason
+from smartspec_py.serving.step import Decision, Reason, StepRecord
 from smartspec_py.serving.text import TextStream
 from smartspec_py.sim.acceptance import DraftRuns, draw_runs
 from smartspec_py.sim.engine import PLACEHOLDER, SimProposer, SimTarget
@@ -209,7 +210,8 @@ class ClosedLoop:
         self._clock = VirtualClock()
         self._inbox: Inbox[Arrival] = Inbox(len(clients))
         self._num_tokens = 0
-        self.samples: list[StepSample] = []
+        self.draft_lens: Counter[int] = Counter()
+        """Of all sequences in all steps."""
         self._tokens: list[int] = [0]
         self._seconds: list[float] = [0.0]
         longest = max(text.prompt_len + text.output_len for texts in clients for text in texts)
@@ -258,12 +260,13 @@ class ClosedLoop:
         self.texts[sequence], self._owner[sequence] = text, client
         self._inbox.put(Arrival(request, conversation))
 
-    def _hear(self, news: Update | StepSample | Load) -> None:
-        if isinstance(news, StepSample):
+    def _hear(self, news: Update | StepRecord | LoopState) -> None:
+        if isinstance(news, StepRecord):
             self._num_tokens += news.num_generated
             self._tokens.append(self._num_tokens)
             self._seconds.append(self._clock.now())
-            self.samples.append(news)
+            self.draft_lens.update(num_drafted for num_drafted, _ in news.verifications)
+            self.draft_lens[0] += news.num_undrafted
         elif isinstance(news, Update) and news.outcome is not None:
             sequence = news.conversation.sequence
             del self.texts[sequence]

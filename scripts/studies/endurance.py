@@ -31,8 +31,9 @@ from smartspec_py.serving.config import DRAFT_MODEL, PROMPT_LOOKUP
 from smartspec_py.serving.inbox import Inbox
 from smartspec_py.serving.loop import Arrival, StepLoop
 from smartspec_py.serving.messages import Conversation, Reply, Update
-from smartspec_py.serving.metrics import Load, StepSample
+from smartspec_py.serving.metrics import LoopState
 from smartspec_py.serving.request import ErrorCode, GenerateParams, Request
+from smartspec_py.serving.step import StepRecord
 from smartspec_py.serving.text import TextStream
 from smartspec_py.sim.acceptance import DraftRuns, draw_runs
 from smartspec_py.sim.engine import PLACEHOLDER, SimProposer, SimTarget
@@ -167,8 +168,8 @@ class Service:
             kind=kind,
         )
 
-    def _hear(self, news: Update | StepSample | Load) -> None:
-        if isinstance(news, StepSample):
+    def _hear(self, news: Update | StepRecord | LoopState) -> None:
+        if isinstance(news, StepRecord):
             self.num_tokens += news.num_generated
         elif isinstance(news, Update) and news.outcome is not None:
             del self._texts[news.conversation.sequence]

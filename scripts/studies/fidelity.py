@@ -18,8 +18,9 @@ from typing import Any
 
 from smartspec_py.core.cost import CostModel
 from smartspec_py.serving.profile import load_served
+from smartspec_py.serving.step import StepRecord
 from smartspec_py.tracing.oracle import OracleSequence
-from smartspec_py.tracing.steps import StepTrace, read_steps
+from smartspec_py.tracing.steps import read_steps
 from studies.document import publish
 from studies.fidelity_live import (
     ALL_AT_ONCE,
@@ -197,7 +198,7 @@ def _figures_of(timings: Sequence[Any], share: float | None) -> dict[str, float]
 def _prompts_alone(
     points: Sequence[Point],
     runs: Sequence[Run],
-    steps: Mapping[str, Sequence[StepTrace]],
+    steps: Mapping[str, Sequence[StepRecord]],
     profile: CostModel,
 ) -> list[tuple[int, float, float]]:
     found = []

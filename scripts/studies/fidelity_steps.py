@@ -30,11 +30,11 @@ from smartspec_py.engines.base import (
 )
 from smartspec_py.engines.clock import VirtualClock
 from smartspec_py.serving.config import DRAFT_MODEL
+from smartspec_py.serving.step import StepRecord
 from smartspec_py.sim.acceptance import DraftRuns
 from smartspec_py.sim.engine import PLACEHOLDER, SimProposer, SimTarget
 from smartspec_py.sim.simulate import SAMPLING
 from smartspec_py.sim.workload import SimRequest
-from smartspec_py.tracing.steps import StepTrace
 
 PARTS = ("target_s", "draft_s", "host_s", "between_s")
 """between_s: from the end of a step to the start of the next, where requests go on decoding."""
@@ -76,7 +76,7 @@ class Line:
         return sum(self.charged.values()) / sum(self.measured.values())
 
 
-def pairs_of(steps: Sequence[StepTrace], profile: CostModel) -> list[StepPair]:
+def pairs_of(steps: Sequence[StepRecord], profile: CostModel) -> list[StepPair]:
     """All but the last step, behind which nothing is known."""
     return [_pair(step, _between_s(step, after), profile) for step, after in pairwise(steps)]
 
@@ -160,7 +160,7 @@ def context_slopes(steps: Sequence[StepPair]) -> list[tuple[int, int, float, flo
 
 def prompts_alone(
     records: Iterable[Mapping[str, Any]],
-    steps: Sequence[StepTrace],
+    steps: Sequence[StepRecord],
     profile: CostModel,
     prefill_chunk: int,
 ) -> list[tuple[int, float, float]]:
@@ -191,7 +191,7 @@ def _alone_s(num_tokens: int, profile: CostModel) -> float:
     return clock.now()
 
 
-def _pair(step: StepTrace, between_s: float | None, profile: CostModel) -> StepPair:
+def _pair(step: StepRecord, between_s: float | None, profile: CostModel) -> StepPair:
     drafted = _drafted(step)
     draft_s = step.draft_s if drafted else 0.0
     lags = [_option(step, sequence).draft_lag for sequence in _by_model(step, drafted)]
@@ -201,22 +201,22 @@ def _pair(step: StepTrace, between_s: float | None, profile: CostModel) -> StepP
         "host_s": step.total_s - step.target_s - draft_s,
         "between_s": between_s or 0.0,
     }
-    context = sum(view.context_len for view in step.views)
+    context = sum(view.context_len for view in step.decision.views)
     return StepPair(
         kind=_kind(bool(drafted), step.num_prefill_tokens > 0, any(n > SHORT_LAG for n in lags)),
-        rows=len(step.outcomes),
-        tokens=len(step.views) + sum(drafted.values()) + step.num_prefill_tokens,
-        context=context / len(step.views),
+        rows=len(step.events),
+        tokens=len(step.decision.views) + sum(drafted.values()) + step.num_prefill_tokens,
+        context=context / len(step.decision.views),
         num_prefill=step.num_prefill_tokens,
         measured=measured,
         charged=charged(step, profile),
     )
 
 
-def charged(step: StepTrace, profile: CostModel) -> dict[str, float]:
+def charged(step: StepRecord, profile: CostModel) -> dict[str, float]:
     """What the simulator's own engines take for the step's work, by `PARTS`."""
     clock = VirtualClock()
-    sequences = [outcome.sequence for outcome in step.outcomes]
+    sequences = [event.sequence for event in step.events]
     texts = {s: SimRequest(s, 0.0, 1, 1, (DraftRuns([]), DraftRuns([]))) for s in sequences}
     drafted = _drafted(step)
     by_model = _by_model(step, drafted)
@@ -233,7 +233,7 @@ def charged(step: StepTrace, profile: CostModel) -> dict[str, float]:
     draft_s = clock.now() - start_s
     target = SimTarget(_capabilities(len(sequences)), profile, clock, texts)
     work = list(_work(step, drafted))
-    for view in step.views:
+    for view in step.decision.views:
         target.begin(view.sequence, [PLACEHOLDER] * view.context_len, 1, SAMPLING)
     for item in work:
         if isinstance(item, Prefill):
@@ -245,11 +245,11 @@ def charged(step: StepTrace, profile: CostModel) -> dict[str, float]:
     return {"target_s": target.busy_s, "draft_s": draft_s, "host_s": host_s, "between_s": 0.0}
 
 
-def _work(step: StepTrace, drafted: Mapping[SequenceId, int]) -> Iterator[Work]:
+def _work(step: StepRecord, drafted: Mapping[SequenceId, int]) -> Iterator[Work]:
     """As it was submitted. Prompt tokens are shared out evenly, since a trace has their sum, and
     a chunk is taken to begin its prompt."""
-    decoding = {view.sequence for view in step.views}
-    reading = [o.sequence for o in step.outcomes if o.sequence not in decoding]
+    decoding = {view.sequence for view in step.decision.views}
+    reading = [e.sequence for e in step.events if e.sequence not in decoding]
     for index, sequence in enumerate(reading):
         share = (step.num_prefill_tokens + index) // len(reading)
         yield Prefill(sequence, (PLACEHOLDER,) * share, 0, True)
@@ -274,17 +274,17 @@ def _capabilities(num_rows: int) -> TargetCapabilities:
     )
 
 
-def _drafted(step: StepTrace) -> dict[SequenceId, int]:
-    return {o.sequence: o.num_drafted for o in step.outcomes if o.num_drafted}
+def _drafted(step: StepRecord) -> dict[SequenceId, int]:
+    return {e.sequence: e.num_drafted for e in step.events if e.num_drafted}
 
 
-def _by_model(step: StepTrace, drafted: Mapping[SequenceId, int]) -> dict[SequenceId, int]:
+def _by_model(step: StepRecord, drafted: Mapping[SequenceId, int]) -> dict[SequenceId, int]:
     """Drafts of those for whom a draft model ran."""
     return {s: n for s, n in drafted.items() if _option(step, s).has_draft_passes}
 
 
-def _view(step: StepTrace, sequence: SequenceId) -> SequenceView:
-    return next(view for view in step.views if view.sequence == sequence)
+def _view(step: StepRecord, sequence: SequenceId) -> SequenceView:
+    return next(view for view in step.decision.views if view.sequence == sequence)
 
 
 def _kind(drafts: bool, has_prompt: bool, catches_up: bool) -> str:
@@ -293,16 +293,16 @@ def _kind(drafts: bool, has_prompt: bool, catches_up: bool) -> str:
     return name + (", prompt chunk" if has_prompt else "")
 
 
-def _option(step: StepTrace, sequence: SequenceId) -> SequenceView | DraftOption:
+def _option(step: StepRecord, sequence: SequenceId) -> SequenceView | DraftOption:
     """How it drafted."""
     view = _view(step, sequence)
-    choice = step.plan.choices.get(sequence, 0)
+    choice = step.decision.plan.choices.get(sequence, 0)
     return view if choice == 0 else view.alternatives[choice - 1]
 
 
-def _between_s(step: StepTrace, after: StepTrace) -> float | None:
+def _between_s(step: StepRecord, after: StepRecord) -> float | None:
     """None where no request decoded in both: there may have been other steps, or nothing to do."""
-    if not {v.sequence for v in step.views} & {v.sequence for v in after.views}:
+    if not {v.sequence for v in step.decision.views} & {v.sequence for v in after.decision.views}:
         return None
     return after.start_s - step.start_s - step.total_s
 

@@ -140,15 +140,14 @@ def run(cell: Cell, num_tokens: int, without: Without) -> Found:
         known = (lambda _: cell.accept) if without.estimates else None
         server.loop.controller = StudiedController(cost, cell.num_rows, known, without.guard)
     times = server.run(num_tokens)
-    verifications = [drafts for s in server.samples for drafts, _ in s.verifications]
-    num_decoded = len(verifications) + sum(s.num_undrafted for s in server.samples)
+    num_drafted = sum(k * num for k, num in server.draft_lens.items())
     return Found(
         cell,
         best,
         speeds[best] / speeds[0],
         ratio(times, fixed[best], *window),
         ratio(times, fixed[0], *window),
-        sum(verifications) / num_decoded,
+        num_drafted / server.draft_lens.total(),
         server.loop.controller.num_switches,
         len(times.tokens) - 1,
         dict(Counter(record.decision.reason for record in server.loop.records)),

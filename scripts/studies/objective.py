@@ -23,10 +23,10 @@ from smartspec_py.core.cost import CostModel
 from smartspec_py.core.planner import ObjectiveName, PlannerSettings, plan
 from smartspec_py.core.types import SequenceView, SpecPlan
 from smartspec_py.progress import tracked
-from smartspec_py.serving.controller import Controller, Outcome
+from smartspec_py.serving.controller import Controller
 from smartspec_py.serving.loop import StepLoop
 from smartspec_py.serving.request import RequestState
-from smartspec_py.serving.step import Decision, Reason
+from smartspec_py.serving.step import Decision, Reason, StepRecord
 from smartspec_py.sim.hardware import Hardware
 from smartspec_py.sim.simulate import SimLimits, SimResult, Simulation
 from smartspec_py.sim.workload import KindSpec, LengthSpec, PhaseSpec, WorkloadSpec, draw
@@ -129,12 +129,13 @@ class PricedController(Controller):
         self._variant = variant
         self._tokens, self._decoding_s = 0.0, 0.0
 
-    def observe(self, decision: Decision, step: Outcome) -> None:
-        super().observe(decision, step)
-        if decision.views:
-            prompts_s = self.cost_at(decision.num_rows).prefill_s(step.num_prefill_tokens)
+    def observe(self, step: StepRecord) -> None:
+        super().observe(step)
+        if step.decision.views:
+            prompts_s = self.cost_at(step.decision.num_decoding).prefill_s(step.num_prefill_tokens)
             self._tokens = RECENT_KEPT * self._tokens + step.num_generated
-            self._decoding_s = RECENT_KEPT * self._decoding_s + step.total_s - prompts_s
+            self._decoding_s = RECENT_KEPT * self._decoding_s
+            self._decoding_s += step.between_s + step.total_s - prompts_s
 
     def _decide(
         self,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from smartspec_py.core.corrections import CostCorrections, StepCost
+from smartspec_py.core.corrections import CostCorrections
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.planner import PlannerSettings, evaluate, plan
-from smartspec_py.core.types import SequenceView
+from smartspec_py.core.types import MeasuredStep, SequenceView
 
 # 1 s and 0.1 s for each row, 0.05 s for each token beyond one a row.
 ROWS = (1, 8)
@@ -53,14 +53,16 @@ def test_what_is_charged_is_no_error_of_the_profile() -> None:
     """Steps that took what their iterations take teach nothing."""
     cost = CostModel(TABLE, COST.draft, max_charged_tokens=1000)
     corrections = CostCorrections(cost)
-    step = StepCost(
+    step = MeasuredStep(
         num_rows=4,
         num_tokens=20,
         context_len=996,
+        num_generated=20,
+        num_drafted=16,
         draft_rows=(4,) * 4,
         target_s=cost.target_s(4, 20, 996) + 3 * 1.1,
         draft_s=0.2,
-        host_s=0.0,
+        total_s=cost.target_s(4, 20, 996) + 3 * 1.1 + 0.2,
         num_charged_tokens=4000,
     )
     for _ in range(100):

@@ -16,13 +16,12 @@ from smartspec_py.core.corrections import (
     BOUNDS,
     UNSEEN_STEPS,
     CostCorrections,
-    StepCost,
 )
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.goodput import expected_tokens
 from smartspec_py.core.guard import ProbeBudget
 from smartspec_py.core.planner import plan
-from smartspec_py.core.types import SequenceView
+from smartspec_py.core.types import MeasuredStep, SequenceView
 
 NOISE = 0.05
 STALL_SHARE, STALL = 0.01, 20.0
@@ -44,24 +43,24 @@ def affine_cost(base_s: float, token_s: float, draft_pass_s: float) -> CostModel
 PROFILE = affine_cost(0.010, 0.0006, 0.002)
 
 
-def step_of(cost: CostModel, draft_lens: list[int], noise: Noise = lambda: 1.0) -> StepCost:
+def step_of(cost: CostModel, draft_lens: list[int], noise: Noise = lambda: 1.0) -> MeasuredStep:
     """What such a step takes by `cost`, each part times a number of `noise`."""
     rows = len(draft_lens)
     passes = tuple(sum(k >= p for k in draft_lens) for p in range(1, max(draft_lens) + 1))
     num_tokens = rows + sum(draft_lens)
-    return StepCost(
+    target_s = cost.target_s(rows, num_tokens, 0) * noise()
+    draft_s = sum(cost.draft_s(n) for n in passes) * noise()
+    return MeasuredStep(
         num_rows=rows,
         num_tokens=num_tokens,
         context_len=0,
+        num_generated=num_tokens,
+        num_drafted=sum(draft_lens),
         draft_rows=passes,
-        target_s=cost.target_s(rows, num_tokens, 0) * noise(),
-        draft_s=sum(cost.draft_s(n) for n in passes) * noise(),
-        host_s=cost.step_host_s(rows) * noise(),
+        target_s=target_s,
+        draft_s=draft_s,
+        total_s=target_s + draft_s + cost.step_host_s(rows) * noise(),
     )
-
-
-def total_s(step: StepCost) -> float:
-    return step.target_s + step.draft_s + step.host_s
 
 
 def noise_of(seed: int, stall_share: float = 0.0) -> Noise:
@@ -69,13 +68,13 @@ def noise_of(seed: int, stall_share: float = 0.0) -> Noise:
     return lambda: rng.gauss(1, NOISE) * (STALL if rng.random() < stall_share else 1.0)
 
 
-def varied_steps(cost: CostModel, num_steps: int, noise: Noise) -> Iterator[StepCost]:
+def varied_steps(cost: CostModel, num_steps: int, noise: Noise) -> Iterator[MeasuredStep]:
     """1, 4 and 16 rows, with 0 to 4 drafts each."""
     for i in range(num_steps):
         yield step_of(cost, [i % 5] * (1, 4, 16)[i % 3], noise)
 
 
-def learned(profile: CostModel, steps: Iterator[StepCost]) -> CostCorrections:
+def learned(profile: CostModel, steps: Iterator[MeasuredStep]) -> CostCorrections:
     corrections = CostCorrections(profile)
     for step in steps:
         corrections.observe(step)
@@ -109,7 +108,7 @@ def test_varied_steps_tell_the_parts_apart(changes: dict[str, float]) -> None:
     for draft_lens in ([0], [4], [0] * 8, [2] * 8, [4] * 16):
         corrected = corrections.at(len(draft_lens))
         found, wanted = step_of(corrected, draft_lens), step_of(true, draft_lens)
-        assert total_s(found) == pytest.approx(total_s(wanted), rel=0.04)
+        assert found.total_s == pytest.approx(wanted.total_s, rel=0.04)
         assert found.draft_s == pytest.approx(wanted.draft_s, rel=0.04)
 
 
@@ -175,8 +174,8 @@ def test_a_stall_moves_nothing(stall: float, num_seen: int) -> None:
     before = corrections.at(8)
     corrections.observe(step_of(PROFILE, [3] * 8, lambda: stall))
     for draft_lens in ([0] * 8, [3] * 8):
-        expected_s = total_s(step_of(before, draft_lens))
-        now_s = total_s(step_of(corrections.at(8), draft_lens))
+        expected_s = step_of(before, draft_lens).total_s
+        now_s = step_of(corrections.at(8), draft_lens).total_s
         assert now_s == pytest.approx(expected_s, rel=0.002)
 
 
@@ -291,7 +290,7 @@ class Outcome:
 
 def goodput_of(cost: CostModel, accept_prob: float, draft_len: int) -> float:
     tokens = NUM_ROWS * expected_tokens((accept_prob,) * MAX_DRAFT_LEN, draft_len)
-    return tokens / total_s(step_of(cost, [draft_len] * NUM_ROWS))
+    return tokens / step_of(cost, [draft_len] * NUM_ROWS).total_s
 
 
 def best_goodput(cost: CostModel, accept_prob: float) -> float:
@@ -324,8 +323,8 @@ def closed_loop(
                 draft_lens = [0 if any(draft_lens) else 2] * NUM_ROWS
             step = step_of(true, draft_lens, noise)
             corrections.observe(step)
-            budget.observe(total_s(step), is_probe)
-            took_s = total_s(step_of(true, draft_lens))
+            budget.observe(step.total_s, is_probe)
+            took_s = step_of(true, draft_lens).total_s
             outcome.tokens.append(
                 sum(expected_tokens(views[0].accept_probs, k) for k in draft_lens)
             )

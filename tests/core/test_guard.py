@@ -23,10 +23,9 @@ from smartspec_py.core.guard import (
     SAVED_PROBES,
     Guard,
     ProbeBudget,
-    Sample,
 )
 from smartspec_py.core.planner import plan
-from smartspec_py.core.types import SequenceView
+from smartspec_py.core.types import MeasuredStep, SequenceView
 
 PROFILE = CostModel(
     target=PassTable((1, 32), (1, 16), ((0.020, 0.022), (0.026, 0.076))),
@@ -35,6 +34,29 @@ PROFILE = CostModel(
 CONTEXT_LEN = 100
 DRAFT_LEN = 3
 PROFILE_ERROR = 1.3
+
+
+def step(
+    num_rows: int,
+    context_len: float,
+    num_generated: int,
+    step_s: float,
+    is_speculating: bool,
+    has_catch_up: bool = False,
+) -> MeasuredStep:
+    """As the guard reads it: nothing of it is timed apart."""
+    return MeasuredStep(
+        num_rows=num_rows,
+        num_tokens=num_rows,
+        context_len=context_len,
+        num_generated=num_generated,
+        num_drafted=int(is_speculating),
+        draft_rows=(),
+        target_s=0.0,
+        draft_s=0.0,
+        total_s=step_s,
+        num_catch_up_tokens=int(has_catch_up),
+    )
 
 
 @dataclass
@@ -103,7 +125,7 @@ def simulate(
             tokens = num_tokens_of(rng, num_rows, now.accept_prob, DRAFT_LEN)
         seen_s = none_s * size * rng.gauss(1, noise) * (20 if rng.random() < stall_share else 1)
         before = run.guard.num_switches
-        run.guard.observe(Sample(num_rows, CONTEXT_LEN, tokens, seen_s, is_speculating))
+        run.guard.observe(step(num_rows, CONTEXT_LEN, tokens, seen_s, is_speculating))
         budget.observe(seen_s, is_probe)
         if run.guard.num_switches != before:
             run.switches.append(i)
@@ -200,7 +222,7 @@ def test_odds_of_a_lost_trial_at_the_bar() -> None:
             is_speculating = not guard.wants_reference(4, CONTEXT_LEN)
             tokens = num_tokens_of(rng, 4, 0.7, DRAFT_LEN) if is_speculating else 4
             step_s = (truth.slowdown if is_speculating else 1.0) * rng.gauss(1, 0.05)
-            guard.observe(Sample(4, CONTEXT_LEN, tokens, step_s, is_speculating))
+            guard.observe(step(4, CONTEXT_LEN, tokens, step_s, is_speculating))
             if not guard.allows(4, CONTEXT_LEN):
                 num_lost += 1
                 break
@@ -210,19 +232,19 @@ def test_odds_of_a_lost_trial_at_the_bar() -> None:
 def force_trial(guard: Guard) -> None:
     """Steps without drafts, then speculating ones that gain nothing and take twice as long."""
     for _ in range(40):
-        guard.observe(Sample(4, CONTEXT_LEN, 4, 1.0, is_speculating=False))
+        guard.observe(step(4, CONTEXT_LEN, 4, 1.0, is_speculating=False))
     for _ in range(20):
-        guard.observe(Sample(4, CONTEXT_LEN, 4, 2.0, is_speculating=True))
+        guard.observe(step(4, CONTEXT_LEN, 4, 2.0, is_speculating=True))
 
 
 def test_buckets_are_judged_apart() -> None:
     """Speculation gains at 1 row and loses at 16; contexts below 256 and above are two buckets."""
     guard = Guard(PROFILE, ProbeBudget())
     for _ in range(300):
-        guard.observe(Sample(1, 100, 2, 1.5, is_speculating=True))
-        guard.observe(Sample(1, 100, 1, 1.0, is_speculating=False))
-        guard.observe(Sample(16, 100, 20, 2.5, is_speculating=True))
-        guard.observe(Sample(16, 100, 16, 1.0, is_speculating=False))
+        guard.observe(step(1, 100, 2, 1.5, is_speculating=True))
+        guard.observe(step(1, 100, 1, 1.0, is_speculating=False))
+        guard.observe(step(16, 100, 20, 2.5, is_speculating=True))
+        guard.observe(step(16, 100, 16, 1.0, is_speculating=False))
     assert guard.allows(1, 100)
     assert not guard.allows(16, 100)
     assert not guard.allows(31, 255)
@@ -240,7 +262,7 @@ def test_the_nearest_reference_stands_in() -> None:
         none_s = PROFILE.target_s(rows, rows, 0)
         for _ in range(40):
             step_s = none_s * (2 if is_speculating else 1)
-            guard.observe(Sample(rows, 0, rows, step_s, is_speculating))
+            guard.observe(step(rows, 0, rows, step_s, is_speculating))
     assert guard.wants_reference(8, 0)
 
 
@@ -255,7 +277,7 @@ def test_catching_up_counts_in_full() -> None:
         has_catch_up = is_allowed and rng.random() < 0.1
         tokens = num_tokens_of(rng, 8, 0.7, DRAFT_LEN) if is_allowed else 8
         slowdown = with_gain(1.4).slowdown * (10 if has_catch_up else 1) if is_allowed else 1.0
-        guard.observe(Sample(8, 0, tokens, slowdown, is_allowed, has_catch_up))
+        guard.observe(step(8, 0, tokens, slowdown, is_allowed, has_catch_up))
         num_allowed += is_allowed
     assert guard.num_switches >= 1
     assert num_allowed < 2000
@@ -268,7 +290,7 @@ def test_memory_is_bounded_by_the_buckets() -> None:
     def feed(num_steps: int) -> int:
         for _ in range(num_steps):
             rows, context = 2 ** rng.randrange(11), 4.0 ** rng.randrange(12)
-            guard.observe(Sample(rows, context, rows, rng.uniform(0.5, 2), rng.random() < 0.5))
+            guard.observe(step(rows, context, rows, rng.uniform(0.5, 2), rng.random() < 0.5))
         return len(pickle.dumps(guard))
 
     assert feed(10_000) <= 1.2 * feed(3_000)
@@ -342,7 +364,7 @@ def test_a_planner_that_is_wrong_is_contradicted(mistake: str) -> None:
         now = is_allowed and not is_probe
         generated = num_tokens_of(rng, num_rows, accept_prob, draft_len if now else 0)
         size = slowdown if now else 1.0
-        guard.observe(Sample(num_rows, CONTEXT_LEN, generated, size * rng.gauss(1, 0.05), now))
+        guard.observe(step(num_rows, CONTEXT_LEN, generated, size * rng.gauss(1, 0.05), now))
         budget.observe(size, is_probe)
         tokens += generated / num_rows
         spent += size
@@ -356,5 +378,5 @@ def test_a_profile_that_says_nothing_ends_no_loop() -> None:
     for i in range(2000):
         is_speculating = i % 4 > 0
         step_s = 0.030 if is_speculating else 0.010
-        guard.observe(Sample(4, 100.0, 4, step_s, is_speculating))
+        guard.observe(step(4, 100.0, 4, step_s, is_speculating))
     assert not guard.allows(4, 100.0)

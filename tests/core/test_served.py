@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from smartspec_py.core.corrections import StepCost, predicted
+from smartspec_py.core.corrections import predicted
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.served import ServedCosts
+from smartspec_py.core.types import MeasuredStep
 
 PROFILE = CostModel(
     target=PassTable(
@@ -24,24 +25,28 @@ PROFILE = CostModel(
 
 def step(
     rows: int, factor: float, drafts: int = 0, prompt: int = 0, host_s: float = 0.0
-) -> StepCost:
+) -> MeasuredStep:
     """A step whose passes take `factor` of the profile's seconds."""
     tokens = rows * (1 + drafts)
     draft_rows = (rows,) * drafts
-    return StepCost(
+    target_s = factor * PROFILE.target_s(rows, tokens, 64)
+    target_s += 0.5 * (PROFILE.prefill_s(prompt) if prompt else 0.0)
+    draft_s = 2.0 * factor * sum(PROFILE.draft_s(n) for n in draft_rows)
+    return MeasuredStep(
         num_rows=rows,
         num_tokens=tokens,
         context_len=64,
+        num_generated=tokens,
+        num_drafted=tokens - rows,
         draft_rows=draft_rows,
-        target_s=factor * PROFILE.target_s(rows, tokens, 64)
-        + 0.5 * (PROFILE.prefill_s(prompt) if prompt else 0.0),
-        draft_s=2.0 * factor * sum(PROFILE.draft_s(n) for n in draft_rows),
-        host_s=host_s,
+        target_s=target_s,
+        draft_s=draft_s,
+        total_s=target_s + draft_s + host_s,
         num_prefill_tokens=prompt,
     )
 
 
-def observe(served: ServedCosts, step: StepCost) -> None:
+def observe(served: ServedCosts, step: MeasuredStep) -> None:
     served.observe(step, predicted(PROFILE, step))
 
 

@@ -30,8 +30,8 @@ def test_a_server_says_what_it_planned_and_why(torch_server: TritonServer, tmp_p
     assert status == 200, body
     trace = parse_steps("server", json.loads(body)["explanation"])
     assert len(trace.steps) == 8
-    assert {view.policy for step in trace.steps for view in step.views} == {"fixed:2"}
-    assert unexplained(trace) == []
+    assert {view.policy for step in trace.steps for view in step.decision.views} == {"fixed:2"}
+    assert unexplained(trace.steps) == []
 
     kept = tmp_path / "steps.jsonl"
     command = [sys.executable, "-m", "smartspec_py.cli", "explain", "--steps", "8"]
@@ -41,7 +41,7 @@ def test_a_server_says_what_it_planned_and_why(torch_server: TritonServer, tmp_p
         )
         document = json.loads(result.stdout.splitlines()[-1])
         found = {one["name"]: one for one in document["step"]["candidates"]}
-        planned = trace.steps[-1].plan
+        planned = trace.steps[-1].decision.plan
         assert found["chosen"]["draft_lens"] == list(planned.draft_lens.values())
         assert found["chosen"]["tokens_per_s"] == pytest.approx(planned.goodput)
         # Steps of `fixed:2` are what one length for all makes of them, at the same worth.

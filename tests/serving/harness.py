@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -25,9 +27,10 @@ from smartspec_py.serving.inbox import Inbox
 from smartspec_py.serving.local import LocalSink
 from smartspec_py.serving.loop import Arrival, StepLoop
 from smartspec_py.serving.messages import Conversation, Update
-from smartspec_py.serving.metrics import Load, StepSample
+from smartspec_py.serving.metrics import LoopState
 from smartspec_py.serving.request import ErrorCode, GenerateParams, Request
 from smartspec_py.serving.server import Engine, Server
+from smartspec_py.serving.step import Decision, StepRecord
 from smartspec_py.serving.text import TextStream
 
 TOKENIZER_FILE = Path(__file__).parents[2] / "engines_build/tiny/target/tokenizer.json"
@@ -113,8 +116,7 @@ class LoopHarness:
         self.inbox: Inbox[Arrival] = Inbox(max_queue)
         self.stories: dict[int, Story] = {}
         self.requests: dict[int, Request] = {}
-        self.samples: list[StepSample] = []
-        self.loads: list[tuple[float, Load]] = []
+        self.states: list[tuple[float, LoopState]] = []
         self.loop = StepLoop(
             self.target,
             {DRAFT_MODEL: self.proposer},
@@ -207,13 +209,18 @@ class LoopHarness:
         if isinstance(self.target, FakeTarget):
             self.target.check_integrity()
 
-    def _keep(self, news: Update | StepSample | Load) -> None:
+    def _keep(self, news: Update | StepRecord | LoopState) -> None:
         if isinstance(news, Update):
             self.stories[news.conversation.sequence].updates.append(news)
-        elif isinstance(news, StepSample):
-            self.samples.append(news)
-        else:
-            self.loads.append((self.clock.now(), news))
+        elif isinstance(news, LoopState):
+            self.states.append((self.clock.now(), news))
+
+
+def record(decision: Decision, **fields: Any) -> StepRecord:
+    """Of a step in which nothing happened, and that took no time, but for these fields."""
+    nothing: dict[str, Any] = {"events": [], "drafted": {}, "verified": {}}
+    zeros = {field.name: 0 for field in dataclasses.fields(StepRecord)}
+    return StepRecord(**zeros | nothing | fields | {"decision": decision})
 
 
 def fake_engine(

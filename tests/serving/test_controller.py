@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from harness import COST, LoopHarness
+from harness import COST, LoopHarness, record
 
 from smartspec_py.core.planner import plan
 from smartspec_py.core.types import SequenceView
-from smartspec_py.serving.controller import PROBE_DRAFT_LEN, Controller, Outcome
+from smartspec_py.serving.controller import PROBE_DRAFT_LEN, Controller
 from smartspec_py.serving.step import Decision, Reason
 
 
@@ -45,18 +45,18 @@ def run(made: Controller, views: list[SequenceView], count: int, **truth: float)
         draft_s = sum(COST.draft_s(sum(k >= p for k in lengths.values())) for p in passes)
         draft_s *= truth.get("draft", 1.0)
         plan_s = truth.get("plan_s", 0.0) if is_searched(decision) else 0.0
+        drafted = {s: k for s, k in lengths.items() if k}
         made.observe(
-            decision,
-            Outcome(
-                drafted={s: k for s, k in lengths.items() if k},
-                verified={s: k for s, k in lengths.items() if k},
+            record(
+                decision,
                 num_generated=len(views) + round(truth.get("kept", 1.0) * sum(lengths.values())),
-                num_prefill_tokens=0,
+                drafted=drafted,
+                verified=drafted,
+                plan_s=plan_s,
                 draft_s=draft_s,
                 target_s=target_s,
                 total_s=target_s + draft_s + plan_s,
-                plan_s=plan_s,
-            ),
+            )
         )
     return decisions
 
@@ -174,7 +174,7 @@ def test_an_engine_that_cannot_time_its_passes_teaches_no_costs() -> None:
     made, views = controller(), [view(1)]
     decision = made.plan(views)
     for _ in range(50):
-        made.observe(decision, Outcome({}, {}, 1, 0, 0.0, 0.0, 0.05))
+        made.observe(record(decision, num_generated=1, total_s=0.05))
     assert made.cost_at(1) == COST
 
 
@@ -184,7 +184,7 @@ def test_the_table_of_batch_sizes_is_there() -> None:
     number = harness.submit((3, 4, 5), 20, policy="batch_table")
     harness.drain()
     assert harness.stories[number].finals
-    assert any(record.num_drafted for record in harness.loop.records)
+    assert any(step.num_drafted for step in harness.loop.records)
 
 
 def test_a_latency_target_is_kept_where_speculating_would_miss_it() -> None:

@@ -79,7 +79,7 @@ def test_the_loop_goes_on_while_an_explanation_is_made(server: Server, gate: Gat
     asked.wait(WAIT_S)
     trace = parse_steps("server", asked.trace)
     assert trace.steps
-    assert all(step.views for step in trace.steps)
+    assert all(step.decision.views for step in trace.steps)
 
 
 def test_a_second_one_is_refused_until_the_first_has_ended(server: Server, gate: Gate) -> None:
@@ -106,7 +106,7 @@ def test_an_answer_is_bounded_in_bytes(server: Server, monkeypatch: pytest.Monke
     steps = parse_steps("server", whole.trace).steps
     num_bytes = sum(len(step_line(step)) for step in steps[-3:])
     monkeypatch.setattr(module, "MAX_BYTES", num_bytes)
-    explainer = module.Explainer(COST, None)
+    explainer = module.Explainer(COST, server.loop.controller.settings.batch_table)
     text = explainer.trace(tuple(server.loop.records), 1024)
     assert text is not None
     assert parse_steps("server", text).steps == steps[-3:]

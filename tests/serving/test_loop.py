@@ -454,15 +454,15 @@ def test_a_request_shows_before_its_first_step() -> None:
     """A stop trusts that: what is not shown to be in flight may be killed with the server."""
     harness = LoopHarness(max_sequences=1)
     for _ in range(2):
-        came_s = harness.clock.now()
+        came_s, num_shown = harness.clock.now(), len(harness.states)
         harness.submit(PROMPT, 4)
         harness.submit(PROMPT, 4)
         harness.loop.step()
-        shown_s, load = harness.loads[-1]
+        shown_s, state = harness.states[num_shown]
         assert shown_s == came_s < harness.clock.now()
-        assert load.num_running + load.num_waiting == 2
+        assert state.num_running + state.num_waiting == 2
         harness.drain()
-        assert harness.samples[-1].load.num_running == 0
+        assert harness.states[-1][1].num_running == 0
 
 
 def test_a_request_s_own_limit_on_drafts_holds() -> None:

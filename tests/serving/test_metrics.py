@@ -7,16 +7,22 @@ import math
 import re
 import sys
 import threading
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from harness import COST, record
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smartspec_py.core.types import FinishReason
+from smartspec_py.core.cost import CostModel
+from smartspec_py.core.planner import PlannerSettings
+from smartspec_py.core.types import FinishReason, SequenceView, SpecPlan
+from smartspec_py.engines.base import Event
 from smartspec_py.serving.messages import Times
 from smartspec_py.serving.metric_families import FAMILIES, Family, Kind, Labels
 from smartspec_py.serving.metrics import (
@@ -24,35 +30,40 @@ from smartspec_py.serving.metrics import (
     NUM_CALLS,
     NUM_STEPS_SHOWN,
     ConfigInfo,
-    Control,
-    Load,
+    LoopState,
     MemoryMetrics,
     Meter,
     RequestSample,
-    StepSample,
     request_sample,
 )
 from smartspec_py.serving.request import ErrorCode
+from smartspec_py.serving.step import Decision, Reason, StepRecord
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 INFO = ConfigInfo(method="draft_model", k_max=4, policy="goodput")
 SPEC = "smartspec_spec_decode_"
 
 
-def step(**changes: Any) -> StepSample:
-    fields: dict[str, Any] = {
-        "num_prefill_tokens": 0,
-        "num_generated": 0,
-        "verifications": (),
-        "num_undrafted": 0,
-        "draft_s": 0.0,
-        "target_s": 0.0,
-        "total_s": 0.01,
-        "expected_tokens": 0.0,
-        "expected_s": 0.0,
-        "load": Load(0, 0),
-    }
-    return StepSample(**fields | changes)
+def step(
+    verifications: Sequence[tuple[int, int]] = (),
+    num_undrafted: int = 0,
+    expected: tuple[float, float] = (0.0, 0.0),
+    reason: Reason = Reason.PLANNED,
+    cost: CostModel = COST,
+    **fields: Any,
+) -> StepRecord:
+    """10 ms. expected: tokens and seconds of the plan."""
+    events = [Event(n, (), *drafts) for n, drafts in enumerate(verifications)]
+    events += [Event(len(events) + n, (1,)) for n in range(num_undrafted)]
+    lengths = {event.sequence: event.num_drafted for event in events}
+    views = [view_of(sequence) for sequence in lengths]
+    plan = SpecPlan(lengths, *expected)
+    decision = Decision(plan, views, cost, PlannerSettings(), reason)
+    return record(decision, **{"events": events, "total_s": 0.01} | fields)
+
+
+def view_of(sequence: int) -> SequenceView:
+    return SequenceView(sequence, 10, 4, 0, 40, (0.5,) * 4, "goodput")
 
 
 def flushed(meter: Meter) -> MemoryMetrics:
@@ -155,12 +166,9 @@ def test_acceptance_gauges_fade() -> None:
 def test_goodput_is_that_of_steps_without_prompt_chunks() -> None:
     """Expected 6 tokens in 20 ms and 4 in 30 ms, got 5 in 20 ms and 3 in 60 ms."""
     meter = Meter(INFO)
-    plans = {"num_undrafted": 1}
-    meter.add_step(step(expected_tokens=6, expected_s=0.02, num_generated=5, total_s=0.02, **plans))
-    meter.add_step(step(expected_tokens=4, expected_s=0.03, num_generated=3, total_s=0.06, **plans))
-    meter.add_step(
-        step(expected_tokens=9, expected_s=0.03, num_prefill_tokens=64, total_s=0.5, **plans)
-    )
+    meter.add_step(step((), 1, (6, 0.02), num_generated=5, total_s=0.02))
+    meter.add_step(step((), 1, (4, 0.03), num_generated=3, total_s=0.06))
+    meter.add_step(step((), 1, (9, 0.03), num_prefill_tokens=64, total_s=0.5))
     meter.add_step(step(num_prefill_tokens=36, total_s=0.4))  # prompts alone: no plan
     metrics = flushed(meter)
     predicted = metrics.values["smartspec_token_goodput_predicted_tokens_per_second", ()]
@@ -176,15 +184,17 @@ def test_goodput_is_that_of_steps_without_prompt_chunks() -> None:
 
 def test_times_and_load() -> None:
     meter = Meter(INFO)
-    meter.add_step(step(draft_s=0.5, target_s=1.5, load=Load(3, 2, 0.25), num_preempted=1))
-    meter.add_step(step(draft_s=0.25, target_s=1.0, load=Load(4, 0, 0.5)))
+    meter.add_step(step(draft_s=0.5, target_s=1.5))
+    meter.set_state(LoopState(3, 2, 0.25, num_preemptions=2))
+    meter.add_step(step(draft_s=0.25, target_s=1.0))
+    meter.set_state(LoopState(4, 0, 0.5, num_preemptions=3))
     meter.add_send(0.001)
     meter.add_send(0.003)
     values = flushed(meter).values
     expected = {
         "draft_time_seconds_total": 0.75,
         "verify_time_seconds_total": 2.5,
-        "num_preemptions_total": 1,
+        "num_preemptions_total": 3,
         "num_requests_running": 4,
         "num_requests_waiting": 0,
         "kv_cache_utilization": 0.5,
@@ -197,8 +207,12 @@ def test_times_and_load() -> None:
 
 def test_who_decided_and_what_was_learned() -> None:
     meter = Meter(INFO)
-    meter.add_step(step(control=Control("planned", 0, (1.1, 1.4, 0.9), (0.3, 0.04))))
-    meter.add_step(step(control=Control("guard", 1, (1.2, 1.5, 0.8), (0.2, 0.05))))
+    first = replace(COST, target_base=1.1, target_slope=1.4, draft_factor=0.9)
+    second = replace(COST, target_base=1.2, target_slope=1.5, draft_factor=0.8)
+    meter.add_step(step(num_undrafted=1, cost=first))
+    meter.set_state(LoopState(time_errors=(0.3, 0.04)))
+    meter.add_step(step(num_undrafted=1, cost=second, reason=Reason.GUARD))
+    meter.set_state(LoopState(num_switches=1, time_errors=(0.2, 0.05)))
     meter.add_step(step(num_prefill_tokens=64))  # nothing decoded, nothing was decided
     values = flushed(meter).values
     expected = {
@@ -282,9 +296,11 @@ def test_times_of_a_request(
 
 def test_a_flush_hands_over_what_changed() -> None:
     meter = Meter(INFO)
-    meter.add_step(step(num_generated=3, load=Load(1, 0)))
+    meter.add_step(step(num_generated=3))
+    meter.set_state(LoopState(1, 0))
     flushed(meter)
-    meter.add_step(step(num_generated=4, load=Load(2, 0)))
+    meter.add_step(step(num_generated=4))
+    meter.set_state(LoopState(2, 0))
     metrics = flushed(meter)
     assert metrics.values == {
         ("smartspec_generation_tokens_total", ()): 4,
@@ -476,7 +492,8 @@ def test_only_the_owner_may_use_it(triton_metrics: Any, is_adopted: bool) -> Non
 
 def test_a_meter_fits_triton(triton_metrics: Any) -> None:
     meter = Meter(INFO)
-    meter.add_step(step(verifications=[(2, 1)], num_generated=2, load=Load(1, 0)))
+    meter.add_step(step(verifications=[(2, 1)], num_generated=2))
+    meter.set_state(LoopState(1, 0))
     meter.add_request(RequestSample(FinishReason.STOP, 0.1, 0.2, 0.3, 0.4))
     meter.flush(triton_metrics)
     assert len({(name, tuple(labels.items())) for name, labels, _ in FakeFamily.made}) == len(

@@ -55,10 +55,10 @@ from smartspec_py.serving.inbox import Inbox
 from smartspec_py.serving.intake import Engine, Intake, cache_budget
 from smartspec_py.serving.loop import Arrival, StepLoop
 from smartspec_py.serving.messages import Update
-from smartspec_py.serving.metrics import Load as Gauges
-from smartspec_py.serving.metrics import StepSample
+from smartspec_py.serving.metrics import LoopState
 from smartspec_py.serving.request import GenerateParams
 from smartspec_py.serving.server import defaults_of
+from smartspec_py.serving.step import StepRecord
 from smartspec_py.sim.open_loop import Exchange
 from smartspec_py.sim.simulate import Deaf
 
@@ -202,9 +202,9 @@ class Side:
         self._out[arrival.request.sequence] = exchange
         self._inbox.put(arrival)
 
-    def _hear(self, news: Update | StepSample | Gauges) -> None:
+    def _hear(self, news: Update | StepRecord | LoopState) -> None:
         """In the responder's place."""
-        if isinstance(news, StepSample):
+        if isinstance(news, StepRecord):
             draft_s, target_s = self.passes_s
             self.passes_s = (draft_s + news.draft_s, target_s + news.target_s)
         elif isinstance(news, Update):

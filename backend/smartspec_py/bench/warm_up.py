@@ -100,7 +100,7 @@ def target_pass_ms(address: Address, rows: Sequence[int]) -> dict[str, float]:
     )
     with DIRECT.open(request, timeout=60.0) as response:
         header = json.loads(json.loads(response.read())["explanation"].splitlines()[0])
-    cost = cost_from_json(next(iter(header["costs"].values())))
+    cost = cost_from_json(header["profile"])
     return {str(num): 1e3 * cost.target.one_token_s(num) for num in rows}
 
 

@@ -17,9 +17,10 @@ from rich.table import Table
 from smartspec_py.commands import USAGE_ERROR, fail
 from smartspec_py.launch.address import DIRECT
 from smartspec_py.serving.contract import MODEL_NAME
+from smartspec_py.serving.step import StepRecord
 from smartspec_py.tracing.explain import Candidate, WindowReport, candidates, options, window
 from smartspec_py.tracing.files import TraceError
-from smartspec_py.tracing.steps import StepTrace, StepTraceFile, parse_steps, read_steps
+from smartspec_py.tracing.steps import StepTraceFile, parse_steps, read_steps
 
 TIMEOUT_S = 30.0
 
@@ -59,12 +60,13 @@ def explain(
         shown = found.steps[step]
     except IndexError:
         fail(f"--step: got {step}, the trace has {len(found.steps)} steps", USAGE_ERROR)
-    chosen = sequence if sequence is not None else shown.views[0].sequence
+    decision = shown.decision
+    chosen = sequence if sequence is not None else decision.views[0].sequence
     try:
-        lengths = options(found, shown, chosen)
+        lengths = options(shown, chosen)
     except KeyError:
         fail(f"--sequence: {chosen} was not in that step", USAGE_ERROR)
-    plans, report = candidates(found, shown), window(found)
+    plans, report = candidates(shown), window(found.steps)
     console = Console(stderr=True)
     console.print(_step_table(shown, plans))
     console.print(_candidate_table(f"Sequence {chosen}, draft length", lengths))
@@ -72,10 +74,10 @@ def explain(
     document = {
         "window": asdict(report),
         "step": {
-            "reason": shown.reason,
+            "reason": decision.reason,
             "total_s": shown.total_s,
-            "num_delayed": shown.num_delayed,
-            "num_background": shown.num_background,
+            "num_delayed": decision.settings.num_delayed,
+            "num_background": decision.settings.num_background,
             "candidates": _listed(plans),
         },
         "sequence": {"sequence": chosen, "candidates": _listed(lengths)},
@@ -106,14 +108,15 @@ def _read(path: Path | None) -> StepTraceFile:
         fail(str(error))
 
 
-def _step_table(step: StepTrace, plans: Sequence[Candidate]) -> Table:
-    table = _candidate_table(f"A step of {len(step.views)} sequences ({step.reason})", plans)
+def _step_table(step: StepRecord, plans: Sequence[Candidate]) -> Table:
+    table = _candidate_table(f"A step of {step.num_rows} sequences ({step.decision.reason})", plans)
+    settings = step.decision.settings
     beside = [
         f"{count} {what}"
         for count, what in (
             (step.num_prefill_tokens, "prompt tokens"),
-            (step.num_delayed, "requests that wait for their prompts"),
-            (step.num_background, "sequences in a burst"),
+            (settings.num_delayed, "requests that wait for their prompts"),
+            (settings.num_background, "sequences in a burst"),
         )
         if count
     ]

@@ -22,9 +22,9 @@ from smartspec_py.engines.base import SHORT_LAG
 from smartspec_py.prompts import Prompt
 from smartspec_py.serving.config import DRAFT_MODEL
 from smartspec_py.serving.local import generate
-from smartspec_py.serving.loop import StepRecord
 from smartspec_py.serving.request import GenerateParams, RequestError
 from smartspec_py.serving.server import Server
+from smartspec_py.serving.step import StepRecord
 
 WARM_TOKENS = 3
 

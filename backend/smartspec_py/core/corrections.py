@@ -33,6 +33,7 @@ import numpy as np
 
 from smartspec_py.core.cost import CostModel, Floats
 from smartspec_py.core.regression import FORGETTING, LEAST_SCALE, RidgeRegression
+from smartspec_py.core.types import MeasuredStep
 
 BOUNDS = (0.1, 10.0)
 """Of every factor: a profile that is wrong by more is not to be mended by factors."""
@@ -67,38 +68,6 @@ LARGEST_ERROR = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class StepCost:
-    """What a step ran and took, in seconds.
-
-    num_rows, num_tokens: sequences that decoded, and their tokens with the drafts.
-    context_len: mean tokens of context a row.
-    draft_rows: rows of each draft pass, as run; none where drafts were looked up.
-    target_s: the target's pass, prompt chunks included.
-    draft_s: the draft passes together, catch-up included.
-    host_s: what the step took beside both.
-    num_prefill_tokens: prompt tokens that shared the pass.
-    num_catch_up_tokens: tokens that stale draft caches read first.
-    num_charged_tokens: tokens of the texts that were verified, drafts included; see
-        `CostModel.max_charged_tokens`.
-    """
-
-    num_rows: int
-    num_tokens: int
-    context_len: float
-    draft_rows: tuple[int, ...]
-    target_s: float
-    draft_s: float
-    host_s: float
-    num_prefill_tokens: int = 0
-    num_catch_up_tokens: int = 0
-    num_charged_tokens: int = 0
-
-    @property
-    def total_s(self) -> float:
-        return self.target_s + self.draft_s + self.host_s
-
-
-@dataclass(frozen=True, slots=True)
 class Predicted:
     """What the profile says of a step, in seconds: the features of the fits. passes_s: draft
     passes and catch-up."""
@@ -109,7 +78,7 @@ class Predicted:
     prefill_s: float
 
 
-def predicted(profile: CostModel, step: StepCost) -> Predicted:
+def predicted(profile: CostModel, step: MeasuredStep) -> Predicted:
     """Seconds of a step as the profile has them, without what was learned."""
     rows = max(1, step.num_rows)
     num_tokens = max(rows, step.num_tokens)
@@ -197,7 +166,7 @@ class CostCorrections:
         drafts = self._features(self._num_rows, 0.0, 1.0, -self._unit_s / one_token_s)
         return self._target.deviation(drafts) * self._drafts_share > UNCERTAIN
 
-    def observe(self, step: StepCost) -> Predicted:
+    def observe(self, step: MeasuredStep) -> Predicted:
         """Learn from a step; parts of it that cannot be told apart teach nothing. Returns what the
         profile says of it, which others learn from as well."""
         known = predicted(self._profile, step)
@@ -249,7 +218,7 @@ class CostCorrections:
             self._shares[num_rows] = found
         return found
 
-    def _note_errors(self, step: StepCost, known: Predicted, corrected_s: float) -> None:
+    def _note_errors(self, step: MeasuredStep, known: Predicted, corrected_s: float) -> None:
         took_s = step.total_s
         if took_s <= 0.0:
             return
@@ -265,14 +234,14 @@ class CostCorrections:
         )
         self._errors_weight = FORGETTING * self._errors_weight + 1.0
 
-    def _note_drafts(self, step: StepCost, known: Predicted) -> None:
+    def _note_drafts(self, step: MeasuredStep, known: Predicted) -> None:
         self._num_unspeculated += 1
         if step.num_tokens > step.num_rows:
             self._num_unspeculated = 0
             share = known.drafts_s / max(known.one_token_s + known.drafts_s, 1e-9)
             self._drafts_share += (1 - FORGETTING) * (share - self._drafts_share)
 
-    def _observe_prefill(self, step: StepCost, known: Predicted, rest_s: float) -> None:
+    def _observe_prefill(self, step: MeasuredStep, known: Predicted, rest_s: float) -> None:
         """rest_s: what the pass would have taken without its chunks."""
         chunk = np.array((known.prefill_s,))
         chunk_s = self._prefill.predict(chunk)

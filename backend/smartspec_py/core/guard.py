@@ -36,6 +36,7 @@ from enum import Enum
 from typing import Any
 
 from smartspec_py.core.cost import CostModel
+from smartspec_py.core.types import MeasuredStep
 
 BAR = 0.98
 """Least rate of speculating relative to not speculating that is let pass: the promise."""
@@ -122,26 +123,6 @@ ROW_BUCKETS = 11
 CONTEXT_EDGES = (256.0, 1024.0, 4096.0, 16384.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """A step, as measured. Steps that read prompt chunks are no samples.
-
-    context_len: mean tokens of context a row. num_generated: tokens that requests kept.
-    step_s: all of the step: plan, drafts, catch-up, target, host; where nothing was drafted without
-        the plan, which is what a server that never speculates is spared.
-    is_speculating: whether anything was drafted.
-    has_catch_up: whether a draft cache read a prompt or missed tokens first; such a step may be
-        long without being a stall.
-    """
-
-    num_rows: int
-    context_len: float
-    num_generated: int
-    step_s: float
-    is_speculating: bool
-    has_catch_up: bool = False
-
-
 class ProbeBudget:
     """Seconds for probes: a share of all seconds, saved up for a few of them."""
 
@@ -193,18 +174,15 @@ class Guard:
             return cell.num_unreferenced >= TRIAL_REFERENCE_EVERY - 1
         return cell.reference.num_steps < MIN_REFERENCE and self._budget.allows()
 
-    def observe(self, sample: Sample) -> None:
-        if sample.num_rows <= 0 or sample.step_s <= 0.0:
+    def observe(self, step: MeasuredStep) -> None:
+        """Learn from a step that read no prompt chunks."""
+        if step.num_rows <= 0 or step.spent_s <= 0.0:
             return
-        key = _bucket(sample.num_rows, sample.context_len)
+        key = _bucket(step.num_rows, step.context_len)
         cell = self._cells.setdefault(key, _Cell())
         was_off = cell.state is State.OFF
-        profile = self._profile
-        none_s = profile.target_s(sample.num_rows, sample.num_rows, sample.context_len)
-        none_s = max(none_s, LEAST_S)
-        earned_s = none_s * sample.num_generated / sample.num_rows
-        step = _Step(sample.num_rows, earned_s, sample.step_s, sample.has_catch_up)
-        cell.observe(step, sample.is_speculating)
+        none_s = self._profile.target_s(step.num_rows, step.num_rows, step.context_len)
+        cell.observe(step, max(none_s, LEAST_S) * step.num_generated / step.num_rows)
         if cell.state is State.WATCH:
             self._watch(key, cell)
         self.num_switches += was_off is not (cell.state is State.OFF)
@@ -260,16 +238,6 @@ class State(Enum):
     OFF = "off"
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """earned_s: what its tokens take without drafts by the profile. is_exempt: never a stall."""
-
-    num_rows: int
-    earned_s: float
-    spent_s: float
-    is_exempt: bool
-
-
 @dataclass(slots=True)
 class _Rate:
     """Seconds earned per second spent over some steps, by sums that can fade."""
@@ -297,8 +265,9 @@ class _Rate:
         )
         return per_step / self.num_steps
 
-    def add(self, step: _Step) -> None:
-        earned_s, spent_s = step.earned_s, step.spent_s
+    def add(self, step: MeasuredStep, earned_s: float) -> None:
+        """earned_s: what its tokens take without drafts by the profile."""
+        spent_s = step.spent_s
         self.num_steps += 1.0
         self.num_rows += step.num_rows
         self.earned_s += earned_s
@@ -340,22 +309,23 @@ class _StallFilter:
     """Passes steps on four later, when it is known whether they were far off their neighbours."""
 
     def __init__(self) -> None:
-        self._pending: deque[_Step] = deque()
+        self._pending: deque[tuple[MeasuredStep, float]] = deque()
         self._allowance = SAVED_STALLS
 
-    def put(self, step: _Step) -> _Step | None:
-        """The oldest step that is pending, unless it was a stall."""
-        self._pending.append(step)
+    def put(self, step: MeasuredStep, earned_s: float) -> tuple[MeasuredStep, float] | None:
+        """The oldest step that is pending, unless it was a stall. Catching up takes long without
+        being one."""
+        self._pending.append((step, earned_s))
         if len(self._pending) < NUM_PENDING:
             return None
         self._allowance = min(self._allowance + STALL_SHARE, SAVED_STALLS)
-        median_s = sorted(pending.spent_s for pending in self._pending)[NUM_PENDING // 2]
-        oldest = self._pending.popleft()
-        is_stall = not oldest.is_exempt and oldest.spent_s > STALL * median_s
+        median_s = sorted(pending.spent_s for pending, _ in self._pending)[NUM_PENDING // 2]
+        oldest, earned_s = self._pending.popleft()
+        is_stall = not oldest.num_catch_up_tokens and oldest.spent_s > STALL * median_s
         if is_stall and self._allowance >= 1.0:
             self._allowance -= 1.0
             return None
-        return oldest
+        return oldest, earned_s
 
 
 @dataclass(slots=True)
@@ -381,20 +351,21 @@ class _Cell:
     pause: int = 0
     num_paused: int = 0
 
-    def observe(self, step: _Step, is_speculating: bool) -> None:
+    def observe(self, step: MeasuredStep, earned_s: float) -> None:
+        is_speculating = step.num_drafted > 0
         self.reference.fade(REFERENCE_KEPT)
         self.num_unreferenced = self.num_unreferenced + 1 if is_speculating else 0
         if self.state is State.OFF:
             self._count_pause()
-        kept = self.filters[is_speculating].put(step)
+        kept = self.filters[is_speculating].put(step, earned_s)
         if kept is None:
             return
         if is_speculating:
-            self._add_speculating(kept)
+            self._add_speculating(*kept)
         else:
-            self.reference.add(kept)
+            self.reference.add(*kept)
             if self.state is State.TRIAL:
-                self.trial_reference.add(kept)
+                self.trial_reference.add(*kept)
 
     def begin_trial(self, clear_from: int = FIRST_LOOK) -> None:
         """Windows go on filling: short ones that cry wolf must not starve the long ones."""
@@ -409,12 +380,12 @@ class _Cell:
         if self.num_paused >= self.pause:
             self.begin_trial()
 
-    def _add_speculating(self, step: _Step) -> None:
+    def _add_speculating(self, step: MeasuredStep, earned_s: float) -> None:
         if self.state is not State.OFF:
             for window in self.windows:
-                window.add(step)
+                window.add(step, earned_s)
         if self.state is State.TRIAL:
-            self.trial.add(step)
+            self.trial.add(step, earned_s)
             if self.trial.has(self.next_look) and self.trial_reference.num_steps > 0:
                 self._look()
 

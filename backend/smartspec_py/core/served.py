@@ -14,8 +14,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from smartspec_py.core.corrections import Predicted, StepCost
+from smartspec_py.core.corrections import Predicted
 from smartspec_py.core.cost import CostModel, Floats, PassTable
+from smartspec_py.core.types import MeasuredStep
 
 FORGETTING = 0.9995
 """Kept of a mean at each step that adds to it: it is 2,000 of its steps long."""
@@ -40,7 +41,7 @@ class ServedCosts:
         self._prefill = _MeanRatios((1,))
         self._host = _Line()
 
-    def observe(self, step: StepCost, known: Predicted) -> None:
+    def observe(self, step: MeasuredStep, known: Predicted) -> None:
         """Learn from a step with decoding sequences. known: what the profile says of it."""
         rows, alone_s = max(1, step.num_rows), known.one_token_s + known.drafts_s
         if step.num_prefill_tokens:

@@ -179,3 +179,46 @@ class SpecPlan:
     def goodput(self) -> float:
         """Expected generated tokens per second; 0.0 for an empty plan."""
         return self.expected_tokens / self.expected_s if self.expected_s > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredStep:
+    """What is learned from: what a step ran, brought and took. Times are seconds.
+
+    num_rows: sequences that decoded. num_tokens: theirs in the target's pass, drafts included.
+    context_len: mean tokens of context a row. num_generated: tokens that requests kept.
+    num_drafted: drafts as made; those left unverified are not in num_tokens.
+    draft_rows: rows of each draft pass, as run; none where drafts were looked up.
+    target_s: the target's pass, prompt chunks included.
+    draft_s: the draft passes together, catch-up included.
+    total_s: all of the step. plan_s: of it, deciding what to draft.
+    num_prefill_tokens: prompt tokens that shared the pass.
+    num_catch_up_tokens: tokens that stale draft caches read first.
+    num_charged_tokens: tokens of the texts that were verified, drafts included; see
+        `CostModel.max_charged_tokens`.
+    """
+
+    num_rows: int
+    num_tokens: int
+    context_len: float
+    num_generated: int
+    num_drafted: int
+    draft_rows: tuple[int, ...]
+    target_s: float
+    draft_s: float
+    total_s: float
+    plan_s: float = 0.0
+    num_prefill_tokens: int = 0
+    num_catch_up_tokens: int = 0
+    num_charged_tokens: int = 0
+
+    @property
+    def host_s(self) -> float:
+        """What the step took beside its passes."""
+        return max(0.0, self.total_s - self.target_s - self.draft_s)
+
+    @property
+    def spent_s(self) -> float:
+        """For what it generated: without a plan that drafted nothing, which a server that never
+        speculates is spared."""
+        return self.total_s if self.num_drafted else self.total_s - self.plan_s

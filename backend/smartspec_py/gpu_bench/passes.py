@@ -11,7 +11,7 @@ from smartspec_py.engines.base import Profilable
 from smartspec_py.gpu_bench.document import Bandwidth
 from smartspec_py.gpu_bench.pair import Pair
 from smartspec_py.gpu_bench.plan import BANDWIDTH_GOAL, MAX_CONTEXT_LEN, MAX_DRAFT_LEN
-from smartspec_py.serving.loop import StepRecord
+from smartspec_py.serving.step import StepRecord
 
 NUM_PASSES, NUM_WARM_UPS = 30, 3
 NUM_TIMES = 5

@@ -11,10 +11,10 @@ from typing import Any
 
 from smartspec_py.prompts import Prompt
 from smartspec_py.serving.local import LocalSink
-from smartspec_py.serving.loop import StepRecord
 from smartspec_py.serving.messages import Reply
 from smartspec_py.serving.request import ErrorCode, GenerateParams, RequestError
 from smartspec_py.serving.server import Server
+from smartspec_py.serving.step import StepRecord
 from smartspec_py.sim.open_loop import ExchangeError
 
 WAIT_S = 60.0

@@ -9,22 +9,22 @@ under `none` and `fixed:K` are done as they ask; neither guard nor probes touch 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from smartspec_py.core.acceptance import INITIAL_MEAN
 from smartspec_py.core.confidence import RecentGoodput, StepPrices
-from smartspec_py.core.corrections import CostCorrections, StepCost
+from smartspec_py.core.corrections import CostCorrections
 from smartspec_py.core.cost import MAX_ROWS, CostModel
-from smartspec_py.core.guard import Guard, ProbeBudget, Sample
+from smartspec_py.core.guard import Guard, ProbeBudget
 from smartspec_py.core.plan_budget import PlanBudget
 from smartspec_py.core.planner import BatchTable, PlannerSettings, batch_table_of, plan
 from smartspec_py.core.policies import GOODPUT_CONFIDENCE
 from smartspec_py.core.served import ServedCosts
-from smartspec_py.core.types import SequenceId, SequenceView
-from smartspec_py.serving.step import Decision, Reason
+from smartspec_py.core.types import MeasuredStep, SequenceView
+from smartspec_py.serving.step import Decision, Reason, StepRecord
 
 PROBE_DRAFT_LEN = 2
 """Drafts of a probe that drafts: one pass more than the least, so that both costs show."""
@@ -33,25 +33,6 @@ TABLE_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 LEARNING = ("goodput", GOODPUT_CONFIDENCE, "goodput_global", "batch_table")
 """Policies that choose by costs: those that the guard may stop and probes may use."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a step did and took. Seconds.
-
-    drafted: drafts as made, by sequence; they may be fewer than planned, or more. verified: those
-    of them that were verified; sequences without any are left out. plan_s: of total_s, what
-    `Controller.plan` took.
-    """
-
-    drafted: Mapping[SequenceId, int]
-    verified: Mapping[SequenceId, int]
-    num_generated: int
-    num_prefill_tokens: int
-    draft_s: float
-    target_s: float
-    total_s: float  # from the end of the step before, where the loop was not idle
-    plan_s: float = 0.0
 
 
 class Controller:
@@ -136,36 +117,24 @@ class Controller:
                 return self._decide(views, replace(settings, forced=forced), Reason.PROBE)
         return decision
 
-    def observe(self, decision: Decision, step: Outcome) -> None:
+    def observe(self, record: StepRecord) -> None:
         """Learn from what became of a decision, where there were decoding sequences."""
-        views = decision.views
-        if not views or step.total_s <= 0.0:
+        views = record.decision.views
+        if not views or record.between_s + record.total_s <= 0.0:
             return
-        context_len = _mean_context_len(views)
-        drafting = _drafting(decision, step)
+        step = measured(record)
         if step.target_s > 0.0:  # else the engine cannot tell its passes from the rest
-            step_cost = _step_cost(decision, step, drafting, context_len)
-            self._served.observe(step_cost, self._corrections.observe(step_cost))
+            self._served.observe(step, self._corrections.observe(step))
         if step.num_prefill_tokens == 0:
             self._recent.observe(step.num_generated, step.total_s)
-        is_speculating = any(step.drafted.values())
         if any(view.policy in LEARNING for view in views):
-            self._observe_plan(decision, step, context_len, is_speculating)
+            self._observe_plan(record.decision, step)
             # Probes are paid by those that may be probed, and so saved up from their time alone.
-            self._budget.observe(step.total_s, decision.reason is Reason.PROBE)
+            self._budget.observe(step.total_s, record.decision.reason is Reason.PROBE)
         if step.num_prefill_tokens == 0 and all(
             view.policy in ("none", *LEARNING) for view in views
         ):
-            self._guard.observe(
-                Sample(
-                    num_rows=decision.num_rows,
-                    context_len=context_len,
-                    num_generated=step.num_generated,
-                    step_s=step.total_s if is_speculating else step.total_s - step.plan_s,
-                    is_speculating=is_speculating,
-                    has_catch_up=any(view.draft_lag for view, _ in drafting),
-                )
-            )
+            self._guard.observe(step)
 
     def _decide(
         self,
@@ -180,7 +149,7 @@ class Controller:
     def _prices(self, decision: Decision) -> StepPrices | None:
         """A plan must be kept to where it is a probe, run for what it teaches, and where there is a
         latency target, which is met by all draft lengths together."""
-        views, cost, num_rows = decision.views, decision.cost, decision.num_rows
+        views, cost, num_rows = decision.views, decision.cost, decision.num_decoding
         draft_lens = decision.plan.draft_lens
         wants = any(v.policy == GOODPUT_CONFIDENCE and draft_lens[v.sequence] for v in views)
         has_targets = any(view.slo_s_per_token is not None for view in views)
@@ -201,23 +170,50 @@ class Controller:
         has_targets = any(view.slo_s_per_token is not None for view in free)
         return not (has_targets or self._plan_budget.allows(num_rows))
 
-    def _observe_plan(
-        self, decision: Decision, step: Outcome, context_len: float, is_speculating: bool
-    ) -> None:
-        num_rows, planned = decision.num_rows, decision.plan
+    def _observe_plan(self, decision: Decision, step: MeasuredStep) -> None:
+        num_rows, planned = step.num_rows, decision.plan
         is_probe = decision.reason is Reason.PROBE
         if decision.settings.forced and not is_probe:  # nothing was searched for
             self._plan_budget.observe(num_rows, None, step.total_s)
             return
         cost = self._corrections.at(num_rows)
-        none_s = cost.target_s(num_rows, num_rows, context_len) + cost.step_host_s(num_rows)
+        none_s = cost.target_s(num_rows, num_rows, step.context_len) + cost.step_host_s(num_rows)
         pays = is_probe or (
-            is_speculating
+            step.num_drafted > 0
             and self._plan_budget.pays(
                 planned.expected_tokens, planned.expected_s, num_rows, none_s
             )
         )
         self._plan_budget.observe(num_rows, step.plan_s, step.total_s, is_poor=not pays)
+
+
+def measured(record: StepRecord) -> MeasuredStep:
+    """What is learned from a step. Draft passes are those of sequences that a draft model drafted
+    for; its time counts from the end of the step before, where the loop was not idle."""
+    decision, verified = record.decision, record.verified
+    drafting = _drafting(record)
+    lengths = [length for _, length in drafting]
+    num_late = sum(view.draft_lag > 0 for view, _ in drafting)
+    num_verified = sum(verified.values())
+    texts = (view.context_len for view in decision.views if view.sequence in verified)
+    return MeasuredStep(
+        num_rows=decision.num_decoding,
+        num_tokens=decision.num_decoding + num_verified,
+        context_len=_mean_context_len(decision.views),
+        num_generated=record.num_generated,
+        num_drafted=sum(record.drafted.values()),
+        draft_rows=(
+            *((num_late,) if num_late else ()),  # they are read in a pass of their own
+            *(sum(n >= p for n in lengths) for p in range(1, max(lengths, default=0) + 1)),
+        ),
+        target_s=record.target_s,
+        draft_s=record.draft_s if drafting else 0.0,
+        total_s=record.between_s + record.total_s,
+        plan_s=record.plan_s,
+        num_prefill_tokens=record.num_prefill_tokens,
+        num_catch_up_tokens=sum(view.draft_lag for view, _ in drafting),
+        num_charged_tokens=num_verified + sum(texts),
+    )
 
 
 def _mean_context_len(views: Sequence[SequenceView]) -> float:
@@ -230,41 +226,13 @@ def _prober(free: Sequence[SequenceView]) -> SequenceView | None:
     return min(able, key=lambda view: (view.draft_lag, view.sequence), default=None)
 
 
-def _drafting(decision: Decision, step: Outcome) -> list[tuple[SequenceView, int]]:
+def _drafting(record: StepRecord) -> list[tuple[SequenceView, int]]:
     """The sequences for which a draft model ran, with their drafts."""
     found = []
-    for view in decision.views:
-        choice = decision.plan.choices.get(view.sequence, 0)
+    for view in record.decision.views:
+        choice = record.decision.plan.choices.get(view.sequence, 0)
         option = view if choice == 0 else view.alternatives[choice - 1]
-        length = step.drafted.get(view.sequence, 0)
+        length = record.drafted.get(view.sequence, 0)
         if length and option.has_draft_passes:
             found.append((view, length))
     return found
-
-
-def _step_cost(
-    decision: Decision,
-    step: Outcome,
-    drafting: Sequence[tuple[SequenceView, int]],
-    context_len: float,
-) -> StepCost:
-    lengths = [length for _, length in drafting]
-    num_late = sum(view.draft_lag > 0 for view, _ in drafting)
-    num_verified = sum(step.verified.values())
-    draft_s = step.draft_s if drafting else 0.0
-    return StepCost(
-        num_rows=decision.num_rows,
-        num_tokens=decision.num_rows + num_verified,
-        context_len=context_len,
-        draft_rows=(
-            *((num_late,) if num_late else ()),  # they are read in a pass of their own
-            *(sum(n >= p for n in lengths) for p in range(1, max(lengths, default=0) + 1)),
-        ),
-        target_s=step.target_s,
-        draft_s=draft_s,
-        host_s=max(0.0, step.total_s - step.target_s - draft_s),
-        num_prefill_tokens=step.num_prefill_tokens,
-        num_catch_up_tokens=sum(view.draft_lag for view, _ in drafting),
-        num_charged_tokens=num_verified
-        + sum(view.context_len for view in decision.views if view.sequence in step.verified),
-    )

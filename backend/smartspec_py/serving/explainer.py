@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 
 from smartspec_py.core.cost import CostModel
 from smartspec_py.core.policies import BatchTable
-from smartspec_py.serving.loop import StepRecord
 from smartspec_py.serving.request import ErrorCode, RequestError
-from smartspec_py.tracing.steps import StepTraceFile, cost_id, step_line, steps_text, trace_step
+from smartspec_py.serving.step import StepRecord
+from smartspec_py.tracing.steps import StepTraceFile, step_line, steps_text
 
 logger = logging.getLogger(__name__)
 
@@ -68,14 +68,13 @@ class Explainer:
 
     def trace(self, records: Sequence[StepRecord], num_steps: int) -> str | None:
         """The trace as text; None where the explainer was stopped."""
-        name = cost_id(self._profile)
-        header = StepTraceFile({}, {name: self._profile}, [], self._batch_table)
+        header = StepTraceFile({}, self._profile, [], self._batch_table)
         lines: list[str] = []
         num_bytes = 0
-        planned = [record for record in records if record.decision.views][-num_steps:]
+        planned = [record for record in records if record.num_rows][-num_steps:]
         for record in reversed(planned):
             start_s = time.perf_counter()
-            lines.append(step_line(trace_step(record, name)))
+            lines.append(step_line(record))
             num_bytes += len(lines[-1])
             if num_bytes >= MAX_BYTES:
                 break

@@ -1,8 +1,7 @@
-"""What the meter is told: frozen values, made by the loop and the responder."""
+"""What the meter is told beside step records: frozen values, made by the loop and the responder."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,53 +21,19 @@ class ConfigInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """cache_utilization: used share of the target's cache, 0 to 1."""
+class LoopState:
+    """Where the loop stands. cache_utilization: used share of the target's cache, 0 to 1.
 
-    num_running: int
-    num_waiting: int
-    cache_utilization: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Control:
-    """Where the controller stands after a step. decider: of this step, see `serving.step.Reason`.
-
-    num_switches: of the guard since the last step. cost_factors: on the target's pass of one token
-    a row, on what drafts add to it, and on draft passes; 1.0 in a profile. time_errors: mean
+    num_preemptions, num_switches: since the start; the latter of the guard. time_errors: mean
     relative error of predicted step times, by the profile and as corrected.
     """
 
-    decider: str
-    num_switches: int
-    cost_factors: tuple[float, float, float]
-    time_errors: tuple[float, float]
-
-
-@dataclass(frozen=True, slots=True)
-class StepSample:
-    """One step of the loop; times are seconds.
-
-    num_generated: tokens that requests kept, not those behind their end.
-    verifications: (num_drafted, num_accepted) of each sequence that verified drafts.
-    num_undrafted: steps of sequences without drafts; each token of a burst is one.
-    target_s: the pass of its decoding work. total_s: from the plan to the events' end.
-    expected_tokens, expected_s: of the plan; 0 where nothing was ready.
-    load: after the step. control: None where nothing decoded.
-    """
-
-    num_prefill_tokens: int
-    num_generated: int
-    verifications: Sequence[tuple[int, int]]
-    num_undrafted: int
-    draft_s: float
-    target_s: float
-    total_s: float
-    expected_tokens: float
-    expected_s: float
-    load: Load
-    num_preempted: int = 0
-    control: Control | None = None
+    num_running: int = 0
+    num_waiting: int = 0
+    cache_utilization: float = 0.0
+    num_preemptions: int = 0
+    num_switches: int = 0
+    time_errors: tuple[float, float] = (0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,29 +20,25 @@ from smartspec_py.serving import metric_families as families
 from smartspec_py.serving.metric_families import FAMILIES, Family, Kind, Series
 from smartspec_py.serving.metric_samples import (
     ConfigInfo,
-    Control,
-    Load,
+    LoopState,
     RequestSample,
-    StepSample,
     request_sample,
 )
 from smartspec_py.serving.metric_sinks import MemoryMetrics, MetricSink, NoMetrics
 from smartspec_py.serving.request import ErrorCode
-from smartspec_py.serving.step import Reason
+from smartspec_py.serving.step import Reason, StepRecord
 
 __all__ = [
     "FLUSH_S",
     "NUM_CALLS",
     "NUM_STEPS_SHOWN",
     "ConfigInfo",
-    "Control",
-    "Load",
+    "LoopState",
     "MemoryMetrics",
     "Meter",
     "MetricSink",
     "NoMetrics",
     "RequestSample",
-    "StepSample",
     "request_sample",
 ]
 
@@ -71,6 +67,7 @@ class Meter:
         self._gauges: dict[Series, float] = {}
         self._shown: dict[Series, float] = {}
         self._observations: list[tuple[Family, float]] = []
+        self._state = LoopState()
         self._steps = _Steps()
         self._acceptance = _Acceptance()
         self._calls: deque[tuple[Kind, Series, float]] = deque()  # still to be handed over
@@ -79,18 +76,21 @@ class Meter:
         labels = (("method", info.method), ("k_max", str(info.k_max)), ("policy", info.policy))
         self._gauges[families.CONFIG_INFO.name, labels] = 1.0
 
-    def add_step(self, step: StepSample) -> None:
-        self._acceptance.add(step.verifications)
-        self._steps.add(step)
-        self._count(families.DISABLED_STEPS, step.num_undrafted)
+    def add_step(self, step: StepRecord) -> None:
+        verifications, num_undrafted = step.verifications, step.num_undrafted
+        self._acceptance.add(verifications)
+        self._steps.add(step, _mean_draft_len(verifications, num_undrafted))
+        self._count(families.DISABLED_STEPS, num_undrafted)
         self._count(families.PROMPT_TOKENS, step.num_prefill_tokens)
         self._count(families.GENERATION_TOKENS, step.num_generated)
         self._count(families.DRAFT_TIME, step.draft_s)
         self._count(families.VERIFY_TIME, step.target_s)
-        self._count(families.PREEMPTIONS, step.num_preempted)
-        if step.control is not None:
-            self._add_control(step.control)
-        self.set_load(step.load)
+        if step.num_rows:
+            cost = step.decision.cost
+            self._count(families.DECIDED, 1, step.decision.reason)
+            factors = (cost.target_base, cost.target_slope, cost.draft_factor)
+            for part, factor in zip(COST_PARTS, factors, strict=True):
+                self._set(families.COST_FACTOR, factor, part)
 
     def add_request(self, request: RequestSample) -> None:
         """A request that was cut short has no say in how long requests take."""
@@ -114,18 +114,15 @@ class Meter:
         self._count(families.SENDS, 1)
         self._count(families.SEND_TIME, seconds)
 
-    def set_load(self, load: Load) -> None:
-        """For itself where the load changed without a step."""
-        self._set(families.RUNNING, load.num_running)
-        self._set(families.WAITING, load.num_waiting)
-        self._set(families.CACHE, load.cache_utilization)
-
-    def _add_control(self, control: Control) -> None:
-        self._count(families.DECIDED, 1, control.decider)
-        self._count(families.SWITCHES, control.num_switches)
-        for part, factor in zip(COST_PARTS, control.cost_factors, strict=True):
-            self._set(families.COST_FACTOR, factor, part)
-        for predictor, error in zip(PREDICTORS, control.time_errors, strict=True):
+    def set_state(self, state: LoopState) -> None:
+        """Told whenever it is another than before."""
+        before, self._state = self._state, state
+        self._set(families.RUNNING, state.num_running)
+        self._set(families.WAITING, state.num_waiting)
+        self._set(families.CACHE, state.cache_utilization)
+        self._count(families.PREEMPTIONS, state.num_preemptions - before.num_preemptions)
+        self._count(families.SWITCHES, state.num_switches - before.num_switches)
+        for predictor, error in zip(PREDICTORS, state.time_errors, strict=True):
             self._set(families.TIME_ERROR, error, predictor)
 
     @property
@@ -257,8 +254,8 @@ class _Steps:
         self._expected = (0.0, 0.0)  # tokens, seconds
         self._actual = (0.0, 0.0)
 
-    def add(self, step: StepSample) -> None:
-        length = _mean_draft_len(step)
+    def add(self, step: StepRecord, length: float | None) -> None:
+        """length: mean draft length."""
         if length is not None:
             self._last_length = length
         if self._num_seen % self._stride == 0:
@@ -267,10 +264,11 @@ class _Steps:
                 del self._selected[1::2]
                 self._stride *= 2
         self._num_seen += 1
-        if step.expected_s > 0 and not step.num_prefill_tokens:
+        plan = step.decision.plan
+        if plan.expected_s > 0 and not step.num_prefill_tokens:
             (tokens, time_s), (actual, actual_s) = self._expected, self._actual
             self._num_planned += 1
-            self._expected = (tokens + step.expected_tokens, time_s + step.expected_s)
+            self._expected = (tokens + plan.expected_tokens, time_s + plan.expected_s)
             self._actual = (actual + step.num_generated, actual_s + step.total_s)
 
     def gauges(self) -> Iterator[tuple[Family, float]]:
@@ -288,10 +286,10 @@ class _Steps:
         return times + lengths
 
 
-def _mean_draft_len(step: StepSample) -> float | None:
+def _mean_draft_len(verifications: Sequence[tuple[int, int]], num_undrafted: int) -> float | None:
     """Over the sequences that decoded; None where none did."""
-    num_rows = len(step.verifications) + step.num_undrafted
-    return sum(k for k, _ in step.verifications) / num_rows if num_rows else None
+    num_rows = len(verifications) + num_undrafted
+    return sum(k for k, _ in verifications) / num_rows if num_rows else None
 
 
 def _series(family: Family, *values: str) -> Series:

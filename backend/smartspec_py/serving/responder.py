@@ -30,14 +30,14 @@ from smartspec_py.serving.messages import (
     Update,
 )
 from smartspec_py.serving.metrics import (
-    Load,
+    LoopState,
     Meter,
     MetricSink,
     NoMetrics,
-    StepSample,
     request_sample,
 )
 from smartspec_py.serving.request import ErrorCode
+from smartspec_py.serving.step import StepRecord
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class _Healthy:
     sink: Sink
 
 
-_News = Update | _Refusal | _Explanation | _Failure | _Healthy | StepSample | Load
+_News = Update | _Refusal | _Explanation | _Failure | _Healthy | StepRecord | LoopState
 
 HEALTHY = Reply("", None, None, Progress(), seed=0)
 
@@ -135,7 +135,7 @@ class Responder:
         """Requests whose last response was not sent yet. May be read by any thread."""
         return len(self._open)
 
-    def post(self, news: Update | StepSample | Load) -> None:
+    def post(self, news: Update | StepRecord | LoopState) -> None:
         self._queue.put(news)
 
     def refuse(self, sink: Sink, code: ErrorCode, message: str) -> None:
@@ -187,10 +187,10 @@ class Responder:
                 _confirm(item)
             elif isinstance(item, _Failure):
                 self._failure = item
-            elif isinstance(item, StepSample):
+            elif isinstance(item, StepRecord):
                 self._meter.add_step(item)
-            elif isinstance(item, Load):
-                self._meter.set_load(item)
+            elif isinstance(item, LoopState):
+                self._meter.set_state(item)
 
     def _fail_open(self, failure: _Failure) -> None:
         for conversation in list(self._open.values()):

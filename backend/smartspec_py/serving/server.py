@@ -17,13 +17,14 @@ from smartspec_py.serving.explainer import Explainer
 from smartspec_py.serving.inbox import Inbox
 from smartspec_py.serving.intake import Defaults, Engine, Intake, cache_budget
 from smartspec_py.serving.learned import restore_learned, store_learned
-from smartspec_py.serving.loop import StepLoop, StepRecord
+from smartspec_py.serving.loop import StepLoop
 from smartspec_py.serving.messages import SHUTTING_DOWN, Sink, Update
 from smartspec_py.serving.metrics import ConfigInfo, Meter, MetricSink, NoMetrics
 from smartspec_py.serving.profile import store_served
 from smartspec_py.serving.request import ErrorCode, GenerateParams, InvalidField, RequestError
 from smartspec_py.serving.responder import Responder
 from smartspec_py.serving.roster import Arrival
+from smartspec_py.serving.step import StepRecord
 
 __all__ = ["Engine", "Server"]
 

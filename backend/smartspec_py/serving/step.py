@@ -1,15 +1,20 @@
-"""One step of the loop, as values: what was decided."""
+"""One step of the loop, as values: what was decided, and the record of what it did and took.
+
+The loop makes one record for each step. Controller, metrics, traces and explanations read it; it is
+not changed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from smartspec_py.core.confidence import StepPrices
 from smartspec_py.core.cost import CostModel
 from smartspec_py.core.policies import PlannerSettings
-from smartspec_py.core.types import SequenceView, SpecPlan
+from smartspec_py.core.types import SequenceId, SequenceView, SpecPlan
+from smartspec_py.engines.base import Event
 
 
 class Reason(StrEnum):
@@ -39,6 +44,59 @@ class Decision:
     prices: StepPrices | None = None
 
     @property
-    def num_rows(self) -> int:
-        """Sequences that generate in the step."""
+    def num_decoding(self) -> int:
+        """Sequences that generate in the step, those beside the views included."""
         return len(self.views) + self.settings.num_background
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """What a step decided, did and took. Times are seconds by the loop's clock.
+
+    events: of the step, those of prompt chunks included. num_generated: tokens that requests kept.
+    drafted: drafts as made, by sequence; they may be fewer than planned, or more. verified: those
+    of them that were verified; sequences without any are left out.
+    start_s: when its decision began. between_s: from the end of the step before until then, 0 where
+    the loop was idle. views_s, plan_s, draft_s: describing the sequences, deciding, drafting.
+    target_s: the pass of its decoding work. total_s: from start_s to the events' end, so that what
+    the parts leave is the loop's own work.
+    """
+
+    decision: Decision
+    events: Sequence[Event]
+    num_prefill_tokens: int
+    num_generated: int
+    drafted: Mapping[SequenceId, int]
+    verified: Mapping[SequenceId, int]
+    start_s: float
+    between_s: float
+    views_s: float
+    plan_s: float
+    draft_s: float
+    target_s: float
+    total_s: float
+
+    @property
+    def num_rows(self) -> int:
+        """Sequences that were planned for."""
+        return len(self.decision.views)
+
+    @property
+    def num_drafted(self) -> int:
+        """Drafts that were verified, by the step's events."""
+        return sum(event.num_drafted for event in self.events)
+
+    @property
+    def verifications(self) -> list[tuple[int, int]]:
+        """(num_drafted, num_accepted) of each sequence that verified drafts."""
+        return [(e.num_drafted, e.num_accepted) for e in self._decoding if e.num_drafted]
+
+    @property
+    def num_undrafted(self) -> int:
+        """Steps of sequences without drafts; each token of a burst is one."""
+        return sum(len(event.tokens) for event in self._decoding if not event.num_drafted)
+
+    @property
+    def _decoding(self) -> list[Event]:
+        planned = self.decision.plan.draft_lens
+        return [event for event in self.events if event.sequence in planned]

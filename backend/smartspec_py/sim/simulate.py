@@ -23,8 +23,9 @@ from smartspec_py.serving.config import DRAFT_MODEL, PROMPT_LOOKUP
 from smartspec_py.serving.inbox import Inbox
 from smartspec_py.serving.loop import Arrival, StepLoop
 from smartspec_py.serving.messages import Conversation, Reply, Update
-from smartspec_py.serving.metrics import Load, StepSample
+from smartspec_py.serving.metrics import LoopState
 from smartspec_py.serving.request import ErrorCode, GenerateParams, Request, RequestError
+from smartspec_py.serving.step import StepRecord
 from smartspec_py.serving.text import TextStream
 from smartspec_py.sim.engine import PLACEHOLDER, SimProposer, SimTarget
 from smartspec_py.sim.latency import RequestTiming
@@ -260,9 +261,9 @@ class Simulation:
             deadline_s=None if deadline_s is None else request.arrival_s + deadline_s,
         )
 
-    def _hear(self, news: Update | StepSample | Load) -> None:
+    def _hear(self, news: Update | StepRecord | LoopState) -> None:
         """The responder's place: counts, and the times of whoever is over."""
-        if isinstance(news, StepSample):
+        if isinstance(news, StepRecord):
             self._count(news)
         elif isinstance(news, Update) and news.outcome is not None:
             served = self._served.pop(news.conversation.sequence)
@@ -288,13 +289,13 @@ class Simulation:
             )
         self._timings[sequence] = timing
 
-    def _count(self, sample: StepSample) -> None:
-        result = self._result
-        result.num_generated += sample.num_generated
-        if sample.num_undrafted:
-            result.draft_lens[0] += sample.num_undrafted
-        rows = sample.num_undrafted + len(sample.verifications)
-        for num_drafted, num_accepted in sample.verifications:
+    def _count(self, step: StepRecord) -> None:
+        result, verifications, num_undrafted = self._result, step.verifications, step.num_undrafted
+        result.num_generated += step.num_generated
+        if num_undrafted:
+            result.draft_lens[0] += num_undrafted
+        rows = num_undrafted + len(verifications)
+        for num_drafted, num_accepted in verifications:
             result.num_drafted += num_drafted
             result.num_accepted += num_accepted
             result.draft_lens[num_drafted] += 1

@@ -1,7 +1,7 @@
 """Says why a step was planned as it was, and how well plans came true over a window.
 
-Pure: works on a step trace. Every plan in here is decided or evaluated with the cost model and the
-settings that the trace holds for its step, as in `steps.decide`; nothing is learned.
+Pure: works on step records. Every plan in here is decided or evaluated with the cost model and the
+settings of the step's own decision, as in `steps.decide`; nothing is learned.
 
 The regret of a window is an estimate: it asks what the planner would have chosen, had it known by
 how much costs and acceptance were off in this very window, and what the choices made are worth by
@@ -17,16 +17,9 @@ from itertools import pairwise
 
 from smartspec_py.core.cost import CostModel
 from smartspec_py.core.goodput import Floats, accept_trials
-from smartspec_py.core.planner import PlannerSettings, evaluate, second_price
+from smartspec_py.core.planner import PlannerSettings, evaluate, plan, second_price
 from smartspec_py.core.types import DraftOption, SequenceId, SequenceView, SpecPlan
-from smartspec_py.tracing.steps import (
-    StepTrace,
-    StepTraceFile,
-    cost_of,
-    decide,
-    settings_of,
-    told,
-)
+from smartspec_py.serving.step import StepRecord
 
 NUM_BINS = 10
 """Of predicted acceptance, in a reliability table."""
@@ -82,7 +75,7 @@ class WindowReport:
     reliability: list[ReliabilityBin] = field(default_factory=list)
 
 
-def candidates(trace: StepTraceFile, step: StepTrace) -> list[Candidate]:
+def candidates(step: StepRecord) -> list[Candidate]:
     """The plan that was chosen, and every length for all sequences alike, as far as each may; each
     drafts with the option that was chosen for it."""
     lengths, options = _chosen(step)
@@ -92,15 +85,16 @@ def candidates(trace: StepTraceFile, step: StepTrace) -> list[Candidate]:
         for length in range(max(caps, default=0) + 1)
     ]
     named = [("chosen", lengths), *alike]
-    return _judged(trace, step, [(name, found, options) for name, found in named])
+    return _judged(step, [(name, found, options) for name, found in named])
 
 
-def options(trace: StepTraceFile, step: StepTrace, sequence: SequenceId) -> list[Candidate]:
+def options(step: StepRecord, sequence: SequenceId) -> list[Candidate]:
     """Every length of one sequence with every option it has, the others as they were chosen. Raises
     KeyError where the sequence was not planned in this step."""
     lengths, chosen = _chosen(step)
-    index = {view.sequence: i for i, view in enumerate(step.views)}[sequence]
-    view = step.views[index]
+    views = step.decision.views
+    index = {view.sequence: i for i, view in enumerate(views)}[sequence]
+    view = views[index]
     found = []
     for option in range(1 + len(view.alternatives)):
         # No draft is the same whatever would have drafted it.
@@ -111,15 +105,15 @@ def options(trace: StepTraceFile, step: StepTrace, sequence: SequenceId) -> list
             found.append(
                 (name, _with(lengths, index, length), _with(chosen, index, option)),
             )
-    return _judged(trace, step, found)
+    return _judged(step, found)
 
 
-def window(trace: StepTraceFile) -> WindowReport:
-    """How well the plans of the trace's steps came true."""
-    decoding = [step for step in trace.steps if step.views and not step.num_prefill_tokens]
+def window(steps: Sequence[StepRecord]) -> WindowReport:
+    """How well the plans of these steps came true."""
+    decoding = [step for step in steps if step.num_rows and not step.num_prefill_tokens]
     if not decoding:
         return WindowReport()
-    expected_s = [step.plan.expected_s for step in decoding]
+    expected_s = [step.decision.plan.expected_s for step in decoding]
     errors = [
         abs(step.total_s - expected) / expected
         for step, expected in zip(decoding, expected_s, strict=True)
@@ -128,25 +122,27 @@ def window(trace: StepTraceFile) -> WindowReport:
     reliability = _reliability(decoding)
     return WindowReport(
         num_steps=len(decoding),
-        expected_tokens=sum(step.plan.expected_tokens for step in decoding),
+        expected_tokens=sum(step.decision.plan.expected_tokens for step in decoding),
         realised_tokens=sum(step.num_generated for step in decoding),
         expected_s=sum(expected_s),
         realised_s=sum(step.total_s for step in decoding),
         time_error=sum(errors) / max(1, len(errors)),
-        regret=_regret(trace, decoding, reliability),
+        regret=_regret(decoding, reliability),
         num_switches=_num_switches(decoding),
         reliability=[bin_ for bin_ in reliability if bin_ is not None],
     )
 
 
-def _chosen(step: StepTrace) -> tuple[list[int], list[int]]:
+def _chosen(step: StepRecord) -> tuple[list[int], list[int]]:
     """Draft lengths and options of the recorded plan, in the order of the views."""
-    lengths = [step.plan.draft_lens[view.sequence] for view in step.views]
+    decision = step.decision
+    lengths = [decision.plan.draft_lens[view.sequence] for view in decision.views]
     return lengths, [option for _, option in _with_options(step)]
 
 
-def _with_options(step: StepTrace) -> list[tuple[SequenceView, int]]:
-    return [(view, step.plan.choices.get(view.sequence, 0)) for view in step.views]
+def _with_options(step: StepRecord) -> list[tuple[SequenceView, int]]:
+    decision = step.decision
+    return [(view, decision.plan.choices.get(view.sequence, 0)) for view in decision.views]
 
 
 def _option(view: SequenceView, option: int) -> SequenceView | DraftOption:
@@ -158,40 +154,36 @@ def _with(values: Sequence[int], index: int, value: int) -> list[int]:
 
 
 def _judged(
-    trace: StepTraceFile,
-    step: StepTrace,
-    plans: Sequence[tuple[str, Sequence[int], Sequence[int]]],
+    step: StepRecord, plans: Sequence[tuple[str, Sequence[int], Sequence[int]]]
 ) -> list[Candidate]:
     """Name, lengths and options of each plan as candidates, the best of them marked."""
-    cost, settings = cost_of(step, trace.costs), told(step, settings_of(trace))
+    views, settings = step.decision.views, step.decision.settings
     found = []
     for name, lengths, chosen in plans:
-        by_sequence = {
-            view.sequence: option for view, option in zip(step.views, chosen, strict=True)
-        }
-        plan_ = evaluate(step.views, lengths, cost, by_sequence, settings)
+        by_sequence = {view.sequence: option for view, option in zip(views, chosen, strict=True)}
+        plan_ = evaluate(views, lengths, step.decision.cost, by_sequence, settings)
         found.append(
             Candidate(name, tuple(lengths), tuple(chosen), plan_.expected_tokens, plan_.expected_s)
         )
     goodput = max(one.goodput for one in found)
-    price = second_price(goodput, len(step.views), settings)
+    price = second_price(goodput, len(views), settings)
     best = max(found, key=lambda one: one.expected_tokens - price * one.expected_s)
     return [replace(one, is_best=one is best) for one in found]
 
 
-def _reliability(steps: Sequence[StepTrace]) -> list[ReliabilityBin | None]:
+def _reliability(steps: Sequence[StepRecord]) -> list[ReliabilityBin | None]:
     """By tenths of predicted acceptance; None where nothing fell."""
     predicted, accepted, trials = [0.0] * NUM_BINS, [0] * NUM_BINS, [0] * NUM_BINS
     for step in steps:
         drafted = {view.sequence: _option(view, option) for view, option in _with_options(step)}
-        for outcome in step.outcomes:
-            if outcome.sequence not in drafted:
+        for event in step.events:
+            if event.sequence not in drafted:
                 continue  # it generated what an earlier step asked for
-            probs = drafted[outcome.sequence].accept_probs
-            for j in range(accept_trials(outcome.num_drafted, outcome.num_accepted)):
+            probs = drafted[event.sequence].accept_probs
+            for j in range(accept_trials(event.num_drafted, event.num_accepted)):
                 bin_ = _bin(float(probs[j]))
                 predicted[bin_] += float(probs[j])
-                accepted[bin_] += j < outcome.num_accepted
+                accepted[bin_] += j < event.num_accepted
                 trials[bin_] += 1
     return [
         ReliabilityBin(p / n, a / n, n) if n else None
@@ -203,45 +195,43 @@ def _bin(prob: float) -> int:
     return min(int(prob * NUM_BINS), NUM_BINS - 1)
 
 
-def _num_switches(steps: Sequence[StepTrace]) -> int:
+def _num_switches(steps: Sequence[StepRecord]) -> int:
+    lengths = [step.decision.plan.draft_lens for step in steps]
     return sum(
-        (before.plan.draft_lens[sequence] > 0) != (length > 0)
-        for before, after in pairwise(steps)
-        for sequence, length in after.plan.draft_lens.items()
-        if sequence in before.plan.draft_lens
+        (before[sequence] > 0) != (length > 0)
+        for before, after in pairwise(lengths)
+        for sequence, length in after.items()
+        if sequence in before
     )
 
 
-def _regret(
-    trace: StepTraceFile,
-    steps: Sequence[StepTrace],
-    reliability: Sequence[ReliabilityBin | None],
-) -> float:
+def _regret(steps: Sequence[StepRecord], reliability: Sequence[ReliabilityBin | None]) -> float:
     """Tokens lost by the plans made, as a share of those that the best plans would have brought in
     the same time, by what the window showed of costs and acceptance.
 
     A plan's worth is what the planner maximises: E - p T, p the tokens that a second is worth.
     """
-    settings, costs = settings_of(trace), trace.costs
-    target = _ratio([(s.target_s, _target_s(s, cost_of(s, costs))) for s in steps])
-    draft = _ratio([(s.draft_s, _draft_s(s, cost_of(s, costs))) for s in steps])
+    target = _ratio([(step.target_s, _target_s(step)) for step in steps])
+    draft = _ratio([(step.draft_s, _draft_s(step)) for step in steps])
     tokens, lost = 0.0, 0.0
     for step in steps:
-        cost = _scaled(cost_of(step, costs), target, draft)
-        known = replace(step, views=tuple(_recalibrated(v, reliability) for v in step.views))
-        made = evaluate(
-            known.views, _chosen(known)[0], cost, known.plan.choices, told(known, settings)
-        )
-        lost += _lost(known, made, cost, settings)
+        decision = step.decision
+        cost = _scaled(decision.cost, target, draft)
+        views = [_recalibrated(view, reliability) for view in decision.views]
+        lengths, choices = _chosen(step)[0], decision.plan.choices
+        made = evaluate(views, lengths, cost, choices, decision.settings)
+        lost += _lost(views, made, cost, decision.settings)
         tokens += made.expected_tokens
     return lost / (tokens + lost) if tokens + lost > 0 else 0.0
 
 
-def _lost(step: StepTrace, made: SpecPlan, cost: CostModel, settings: PlannerSettings) -> float:
+def _lost(
+    views: Sequence[SequenceView], made: SpecPlan, cost: CostModel, settings: PlannerSettings
+) -> float:
     """Tokens by which the plan made is worth less than the planner's choice."""
-    best = decide(step, cost, settings)
-    fastest = decide(replace(step, num_delayed=0), cost, settings)
-    price = second_price(fastest.goodput, len(step.views), told(step, settings))
+    best = plan(views, cost, settings)
+    fastest = plan(views, cost, replace(settings, num_delayed=0))
+    price = second_price(fastest.goodput, len(views), settings)
     gain = best.expected_tokens - made.expected_tokens
     return max(0.0, gain - price * (best.expected_s - made.expected_s))
 
@@ -276,20 +266,22 @@ def _moved(
     return tuple(found)
 
 
-def _target_s(step: StepTrace, cost: CostModel) -> float:
-    num_rows = len(step.views) + step.num_background
-    mean_context = sum(view.context_len for view in step.views) / len(step.views)
-    return cost.target_s(num_rows, num_rows + sum(step.plan.draft_lens.values()), mean_context)
+def _target_s(step: StepRecord) -> float:
+    decision = step.decision
+    num_rows, views = decision.num_decoding, decision.views
+    mean_context = sum(view.context_len for view in views) / len(views)
+    num_tokens = num_rows + sum(decision.plan.draft_lens.values())
+    return decision.cost.target_s(num_rows, num_tokens, mean_context)
 
 
-def _draft_s(step: StepTrace, cost: CostModel) -> float:
+def _draft_s(step: StepRecord) -> float:
     lengths = [
-        step.plan.draft_lens[view.sequence]
-        for view, option in _with_options(step)
+        length
+        for length, (view, option) in zip(_chosen(step)[0], _with_options(step), strict=True)
         if _option(view, option).has_draft_passes
     ]
     passes = range(1, max(lengths, default=0) + 1)
-    return sum(cost.draft_s(sum(length >= p for length in lengths)) for p in passes)
+    return sum(step.decision.cost.draft_s(sum(n >= p for n in lengths)) for p in passes)
 
 
 def _ratio(pairs: Sequence[tuple[float, float]]) -> float:

@@ -1,24 +1,23 @@
 """Step traces: what the planner saw at every step, what it chose, and what came of it.
 
-A plan is a pure function of views and cost model, so a recorded step can be decided again: with
-the recorded cost the plan must be the same, and with another cost or another planner the difference
-is what that change does. JSON keeps every float as it was. docs/traces.md has the fields.
+A plan is a pure function of views, cost model and settings, so a recorded step can be decided
+again: as it was recorded the plan must be the same, and with another cost the difference is what
+that change does. JSON keeps every float as it was. docs/traces.md has the fields.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from smartspec_py.core.cost import CostModel, PassTable
-from smartspec_py.core.planner import DEFAULT_SETTINGS, BatchTable, PlannerSettings, plan
-from smartspec_py.core.types import DraftOption, SequenceId, SequenceView, SpecPlan
+from smartspec_py.core.planner import BatchTable, PlannerSettings, plan
+from smartspec_py.core.types import NO_TOKEN, DraftOption, SequenceId, SequenceView, SpecPlan
+from smartspec_py.engines.base import Event
+from smartspec_py.serving.step import Decision, Reason, StepRecord
 from smartspec_py.tracing.files import (
-    TraceError,
     line_text,
     lines_text,
     naming,
@@ -28,67 +27,22 @@ from smartspec_py.tracing.files import (
     write_text,
 )
 
-if TYPE_CHECKING:
-    from smartspec_py.serving.loop import StepRecord
-
 STEP_FORMAT = "smartspec step trace"
 STEP_VERSION = 2
 """Raise it when the meaning of a stored number changes."""
 
-
-@dataclass(frozen=True, slots=True)
-class SequenceOutcome:
-    """What one event of the step brought. num_tokens: as the target emitted them, those behind an
-    end included."""
-
-    sequence: SequenceId
-    num_drafted: int
-    num_accepted: int
-    num_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class StepTrace:
-    """One step. start_s: by the loop's clock, any origin. cost_id: of the profile, see `cost_id`.
-
-    factors: what the profile was corrected by for this step, field by field of `CostModel`. views:
-    what `plan` was asked with, in that order. reason: see `serving.step.Reason`.
-    num_delayed, num_background, forced: what the planner was told, see `PlannerSettings`.
-    outcomes: of all events of the step, those of prompt chunks included. num_generated and the
-    times: see `StepRecord`.
-    """
-
-    start_s: float
-    cost_id: str
-    views: tuple[SequenceView, ...]
-    plan: SpecPlan
-    outcomes: tuple[SequenceOutcome, ...]
-    num_prefill_tokens: int
-    num_generated: int
-    plan_s: float
-    draft_s: float
-    target_s: float
-    total_s: float
-    reason: str = "planned"
-    num_delayed: int = 0
-    num_background: int = 0
-    forced: Mapping[SequenceId, int] = field(default_factory=dict)
-    factors: Mapping[str, float] = field(default_factory=dict)
-
-
-COPIED = (
-    "start_s",
+NUMBERS = (
     "num_prefill_tokens",
     "num_generated",
+    "start_s",
+    "between_s",
+    "views_s",
     "plan_s",
     "draft_s",
     "target_s",
     "total_s",
 )
-"""Fields that a step trace has in common with a `StepRecord`."""
-
-TOLD = ("num_delayed", "num_background", "forced")
-"""Fields that it has in common with `PlannerSettings`."""
+"""Fields of a `StepRecord` that are stored as they are."""
 
 FACTORS = (
     "host_s",
@@ -102,86 +56,28 @@ FACTORS = (
 )
 """Fields of a cost model that live corrections move; the others are tables."""
 
-_BY_SEQUENCE = ("draft_lens", "choices")
-"""Fields of a plan that are mappings."""
-
 
 @dataclass(frozen=True, slots=True)
 class StepTraceFile:
-    """costs: every profile that a step was planned with, by its id. about: models, machine,
-    settings, date, as the caller has them. batch_table: of the policy of that name."""
+    """profile: what costs were corrected from. about: models, machine, settings, date, as the
+    caller has them. batch_table: of the policy of that name."""
 
     about: Mapping[str, Any]
-    costs: Mapping[str, CostModel]
-    steps: Sequence[StepTrace]
+    profile: CostModel
+    steps: Sequence[StepRecord]
     batch_table: BatchTable | None = None
 
 
-def trace_step(record: StepRecord, profile_id: str) -> StepTrace:
-    """What the loop knows of a step as a trace. profile_id: of the profile that was corrected."""
-    decision = record.decision
-    return StepTrace(
-        cost_id=profile_id,
-        factors={name: getattr(decision.cost, name) for name in FACTORS},
-        views=tuple(decision.views),
-        plan=decision.plan,
-        reason=decision.reason,
-        outcomes=tuple(
-            SequenceOutcome(e.sequence, e.num_drafted, e.num_accepted, len(e.tokens))
-            for e in record.events
-        ),
-        **{name: getattr(record, name) for name in COPIED},
-        **{name: getattr(decision.settings, name) for name in TOLD},
-    )
+def decide(step: StepRecord, cost: CostModel | None = None) -> SpecPlan:
+    """What the planner decides today from what it saw then; cost: None is what it had."""
+    decision = step.decision
+    return plan(decision.views, cost or decision.cost, decision.settings)
 
 
-def cost_of(step: StepTrace, costs: Mapping[str, CostModel]) -> CostModel:
-    """The cost model that the step was planned with."""
-    factors: dict[str, Any] = dict(step.factors)
-    return replace(costs[step.cost_id], **factors)
-
-
-def decide(
-    step: StepTrace, cost: CostModel, settings: PlannerSettings = DEFAULT_SETTINGS
-) -> SpecPlan:
-    """What the planner decides today from what it saw then."""
-    return plan(step.views, cost, told(step, settings))
-
-
-def told(step: StepTrace, settings: PlannerSettings = DEFAULT_SETTINGS) -> PlannerSettings:
-    """The settings that the planner had in this step."""
-    return replace(settings, **{name: getattr(step, name) for name in TOLD})
-
-
-def settings_of(trace: StepTraceFile) -> PlannerSettings:
-    """What the planner was told in every step of the trace."""
-    return PlannerSettings(batch_table=trace.batch_table)
-
-
-def replay(
-    steps: Iterable[StepTrace],
-    cost: CostModel,
-    decides: Callable[[StepTrace, CostModel], SpecPlan] = decide,
-) -> list[SpecPlan]:
-    """Decide every step again, with this cost model; `decides` may be another planner."""
-    return [decides(step, cost) for step in steps]
-
-
-def unexplained(trace: StepTraceFile) -> list[int]:
+def unexplained(steps: Sequence[StepRecord]) -> list[int]:
     """Indices of the steps whose recorded plan is not what `decide` says with their own cost
     model, in draft lengths or in what is expected."""
-    settings = settings_of(trace)
-    return [
-        index
-        for index, step in enumerate(trace.steps)
-        if decide(step, cost_of(step, trace.costs), settings) != step.plan
-    ]
-
-
-def cost_id(cost: CostModel) -> str:
-    """Tells cost models apart: a digest of every number in it."""
-    text = json.dumps(cost_to_json(cost), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return [i for i, step in enumerate(steps) if decide(step) != step.decision.plan]
 
 
 def cost_to_json(cost: CostModel) -> dict[str, Any]:
@@ -203,18 +99,17 @@ def cost_from_json(raw: Mapping[str, Any]) -> CostModel:
 
 
 def write_steps(path: Path, trace: StepTraceFile) -> None:
-    """Raises ValueError where a step was planned with a cost model that the trace does not have."""
     write_text(path, steps_text(trace))
 
 
 def steps_text(trace: StepTraceFile) -> str:
-    """The file as text. Raises ValueError as `write_steps` does."""
-    missing = {step.cost_id for step in trace.steps} - trace.costs.keys()
-    if missing:
-        raise ValueError(f"no cost model for {sorted(missing)}")
-    costs = {name: cost_to_json(cost) for name, cost in trace.costs.items()}
+    """The file as text."""
     table = None if trace.batch_table is None else asdict(trace.batch_table)
-    header = {"about": dict(trace.about), "costs": costs, "batch_table": table}
+    header = {
+        "about": dict(trace.about),
+        "profile": cost_to_json(trace.profile),
+        "batch_table": table,
+    }
     return lines_text(STEP_FORMAT, STEP_VERSION, header, map(step_to_json, trace.steps))
 
 
@@ -232,43 +127,78 @@ def _parsed(
     place: str, header: dict[str, Any], lines: Iterator[tuple[int, dict[str, Any]]]
 ) -> StepTraceFile:
     with naming(f"{place}, line 1"):
-        costs = {name: cost_from_json(raw) for name, raw in header["costs"].items()}
+        profile = cost_from_json(header["profile"])
         about, table = header["about"], header["batch_table"]
         batch_table = table and BatchTable(**{k: tupled(v) for k, v in table.items()})
     steps = []
     for number, raw in lines:
         with naming(f"{place}, line {number}"):
-            step = step_from_json(raw)
-            if step.cost_id not in costs:
-                raise TraceError(f"no cost model {step.cost_id!r} in the header")
-        steps.append(step)
-    return StepTraceFile(about, costs, steps, batch_table)
+            steps.append(step_from_json(raw, profile, batch_table))
+    return StepTraceFile(about, profile, steps, batch_table)
 
 
-def step_to_json(step: StepTrace) -> dict[str, Any]:
-    """Field by field; views and outcomes are lists of objects."""
-    found = {f.name: getattr(step, f.name) for f in fields(step)}
-    found["views"] = [asdict(view) for view in step.views]
-    found["outcomes"] = [asdict(outcome) for outcome in step.outcomes]
-    return found | {"plan": plan_to_json(step.plan), "forced": list(step.forced.items())}
+def step_to_json(step: StepRecord) -> dict[str, Any]:
+    """Mappings by sequence are lists of pairs: the keys of a JSON object would be text. Of events
+    no tokens are kept, but how many there were."""
+    decision, settings = step.decision, step.decision.settings
+    return {
+        "reason": decision.reason,
+        "views": [asdict(view) for view in decision.views],
+        "plan": plan_to_json(decision.plan),
+        "factors": {name: getattr(decision.cost, name) for name in FACTORS},
+        "num_delayed": settings.num_delayed,
+        "num_background": settings.num_background,
+        "forced": list(settings.forced.items()),
+        "events": [
+            {
+                "sequence": event.sequence,
+                "num_drafted": event.num_drafted,
+                "num_accepted": event.num_accepted,
+                "num_tokens": len(event.tokens),
+            }
+            for event in step.events
+        ],
+        "drafted": list(step.drafted.items()),
+        "verified": list(step.verified.items()),
+        **{name: getattr(step, name) for name in NUMBERS},
+    }
 
 
-def step_line(step: StepTrace) -> str:
+def step_line(step: StepRecord) -> str:
     """The line of a step in the file."""
     return line_text(step_to_json(step))
 
 
-def step_from_json(raw: Mapping[str, Any]) -> StepTrace:
-    """Raises KeyError, TypeError or ValueError for what is no step."""
-    return StepTrace(
-        **{
-            **raw,
-            "views": tuple(view_from_json(view) for view in raw["views"]),
-            "plan": plan_from_json(raw["plan"]),
-            "forced": dict(raw["forced"]),
-            "outcomes": tuple(SequenceOutcome(**outcome) for outcome in raw["outcomes"]),
-        }
+def step_from_json(
+    raw: Mapping[str, Any], profile: CostModel, batch_table: BatchTable | None
+) -> StepRecord:
+    """Raises KeyError, TypeError or ValueError for what is no step. Tokens of events come back as
+    NO_TOKEN."""
+    settings = PlannerSettings(
+        batch_table=batch_table,
+        num_delayed=raw["num_delayed"],
+        num_background=raw["num_background"],
+        forced=dict(raw["forced"]),
     )
+    decision = Decision(
+        plan=plan_from_json(raw["plan"]),
+        views=[view_from_json(view) for view in raw["views"]],
+        cost=replace(profile, **raw["factors"]),
+        settings=settings,
+        reason=Reason(raw["reason"]),
+    )
+    return StepRecord(
+        decision=decision,
+        events=[_event_from_json(event) for event in raw["events"]],
+        drafted=dict(raw["drafted"]),
+        verified=dict(raw["verified"]),
+        **{name: raw[name] for name in NUMBERS},
+    )
+
+
+def _event_from_json(raw: Mapping[str, Any]) -> Event:
+    tokens = (NO_TOKEN,) * raw["num_tokens"]
+    return Event(raw["sequence"], tokens, raw["num_drafted"], raw["num_accepted"])
 
 
 def view_from_json(raw: Mapping[str, Any]) -> SequenceView:
@@ -282,14 +212,17 @@ def view_from_json(raw: Mapping[str, Any]) -> SequenceView:
 
 
 def plan_to_json(spec_plan: SpecPlan) -> dict[str, Any]:
-    """Mappings by sequence as lists of pairs: the keys of a JSON object would be text."""
     return asdict(spec_plan) | {
-        name: list(getattr(spec_plan, name).items()) for name in _BY_SEQUENCE
+        "draft_lens": list(spec_plan.draft_lens.items()),
+        "choices": list(spec_plan.choices.items()),
     }
 
 
 def plan_from_json(raw: Mapping[str, Any]) -> SpecPlan:
-    return SpecPlan(**{**raw, **{name: dict(raw[name]) for name in _BY_SEQUENCE}})
+    by_sequence: dict[str, dict[SequenceId, int]] = {
+        name: dict(raw[name]) for name in ("draft_lens", "choices")
+    }
+    return SpecPlan(**{**raw, **by_sequence})
 
 
 def _table_from_json(raw: Mapping[str, Any]) -> PassTable:
