@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,8 +28,10 @@ COST = CostModel(
 SETTINGS = PlannerSettings()
 
 
-def view(sequence: int, accept: float, most: int = 2, **others: Any) -> SequenceView:
-    return SequenceView(sequence, 50, most, 0, 40, (accept,) * most, "goodput", **others)
+def view(sequence: int, accept: float, *others: DraftOption, most: int = 2) -> SequenceView:
+    """others: options beside the first."""
+    options = (DraftOption(most, (accept,) * most), *others)
+    return SequenceView(sequence, 50, 40, "goodput", options)
 
 
 def step(
@@ -94,7 +95,7 @@ def looked_up() -> tuple[list[SequenceView], SpecPlan]:
     """A prompt lookup of eight sure drafts beside a draft model of two poor ones: 9 tokens in 18
     ms, 500 tokens/s, where the draft model's best is 125."""
     sure = DraftOption(8, (1.0,) * 8, has_draft_passes=False)
-    views = [view(1, 0.1, alternatives=(sure,))]
+    views = [view(1, 0.1, sure)]
     return views, plan(views, COST)
 
 
@@ -149,7 +150,7 @@ def test_a_batch_table_is_asked_again() -> None:
 
 
 def random_steps(seeds: range) -> list[StepRecord]:
-    """Steps as the planner plans them, of sequences with and without alternatives, prompts that
+    """Steps as the planner plans them, of sequences with one and two options, prompts that
     wait, bursts and a batch table; every step took exactly what was expected."""
     table, steps = BatchTable((1, 2, 4), (3, 2, 1)), []
     for seed in seeds:
@@ -158,18 +159,10 @@ def random_steps(seeds: range) -> list[StepRecord]:
         for sequence in range(int(rng.integers(1, 6))):
             most, other = int(rng.integers(0, 5)), int(rng.integers(0, 8))
             looked = DraftOption(other, tuple(rng.random(other)), has_draft_passes=False)
-            views.append(
-                SequenceView(
-                    sequence=sequence,
-                    context_len=50,
-                    max_draft_len=most,
-                    draft_lag=0,
-                    remaining=40,
-                    accept_probs=tuple(rng.random(most)),
-                    policy=str(rng.choice(["none", "goodput", "goodput", "batch_table"])),
-                    alternatives=(looked,) if rng.random() < 0.5 else (),
-                )
-            )
+            drafted = DraftOption(most, tuple(rng.random(most)))
+            policy = str(rng.choice(["none", "goodput", "goodput", "batch_table"]))
+            options = (drafted, looked) if rng.random() < 0.5 else (drafted,)
+            views.append(SequenceView(sequence, 50, 40, policy, options))
         settings = PlannerSettings(table, num_delayed=seed % 3, num_background=seed % 2)
         planned = plan(views, COST, settings)
         one = step(views, planned, [0] * len(views), settings=settings)

@@ -31,6 +31,7 @@ from smartspec_py.commands.power_law import (
     law_draft_len,
 )
 from smartspec_py.core.planner import BatchTable
+from smartspec_py.core.types import DraftOption, SequenceView
 from smartspec_py.engines.base import Event
 from smartspec_py.prompts import MIXED, generated
 from smartspec_py.serving.build import build_engine
@@ -64,7 +65,10 @@ def record(
         num_prefill_tokens=num_prefill,
         num_generated=sum(accepted) + len(accepted),
         decision=SimpleNamespace(
-            views=[SimpleNamespace(draft_lag=lag, context_len=100) for _ in accepted]
+            views=[
+                SequenceView(n, 100, 100, "fixed:3", (DraftOption(3, (0.5,) * 3, lag),))
+                for n in range(len(accepted))
+            ]
         ),
         events=events,
         total_s=0.5,

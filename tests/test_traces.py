@@ -327,12 +327,16 @@ def random_views(rng: np.random.Generator) -> list[SequenceView]:
             SequenceView(
                 sequence=sequence,
                 context_len=int(rng.integers(1, 500)),
-                max_draft_len=most,
-                draft_lag=int(rng.integers(0, 100)),
                 remaining=int(rng.integers(1, 100)),
-                accept_probs=tuple(rng.random(most).tolist()),
                 policy=str(rng.choice(["none", "fixed:3", "goodput", "goodput"])),
-                has_draft_passes=bool(rng.random() < 0.7),
+                options=(
+                    DraftOption(
+                        max_draft_len=most,
+                        accept_probs=tuple(rng.random(most).tolist()),
+                        draft_lag=int(rng.integers(0, 100)),
+                        has_draft_passes=bool(rng.random() < 0.7),
+                    ),
+                ),
             )
         )
     return views
@@ -402,13 +406,10 @@ def test_a_plan_that_was_tampered_with_is_found() -> None:
 def test_arrays_and_options_are_written_as_plain_numbers(tmp_path: Path) -> None:
     """What the planner hands out may be NumPy's; it comes back as tuples of the same numbers."""
     probs = (0.1, 0.7)
-    option = DraftOption(2, probs, has_draft_passes=False)
-    view = SequenceView(4, 10, 2, 0, 9, probs, "none", alternatives=(option,))
-    arrays = replace(
-        view,
-        accept_probs=np.array(probs),
-        alternatives=(replace(option, accept_probs=np.array(probs)),),
-    )
+    options = DraftOption(2, probs), DraftOption(2, probs, has_draft_passes=False)
+    view = SequenceView(4, 10, 9, "none", options)
+    as_arrays = tuple(option._replace(accept_probs=np.array(probs)) for option in options)
+    arrays = replace(view, options=as_arrays)
     spec_plan = SpecPlan({4: 2}, 1.5, 0.25, {4: 1})
     numpys = SpecPlan({4: int(np.int64(2))}, np.float64(1.5), np.float64(0.25), {4: np.int64(1)})
     (step,) = recorded(range(1)).steps

@@ -295,10 +295,7 @@ class StudiedController(Controller):
         self, views: Sequence[SequenceView], num_delayed: int = 0, num_background: int = 0
     ) -> Decision:
         if (accept_of := self._accept_of) is not None:
-            views = [
-                replace(view, accept_probs=(accept_of(view.sequence),) * view.max_draft_len)
-                for view in views
-            ]
+            views = [_told(view, accept_of(view.sequence)) for view in views]
         if self._is_alone:
             return self._decide(views, self.settings)
         return super().plan(views, num_delayed, num_background)
@@ -352,15 +349,23 @@ def weighed(
     return replace(found, expected_tokens=tokens)
 
 
+def _told(view: SequenceView, accept_prob: float) -> SequenceView:
+    (option,) = view.options
+    probs = (accept_prob,) * option.max_draft_len
+    return replace(view, options=(option._replace(accept_probs=probs),))
+
+
 def _survivals(view: SequenceView) -> Floats:
-    return np.cumprod(np.asarray(view.accept_probs, dtype=np.float64)[: view.max_draft_len])
+    (option,) = view.options
+    return np.cumprod(np.asarray(option.accept_probs, dtype=np.float64)[: option.max_draft_len])
 
 
 def _scaled(view: SequenceView, weight: float) -> SequenceView:
     """With all survivals times weight: their first factor is."""
-    probs = np.array(view.accept_probs, dtype=np.float64)
+    (option,) = view.options
+    probs = np.array(option.accept_probs, dtype=np.float64)
     probs[:1] *= weight
-    return replace(view, accept_probs=probs)
+    return replace(view, options=(option._replace(accept_probs=probs),))
 
 
 def fixed_times(

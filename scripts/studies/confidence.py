@@ -28,7 +28,7 @@ from smartspec_py.core.confidence import (
 )
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.planner import plan
-from smartspec_py.core.types import SequenceView
+from smartspec_py.core.types import DraftOption, SequenceView
 from smartspec_py.engines.base import DraftTask
 from smartspec_py.engines.noise import gumbel_noise, noise_key
 from smartspec_py.engines.packed import RowInput
@@ -170,7 +170,13 @@ class Arm:
         probs = self._tracker.accept_probs([row.number for row in live], DEPTH)
         left = [max(0, min(DEPTH, MAX_TOKENS - row.pos - 1)) for row in live]
         views = [
-            SequenceView(row.number, CONTEXT, most, 0, MAX_TOKENS - row.pos, p[:most], "goodput")
+            SequenceView(
+                row.number,
+                CONTEXT,
+                MAX_TOKENS - row.pos,
+                "goodput",
+                (DraftOption(most, p[:most]),),
+            )
             for row, most, p in zip(live, left, probs, strict=True)
         ]
         planned = plan(views, self._cost).draft_lens

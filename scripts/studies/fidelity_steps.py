@@ -293,11 +293,9 @@ def _kind(drafts: bool, has_prompt: bool, catches_up: bool) -> str:
     return name + (", prompt chunk" if has_prompt else "")
 
 
-def _option(step: StepRecord, sequence: SequenceId) -> SequenceView | DraftOption:
+def _option(step: StepRecord, sequence: SequenceId) -> DraftOption:
     """How it drafted."""
-    view = _view(step, sequence)
-    choice = step.decision.plan.choices.get(sequence, 0)
-    return view if choice == 0 else view.alternatives[choice - 1]
+    return step.decision.plan.option(_view(step, sequence))
 
 
 def _between_s(step: StepRecord, after: StepRecord) -> float | None:

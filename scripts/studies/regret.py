@@ -111,11 +111,13 @@ class Clairvoyant(FrozenController):
         return super().plan([self._told(view) for view in views], num_delayed, num_background)
 
     def _told(self, view: SequenceView) -> SequenceView:
-        request, most = self._requests[view.sequence], view.max_draft_len
+        request, (option,) = self._requests[view.sequence], view.options
+        most = option.max_draft_len
         acceptance = request.acceptances[PROPOSERS.index(DRAFT_MODEL)]
         assert acceptance is not None
         right = acceptance.accepted(view.context_len - request.prompt_len, most)
-        return replace(view, accept_probs=np.array([1.0] * right + [0.0] * (most - right)))
+        probs = np.array([1.0] * right + [0.0] * (most - right))
+        return replace(view, options=(option._replace(accept_probs=probs),))
 
 
 def decoding_goodput(case: Case, policy: str) -> float:

@@ -61,7 +61,7 @@ def every_plan(views: Sequence[SequenceView], cost: CostModel) -> EveryPlan:
 def _can_do(view: SequenceView) -> list[tuple[float, float, float, float]]:
     """(drafts, drafts by passes, tokens gained, lag) of every way and length of one sequence."""
     found = [(0.0, 0.0, 0.0, 0.0)]
-    for way in (view, *view.alternatives):
+    for way in view.options:
         gained, survives = 0.0, 1.0
         for k in range(1, way.max_draft_len + 1):
             survives *= way.accept_probs[k - 1]
@@ -142,21 +142,10 @@ def random_views(rng: random.Random, kind: Kind) -> list[SequenceView]:
 
 def _random_view(rng: random.Random, kind: Kind, sequence: int) -> SequenceView:
     """A third of the draft caches lag behind; acceptance may rise with the position."""
-    option = _random_option(rng, kind, not (kind.is_mixed and rng.random() < 0.5))
-    others: tuple[DraftOption, ...] = ()
+    options = [_random_option(rng, kind, not (kind.is_mixed and rng.random() < 0.5))]
     if kind.has_options and rng.random() < 0.7:
-        others = (_random_option(rng, kind, not option.has_draft_passes),)
-    return SequenceView(
-        sequence=sequence,
-        context_len=10,
-        max_draft_len=option.max_draft_len,
-        draft_lag=option.draft_lag,
-        remaining=rng.randint(1, 64),
-        accept_probs=option.accept_probs,
-        policy="goodput",
-        has_draft_passes=option.has_draft_passes,
-        alternatives=others,
-    )
+        options.append(_random_option(rng, kind, not options[0].has_draft_passes))
+    return SequenceView(sequence, 10, rng.randint(1, 64), "goodput", tuple(options))
 
 
 def _random_option(rng: random.Random, kind: Kind, has_draft_passes: bool) -> DraftOption:

@@ -7,7 +7,7 @@ import pytest
 from smartspec_py.core.corrections import CostCorrections
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.planner import PlannerSettings, evaluate, plan
-from smartspec_py.core.types import MeasuredStep, SequenceView
+from smartspec_py.core.types import DraftOption, MeasuredStep, SequenceView
 
 # 1 s and 0.1 s for each row, 0.05 s for each token beyond one a row.
 ROWS = (1, 8)
@@ -16,7 +16,7 @@ COST = CostModel(TABLE, draft=PassTable((1,), (1,), ((0.05,),)))
 
 
 def view(sequence: int, context_len: int = 100, policy: str = "goodput") -> SequenceView:
-    return SequenceView(sequence, context_len, 4, 0, 1000, (0.8,) * 4, policy)
+    return SequenceView(sequence, context_len, 1000, policy, (DraftOption(4, (0.8,) * 4),))
 
 
 def test_who_generates_beside_the_step_shares_its_pass() -> None:

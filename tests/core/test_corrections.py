@@ -21,7 +21,7 @@ from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.goodput import expected_tokens
 from smartspec_py.core.guard import ProbeBudget
 from smartspec_py.core.planner import plan
-from smartspec_py.core.types import MeasuredStep, SequenceView
+from smartspec_py.core.types import DraftOption, MeasuredStep, SequenceView
 
 NOISE = 0.05
 STALL_SHARE, STALL = 0.01, 20.0
@@ -306,8 +306,9 @@ def closed_loop(
     probes: bool = True,
 ) -> Outcome:
     """The planner on corrected costs; true_costs: (steps, cost) one after the other."""
+    accept_probs = (accept_prob,) * MAX_DRAFT_LEN
     views = [
-        SequenceView(i, 0, MAX_DRAFT_LEN, 0, 1000, (accept_prob,) * MAX_DRAFT_LEN, "goodput")
+        SequenceView(i, 0, 1000, "goodput", (DraftOption(MAX_DRAFT_LEN, accept_probs),))
         for i in range(NUM_ROWS)
     ]
     noise = noise_of(seed, STALL_SHARE)
@@ -325,9 +326,7 @@ def closed_loop(
             corrections.observe(step)
             budget.observe(step.total_s, is_probe)
             took_s = step_of(true, draft_lens).total_s
-            outcome.tokens.append(
-                sum(expected_tokens(views[0].accept_probs, k) for k in draft_lens)
-            )
+            outcome.tokens.append(sum(expected_tokens(accept_probs, k) for k in draft_lens))
             outcome.seconds.append(took_s)
             outcome.best_tokens.append(best * took_s)
             outcome.num_probes += is_probe

@@ -25,7 +25,7 @@ from smartspec_py.core.guard import (
     ProbeBudget,
 )
 from smartspec_py.core.planner import plan
-from smartspec_py.core.types import MeasuredStep, SequenceView
+from smartspec_py.core.types import DraftOption, MeasuredStep, SequenceView
 
 PROFILE = CostModel(
     target=PassTable((1, 32), (1, 16), ((0.020, 0.022), (0.026, 0.076))),
@@ -347,7 +347,8 @@ def test_a_planner_that_is_wrong_is_contradicted(mistake: str) -> None:
     if mistake == "draft cost":
         told, accept_prob, true = (0.6, 0.6, replace(profile, draft_factor=3.0))
     views = [
-        SequenceView(i, CONTEXT_LEN, 8, 0, 1000, (told,) * 8, "goodput") for i in range(num_rows)
+        SequenceView(i, CONTEXT_LEN, 1000, "goodput", (DraftOption(8, (told,) * 8),))
+        for i in range(num_rows)
     ]
     none_s = true.target_s(num_rows, num_rows, CONTEXT_LEN)
     draft_len = max(plan(views, profile).draft_lens.values())

@@ -1,6 +1,7 @@
 """The planner: cases worked by hand, and properties. Held against an oracle it is next door."""
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -19,17 +20,27 @@ FLAT_COST = CostModel(target=FLAT, draft=PassTable((1,), (1,), ((0.1,),)))
 """And a tenth of a second for each draft pass, however many rows."""
 
 
-def view(sequence: int = 1, accept_prob: float = 0.5, **changes: object) -> SequenceView:
-    base = SequenceView(
-        sequence=sequence,
-        context_len=10,
-        max_draft_len=4,
-        draft_lag=0,
-        remaining=100,
-        accept_probs=(accept_prob,) * 64,
-        policy="goodput",
-    )
+def view(
+    sequence: int = 1,
+    accept_prob: float = 0.5,
+    *others: DraftOption,
+    max_draft_len: int = 4,
+    accept_probs: Sequence[float] | None = None,
+    draft_lag: int = 0,
+    has_draft_passes: bool = True,
+    **changes: object,
+) -> SequenceView:
+    """others: options beside the first."""
+    probs = accept_probs or (accept_prob,) * 64
+    options = (DraftOption(max_draft_len, probs, draft_lag, has_draft_passes), *others)
+    base = SequenceView(sequence, 10, 100, "goodput", options)
     return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def changed(view: SequenceView, **fields: object) -> SequenceView:
+    """With another first option."""
+    first, *others = view.options
+    return replace(view, options=(first._replace(**fields), *others))  # type: ignore[arg-type]
 
 
 def affine_cost(
@@ -179,7 +190,7 @@ def test_no_uniform_length_is_better(views: list[SequenceView], cost: CostModel)
     """What an operator could have set by hand: the same k for everyone, capped for each."""
     chosen = plan(views, cost)
     for draft_len in range(6):
-        uniform = evaluate(views, [min(draft_len, v.max_draft_len) for v in views], cost)
+        uniform = evaluate(views, [min(draft_len, v.options[0].max_draft_len) for v in views], cost)
         assert chosen.goodput >= uniform.goodput * (1 - 1e-9)
 
 
@@ -189,7 +200,7 @@ def test_a_plan_is_pure_and_within_its_caps(views: list[SequenceView], cost: Cos
     chosen = plan(views, cost)
     assert chosen == plan(list(views), replace(cost))
     assert list(chosen.draft_lens) == [v.sequence for v in views]
-    assert all(0 <= chosen.draft_lens[v.sequence] <= v.max_draft_len for v in views)
+    assert all(0 <= chosen.draft_lens[v.sequence] <= v.options[0].max_draft_len for v in views)
     assert chosen == evaluate(views, lengths(chosen), cost)
 
 
@@ -287,15 +298,15 @@ def test_a_fixed_lookup_adds_no_depth_to_the_drafted() -> None:
 def test_both_kinds_together_are_never_worse_than_no_speculation(
     views: list[SequenceView], cost: CostModel, kinds: list[bool]
 ) -> None:
-    views = [replace(v, has_draft_passes=k) for v, k in zip(views, kinds, strict=False)]
+    views = [changed(v, has_draft_passes=k) for v, k in zip(views, kinds, strict=False)]
     chosen = plan(views, cost)
     assert chosen.goodput >= evaluate(views, [0] * len(views), cost).goodput * (1 - 1e-9)
-    assert all(0 <= chosen.draft_lens[v.sequence] <= v.max_draft_len for v in views)
+    assert all(0 <= chosen.draft_lens[v.sequence] <= v.options[0].max_draft_len for v in views)
 
 
 def test_an_array_of_probabilities_is_as_good_as_a_tuple() -> None:
     views = [view(i, accept_probs=(0.9, 0.5, 0.4, 0.3)) for i in range(3)]
-    arrays = [replace(v, accept_probs=np.array(v.accept_probs)) for v in views]
+    arrays = [changed(v, accept_probs=np.array(v.options[0].accept_probs)) for v in views]
     assert plan(arrays, FLAT_COST) == plan(views, FLAT_COST)
 
 
@@ -311,7 +322,7 @@ def test_an_array_of_probabilities_is_as_good_as_a_tuple() -> None:
 def test_a_way_to_draft_is_chosen(accept_prob: float, draft_len: int, option: int) -> None:
     """A target pass of 1 s, draft passes of 0.1 s; the look-up finds four that hold at 0.5."""
     lookup = DraftOption(4, (0.5,) * 4, has_draft_passes=False)
-    chosen = plan([view(1, accept_prob, alternatives=(lookup,))], FLAT_COST)
+    chosen = plan([view(1, accept_prob, lookup)], FLAT_COST)
     assert chosen.draft_lens == {1: draft_len}
     assert chosen.choices == ({1: option} if option else {})
 
@@ -325,7 +336,7 @@ def test_ways_are_chosen_together() -> None:
     """
     cost = CostModel(target=FLAT, draft=PassTable((1,), (1,), ((0.3,),)))
     lookup = DraftOption(1, (0.5,), has_draft_passes=False)
-    choosing = [view(i, 0.8, max_draft_len=1, alternatives=(lookup,)) for i in range(3)]
+    choosing = [view(i, 0.8, lookup, max_draft_len=1) for i in range(3)]
     drafted = view(3, 0.9, max_draft_len=1)
     assert plan(choosing[:1], cost).choices == {0: 1}
     chosen = plan([*choosing, drafted], cost)
@@ -336,7 +347,7 @@ def test_ways_are_chosen_together() -> None:
 
 def test_a_choice_evaluates_to_what_was_planned() -> None:
     lookup = DraftOption(4, (0.6,) * 4, has_draft_passes=False)
-    views = [view(1, 0.5, alternatives=(lookup,)), view(2, 0.9, draft_lag=3)]
+    views = [view(1, 0.5, lookup), view(2, 0.9, draft_lag=3)]
     chosen = plan(views, FLAT_COST)
     assert chosen.choices == {1: 1}
     assert evaluate(views, lengths(chosen), FLAT_COST, chosen.choices) == chosen

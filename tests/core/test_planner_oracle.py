@@ -112,10 +112,8 @@ def met(views: Sequence[SequenceView], chosen: SpecPlan) -> int:
 def _is_met(view: SequenceView, chosen: SpecPlan) -> bool:
     if view.slo_s_per_token is None:
         return True
-    option = chosen.choices.get(view.sequence, 0)
-    way = view.alternatives[option - 1] if option else view
     tokens, survives = 1.0, 1.0
-    for prob in way.accept_probs[: chosen.draft_lens[view.sequence]]:
+    for prob in chosen.option(view).accept_probs[: chosen.draft_lens[view.sequence]]:
         survives *= prob
         tokens += survives
     ahead = view.slack_s / min(max(view.remaining, 1), 32)
@@ -125,7 +123,7 @@ def _is_met(view: SequenceView, chosen: SpecPlan) -> bool:
 def test_the_oracle_agrees_with_evaluate() -> None:
     """Both work out the same sums: the best of every plan is one that `evaluate` can be asked."""
     for views, cost in cases(Kind(0.3, 0.05, is_mixed=True, max_rows=2), 3, 20):
-        caps = [v.max_draft_len for v in views]
+        caps = [v.options[0].max_draft_len for v in views]
         plans = [[]] if not caps else [[k] for k in range(caps[0] + 1)]
         for cap in caps[1:]:
             plans = [[*lens, k] for lens in plans for k in range(cap + 1)]

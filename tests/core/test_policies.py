@@ -25,15 +25,12 @@ FLAT_COST = CostModel(
 
 
 def view(sequence: int, accept_prob: float, policy: str, max_draft_len: int = 4) -> SequenceView:
-    return SequenceView(
-        sequence=sequence,
-        context_len=10,
-        max_draft_len=max_draft_len,
-        draft_lag=0,
-        remaining=100,
-        accept_probs=(accept_prob,) * max_draft_len,
-        policy=policy,
-    )
+    option = DraftOption(max_draft_len, (accept_prob,) * max_draft_len)
+    return SequenceView(sequence, 10, 100, policy, (option,))
+
+
+def with_option(view: SequenceView, option: DraftOption) -> SequenceView:
+    return replace(view, options=(*view.options, option))
 
 
 def cost_by_draft(token_s: float) -> CostModel:
@@ -153,7 +150,7 @@ def test_one_length_for_all() -> None:
 def test_a_sequence_without_a_match_gets_none_of_the_one_length() -> None:
     """The second finds nothing to look up: 2, 2.9/1.25 = 2.32, 2.473, 2.537, 5.095/2 = 2.548."""
     ready = [view(1, 0.9, "goodput_global"), view(2, 0.9, "goodput_global", max_draft_len=0)]
-    ready = [replace(v, has_draft_passes=False) for v in ready]
+    ready = [replace(v, options=(v.options[0]._replace(has_draft_passes=False),)) for v in ready]
     assert plan(ready, cost_by_draft(0.25)).draft_lens == {1: 4, 2: 0}
 
 
@@ -193,11 +190,11 @@ def test_two_spellings_of_one_policy() -> None:
 def test_only_goodput_chooses_among_ways() -> None:
     lookup = DraftOption(4, (0.99,) * 4, has_draft_passes=False)
     for name in ("fixed:2", "goodput_global"):
-        chosen = plan([replace(view(1, 0.5, name), alternatives=(lookup,))], FLAT_COST)
+        chosen = plan([with_option(view(1, 0.5, name), lookup)], FLAT_COST)
         assert (chosen.draft_lens, chosen.choices) == ({1: 2}, {})
     ready = [
-        replace(view(1, 0.5, "goodput"), alternatives=(lookup,)),
-        replace(view(2, 0.5, "fixed:1"), alternatives=(lookup,)),
+        with_option(view(1, 0.5, "goodput"), lookup),
+        with_option(view(2, 0.5, "fixed:1"), lookup),
     ]
     chosen = plan(ready, FLAT_COST)
     assert (chosen.draft_lens, chosen.choices) == ({1: 4, 2: 1}, {1: 1})

@@ -9,22 +9,16 @@ import pytest
 from harness import COST, LoopHarness, record
 
 from smartspec_py.core.planner import plan
-from smartspec_py.core.types import SequenceView
+from smartspec_py.core.types import DraftOption, SequenceView
 from smartspec_py.serving.controller import PROBE_DRAFT_LEN, Controller
 from smartspec_py.serving.step import Decision, Reason
 
 
-def view(sequence: int, policy: str = "goodput", accept: float = 0.9, **more: Any) -> SequenceView:
-    return SequenceView(
-        sequence=sequence,
-        context_len=100,
-        max_draft_len=6,
-        draft_lag=0,
-        remaining=100,
-        accept_probs=(accept,) * 6,
-        policy=policy,
-        **more,
-    )
+def view(
+    sequence: int, policy: str = "goodput", accept: float = 0.9, lag: int = 0, **more: Any
+) -> SequenceView:
+    option = DraftOption(6, (accept,) * 6, lag)
+    return SequenceView(sequence, 100, 100, policy, (option,), **more)
 
 
 def controller() -> Controller:
@@ -98,7 +92,7 @@ def test_a_probe_that_drafts_is_the_planners_with_one_length_forced() -> None:
     """500 steps in which drafting was not worth it; then the sequence whose draft cache lags least
     drafts, and nobody else. The decision has all that the plan was made of."""
     made = controller()
-    views = [view(1, accept=0.001), replace(view(2, accept=0.001), draft_lag=9), view(3, "fixed:1")]
+    views = [view(1, accept=0.001), view(2, accept=0.001, lag=9), view(3, "fixed:1")]
     probing = [d for d in run(made, views[:2], 600) if d.reason is Reason.PROBE]
     assert [d.plan.draft_lens for d in probing] == [{1: PROBE_DRAFT_LEN, 2: 0}]
     forced = replace(made.settings, forced={1: PROBE_DRAFT_LEN, 2: 0})
@@ -195,9 +189,7 @@ def test_a_latency_target_is_kept_where_speculating_would_miss_it() -> None:
     run(made, views, 30)
     free = made.plan(views).plan
     target_s = COST.target_s(39, 39, 100) * 1.02
-    held = made.plan(
-        [replace(views[0], accept_probs=(0.01,) * 6, slo_s_per_token=target_s), *views[1:]]
-    ).plan
+    held = made.plan([view(1, accept=0.01, slo_s_per_token=target_s), *views[1:]]).plan
     assert held.expected_s < free.expected_s
 
 

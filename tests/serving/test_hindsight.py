@@ -53,7 +53,7 @@ def drafters(lookup: Asked) -> Drafters:
 def first_prob(drafters: Drafters, request: Request) -> float:
     """That the first token looked up is right, as believed now."""
     (view,) = drafters.views([request], {}, 0.0)
-    return float(view.alternatives[0].accept_probs[0])
+    return float(view.options[1].accept_probs[0])
 
 
 @pytest.mark.parametrize(("token", "is_better"), [(3, True), (9, False)])

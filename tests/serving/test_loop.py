@@ -86,7 +86,7 @@ def test_the_text_is_the_same_with_another_length_at_every_step(
     rng = random.Random(3)
 
     def jumping(views: Sequence[SequenceView], cost: CostModel, _: object) -> SpecPlan:
-        return evaluate(views, [rng.randint(0, view.max_draft_len) for view in views], cost)
+        return evaluate(views, [rng.randint(0, v.options[0].max_draft_len) for v in views], cost)
 
     monkeypatch.setattr("smartspec_py.serving.controller.plan", jumping)
     harness = LoopHarness(accept_prob=0.8)

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from smartspec_py.core.cost import CostModel
 from smartspec_py.core.planner import PlannerSettings
-from smartspec_py.core.types import FinishReason, SequenceView, SpecPlan
+from smartspec_py.core.types import DraftOption, FinishReason, SequenceView, SpecPlan
 from smartspec_py.engines.base import Event
 from smartspec_py.serving.messages import Times
 from smartspec_py.serving.metric_families import FAMILIES, Family, Kind, Labels
@@ -63,7 +63,7 @@ def step(
 
 
 def view_of(sequence: int) -> SequenceView:
-    return SequenceView(sequence, 10, 4, 0, 40, (0.5,) * 4, "goodput")
+    return SequenceView(sequence, 10, 40, "goodput", (DraftOption(4, (0.5,) * 4),))
 
 
 def flushed(meter: Meter) -> MemoryMetrics:

@@ -241,9 +241,9 @@ def tally_of(records: Iterable[StepRecord], size: int, draft_len: int) -> Tally:
 
 def _counts(record: StepRecord, size: int, draft_len: int) -> bool:
     is_full = record.num_rows == size and record.num_drafted == size * draft_len
-    is_reading = record.num_prefill_tokens > 0 or (
-        draft_len > 0 and any(view.draft_lag > SHORT_LAG for view in record.decision.views)
-    )
+    lags = (view.options[0].draft_lag for view in record.decision.views)
+    catches_up = draft_len > 0 and any(lag > SHORT_LAG for lag in lags)
+    is_reading = record.num_prefill_tokens > 0 or catches_up
     return is_full and not is_reading
 
 

@@ -29,7 +29,7 @@ from smartspec_py.core.goodput import Objective
 from smartspec_py.core.ranking import uniform, uniform_scores
 from smartspec_py.core.search import Outcome, best_of_each, outcome
 from smartspec_py.core.step import Step, step_of
-from smartspec_py.core.types import SequenceId, SequenceView
+from smartspec_py.core.types import DraftOption, SequenceId, SequenceView
 
 MAX_FIXED_DRAFT_LEN = 64
 """The largest K of `fixed:K`; an engine's own limit is usually far smaller."""
@@ -212,10 +212,8 @@ def _grid_search(
     row = SequenceView(
         sequence=0,
         context_len=context_len,
-        max_draft_len=max_draft_len,
-        draft_lag=0,
         remaining=1,
-        accept_probs=(accept_prob,) * max_draft_len,
         policy="batch_table",
+        options=(DraftOption(max_draft_len, (accept_prob,) * max_draft_len),),
     )
     return int(uniform_scores(step_of([row] * num_rows, cost), Objective()).argmax())

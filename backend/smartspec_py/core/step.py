@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from smartspec_py.core.cost import CostModel
-from smartspec_py.core.types import DraftOption, SequenceView
+from smartspec_py.core.types import SequenceView
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -167,8 +167,7 @@ def at_least(lengths: Ints, depth: int) -> Ints:
     return np.bincount(lengths, minlength=depth + 1)[:0:-1].cumsum()[::-1]
 
 
-_FIELDS = attrgetter("max_draft_len", "draft_lag", "has_draft_passes", "accept_probs")
-_FIELDS_OF_VIEW = attrgetter("context_len", "remaining", "alternatives", "slo_s_per_token")
+_FIELDS = attrgetter("context_len", "remaining", "options", "slo_s_per_token")
 
 
 def step_of(
@@ -180,15 +179,15 @@ def step_of(
     """The arrays of these views, of which there must be one. num_prefill_tokens share its pass, and
     so do num_background sequences that generate a token each, whatever is planned."""
     num_rows = len(views)
-    context_lens, remaining, alternatives, targets = zip(*map(_FIELDS_OF_VIEW, views), strict=True)
-    ways: Sequence[SequenceView | DraftOption] = views
+    context_lens, remaining, options, targets = zip(*map(_FIELDS, views), strict=True)
+    assert all(options), "a view without an option"
+    ways = list(chain.from_iterable(options))
     first_ways = owners = np.arange(num_rows)
-    if any(alternatives):
-        ways = list(chain.from_iterable((view, *view.alternatives) for view in views))
-        num_ways = np.array([1 + len(others) for others in alternatives])
+    if len(ways) > num_rows:
+        num_ways = np.array(list(map(len, options)))
         first_ways = np.cumsum(num_ways) - num_ways
         owners = np.repeat(owners, num_ways)
-    cap_list, lags, has_passes, probs = zip(*map(_FIELDS, ways), strict=True)
+    cap_list, probs, lags, has_passes = zip(*ways, strict=True)
     caps = np.array(cap_list)
     most = caps if len(ways) == num_rows else np.maximum.reduceat(caps, first_ways)
     num_tokens = np.arange(num_rows, num_rows + int(most.sum()) + 1, dtype=np.float64)

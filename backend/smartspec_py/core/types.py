@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,9 +114,18 @@ class SamplingParams:
         return len(tokens)
 
 
-@dataclass(slots=True)
-class DraftOption:
-    """Another way to draft for a sequence; fields as those of `SequenceView`."""
+class DraftOption(NamedTuple):
+    """A way to draft for a sequence.
+
+    max_draft_len: the most drafts that make sense now: the least of the request's own limit, the
+        engine's, the proposer's, and the room left before max_tokens and the context limit.
+    accept_probs: for each position up to max_draft_len, the estimated probability that the draft
+        there is accepted given that all drafts before it in the same step were. An array is read
+        faster than a tuple.
+    draft_lag: tokens that the proposer must read before it can propose (0: it is up to date, or so
+        nearly that it reads the rest on the way).
+    has_draft_passes: whether drafting takes passes of a draft model; looking up takes none.
+    """
 
     max_draft_len: int
     accept_probs: Sequence[float] | NDArray[np.float64]
@@ -128,18 +138,9 @@ class SequenceView:
     """What a policy may know of one sequence that is ready for its next step.
 
     context_len: tokens known so far, prompt and generated.
-    max_draft_len: the most drafts that make sense now: the least of the request's own limit, the
-        engine's, the proposer's, and the room left before max_tokens and the context limit.
-    draft_lag: tokens that the proposer must read before it can propose (0: it is up to date, or so
-        nearly that it reads the rest on the way).
     remaining: tokens that the request may still generate.
-    accept_probs: for each position up to max_draft_len, the estimated probability that the draft
-        there is accepted given that all drafts before it in the same step were. An array is read
-        faster than a tuple.
     policy: the policy that the request is served under.
-    has_draft_passes: whether drafting takes passes of a draft model; looking up takes none.
-    alternatives: what else the sequence may draft with, in place of the four fields above that
-        `DraftOption` has too; those are option 0, `alternatives[n]` is option n + 1.
+    options: the ways to draft for it, one at least; a policy that does not choose takes the first.
     slo_s_per_token: seconds a generated token that the request may take on average; None is no
         target.
     slack_s: seconds by which it is ahead of that so far (negative: behind), counted from its first
@@ -148,13 +149,9 @@ class SequenceView:
 
     sequence: SequenceId
     context_len: int
-    max_draft_len: int
-    draft_lag: int
     remaining: int
-    accept_probs: Sequence[float] | NDArray[np.float64]
     policy: str
-    has_draft_passes: bool = True
-    alternatives: tuple[DraftOption, ...] = ()
+    options: tuple[DraftOption, ...]
     slo_s_per_token: float | None = None
     slack_s: float = 0.0
 
@@ -166,14 +163,17 @@ class SpecPlan:
     draft_lens: tokens to draft for each sequence that is ready; 0 is no speculation.
     expected_tokens: tokens that the step is expected to generate.
     expected_s: seconds that its decoding part is expected to take.
-    choices: the option that a sequence drafts with, where it is not its option 0; see
-        `SequenceView.alternatives`.
+    choices: which of `SequenceView.options` a sequence drafts with; 0 for those left out.
     """
 
     draft_lens: dict[SequenceId, int] = field(default_factory=dict)
     expected_tokens: float = 0.0
     expected_s: float = 0.0
     choices: dict[SequenceId, int] = field(default_factory=dict)
+
+    def option(self, view: SequenceView) -> DraftOption:
+        """What a sequence drafts with, if it drafts."""
+        return view.options[self.choices.get(view.sequence, 0)]
 
     @property
     def goodput(self) -> float:

@@ -23,7 +23,7 @@ from smartspec_py.core.plan_budget import PlanBudget
 from smartspec_py.core.planner import BatchTable, PlannerSettings, batch_table_of, plan
 from smartspec_py.core.policies import GOODPUT_CONFIDENCE
 from smartspec_py.core.served import ServedCosts
-from smartspec_py.core.types import MeasuredStep, SequenceView
+from smartspec_py.core.types import DraftOption, MeasuredStep, SequenceView
 from smartspec_py.serving.step import Decision, Reason, StepRecord
 
 PROBE_DRAFT_LEN = 2
@@ -155,9 +155,7 @@ class Controller:
         has_targets = any(view.slo_s_per_token is not None for view in views)
         if not wants or has_targets or decision.reason is not Reason.PLANNED:
             return None
-        most = sum(
-            max([v.max_draft_len, *(w.max_draft_len for w in v.alternatives)]) for v in views
-        )
+        most = sum(max(option.max_draft_len for option in view.options) for view in views)
         num_tokens = np.arange(num_rows, num_rows + most + 1, dtype=np.float64)
         target_s = cost.targets_s(num_rows, num_tokens, _mean_context_len(views))
         verify_s = target_s + cost.step_host_s(num_rows)
@@ -193,7 +191,7 @@ def measured(record: StepRecord) -> MeasuredStep:
     decision, verified = record.decision, record.verified
     drafting = _drafting(record)
     lengths = [length for _, length in drafting]
-    num_late = sum(view.draft_lag > 0 for view, _ in drafting)
+    num_late = sum(option.draft_lag > 0 for option, _ in drafting)
     num_verified = sum(verified.values())
     texts = (view.context_len for view in decision.views if view.sequence in verified)
     return MeasuredStep(
@@ -211,7 +209,7 @@ def measured(record: StepRecord) -> MeasuredStep:
         total_s=record.between_s + record.total_s,
         plan_s=record.plan_s,
         num_prefill_tokens=record.num_prefill_tokens,
-        num_catch_up_tokens=sum(view.draft_lag for view, _ in drafting),
+        num_catch_up_tokens=sum(option.draft_lag for option, _ in drafting),
         num_charged_tokens=num_verified + sum(texts),
     )
 
@@ -221,18 +219,17 @@ def _mean_context_len(views: Sequence[SequenceView]) -> float:
 
 
 def _prober(free: Sequence[SequenceView]) -> SequenceView | None:
-    """The sequence for which it costs least to begin to draft."""
-    able = [view for view in free if view.max_draft_len and view.has_draft_passes]
-    return min(able, key=lambda view: (view.draft_lag, view.sequence), default=None)
+    """The sequence for which it costs least to begin to draft, with its first option."""
+    able = [v for v in free if v.options[0].max_draft_len and v.options[0].has_draft_passes]
+    return min(able, key=lambda view: (view.options[0].draft_lag, view.sequence), default=None)
 
 
-def _drafting(record: StepRecord) -> list[tuple[SequenceView, int]]:
-    """The sequences for which a draft model ran, with their drafts."""
+def _drafting(record: StepRecord) -> list[tuple[DraftOption, int]]:
+    """For each sequence that a draft model ran for, its option and its drafts."""
     found = []
     for view in record.decision.views:
-        choice = record.decision.plan.choices.get(view.sequence, 0)
-        option = view if choice == 0 else view.alternatives[choice - 1]
+        option = record.decision.plan.option(view)
         length = record.drafted.get(view.sequence, 0)
         if length and option.has_draft_passes:
-            found.append((view, length))
+            found.append((option, length))
     return found

@@ -33,6 +33,8 @@ from smartspec_py.serving.request import Request
 Floats = NDArray[np.float64]
 
 NO_PROBS: Floats = np.zeros(0)
+NO_OPTION = DraftOption(0, NO_PROBS, has_draft_passes=False)
+"""Of a sequence that nobody drafts for."""
 
 
 class Proposed(NamedTuple):
@@ -87,21 +89,15 @@ class Drafters:
         guesses = [self._guesses(request, room) for request in requests]
         probs = iter(self._accept_probs(requests, guesses))
         views = []
-        for request, (first, *others) in zip(requests, guesses, strict=True):
-            proposer = self._proposers.get(first.name)
+        for request, of_one in zip(requests, guesses, strict=True):
             context_len = len(request.tokens)
             view = SequenceView(
                 request.sequence,
                 context_len,
-                first.num_available,
-                _long_lag(proposer, request.sequence, context_len) if proposer else 0,
                 request.max_tokens + request.num_prompt - context_len,
-                next(probs),
                 request.policy,
-                proposer.capabilities.has_passes if proposer else False,
+                tuple([self._option(request, guess, next(probs)) for guess in of_one]),
             )
-            if others:
-                view.alternatives = tuple(self._option(request, g, next(probs)) for g in others)
             if request.slo_s_per_token is not None:
                 view.slo_s_per_token = request.slo_s_per_token
                 view.slack_s = _slack_s(request, now)
@@ -125,16 +121,15 @@ class Drafters:
             draft_len = spec_plan.draft_lens[request.sequence]
             if draft_len == 0:
                 continue
-            choice = spec_plan.choices.get(request.sequence, 0)
-            request.drafter = name = request.options[choice]
+            name = request.options[spec_plan.choices.get(request.sequence, 0)]
+            request.drafter = name
             is_judged = (
                 prices is not None
                 and request.policy == GOODPUT_CONFIDENCE
                 and self._judges.can_judge(name)
             )
             if is_judged:
-                way = view.alternatives[choice - 1] if choice else view
-                draft_len = way.max_draft_len
+                draft_len = spec_plan.option(view).max_draft_len
             asked[name].append(Asked(_task(request, draft_len), request.kind, is_judged))
         proposed = Proposed({}, {})
         for name, of_one in asked.items():
@@ -296,7 +291,9 @@ class Drafters:
         return found
 
     def _option(self, request: Request, guess: _Guess, probs: Floats) -> DraftOption:
-        proposer = self._proposers[guess.name]
+        proposer = self._proposers.get(guess.name)
+        if proposer is None:
+            return NO_OPTION
         return DraftOption(
             guess.num_available,
             probs,

@@ -18,7 +18,7 @@ from itertools import pairwise
 from smartspec_py.core.cost import CostModel
 from smartspec_py.core.goodput import Floats, accept_trials
 from smartspec_py.core.planner import PlannerSettings, evaluate, plan, second_price
-from smartspec_py.core.types import DraftOption, SequenceId, SequenceView, SpecPlan
+from smartspec_py.core.types import SequenceId, SequenceView, SpecPlan
 from smartspec_py.serving.step import StepRecord
 
 NUM_BINS = 10
@@ -29,7 +29,7 @@ NUM_BINS = 10
 class Candidate:
     """A plan that was possible, by sequence in the order of the step's views.
 
-    options: what each sequence drafts with, 0 for the first; see `SequenceView.alternatives`.
+    options: what each sequence drafts with, 0 for the first; see `SequenceView.options`.
     expected_s in seconds, goodput in tokens a second. is_best: of the candidates beside it, by what
     the planner judges plans by.
     """
@@ -79,7 +79,8 @@ def candidates(step: StepRecord) -> list[Candidate]:
     """The plan that was chosen, and every length for all sequences alike, as far as each may; each
     drafts with the option that was chosen for it."""
     lengths, options = _chosen(step)
-    caps = [_option(view, option).max_draft_len for view, option in _with_options(step)]
+    plan_, views = step.decision.plan, step.decision.views
+    caps = [plan_.option(view).max_draft_len for view in views]
     alike = [
         (f"all {length}", [min(length, cap) for cap in caps])
         for length in range(max(caps, default=0) + 1)
@@ -96,9 +97,9 @@ def options(step: StepRecord, sequence: SequenceId) -> list[Candidate]:
     index = {view.sequence: i for i, view in enumerate(views)}[sequence]
     view = views[index]
     found = []
-    for option in range(1 + len(view.alternatives)):
+    for option in range(len(view.options)):
         # No draft is the same whatever would have drafted it.
-        for length in range(min(option, 1), _option(view, option).max_draft_len + 1):
+        for length in range(min(option, 1), view.options[option].max_draft_len + 1):
             name = f"{length}, option {option}" if option else str(length)
             if (length, option) == (lengths[index], chosen[index]):
                 name += ", chosen"
@@ -135,18 +136,9 @@ def window(steps: Sequence[StepRecord]) -> WindowReport:
 
 def _chosen(step: StepRecord) -> tuple[list[int], list[int]]:
     """Draft lengths and options of the recorded plan, in the order of the views."""
-    decision = step.decision
-    lengths = [decision.plan.draft_lens[view.sequence] for view in decision.views]
-    return lengths, [option for _, option in _with_options(step)]
-
-
-def _with_options(step: StepRecord) -> list[tuple[SequenceView, int]]:
-    decision = step.decision
-    return [(view, decision.plan.choices.get(view.sequence, 0)) for view in decision.views]
-
-
-def _option(view: SequenceView, option: int) -> SequenceView | DraftOption:
-    return view if option == 0 else view.alternatives[option - 1]
+    plan_, sequences = step.decision.plan, [view.sequence for view in step.decision.views]
+    lengths = [plan_.draft_lens[sequence] for sequence in sequences]
+    return lengths, [plan_.choices.get(sequence, 0) for sequence in sequences]
 
 
 def _with(values: Sequence[int], index: int, value: int) -> list[int]:
@@ -175,7 +167,8 @@ def _reliability(steps: Sequence[StepRecord]) -> list[ReliabilityBin | None]:
     """By tenths of predicted acceptance; None where nothing fell."""
     predicted, accepted, trials = [0.0] * NUM_BINS, [0] * NUM_BINS, [0] * NUM_BINS
     for step in steps:
-        drafted = {view.sequence: _option(view, option) for view, option in _with_options(step)}
+        decision = step.decision
+        drafted = {view.sequence: decision.plan.option(view) for view in decision.views}
         for event in step.events:
             if event.sequence not in drafted:
                 continue  # it generated what an earlier step asked for
@@ -248,11 +241,10 @@ def _scaled(cost: CostModel, target: float, draft: float) -> CostModel:
 
 def _recalibrated(view: SequenceView, reliability: Sequence[ReliabilityBin | None]) -> SequenceView:
     """Each probability moved by what its bin was off, with every option."""
-    moved = tuple(
-        replace(one, accept_probs=_moved(one.accept_probs, reliability))
-        for one in view.alternatives
+    moved = (
+        one._replace(accept_probs=_moved(one.accept_probs, reliability)) for one in view.options
     )
-    return replace(view, accept_probs=_moved(view.accept_probs, reliability), alternatives=moved)
+    return replace(view, options=tuple(moved))
 
 
 def _moved(
@@ -275,13 +267,14 @@ def _target_s(step: StepRecord) -> float:
 
 
 def _draft_s(step: StepRecord) -> float:
+    decision, plan_ = step.decision, step.decision.plan
     lengths = [
-        length
-        for length, (view, option) in zip(_chosen(step)[0], _with_options(step), strict=True)
-        if _option(view, option).has_draft_passes
+        plan_.draft_lens[view.sequence]
+        for view in decision.views
+        if plan_.option(view).has_draft_passes
     ]
     passes = range(1, max(lengths, default=0) + 1)
-    return sum(step.decision.cost.draft_s(sum(n >= p for n in lengths)) for p in passes)
+    return sum(decision.cost.draft_s(sum(n >= p for n in lengths)) for p in passes)
 
 
 def _ratio(pairs: Sequence[tuple[float, float]]) -> float:

@@ -143,7 +143,7 @@ def step_to_json(step: StepRecord) -> dict[str, Any]:
     decision, settings = step.decision, step.decision.settings
     return {
         "reason": decision.reason,
-        "views": [asdict(view) for view in decision.views],
+        "views": [view_to_json(view) for view in decision.views],
         "plan": plan_to_json(decision.plan),
         "factors": {name: getattr(decision.cost, name) for name in FACTORS},
         "num_delayed": settings.num_delayed,
@@ -201,14 +201,17 @@ def _event_from_json(raw: Mapping[str, Any]) -> Event:
     return Event(raw["sequence"], tokens, raw["num_drafted"], raw["num_accepted"])
 
 
+def view_to_json(view: SequenceView) -> dict[str, Any]:
+    return asdict(view) | {"options": [option._asdict() for option in view.options]}
+
+
 def view_from_json(raw: Mapping[str, Any]) -> SequenceView:
     """Probabilities come back as tuples, whatever they were: the plan is the same."""
     options = tuple(
         DraftOption(**{name: tupled(value) for name, value in option.items()})
-        for option in raw["alternatives"]
+        for option in raw["options"]
     )
-    plain = {name: tupled(value) for name, value in raw.items()}
-    return SequenceView(**(plain | {"alternatives": options}))
+    return SequenceView(**{**raw, "options": options})
 
 
 def plan_to_json(spec_plan: SpecPlan) -> dict[str, Any]:
