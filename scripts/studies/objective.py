@@ -132,7 +132,7 @@ class PricedController(Controller):
     def observe(self, step: StepRecord) -> None:
         super().observe(step)
         if step.decision.views:
-            prompts_s = self.cost_at(step.decision.num_decoding).prefill_s(step.num_prefill_tokens)
+            prompts_s = self._corrections.at(step.num_rows).prefill_s(step.num_prefill_tokens)
             self._tokens = RECENT_KEPT * self._tokens + step.num_generated
             self._decoding_s = RECENT_KEPT * self._decoding_s
             self._decoding_s += step.between_s + step.total_s - prompts_s

@@ -70,7 +70,7 @@ def test_a_plan_is_the_planners_where_nobody_objects() -> None:
     run(made, views, 50)
     decision = made.plan(views)
     assert decision.reason is Reason.PLANNED
-    assert (decision.cost, decision.settings) == (made.cost_at(3), made.settings)
+    assert decision.settings == made.settings
     assert decision.plan == plan(views, decision.cost, decision.settings)
     assert (decision.plan.draft_lens[2], decision.plan.draft_lens[3]) == (2, 0)
 
@@ -157,7 +157,7 @@ def test_a_plan_that_came_to_nothing_is_not_kept_to_when_something_changes() -> 
 def test_costs_that_changed_are_learned() -> None:
     made, views = controller(), [view(n, "fixed:3") for n in range(4)]
     run(made, views, 100, target=1.5, draft=2.0)
-    found, profile = made.cost_at(4), COST
+    found, profile = made.plan(views).cost, COST
     assert found.target_s(4, 16, 100) == pytest.approx(1.5 * profile.target_s(4, 16, 100), rel=0.05)
     assert found.draft_s(4) == pytest.approx(2.0 * profile.draft_s(4), rel=0.05)
     by_profile, corrected = made.time_errors
@@ -169,7 +169,7 @@ def test_an_engine_that_cannot_time_its_passes_teaches_no_costs() -> None:
     decision = made.plan(views)
     for _ in range(50):
         made.observe(record(decision, num_generated=1, total_s=0.05))
-    assert made.cost_at(1) == COST
+    assert made.plan(views).cost == COST
 
 
 def test_the_table_of_batch_sizes_is_there() -> None:

@@ -108,7 +108,7 @@ def test_some_drafts_are_left_unverified_and_steps_are_still_learned_from() -> N
     num_verified = sum(request.num_drafted for request in harness.requests.values())
     assert 0 < num_verified < proposer.num_drafted.total()
     # The draft's passes are counted as they were run: the factor on them stays that of the profile.
-    assert harness.loop.controller.cost_at(4).draft_factor == pytest.approx(1.0, abs=0.02)
+    assert harness.loop.records[-1].decision.cost.draft_factor == pytest.approx(1.0, abs=0.02)
 
 
 def test_others_in_the_same_step_get_what_they_asked_for() -> None:

@@ -60,10 +60,6 @@ class Controller:
     def settings(self) -> PlannerSettings:
         return self._settings
 
-    def cost_at(self, num_rows: int) -> CostModel:
-        """As corrected for steps of so many sequences, by what has been learned so far."""
-        return self._corrections.at(num_rows)
-
     @property
     def served_cost(self) -> CostModel:
         """As steps were on average since the start: what a simulation of this server charges."""
@@ -100,21 +96,19 @@ class Controller:
             return self._decide(views, settings)
         num_rows = len(views) + num_background
         context_len = _mean_context_len(views)
-        undrafted = replace(settings, forced=dict.fromkeys([v.sequence for v in free], 0))
         if not self._guard.allows(num_rows, context_len):
-            return self._decide(views, undrafted, Reason.GUARD)
+            return self._decide(views, _undrafted(settings, free), Reason.GUARD)
         if self._rests(num_rows, free):
-            return self._decide(views, undrafted)
+            return self._decide(views, _undrafted(settings, free))
         decision = self._decide(views, settings)
         if any(decision.plan.draft_lens[view.sequence] for view in free):
             wants = self._guard.wants_reference(num_rows, context_len)
             if wants or (self._budget.allows() and self._corrections.wants_contrast(True)):
-                return self._decide(views, undrafted, Reason.PROBE)
+                return self._decide(views, _undrafted(settings, free), Reason.PROBE)
         elif self._budget.allows() and self._corrections.wants_contrast(False):
             prober = _prober(free)
             if prober is not None:
-                forced = {**undrafted.forced, prober.sequence: PROBE_DRAFT_LEN}
-                return self._decide(views, replace(settings, forced=forced), Reason.PROBE)
+                return self._decide(views, _undrafted(settings, free, prober), Reason.PROBE)
         return decision
 
     def observe(self, record: StepRecord) -> None:
@@ -216,6 +210,16 @@ def measured(record: StepRecord) -> MeasuredStep:
 
 def _mean_context_len(views: Sequence[SequenceView]) -> float:
     return sum(view.context_len for view in views) / len(views)
+
+
+def _undrafted(
+    settings: PlannerSettings, free: Sequence[SequenceView], prober: SequenceView | None = None
+) -> PlannerSettings:
+    """With no drafts for these, but for the one that probes."""
+    forced = dict.fromkeys([view.sequence for view in free], 0)
+    if prober is not None:
+        forced[prober.sequence] = PROBE_DRAFT_LEN
+    return replace(settings, forced=forced)
 
 
 def _prober(free: Sequence[SequenceView]) -> SequenceView | None:
