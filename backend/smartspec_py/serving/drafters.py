@@ -79,6 +79,7 @@ class Drafters:
             for name, proposer in proposers.items()
             if proposer.capabilities.has_hindsight
         }
+        self._has_passes = {n: p.capabilities.has_passes for n, p in proposers.items()}
         self._judges = Judges(proposers)
 
     def views(
@@ -291,15 +292,13 @@ class Drafters:
         return found
 
     def _option(self, request: Request, guess: _Guess, probs: Floats) -> DraftOption:
-        proposer = self._proposers.get(guess.name)
+        name, num_available = guess
+        proposer = self._proposers.get(name)
         if proposer is None:
             return NO_OPTION
-        return DraftOption(
-            guess.num_available,
-            probs,
-            _long_lag(proposer, request.sequence, len(request.tokens)),
-            proposer.capabilities.has_passes,
-        )
+        lag = proposer.draft_lag(request.sequence, len(request.tokens))
+        lag = lag if lag > SHORT_LAG else 0
+        return DraftOption(num_available, probs, lag, self._has_passes[name])
 
     def _caching(self, request: Request) -> Proposer | None:
         """The one of its proposers that keeps a cache; there is one at most."""
@@ -316,11 +315,6 @@ def _task(request: Request, draft_len: int) -> DraftTask:
         request.sampling,
         request.reuses_prefix,
     )
-
-
-def _long_lag(proposer: Proposer, sequence: SequenceId, context_len: int) -> int:
-    lag = proposer.draft_lag(sequence, context_len)
-    return lag if lag > SHORT_LAG else 0
 
 
 def _slack_s(request: Request, now: float) -> float:
