@@ -217,7 +217,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", choices=[*DTYPES, "both"])
     parser.add_argument("--peer", choices=[*PEERS, "both"], default="both")
     parser.add_argument("--k", type=int, nargs="+", choices=FULL, help="the peers' draft lengths")
-    parser.add_argument("--rounds", type=int, metavar="N", help="8 or 3 unless said, 2 in a quick run")
+    parser.add_argument("--rounds", type=int, metavar="N", help="8 or 3, in a quick run 2")
     parser.add_argument("--out", type=Path, default=Path("docs/results"), metavar="FOLDER")
     return parser.parse_args()
 

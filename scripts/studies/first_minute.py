@@ -11,7 +11,6 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -27,7 +26,7 @@ from studies.document import publish, table
 POLICIES = ("none", "fixed:3", "goodput")
 GROUPS = {"1 to 5": (0, 5), "6 to 20": (5, 20), "21 to 60": (20, 60)}
 ASKED = {"1 to 5": 0.90, "6 to 20": 0.97, "21 to 60": 1.0}
-NUM_REQUESTS, MAX_TOKENS, NUM_ROUNDS = 60, 64, 4
+NUM_REQUESTS, MAX_TOKENS, NUM_ROUNDS = 60, 48, 3
 SEED_STEP = 1000
 
 
@@ -68,14 +67,7 @@ def main() -> None:
         sides = {name: side.renewed() for name, side in first.items()}
         prompts = list(islice(generated(MIXED, PROMPT_SEED + SEED_STEP * number), NUM_REQUESTS))
         rounds.append(measure(sides, prompts))
-        print(
-            {
-                name: [round(v / max(rounds[-1][p][i] for p in policies[:2]), 3) for i, v in enumerate(of)]
-                for name, of in rounds[-1].items()
-            },
-            file=sys.stderr,
-            flush=True,
-        )
+        print(f"round {number + 1} of {NUM_ROUNDS}: {rounds[-1]}", file=sys.stderr, flush=True)
     rows = []
     for index, group in enumerate(GROUPS):
         rates = {p: statistics.mean(one[p][index] for one in rounds) for p in policies}

@@ -134,7 +134,7 @@ def profile(
                 "max_context_len": max_context_len,
                 "max_queue": rows,
                 # A batch begins in one step, each sequence with the last token of its prompt.
-                "prefill_chunk": max(rows, LEAST_CHUNK),
+                "prefill_chunk": rows if rows > LEAST_CHUNK else None,
             },
         }
     )
