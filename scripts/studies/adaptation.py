@@ -155,18 +155,23 @@ class FrozenController(Controller):
 
 @dataclass(frozen=True)
 class NoisyCost(CostModel):
-    """Passes that scatter by 5 %, and one in a hundred of which stalls for 20 times as long."""
+    """Passes that scatter by 5 %, and one in a hundred of which stalls for 20 times as long.
+    excess: seconds of each pass that are noise."""
 
     rng: random.Random = field(default_factory=random.Random, compare=False)
+    excess: list[float] = field(default_factory=list, compare=False)
 
     def target_s(self, num_rows: int, num_tokens: int, context_len: float) -> float:
-        return super().target_s(num_rows, num_tokens, context_len) * self._noise()
+        return self._scattered(super().target_s(num_rows, num_tokens, context_len))
 
     def draft_s(self, num_rows: int) -> float:
-        return super().draft_s(num_rows) * self._noise()
+        return self._scattered(super().draft_s(num_rows))
 
-    def _noise(self) -> float:
-        return self.rng.gauss(1.0, NOISE) * (STALL if self.rng.random() < STALL_SHARE else 1.0)
+    def _scattered(self, seconds: float) -> float:
+        noise = self.rng.gauss(1.0, NOISE)
+        found = seconds * noise * (STALL if self.rng.random() < STALL_SHARE else 1.0)
+        self.excess.append(found - seconds)
+        return found
 
 
 def noisy(cost: CostModel, seed: int) -> NoisyCost:

@@ -109,12 +109,14 @@ def lookup(match_share: float) -> list[SimRequest]:
     found = []
     for request in waiting(320, 0.5):
         rng = np.random.default_rng([SEED, request.sequence, 2])
-        text = _matches(rng, request.output_len, match_share)
+        text = matches(rng, request.output_len, match_share)
         found.append(replace(request, acceptances=only(PROMPT_LOOKUP, text)))
     return found
 
 
-def _matches(rng: np.random.Generator, num_positions: int, share: float) -> DraftRuns:
+def matches(
+    rng: np.random.Generator, num_positions: int, share: float, accept: float = MATCH_ACCEPT
+) -> DraftRuns:
     """Stretches with and without matches, with lengths that forget; a draft is right only in one.
 
     A stretch ends with probability 1 / MATCH_LEN a token; one begins so often that the share comes
@@ -126,7 +128,7 @@ def _matches(rng: np.random.Generator, num_positions: int, share: float) -> Draf
     matched, is_right, available = bool(rng.random() < share), [], []
     for change, luck in uniform.tolist():
         available.append(1 << 8 if matched else 0)
-        is_right.append(matched and luck < MATCH_ACCEPT)
+        is_right.append(matched and luck < accept)
         if change < (end if matched else begin):
             matched = not matched
     runs = DraftRuns.of(is_right)
