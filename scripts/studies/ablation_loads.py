@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,8 +13,8 @@ import numpy as np
 
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.engines.base import Verify
+from smartspec_py.serving import controller
 from smartspec_py.serving.config import DRAFT_MODEL
-from smartspec_py.serving.controller import LEARNING
 from smartspec_py.serving.kinds import PromptKinds
 from smartspec_py.serving.profile import load_cost
 from smartspec_py.sim.acceptance import DraftRuns
@@ -34,6 +33,7 @@ from smartspec_py.sim.workload import (
 )
 from studies.adaptation import MEASURED, NoisyCost, noisy
 from studies.claims_loads import matches
+from studies.claims_runs import tokens_within
 
 PROMPT = LengthSpec(mean=120, sd=60, most=400)
 OUTPUT = LengthSpec(mean=120, sd=60, most=400)
@@ -48,6 +48,10 @@ PREFIX_LEN = 24
 
 STRETCH = 60
 """Tokens of a text after which it drafts well, or badly."""
+
+STEADY, TEXTS, LOAD = "steady", "texts", "load"
+COST, DRAFT, SHORT_STEPS = "cost", "draft", "8 ms steps"
+"""Groups of conditions."""
 
 ROWS = 32
 OPEN_S = 60.0
@@ -73,6 +77,7 @@ class Condition:
     so that latencies say something. is_hidden: see HIDDEN_SHARE. is_noisy: passes scatter and
     stall; what that adds is known, and not counted in the result."""
 
+    group: str
     name: str
     requests: Callable[[int], Sequence[SimRequest]]
     cost: CostModel
@@ -83,6 +88,10 @@ class Condition:
     is_open: bool = False
     is_hidden: bool = False
     is_noisy: bool = False
+
+    @property
+    def label(self) -> str:
+        return f"{self.group}: {self.name}"
 
     def run(
         self, seed: int, policy: str, *, has_kinds: bool = True, has_host: bool = True
@@ -102,19 +111,15 @@ class Condition:
         with self._charged(simulation):
             result = simulation.run()
         assert all(timing.is_finished for timing in result.timings), "a request was not served"
-        elapsed_s = result.elapsed_s
-        if isinstance(cost, NoisyCost):
-            elapsed_s -= sum(cost.excess)
-        return _measured(result.timings, elapsed_s)
+        excess_s = sum(cost.excess) if isinstance(cost, NoisyCost) else None
+        return _measured(result.timings, result.elapsed_s, excess_s)
 
     @contextmanager
     def _charged(self, simulation: Simulation) -> Iterator[None]:
-        from smartspec_py.serving import controller
-
         clock, plan, poll = simulation._clock, controller.plan, simulation.target.poll
 
         def slow_plan(views: Any, *args: Any) -> Any:
-            if any(view.policy in LEARNING for view in views):
+            if any(view.policy in controller.LEARNING for view in views):
                 clock.sleep(self.plan_s)
             return plan(views, *args)
 
@@ -132,11 +137,20 @@ class Condition:
             yield
 
 
-def _measured(timings: Sequence[RequestTiming], elapsed_s: float) -> Measured:
+def _measured(
+    timings: Sequence[RequestTiming], elapsed_s: float, excess_s: float | None
+) -> Measured:
+    """excess_s: of noise; None where there is none. Without it, and where all requests are there
+    from the start, tokens are counted until the last one begins: how rows run empty is an accident
+    of lengths."""
+    num_tokens, end_s = float(sum(t.num_tokens for t in timings)), elapsed_s - (excess_s or 0.0)
+    if excess_s is None and timings[-1].scheduled_s == 0.0:
+        end_s = max(timing.first_s or 0.0 for timing in timings)
+        num_tokens = sum(tokens_within(timing, 0.0, end_s) for timing in timings)
     latencies = [timing.e2e_s(timing.scheduled_s) for timing in timings]
     firsts = [(t.first_s or 0.0) - t.scheduled_s for t in timings]
     return Measured(
-        sum(timing.num_tokens for timing in timings) / elapsed_s,
+        num_tokens / end_s,
         float(np.mean(latencies)),
         float(np.quantile(latencies, 0.99)),
         float(np.mean(firsts)),
@@ -151,45 +165,55 @@ def conditions() -> list[Condition]:
     l4 = gpu_hardware("l4", 1, "llama-3.2-3b", "llama-3.2-1b", ROWS).cost
     far = replace(cpu, target=_scaled(cpu.target, 1.5, 8))
     with_host = replace(gpu, host_s=0.002, host_row_s=0.0002)
-    many_rows = _open(cpu, (0.3, 1.1, 0.3))
+    step = _open(cpu, (0.3, 1.1, 0.3))
+    bad = {"accept": 0.1, "accept_sd": 0.05}
+    draft_2 = CostChange(0.4, Deviation(draft=2.0).applied_to(h100))
+    slope_2 = CostChange(15.0, Deviation(slope=1.5).applied_to(cpu))
+    extra = CostChange(0.4, Deviation(extra_ms=5.0).applied_to(h100))
+    all_2 = CostChange(20.0, Deviation(draft=2.0, base=2.0, slope=2.0).applied_to(cpu))
+    dear = replace(cpu, draft=_scaled(cpu.draft, 8.0)) if cpu.draft else cpu
+    steep = replace(cpu, target=_steeper(cpu.target, 4.0))
+    times_3 = Deviation(draft=3.0).applied_to(cpu)
+    long_16, long_32 = _waiting(200, accept=0.5), _waiting(200, accept=0.5)
     return [
-        Condition("1 sequence", _waiting(15), cpu, 1),
-        Condition("8 sequences", _waiting(60), cpu, 8),
-        Condition("32 sequences", _waiting(200), cpu, 32),
-        Condition("8B H100, 1 sequence", _waiting(15), gpu, 1),
-        Condition("8B H100, 32 sequences", _waiting(200), gpu, 32),
-        Condition("mixed texts, 8", _mixed(60), cpu, 8),
-        Condition("mixed texts, 32", _mixed(200), cpu, 32),
-        Condition("four applications, 1", _applications(80), cpu, 1),
-        Condition("four applications with look-ups, 8", _applications(120, True), cpu, 8),
-        Condition("text changes within, 1", _changing(10), cpu, 1),
-        Condition("text changes within, 8", _changing(40), cpu, 8),
-        Condition("text changes over time, 8", _shifting(80), cpu, 8),
-        Condition("look-ups beside drafts, 8", _look_ups(80), cpu, 8),
-        Condition("open, 0.7", _open(cpu, (0.7,)), cpu, ROWS, is_open=True),
-        Condition("open, 1.1", _open(cpu, (1.1,)), cpu, ROWS, is_open=True),
-        Condition("8B H100 open, 0.7", _open(gpu, (0.7,)), gpu, ROWS, is_open=True),
-        Condition("8B H100 open, 1.1", _open(gpu, (1.1,)), gpu, ROWS, is_open=True),
-        Condition("step in load", many_rows, cpu, ROWS, is_open=True),
-        Condition("8+ rows x 1.5, step in load", many_rows, far, ROWS, cpu, is_open=True),
-        Condition("drafts x 3, 8", _waiting(60), Deviation(draft=3.0).applied_to(cpu), 8, cpu),
-        Condition("another processor, 16", _waiting(100), l4, 16, h100),
-        Condition("useless draft, 8", _waiting(40, accept=0.05, accept_sd=0.02), cpu, 8),
-        Condition("draft of a third, 1", _waiting(15), third, 1),
-        Condition("draft of a third, 8", _waiting(60), third, 8),
-        Condition("first 60 requests", _waiting(60, accept=0.4, output=SHORT), cpu, 8),
-        Condition("noise and stalls, 8", _waiting(80), cpu, 8, is_noisy=True),
-        Condition(
-            "noise, 8+ rows x 1.5, 16", _waiting(120), far, 16, cpu, is_noisy=True
-        ),
-        Condition("hidden cost of drafts, 1", _waiting(15, accept=0.3), cpu, 1, is_hidden=True),
-        Condition("hidden cost of drafts, 8", _waiting(60, accept=0.3), cpu, 8, is_hidden=True),
-        Condition("drafts x 2 in mid-run, 16", _waiting(120, accept=0.5), h100, 16, later=CostChange(2.5, Deviation(draft=2.0).applied_to(h100))),
-        Condition("drafts checked x 3 in mid-run, 8", _waiting(80), cpu, 8, later=CostChange(20.0, Deviation(slope=3.0).applied_to(cpu))),
-        Condition("all x 2 in mid-run, 8", _waiting(80), cpu, 8, later=CostChange(20.0, Deviation(draft=2.0, base=2.0, slope=2.0).applied_to(cpu))),
-        Condition("first 60 requests, host time", _waiting(60), with_host, 8),
-        Condition("short steps, good draft", _waiting(20), fast, 1, plan_s=0.002),
-        Condition("short steps, bad draft", _waiting(10, accept=0.1, accept_sd=0.05), fast, 1, plan_s=0.002),
+        Condition(STEADY, "1 sequence", _waiting(20), cpu, 1),
+        Condition(STEADY, "8 sequences", _waiting(70), cpu, 8),
+        Condition(STEADY, "32 sequences", _waiting(200), cpu, 32),
+        Condition(STEADY, "H100, 32 sequences", _waiting(200), gpu, 32),
+        Condition(STEADY, "first 60 requests, 8", _waiting(60, accept=0.4, output=SHORT), cpu, 8),
+        Condition(TEXTS, "mixed, 8", _mixed(70), cpu, 8),
+        Condition(TEXTS, "mixed, 32", _mixed(200), cpu, 32),
+        Condition(TEXTS, "four applications, 1", _applications(80), cpu, 1),
+        Condition(TEXTS, "four applications, look-ups, 8", _applications(120, True), cpu, 8),
+        Condition(TEXTS, "change within a request, 1", _changing(10), cpu, 1),
+        Condition(TEXTS, "change within a request, 8", _changing(50), cpu, 8),
+        Condition(TEXTS, "change over time, 8", _shifting(80), cpu, 8),
+        Condition(TEXTS, "look-ups beside drafts, 8", _look_ups(80), cpu, 8),
+        Condition(TEXTS, "look-ups alone, 8", _look_ups(80, False), cpu, 8),
+        Condition(LOAD, "0.7 of saturation", _open(cpu, (0.7,)), cpu, ROWS, is_open=True),
+        Condition(LOAD, "1.1 of saturation", _open(cpu, (1.1,)), cpu, ROWS, is_open=True),
+        Condition(LOAD, "H100, 1.1 of saturation", _open(gpu, (1.1,)), gpu, ROWS, is_open=True),
+        Condition(LOAD, "step in load", step, cpu, ROWS, is_open=True),
+        Condition(COST, "8+ rows x 1.5, step in load", step, far, ROWS, cpu, is_open=True),
+        Condition(COST, "drafts x 3, 8", _waiting(70), times_3, 8, cpu),
+        Condition(COST, "drafts / 8, 1", _waiting(20), cpu, 1, dear),
+        Condition(COST, "checking / 4, 8", _waiting(70), cpu, 8, steep),
+        Condition(COST, "another processor, 16", _waiting(120), l4, 16, h100),
+        Condition(COST, "host time, first 60 requests, 8", _waiting(60), with_host, 8),
+        Condition(COST, "noise and stalls, 8", _waiting(80), cpu, 8, is_noisy=True),
+        Condition(COST, "noise, 8+ rows x 1.5, 16", _waiting(120), far, 16, cpu, is_noisy=True),
+        Condition(COST, "noise, another processor, 16", _waiting(120), l4, 16, h100, is_noisy=True),
+        Condition(COST, "drafts x 2 in mid-run, 16", long_16, h100, 16, later=draft_2),
+        Condition(COST, "+ 5 ms in mid-run, 16", long_16, h100, 16, later=extra),
+        Condition(COST, "checking x 1.5 in mid-run, 32", long_32, cpu, 32, later=slope_2),
+        Condition(COST, "all x 2 in mid-run, 8", _waiting(80), cpu, 8, later=all_2),
+        Condition(DRAFT, "useless, 8", _waiting(50, accept=0.05, accept_sd=0.02), cpu, 8),
+        Condition(DRAFT, "a third of the target, 1", _waiting(20), third, 1),
+        Condition(DRAFT, "a third of the target, 8", _waiting(70), third, 8),
+        Condition(DRAFT, "hidden cost, 1", _waiting(20, accept=0.3), cpu, 1, is_hidden=True),
+        Condition(DRAFT, "hidden cost, 8", _waiting(70, accept=0.3), cpu, 8, is_hidden=True),
+        Condition(SHORT_STEPS, "good draft", _waiting(20), fast, 1, plan_s=0.002),
+        Condition(SHORT_STEPS, "bad draft", _waiting(15, **bad), fast, 1, plan_s=0.002),
     ]
 
 
@@ -210,6 +234,12 @@ def _scaled(table: PassTable, factor: float, from_rows: int = 1) -> PassTable:
         for rows, line in zip(table.rows, table.seconds, strict=True)
     )
     return replace(table, seconds=seconds, context_s=factor * table.context_s)
+
+
+def _steeper(table: PassTable, factor: float) -> PassTable:
+    """In which tokens beside the first of each row take so many times as long."""
+    seconds = tuple(tuple(line[0] + factor * (s - line[0]) for s in line) for line in table.seconds)
+    return replace(table, seconds=seconds)
 
 
 def _faster(cost: CostModel, factor: float) -> CostModel:
@@ -294,27 +324,24 @@ def _shifting(num_requests: int) -> Callable[[int], Sequence[SimRequest]]:
     return _each(num_requests, lambda n, rng: kinds[2 * n > num_requests].draw(n, 0.0, rng))
 
 
-def _look_ups(num_requests: int) -> Callable[[int], Sequence[SimRequest]]:
-    """Both proposers; look-ups are right in half of the texts, and hardly ever in the others."""
+def _look_ups(num_requests: int, has_drafts: bool = True) -> Callable[[int], Sequence[SimRequest]]:
+    """Look-ups are right in half of the texts, and hardly ever in the others."""
 
     def one(number: int, rng: np.random.Generator) -> SimRequest:
         request = CHAT.draw(number, 0.0, rng)
-        return replace(_with_look_ups(request, bool(rng.integers(2)), rng), kind="")
+        both = _with_look_ups(request, bool(rng.integers(2)), rng).acceptances
+        return replace(request, kind="", acceptances=both if has_drafts else (None, both[1]))
 
     return _each(num_requests, one)
 
 
-def _with_look_ups(
-    request: SimRequest, is_repeating: bool, rng: np.random.Generator
-) -> SimRequest:
+def _with_look_ups(request: SimRequest, is_repeating: bool, rng: np.random.Generator) -> SimRequest:
     of_draft, _ = request.acceptances
     found = matches(rng, request.output_len, 0.5, 0.95 if is_repeating else 0.05)
     return replace(request, acceptances=(of_draft, found))
 
 
-def _open(
-    cost: CostModel, shares: Sequence[float]
-) -> Callable[[int], Sequence[SimRequest]]:
+def _open(cost: CostModel, shares: Sequence[float]) -> Callable[[int], Sequence[SimRequest]]:
     """Poisson arrivals in phases of equal length, at these shares of saturation."""
 
     def requests(seed: int) -> Sequence[SimRequest]:
@@ -331,12 +358,6 @@ def _open(
 def _saturation(is_gpu: bool) -> float:
     """Requests a second that are served where ROWS wait at any time."""
     cost = _gpu() if is_gpu else _cpu()
-    found = Condition("", _waiting(300), cost, ROWS).run(1, "goodput")
+    found = Condition(LOAD, "", _waiting(300), cost, ROWS).run(1, "goodput")
     requests = _waiting(300)(1)
     return found.tokens_per_s / float(np.mean([request.output_len for request in requests]))
-
-
-def seeds(first: int = 1) -> Iterator[int]:
-    rng = random.Random(first)
-    while True:
-        yield rng.randrange(1 << 30)

@@ -118,10 +118,11 @@ def _steady_tps(timings: Sequence[RequestTiming], max_rows: int) -> float:
     if timings[-1].scheduled_s > 0 or len(begun) <= first:
         return 0.0
     start_s, end_s = begun[first], begun[-1]
-    return sum(_tokens_within(t, start_s, end_s) for t in timings) / (end_s - start_s)
+    return sum(tokens_within(t, start_s, end_s) for t in timings) / (end_s - start_s)
 
 
-def _tokens_within(timing: RequestTiming, start_s: float, end_s: float) -> float:
+def tokens_within(timing: RequestTiming, start_s: float, end_s: float) -> float:
+    """Tokens of a finished request in this time."""
     assert timing.first_s is not None
     assert timing.last_s is not None
     shared = min(timing.last_s, end_s) - max(timing.first_s, start_s)
