@@ -6,7 +6,6 @@ and T the pass as it was, both of the profile,
     target  = base * T0 + slope * (T - T0) + extra_s        base 1, slope 1, extra_s 0 in a profile
     draft   = draft_factor * (passes + catch-up)            1
     host    = host_s + host_row_s * rows                    as in the profile, mostly 0
-    prefill = prefill_factor * what the chunk adds          1
 
 Each is a regression of relative errors with forgetting and a ridge towards the profile (see
 `core.regression`), so that evidence that is not renewed fades and the profile returns.
@@ -60,9 +59,6 @@ contrasting step is wanted: a little less than the noise of a single pass."""
 UNSEEN_STEPS = 500
 """Steps without speculation after which a profile may be wrong about it without being found out."""
 
-CLEAR_PREFILL = 0.2
-"""Least share of a pass that a chunk must have for the pass to tell of it."""
-
 LARGEST_ERROR = 1.0
 """What a step at most adds to the mean error: a stall is no prediction's fault."""
 
@@ -113,8 +109,7 @@ class CostCorrections:
         host = (profile.host_s / self._unit_s, profile.host_row_s / self._unit_s)
         self._host = RidgeRegression(host, HOST_SDS, (0.0, 0.0), math.inf)
         self._draft = RidgeRegression((1.0,), (1.0,), (low,), high)
-        self._prefill = RidgeRegression((1.0,), (1.0,), (low,), high)
-        self._fits = (self._target, self._host, self._draft, self._prefill)
+        self._fits = (self._target, self._host, self._draft)
         self._corrected_by = tuple(fit.values for fit in self._fits)
         self._shares: dict[int, Floats] = {}
         self._corrected: dict[int, CostModel] = {}
@@ -195,7 +190,6 @@ class CostCorrections:
             self._draft.observe(passes, step.draft_s, draft_s)
         else:
             self._draft.fade()
-        self._observe_prefill(step, known, target_s)
         values = tuple(fit.values for fit in self._fits)
         if any(new is not old for new, old in zip(values, self._corrected_by, strict=True)):
             self._corrected.clear()
@@ -241,22 +235,13 @@ class CostCorrections:
             share = known.drafts_s / max(known.one_token_s + known.drafts_s, 1e-9)
             self._drafts_share += (1 - FORGETTING) * (share - self._drafts_share)
 
-    def _observe_prefill(self, step: MeasuredStep, known: Predicted, rest_s: float) -> None:
-        """rest_s: what the pass would have taken without its chunks."""
-        chunk = np.array((known.prefill_s,))
-        chunk_s = self._prefill.predict(chunk)
-        if chunk_s > CLEAR_PREFILL * rest_s:
-            self._prefill.observe(chunk, step.target_s - rest_s, rest_s + chunk_s)
-        else:
-            self._prefill.fade()
-
     def _make_corrected(self, num_rows: int) -> CostModel:
         whole, drafts, extra = self._target.values[:3].tolist()
         of_rows = self._target.values[3:].reshape(2, -1) @ self._shares_at(num_rows)
         base = whole + float(of_rows[0])
         slope = SHARED * base + drafts + float(of_rows[1])
         host, host_row = self._host.values.tolist()
-        (draft,), (prefill,) = self._draft.values.tolist(), self._prefill.values.tolist()
+        (draft,) = self._draft.values.tolist()
         return replace(
             self._profile,
             host_s=host * self._unit_s,
@@ -266,7 +251,6 @@ class CostCorrections:
             target_slope=_bounded(slope),
             target_extra_s=extra * self._unit_s,
             draft_factor=draft,
-            prefill_factor=prefill,
         )
 
 

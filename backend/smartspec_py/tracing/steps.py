@@ -52,7 +52,6 @@ FACTORS = (
     "target_slope",
     "target_extra_s",
     "draft_factor",
-    "prefill_factor",
 )
 """Fields of a cost model that live corrections move; the others are tables."""
 
