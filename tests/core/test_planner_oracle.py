@@ -33,7 +33,7 @@ KINDS = {
         0.02,
     ),
     "two ways": (Kind(is_mixed=True, has_options=True), 0.02),
-    "two ways, jagged, stale": (Kind(0.3, 0.05, is_mixed=True, has_options=True), 0.03),
+    "two ways, jagged, stale": (Kind(0.3, 0.05, is_mixed=True, has_options=True), 0.05),
 }
 
 
