@@ -44,7 +44,7 @@ from studies.ablation_loads import (
 )
 from studies.document import publish, table
 
-MIN_SEEDS, MAX_SEEDS = 2, 4
+MIN_SEEDS, MAX_SEEDS = 2, 3
 ENOUGH = 0.003
 """Standard error of a ratio that is small enough."""
 
@@ -112,12 +112,12 @@ def _one_a_row(self: Any, tokens_per_row: float = 1.0, num_decode_tokens: int = 
     return PREFILLS(self, 1.0, num_decode_tokens)
 
 
-def _uniform_start(step: Any, objective: Any) -> Any:
+def _uniform(step: Any, objective: Any) -> Any:
     scores = search.uniform_scores(step, objective)
     return search.outcome(step, objective, search.uniform(step, int(scores.argmax())))
 
 
-def _ranked_start(step: Any, objective: Any) -> Any:
+def _ranked(step: Any, objective: Any) -> Any:
     price = objective.price_at(float(search.uniform_scores(step, objective).max()))
     return search.outcome(step, objective, search.best_prefix(step, objective, price)[0])
 
@@ -135,7 +135,6 @@ CORRECTED, FIT = CostCorrections._make_corrected, regression.RidgeRegression
 GUARD, BUDGET = guard.Guard, guard.ProbeBudget
 NO_GUARD = [(GUARD, "observe", _always(None)), (GUARD, "wants_reference", _always(False))]
 NO_TAMING = (FIT, "_tamed", _believed)
-UNCHANGED = (search, "improved", lambda step, objective, start: start)
 
 OF_TEXT, OF_COST, OF_PLAN = (STEADY, TEXTS), (COST, DRAFT), (STEADY, TEXTS, LOAD)
 ALL = (STEADY, TEXTS, LOAD, COST, DRAFT, SHORT_STEPS)
@@ -191,12 +190,9 @@ MECHANISMS = (
         "charge for catching up", OF_TEXT, [(CostCorrections, "_make_corrected", _without_catch_up)]
     ),
     Mechanism("catching up spread over steps", OF_PLAN, [(step_module, "TOKENS_A_STEP", 1e9)]),
-    Mechanism("changes of single sequences", OF_PLAN, [UNCHANGED]),
-    Mechanism(
-        "these, and the uniform start", OF_PLAN, [UNCHANGED, (search, "_start", _ranked_start)]
-    ),
-    Mechanism("ranked start", OF_PLAN, [(search, "_start", _uniform_start)]),
-    Mechanism("choice of ways in the start", (TEXTS,), [(search, "_selections", _first_ways)]),
+    Mechanism("best uniform length", (STEADY, TEXTS), [(search, "_of_one_way", _ranked)]),
+    Mechanism("ranked slots", OF_PLAN, [(search, "_of_one_way", _uniform)]),
+    Mechanism("choice among three ways to draft", (TEXTS,), [(search, "_selections", _first_ways)]),
     Mechanism("a length for each (goodput_global)", OF_PLAN, policy="goodput_global"),
     Mechanism("speculation (none)", ALL, policy="none"),
 )

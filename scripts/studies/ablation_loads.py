@@ -75,7 +75,8 @@ class Condition:
     later: a time in seconds, and what steps take from then on; nobody is told.
     plan_s: charged for each plan of a policy that learns. is_open: whether requests come in time,
     so that latencies say something. is_hidden: see HIDDEN_SHARE. is_noisy: passes scatter and
-    stall; what that adds is known, and not counted in the result."""
+    stall; what that adds is known, and not counted in the result. chunk: prompt tokens of
+    a step."""
 
     group: str
     name: str
@@ -88,6 +89,7 @@ class Condition:
     is_open: bool = False
     is_hidden: bool = False
     is_noisy: bool = False
+    chunk: int = 512
 
     @property
     def label(self) -> str:
@@ -105,7 +107,7 @@ class Condition:
         believed = (self.believed or self.cost).of_profile
         if not has_host:
             believed = replace(believed, host_s=0.0, host_row_s=0.0)
-        limits = SimLimits(max_sequences=self.num_rows)
+        limits = SimLimits(max_sequences=self.num_rows, prefill_chunk=self.chunk)
         changes = [self.later] if self.later else []
         simulation = Simulation(requests, policy, cost, limits, believed=believed, changes=changes)
         with self._charged(simulation):
@@ -162,8 +164,11 @@ def conditions() -> list[Condition]:
     third = replace(cpu, draft=_scaled(cpu.target, 1 / 3), catch_up_s=cpu.catch_up_s * 3)
     fast = _faster(cpu, 5.0)
     h100 = gpu_hardware("h100", 1, "llama-3.2-3b", "llama-3.2-1b", ROWS).cost
+    h200 = gpu_hardware("h200", 1, "llama-3-8b", "llama-3.2-1b", ROWS).cost
     l4 = gpu_hardware("l4", 1, "llama-3.2-3b", "llama-3.2-1b", ROWS).cost
     far = replace(cpu, target=_scaled(cpu.target, 1.5, 8))
+    few = replace(cpu, target=_steeper(cpu.target, 3.0, below_rows=4))
+    swing = _open(cpu, (0.1, 1.1, 0.1, 1.1))
     with_host = replace(gpu, host_s=0.002, host_row_s=0.0002)
     step = _open(cpu, (0.3, 1.1, 0.3))
     bad = {"accept": 0.1, "accept_sd": 0.05}
@@ -194,7 +199,10 @@ def conditions() -> list[Condition]:
         Condition(LOAD, "1.1 of saturation", _open(cpu, (1.1,)), cpu, ROWS, is_open=True),
         Condition(LOAD, "H100, 1.1 of saturation", _open(gpu, (1.1,)), gpu, ROWS, is_open=True),
         Condition(LOAD, "step in load", step, cpu, ROWS, is_open=True),
+        Condition(LOAD, "1.1, chunks of 64", _open(cpu, (1.1,)), cpu, ROWS, is_open=True, chunk=64),
+        Condition(LOAD, "H200, long prompts, 0.7", _long(h200, 0.7), h200, ROWS, is_open=True),
         Condition(COST, "8+ rows x 1.5, step in load", step, far, ROWS, cpu, is_open=True),
+        Condition(COST, "checking x 3 at few rows", swing, few, ROWS, cpu, is_open=True),
         Condition(COST, "drafts x 3, 8", _waiting(70), times_3, 8, cpu),
         Condition(COST, "drafts / 8, 1", _waiting(20), cpu, 1, dear),
         Condition(COST, "checking / 4, 8", _waiting(70), cpu, 8, steep),
@@ -236,9 +244,12 @@ def _scaled(table: PassTable, factor: float, from_rows: int = 1) -> PassTable:
     return replace(table, seconds=seconds, context_s=factor * table.context_s)
 
 
-def _steeper(table: PassTable, factor: float) -> PassTable:
+def _steeper(table: PassTable, factor: float, below_rows: int = 1 << 20) -> PassTable:
     """In which tokens beside the first of each row take so many times as long."""
-    seconds = tuple(tuple(line[0] + factor * (s - line[0]) for s in line) for line in table.seconds)
+    seconds = tuple(
+        tuple(line[0] + (factor if rows < below_rows else 1.0) * (s - line[0]) for s in line)
+        for rows, line in zip(table.rows, table.seconds, strict=True)
+    )
     return replace(table, seconds=seconds)
 
 
@@ -350,6 +361,25 @@ def _open(cost: CostModel, shares: Sequence[float]) -> Callable[[int], Sequence[
         phases = tuple(PhaseSpec(duration_s=seconds, rate=rate * share) for share in shares)
         kind = CHAT.model_copy(update={"name": ""})
         return draw(WorkloadSpec(kinds=(kind,), phases=phases, seed=seed))
+
+    return requests
+
+
+def _long(cost: CostModel, share: float) -> Callable[[int], Sequence[SimRequest]]:
+    """Prompts of 2,000 tokens and outputs of 64, at this share of saturation."""
+    lengths = {"prompt": LengthSpec(mean=2000, sd=200), "output": LengthSpec(mean=64, sd=10)}
+
+    @lru_cache
+    def saturation() -> float:
+        waiting = _waiting(150, **lengths)
+        found = Condition(LOAD, "", waiting, cost, ROWS).run(1, "goodput")
+        return found.tokens_per_s / float(np.mean([one.output_len for one in waiting(1)]))
+
+    def requests(seed: int) -> Sequence[SimRequest]:
+        rate = share * saturation()
+        phase = PhaseSpec(duration_s=250 / rate, rate=rate)
+        kind = CHAT.model_copy(update={"name": "", **lengths})
+        return draw(WorkloadSpec(kinds=(kind,), phases=(phase,), seed=seed))
 
     return requests
 
