@@ -187,7 +187,7 @@ MECHANISMS = (
         [(batcher.Batcher, "prefills", _one_a_row)],
     ),
     Mechanism(
-        "charge for catching up", OF_TEXT, [(CostCorrections, "_make_corrected", _without_catch_up)]
+        "charge for catching up", OF_PLAN, [(CostCorrections, "_make_corrected", _without_catch_up)]
     ),
     Mechanism("catching up spread over steps", OF_PLAN, [(step_module, "TOKENS_A_STEP", 1e9)]),
     Mechanism("best uniform length", (STEADY, TEXTS), [(search, "_of_one_way", _ranked)]),
