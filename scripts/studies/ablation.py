@@ -24,7 +24,6 @@ from smartspec_py.core import (
     guard,
     plan_budget,
     regression,
-    request_counts,
     search,
 )
 from smartspec_py.core import step as step_module
@@ -70,20 +69,21 @@ class Mechanism:
             )
 
 
-def _flat_profile(self: Any, mean: float) -> Any:
-    odds = acceptance._odds(np.full(acceptance.MAX_POSITIONS, mean))
-    return odds, float(odds[0])
+def _flat_rates(self: Any, cohorts: Sequence[str], num_positions: int) -> Any:
+    rates, trials = RATES(self, cohorts, num_positions)
+    return np.broadcast_to(self._means(cohorts)[:, None], rates.shape), trials
+
+
+def _experts(*experts: tuple[float, float]) -> Sequence[tuple[Any, str, Any]]:
+    return [
+        (acceptance, "EXPERTS", experts),
+        (acceptance, "WEIGHTS", np.array([weight / 2 for weight, _ in experts])),
+        (acceptance, "MEMORIES", np.array([kept for _, kept in experts])),
+    ]
 
 
 def _no_drafts(self: Any, name: str, request: Any, event: Any) -> tuple[int, int]:
     return 0, 0
-
-
-def _fixed_trust(slope: float) -> Any:
-    def observe(self: Any, *_: Any) -> None:
-        self.slope = slope
-
-    return observe
 
 
 def _only_profile(self: CostCorrections, step: Any) -> Any:
@@ -130,7 +130,7 @@ def _without_catch_up(self: CostCorrections, num_rows: int) -> Any:
     return replace(CORRECTED(self, num_rows), catch_up_s=0.0)
 
 
-ACCEPT, TRUST = acceptance._Kind, acceptance._Trust
+TRACKER, RATES = acceptance.AcceptanceTracker, acceptance.AcceptanceTracker._rates
 CORRECTED, FIT = CostCorrections._make_corrected, regression.RidgeRegression
 GUARD, BUDGET = guard.Guard, guard.ProbeBudget
 NO_GUARD = [(GUARD, "observe", _always(None)), (GUARD, "wants_reference", _always(False))]
@@ -140,22 +140,12 @@ OF_TEXT, OF_COST, OF_PLAN = (STEADY, TEXTS), (COST, DRAFT), (STEADY, TEXTS, LOAD
 ALL = (STEADY, TEXTS, LOAD, COST, DRAFT, SHORT_STEPS)
 
 MECHANISMS = (
-    Mechanism("acceptance by position", OF_PLAN, [(ACCEPT, "shared_profile", _flat_profile)]),
-    Mechanism("trust in requests, 1 instead", OF_TEXT, [(TRUST, "observe", _fixed_trust(1.0))]),
-    Mechanism("trust in requests, 0.5 instead", OF_TEXT, [(TRUST, "observe", _fixed_trust(0.5))]),
-    Mechanism("estimates of each request", OF_PLAN, [(TRUST, "observe", _fixed_trust(0.0))]),
-    Mechanism("tests for changed texts", OF_TEXT, [(request_counts, "ALARM", 1e9)]),
+    Mechanism("acceptance by position", OF_PLAN, [(TRACKER, "_rates", _flat_rates)]),
+    Mechanism("estimates of each request", OF_PLAN, _experts((1e12, 0.98))),
+    Mechanism("experts: the quick one alone", OF_TEXT, _experts((8.0, 0.85))),
+    Mechanism("experts: without the quick one", OF_TEXT, _experts((8.0, 0.98), (64.0, 0.99))),
+    Mechanism("experts: the last one alone", OF_TEXT, _experts((64.0, 0.99))),
     Mechanism("kinds by prompt prefix", (TEXTS,), has_kinds=False),
-    Mechanism(
-        "learned spread of requests",
-        OF_TEXT,
-        [(ACCEPT, "weight_of_mean", lambda self, mean: self.prior_trials)],
-    ),
-    Mechanism(
-        "learned spread, 32 for look-ups",
-        (TEXTS,),
-        [(ACCEPT, "weight_of_mean", lambda self, mean: acceptance.PRIOR_TRIALS)],
-    ),
     Mechanism("hindsight of look-ups", (TEXTS,), [(drafters.Drafters, "_hindsight", _no_drafts)]),
     Mechanism("cost corrections", (*OF_COST, LOAD), [(CostCorrections, "observe", _only_profile)]),
     Mechanism("corrections by rows", (*OF_COST, LOAD), [(corrections, "ROWS_SDS", (1e-6, 1e-6))]),
@@ -168,7 +158,7 @@ MECHANISMS = (
     Mechanism(
         "stall filter of the guard",
         (*OF_COST, TEXTS),
-        [(guard._StallFilter, "put", lambda self, step: step)],
+        [(guard._StallFilter, "put", lambda self, *step: step)],
     ),
     Mechanism("both stall filters, and the guard", OF_COST, [*NO_GUARD, NO_TAMING]),
     Mechanism("probes", (*OF_COST, TEXTS), [(BUDGET, "allows", _always(False))]),
