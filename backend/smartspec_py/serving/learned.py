@@ -43,18 +43,25 @@ def restore_learned(loop: StepLoop, profile_path: Path) -> bool:
     and the loop begins with the profile alone."""
     path = learned_path(profile_path)
     try:
-        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        document: dict[str, Any] = json.loads(
+            path.read_text(encoding="utf-8"), parse_constant=_refuse
+        )
         if document["version"] != LEARNED_VERSION:
             raise ValueError(f"version {document['version']}, not {LEARNED_VERSION}")
         age_s = max(0.0, time.time() - document["time_s"])
         loop.restore(document["learned"], min(MOST_KEPT, 0.5 ** (age_s / HALF_LIFE_S)))
     except FileNotFoundError:
         return False
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         logger.warning("%s cannot be used (%s): learning anew", path, error)
         return False
     logger.info("continuing with what was learned until %.0f minutes ago", age_s / 60)
     return True
+
+
+def _refuse(constant: str) -> None:
+    """NaN and infinities, which JSON does not have and Python reads: estimates would all be NaN."""
+    raise ValueError(f"{constant} is no number to continue with")
 
 
 def learned_path(profile_path: Path) -> Path:
