@@ -232,8 +232,8 @@ def test_what_is_drafted_behind_an_end_token_is_dropped() -> None:
 
 
 def test_only_plain_greedy_steps_are_drafted_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One sampled sequence among greedy ones, or one rule, and all are drafted pass by pass; the
-    tokens do not show it."""
+    """One sampled sequence among greedy ones, and all are drafted pass by pass; the tokens do not
+    show it."""
     mixed = tasks_of([4, 4], SAMPLINGS)
     greedy = tasks_of([4, 4], [GREEDY] * 2)
     expected = [make_proposer("llama").propose(tasks) for tasks in (mixed, greedy)]
@@ -249,21 +249,9 @@ def test_only_plain_greedy_steps_are_drafted_ahead(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(GraphRunner, "draft_greedy", count)
     assert make_graph_proposer("llama")[0].propose(mixed) == expected[0]
-    with_rule = make_graph_proposer("llama")[0].propose(greedy, Always())
-    assert [draft.tokens for draft in with_rule] == [draft.tokens for draft in expected[1]]
     assert num_ahead == 0
     assert make_graph_proposer("llama")[0].propose(greedy) == expected[1]
     assert num_ahead == 1
-
-
-class Always:
-    """A rule that stops nobody."""
-
-    def going_on(self, members: Sequence[int]) -> list[bool]:
-        return [True] * len(members)
-
-    def hear(self, members: Sequence[int], confidences: Sequence[float]) -> None:
-        assert len(members) == len(confidences)
 
 
 def test_drafts_at_the_end_of_a_row_are_written_nowhere_else() -> None:

@@ -39,7 +39,7 @@ PENALTIES: tuple[dict[str, Any], ...] = (
         "bad_words": ["and"],
     },
 )
-POLICIES = ("none", "fixed:1", "fixed:2", "fixed:4", "goodput", "goodput_confidence")
+POLICIES = ("none", "fixed:1", "fixed:2", "fixed:4", "goodput")
 PROPOSERS = ("draft_model", "prompt_lookup")
 
 

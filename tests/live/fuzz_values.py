@@ -32,7 +32,6 @@ SERVED: dict[str, list[Any]] = {
         "fixed:4",
         "batch_table",
         "goodput",
-        "goodput_confidence",
     ],
     "proposer": ["draft_model", "prompt_lookup"],
     "deadline_ms": [60_000, INT32_MAX],

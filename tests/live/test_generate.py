@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.triton
 
-POLICIES = ("none", "fixed:1", "fixed:4", "goodput", "goodput_confidence")
+POLICIES = ("none", "fixed:1", "fixed:4", "goodput")
 
 
 def test_the_log_has_every_phase_of_the_start(torch_server: TritonServer) -> None:

@@ -21,7 +21,7 @@ from smartspec_py.triton_server import TritonServer
 
 pytestmark = pytest.mark.triton
 
-POLICIES = ("none", "fixed:3", "batch_table", "goodput_global", "goodput", "goodput_confidence")
+POLICIES = ("none", "fixed:3", "batch_table", "goodput_global", "goodput")
 
 
 def double_config(**options: Any) -> ServerConfig:

@@ -118,7 +118,6 @@ def _arms(max_draft_len: int) -> list[CheckArm]:
         *(CheckArm(f"fixed:{k}", DRAFT_MODEL) for k in lengths),
         *(CheckArm(f"fixed:{k}", PROMPT_LOOKUP) for k in (1, max_draft_len)),
         CheckArm("goodput", DRAFT_MODEL),
-        CheckArm("goodput_confidence", DRAFT_MODEL),
         CheckArm("goodput", PROMPT_LOOKUP),
     ]
 

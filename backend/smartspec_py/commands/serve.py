@@ -54,8 +54,7 @@ _Draft = Annotated[
 _Policy = Annotated[
     str,
     typer.Option(
-        help="none, fixed:K, batch_table, goodput_global, goodput or goodput_confidence; a request "
-        "may ask otherwise.",
+        help="none, fixed:K, batch_table, goodput_global or goodput; a request may ask otherwise.",
         rich_help_panel="Models",
     ),
 ]

@@ -7,7 +7,6 @@
 | `batch_table` | one for all, by the number of sequences in the step (Su et al.) |
 | `goodput_global` | one for all, the best by goodput (SmartSpec) |
 | `goodput` | one for each, the best by goodput |
-| `goodput_confidence` | as `goodput`, and the draft's own confidence decides how deep |
 
 Each is capped by what makes sense for the sequence, so that one for which prompt lookup finds
 nothing gets 0 under any of them. A step may mix them: every policy takes what those above it have
@@ -34,11 +33,8 @@ from smartspec_py.core.types import DraftOption, SequenceId, SequenceView
 MAX_FIXED_DRAFT_LEN = 64
 """The largest K of `fixed:K`; an engine's own limit is usually far smaller."""
 
-GOODPUT_CONFIDENCE = "goodput_confidence"
-
 POLICY_NAMES = (
-    f"none, fixed:K with K in 1..{MAX_FIXED_DRAFT_LEN}, batch_table, goodput_global, goodput, "
-    f"or {GOODPUT_CONFIDENCE}"
+    f"none, fixed:K with K in 1..{MAX_FIXED_DRAFT_LEN}, batch_table, goodput_global, or goodput"
 )
 """What a policy may be called, for error messages."""
 
@@ -158,11 +154,7 @@ class OneForAll:
 
 @dataclass(frozen=True)
 class OneForEach:
-    """`goodput`: a length, and where there are several ways to draft a way, for each sequence.
-
-    `goodput_confidence` is planned likewise. What its plan decides is whether to draft; how deep is
-    decided pass by pass while drafting (`core.confidence`), which no plan can know beforehand.
-    """
+    """`goodput`: a length, and where there are several ways to draft a way, for each sequence."""
 
     name: ClassVar[str] = "goodput"
     turn: ClassVar[int] = 3
@@ -173,7 +165,6 @@ class OneForEach:
 
 _SIBLINGS: tuple[Policy, ...] = (FixedLength(0), ByBatchSize(), OneForAll(), OneForEach())
 _BY_NAME = {policy.name: policy for policy in _SIBLINGS}
-_BY_NAME[GOODPUT_CONFIDENCE] = _BY_NAME[OneForEach.name]
 
 
 @lru_cache(maxsize=256)

@@ -184,15 +184,10 @@ class DraftTask(NamedTuple):
 
 class Draft(NamedTuple):
     """Guessed tokens. probs: [len(tokens), vocab_size], the distribution that each was drawn from,
-    in the form of the target's engine; None where they were not drawn but chosen.
-
-    confidences: for each token how sure the proposer is of it, as log-odds; see `core.confidence`.
-    Empty where it does not say, and where drafts may not be left out by what they are.
-    """
+    in the form of the target's engine; None where they were not drawn but chosen."""
 
     tokens: tuple[int, ...] = ()
     probs: Any = None
-    confidences: tuple[float, ...] = ()
 
 
 NO_DRAFT = Draft()
@@ -204,7 +199,6 @@ class ProposerCapabilities:
     has_passes: whether drafting takes passes of a model, one a token.
     bytes_per_token: of cache, for each token that it has read.
     reads_hidden: whether it wants the hidden states of every event.
-    says_confidence: whether it is a `ConfidentProposer`.
     has_hindsight: whether it is a `HindsightProposer`.
     cohorts: acceptance that is assumed at first of each cohort that its drafts fall into; empty
         where they are told apart by their requests alone. See `HindsightProposer.cohort`.
@@ -216,7 +210,6 @@ class ProposerCapabilities:
     has_passes: bool = True
     bytes_per_token: int = 0
     reads_hidden: bool = False
-    says_confidence: bool = False
     gives_probs: bool = False
     has_hindsight: bool = False
     cohorts: Mapping[str, float] = field(default_factory=dict)
@@ -257,27 +250,6 @@ class Proposer(Protocol):
         ...
 
     def close(self) -> None: ...
-
-
-class PassRule(Protocol):
-    """Decides before each pass of a draft model who is in it; see `core.confidence.DraftJudge`.
-    Sequences are named by their places among the tasks."""
-
-    def going_on(self, members: Sequence[int]) -> Sequence[bool]:
-        """For each of these, that had all passes so far and could draft more."""
-        ...
-
-    def hear(self, members: Sequence[int], confidences: Sequence[float]) -> None:
-        """The last pass gave each of these a draft."""
-        ...
-
-
-class ConfidentProposer(Proposer, Protocol):
-    """One that says how sure it is of each draft, and asks before each pass."""
-
-    def propose(self, tasks: Sequence[DraftTask], rule: PassRule | None = None) -> list[Draft]:
-        """rule: None drafts all that is asked for."""
-        ...
 
 
 class HindsightProposer(Proposer, Protocol):

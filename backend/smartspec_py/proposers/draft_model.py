@@ -4,32 +4,24 @@ The draft model keeps its own cache of rows. A sequence enters it when it is fir
 drafts, not before: a request that never speculates costs it nothing. What the cache missed in the
 meantime (`draft_lag`) is read first, in chunks; the planner charges for it.
 
-Where it is given a `PassRule`, it says how sure it is of each draft: the log-odds of the drafted
-token under its own logits, before temperature, truncation and penalties; and before each pass it
-asks the rule who should have one more. `core.confidence` says what for, and why drafts that are
-verified by rejection leave without their confidences.
-
-Where all sequences of a step are plain greedy text, without a rule, and the runner can, all passes
-are made in a row, without a wait for the device between them.
+Where all sequences of a step are plain greedy text, and the runner can, all passes are made in a
+row, without a wait for the device between them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import compress
 from typing import Any
 
 import torch
 
-from smartspec_py.core.confidence import may_be_left_out
 from smartspec_py.core.types import SamplingParams, SequenceId
 from smartspec_py.engines.base import (
     NO_DRAFT,
     SHORT_LAG,
     Draft,
     DraftTask,
-    PassRule,
     ProposerCapabilities,
 )
 from smartspec_py.engines.packed import RowInput
@@ -58,17 +50,12 @@ class _Sequence:
 
 @dataclass(slots=True)
 class _Drafting:
-    """A task under way: what was drafted so far, and from which distributions.
+    """A task under way: what was drafted so far, and from which distributions."""
 
-    index: of the task among those of the step.
-    """
-
-    index: int
     task: DraftTask
     state: _Sequence
     tokens: list[int]
     probs: list[torch.Tensor]
-    confidences: list[float]
 
     @property
     def wants_more(self) -> bool:
@@ -83,8 +70,7 @@ class _Drafting:
     @property
     def draft(self) -> Draft:
         probs = torch.stack(self.probs) if self.probs else None
-        may_leave_out = may_be_left_out(self.task.sampling)
-        return Draft(tuple(self.tokens), probs, tuple(self.confidences) if may_leave_out else ())
+        return Draft(tuple(self.tokens), probs)
 
 
 class DraftModelProposer:
@@ -102,9 +88,7 @@ class DraftModelProposer:
         self._rows = RowTable(max_sequences, reuses_prefixes=reuses_prefixes)
         self._sequences: dict[SequenceId, _Sequence] = {}
         self._capabilities = ProposerCapabilities(
-            max_draft_len=max_draft_len,
-            bytes_per_token=runner.bytes_per_token,
-            says_confidence=True,
+            max_draft_len=max_draft_len, bytes_per_token=runner.bytes_per_token
         )
 
     @property
@@ -118,22 +102,19 @@ class DraftModelProposer:
     def num_available(self, sequence: SequenceId, tokens: Sequence[int]) -> int:
         return self._capabilities.max_draft_len
 
-    def propose(self, tasks: Sequence[DraftTask], rule: PassRule | None = None) -> list[Draft]:
-        """rule: None drafts all that is asked for."""
+    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         self._forget_unreported()
         started = {
-            task.sequence: _Drafting(index, task, self._enter(task), [], [], [])
-            for index, task in enumerate(tasks)
+            task.sequence: _Drafting(task, self._enter(task), [], [])
+            for task in tasks
             if task.draft_len > 0
         }
         active = list(started.values())
         self._catch_up(active)
-        if rule is None and self._can_run_ahead(active):
+        if self._can_run_ahead(active):
             self._run_ahead(active)
-        while active := _going_on(active, rule):
-            logits = self._pass(active)
-            if rule is not None:
-                _hear(rule, active, logits)
+        while active := [drafting for drafting in active if drafting.wants_more]:
+            self._pass(active)
         return [
             started[task.sequence].draft if task.sequence in started else NO_DRAFT for task in tasks
         ]
@@ -231,11 +212,8 @@ class DraftModelProposer:
             # The last draft was read by nobody.
             drafting.read(len(drafting.task.tokens) + len(kept) - 1)
 
-    def _pass(self, draftings: Sequence[_Drafting]) -> torch.Tensor:
-        """One pass: each sequence reads what it has not read, and gets one more draft.
-
-        Returns the logits that these were drafted from, [len(draftings), vocab].
-        """
+    def _pass(self, draftings: Sequence[_Drafting]) -> None:
+        """Each sequence reads what it has not read, and gets one more draft."""
         inputs, guesses = [], []
         for drafting in draftings:
             task, state = drafting.task, drafting.state
@@ -250,31 +228,6 @@ class DraftModelProposer:
             drafting.tokens.append(token)
             if prob is not None:
                 drafting.probs.append(prob)
-        return logits
-
-
-def _going_on(active: Sequence[_Drafting], rule: PassRule | None) -> list[_Drafting]:
-    """Those that are in the next pass."""
-    able = [drafting for drafting in active if drafting.wants_more]
-    if rule is None or not able:
-        return able
-    return list(compress(able, rule.going_on([drafting.index for drafting in able])))
-
-
-def _hear(rule: PassRule, draftings: Sequence[_Drafting], logits: torch.Tensor) -> None:
-    confidences = _log_odds(logits, [drafting.tokens[-1] for drafting in draftings])
-    for drafting, confidence in zip(draftings, confidences, strict=True):
-        drafting.confidences.append(confidence)
-    rule.hear([drafting.index for drafting in draftings], confidences)
-
-
-def _log_odds(logits: torch.Tensor, tokens: Sequence[int]) -> list[float]:
-    """Natural log-odds of one token of each row of logits [len(tokens), vocab], as drafted."""
-    chosen = logits.gather(-1, torch.tensor(tokens, device=logits.device)[:, None])[:, 0]
-    # Rounding may leave nothing for the other tokens, or less: odds stay finite.
-    log_probs = (chosen - logits.logsumexp(-1)).clamp_(max=-1e-7)
-    odds: list[float] = (log_probs - (-log_probs.expm1()).log()).tolist()
-    return odds
 
 
 def _unread(drafting: _Drafting) -> RowInput:

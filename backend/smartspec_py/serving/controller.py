@@ -12,16 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from smartspec_py.core.acceptance import INITIAL_MEAN
-from smartspec_py.core.confidence import RecentGoodput, StepPrices
 from smartspec_py.core.corrections import CostCorrections
 from smartspec_py.core.cost import MAX_ROWS, CostModel
 from smartspec_py.core.guard import Guard, ProbeBudget
 from smartspec_py.core.plan_budget import PlanBudget
 from smartspec_py.core.planner import BatchTable, PlannerSettings, batch_table_of, plan
-from smartspec_py.core.policies import GOODPUT_CONFIDENCE
 from smartspec_py.core.served import ServedCosts
 from smartspec_py.core.types import DraftOption, MeasuredStep, SequenceView
 from smartspec_py.serving.step import Decision, Reason, StepRecord
@@ -31,7 +27,7 @@ PROBE_DRAFT_LEN = 2
 
 TABLE_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
-LEARNING = ("goodput", GOODPUT_CONFIDENCE, "goodput_global", "batch_table")
+LEARNING = ("goodput", "goodput_global", "batch_table")
 """Policies that choose by costs: those that the guard may stop and probes may use."""
 
 
@@ -54,7 +50,6 @@ class Controller:
         rows = [n for n in TABLE_ROWS if n < min(max_sequences, MAX_ROWS)] + [max_sequences]
         table = batch_table or batch_table_of(profile, INITIAL_MEAN, rows, max_draft_len)
         self._settings = PlannerSettings(batch_table=table)
-        self._recent = RecentGoodput()
 
     @property
     def settings(self) -> PlannerSettings:
@@ -119,8 +114,6 @@ class Controller:
         step = measured(record)
         if step.target_s > 0.0:  # else the engine cannot tell its passes from the rest
             self._served.observe(step, self._corrections.observe(step))
-        if step.num_prefill_tokens == 0:
-            self._recent.observe(step.num_generated, step.total_s)
         if any(view.policy in LEARNING for view in views):
             self._observe_plan(record.decision, step)
             # Probes are paid by those that may be probed, and so saved up from their time alone.
@@ -137,24 +130,7 @@ class Controller:
         reason: Reason = Reason.PLANNED,
     ) -> Decision:
         cost = self._corrections.at(len(views) + settings.num_background)
-        found = Decision(plan(views, cost, settings), views, cost, settings, reason)
-        return replace(found, prices=prices) if (prices := self._prices(found)) else found
-
-    def _prices(self, decision: Decision) -> StepPrices | None:
-        """A plan must be kept to where it is a probe, run for what it teaches, and where there is a
-        latency target, which is met by all draft lengths together."""
-        views, cost, num_rows = decision.views, decision.cost, decision.num_decoding
-        draft_lens = decision.plan.draft_lens
-        wants = any(v.policy == GOODPUT_CONFIDENCE and draft_lens[v.sequence] for v in views)
-        has_targets = any(view.slo_s_per_token is not None for view in views)
-        if not wants or has_targets or decision.reason is not Reason.PLANNED:
-            return None
-        most = sum(max(option.max_draft_len for option in view.options) for view in views)
-        num_tokens = np.arange(num_rows, num_rows + most + 1, dtype=np.float64)
-        target_s = cost.targets_s(num_rows, num_tokens, _mean_context_len(views))
-        verify_s = target_s + cost.step_host_s(num_rows)
-        price = self._recent.price or decision.plan.goodput
-        return StepPrices(verify_s, cost.draft_pass_s, price)
+        return Decision(plan(views, cost, settings), views, cost, settings, reason)
 
     def _rests(self, num_rows: int, free: Sequence[SequenceView]) -> bool:
         """Whether the last plan was not worth it, and the next must wait; not where a latency

@@ -16,8 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from smartspec_py.core.acceptance import AcceptanceTracker
-from smartspec_py.core.confidence import StepPrices
-from smartspec_py.core.policies import GOODPUT_CONFIDENCE
 from smartspec_py.core.types import DraftOption, SequenceId, SequenceView, SpecPlan
 from smartspec_py.engines.base import (
     SHORT_LAG,
@@ -27,7 +25,6 @@ from smartspec_py.engines.base import (
     HindsightProposer,
     Proposer,
 )
-from smartspec_py.serving.judges import Asked, Judges
 from smartspec_py.serving.request import Request
 
 Floats = NDArray[np.float64]
@@ -35,14 +32,6 @@ Floats = NDArray[np.float64]
 NO_PROBS: Floats = np.zeros(0)
 NO_OPTION = DraftOption(0, NO_PROBS, has_draft_passes=False)
 """Of a sequence that nobody drafts for."""
-
-
-class Proposed(NamedTuple):
-    """drafts: to be verified, by sequence; none of them empty. num_drafted: by sequence, those that
-    are left unverified included."""
-
-    drafts: dict[SequenceId, Draft]
-    num_drafted: dict[SequenceId, int]
 
 
 class _Guess(NamedTuple):
@@ -80,7 +69,6 @@ class Drafters:
             if proposer.capabilities.has_hindsight
         }
         self._has_passes = {n: p.capabilities.has_passes for n, p in proposers.items()}
-        self._judges = Judges(proposers)
 
     def views(
         self, requests: Sequence[Request], room: Mapping[SequenceId, int], now: float
@@ -105,57 +93,21 @@ class Drafters:
             views.append(view)
         return views
 
-    def propose(
-        self,
-        ready: Sequence[Request],
-        views: Sequence[SequenceView],
-        spec_plan: SpecPlan,
-        prices: StepPrices | None = None,
-    ) -> Proposed:
-        """What was planned; fewer, or none, where less is found. views: of the ready requests.
-
-        prices: by which a draft's confidence decides how deep to draft for those that ask for it
-        and were planned any; None leaves it at the plan.
-        """
-        asked: dict[str, list[Asked]] = defaultdict(list)
-        for request, view in zip(ready, views, strict=True):
+    def propose(self, ready: Sequence[Request], spec_plan: SpecPlan) -> dict[SequenceId, Draft]:
+        """What was planned, by sequence; fewer, or none, where less is found. No draft is empty."""
+        tasks: dict[str, list[DraftTask]] = defaultdict(list)
+        for request in ready:
             draft_len = spec_plan.draft_lens[request.sequence]
-            if draft_len == 0:
-                continue
-            name = request.options[spec_plan.choices.get(request.sequence, 0)]
-            request.drafter = name
-            is_judged = (
-                prices is not None
-                and request.policy == GOODPUT_CONFIDENCE
-                and self._judges.can_judge(name)
-            )
-            if is_judged:
-                draft_len = spec_plan.option(view).max_draft_len
-            asked[name].append(Asked(_task(request, draft_len), request.kind, is_judged))
-        proposed = Proposed({}, {})
-        for name, of_one in asked.items():
-            self._propose(name, of_one, spec_plan, prices, proposed)
-        return proposed
-
-    def _propose(
-        self,
-        name: str,
-        asked: Sequence[Asked],
-        spec_plan: SpecPlan,
-        prices: StepPrices | None,
-        proposed: Proposed,
-    ) -> None:
-        sequences = [one.task.sequence for one in asked]
-        if prices is not None and any(one.is_judged for one in asked):
-            ours = set(sequences)
-            num_others = sum(k for s, k in spec_plan.draft_lens.items() if s not in ours)
-            drafts, num_drafted = self._judges.propose(name, asked, prices, num_others)
-        else:
-            drafts = self._proposers[name].propose([one.task for one in asked])
-            num_drafted = [len(draft.tokens) for draft in drafts]
-        pairs = zip(sequences, drafts, strict=True)
-        proposed.drafts.update({s: draft for s, draft in pairs if draft.tokens})
-        proposed.num_drafted.update(zip(sequences, num_drafted, strict=True))
+            if draft_len:
+                name = request.options[spec_plan.choices.get(request.sequence, 0)]
+                request.drafter = name
+                tasks[name].append(_task(request, draft_len))
+        found = {}
+        for name, of_one in tasks.items():
+            drafts = self._proposers[name].propose(of_one)
+            pairs = zip(of_one, drafts, strict=True)
+            found.update({task.sequence: draft for task, draft in pairs if draft.tokens})
+        return found
 
     def observe(self, steps: Sequence[tuple[Request, Event]]) -> None:
         """Learn from events of decoding requests; of several of one request, which are of a burst
@@ -183,8 +135,6 @@ class Drafters:
             self._acceptance[name].observe(
                 of_one.sequences, of_one.drafted, of_one.accepted, of_one.kinds
             )
-        if self._judges.awaits_outcome:
-            self._judges.observe({event.sequence: event.num_accepted for _, event in steps})
 
     def _cohort(self, name: str, request: Request) -> str:
         """Of the drafts that this proposer has now, or had in this step, for the request."""
@@ -202,17 +152,13 @@ class Drafters:
 
     def state(self) -> dict[str, Any]:
         """What was learned of acceptance, by proposer; as JSON has it."""
-        return {
-            "acceptance": {name: one.state() for name, one in self._acceptance.items()},
-            "confidence": self._judges.state(),
-        }
+        return {"acceptance": {name: one.state() for name, one in self._acceptance.items()}}
 
     def restore(self, state: Mapping[str, Any], kept: float) -> None:
         """kept: of the evidence. Proposers that are there no more are passed over."""
         for name, of_one in state["acceptance"].items():
             if name in self._acceptance:
                 self._acceptance[name].restore(of_one, kept)
-        self._judges.restore(state["confidence"], kept)
 
     def read_prompt(self, request: Request, event: Event) -> None:
         """The first token's hidden states, for a proposer that reads them."""

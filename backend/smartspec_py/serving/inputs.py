@@ -200,7 +200,7 @@ SPECULATION = (
         NAME,
         field="policy",
         default="the server's",
-        model_range="none, fixed:K, batch_table, goodput_global, goodput or goodput_confidence",
+        model_range="none, fixed:K, batch_table, goodput_global or goodput",
     ),
     TensorSpec(
         "proposer",

@@ -116,12 +116,12 @@ class StepLoop:
         num_reading, num_background = self._batcher.num_reading, self._num_background()
         decision = self.controller.plan(views, num_reading, num_background)
         planned = self._clock()
-        proposed = self._drafters.propose(ready, views, decision.plan, decision.prices)
-        drafted = self._clock()
-        verified = {s: len(draft.tokens) for s, draft in proposed.drafts.items()}
+        drafts = self._drafters.propose(ready, decision.plan)
+        proposed = self._clock()
+        drafted = {sequence: len(draft.tokens) for sequence, draft in drafts.items()}
         mean_tokens = decision.plan.expected_tokens / max(1, decision.num_decoding)
-        prefills = self._batcher.prefills(mean_tokens, len(ready) + sum(verified.values()))
-        self._roster.submit([*prefills, *self._decoding_work(ready, proposed.drafts)])
+        prefills = self._batcher.prefills(mean_tokens, len(ready) + sum(drafted.values()))
+        self._roster.submit([*prefills, *self._decoding_work(ready, drafts)])
         events = self._target.poll(POLL_S)
         num_before = self._roster.num_generated
         self._roster.apply(events)
@@ -132,13 +132,13 @@ class StepLoop:
                 events=events,
                 num_prefill_tokens=sum(len(prefill.tokens) for prefill in prefills),
                 num_generated=self._roster.num_generated - num_before,
-                drafted=proposed.num_drafted,
-                verified=verified,
+                drafted=drafted,
+                verified=drafted,
                 start_s=start,
                 between_s=start - self._applied_s if was_busy else 0.0,
                 views_s=viewed - start,
                 plan_s=planned - viewed,
-                draft_s=drafted - planned,
+                draft_s=proposed - planned,
                 target_s=_pass_s(decision, events),
                 total_s=applied - start,
             )

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from smartspec_py.core.confidence import StepPrices
 from smartspec_py.core.cost import CostModel
 from smartspec_py.core.policies import PlannerSettings
 from smartspec_py.core.types import SequenceId, SequenceView, SpecPlan
@@ -32,8 +31,6 @@ class Decision:
     settings: with the requests that wait for the step (`num_delayed`), the sequences that generate
     beside those of the views (`num_background`), and the draft lengths that the planner was not
     free to choose (`forced`); see `PlannerSettings`.
-    prices: of drafts, for sequences whose draft confidence decides how deep to draft; None where
-    none asks for that, or the plan must be kept to.
     """
 
     plan: SpecPlan
@@ -41,7 +38,6 @@ class Decision:
     cost: CostModel
     settings: PlannerSettings
     reason: Reason = Reason.PLANNED
-    prices: StepPrices | None = None
 
     @property
     def num_decoding(self) -> int:
