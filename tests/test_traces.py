@@ -359,7 +359,6 @@ def recorded(seeds: range) -> StepTraceFile:
                 decision=decision,
                 events=[Event(v.sequence, (NO_TOKEN,) * 2, 3, 1) for v in views],
                 drafted=lengths,
-                verified=lengths,
                 **dict.fromkeys(NUMBERS, seed / 7),
             )
         )

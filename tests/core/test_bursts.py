@@ -58,7 +58,6 @@ def test_what_is_charged_is_no_error_of_the_profile() -> None:
         num_tokens=20,
         context_len=996,
         num_generated=20,
-        num_drafted=16,
         draft_rows=(4,) * 4,
         target_s=cost.target_s(4, 20, 996) + 3 * 1.1,
         draft_s=0.2,

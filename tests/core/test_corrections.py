@@ -55,7 +55,6 @@ def step_of(cost: CostModel, draft_lens: list[int], noise: Noise = lambda: 1.0) 
         num_tokens=num_tokens,
         context_len=0,
         num_generated=num_tokens,
-        num_drafted=sum(draft_lens),
         draft_rows=passes,
         target_s=target_s,
         draft_s=draft_s,

@@ -37,7 +37,6 @@ def step(
         num_tokens=tokens,
         context_len=64,
         num_generated=tokens,
-        num_drafted=tokens - rows,
         draft_rows=draft_rows,
         target_s=target_s,
         draft_s=draft_s,

@@ -218,7 +218,7 @@ class LoopHarness:
 
 def record(decision: Decision, **fields: Any) -> StepRecord:
     """Of a step in which nothing happened, and that took no time, but for these fields."""
-    nothing: dict[str, Any] = {"events": [], "drafted": {}, "verified": {}}
+    nothing: dict[str, Any] = {"events": [], "drafted": {}}
     zeros = {field.name: 0 for field in dataclasses.fields(StepRecord)}
     return StepRecord(**zeros | nothing | fields | {"decision": decision})
 

@@ -39,13 +39,11 @@ def run(made: Controller, views: list[SequenceView], count: int, **truth: float)
         draft_s = sum(COST.draft_s(sum(k >= p for k in lengths.values())) for p in passes)
         draft_s *= truth.get("draft", 1.0)
         plan_s = truth.get("plan_s", 0.0) if is_searched(decision) else 0.0
-        drafted = {s: k for s, k in lengths.items() if k}
         made.observe(
             record(
                 decision,
                 num_generated=len(views) + round(truth.get("kept", 1.0) * sum(lengths.values())),
-                drafted=drafted,
-                verified=drafted,
+                drafted={s: k for s, k in lengths.items() if k},
                 plan_s=plan_s,
                 draft_s=draft_s,
                 target_s=target_s,

@@ -177,7 +177,7 @@ class CostCorrections:
             self._num_rows = rows
             self._note_errors(step, known, whole_s)
             self._note_drafts(step, known)
-            is_other = (step.num_tokens > step.num_rows) != self._was_speculating
+            is_other = step.is_speculating != self._was_speculating
             self._was_speculating ^= is_other
             self._target.observe(target, step.target_s, target_s, is_other)
             # Relative to the step, which it is to predict: host time alone may be next to nothing.
@@ -230,7 +230,7 @@ class CostCorrections:
 
     def _note_drafts(self, step: MeasuredStep, known: Predicted) -> None:
         self._num_unspeculated += 1
-        if step.num_tokens > step.num_rows:
+        if step.is_speculating:
             self._num_unspeculated = 0
             share = known.drafts_s / max(known.one_token_s + known.drafts_s, 1e-9)
             self._drafts_share += (1 - FORGETTING) * (share - self._drafts_share)

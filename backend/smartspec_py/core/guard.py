@@ -352,7 +352,7 @@ class _Cell:
     num_paused: int = 0
 
     def observe(self, step: MeasuredStep, earned_s: float) -> None:
-        is_speculating = step.num_drafted > 0
+        is_speculating = step.is_speculating
         self.reference.fade(REFERENCE_KEPT)
         self.num_unreferenced = self.num_unreferenced + 1 if is_speculating else 0
         if self.state is State.OFF:

@@ -187,7 +187,6 @@ class MeasuredStep:
 
     num_rows: sequences that decoded. num_tokens: theirs in the target's pass, drafts included.
     context_len: mean tokens of context a row. num_generated: tokens that requests kept.
-    num_drafted: drafts as made; those left unverified are not in num_tokens.
     draft_rows: rows of each draft pass, as run; none where drafts were looked up.
     target_s: the target's pass, prompt chunks included.
     draft_s: the draft passes together, catch-up included.
@@ -202,7 +201,6 @@ class MeasuredStep:
     num_tokens: int
     context_len: float
     num_generated: int
-    num_drafted: int
     draft_rows: tuple[int, ...]
     target_s: float
     draft_s: float
@@ -213,6 +211,10 @@ class MeasuredStep:
     num_charged_tokens: int = 0
 
     @property
+    def is_speculating(self) -> bool:
+        return self.num_tokens > self.num_rows
+
+    @property
     def host_s(self) -> float:
         """What the step took beside its passes."""
         return max(0.0, self.total_s - self.target_s - self.draft_s)
@@ -221,4 +223,4 @@ class MeasuredStep:
     def spent_s(self) -> float:
         """For what it generated: without a plan that drafted nothing, which a server that never
         speculates is spared."""
-        return self.total_s if self.num_drafted else self.total_s - self.plan_s
+        return self.total_s if self.is_speculating else self.total_s - self.plan_s

@@ -147,7 +147,7 @@ class Controller:
         cost = self._corrections.at(num_rows)
         none_s = cost.target_s(num_rows, num_rows, step.context_len) + cost.step_host_s(num_rows)
         pays = is_probe or (
-            step.num_drafted > 0
+            step.is_speculating
             and self._plan_budget.pays(
                 planned.expected_tokens, planned.expected_s, num_rows, none_s
             )
@@ -158,18 +158,17 @@ class Controller:
 def measured(record: StepRecord) -> MeasuredStep:
     """What is learned from a step. Draft passes are those of sequences that a draft model drafted
     for; its time counts from the end of the step before, where the loop was not idle."""
-    decision, verified = record.decision, record.verified
+    decision, drafted = record.decision, record.drafted
     drafting = _drafting(record)
     lengths = [length for _, length in drafting]
     num_late = sum(option.draft_lag > 0 for option, _ in drafting)
-    num_verified = sum(verified.values())
-    texts = (view.context_len for view in decision.views if view.sequence in verified)
+    num_drafted = sum(drafted.values())
+    texts = (view.context_len for view in decision.views if view.sequence in drafted)
     return MeasuredStep(
         num_rows=decision.num_decoding,
-        num_tokens=decision.num_decoding + num_verified,
+        num_tokens=decision.num_decoding + num_drafted,
         context_len=_mean_context_len(decision.views),
         num_generated=record.num_generated,
-        num_drafted=sum(record.drafted.values()),
         draft_rows=(
             *((num_late,) if num_late else ()),  # they are read in a pass of their own
             *(sum(n >= p for n in lengths) for p in range(1, max(lengths, default=0) + 1)),
@@ -180,7 +179,7 @@ def measured(record: StepRecord) -> MeasuredStep:
         plan_s=record.plan_s,
         num_prefill_tokens=record.num_prefill_tokens,
         num_catch_up_tokens=sum(option.draft_lag for option, _ in drafting),
-        num_charged_tokens=num_verified + sum(texts),
+        num_charged_tokens=num_drafted + sum(texts),
     )
 
 

@@ -133,7 +133,6 @@ class StepLoop:
                 num_prefill_tokens=sum(len(prefill.tokens) for prefill in prefills),
                 num_generated=self._roster.num_generated - num_before,
                 drafted=drafted,
-                verified=drafted,
                 start_s=start,
                 between_s=start - self._applied_s if was_busy else 0.0,
                 views_s=viewed - start,

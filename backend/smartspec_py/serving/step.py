@@ -50,8 +50,7 @@ class StepRecord:
     """What a step decided, did and took. Times are seconds by the loop's clock.
 
     events: of the step, those of prompt chunks included. num_generated: tokens that requests kept.
-    drafted: drafts as made, by sequence; they may be fewer than planned, or more. verified: those
-    of them that were verified; sequences without any are left out.
+    drafted: drafts by sequence, of those that had any; they may be fewer than planned.
     start_s: when its decision began. between_s: from the end of the step before until then, 0 where
     the loop was idle. views_s, plan_s, draft_s: describing the sequences, deciding, drafting.
     target_s: the pass of its decoding work. total_s: from start_s to the events' end, so that what
@@ -63,7 +62,6 @@ class StepRecord:
     num_prefill_tokens: int
     num_generated: int
     drafted: Mapping[SequenceId, int]
-    verified: Mapping[SequenceId, int]
     start_s: float
     between_s: float
     views_s: float

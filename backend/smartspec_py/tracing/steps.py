@@ -158,7 +158,6 @@ def step_to_json(step: StepRecord) -> dict[str, Any]:
             for event in step.events
         ],
         "drafted": list(step.drafted.items()),
-        "verified": list(step.verified.items()),
         **{name: getattr(step, name) for name in NUMBERS},
     }
 
@@ -190,7 +189,6 @@ def step_from_json(
         decision=decision,
         events=[_event_from_json(event) for event in raw["events"]],
         drafted=dict(raw["drafted"]),
-        verified=dict(raw["verified"]),
         **{name: raw[name] for name in NUMBERS},
     )
 
