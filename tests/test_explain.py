@@ -126,20 +126,6 @@ def test_sequences_in_a_burst_count_on_both_sides() -> None:
     assert report.time_error == pytest.approx(0.0)
 
 
-def test_waiting_prompts_raise_the_price_of_a_second() -> None:
-    """k = 2 has the most tokens a second, 137.5 against 130.8 and 100. With one prompt waiting, a
-    second is worth 275 tokens: k = 0 loses least, 1 - 2.75 against 1.7 - 3.575."""
-    views = [view(1, 0.7, most=2)]
-    alone = plan(views, COST)
-    settings = PlannerSettings(num_delayed=1)
-    waiting = plan(views, COST, settings)
-    assert (alone.draft_lens, waiting.draft_lens) == ({1: 2}, {1: 0})
-    one = step(views, waiting, [0], settings=settings)
-    assert [each.name for each in candidates(one) if each.is_best] == ["chosen"]
-    assert window([one]).regret == pytest.approx(0.0)
-    assert window([step(views, waiting, [0])]).regret > 0.1
-
-
 def test_a_batch_table_is_asked_again() -> None:
     table = BatchTable((1, 4), (2, 0))
     views = [replace(view(1, 0.5), policy="batch_table")]
@@ -163,7 +149,7 @@ def random_steps(seeds: range) -> list[StepRecord]:
             policy = str(rng.choice(["none", "goodput", "goodput", "batch_table"]))
             options = (drafted, looked) if rng.random() < 0.5 else (drafted,)
             views.append(SequenceView(sequence, 50, 40, policy, options))
-        settings = PlannerSettings(table, num_delayed=seed % 3, num_background=seed % 2)
+        settings = PlannerSettings(table, num_background=seed % 2, num_reading=seed % 3)
         planned = plan(views, COST, settings)
         one = step(views, planned, [0] * len(views), settings=settings)
         steps.append(replace(one, events=[]))
@@ -246,7 +232,7 @@ def test_the_command_shows_a_lookup_and_writes_json(tmp_path: Path) -> None:
     """A look-up that has more drafts than the draft model may make is a number, not -inf."""
     views, planned = looked_up()
     path = tmp_path / "steps.jsonl"
-    one = step(views, planned, [8], settings=PlannerSettings(num_delayed=2))
+    one = step(views, planned, [8], settings=PlannerSettings(num_reading=2))
     write_steps(path, StepTraceFile({}, COST, [one]))
     result = CliRunner().invoke(app, ["explain", "--trace", str(path)])
     assert result.exit_code == 0, result.output
@@ -255,4 +241,4 @@ def test_the_command_shows_a_lookup_and_writes_json(tmp_path: Path) -> None:
     )
     assert document["step"]["candidates"][0]["tokens_per_s"] == pytest.approx(500)
     assert document["step"]["candidates"][0]["options"] == [1]
-    assert "2 requests that wait for their prompts" in " ".join(result.stderr.split())
+    assert "2 requests whose prompts are read" in " ".join(result.stderr.split())

@@ -30,7 +30,7 @@ from smartspec_py.core import (
 from smartspec_py.core import step as step_module
 from smartspec_py.core.corrections import CostCorrections, predicted
 from smartspec_py.progress import tracked
-from smartspec_py.serving import batcher, controller, drafters
+from smartspec_py.serving import drafters
 from studies.ablation_loads import (
     COST,
     DRAFT,
@@ -101,26 +101,14 @@ def _believed(self: Any, error: float) -> tuple[float, float]:
     return error, 1.0
 
 
-CONTROLLER = controller.Controller
-PLAN, PREFILLS = CONTROLLER.plan, batcher.Batcher.prefills
+def _uniform(step: Any) -> Any:
+    scores = ranking.uniform_scores(step)
+    return search.outcome(step, ranking.uniform(step, int(scores.argmax())))
 
 
-def _undelayed(self: Any, views: Any, num_delayed: int = 0, num_background: int = 0) -> Any:
-    return PLAN(self, views, 0, num_background)
-
-
-def _one_a_row(self: Any, tokens_per_row: float = 1.0, num_decode_tokens: int = 0) -> Any:
-    return PREFILLS(self, 1.0, num_decode_tokens)
-
-
-def _uniform(step: Any, objective: Any) -> Any:
-    scores = ranking.uniform_scores(step, objective)
-    return search.outcome(step, objective, ranking.uniform(step, int(scores.argmax())))
-
-
-def _ranked(step: Any, objective: Any) -> Any:
-    price = objective.price_at(float(ranking.uniform_scores(step, objective).max()))
-    return search.outcome(step, objective, ranking.best_prefix(step, objective, price)[0])
+def _ranked(step: Any) -> Any:
+    price = float(ranking.uniform_scores(step).max())
+    return search.outcome(step, ranking.best_prefix(step, price)[0])
 
 
 def _first_ways(step: Any, price: float) -> Iterator[Any]:
@@ -171,12 +159,8 @@ MECHANISMS = (
         (STEADY, DRAFT, SHORT_STEPS),
         [(plan_budget.PlanBudget, "allows", _always(True))],
     ),
-    Mechanism("price of waiting prompts", (STEADY, LOAD), [(CONTROLLER, "plan", _undelayed)]),
-    Mechanism(
-        "prompt budget by expected tokens",
-        (STEADY, LOAD),
-        [(batcher.Batcher, "prefills", _one_a_row)],
-    ),
+    Mechanism("price of prompts", (STEADY, LOAD), [(step_module, "READING_TOKENS", 0.0)]),
+    Mechanism("rates of their own", OF_PLAN, [(search, "_weighed", lambda step, alike: step)]),
     Mechanism(
         "charge for catching up", OF_PLAN, [(CostCorrections, "_make_corrected", _without_catch_up)]
     ),

@@ -225,6 +225,24 @@ def conditions() -> list[Condition]:
     ]
 
 
+def saturated() -> list[Condition]:
+    """All requests there from the start, with other prompts and chunks."""
+    cpu, gpu = _cpu(), _gpu()
+    h200 = gpu_hardware("h200", 1, "llama-3-8b", "llama-3.2-1b", ROWS).cost
+    some = {"prompt": LengthSpec(mean=500, sd=100), "output": LengthSpec(mean=128, sd=20)}
+    many = {"prompt": LengthSpec(mean=2000, sd=200), "output": LengthSpec(mean=64, sd=10)}
+    return [
+        Condition(STEADY, "CPU", _waiting(200), cpu, ROWS),
+        Condition(STEADY, "CPU, chunks of 64", _waiting(200), cpu, ROWS, chunk=64),
+        Condition(STEADY, "H100", _waiting(300), gpu, ROWS),
+        Condition(STEADY, "H200, prompts of 500", _waiting(200, **some), h200, ROWS),
+        Condition(STEADY, "H200, prompts of 2,000", _waiting(200, **many), h200, ROWS),
+        Condition(
+            STEADY, "H200, 2,000, chunks of 2,048", _waiting(200, **many), h200, ROWS, chunk=2048
+        ),
+    ]
+
+
 @lru_cache
 def _cpu() -> CostModel:
     """The pair at 88 M on two cores, as measured."""
@@ -372,7 +390,7 @@ def _long(cost: CostModel, share: float) -> Callable[[int], Sequence[SimRequest]
     @lru_cache
     def saturation() -> float:
         waiting = _waiting(150, **lengths)
-        found = Condition(LOAD, "", waiting, cost, ROWS).run(1, "goodput")
+        found = Condition(LOAD, "", waiting, cost, ROWS).run(1, "none")
         return found.tokens_per_s / float(np.mean([one.output_len for one in waiting(1)]))
 
     def requests(seed: int) -> Sequence[SimRequest]:
@@ -388,6 +406,6 @@ def _long(cost: CostModel, share: float) -> Callable[[int], Sequence[SimRequest]
 def _saturation(is_gpu: bool) -> float:
     """Requests a second that are served where ROWS wait at any time."""
     cost = _gpu() if is_gpu else _cpu()
-    found = Condition(LOAD, "", _waiting(300), cost, ROWS).run(1, "goodput")
+    found = Condition(LOAD, "", _waiting(300), cost, ROWS).run(1, "none")
     requests = _waiting(300)(1)
     return found.tokens_per_s / float(np.mean([request.output_len for request in requests]))

@@ -27,8 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from smartspec_py.core.cost import CostModel
-from smartspec_py.core.planner import ObjectiveName, PlannerSettings, evaluate, plan
-from smartspec_py.core.types import SequenceId, SequenceView, SpecPlan
+from smartspec_py.core.types import SequenceId, SequenceView
 from smartspec_py.engines.base import TargetCapabilities
 from smartspec_py.engines.clock import VirtualClock
 from smartspec_py.serving.admission import CacheBudget
@@ -40,7 +39,7 @@ from smartspec_py.serving.messages import Conversation, Sink, Update
 from smartspec_py.serving.metrics import LoopState
 from smartspec_py.serving.profile import load_cost
 from smartspec_py.serving.request import Request
-from smartspec_py.serving.step import Decision, Reason, StepRecord
+from smartspec_py.serving.step import Decision, StepRecord
 from smartspec_py.serving.text import TextStream
 from smartspec_py.sim.acceptance import DraftRuns, draw_runs
 from smartspec_py.sim.engine import PLACEHOLDER, SimProposer, SimTarget
@@ -292,79 +291,18 @@ class StudiedController(Controller):
         self._is_alone = is_alone
 
     def plan(
-        self, views: Sequence[SequenceView], num_delayed: int = 0, num_background: int = 0
+        self, views: Sequence[SequenceView], num_reading: int = 0, num_background: int = 0
     ) -> Decision:
         if (accept_of := self._accept_of) is not None:
             views = [_told(view, accept_of(view.sequence)) for view in views]
         if self._is_alone:
             return self._decide(views, self.settings)
-        return super().plan(views, num_delayed, num_background)
-
-
-class WeighedController(StudiedController):
-    """Chooses what is best for requests instead of for the step.
-
-    A request has so many tokens to get, whatever its rate. With rows always full, the server takes
-    t_i / E_i seconds for each of them, t_i being the sequence's share of a step: as much of what
-    the step takes without drafts as any other's, and what its own drafts take. The sum over
-    requests is smallest where each is judged by its own rate r_i = E_i / t_i, and not by that of
-    the step: a request that is good to draft for would gain less by its last draft than others.
-    """
-
-    def _decide(
-        self,
-        views: Sequence[SequenceView],
-        settings: PlannerSettings,
-        reason: Reason = Reason.PLANNED,
-    ) -> Decision:
-        found = super()._decide(views, settings, reason)
-        is_free = bool(views) and all(view.policy == "goodput" for view in views)
-        if settings.forced or not is_free:
-            return found
-        return replace(found, plan=weighed(views, found.plan, found.cost, self.settings))
-
-
-def weighed(
-    views: Sequence[SequenceView],
-    planned: SpecPlan,
-    cost: CostModel,
-    settings: PlannerSettings,
-    factor: float = 1.0,
-) -> SpecPlan:
-    """The plan with tokens of sequence i weighed by r / r_i, rates being those in `planned`, the
-    plan that is best for the step, and r = E/T of it, the price of a second. factor: on that price.
-    """
-    lengths = np.array([planned.draft_lens[view.sequence] for view in views])
-    gains = [_survivals(view)[:k].sum() for view, k in zip(views, lengths, strict=True)]
-    undrafted_s = evaluate(views, [0] * len(views), cost).expected_s
-    draft_s = (planned.expected_s - undrafted_s) / max(1, lengths.sum())
-    rates = (1.0 + np.array(gains)) / (undrafted_s / len(views) + draft_s * lengths)
-    price = factor * planned.goodput
-    priced = replace(settings, objective=ObjectiveName.LAGRANGIAN, token_goodput=price)
-    scaled = map(_scaled, views, (planned.goodput / rates).tolist())
-    found = plan(list(scaled), cost, priced)
-    tokens = len(views) + sum(
-        float(_survivals(view)[: found.draft_lens[view.sequence]].sum()) for view in views
-    )
-    return replace(found, expected_tokens=tokens)
+        return super().plan(views, num_reading, num_background)
 
 
 def _told(view: SequenceView, accept_prob: float) -> SequenceView:
     (option,) = view.options
     probs = (accept_prob,) * option.max_draft_len
-    return replace(view, options=(option._replace(accept_probs=probs),))
-
-
-def _survivals(view: SequenceView) -> Floats:
-    (option,) = view.options
-    return np.cumprod(np.asarray(option.accept_probs, dtype=np.float64)[: option.max_draft_len])
-
-
-def _scaled(view: SequenceView, weight: float) -> SequenceView:
-    """With all survivals times weight: their first factor is."""
-    (option,) = view.options
-    probs = np.array(option.accept_probs, dtype=np.float64)
-    probs[:1] *= weight
     return replace(view, options=(option._replace(accept_probs=probs),))
 
 

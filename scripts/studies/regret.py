@@ -106,9 +106,9 @@ class Clairvoyant(FrozenController):
         self._requests = {request.sequence: request for request in requests}
 
     def plan(
-        self, views: Sequence[SequenceView], num_delayed: int = 0, num_background: int = 0
+        self, views: Sequence[SequenceView], num_reading: int = 0, num_background: int = 0
     ) -> Decision:
-        return super().plan([self._told(view) for view in views], num_delayed, num_background)
+        return super().plan([self._told(view) for view in views], num_reading, num_background)
 
     def _told(self, view: SequenceView) -> SequenceView:
         request, (option,) = self._requests[view.sequence], view.options

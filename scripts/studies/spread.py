@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from unittest.mock import patch
 
+from smartspec_py.core import search
 from smartspec_py.progress import tracked
 from studies.closed_loop import (
     CPU_88M,
@@ -23,7 +25,6 @@ from studies.closed_loop import (
     Text,
     Times,
     Traffic,
-    WeighedController,
     fixed_times,
     hardware_of,
     ratio,
@@ -67,17 +68,16 @@ class Case:
 @dataclass(frozen=True)
 class Found:
     """gain: of `goodput` over `goodput_global`; known_gain: the same where each request's
-    acceptance is known to `goodput`, None where positions are not alike; weighed_gain: the same
-    where sequences are weighed by `WeighedController`. over_fixed, weighed_over_fixed: of both over
-    the best of `none` and `fixed:1` to `fixed:7`, which is best_len."""
+    acceptance is known to `goodput`, None where positions are not alike; by_step: over `goodput`
+    where sequences are judged by the rate of the step (see `search._weighed`). over_fixed: of
+    `goodput` over the best of `none` and `fixed:1` to `fixed:7`, which is best_len."""
 
     case: Case
     gain: Ratio
     known_gain: Ratio | None
-    weighed_gain: Ratio
+    by_step: Ratio
     best_len: int
     over_fixed: Ratio
-    weighed_over_fixed: Ratio
 
 
 def measure(case: Case) -> Found:
@@ -91,17 +91,15 @@ def measure(case: Case) -> Found:
     best = max(range(MAX_DRAFT_LEN + 1), key=speeds.__getitem__)
     for_all = ClosedLoop(clients, "goodput_global", cost).run(num_tokens)
     for_each = ClosedLoop(clients, "goodput", cost).run(num_tokens)
-    weighing = ClosedLoop(clients, "goodput", cost)
-    weighing.loop.controller = WeighedController(cost, case.num_rows)
-    weighed = weighing.run(num_tokens)
+    with patch.object(search, "_weighed", lambda step, alike: step):
+        by_step = ClosedLoop(clients, "goodput", cost).run(num_tokens)
     return Found(
         case,
         ratio(for_each, for_all, *window),
         None if mix.persistence else ratio(_knowing(case, clients), for_all, *window),
-        ratio(weighed, for_all, *window),
+        ratio(for_each, by_step, *window),
         best,
         ratio(for_each, fixed[best], *window),
-        ratio(weighed, fixed[best], *window),
     )
 
 
@@ -136,19 +134,18 @@ def _answer(found: Sequence[Found]) -> str:
     for machine in dict.fromkeys(f.case.machine for f in found):
         own = [f for f in found if f.case.machine == machine]
         alike = [f.gain.value for f in own if f.case.mix == MIXES[0]]
-        gains, weighed = [f.gain.value for f in own], [f.weighed_gain.value for f in own]
+        gains, by_step = [f.gain.value for f in own], [f.by_step.value for f in own]
         most = max(own, key=lambda f: f.gain.value)
         least = min(own, key=lambda f: f.gain.value)
         low = sum(f.over_fixed.value < BAR for f in own)
-        weighed_low = sum(f.weighed_over_fixed.value < BAR for f in own)
         parts.append(
             f"{machine}: a length for each request brings {_percent(_mean(gains))} over one for "
             f"all on average, {_percent(least.gain.value)} ({_name(least.case)}) to "
             f"{_percent(most.gain.value)} ({_name(most.case)}), and {_percent(min(alike))} to "
             f"{_percent(max(alike))} where requests are alike. It is below {BAR} of the best fixed "
-            f"length in {low} of {len(own)} cases. Judged by its own rate: "
-            f"{_percent(_mean(weighed))} on average, {_percent(min(weighed))} to "
-            f"{_percent(max(weighed))}, and below {BAR} in {weighed_low}."
+            f"length in {low} of {len(own)} cases. Judging sequences by their own rates brings "
+            f"{_percent(_mean(by_step))} on average, {_percent(min(by_step))} to "
+            f"{_percent(max(by_step))}."
         )
     error = max(f.gain.error for f in found)
     return " ".join(parts) + f" Largest standard error of a gain: {error:.3f}."
@@ -166,21 +163,18 @@ def _name(case: Case) -> str:
     return f"{case.mix.name}, {case.num_rows} rows"
 
 
-CAUSES = """Two things hold it back. First, E/T of the step is not what a server with full rows
-gets through. It gives long drafts to those that draft well; these finish and are replaced, while
-those that draft badly stay, so that the step's best plan leaves ever worse company. Even with each
-request's acceptance known the gain is then small or negative. A request has so many tokens to get
-at whatever rate, so it should be judged by its own rate r_i = E_i / t_i (t_i: its share of the step
-without drafts, and what its drafts take) and not by the step's; tokens are then weighed by r / r_i.
-That is *weighed* (`closed_loop.weighed`), one more plan a step. Second, estimates: with persistence
-an easy stretch of text is taken for an easy request. A length for each follows it, one for all
-averages it out; weighing makes the mistake smaller."""
+CAUSES = """A plan by E/T of the step is not what a server with full rows gets through most with. It
+gives long drafts to those that draft well; these finish and are replaced, while those that draft
+badly stay, so that the step's best plan leaves ever worse company. A request has so many tokens to
+get at whatever rate, so `goodput` judges it by its own rate (`core/search.py`). Estimates cost the
+rest: with persistence an easy stretch of text is taken for an easy request. A length for each
+follows it, one for all averages it out."""
 
 
 def _table(found: Sequence[Found], machine: str) -> str:
     header = ["acceptance of requests"]
     for rows in NUM_TOKENS:
-        header += [f"{rows} rows: gain", "known", "weighed", "over fixed", "weighed over fixed"]
+        header += [f"{rows} rows: gain", "known", "over the step's rate", "over fixed"]
     lines = []
     for mix in MIXES:
         line = [mix.name]
@@ -188,9 +182,8 @@ def _table(found: Sequence[Found], machine: str) -> str:
             (f,) = (f for f in found if f.case == Case(machine, rows, mix))
             line.append(f"{f.gain.value:.3f} ± {f.gain.error:.3f}")
             line.append("-" if f.known_gain is None else f"{f.known_gain.value:.3f}")
-            line.append(f"{f.weighed_gain.value:.3f}")
+            line.append(f"{f.by_step.value:.3f}")
             line.append(f"{f.over_fixed.value:.3f} (k {f.best_len})")
-            line.append(f"{f.weighed_over_fixed.value:.3f}")
         lines.append(line)
     return table(header, lines)
 
@@ -200,8 +193,8 @@ server at all times, context {CONTEXT_LEN}, prompts taken as cached, both polici
 own loop with all that it learns from nothing; throughput after {WARM_UP_ROW_TOKENS} tokens a row,
 on the same texts, errors from 20 parts of the window pair by pair. *gain* is `goodput` over
 `goodput_global`. *known* is the same for a `goodput` that is told each request's acceptance, so it
-shows what estimates cost. *weighed* is that of `goodput` with each request judged by its own rate.
-*over fixed* and *weighed over fixed* are against the best of none and 1 to {MAX_DRAFT_LEN} drafts
+shows what estimates cost. *over the step's rate* is `goodput` over the same with sequences judged
+by the rate of the step. *over fixed* is against the best of none and 1 to {MAX_DRAFT_LEN} drafts
 for all (k), chosen in hindsight.
 
 sd is the standard deviation of acceptance between requests (a beta distribution; above about 0.3

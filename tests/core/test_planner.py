@@ -9,8 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from smartspec_py.core import search
 from smartspec_py.core.cost import CostModel, PassTable
-from smartspec_py.core.planner import ObjectiveName, PlannerSettings, evaluate, plan
+from smartspec_py.core.goodput import expected_tokens
+from smartspec_py.core.planner import PlannerSettings, evaluate, plan
+from smartspec_py.core.step import step_of
 from smartspec_py.core.types import DraftOption, SequenceView, SpecPlan
 
 FLAT = PassTable((1,), (1,), ((1.0,),))
@@ -77,6 +80,7 @@ def test_one_sequence_on_a_flat_target() -> None:
     assert chosen.goodput == pytest.approx(1.75 / 1.2)
 
 
+@pytest.mark.usefixtures("by_step")
 def test_drafts_go_to_the_sequence_that_drafts_well() -> None:
     """T = 1 + 0.25 a draft; slots of 0.9: 0.9, 0.81, 0.729, 0.6561; then 0.2, 0.04, ..
 
@@ -184,6 +188,7 @@ def cost_models(draw: st.DrawFn) -> CostModel:
     )
 
 
+@pytest.mark.usefixtures("by_step")
 @settings(max_examples=30, deadline=None)
 @given(views_of_any_kind, cost_models())
 def test_no_uniform_length_is_better(views: list[SequenceView], cost: CostModel) -> None:
@@ -204,6 +209,7 @@ def test_a_plan_is_pure_and_within_its_caps(views: list[SequenceView], cost: Cos
     assert chosen == evaluate(views, lengths(chosen), cost)
 
 
+@pytest.mark.usefixtures("by_step")
 @settings(max_examples=30, deadline=None)
 @given(
     st.lists(probabilities, min_size=1, max_size=5),
@@ -269,6 +275,7 @@ def test_both_kinds_in_one_step() -> None:
     assert plan(views, cost).draft_lens == {1: 0, 2: 4, 3: 4}
 
 
+@pytest.mark.usefixtures("by_step")
 def test_a_lookup_pays_for_the_target_s_tokens() -> None:
     """T = 1 + 0.25 a draft, a = 0.9 and 0.2, as where both are drafted for without a cost: the
     passes are free there, so the kinds do not differ."""
@@ -353,6 +360,7 @@ def test_a_choice_evaluates_to_what_was_planned() -> None:
     assert evaluate(views, lengths(chosen), FLAT_COST, chosen.choices) == chosen
 
 
+@pytest.mark.usefixtures("by_step")
 @pytest.mark.parametrize(
     ("slo_s_per_token", "slack_s", "draft_lens"),
     [
@@ -376,6 +384,7 @@ def test_a_latency_target_that_can_be_met_is_met(
     assert plan([patient, hurried], affine_cost(1.0, 0.0, 0.25)).draft_lens == draft_lens
 
 
+@pytest.mark.usefixtures("by_step")
 def test_near_the_end_slack_is_spread_over_what_remains() -> None:
     """4 s ahead with 5 tokens to come: 1.3 + 0.8 = 2.1 s a token, as above."""
     hurried = view(2, 0.5, slo_s_per_token=1.3, slack_s=4.0, remaining=5)
@@ -390,68 +399,67 @@ def test_a_sequence_alone_is_fastest_by_goodput_whatever_its_target() -> None:
 
 
 @pytest.mark.parametrize(
-    ("token_goodput", "draft_len"),
+    ("num_reading", "draft_lens"),
     [
-        (0.0, 2),  # nothing measured yet: E/T, as in the first test
-        (0.5, 4),  # a pass costs 0.05 tokens: 0.0625 is still worth it
-        (2.0, 2),  # 0.2: 0.25 is, 0.125 is not
-        (6.0, 0),  # 0.6: nothing is
-    ],
-)
-def test_a_price_for_time_is_the_bar_for_a_draft(token_goodput: float, draft_len: int) -> None:
-    """E - price * T: drafts bring 0.5, 0.25, 0.125, 0.0625 (a = 0.5), a pass takes 0.1 s."""
-    settings = PlannerSettings(objective=ObjectiveName.LAGRANGIAN, token_goodput=token_goodput)
-    assert lengths(plan([view(1, 0.5)], FLAT_COST, settings)) == [draft_len]
-
-
-@pytest.mark.parametrize(("num_prefill_tokens", "by_ratio", "by_price"), [(0, 3, 3), (44, 4, 1)])
-def test_a_prompt_chunk_lowers_the_bar_of_the_ratio_only(
-    num_prefill_tokens: int, by_ratio: int, by_price: int
-) -> None:
-    """A pass takes 1 s up to 4 tokens and 0.25 s for each further one; a = 0.5, looked up.
-
-    Without a chunk three drafts are free: 1.875/1 against 1.9375/1.25. With a chunk of 44 tokens T
-    is 11.25 + 0.25 k and E/T rises to the fourth, 0.158; at 1.5 tokens a second a draft costs 0.375
-    tokens: the first brings 0.5, the second 0.25.
-    """
-    cost = CostModel(target=PassTable((1,), (1, 4, 8), ((1.0, 1.0, 2.0),)))
-    ready = [view(1, 0.5, has_draft_passes=False)]
-    for name, draft_len in zip(ObjectiveName, (by_ratio, by_price), strict=True):
-        settings = PlannerSettings(
-            objective=name, token_goodput=1.5, num_prefill_tokens=num_prefill_tokens
-        )
-        assert lengths(plan(ready, cost, settings)) == [draft_len]
-
-
-@settings(max_examples=20, deadline=None)
-@given(st.lists(probabilities, min_size=1, max_size=5), seconds, st.floats(0.001, 1.0))
-def test_at_the_best_goodput_as_the_price_both_objectives_agree(
-    probs: list[float], base_s: float, token_s: float
-) -> None:
-    """max E - (E*/T*) T is 0, and E*/T* is where it is taken (Dinkelbach)."""
-    cost = affine_cost(base_s, 0.0, token_s)
-    views = [view(i, prob) for i, prob in enumerate(probs)]
-    best = plan(views, cost)
-    priced = PlannerSettings(objective=ObjectiveName.LAGRANGIAN, token_goodput=best.goodput)
-    assert plan(views, cost, priced).goodput == pytest.approx(best.goodput)
-
-
-@pytest.mark.parametrize(
-    ("num_delayed", "draft_lens"),
-    [
-        # By E/T 2 drafts each: 2 (1 + 0.7 + 0.49) tokens in 1 + 0.4 + 4 * 0.02 = 1.48 s, 2.96/s.
+        # 2 drafts each: 2 (1 + 0.7 + 0.49) tokens in 1 + 0.4 + 4 * 0.02 = 1.48 s, 2.96 a second;
+        # the third pair would bring 0.69 for 0.24 s, 2.86 a second.
         (0, [2, 2]),
-        # A second at 2.96 * 1.5: the second drafts bring 0.98 for (0.2 + 0.04) * 4.44 = 1.07.
-        (1, [1, 1]),
-        # At 2.96 * 3 the first bring 1.4 for 0.24 * 8.88 = 2.13.
-        (4, [0, 0]),
+        # A prompt counts as 16 tokens: 18 in 1 s. The first pair brings 1.4 for 0.24 s: 5.8.
+        (1, [0, 0]),
     ],
 )
-def test_whoever_waits_for_the_step_makes_its_seconds_dearer(
-    num_delayed: int, draft_lens: list[int]
+def test_a_prompt_that_is_read_makes_seconds_dearer(
+    num_reading: int, draft_lens: list[int]
 ) -> None:
     seconds = ((1.0, 1.0 + 0.02 * 7), (1.0, 1.0 + 0.04 * 7))
     cost = CostModel(PassTable((1, 2), (1, 8), seconds), PassTable((1,), (1,), ((0.2,),)))
     views = [view(i, 0.7, max_draft_len=8) for i in (1, 2)]
-    found = plan(views, cost, PlannerSettings(num_delayed=num_delayed))
+    found = plan(views, cost, PlannerSettings(num_reading=num_reading))
     assert lengths(found) == draft_lens
+    assert found.expected_tokens == pytest.approx(2 * (1 + 0.7 + 0.49) if not num_reading else 2)
+
+
+def test_many_that_decode_draft_beside_a_prompt() -> None:
+    """64 sequences lose more by a step without drafts than the prompt gains."""
+    cost = CostModel(
+        PassTable((1, 64), (1, 8), ((1.0, 1.1),) * 2), PassTable((1,), (1,), ((0.2,),))
+    )
+    views = [view(i, 0.7, max_draft_len=8) for i in range(64)]
+    assert min(lengths(plan(views, cost, PlannerSettings(num_reading=1)))) > 0
+
+
+def test_a_sequence_is_judged_by_its_own_rate() -> None:
+    """Two of acceptance 0.9 and 0.3, a target pass takes 1 s, a draft 0.25 s.
+
+    By the rate of the step the first drafts until a draft brings less than 0.25 x the goodput; it
+    then gets 3 times as much of a second as the other. By its own rate its last drafts are not
+    worth the time that they take from both.
+    """
+    views = [view(1, 0.9, max_draft_len=8), view(2, 0.3, max_draft_len=8)]
+    cost = affine_cost(1.0, 0.0, 0.25)
+    by_own, step = plan(views, cost), step_of(views, cost)
+    by_step = search._best_in_sum(step).choice.lengths.tolist()
+    assert lengths(by_own)[0] < by_step[0]
+    assert _seconds_for_a_token(by_own, views, cost) < _seconds_for_a_token(
+        evaluate(views, by_step, cost), views, cost
+    )
+
+
+def _seconds_for_a_token(
+    planned: SpecPlan, views: Sequence[SequenceView], cost: CostModel
+) -> float:
+    """Sum over sequences of t_i / E_i."""
+    none_s = evaluate(views, [0] * len(views), cost).expected_s
+    drafts = list(planned.draft_lens.values())
+    draft_s = (planned.expected_s - none_s) / max(1, sum(drafts))
+    return sum(
+        (none_s / len(views) + draft_s * k) / expected_tokens(one.options[0].accept_probs, k)
+        for one, k in zip(views, drafts, strict=True)
+    )
+
+
+def test_alike_sequences_are_planned_alike() -> None:
+    views = [view(i, 0.6, max_draft_len=8) for i in range(5)]
+    step = step_of(views, affine_cost(1.0, 0.1, 0.05))
+    alike = search._best_in_sum(step)
+    assert search._weighed(step, alike).survivals == pytest.approx(step.survivals)

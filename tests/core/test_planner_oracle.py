@@ -14,7 +14,7 @@ from oracle import Kind, every_plan, random_cost, random_views
 
 from smartspec_py.core import ranking
 from smartspec_py.core.cost import CostModel, PassTable
-from smartspec_py.core.planner import ObjectiveName, PlannerSettings, evaluate, plan
+from smartspec_py.core.planner import evaluate, plan
 from smartspec_py.core.types import SequenceView, SpecPlan
 
 Record = Callable[[str, object], None]
@@ -35,6 +35,8 @@ KINDS = {
     "two ways": (Kind(is_mixed=True, has_options=True), 0.02),
     "two ways, jagged, stale": (Kind(0.3, 0.05, is_mixed=True, has_options=True), 0.05),
 }
+
+pytestmark = pytest.mark.usefixtures("by_step")
 
 
 def cases(kind: Kind, seed: int, num: int) -> Sequence[tuple[list[SequenceView], CostModel]]:
@@ -60,22 +62,6 @@ def test_gap_to_every_plan(name: str, record_property: Record) -> None:
     assert min(gaps) > -1e-9
     assert fmean(gaps) <= min(worst_bound, 0.001), found
     assert max(gaps) <= worst_bound, found
-
-
-def test_gap_by_a_price_for_time(record_property: Record) -> None:
-    """E - price * T; the gap is what is lost of it against no speculation, at most."""
-    gaps = []
-    for i, (views, cost) in enumerate(cases(Kind(0.3, 0.05, is_mixed=True), 5, 300)):
-        price = (0.5, 1.0, 2.0, 4.0)[i % 4]
-        settings = PlannerSettings(objective=ObjectiveName.LAGRANGIAN, token_goodput=price)
-        chosen = plan(views, cost, settings)
-        best = every_plan(views, cost).best_score(lambda e, t, p=price: e - p * t)
-        gaps.append((best - (chosen.expected_tokens - price * chosen.expected_s)) / len(views))
-    found = f"mean gap {fmean(gaps):.5f}, worst {max(gaps):.4f} tokens a sequence"
-    record_property("gap", found)
-    assert min(gaps) > -1e-9
-    assert fmean(gaps) <= 0.001, found
-    assert max(gaps) <= 0.05, found
 
 
 @pytest.mark.parametrize(

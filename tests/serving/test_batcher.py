@@ -66,19 +66,6 @@ def test_chunks(
     assert read_step(made) == []
 
 
-def test_as_many_prompt_tokens_for_each_generated_one() -> None:
-    """A step of 2.6 tokens a row reads 10 where one of a token reads 4; less than one changes
-    nothing, and no chunk is larger than the engine takes."""
-    made = batcher([40, 5], 4)
-    assert [len(chunk.tokens) for chunk in made.prefills(2.6)] == [10]
-    assert [len(chunk.tokens) for chunk in made.prefills(0.0)] == [4]
-    made = Batcher(8, 4, largest_chunk=6)
-    for number, num_prompt in enumerate([40, 5], start=1):
-        made.add(request(number, num_prompt))
-    admit_all(made)
-    assert [len(chunk.tokens) for chunk in made.prefills(2.6)] == [6, 4]
-
-
 @pytest.mark.parametrize(
     ("num_decode_tokens", "chunk"),
     [
@@ -92,13 +79,13 @@ def test_as_many_prompt_tokens_for_each_generated_one() -> None:
 )
 def test_the_tokens_of_a_step_fill_tiles(num_decode_tokens: int, chunk: int) -> None:
     made = batcher([1000], 128)
-    assert [len(one.tokens) for one in made.prefills(1.0, num_decode_tokens)] == [chunk]
+    assert [len(one.tokens) for one in made.prefills(num_decode_tokens)] == [chunk]
 
 
 def test_a_small_budget_is_not_cut_by_half() -> None:
     made = batcher([1000], 30)
-    assert [len(one.tokens) for one in made.prefills(1.0, 64 - 16)] == [16]  # 64 in all
-    assert [len(one.tokens) for one in made.prefills(1.0, 64 - 15)] == [30]
+    assert [len(one.tokens) for one in made.prefills(64 - 16)] == [16]  # 64 in all
+    assert [len(one.tokens) for one in made.prefills(64 - 15)] == [30]
 
 
 def test_rows_are_given_in_order_of_arrival() -> None:

@@ -187,15 +187,12 @@ def test_cancelling_a_waiting_request_makes_room_in_the_queue() -> None:
 
 
 @pytest.mark.parametrize("steps_before", range(8))
-@pytest.mark.parametrize(("policy", "first_token"), [("none", 5), ("fixed:4", 3)])
-def test_cancel_at_every_step_of_a_request(
-    policy: str, first_token: int, steps_before: int
-) -> None:
+@pytest.mark.parametrize("policy", ["none", "fixed:4"])
+def test_cancel_at_every_step_of_a_request(policy: str, steps_before: int) -> None:
     """A prompt of 200 in chunks of 64: then decoding; a neighbour goes on.
 
     The neighbour's prompt of 60 is older and leaves 4 of the first budget: 4 + 3 * 64 + 4 = 200, so
-    the fifth step brings the first token. Where the neighbour drafts, a step brings several of its
-    tokens, and reads as many times 64.
+    the fifth step brings the first token.
     """
     harness = LoopHarness()
     neighbour = harness.submit(prompt_of(60), 20, policy=policy)
@@ -208,7 +205,7 @@ def test_cancel_at_every_step_of_a_request(
     harness.drain()
     tokens = harness.stories[number].tokens
     assert tokens == fake_text(prompt_of(200), 40)[: len(tokens)]
-    assert bool(tokens) == (steps_before >= first_token)
+    assert bool(tokens) == (steps_before >= 5)
     assert harness.stories[neighbour].tokens == fake_text(prompt_of(60), 20)
 
 
@@ -335,8 +332,8 @@ def test_a_cancel_on_the_trtllm_target(policy: str, steps_before: int) -> None:
 
 @pytest.mark.parametrize("policy", ["none", "goodput"])
 def test_a_long_prompt_does_not_stall_the_others(policy: str) -> None:
-    """640 tokens, 64 for each token that a step is expected to give one of the others, and with
-    theirs a multiple of 64: they gain in every step, and without drafts it takes eleven."""
+    """640 tokens, of which a step reads so many that they are 64 with those of the others, which
+    gain in every step."""
     harness = LoopHarness()
     others = [harness.submit(PROMPT, 200, policy=policy) for _ in range(2)]
     harness.step(3)
@@ -348,15 +345,10 @@ def test_a_long_prompt_does_not_stall_the_others(policy: str) -> None:
         after = [len(harness.stories[other].tokens) for other in others]
         assert all(b < a for b, a in zip(before, after, strict=True))
         record = harness.loop.records[-1]
-        budget = int(64 * record.decision.plan.expected_tokens / 2)
         num_decoded = 2 + sum(record.decision.plan.draft_lens.values())
-        if budget < 640 - num_read:
-            excess = (budget + num_decoded) % 64
-            assert record.num_prefill_tokens == budget - (excess if 2 * excess < budget else 0)
-        else:
-            assert record.num_prefill_tokens == 640 - num_read
+        assert record.num_prefill_tokens == min(640 - num_read, 64 - num_decoded)
         num_steps, num_read = num_steps + 1, num_read + record.num_prefill_tokens
-    assert num_steps == 11 if policy == "none" else 1 < num_steps < 11
+    assert num_steps in (11, 12)
 
 
 @pytest.mark.parametrize("position", [0, 100, 149])

@@ -76,7 +76,7 @@ def explain(
         "step": {
             "reason": decision.reason,
             "total_s": shown.total_s,
-            "num_delayed": decision.settings.num_delayed,
+            "num_reading": decision.settings.num_reading,
             "num_background": decision.settings.num_background,
             "candidates": _listed(plans),
         },
@@ -115,7 +115,7 @@ def _step_table(step: StepRecord, plans: Sequence[Candidate]) -> Table:
         f"{count} {what}"
         for count, what in (
             (step.num_prefill_tokens, "prompt tokens"),
-            (settings.num_delayed, "requests that wait for their prompts"),
+            (settings.num_reading, "requests whose prompts are read"),
             (settings.num_background, "sequences in a burst"),
         )
         if count

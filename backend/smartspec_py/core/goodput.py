@@ -11,7 +11,6 @@ length; s(j), the survival: the probability that the first j drafts are all acce
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,26 +69,3 @@ def power_law_draft_len(scale: float, power: float, token_s: float, base_s: floa
         else:
             high = k
     return high
-
-
-@dataclass(frozen=True)
-class Objective:
-    """What a step is chosen by: E/T, or E - price * T where there is a price (tokens a second).
-
-    With the price at E/T of the best step both choose the same. With the recent token goodput as
-    the price, what else the step takes time for (a prompt chunk) leaves the bar for a draft alone.
-    """
-
-    price: float | None = None
-
-    def score(self, tokens: Floats, seconds: Floats) -> Floats:
-        found: Floats = tokens / seconds if self.price is None else tokens - self.price * seconds
-        return found
-
-    def of(self, tokens: float, seconds: float) -> float:
-        """`score` of a single plan."""
-        return tokens / seconds if self.price is None else tokens - self.price * seconds
-
-    def price_at(self, score: float) -> float:
-        """Tokens that a second is worth beside a step of this score."""
-        return score if self.price is None else self.price

@@ -8,7 +8,6 @@ sequences under `goodput` then share what they cost together with those.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from operator import attrgetter
 
 import numpy as np
@@ -18,7 +17,6 @@ from smartspec_py.core.policies import (
     MAX_FIXED_DRAFT_LEN,
     BatchTable,
     FixedLength,
-    ObjectiveName,
     PlannerSettings,
     Policy,
     batch_table_of,
@@ -31,13 +29,11 @@ from smartspec_py.core.types import SequenceId, SequenceView, SpecPlan
 __all__ = [
     "MAX_FIXED_DRAFT_LEN",
     "BatchTable",
-    "ObjectiveName",
     "PlannerSettings",
     "batch_table_of",
     "evaluate",
     "parse_policy",
     "plan",
-    "second_price",
 ]
 
 DEFAULT_SETTINGS = PlannerSettings()
@@ -50,29 +46,12 @@ def plan(
 ) -> SpecPlan:
     """Choose a draft length, and a way to draft, for each view; say what the step should bring.
 
-    A second of the step delays W requests whose prompts are read beside it (`num_delayed`) as well
-    as the B that decode, and a token brings only its own forward. So with g the goodput of the best
-    plan by E/T, the plan is then the one with the most E - g (1 + W/B) T. Without anybody waiting
-    that is the plan by E/T itself.
-
     Raises ValueError for a policy that does not exist, or that the settings lack something for.
     """
     if not views:
         return SpecPlan()
-    step = step_of(views, cost, settings.num_prefill_tokens, settings.num_background)
-    found = _planned(views, step, settings)
-    if settings.num_delayed and any(found.draft_lens.values()):
-        price = second_price(found.goodput, len(views), settings)
-        priced = replace(settings, objective=ObjectiveName.LAGRANGIAN, token_goodput=price)
-        found = _planned(views, step, priced)
-    return found
-
-
-def second_price(goodput: float, num_views: int, settings: PlannerSettings) -> float:
-    """Tokens that a second of the step is worth: g (1 + W/B), see `plan`. goodput: of the best plan
-    by E/T, tokens a second."""
-    num_decoding = num_views + settings.num_background
-    return goodput * (1 + settings.num_delayed / num_decoding)
+    step = step_of(views, cost, settings.num_background, settings.num_reading)
+    return _planned(views, step, settings)
 
 
 def _planned(views: Sequence[SequenceView], step: Step, settings: PlannerSettings) -> SpecPlan:
@@ -88,7 +67,7 @@ def _planned(views: Sequence[SequenceView], step: Step, settings: PlannerSetting
     for policy in sorted(found, key=attrgetter("turn", "name")):
         members = np.array([i for i, name in enumerate(names) if policies[name] == policy])
         choice = _with_members(step, choice, members, policy, settings)
-    return _spec_plan(views, step, outcome(step, settings.judged_by, choice))
+    return _spec_plan(views, step, outcome(step, choice))
 
 
 def _policy(asked: str | int) -> Policy:
@@ -120,11 +99,11 @@ def evaluate(
     """
     if not views:
         return SpecPlan()
-    step = step_of(views, cost, settings.num_prefill_tokens, settings.num_background)
+    step = step_of(views, cost, settings.num_background, settings.num_reading)
     options = [(choices or {}).get(view.sequence, 0) for view in views]
     ways = step.first_ways + np.array(options)
     choice = Choice(ways, np.array(draft_lens))
-    return _spec_plan(views, step, outcome(step, settings.judged_by, choice))
+    return _spec_plan(views, step, outcome(step, choice))
 
 
 def _spec_plan(views: Sequence[SequenceView], step: Step, found: Outcome) -> SpecPlan:
@@ -137,7 +116,7 @@ def _spec_plan(views: Sequence[SequenceView], step: Step, found: Outcome) -> Spe
         choices = {s: o for s, o, k in zip(sequences, options, lengths, strict=True) if o and k}
     return SpecPlan(
         draft_lens=dict(zip(sequences, choice.lengths.tolist(), strict=True)),
-        expected_tokens=found.tokens,
+        expected_tokens=found.tokens - step.reading_tokens,
         expected_s=found.seconds,
         choices=choices,
     )

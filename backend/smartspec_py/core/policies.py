@@ -18,13 +18,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from functools import lru_cache
 from itertools import pairwise
 from typing import ClassVar, Protocol
 
 from smartspec_py.core.cost import CostModel
-from smartspec_py.core.goodput import Objective
 from smartspec_py.core.ranking import uniform, uniform_scores
 from smartspec_py.core.search import Outcome, best_of_each, outcome
 from smartspec_py.core.step import Step, step_of
@@ -59,40 +57,21 @@ class BatchTable:
         return self.draft_lens[min(bisect_left(self.rows, num_rows), len(self.rows) - 1)]
 
 
-class ObjectiveName(StrEnum):
-    """By what a step's plan is judged; see `goodput.Objective`."""
-
-    RATIO = "ratio"
-    LAGRANGIAN = "lagrangian"
-
-
 @dataclass(frozen=True)
 class PlannerSettings:
     """What the planner needs beside views and costs.
 
-    batch_table: for sequences under `batch_table`. objective: E/T, or E - token_goodput * T.
-    token_goodput: the recent token goodput of decoding, tokens a second; while it is 0, nothing
-    having been measured yet, the objective is E/T. num_prefill_tokens: prompt tokens that share the
-    target pass and are to be counted in its time; 0 leaves them out. num_delayed: requests that
-    wait for the step to end because their prompts are being read; see `planner.plan`.
-    num_background: sequences that generate a token in the same pass without being planned, because
-    the engine was given a burst of tokens for them to generate. forced: draft lengths by sequence
-    that take the place of what its policy would choose, capped by what makes sense for it.
+    batch_table: for sequences under `batch_table`. num_background: sequences that generate a token
+    in the same pass without being planned, because the engine was given a burst of tokens for them
+    to generate. num_reading: requests whose prompts are read beside the step, and that gain nothing
+    by drafts. forced: draft lengths by sequence that take the place of what its policy would
+    choose, capped by what makes sense for it.
     """
 
     batch_table: BatchTable | None = None
-    objective: ObjectiveName = ObjectiveName.RATIO
-    token_goodput: float = 0.0
-    num_prefill_tokens: int = 0
-    num_delayed: int = 0
     num_background: int = 0
+    num_reading: int = 0
     forced: Mapping[SequenceId, int] = field(default_factory=dict)
-
-    @property
-    def judged_by(self) -> Objective:
-        if self.objective is ObjectiveName.RATIO or self.token_goodput <= 0:
-            return Objective()
-        return Objective(price=self.token_goodput)
 
 
 class Policy(Protocol):
@@ -119,7 +98,7 @@ class FixedLength:
         return f"fixed:{self.draft_len}" if self.draft_len else "none"
 
     def choose(self, step: Step, settings: PlannerSettings) -> Outcome:
-        return outcome(step, settings.judged_by, uniform(step, self.draft_len))
+        return outcome(step, uniform(step, self.draft_len))
 
 
 @dataclass(frozen=True)
@@ -134,7 +113,7 @@ class ByBatchSize:
         if settings.batch_table is None:
             raise ValueError("the policy batch_table needs a batch_table in the planner's settings")
         draft_len = settings.batch_table.draft_len(step.num_rows)
-        return outcome(step, settings.judged_by, uniform(step, draft_len))
+        return outcome(step, uniform(step, draft_len))
 
 
 @dataclass(frozen=True)
@@ -145,11 +124,11 @@ class OneForAll:
     turn: ClassVar[int] = 2
 
     def choose(self, step: Step, settings: PlannerSettings) -> Outcome:
-        objective, one_way = settings.judged_by, step
+        one_way = step
         if len(step.owners) > step.num_sequences:
             one_way = step.with_ways(step.first_ways)
-        draft_len = int(uniform_scores(one_way, objective).argmax())
-        return outcome(step, objective, uniform(step, draft_len))
+        draft_len = int(uniform_scores(one_way).argmax())
+        return outcome(step, uniform(step, draft_len))
 
 
 @dataclass(frozen=True)
@@ -160,7 +139,7 @@ class OneForEach:
     turn: ClassVar[int] = 3
 
     def choose(self, step: Step, settings: PlannerSettings) -> Outcome:
-        return best_of_each(step, settings.judged_by)
+        return best_of_each(step)
 
 
 _SIBLINGS: tuple[Policy, ...] = (FixedLength(0), ByBatchSize(), OneForAll(), OneForEach())
@@ -207,4 +186,4 @@ def _grid_search(
         policy="batch_table",
         options=(DraftOption(max_draft_len, (accept_prob,) * max_draft_len),),
     )
-    return int(uniform_scores(step_of([row] * num_rows, cost), Objective()).argmax())
+    return int(uniform_scores(step_of([row] * num_rows, cost)).argmax())

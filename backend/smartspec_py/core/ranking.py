@@ -20,7 +20,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from smartspec_py.core.goodput import Objective
 from smartspec_py.core.step import IMPOSSIBLE, Choice, Floats, Ints, Step, at_least
 
 MAX_CUTS = 64
@@ -33,7 +32,7 @@ def uniform(step: Step, draft_len: int) -> Choice:
     return Choice(ways, np.minimum(step.caps[ways], draft_len))
 
 
-def uniform_scores(step: Step, objective: Objective) -> Floats:
+def uniform_scores(step: Step) -> Floats:
     """The scores of one draft length for all, 0..K, shape [K + 1]; each has one way."""
     num_drafts = np.zeros(step.depth + 1, dtype=np.int64)
     num_slots = at_least(step.caps, step.depth)
@@ -47,7 +46,8 @@ def uniform_scores(step: Step, objective: Objective) -> Floats:
     seconds[1:] += step.entries_s @ (step.caps > 0)
     tokens = np.full(step.depth + 1, step.held_tokens)
     tokens[1:] += np.maximum(step.survivals, 0.0).sum(axis=0).cumsum()
-    return objective.score(tokens, seconds)
+    scores: Floats = tokens / seconds
+    return scores
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class _Ranking:
     entries_s: Floats | None
 
 
-def best_prefix(step: Step, objective: Objective, price: float) -> tuple[Choice, float]:
+def best_prefix(step: Step, price: float) -> tuple[Choice, float]:
     """The best cut of the best depth of the ranking, and its score; each sequence has one way.
 
     price: tokens that a second is worth, for the ranking.
@@ -74,10 +74,10 @@ def best_prefix(step: Step, objective: Objective, price: float) -> tuple[Choice,
     if not num_slots:
         return step.nothing(), IMPOSSIBLE
     stride = -(-num_slots // MAX_CUTS)
-    depth, cut, score = _best_cut(step, objective, slots, range(0, num_slots + stride, stride))
+    depth, cut, score = _best_cut(step, slots, range(0, num_slots + stride, stride))
     if stride > 1:
         near = range(max(0, cut - stride), min(num_slots, cut + stride) + 1)
-        depth, cut, score = _best_cut(step, objective, slots, near)
+        depth, cut, score = _best_cut(step, slots, near)
     taken = slots.sequences[:cut][slots.passes[:cut] <= depth]
     return Choice(step.first_ways, np.bincount(taken, minlength=step.num_sequences)), score
 
@@ -112,9 +112,7 @@ def _net_worth(step: Step, price: float) -> Floats:
     return np.where(np.arange(step.depth) <= last, means.max(axis=1)[:, None], worth)
 
 
-def _best_cut(
-    step: Step, objective: Objective, slots: _Ranking, cuts: range
-) -> tuple[int, int, float]:
+def _best_cut(step: Step, slots: _Ranking, cuts: range) -> tuple[int, int, float]:
     """Depth, number of slots and score of the best of these cuts.
 
     A candidate of depth d takes the slots before the cut that are in draft passes 0..d. Nothing is
@@ -141,6 +139,6 @@ def _best_cut(
     seconds += at_held.sum()
     tokens = np.add.accumulate(summed(slots.tokens[:num_slots]), axis=0)
     tokens += step.held_tokens
-    scores = objective.score(tokens, seconds)
+    scores = tokens / seconds
     depth, cut = divmod(int(scores.argmax()), len(cuts))
     return depth, min(num_slots, cuts[cut]), float(scores[depth, cut])

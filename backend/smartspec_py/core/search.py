@@ -14,7 +14,6 @@ from operator import attrgetter
 
 import numpy as np
 
-from smartspec_py.core.goodput import Objective
 from smartspec_py.core.ranking import best_prefix, uniform, uniform_scores
 from smartspec_py.core.step import IMPOSSIBLE, Choice, Floats, Ints, Step
 
@@ -58,44 +57,79 @@ class Outcome:
 BY_KEY = attrgetter("key")
 
 
-def outcome(step: Step, objective: Objective, choice: Choice) -> Outcome:
+def outcome(step: Step, choice: Choice) -> Outcome:
     rows = step.rows_by_pass(choice)
     tokens, seconds = step.tokens(choice), step.seconds(choice, rows)
     num_met = step.num_sequences
     if step.limits_s is not None:
         num_met = int(np.count_nonzero(step.allowed_s[choice.ways, choice.lengths] >= seconds))
-    return Outcome(choice, rows, tokens, seconds, objective.of(tokens, seconds), num_met)
+    return Outcome(choice, rows, tokens, seconds, tokens / seconds, num_met)
 
 
-def best_of_each(step: Step, objective: Objective) -> Outcome:
+def best_of_each(step: Step) -> Outcome:
     """A way and a length of its own for each sequence.
 
     The rule with latency targets: a sequence is within its target where the step's seconds, over
     its own expected tokens in the step, are at most `Step.limits_s`. Of all plans those count that
-    are within the most targets, and of those the best by the objective is wanted. So a target that
+    are within the most targets, and of those the best by goodput is wanted. So a target that
     no plan can meet asks for nothing, and one that costs other targets more than it is worth falls.
     """
     if not step.depth:
-        return outcome(step, objective, step.nothing())
+        return outcome(step, step.nothing())
     if step.num_sequences == 1:
-        return outcome(step, objective, _best_alone(step, objective))
+        return outcome(step, _best_alone(step))
     if step.limits_s is None:
-        return _fastest(step, objective)
-    free = _fastest(replace(step, limits_s=None), objective)
-    fastest = outcome(step, objective, free.choice)
+        return _fastest(step)
+    free = _fastest(replace(step, limits_s=None))
+    fastest = outcome(step, free.choice)
     if fastest.num_met == step.num_sequences:
         return fastest
-    return _meeting_targets(step, objective, fastest)
+    return _meeting_targets(step, fastest)
 
 
-def _fastest(step: Step, objective: Objective) -> Outcome:
-    """The best without regard to targets."""
+def _fastest(step: Step) -> Outcome:
+    """The best without regard to targets: each sequence judged by its own rate, as far as that is
+    not slower than no drafts."""
+    scores = uniform_scores(step.with_ways(step.first_ways))
+    alike = outcome(step, uniform(step, int(scores.argmax())))
+    own = outcome(step, _best_in_sum(_weighed(step, alike)).choice)
+    return own if own.score >= outcome(step, step.nothing()).score else alike
+
+
+def _best_in_sum(step: Step) -> Outcome:
+    """The most tokens a second, whoever gets them."""
     if len(step.owners) == step.num_sequences:
-        return _of_one_way(step, objective)
-    return max(_of_many_ways(step, objective), key=BY_KEY)
+        return _of_one_way(step)
+    return max(_of_many_ways(step), key=BY_KEY)
 
 
-def _best_alone(step: Step, objective: Objective) -> Choice:
+def _weighed(step: Step, alike: Outcome) -> Step:
+    """The step with the tokens of each sequence weighed by r / r_i.
+
+    A request has so many tokens to get, at whatever rate. With rows always full, each of them takes
+    the server t_i / E_i seconds: t_i is the sequence's share of a step, as much of what the step
+    takes without drafts as any other's, and what its own drafts take. The sum over requests is
+    smallest where each is judged by its own rate r_i = E_i / t_i. By the step's rate r alone those
+    that draft well get long drafts, finish and are replaced, and those that draft badly stay.
+    Rates are those of `alike`, the best plan with one length for all.
+    """
+    choice = alike.choice
+    num_drafts = max(1, int(choice.lengths.sum()))
+    base_s = float(step.verify_s[0])
+    draft_s = max(alike.seconds - base_s, 0.0) / num_drafts
+    own_tokens = 1.0 + step.gains[choice.ways, choice.lengths]
+    shares = (base_s / step.num_rows + draft_s * choice.lengths) / own_tokens
+    weights = shares * (float(own_tokens.sum()) / alike.seconds)
+    of_ways = weights[step.owners][:, None]
+    return replace(
+        step,
+        survivals=step.survivals * of_ways,
+        gains=step.gains * of_ways,
+        held_tokens=step.held_tokens - step.num_sequences + float(weights.sum()),
+    )
+
+
+def _best_alone(step: Step) -> Choice:
     """Every way and length of a single sequence, where it is worth a large part of its time."""
     lengths = np.arange(step.depth + 1)
     seconds = np.zeros(step.gains.shape)
@@ -104,7 +138,7 @@ def _best_alone(step: Step, objective: Objective) -> Choice:
     seconds *= step.has_passes[:, None]
     seconds[:, 1:] += step.entries_s[:, None]
     seconds += step.verify_s.take(lengths, mode="clip") + step.pass_s[rows].sum()
-    scores = objective.score(step.gains + step.held_tokens, seconds)
+    scores = (step.gains + step.held_tokens) / seconds
     if step.limits_s is not None:
         is_met = step.allowed_s >= seconds
         scores = np.where(is_met | ~is_met.any(), scores, IMPOSSIBLE)
@@ -112,27 +146,27 @@ def _best_alone(step: Step, objective: Objective) -> Choice:
     return Choice(np.array([way]), np.array([length]))
 
 
-def _of_one_way(step: Step, objective: Objective) -> Outcome:
+def _of_one_way(step: Step) -> Outcome:
     """The best prefix, or the best uniform length where that is better; each sequence has one way.
 
     It can be better only where slots differ in more than their survival.
     """
     if step.is_drafted and not step.has_entries:
-        return outcome(step, objective, best_prefix(step, objective, 0.0)[0])
-    scores = uniform_scores(step, objective)
+        return outcome(step, best_prefix(step, 0.0)[0])
+    scores = uniform_scores(step)
     draft_len = int(scores.argmax())
     best = float(scores[draft_len])
-    ranked, score = best_prefix(step, objective, objective.price_at(best))
-    return outcome(step, objective, ranked if score >= best else uniform(step, draft_len))
+    ranked, score = best_prefix(step, best)
+    return outcome(step, ranked if score >= best else uniform(step, draft_len))
 
 
-def _of_many_ways(step: Step, objective: Objective) -> Iterator[Outcome]:
+def _of_many_ways(step: Step) -> Iterator[Outcome]:
     """The best for each of some choices of one way for every sequence."""
     first = step.with_ways(step.first_ways)
-    price = objective.price_at(float(uniform_scores(first, objective).max()))
+    price = float(uniform_scores(first).max())
     for ways in _selections(step, price):
-        found = _of_one_way(step.with_ways(ways), objective)
-        yield outcome(step, objective, Choice(ways, found.choice.lengths))
+        found = _of_one_way(step.with_ways(ways))
+        yield outcome(step, Choice(ways, found.choice.lengths))
 
 
 def _selections(step: Step, price: float) -> Iterator[Ints]:
@@ -151,19 +185,19 @@ def _selections(step: Step, price: float) -> Iterator[Ints]:
         yield order[last]
 
 
-def improved(step: Step, objective: Objective, start: Outcome) -> Outcome:
+def improved(step: Step, start: Outcome) -> Outcome:
     """The outcome after changes of single sequences, while one improves it."""
     for _ in range(min(MAX_ROUNDS, max(2, MAX_SCORED // step.gains.size))):
-        found = _best_change(step, objective, start)
+        found = _best_change(step, start)
         if found is None:
             break
         start = found
     return start
 
 
-def _best_change(step: Step, objective: Objective, start: Outcome) -> Outcome | None:
+def _best_change(step: Step, start: Outcome) -> Outcome | None:
     tokens, seconds = _changed(step, start)
-    scores = objective.score(tokens, seconds)
+    scores = tokens / seconds
     bar = start.score + MIN_GAIN * abs(start.score)
     if step.limits_s is not None:
         num_met = _num_met(step, start, seconds)
@@ -178,7 +212,7 @@ def _best_change(step: Step, objective: Objective, start: Outcome) -> Outcome | 
     gaining = order[best[order] > bar]
     trials = [gaining[-1:]] if len(gaining) == 1 else [gaining[-1:], gaining]
     found = max(
-        (outcome(step, objective, _replaced(step, start.choice, w, lengths[w])) for w in trials),
+        (outcome(step, _replaced(step, start.choice, w, lengths[w])) for w in trials),
         key=BY_KEY,
     )
     return found if found.key > (start.num_met, start.score + MIN_GAIN * abs(start.score)) else None
@@ -193,7 +227,7 @@ def _num_met(step: Step, start: Outcome, seconds: Floats) -> Ints:
     return changed
 
 
-def _meeting_targets(step: Step, objective: Objective, fastest: Outcome) -> Outcome:
+def _meeting_targets(step: Step, fastest: Outcome) -> Outcome:
     """More sequences within their target than with the fastest plan, where that can be found.
 
     In a step of so many seconds a sequence needs some least number of drafts to be within its
@@ -201,10 +235,10 @@ def _meeting_targets(step: Step, objective: Objective, fastest: Outcome) -> Outc
     fastest plan, also raised to the need.
     """
     starts = {_digest(choice): choice for choice in (fastest.choice, *_needs(step, fastest.choice))}
-    found = sorted((outcome(step, objective, c) for c in starts.values()), key=BY_KEY, reverse=True)
+    found = sorted((outcome(step, c) for c in starts.values()), key=BY_KEY, reverse=True)
     if step.gains.size > MANY:
         del found[NUM_BEST:]
-    return max((improved(step, objective, one) for one in found), key=BY_KEY)
+    return max((improved(step, one) for one in found), key=BY_KEY)
 
 
 def _digest(choice: Choice) -> bytes:

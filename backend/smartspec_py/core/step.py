@@ -33,6 +33,11 @@ TOKENS_A_STEP = 2.0
 """What a sequence that drafts gains in a step, about: what is paid once is spread over so many
 fewer steps than tokens. One a step would let requests resume that never earn it back."""
 
+READING_TOKENS = 16.0
+"""What a step is worth to a request whose prompt is read beside it, in tokens. With 16 first tokens
+come at most 1.06 times as late as without speculation, with 4 up to 1.3 times; with 32 no sooner,
+and a full batch whose requests follow one another loses 1 to 2 % (docs/results/first_token.md)."""
+
 MIN_STEP_S = 1e-9
 """Keeps goodput finite where a cost model says that a step costs nothing."""
 
@@ -59,7 +64,8 @@ class Step:
     from 0 to the most there can be. pass_s: seconds of a draft pass by its rows.
     num_rows: sequences of the whole step. held_tokens, held_rows: tokens, and rows in the draft
     passes 1..K, that the step has anyway, among them a token for each sequence that generates
-    beside those of the views. limits_s: [B], seconds a generated token that a sequence
+    beside those of the views, and reading_tokens, which nobody gets: what the step is worth to
+    requests whose prompts are read in it. limits_s: [B], seconds a generated token that a sequence
     may take from now on, infinite without a target; None where no sequence has one.
     """
 
@@ -75,6 +81,7 @@ class Step:
     num_rows: int
     held_tokens: float
     held_rows: Ints
+    reading_tokens: float = 0.0
     limits_s: Floats | None = None
 
     @property
@@ -173,11 +180,11 @@ _FIELDS = attrgetter("context_len", "remaining", "options", "slo_s_per_token")
 def step_of(
     views: Sequence[SequenceView],
     cost: CostModel,
-    num_prefill_tokens: int = 0,
     num_background: int = 0,
+    num_reading: int = 0,
 ) -> Step:
-    """The arrays of these views, of which there must be one. num_prefill_tokens share its pass, and
-    so do num_background sequences that generate a token each, whatever is planned."""
+    """The arrays of these views, of which there must be one. num_background, num_reading: see
+    `PlannerSettings`."""
     num_rows = len(views)
     context_lens, remaining, options, targets = zip(*map(_FIELDS, views), strict=True)
     assert all(options), "a view without an option"
@@ -191,7 +198,7 @@ def step_of(
     caps = np.array(cap_list)
     most = caps if len(ways) == num_rows else np.maximum.reduceat(caps, first_ways)
     num_tokens = np.arange(num_rows, num_rows + int(most.sum()) + 1, dtype=np.float64)
-    num_tokens += num_prefill_tokens + num_background
+    num_tokens += num_background
     in_pass = num_rows + num_background
     survivals = _survivals(probs, cap_list)
     gains = np.zeros((len(ways), survivals.shape[1] + 1))
@@ -214,8 +221,9 @@ def step_of(
         verify_s=np.maximum(verify_s + cost.step_host_s(in_pass), MIN_STEP_S),
         pass_s=cost.draft_pass_s,
         num_rows=num_rows,
-        held_tokens=float(in_pass),
+        held_tokens=in_pass + READING_TOKENS * num_reading,
         held_rows=np.zeros(survivals.shape[1], dtype=np.int64),
+        reading_tokens=READING_TOKENS * num_reading,
         limits_s=None if targets.count(None) == num_rows else _limits_s(views),
     )
 

@@ -26,9 +26,8 @@ class Batcher:
     def __init__(
         self, max_sequences: int, prefill_chunk: int | None, largest_chunk: int | None = None
     ) -> None:
-        """prefill_chunk: prompt tokens a step, while a step gives each sequence one token; None
-        where the engine takes prompts whole. largest_chunk: that it takes of one prompt; None is
-        without bound."""
+        """prefill_chunk: prompt tokens a step; None where the engine takes prompts whole.
+        largest_chunk: that it takes of one prompt; None is without bound."""
         self._max_sequences = max_sequences
         self._prefill_chunk = prefill_chunk
         self._largest_chunk = largest_chunk
@@ -113,19 +112,14 @@ class Batcher:
             if request.state is RequestState.DECODING and not request.is_in_flight
         ]
 
-    def prefills(self, tokens_per_row: float = 1.0, num_decode_tokens: int = 0) -> list[Prefill]:
+    def prefills(self, num_decode_tokens: int = 0) -> list[Prefill]:
         """Chunks for this step, within the budget, by rank.
 
         num_decode_tokens: that the step computes beside them, drafts included. A budget
         that is too small for all is cut such that both together fill tiles, see `TILE`.
-        tokens_per_row: that the step is expected to give each decoding sequence. The budget grows
-        with it, so that as many prompt tokens are read for each generated one as without drafts:
-        with one budget a step, speculation makes fewer and longer steps, keeps the queue out of a
-        batch that has room, and is slower for it than none where it should be faster.
         """
         chunks: list[Prefill] = []
-        budget, largest = self._prefill_chunk, self._largest_chunk
-        left = None if budget is None else int(budget * max(1.0, tokens_per_row))
+        left, largest = self._prefill_chunk, self._largest_chunk
         reading = sorted(self._reading(), key=_rank)
         if left is not None and left < sum(one.num_to_read - one.num_read for one in reading):
             excess = (left + num_decode_tokens) % TILE

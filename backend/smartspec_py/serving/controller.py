@@ -2,8 +2,9 @@
 
 Each step: the planner chooses with costs as corrected so far; the guard may forbid speculation that
 was measured to lose time; and now and then a step is run for what it teaches (a *probe*: without
-drafts where it was to draft, or the other way round), within a budget of 1 % of the time. Sequences
-under `none` and `fixed:K` are done as they ask; neither guard nor probes touch them.
+drafts where it was to draft, or the other way round), within a budget of 1 % of the time.
+
+Sequences under `none` and `fixed:K` are done as they ask; neither guard nor probes touch them.
 """
 
 from __future__ import annotations
@@ -80,12 +81,12 @@ class Controller:
         self._guard.restore(state["guard"], kept)
 
     def plan(
-        self, views: Sequence[SequenceView], num_delayed: int = 0, num_background: int = 0
+        self, views: Sequence[SequenceView], num_reading: int = 0, num_background: int = 0
     ) -> Decision:
-        """num_delayed, num_background: see `PlannerSettings`."""
+        """num_reading, num_background: see `PlannerSettings`."""
         settings = self._settings
-        if num_delayed or num_background:
-            settings = replace(settings, num_delayed=num_delayed, num_background=num_background)
+        if num_background or num_reading:
+            settings = replace(settings, num_background=num_background, num_reading=num_reading)
         free = [view for view in views if view.policy in LEARNING]
         if not free:
             return self._decide(views, settings)

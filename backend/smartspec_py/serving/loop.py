@@ -113,14 +113,13 @@ class StepLoop:
         ready = self._batcher.ready()
         views = self._views(ready)
         viewed = self._clock()
-        num_reading, num_background = self._batcher.num_reading, self._num_background()
-        decision = self.controller.plan(views, num_reading, num_background)
+        num_reading = self._batcher.num_reading
+        decision = self.controller.plan(views, num_reading, self._num_background())
         planned = self._clock()
         drafts = self._drafters.propose(ready, decision.plan)
         proposed = self._clock()
         drafted = {sequence: len(draft.tokens) for sequence, draft in drafts.items()}
-        mean_tokens = decision.plan.expected_tokens / max(1, decision.num_decoding)
-        prefills = self._batcher.prefills(mean_tokens, len(ready) + sum(drafted.values()))
+        prefills = self._batcher.prefills(len(ready) + sum(drafted.values()))
         self._roster.submit([*prefills, *self._decoding_work(ready, drafts)])
         events = self._target.poll(POLL_S)
         num_before = self._roster.num_generated

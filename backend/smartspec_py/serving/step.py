@@ -28,9 +28,8 @@ class Reason(StrEnum):
 class Decision:
     """A plan and all that it was made of: `plan` is what the planner says to views, cost, settings.
 
-    settings: with the requests that wait for the step (`num_delayed`), the sequences that generate
-    beside those of the views (`num_background`), and the draft lengths that the planner was not
-    free to choose (`forced`); see `PlannerSettings`.
+    settings: with what happens beside the views (`num_background`, `num_reading`), and the draft
+    lengths that the planner was not free to choose (`forced`); see `PlannerSettings`.
     """
 
     plan: SpecPlan

@@ -17,7 +17,8 @@ from itertools import pairwise
 
 from smartspec_py.core.cost import CostModel
 from smartspec_py.core.goodput import Floats, accept_trials
-from smartspec_py.core.planner import PlannerSettings, evaluate, plan, second_price
+from smartspec_py.core.planner import PlannerSettings, evaluate, plan
+from smartspec_py.core.step import READING_TOKENS
 from smartspec_py.core.types import SequenceId, SequenceView, SpecPlan
 from smartspec_py.serving.step import StepRecord
 
@@ -30,8 +31,8 @@ class Candidate:
     """A plan that was possible, by sequence in the order of the step's views.
 
     options: what each sequence drafts with, 0 for the first; see `SequenceView.options`.
-    expected_s in seconds, goodput in tokens a second. is_best: of the candidates beside it, by what
-    the planner judges plans by.
+    expected_s in seconds, goodput in tokens a second. is_best: of the candidates beside it, the one
+    with the most tokens a second, counting what the step is worth to prompts that are read.
     """
 
     name: str
@@ -157,9 +158,8 @@ def _judged(
         found.append(
             Candidate(name, tuple(lengths), tuple(chosen), plan_.expected_tokens, plan_.expected_s)
         )
-    goodput = max(one.goodput for one in found)
-    price = second_price(goodput, len(views), settings)
-    best = max(found, key=lambda one: one.expected_tokens - price * one.expected_s)
+    reading = READING_TOKENS * settings.num_reading
+    best = max(found, key=lambda one: (one.expected_tokens + reading) / one.expected_s)
     return [replace(one, is_best=one is best) for one in found]
 
 
@@ -202,7 +202,8 @@ def _regret(steps: Sequence[StepRecord], reliability: Sequence[ReliabilityBin | 
     """Tokens lost by the plans made, as a share of those that the best plans would have brought in
     the same time, by what the window showed of costs and acceptance.
 
-    A plan's worth is what the planner maximises: E - p T, p the tokens that a second is worth.
+    A plan's worth is E - g T, g the goodput of the planner's choice: what its tokens exceed those
+    that the planner's choice would bring in the same time.
     """
     target = _ratio([(step.target_s, _target_s(step)) for step in steps])
     draft = _ratio([(step.draft_s, _draft_s(step)) for step in steps])
@@ -223,10 +224,7 @@ def _lost(
 ) -> float:
     """Tokens by which the plan made is worth less than the planner's choice."""
     best = plan(views, cost, settings)
-    fastest = plan(views, cost, replace(settings, num_delayed=0))
-    price = second_price(fastest.goodput, len(views), settings)
-    gain = best.expected_tokens - made.expected_tokens
-    return max(0.0, gain - price * (best.expected_s - made.expected_s))
+    return max(0.0, best.goodput * made.expected_s - made.expected_tokens)
 
 
 def _scaled(cost: CostModel, target: float, draft: float) -> CostModel:

@@ -28,7 +28,7 @@ from smartspec_py.tracing.files import (
 )
 
 STEP_FORMAT = "smartspec step trace"
-STEP_VERSION = 2
+STEP_VERSION = 3
 """Raise it when the meaning of a stored number changes."""
 
 NUMBERS = (
@@ -145,8 +145,8 @@ def step_to_json(step: StepRecord) -> dict[str, Any]:
         "views": [view_to_json(view) for view in decision.views],
         "plan": plan_to_json(decision.plan),
         "factors": {name: getattr(decision.cost, name) for name in FACTORS},
-        "num_delayed": settings.num_delayed,
         "num_background": settings.num_background,
+        "num_reading": settings.num_reading,
         "forced": list(settings.forced.items()),
         "events": [
             {
@@ -174,8 +174,8 @@ def step_from_json(
     NO_TOKEN."""
     settings = PlannerSettings(
         batch_table=batch_table,
-        num_delayed=raw["num_delayed"],
         num_background=raw["num_background"],
+        num_reading=raw["num_reading"],
         forced=dict(raw["forced"]),
     )
     decision = Decision(
