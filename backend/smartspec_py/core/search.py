@@ -1,9 +1,7 @@
 """The search for draft lengths of one's own: the best prefix of ranked slots.
 
-That (`ranking`), or the best uniform length, is the plan: changes of single sequences would improve
-it by less than 0.1 % on average, and take longer to look for than they bring. They are made only
-where latency targets are missed: another way or another length for one sequence, scored all at once
-and made until none improves.
+That (`ranking`), or the best uniform length, is the plan, each sequence judged by its own rate.
+Where it misses latency targets, some plans that may meet more are tried.
 """
 
 from __future__ import annotations
@@ -15,25 +13,10 @@ from operator import attrgetter
 import numpy as np
 
 from smartspec_py.core.ranking import best_prefix, uniform, uniform_scores
-from smartspec_py.core.step import IMPOSSIBLE, Choice, Floats, Ints, Step
-
-MAX_ROUNDS = 32
-"""Rounds of changes; a round changes one sequence, or all that would gain."""
-
-MAX_SCORED = 8192
-"""Changes that are scored in all rounds together, for two rounds at least: bounds the time of large
-steps, where a single change counts for little."""
-
-MANY = 256
-"""Changes in a round from which on only the best NUM_BEST starts are worked on."""
-
-NUM_BEST = 2
+from smartspec_py.core.step import IMPOSSIBLE, Choice, Ints, Step
 
 NUM_TIMES = 6
 """Step times that are tried where latency targets are missed."""
-
-MIN_GAIN = 1e-12
-"""A score that is larger by less than this part of it is taken for the same."""
 
 
 @dataclass(frozen=True)
@@ -185,75 +168,26 @@ def _selections(step: Step, price: float) -> Iterator[Ints]:
         yield order[last]
 
 
-def improved(step: Step, start: Outcome) -> Outcome:
-    """The outcome after changes of single sequences, while one improves it."""
-    for _ in range(min(MAX_ROUNDS, max(2, MAX_SCORED // step.gains.size))):
-        found = _best_change(step, start)
-        if found is None:
-            break
-        start = found
-    return start
-
-
-def _best_change(step: Step, start: Outcome) -> Outcome | None:
-    tokens, seconds = _changed(step, start)
-    scores = tokens / seconds
-    bar = start.score + MIN_GAIN * abs(start.score)
-    if step.limits_s is not None:
-        num_met = _num_met(step, start, seconds)
-        most = int(num_met.max())
-        scores = np.where(num_met == max(most, start.num_met), scores, IMPOSSIBLE)
-        bar = IMPOSSIBLE if most > start.num_met else bar
-    best = scores.max(axis=1)
-    if best.max() <= bar:
-        return None
-    lengths = scores.argmax(axis=1)
-    order = best.argsort(kind="stable")
-    gaining = order[best[order] > bar]
-    trials = [gaining[-1:]] if len(gaining) == 1 else [gaining[-1:], gaining]
-    found = max(
-        (outcome(step, _replaced(step, start.choice, w, lengths[w])) for w in trials),
-        key=BY_KEY,
-    )
-    return found if found.key > (start.num_met, start.score + MIN_GAIN * abs(start.score)) else None
-
-
-def _num_met(step: Step, start: Outcome, seconds: Floats) -> Ints:
-    """Targets that are met with one sequence's way and length changed, shape [R, K + 1]."""
-    own = step.allowed_s
-    others = own[start.choice.ways, start.choice.lengths]
-    num_met = step.num_sequences - np.searchsorted(np.sort(others), seconds)
-    changed: Ints = num_met - (others[step.owners][:, None] >= seconds) + (own >= seconds)
-    return changed
-
-
 def _meeting_targets(step: Step, fastest: Outcome) -> Outcome:
-    """More sequences within their target than with the fastest plan, where that can be found.
+    """The plan with the most sequences within their targets, of some.
 
     In a step of so many seconds a sequence needs some least number of drafts to be within its
-    target. Changes are made from what all need for some such times, from no drafts, and from the
-    fastest plan, also raised to the need.
+    target. Tried are the fastest plan, cut to all lengths and then raised to what sequences need
+    for some such times. Of 600 steps in the tests 599 meet as many targets as any plan does, with
+    0.3 % less goodput on average.
     """
-    starts = {_digest(choice): choice for choice in (fastest.choice, *_needs(step, fastest.choice))}
-    found = sorted((outcome(step, c) for c in starts.values()), key=BY_KEY, reverse=True)
-    if step.gains.size > MANY:
-        del found[NUM_BEST:]
-    return max((improved(step, one) for one in found), key=BY_KEY)
-
-
-def _digest(choice: Choice) -> bytes:
-    return choice.ways.tobytes() + choice.lengths.tobytes()
+    tried = (outcome(step, choice) for choice in _needs(step, fastest.choice))
+    return max((fastest, *tried), key=BY_KEY)
 
 
 def _needs(step: Step, fastest: Choice) -> Iterator[Choice]:
     yield step.nothing()
     for allowed_s in _step_times(step):
         ways, lengths = _least_drafts(step, allowed_s)
-        yield Choice(ways, lengths)
-        is_more = lengths > fastest.lengths
-        yield Choice(
-            np.where(is_more, ways, fastest.ways), np.where(is_more, lengths, fastest.lengths)
-        )
+        for most in range(step.depth + 1):
+            shorter = np.minimum(fastest.lengths, most)
+            is_more = lengths > shorter
+            yield Choice(np.where(is_more, ways, fastest.ways), np.where(is_more, lengths, shorter))
 
 
 def _step_times(step: Step) -> list[float]:
@@ -271,49 +205,3 @@ def _least_drafts(step: Step, seconds: float) -> tuple[Ints, Ints]:
     lengths = np.where(is_met.any(axis=1), is_met.argmax(axis=1), step.depth + 1)
     order = np.lexsort((lengths, step.owners))[step.first_ways]
     return order, np.where(lengths[order] > step.depth, 0, lengths[order])
-
-
-def _replaced(step: Step, choice: Choice, ways: Ints, lengths: Ints) -> Choice:
-    """The choice with these ways and lengths for their owners; of several for one the last."""
-    owners = step.owners[ways]
-    all_ways, all_lengths = choice.ways.copy(), choice.lengths.copy()
-    all_ways[owners], all_lengths[owners] = ways, lengths
-    return Choice(all_ways, all_lengths)
-
-
-def _changed(step: Step, start: Outcome) -> tuple[Floats, Floats]:
-    """Tokens and seconds with one sequence's way and length changed, shape [R, K + 1] each.
-
-    All sequences with the same length before and after change the passes alike, so that the large
-    arrays are rows of a small table, [K + 1, K + 1] from length to length.
-    """
-    choice = start.choice
-    old_ways, old_lengths = choice.ways[step.owners], choice.lengths[step.owners]
-    lengths = np.arange(step.depth + 1)
-    num_drafts = int(choice.lengths.sum())
-    of_drafts = step.verify_s.take(num_drafts - lengths[:, None] + lengths, mode="clip")
-    of_passes = _changes_of_passes(step, start.rows_by_pass)
-    of_drafts += start.seconds - float(step.verify_s[num_drafts])
-    if step.is_drafted:
-        seconds = (of_drafts + of_passes)[old_lengths]
-    else:
-        befores = old_lengths * step.has_passes[old_ways]
-        afters = lengths * step.has_passes[:, None]
-        seconds = of_drafts[old_lengths] + of_passes[befores[:, None], afters]
-    if step.has_entries:
-        seconds -= (step.entries_s[old_ways] * (old_lengths > 0))[:, None]
-        seconds[:, 1:] += step.entries_s[:, None]
-    tokens = step.gains + (start.tokens - step.gains[old_ways, old_lengths])[:, None]
-    return tokens, seconds
-
-
-def _changes_of_passes(step: Step, rows_by_pass: Ints) -> Floats:
-    """Seconds of draft passes that one sequence's change from a length to a length brings, by both;
-    shape [K + 1, K + 1]."""
-    at_rows = step.pass_s[rows_by_pass]
-    more, less = np.zeros(step.depth + 1), np.zeros(step.depth + 1)
-    np.cumsum(step.pass_s.take(rows_by_pass + 1, mode="clip") - at_rows, out=more[1:])
-    np.cumsum(at_rows - step.pass_s[rows_by_pass - 1], out=less[1:])
-    longer = more - more[:, None]
-    found: Floats = np.where(np.tri(step.depth + 1, dtype=bool), less - less[:, None], longer)
-    return found
