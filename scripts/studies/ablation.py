@@ -261,8 +261,9 @@ on a CPU as it was profiled, unless said; *H100*: an 8B with its EAGLE head, the
 *H200*: an 8B with a 1B, a roofline. Texts are drawn, not real: a draft is right with a probability
 that differs between requests, and neighbours are correlated by 0.2. Time to plan is charged in the
 last table alone, where a plan takes 2 ms of a step of 8. Noise and stalls themselves
-are not counted, what they make the controller do is. Observed means (`core/served.py`) decide
-nothing; what is kept of them is the host's time, see *host time of the last run*."""
+are not counted, what they make the controller do is. Observed means
+(`serving/observed_cost.py`) decide nothing; what is kept of them is the host's time, see *host time
+of the last run*."""
 
 
 def _summary(found: Sequence[Found], mechanism: Mechanism) -> list[object]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from smartspec_py.core.cost import CostModel
-from smartspec_py.serving.profile import load_served
+from smartspec_py.serving.profile import load_observed
 from smartspec_py.serving.step import StepRecord
 from smartspec_py.tracing.oracle import OracleSequence
 from smartspec_py.tracing.steps import read_steps
@@ -146,7 +146,7 @@ def _runs(settings: Settings, rates: Mapping[str, float], repeat: int) -> list[R
 def evaluate(folder: Path, out: Path) -> None:
     """Replay what was measured, and write the page."""
     runs, texts = read_runs(folder), read_texts(folder)
-    profile = load_served(profile_path(folder))
+    profile = load_observed(profile_path(folder))
     if profile.host_s == profile.host_row_s == 0.0:
         say("the profile has no host time: the server served too little, or was killed")
     points = _points(folder, runs, texts, profile)

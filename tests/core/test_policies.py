@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smartspec_py.core.cost import CostModel, PassTable
-from smartspec_py.core.goodput import power_law_draft_len
 from smartspec_py.core.planner import plan
 from smartspec_py.core.policies import (
     BatchTable,
@@ -116,23 +115,6 @@ def test_a_table_by_grid_search() -> None:
 def test_a_table_counts_draft_passes() -> None:
     """a = 0.5: E/T is 1, 1.364, 1.458, 1.442, as in the planner's first test, at any batch."""
     assert batch_table_of(FLAT_COST, 0.5, (1, 8), 4) == BatchTable((1, 8), (2, 2))
-
-
-@pytest.mark.parametrize(("base_s", "draft_len"), [(3.0, 1.0), (8.0, 4.0), (15.0, 9.0)])
-def test_the_closed_form_of_the_power_law(base_s: float, draft_len: float) -> None:
-    """scale 1, power 1/2, token_s 1: with x = sqrt(k) the root is that of x^2 + 2x = base_s.
-
-    At base_s = 8 tokens a second are 2.732/11, 3/12, 3.236/13 for 3, 4, 5 drafts: best at 4.
-    """
-    assert power_law_draft_len(1.0, 0.5, 1.0, base_s) == pytest.approx(draft_len)
-
-
-@pytest.mark.parametrize("changed", [{"power": 1.0}, {"scale": 0.0}, {"token_s": 0.0}])
-def test_a_power_law_out_of_range_is_refused(changed: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="power"):
-        power_law_draft_len(
-            **({"scale": 1.0, "power": 0.5, "token_s": 1.0, "base_s": 1.0} | changed)
-        )
 
 
 @pytest.mark.usefixtures("by_step")

@@ -9,8 +9,8 @@ import pytest
 
 from smartspec_py.core.corrections import predicted
 from smartspec_py.core.cost import CostModel, PassTable
-from smartspec_py.core.served import ServedCosts
 from smartspec_py.core.types import MeasuredStep
+from smartspec_py.serving.observed_cost import ObservedCosts
 
 PROFILE = CostModel(
     target=PassTable(
@@ -45,13 +45,13 @@ def step(
     )
 
 
-def observe(served: ServedCosts, step: MeasuredStep) -> None:
+def observe(served: ObservedCosts, step: MeasuredStep) -> None:
     served.observe(step, predicted(PROFILE, step))
 
 
 def test_every_number_of_rows_has_a_mean_of_its_own() -> None:
     """Light load is 0.8 of the profile and saturation 1.1, whichever came last."""
-    served = ServedCosts(PROFILE)
+    served = ObservedCosts(PROFILE)
     for rows, factor in ((1, 0.8), (16, 1.1)):
         for i in range(200):
             host_s = 0.002 + 0.0001 * rows
@@ -74,7 +74,7 @@ def test_every_number_of_rows_has_a_mean_of_its_own() -> None:
 
 
 def test_it_is_a_mean_and_not_the_last_word() -> None:
-    served, rng = ServedCosts(PROFILE), random.Random(4)
+    served, rng = ObservedCosts(PROFILE), random.Random(4)
     factors = [rng.uniform(0.8, 1.2) for _ in range(1000)]
     for factor in factors:
         observe(served, step(4, factor))
@@ -82,7 +82,7 @@ def test_it_is_a_mean_and_not_the_last_word() -> None:
 
 
 def test_a_stall_is_none_of_a_pass() -> None:
-    served = ServedCosts(PROFILE)
+    served = ObservedCosts(PROFILE)
     for i in range(1000):
         observe(served, step(1, 500.0 if i == 900 else 1.0, host_s=5.0 if i == 500 else 0.0))
     cost = served.cost
@@ -91,16 +91,16 @@ def test_a_stall_is_none_of_a_pass() -> None:
 
 
 def test_who_has_seen_little_says_what_the_profile_says() -> None:
-    served = ServedCosts(PROFILE)
+    served = ObservedCosts(PROFILE)
     assert served.cost == PROFILE
     for _ in range(19):
         observe(served, step(4, 3.0, drafts=3, prompt=0, host_s=1.0))
     assert served.cost == PROFILE
-    assert ServedCosts(replace(PROFILE, draft=None)).cost == replace(PROFILE, draft=None)
+    assert ObservedCosts(replace(PROFILE, draft=None)).cost == replace(PROFILE, draft=None)
 
 
 def test_rows_that_never_vary_have_no_slope() -> None:
-    served = ServedCosts(PROFILE)
+    served = ObservedCosts(PROFILE)
     for _ in range(100):
         observe(served, step(8, 1.0, host_s=0.004))
     assert served.cost.host_s == pytest.approx(0.004)

@@ -31,12 +31,12 @@ from smartspec_py.serving.profile import (
     driver_name,
     fingerprint,
     load_cost,
-    load_served,
+    load_observed,
     machine_name,
     profile,
     profile_path,
     store_cost,
-    store_served,
+    store_observed,
 )
 from smartspec_py.serving.request import GenerateParams
 from smartspec_py.serving.server import Engine, Server
@@ -277,7 +277,7 @@ def test_a_full_disk_at_the_end_leaves_the_profile_as_it_was(
     (path,) = tmp_path.iterdir()
     refuse_to_write(monkeypatch, errno.ENOSPC)
     with caplog.at_level("WARNING", "smartspec_py.serving.profile"):
-        store_served(path, replace(cost, host_s=1.0))
+        store_observed(path, replace(cost, host_s=1.0))
     assert "No space left" in caplog.text
     assert list(tmp_path.iterdir()) == [path]
     assert load_cost(path) == cost
@@ -492,9 +492,9 @@ def test_host_time_is_all_that_serving_changes(tmp_path: Path) -> None:
     store_cost(measured, path, ["model a"])
     slower = replace(TABLE, seconds=tuple(tuple(2 * s for s in line) for line in TABLE.seconds))
     served = replace(measured, target=slower, host_s=0.25, host_row_s=0.125, catch_up_s=9.0)
-    assert load_served(path) == measured
-    store_served(path, served)
-    assert load_served(path) == served
+    assert load_observed(path) == measured
+    store_observed(path, served)
+    assert load_observed(path) == served
     assert load_cost(path) == replace(measured, host_s=0.25, host_row_s=0.125)
     assert json.loads(path.read_text())["identity"] == ["model a"]
     assert [path.name for path in tmp_path.iterdir()] == ["cost.json"]
@@ -508,7 +508,7 @@ def test_what_is_no_profile_stays_as_it_is(
     if text is not None:
         path.write_text(text)
     with caplog.at_level("WARNING", "smartspec_py.serving.profile"):
-        store_served(path, CostModel(TABLE, host_s=1.0))
+        store_observed(path, CostModel(TABLE, host_s=1.0))
     assert "is not kept" in caplog.text
     assert (path.read_text() if path.exists() else None) == text
 
@@ -524,7 +524,7 @@ def test_a_folder_that_cannot_be_written_is_only_logged(
 
     monkeypatch.setattr(Path, "rename", refuse)
     with caplog.at_level("WARNING", "smartspec_py.serving.profile"):
-        store_served(path, CostModel(TABLE, host_s=1.0))
+        store_observed(path, CostModel(TABLE, host_s=1.0))
     assert "read-only" in caplog.text
     assert load_cost(path) == CostModel(TABLE)
 
@@ -554,7 +554,7 @@ def test_host_time_outlives_a_server_that_saw_enough(
     store_cost(cost, path)
     target = FakeTarget(CAPABILITIES, cost=COST, clock=VirtualClock())
     engine = replace(fake_engine(), target=target, cost=cost, profile_path=path)
-    shown = served(engine, 1 + num_steps).loop.controller.served_cost
+    shown = served(engine, 1 + num_steps).loop.controller.observed_cost
     assert shown.host_s < 0.001
     expected = replace(cost, host_s=shown.host_s, host_row_s=shown.host_row_s)
     assert load_cost(path) == (expected if is_kept else cost)
@@ -565,7 +565,7 @@ def test_a_restart_begins_with_the_host_time_that_was_learned(tmp_path: Path) ->
     first = cached(CountingEngine(), tmp_path, "model a")
     path = profile_path(SHAPE, tmp_path, ["model a"])
     assert path is not None
-    store_served(path, replace(first, host_s=0.25, host_row_s=0.125))
+    store_observed(path, replace(first, host_s=0.25, host_row_s=0.125))
     engine = CountingEngine()
     again = cached(engine, tmp_path, "model a")
     assert engine.num_passes == 0
@@ -584,7 +584,7 @@ def test_without_a_profile_cache_nothing_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept: list[Path] = []
-    monkeypatch.setattr(server_module, "store_served", lambda path, cost: kept.append(path))
+    monkeypatch.setattr(server_module, "store_observed", lambda path, cost: kept.append(path))
     target = FakeTarget(CAPABILITIES, cost=COST, clock=VirtualClock())
     engine = replace(fake_engine(), target=target)
     served(engine, 600)

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from smartspec_py.core.goodput import power_law_draft_len
-
 
 @dataclass(frozen=True)
 class PowerLaw:
@@ -59,3 +57,28 @@ def law_draft_len(law: PowerLaw | None, line: StepLine | None) -> float | None:
         return power_law_draft_len(law.scale, law.power, line.token_s, line.base_s)
     except ValueError:
         return None
+
+
+def power_law_draft_len(scale: float, power: float, token_s: float, base_s: float) -> float:
+    """The k, not rounded, that generates fastest by the power law of Su et al. (arXiv 2310.18813).
+
+    They find scale * k^power drafts accepted, 0 < power < 1, and a step of base_s + token_s * k
+    seconds (token_s: verifying a position and drafting it). Seconds a token are then smallest where
+
+        scale (1 - power) token_s k^power - scale power base_s k^(power - 1) + token_s = 0
+
+    whose left side rises in k, so that halving an interval finds its one root. Wrong at k = 0,
+    where the law loses its meaning: the root is never 0, though not to speculate may be best. The
+    root is looked for up to 1024; raises ValueError where a number is out of its range.
+    """
+    if not (0 < power < 1 and scale > 0 and token_s > 0 and base_s > 0):
+        raise ValueError("power must lie in 0..1, and scale, token_s and base_s be positive")
+    low, high = 0.0, 1024.0
+    for _ in range(60):
+        k = (low + high) / 2
+        slope = scale * (1 - power) * token_s * k**power + token_s
+        if slope < scale * power * base_s * k ** (power - 1):
+            low = k
+        else:
+            high = k
+    return high

@@ -263,9 +263,9 @@ def _machine(
 
 
 def _read_profile(path: Path) -> Any:
-    from smartspec_py.serving.profile import load_served
+    from smartspec_py.serving.profile import load_observed
 
     try:
-        return load_served(path)
+        return load_observed(path)
     except (OSError, ValueError, KeyError, TypeError) as error:
         fail(f"--profile: {path}: {error}", USAGE_ERROR)

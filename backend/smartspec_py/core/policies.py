@@ -170,7 +170,6 @@ def batch_table_of(
     """The table by grid search: for each batch size the fastest k in 0..max_draft_len.
 
     accept_prob: one for all positions, as in the paper, which has no feedback from acceptance.
-    `goodput.power_law_draft_len` is the paper's closed form for the same optimum.
     """
     lengths = [_grid_search(cost, accept_prob, n, max_draft_len, context_len) for n in rows]
     return BatchTable(tuple(rows), tuple(lengths))

@@ -19,8 +19,8 @@ from smartspec_py.core.cost import MAX_ROWS, CostModel
 from smartspec_py.core.guard import Guard, ProbeBudget
 from smartspec_py.core.plan_budget import PlanBudget
 from smartspec_py.core.planner import BatchTable, PlannerSettings, batch_table_of, plan
-from smartspec_py.core.served import ServedCosts
 from smartspec_py.core.types import DraftOption, MeasuredStep, SequenceView
+from smartspec_py.serving.observed_cost import ObservedCosts
 from smartspec_py.serving.step import Decision, Reason, StepRecord
 
 PROBE_DRAFT_LEN = 2
@@ -44,7 +44,7 @@ class Controller:
     ) -> None:
         """batch_table: None has one made from the profile."""
         self._corrections = CostCorrections(profile)
-        self._served = ServedCosts(profile)
+        self._observed = ObservedCosts(profile)
         self._budget = ProbeBudget()
         self._guard = Guard(profile, self._budget)
         self._plan_budget = PlanBudget()
@@ -57,9 +57,9 @@ class Controller:
         return self._settings
 
     @property
-    def served_cost(self) -> CostModel:
+    def observed_cost(self) -> CostModel:
         """As steps were on average since the start: what a simulation of this server charges."""
-        return self._served.cost
+        return self._observed.cost
 
     @property
     def num_switches(self) -> int:
@@ -114,7 +114,7 @@ class Controller:
             return
         step = measured(record)
         if step.target_s > 0.0:  # else the engine cannot tell its passes from the rest
-            self._served.observe(step, self._corrections.observe(step))
+            self._observed.observe(step, self._corrections.observe(step))
         if any(view.policy in LEARNING for view in views):
             self._observe_plan(record.decision, step)
             # Probes are paid by those that may be probed, and so saved up from their time alone.

@@ -31,7 +31,7 @@ LARGEST_RATIO = 4.0
 """Of measured to predicted seconds, as a step counts: a stall of seconds is none of a pass's."""
 
 
-class ServedCosts:
+class ObservedCosts:
     """`observe` takes in steps, `cost` is the profile with what they took on average."""
 
     def __init__(self, profile: CostModel) -> None:

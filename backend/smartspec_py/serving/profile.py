@@ -294,13 +294,13 @@ def load_cost(path: Path) -> CostModel:
     return cost_from_json(json.loads(path.read_text(encoding="utf-8"))["cost"])
 
 
-def load_served(path: Path) -> CostModel:
+def load_observed(path: Path) -> CostModel:
     """`load_cost`, with passes as they were while serving, where a server has stored that."""
     document = json.loads(path.read_text(encoding="utf-8"))
     return cost_from_json(document.get("served") or document["cost"])
 
 
-def store_served(path: Path, served: CostModel) -> None:
+def store_observed(path: Path, served: CostModel) -> None:
     """Give the stored profile the host time of this cost model, and beside the profile all of it:
     a server learns anew how its passes differ, a simulation of this one begins with it.
 

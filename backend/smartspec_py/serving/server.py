@@ -20,7 +20,7 @@ from smartspec_py.serving.learned import restore_learned, store_learned
 from smartspec_py.serving.loop import StepLoop
 from smartspec_py.serving.messages import SHUTTING_DOWN, Sink, Update
 from smartspec_py.serving.metrics import ConfigInfo, Meter, MetricSink, NoMetrics
-from smartspec_py.serving.profile import store_served
+from smartspec_py.serving.profile import store_observed
 from smartspec_py.serving.request import ErrorCode, GenerateParams, InvalidField, RequestError
 from smartspec_py.serving.responder import Responder
 from smartspec_py.serving.roster import Arrival
@@ -133,7 +133,7 @@ class Server:
         """Passes were timed before the server started, alone; what serving showed is kept too."""
         path = self._engine.profile_path
         if path is not None and sum(map(_is_learned_from, self.loop.records)) >= ENOUGH_STEPS:
-            store_served(path, self.loop.controller.served_cost)
+            store_observed(path, self.loop.controller.observed_cost)
             store_learned(self.loop, path)
 
     @property
