@@ -16,6 +16,7 @@ FROM ${PYTHON_IMAGE} AS wheel
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY backend ./backend
+COPY tools ./tools
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /dist .
 
 FROM ${TRITON_CPU_IMAGE} AS cpu

@@ -15,4 +15,4 @@ if ! python3 -c 'import rich, typer' 2>/dev/null; then
     exit 1
 fi
 export PYTHONPATH="$repository/backend${PYTHONPATH:+:$PYTHONPATH}"
-exec python3 -m smartspec_py.trtllm.build_engines "$@"
+exec python3 -m smartspec_trtllm.build_engines "$@"

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 from torch.nn import functional
 from transformers import LlamaForCausalLM
 
-from smartspec_py.workloads import WORKLOADS, Example, generate
+from smartspec_bench.workloads import WORKLOADS, Example, generate
 
 END_ID = 0
 MAX_NEW_TOKENS = 120

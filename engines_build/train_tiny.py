@@ -30,7 +30,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn import functional
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from smartspec_py.workloads import Example, generate, stream
+from smartspec_bench.workloads import Example, generate, stream
 
 ROLES = ("tokenizer", "copy", "target", "draft", "evaluate")
 HELD_OUT_SEED = 1_000_000  # added to the seed: documents that training never saw

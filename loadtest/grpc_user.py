@@ -15,9 +15,9 @@ import tritonclient.grpc as triton
 from llm_user import LlmUser
 from tritonclient.utils import InferenceServerException
 
+from smartspec_bench.open_loop import ExchangeError
 from smartspec_py.serving.contract import INPUTS, MODEL_NAME
 from smartspec_py.serving.tensor_spec import NUMPY_TYPES
-from smartspec_py.sim.open_loop import ExchangeError
 
 grpc_gevent.init_gevent()
 

@@ -1,7 +1,7 @@
 """What users of both transports have in common: one request after the other, and its events.
 
 Events of a request, each a row of Locust's tables under its transport; definitions are those of
-sim/latency.py:
+smartspec_sim/latency.py:
 
 - `ttft` and `tpot`: of requests that finished;
 - `e2e`: of every request. Its failures are the run's failures, those that came within a stream of
@@ -19,7 +19,7 @@ from load_run import OVER, LoadRun
 from locust import User, task
 from locust.exception import StopUser
 
-from smartspec_py.sim.open_loop import NO_FINISH, TIMED_OUT, Exchange, ExchangeError
+from smartspec_bench.open_loop import NO_FINISH, TIMED_OUT, Exchange, ExchangeError
 
 BROKEN = "this client failed: see Locust's table of exceptions"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from locust.argument_parser import LocustArgumentParser
 from stages import SCENARIOS
 
-from smartspec_py.prompts import MIXED
-from smartspec_py.workloads import WORKLOADS
+from smartspec_bench.prompts import MIXED
+from smartspec_bench.workloads import WORKLOADS
 
 RUN_S = 60
 STOP_S = 30

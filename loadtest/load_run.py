@@ -16,9 +16,9 @@ from typing import Any, TextIO
 
 from stages import make_stages, stage_at, users_at
 
-from smartspec_py.prompts import MIXED, Prompt, generated, read_prompts, repeated
-from smartspec_py.sim.open_loop import Exchange
-from smartspec_py.workloads import WORKLOADS
+from smartspec_bench.open_loop import Exchange
+from smartspec_bench.prompts import MIXED, Prompt, generated, read_prompts, repeated
+from smartspec_bench.workloads import WORKLOADS
 
 OVER = "cut off: the run was over"
 

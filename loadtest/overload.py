@@ -24,9 +24,9 @@ from typing import Any
 
 import aiohttp
 
+from smartspec_bench.workloads import WORKLOADS, generate
+from smartspec_launch.triton_server import TritonServer, free_address
 from smartspec_py.serving.config import LimitsConfig, ServerConfig, TorchEngineConfig
-from smartspec_py.triton_server import TritonServer, free_address
-from smartspec_py.workloads import WORKLOADS, generate
 
 MAX_TOKENS = 48
 NUM_ROWS = 8

@@ -15,18 +15,18 @@ import typer
 from rich.console import Console
 from stages import SCENARIOS
 
-from smartspec_py.launch import paths
-from smartspec_py.launch.files import InstallationError
-from smartspec_py.launch.foreground import signals_interrupt, wait_with_progress
-from smartspec_py.launch.interpreter import InterpreterError
+from smartspec_launch import paths
+from smartspec_launch.files import InstallationError
+from smartspec_launch.foreground import signals_interrupt, wait_with_progress
+from smartspec_launch.interpreter import InterpreterError
+from smartspec_launch.triton_server import TritonServer, TritonServerError, free_address
 from smartspec_py.serving.config import (
     DEFAULT_CONTEXT_LEN,
     LimitsConfig,
     ServerConfig,
     TorchEngineConfig,
 )
-from smartspec_py.sim.latency import DEFINITIONS
-from smartspec_py.triton_server import TritonServer, TritonServerError, free_address
+from smartspec_sim.latency import DEFINITIONS
 
 HERE = Path(__file__).parent
 TINY = HERE.parent / "engines_build" / "tiny"

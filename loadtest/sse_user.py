@@ -9,8 +9,8 @@ from llm_user import LlmUser
 from locust import FastHttpUser
 from locust.contrib.fasthttp import FAILURE_EXCEPTIONS
 
+from smartspec_bench.open_loop import ExchangeError, outputs_of
 from smartspec_py.serving.contract import MODEL_NAME
-from smartspec_py.sim.open_loop import ExchangeError, outputs_of
 
 PATH = f"/v2/models/{MODEL_NAME}/generate_stream"
 

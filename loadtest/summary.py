@@ -1,4 +1,4 @@
-"""What a run's lines say: latencies by sim/latency.py, and how requests failed.
+"""What a run's lines say: latencies by smartspec_sim/latency.py, and how requests failed.
 
     python loadtest/summary.py requests.jsonl
 
@@ -18,8 +18,8 @@ from typing import Any
 
 from rich.console import Console
 
-from smartspec_py.sim.latency import RequestTiming, summarise
-from smartspec_py.sim.report import load_lines, load_table
+from smartspec_sim.latency import RequestTiming, summarise
+from smartspec_sim.report import load_lines, load_table
 
 
 def read_timings(path: Path) -> list[RequestTiming]:

@@ -8,7 +8,7 @@
 REPOSITORY="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 VENV="${VENV:-$REPOSITORY/.venv}"
 VENV_PYTHON="$VENV/bin/python"
-INTERPRETER_CHECK="$REPOSITORY/backend/smartspec_py/launch/interpreter.py"
+INTERPRETER_CHECK="$REPOSITORY/tools/smartspec_launch/interpreter.py"
 
 say() { printf '%s\n' "$*" >&2; }
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from servers import fake_config, serving
 
-from smartspec_py.commands.arms import Arm, Job, Phase, run_arms
-from smartspec_py.commands.bench_arms import _summary, best_fixed
-from smartspec_py.commands.streams import StreamError
-from smartspec_py.progress import Progress
+from smartspec_bench.arms import Arm, Job, Phase, run_arms
+from smartspec_bench.progress import Progress
+from smartspec_bench.streams import StreamError
+from smartspec_cli.commands.bench_arms import _summary, best_fixed
 
 PROGRESS = Progress("not shown")
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from smartspec_py.cli import COMMANDS, app
-from smartspec_py.commands.comparison import Answer, summarise
-from smartspec_py.expand import PRESETS
-from smartspec_py.launch import paths
-from smartspec_py.triton_server import free_address
+from smartspec_bench.comparison import Answer, summarise
+from smartspec_bench.expand import PRESETS
+from smartspec_cli.app import COMMANDS, app
+from smartspec_launch import paths
+from smartspec_launch.triton_server import free_address
 
 ROOT = Path(__file__).parents[1]
 CLIENTS = ROOT / "clients"
@@ -41,10 +41,10 @@ def test_help_names_every_command() -> None:
 def test_help_needs_no_model_library() -> None:
     """A help text that imports torch takes seconds; and a command needs no other's modules."""
     program = (
-        "import sys; from smartspec_py.cli import app; "
+        "import sys; from smartspec_cli.app import app; "
         "app(sys.argv[1:], standalone_mode=False); loaded = set(sys.modules); "
         "assert not {'torch', 'transformers', 'tritonclient'} & loaded; "
-        "print('smartspec_py.commands.bench' in loaded)"
+        "print('smartspec_cli.commands.bench' in loaded)"
     )
     for arguments, has_bench in ((["serve", "--help"], "False"), (["--help"], "True")):
         command = [sys.executable, "-c", program, *arguments]
@@ -208,7 +208,7 @@ def test_serve_says_what_the_backend_refuses(tmp_path: Path) -> None:
     model = json.loads((draft / "config.json").read_text()) | {"max_position_embeddings": 256}
     (draft / "config.json").write_text(json.dumps(model))
     address = free_address()
-    command = [sys.executable, "-X", "importtime", "-m", "smartspec_py.cli", "serve"]
+    command = [sys.executable, "-X", "importtime", "-m", "smartspec_cli.app", "serve"]
     command += ["--model", TARGET, "--draft", str(draft), "--max-context-len", "512"]
     command += ["--http-port", str(address.http_port), "--grpc-port", str(address.grpc_port)]
     command += ["--metrics-port", str(address.metrics_port), "--run-dir", str(tmp_path / "run")]
@@ -237,7 +237,7 @@ def test_serve_answers_and_ends_on_sigterm(tmp_path: Path) -> None:
     options = [word for name, port in zip(names, ports, strict=True) for word in (name, str(port))]
     profiles = tmp_path / "profilé"
     options += ["--run-dir", str(tmp_path / "läuft"), "--profile-cache", str(profiles)]
-    command = [sys.executable, "-m", "smartspec_py.cli", "serve", "--model", str(target)]
+    command = [sys.executable, "-m", "smartspec_cli.app", "serve", "--model", str(target)]
     serve = subprocess.Popen(
         [*command, "--draft", str(draft), *options], stderr=subprocess.PIPE, text=True
     )

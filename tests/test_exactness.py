@@ -10,11 +10,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from smartspec_py.commands.check import _summary, _verdict_line
-from smartspec_py.core.cost import CostModel, PassTable
-from smartspec_py.engines.base import Event
-from smartspec_py.engines.fake import FAKE_CAPABILITIES, FakeTarget
-from smartspec_py.exactness import (
+from smartspec_bench.exactness import (
     CheckArm,
     CheckReport,
     Divergence,
@@ -23,8 +19,10 @@ from smartspec_py.exactness import (
     force_drafting,
     reference,
 )
-from smartspec_py.nearties import TieVerdict
-from smartspec_py.proposers.fake import FakeProposer
+from smartspec_bench.nearties import TieVerdict
+from smartspec_cli.commands.check import _summary, _verdict_line
+from smartspec_py.core.cost import CostModel, PassTable
+from smartspec_py.engines.base import Event
 from smartspec_py.serving.config import (
     DRAFT_MODEL,
     FakeEngineConfig,
@@ -33,6 +31,8 @@ from smartspec_py.serving.config import (
 )
 from smartspec_py.serving.request import GenerateParams
 from smartspec_py.serving.server import Engine, Server
+from smartspec_testing.fake_engine import FAKE_CAPABILITIES, FakeTarget
+from smartspec_testing.fake_proposer import FakeProposer
 
 TOKENIZER = Tokenizer.from_file(
     str(Path(__file__).parents[1] / "engines_build" / "tiny" / "target" / "tokenizer.json")

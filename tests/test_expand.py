@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from smartspec_py.expand import PRESETS, Size, expand, expanded
-from smartspec_py.expand_heads import widen_heads
+from smartspec_bench.expand import PRESETS, Size, expand, expanded
+from smartspec_bench.expand_heads import widen_heads
 
 TARGET = Path(__file__).parents[1] / "engines_build" / "tiny" / "target"
 

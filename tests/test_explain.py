@@ -12,14 +12,14 @@ import pytest
 from harness import record
 from typer.testing import CliRunner
 
-from smartspec_py.cli import app
+from smartspec_cli.app import app
+from smartspec_cli.explanation import candidates, options, window
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.planner import BatchTable, PlannerSettings, evaluate, plan
 from smartspec_py.core.types import NO_TOKEN, DraftOption, SequenceView, SpecPlan
 from smartspec_py.engines.base import Event
 from smartspec_py.serving.step import Decision, StepRecord
-from smartspec_py.tracing.explain import candidates, options, window
-from smartspec_py.tracing.steps import StepTraceFile, unexplained, write_steps
+from smartspec_py.serving.step_trace import StepTraceFile, unexplained, write_steps
 
 COST = CostModel(
     target=PassTable((1,), (1, 11), ((0.010, 0.020),)),

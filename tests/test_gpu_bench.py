@@ -20,30 +20,30 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from smartspec_bench.exactness import CheckReport, Divergence, reference
+from smartspec_bench.expand import Size, expand, expanded
+from smartspec_bench.gpu import __main__ as command
+from smartspec_bench.gpu import models
+from smartspec_bench.gpu.device import DeviceError
+from smartspec_bench.gpu.document import PARTS, Document, ModelInfo
+from smartspec_bench.gpu.exact import judged
+from smartspec_bench.gpu.load import arrivals
+from smartspec_bench.gpu.models import model_on_device, num_weights
+from smartspec_bench.gpu.page import page
+from smartspec_bench.gpu.pair import TARGET_FOLDER, build_pair, serving
+from smartspec_bench.gpu.passes import PassTimes, accept_probs, predicted_tps
+from smartspec_bench.gpu.plan import DRY_RUN, FULL, LOADED_POLICIES, LOADS, POLICIES
+from smartspec_bench.gpu.run import run
+from smartspec_bench.gpu.streams import LocalStreams, full_house, params_of
+from smartspec_bench.open_loop import Bounds, OpenLoop
+from smartspec_bench.prompts import Prompt
+from smartspec_bench.workloads import generate
 from smartspec_py.core.types import FinishReason
 from smartspec_py.engines.base import Event
-from smartspec_py.exactness import CheckReport, Divergence, reference
-from smartspec_py.expand import Size, expand, expanded
-from smartspec_py.gpu_bench import __main__ as command
-from smartspec_py.gpu_bench import models
-from smartspec_py.gpu_bench.device import DeviceError
-from smartspec_py.gpu_bench.document import PARTS, Document, ModelInfo
-from smartspec_py.gpu_bench.exact import judged
-from smartspec_py.gpu_bench.load import arrivals
-from smartspec_py.gpu_bench.models import model_on_device, num_weights
-from smartspec_py.gpu_bench.page import page
-from smartspec_py.gpu_bench.pair import TARGET_FOLDER, build_pair, serving
-from smartspec_py.gpu_bench.passes import PassTimes, accept_probs, predicted_tps
-from smartspec_py.gpu_bench.plan import DRY_RUN, FULL, LOADED_POLICIES, LOADS, POLICIES
-from smartspec_py.gpu_bench.run import run
-from smartspec_py.gpu_bench.streams import LocalStreams, full_house, params_of
-from smartspec_py.prompts import Prompt
 from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.config import FakeEngineConfig, LimitsConfig, ServerConfig
 from smartspec_py.serving.request import GenerateParams
 from smartspec_py.serving.server import Server
-from smartspec_py.sim.open_loop import Bounds, OpenLoop
-from smartspec_py.workloads import generate
 
 REPOSITORY = Path(__file__).parents[1]
 CPU = torch.device("cpu")
@@ -180,9 +180,9 @@ def test_it_needs_nothing_of_the_command_line() -> None:
     code = (
         "import sys\n"
         "sys.modules.update(dict.fromkeys(['rich', 'typer', 'tritonclient', 'aiohttp']))\n"
-        "import smartspec_py.gpu_bench.run\n"
+        "import smartspec_bench.gpu.run\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "backend")}
+    environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY}/backend:{REPOSITORY}/tools"}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)
 
 

@@ -18,18 +18,18 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from smartspec_bench.workloads import WORKLOADS
+from smartspec_bench.workloads import generate as document
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.types import SamplingParams
 from smartspec_py.engines.base import NO_DRAFT, Draft, DraftTask, Proposer, ProposerCapabilities
 from smartspec_py.engines.runner import RunnerConfig, load_runner
 from smartspec_py.engines.torch_engine import TorchTarget
 from smartspec_py.serving.config import FakeEngineConfig, LimitsConfig, ServerConfig
-from smartspec_py.serving.local import LocalSink, generate
 from smartspec_py.serving.model_files import load_tokenizer, num_token_ids, stepwise_capabilities
 from smartspec_py.serving.request import GenerateParams
 from smartspec_py.serving.server import Engine, Server
-from smartspec_py.workloads import WORKLOADS
-from smartspec_py.workloads import generate as document
+from smartspec_testing.local import LocalSink, generate
 
 MODEL = Path(__file__).parents[1] / "engines_build" / "tiny" / "target"
 TOKENIZER = load_tokenizer("engine.model", MODEL)

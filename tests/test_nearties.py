@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from smartspec_bench.nearties import CUTS, judge_divergence
 from smartspec_py.core.types import SamplingParams
-from smartspec_py.nearties import CUTS, judge_divergence
 
 KNOWN = list(range(20))
 GREEDY = SamplingParams()

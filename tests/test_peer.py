@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load, save
+
 from peer.compare import chosen_dtypes, job_times
 from peer.page import page
 from peer.pair import tell_apart
 from peer.plan import Estimate, plan
 from peer.results import Block, ByHand, Document, Measured, Times, processor, read, summary, write
 from peer.worker import Done, Job
-from safetensors.torch import load, save
 
 CPUINFO = "cpu family : 6\nmodel : 167\nmodel name : Any\nflags : fpu avx512_bf16 amx_bf16\n"
 

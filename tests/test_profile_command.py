@@ -13,8 +13,7 @@ import pytest
 from harness import LIMITS, fake_engine
 from typer.testing import CliRunner
 
-from smartspec_py.cli import app
-from smartspec_py.commands.grid_search import (
+from smartspec_bench.grid_search import (
     Found,
     GridSearchError,
     SearchPlan,
@@ -23,7 +22,7 @@ from smartspec_py.commands.grid_search import (
     search,
     tally_of,
 )
-from smartspec_py.commands.power_law import (
+from smartspec_bench.power_law import (
     PowerLaw,
     StepLine,
     fitted_line,
@@ -31,15 +30,16 @@ from smartspec_py.commands.power_law import (
     law_draft_len,
     power_law_draft_len,
 )
+from smartspec_bench.prompts import MIXED, generated
+from smartspec_cli.app import app
 from smartspec_py.core.planner import BatchTable
 from smartspec_py.core.types import DraftOption, SequenceView
 from smartspec_py.engines.base import Event
-from smartspec_py.prompts import MIXED, generated
 from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.config import FakeEngineConfig, ServerConfig, read_config
-from smartspec_py.serving.local import generate
 from smartspec_py.serving.request import GenerateParams
 from smartspec_py.serving.server import Server
+from smartspec_testing.local import generate
 
 PAIR = Path(__file__).parents[1] / "engines_build" / "tiny"
 TARGET, DRAFT = str(PAIR / "target"), str(PAIR / "draft")

@@ -8,7 +8,7 @@ import threading
 import pytest
 from rich.console import Console
 
-from smartspec_py.progress import Progress, duration
+from smartspec_bench.progress import Progress, duration
 
 
 class Lines(io.StringIO):

@@ -16,7 +16,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from smartspec_py.commands.trace import trace
+from smartspec_bench.prompts import Prompt, PromptFileError, read_prompts
+from smartspec_bench.workloads import generate as make_document
+from smartspec_cli.commands.trace import trace
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.planner import PlannerSettings, plan
 from smartspec_py.core.types import (
@@ -30,23 +32,11 @@ from smartspec_py.core.types import (
     Verification,
 )
 from smartspec_py.engines.base import Event
-from smartspec_py.prompts import Prompt, PromptFileError, read_prompts
 from smartspec_py.serving.config import DRAFT_MODEL, PROMPT_LOOKUP, ServerConfig
-from smartspec_py.serving.local import LocalSink, generate
 from smartspec_py.serving.request import GenerateParams, RequestError
 from smartspec_py.serving.server import Engine, Server
 from smartspec_py.serving.step import Decision, Reason, StepRecord
-from smartspec_py.tracing.files import TraceError
-from smartspec_py.tracing.make import FinishedText, finished_text, trace_text, write_texts
-from smartspec_py.tracing.oracle import (
-    OracleHeader,
-    OracleSequence,
-    ProposerTrace,
-    read_oracle,
-    run_lengths,
-    write_oracle,
-)
-from smartspec_py.tracing.steps import (
+from smartspec_py.serving.step_trace import (
     NUMBERS,
     StepTraceFile,
     decide,
@@ -54,8 +44,18 @@ from smartspec_py.tracing.steps import (
     unexplained,
     write_steps,
 )
-from smartspec_py.tracing.walks import WalkStep, rates, walk
-from smartspec_py.workloads import generate as make_document
+from smartspec_py.serving.trace_files import TraceError
+from smartspec_sim.traces.make import FinishedText, finished_text, trace_text, write_texts
+from smartspec_sim.traces.oracle import (
+    OracleHeader,
+    OracleSequence,
+    ProposerTrace,
+    read_oracle,
+    run_lengths,
+    write_oracle,
+)
+from smartspec_sim.traces.walks import WalkStep, rates, walk
+from smartspec_testing.local import LocalSink, generate
 
 PAIR = Path(__file__).parents[1] / "engines_build" / "tiny"
 MODELS = ["--model", str(PAIR / "target"), "--draft", str(PAIR / "draft")]

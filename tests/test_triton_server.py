@@ -17,12 +17,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from smartspec_py.commands.streams import GrpcTransport, HttpTransport, StreamError
-from smartspec_py.launch import drain, files, foreground
-from smartspec_py.launch.address import behind_front
-from smartspec_py.launch.interpreter import Interpreter, InterpreterError, check_interpreter
-from smartspec_py.serving.config import FakeEngineConfig, LimitsConfig, ServerConfig, read_config
-from smartspec_py.triton_server import (
+from smartspec_bench.streams import GrpcTransport, HttpTransport, StreamError
+from smartspec_launch import drain, files, foreground
+from smartspec_launch.address import behind_front
+from smartspec_launch.interpreter import Interpreter, InterpreterError, check_interpreter
+from smartspec_launch.triton_server import (
     Address,
     TritonServer,
     TritonServerError,
@@ -31,6 +30,7 @@ from smartspec_py.triton_server import (
     server_environment,
     taken_ports,
 )
+from smartspec_py.serving.config import FakeEngineConfig, LimitsConfig, ServerConfig, read_config
 
 STAND_IN = Path(__file__).parent / "standin_backend"
 ROOT = Path(__file__).parents[1]
@@ -318,7 +318,7 @@ def test_nothing_on_the_command_line_opens_model_control(server: TritonServer) -
 def test_a_key_on_the_command_line_would_open_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("smartspec_py.triton_server.CLOSED_HEADER", "key")
+    monkeypatch.setattr("smartspec_launch.triton_server.CLOSED_HEADER", "key")
     server = start_stand_in(tmp_path)
     (_, header, value), _ = restrictions(server.pid)
     http = http_index(server.address.http_port, f"{header}: {value}\r\n")

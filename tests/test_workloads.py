@@ -5,7 +5,7 @@ from itertools import islice
 
 import pytest
 
-from smartspec_py.workloads import ANSWER_MARKER, WORKLOADS, Example, generate, stream
+from smartspec_bench.workloads import ANSWER_MARKER, WORKLOADS, Example, generate, stream
 
 SQL_WORDS = re.compile("SELECT|FROM|WHERE|ORDER|BY|DESC|ASC|LIMIT|GROUP|JOIN|USING|AVG|SUM|MIN|MAX")
 

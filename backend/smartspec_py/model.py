@@ -15,9 +15,9 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 
 from smartspec_py.codec import asks_for_health, decode, encode, encode_error, encode_explanation
-from smartspec_py.launch.link import Beat, inherited_link
 from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.config import CONFIG_NAME, ConfigError, read_config
+from smartspec_py.serving.link import Beat, inherited_link
 from smartspec_py.serving.messages import Reply
 from smartspec_py.serving.request import ErrorCode, RequestError
 from smartspec_py.serving.server import Server

@@ -22,18 +22,18 @@ from typing import TextIO
 
 from rich.console import Console
 
-from smartspec_py.launch import paths
-from smartspec_py.launch.address import Address, behind_front
-from smartspec_py.launch.files import InstallationError, exposure, find_installation, usable
-from smartspec_py.launch.foreground import run_in_foreground
-from smartspec_py.launch.interpreter import InterpreterError
+from smartspec_launch import paths
+from smartspec_launch.address import Address, behind_front
+from smartspec_launch.files import InstallationError, exposure, find_installation, usable
+from smartspec_launch.foreground import run_in_foreground
+from smartspec_launch.interpreter import InterpreterError
+from smartspec_launch.triton_server import TritonServer, TritonServerError
 from smartspec_py.serving.config import (
     ConfigError,
     ServerConfig,
     read_config,
     with_absolute_paths,
 )
-from smartspec_py.triton_server import TritonServer, TritonServerError
 
 DEFAULT_ENGINE_JSON = "/models/smartspec/1/engine.json"
 FOLLOW_S = 0.2

@@ -18,11 +18,11 @@ from typing import Any
 
 from summary import read_timings
 
-from smartspec_py.prompts import MIXED, Prompt, generated, read_prompts, repeated
+from smartspec_bench.open_loop import Bounds, HttpStreams, OpenLoop
+from smartspec_bench.prompts import MIXED, Prompt, generated, read_prompts, repeated
 from smartspec_py.serving.contract import MODEL_NAME
-from smartspec_py.sim.arrivals import arrival_times, constant_gaps, steady
-from smartspec_py.sim.latency import RequestTiming, summarise
-from smartspec_py.sim.open_loop import Bounds, HttpStreams, OpenLoop
+from smartspec_sim.arrivals import arrival_times, constant_gaps, steady
+from smartspec_sim.latency import RequestTiming, summarise
 
 HERE = Path(__file__).parent
 LOCUSTFILE = HERE.parent / "locustfile.py"

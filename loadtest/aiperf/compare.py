@@ -29,12 +29,12 @@ from both_clients import (
     run_ours,
     write_prompts,
 )
-from studies.document import machine, table
 
-from smartspec_py.launch import paths
-from smartspec_py.launch.foreground import signals_interrupt
+from smartspec_launch import paths
+from smartspec_launch.foreground import signals_interrupt
+from smartspec_launch.triton_server import TritonServer, free_address
 from smartspec_py.serving.config import FakeEngineConfig, LimitsConfig, ServerConfig
-from smartspec_py.triton_server import TritonServer, free_address
+from studies.document import machine, table
 
 CASES = (
     Case("one stream at a time", 30, concurrency=1),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from smartspec_py.bench.document import Phase, Spread
+from smartspec_bench.document import Phase, Spread
 
 
 def phase(

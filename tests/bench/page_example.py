@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 
-from smartspec_py.bench.document import (
+from smartspec_bench.document import (
     About,
     Ceilings,
     Comparison,

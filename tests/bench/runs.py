@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from smartspec_py.bench.document import About, Ceilings, Phase
-from smartspec_py.bench.plan import Settings
-from smartspec_py.bench.session import Listener, Load
+from smartspec_bench.document import About, Ceilings, Phase
+from smartspec_bench.plan import Settings
+from smartspec_bench.session import Listener, Load
 from smartspec_py.serving.config import LimitsConfig
 
 ABOUT = About("t", "2026-01-01", "c", "m", 2, {}, "", "p", {}, "short", "d")

@@ -14,13 +14,13 @@ import pytest
 from runs import ABOUT, LIMITS, SETTINGS, Heard, load
 from servers import fake_config
 
-from smartspec_py.bench.document import read
-from smartspec_py.bench.lockstep import OpenFeed, Side, SlotFeed, policies_of, run, serve
-from smartspec_py.bench.plan import Due
-from smartspec_py.bench.session import Kept
-from smartspec_py.engines.clock import Stopwatch
-from smartspec_py.prompts import Prompt, generated
+from smartspec_bench.document import read
+from smartspec_bench.lockstep import OpenFeed, Side, SlotFeed, policies_of, run, serve
+from smartspec_bench.plan import Due
+from smartspec_bench.prompts import Prompt, generated
+from smartspec_bench.session import Kept
 from smartspec_py.serving.build import build_engine
+from smartspec_testing.clock import Stopwatch
 
 HOUR_S = 3600.0
 FIELDS = {"max_tokens": 8, "temperature": 0.0, "reuse_prefix": False}
@@ -115,7 +115,7 @@ def test_every_policy_has_the_same_requests_and_texts() -> None:
 
 def test_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The phases of a live run, with their order, counts and verdicts."""
-    monkeypatch.setattr("smartspec_py.bench.warm_up.COPY_BYTES", 1 << 22)
+    monkeypatch.setattr("smartspec_bench.warm_up.COPY_BYTES", 1 << 22)
     settings = replace(SETTINGS, saturation_s=0.05)
     path = tmp_path / "run.json"
     kept, heard = Kept(ABOUT, path), Heard()

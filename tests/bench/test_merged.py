@@ -10,9 +10,9 @@ from made import phase
 from runs import ABOUT
 from typer.testing import CliRunner
 
-from smartspec_py.bench.document import Document, read, write
-from smartspec_py.bench.merged import MergeError, merged
-from smartspec_py.cli import app
+from smartspec_bench.document import Document, read, write
+from smartspec_bench.merged import MergeError, merged
+from smartspec_cli.app import app
 
 
 def run(seed: int, goodput_ms: float) -> Document:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from smartspec_py.bench.overhead import Overhead, Round, cpu_s, measure
-from smartspec_py.progress import Progress
+from smartspec_bench.overhead import Overhead, Round, cpu_s, measure
+from smartspec_bench.progress import Progress
 
 
 def test_each_side_is_first_in_turn_and_the_first_round_does_not_count() -> None:

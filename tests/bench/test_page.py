@@ -17,10 +17,10 @@ import typer
 from page_example import ABOUT, CEILINGS, SATURATION_RPS, full_document
 from typer.testing import CliRunner
 
-from smartspec_py.bench.document import Document, Series, write
-from smartspec_py.bench.page import page
-from smartspec_py.bench.pictures import pictures
-from smartspec_py.commands.report import report
+from smartspec_bench.document import Document, Series, write
+from smartspec_bench.page import page
+from smartspec_bench.pictures import pictures
+from smartspec_cli.commands.report import report
 
 SECTIONS = (
     "asked",

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from page_example import full_document
 
-from smartspec_py.bench import page_colours
-from smartspec_py.bench.page_metrics import E2E_MEAN, SLO_GOODPUT
-from smartspec_py.bench.page_points import points_of
-from smartspec_py.bench.page_text import digits, interval, measure, plural, tick
+from smartspec_bench import page_colours
+from smartspec_bench.page_metrics import E2E_MEAN, SLO_GOODPUT
+from smartspec_bench.page_points import points_of
+from smartspec_bench.page_text import digits, interval, measure, plural, tick
 
 POLICIES = ("none", *(f"fixed:{k}" for k in range(1, 8)), "goodput", "goodput_global", "mine")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from made import phases
 
-from smartspec_py.bench.client import FullQueue
-from smartspec_py.bench.document import (
+from smartspec_bench.client import FullQueue
+from smartspec_bench.document import (
     About,
     Document,
     DocumentError,
@@ -17,12 +17,12 @@ from smartspec_py.bench.document import (
     read,
     write,
 )
-from smartspec_py.bench.phases import draft_lens, itl_s, phase_of, series_of, time_shares
-from smartspec_py.bench.plan import Point, Stretch, Turn
-from smartspec_py.bench.tables import compare_table, write_csv
-from smartspec_py.bench.warm_up import saturation_rps
-from smartspec_py.sim.latency import Slo
-from smartspec_py.sim.open_loop import Exchange
+from smartspec_bench.open_loop import Exchange
+from smartspec_bench.phases import draft_lens, itl_s, phase_of, series_of, time_shares
+from smartspec_bench.plan import Point, Stretch, Turn
+from smartspec_bench.tables import compare_table, write_csv
+from smartspec_bench.warm_up import saturation_rps
+from smartspec_sim.latency import Slo
 
 POINT = Point(0, "steady", "chat", 0.5, ("none",), (Stretch(4.0, 2.0, "chat"),), 8)
 TURN = Turn(POINT, "goodput", 1, 7)

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from smartspec_py.bench.plan import (
+from smartspec_bench.plan import (
     FORMS,
     IDLE_S,
     Capacity,

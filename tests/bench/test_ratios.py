@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from smartspec_py.bench.ratios import cross_fit, interval, paired
+from smartspec_bench.ratios import cross_fit, interval, paired
 
 
 def by_repeat(*values: float) -> dict[int, float]:

@@ -11,11 +11,11 @@ from runs import ABOUT, LIMITS, SETTINGS, Heard, load
 from servers import fake_config, serving
 from typer.testing import CliRunner
 
-from smartspec_py.bench.client import BenchError, Client
-from smartspec_py.bench.document import read
-from smartspec_py.bench.session import Kept, run
-from smartspec_py.cli import app
-from smartspec_py.triton_server import TritonServer
+from smartspec_bench.client import BenchError, Client
+from smartspec_bench.document import read
+from smartspec_bench.session import Kept, run
+from smartspec_cli.app import app
+from smartspec_launch.triton_server import TritonServer
 
 CUT_SETTINGS = replace(SETTINGS, policies=("none", "goodput"), shapes=("closed",))
 
@@ -26,9 +26,9 @@ def test_a_run_on_a_live_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     """7 turns a repeat; the same requests for each policy; interrupted, the document stays.
     The bandwidth is measured on less memory: what it is matters to nobody here. Metrics are 0.25 s
     old at most; what is waited beyond that is for servers that are busy."""
-    monkeypatch.setattr("smartspec_py.bench.warm_up.COPY_BYTES", 1 << 22)
-    monkeypatch.setattr("smartspec_py.bench.session.IDLE_S", 0.3)
-    monkeypatch.setattr("smartspec_py.bench.client.POLL_S", 0.05)
+    monkeypatch.setattr("smartspec_bench.warm_up.COPY_BYTES", 1 << 22)
+    monkeypatch.setattr("smartspec_bench.session.IDLE_S", 0.3)
+    monkeypatch.setattr("smartspec_bench.client.POLL_S", 0.05)
     path = tmp_path / "run.json"
     with serving(fake_config(0.001, limits=LIMITS, explain=True), tmp_path) as server:
         kept, heard = Kept(ABOUT, path), Heard()
@@ -52,7 +52,7 @@ def test_a_run_on_a_live_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 async def _refused(server: TritonServer) -> None:
     """A wrong field fails every request, and the warm-up tells the first reason."""
-    from smartspec_py.bench.warm_up import warm_up
+    from smartspec_bench.warm_up import warm_up
 
     async with Client(server.address, {"max_tokens": 0, "stream": True}, 5.0) as client:
         with pytest.raises(BenchError, match="max_tokens"):

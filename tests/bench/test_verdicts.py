@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from made import phase, phases
 
-from smartspec_py.bench.document import Comparison, Phase
-from smartspec_py.bench.verdicts import comparisons, summary
+from smartspec_bench.document import Comparison, Phase
+from smartspec_bench.verdicts import comparisons, summary
 
 NOISE = (1.0, 1.01, 0.99, 1.005)
 

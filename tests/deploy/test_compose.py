@@ -12,8 +12,8 @@ import pytest
 import yaml
 from containerfile import read_stages
 
+from smartspec_launch.triton_server import DRAIN_MARGIN_S, EXIT_S, EXIT_TIMEOUT_S
 from smartspec_py.serving.config import LimitsConfig
-from smartspec_py.triton_server import DRAIN_MARGIN_S, EXIT_S, EXIT_TIMEOUT_S
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FOLDER = REPOSITORY / "deploy" / "compose"

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from smartspec_py.core.cost import CostModel, PassTable
-from smartspec_py.engines.clock import VirtualClock
-from smartspec_py.engines.executor_double import (
+from smartspec_testing.clock import VirtualClock
+from smartspec_testing.fake_executor import (
     EngineLimits,
     Executor,
     ExternalDraftTokensConfig,

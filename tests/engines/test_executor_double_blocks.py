@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smartspec_py.core.cost import CostModel, PassTable
-from smartspec_py.engines import executor_double
-from smartspec_py.engines.clock import VirtualClock
-from smartspec_py.engines.executor_double import (
+from smartspec_testing import fake_executor as executor_double
+from smartspec_testing.clock import VirtualClock
+from smartspec_testing.fake_executor import (
     Behaviour,
     EngineLimits,
     Executor,
@@ -21,7 +21,7 @@ from smartspec_py.engines.executor_double import (
     OutputConfig,
     Request,
 )
-from smartspec_py.engines.executor_double_blocks import BlockPool
+from smartspec_testing.fake_executor_blocks import BlockPool
 
 SECOND_A_TOKEN = CostModel(
     target=PassTable(rows=(1, 2), tokens_per_row=(1, 4), seconds=((1.0, 4.0), (2.0, 8.0)))

@@ -12,9 +12,9 @@ from datetime import timedelta
 import pytest
 import torch
 
-from smartspec_py.engines import executor_double
-from smartspec_py.engines.clock import VirtualClock
-from smartspec_py.engines.executor_double import (
+from smartspec_testing import fake_executor as executor_double
+from smartspec_testing.clock import VirtualClock
+from smartspec_testing.fake_executor import (
     Behaviour,
     DoubleBindings,
     EngineLimits,

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.types import FinishReason, SamplingParams
 from smartspec_py.engines.base import Decode, DraftTask, Event, Prefill, Verify
-from smartspec_py.engines.clock import RealClock, VirtualClock
-from smartspec_py.engines.fake import FAKE_CAPABILITIES, FakeTarget, fake_token
-from smartspec_py.proposers.fake import FakeProposer
+from smartspec_testing.clock import RealClock, VirtualClock
+from smartspec_testing.fake_engine import FAKE_CAPABILITIES, FakeTarget, fake_token
+from smartspec_testing.fake_proposer import FakeProposer
 
 PROMPT = (3, 4)
 TEXT = (21, 28, 35, 42, 49, 6, 13, 20)

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from smartspec_bench.workloads import WORKLOADS
+from smartspec_bench.workloads import generate as document
 from smartspec_py.engines.graphs import GraphRunner
 from smartspec_py.engines.runner import ModelError
 from smartspec_py.serving import build_torch
 from smartspec_py.serving.config import DRAFT_MODEL, LimitsConfig, ServerConfig, TorchEngineConfig
 from smartspec_py.serving.intake import Engine
-from smartspec_py.serving.local import generate
 from smartspec_py.serving.request import GenerateParams
 from smartspec_py.serving.server import Server
-from smartspec_py.workloads import WORKLOADS
-from smartspec_py.workloads import generate as document
+from smartspec_testing.local import generate
 
 PAIR = Path(__file__).parents[2] / "engines_build" / "tiny"
 CONFIG = TorchEngineConfig(

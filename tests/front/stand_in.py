@@ -10,8 +10,8 @@ import urllib.error
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from smartspec_py.front.__main__ import serve
-from smartspec_py.launch.address import DIRECT, free_address
+from smartspec_launch.address import DIRECT, free_address
+from smartspec_launch.front.__main__ import serve
 
 MAX_BODY_BYTES = 10_000
 Handler = Callable[[socket.socket, bytes], None]

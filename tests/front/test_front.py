@@ -16,8 +16,8 @@ from http import HTTPStatus
 import pytest
 from stand_in import MAX_BODY_BYTES, StandIn, running_front
 
-from smartspec_py.front import protocol
-from smartspec_py.launch.address import free_address
+from smartspec_launch.address import free_address
+from smartspec_launch.front import protocol
 
 GENERATE = "/v2/models/smartspec/generate"
 BODY = b'{"text_input": "a"}'
@@ -273,7 +273,7 @@ def test_more_connections_than_allowed_are_told_so(
 def test_it_ends_with_its_launcher() -> None:
     """Its standard input is a pipe of the launcher, which is closed when the launcher dies."""
     port = free_address().http_port
-    command = [sys.executable, "-m", "smartspec_py.front", f"--port={port}"]
+    command = [sys.executable, "-m", "smartspec_launch.front", f"--port={port}"]
     command.append("--triton=http://127.0.0.1:1")
     process = subprocess.Popen(command, stdin=subprocess.PIPE)
     assert process.stdin is not None
@@ -283,7 +283,7 @@ def test_it_ends_with_its_launcher() -> None:
 
 def test_it_loads_no_model_library() -> None:
     program = (
-        "import sys; import smartspec_py.front.__main__; "
+        "import sys; import smartspec_launch.front.__main__; "
         "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

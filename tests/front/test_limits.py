@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from smartspec_py.front import limits
-from smartspec_py.front.limits import Refused
+from smartspec_launch.front import limits
+from smartspec_launch.front.limits import Refused
 
 MODEL = b"/v2/models/smartspec"
 

@@ -7,7 +7,7 @@ import subprocess
 import threading
 from types import TracebackType
 
-from smartspec_py.launch.link import BackendEnd, Beat, LauncherEnd
+from smartspec_py.serving.link import BackendEnd, Beat, LauncherEnd
 
 SILENCE = None
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from smartspec_py.launch import ascii_paths
-from smartspec_py.launch.ascii_paths import AsciiPaths
+from smartspec_launch import ascii_paths
+from smartspec_launch.ascii_paths import AsciiPaths
 from smartspec_py.serving.config import ConfigError, ServerConfig, TorchEngineConfig
 from smartspec_py.serving.model_files import existing
 

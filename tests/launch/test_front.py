@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from smartspec_py.launch.address import Address, behind_front
-from smartspec_py.launch.files import Installation, _container_version, exposure
-from smartspec_py.launch.front import max_body_bytes
+from smartspec_launch.address import Address, behind_front
+from smartspec_launch.files import Installation, _container_version, exposure
+from smartspec_launch.front_process import max_body_bytes
 from smartspec_py.serving.intake import MAX_BYTES_PER_TOKEN
 
 MIB = 1 << 20

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 from doubles import SILENCE, Backend
 
-from smartspec_py.launch import link
-from smartspec_py.launch.link import LINK_VARIABLE, Beat, LauncherEnd, inherited_link
+from smartspec_py.serving import link
+from smartspec_py.serving.link import LINK_VARIABLE, Beat, LauncherEnd, inherited_link
 
 WAIT_S = 10.0
 BEAT = Beat(0, num_open=2)

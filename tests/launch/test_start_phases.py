@@ -2,7 +2,7 @@
 
 import pytest
 
-from smartspec_py.launch.start_phases import phases_text, start_phases
+from smartspec_launch.start_phases import phases_text, start_phases
 
 MIDNIGHT_S = 1_795_392_000
 """Of 2026-11-23, UTC."""

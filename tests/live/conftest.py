@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import pytest
 from servers import TINY, fake_config, serving
 
-from smartspec_py.serving.aliases import ALIASES
+from smartspec_launch.aliases import ALIASES
+from smartspec_launch.triton_server import TritonServer
 from smartspec_py.serving.config import (
     LimitsConfig,
     ServerConfig,
     TorchEngineConfig,
 )
-from smartspec_py.triton_server import TritonServer
 
 
 @pytest.fixture(scope="session")

@@ -25,9 +25,9 @@ from typing import Any
 
 import psutil
 
-from smartspec_py.commands.streams import GrpcTransport, HttpTransport, StreamError
-from smartspec_py.launch.link import SHM_FOLDER
-from smartspec_py.triton_server import Address, free_address
+from smartspec_bench.streams import GrpcTransport, HttpTransport, StreamError
+from smartspec_launch.triton_server import Address, free_address
+from smartspec_py.serving.link import SHM_FOLDER
 
 TOKENIZER = Path(__file__).parents[2] / "engines_build" / "tiny" / "target"
 READY = "Ctrl-C stops it."
@@ -110,7 +110,7 @@ def serve(folder: Path, limits: dict[str, Any] | None = None, **engine: Any) -> 
     path.write_text(json.dumps(config))
     address = free_address()
     ports = (address.http_port, address.grpc_port, address.metrics_port)
-    command = [sys.executable, "-m", "smartspec_py.cli", "serve", "--config", str(path)]
+    command = [sys.executable, "-m", "smartspec_cli.app", "serve", "--config", str(path)]
     for name, port in zip(("http", "grpc", "metrics"), ports, strict=True):
         command += [f"--{name}-port", str(port)]
     command += ["--run-dir", str(folder / "run")]
@@ -125,7 +125,7 @@ def serve(folder: Path, limits: dict[str, Any] | None = None, **engine: Any) -> 
     processes = psutil.Process(launcher.pid).children(recursive=True)
     found = {each.name(): each for each in processes}
     stub = next(found[name] for name in found if name.startswith("triton_python"))
-    (front,) = (each for each in processes if "smartspec_py.front" in each.cmdline())
+    (front,) = (each for each in processes if "smartspec_launch.front" in each.cmdline())
     return Served(folder, launcher, address, found["tritonserver"], stub, front, processes)
 
 

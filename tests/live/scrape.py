@@ -7,7 +7,7 @@ import time
 import urllib.request
 from collections.abc import Callable
 
-from smartspec_py.triton_server import TritonServer
+from smartspec_launch.triton_server import TritonServer
 
 MODEL = 'model="smartspec",version="1"'
 SETTLE_S = 5.0

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from smartspec_py.launch.address import behind_front
+from smartspec_launch.address import behind_front
+from smartspec_launch.triton_server import TritonServer, free_address
 from smartspec_py.serving.config import FakeEngineConfig, LimitsConfig, ServerConfig
-from smartspec_py.triton_server import TritonServer, free_address
 
 TINY = Path(__file__).parents[2] / "engines_build" / "tiny"
 

@@ -11,9 +11,9 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 from wire import generate, grpc_inputs, grpc_stream, post
 
-from smartspec_py.serving.aliases import ALIASES
+from smartspec_launch.aliases import ALIASES
+from smartspec_launch.triton_server import TritonServer
 from smartspec_py.serving.contract import MODEL_NAME
-from smartspec_py.triton_server import TritonServer
 
 pytestmark = pytest.mark.triton
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from wire import generate, post
 
-from smartspec_py.tracing.steps import parse_steps, unexplained
-from smartspec_py.triton_server import TritonServer
+from smartspec_launch.triton_server import TritonServer
+from smartspec_py.serving.step_trace import parse_steps, unexplained
 
 pytestmark = pytest.mark.triton
 
@@ -34,7 +34,7 @@ def test_a_server_says_what_it_planned_and_why(torch_server: TritonServer, tmp_p
     assert unexplained(trace.steps) == []
 
     kept = tmp_path / "steps.jsonl"
-    command = [sys.executable, "-m", "smartspec_py.cli", "explain", "--steps", "8"]
+    command = [sys.executable, "-m", "smartspec_cli.app", "explain", "--steps", "8"]
     for options in (["--url", torch_server.address.http_url, "--save", kept], ["--trace", kept]):
         result = subprocess.run(
             [*command, *map(str, options)], capture_output=True, text=True, check=True, timeout=120

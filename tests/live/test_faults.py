@@ -21,7 +21,7 @@ from faults import (
     stop_stub,
 )
 
-from smartspec_py.commands.streams import HttpTransport
+from smartspec_bench.streams import HttpTransport
 
 pytestmark = pytest.mark.triton
 

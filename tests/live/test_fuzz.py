@@ -8,9 +8,9 @@ import fuzz
 import pytest
 from scrape import scrape_when
 
-from smartspec_py.serving.aliases import ALIASES
+from smartspec_launch.aliases import ALIASES
+from smartspec_launch.triton_server import TritonServer
 from smartspec_py.serving.contract import MODEL_NAME
-from smartspec_py.triton_server import TritonServer
 
 pytestmark = pytest.mark.triton
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from wire import generate, generate_stream, grpc_inputs, grpc_stream
 
-from smartspec_py.launch.start_phases import MARKS
+from smartspec_bench.workloads import WORKLOADS
+from smartspec_bench.workloads import generate as make_document
+from smartspec_launch.start_phases import MARKS
+from smartspec_launch.triton_server import TritonServer
 from smartspec_py.serving.contract import OUTPUTS
-from smartspec_py.triton_server import TritonServer
-from smartspec_py.workloads import WORKLOADS
-from smartspec_py.workloads import generate as make_document
 
 ROOT = Path(__file__).parents[2]
 

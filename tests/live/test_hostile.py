@@ -21,8 +21,8 @@ from servers import fake_config, serving
 from tritonclient.utils import InferenceServerException
 from wire import generate
 
+from smartspec_launch.triton_server import TritonServer
 from smartspec_py.serving.config import LimitsConfig
-from smartspec_py.triton_server import TritonServer
 
 pytestmark = pytest.mark.triton
 

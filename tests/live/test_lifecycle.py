@@ -18,8 +18,8 @@ from servers import fake_config, serving
 from tritonclient.utils import InferenceServerException
 from wire import generate, generate_stream, grpc_inputs, grpc_stream, post
 
+from smartspec_launch.triton_server import TritonServer, TritonServerError, free_address
 from smartspec_py.serving.config import CONFIG_NAME, LimitsConfig
-from smartspec_py.triton_server import TritonServer, TritonServerError, free_address
 
 pytestmark = pytest.mark.triton
 
@@ -192,7 +192,7 @@ def test_a_bad_config_fails_the_load_and_names_the_key(
     original = json.loads(fake_config().model_dump_json())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "smartspec_py.triton_server.write_repository",
+            "smartspec_launch.triton_server.write_repository",
             lambda run_dir, config, aliases: _write_tampered(run_dir, config, original | change),
         )
         with pytest.raises(TritonServerError, match=rf"^engine\.json: {key}: [^\n]+$"), server:
@@ -200,7 +200,7 @@ def test_a_bad_config_fails_the_load_and_names_the_key(
 
 
 def _write_tampered(run_dir: Path, config: object, document: dict[str, object]) -> Path:
-    from smartspec_py.launch.files import write_repository
+    from smartspec_launch.files import write_repository
 
     models = write_repository(run_dir, config)  # type: ignore[arg-type]
     (models / "smartspec" / "1" / CONFIG_NAME).write_text(json.dumps(document))
@@ -212,7 +212,7 @@ def test_stop_lets_streams_finish_and_does_not_wait_for_idle_connections(
 ) -> None:
     """A stream of two seconds ends by itself; a connection that says nothing is cut once Triton has
     given it its time, here 5 s."""
-    monkeypatch.setattr("smartspec_py.triton_server.EXIT_TIMEOUT_S", 5.0)
+    monkeypatch.setattr("smartspec_launch.triton_server.EXIT_TIMEOUT_S", 5.0)
     config = fake_config(step_s=0.01, limits=LimitsConfig(max_context_len=4096))
     server = TritonServer(config, tmp_path, free_address())
     with server:

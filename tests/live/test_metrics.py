@@ -16,9 +16,9 @@ from scrape import MODEL, Scrape, read, scrape_when
 from servers import fake_config, serving
 from wire import generate, generate_stream, grpc_inputs, grpc_stream, post
 
+from smartspec_launch.triton_server import TritonServer
 from smartspec_py.serving.config import LimitsConfig
 from smartspec_py.serving.metric_families import FAMILIES, Kind
-from smartspec_py.triton_server import TritonServer
 
 pytestmark = pytest.mark.triton
 

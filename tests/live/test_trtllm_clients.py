@@ -13,8 +13,8 @@ import pytest
 import tritonclient.grpc as triton
 from wire import grpc_inputs
 
-from smartspec_py.serving.aliases import ALIASES
-from smartspec_py.triton_server import TritonServer
+from smartspec_launch.aliases import ALIASES
+from smartspec_launch.triton_server import TritonServer
 
 pytestmark = pytest.mark.triton
 

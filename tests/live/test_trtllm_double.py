@@ -15,9 +15,9 @@ from servers import TINY, serving
 from test_bad_input import BAD, GOOD, IDS
 from wire import generate, generate_stream, post
 
-from smartspec_py.serving.aliases import ALIASES
+from smartspec_launch.aliases import ALIASES
+from smartspec_launch.triton_server import TritonServer
 from smartspec_py.serving.config import LimitsConfig, ServerConfig, TrtllmDoubleConfig
-from smartspec_py.triton_server import TritonServer
 
 pytestmark = pytest.mark.triton
 

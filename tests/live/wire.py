@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import tritonclient.grpc as triton
 
+from smartspec_launch.triton_server import TritonServer
 from smartspec_py.serving.contract import INPUTS, MODEL_NAME
-from smartspec_py.triton_server import TritonServer
 
 _NUMPY = {
     "STRING": ("BYTES", np.object_),

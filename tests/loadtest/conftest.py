@@ -17,7 +17,7 @@ sys.path += [str(HERE), str(LOADTEST), str(LOADTEST / "aiperf")]
 if TYPE_CHECKING:
     from locust_runs import LocustRun
 
-    from smartspec_py.triton_server import TritonServer
+    from smartspec_launch.triton_server import TritonServer
 
 StartLocust = Callable[..., "LocustRun"]
 

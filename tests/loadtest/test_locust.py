@@ -16,7 +16,7 @@ import pytest
 from locust_runs import LOADTEST, STEP_S, TIMEOUT_S, LocustRun, start
 from servers import fake_config, serving
 
-from smartspec_py.triton_server import TritonServer
+from smartspec_launch.triton_server import TritonServer
 
 pytestmark = pytest.mark.triton
 

@@ -12,19 +12,11 @@ from tokenizers import Tokenizer
 
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.types import FinishReason, SamplingParams
-from smartspec_py.engines.clock import VirtualClock
-from smartspec_py.engines.fake import (
-    FAKE_CAPABILITIES,
-    FakeTarget,
-    fake_token,
-)
 from smartspec_py.engines.trtllm_engine import TrtllmTarget
-from smartspec_py.proposers.fake import AcceptProb, FakeProposer
 from smartspec_py.proposers.trtllm_draft import TrtllmDraftProposer
 from smartspec_py.serving.admission import CacheBudget
 from smartspec_py.serving.config import DRAFT_MODEL, FakeEngineConfig, LimitsConfig, ServerConfig
 from smartspec_py.serving.inbox import Inbox
-from smartspec_py.serving.local import LocalSink
 from smartspec_py.serving.loop import Arrival, StepLoop
 from smartspec_py.serving.messages import Conversation, Update
 from smartspec_py.serving.metrics import LoopState
@@ -32,6 +24,14 @@ from smartspec_py.serving.request import ErrorCode, GenerateParams, Request
 from smartspec_py.serving.server import Engine, Server
 from smartspec_py.serving.step import Decision, StepRecord
 from smartspec_py.serving.text import TextStream
+from smartspec_testing.clock import VirtualClock
+from smartspec_testing.fake_engine import (
+    FAKE_CAPABILITIES,
+    FakeTarget,
+    fake_token,
+)
+from smartspec_testing.fake_proposer import AcceptProb, FakeProposer
+from smartspec_testing.local import LocalSink
 
 TOKENIZER_FILE = Path(__file__).parents[2] / "engines_build/tiny/target/tokenizer.json"
 TOKENIZER = Tokenizer.from_file(str(TOKENIZER_FILE))

@@ -14,10 +14,7 @@ import pytest
 from harness import CAPABILITIES, COST, TOKENIZER, VOCAB_SIZE, LoopHarness, fake_text
 
 from smartspec_py.core.types import FinishReason, SamplingParams
-from smartspec_py.engines import executor_double
-from smartspec_py.engines.clock import VirtualClock
 from smartspec_py.engines.trtllm_engine import TrtllmTarget
-from smartspec_py.proposers.fake import FakeProposer
 from smartspec_py.serving.admission import CacheBudget, CacheLedger, victims
 from smartspec_py.serving.request import (
     PRIORITY_WORTH_S,
@@ -26,6 +23,9 @@ from smartspec_py.serving.request import (
     RequestError,
     RequestState,
 )
+from smartspec_testing import fake_executor as executor_double
+from smartspec_testing.clock import VirtualClock
+from smartspec_testing.fake_proposer import FakeProposer
 
 
 class Drafts:

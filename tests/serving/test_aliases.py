@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from smartspec_py.serving.aliases import ALIASES, alias_pbtxt, write_aliases
+from smartspec_launch.aliases import ALIASES, alias_pbtxt, write_aliases
 from smartspec_py.serving.config import TrtllmEngineConfig, read_config
 from smartspec_py.serving.contract import INPUTS, config_pbtxt
 

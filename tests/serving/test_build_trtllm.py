@@ -14,16 +14,15 @@ import torch
 from harness import LoopHarness, fake_text
 
 from smartspec_py.core.types import SamplingParams, Verification
-from smartspec_py.engines import executor_double
 from smartspec_py.engines.base import DraftTask
-from smartspec_py.engines.executor_double import DoubleBindings
+from smartspec_py.engines.trtllm.engine_config import Engine as EngineDir
+from smartspec_py.engines.trtllm.engine_config import Role, read_engine
 from smartspec_py.engines.trtllm_engine import TrtllmTarget
 from smartspec_py.proposers.trtllm_draft import TrtllmDraftProposer, drawn_from
 from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.build_trtllm import capabilities_of
 from smartspec_py.serving.config import ConfigError, LimitsConfig, ServerConfig
 from smartspec_py.serving.intake import Engine
-from smartspec_py.serving.local import LocalSink
 from smartspec_py.serving.request import GenerateParams
 from smartspec_py.serving.server import Server
 from smartspec_py.serving.trtllm_memory import (
@@ -32,9 +31,10 @@ from smartspec_py.serving.trtllm_memory import (
     cache_tokens,
     loaded_cache_tokens,
 )
-from smartspec_py.trtllm.contract import ContractBindings
-from smartspec_py.trtllm.engine_config import Engine as EngineDir
-from smartspec_py.trtllm.engine_config import Role, read_engine
+from smartspec_testing import fake_executor as executor_double
+from smartspec_testing.fake_executor import DoubleBindings
+from smartspec_testing.local import LocalSink
+from smartspec_trtllm.contract import ContractBindings
 
 TOKENIZER = Path(__file__).parents[2] / "engines_build" / "tiny" / "target"
 ENGINE = {"kind": "trtllm", "target": "target", "draft": "draft", "tokenizer": str(TOKENIZER)}

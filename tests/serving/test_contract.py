@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from smartspec_py.serving.api_doc import api_markdown
+from smartspec_cli.api_doc import api_markdown
 from smartspec_py.serving.config import CONFIG_NAME, TorchEngineConfig, read_config
 from smartspec_py.serving.contract import INPUTS, MODEL_NAME, OUTPUTS, TensorSpec, config_pbtxt
 from smartspec_py.serving.inputs import FIELDS
@@ -161,7 +161,7 @@ def test_the_file_in_the_repository_is_this_one() -> None:
 
 
 def test_the_page_in_the_docs_is_this_one() -> None:
-    """Otherwise: python -m smartspec_py.serving.api_doc --write docs/api.md"""
+    """Otherwise: python -m smartspec_cli.api_doc --write docs/api.md"""
     assert (REPOSITORY / "docs/api.md").read_text(encoding="utf-8") == api_markdown()
 
 

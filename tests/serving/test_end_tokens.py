@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
+from smartspec_bench.workloads import generate as make_document
 from smartspec_py.core.types import FinishReason, Verification
 from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.config import DRAFT_MODEL, PROMPT_LOOKUP, ServerConfig
-from smartspec_py.serving.local import LocalSink, generate
 from smartspec_py.serving.request import GenerateParams
 from smartspec_py.serving.server import Server
-from smartspec_py.tracing.make import FinishedText, write_texts
-from smartspec_py.workloads import generate as make_document
+from smartspec_sim.traces.make import FinishedText, write_texts
+from smartspec_testing.local import LocalSink, generate
 
 PAIR = Path(__file__).parents[2] / "engines_build" / "tiny"
 VOCABULARY = json.loads((PAIR / "target" / "tokenizer.json").read_text())["model"]["vocab"]

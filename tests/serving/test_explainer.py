@@ -11,10 +11,10 @@ from harness import COST, LIMITS, fake_engine
 
 from smartspec_py.serving import explainer as module
 from smartspec_py.serving.config import FakeEngineConfig, ServerConfig
-from smartspec_py.serving.local import LocalSink, generate
 from smartspec_py.serving.request import ErrorCode, GenerateParams, RequestError
 from smartspec_py.serving.server import Server
-from smartspec_py.tracing.steps import parse_steps, step_line
+from smartspec_py.serving.step_trace import parse_steps, step_line
+from smartspec_testing.local import LocalSink, generate
 
 WAIT_S = 20.0
 ASK = GenerateParams(text="-", max_tokens=1, explain_steps=1024)

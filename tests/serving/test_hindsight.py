@@ -9,10 +9,10 @@ from harness import VOCAB_SIZE
 
 from smartspec_py.core.types import SamplingParams, SequenceId
 from smartspec_py.engines.base import Event
-from smartspec_py.proposers.fake import FakeProposer
 from smartspec_py.proposers.prompt_lookup import PromptLookupProposer
 from smartspec_py.serving.drafters import Drafters
 from smartspec_py.serving.request import Request
+from smartspec_testing.fake_proposer import FakeProposer
 
 NAMES = ("draft_model", "prompt_lookup")
 TEXT = [1, 2, 3, 4, 5, 1, 2]

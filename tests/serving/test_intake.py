@@ -10,13 +10,13 @@ import pytest
 from harness import CAPABILITIES, TOKENIZER, VOCAB_SIZE, fake_engine
 
 from smartspec_py.core.types import Verification
-from smartspec_py.engines.fake import FakeTarget
-from smartspec_py.proposers.fake import FakeProposer
 from smartspec_py.serving.config import LimitsConfig
 from smartspec_py.serving.intake import Defaults, Engine, Intake, cache_budget
-from smartspec_py.serving.local import LocalSink
 from smartspec_py.serving.messages import Conversation
 from smartspec_py.serving.request import GenerateParams, InvalidField, Request
+from smartspec_testing.fake_engine import FakeTarget
+from smartspec_testing.fake_proposer import FakeProposer
+from smartspec_testing.local import LocalSink
 
 HELLO = TOKENIZER.encode("hello").ids
 """Two tokens."""

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from smartspec_py.core.cost import CostModel
 from smartspec_py.core.planner import evaluate
 from smartspec_py.core.types import FinishReason, SamplingParams, SequenceView, SpecPlan
-from smartspec_py.engines import executor_double
 from smartspec_py.engines.base import Event, TargetCapabilities
-from smartspec_py.engines.clock import VirtualClock
-from smartspec_py.engines.fake import FakeTarget
 from smartspec_py.engines.trtllm_engine import TrtllmTarget
-from smartspec_py.proposers.fake import FakeProposer
 from smartspec_py.serving.request import ErrorCode
+from smartspec_testing import fake_executor as executor_double
+from smartspec_testing.clock import VirtualClock
+from smartspec_testing.fake_engine import FakeTarget
+from smartspec_testing.fake_proposer import FakeProposer
 
 POLICIES = ["none", "fixed:1", "fixed:3", "fixed:8", "goodput"]
 

@@ -17,12 +17,9 @@ from harness import CAPABILITIES, COST, VOCAB_SIZE, fake_engine, fake_server
 
 from smartspec_py.core.corrections import CostCorrections
 from smartspec_py.core.cost import CostModel, PassTable
-from smartspec_py.engines.clock import VirtualClock
-from smartspec_py.engines.fake import FakeTarget
 from smartspec_py.serving import profile as module
 from smartspec_py.serving import server as server_module
 from smartspec_py.serving.config import LimitsConfig, TorchEngineConfig
-from smartspec_py.serving.local import generate
 from smartspec_py.serving.pass_times import PassTimes
 from smartspec_py.serving.profile import (
     NUM_ROUNDS,
@@ -40,6 +37,9 @@ from smartspec_py.serving.profile import (
 )
 from smartspec_py.serving.request import GenerateParams
 from smartspec_py.serving.server import Engine, Server
+from smartspec_testing.clock import VirtualClock
+from smartspec_testing.fake_engine import FakeTarget
+from smartspec_testing.local import generate
 
 if TYPE_CHECKING:
     from smartspec_py.engines.packed import RowInput

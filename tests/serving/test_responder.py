@@ -12,13 +12,13 @@ import pytest
 from harness import TOKENIZER
 
 from smartspec_py.core.types import FinishReason
-from smartspec_py.serving.local import LocalSink
 from smartspec_py.serving.messages import Conversation, Outcome, Progress, Reply, Times, Update
 from smartspec_py.serving.metrics import ConfigInfo, Meter, MetricSink, NoMetrics
 from smartspec_py.serving.record import SpecRecord
 from smartspec_py.serving.request import ErrorCode, GenerateParams
 from smartspec_py.serving.responder import REFUSAL_DELAY_S, Responder
 from smartspec_py.serving.text import TextStream
+from smartspec_testing.local import LocalSink
 
 WAIT_S = 10.0
 HELLO = TOKENIZER.encode("hello world").ids

@@ -27,14 +27,14 @@ from harness import (
 
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.types import NO_TOKEN, FinishReason, SamplingParams
-from smartspec_py.engines import executor_double
-from smartspec_py.engines.fake import FakeTarget
 from smartspec_py.engines.trtllm_engine import TrtllmTarget
-from smartspec_py.proposers.fake import FakeProposer
 from smartspec_py.serving.config import DRAFT_MODEL, LimitsConfig
-from smartspec_py.serving.local import LocalSink, generate
 from smartspec_py.serving.request import ErrorCode, GenerateParams, InvalidField, RequestError
 from smartspec_py.serving.server import Engine, Server
+from smartspec_testing import fake_executor as executor_double
+from smartspec_testing.fake_engine import FakeTarget
+from smartspec_testing.fake_proposer import FakeProposer
+from smartspec_testing.local import LocalSink, generate
 
 WAIT_S = 20.0
 POLICIES = ["none", "fixed:1", "fixed:4", "goodput"]

@@ -16,16 +16,16 @@ from harness import COST, VOCAB_SIZE, LoopHarness, fake_text
 
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.types import FinishReason, SamplingParams
-from smartspec_py.engines import executor_double
 from smartspec_py.engines.base import DraftTask, TargetCapabilities
-from smartspec_py.engines.clock import VirtualClock
-from smartspec_py.engines.executor_double import EngineLimits, Executor
-from smartspec_py.engines.executor_double_draft import DraftExecutor
-from smartspec_py.engines.fake import TOKEN_STEP
 from smartspec_py.engines.trtllm_engine import UNSUPPORTED, TrtllmTarget
 from smartspec_py.proposers.trtllm_draft import DRAFT_TIMEOUT_S, TrtllmDraftProposer
 from smartspec_py.serving.request import ErrorCode
-from smartspec_py.trtllm.contract import ContractBindings, load_contract
+from smartspec_testing import fake_executor as executor_double
+from smartspec_testing.clock import VirtualClock
+from smartspec_testing.fake_engine import TOKEN_STEP
+from smartspec_testing.fake_executor import EngineLimits, Executor
+from smartspec_testing.fake_executor_draft import DraftExecutor
+from smartspec_trtllm.contract import ContractBindings, load_contract
 
 LIMITS = EngineLimits(
     max_batch_size=8, max_num_tokens=600, max_input_len=600, max_seq_len=600, max_draft_len=8,

@@ -14,14 +14,14 @@ import pytest
 from harness import CAPABILITIES, LIMITS, VOCAB_SIZE, LoopHarness, fake_engine, fake_server
 
 from smartspec_py.engines.base import Draft, DraftTask, Event
-from smartspec_py.engines.fake import FakeTarget
-from smartspec_py.proposers.fake import FakeProposer
 from smartspec_py.serving.config import DRAFT_MODEL
-from smartspec_py.serving.local import LocalSink
 from smartspec_py.serving.messages import Update
 from smartspec_py.serving.request import ErrorCode, GenerateParams, RequestError
 from smartspec_py.serving.roster import EngineStalledError
 from smartspec_py.serving.server import MAX_HEALTH_CHECKS, Engine, Server
+from smartspec_testing.fake_engine import FakeTarget
+from smartspec_testing.fake_proposer import FakeProposer
+from smartspec_testing.local import LocalSink
 
 WAIT_S = 20.0
 HURRIED = LIMITS.model_copy(update={"engine_timeout_s": 0.3})

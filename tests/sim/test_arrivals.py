@@ -7,7 +7,7 @@ from itertools import islice
 
 import pytest
 
-from smartspec_py.sim.arrivals import (
+from smartspec_sim.arrivals import (
     RatePhase,
     arrival_times,
     constant_gaps,

@@ -11,8 +11,8 @@ import typer
 from servers import fake_config, serving
 from typer.testing import CliRunner
 
-from smartspec_py.commands.load import load
-from smartspec_py.commands.simulate import simulate
+from smartspec_cli.commands.load import load
+from smartspec_cli.commands.simulate import simulate
 
 SMALL = ["--duration", "2", "--policies", "none,fixed:2", "--rows", "4"]
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from smartspec_py.sim.hardware import (
+from smartspec_sim.hardware import (
     COMPUTE_SHARE,
     GPUS,
     KV_SHARE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from smartspec_py.sim.latency import RequestTiming, Slo, parse_slo, statistics_ms, summarise
+from smartspec_sim.latency import RequestTiming, Slo, parse_slo, statistics_ms, summarise
 
 FAST = RequestTiming(0.0, 0.5, first_s=1.0, last_s=3.0, num_tokens=5)
 """ttft 1 s, 0.5 from sent; e2e 3 s, 2.5 from sent; tpot 2 / 4 = 0.5 s."""

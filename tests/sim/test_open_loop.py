@@ -12,9 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from smartspec_py.prompts import Prompt, PromptFileError, generated, read_prompts
-from smartspec_py.sim.latency import summarise
-from smartspec_py.sim.open_loop import (
+from smartspec_bench.open_loop import (
     NO_FINISH,
     TIMED_OUT,
     TOO_MANY_OUT,
@@ -25,7 +23,9 @@ from smartspec_py.sim.open_loop import (
     OpenLoop,
     UnreachableError,
 )
-from smartspec_py.sim.record import read_record
+from smartspec_bench.prompts import Prompt, PromptFileError, generated, read_prompts
+from smartspec_sim.latency import summarise
+from smartspec_sim.record import read_record
 
 BOUNDS = Bounds(max_requests=100, max_s=100.0, timeout_s=30.0)
 

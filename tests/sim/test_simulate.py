@@ -14,15 +14,14 @@ import pytest
 
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.engines.base import Decode, DraftTask, Prefill, Verify, Work
-from smartspec_py.engines.clock import VirtualClock
 from smartspec_py.serving.config import DRAFT_MODEL, PROMPT_LOOKUP
-from smartspec_py.sim.acceptance import DraftRuns
-from smartspec_py.sim.arrivals import arrival_times, constant_gaps, poisson_gaps, steady
-from smartspec_py.sim.engine import SimProposer, SimTarget
-from smartspec_py.sim.hardware import Hardware, HardwareError, check_chunk, gpu_hardware
-from smartspec_py.sim.latency import Slo
-from smartspec_py.sim.report import latency_lines
-from smartspec_py.sim.scenario import (
+from smartspec_sim.acceptance import DraftRuns
+from smartspec_sim.arrivals import arrival_times, constant_gaps, poisson_gaps, steady
+from smartspec_sim.engine import SimProposer, SimTarget
+from smartspec_sim.hardware import Hardware, HardwareError, check_chunk, gpu_hardware
+from smartspec_sim.latency import Slo
+from smartspec_sim.report import latency_lines
+from smartspec_sim.scenario import (
     BASE,
     Deviation,
     Load,
@@ -32,7 +31,7 @@ from smartspec_py.sim.scenario import (
     run_all,
     runs_of,
 )
-from smartspec_py.sim.simulate import (
+from smartspec_sim.simulate import (
     SAMPLING,
     CostChange,
     SimLimits,
@@ -40,7 +39,7 @@ from smartspec_py.sim.simulate import (
     Simulation,
     _capabilities,
 )
-from smartspec_py.sim.workload import (
+from smartspec_sim.workload import (
     KindSpec,
     LengthSpec,
     PhaseSpec,
@@ -49,6 +48,7 @@ from smartspec_py.sim.workload import (
     draw,
     only,
 )
+from smartspec_testing.clock import VirtualClock
 
 FLAT = CostModel(PassTable((1,), (1, 16), ((1.0, 1.0),)))
 """Every pass takes a second; drafting is free."""
@@ -511,7 +511,7 @@ def test_a_simulation_wakes_no_threads_of_numpy() -> None:
     script = (
         "import numpy, threadpoolctl\n"
         "from smartspec_py.core.cost import CostModel, PassTable\n"
-        "from smartspec_py.sim.simulate import SimLimits, Simulation\n"
+        "from smartspec_sim.simulate import SimLimits, Simulation\n"
         "cost = CostModel(PassTable((1,), (1, 16), ((1.0, 1.0),)))\n"
         "Simulation([], 'none', cost, SimLimits()).run()\n"
         "print([one['num_threads'] for one in threadpoolctl.threadpool_info()"

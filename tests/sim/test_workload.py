@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from smartspec_py.sim.acceptance import DraftRuns, draw_runs
-from smartspec_py.sim.record import read_record, repeat_faster
-from smartspec_py.sim.workload import (
+from smartspec_sim.acceptance import DraftRuns, draw_runs
+from smartspec_sim.record import read_record, repeat_faster
+from smartspec_sim.traces.oracle import OracleSequence
+from smartspec_sim.workload import (
     KindSpec,
     LengthSpec,
     PhaseSpec,
@@ -22,7 +23,6 @@ from smartspec_py.sim.workload import (
     read_spec,
     with_texts,
 )
-from smartspec_py.tracing.oracle import OracleSequence
 
 KINDS = (
     KindSpec(name="chat", prompt=LengthSpec(mean=20), output=LengthSpec(mean=30), accept=0.8),

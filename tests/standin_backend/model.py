@@ -12,7 +12,7 @@ import time
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from smartspec_py.launch.link import Beat, inherited_link
+from smartspec_py.serving.link import Beat, inherited_link
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 PAUSE_S = 0.02

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from smartspec_py.trtllm import build_steps
-from smartspec_py.trtllm.build_plan import Step
+from smartspec_trtllm import build_steps
+from smartspec_trtllm.build_plan import Step
 
 ENGINES_BUILD = Path(__file__).parents[2] / "engines_build"
 SCRIPT = ENGINES_BUILD / "build_engines.sh"

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from smartspec_py.trtllm.build_engines import shell_text
-from smartspec_py.trtllm.build_models import BuildError
-from smartspec_py.trtllm.build_plan import (
+from smartspec_trtllm.build_engines import shell_text
+from smartspec_trtllm.build_models import BuildError
+from smartspec_trtllm.build_plan import (
     BuildOptions,
     ModelOptions,
     Plan,
@@ -23,10 +23,10 @@ from smartspec_py.trtllm.build_plan import (
     default_max_num_tokens,
     make_plan,
 )
-from smartspec_py.trtllm.build_quantization import RECIPES, KvCacheDtype, Quantization
+from smartspec_trtllm.build_quantization import RECIPES, KvCacheDtype, Quantization
 
 GOLDEN = Path(__file__).parent / "golden"
-SIGNATURES = Path(__file__).parents[2] / "backend" / "smartspec_py" / "trtllm" / "signatures.json"
+SIGNATURES = Path(__file__).parents[2] / "tools" / "smartspec_trtllm" / "signatures.json"
 HUB = json.loads((GOLDEN / "hub.json").read_text())
 LLAMA_8B, LLAMA_1B = HUB["Llama-3.1-8B-Instruct"], HUB["Llama-3.2-1B-Instruct"]
 QWEN_14B, QWEN_HALF_B = HUB["Qwen2.5-14B-Instruct"], HUB["Qwen2.5-0.5B-Instruct"]

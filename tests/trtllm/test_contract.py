@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from smartspec_py.engines import executor_double
-from smartspec_py.engines.executor_double import EngineLimits, Executor
-from smartspec_py.trtllm.contract import ContractBindings, ContractError, load_contract
-from smartspec_py.trtllm.contract_kinds import is_of_kind
-from smartspec_py.trtllm.doctor_uses import adapter_files, adapter_uses, calls_of_bindings
+from smartspec_testing import fake_executor as executor_double
+from smartspec_testing.fake_executor import EngineLimits, Executor
+from smartspec_trtllm.contract import ContractBindings, ContractError, load_contract
+from smartspec_trtllm.contract_kinds import is_of_kind
+from smartspec_trtllm.doctor_uses import adapter_files, adapter_uses, calls_of_bindings
 
 
 @pytest.fixture

@@ -11,14 +11,14 @@ from types import ModuleType, SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from smartspec_py.cli import app
+from smartspec_cli.app import app
 from smartspec_py.core.cost import CostModel, PassTable
-from smartspec_py.engines.clock import VirtualClock
-from smartspec_py.engines.executor_double import Behaviour, DoubleBindings, FinishReason
-from smartspec_py.trtllm import doctor_environment, doctor_sampling
-from smartspec_py.trtllm.doctor import ALL_EXPERIMENTS, diagnose, experiment
-from smartspec_py.trtllm.doctor_bench import Bench
-from smartspec_py.trtllm.doctor_experiments import (
+from smartspec_testing.clock import VirtualClock
+from smartspec_testing.fake_executor import Behaviour, DoubleBindings, FinishReason
+from smartspec_trtllm import doctor_environment, doctor_sampling
+from smartspec_trtllm.doctor import ALL_EXPERIMENTS, diagnose, experiment
+from smartspec_trtllm.doctor_bench import Bench
+from smartspec_trtllm.doctor_experiments import (
     cost_of_verification,
     default_priority,
     finish_of_full_acceptance,
@@ -29,9 +29,9 @@ from smartspec_py.trtllm.doctor_experiments import (
     specdec_stats,
     two_executors,
 )
-from smartspec_py.trtllm.doctor_finding import UNSETTLED, UnsettledError
-from smartspec_py.trtllm.doctor_report import markdown
-from smartspec_py.trtllm.doctor_sampling import sampling_with_logits, sampling_without_logits
+from smartspec_trtllm.doctor_finding import UNSETTLED, UnsettledError
+from smartspec_trtllm.doctor_report import markdown
+from smartspec_trtllm.doctor_sampling import sampling_with_logits, sampling_without_logits
 
 TOKEN_S = 0.01
 

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from smartspec_py.engines.executor_double import DoubleBindings
-from smartspec_py.trtllm.doctor_bench import Bench
-from smartspec_py.trtllm.doctor_experiments import default_priority
-from smartspec_py.trtllm.doctor_finding import UnsettledError
-from smartspec_py.trtllm.doctor_signatures import Kind, Parameter, compare, parse_signature
+from smartspec_testing.fake_executor import DoubleBindings
+from smartspec_trtllm.doctor_bench import Bench
+from smartspec_trtllm.doctor_experiments import default_priority
+from smartspec_trtllm.doctor_finding import UnsettledError
+from smartspec_trtllm.doctor_signatures import Kind, Parameter, compare, parse_signature
 
 NANOBIND = (
     "__init__(self, input_token_ids: collections.abc.Sequence[int], max_tokens: int, *, "

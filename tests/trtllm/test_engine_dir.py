@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from smartspec_py.cli import app
-from smartspec_py.trtllm.engine_config import TRTLLM_VERSION
-from smartspec_py.trtllm.engine_dir import (
+from smartspec_cli.app import app
+from smartspec_py.engines.trtllm.engine_config import TRTLLM_VERSION
+from smartspec_py.engines.trtllm.engine_dir import (
     EXTERNAL_DRAFTS,
     NO_SPECULATION,
     Finding,
@@ -20,7 +20,7 @@ from smartspec_py.trtllm.engine_dir import (
     has_errors,
 )
 
-SIGNATURES = Path(__file__).parents[2] / "backend" / "smartspec_py" / "trtllm" / "signatures.json"
+SIGNATURES = Path(__file__).parents[2] / "tools" / "smartspec_trtllm" / "signatures.json"
 
 LOAD: dict[str, Any] = {"k": 7, "sequences": 64, "context_len": 1000}
 VOCAB_SIZE = 128256

@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from smartspec_py.core.cost import CostModel, PassTable
-from smartspec_py.numpy_threads import keep_numpy_in_one_thread
 from smartspec_py.proposers.prompt_lookup import PromptLookupProposer
 from smartspec_py.serving.config import (
     DRAFT_MODEL,
@@ -32,6 +31,7 @@ from smartspec_py.serving.model_files import (
     num_token_ids,
     stepwise_capabilities,
 )
+from smartspec_py.serving.numpy_threads import keep_numpy_in_one_thread
 
 logger = logging.getLogger(__name__)
 
@@ -86,8 +86,8 @@ def uncollected_imports() -> Iterator[None]:
 
 
 def _build_fake(config: FakeEngineConfig, limits: LimitsConfig, folder: Path) -> Engine:
-    from smartspec_py.engines.fake import FakeTarget
-    from smartspec_py.proposers.fake import FakeProposer
+    from smartspec_testing.fake_engine import FakeTarget
+    from smartspec_testing.fake_proposer import FakeProposer
 
     tokenizer = load_tokenizer("engine.tokenizer", folder / config.tokenizer)
     step = PassTable((1,), (1,), ((config.step_s,),))

@@ -14,6 +14,9 @@ from typing import Any
 
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.engines.base import Proposer, TargetCapabilities
+from smartspec_py.engines.trtllm import engine_config
+from smartspec_py.engines.trtllm.engine_config import Role, read_engine
+from smartspec_py.engines.trtllm.engine_dir import Severity, check_pair
 from smartspec_py.engines.trtllm_engine import UNSUPPORTED, TrtllmTarget
 from smartspec_py.engines.trtllm_requests import Bindings
 from smartspec_py.proposers.trtllm_draft import TrtllmDraftProposer
@@ -38,9 +41,6 @@ from smartspec_py.serving.trtllm_memory import (
     free_cache_tokens,
     loaded_cache_tokens,
 )
-from smartspec_py.trtllm import engine_config
-from smartspec_py.trtllm.engine_config import Role, read_engine
-from smartspec_py.trtllm.engine_dir import Severity, check_pair
 
 logger = logging.getLogger(__name__)
 
@@ -216,8 +216,8 @@ def _shape(
 
 def build_trtllm_double(config: TrtllmDoubleConfig, limits: LimitsConfig, folder: Path) -> Engine:
     """Doubles of both executors under the adapter: text that can be computed by hand."""
-    from smartspec_py.engines import executor_double as bindings
-    from smartspec_py.engines.executor_double_draft import DraftExecutor
+    from smartspec_testing import fake_executor as bindings
+    from smartspec_testing.fake_executor_draft import DraftExecutor
 
     tokenizer = load_tokenizer("engine.tokenizer", folder / config.tokenizer)
     vocab_size = num_token_ids(tokenizer)

@@ -15,7 +15,7 @@ from smartspec_py.core.cost import CostModel
 from smartspec_py.core.policies import BatchTable
 from smartspec_py.serving.request import ErrorCode, RequestError
 from smartspec_py.serving.step import StepRecord
-from smartspec_py.tracing.steps import StepTraceFile, step_line, steps_text
+from smartspec_py.serving.step_trace import StepTraceFile, step_line, steps_text
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.engines.base import Profilable
 from smartspec_py.serving.config import LEAST_CHUNK
 from smartspec_py.serving.pass_times import PassTimes, write_json
-from smartspec_py.tracing.steps import cost_from_json, cost_to_json
+from smartspec_py.serving.step_trace import cost_from_json, cost_to_json
 
 logger = logging.getLogger(__name__)
 

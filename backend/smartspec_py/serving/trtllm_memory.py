@@ -11,9 +11,9 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+from smartspec_py.engines.trtllm import engine_config
 from smartspec_py.engines.trtllm_requests import Bindings, finish
 from smartspec_py.serving.config import ConfigError
-from smartspec_py.trtllm import engine_config
 
 logger = logging.getLogger(__name__)
 

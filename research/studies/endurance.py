@@ -1,0 +1,307 @@
+"""Endurance: does anything grow while the loop serves for long?
+
+The server's own loop on the simulator's engines: 32 rows, policy `goodput`, many small requests:
+with a draft model, with prompt lookup or with both, with priorities and deadlines, some cancelled,
+some with a `workload` tag that nobody else uses; the cache is tight, so that some are preempted.
+Every tenth of the way the loop is drained and the ring of step records emptied, so that nothing is
+left that a request or a step may hold, and memory is looked at.
+
+    STEPS=1000000 scripts/study endurance       100,000 steps unless said
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from smartspec_py.core.types import SequenceId
+from smartspec_py.engines.base import TargetCapabilities
+from smartspec_py.serving.admission import CacheBudget
+from smartspec_py.serving.config import DRAFT_MODEL, PROMPT_LOOKUP
+from smartspec_py.serving.inbox import Inbox
+from smartspec_py.serving.loop import Arrival, StepLoop
+from smartspec_py.serving.messages import Conversation, Reply, Update
+from smartspec_py.serving.metrics import LoopState
+from smartspec_py.serving.request import ErrorCode, GenerateParams, Request
+from smartspec_py.serving.step import StepRecord
+from smartspec_py.serving.text import TextStream
+from smartspec_sim.acceptance import DraftRuns, draw_runs
+from smartspec_sim.engine import PLACEHOLDER, SimProposer, SimTarget
+from smartspec_sim.hardware import gpu_hardware
+from smartspec_sim.simulate import SAMPLING
+from smartspec_sim.workload import SimRequest
+from smartspec_testing.clock import VirtualClock
+from studies.document import publish, table
+
+NUM_STEPS = int(os.environ.get("STEPS", "100000"))
+NUM_LOOKS = 10
+WARM_LOOKS = 2
+"""Looks that are left out of what is judged: tables and pools still fill."""
+
+NUM_ROWS, MAX_DRAFT_LEN, CHUNK = 32, 7, 256
+MAX_PROMPT, MAX_OUTPUT = 40, 64
+NUM_TEXTS = 509
+"""Texts that requests share; a prime, so that they come with ever other traits."""
+
+SHARE_OF_ROWS = 0.7
+"""What the cache holds of all rows at their longest."""
+
+WAITING = 8
+"""Requests that are kept in the queue."""
+
+
+class Client:
+    """Hears nothing."""
+
+    def send(self, reply: Reply, is_final: bool) -> None: ...
+
+    def fail(self, code: ErrorCode, message: str) -> None: ...
+
+    def explain(self, trace: str) -> None: ...
+
+    def is_cancelled(self) -> bool:
+        return False
+
+
+class Service:
+    """The loop, its engines, and the clients that keep it busy. Whatever is kept here of a request
+    is forgotten at its end."""
+
+    def __init__(self) -> None:
+        self._texts: dict[SequenceId, SimRequest] = {}
+        self._clock = VirtualClock()
+        self._inbox: Inbox[Arrival] = Inbox(10 * WAITING)
+        self._acceptances = pool()
+        self.num_steps = self.num_requests = self.num_tokens = 0
+        self.outcomes: Counter[str] = Counter()
+        cost = gpu_hardware("h100", 1, "llama-3-8b", "eagle", NUM_ROWS).cost
+        longest = MAX_PROMPT + MAX_OUTPUT
+        capabilities = TargetCapabilities(
+            max_sequences=NUM_ROWS,
+            max_context_len=longest,
+            max_draft_len=MAX_DRAFT_LEN,
+            max_decode_tokens=1,
+            max_prefill_tokens=CHUNK,
+            verifies_sampling=True,
+            vocab_size=PLACEHOLDER + 1,
+            bytes_per_token=2,
+        )
+        self.loop = StepLoop(
+            SimTarget(capabilities, cost, self._clock, self._texts),
+            {
+                name: SimProposer(name, self._texts, MAX_DRAFT_LEN, cost, self._clock, size)
+                for name, size in ((DRAFT_MODEL, 1), (PROMPT_LOOKUP, 0))
+            },
+            cost,
+            CacheBudget(int(SHARE_OF_ROWS * NUM_ROWS * longest * 3), 2, 1),
+            self._inbox,
+            CHUNK,
+            self._hear,
+            self._clock.now,
+        )
+
+    def step(self) -> None:
+        while len(self._texts) < NUM_ROWS + WAITING:
+            self._put()
+        if self.num_steps % 50 == 0:  # a client gives up: the one that has been there for longest
+            self._inbox.cancel(next(iter(self._texts)))
+        self._step()
+
+    def drain(self) -> None:
+        """Serve what is there to its end, and forget the records of steps."""
+        while self._texts:
+            self._step()
+        self.loop.check_integrity()
+        self.loop.records.clear()
+
+    def _step(self) -> None:
+        self.loop.step()
+        self.num_steps += 1
+
+    def _put(self) -> None:
+        self.num_requests += 1
+        number = self.num_requests
+        text = self._text(number)
+        first, *others = text.proposers
+        now = self._clock.now()
+        request = Request(
+            sequence=number,
+            tokens=[PLACEHOLDER] * text.prompt_len,
+            num_prompt=text.prompt_len,
+            max_tokens=text.output_len,
+            sampling=SAMPLING,
+            policy="goodput",
+            max_draft_len=MAX_DRAFT_LEN,
+            proposer=first,
+            alternatives=tuple(others),
+            kind=text.kind,
+            priority=number % 10 == 0,
+            arrival_s=now,
+            deadline_s=now + 0.2 if number % 23 == 0 else None,
+        )
+        stream = cast(TextStream, None)  # the responder's, which is not here
+        params = GenerateParams(text="", max_tokens=text.output_len)
+        conversation = Conversation(number, Client(), stream, 0, text.prompt_len, params)
+        self._texts[number] = text
+        self._inbox.put(Arrival(request, conversation))
+
+    def _text(self, number: int) -> SimRequest:
+        """Of two kinds, which draft well or badly; but one in 50 has a kind of its own."""
+        index = number % NUM_TEXTS
+        draft, lookup = self._acceptances[index]
+        kind = f"kind {index % 2}" if number % 50 else f"only {number}"
+        return SimRequest(
+            sequence=number,
+            arrival_s=0.0,
+            prompt_len=1 + index % MAX_PROMPT,
+            output_len=8 + index % (MAX_OUTPUT - 8),
+            acceptances=((draft, None), (draft, None), (None, lookup), (draft, lookup))[number % 4],
+            kind=kind,
+        )
+
+    def _hear(self, news: Update | StepRecord | LoopState) -> None:
+        if isinstance(news, StepRecord):
+            self.num_tokens += news.num_generated
+        elif isinstance(news, Update) and news.outcome is not None:
+            del self._texts[news.conversation.sequence]
+            self.outcomes[news.finish_reason.value if news.finish_reason else "error"] += 1
+
+
+def pool() -> list[tuple[DraftRuns, DraftRuns]]:
+    """For each text what the draft model and what prompt lookup get right of it."""
+    rng = np.random.default_rng(1)
+    return [
+        (
+            draw_runs(rng, MAX_OUTPUT, 0.4 + 0.4 * (index % 2), 0.2),
+            DraftRuns(rng.integers(0, 4, MAX_OUTPUT).tolist(), [3] * MAX_OUTPUT),
+        )
+        for index in range(NUM_TEXTS)
+    ]
+
+
+@dataclass(frozen=True)
+class Look:
+    """Memory of a drained loop. rss_kib: resident. num_blocks: that Python has allocated.
+    num_objects: that the garbage collector tracks."""
+
+    num_steps: int
+    num_requests: int
+    rss_kib: int
+    num_blocks: int
+    num_objects: int
+
+
+def look(service: Service) -> Look:
+    service.drain()
+    gc.collect()
+    num_blocks, num_objects = sys.getallocatedblocks(), len(gc.get_objects())
+    return Look(service.num_steps, service.num_requests, resident_kib(), num_blocks, num_objects)
+
+
+def objects_by_type() -> Counter[str]:
+    return Counter(f"{type(o).__module__}.{type(o).__qualname__}" for o in gc.get_objects())
+
+
+def resident_kib() -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1])
+    raise RuntimeError("this system does not tell of its memory")
+
+
+def growth(looks: Sequence[Look], value: Callable[[Look], float]) -> float:
+    """Of the value, for a million steps: the slope of a straight line through the looks."""
+    steps = np.array([look.num_steps for look in looks], dtype=np.float64)
+    values = np.array([value(look) for look in looks])
+    return float(np.polyfit(steps, values, 1)[0]) * 1e6
+
+
+def verdict(looks: Sequence[Look], grown: Counter[str], service: Service) -> str:
+    """grown: objects by type, of which there are more in the end than after warm-up."""
+    warm = looks[WARM_LOOKS:]
+    num_requests = warm[-1].num_requests - warm[0].num_requests
+    objects = warm[-1].num_objects - warm[0].num_objects
+    blocks = warm[-1].num_blocks - warm[0].num_blocks
+    more = ", ".join(f"{name} +{count}" for name, count in grown.most_common(8)) or "none"
+    outcomes = ", ".join(f"{count:,} {name}" for name, count in sorted(service.outcomes.items()))
+    slopes = (
+        f"{growth(warm, lambda one: one.num_objects):+,.0f} objects, "
+        f"{growth(warm, lambda one: one.num_blocks):+,.0f} blocks and "
+        f"{growth(warm, lambda one: one.rss_kib / 1024):+.2f} MiB"
+    )
+    return (
+        f"{service.num_steps:,} steps, {service.num_requests:,} requests ({outcomes}), "
+        f"{service.num_tokens:,} tokens, {service.loop.num_preemptions:,} preemptions. After "
+        f"warm-up, over {num_requests:,} requests: {objects:+,} objects, {blocks:+,} blocks of "
+        f"memory, {warm[-1].rss_kib - warm[0].rss_kib:+,} KiB resident. By a straight line through "
+        f"the looks a million steps add {slopes}. Types of which there were more in the end: "
+        f"{more}."
+    )
+
+
+MADE = f"""
+**How it was made.** The server's own loop, roster, batcher, controller and estimates on the
+simulator's engines and a virtual clock, {NUM_ROWS} rows; no Triton, no PyTorch and no responder, so
+that what they hold is not in it. Requests of 1 to {MAX_PROMPT} prompt tokens and 8 to {MAX_OUTPUT}
+generated ones; one in 10 has a higher priority, one in 23 a deadline of 0.2 s, one in 50 a
+`workload` tag of its own; every 50 steps the oldest is cancelled; the cache holds {SHARE_OF_ROWS}
+of what the rows could need. At each look the loop is drained, its ring of records emptied and the
+garbage collector run; the first {WARM_LOOKS} looks are warm-up. Blocks are those of Python's own
+allocator, so that numbers and strings count as well. Each look is remembered by the study
+itself, which is one object and a few numbers.
+"""
+
+
+def main() -> None:
+    service = Service()
+    looks: list[Look] = []
+    at_start: Counter[str] = Counter()
+    start = time.perf_counter()
+    for number in range(1, NUM_LOOKS + 1):
+        while service.num_steps < number * NUM_STEPS // NUM_LOOKS:
+            service.step()
+        looks.append(look(service))
+        if number == WARM_LOOKS:
+            at_start = objects_by_type()
+        print(f"{looks[-1].num_steps:,} steps, {looks[-1].rss_kib / 1024:.1f} MiB", flush=True)
+    took_s = time.perf_counter() - start
+    grown = objects_by_type() - at_start
+    rows = [
+        [
+            f"{one.num_steps:,}",
+            f"{one.num_requests:,}",
+            f"{one.rss_kib / 1024:.2f}",
+            f"{one.num_blocks:,}",
+            f"{one.num_objects:,}",
+        ]
+        for one in looks
+    ]
+    publish(
+        Path(sys.argv[1]),
+        "endurance",
+        "Memory over many steps",
+        [
+            verdict(looks, grown, service),
+            table(["steps", "requests", "resident MiB", "blocks", "objects"], rows),
+            f"{service.num_steps / took_s:.0f} steps a second, looks included.",
+            MADE.strip(),
+        ],
+        {
+            "looks": [asdict(one) for one in looks],
+            "grown_types": grown,
+            "outcomes": service.outcomes,
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""What a pass of the target costs on this processor, by the ways in which it can be computed.
+
+Run by `scripts/study passes`, four minutes on a quiet machine, on the pair of `scripts/bench_peer`.
+What speculation is worth is decided here: what do 2, 4, 8 or 16 tokens of a sequence cost, where
+one costs 1? All ways are timed in turn, and the best of the rounds counts. Figures of other
+processors that the folder has are kept.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from peer.pair import make
+from peer.results import processor
+from smartspec_bench.progress import tracked
+from smartspec_py.engines.kernel_choice import KernelChoice, choose
+from smartspec_py.engines.linears import linears, shape_of
+from smartspec_py.engines.openvino_runner import load_openvino_runner
+from smartspec_py.engines.runner import (
+    CausalRunner,
+    Runner,
+    RunnerConfig,
+    key_shape,
+    load_model,
+    prepared,
+)
+from studies.document import table
+
+PAIR = Path(".smartspec/peer/pair")
+NUM_THREADS = 1
+"""What the server takes of two cores."""
+
+MAX_ROWS, ROW_LEN, CONTEXT_LEN, VOCAB_SIZE = 32, 512, 192, 2048
+ROWS, TOKENS = (1, 8, 32), (1, 2, 4, 8, 16)
+NUM_ROUNDS = 7
+DTYPES = (torch.float32, torch.bfloat16)
+
+Way = dict[str, list[float]]
+"""Milliseconds by rows; for each of TOKENS."""
+
+
+def runners() -> Iterator[tuple[str, Runner]]:
+    has_bfloat16 = processor().has_bfloat16
+    for dtype in DTYPES if has_bfloat16 else DTYPES[:1]:
+        name = str(dtype).removeprefix("torch.")
+        config = RunnerConfig(
+            PAIR / "target", torch.device("cpu"), dtype, MAX_ROWS, ROW_LEN, VOCAB_SIZE
+        )
+        former = "mkl" if dtype == torch.float32 else "plain"
+        model = prepared(load_model(config), config)
+        kernels = KernelChoice({shape_of(one): former for one in linears(model)}, torch.float32)
+        yield f"{name}, {former}", CausalRunner(model, replace(config, kernels=kernels))
+        model = prepared(load_model(config), config)
+        num_kv_heads, head_dim = key_shape(model.config)
+        heads = (model.config.num_attention_heads, num_kv_heads, head_dim)
+        kernels = choose(model, batch_invariant=False, heads=heads)
+        yield f"{name}, chosen kernels", CausalRunner(model, replace(config, kernels=kernels))
+        yield f"{name}, OpenVINO", load_openvino_runner(config)
+
+
+def measure() -> dict[str, Way]:
+    ways = dict(runners())
+    found: dict[str, Way] = {
+        name: {str(rows): [float("inf")] * len(TOKENS) for rows in ROWS} for name in ways
+    }
+    for number in tracked("passes", range(NUM_ROUNDS + 1), "rounds"):
+        for name, runner in ways.items():
+            for rows in ROWS:
+                for i, tokens in enumerate(TOKENS):
+                    ms = 1e3 * runner.time_pass(rows, tokens, CONTEXT_LEN)
+                    if number:  # the first pass of a shape makes its kernels
+                        found[name][str(rows)][i] = min(ms, found[name][str(rows)][i])
+    return found
+
+
+def sections(document: Mapping[str, Any]) -> Iterator[str]:
+    for name, one in document.items():
+        yield f"## {name}"
+        yield f"{one['source']}."
+        for rows in map(str, ROWS):
+            yield f"Sequences: {rows}. Milliseconds, and in brackets times those of one token."
+            yield table(
+                ["computed in, by", *(f"{tokens} token{'s' * (tokens > 1)}" for tokens in TOKENS)],
+                [[way, *_cells(ms[rows])] for way, ms in one["ways"].items() if rows in ms],
+            )
+
+
+def _cells(ms: list[float | None]) -> list[str]:
+    return [
+        "-" if value is None else f"{value:.1f} ({value / ms[0]:.2f})" if ms[0] else f"{value:.1f}"
+        for value in ms
+    ]
+
+
+def main() -> None:
+    torch.set_num_threads(NUM_THREADS)
+    make(PAIR)
+    folder = Path(sys.argv[1])
+    path = folder / "passes.json"
+    document = json.loads(path.read_text()) if path.is_file() else {}
+    source = f"`scripts/study passes`, {datetime.now(UTC):%Y-%m-%d}, {NUM_THREADS} thread"
+    document[processor().name] = {"source": source, "ways": measure()}
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document, indent=1) + "\n")
+    text = "\n\n".join(
+        [
+            "# What a pass costs, by processor and by what computes it",
+            f"The target of research/peer/pair.py (97 M parameters), {CONTEXT_LEN} tokens of "
+            f"context, best of {NUM_ROUNDS} rounds in turn. What it means: docs/performance.md.",
+            *sections(document),
+        ]
+    )
+    (folder / "passes.md").write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

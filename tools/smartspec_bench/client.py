@@ -1,0 +1,179 @@
+"""Sends a phase to the live server, and reads what the server counts.
+
+Open loop is `sim.open_loop`. Closed means: the next request leaves when the last one has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from smartspec_bench.open_loop import (
+    NO_FINISH,
+    TIMED_OUT,
+    Bounds,
+    Exchange,
+    ExchangeError,
+    HttpStreams,
+    OpenLoop,
+)
+from smartspec_bench.plan import Due
+from smartspec_bench.prompts import Prompt
+from smartspec_launch.triton_server import Address
+from smartspec_py.serving.contract import MODEL_NAME
+from smartspec_py.serving.metric_families import DRAFT_TIME, RUNNING, VERIFY_TIME, WAITING, value_in
+
+POLL_S = 0.2
+IDLE_TIMEOUT_S = 60.0
+MAX_OUT = 4096
+"""Requests out at once; as many as the benchmark's server lets wait, so that none is refused."""
+
+
+class BenchError(RuntimeError):
+    """The server cannot be measured; the message says why."""
+
+
+@dataclass
+class FullQueue:
+    """All requests, and the time in which the queue was full and the slots were apart."""
+
+    exchanges: list[Exchange] = field(default_factory=list)
+    from_s: float = math.inf
+    to_s: float = math.inf
+
+    def add(self, now_s: float) -> Exchange:
+        exchange = Exchange(len(self.exchanges), now_s)
+        self.exchanges.append(exchange)
+        return exchange
+
+    def start(self, now_s: float, duration_s: float) -> None:
+        self.from_s, self.to_s = now_s, now_s + duration_s
+
+
+class Client:
+    """One server's. Use within `async with`.
+
+    fields: of every request, without its text and policy. timeout_s: of each request.
+    """
+
+    def __init__(self, address: Address, fields: Mapping[str, Any], timeout_s: float) -> None:
+        self._streams = HttpStreams(f"{address.http_url}/v2/models/{MODEL_NAME}/generate_stream")
+        self._metrics_url = address.metrics_url
+        self._fields = fields
+        self._timeout_s = timeout_s
+
+    async def __aenter__(self) -> Client:
+        await self._streams.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._streams.__aexit__(*error)
+
+    async def open_loop(self, policy: str, due: Sequence[Due]) -> list[Exchange]:
+        bounds = Bounds(len(due), due[-1].time_s + 1.0, MAX_OUT, self._timeout_s)
+        loop = OpenLoop(self._streams, bounds, self._with(policy))
+        return await loop.run([one.time_s for one in due], iter([one.prompt for one in due]))
+
+    async def closed_loop(self, policy: str, prompts: Iterable[Prompt]) -> list[Exchange]:
+        """One request at a time, until the prompts are over."""
+        exchanges: list[Exchange] = []
+        now_s = _clock()
+        for prompt in prompts:
+            exchange = Exchange(len(exchanges), now_s(), prompt.kind)
+            exchanges.append(exchange)
+            await self._serve(exchange, self._fields_of(policy, prompt), now_s)
+        return exchanges
+
+    async def full_queue(
+        self, policy: str, prompts: Iterator[Prompt], num_slots: int, duration_s: float
+    ) -> FullQueue:
+        """Every slot always has a request out. Those that are out when the time is over end too.
+
+        Slots that begin together would go on together: all read prompts, then all decode. So the
+        first requests have bounds of 1 / num_slots, 2 / num_slots, .. of `max_tokens`, and time
+        counts from when each of them has ended: then the slots are as far apart as they ever are.
+        """
+        queue = FullQueue()
+        now_s, num_ended, most = _clock(), 0, self._fields["max_tokens"]
+
+        async def serve(max_tokens: int) -> bool:
+            exchange = queue.add(now_s())
+            fields = {**self._fields_of(policy, next(prompts)), "max_tokens": max_tokens}
+            await self._serve(exchange, fields, now_s)
+            return exchange.error is None
+
+        async def slot(number: int) -> None:
+            nonlocal num_ended
+            is_well = await serve(math.ceil(most * (number + 1) / num_slots))
+            num_ended += 1
+            if num_ended == num_slots:
+                queue.start(now_s(), duration_s)
+            while is_well and now_s() < queue.to_s:
+                is_well = await serve(most)
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(num_slots):
+                group.create_task(slot(number))
+        return queue
+
+    async def _serve(
+        self, exchange: Exchange, fields: Mapping[str, Any], now_s: Callable[[], float]
+    ) -> None:
+        exchange.sent_s = exchange.scheduled_s
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                async for response in self._streams.stream(fields):
+                    exchange.take(response, now_s())
+            if not exchange.last.get("finish_reason"):
+                exchange.error = NO_FINISH
+        except TimeoutError:
+            exchange.error = TIMED_OUT
+        except ExchangeError as error:
+            exchange.error = str(error)
+
+    def _with(self, policy: str) -> dict[str, Any]:
+        return {**self._fields, "speculation_policy": policy}
+
+    def _fields_of(self, policy: str, prompt: Prompt) -> dict[str, Any]:
+        return {**self._with(policy), "text_input": prompt.text}
+
+    async def pass_times_s(self) -> tuple[float, float]:
+        """Seconds that the server has spent drafting, and in the target's passes of decoding work,
+        since it started."""
+        values = await self._values()
+        return values[DRAFT_TIME.name], values[VERIFY_TIME.name]
+
+    async def wait_idle(self) -> None:
+        """Until no request runs or waits. Raises BenchError after a minute."""
+        deadline_s = time.monotonic() + IDLE_TIMEOUT_S
+        while True:
+            values = await self._values()
+            if not values[RUNNING.name] and not values[WAITING.name]:
+                return
+            if time.monotonic() > deadline_s:
+                raise BenchError(f"the server was not idle after {IDLE_TIMEOUT_S:.0f} s")
+            await asyncio.sleep(POLL_S)
+
+    async def _values(self) -> dict[str, float]:
+        """Of the families that are asked here; 0 where the server has not shown one yet."""
+        import aiohttp
+
+        try:
+            async with aiohttp.ClientSession() as session, session.get(self._metrics_url) as reply:
+                text = await reply.text()
+        except (aiohttp.ClientError, OSError) as error:
+            raise BenchError(f"metrics: {type(error).__name__}: {error}") from error
+        return {family.name: value_in(text, family) or 0.0 for family in _ASKED}
+
+
+def _clock() -> Callable[[], float]:
+    """Seconds from now on."""
+    start_s = time.monotonic()
+    return lambda: time.monotonic() - start_s
+
+
+_ASKED = (DRAFT_TIME, VERIFY_TIME, RUNNING, WAITING)

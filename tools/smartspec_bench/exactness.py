@@ -1,0 +1,255 @@
+"""Does speculation change the text? Compares every way to speculate with none, token by token.
+
+The reference is each request alone, under `none`, its prompt read whole. Then the same requests run
+under every arm (a policy and a proposer), alone and in mixed batches where neighbours have other
+arms and settings, join late, are cancelled, take over cached prefixes, and are preempted where the
+cache is small. A request that differs counts once, at its first difference: what follows it means
+nothing.
+
+A run in which nothing is drafted compares nothing. Policies that choose by cost would draft little
+or nothing where drafting is not worth it, so here they plan with costs by which it always is
+(`force_drafting`).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from smartspec_py.core.cost import CostModel, PassTable
+from smartspec_py.core.types import SequenceView
+from smartspec_py.serving.config import ServerConfig
+from smartspec_py.serving.controller import Controller
+from smartspec_py.serving.request import GenerateParams
+from smartspec_py.serving.server import Server
+from smartspec_py.serving.step import Decision, StepRecord
+from smartspec_testing.local import LocalSink, generate
+
+WAIT_S = 600.0
+
+CHEAP_DRAFTS = CostModel(
+    target=PassTable((1,), (1, 2), ((1.0, 1.03),)), draft=PassTable((1,), (1,), ((0.03,),))
+)
+"""A draft costs 3 % of a pass of the target, and checking it as much. So even a draft model that is
+rarely right is asked, and lengths still follow acceptance."""
+
+
+class CheckError(RuntimeError):
+    """A request of the check failed; the message says why."""
+
+
+class ForcedDrafting(Controller):
+    """Always does what the planner says, by costs that stay as they are."""
+
+    def __init__(self, max_draft_len: int, max_sequences: int) -> None:
+        super().__init__(CHEAP_DRAFTS, max_draft_len, max_sequences)
+
+    def plan(
+        self, views: Sequence[SequenceView], num_reading: int = 0, num_background: int = 0
+    ) -> Decision:
+        settings = replace(self.settings, num_reading=num_reading, num_background=num_background)
+        return self._decide(views, settings)
+
+    def observe(self, record: StepRecord) -> None:
+        """Learn nothing: measured costs could end the drafting."""
+
+
+def force_drafting(server: Server, config: ServerConfig) -> None:
+    """Have every policy but `none` draft wherever it can. Call it before the first request."""
+    limits = config.limits
+    server.loop.controller = ForcedDrafting(limits.max_draft_len, limits.max_sequences)
+
+
+@dataclass(frozen=True)
+class CheckArm:
+    """A way to speculate. proposer: None is the server's own."""
+
+    policy: str
+    proposer: str | None = None
+
+    def applied(self, params: GenerateParams) -> GenerateParams:
+        return replace(params, policy=self.policy, proposer=self.proposer)
+
+    def __str__(self) -> str:
+        return self.policy if self.proposer is None else f"{self.policy}, {self.proposer}"
+
+
+NO_SPECULATION = CheckArm("none")
+
+
+@dataclass(frozen=True)
+class CheckCase:
+    """A request, and what it gives without speculation: its tokens, with the end token if it ended
+    with one, and its finish reason."""
+
+    params: GenerateParams
+    tokens: tuple[int, ...]
+    finish: str
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """arm, mode: where it was seen. index: of the first generated token that differs; one of the
+    two may end there without an end token, which is None."""
+
+    arm: str
+    mode: str
+    params: GenerateParams
+    index: int
+    before: tuple[int, ...]
+    expected: int | None
+    found: int | None
+
+
+@dataclass
+class CheckReport:
+    """num_tokens: tokens compared. num_requests: requests compared. num_cancelled: thrown in.
+    num_cached: prompt tokens that were taken over. num_preemptions: of all requests."""
+
+    arm: str
+    mode: str
+    num_requests: int = 0
+    num_tokens: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+    num_cancelled: int = 0
+    num_cached: int = 0
+    num_preemptions: int = 0
+    divergences: tuple[Divergence, ...] = ()
+
+
+Ended = Callable[[], None]
+"""Told when a request is over."""
+
+
+def reference(
+    server: Server, requests: Iterable[GenerateParams], ended: Ended = lambda: None
+) -> list[CheckCase]:
+    """Each request alone, without speculation."""
+    cases = []
+    for params in requests:
+        plain = replace(NO_SPECULATION.applied(params), reuse_prefix=False)
+        (sink,) = generate(server, [plain])
+        _raise_error(sink)
+        cases.append(CheckCase(params, tuple(sink.drawn), str(sink.finish_reason)))
+        ended()
+    return cases
+
+
+def compare_alone(
+    server: Server, cases: Sequence[CheckCase], arm: CheckArm, ended: Ended = lambda: None
+) -> CheckReport:
+    """Each request alone."""
+    report = CheckReport(str(arm), "alone")
+    for case in cases:
+        (sink,) = generate(server, [arm.applied(case.params)])
+        _add(report, case, arm, sink)
+        ended()
+    return report
+
+
+def compare_mixed(
+    server: Server,
+    cases: Sequence[CheckCase],
+    arms: Sequence[CheckArm],
+    seed: int,
+    ended: Ended = lambda: None,
+) -> CheckReport:
+    """All requests together under random arms, with more that are cancelled on their way."""
+    rng = random.Random(seed)
+    report = CheckReport("all", "mixed")
+    preempted_before = server.loop.num_preemptions
+    order = [(case, rng.choice(arms)) for case in cases]
+    rng.shuffle(order)
+    running = []
+    for case, arm in order:
+        params = replace(arm.applied(case.params), priority=rng.choice((0, 0, 0, 1)))
+        if rng.random() < 0.25:
+            _cancel_one(server, params, rng.randrange(1, 4))
+            report.num_cancelled += 1
+        sink = LocalSink()
+        server.submit(params, sink)
+        running.append((case, arm, sink))
+    for case, arm, sink in running:
+        sink.wait(WAIT_S)
+        _add(report, case, arm, sink)
+        ended()
+    report.num_preemptions = server.loop.num_preemptions - preempted_before
+    return report
+
+
+def _cancel_one(server: Server, params: GenerateParams, num_pieces: int) -> None:
+    """A request whose client leaves after so many responses, or before the first."""
+    sink = _LeavingSink(num_pieces)
+    server.submit(replace(params, stream=True), sink)
+
+
+class _LeavingSink(LocalSink):
+    def __init__(self, num_pieces: int) -> None:
+        super().__init__()
+        self._num_pieces = num_pieces
+
+    def is_cancelled(self) -> bool:
+        return len(self.pieces) >= self._num_pieces
+
+
+def _add(report: CheckReport, case: CheckCase, arm: CheckArm, sink: LocalSink) -> None:
+    _raise_error(sink)
+    report.num_requests += 1
+    report.num_tokens += len(sink.drawn)
+    report.num_drafted += sink.progress.num_drafted
+    report.num_accepted += sink.progress.num_accepted
+    report.num_cached += sink.summary.num_cached_tokens if sink.summary else 0
+    found = tuple(sink.drawn)
+    if found == case.tokens and str(sink.finish_reason) == case.finish:
+        return
+    pairs = enumerate(zip(case.tokens, found, strict=False))
+    shorter = min(len(case.tokens), len(found))
+    index = next((i for i, (a, b) in pairs if a != b), shorter)
+    divergence = Divergence(
+        arm=str(arm),
+        mode=report.mode,
+        params=case.params,
+        index=index,
+        before=case.tokens[:index],
+        expected=case.tokens[index] if index < len(case.tokens) else None,
+        found=found[index] if index < len(found) else None,
+    )
+    report.divergences = (*report.divergences, divergence)
+
+
+def _raise_error(sink: LocalSink) -> None:
+    if sink.error is not None:
+        raise CheckError(f"a request of the check failed: {sink.error[1]}")
+
+
+def check_pair_exactness(
+    server: Server,
+    requests: Sequence[GenerateParams],
+    arms: Sequence[CheckArm],
+    min_tokens: int,
+    begin: Callable[[str, int], None] = lambda label, num_requests: None,
+    ended: Ended = lambda: None,
+) -> list[CheckReport]:
+    """Compare at least min_tokens: once alone under each arm, then mixed until it is enough.
+
+    begin: told what runs next, and how many requests the whole check has by what is known then.
+    Raises CheckError where a request fails, and RequestError where one is refused.
+    """
+    begin("reference without speculation", len(requests) * (len(arms) + 2))
+    cases = reference(server, requests, ended)
+    num_tokens = sum(len(case.tokens) for case in cases)
+    # Every run compares the same tokens; no mixed batch would add any where there are none.
+    num_runs = math.ceil(min_tokens / num_tokens) if num_tokens else 0
+    num_mixed = max(1, num_runs - len(arms))
+    num_requests = len(requests) * (1 + len(arms) + num_mixed)
+    reports = []
+    for arm in arms:
+        begin(f"{arm}, alone", num_requests)
+        reports.append(compare_alone(server, cases, arm, ended))
+    for seed in range(num_mixed):
+        begin(f"mixed batch {seed + 1} of {num_mixed}", num_requests)
+        reports.append(compare_mixed(server, cases, arms, seed, ended))
+    return reports

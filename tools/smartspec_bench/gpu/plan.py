@@ -1,0 +1,108 @@
+"""What a run measures, and how long each part may take.
+
+The sizes of the run on CUDA cost what a model of 7 B parameters does. The hidden size is 128 * 4^2,
+so that the norms of the expanded pair are exact in bfloat16 (see `smartspec_bench.expand`); 32 layers,
+and attention 256 heads of 16 wide, are those of Llama 2 7B (Touvron et al., arXiv 2307.09288), so
+that launches and cached bytes of a token are a real model's. The MLP makes up for the hidden size:
+
+    32 layers of 4 * 2048 * 4096 + 3 * 2048 * 29440 weights, and a head of 32000 * 2048: 6.93 B
+
+are read in a pass, and 0.07 B of embeddings are looked up. The draft reads 1/40 of that: 2 layers
+of 4 * 2048 * 2048 + 3 * 2048 * 6144, and its head: 0.174 B.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from smartspec_bench.expand import Size
+
+BASELINE = "none"
+POLICIES = (BASELINE, "fixed:1", "fixed:3", "fixed:5", "fixed:7", "goodput")
+LOADED_POLICIES = (BASELINE, "fixed:3", "goodput")
+"""Under load that arrives by itself."""
+
+LOADS = (0.3, 0.6, 0.9, 1.2)
+"""Shares of the saturation rate of the baseline."""
+
+MAX_DRAFT_LEN = 7
+
+MAX_CONTEXT_LEN = 256
+"""Tokens of a sequence. The shipped pair was trained on 150, and its prompts have up to 100."""
+
+BANDWIDTH_GOAL = 0.75
+"""Share of the copy bandwidth that a pass over one token of one sequence should reach."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """is_dry_run: on a CPU, whose figures mean nothing. dtype: by its name in torch.
+
+    batches: numbers of sequences, ascending; those that have no room in memory are left out.
+    prefill_chunk: prompt tokens read in a step. copy_bytes: of the buffer that is copied.
+    exact_prompts: of each workload, for the comparison of texts. min_requests: that a batch must
+    finish to be counted. max_rounds: over all batches. load_s: of each policy under each load.
+    exact_s, batches_s, total_s: what the comparison of texts, the batches and all parts may take.
+    """
+
+    is_dry_run: bool
+    dtype: str
+    target: Size
+    draft: Size
+    batches: tuple[int, ...]
+    prefill_chunk: int
+    max_tokens: int
+    copy_bytes: int
+    exact_prompts: int
+    min_requests: int
+    max_rounds: int
+    load_s: float
+    exact_s: float
+    batches_s: float
+    total_s: float
+
+
+FULL = Plan(
+    is_dry_run=False,
+    dtype="bfloat16",
+    target=Size(
+        hidden_size=2048,
+        num_layers=32,
+        intermediate_size=29440,
+        num_heads=256,
+        vocab_size=32000,
+    ),
+    draft=Size(
+        hidden_size=2048, num_layers=2, intermediate_size=6144, num_heads=128, vocab_size=32000
+    ),
+    batches=(1, 2, 4, 8, 16, 32, 64, 128),
+    prefill_chunk=1024,
+    max_tokens=64,
+    copy_bytes=1 << 30,
+    exact_prompts=3,
+    min_requests=4,
+    max_rounds=4,
+    load_s=6.0,
+    exact_s=60.0,
+    batches_s=210.0,
+    total_s=450.0,
+)
+"""total_s leaves 30 s of the eight minutes: parts stop between measurements, not in them."""
+
+DRY_RUN = Plan(
+    is_dry_run=True,
+    dtype="float32",
+    target=Size(hidden_size=512, num_layers=3, intermediate_size=512, num_heads=8, vocab_size=2304),
+    draft=Size(hidden_size=128, num_layers=2, intermediate_size=64, num_heads=8),
+    batches=(1, 2, 4),
+    prefill_chunk=128,
+    max_tokens=12,
+    copy_bytes=1 << 24,
+    exact_prompts=1,
+    min_requests=2,
+    max_rounds=2,
+    load_s=0.3,
+    exact_s=30.0,
+    batches_s=30.0,
+    total_s=90.0,
+)

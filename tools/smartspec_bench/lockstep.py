@@ -1,0 +1,353 @@
+"""Policies under load in lockstep: in one process, each on a loop, engine and clock of its own.
+
+Two phases on a live server lie minutes apart, and a machine that others use may be a third slower
+in the second. Here the loops take turns step by step: who served for the fewest seconds has the
+next step. So whatever the machine does for longer than a few steps it does to every policy, and it
+cancels in their ratios. A policy's clock runs while its own loop does and at no other time; while a
+loop has nothing to do its clock is moved to the next arrival, so that idle hours cost nothing. Each
+loop learns from its own steps alone, as on a server that has only this policy.
+
+Steps take what they take: models, texts, planning are real. What is left out is Triton, HTTP and
+the threads beside the loop, which `bench overhead` measures.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby, islice
+from typing import Any, Protocol
+
+from smartspec_bench.client import FullQueue
+from smartspec_bench.document import Ceilings
+from smartspec_bench.open_loop import Exchange
+from smartspec_bench.phases import phase_of
+from smartspec_bench.plan import (
+    CLOSED,
+    GLOBAL,
+    MIX,
+    MIXED,
+    NONE,
+    Capacity,
+    Due,
+    Settings,
+    Turn,
+    needed_workloads,
+    points,
+    requests,
+    turns,
+)
+from smartspec_bench.prompts import Prompt, generated
+from smartspec_bench.session import Kept, Listener, Load, with_phase
+from smartspec_bench.warm_up import (
+    EXTRA_SLOTS,
+    NUM_SOLO,
+    ROWS,
+    WARM_UP_SEED,
+    copy_gb_per_s,
+    saturation_rps,
+)
+from smartspec_py.core.types import SpecMetrics
+from smartspec_py.serving.config import ServerConfig
+from smartspec_py.serving.inbox import Inbox
+from smartspec_py.serving.intake import Engine, Intake, cache_budget
+from smartspec_py.serving.loop import Arrival, StepLoop
+from smartspec_py.serving.messages import Update
+from smartspec_py.serving.metrics import LoopState
+from smartspec_py.serving.request import GenerateParams
+from smartspec_py.serving.server import defaults_of
+from smartspec_py.serving.step import StepRecord
+from smartspec_sim.simulate import Deaf
+from smartspec_testing.clock import Stopwatch
+
+NOTE = "in lockstep in one process: without Triton and HTTP, each policy on an engine of its own"
+
+
+class Feed(Protocol):
+    """The requests of a phase, one after another."""
+
+    def next_s(self, now_s: float, num_out: int) -> float | None:
+        """When the next is due while `num_out` are out: math.inf is when one of them has ended;
+        None: there is none."""
+        ...
+
+    def take(self) -> Due:
+        """The next."""
+        ...
+
+
+class OpenFeed:
+    """Arrivals at their times, whatever the loop does."""
+
+    def __init__(self, due: Sequence[Due]) -> None:
+        self._due = list(reversed(due))
+
+    def next_s(self, now_s: float, num_out: int) -> float | None:
+        return self._due[-1].time_s if self._due else None
+
+    def take(self) -> Due:
+        return self._due.pop()
+
+
+class SlotFeed:
+    """So many at once: the next is due when one has ended."""
+
+    def __init__(self, prompts: Iterator[Prompt], num_slots: int) -> None:
+        self._prompts = prompts
+        self._num_slots = num_slots
+        self._next: Due | None = None
+
+    def next_s(self, now_s: float, num_out: int) -> float | None:
+        if num_out >= self._num_slots:
+            return math.inf
+        if self._next is None:
+            prompt = next(self._prompts, None)
+            self._next = None if prompt is None else Due(now_s, prompt)
+        return None if self._next is None else self._next.time_s
+
+    def take(self) -> Due:
+        assert self._next is not None, "asked without looking"
+        taken, self._next = self._next, None
+        return taken
+
+
+class Side:
+    """One policy. `begin` a phase, `step` until it `is_over`. Times are seconds from its begin."""
+
+    def __init__(
+        self, policy: str, engine: Engine, config: ServerConfig, fields: Mapping[str, Any]
+    ) -> None:
+        """fields: of every request's `GenerateParams`, without text and policy."""
+        self.policy = policy
+        self.engine = engine
+        self.config = config
+        self.num_ended = 0
+        self.passes_s = (0.0, 0.0)
+        """Seconds of the phase spent on drafting, and in the target's passes."""
+        self.exchanges: list[Exchange] = []
+        self.watch = Stopwatch()
+        self._fields = fields
+        self._intake = Intake(
+            engine, config.limits, defaults_of(engine, config), clock=self.watch.now
+        )
+        self._inbox: Inbox[Arrival] = Inbox(config.limits.max_queue)
+        self._loop = StepLoop(
+            engine.target,
+            engine.proposers,
+            engine.cost,
+            cache_budget(engine, config.limits),
+            self._inbox,
+            engine.prefill_chunk(config.limits),
+            self._hear,
+            self.watch.now,
+        )
+        self._out: dict[int, Exchange] = {}
+        self._feed: Feed = OpenFeed([])
+        self._start_s = 0.0
+        self._ran_before_s = 0.0
+
+    def renewed(self) -> Side:
+        """The same on the same engine, with nothing learned."""
+        return Side(self.policy, self.engine, self.config, self._fields)
+
+    def begin(self, feed: Feed) -> None:
+        assert self.is_over, "the phase before is not over"
+        self._feed = feed
+        self.exchanges, self.num_ended, self.passes_s = [], 0, (0.0, 0.0)
+        self._start_s, self._ran_before_s = self.watch.now(), self.watch.ran_s
+
+    @property
+    def now_s(self) -> float:
+        return self.watch.now() - self._start_s
+
+    @property
+    def served_s(self) -> float:
+        """Seconds of the phase in which the loop ran."""
+        return self.watch.ran_s - self._ran_before_s
+
+    @property
+    def is_over(self) -> bool:
+        return not self._out and self._feed.next_s(self.now_s, 0) is None
+
+    def step(self) -> None:
+        """One step of the loop, with all that has come by then; idle time before it passes at
+        once."""
+        due_s = self._feed.next_s(self.now_s, len(self._out))
+        if not self._out and due_s is not None and due_s > self.now_s:
+            self.watch.sleep(due_s - self.now_s)
+            # Sums of seconds are rounded: what is due must not be missed for it.
+            self._put(self._feed.take())
+        self._put_due()
+        with self.watch.running():
+            self._loop.step()
+
+    def _put_due(self) -> None:
+        while (due_s := self._feed.next_s(self.now_s, len(self._out))) is not None:
+            if due_s > self.now_s:
+                return
+            self._put(self._feed.take())
+
+    def _put(self, due: Due) -> None:
+        prompt = due.prompt
+        fields = {**self._fields, "text": prompt.text, "policy": self.policy}
+        if prompt.max_tokens is not None:
+            fields["max_tokens"] = prompt.max_tokens
+        arrival = self._intake.receive(GenerateParams(**fields), Deaf())
+        # It came in the middle of a step, as requests do.
+        arrival.request.arrival_s = self._start_s + due.time_s
+        exchange = Exchange(len(self.exchanges), due.time_s, prompt.kind)
+        self.exchanges.append(exchange)
+        self._out[arrival.request.sequence] = exchange
+        self._inbox.put(arrival)
+
+    def _hear(self, news: Update | StepRecord | LoopState) -> None:
+        """In the responder's place."""
+        if isinstance(news, StepRecord):
+            draft_s, target_s = self.passes_s
+            self.passes_s = (draft_s + news.draft_s, target_s + news.target_s)
+        elif isinstance(news, Update):
+            self._take(news)
+
+    def _take(self, news: Update) -> None:
+        exchange = self._out[news.conversation.sequence]
+        if news.tokens:
+            exchange.chunk_s.append(self.now_s)
+            exchange.chunk_tokens.append(len(news.tokens))
+        if news.outcome is None:
+            return
+        if news.error is not None:
+            exchange.error = news.error[1]
+        exchange.last = {
+            "num_steps": news.progress.num_steps if news.progress else 0,
+            "metrics": news.outcome.spec.to_json(SpecMetrics.DETAILED),
+        }
+        self.num_ended += 1
+        del self._out[news.conversation.sequence]
+
+
+def serve(sides: Sequence[Side]) -> None:
+    """Their phases, which have begun, to the end of all: in turns, step by step."""
+    left = [side for side in sides if not side.is_over]
+    while left:
+        side = min(left, key=lambda one: one.served_s)
+        side.step()
+        if side.is_over:
+            left.remove(side)
+
+
+def run(
+    sides: Mapping[str, Side], max_sequences: int, load: Load, kept: Kept, listener: Listener
+) -> None:
+    """As `session.run`; sides: by policy, those of all points. Raises BenchError."""
+    settings = load.settings
+    capacity = _warm_up(sides, settings, max_sequences, load.max_tokens, listener.say)
+    found = _ceilings(sides[NONE], capacity, max_sequences)
+    kept.keep(replace(kept.document, ceilings=found))
+    todo = _groups(turns(points(settings, capacity), settings))
+    num_left, start_s = sum(map(len, todo)), time.monotonic()
+    listener.measured(found, num_left, _expected_s(todo, capacity))
+    for number, group in enumerate(todo, start=1):
+        spent_s = time.monotonic() - start_s
+        if load.minutes is not None and spent_s > 60 * load.minutes:
+            listener.say(f"{load.minutes:g} minutes are over")
+            break
+        listener.say(f"{group[0].name} and the others, repeat {group[0].repeat + 1}")
+        for turn in group:
+            sides[turn.policy].begin(_feed(turn))
+        serve([sides[turn.policy] for turn in group])
+        left_s = (time.monotonic() - start_s) / number * (len(todo) - number)
+        for turn in group:
+            side = sides[turn.policy]
+            phase = phase_of(turn, side.exchanges, load.slo, side.passes_s)
+            kept.keep(with_phase(kept.document, phase))
+            num_left -= 1
+            listener.ended(phase, num_left, left_s)
+
+
+def policies_of(settings: Settings) -> tuple[str, ...]:
+    """Those that `run` needs a side for."""
+    more = (GLOBAL,) if MIX in settings.shapes else ()
+    return tuple(dict.fromkeys((*settings.policies, *more)))
+
+
+def _groups(todo: Iterator[Turn]) -> list[list[Turn]]:
+    """The turns of a point in a repeat, which follow each other."""
+    return [list(group) for _, group in groupby(todo, lambda one: (one.repeat, one.point.index))]
+
+
+def _expected_s(todo: Sequence[Sequence[Turn]], capacity: Capacity) -> float:
+    """As if every policy were as fast as `none`, which serves so many requests a second at best."""
+    num = sum(len(requests(group[0])) * len(group) for group in todo)
+    return num / capacity.none_rps[MIXED]
+
+
+def _feed(turn: Turn) -> Feed:
+    due = requests(turn)
+    if turn.point.shape == CLOSED:
+        return SlotFeed((one.prompt for one in due), 1)
+    return OpenFeed(due)
+
+
+def _warm_up(
+    sides: Mapping[str, Side],
+    settings: Settings,
+    max_sequences: int,
+    max_tokens: int,
+    say: Callable[[str], None],
+) -> Capacity:
+    """As `warm_up.warm_up`."""
+    num_slots = max_sequences + EXTRA_SLOTS
+
+    def rates(policies: Sequence[str], workload: str) -> dict[str, float]:
+        say(f"saturation of {', '.join(policies)} on {workload}")
+        queues = {name: FullQueue() for name in policies}
+        for name, queue in queues.items():
+            prompts = _filling(sides[name], queue, workload, num_slots, settings, max_tokens)
+            sides[name].begin(SlotFeed(prompts, num_slots))
+        serve([sides[name] for name in policies])
+        for name, queue in queues.items():
+            queue.exchanges = sides[name].exchanges
+        return {name: saturation_rps(queue, num_slots) for name, queue in queues.items()}
+
+    saturation = rates(list(sides), MIXED)
+    others = (name for name in needed_workloads(settings) if name != MIXED)
+    none_rps = {name: rates([NONE], name)[NONE] for name in others}
+    none = sides[NONE]
+    none.begin(SlotFeed(islice(generated(MIXED, WARM_UP_SEED), NUM_SOLO), 1))
+    serve([none])
+    return Capacity(saturation, {MIXED: saturation[NONE], **none_rps}, none.now_s / NUM_SOLO)
+
+
+def _filling(
+    side: Side,
+    queue: FullQueue,
+    workload: str,
+    num_slots: int,
+    settings: Settings,
+    max_tokens: int,
+) -> Iterator[Prompt]:
+    """As `Client.full_queue` has it: the first have bounds of their own, and time counts from when
+    all of those have ended."""
+    prompts = generated(workload, WARM_UP_SEED)
+    for number, prompt in enumerate(islice(prompts, num_slots), start=1):
+        yield replace(prompt, max_tokens=math.ceil(max_tokens * number / num_slots))
+    for prompt in prompts:
+        if side.num_ended >= num_slots and queue.to_s == math.inf:
+            queue.start(side.now_s, settings.saturation_s)
+        if side.now_s >= queue.to_s:
+            return
+        yield prompt
+
+
+def _ceilings(none: Side, capacity: Capacity, max_sequences: int) -> Ceilings:
+    cost = none.engine.cost
+    target_ms = {str(n): 1e3 * cost.target.one_token_s(n) for n in ROWS if n <= max_sequences}
+    notes = [
+        NOTE,
+        *(f"saturation of none on {k}: {v:.2f} requests/s" for k, v in capacity.none_rps.items()),
+        f"one request alone under none: {1e3 * capacity.solo_s:.0f} ms",
+        "target_pass_ms: of the server's own profile, the best of several rounds",
+    ]
+    return Ceilings(dict(capacity.saturation_rps), target_ms, copy_gb_per_s(), notes)

@@ -1,0 +1,52 @@
+"""Several runs of the same kind as one document. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from smartspec_bench.document import Document, Phase
+from smartspec_bench.verdicts import comparisons, summary
+
+SAME = ("form", "pair", "machine", "cores", "commit", "versions", "limits")
+"""Of `About`, in all runs."""
+
+
+class MergeError(ValueError):
+    """These runs are no repeats of each other; the message says what differs."""
+
+
+def merged(documents: Sequence[Document]) -> Document:
+    """The repeats of all, renumbered in the order given, with comparisons and summary of the whole;
+    all else is the first's. Raises MergeError."""
+    if not documents:
+        raise MergeError("results: there must be one at least")
+    first = documents[0]
+    for number, document in enumerate(documents[1:], start=2):
+        for name in SAME:
+            one, other = getattr(first.about, name), getattr(document.about, name)
+            if one != other:
+                raise MergeError(f"results: {name} of run {number} is {other!r}, not {one!r}")
+    seeds = [phase.seed for document in documents for phase in _of_one_policy(document)]
+    if len(set(seeds)) < len(seeds):
+        raise MergeError("results: two runs have the same seed: one is no repeat of the other")
+    phases: list[Phase] = []
+    for document in documents:
+        num_before = 1 + max((phase.repeat for phase in phases), default=-1)
+        phases += [replace(one, repeat=num_before + one.repeat) for one in document.phases]
+    found = comparisons(phases)
+    commands = dict.fromkeys(document.about.command for document in documents)
+    return replace(
+        first,
+        about=replace(first.about, command=" ; ".join(commands)),
+        phases=phases,
+        comparisons=found,
+        summary=summary(found),
+    )
+
+
+def _of_one_policy(document: Document) -> list[Phase]:
+    """Seeds belong to points and repeats; all policies of one share it."""
+    names = {phase.policy for phase in document.phases}
+    one = min(names, default="")
+    return [phase for phase in document.phases if phase.policy == one]

@@ -1,0 +1,133 @@
+"""Is a difference a near-tie, or a fault? Looks at the step where two texts part.
+
+The same known tokens are run through the target again, cut into passes in several ways, and the
+two tokens are compared as the draw compares them (`engines.sampling`). Sums of low precision depend
+on the cut, so the gap between two scores comes out a little different each time. The difference is
+a near-tie where the smallest gap lies within a few times what the cuts differ by, or within the
+rounding of a few logits. A token that top-k, top-p or min-p cut off is measured by its distance
+from the edge: in score, or in probability mass for top-p. Anything else cannot come from rounding:
+it is a fault.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from smartspec_bench.exactness import Divergence
+from smartspec_py.core.types import SamplingParams
+from smartspec_py.engines.noise import gumbel_noise, noise_key
+from smartspec_py.engines.processors import TokenHistory
+from smartspec_py.engines.sampling import Check, scores
+from smartspec_py.serving.request import Request
+
+CUTS = (0, 1, 2, 5, 16)
+"""Tokens that the last pass reads; 0 is all in one."""
+
+SPREADS_ALLOWED = 4.0
+"""Times the spread over the cuts that a gap may have: five cuts do not show the largest."""
+
+ULPS_ALLOWED = 4.0
+"""Roundings of a logit that a gap may have: two scores, each rounded in both of two runs."""
+
+
+class Scorer(Protocol):
+    """A target that can be asked again."""
+
+    def logits_after(self, tokens: Sequence[int], last_pass: int) -> torch.Tensor:
+        """Logits [vocab], float32, of the token after these; the last pass reads last_pass tokens,
+        0 reads all in one."""
+        ...
+
+    def logit_eps(self) -> float:
+        """Relative distance of neighbouring values in the precision of the logits."""
+        ...
+
+
+@dataclass(frozen=True)
+class TieVerdict:
+    """gap: the smallest distance seen, in units of perturbed scores. allowed: what rounding
+    explains."""
+
+    is_near_tie: bool
+    gap: float
+    allowed: float
+
+
+@dataclass(frozen=True)
+class _Step:
+    """Where two texts part. tokens: all that are known before it."""
+
+    tokens: Sequence[int]
+    num_prompt: int
+    sampling: SamplingParams
+    expected: int
+    found: int
+
+
+def judge(scorer: Scorer, request: Request, divergence: Divergence) -> TieVerdict:
+    """request: made anew of the divergence's params. A text that ends without an end token where
+    the other goes on is a fault."""
+    if divergence.expected is None or divergence.found is None:
+        return TieVerdict(is_near_tie=False, gap=math.inf, allowed=0.0)
+    return judge_divergence(
+        scorer,
+        [*request.tokens, *divergence.before],
+        request.num_prompt,
+        request.sampling,
+        divergence.expected,
+        divergence.found,
+    )
+
+
+def judge_divergence(
+    scorer: Scorer,
+    tokens: Sequence[int],
+    num_prompt: int,
+    sampling: SamplingParams,
+    expected: int,
+    found: int,
+) -> TieVerdict:
+    """tokens: all that are known before the step where `expected` and `found` were drawn."""
+    step = _Step(tokens, num_prompt, sampling, expected, found)
+    rows = [scorer.logits_after(tokens, cut) for cut in CUTS if cut < len(tokens)]
+    gaps = [_gap(step, logits) for logits in rows]
+    scale = 1.0 if sampling.is_greedy else sampling.temperature
+    largest = max(float(logits[[expected, found]].abs().max()) for logits in rows)
+    allowed = max(
+        SPREADS_ALLOWED * (max(gaps) - min(gaps)),
+        ULPS_ALLOWED * scorer.logit_eps() * largest / scale,
+    )
+    gap = min(abs(gap) for gap in gaps)
+    return TieVerdict(gap <= allowed, gap, allowed)
+
+
+def _gap(step: _Step, logits: torch.Tensor) -> float:
+    """By how much `expected` wins over `found`; where one is cut off, how far it is from the
+    edge."""
+    history = TokenHistory(step.num_prompt)
+    history.extend(step.tokens)
+    position = len(step.tokens)
+    kept, whole = (
+        found[0] for found in scores(logits[None], [Check(step.sampling, position, history)])
+    )
+    is_kept = torch.isfinite(kept)
+    pair = [step.expected, step.found]
+    if bool(is_kept[pair].all()):
+        return float(whole[step.expected] - whole[step.found])
+    base = whole
+    if not step.sampling.is_greedy:
+        key = torch.tensor([noise_key(step.sampling.seed, position)], device=logits.device)
+        vocab = torch.arange(len(whole), device=logits.device)
+        base = whole - gumbel_noise(key, vocab[None])[0]
+    cut_off = next(token for token in pair if not is_kept[token])
+    to_edge = float(base[is_kept].min() - base[cut_off])
+    if step.sampling.top_p == 1.0:
+        return to_edge
+    left = base.topk(min(step.sampling.top_k or len(base), len(base))).values
+    mass_before = float(left.softmax(-1)[left > base[cut_off]].sum())
+    return min(to_edge, abs(mass_before - step.sampling.top_p), key=abs)

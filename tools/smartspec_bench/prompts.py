@@ -1,0 +1,121 @@
+"""Prompts: the generator's workloads, or a file in one of two forms.
+
+JSON lines of one's own, or a file in the form of ShareGPT. Of a conversation the first human turn
+is the prompt, since the model writes its own answer; conversations without one, which such files
+have, are left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count, cycle
+from pathlib import Path
+from typing import Any
+
+from smartspec_bench.workloads import WORKLOADS, generate
+
+MIXED = "mixed"
+PROMPT_SEED = 6_000_011
+"""Keys the prompts; far from the seeds that the shipped pair was trained on."""
+
+HUMAN = ("human", "user")
+KEYS = ("prompt", "text_input", "max_tokens", "kind")
+
+
+class PromptFileError(ValueError):
+    """A file of prompts cannot be used; the message names the file, the line and the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """max_tokens: None is the load's."""
+
+    text: str
+    max_tokens: int | None = None
+    kind: str = ""
+
+
+def generated(workload: str, seed: int = PROMPT_SEED) -> Iterator[Prompt]:
+    """Without end; `mixed` takes the workloads in turn."""
+    for index in count():
+        name = WORKLOADS[index % len(WORKLOADS)] if workload == MIXED else workload
+        yield Prompt(generate(name, seed, index).prompt, kind=name)
+
+
+def repeated(prompts: Sequence[Prompt]) -> Iterator[Prompt]:
+    """Those of a file, over and over."""
+    return cycle(prompts)
+
+
+def read_prompts(path: Path) -> list[Prompt]:
+    """A file of JSON lines, or of one JSON list, whose entries are of either form:
+
+    - {"prompt": "..", "max_tokens": 64, "kind": ".."}, of which only the first is needed;
+      `text_input` is taken for `prompt`;
+    - ShareGPT's {"conversations": [{"from": "human", "value": ".."}, ..]}.
+
+    Raises PromptFileError, naming the line or entry, for what is neither, or where nothing is.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PromptFileError(f"{path}: {error}") from error
+    found = []
+    for place, entry in _entries(text, path.name):
+        try:
+            prompt = _prompt(entry)
+        except ValueError as error:
+            raise PromptFileError(f"{place}: {error}") from error
+        if prompt is not None:
+            found.append(prompt)
+    if not found:
+        raise PromptFileError(f"{path.name}: holds no prompt")
+    return found
+
+
+def _entries(text: str, name: str) -> Iterator[tuple[str, Any]]:
+    """Each with its place: the entries of an array, or the objects on the lines."""
+    if text.lstrip().startswith("["):
+        for number, entry in enumerate(_parsed(text, name), start=1):
+            yield f"{name}, entry {number}", entry
+        return
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            yield f"{name}, line {number}", _parsed(line, f"{name}, line {number}")
+
+
+def _parsed(text: str, place: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise PromptFileError(f"{place}: {error}") from error
+
+
+def _prompt(entry: Any) -> Prompt | None:
+    if not isinstance(entry, dict):
+        raise ValueError("no JSON object")
+    if "conversations" in entry:
+        return _first_human_turn(entry["conversations"])
+    unknown = entry.keys() - set(KEYS)
+    if unknown:
+        raise ValueError(f"unknown key {min(unknown)!r}, known are {', '.join(KEYS)}")
+    text, max_tokens = entry.get("prompt", entry.get("text_input")), entry.get("max_tokens")
+    if not isinstance(text, str) or not text:
+        raise ValueError(f"prompt: got {text!r:.80}, must be text that is not empty")
+    is_number = isinstance(max_tokens, int) and not isinstance(max_tokens, bool)
+    if max_tokens is not None and not (is_number and max_tokens >= 1):
+        raise ValueError(f"max_tokens: got {max_tokens!r:.80}, must be a number from 1")
+    return Prompt(text, max_tokens, str(entry.get("kind", "")))
+
+
+def _first_human_turn(turns: Any) -> Prompt | None:
+    if not isinstance(turns, list):
+        raise ValueError("conversations: must be a list")
+    for turn in turns:
+        if not isinstance(turn, dict) or not isinstance(turn.get("value"), str):
+            raise ValueError('conversations: each must have "from" and "value", both text')
+        if turn.get("from") in HUMAN and turn["value"]:
+            return Prompt(turn["value"], kind="sharegpt")
+    return None

@@ -1,0 +1,144 @@
+"""A run under load on one live server: warm-up, then turn after turn, the document after each."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from smartspec_bench.client import Client
+from smartspec_bench.document import About, Ceilings, Document, Phase, write
+from smartspec_bench.phases import phase_of
+from smartspec_bench.plan import (
+    CLOSED,
+    IDLE_S,
+    Capacity,
+    Settings,
+    Turn,
+    expected_s,
+    points,
+    requests,
+    turns,
+)
+from smartspec_bench.verdicts import comparisons, summary
+from smartspec_bench.warm_up import ceilings, warm_up
+from smartspec_launch.triton_server import Address
+from smartspec_sim.latency import Slo
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a run asks. minutes: no phase begins later than that after the first; None: all do."""
+
+    settings: Settings
+    max_tokens: int
+    temperature: float
+    timeout_s: float
+    slo: Slo | None
+    minutes: float | None
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        return {
+            "max_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "stream": True,
+            "return_spec_metrics": "detailed",
+            # Policies share their prompts: the first would pay for reading them, and no other.
+            "reuse_prefix": False,
+        }
+
+
+@dataclass(frozen=True)
+class Listener:
+    """measured: told of the ceilings and of the seconds to come. say: told of what happens now.
+    ended: told of each phase, and of the seconds that are left."""
+
+    say: Say
+    measured: Callable[[Ceilings, int, float], None]
+    ended: Callable[[Phase, int, float], None]
+
+
+class Kept:
+    """The document of what was measured so far, in memory and on disk."""
+
+    def __init__(self, about: About, path: Path) -> None:
+        """Raises OSError where it cannot be written."""
+        self._path = path
+        self.keep(Document(about))
+
+    def keep(self, document: Document) -> None:
+        self.document = document
+        write(self._path, document)
+
+
+async def run(
+    address: Address, max_sequences: int, load: Load, kept: Kept, listener: Listener
+) -> None:
+    """The whole run; `kept` has all that was measured, whenever it ends. Raises BenchError."""
+    settings = load.settings
+    async with Client(address, load.fields, load.timeout_s) as client:
+        capacity = await warm_up(client, settings, max_sequences, listener.say)
+        found = ceilings(capacity, address, max_sequences)
+        kept.keep(replace(kept.document, ceilings=found))
+        todo = list(turns(points(settings, capacity), settings))
+        clock = _Clock(todo, capacity)
+        listener.measured(found, len(todo), clock.left_s)
+        for number, turn in enumerate(todo, start=1):
+            if load.minutes is not None and clock.spent_s > 60 * load.minutes:
+                listener.say(f"{load.minutes:g} minutes are over")
+                break
+            listener.say(f"{turn.name}, repeat {turn.repeat + 1}")
+            phase = await _measure(client, turn, load.slo)
+            clock.passed(turn)
+            kept.keep(with_phase(kept.document, phase))
+            listener.ended(phase, len(todo) - number, clock.left_s)
+
+
+async def _measure(client: Client, turn: Turn, slo: Slo | None) -> Phase:
+    due = requests(turn)
+    before = await client.pass_times_s()
+    if turn.point.shape == CLOSED:
+        exchanges = await client.closed_loop(turn.policy, [one.prompt for one in due])
+    else:
+        exchanges = await client.open_loop(turn.policy, due)
+    await asyncio.sleep(IDLE_S)
+    await client.wait_idle()
+    after = await client.pass_times_s()
+    return phase_of(turn, exchanges, slo, (after[0] - before[0], after[1] - before[1]))
+
+
+def with_phase(document: Document, phase: Phase) -> Document:
+    """One phase more, and all judged anew."""
+    phases = [*document.phases, phase]
+    found = comparisons(phases)
+    return replace(document, phases=phases, comparisons=found, summary=summary(found))
+
+
+class _Clock:
+    """What is left, by what was expected and how far that was off so far."""
+
+    def __init__(self, todo: list[Turn], capacity: Capacity) -> None:
+        self._capacity = capacity
+        self._left_s = sum(expected_s(turn, capacity) for turn in todo)
+        self._expected_s = 0.0
+        self._start_s = time.monotonic()
+
+    @property
+    def spent_s(self) -> float:
+        return time.monotonic() - self._start_s
+
+    @property
+    def left_s(self) -> float:
+        scale = self.spent_s / self._expected_s if self._expected_s else 1.0
+        return scale * self._left_s
+
+    def passed(self, turn: Turn) -> None:
+        expected = expected_s(turn, self._capacity)
+        self._left_s -= expected
+        self._expected_s += expected

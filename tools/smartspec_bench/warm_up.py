@@ -1,0 +1,116 @@
+"""Before the phases: what the machine can do at most, and a server that has seen every policy.
+
+Each policy serves a full queue for a while. That makes the kernels of its pass sizes, feeds what
+the server learns of acceptance and cost, and gives its saturation rate.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.request
+from collections.abc import Callable, Sequence
+from itertools import islice
+
+import numpy as np
+
+from smartspec_bench.client import BenchError, Client, FullQueue
+from smartspec_bench.document import Ceilings
+from smartspec_bench.plan import MIXED, NONE, Capacity, Settings, needed_workloads
+from smartspec_bench.prompts import PROMPT_SEED, generated
+from smartspec_launch.address import DIRECT, Address
+from smartspec_py.serving.contract import MODEL_NAME
+from smartspec_py.serving.step_trace import cost_from_json
+
+WARM_UP_SEED = PROMPT_SEED - 1
+"""Its prompts come in no phase."""
+
+ROWS = (1, 8, 32)
+NUM_SOLO = 3
+EXTRA_SLOTS = 4
+"""Requests beyond those that the engine serves at once: the queue is never empty."""
+
+COPY_BYTES = 1 << 28
+NUM_COPIES = 5
+
+
+async def warm_up(
+    client: Client, settings: Settings, max_sequences: int, say: Callable[[str], None]
+) -> Capacity:
+    """Raises BenchError where nothing came back."""
+
+    async def rate(policy: str, workload: str) -> float:
+        say(f"saturation of {policy} on {workload}, {settings.saturation_s:g} s and the rest")
+        prompts, num_slots = generated(workload, WARM_UP_SEED), max_sequences + EXTRA_SLOTS
+        queue = await client.full_queue(policy, prompts, num_slots, settings.saturation_s)
+        await client.wait_idle()
+        return saturation_rps(queue, num_slots)
+
+    await client.closed_loop(NONE, islice(generated(MIXED, WARM_UP_SEED), 1))
+    none_rps = {name: await rate(NONE, name) for name in needed_workloads(settings)}
+    others = {name: await rate(name, MIXED) for name in settings.policies if name != NONE}
+    say("requests alone")
+    prompts = islice(generated(MIXED, WARM_UP_SEED), NUM_SOLO)
+    alone = await client.closed_loop(NONE, prompts)
+    solo_s = sum(e.chunk_s[-1] - e.scheduled_s for e in alone if e.chunk_s) / NUM_SOLO
+    return Capacity({NONE: none_rps[MIXED], **others}, none_rps, solo_s)
+
+
+def saturation_rps(queue: FullQueue, num_first: int) -> float:
+    """Tokens a second while the queue was full, over the mean tokens of a request.
+
+    num_first: requests at the start that were cut short; they are in no mean. All others are, also
+    those that ended later, so that long ones are not left out. Raises BenchError where a request
+    failed.
+    """
+    exchanges = queue.exchanges
+    failed = [e.timing.error for e in exchanges if e.timing.error is not None]
+    if failed:
+        raise BenchError(f"warm-up: {len(failed)} of {len(exchanges)} failed: {failed[0]}")
+    num_tokens = sum(
+        num
+        for exchange in exchanges
+        for time_s, num in zip(exchange.chunk_s, exchange.chunk_tokens, strict=True)
+        if queue.from_s <= time_s < queue.to_s
+    )
+    duration_s = queue.to_s - queue.from_s
+    if not num_tokens:
+        raise BenchError(f"warm-up: no token came within {duration_s:g} s; allow more seconds")
+    whole = exchanges[num_first:]
+    return num_tokens / duration_s / (sum(e.num_tokens for e in whole) / len(whole))
+
+
+def ceilings(capacity: Capacity, address: Address, max_sequences: int) -> Ceilings:
+    target_ms = target_pass_ms(address, [rows for rows in ROWS if rows <= max_sequences])
+    notes = [
+        f"saturation of none on {name}: {rps:.2f} requests/s"
+        for name, rps in capacity.none_rps.items()
+    ]
+    notes.append(f"one request alone under none: {1e3 * capacity.solo_s:.0f} ms")
+    notes.append("target_pass_ms: of the server's own profile, the best of several rounds")
+    return Ceilings(dict(capacity.saturation_rps), target_ms, copy_gb_per_s(), notes)
+
+
+def target_pass_ms(address: Address, rows: Sequence[int]) -> dict[str, float]:
+    """A pass of so many sequences with a token each, as the server's profile has it."""
+    request = urllib.request.Request(
+        f"{address.http_url}/v2/models/{MODEL_NAME}/generate",
+        json.dumps({"text_input": "-", "max_tokens": 1, "explain_steps": 1}).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with DIRECT.open(request, timeout=60.0) as response:
+        header = json.loads(json.loads(response.read())["explanation"].splitlines()[0])
+    cost = cost_from_json(header["profile"])
+    return {str(num): 1e3 * cost.target.one_token_s(num) for num in rows}
+
+
+def copy_gb_per_s() -> float:
+    """The best of several copies in memory, read and written bytes, of 1e9."""
+    source = np.ones(COPY_BYTES, np.uint8)
+    to = np.empty_like(source)
+    best_s = float("inf")
+    for _ in range(NUM_COPIES):
+        start_s = time.perf_counter()
+        np.copyto(to, source)
+        best_s = min(best_s, time.perf_counter() - start_s)
+    return 2 * COPY_BYTES / best_s / 1e9

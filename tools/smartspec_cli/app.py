@@ -1,0 +1,79 @@
+"""The command line, `smartspec`. A command is a function in commands/, added to the table below."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command
+
+COMMANDS = (
+    "serve",
+    "check",
+    "profile",
+    "report",
+    "steps",
+    "expand",
+    "trace",
+    "simulate",
+    "load",
+    "explain",
+    "doctor",
+    "check-engines",
+    "bench",
+)
+"""Each a module of commands/, with - as _, that has a function or a typer application of the same
+name; in the order of `--help`."""
+
+
+class LazyGroup(TyperGroup):
+    """Imports a command when it is asked for: all of them take longer than most need to start."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        names: dict[str, Any] = dict.fromkeys(COMMANDS)
+        self.commands = names  # of which a mistyped command gets a suggestion
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        name = cmd_name.replace("-", "_")
+        found = getattr(importlib.import_module(f"smartspec_cli.commands.{name}"), name)
+        if not isinstance(found, typer.Typer):
+            command = typer.Typer(add_completion=False)
+            command.command(cmd_name)(found)
+            found = command
+        built = get_command(found)
+        built.name = cmd_name
+        return built
+
+
+app = typer.Typer(
+    name="smartspec",
+    cls=LazyGroup,
+    help="Serve a language model on Triton with speculative decoding that decides its draft "
+    "length by goodput.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: bool = typer.Option(False, "--version", help="Print the version and exit."),
+) -> None:
+    if version:
+        from smartspec_py import __version__
+
+        typer.echo(f"smartspec {__version__}")
+        raise typer.Exit
+
+
+if __name__ == "__main__":
+    sys.exit(app())

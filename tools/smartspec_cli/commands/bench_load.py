@@ -1,0 +1,240 @@
+"""`smartspec bench load`: policies under open-loop load, in turns on one live Triton server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+from rich.console import Console
+
+from smartspec_bench.about import DEFINITIONS, describe
+from smartspec_bench.plan import FORMS, MIXED, SHAPES
+from smartspec_bench.progress import Progress, duration
+from smartspec_bench.tables import (
+    phase_line,
+    print_about,
+    print_ceilings,
+    print_results,
+    write_csv,
+)
+from smartspec_bench.workloads import WORKLOADS
+from smartspec_cli.commands import USAGE_ERROR, check_outputs, fail
+from smartspec_cli.commands.bench_settings import changed, names_of, shares_of, slo_of
+from smartspec_cli.commands.settings import checked_config, pair_settings
+from smartspec_launch import paths
+from smartspec_launch.files import InstallationError
+from smartspec_launch.foreground import signals_interrupt, wait_with_progress
+from smartspec_launch.interpreter import InterpreterError
+from smartspec_launch.triton_server import TritonServer, TritonServerError, free_address
+from smartspec_py.serving.config import DEFAULT_CONTEXT_LEN, ConfigError, ServerConfig
+
+if TYPE_CHECKING:
+    from smartspec_bench.document import About, Ceilings, Phase
+    from smartspec_bench.session import Kept, Listener, Load
+
+MAX_QUEUE = 4096
+OUT = Path("bench.json")
+TABLE_WIDTH = 120
+
+
+def load(
+    model: Annotated[Path, typer.Option(help="Hugging Face directory of the target.")],
+    draft: Annotated[Path, typer.Option(help="That of the draft.")],
+    form: Annotated[str, typer.Option(help=f"{', '.join(FORMS)}: what follows, unless said.")] = (
+        "short"
+    ),
+    policies: Annotated[str | None, typer.Option(help="Separated by commas.")] = None,
+    shapes: Annotated[str | None, typer.Option(help=f"Of {', '.join(SHAPES)}.")] = None,
+    workloads: Annotated[
+        str | None, typer.Option(help=f"Of steady and closed: {', '.join(WORKLOADS)}, {MIXED}.")
+    ] = None,
+    loads: Annotated[
+        str | None, typer.Option(help="Of steady: shares of the saturation rate of none.")
+    ] = None,
+    repeats: Annotated[int | None, typer.Option(help="2 or more for intervals.", min=1)] = None,
+    seconds: Annotated[
+        float | None, typer.Option(help="Of a steady phase; twice that a stretch of others.", min=1)
+    ] = None,
+    min_requests: Annotated[
+        int | None, typer.Option(help="Of a steady phase, which takes longer for them.", min=1)
+    ] = None,
+    num_closed: Annotated[int | None, typer.Option(help="Requests of closed.", min=1)] = None,
+    saturation_s: Annotated[
+        float | None, typer.Option(help="Seconds for each saturation rate.", min=1)
+    ] = None,
+    step_loads: Annotated[str | None, typer.Option(help="Shares, one a stretch.")] = None,
+    changing_load: Annotated[
+        float | None, typer.Option(help="Share, of shift and mix.", min=0.001)
+    ] = None,
+    shift_workloads: Annotated[str | None, typer.Option(help="Before and after.")] = None,
+    seed: Annotated[int, typer.Option(help="Of arrivals, prompts and order.", min=0)] = 1,
+    minutes: Annotated[
+        float | None, typer.Option(help="Begin no phase later than that.", min=0.1)
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(help="Tokens a request at most.", min=2)] = 64,
+    temperature: Annotated[float, typer.Option(help="0: greedy.", min=0)] = 0.0,
+    slo: Annotated[
+        str | None, typer.Option(help='Targets in ms: "ttft:200 tpot:20 e2e:5000".')
+    ] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds for each request.", min=1)] = 300.0,
+    max_sequences: Annotated[int, typer.Option(help="Served at once.", min=1)] = 32,
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16.")] = "auto",
+    num_threads: Annotated[int, typer.Option(help="0: one less than cores.", min=0)] = 0,
+    lockstep: Annotated[
+        bool,
+        typer.Option(
+            "--lockstep", help="Without Triton, policies in turns step by step; see above."
+        ),
+    ] = False,
+    json_file: Annotated[
+        Path, typer.Option("--json", help="The document, written after each phase.")
+    ] = OUT,
+    csv_file: Annotated[Path | None, typer.Option("--csv", help="A line a phase.")] = None,
+) -> None:
+    settings = changed(
+        form,
+        policies=names_of(policies),
+        shapes=names_of(shapes),
+        workloads=names_of(workloads),
+        loads=shares_of("loads", loads),
+        repeats=repeats,
+        seconds=seconds,
+        min_requests=min_requests,
+        num_closed=num_closed,
+        saturation_s=saturation_s,
+        step_loads=shares_of("step-loads", step_loads),
+        changing_load=changing_load,
+        shift_workloads=names_of(shift_workloads),
+        seed=seed,
+    )
+    check_outputs(json=json_file, csv=csv_file)
+    targets = slo_of(slo)
+    engine = pair_settings(model, draft, dtype, num_threads)
+    limits = {
+        "max_sequences": max_sequences,
+        "max_queue": MAX_QUEUE,
+        "max_context_len": DEFAULT_CONTEXT_LEN,
+    }
+    config = checked_config({"engine": engine, "limits": limits, "explain": True})
+    from smartspec_bench.session import Load
+
+    asked = Load(settings, max_tokens, temperature, timeout, targets, minutes)
+    about = describe(form, model, draft, config.limits, f"{dtype}, {num_threads} threads asked")
+    if lockstep:
+        about = replace(about, title=f"{about.title}, in lockstep", form=f"{form}, lockstep")
+    measure = _in_lockstep if lockstep else _on_triton
+    _run(partial(measure, config, asked), about, json_file, csv_file)
+
+
+load.__doc__ = f"""Put policies under open-loop load in turns on one live server, and judge them.
+
+Requests leave at Poisson times, whatever the server does. Every policy gets the same arrivals and
+prompts, in an order drawn anew for each repeat; between phases the server is idle. closed: one
+request at a time. step: the load changes. shift: the workload changes in mid-run. mix: all
+workloads at once.
+
+--lockstep asks the same in one process, without Triton and HTTP: each policy has a loop, an engine
+and a clock of its own, and they take turns step by step. What the machine does for longer than a
+few steps it then does to all of them, which phases minutes apart on a live server cannot promise;
+and idle time is skipped. It takes the memory of an engine for each policy.
+
+{DEFINITIONS}
+
+Before the first phase it says how long the run takes. The document is written after every phase, so
+that an interrupted run keeps what it measured; it is also the last line of the output.
+"""
+
+
+def _run(
+    measure: Callable[[Kept, Console], None], about: About, json_file: Path, csv_file: Path | None
+) -> NoReturn:
+    """Measure, print; what was measured before an interruption or an error as well."""
+    from smartspec_bench.client import BenchError
+    from smartspec_bench.session import Kept
+
+    console = Console(stderr=True)
+    console.width = max(console.width, TABLE_WIDTH)
+    print_about(console, about)
+    try:
+        kept = Kept(about, json_file)
+    except OSError as error:
+        fail(f"--json: {error}", USAGE_ERROR)
+    code = 0
+    try:
+        with signals_interrupt():
+            measure(kept, console)
+    except KeyboardInterrupt:
+        code = _told(console, "interrupted", 130)
+    except (
+        BenchError,
+        ConfigError,
+        InterpreterError,
+        InstallationError,
+        TritonServerError,
+    ) as error:
+        code = _told(console, str(error), 1)
+    except OSError as error:
+        code = _told(console, f"{type(error).__name__}: {error}", 1)
+    print_results(console, kept.document)
+    console.print(f"document: {json_file}", soft_wrap=True)
+    print(json.dumps(kept.document.to_json()))
+    try:
+        if csv_file is not None:
+            write_csv(csv_file, kept.document.phases)
+    except OSError as error:
+        fail(f"--csv: {error}")
+    raise typer.Exit(code)
+
+
+def _on_triton(config: ServerConfig, asked: Load, kept: Kept, console: Console) -> None:
+    from smartspec_bench.session import run
+
+    address = free_address()
+    folder = paths.run_dir(address.http_port).resolve()
+    with TritonServer(config, folder, address, keeps_files=False) as server:
+        wait_with_progress(server, console)
+        with Progress("warming up", console=console) as shown:
+            listener = _listener(console, shown)
+            asyncio.run(run(address, config.limits.max_sequences, asked, kept, listener))
+
+
+def _in_lockstep(config: ServerConfig, asked: Load, kept: Kept, console: Console) -> None:
+    from smartspec_bench.lockstep import Side, policies_of, run
+    from smartspec_py.serving.build import build_engine
+
+    fields = {
+        "max_tokens": asked.max_tokens,
+        "temperature": asked.temperature,
+        "reuse_prefix": asked.fields["reuse_prefix"],
+    }
+    with Progress("loading models, timing passes", console=console) as shown:
+        sides = {
+            policy: Side(policy, build_engine(config, Path.cwd()), config, fields)
+            for policy in policies_of(asked.settings)
+        }
+        run(sides, config.limits.max_sequences, asked, kept, _listener(console, shown))
+
+
+def _told(console: Console, message: str, code: int) -> int:
+    console.print(f"smartspec: {message}", markup=False, highlight=False)
+    return code
+
+
+def _listener(console: Console, shown: Progress) -> Listener:
+    """Prints the ceilings and a line a phase; shows what happens now."""
+    from smartspec_bench.session import Listener
+
+    def measured(ceilings: Ceilings, num_phases: int, left_s: float) -> None:
+        print_ceilings(console, ceilings)
+        console.print(f"{num_phases} phases, about {duration(left_s)}", highlight=False)
+
+    def ended(phase: Phase, num_left: int, left_s: float) -> None:
+        console.print(phase_line(phase), f"| {num_left} left, {duration(left_s)}", highlight=False)
+
+    return Listener(shown.update, measured, ended)

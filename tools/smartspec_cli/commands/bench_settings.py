@@ -1,0 +1,72 @@
+"""Options of `smartspec bench load` to its settings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from smartspec_bench.plan import FORMS, JUDGED, MIXED, NONE, SHAPES, Settings
+from smartspec_bench.workloads import WORKLOADS
+from smartspec_cli.commands import USAGE_ERROR, fail
+from smartspec_py.core.planner import parse_policy
+from smartspec_sim.latency import Slo, parse_slo
+
+
+def changed(form: str, **options: Any) -> Settings:
+    """The settings of a form, with the options that were given; None is not given. A wrong value
+    ends the command."""
+    if form not in FORMS:
+        fail(f"--form: {form!r} is none of {', '.join(FORMS)}", USAGE_ERROR)
+    given = {name: value for name, value in options.items() if value is not None}
+    settings = replace(FORMS[form], **given)
+    _check_policies(settings.policies)
+    _check_among("shapes", settings.shapes, SHAPES)
+    _check_among("workloads", settings.workloads, (*WORKLOADS, MIXED))
+    _check_among("shift-workloads", settings.shift_workloads, (*WORKLOADS, MIXED))
+    if len(settings.shift_workloads) < 2:
+        fail("--shift-workloads: must be two or more, or nothing changes", USAGE_ERROR)
+    return settings
+
+
+def _check_policies(policies: Sequence[str]) -> None:
+    for name in policies:
+        try:
+            parse_policy(name)
+        except ValueError as error:
+            fail(f"--policies: {name!r} must be {error}", USAGE_ERROR)
+    for name, why in ((NONE, "the baseline"), (JUDGED, "what is judged")):
+        if name not in policies:
+            fail(f"--policies: {name} is {why} and must be among them", USAGE_ERROR)
+
+
+def _check_among(option: str, names: Sequence[str], allowed: Sequence[str]) -> None:
+    for name in names:
+        if name not in allowed:
+            fail(f"--{option}: {name!r} is none of {', '.join(allowed)}", USAGE_ERROR)
+
+
+def names_of(text: str | None) -> tuple[str, ...] | None:
+    """Separated by commas, each once."""
+    return None if text is None else tuple(dict.fromkeys(text.split(",")))
+
+
+def shares_of(option: str, text: str | None) -> tuple[float, ...] | None:
+    """Numbers separated by commas; ends the command for what is none, or not above 0."""
+    if text is None:
+        return None
+    try:
+        shares = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        shares = (math.nan,)
+    if not all(0 < share < math.inf for share in shares):
+        fail(f"--{option}: got {text!r}, must be numbers above 0 separated by commas", USAGE_ERROR)
+    return shares
+
+
+def slo_of(text: str | None) -> Slo | None:
+    try:
+        return None if text is None else parse_slo(text)
+    except ValueError as error:
+        fail(f"--slo: {error}", USAGE_ERROR)

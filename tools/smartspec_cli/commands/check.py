@@ -1,0 +1,274 @@
+"""`smartspec check`: does speculation change the text of this pair?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from smartspec_bench.exactness import (
+    NO_SPECULATION,
+    CheckArm,
+    CheckError,
+    CheckReport,
+    Divergence,
+    check_pair_exactness,
+    force_drafting,
+)
+from smartspec_bench.progress import Progress
+from smartspec_cli.commands import USAGE_ERROR, fail
+from smartspec_cli.commands.settings import checked_config, temperatures_of, torch_settings
+from smartspec_py.pair import PairError, check_pair
+from smartspec_py.serving.config import DRAFT_MODEL, PROMPT_LOOKUP, ConfigError, ServerConfig
+from smartspec_py.serving.request import GenerateParams, RequestError
+
+if TYPE_CHECKING:
+    from smartspec_bench.nearties import TieVerdict
+    from smartspec_py.serving.intake import Engine, Intake
+
+MAX_TOKENS = 64
+MAX_CONTEXT_LEN = 512
+NUM_ROWS = 8
+
+CACHE_SHARE = 0.4
+"""Of what all rows full would hold: little enough that mixed batches preempt one another."""
+
+NUM_SHOWN = 5
+
+PASS, FAIL = "PASS", "FAIL"
+
+PENALTIES: tuple[dict[str, Any], ...] = (
+    {},
+    {"top_k": 40, "top_p": 0.95},
+    {"repetition_penalty": 1.2, "min_p": 0.02},
+    {"presence_penalty": 0.4, "frequency_penalty": 0.3, "min_tokens": 24},
+    {"bias_words": (" the",), "bias_weights": (-2.0,), "bad_words": ("and",)},
+)
+"""What the requests ask for beside temperature, in turn."""
+
+
+def check(
+    model: Annotated[Path, typer.Option(help="Hugging Face directory of the target.")],
+    draft: Annotated[Path, typer.Option(help="That of the draft.")],
+    dtype: Annotated[str, typer.Option(help="float32 must show no difference.")] = "float32",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
+    tokens: Annotated[int, typer.Option(help="Tokens to compare at least.", min=1)] = 20_000,
+    temperatures: Annotated[str, typer.Option(help="Separated by commas.")] = "0,0.7,1.0",
+    max_draft_len: Annotated[int, typer.Option(help="Policies fixed:1 to this.", min=1)] = 7,
+    prompts: Annotated[int, typer.Option(help="Prompts a workload.", min=1)] = 5,
+    seed: Annotated[int, typer.Option(help="Keys prompts and sampling.")] = 1,
+    runtime: Annotated[str, typer.Option(help="auto, torch, openvino.")] = "auto",
+    batch_invariant: Annotated[bool, typer.Option(help="On a CPU, bit by bit.")] = False,
+) -> None:
+    """Compare the text of every policy and proposer with that of no speculation.
+
+    Each request runs alone and in mixed batches with neighbours that come, go, are cancelled and
+    preempted. Drafting is forced: policies that choose by cost are told that drafts cost next to
+    nothing. Where a text differs, the step at which it does is looked at again: near-ties come from
+    rounding, and in float32 there should be none; anything else is a fault.
+
+    Prints PASS (exit code 0) or FAIL (1). FAIL: a fault, or a policy that drafted nothing. The last
+    line is one JSON document.
+    """
+    console = Console(stderr=True)
+    try:
+        check_pair(model, draft)
+        requests = _requests(temperatures_of(temperatures), prompts, seed)
+    except (PairError, ValueError) as error:
+        fail(str(error), USAGE_ERROR)
+    config = checked_config(
+        {
+            "engine": torch_settings(
+                model,
+                draft,
+                dtype=dtype,
+                device=device,
+                runtime=runtime,
+                batch_invariant=batch_invariant,
+            ),
+            "limits": {
+                "max_draft_len": max_draft_len,
+                "max_sequences": NUM_ROWS,
+                "max_queue": 4096,
+                "max_context_len": MAX_CONTEXT_LEN,
+                "max_cache_tokens": int(CACHE_SHARE * NUM_ROWS * MAX_CONTEXT_LEN),
+            },
+        }
+    )
+    reports, verdicts = _run(config, requests, _arms(max_draft_len), tokens, console)
+    console.print(_table(reports))
+    _show(verdicts, console)
+    summary = _summary(reports, verdicts, dtype)
+    console.print(_verdict_line(summary), style="bold", highlight=False, soft_wrap=True)
+    print(json.dumps(summary))
+    raise typer.Exit(0 if summary["verdict"] == PASS else 1)
+
+
+def _arms(max_draft_len: int) -> list[CheckArm]:
+    lengths = range(1, max_draft_len + 1)
+    return [
+        CheckArm("none"),
+        *(CheckArm(f"fixed:{k}", DRAFT_MODEL) for k in lengths),
+        *(CheckArm(f"fixed:{k}", PROMPT_LOOKUP) for k in (1, max_draft_len)),
+        CheckArm("goodput", DRAFT_MODEL),
+        CheckArm("goodput", PROMPT_LOOKUP),
+    ]
+
+
+def _run(
+    config: ServerConfig,
+    requests: Sequence[GenerateParams],
+    arms: Sequence[CheckArm],
+    tokens: int,
+    console: Console,
+) -> tuple[list[CheckReport], list[tuple[Divergence, TieVerdict]]]:
+    from smartspec_py.serving.build import build_engine
+    from smartspec_py.serving.server import Server
+
+    try:
+        with Progress("loading models, timing passes", console=console):
+            engine = build_engine(config, Path.cwd())
+    except ConfigError as error:
+        fail(str(error), USAGE_ERROR)
+    server = Server(engine, config)
+    force_drafting(server, config)
+    server.start()
+    try:
+        with Progress("reference", unit="requests", console=console) as shown:
+
+            def begin(label: str, num_requests: int) -> None:
+                shown.update(label, total=num_requests)
+
+            reports = check_pair_exactness(server, requests, arms, tokens, begin, shown.advance)
+    except (CheckError, RequestError) as error:
+        fail(str(error))
+    except KeyboardInterrupt:
+        fail("interrupted", 130)
+    finally:
+        server.stop()
+    divergences = [d for report in reports for d in report.divergences]
+    return reports, _judged(engine, server.intake, divergences)
+
+
+def _judged(
+    engine: Engine, intake: Intake, divergences: Sequence[Divergence]
+) -> list[tuple[Divergence, TieVerdict]]:
+    """Every divergence with what it is; the server has stopped, so that its engine is free."""
+    from smartspec_bench.nearties import judge
+    from smartspec_py.engines.torch_engine import TorchTarget
+    from smartspec_testing.local import LocalSink
+
+    assert isinstance(engine.target, TorchTarget)
+    found = []
+    for divergence in divergences:
+        request = intake.receive(divergence.params, LocalSink()).request
+        found.append((divergence, judge(engine.target, request, divergence)))
+    return found
+
+
+def _requests(temperatures: Sequence[float], prompts: int, seed: int) -> list[GenerateParams]:
+    from smartspec_bench.workloads import WORKLOADS, generate
+
+    return [
+        GenerateParams(
+            text=generate(workload, seed, index).prompt,
+            max_tokens=MAX_TOKENS,
+            temperature=temperature,
+            seed=seed + index,
+            **PENALTIES[index % len(PENALTIES)],
+        )
+        for workload in WORKLOADS
+        for index in range(prompts)
+        for temperature in temperatures
+    ]
+
+
+def _table(reports: Sequence[CheckReport]) -> Table:
+    """Narrow enough for 80 columns."""
+    table = Table(
+        title="Tokens with speculation against tokens without",
+        box=SIMPLE_HEAD,
+        padding=0,
+    )
+    for column in ("policy", "proposer", "mode"):
+        table.add_column(column, no_wrap=True)
+    for column in ("tokens", "drafted", "accepted", "cached", "differ"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for r in reports:
+        policy, _, proposer = r.arm.partition(", ")
+        counts = (r.num_tokens, r.num_drafted, r.num_accepted, r.num_cached, len(r.divergences))
+        table.add_row(policy, proposer, r.mode, *map(str, counts))
+    cancelled = sum(r.num_cancelled for r in reports)
+    preempted = sum(r.num_preemptions for r in reports)
+    table.caption = (
+        "cached: prompt tokens taken from the prefix cache; differ: texts. "
+        f"Beside them {cancelled} cancelled requests, {preempted} preemptions."
+    )
+    return table
+
+
+def _show(verdicts: Sequence[tuple[Divergence, TieVerdict]], console: Console) -> None:
+    """Faults first, and a few of each."""
+    ordered = sorted(verdicts, key=lambda pair: pair[1].is_near_tie)
+    for divergence, verdict in ordered[:NUM_SHOWN]:
+        kind = "near-tie" if verdict.is_near_tie else "FAULT"
+        console.print(
+            f"{kind}: {divergence.arm}, {divergence.mode}: token {divergence.index} is "
+            f"{divergence.found} instead of {divergence.expected}; their scores are "
+            f"{verdict.gap:.2g} apart, rounding explains {verdict.allowed:.2g}",
+            highlight=False,
+        )
+
+
+def _summary(
+    reports: Sequence[CheckReport], verdicts: Sequence[tuple[Divergence, TieVerdict]], dtype: str
+) -> dict[str, Any]:
+    num_near_ties = sum(verdict.is_near_tie for _, verdict in verdicts)
+    num_tokens, num_faults = sum(r.num_tokens for r in reports), len(verdicts) - num_near_ties
+    without_drafts = [
+        f"{r.arm} {r.mode}" for r in reports if r.arm != str(NO_SPECULATION) and not r.num_drafted
+    ]
+    is_passed = num_tokens > 0 and not num_faults and not without_drafts
+    return {
+        "verdict": PASS if is_passed else FAIL,
+        "dtype": dtype,
+        "num_requests": sum(r.num_requests for r in reports),
+        "num_tokens": num_tokens,
+        "num_drafted": sum(r.num_drafted for r in reports),
+        "num_accepted": sum(r.num_accepted for r in reports),
+        "num_cached": sum(r.num_cached for r in reports),
+        "num_preemptions": sum(r.num_preemptions for r in reports),
+        "num_cancelled": sum(r.num_cancelled for r in reports),
+        "num_diverged": len(verdicts),
+        "num_near_ties": num_near_ties,
+        "near_ties_per_1000_tokens": 1e3 * num_near_ties / max(1, num_tokens),
+        "num_faults": num_faults,
+        "without_drafts": without_drafts,
+        "divergences": [asdict(d) | asdict(v) for d, v in verdicts[:20]],
+    }
+
+
+def _verdict_line(summary: Mapping[str, Any]) -> str:
+    """Such as `PASS: 7,588 tokens compared, 7,215 drafted, 3,033 accepted; no text differs`."""
+    line = (
+        f"{summary['verdict']}: {summary['num_tokens']:,} tokens compared, "
+        f"{summary['num_drafted']:,} drafted, {summary['num_accepted']:,} accepted; "
+    )
+    if summary["num_diverged"]:
+        texts = f"{summary['num_diverged']} texts differ"
+        line += f"{texts}: {summary['num_faults']} faults, {summary['num_near_ties']} near-ties"
+        line += f" ({summary['near_ties_per_1000_tokens']:.2g} in 1,000 tokens)"
+    else:
+        line += "no text differs"
+    if summary["without_drafts"]:
+        line += (
+            f"; nothing was drafted, so nothing compared, in {'; '.join(summary['without_drafts'])}"
+        )
+    return line

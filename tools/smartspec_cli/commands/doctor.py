@@ -1,0 +1,71 @@
+"""`smartspec doctor`: is TensorRT-LLM here, is it as documented, and how does it behave?"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from smartspec_cli.commands import USAGE_ERROR, check_outputs, fail
+
+
+def doctor(
+    target: Annotated[
+        Path | None, typer.Option(help="Engine directory of the target: runs the experiments.")
+    ] = None,
+    draft: Annotated[Path | None, typer.Option(help="That of the draft.")] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="File for the report; the JSON goes beside it.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, not Markdown.")] = False,
+) -> None:
+    """Check TensorRT-LLM where it is installed: run it first, inside the container.
+
+    Compares the bindings with the signatures that the adapter was written for, and, given engines,
+    finds out by experiment what no document says. Exits with 1 where something is missing or where
+    the adapter would not work.
+    """
+    for option, directory in (("--target", target), ("--draft", draft)):
+        if directory is not None and not (directory / "config.json").is_file():
+            fail(f"{option}: {directory} has no config.json; give an engine directory", USAGE_ERROR)
+    if draft is not None and target is None:
+        fail("--draft: needs --target as well", USAGE_ERROR)
+    check_outputs(report=report)
+    from smartspec_trtllm.doctor import diagnose
+    from smartspec_trtllm.doctor_report import markdown
+
+    with _stdout_to_stderr():
+        for diagnosis in diagnose(target, draft, _tell):
+            text, document = markdown(diagnosis), json.dumps(diagnosis.document(), indent=1)
+            if report is not None:
+                report.write_text(text, encoding="utf-8")
+                report.with_suffix(".json").write_text(document + "\n", encoding="utf-8")
+    print(document if as_json else text)
+    for missing in diagnosis.environment.missing:
+        typer.echo(f"smartspec: {missing.what}; {missing.remedy}", err=True)
+    raise typer.Exit(0 if diagnosis.is_healthy else 1)
+
+
+def _tell(part: str) -> None:
+    """A line each, not a spinner: where the process dies, the last one names the culprit."""
+    typer.echo(f"doctor: {part}", err=True)
+
+
+@contextmanager
+def _stdout_to_stderr() -> Iterator[None]:
+    """TensorRT-LLM writes to stdout, from Python when imported and from C++ when run."""
+    sys.stdout.flush()
+    saved = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(saved, 1)
+        os.close(saved)

@@ -1,0 +1,50 @@
+"""`smartspec expand`: a model of larger cost that computes the same."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from smartspec_cli.commands import USAGE_ERROR, fail
+
+
+def expand(
+    source: Annotated[Path, typer.Argument(help="Hugging Face directory of a Llama model.")],
+    out: Annotated[Path, typer.Argument(help="Directory to write; it must not exist.")],
+    preset: Annotated[str, typer.Option(help="Size to expand to: 4m, 17m or 88m.")] = "88m",
+    seed: Annotated[int, typer.Option(help="Keys the weights that do not matter.")] = 0,
+    head_dim: Annotated[
+        int | None, typer.Option(help="Width of a head: the source's, or 4, 16, .. times it.")
+    ] = None,
+) -> None:
+    """Make a model cost more without changing its answers.
+
+    Layers and dimensions are added that cancel out: logits stay, time and memory become those of
+    the larger size. It shows what speculation is worth at a size that nobody had to train.
+    """
+    from smartspec_bench.expand import PRESETS, SizeError, presets_for
+    from smartspec_bench.expand import expand as expand_model
+    from smartspec_bench.expand_heads import widen_heads
+
+    if preset not in PRESETS:
+        fail(f"--preset: {preset!r} is none of {', '.join(PRESETS)}", USAGE_ERROR)
+    if not (source / "config.json").is_file():
+        fail(f"{source} is not a Hugging Face model directory: no config.json", USAGE_ERROR)
+    if out.exists():
+        fail(f"{out} exists: name a new directory", USAGE_ERROR)
+    try:
+        with tempfile.TemporaryDirectory() as between:
+            origin = source
+            if head_dim is not None:
+                origin = Path(between) / source.name
+                widen_heads(source, origin, head_dim, seed=seed)
+            num_parameters = expand_model(origin, out, seed=seed, **PRESETS[preset])
+    except SizeError as error:
+        fitting = " or ".join(presets_for(source)) or "no preset: it is larger than all of them"
+        fail(f"--preset: {preset} is too small for {source} ({error}): use {fitting}", USAGE_ERROR)
+    except (OSError, ValueError) as error:
+        fail(f"cannot expand {source}: {error}")
+    typer.echo(f"{out}: {num_parameters / 1e6:.1f} M parameters, the answers of {source}")

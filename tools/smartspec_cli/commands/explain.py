@@ -1,0 +1,172 @@
+"""`smartspec explain`: why steps were planned as they were, and how well plans came true."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from smartspec_cli.commands import USAGE_ERROR, fail
+from smartspec_cli.explanation import Candidate, WindowReport, candidates, options, window
+from smartspec_launch.address import DIRECT
+from smartspec_py.serving.contract import MODEL_NAME
+from smartspec_py.serving.step import StepRecord
+from smartspec_py.serving.step_trace import StepTraceFile, parse_steps, read_steps
+from smartspec_py.serving.trace_files import TraceError
+
+TIMEOUT_S = 30.0
+
+
+def explain(
+    url: Annotated[
+        str | None, typer.Option(help="HTTP address of a running server, http://HOST:PORT.")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="A recorded step trace instead, JSON lines.")
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Last steps to look at.", min=1, max=1024)] = 256,
+    step: Annotated[
+        int, typer.Option(help="Which of them to show whole: 0 is the first, -1 the last.")
+    ] = -1,
+    sequence: Annotated[
+        int | None, typer.Option(help="Sequence to show; default: the first of the step.")
+    ] = None,
+    save: Annotated[Path | None, typer.Option(help="Also keep the trace there.")] = None,
+) -> None:
+    """Say why a step was planned as it was, and how well the plans of a window came true.
+
+    For a step: the plan beside one length for all sequences; for a sequence: every length with the
+    others as they were. For the window: expected against realised tokens and seconds, an estimate
+    of the goodput lost to wrong estimates, switches, and predicted against observed acceptance.
+    The last line is one JSON document.
+    """
+    if (url is None) == (trace is None):
+        fail("give one of --url and --trace", USAGE_ERROR)
+    found, text = _fetched(url, steps) if url is not None else (_read(trace), None)
+    if save is not None and text is not None:
+        save.write_text(text, encoding="utf-8")
+    found = replace(found, steps=found.steps[-steps:])
+    if not found.steps:
+        fail("the trace has no step that planned anything")
+    try:
+        shown = found.steps[step]
+    except IndexError:
+        fail(f"--step: got {step}, the trace has {len(found.steps)} steps", USAGE_ERROR)
+    decision = shown.decision
+    chosen = sequence if sequence is not None else decision.views[0].sequence
+    try:
+        lengths = options(shown, chosen)
+    except KeyError:
+        fail(f"--sequence: {chosen} was not in that step", USAGE_ERROR)
+    plans, report = candidates(shown), window(found.steps)
+    console = Console(stderr=True)
+    console.print(_step_table(shown, plans))
+    console.print(_candidate_table(f"Sequence {chosen}, draft length", lengths))
+    _show_window(report, console)
+    document = {
+        "window": asdict(report),
+        "step": {
+            "reason": decision.reason,
+            "total_s": shown.total_s,
+            "num_reading": decision.settings.num_reading,
+            "num_background": decision.settings.num_background,
+            "candidates": _listed(plans),
+        },
+        "sequence": {"sequence": chosen, "candidates": _listed(lengths)},
+    }
+    print(json.dumps(document, allow_nan=False))
+
+
+def _fetched(url: str, steps: int) -> tuple[StepTraceFile, str]:
+    """From a running server."""
+    body = json.dumps({"text_input": "-", "max_tokens": 1, "explain_steps": steps}).encode()
+    endpoint = f"{url.rstrip('/')}/v2/models/{MODEL_NAME}/generate"
+    request = urllib.request.Request(endpoint, body, {"Content-Type": "application/json"})
+    try:
+        with DIRECT.open(request, timeout=TIMEOUT_S) as response:
+            text: str = json.loads(response.read())["explanation"]
+        return parse_steps(url, text), text
+    except urllib.error.HTTPError as error:
+        fail(f"{url}: HTTP {error.code}: {error.read().decode(errors='replace').strip()}")
+    except (OSError, ValueError, KeyError, TraceError) as error:
+        fail(f"{url}: {error}")
+
+
+def _read(path: Path | None) -> StepTraceFile:
+    assert path is not None
+    try:
+        return read_steps(path)
+    except TraceError as error:
+        fail(str(error))
+
+
+def _step_table(step: StepRecord, plans: Sequence[Candidate]) -> Table:
+    table = _candidate_table(f"A step of {step.num_rows} sequences ({step.decision.reason})", plans)
+    settings = step.decision.settings
+    beside = [
+        f"{count} {what}"
+        for count, what in (
+            (step.num_prefill_tokens, "prompt tokens"),
+            (settings.num_reading, "requests whose prompts are read"),
+            (settings.num_background, "sequences in a burst"),
+        )
+        if count
+    ]
+    table.caption = f"what happened: {step.num_generated} tokens in {1e3 * step.total_s:.1f} ms" + (
+        f", beside {', '.join(beside)}" if beside else ""
+    )
+    return table
+
+
+def _candidate_table(title: str, found: Sequence[Candidate]) -> Table:
+    table = Table(title=title)
+    table.add_column("plan", no_wrap=True)
+    for column in ("drafts", "tokens", "ms", "tokens/s"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for one in found:
+        table.add_row(
+            one.name + (", best" if one.is_best else ""),
+            str(sum(one.draft_lens)),
+            f"{one.expected_tokens:.2f}",
+            f"{1e3 * one.expected_s:.2f}",
+            f"{one.goodput:.1f}",
+        )
+    return table
+
+
+def _show_window(report: WindowReport, console: Console) -> None:
+    if not report.num_steps:
+        console.print("Every step of the window read prompts too: nothing to compare.")
+        return
+    table = Table(title=f"{report.num_steps} steps without prompt chunks")
+    for column in ("", "expected", "realised"):
+        table.add_column(column, justify="right" if column else "left")
+    expected = report.expected_tokens / report.expected_s
+    realised = report.realised_tokens / report.realised_s
+    table.add_row("tokens", f"{report.expected_tokens:.0f}", str(report.realised_tokens))
+    table.add_row("seconds", f"{report.expected_s:.2f}", f"{report.realised_s:.2f}")
+    table.add_row("tokens/s", f"{expected:.1f}", f"{realised:.1f}")
+    table.caption = (
+        f"a step's seconds are off by {100 * report.time_error:.0f} % on average; estimated regret "
+        f"{100 * report.regret:.1f} %; {report.num_switches} switches"
+    )
+    console.print(table)
+    if report.reliability:
+        bins = Table(title="Acceptance of drafts that were tried")
+        for column in ("predicted", "observed", "drafts"):
+            bins.add_column(column, justify="right")
+        for one in report.reliability:
+            bins.add_row(f"{one.predicted:.2f}", f"{one.observed:.2f}", str(one.num_trials))
+        console.print(bins)
+
+
+def _listed(found: Sequence[Candidate]) -> list[dict[str, Any]]:
+    return [asdict(one) | {"tokens_per_s": one.goodput} for one in found]

@@ -1,0 +1,224 @@
+"""`smartspec load`: open-loop load on a running server, and what its clients would have seen."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
+
+import typer
+from rich.console import Console
+
+from smartspec_bench.progress import Progress, duration
+from smartspec_bench.prompts import (
+    MIXED,
+    Prompt,
+    PromptFileError,
+    generated,
+    read_prompts,
+    repeated,
+)
+from smartspec_bench.workloads import WORKLOADS
+from smartspec_cli.commands import USAGE_ERROR, check_outputs, fail, write_output
+from smartspec_sim.arrivals import (
+    PATTERNS,
+    RatePhase,
+    arrival_times,
+    parse_phases,
+    pattern_gaps,
+    steady,
+    trace_times,
+)
+from smartspec_sim.latency import DEFINITIONS, Slo, parse_slo, summarise
+
+if TYPE_CHECKING:
+    from smartspec_bench.open_loop import Bounds, Exchange
+
+TRACE = "trace"
+MODEL_NAME = "smartspec"
+
+
+def load(
+    url: Annotated[str, typer.Option(help="The server's HTTP address.")] = "http://127.0.0.1:8000",
+    arrivals: Annotated[
+        str, typer.Option(help=f"{', '.join(PATTERNS)}, or trace (--times).")
+    ] = "poisson",
+    rate: Annotated[float, typer.Option(help="Requests/s.", min=0.001, max=100_000)] = 1.0,
+    phases: Annotated[
+        str | None, typer.Option(help="Instead of --rate: SECONDS:RATE or SECONDS:RATE-RATE, ...")
+    ] = None,
+    burstiness: Annotated[
+        float, typer.Option(help="Of gamma arrivals: below 1 burstier, 1 is Poisson.", min=0.001)
+    ] = 1.0,
+    times: Annotated[
+        Path | None, typer.Option(help="Of trace arrivals: seconds, a number or JSON line each.")
+    ] = None,
+    requests: Annotated[int, typer.Option(help="At most.", min=1, max=10_000_000)] = 1000,
+    duration: Annotated[float, typer.Option(help="Seconds of sending at most.", min=0.001)] = 60.0,
+    timeout: Annotated[float, typer.Option(help="Seconds for each request.", min=0.001)] = 300.0,
+    max_out: Annotated[int, typer.Option(help="Requests out at once at most.", min=1)] = 1000,
+    workload: Annotated[str, typer.Option(help=f"{', '.join(WORKLOADS)} or mixed.")] = MIXED,
+    prompts: Annotated[
+        Path | None, typer.Option(help="Instead: JSONL of prompt and max_tokens, or ShareGPT.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(help="Of prompts that name none.", min=1)] = 64,
+    temperature: Annotated[float, typer.Option(min=0)] = 0.0,
+    policy: Annotated[str | None, typer.Option(help="Other than the server's own.")] = None,
+    goodput: Annotated[
+        str | None, typer.Option(help='Targets in ms: "ttft:200 tpot:20 e2e:5000".')
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of arrivals.", min=0)] = 1,
+    jsonl: Annotated[Path | None, typer.Option(help="A line a request, as each ends.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Also write it there.")] = None,
+) -> None:
+    check_outputs(jsonl=jsonl, json=json_file)
+    schedule = _schedule(arrivals, rate, phases, burstiness, times, seed)
+    slo = _slo(goodput)
+    source = _prompts(workload, prompts)
+    fields: dict[str, Any] = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "stream": True,
+        "return_spec_metrics": "detailed",
+        "return_perf_metrics": True,
+    }
+    if policy is not None:
+        fields["speculation_policy"] = policy
+    from smartspec_bench.open_loop import Bounds
+    from smartspec_sim.report import load_lines, load_table
+
+    console = Console(stderr=True)
+    bounds = Bounds(requests, duration, max_out, timeout)
+    address = f"{url.rstrip('/')}/v2/models/{MODEL_NAME}/generate_stream"
+    try:
+        exchanges, unreachable = asyncio.run(
+            _run(address, bounds, fields, schedule, source, jsonl, console)
+        )
+    except OSError as error:
+        fail(f"--jsonl: {error}")
+    except KeyboardInterrupt:
+        fail("interrupted", 130)
+    if unreachable and not any(exchange.num_tokens for exchange in exchanges):
+        fail(f"--url: no server at {url}: {unreachable}")
+    summary = summarise([exchange.timing for exchange in exchanges], slo)
+    summary["errors"] = _errors(exchanges)
+    console.print(load_table(summary))
+    for line in [*load_lines(summary), *(f"{n} x {text}" for text, n in summary["errors"].items())]:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    print(json.dumps(summary))
+    write_output("json", json_file, json.dumps(summary, indent=1) + "\n")
+    if unreachable:
+        fail(f"the server at {url} is gone, so sending ended early: {unreachable}")
+    if not summary["num_finished"]:
+        raise typer.Exit(1)
+
+
+load.__doc__ = f"""Send requests at their times, whatever the server does, and report latencies.
+
+{DEFINITIONS}
+
+send_lag: how late requests left; where it is not small against the latencies, this machine is the
+limit. --jsonl keeps a line a request, with the time and the tokens of each response and the
+server's own times; `simulate --record` reads it. The last line of the output is one JSON document.
+"""
+
+
+async def _run(
+    address: str,
+    bounds: Bounds,
+    fields: dict[str, Any],
+    schedule: Iterator[float],
+    source: Iterator[Prompt],
+    jsonl: Path | None,
+    console: Console,
+) -> tuple[list[Exchange], str]:
+    """What came of the requests; and why no more were sent, where the server was not there."""
+    from smartspec_bench.open_loop import HttpStreams, OpenLoop
+
+    with ExitStack() as stack:
+        lines: TextIO | None = None
+        if jsonl is not None:
+            lines = stack.enter_context(jsonl.open("w", encoding="utf-8"))
+        label = f"sending at most {bounds.max_requests:,} requests for {duration(bounds.max_s)}"
+        shown = stack.enter_context(Progress(label, console=console))
+        num_ended = 0
+
+        def ended(exchange: Exchange) -> None:
+            nonlocal num_ended
+            num_ended += 1
+            shown.update(f"{label}: {num_ended:,} are over")
+            if lines is not None:
+                lines.write(json.dumps(exchange.record()) + "\n")
+
+        async with HttpStreams(address) as streams:
+            loop = OpenLoop(streams, bounds, fields)
+            return await loop.run(schedule, source, ended), loop.unreachable
+
+
+def _schedule(
+    arrivals: str, rate: float, phases: str | None, burstiness: float, times: Path | None, seed: int
+) -> Iterator[float]:
+    if (arrivals == TRACE) != (times is not None):
+        fail("--arrivals trace and --times go together", USAGE_ERROR)
+    if times is not None:
+        return trace_times(_read_times(times))
+    try:
+        gaps = pattern_gaps(arrivals, burstiness, seed)
+    except ValueError as error:
+        fail(f"--arrivals: {error}", USAGE_ERROR)
+    stretches: Sequence[RatePhase] = steady(rate)
+    if phases is not None:
+        try:
+            stretches = parse_phases(phases)
+        except ValueError as error:
+            fail(f"--phases: {error}", USAGE_ERROR)
+    return arrival_times(gaps, stretches)
+
+
+def _read_times(path: Path) -> list[float]:
+    """Numbers, or JSON objects with `scheduled_s`, `arrival_s` or `timestamp`; a line each."""
+    found = []
+    try:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if line.strip():
+                raw = json.loads(line)
+                if isinstance(raw, dict):
+                    names = ("scheduled_s", "arrival_s", "timestamp")
+                    raw = next(raw[name] for name in names if name in raw)
+                found.append(float(raw))
+    except (OSError, ValueError, TypeError, StopIteration) as error:
+        fail(f"--times: {path.name}, line {len(found) + 1}: {error}", USAGE_ERROR)
+    if not found:
+        fail(f"--times: {path.name} holds no time", USAGE_ERROR)
+    return found
+
+
+def _slo(text: str | None) -> Slo | None:
+    try:
+        return None if text is None else parse_slo(text)
+    except ValueError as error:
+        fail(f"--goodput: {error}", USAGE_ERROR)
+
+
+def _prompts(workload: str, prompts: Path | None) -> Iterator[Prompt]:
+    if prompts is not None:
+        try:
+            return repeated(read_prompts(prompts))
+        except PromptFileError as error:
+            fail(f"--prompts: {error}", USAGE_ERROR)
+    if workload not in (*WORKLOADS, MIXED):
+        allowed = ", ".join((*WORKLOADS, MIXED))
+        fail(f"--workload: {workload!r} is none of {allowed}", USAGE_ERROR)
+    return generated(workload)
+
+
+def _errors(exchanges: Sequence[Exchange]) -> dict[str, int]:
+    """How many ended with each error; the most frequent first."""
+    counts: dict[str, int] = {}
+    for exchange in exchanges:
+        if (error := exchange.timing.error) is not None:
+            counts[error] = counts.get(error, 0) + 1
+    return dict(sorted(counts.items(), key=lambda item: -item[1]))

@@ -1,0 +1,297 @@
+"""`smartspec profile`: what passes cost here, and the best draft length for each batch size."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from smartspec_bench.progress import Progress
+from smartspec_bench.prompts import (
+    MIXED,
+    Prompt,
+    PromptFileError,
+    generated,
+    read_prompts,
+    repeated,
+)
+from smartspec_cli.commands import USAGE_ERROR, check_outputs, fail, write_output
+from smartspec_cli.commands.settings import checked_config, torch_settings
+from smartspec_launch import paths
+from smartspec_py.pair import PairError, check_pair
+from smartspec_py.serving.config import (
+    LEAST_CHUNK,
+    BatchTableConfig,
+    ConfigError,
+    LimitsConfig,
+    ServerConfig,
+)
+
+if TYPE_CHECKING:
+    from smartspec_bench.grid_search import Found, SearchPlan
+    from smartspec_bench.power_law import PowerLaw
+    from smartspec_py.core.cost import CostModel
+    from smartspec_py.serving.server import Engine
+
+PROMPT_SEED = 7_000_003
+"""Keys the prompts; far from the seeds that the shipped pair was trained on."""
+
+MAX_DRAFT_LEN = 16
+"""More columns fit no terminal, and a grid of more takes long."""
+
+LOUD = 0.1
+"""Rounds that lie further apart do not tell neighbouring draft lengths from one another."""
+
+_LIMITS = LimitsConfig()
+
+
+@dataclass(frozen=True)
+class Size:
+    """A batch size's line. tokens_per_s, step_s: by draft length from 0. The best draft length by
+    three ways: `grid_search` ran them all; `cost_model` knows the profile and one acceptance;
+    `power_law` is the closed form, not rounded and never 0, None where it could not be fitted.
+    step_line: seconds of a step by that law."""
+
+    num_rows: int
+    tokens_per_s: list[float]
+    step_s: list[float]
+    grid_search: int
+    cost_model: int
+    power_law: float | None
+    step_line: dict[str, float] | None
+
+
+def profile(
+    model: Annotated[Path, typer.Option(help="Hugging Face directory of the target.")],
+    draft: Annotated[Path, typer.Option(help="That of the draft.")],
+    rows: Annotated[
+        int, typer.Option(help="Largest batch; the server's --max-sequences.", min=1, max=1024)
+    ] = _LIMITS.max_sequences,
+    max_draft_len: Annotated[
+        int, typer.Option(help="Longest draft; the server's.", min=1, max=MAX_DRAFT_LEN)
+    ] = _LIMITS.max_draft_len,
+    max_context_len: Annotated[
+        int | None, typer.Option(help="Prompt and text together; the server's.")
+    ] = None,
+    input_file: Annotated[
+        Path | None,
+        typer.Option("--input", help='Own prompts: {"prompt": ".."} a line, or ShareGPT.'),
+    ] = None,
+    prompts: Annotated[int, typer.Option(help="For each batch size at least.", min=1)] = 8,
+    max_tokens: Annotated[int, typer.Option(help="Tokens a text.", min=2)] = 48,
+    temperature: Annotated[float, typer.Option(help="0: greedy.", min=0)] = 0.0,
+    rounds: Annotated[int, typer.Option(help="Repeats; medians count.", min=1)] = 3,
+    max_seconds: Annotated[
+        float, typer.Option(help="No round begins that would end later; one always runs.", min=0)
+    ] = 300.0,
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
+    num_threads: Annotated[int, typer.Option(help="0: one less than cores.", min=0)] = 0,
+    runtime: Annotated[str, typer.Option(help="auto, torch, openvino.")] = "auto",
+    batch_invariant: Annotated[bool, typer.Option(help="As `smartspec serve` has it.")] = False,
+    profile_cache: Annotated[
+        Path | None, typer.Option(help="Where the server looks for its profile.")
+    ] = None,
+    table: Annotated[
+        Path | None,
+        typer.Option(help='File for the table, as a "planner" section of engine.json.'),
+    ] = None,
+) -> None:
+    """Time passes as the server does at its first start, and search the best draft lengths.
+
+    For each batch size every draft length from 0 is run on the engine itself; beside the fastest
+    stand the cost model's best and that of Su et al.'s power law. Do it on a quiet machine. The
+    last line of stdout is one JSON document.
+    """
+    try:
+        check_pair(model, draft)
+        texts = _texts(input_file)
+    except (PairError, PromptFileError) as error:
+        fail(str(error), USAGE_ERROR)
+    check_outputs(table=table)
+    # The prompt's step, one in which the draft reads the prompt, and one that counts.
+    least = 1 + 2 * (max_draft_len + 1)
+    if max_tokens < least:
+        drafts = f"drafts of {max_draft_len}"
+        fail(f"--max-tokens: got {max_tokens}, must be from {least} for {drafts}", USAGE_ERROR)
+    from smartspec_bench.grid_search import SearchPlan, batch_sizes
+
+    cache = (profile_cache or paths.profile_cache()).resolve()
+    settings = {
+        "dtype": dtype,
+        "device": device,
+        "num_threads": num_threads,
+        "runtime": runtime,
+        "batch_invariant": batch_invariant,
+    }
+    config = checked_config(
+        {
+            "engine": torch_settings(model, draft, profile_cache=str(cache), **settings),
+            "limits": {
+                "max_sequences": rows,
+                "max_draft_len": max_draft_len,
+                "max_context_len": max_context_len,
+                "max_queue": rows,
+                # A batch begins in one step, each sequence with the last token of its prompt.
+                "prefill_chunk": rows if rows > LEAST_CHUNK else None,
+            },
+        }
+    )
+    plan = SearchPlan(
+        batch_sizes(rows), max_draft_len, prompts, max_tokens, temperature, rounds, max_seconds
+    )
+    console = Console(stderr=True)
+    engine, found = _run(config, plan, texts, console)
+    about = {"model": model.name, "draft": draft.name, **settings, "kernels": engine.kernels}
+    document = _document(engine.cost, found, about)
+    section = json.dumps(_section(document), indent=1)
+    console.print(f"target; draft: {engine.kernels}", highlight=False)
+    console.print(_table(document["sizes"], found.accept_prob))
+    if found.spread > LOUD:
+        console.print(
+            f"loud machine: rounds lie {found.spread:.0%} apart; do it again on a quiet one"
+        )
+    print(json.dumps(document))
+    write_output("table", table, section + "\n")
+
+
+def _texts(input_file: Path | None) -> Callable[[], Iterator[Prompt]]:
+    """The same prompts at every call. Raises PromptFileError."""
+    if input_file is None:
+        return lambda: generated(MIXED, PROMPT_SEED)
+    own = read_prompts(input_file)
+    return lambda: repeated(own)
+
+
+def _run(
+    config: ServerConfig,
+    plan: SearchPlan,
+    texts: Callable[[], Iterator[Prompt]],
+    console: Console,
+) -> tuple[Engine, Found]:
+    from smartspec_bench.grid_search import GridSearchError, search
+    from smartspec_py.serving.server import Server
+
+    engine = _built(config, console)
+    server = Server(engine, config)
+    server.start()
+    total = plan.num_rounds * plan.num_runs
+    try:
+        with Progress("first batch", total, "runs", console=console) as shown:
+            return engine, search(server, plan, texts, shown.advance)
+    except GridSearchError as error:
+        fail(str(error))
+    except KeyboardInterrupt:
+        fail("interrupted", 130)
+    finally:
+        server.stop()
+
+
+def _built(config: ServerConfig, console: Console) -> Engine:
+    from smartspec_py.serving.build import build_engine
+
+    with _told(console):
+        try:
+            return build_engine(config, Path.cwd())
+        except ConfigError as error:
+            fail(str(error), USAGE_ERROR)
+
+
+@contextmanager
+def _told(console: Console) -> Iterator[None]:
+    """Show what the profile logs while it is made, and keep its last word, which names the file."""
+    logger = logging.getLogger("smartspec_py.serving.profile")
+    said: list[str] = []
+    level = logger.level
+    with Progress("loading the models", console=console) as shown:
+        handler = logging.Handler()
+
+        def emit(record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+            shown.update(said[-1])
+
+        handler.emit = emit  # type: ignore[method-assign]
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        try:
+            yield
+        finally:
+            logger.removeHandler(handler)
+            logger.setLevel(level)
+    for message in said[-1:]:
+        console.print(message, highlight=False, soft_wrap=True)
+
+
+def _document(cost: CostModel, found: Found, about: Mapping[str, object]) -> dict[str, Any]:
+    from smartspec_bench.power_law import fitted_power_law
+    from smartspec_py.core.planner import batch_table_of
+    from smartspec_py.serving.profile import machine_name
+
+    law = fitted_power_law(found.mean_accepted())
+    by_cost = batch_table_of(
+        cost, found.accept_prob, found.sizes, found.max_draft_len, found.context_len
+    )
+    sizes = [_size(found, size, by_cost.draft_len(size), law) for size in found.sizes]
+    return {
+        "machine": machine_name(),
+        **about,
+        "num_rounds": found.num_rounds,
+        "spread": found.spread,
+        "accept_prob": found.accept_prob,
+        "context_len": found.context_len,
+        "mean_accepted": found.mean_accepted(),
+        "power_law": None if law is None else asdict(law),
+        "sizes": [asdict(size) for size in sizes],
+        "batch_table": {
+            "rows": list(found.sizes),
+            "draft_lens": [size.grid_search for size in sizes],
+        },
+    }
+
+
+def _size(found: Found, num_rows: int, by_cost: int, law: PowerLaw | None) -> Size:
+    from smartspec_bench.power_law import fitted_line, law_draft_len
+
+    step_s = found.step_s(num_rows)
+    line = fitted_line(step_s[1:])
+    return Size(
+        num_rows=num_rows,
+        tokens_per_s=found.tokens_per_s(num_rows),
+        step_s=step_s,
+        grid_search=found.best_draft_len(num_rows),
+        cost_model=by_cost,
+        power_law=law_draft_len(law, line),
+        step_line=None if line is None else asdict(line),
+    )
+
+
+def _section(document: Mapping[str, Any]) -> dict[str, Any]:
+    """What engine.json takes; checked as it will be there."""
+    table = BatchTableConfig.model_validate(document["batch_table"])
+    return {"planner": {"batch_table": table.model_dump(mode="json")}}
+
+
+def _table(sizes: Sequence[Mapping[str, Any]], accept_prob: float) -> Table:
+    """The fastest of each line is marked."""
+    title = f"tokens/s by draft length, at an acceptance of {accept_prob:.2f}"
+    shown = Table(title=title, padding=0)
+    draft_lens = range(len(sizes[0]["tokens_per_s"]))
+    for column in ("rows", *map(str, draft_lens), "grid", "cost", "law"):
+        shown.add_column(column, justify="right", no_wrap=True)
+    for size in sizes:
+        law = size["power_law"]
+        speeds = [f"{speed:.0f}" for speed in size["tokens_per_s"]]
+        speeds[size["grid_search"]] = f"[bold]{speeds[size['grid_search']]}[/bold]"
+        by_law = "" if law is None else f"{law:.1f}" if law <= draft_lens[-1] else "more"
+        best = (str(size["grid_search"]), str(size["cost_model"]), by_law)
+        shown.add_row(str(size["num_rows"]), *speeds, *best)
+    shown.caption = "best draft length by grid search, cost model, power law (which knows no 0)"
+    return shown

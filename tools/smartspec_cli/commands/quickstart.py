@@ -1,0 +1,275 @@
+"""`scripts/quickstart`: real Triton, four streamed answers, with and without speculation.
+
+The shipped pair is tiny, so it is expanded first: same answers, same acceptance, the cost of a
+model where speculation matters. Runs with and without speculation alternate on one live server.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from smartspec_bench.comparison import Answer, Row, ask, summarise
+from smartspec_bench.progress import Progress
+from smartspec_bench.streams import GrpcTransport, HttpTransport, StreamError, Transport
+from smartspec_cli.commands import USAGE_ERROR, check_outputs, fail, write_output
+from smartspec_launch.address import behind_front
+from smartspec_launch.files import InstallationError
+from smartspec_launch.foreground import announce, signals_interrupt, wait_with_progress, watch
+from smartspec_launch.interpreter import InterpreterError
+from smartspec_launch.triton_server import TritonServer, TritonServerError, free_address
+from smartspec_py.core.planner import parse_policy
+from smartspec_py.serving.config import (
+    DEFAULT_CONTEXT_LEN,
+    LimitsConfig,
+    ServerConfig,
+    TorchEngineConfig,
+)
+from smartspec_py.serving.profile import machine_name
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+CACHE = REPOSITORY / ".smartspec"
+SHIPPED_PAIR = REPOSITORY / "engines_build" / "tiny"
+PRESETS = {"target": "88m", "draft": "4m"}
+NO_SPECULATION = "none"
+NUM_RUNS = 3
+MAX_TOKENS = 64
+SEED = 2024
+HELD_OUT_STREAM = 1_000_003
+"""Seed of the documents shown; far from the seeds that training draws from."""
+
+
+class Dtype(StrEnum):
+    """float32 first: only there are texts promised to be the same to the last token."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What is compared with no speculation, and how the tokens are drawn."""
+
+    policy: str
+    temperature: float
+
+    def fields(self, prompt: str, policy: str, max_tokens: int = MAX_TOKENS) -> dict[str, Any]:
+        """A request's inputs."""
+        return {
+            "text_input": prompt,
+            "max_tokens": max_tokens,
+            "stream": True,
+            "temperature": self.temperature,
+            "seed": SEED,
+            "speculation_policy": policy,
+            "reuse_prefix": False,
+        }
+
+
+def quickstart(
+    policy: Annotated[
+        str, typer.Option(help="Compared with none: goodput or fixed:K.")
+    ] = "goodput",
+    temperature: Annotated[float, typer.Option(min=0.0, help="0: greedy.")] = 0.0,
+    keep: Annotated[bool, typer.Option(help="Leave the server running until Ctrl-C.")] = False,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Also write the result.")] = None,
+    num_threads: Annotated[int, typer.Option(help="0: one less than there are cores.")] = 0,
+    dtype: Annotated[Dtype, typer.Option(help="Of both models.")] = Dtype.float32,
+) -> None:
+    """Watch Triton stream four answers, and what speculation makes of their speed."""
+    check_outputs(json=json_file)
+    console = Console()
+    try:
+        parse_policy(policy)
+    except ValueError as error:
+        fail(f"--policy: must be {error}", USAGE_ERROR)
+    pair = expanded_pair(console)
+    engine = TorchEngineConfig(
+        model=str(pair / "target"),
+        draft=str(pair / "draft"),
+        num_threads=num_threads,
+        dtype=dtype.value,
+        profile_cache=str(CACHE / "profiles"),
+    )
+    address = behind_front(free_address())
+    config = ServerConfig(engine=engine, limits=LimitsConfig(max_context_len=DEFAULT_CONTEXT_LEN))
+    server = TritonServer(config, CACHE / f"run-{address.http_port}", address)
+    try:
+        with signals_interrupt(), server:
+            wait_with_progress(server, console)
+            comparison = Comparison(policy, temperature)
+            rows = compare(server, comparison, console)
+            report(rows, comparison, engine, json_file, console)
+            if keep:
+                keep_serving(server)
+    except KeyboardInterrupt:
+        fail("interrupted", 130)
+    except (StreamError, InterpreterError, InstallationError, TritonServerError) as error:
+        fail(str(error))
+    if not all(row.is_same_text for row in rows):
+        fail("a text with speculation differs from the text without")
+
+
+def expanded_pair(console: Console) -> Path:
+    """The folder with the expanded target and draft; made once for given sources and sizes."""
+    from smartspec_bench import expand
+
+    sizes = {role: preset.upper() for role, preset in PRESETS.items()}
+    console.print(
+        f"The shipped pair is tiny. It is served expanded, the target to {sizes['target']} "
+        f"parameters and the draft to {sizes['draft']}: the same answers and the same acceptance, "
+        "at the cost of models of that size."
+    )
+    digest = hashlib.sha256(Path(expand.__file__).read_bytes())
+    for role, preset in PRESETS.items():
+        digest.update(preset.encode())
+        for path in sorted((SHIPPED_PAIR / role).iterdir()):
+            digest.update(path.read_bytes())
+    pair = CACHE / f"pair-{digest.hexdigest()[:12]}"
+    if not pair.is_dir():
+        with Progress("expanding the pair"):
+            for older in CACHE.glob("pair-*"):
+                shutil.rmtree(older)
+            part = pair.with_suffix(".part")
+            for role, preset in PRESETS.items():
+                expand.expand(SHIPPED_PAIR / role, part / role, **expand.PRESETS[preset])
+            part.rename(pair)
+    return pair
+
+
+def compare(server: TritonServer, comparison: Comparison, console: Console) -> list[Row]:
+    """Stream one prompt of each workload, the first two over HTTP and the others over gRPC."""
+    from smartspec_bench.workloads import WORKLOADS, generate
+
+    http = HttpTransport(server.address)
+    rows = []
+    with GrpcTransport(server.address) as grpc:
+        with Progress("warming up"):
+            for policy in (comparison.policy, NO_SPECULATION):
+                for each in (http, grpc):
+                    ask(each, comparison.fields("Warm-up", policy, max_tokens=8))
+        transports: Sequence[Transport] = (http, http, grpc, grpc)
+        for workload, transport in zip(WORKLOADS, transports, strict=True):
+            prompt = generate(workload, HELD_OUT_STREAM, 0).prompt
+            rows.append(compare_one(workload, transport, prompt, comparison, console))
+    return rows
+
+
+def compare_one(
+    workload: str, transport: Transport, prompt: str, comparison: Comparison, console: Console
+) -> Row:
+    """Alternate runs with and without speculation; the first is shown as it comes."""
+
+    def show(text: str) -> None:
+        console.print(text, style="bold", end="", markup=False, highlight=False, soft_wrap=True)
+
+    console.rule(f"{workload} over {transport.name}", align="left")
+    console.print(prompt, style="dim", markup=False, highlight=False, soft_wrap=True, end="")
+    with_fields = comparison.fields(prompt, comparison.policy)
+    without_fields = comparison.fields(prompt, NO_SPECULATION)
+    speculated, plain = [ask(transport, with_fields, show)], list[Answer]()
+    console.print()
+    with Progress("measuring with and without speculation"):
+        for _ in range(NUM_RUNS - 1):
+            plain.append(ask(transport, without_fields))
+            speculated.append(ask(transport, with_fields))
+        plain.append(ask(transport, without_fields))
+    row = summarise(workload, transport.name, speculated, plain)
+    console.print(
+        f"[dim]{row.tokens_per_s_with:.1f} tokens/s, {row.speed_up:.2f} times the speed "
+        "without speculation[/dim]",
+        highlight=False,
+    )
+    return row
+
+
+def report(
+    rows: Sequence[Row],
+    comparison: Comparison,
+    engine: TorchEngineConfig,
+    json_file: Path | None,
+    console: Console,
+) -> None:
+    """Print the table and what it says, and as the last line the same as one JSON document."""
+    console.print()
+    console.print(as_table(rows, comparison.policy))
+    differing = [row.workload for row in rows if not row.is_same_text]
+    console.print(
+        f"The text differs with speculation: {', '.join(differing)}."
+        if differing
+        else f"All {2 * NUM_RUNS} texts of each prompt are the same, with and without speculation "
+        f"(temperature {comparison.temperature:g}, seed {SEED})."
+    )
+    document = {
+        **asdict(comparison),
+        "rows": [asdict(row) for row in rows],
+        "num_runs": NUM_RUNS,
+        "seed": SEED,
+        "pair": {role: f"shipped, expanded to {preset}" for role, preset in PRESETS.items()},
+        "engine": {"dtype": engine.dtype, "num_threads": engine.num_threads},
+        "machine": machine_name(),
+        "python": platform.python_version(),
+    }
+    print(json.dumps(document), flush=True)
+    write_output("json", json_file, json.dumps(document, indent=2) + "\n")
+
+
+def as_table(rows: Sequence[Row], policy: str) -> Table:
+    table = Table(
+        title=f"One request at a time, policy {policy} against none",
+        caption=f"median of {NUM_RUNS} runs, the prompt's time included; lengths in tokens a step",
+        box=box.SIMPLE,  # all eight columns fit a terminal of 80
+        padding=(0, 1, 0, 0),
+    )
+    for heading in ("workload", "transport"):
+        table.add_column(heading)
+    for heading in (
+        "tokens",
+        "tokens/s\nwithout",
+        "tokens/s\nwith",
+        "speed-up",
+        "mean\ndraft\nlength",
+        "mean\naccept.\nlength",
+    ):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(
+            row.workload,
+            row.transport,
+            str(row.num_tokens),
+            f"{row.tokens_per_s_without:.1f}",
+            f"{row.tokens_per_s_with:.1f}",
+            f"{row.speed_up:.2f}",
+            f"{row.mean_draft_len:.2f}",
+            f"{row.mean_acceptance_len:.2f}",
+        )
+    return table
+
+
+def keep_serving(server: TritonServer) -> None:
+    """Serve until Ctrl-C. On stderr, so that the JSON stays the last line of stdout."""
+    from smartspec_bench.workloads import generate
+
+    console = Console(stderr=True)
+    announce(server.address, console, generate("qa", HELD_OUT_STREAM, 0).prompt)
+    try:
+        if watch(server, console):
+            raise TritonServerError("the server ended")
+    except KeyboardInterrupt:
+        console.print("Stopping.")
+
+
+if __name__ == "__main__":
+    typer.run(quickstart)

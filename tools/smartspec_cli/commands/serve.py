@@ -1,0 +1,365 @@
+"""`smartspec serve`: a target and a draft on Triton, in the foreground."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from smartspec_cli.commands import USAGE_ERROR, fail
+from smartspec_cli.commands.settings import checked_config
+from smartspec_launch import paths
+from smartspec_launch.address import behind_front
+from smartspec_launch.aliases import ALIASES
+from smartspec_launch.files import InstallationError, exposure, find_installation
+from smartspec_launch.foreground import run_in_foreground
+from smartspec_launch.interpreter import InterpreterError
+from smartspec_launch.triton_server import (
+    Address,
+    ModelRefusedError,
+    TritonServer,
+    TritonServerError,
+    taken_ports,
+)
+from smartspec_py.pair import PairError, check_pair_files
+from smartspec_py.serving.config import (
+    ConfigError,
+    LimitsConfig,
+    ServerConfig,
+    TorchEngineConfig,
+    read_config,
+    with_absolute_paths,
+)
+from smartspec_py.serving.contract import MODEL_NAME
+
+NAME = re.compile(r"[A-Za-z0-9_-]+")
+
+_LIMITS = LimitsConfig()
+_ADDRESS = Address()
+_DEFAULT_POLICY = str(ServerConfig.model_fields["policy"].default)
+
+_Model = Annotated[
+    Path | None,
+    typer.Option(help="Hugging Face directory of the target.", rich_help_panel="Models"),
+]
+_Draft = Annotated[
+    Path | None,
+    typer.Option(help="That of the draft; without, no speculation.", rich_help_panel="Models"),
+]
+_Policy = Annotated[
+    str,
+    typer.Option(
+        help="none, fixed:K, batch_table, goodput_global or goodput; a request may ask otherwise.",
+        rich_help_panel="Models",
+    ),
+]
+_Proposer = Annotated[
+    str,
+    typer.Option(
+        help="Who drafts: draft_model, prompt_lookup; a request may ask otherwise.",
+        rich_help_panel="Models",
+    ),
+]
+_Dtype = Annotated[
+    str, typer.Option(help="auto, float32, bfloat16 or float16.", rich_help_panel="Models")
+]
+_Device = Annotated[
+    str,
+    typer.Option(
+        help="auto (CUDA where there is one), cpu, cuda, cuda:1, ...", rich_help_panel="Models"
+    ),
+]
+_Threads = Annotated[
+    int,
+    typer.Option(
+        help="Compute threads; 0: one less than there are cores.", rich_help_panel="Models"
+    ),
+]
+_Host = Annotated[
+    str,
+    typer.Option(
+        help="Address to listen on. Nobody is asked for a password.", rich_help_panel="Address"
+    ),
+]
+_AllowRemote = Annotated[
+    bool,
+    typer.Option(
+        "--allow-remote",
+        help="Listen on another address than loopback even with a Triton whose known remote "
+        "vulnerabilities are not fixed, as that of the wheel.",
+        rich_help_panel="Address",
+    ),
+]
+_Port = Annotated[int, typer.Option(rich_help_panel="Address")]
+_Runtime = Annotated[
+    str,
+    typer.Option(
+        help="What computes on a CPU: openvino, torch, or auto, which is OpenVINO where it is "
+        "installed and knows the model.",
+        rich_help_panel="Models",
+    ),
+]
+_Invariant = Annotated[
+    bool,
+    typer.Option(
+        help="On a CPU: the same bits whatever shares a pass. Steps take longer.",
+        rich_help_panel="Models",
+    ),
+]
+_Sequences = Annotated[int, typer.Option(help="Requests served at once.", rich_help_panel="Limits")]
+_Queue = Annotated[
+    int,
+    typer.Option(help="Requests waiting beyond those; more are refused.", rich_help_panel="Limits"),
+]
+_Context = Annotated[
+    int | None,
+    typer.Option(
+        help="Prompt and generated tokens of one request; unset: what models and memory allow.",
+        rich_help_panel="Limits",
+    ),
+]
+_DraftLen = Annotated[
+    int,
+    typer.Option(help="Most tokens drafted for a sequence in one step.", rich_help_panel="Limits"),
+]
+_Chunk = Annotated[
+    int | None,
+    typer.Option(
+        help="Prompt tokens read in one step, of all prompts.",
+        show_default="by the measured cost of prompts",
+        rich_help_panel="Limits",
+    ),
+]
+_CacheTokens = Annotated[
+    int | None,
+    typer.Option(
+        help="Tokens that all requests together may hold in the cache; default: all rows full.",
+        rich_help_panel="Limits",
+    ),
+]
+_Drain = Annotated[
+    float,
+    typer.Option(
+        help="Seconds that requests are given to finish when the server stops.",
+        rich_help_panel="Limits",
+    ),
+]
+_Start = Annotated[
+    float,
+    typer.Option(
+        help="Seconds until the model must serve; a start that takes longer is given up.",
+        rich_help_panel="Limits",
+    ),
+]
+_Profile = Annotated[
+    float,
+    typer.Option(
+        help="Seconds for measuring step costs at a first start; each pass is timed once at least.",
+        rich_help_panel="Limits",
+    ),
+]
+_Explain = Annotated[
+    bool,
+    typer.Option(
+        help="Let clients ask what was planned, as `smartspec explain` does; it shows numbers of "
+        "all requests.",
+        rich_help_panel="Limits",
+    ),
+]
+_RunDir = Annotated[
+    Path | None,
+    typer.Option(
+        help="Where Triton's files and its log go; default: the user's cache directory.",
+        rich_help_panel="Files",
+    ),
+]
+_Cache = Annotated[
+    Path | None,
+    typer.Option(
+        help="Where measured step costs are kept; default: the user's cache directory.",
+        rich_help_panel="Files",
+    ),
+]
+_BatchTable = Annotated[
+    Path | None,
+    typer.Option(
+        help="What `smartspec profile --table` wrote, for the policy batch_table; default: made "
+        "from the measured costs.",
+        rich_help_panel="Files",
+    ),
+]
+
+
+_Config = Annotated[
+    Path | None,
+    typer.Option(
+        help="An engine.json with everything in it, in place of all options but addresses, run "
+        "directory and aliases; TensorRT-LLM engines are served so.",
+        rich_help_panel="Files",
+    ),
+]
+_Alias = Annotated[
+    list[str] | None,
+    typer.Option(
+        help=f"Another name to serve the model under, with TensorRT-LLM's tensors: "
+        f"{' or '.join(ALIASES)}, or any. May be repeated.",
+        rich_help_panel="Address",
+    ),
+]
+
+
+def serve(
+    model: _Model = None,
+    draft: _Draft = None,
+    policy: _Policy = _DEFAULT_POLICY,
+    proposer: _Proposer = "auto",
+    dtype: _Dtype = "auto",
+    device: _Device = "auto",
+    num_threads: _Threads = 0,
+    runtime: _Runtime = "auto",
+    batch_invariant: _Invariant = False,
+    host: _Host = _ADDRESS.host,
+    allow_remote: _AllowRemote = False,
+    http_port: _Port = _ADDRESS.http_port,
+    grpc_port: _Port = _ADDRESS.grpc_port,
+    metrics_port: _Port = _ADDRESS.metrics_port,
+    max_sequences: _Sequences = _LIMITS.max_sequences,
+    max_queue: _Queue = _LIMITS.max_queue,
+    max_context_len: _Context = _LIMITS.max_context_len,
+    max_draft_len: _DraftLen = _LIMITS.max_draft_len,
+    prefill_chunk: _Chunk = _LIMITS.prefill_chunk,
+    max_cache_tokens: _CacheTokens = _LIMITS.max_cache_tokens,
+    profile_s: _Profile = _LIMITS.profile_s,
+    start_s: _Start = _LIMITS.start_s,
+    drain_s: _Drain = _LIMITS.drain_s,
+    explain: _Explain = False,
+    run_dir: _RunDir = None,
+    profile_cache: _Cache = None,
+    batch_table: _BatchTable = None,
+    config: _Config = None,
+    alias: _Alias = None,
+) -> None:
+    """Serve a target model that a draft model speculates for, on Triton, until Ctrl-C."""
+    address = Address(host, http_port, grpc_port, metrics_port)
+    _check_exposure(address, allow_remote)
+    if config is not None:
+        found = _read(config)
+        server = _server(found, address, run_dir, alias)
+        _check_files(found)
+        raise typer.Exit(_run(server))
+    if model is None:
+        fail("--model, or --config with an engine.json, must be given", USAGE_ERROR)
+    settings = {
+        "engine": {
+            "kind": "torch",
+            "model": str(model.resolve()),
+            "draft": None if draft is None else str(draft.resolve()),
+            "dtype": dtype,
+            "device": device,
+            "num_threads": num_threads,
+            "runtime": runtime,
+            "batch_invariant": batch_invariant,
+            "profile_cache": str((profile_cache or paths.profile_cache()).resolve()),
+        },
+        "limits": {
+            "max_sequences": max_sequences,
+            "max_queue": max_queue,
+            "max_context_len": max_context_len,
+            "max_draft_len": max_draft_len,
+            "prefill_chunk": prefill_chunk,
+            "max_cache_tokens": max_cache_tokens,
+            "profile_s": profile_s,
+            "start_s": start_s,
+            "drain_s": drain_s,
+        },
+        **({} if batch_table is None else _planner_section(batch_table)),
+        "policy": policy,
+        "proposer": proposer,
+        "explain": explain,
+    }
+    checked = checked_config(settings)
+    server = _server(checked, address, run_dir, alias)
+    _check_files(checked)
+    raise typer.Exit(_run(server))
+
+
+def _check_files(config: ServerConfig) -> None:
+    """What can be told at once. The rest is the backend's to find: it takes PyTorch, whose import
+    here and then there again would make every start seconds longer."""
+    engine = config.engine
+    if not isinstance(engine, TorchEngineConfig):
+        return
+    draft = None if engine.draft is None else Path(engine.draft)
+    try:
+        check_pair_files(Path(engine.model), draft)
+    except PairError as error:
+        fail(str(error), USAGE_ERROR)
+
+
+def _read(path: Path) -> ServerConfig:
+    try:
+        return with_absolute_paths(read_config(path), path.resolve().parent)
+    except ConfigError as error:
+        fail(str(error), USAGE_ERROR)
+
+
+def _server(
+    config: ServerConfig, address: Address, run_dir: Path | None, aliases: Sequence[str] | None
+) -> TritonServer:
+    for name in aliases or ():
+        if not NAME.fullmatch(name) or name == MODEL_NAME:
+            fail(
+                f"--alias: got {name!r}, must be letters, digits, - and _, and not {MODEL_NAME}",
+                USAGE_ERROR,
+            )
+    _check_address(address)
+    folder = (run_dir or paths.run_dir(address.http_port)).resolve()
+    return TritonServer(config, folder, behind_front(address), aliases=aliases or ())
+
+
+def _planner_section(path: Path) -> dict[str, Any]:
+    """The section as it will stand in engine.json, where it is checked."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        return {"planner": document["planner"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        fail(f"--batch-table: {path} is not what `smartspec profile` writes: {reason}", USAGE_ERROR)
+
+
+def _run(server: TritonServer) -> int:
+    try:
+        return run_in_foreground(server, Console(stderr=True))
+    except ModelRefusedError as error:
+        fail(str(error).removeprefix("engine.json: "), USAGE_ERROR)
+    except (InterpreterError, InstallationError, TritonServerError) as error:
+        fail(str(error))
+
+
+def _check_exposure(address: Address, allow_remote: bool) -> None:
+    if address.is_loopback:
+        return
+    try:
+        installation = find_installation()
+    except (InterpreterError, InstallationError) as error:
+        fail(str(error))
+    if installation.is_fit_for_network:
+        return
+    reason = exposure(address.host, installation.version)
+    if not allow_remote:
+        fail(f"--host: {reason}; use loopback, a container image, or --allow-remote", USAGE_ERROR)
+    typer.echo(f"smartspec: warning: {reason}.", err=True)
+
+
+def _check_address(address: Address) -> None:
+    ports = (address.http_port, address.grpc_port, address.metrics_port)
+    if len(set(ports)) < 3 or not all(1 <= port <= 65535 for port in ports):
+        fail(f"the three ports must differ and lie in 1..65535 (got {ports})", USAGE_ERROR)
+    if taken := taken_ports(address):
+        numbers = ", ".join(map(str, taken))
+        fail(f"cannot listen on {address.host} port {numbers}: choose another host or port")

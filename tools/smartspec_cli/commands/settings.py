@@ -1,0 +1,83 @@
+"""Options of a command to a checked configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from smartspec_cli.commands import USAGE_ERROR, fail
+from smartspec_launch import paths
+from smartspec_py.core.planner import parse_policy
+from smartspec_py.pair import PairError, check_pair
+from smartspec_py.serving.config import ServerConfig
+
+
+def torch_settings(model: Path, draft: Path, **more: object) -> dict[str, Any]:
+    """The `engine` part of a configuration, with paths that hold in any folder."""
+    return {"kind": "torch", "model": str(model.resolve()), "draft": str(draft.resolve()), **more}
+
+
+def pair_settings(model: Path, draft: Path, dtype: str, num_threads: int) -> dict[str, Any]:
+    """`torch_settings` of a pair that fits together, with costs kept where the server keeps them; a
+    pair that does not ends the command."""
+    try:
+        check_pair(model, draft)
+    except PairError as error:
+        fail(str(error), USAGE_ERROR)
+    cache = str(paths.profile_cache().resolve())
+    return torch_settings(model, draft, dtype=dtype, num_threads=num_threads, profile_cache=cache)
+
+
+def checked_config(settings: dict[str, Any]) -> ServerConfig:
+    """The configuration; a wrong value ends the command with the name of its option."""
+    try:
+        return ServerConfig.model_validate(settings)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        option = _option(first["loc"])
+        reason = first["msg"].removeprefix("Value error, ")
+        fail(f"--{option}: {reason} (got {first['input']!r})", USAGE_ERROR)
+
+
+def _option(place: Sequence[int | str]) -> str:
+    """The option that a place in the configuration comes from."""
+    section, *rest = map(str, place)
+    if section == "planner":  # a file, of which the option is only the name
+        return f"batch-table: {'.'.join(rest)}" if rest else "batch-table"
+    return (rest or [section])[-1].replace("_", "-")
+
+
+def policies_of(text: str, option: str = "policies") -> list[str]:
+    """Names separated by commas; one that is none ends the command."""
+    names = text.split(",")
+    for name in names:
+        try:
+            parse_policy(name)
+        except ValueError as error:
+            fail(f"--{option}: {name!r} must be {error}", USAGE_ERROR)
+    return names
+
+
+def sizes_of(text: str, option: str = "rows") -> list[int]:
+    """Numbers from 1 separated by commas; what is not ends the command."""
+    try:
+        sizes = [int(part) for part in text.split(",")]
+    except ValueError:
+        sizes = [0]
+    if min(sizes) < 1:
+        fail(f"--{option}: got {text!r}, must be numbers from 1 separated by commas", USAGE_ERROR)
+    return sizes
+
+
+def temperatures_of(text: str) -> list[float]:
+    """Numbers separated by commas. Raises ValueError, naming the option."""
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError:
+        values = [-1.0]
+    if not all(0 <= value < 100 for value in values):
+        raise ValueError(f"--temperatures: got {text!r}, must be numbers from 0 to 100")
+    return values

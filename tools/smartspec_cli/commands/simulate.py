@@ -1,0 +1,271 @@
+"""`smartspec simulate`: what policies would do under a load, on hardware that need not be there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from smartspec_bench.progress import Progress
+from smartspec_cli.commands import USAGE_ERROR, check_outputs, fail, write_output
+from smartspec_cli.commands.settings import policies_of
+
+if TYPE_CHECKING:
+    from smartspec_sim.hardware import Hardware
+    from smartspec_sim.latency import Slo
+    from smartspec_sim.scenario import Deviation, Scenario
+    from smartspec_sim.simulate import SimLimits
+    from smartspec_sim.workload import WorkloadSpec
+
+DEFAULT_POLICIES = "none,fixed:1,fixed:3,fixed:5,goodput"
+NO_DRAFT_MODEL = "none"
+
+_of_load = partial(typer.Option, rich_help_panel="Load")
+_of_hardware = partial(typer.Option, rich_help_panel="Hardware")
+_of_server = partial(typer.Option, rich_help_panel="Server")
+_of_output = partial(typer.Option, rich_help_panel="Output")
+
+
+def simulate(
+    workload: Annotated[
+        Path | None, _of_load(help="TOML or JSON: kinds of requests, phases of load.")
+    ] = None,
+    record: Annotated[
+        Path | None, _of_load(help="JSONL of recorded requests, as `load --jsonl` writes.")
+    ] = None,
+    oracle: Annotated[
+        Path | None, _of_load(help="Oracle trace: texts that the requests are drawn from.")
+    ] = None,
+    rates: Annotated[str, _of_load(help="Requests/s, separated by commas.")] = "4",
+    duration: Annotated[float, _of_load(help="Seconds of arrivals.", min=0.001)] = 60.0,
+    prompt: Annotated[float, _of_load(help="Mean prompt tokens.", min=1)] = 227,
+    output: Annotated[float, _of_load(help="Mean generated tokens.", min=1)] = 250,
+    accept: Annotated[
+        float, _of_load(help="Probability that a draft is right, those before it being so.")
+    ] = 0.7,
+    policies: Annotated[str, _of_server(help="Separated by commas.")] = DEFAULT_POLICIES,
+    profile: Annotated[
+        Path | None, _of_hardware(help="Measured profile, from the server's profile cache.")
+    ] = None,
+    gpu: Annotated[str, _of_hardware(help="Or a GPU by name.")] = "h100",
+    num_gpus: Annotated[int, _of_hardware(help="That share the target.", min=1)] = 1,
+    target: Annotated[str, _of_hardware(help="Model on that GPU.")] = "llama-3-8b",
+    draft: Annotated[str, _of_hardware(help="Its draft; none: no draft model.")] = "eagle",
+    host_ms: Annotated[float, _of_hardware(help="The loop's own time a step.", min=0)] = 0.0,
+    wrong: Annotated[
+        list[str] | None,
+        _of_hardware(
+            help="What steps really take, beside what the planner is told: draft=2, base=0.9, "
+            "slope=1.5, extra_ms=5, host_ms=1; @40 behind it: from second 40 on. May be repeated."
+        ),
+    ] = None,
+    rows: Annotated[int, _of_server(help="Requests served at once.", min=1, max=512)] = 32,
+    max_draft_len: Annotated[int, _of_server(min=1, max=64)] = 7,
+    prefill_chunk: Annotated[int, _of_server(help="Prompt tokens a step.", min=1)] = 512,
+    max_queue: Annotated[int, _of_server(help="Waiting; more are refused.", min=1)] = 100_000,
+    max_cache_tokens: Annotated[
+        int, _of_server(help="Tokens of all live requests; 0: what the GPU has room for.", min=0)
+    ] = 0,
+    goodput: Annotated[
+        str | None, _of_output(help='Targets in ms, such as "ttft:200 tpot:20 e2e:5000".')
+    ] = None,
+    what_if: Annotated[
+        list[str] | None,
+        _of_load(help="A change to run beside: rate=2x, rows=64, accept=0.5, output=2x, ..."),
+    ] = None,
+    seed: Annotated[int, _of_load(help="A spec in a file has its own.", min=0)] = 1,
+    jobs: Annotated[int, _of_output(help="Processes at once.", min=1, max=256)] = 1,
+    json_file: Annotated[Path | None, _of_output("--json", help="Also write it there.")] = None,
+    plot: Annotated[
+        Path | None, _of_output(help="Picture of latency against load; needs matplotlib.")
+    ] = None,
+) -> None:
+    """Simulate policies: the server's own loop and planner, engines that only count, a clock of
+    their own. What is modelled and what is not: docs/simulator.md.
+
+    ttft, tpot and e2e (mean/p99) count from when a request was due. tokens/s is
+    token_goodput_tps: generated tokens a second; slo/s is slo_goodput_rps: requests a second that
+    met every target of --goodput. The last line is one JSON document with all of it.
+    """
+    from smartspec_sim.scenario import Load, Scenario, run_all, runs_of
+    from smartspec_sim.simulate import SimLimits
+
+    limits = SimLimits(rows, max_queue, max_draft_len, prefill_chunk)
+    check_outputs(json=json_file, plot=plot)
+    names = policies_of(policies)
+    slo = _slo(goodput)
+    if workload is not None or record is not None:
+        base = _given(workload, record, accept, seed, limits)
+    else:
+        specs = [_spec(r, duration, prompt, output, accept, seed) for r in _rates(rates)]
+        base = [Scenario(Load(spec), limits) for spec in specs]
+    if oracle is not None:
+        if record is not None:
+            fail("--oracle and --record exclude one another", USAGE_ERROR)
+        base = _with_texts(base, oracle)
+    deviations = _deviations(wrong or [])
+    base = [
+        replace(scenario, max_cache_tokens=max_cache_tokens, deviations=deviations)
+        for scenario in base
+    ]
+    scenarios = _with_changes(base, what_if or [])
+    machine = _machine(profile, gpu, num_gpus, target, draft, host_ms)
+    try:
+        runs = runs_of(scenarios, names, machine, slo)
+        with Progress("simulating", len(runs), "runs") as shown:
+            found = run_all(runs, lambda label, done: shown.update(label, done=done), jobs)
+    except ValueError as error:
+        fail(str(error), USAGE_ERROR)
+    notes = (*machine(rows).notes, *(f"steps really take: {text}" for text in wrong or []))
+    _show(found, notes, json_file, plot)
+
+
+def _show(
+    rows: list[dict[str, Any]], notes: tuple[str, ...], json_file: Path | None, plot: Path | None
+) -> None:
+    """Tables and notes for people, then the JSON document, then the picture."""
+    from smartspec_sim.report import PlotError, draw_picture, simulation_tables
+
+    console = Console(stderr=True)
+    for table in simulation_tables(rows):
+        console.print(table)
+    for note in notes:
+        console.print(note, highlight=False)
+    summary = {"hardware": notes, "rows": rows}
+    print(json.dumps(summary))
+    write_output("json", json_file, json.dumps(summary, indent=1) + "\n")
+    try:
+        if plot is not None:
+            draw_picture(rows, plot)
+    except PlotError as error:
+        fail(str(error))
+
+
+def _slo(text: str | None) -> Slo | None:
+    from smartspec_sim.latency import parse_slo
+
+    try:
+        return None if text is None else parse_slo(text)
+    except ValueError as error:
+        fail(f"--goodput: {error}", USAGE_ERROR)
+
+
+def _rates(text: str) -> list[float]:
+    try:
+        rates = [float(part) for part in text.split(",")]
+    except ValueError:
+        fail(f"--rates: got {text!r}, must be numbers separated by commas", USAGE_ERROR)
+    if not all(0 < rate <= 1e5 for rate in rates):
+        fail(f"--rates: got {text!r}, each must be above 0 and at most 100000", USAGE_ERROR)
+    return rates
+
+
+def _spec(
+    rate: float, duration: float, prompt: float, output: float, accept: float, seed: int
+) -> WorkloadSpec:
+    """One kind and one phase; lengths vary as ShareGPT's do."""
+    from pydantic import ValidationError
+
+    from smartspec_sim.workload import KindSpec, LengthSpec, PhaseSpec, WorkloadSpec
+
+    try:
+        kind = KindSpec(
+            prompt=LengthSpec(mean=prompt, sd=1.16 * prompt, most=max(1, round(9 * prompt))),
+            output=LengthSpec(mean=output, sd=0.8 * output, most=max(1, round(4 * output))),
+            accept=accept,
+            accept_sd=0.1 if 0.05 <= accept <= 0.95 else 0.0,
+        )
+        phase = PhaseSpec(duration_s=duration, rate=rate)
+        return WorkloadSpec(kinds=(kind,), phases=(phase,), seed=seed)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        fail(f"--{first['loc'][0]}: {first['msg']} (got {first['input']!r})", USAGE_ERROR)
+
+
+def _given(
+    workload: Path | None, record: Path | None, accept: float, seed: int, limits: SimLimits
+) -> list[Scenario]:
+    from smartspec_sim.record import read_record
+    from smartspec_sim.scenario import Load, Scenario
+    from smartspec_sim.workload import WorkloadError, read_spec
+
+    if workload is not None and record is not None:
+        fail("--workload and --record exclude one another", USAGE_ERROR)
+    try:
+        if workload is not None:
+            return [Scenario(Load(read_spec(workload)), limits)]
+        assert record is not None
+        return [Scenario(Load(record=tuple(read_record(record, accept=accept, seed=seed))), limits)]
+    except WorkloadError as error:
+        fail(str(error), USAGE_ERROR)
+
+
+def _with_texts(base: list[Scenario], oracle: Path) -> list[Scenario]:
+    from smartspec_py.serving.trace_files import TraceError
+    from smartspec_sim.traces.oracle import read_oracle
+
+    try:
+        texts = tuple(read_oracle(oracle)[1])
+    except (TraceError, OSError) as error:
+        fail(f"--oracle: {error}", USAGE_ERROR)
+    return [replace(scenario, load=replace(scenario.load, texts=texts)) for scenario in base]
+
+
+def _with_changes(base: list[Scenario], changes: list[str]) -> list[Scenario]:
+    from smartspec_sim.scenario import change
+
+    try:
+        return [*base, *(change(scenario, text) for text in changes for scenario in base)]
+    except ValueError as error:
+        fail(f"--what-if: {error}", USAGE_ERROR)
+
+
+def _deviations(texts: list[str]) -> tuple[Deviation, ...]:
+    from smartspec_sim.scenario import parse_deviation
+
+    try:
+        found = tuple(parse_deviation(text) for text in texts)
+    except ValueError as error:
+        fail(f"--wrong: {error}", USAGE_ERROR)
+    times = [one.time_s for one in found]
+    if len(set(times)) != len(times):
+        fail("--wrong: two from the same time on; put them into one", USAGE_ERROR)
+    return found
+
+
+def _machine(
+    profile: Path | None, gpu: str, num_gpus: int, target: str, draft: str, host_ms: float
+) -> Callable[[int], Hardware]:
+    """Hardware by the rows it must serve: tables are made as far as that."""
+    from smartspec_sim.hardware import Hardware, gpu_hardware
+
+    @lru_cache
+    def machine(num_rows: int) -> Hardware:
+        if profile is not None:
+            cost = _read_profile(profile)
+            found = Hardware(cost, notes=(f"measured profile {profile.name}",))
+            if num_rows > cost.target.rows[-1]:
+                note = f"above {cost.target.rows[-1]} rows it goes on with the last slope"
+                found = replace(found, notes=(*found.notes, note))
+        else:
+            name = None if draft == NO_DRAFT_MODEL else draft
+            found = gpu_hardware(gpu, num_gpus, target, name, num_rows)
+        host_s = found.cost.host_s + host_ms / 1e3
+        return replace(found, cost=replace(found.cost, host_s=host_s))
+
+    return machine
+
+
+def _read_profile(path: Path) -> Any:
+    from smartspec_py.serving.profile import load_observed
+
+    try:
+        return load_observed(path)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        fail(f"--profile: {path}: {error}", USAGE_ERROR)

@@ -1,0 +1,139 @@
+"""`smartspec steps`: where the time of a step goes, without Triton."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from smartspec_bench.progress import Progress, tracked
+from smartspec_bench.workloads import WORKLOADS
+from smartspec_bench.workloads import generate as make_document
+from smartspec_cli.commands import USAGE_ERROR, fail
+from smartspec_cli.commands.settings import checked_config, pair_settings, policies_of, sizes_of
+from smartspec_py.serving.config import DEFAULT_CONTEXT_LEN, DRAFT_MODEL, ConfigError
+from smartspec_py.serving.request import GenerateParams
+from smartspec_py.serving.server import Server
+from smartspec_testing.local import generate
+
+PROMPT_SEED = 5_000_011
+NUM_TOKENS = 128
+"""Enough that the first of many sequences still runs when the last has read its prompt."""
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Medians over the decoding steps of one policy, in milliseconds. share_outside: of the time
+    of all steps, those that read prompts included, the part spent outside model passes."""
+
+    num_rows: int
+    policy: str
+    num_steps: int
+    step_ms: float
+    plan_ms: float
+    draft_ms: float
+    target_ms: float
+    share_outside: float
+
+
+def steps(
+    model: Annotated[Path, typer.Option(help="Hugging Face directory of the target.")],
+    draft: Annotated[Path, typer.Option(help="That of the draft.")],
+    rows: Annotated[str, typer.Option(help="Sequences at once, separated by commas.")] = "1,8,32",
+    policies: Annotated[str, typer.Option(help="Separated by commas.")] = "none,fixed:3,goodput",
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16.")] = "auto",
+    num_threads: Annotated[int, typer.Option(help="0: one less than cores.", min=0)] = 0,
+) -> None:
+    """Time the loop's steps in this process: plan, draft, target, and what lies between.
+
+    The last line is one JSON document.
+    """
+    sizes, names = sizes_of(rows), policies_of(policies)
+    engine_settings = pair_settings(model, draft, dtype, num_threads)
+    limits = {"max_sequences": max(sizes), "max_context_len": DEFAULT_CONTEXT_LEN}
+    config = checked_config({"engine": engine_settings, "limits": limits})
+    from smartspec_py.engines.torch_engine import TorchTarget
+    from smartspec_py.proposers.draft_model import DraftModelProposer
+    from smartspec_py.serving.build import build_engine
+
+    try:
+        with Progress("loading models, timing passes"):
+            engine = build_engine(config, Path.cwd())
+    except ConfigError as error:
+        fail(str(error), USAGE_ERROR)
+    target, proposer = engine.target, engine.proposers.get(DRAFT_MODEL)
+    assert isinstance(target, TorchTarget)
+    assert isinstance(proposer, DraftModelProposer)
+    server = Server(engine, config)
+    server.start()
+    cells = [(size, policy) for size in sizes for policy in names]
+    found = [
+        _time(server, lambda: target.passes_s + proposer.passes_s, size, policy)
+        for size, policy in tracked("timing steps", cells, "policies and sizes")
+    ]
+    server.stop()
+    Console(stderr=True).print(_table(found))
+    print(json.dumps([asdict(times) for times in found]))
+
+
+def _time(server: Server, passes_s: Callable[[], float], num_rows: int, policy: str) -> StepTimes:
+    """Serve num_rows requests together, twice; the second time counts."""
+    requests = [
+        GenerateParams(
+            text=make_document(WORKLOADS[index % len(WORKLOADS)], PROMPT_SEED, index).prompt,
+            max_tokens=NUM_TOKENS,
+            policy=policy,
+            end_id=-1,
+            reuse_prefix=False,
+        )
+        for index in range(num_rows)
+    ]
+    for _ in range(2):
+        server.loop.records.clear()
+        before_s = passes_s()
+        generate(server, requests)
+        spent_s = passes_s() - before_s
+    total_s = sum(r.total_s for r in server.loop.records)
+    records = [
+        r for r in server.loop.records if r.num_rows == num_rows and not r.num_prefill_tokens
+    ]
+    if not records:
+        fail(f"no step had {num_rows} sequences: allow more tokens")
+
+    def median_ms(values: Sequence[float]) -> float:
+        return 1e3 * statistics.median(values)
+
+    return StepTimes(
+        num_rows=num_rows,
+        policy=policy,
+        num_steps=len(records),
+        step_ms=median_ms([r.total_s for r in records]),
+        plan_ms=median_ms([r.views_s + r.plan_s for r in records]),
+        draft_ms=median_ms([r.draft_s for r in records]),
+        target_ms=median_ms([r.target_s for r in records]),
+        share_outside=1 - spent_s / total_s,
+    )
+
+
+def _table(found: Sequence[StepTimes]) -> Table:
+    table = Table(title="A decoding step, milliseconds")
+    for column in ("sequences", "policy", "step", "plan", "draft", "target", "outside passes"):
+        table.add_column(column, justify="left" if column == "policy" else "right")
+    for times in found:
+        table.add_row(
+            str(times.num_rows),
+            times.policy,
+            f"{times.step_ms:.1f}",
+            f"{times.plan_ms:.2f}",
+            f"{times.draft_ms:.1f}",
+            f"{times.target_ms:.1f}",
+            f"{100 * times.share_outside:.1f} %",
+        )
+    return table

@@ -1,0 +1,250 @@
+"""`smartspec trace`: how many drafts would be accepted, at every position of generated texts."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from smartspec_bench.progress import Progress
+from smartspec_bench.prompts import Prompt, read_prompts
+from smartspec_bench.workloads import WORKLOADS
+from smartspec_bench.workloads import generate as make_document
+from smartspec_cli.commands import USAGE_ERROR, check_outputs, fail
+from smartspec_cli.commands.settings import checked_config, temperatures_of, torch_settings
+from smartspec_launch import paths
+from smartspec_py.pair import PairError, check_pair
+from smartspec_py.serving.config import DRAFT_MODEL, PROMPT_LOOKUP, ConfigError, ServerConfig
+from smartspec_py.serving.request import GenerateParams, RequestError
+from smartspec_py.serving.trace_files import TraceError
+from smartspec_sim.traces.oracle import OracleHeader, OracleSequence, write_oracle
+from smartspec_sim.traces.walks import Rates, rates
+
+ALL = "all"
+DEFAULT_PROMPTS = 10
+NUM_ROWS = 8
+BATCH = 4 * NUM_ROWS
+"""Requests that are handed over at once: enough to keep the rows full."""
+
+SHOWN_LENGTHS = (1, 3, 5, 7)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A text to write. workload: its tag in the trace."""
+
+    workload: str
+    params: GenerateParams
+
+
+def trace(
+    model: Annotated[Path, typer.Option(help="Hugging Face directory of the target.")],
+    draft: Annotated[Path, typer.Option(help="That of the draft.")],
+    out: Annotated[Path, typer.Option(help="File to write, JSON lines.")],
+    oracle: Annotated[
+        bool, typer.Option("--oracle", help="The kind of trace; the only one.")
+    ] = True,
+    workloads: Annotated[
+        str | None, typer.Option(help="all (if nothing is said), or some of chat,sql,summarize,qa.")
+    ] = None,
+    input_file: Annotated[
+        Path | None,
+        typer.Option("--input", help='Own prompts: {"prompt", "max_tokens"} a line, or ShareGPT.'),
+    ] = None,
+    prompts: Annotated[
+        int | None,
+        typer.Option(help=f"Prompts a workload ({DEFAULT_PROMPTS}), or of --input (all).", min=1),
+    ] = None,
+    temperatures: Annotated[str, typer.Option(help="Separated by commas.")] = "0,1.0",
+    max_draft_len: Annotated[int, typer.Option(help="Drafts a position at most.", min=1)] = 7,
+    max_tokens: Annotated[int, typer.Option(help="Tokens a text at most.", min=1)] = 64,
+    max_context_len: Annotated[int, typer.Option(help="Prompt and text together.", min=2)] = 512,
+    dtype: Annotated[
+        str, typer.Option(help="float32 is exact; others up to near-ties.")
+    ] = "float32",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
+    seed: Annotated[int, typer.Option(help="Keys prompts and sampling.", min=1)] = 6_000_011,
+) -> None:
+    """Record how many drafts would be accepted, at every position and for every draft length.
+
+    The texts are generated without speculation; they do not depend on it. Then one pass of the
+    draft model over each finished text, and a look-up at every position, tell what each proposer
+    would have had accepted. Simulations replay the file. The last line is one JSON document.
+    """
+    console = Console(stderr=True)
+    try:
+        check_pair(model, draft)
+        jobs = _jobs(
+            workloads, input_file, prompts, temperatures_of(temperatures), max_tokens, seed
+        )
+    except (PairError, ValueError) as error:
+        fail(str(error), USAGE_ERROR)
+    check_outputs(out=out)
+    config = _config(model, draft, dtype, device, max_draft_len, max_context_len)
+    traced, refusals = _run(config, jobs, console)
+    if not traced:
+        fail(f"no prompt could be served: {refusals[0]}", USAGE_ERROR)
+    header = OracleHeader(
+        model=model.name,
+        draft=draft.name,
+        dtype=dtype,
+        max_draft_len=max_draft_len,
+        seed=seed,
+        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        settings={"device": device, "lookup": config.lookup.model_dump()},
+    )
+    try:
+        write_oracle(out, header, traced)
+    except OSError as error:
+        fail(f"--out: {error}")
+    if refusals:
+        console.print(f"{len(refusals)} left out: {refusals[0]}", highlight=False)
+    _report(out, _all_rates(traced, max_draft_len), len(refusals), console)
+
+
+def _config(
+    model: Path, draft: Path, dtype: str, device: str, max_draft_len: int, max_context_len: int
+) -> ServerConfig:
+    profiles = str(paths.profile_cache().resolve())
+    engine = torch_settings(model, draft, dtype=dtype, device=device, profile_cache=profiles)
+    limits = {
+        "max_draft_len": max_draft_len,
+        "max_sequences": NUM_ROWS,
+        "max_context_len": max_context_len,
+        "max_queue": BATCH,
+    }
+    return checked_config({"engine": engine, "limits": limits})
+
+
+def _jobs(
+    workloads: str | None,
+    input_file: Path | None,
+    num_prompts: int | None,
+    temperatures: Sequence[float],
+    max_tokens: int,
+    seed: int,
+) -> list[_Job]:
+    """Every prompt at every temperature. Raises ValueError, naming the option."""
+    if input_file is None:
+        prompts = list(_documents(workloads or ALL, num_prompts or DEFAULT_PROMPTS, seed))
+    elif workloads is None:
+        prompts = [(input_file.stem, prompt) for prompt in read_prompts(input_file)][:num_prompts]
+    else:
+        raise ValueError("--workloads and --input: only one of them")
+    return [
+        _Job(
+            workload,
+            GenerateParams(
+                text=prompt.text,
+                max_tokens=prompt.max_tokens or max_tokens,
+                temperature=temperature,
+                seed=seed + index,
+                policy="none",
+            ),
+        )
+        for index, (workload, prompt) in enumerate(prompts)
+        for temperature in temperatures
+    ]
+
+
+def _documents(workloads: str, num_prompts: int, seed: int) -> Iterator[tuple[str, Prompt]]:
+    names = WORKLOADS if workloads == ALL else workloads.split(",")
+    for name in names:
+        if name not in WORKLOADS:
+            allowed = ", ".join((ALL, *WORKLOADS))
+            raise ValueError(f"--workloads: {name!r} is none of {allowed}")
+        for index in range(num_prompts):
+            yield name, Prompt(make_document(name, seed, index).prompt)
+
+
+def _run(
+    config: ServerConfig, jobs: Sequence[_Job], console: Console
+) -> tuple[list[OracleSequence], list[str]]:
+    """The traces, and why jobs were refused."""
+    from smartspec_py.serving.build import build_engine
+    from smartspec_py.serving.server import Server
+    from smartspec_sim.traces.make import FinishedText, trace_text, write_texts
+
+    try:
+        with Progress("loading models, timing passes", console=console):
+            engine = build_engine(config, Path.cwd())
+    except ConfigError as error:
+        fail(str(error), USAGE_ERROR)
+    server = Server(engine, config)
+    server.start()
+    written, traced = [], []
+    with Progress("generating", 2 * len(jobs), "passes", console=console) as shown:
+        try:
+            for text in write_texts(server, [job.params for job in jobs], BATCH):
+                written.append(text)
+                shown.advance("texts generated")
+        except TraceError as error:
+            fail(str(error))
+        finally:
+            server.stop()
+        for job, text in zip(jobs, written, strict=True):
+            if isinstance(text, FinishedText):
+                traced.append(trace_text(engine, text, job.workload, config.limits.max_draft_len))
+                shown.advance("texts traced")
+    return traced, [str(text) for text in written if isinstance(text, RequestError)]
+
+
+def _all_rates(
+    traced: Sequence[OracleSequence], max_draft_len: int
+) -> dict[tuple[str, str], Rates]:
+    """By proposer and workload, with all workloads together where there are several."""
+    workloads = list(dict.fromkeys(one.workload for one in traced))
+    draft_lens = [k for k in SHOWN_LENGTHS if k <= max_draft_len]
+    return {
+        (proposer, name): rates(
+            [one for one in traced if name in (ALL, one.workload)],
+            proposer,
+            max_draft_len,
+            draft_lens,
+        )
+        for proposer in (DRAFT_MODEL, PROMPT_LOOKUP)
+        for name in (*workloads, *([ALL] if len(workloads) > 1 else []))
+    }
+
+
+def _tables(found: Mapping[tuple[str, str], Rates]) -> Iterator[Table]:
+    """Two, so that each fits a narrow terminal."""
+    by_position = _table("Acceptance by position, given that the drafts before were accepted")
+    by_length = _table("Tokens a step, the target's own included, at fixed draft lengths")
+    some = next(iter(found.values()))
+    for position in range(1, len(some.accept_probs) + 1):
+        by_position.add_column(str(position), justify="right", no_wrap=True)
+    for draft_len in some.mean_acceptance_len:
+        by_length.add_column(str(draft_len), justify="right", no_wrap=True)
+    for names, one in found.items():
+        shown = ("" if prob is None else f"{prob:.2f}" for prob in one.accept_probs)
+        by_position.add_row(*names, *shown)
+        by_length.add_row(*names, *(f"{gained:.2f}" for gained in one.mean_acceptance_len.values()))
+    yield from (by_position, by_length)
+
+
+def _table(title: str) -> Table:
+    table = Table(title=title)
+    for column in ("proposer", "workload"):
+        table.add_column(column, no_wrap=True)
+    return table
+
+
+def _report(
+    out: Path, found: Mapping[tuple[str, str], Rates], num_refused: int, console: Console
+) -> None:
+    """The tables, and one JSON document."""
+    for table in _tables(found):
+        console.print(table)
+    rows: list[dict[str, Any]] = [
+        {"proposer": proposer, "workload": workload, **asdict(one)}
+        for (proposer, workload), one in found.items()
+    ]
+    print(json.dumps({"out": str(out), "num_refused": num_refused, "rates": rows}))

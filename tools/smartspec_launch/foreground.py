@@ -1,0 +1,135 @@
+"""Runs a Triton server in the foreground: start, announce, watch, stop."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+
+from smartspec_launch.start_phases import phases_text
+from smartspec_launch.triton_server import Address, TritonServer
+from smartspec_py.serving.config import CONTEXT_LINE
+from smartspec_py.serving.contract import MODEL_NAME
+
+LOOK_S = 0.1
+READY_S = 1.0
+MAX_MISSES = 3
+"""Questions in a row that find the model not ready; one alone may be a server that is busy."""
+
+
+def run_in_foreground(
+    server: TritonServer, console: Console, on_ready: Callable[[], None] | None = None
+) -> int:
+    """Serve until a signal or a failure; return the exit code for the caller.
+
+    Signals end Triton in good order: 0. Whatever else ends it, or keeps it from ending so, is 1.
+    Raises TritonServerError where it does not come up, and what `TritonServer.start` raises.
+    """
+    with signals_interrupt():
+        try:
+            server.start()
+            wait_with_progress(server, console)
+            announce(server.address, console)
+            if on_ready is not None:
+                on_ready()
+            code = watch(server, console)
+        except KeyboardInterrupt:
+            console.print("Stopping.")
+            end = server.stop() or 0
+            if end:
+                console.print(f"Triton ended with exit code {end}.", markup=False)
+                console.print(server.log_tail(), markup=False)
+            return 1 if end else 0
+        finally:
+            server.stop()
+        return code
+
+
+def wait_with_progress(server: TritonServer, console: Console) -> None:
+    """Wait for readiness, showing for how long and on a terminal what Triton last logged; then say
+    which context length is served."""
+    start = time.monotonic()
+
+    def show(line: str) -> None:
+        elapsed_s = time.monotonic() - start
+        status.update(f"Starting Triton, {elapsed_s:.0f} s [dim]{_message(line):.80}[/dim]")
+
+    if not console.is_terminal:
+        console.print("Starting Triton")
+    with console.status("Starting Triton") as status:
+        server.wait_ready(show)
+    console.print(
+        f"Triton serves after {time.monotonic() - start:.1f} s; log: {server.log_path}",
+        soft_wrap=True,
+    )
+    if phases := phases_text(server.start_phases()):
+        console.print(f"  {phases}", soft_wrap=True, highlight=False)
+    if found := server.logged(CONTEXT_LINE):
+        console.print(found, soft_wrap=True, highlight=False, markup=False)
+
+
+def announce(address: Address, console: Console, prompt: str = "Hello") -> None:
+    """Print where it listens, and a line to try with this prompt."""
+    body = shlex.quote(json.dumps({"text_input": prompt, "max_tokens": 64, "stream": True}))
+    for name, url in (
+        ("HTTP", address.http_url),
+        ("gRPC", address.grpc_url),
+        ("metrics", address.metrics_url),
+    ):
+        console.print(f"  {name:8}{url}", highlight=False)
+    console.print(
+        f"Try:\n  curl -N {address.http_url}/v2/models/{MODEL_NAME}/generate_stream -d {body}\n"
+        "Ctrl-C stops it.",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def watch(server: TritonServer, console: Console) -> int:
+    """Return 1 when the server cannot serve any more, after saying why; nothing of it is left."""
+    stopped = threading.Event()
+    lost = threading.Event()
+    asking = threading.Thread(target=_ask_readiness, args=(server, stopped, lost), daemon=True)
+    asking.start()
+    try:
+        while (reason := server.look(LOOK_S)) is None and not lost.is_set():
+            pass
+    finally:
+        stopped.set()
+    # At once: what is still open ends visibly for its client, and a supervisor can start anew.
+    server.kill()
+    reason = reason or "The model is no longer ready."
+    console.print(f"{reason}\n{server.log_tail()}", markup=False)
+    return 1
+
+
+def _ask_readiness(server: TritonServer, stopped: threading.Event, lost: threading.Event) -> None:
+    """Notice a Triton that hangs, or has no model, beside a backend that is alive."""
+    misses = 0
+    while misses < MAX_MISSES and not stopped.wait(READY_S):
+        misses = 0 if server.is_model_ready() else misses + 1
+    lost.set()
+
+
+@contextmanager
+def signals_interrupt() -> Iterator[None]:
+    """Within, SIGTERM and SIGHUP do what Ctrl-C does: raise KeyboardInterrupt."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, signal.default_int_handler) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _message(line: str) -> str:
+    """A line of Triton's log without its prefix, and safe to print as markup."""
+    return line.partition('] "')[2].rstrip('"').replace("[", r"\[") or "..."

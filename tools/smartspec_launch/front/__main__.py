@@ -1,0 +1,76 @@
+"""Runs the front until its standard input is closed, by which it ends with whoever started it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import resource
+import threading
+from functools import partial
+from typing import Any
+
+import aiohttp
+import uvicorn
+
+from smartspec_launch.front.protocol import BoundedProtocol
+from smartspec_launch.front.proxy import Proxy
+
+CONNECT_S = 5.0
+KEEP_ALIVE_S = 75
+"""So long an idle connection stays open: above what pooling clients keep theirs."""
+
+SHUTDOWN_S = 2
+"""Time for responses to end when the front is told to: Triton has ended before."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m smartspec_launch.front", description=__doc__)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--triton", required=True, help="URL of Triton's HTTP port")
+    parser.add_argument("--max-body-bytes", type=int, default=1 << 20)
+    options = parser.parse_args()
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    asyncio.run(serve(options.host, options.port, options.triton, options.max_body_bytes, 0))
+
+
+async def serve(host: str, port: int, triton_url: str, max_body_bytes: int, lifeline: int) -> None:
+    """lifeline: the file that is open as long as the front is wanted."""
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
+        auto_decompress=False,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
+    ) as session:
+        protocol: Any = partial(BoundedProtocol, max_body_bytes)
+        config = uvicorn.Config(
+            Proxy(triton_url, session),
+            host=host,
+            port=port,
+            http=protocol,
+            ws="none",
+            lifespan="off",
+            log_level="error",
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=SHUTDOWN_S,
+        )
+        server = uvicorn.Server(config)
+        threading.Thread(target=end_with, args=(lifeline, server), daemon=True).start()
+        await server.serve()
+
+
+def end_with(lifeline: int, server: uvicorn.Server) -> None:
+    while os.read(lifeline, 1024):
+        pass
+    server.should_exit = True
+
+
+if __name__ == "__main__":
+    main()

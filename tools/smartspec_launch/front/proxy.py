@@ -1,0 +1,154 @@
+"""The ASGI application: checks a request, forwards it, passes the response on as it comes.
+
+Every request gets one answer: Triton's, a refusal of `limits`, or 502 or 503 where Triton fails. A
+stream that breaks off ends with an event that says so and without the end of chunked encoding, so
+that no client takes it for complete. When a client leaves, the connection to Triton is closed at
+once, by which the backend learns that the request is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from smartspec_launch.front.limits import (
+    MAX_HELD_BYTES,
+    Refused,
+    check_encoding,
+    check_json,
+    check_route,
+    error_body,
+    forwarded,
+    returned,
+)
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+
+class ClientGone(Exception):
+    """Nobody waits for the answer."""
+
+
+@dataclass
+class Progress:
+    """What the client has been sent of the response."""
+
+    is_started: bool = False
+    is_stream: bool = False
+    is_between_events: bool = True
+
+
+class Proxy:
+    """session: to Triton, at triton_url. One for all requests."""
+
+    def __init__(self, triton_url: str, session: aiohttp.ClientSession) -> None:
+        self._triton_url = triton_url
+        self._session = session
+        self._held_bytes = 0
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        body = bytearray()
+        try:
+            check_route(scope["method"], scope["raw_path"])
+            check_encoding(scope["headers"])
+            await self._receive(receive, body)
+            if scope["method"] == "POST":
+                check_json(body)
+            await _until_gone(receive, self._forward(scope, bytes(body), send))
+        except Refused as refused:
+            await _answer(send, refused.status, refused.message)
+        except ClientGone:
+            pass
+        finally:
+            self._held_bytes -= len(body)
+
+    async def _receive(self, receive: Receive, body: bytearray) -> None:
+        """Read into `body`, which counts as held."""
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            body += message["body"]
+            self._held_bytes += len(message["body"])
+            if self._held_bytes > MAX_HELD_BYTES:
+                raise Refused(
+                    503, f"bodies of all requests together take {MAX_HELD_BYTES} bytes: try later"
+                )
+            more = message["more_body"]
+
+    async def _forward(self, scope: Message, body: bytes, send: Send) -> None:
+        progress = Progress()
+        try:
+            async with self._session.request(
+                scope["method"],
+                self._triton_url + scope["raw_path"].decode("ascii"),
+                data=body or None,
+                headers=forwarded(scope["headers"]),
+                allow_redirects=False,
+            ) as response:
+                await _pass_on(response, send, progress)
+        except (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError):
+            raise Refused(503, "Triton does not answer: it starts, or it has ended") from None
+        except (aiohttp.ClientError, OSError) as error:
+            reason = f"Triton ended the connection: {type(error).__name__}"
+            if not progress.is_started:
+                raise Refused(502, reason) from None
+            if progress.is_stream and progress.is_between_events:
+                await _send(send, b"data: " + error_body(reason) + b"\n\n", more_body=True)
+            # The response is not complete, by which uvicorn knows to close the connection.
+
+
+async def _pass_on(response: aiohttp.ClientResponse, send: Send, progress: Progress) -> None:
+    progress.is_stream = response.content_type == "text/event-stream"
+    await send(
+        {
+            "type": "http.response.start",
+            "status": response.status,
+            "headers": returned(response.raw_headers),
+        }
+    )
+    progress.is_started = True
+    async for data in response.content.iter_any():
+        await _send(send, data, more_body=True)
+        progress.is_between_events = data.endswith(b"\n\n")
+    await _send(send, b"", more_body=False)
+
+
+async def _send(send: Send, data: bytes, *, more_body: bool) -> None:
+    await send({"type": "http.response.body", "body": data, "more_body": more_body})
+
+
+async def _until_gone(receive: Receive, work: Awaitable[None]) -> None:
+    """Do the work, unless the client leaves first."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGone
+        working.result()
+    finally:
+        leaving.cancel()
+        working.cancel()
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _answer(send: Send, status: int, message: str) -> None:
+    body = error_body(message)
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await _send(send, body, more_body=False)

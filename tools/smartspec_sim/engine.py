@@ -1,0 +1,276 @@
+"""Engines that keep counts and compute no token: what the simulator's loop runs on.
+
+A token is a placeholder. A draft's is the number of its proposer, by which the target knows whose
+acceptance counts; all others are 0. A poll is one packed pass of everything that was submitted, as
+the PyTorch engine's is: verifications, single tokens and prompt chunks share it, and it takes
+
+    target_s(rows, tokens, mean context of the rows)  +  prefill_s(prompt tokens)  +  host_s(rows)
+
+seconds of a virtual clock; rows and tokens of the first term are those that decode, or one of each
+where nobody does. Where a cost model knows nothing of prompts, their chunks are rows and tokens
+like others. Decode bursts, which TensorRT-LLM has, and the reuse of prefixes are not modelled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Protocol
+
+from smartspec_py.core.cost import CostModel
+from smartspec_py.core.types import SamplingParams, SequenceId
+from smartspec_py.engines.base import (
+    SHORT_LAG,
+    Draft,
+    DraftTask,
+    Event,
+    Prefill,
+    ProposerCapabilities,
+    TargetCapabilities,
+    Verify,
+    Work,
+)
+from smartspec_py.serving.config import DRAFT_MODEL, PROMPT_LOOKUP
+from smartspec_sim.acceptance import Acceptance
+from smartspec_testing.clock import VirtualClock
+
+PROPOSERS = (DRAFT_MODEL, PROMPT_LOOKUP)
+PLACEHOLDER = 0
+ONE = (PLACEHOLDER,)
+
+
+class SimText(Protocol):
+    """What the engines know of a request's text. acceptances: in the order of `PROPOSERS`; None
+    where that one does not draft for it."""
+
+    @property
+    def prompt_len(self) -> int: ...
+
+    @property
+    def acceptances(self) -> Sequence[Acceptance | None]: ...
+
+
+class _State:
+    """num_known: tokens of the sequence, prompt and generated. num_prompt: of the prompt."""
+
+    __slots__ = ("num_known", "num_prompt")
+
+    def __init__(self, num_known: int, num_prompt: int) -> None:
+        self.num_known = num_known
+        self.num_prompt = num_prompt
+
+
+class SimTarget:
+    """texts: by sequence; read at each verification."""
+
+    def __init__(
+        self,
+        capabilities: TargetCapabilities,
+        cost: CostModel,
+        clock: VirtualClock,
+        texts: Mapping[SequenceId, SimText],
+    ) -> None:
+        self._capabilities = capabilities
+        self._cost = cost
+        self._clock = clock
+        self._texts = texts
+        self._held: dict[SequenceId, _State] = {}
+        self._work: list[Work] = []
+        self.num_passes = 0
+        self.busy_s = 0.0
+
+    def set_cost(self, cost: CostModel) -> None:
+        """What passes take from the next one on."""
+        self._cost = cost
+
+    @property
+    def capabilities(self) -> TargetCapabilities:
+        return self._capabilities
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self._held)
+
+    def begin(
+        self,
+        sequence: SequenceId,
+        tokens: Sequence[int],
+        num_prompt: int,
+        sampling: SamplingParams,
+        reuses_prefix: bool = True,
+    ) -> int:
+        assert sequence not in self._held, f"sequence {sequence} has begun already"
+        self._held[sequence] = _State(len(tokens), num_prompt)
+        return 0
+
+    def submit(self, work: Sequence[Work]) -> None:
+        assert not self._work, "a pass was not polled"
+        self._work = list(work)
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        work, self._work = self._work, []
+        if not work:
+            return []
+        pass_s = self._pass_s(work)
+        self._clock.sleep(pass_s + self._cost.step_host_s(len(work)))
+        self.num_passes += 1
+        self.busy_s += pass_s
+        return [self._event(item, pass_s) for item in work]
+
+    def _pass_s(self, work: Sequence[Work]) -> float:
+        num_rows = num_tokens = context = num_prompt = prompt_context = 0
+        held = self._held
+        for item in work:
+            if isinstance(item, Prefill):
+                num_prompt += len(item.tokens)
+                prompt_context += item.start
+                continue
+            num_rows += 1
+            num_tokens += 1
+            context += held[item.sequence].num_known
+            if isinstance(item, Verify):
+                num_tokens += len(item.drafts)
+        cost = self._cost
+        if num_prompt == 0:
+            return cost.target_s(num_rows, num_tokens, context / num_rows)
+        if cost.prompt is None:
+            mean = (context + prompt_context) / len(work)
+            return cost.target_s(len(work), num_tokens + num_prompt, mean)
+        # A pass of prompts alone begins like one that decodes a token of one row.
+        rows = max(1, num_rows)
+        return cost.target_s(rows, max(1, num_tokens), context / rows) + cost.prefill_s(num_prompt)
+
+    def _event(self, item: Work, pass_s: float) -> Event:
+        """Arguments by position: by name they take half as long again, and this is called most."""
+        sequence = item.sequence
+        if isinstance(item, Verify):
+            state, num_drafted = self._held[sequence], len(item.drafts)
+            position = state.num_known - state.num_prompt
+            acceptance = self._texts[sequence].acceptances[item.drafts[0]]
+            assert acceptance is not None, "drafts of a proposer that does not draft for it"
+            kept = acceptance.accepted(position, num_drafted)
+            state.num_known += kept + 1
+            return Event(sequence, placeholders(kept + 1), num_drafted, kept, True, None, pass_s)
+        if isinstance(item, Prefill) and not item.is_last:
+            return Event(sequence, pass_s=pass_s)
+        self._held[sequence].num_known += 1
+        return Event(sequence, ONE, 0, 0, True, None, pass_s)
+
+    def cancel(self, sequence: SequenceId) -> None:
+        """Nothing is in flight between two steps."""
+
+    def release(self, sequence: SequenceId) -> None:
+        del self._held[sequence]
+
+    def close(self) -> None:
+        self._held.clear()
+
+
+class SimProposer:
+    """Drafts as many placeholders as it is asked for; what they are worth the target knows.
+
+    The draft model takes `draft_s` of each of its passes, and for those that lag a pass more and
+    `catch_up_s` for each token of the lag; prompt lookup takes no time, and has as many drafts as
+    the text says.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        texts: Mapping[SequenceId, SimText],
+        max_draft_len: int,
+        cost: CostModel,
+        clock: VirtualClock,
+        bytes_per_token: int = 0,
+    ) -> None:
+        """name: one of `PROPOSERS`."""
+        has_passes = name == DRAFT_MODEL
+        self._number = PROPOSERS.index(name)
+        self._texts = texts
+        self._capabilities = ProposerCapabilities(
+            max_draft_len, has_passes, bytes_per_token, has_hindsight=not has_passes
+        )
+        self._has_passes = has_passes
+        self._cost = cost
+        self._clock = clock
+        self._num_read: dict[SequenceId, int] = {}
+        self._last_task: dict[SequenceId, tuple[int, int]] = {}  # known tokens, drafts
+
+    def set_cost(self, cost: CostModel) -> None:
+        """What passes take from the next one on."""
+        self._cost = cost
+
+    @property
+    def capabilities(self) -> ProposerCapabilities:
+        return self._capabilities
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self._num_read)
+
+    def num_available(self, sequence: SequenceId, tokens: Sequence[int]) -> int:
+        most = self._capabilities.max_draft_len
+        if self._has_passes:
+            return most
+        text = self._texts[sequence]
+        acceptance = text.acceptances[self._number]
+        return min(most, acceptance.available(len(tokens) - text.prompt_len)) if acceptance else 0
+
+    def hindsight(
+        self, sequence: SequenceId, tokens: Sequence[int], generated: Sequence[int]
+    ) -> tuple[int, int]:
+        """See `HindsightProposer`."""
+        num = min(len(generated), self.num_available(sequence, tokens))
+        acceptance = self._texts[sequence].acceptances[self._number]
+        if acceptance is None:
+            return 0, 0
+        return num, acceptance.accepted(len(tokens) - self._texts[sequence].prompt_len, num)
+
+    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
+        if self._has_passes:
+            self._clock.sleep(self._propose_s(tasks))
+            for task in tasks:
+                known = len(task.tokens)
+                self._num_read[task.sequence] = known
+                self._last_task[task.sequence] = (known, task.draft_len)
+        return [_draft(self._number, task.draft_len) for task in tasks]
+
+    def _propose_s(self, tasks: Sequence[DraftTask]) -> float:
+        lengths = sorted([task.draft_len for task in tasks])
+        lags = [self.draft_lag(task.sequence, len(task.tokens)) for task in tasks]
+        late = [lag for lag in lags if lag > SHORT_LAG]
+        passes_s, begun = 0.0, 0
+        for index, length in enumerate(lengths):
+            # Passes begun + 1 .. length have as many rows as tasks are at least so long.
+            if length > begun:
+                passes_s += (length - begun) * self._cost.draft_s(len(lengths) - index)
+                begun = length
+        return passes_s + self._cost.draft_s(len(late)) + self._cost.catch_up_s * sum(late)
+
+    def observe(self, sequence: SequenceId, num_accepted: int, hidden: Any = None) -> None:
+        if (task := self._last_task.get(sequence)) is not None:
+            num_known, num_drafted = task
+            # The last draft was proposed, but never read.
+            self._num_read[sequence] = num_known + min(num_accepted, num_drafted - 1)
+
+    def draft_lag(self, sequence: SequenceId, context_len: int) -> int:
+        """As a draft model's: the last known token is always read by the first pass itself."""
+        lag = context_len - 1 - self._num_read.get(sequence, 0)
+        return lag if lag > 0 and self._has_passes else 0
+
+    def release(self, sequence: SequenceId) -> None:
+        self._num_read.pop(sequence, None)
+        self._last_task.pop(sequence, None)
+
+    def close(self) -> None:
+        self._num_read.clear()
+
+
+@lru_cache(maxsize=1024)
+def placeholders(num_tokens: int) -> tuple[int, ...]:
+    return (PLACEHOLDER,) * num_tokens
+
+
+@lru_cache(maxsize=1024)
+def _draft(proposer: int, num_tokens: int) -> Draft:
+    return Draft((proposer,) * num_tokens)

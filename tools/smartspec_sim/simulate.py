@@ -1,0 +1,323 @@
+"""Runs the server's own step loop on engines that only count, and a clock that only they move.
+
+`StepLoop`, `Roster`, `Batcher`, `CacheLedger`, `Drafters`, the acceptance estimates and the planner
+are the objects that serve; what is not simulated is Triton, the network and the responder. Requests
+are put into the inbox when their time has come, between two steps, as arrivals are taken there.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+from smartspec_py.core.cost import CostModel
+from smartspec_py.core.types import SamplingParams, SequenceId
+from smartspec_py.engines.base import TargetCapabilities
+from smartspec_py.serving.admission import CacheBudget
+from smartspec_py.serving.config import DRAFT_MODEL, PROMPT_LOOKUP
+from smartspec_py.serving.inbox import Inbox
+from smartspec_py.serving.loop import Arrival, StepLoop
+from smartspec_py.serving.messages import Conversation, Reply, Update
+from smartspec_py.serving.metrics import LoopState
+from smartspec_py.serving.numpy_threads import keep_numpy_in_one_thread
+from smartspec_py.serving.request import ErrorCode, GenerateParams, Request, RequestError
+from smartspec_py.serving.step import StepRecord
+from smartspec_py.serving.text import TextStream
+from smartspec_sim.engine import PLACEHOLDER, SimProposer, SimTarget
+from smartspec_sim.latency import RequestTiming
+from smartspec_sim.workload import SimRequest
+from smartspec_testing.clock import VirtualClock
+
+SAMPLING = SamplingParams()
+PARAMS = GenerateParams(text="", max_tokens=1)
+SHOW_EVERY = 256
+"""Steps between two calls of `progress`."""
+
+
+@dataclass(frozen=True)
+class SimLimits:
+    """As `limits` of engine.json; defaults are those of a GPU rather than of the embedded CPU.
+
+    target_bytes, draft_bytes: of cache a token; cache_bytes: of both caches, 0 is without bound.
+    """
+
+    max_sequences: int = 32
+    max_queue: int = 100_000
+    max_draft_len: int = 7
+    prefill_chunk: int = 512
+    target_bytes: int = 0
+    draft_bytes: int = 0
+    cache_bytes: int = 0
+
+
+@dataclass
+class SimResult:
+    """What one run did. kinds: of the requests, in the order of `timings`.
+
+    elapsed_s: of the virtual clock. busy_s: of it, inside target passes.
+    num_rows_steps: sum over the steps of their decoding rows.
+    """
+
+    policy: str
+    timings: list[RequestTiming]
+    kinds: list[str]
+    num_steps: int = 0
+    num_decoding_steps: int = 0
+    num_rows_steps: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+    num_generated: int = 0
+    num_preemptions: int = 0
+    elapsed_s: float = 0.0
+    busy_s: float = 0.0
+    draft_lens: Counter[int] = field(default_factory=Counter)
+
+    @property
+    def mean_rows(self) -> float:
+        return self.num_rows_steps / max(1, self.num_decoding_steps)
+
+    @property
+    def mean_draft_len(self) -> float:
+        """Tokens drafted a decoding step and sequence."""
+        return self.num_drafted / max(1, self.num_rows_steps)
+
+    @property
+    def mean_acceptance_len(self) -> float:
+        """Tokens gained a decoding step and sequence: accepted drafts and one."""
+        return 1.0 + self.num_accepted / max(1, self.num_rows_steps)
+
+
+@dataclass(frozen=True)
+class CostChange:
+    """From time_s on, by the simulation's clock, steps take what this cost says. The planner is
+    not told."""
+
+    time_s: float
+    cost: CostModel
+
+
+class Deaf:
+    """The client's end: nobody listens."""
+
+    def send(self, reply: Reply, is_final: bool) -> None: ...
+
+    def fail(self, code: ErrorCode, message: str) -> None: ...
+
+    def explain(self, trace: str) -> None: ...
+
+    def is_cancelled(self) -> bool:
+        return False
+
+
+class Simulation:
+    """One policy on one workload. `run` once; the same arguments give the same result."""
+
+    def __init__(
+        self,
+        requests: Sequence[SimRequest],
+        policy: str,
+        cost: CostModel,
+        limits: SimLimits,
+        *,
+        believed: CostModel | None = None,
+        changes: Sequence[CostChange] = (),
+    ) -> None:
+        """requests: in order of arrival. cost: what steps take. believed: what the planner takes
+        them to at the start; None is the same. changes: of what steps take, in any order; each
+        holds from the first step that begins at its time or later."""
+        self._requests = requests
+        self._policy = policy
+        self._limits = limits
+        self._clock = VirtualClock()
+        self._texts: dict[SequenceId, SimRequest] = {}
+        self._served: dict[SequenceId, Request] = {}
+        self._timings: dict[SequenceId, RequestTiming] = {}
+        self._result = SimResult(policy, [], [request.kind for request in requests])
+        self._inbox: Inbox[Arrival] = Inbox(limits.max_queue)
+        self._has_mail = False
+        self._changes = deque(sorted(changes, key=lambda change: change.time_s))
+        longest = max((request.context_len for request in requests), default=1)
+        self.target = SimTarget(_capabilities(limits, longest), cost, self._clock, self._texts)
+        most = limits.max_draft_len
+        self.proposers = {
+            DRAFT_MODEL: SimProposer(
+                DRAFT_MODEL, self._texts, most, cost, self._clock, limits.draft_bytes
+            ),
+            PROMPT_LOOKUP: SimProposer(PROMPT_LOOKUP, self._texts, most, cost, self._clock),
+        }
+        self.loop = StepLoop(
+            self.target,
+            self.proposers,
+            believed or cost.of_profile,
+            _budget(limits),
+            self._inbox,
+            limits.prefill_chunk,
+            self._hear,
+            self._clock.now,
+        )
+
+    def run(self, progress: Callable[[int], None] | None = None) -> SimResult:
+        """Serve everything to its end. progress: told how many requests are over.
+
+        Nothing that a step makes has cycles: looking for them takes 4 % of the time. From then on
+        NumPy computes in the thread that calls it, in all of this process: its own threads took a
+        third of the time.
+        """
+        keep_numpy_in_one_thread()
+        was_collecting = gc.isenabled()
+        gc.disable()
+        try:
+            return self._run(progress)
+        finally:
+            if was_collecting:
+                gc.enable()
+
+    def _run(self, progress: Callable[[int], None] | None) -> SimResult:
+        num_put, result = 0, self._result
+        while len(self._timings) < len(self._requests):
+            num_put = self._put_due(num_put)
+            if not (self.loop.num_live or self.loop.num_waiting or self._has_mail):
+                if num_put == len(self._requests):
+                    break
+                self._skip_to(self._requests[num_put].arrival_s)
+                continue
+            self._change_cost()
+            self.loop.step()
+            self._has_mail = False
+            result.num_steps += 1
+            if progress is not None and result.num_steps % SHOW_EVERY == 0:
+                progress(len(self._timings))
+        self.loop.check_integrity()
+        assert not self.target.num_sequences, "a request was not released"
+        if progress is not None:
+            progress(len(self._timings))
+        result.timings = [self._timings[request.sequence] for request in self._requests]
+        result.num_preemptions = self.loop.num_preemptions
+        result.elapsed_s, result.busy_s = self._clock.now(), self.target.busy_s
+        return result
+
+    def _change_cost(self) -> None:
+        while self._changes and self._changes[0].time_s <= self._clock.now():
+            cost = self._changes.popleft().cost
+            self.target.set_cost(cost)
+            for proposer in self.proposers.values():
+                proposer.set_cost(cost)
+
+    def _put_due(self, num_put: int) -> int:
+        now = self._clock.now()
+        while num_put < len(self._requests) and self._requests[num_put].arrival_s <= now:
+            self._put(self._requests[num_put])
+            num_put += 1
+        return num_put
+
+    def _skip_to(self, time_s: float) -> None:
+        """Let idle time pass; at least up to time_s, whatever rounding says."""
+        while (left := time_s - self._clock.now()) > 0:
+            self._clock.sleep(left)
+
+    def _put(self, request: SimRequest) -> None:
+        need = request.context_len * self._limits.target_bytes
+        if 0 < self._limits.cache_bytes < need:
+            self._end(request.sequence, request.arrival_s, "refused: longer than the cache")
+            return
+        served = self._served_request(request)
+        conversation = Conversation(
+            request.sequence,
+            Deaf(),
+            cast(TextStream, None),  # the responder's, which is not here
+            SAMPLING.seed,
+            request.prompt_len,
+            PARAMS,
+        )
+        try:
+            self._inbox.put(Arrival(served, conversation))
+        except RequestError:
+            self._end(request.sequence, request.arrival_s, "refused: the queue is full")
+            return
+        self._has_mail = True
+        self._texts[request.sequence] = request
+        self._served[request.sequence] = served
+
+    def _served_request(self, request: SimRequest) -> Request:
+        deadline_s, slo_ms = request.deadline_s, request.tpot_slo_ms
+        first, *others = request.proposers or (None,)
+        return Request(
+            sequence=request.sequence,
+            tokens=[PLACEHOLDER] * request.prompt_len,
+            num_prompt=request.prompt_len,
+            max_tokens=request.output_len,
+            sampling=SAMPLING,
+            policy=request.policy or self._policy,
+            max_draft_len=self._limits.max_draft_len,
+            proposer=first,
+            alternatives=tuple(others),
+            slo_s_per_token=None if slo_ms is None else slo_ms / 1e3,
+            kind=request.kind,
+            priority=request.priority,
+            arrival_s=request.arrival_s,
+            deadline_s=None if deadline_s is None else request.arrival_s + deadline_s,
+        )
+
+    def _hear(self, news: Update | StepRecord | LoopState) -> None:
+        """The responder's place: counts, and the times of whoever is over."""
+        if isinstance(news, StepRecord):
+            self._count(news)
+        elif isinstance(news, Update) and news.outcome is not None:
+            served = self._served.pop(news.conversation.sequence)
+            del self._texts[served.sequence]
+            error = None if news.error is None else news.error[1]
+            self._end(served.sequence, served.arrival_s, error, served)
+
+    def _end(
+        self,
+        sequence: SequenceId,
+        arrival_s: float,
+        error: str | None,
+        served: Request | None = None,
+    ) -> None:
+        assert sequence not in self._timings, f"request {sequence} ended twice"
+        timing = RequestTiming(arrival_s, arrival_s, error=error)
+        if served is not None:
+            timing = replace(
+                timing,
+                first_s=served.first_token_s,
+                last_s=served.last_token_s,
+                num_tokens=served.num_generated,
+            )
+        self._timings[sequence] = timing
+
+    def _count(self, step: StepRecord) -> None:
+        result, verifications, num_undrafted = self._result, step.verifications, step.num_undrafted
+        result.num_generated += step.num_generated
+        if num_undrafted:
+            result.draft_lens[0] += num_undrafted
+        rows = num_undrafted + len(verifications)
+        for num_drafted, num_accepted in verifications:
+            result.num_drafted += num_drafted
+            result.num_accepted += num_accepted
+            result.draft_lens[num_drafted] += 1
+        result.num_rows_steps += rows
+        result.num_decoding_steps += bool(rows)
+
+
+def _capabilities(limits: SimLimits, longest: int) -> TargetCapabilities:
+    return TargetCapabilities(
+        max_sequences=limits.max_sequences,
+        max_context_len=longest,
+        max_draft_len=limits.max_draft_len,
+        max_decode_tokens=1,
+        max_prefill_tokens=longest,
+        verifies_sampling=True,
+        vocab_size=PLACEHOLDER + 1,
+        bytes_per_token=limits.target_bytes,
+    )
+
+
+def _budget(limits: SimLimits) -> CacheBudget:
+    """Where room is not modelled a token takes none."""
+    if not limits.cache_bytes:
+        return CacheBudget(0, 0, 0)
+    return CacheBudget(limits.cache_bytes, limits.target_bytes, limits.draft_bytes)

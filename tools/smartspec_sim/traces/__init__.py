@@ -1,0 +1,1 @@
+"""Oracle traces: what texts would accept at any draft length."""

@@ -1,0 +1,1 @@
+"""Fakes of engines, proposers and executors, and a server without Triton."""

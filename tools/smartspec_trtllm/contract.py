@@ -1,0 +1,202 @@
+"""The contract with TensorRT-LLM's executor bindings: a stand-in that checks how they are used.
+
+The bindings themselves are not at hand where the tests run, so a misspelt keyword would show only
+in production: `ContractBindings` shows it in a test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from smartspec_trtllm.contract_data import (
+    ClassContract,
+    Contract,
+    ContractError,
+    Signature,
+    load_contract,
+)
+
+__all__ = ["ContractBindings", "ContractError", "load_contract"]
+
+
+class ContractBindings:
+    """Stands where `tensorrt_llm.bindings.executor` stands, and passes on to `inner`, its double.
+
+    Every constructor, method, attribute and enum member that is used through it is checked and
+    kept. An executor that was made from the double directly must be wrapped by `checked`, so that
+    what it returns is checked as well:
+
+        bindings = ContractBindings(executor_double)
+        target = TrtllmTarget(bindings.checked(Executor(limits)), bindings, capabilities)
+
+    Raises ContractError, which names class, argument and value.
+    """
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self._recorder = _Recorder(load_contract())
+
+    def __getattr__(self, name: str) -> Any:
+        contract = self._recorder.contract
+        if name in contract.enums:
+            return _Enum(name, getattr(self._inner, name), self._recorder)
+        if name not in contract.classes or name in _nested_names(contract):
+            raise ContractError(f"the bindings have no {name}")
+        return _Class(contract.classes[name], getattr(self._inner, name), self._recorder)
+
+    def checked(self, value: Any) -> Any:
+        """`value`, an object of the double, so that its members are checked."""
+        return _wrap(value, self._recorder)
+
+    def used(self) -> frozenset[str]:
+        """What was touched: `Request`, `Request(end_id)`, `Result.is_final`, `FinishReason.END_ID`.
+
+        All of it is in `load_contract().names`, since anything else raised.
+        """
+        return frozenset(self._recorder.used)
+
+
+class _Recorder:
+    def __init__(self, contract: Contract) -> None:
+        self.contract = contract
+        self.used: set[str] = set()
+
+    def check_call(
+        self,
+        where: str,
+        signatures: Sequence[Signature],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Signature:
+        """The overload that takes the call."""
+        problems = [signature.problem(args, kwargs) for signature in signatures]
+        for signature, problem in zip(signatures, problems, strict=True):
+            if problem is None:
+                return signature
+        raise ContractError(f"{where}: {'; or '.join(filter(None, problems)) or 'not callable'}")
+
+
+class _Enum:
+    """Members come out as they are, so that they compare with those in results."""
+
+    def __init__(self, name: str, inner: Any, recorder: _Recorder) -> None:
+        self._name, self._inner, self._recorder = name, inner, recorder
+
+    def __getattr__(self, member: str) -> Any:
+        if member not in self._recorder.contract.enums[self._name]:
+            raise ContractError(f"enum {self._name} has no member {member}")
+        self._recorder.used |= {self._name, f"{self._name}.{member}"}
+        return getattr(self._inner, member)
+
+
+class _Class:
+    """A class: to be called, or asked for what is static or nested."""
+
+    def __init__(self, contract: ClassContract, inner: Any, recorder: _Recorder) -> None:
+        self._contract, self._inner, self._recorder = contract, inner, recorder
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        contract, recorder = self._contract, self._recorder
+        args, kwargs = _unwrap(args), _unwrap(kwargs)
+        signature = recorder.check_call(contract.name, contract.inits, args, kwargs)
+        names = [argument.name for argument in signature.arguments[: len(args)]] + list(kwargs)
+        recorder.used |= {contract.name} | {f"{contract.name}({name})" for name in names}
+        return _wrap(self._inner(*args, **kwargs), recorder)
+
+    def __getattr__(self, name: str) -> Any:
+        contract, recorder = self._contract, self._recorder
+        inner = getattr(self._inner, name, None)
+        if f"{contract.name}.{name}" in recorder.contract.enums:
+            return _Enum(f"{contract.name}.{name}", inner, recorder)
+        if name in contract.nested:
+            return _Class(recorder.contract.classes[name], inner, recorder)
+        if name not in contract.statics:
+            raise ContractError(f"class {contract.name} has no static member {name}")
+        recorder.used.add(f"{contract.name}.{name}")
+        return inner
+
+
+class _Object:
+    """An object of the double. Its own state is in slots that no name of the bindings can meet."""
+
+    __slots__ = ("_contract_", "_inner_", "_recorder_")
+
+    def __init__(self, contract: ClassContract, inner: Any, recorder: _Recorder) -> None:
+        object.__setattr__(self, "_contract_", contract)
+        object.__setattr__(self, "_inner_", inner)
+        object.__setattr__(self, "_recorder_", recorder)
+
+    def __getattr__(self, name: str) -> Any:
+        contract, recorder = self._contract_, self._recorder_
+        if name in contract.methods:
+            return _Method(contract, name, getattr(self._inner_, name), recorder)
+        if name not in contract.attributes:
+            raise ContractError(f"class {contract.name} has no attribute {name}")
+        recorder.used.add(f"{contract.name}.{name}")
+        return _wrap(getattr(self._inner_, name), recorder)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        contract = self._contract_
+        if name not in contract.attributes:
+            raise ContractError(f"class {contract.name} has no attribute {name} (got {value!r})")
+        if name not in contract.writable:
+            raise ContractError(f"attribute {name} of {contract.name} is read-only (got {value!r})")
+        plain = _unwrap(value)
+        _check_attribute(contract, name, plain)
+        self._recorder_.used.add(f"{contract.name}.{name}")
+        setattr(self._inner_, name, plain)
+
+    def __enter__(self) -> Any:
+        self.__getattr__("__enter__")()
+        return self
+
+    def __exit__(self, *error: Any) -> Any:
+        return self.__getattr__("__exit__")(*error)
+
+    def __repr__(self) -> str:
+        return repr(self._inner_)
+
+
+class _Method:
+    def __init__(self, contract: ClassContract, name: str, inner: Any, recorder: _Recorder) -> None:
+        self._contract, self._name = contract, name
+        self._inner, self._recorder = inner, recorder
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        where = f"{self._contract.name}.{self._name}"
+        args, kwargs = _unwrap(args), _unwrap(kwargs)
+        self._recorder.check_call(where, self._contract.methods[self._name], args, kwargs)
+        self._recorder.used.add(where)
+        return _wrap(self._inner(*args, **kwargs), self._recorder)
+
+
+def _check_attribute(contract: ClassContract, name: str, value: Any) -> None:
+    """Attributes bear the names of the constructor's arguments, and so are of their kinds."""
+    for init in contract.inits:
+        signature = Signature(tuple(a for a in init.arguments if a.name == name))
+        problem = signature.problem((), {name: value}) if signature.arguments else None
+        if problem is not None:
+            raise ContractError(f"{contract.name}: {problem}")
+
+
+def _wrap(value: Any, recorder: _Recorder) -> Any:
+    """Objects whose class is in the contract, alone or in lists; anything else as it is."""
+    if isinstance(value, list | tuple):
+        return type(value)(_wrap(item, recorder) for item in value)
+    for base in type(value).__mro__:
+        if base.__name__ in recorder.contract.classes:
+            return _Object(recorder.contract.classes[base.__name__], value, recorder)
+    return value
+
+
+def _unwrap(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return type(value)(map(_unwrap, value))
+    if isinstance(value, dict):
+        return {key: _unwrap(item) for key, item in value.items()}
+    return value._inner_ if isinstance(value, _Object) else value
+
+
+def _nested_names(contract: Contract) -> frozenset[str]:
+    return frozenset().union(*(c.nested for c in contract.classes.values()))

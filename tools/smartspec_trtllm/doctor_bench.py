@@ -1,0 +1,146 @@
+"""Executors for the experiments of `smartspec doctor`, and requests on them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from smartspec_testing.clock import Clock, RealClock
+from smartspec_trtllm.doctor_finding import UnsettledError
+
+TIMEOUT_S = 120.0
+"""For the responses of one experiment."""
+
+CACHE_TOKENS = 32_768
+"""Of the KV cache of each executor: little, so that two fit on one GPU."""
+
+MEMORY_FRACTION = 0.4
+
+
+@dataclass
+class Bench:
+    """bindings: the module. draft_dir: None runs the experiments that need two on the target."""
+
+    bindings: Any
+    target_dir: Path
+    draft_dir: Path | None = None
+    clock: Clock = field(default_factory=RealClock)
+    _executor: Any = None
+    _next_seed: int = 1
+
+    @property
+    def build(self) -> dict[str, Any]:
+        """`build_config` of the target's config.json."""
+        return dict(self._config()["build_config"])
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self._config()["pretrained_config"]["vocab_size"])
+
+    @property
+    def logits_dtype(self) -> str:
+        return str(self._config()["pretrained_config"].get("logits_dtype", "float32"))
+
+    def _config(self) -> dict[str, Any]:
+        text = (self.target_dir / "config.json").read_text(encoding="utf-8")
+        document: dict[str, Any] = json.loads(text)
+        return document
+
+    @property
+    def max_draft_len(self) -> int:
+        """Raises UnsettledError where the target takes no drafts."""
+        if not self.build.get("max_draft_len"):
+            raise UnsettledError(
+                "the target takes no drafts: build it with "
+                "--speculative_decoding_mode draft_tokens_external and --max_draft_len"
+            )
+        return int(self.build["max_draft_len"])
+
+    def open(self, engine_dir: Path, **options: Any) -> Any:
+        """A new executor; options are of `ExecutorConfig`."""
+        kv_cache = self.bindings.KvCacheConfig(enable_block_reuse=True, max_tokens=CACHE_TOKENS)
+        kv_cache.free_gpu_memory_fraction = MEMORY_FRACTION
+        config = self.bindings.ExecutorConfig(kv_cache_config=kv_cache, **options)
+        kind = self.bindings.ModelType.DECODER_ONLY
+        return self.bindings.Executor(str(engine_dir), kind, config)
+
+    @property
+    def executor(self) -> Any:
+        """One on the target, kept for the experiments that need no other."""
+        if self._executor is None:
+            self._executor = self.open(self.target_dir)
+        return self._executor
+
+    def close(self) -> None:
+        """Give its memory back; the next experiment opens a new one."""
+        executor, self._executor = self._executor, None
+        if executor is not None and executor.can_enqueue_requests():
+            executor.shutdown()
+
+    def forget(self) -> None:
+        """Do without the executor that cannot be closed."""
+        self._executor = None
+
+    def next_seed(self, num_seeds: int) -> int:
+        """The first of so many seeds that nobody else gets."""
+        first, self._next_seed = self._next_seed, self._next_seed + num_seeds
+        return first
+
+    def prompt(self, length: int, key: int) -> list[int]:
+        """Tokens below 1,000 that are other ones for each key."""
+        highest = min(self.vocab_size, 1000) - 2
+        return [
+            1 + (key * 97 + index * index * 13 + index * 7) % highest for index in range(length)
+        ]
+
+    def request(
+        self,
+        tokens: Sequence[int],
+        max_tokens: int,
+        drafts: Sequence[int] = (),
+        *,
+        draft_logits: Any = None,
+        metrics: bool = False,
+        **options: Any,
+    ) -> Any:
+        """Greedy where options do not say otherwise; the prompt is left out of the output."""
+        b = self.bindings
+        if drafts:
+            config = b.ExternalDraftTokensConfig(list(drafts), logits=draft_logits)
+            options["external_draft_tokens_config"] = config
+        output = b.OutputConfig(exclude_input_from_output=True, return_perf_metrics=metrics)
+        options.setdefault("sampling_config", b.SamplingConfig(top_k=1))
+        return b.Request(list(tokens), max_tokens, output_config=output, **options)
+
+    def ask(self, requests: Sequence[Any], executor: Any = None) -> list[Any]:
+        """The final result of each, in order. Raises UnsettledError on an error or a timeout."""
+        executor = executor or self.executor
+        ids = list(executor.enqueue_requests(list(requests)))
+        results = self.finals(set(ids), executor)
+        return [results[number] for number in ids]
+
+    def finals(self, ids: set[int], executor: Any) -> dict[int, Any]:
+        """The final results of these requests, by id; responses of others are dropped."""
+        found: dict[int, Any] = {}
+        deadline_s = self.clock.now() + TIMEOUT_S
+        while ids - found.keys():
+            if self.clock.now() >= deadline_s:
+                raise UnsettledError(f"no answer within {TIMEOUT_S:.0f} s")
+            for response in executor.await_responses(timedelta(seconds=1)):
+                if response.has_error():
+                    raise UnsettledError(f"a request failed: {response.error_msg}")
+                if response.result.is_final:
+                    found[response.request_id] = response.result
+        return found
+
+    def text(self, tokens: Sequence[int], num_tokens: int) -> list[int]:
+        """What the target goes on with, greedily. Raises UnsettledError where it is shorter."""
+        (result,) = self.ask([self.request(tokens, num_tokens)])
+        text = list(result.output_token_ids[0])
+        if len(text) < num_tokens:
+            raise UnsettledError(f"the text ended after {len(text)} of {num_tokens} tokens")
+        return text
