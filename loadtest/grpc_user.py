@@ -16,8 +16,8 @@ from llm_user import LlmUser
 from tritonclient.utils import InferenceServerException
 
 from smartspec_bench.open_loop import ExchangeError
-from smartspec_py.serving.contract import INPUTS, MODEL_NAME
-from smartspec_py.serving.tensor_spec import NUMPY_TYPES
+from smartspec_py.api.contract import INPUTS, MODEL_NAME
+from smartspec_py.api.tensor_spec import NUMPY_TYPES
 
 grpc_gevent.init_gevent()
 

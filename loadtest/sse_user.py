@@ -10,7 +10,7 @@ from locust import FastHttpUser
 from locust.contrib.fasthttp import FAILURE_EXCEPTIONS
 
 from smartspec_bench.open_loop import ExchangeError, outputs_of
-from smartspec_py.serving.contract import MODEL_NAME
+from smartspec_py.api.contract import MODEL_NAME
 
 PATH = f"/v2/models/{MODEL_NAME}/generate_stream"
 

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from triton_double import codec_on_double, request
 
+from smartspec_py.api.inputs import FIELDS
 from smartspec_py.core.types import SpecMetrics, Verification
-from smartspec_py.serving.inputs import FIELDS
 from smartspec_py.serving.request import ErrorCode, GenerateParams, InvalidField, RequestError
 
 REQUIRED = {"text_input": "Question:", "max_tokens": 4}

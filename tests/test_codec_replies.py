@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from triton_double import codec_on_double
 
+from smartspec_py.api.contract import OUTPUTS
+from smartspec_py.api.tensor_spec import NUMPY_TYPES
 from smartspec_py.core.types import FinishReason
-from smartspec_py.serving.contract import OUTPUTS
 from smartspec_py.serving.messages import Progress, Reply, Summary, Times
 from smartspec_py.serving.request import ErrorCode, RequestError
-from smartspec_py.serving.tensor_spec import NUMPY_TYPES
 
 
 @pytest.fixture(scope="module")

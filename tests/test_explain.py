@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from smartspec_cli.app import app
 from smartspec_cli.explanation import candidates, options, window
 from smartspec_py.core.cost import CostModel, PassTable
-from smartspec_py.core.planner import BatchTable, PlannerSettings, evaluate, plan
+from smartspec_py.core.plan.planner import BatchTable, PlannerSettings, evaluate, plan
 from smartspec_py.core.types import NO_TOKEN, DraftOption, SequenceView, SpecPlan
 from smartspec_py.engines.base import Event
 from smartspec_py.serving.step import Decision, StepRecord

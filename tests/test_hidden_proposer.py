@@ -23,8 +23,8 @@ from smartspec_bench.workloads import generate as document
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.types import SamplingParams
 from smartspec_py.engines.base import NO_DRAFT, Draft, DraftTask, Proposer, ProposerCapabilities
-from smartspec_py.engines.runner import RunnerConfig, load_runner
-from smartspec_py.engines.torch_engine import TorchTarget
+from smartspec_py.engines.torch.runner import RunnerConfig, load_runner
+from smartspec_py.engines.torch.target import TorchTarget
 from smartspec_py.serving.config import FakeEngineConfig, LimitsConfig, ServerConfig
 from smartspec_py.serving.model_files import load_tokenizer, num_token_ids, stepwise_capabilities
 from smartspec_py.serving.request import GenerateParams

@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models
 
-from smartspec_py.pair import PairError, check_pair
+from smartspec_py.engines.torch.pair import PairError, check_pair
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -67,7 +67,7 @@ def test_a_tokenizer_that_both_share_is_read_once(
         read.append(folder)
         return VOCAB
 
-    monkeypatch.setattr("smartspec_py.pair._token_ids", token_ids)
+    monkeypatch.setattr("smartspec_py.engines.torch.pair._token_ids", token_ids)
     same, other = make_model(tmp_path / "same"), make_model(tmp_path / "other", merges=MERGES[:1])
     check_pair(target, same)
     assert read == [target]

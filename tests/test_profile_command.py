@@ -32,7 +32,7 @@ from smartspec_bench.power_law import (
 )
 from smartspec_bench.prompts import MIXED, generated
 from smartspec_cli.app import app
-from smartspec_py.core.planner import BatchTable
+from smartspec_py.core.plan.planner import BatchTable
 from smartspec_py.core.types import DraftOption, SequenceView
 from smartspec_py.engines.base import Event
 from smartspec_py.serving.build import build_engine

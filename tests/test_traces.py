@@ -20,7 +20,7 @@ from smartspec_bench.prompts import Prompt, PromptFileError, read_prompts
 from smartspec_bench.workloads import generate as make_document
 from smartspec_cli.commands.trace import trace
 from smartspec_py.core.cost import CostModel, PassTable
-from smartspec_py.core.planner import PlannerSettings, plan
+from smartspec_py.core.plan.planner import PlannerSettings, plan
 from smartspec_py.core.types import (
     NO_TOKEN,
     DraftOption,

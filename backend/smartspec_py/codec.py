@@ -1,6 +1,6 @@
 """Tensors to values and back. Beside model.py, the only file that knows Triton.
 
-`decode` checks each field by itself, by the table of `serving/inputs.py`; what needs the model
+`decode` checks each field by itself, by the table of `api/inputs.py`; what needs the model
 (tokens, limits) is checked by `Server`.
 """
 
@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from smartspec_py.serving.contract import INPUTS, OUTPUTS
-from smartspec_py.serving.inputs import FIELDS
+from smartspec_py.api.contract import INPUTS, OUTPUTS
+from smartspec_py.api.inputs import FIELDS
+from smartspec_py.api.refused import asks_for_nothing, why_refused
+from smartspec_py.api.tensor_spec import NUMPY_TYPES, TensorSpec
 from smartspec_py.serving.messages import Reply, Summary
-from smartspec_py.serving.refused import asks_for_nothing, why_refused
 from smartspec_py.serving.request import ErrorCode, GenerateParams, InvalidField, RequestError
-from smartspec_py.serving.tensor_spec import NUMPY_TYPES, TensorSpec
 
 _INPUT_NAMES = tuple(spec.name for spec in INPUTS)
 _REQUIRED = tuple(spec.name for spec in INPUTS if not spec.is_optional)

@@ -20,7 +20,7 @@ from summary import read_timings
 
 from smartspec_bench.open_loop import Bounds, HttpStreams, OpenLoop
 from smartspec_bench.prompts import MIXED, Prompt, generated, read_prompts, repeated
-from smartspec_py.serving.contract import MODEL_NAME
+from smartspec_py.api.contract import MODEL_NAME
 from smartspec_sim.arrivals import arrival_times, constant_gaps, steady
 from smartspec_sim.latency import RequestTiming, summarise
 

@@ -19,17 +19,10 @@ from unittest.mock import patch
 import numpy as np
 
 from smartspec_bench.progress import tracked
-from smartspec_py.core import (
-    acceptance,
-    corrections,
-    guard,
-    plan_budget,
-    ranking,
-    regression,
-    search,
-)
-from smartspec_py.core import step as step_module
-from smartspec_py.core.corrections import CostCorrections, predicted
+from smartspec_py.core.learn import acceptance, corrections, guard, regression
+from smartspec_py.core.learn.corrections import CostCorrections, predicted
+from smartspec_py.core.plan import plan_budget, ranking, search
+from smartspec_py.core.plan import step as step_module
 from smartspec_py.serving import drafters
 from studies.ablation_loads import (
     COST,

@@ -28,9 +28,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from smartspec_bench.progress import tracked
-from smartspec_py.core.corrections import CostCorrections, Predicted, predicted
 from smartspec_py.core.cost import CostModel, PassTable
-from smartspec_py.core.guard import Guard, ProbeBudget
+from smartspec_py.core.learn.corrections import CostCorrections, Predicted, predicted
+from smartspec_py.core.learn.guard import Guard, ProbeBudget
 from smartspec_py.core.types import MeasuredStep, SequenceId
 from smartspec_py.engines.base import SHORT_LAG
 from smartspec_py.serving.config import DRAFT_MODEL

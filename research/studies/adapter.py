@@ -24,8 +24,8 @@ from typing import Any
 from smartspec_bench.progress import tracked
 from smartspec_py.core.types import SamplingParams
 from smartspec_py.engines.base import DraftTask, TargetCapabilities, Verify
-from smartspec_py.engines.trtllm_engine import TrtllmTarget
-from smartspec_py.proposers.trtllm_draft import TrtllmDraftProposer
+from smartspec_py.engines.trtllm.draft import TrtllmDraftProposer
+from smartspec_py.engines.trtllm.target import TrtllmTarget
 from studies.document import publish, table
 
 NUM_REPEATS = 300

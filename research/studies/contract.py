@@ -18,10 +18,10 @@ from typing import Any
 import smartspec_py
 from smartspec_py.core.types import SamplingParams
 from smartspec_py.engines.base import Decode, DraftTask, Prefill, TargetCapabilities, Verify
+from smartspec_py.engines.trtllm.draft import TrtllmDraftProposer
 from smartspec_py.engines.trtllm.engine_config import Engine, Role
-from smartspec_py.engines.trtllm_engine import TrtllmTarget
-from smartspec_py.proposers.trtllm_draft import TrtllmDraftProposer
-from smartspec_py.serving.trtllm_memory import loaded_cache_tokens
+from smartspec_py.engines.trtllm.memory import loaded_cache_tokens
+from smartspec_py.engines.trtllm.target import TrtllmTarget
 from smartspec_testing import fake_executor as executor_double
 from smartspec_testing.fake_executor import EngineLimits, Executor
 from smartspec_trtllm.contract import ContractBindings, load_contract

@@ -21,9 +21,9 @@ from typing import Any
 from smartspec_bench.prompts import MIXED, generated
 from smartspec_launch.address import DIRECT
 from smartspec_launch.triton_server import TritonServer, free_address
+from smartspec_py.api.contract import MODEL_NAME
 from smartspec_py.core.types import FinishReason
 from smartspec_py.serving.config import LimitsConfig, ServerConfig, TorchEngineConfig
-from smartspec_py.serving.contract import MODEL_NAME
 from smartspec_sim.traces.oracle import OracleSequence, ProposerTrace, read_oracle
 
 BENCH = Path(".smartspec/bench")

@@ -20,7 +20,7 @@ from unittest.mock import patch
 import numpy as np
 
 from smartspec_bench.progress import tracked
-from smartspec_py.core import search, step
+from smartspec_py.core.plan import search, step
 from studies.ablation_loads import LOAD, Condition, Measured, conditions, saturated
 from studies.document import publish, table
 
@@ -104,9 +104,9 @@ def main() -> None:
 
 
 ANSWER = """Two rules bound what requests lose to others. A request whose prompt is read counts as
-16 tokens of every step (`core/step.py`): where few decode, nothing is drafted beside a prompt, and
+16 tokens of every step (`core/plan/step.py`): where few decode, nothing is drafted beside a prompt, and
 where many do, they draft as before. And a sequence is judged by its own rate, not by that of the
-step (`core/search.py`): drafts of those that draft well do not slow down the others for less than
+step (`core/plan/search.py`): drafts of those that draft well do not slow down the others for less than
 they gain themselves."""
 
 METHOD = f"""How it was made. Loads as in [ablation.md](ablation.md): Poisson arrivals at shares of

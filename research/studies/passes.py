@@ -21,10 +21,10 @@ import torch
 from peer.pair import make
 from peer.results import processor
 from smartspec_bench.progress import tracked
-from smartspec_py.engines.kernel_choice import KernelChoice, choose
-from smartspec_py.engines.linears import linears, shape_of
-from smartspec_py.engines.openvino_runner import load_openvino_runner
-from smartspec_py.engines.runner import (
+from smartspec_py.engines.torch.kernel_choice import KernelChoice, choose
+from smartspec_py.engines.torch.linears import linears, shape_of
+from smartspec_py.engines.torch.openvino_runner import load_openvino_runner
+from smartspec_py.engines.torch.runner import (
     CausalRunner,
     Runner,
     RunnerConfig,

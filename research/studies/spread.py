@@ -14,7 +14,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from smartspec_bench.progress import tracked
-from smartspec_py.core import search
+from smartspec_py.core.plan import search
 from studies.closed_loop import (
     CPU_88M,
     FITTED,
@@ -166,7 +166,7 @@ def _name(case: Case) -> str:
 CAUSES = """A plan by E/T of the step is not what a server with full rows gets through most with. It
 gives long drafts to those that draft well; these finish and are replaced, while those that draft
 badly stay, so that the step's best plan leaves ever worse company. A request has so many tokens to
-get at whatever rate, so `goodput` judges it by its own rate (`core/search.py`). Estimates cost the
+get at whatever rate, so `goodput` judges it by its own rate (`core/plan/search.py`). Estimates cost the
 rest: with persistence an easy stretch of text is taken for an easy request. A length for each
 follows it, one for all averages it out."""
 

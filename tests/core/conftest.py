@@ -2,7 +2,7 @@
 
 import pytest
 
-from smartspec_py.core import search
+from smartspec_py.core.plan import search
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from smartspec_py.core import acceptance
-from smartspec_py.core.acceptance import INITIAL_MEAN, MAX_COHORTS, AcceptanceTracker
+from smartspec_py.core.learn import acceptance
+from smartspec_py.core.learn.acceptance import INITIAL_MEAN, MAX_COHORTS, AcceptanceTracker
 
 
 def observe(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from smartspec_py.core.corrections import CostCorrections
 from smartspec_py.core.cost import CostModel, PassTable
-from smartspec_py.core.planner import PlannerSettings, evaluate, plan
+from smartspec_py.core.learn.corrections import CostCorrections
+from smartspec_py.core.plan.planner import PlannerSettings, evaluate, plan
 from smartspec_py.core.types import DraftOption, MeasuredStep, SequenceView
 
 # 1 s and 0.1 s for each row, 0.05 s for each token beyond one a row.

@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from smartspec_py.core.corrections import (
+from smartspec_py.core.cost import CostModel, PassTable
+from smartspec_py.core.goodput import expected_tokens
+from smartspec_py.core.learn.corrections import (
     BOUNDS,
     UNSEEN_STEPS,
     CostCorrections,
 )
-from smartspec_py.core.cost import CostModel, PassTable
-from smartspec_py.core.goodput import expected_tokens
-from smartspec_py.core.guard import ProbeBudget
-from smartspec_py.core.planner import plan
+from smartspec_py.core.learn.guard import ProbeBudget
+from smartspec_py.core.plan.planner import plan
 from smartspec_py.core.types import DraftOption, MeasuredStep, SequenceView
 
 NOISE = 0.05

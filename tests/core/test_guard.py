@@ -14,7 +14,7 @@ import pytest
 
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.goodput import expected_tokens
-from smartspec_py.core.guard import (
+from smartspec_py.core.learn.guard import (
     BAR,
     FIRST_LOOK,
     GROWN_PAUSE,
@@ -24,7 +24,7 @@ from smartspec_py.core.guard import (
     Guard,
     ProbeBudget,
 )
-from smartspec_py.core.planner import plan
+from smartspec_py.core.plan.planner import plan
 from smartspec_py.core.types import DraftOption, MeasuredStep, SequenceView
 
 PROFILE = CostModel(

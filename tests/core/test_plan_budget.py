@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from smartspec_py.core.plan_budget import PlanBudget
+from smartspec_py.core.plan.plan_budget import PlanBudget
 
 
 def test_a_poor_plan_is_paid_for_before_the_next() -> None:

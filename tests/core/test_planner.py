@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smartspec_py.core import search
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.goodput import expected_tokens
-from smartspec_py.core.planner import PlannerSettings, evaluate, plan
-from smartspec_py.core.step import step_of
+from smartspec_py.core.plan import search
+from smartspec_py.core.plan.planner import PlannerSettings, evaluate, plan
+from smartspec_py.core.plan.step import step_of
 from smartspec_py.core.types import DraftOption, SequenceView, SpecPlan
 
 FLAT = PassTable((1,), (1,), ((1.0,),))

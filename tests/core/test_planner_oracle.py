@@ -12,9 +12,9 @@ from statistics import fmean
 import pytest
 from oracle import Kind, every_plan, random_cost, random_views
 
-from smartspec_py.core import ranking
 from smartspec_py.core.cost import CostModel, PassTable
-from smartspec_py.core.planner import evaluate, plan
+from smartspec_py.core.plan import ranking
+from smartspec_py.core.plan.planner import evaluate, plan
 from smartspec_py.core.types import SequenceView, SpecPlan
 
 Record = Callable[[str, object], None]

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smartspec_py.core.cost import CostModel, PassTable
-from smartspec_py.core.planner import plan
-from smartspec_py.core.policies import (
+from smartspec_py.core.plan.planner import plan
+from smartspec_py.core.plan.policies import (
     BatchTable,
     FixedLength,
     PlannerSettings,

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from smartspec_py.core.regression import FORGETTING, NOISE, TAIL, RidgeRegression
+from smartspec_py.core.learn.regression import FORGETTING, NOISE, TAIL, RidgeRegression
 
 
 def two_values(sds: tuple[float, float] = (1.0, 1.0)) -> RidgeRegression:

@@ -12,8 +12,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from smartspec_py.api.contract import MODEL_NAME
 from smartspec_py.serving.config import LimitsConfig, ServerConfig
-from smartspec_py.serving.contract import MODEL_NAME
 from smartspec_py.serving.metric_families import WAITING
 
 FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "helm"

@@ -18,16 +18,16 @@ from torch_models import VOCAB_SIZE
 from transformers import LlamaConfig
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
-from smartspec_py.engines.kernel_choice import KernelChoice
-from smartspec_py.engines.linears import KERNELS, linears, shape_of
-from smartspec_py.engines.packed import (
+from smartspec_py.engines.torch.kernel_choice import KernelChoice
+from smartspec_py.engines.torch.linears import KERNELS, linears, shape_of
+from smartspec_py.engines.torch.packed import (
     ATTENTION_NAME,
     RowInput,
     pack,
     packed_attention,
     padded_len,
 )
-from smartspec_py.engines.runner import CausalRunner, RunnerConfig
+from smartspec_py.engines.torch.runner import CausalRunner, RunnerConfig
 
 LENGTHS = (30, 230, 410, 600)
 NUM_ALONE = 24

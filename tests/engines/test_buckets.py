@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smartspec_py.engines.buckets import (
+from smartspec_py.engines.torch.buckets import (
     MAX_TOKENS,
     Bucket,
     DraftPass,
@@ -15,7 +15,7 @@ from smartspec_py.engines.buckets import (
     lay_out_drafts,
     make_ladder,
 )
-from smartspec_py.engines.packed import MAX_SHORT, RowInput
+from smartspec_py.engines.torch.packed import MAX_SHORT, RowInput
 
 SMALL = Ladder(rows=(1, 2, 4), context_lens=(8, 10))
 MAX_LEN = 10

@@ -28,12 +28,12 @@ from torch_models import (
 
 from smartspec_py.core.types import SamplingParams
 from smartspec_py.engines.base import DraftTask
-from smartspec_py.engines.graphs import GraphRunner
-from smartspec_py.engines.packed import ATTENTION_NAME, MAX_SHORT, RowInput
-from smartspec_py.engines.runner import CausalRunner, ModelError, RunnerConfig, prepared
-from smartspec_py.engines.torch_engine import TorchTarget
+from smartspec_py.engines.torch.build import uses_graphs
+from smartspec_py.engines.torch.graphs import GraphRunner
+from smartspec_py.engines.torch.packed import ATTENTION_NAME, MAX_SHORT, RowInput
+from smartspec_py.engines.torch.runner import CausalRunner, ModelError, RunnerConfig, prepared
+from smartspec_py.engines.torch.target import TorchTarget
 from smartspec_py.proposers.draft_model import DraftModelProposer
-from smartspec_py.serving.build_torch import uses_graphs
 from smartspec_py.serving.config import TorchEngineConfig
 
 LONG = 600

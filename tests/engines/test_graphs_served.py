@@ -11,9 +11,9 @@ import pytest
 
 from smartspec_bench.workloads import WORKLOADS
 from smartspec_bench.workloads import generate as document
-from smartspec_py.engines.graphs import GraphRunner
-from smartspec_py.engines.runner import ModelError
-from smartspec_py.serving import build_torch
+from smartspec_py.engines.torch import build as build_torch
+from smartspec_py.engines.torch.graphs import GraphRunner
+from smartspec_py.engines.torch.runner import ModelError
 from smartspec_py.serving.config import DRAFT_MODEL, LimitsConfig, ServerConfig, TorchEngineConfig
 from smartspec_py.serving.intake import Engine
 from smartspec_py.serving.request import GenerateParams

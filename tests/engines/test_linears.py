@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from smartspec_py.engines import kernel_choice, linears
-from smartspec_py.engines.kernel_choice import KernelChoice, choose, kept_choice
-from smartspec_py.engines.linears import KERNELS, MKL_ROWS, Product, shape_of, use_kernels
+from smartspec_py.engines.torch import kernel_choice, linears
+from smartspec_py.engines.torch.kernel_choice import KernelChoice, choose, kept_choice
+from smartspec_py.engines.torch.linears import KERNELS, MKL_ROWS, Product, shape_of, use_kernels
 
 DTYPES = (torch.float32, torch.bfloat16)
 NUM_ROWS = (1, 2, 3, 4, 5, 8, 16, 31, 33, MKL_ROWS, 129, 300, 1000)

@@ -22,10 +22,10 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
-from smartspec_py.engines import packed
-from smartspec_py.engines.llama import LlamaDecoder
-from smartspec_py.engines.packed import ATTENTION_NAME, RowInput, pack
-from smartspec_py.engines.runner import CausalRunner, RunnerConfig, prepared
+from smartspec_py.engines.torch import packed
+from smartspec_py.engines.torch.llama import LlamaDecoder
+from smartspec_py.engines.torch.packed import ATTENTION_NAME, RowInput, pack
+from smartspec_py.engines.torch.runner import CausalRunner, RunnerConfig, prepared
 
 CPU = torch.device("cpu")
 NUM_TOKENS = 50

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smartspec_py.engines.packed import (
+from smartspec_py.engines.torch.packed import (
     CALL_BYTES,
     QUERIES_PER_READ,
     RowInput,

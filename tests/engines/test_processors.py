@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from smartspec_py.core.types import SamplingParams
-from smartspec_py.engines.processors import ShapedLogits, Span, TokenHistory, shape_logits
-from smartspec_py.engines.truncation import truncate
+from smartspec_py.engines.torch.processors import ShapedLogits, Span, TokenHistory, shape_logits
+from smartspec_py.engines.torch.truncation import truncate
 
 LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, 0.5])
 OUT = -math.inf

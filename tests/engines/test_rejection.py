@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from smartspec_py.core.types import SamplingParams, Verification
-from smartspec_py.engines.noise import Stream, noise_key
-from smartspec_py.engines.processors import TokenHistory
-from smartspec_py.engines.sampling import Check, Guess, Verdict, guess, judge
+from smartspec_py.engines.torch.noise import Stream, noise_key
+from smartspec_py.engines.torch.processors import TokenHistory
+from smartspec_py.engines.torch.sampling import Check, Guess, Verdict, guess, judge
 
 VOCAB_SIZE = 5
 NUM_TOKENS = 3
@@ -249,7 +249,7 @@ def share_streams(monkeypatch: pytest.MonkeyPatch, stream: Stream, same_as: Stre
     def shared(seed: int, position: int, of: Stream = Stream.TARGET) -> int:
         return noise_key(seed, position, same_as if of is stream else of)
 
-    monkeypatch.setattr("smartspec_py.engines.sampling.noise_key", shared)
+    monkeypatch.setattr("smartspec_py.engines.torch.sampling.noise_key", shared)
 
 
 def test_a_draft_judged_by_its_own_noise_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,7 +268,7 @@ def test_leaving_out_a_draft_for_its_value_would_be_seen() -> None:
 
 def test_forgetting_the_drafts_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Penalties that miss the step's own drafts make the test fail as well."""
-    monkeypatch.setattr("smartspec_py.engines.processors.Span.drafts_before", lambda *_: ())
+    monkeypatch.setattr("smartspec_py.engines.torch.processors.Span.drafts_before", lambda *_: ())
     params = {"bad_words": ((2, 0, 1), (0, 0), (3, 3), (3, 4), (4, 3))}
     assert p_value(write(params, "rejection of draws"), joint_probs(params)) < LEAST_P_VALUE
 

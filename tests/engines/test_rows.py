@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from smartspec_py.engines.rows import (
+from smartspec_py.engines.torch.rows import (
     MAX_SPREAD,
     MIN_REUSED,
     MIN_SPREAD,

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from smartspec_py.core.types import SamplingParams, Verification
-from smartspec_py.engines.noise import Stream, gumbel_noise, noise_key, uniform_noise
-from smartspec_py.engines.processors import TokenHistory
-from smartspec_py.engines.sampling import Check, Guess, guess, judge, scores
+from smartspec_py.engines.torch.noise import Stream, gumbel_noise, noise_key, uniform_noise
+from smartspec_py.engines.torch.processors import TokenHistory
+from smartspec_py.engines.torch.sampling import Check, Guess, guess, judge, scores
 
 GOLDEN_KEY = -4616330145664149646
 GOLDEN_NOISE = [-0.08938146483572, -0.37376167543762, -1.12426811749081, 0.29255260274069]
@@ -182,7 +182,7 @@ def test_large_batches_are_drawn_in_parts(monkeypatch: pytest.MonkeyPatch) -> No
     checks = [Check(SamplingParams(temperature=1.0, seed=seed), 3) for seed in range(20)]
     logits = torch.randn(20, 50, generator=torch.Generator().manual_seed(0))
     whole = judge(logits, checks)
-    monkeypatch.setattr("smartspec_py.engines.sampling._MAX_SCORES", 3 * 50)
+    monkeypatch.setattr("smartspec_py.engines.torch.sampling._MAX_SCORES", 3 * 50)
     assert judge(logits, checks) == whole
 
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.types import FinishReason, SamplingParams
 from smartspec_py.engines.base import Decode, Event, Prefill, TargetCapabilities, Verify
-from smartspec_py.engines.trtllm_engine import TrtllmTarget
-from smartspec_py.engines.trtllm_requests import request_seed
+from smartspec_py.engines.trtllm.requests import request_seed
+from smartspec_py.engines.trtllm.target import TrtllmTarget
 from smartspec_testing import fake_executor as executor_double
 from smartspec_testing.clock import VirtualClock
 from smartspec_testing.fake_engine import FAKE_CAPABILITIES, TOKEN_STEP, FakeTarget, fake_token

@@ -20,11 +20,11 @@ from transformers import (
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from smartspec_py.engines.base import TargetCapabilities
-from smartspec_py.engines.llama import FAMILIES
-from smartspec_py.engines.openvino_runner import OpenVinoRunner
-from smartspec_py.engines.packed import ATTENTION_NAME
-from smartspec_py.engines.runner import CausalRunner, Runner, RunnerConfig, prepared
-from smartspec_py.engines.torch_engine import TorchTarget
+from smartspec_py.engines.torch.llama import FAMILIES
+from smartspec_py.engines.torch.openvino_runner import OpenVinoRunner
+from smartspec_py.engines.torch.packed import ATTENTION_NAME
+from smartspec_py.engines.torch.runner import CausalRunner, Runner, RunnerConfig, prepared
+from smartspec_py.engines.torch.target import TorchTarget
 from smartspec_py.proposers.draft_model import DraftModelProposer
 
 VOCAB_SIZE = 96

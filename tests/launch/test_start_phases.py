@@ -12,8 +12,8 @@ W1122 23:59:57.000000 7 pinned_memory_manager.cc:273] "Unable to allocate pinned
 I1122 23:59:58.500000 7 python_be.cc:2249] "TRITONBACKEND_ModelInstanceInitialize: smartspec_0_0"
 I1122 23:59:58.750000 7 model.py:57] "initialize: Python has imported the backend"
 I1123 00:00:01.000000 7 model.py:57] "INFO:smartspec_py.serving.build:engine libraries imported"
-I1123 00:00:01.040000 7 model.py:57] "INFO:smartspec_py.serving.build_torch:context: 512 tokens"
-I1123 00:00:02.000000 7 model.py:57] "INFO:smartspec_py.serving.build_torch:loaded engine.model"
+I1123 00:00:01.040000 7 model.py:57] "INFO:smartspec_py.engines.torch.build:context: 512 tokens"
+I1123 00:00:02.000000 7 model.py:57] "INFO:smartspec_py.engines.torch.build:loaded engine.model"
 I1123 00:00:09.500000 7 model.py:57] "INFO:smartspec_py.serving.server:cache: 32 rows"
 """
 

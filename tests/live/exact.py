@@ -20,7 +20,7 @@ from typing import Any
 import aiohttp
 
 from smartspec_bench.workloads import WORKLOADS, generate
-from smartspec_py.serving.contract import MODEL_NAME
+from smartspec_py.api.contract import MODEL_NAME
 
 MAX_TOKENS = 48
 NUM_PROMPTS = 5

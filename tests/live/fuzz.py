@@ -30,8 +30,8 @@ from grpc import RpcError
 from tritonclient.grpc import InferInput
 from tritonclient.utils import InferenceServerException
 
-from smartspec_py.serving.contract import MODEL_NAME
-from smartspec_py.serving.tensor_spec import NUMPY_TYPES
+from smartspec_py.api.contract import MODEL_NAME
+from smartspec_py.api.tensor_spec import NUMPY_TYPES
 
 TIMEOUT_S = 120.0
 MAX_REPORTED = 20

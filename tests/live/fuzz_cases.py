@@ -20,8 +20,8 @@ from fuzz_values import (
     valid_value,
 )
 
-from smartspec_py.serving.contract import MODEL_NAME
-from smartspec_py.serving.refused import RENAMED, UNSUPPORTED
+from smartspec_py.api.contract import MODEL_NAME
+from smartspec_py.api.refused import RENAMED, UNSUPPORTED
 
 REQUIRED = ["text_input", "max_tokens"]
 UNKNOWN = ["no_such_name", "temprature", "漢字", "k" * 5000]

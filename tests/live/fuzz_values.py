@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from smartspec_py.serving.contract import INPUTS
-from smartspec_py.serving.tensor_spec import Choice, Range, TensorSpec, Text
+from smartspec_py.api.contract import INPUTS
+from smartspec_py.api.tensor_spec import Choice, Range, TensorSpec, Text
 
 SPECS = {spec.name: spec for spec in INPUTS}
 OPTIONAL = [spec.name for spec in INPUTS if spec.is_optional]

@@ -13,7 +13,7 @@ from wire import generate, grpc_inputs, grpc_stream, post
 
 from smartspec_launch.aliases import ALIASES
 from smartspec_launch.triton_server import TritonServer
-from smartspec_py.serving.contract import MODEL_NAME
+from smartspec_py.api.contract import MODEL_NAME
 
 pytestmark = pytest.mark.triton
 

@@ -10,7 +10,7 @@ from scrape import scrape_when
 
 from smartspec_launch.aliases import ALIASES
 from smartspec_launch.triton_server import TritonServer
-from smartspec_py.serving.contract import MODEL_NAME
+from smartspec_py.api.contract import MODEL_NAME
 
 pytestmark = pytest.mark.triton
 

@@ -14,7 +14,7 @@ from smartspec_bench.workloads import WORKLOADS
 from smartspec_bench.workloads import generate as make_document
 from smartspec_launch.start_phases import MARKS
 from smartspec_launch.triton_server import TritonServer
-from smartspec_py.serving.contract import OUTPUTS
+from smartspec_py.api.contract import OUTPUTS
 
 ROOT = Path(__file__).parents[2]
 

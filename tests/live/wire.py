@@ -13,7 +13,7 @@ import numpy as np
 import tritonclient.grpc as triton
 
 from smartspec_launch.triton_server import TritonServer
-from smartspec_py.serving.contract import INPUTS, MODEL_NAME
+from smartspec_py.api.contract import INPUTS, MODEL_NAME
 
 _NUMPY = {
     "STRING": ("BYTES", np.object_),

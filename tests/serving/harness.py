@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.types import FinishReason, SamplingParams
-from smartspec_py.engines.trtllm_engine import TrtllmTarget
-from smartspec_py.proposers.trtllm_draft import TrtllmDraftProposer
+from smartspec_py.engines.trtllm.draft import TrtllmDraftProposer
+from smartspec_py.engines.trtllm.target import TrtllmTarget
 from smartspec_py.serving.admission import CacheBudget
 from smartspec_py.serving.config import DRAFT_MODEL, FakeEngineConfig, LimitsConfig, ServerConfig
 from smartspec_py.serving.inbox import Inbox

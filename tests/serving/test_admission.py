@@ -14,7 +14,7 @@ import pytest
 from harness import CAPABILITIES, COST, TOKENIZER, VOCAB_SIZE, LoopHarness, fake_text
 
 from smartspec_py.core.types import FinishReason, SamplingParams
-from smartspec_py.engines.trtllm_engine import TrtllmTarget
+from smartspec_py.engines.trtllm.target import TrtllmTarget
 from smartspec_py.serving.admission import CacheBudget, CacheLedger, victims
 from smartspec_py.serving.request import (
     PRIORITY_WORTH_S,

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from smartspec_launch.aliases import ALIASES, alias_pbtxt, write_aliases
+from smartspec_py.api.contract import INPUTS, config_pbtxt
 from smartspec_py.serving.config import TrtllmEngineConfig, read_config
-from smartspec_py.serving.contract import INPUTS, config_pbtxt
 
 REPOSITORY = Path(__file__).parents[2]
 MODELS = REPOSITORY / "deploy" / "model_repository"

@@ -15,22 +15,22 @@ from harness import LoopHarness, fake_text
 
 from smartspec_py.core.types import SamplingParams, Verification
 from smartspec_py.engines.base import DraftTask
+from smartspec_py.engines.trtllm.build import capabilities_of
+from smartspec_py.engines.trtllm.draft import TrtllmDraftProposer, drawn_from
 from smartspec_py.engines.trtllm.engine_config import Engine as EngineDir
 from smartspec_py.engines.trtllm.engine_config import Role, read_engine
-from smartspec_py.engines.trtllm_engine import TrtllmTarget
-from smartspec_py.proposers.trtllm_draft import TrtllmDraftProposer, drawn_from
-from smartspec_py.serving.build import build_engine
-from smartspec_py.serving.build_trtllm import capabilities_of
-from smartspec_py.serving.config import ConfigError, LimitsConfig, ServerConfig
-from smartspec_py.serving.intake import Engine
-from smartspec_py.serving.request import GenerateParams
-from smartspec_py.serving.server import Server
-from smartspec_py.serving.trtllm_memory import (
+from smartspec_py.engines.trtllm.memory import (
     activation_bytes,
     bytes_per_token,
     cache_tokens,
     loaded_cache_tokens,
 )
+from smartspec_py.engines.trtllm.target import TrtllmTarget
+from smartspec_py.serving.build import build_engine
+from smartspec_py.serving.config import ConfigError, LimitsConfig, ServerConfig
+from smartspec_py.serving.intake import Engine
+from smartspec_py.serving.request import GenerateParams
+from smartspec_py.serving.server import Server
 from smartspec_testing import fake_executor as executor_double
 from smartspec_testing.fake_executor import DoubleBindings
 from smartspec_testing.local import LocalSink
@@ -237,7 +237,7 @@ def test_an_executor_that_tells_nothing_of_its_cache_is_believed(
 
 
 def test_several_gpus_are_run_by_workers(tmp_path: Path, bindings: ContractBindings) -> None:
-    from smartspec_py.serving.build_trtllm import _executor_config
+    from smartspec_py.engines.trtllm.build import _executor_config
 
     write_engine(tmp_path / "target", "target")
     engine = read_engine(Role.TARGET, tmp_path / "target")

@@ -12,7 +12,7 @@ from harness import TOKENIZER_FILE
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from smartspec_py.core.planner import BatchTable
+from smartspec_py.core.plan.planner import BatchTable
 from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.config import (
     CONFIG_NAME,
@@ -196,7 +196,7 @@ def test_auto_is_the_precision_of_the_checkpoint_where_the_processor_has_it(
 ) -> None:
     import torch
 
-    from smartspec_py.serving import build_torch
+    from smartspec_py.engines.torch import build as build_torch
 
     monkeypatch.setattr(build_torch, "cpu_flags", lambda: flags)
     (tmp_path / "config.json").write_text(json.dumps({"torch_dtype": checkpoint}))

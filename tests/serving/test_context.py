@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from smartspec_py.serving import build_torch, context
+from smartspec_py.engines.torch import build as build_torch
+from smartspec_py.engines.torch import context
 from smartspec_py.serving.config import CONTEXT_LINE, LimitsConfig, TorchEngineConfig
 
 PAIR = Path(__file__).parents[2] / "engines_build" / "tiny"

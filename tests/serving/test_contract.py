@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from smartspec_cli.api_doc import api_markdown
+from smartspec_py.api.contract import INPUTS, MODEL_NAME, OUTPUTS, TensorSpec, config_pbtxt
+from smartspec_py.api.inputs import FIELDS
+from smartspec_py.api.refused import RENAMED, UNSUPPORTED, asks_for_nothing, why_refused
+from smartspec_py.api.tensor_spec import NUMPY_TYPES, Allowed, Choice, Range, Text
 from smartspec_py.serving.config import CONFIG_NAME, TorchEngineConfig, read_config
-from smartspec_py.serving.contract import INPUTS, MODEL_NAME, OUTPUTS, TensorSpec, config_pbtxt
-from smartspec_py.serving.inputs import FIELDS
-from smartspec_py.serving.refused import RENAMED, UNSUPPORTED, asks_for_nothing, why_refused
 from smartspec_py.serving.request import GenerateParams
-from smartspec_py.serving.tensor_spec import NUMPY_TYPES, Allowed, Choice, Range, Text
 
 REPOSITORY = Path(__file__).parents[2]
 CONFIG_FILE = REPOSITORY / "model_repository/smartspec/config.pbtxt"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from harness import COST, LoopHarness, record
 
-from smartspec_py.core.planner import plan
+from smartspec_py.core.plan.planner import plan
 from smartspec_py.core.types import DraftOption, SequenceView
 from smartspec_py.serving.controller import PROBE_DRAFT_LEN, Controller
 from smartspec_py.serving.step import Decision, Reason

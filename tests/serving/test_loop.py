@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smartspec_py.core.cost import CostModel
-from smartspec_py.core.planner import evaluate
+from smartspec_py.core.plan.planner import evaluate
 from smartspec_py.core.types import FinishReason, SamplingParams, SequenceView, SpecPlan
 from smartspec_py.engines.base import Event, TargetCapabilities
-from smartspec_py.engines.trtllm_engine import TrtllmTarget
+from smartspec_py.engines.trtllm.target import TrtllmTarget
 from smartspec_py.serving.request import ErrorCode
 from smartspec_testing import fake_executor as executor_double
 from smartspec_testing.clock import VirtualClock

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smartspec_py.core.cost import CostModel
-from smartspec_py.core.planner import PlannerSettings
+from smartspec_py.core.plan.planner import PlannerSettings
 from smartspec_py.core.types import DraftOption, FinishReason, SequenceView, SpecPlan
 from smartspec_py.engines.base import Event
 from smartspec_py.serving.messages import Times

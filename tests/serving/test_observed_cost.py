@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from smartspec_py.core.corrections import predicted
 from smartspec_py.core.cost import CostModel, PassTable
+from smartspec_py.core.learn.corrections import predicted
 from smartspec_py.core.types import MeasuredStep
 from smartspec_py.serving.observed_cost import ObservedCosts
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from harness import CAPABILITIES, COST, VOCAB_SIZE, fake_engine, fake_server
 
-from smartspec_py.core.corrections import CostCorrections
 from smartspec_py.core.cost import CostModel, PassTable
+from smartspec_py.core.learn.corrections import CostCorrections
 from smartspec_py.serving import profile as module
 from smartspec_py.serving import server as server_module
 from smartspec_py.serving.config import LimitsConfig, TorchEngineConfig
@@ -42,8 +42,8 @@ from smartspec_testing.fake_engine import FakeTarget
 from smartspec_testing.local import generate
 
 if TYPE_CHECKING:
-    from smartspec_py.engines.packed import RowInput
-    from smartspec_py.engines.runner import CausalRunner, PassOutput
+    from smartspec_py.engines.torch.packed import RowInput
+    from smartspec_py.engines.torch.runner import CausalRunner, PassOutput
 
 PAIR = Path(__file__).parents[2] / "engines_build" / "tiny"
 SHAPE = ProfileShape(
@@ -331,7 +331,7 @@ def test_the_key_of_a_torch_engine_names_what_its_cost_depends_on(
     import torch
     import transformers
 
-    from smartspec_py.serving import build_torch
+    from smartspec_py.engines.torch import build as build_torch
 
     kept = tmp_path / "profiles"
     config = TorchEngineConfig(
@@ -602,8 +602,8 @@ def test_an_engine_computes_the_logits_that_a_timing_wants(
     """Of 2 rows of 5 tokens: all, the last one of each, none; and no more than there are."""
     import torch
 
-    from smartspec_py.engines.runner import CausalRunner, RunnerConfig, load_runner
-    from smartspec_py.engines.torch_engine import TorchTarget
+    from smartspec_py.engines.torch.runner import CausalRunner, RunnerConfig, load_runner
+    from smartspec_py.engines.torch.target import TorchTarget
     from smartspec_py.proposers.draft_model import DraftModelProposer
 
     config = RunnerConfig(PAIR / "draft", torch.device("cpu"), torch.float32, 2, 32, VOCAB_SIZE)

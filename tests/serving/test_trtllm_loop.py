@@ -17,8 +17,8 @@ from harness import COST, VOCAB_SIZE, LoopHarness, fake_text
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.types import FinishReason, SamplingParams
 from smartspec_py.engines.base import DraftTask, TargetCapabilities
-from smartspec_py.engines.trtllm_engine import UNSUPPORTED, TrtllmTarget
-from smartspec_py.proposers.trtllm_draft import DRAFT_TIMEOUT_S, TrtllmDraftProposer
+from smartspec_py.engines.trtllm.draft import DRAFT_TIMEOUT_S, TrtllmDraftProposer
+from smartspec_py.engines.trtllm.target import UNSUPPORTED, TrtllmTarget
 from smartspec_py.serving.request import ErrorCode
 from smartspec_testing import fake_executor as executor_double
 from smartspec_testing.clock import VirtualClock

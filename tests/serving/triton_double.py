@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from smartspec_py.serving.contract import INPUTS
-from smartspec_py.serving.tensor_spec import NUMPY_TYPES
+from smartspec_py.api.contract import INPUTS
+from smartspec_py.api.tensor_spec import NUMPY_TYPES
 
 _DTYPES = {spec.name: NUMPY_TYPES[spec.dtype] for spec in INPUTS}
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from smartspec_bench.progress import Progress
 from smartspec_bench.streams import StreamError, grpc_inputs
-from smartspec_py.serving.contract import MODEL_NAME
+from smartspec_py.api.contract import MODEL_NAME
 
 NONE = "none"
 

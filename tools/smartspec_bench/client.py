@@ -24,7 +24,7 @@ from smartspec_bench.open_loop import (
 from smartspec_bench.plan import Due
 from smartspec_bench.prompts import Prompt
 from smartspec_launch.triton_server import Address
-from smartspec_py.serving.contract import MODEL_NAME
+from smartspec_py.api.contract import MODEL_NAME
 from smartspec_py.serving.metric_families import DRAFT_TIME, RUNNING, VERIFY_TIME, WAITING, value_in
 
 POLL_S = 0.2

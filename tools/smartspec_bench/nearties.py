@@ -20,9 +20,9 @@ import torch
 
 from smartspec_bench.exactness import Divergence
 from smartspec_py.core.types import SamplingParams
-from smartspec_py.engines.noise import gumbel_noise, noise_key
-from smartspec_py.engines.processors import TokenHistory
-from smartspec_py.engines.sampling import Check, scores
+from smartspec_py.engines.torch.noise import gumbel_noise, noise_key
+from smartspec_py.engines.torch.processors import TokenHistory
+from smartspec_py.engines.torch.sampling import Check, scores
 from smartspec_py.serving.request import Request
 
 CUTS = (0, 1, 2, 5, 16)

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from smartspec_launch.address import DIRECT, Address
-from smartspec_py.serving.contract import INPUTS, MODEL_NAME
+from smartspec_py.api.contract import INPUTS, MODEL_NAME
 
 TIMEOUT_S = 60.0
 _DTYPES: dict[str, tuple[str, type]] = {

@@ -19,7 +19,7 @@ from smartspec_bench.document import Ceilings
 from smartspec_bench.plan import MIXED, NONE, Capacity, Settings, needed_workloads
 from smartspec_bench.prompts import PROMPT_SEED, generated
 from smartspec_launch.address import DIRECT, Address
-from smartspec_py.serving.contract import MODEL_NAME
+from smartspec_py.api.contract import MODEL_NAME
 from smartspec_py.serving.step_trace import cost_from_json
 
 WARM_UP_SEED = PROMPT_SEED - 1

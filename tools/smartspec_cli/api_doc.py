@@ -9,11 +9,11 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from smartspec_py.serving.contract import MODEL_NAME, OUTPUTS
-from smartspec_py.serving.inputs import FIELDS, INPUT_GROUPS
-from smartspec_py.serving.refused import RENAMED, UNSUPPORTED
+from smartspec_py.api.contract import MODEL_NAME, OUTPUTS
+from smartspec_py.api.inputs import FIELDS, INPUT_GROUPS
+from smartspec_py.api.refused import RENAMED, UNSUPPORTED
+from smartspec_py.api.tensor_spec import Choice, TensorSpec
 from smartspec_py.serving.request import GenerateParams
-from smartspec_py.serving.tensor_spec import Choice, TensorSpec
 
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(GenerateParams)}
 

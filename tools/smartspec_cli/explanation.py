@@ -17,8 +17,8 @@ from itertools import pairwise
 
 from smartspec_py.core.cost import CostModel
 from smartspec_py.core.goodput import Floats, accept_trials
-from smartspec_py.core.planner import PlannerSettings, evaluate, plan
-from smartspec_py.core.step import READING_TOKENS
+from smartspec_py.core.plan.planner import PlannerSettings, evaluate, plan
+from smartspec_py.core.plan.step import READING_TOKENS
 from smartspec_py.core.types import SequenceId, SequenceView, SpecPlan
 from smartspec_py.serving.step import StepRecord
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from smartspec_py.serving.contract import (
+from smartspec_py.api.contract import (
     INPUTS,
     MODEL_NAME,
     OUTPUTS,

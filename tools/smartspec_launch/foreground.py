@@ -14,8 +14,8 @@ from rich.console import Console
 
 from smartspec_launch.start_phases import phases_text
 from smartspec_launch.triton_server import Address, TritonServer
+from smartspec_py.api.contract import MODEL_NAME
 from smartspec_py.serving.config import CONTEXT_LINE
-from smartspec_py.serving.contract import MODEL_NAME
 
 LOOK_S = 0.1
 READY_S = 1.0

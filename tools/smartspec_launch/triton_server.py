@@ -39,8 +39,8 @@ from smartspec_launch.files import (
 )
 from smartspec_launch.front_process import Front, max_body_bytes
 from smartspec_launch.start_phases import start_phases
+from smartspec_py.api.contract import MODEL_NAME
 from smartspec_py.serving.config import ServerConfig
-from smartspec_py.serving.contract import MODEL_NAME
 from smartspec_py.serving.link import LINK_VARIABLE, LauncherEnd, remove_shared_memory
 
 __all__ = [

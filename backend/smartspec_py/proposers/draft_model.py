@@ -24,11 +24,11 @@ from smartspec_py.engines.base import (
     DraftTask,
     ProposerCapabilities,
 )
-from smartspec_py.engines.packed import RowInput
-from smartspec_py.engines.processors import TokenHistory
-from smartspec_py.engines.rows import Row, RowTable
-from smartspec_py.engines.runner import Runner
-from smartspec_py.engines.sampling import Guess, guess
+from smartspec_py.engines.torch.packed import RowInput
+from smartspec_py.engines.torch.processors import TokenHistory
+from smartspec_py.engines.torch.rows import Row, RowTable
+from smartspec_py.engines.torch.runner import Runner
+from smartspec_py.engines.torch.sampling import Guess, guess
 
 CATCH_UP_CHUNK = 512
 """Missed tokens, of all sequences together, that are read in a pass."""

@@ -57,14 +57,14 @@ def _build_kind(config: ServerConfig, folder: Path) -> Engine:
     match config.engine:
         case TorchEngineConfig() as torch:
             with uncollected_imports():
-                from smartspec_py.serving.build_torch import build_torch
+                from smartspec_py.engines.torch.build import build_torch
             return build_torch(torch, config.limits, folder)
         case TrtllmEngineConfig() as trtllm:
-            from smartspec_py.serving.build_trtllm import build_trtllm
+            from smartspec_py.engines.trtllm.build import build_trtllm
 
             return build_trtllm(trtllm, config.limits, folder)
         case TrtllmDoubleConfig() as double:
-            from smartspec_py.serving.build_trtllm import build_trtllm_double
+            from smartspec_py.engines.trtllm.build import build_trtllm_double
 
             return build_trtllm_double(double, config.limits, folder)
         case FakeEngineConfig() as fake:

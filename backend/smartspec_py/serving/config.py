@@ -21,7 +21,7 @@ from pydantic import (
 )
 
 from smartspec_py.core.cost import MAX_ROWS
-from smartspec_py.core.planner import MAX_FIXED_DRAFT_LEN, BatchTable, parse_policy
+from smartspec_py.core.plan.planner import MAX_FIXED_DRAFT_LEN, BatchTable, parse_policy
 
 CONFIG_NAME = "engine.json"
 

@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from smartspec_py.core.acceptance import INITIAL_MEAN
-from smartspec_py.core.corrections import CostCorrections
 from smartspec_py.core.cost import MAX_ROWS, CostModel
-from smartspec_py.core.guard import Guard, ProbeBudget
-from smartspec_py.core.plan_budget import PlanBudget
-from smartspec_py.core.planner import BatchTable, PlannerSettings, batch_table_of, plan
+from smartspec_py.core.learn.acceptance import INITIAL_MEAN
+from smartspec_py.core.learn.corrections import CostCorrections
+from smartspec_py.core.learn.guard import Guard, ProbeBudget
+from smartspec_py.core.plan.plan_budget import PlanBudget
+from smartspec_py.core.plan.planner import BatchTable, PlannerSettings, batch_table_of, plan
 from smartspec_py.core.types import DraftOption, MeasuredStep, SequenceView
 from smartspec_py.serving.observed_cost import ObservedCosts
 from smartspec_py.serving.step import Decision, Reason, StepRecord

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from smartspec_py.core.acceptance import AcceptanceTracker
+from smartspec_py.core.learn.acceptance import AcceptanceTracker
 from smartspec_py.core.types import DraftOption, SequenceId, SequenceView, SpecPlan
 from smartspec_py.engines.base import (
     SHORT_LAG,

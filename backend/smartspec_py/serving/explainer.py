@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from smartspec_py.core.cost import CostModel
-from smartspec_py.core.policies import BatchTable
+from smartspec_py.core.plan.policies import BatchTable
 from smartspec_py.serving.request import ErrorCode, RequestError
 from smartspec_py.serving.step import StepRecord
 from smartspec_py.serving.step_trace import StepTraceFile, step_line, steps_text

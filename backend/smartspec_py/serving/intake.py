@@ -16,13 +16,13 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from smartspec_py.api.inputs import FIELDS
 from smartspec_py.core.cost import CostModel
-from smartspec_py.core.planner import parse_policy
+from smartspec_py.core.plan.planner import parse_policy
 from smartspec_py.core.types import NO_TOKEN, SamplingParams
 from smartspec_py.engines.base import Proposer, Target
 from smartspec_py.serving.admission import CacheBudget
 from smartspec_py.serving.config import LEAST_CHUNK, LimitsConfig
-from smartspec_py.serving.inputs import FIELDS
 from smartspec_py.serving.kinds import PromptKinds
 from smartspec_py.serving.messages import Conversation, Sink
 from smartspec_py.serving.request import GenerateParams, InvalidField, Request

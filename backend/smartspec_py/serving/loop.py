@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from smartspec_py.core.cost import CostModel
-from smartspec_py.core.planner import BatchTable
+from smartspec_py.core.plan.planner import BatchTable
 from smartspec_py.core.types import SequenceId, SequenceView
 from smartspec_py.engines.base import (
     NO_DRAFT,

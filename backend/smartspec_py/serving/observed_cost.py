@@ -14,8 +14,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from smartspec_py.core.corrections import Predicted
 from smartspec_py.core.cost import CostModel, Floats, PassTable
+from smartspec_py.core.learn.corrections import Predicted
 from smartspec_py.core.types import MeasuredStep
 
 FORGETTING = 0.9995

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from smartspec_py.core.cost import CostModel
-from smartspec_py.core.policies import PlannerSettings
+from smartspec_py.core.plan.policies import PlannerSettings
 from smartspec_py.core.types import SequenceId, SequenceView, SpecPlan
 from smartspec_py.engines.base import Event
 

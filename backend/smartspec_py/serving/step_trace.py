@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from smartspec_py.core.cost import CostModel, PassTable
-from smartspec_py.core.planner import BatchTable, PlannerSettings, plan
+from smartspec_py.core.plan.planner import BatchTable, PlannerSettings, plan
 from smartspec_py.core.types import NO_TOKEN, DraftOption, SequenceId, SequenceView, SpecPlan
 from smartspec_py.engines.base import Event
 from smartspec_py.serving.step import Decision, Reason, StepRecord

@@ -20,8 +20,8 @@ from smartspec_bench.expand import Size, expanded
 from smartspec_bench.gpu.device import GB, DeviceError, memory_bytes
 from smartspec_bench.gpu.document import ModelInfo
 from smartspec_bench.gpu.plan import MAX_CONTEXT_LEN
-from smartspec_py.engines.llama import LlamaDecoder
-from smartspec_py.engines.packed import ATTENTION_NAME
+from smartspec_py.engines.torch.llama import LlamaDecoder
+from smartspec_py.engines.torch.packed import ATTENTION_NAME
 
 CACHE_SHARE = 0.7
 """Of the memory that is free behind the weights; the rest is for activations and graphs."""

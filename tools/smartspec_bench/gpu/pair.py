@@ -20,9 +20,9 @@ from smartspec_bench.gpu.models import (
 from smartspec_bench.gpu.plan import MAX_CONTEXT_LEN, MAX_DRAFT_LEN, Plan
 from smartspec_py.core.cost import CostModel
 from smartspec_py.engines.base import SHORT_LAG
-from smartspec_py.engines.graphs import GraphRunner
-from smartspec_py.engines.runner import CausalRunner, ModelError, RunnerConfig
-from smartspec_py.engines.torch_engine import TorchTarget
+from smartspec_py.engines.torch.graphs import GraphRunner
+from smartspec_py.engines.torch.runner import CausalRunner, ModelError, RunnerConfig
+from smartspec_py.engines.torch.target import TorchTarget
 from smartspec_py.proposers.draft_model import DraftModelProposer
 from smartspec_py.serving.config import DRAFT_MODEL, LimitsConfig, ServerConfig, TorchEngineConfig
 from smartspec_py.serving.intake import Engine

@@ -10,7 +10,7 @@ from typing import Any
 from smartspec_bench.plan import FORMS, JUDGED, MIXED, NONE, SHAPES, Settings
 from smartspec_bench.workloads import WORKLOADS
 from smartspec_cli.commands import USAGE_ERROR, fail
-from smartspec_py.core.planner import parse_policy
+from smartspec_py.core.plan.planner import parse_policy
 from smartspec_sim.latency import Slo, parse_slo
 
 

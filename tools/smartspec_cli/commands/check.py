@@ -25,7 +25,7 @@ from smartspec_bench.exactness import (
 from smartspec_bench.progress import Progress
 from smartspec_cli.commands import USAGE_ERROR, fail
 from smartspec_cli.commands.settings import checked_config, temperatures_of, torch_settings
-from smartspec_py.pair import PairError, check_pair
+from smartspec_py.engines.torch.pair import PairError, check_pair
 from smartspec_py.serving.config import DRAFT_MODEL, PROMPT_LOOKUP, ConfigError, ServerConfig
 from smartspec_py.serving.request import GenerateParams, RequestError
 
@@ -162,7 +162,7 @@ def _judged(
 ) -> list[tuple[Divergence, TieVerdict]]:
     """Every divergence with what it is; the server has stopped, so that its engine is free."""
     from smartspec_bench.nearties import judge
-    from smartspec_py.engines.torch_engine import TorchTarget
+    from smartspec_py.engines.torch.target import TorchTarget
     from smartspec_testing.local import LocalSink
 
     assert isinstance(engine.target, TorchTarget)

@@ -17,7 +17,7 @@ from rich.table import Table
 from smartspec_cli.commands import USAGE_ERROR, fail
 from smartspec_cli.explanation import Candidate, WindowReport, candidates, options, window
 from smartspec_launch.address import DIRECT
-from smartspec_py.serving.contract import MODEL_NAME
+from smartspec_py.api.contract import MODEL_NAME
 from smartspec_py.serving.step import StepRecord
 from smartspec_py.serving.step_trace import StepTraceFile, parse_steps, read_steps
 from smartspec_py.serving.trace_files import TraceError

@@ -26,7 +26,7 @@ from smartspec_bench.prompts import (
 from smartspec_cli.commands import USAGE_ERROR, check_outputs, fail, write_output
 from smartspec_cli.commands.settings import checked_config, torch_settings
 from smartspec_launch import paths
-from smartspec_py.pair import PairError, check_pair
+from smartspec_py.engines.torch.pair import PairError, check_pair
 from smartspec_py.serving.config import (
     LEAST_CHUNK,
     BatchTableConfig,
@@ -232,7 +232,7 @@ def _told(console: Console) -> Iterator[None]:
 
 def _document(cost: CostModel, found: Found, about: Mapping[str, object]) -> dict[str, Any]:
     from smartspec_bench.power_law import fitted_power_law
-    from smartspec_py.core.planner import batch_table_of
+    from smartspec_py.core.plan.planner import batch_table_of
     from smartspec_py.serving.profile import machine_name
 
     law = fitted_power_law(found.mean_accepted())

@@ -30,7 +30,7 @@ from smartspec_launch.files import InstallationError
 from smartspec_launch.foreground import announce, signals_interrupt, wait_with_progress, watch
 from smartspec_launch.interpreter import InterpreterError
 from smartspec_launch.triton_server import TritonServer, TritonServerError, free_address
-from smartspec_py.core.planner import parse_policy
+from smartspec_py.core.plan.planner import parse_policy
 from smartspec_py.serving.config import (
     DEFAULT_CONTEXT_LEN,
     LimitsConfig,

@@ -26,7 +26,8 @@ from smartspec_launch.triton_server import (
     TritonServerError,
     taken_ports,
 )
-from smartspec_py.pair import PairError, check_pair_files
+from smartspec_py.api.contract import MODEL_NAME
+from smartspec_py.engines.torch.pair import PairError, check_pair_files
 from smartspec_py.serving.config import (
     ConfigError,
     LimitsConfig,
@@ -35,7 +36,6 @@ from smartspec_py.serving.config import (
     read_config,
     with_absolute_paths,
 )
-from smartspec_py.serving.contract import MODEL_NAME
 
 NAME = re.compile(r"[A-Za-z0-9_-]+")
 

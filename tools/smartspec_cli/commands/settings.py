@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from smartspec_cli.commands import USAGE_ERROR, fail
 from smartspec_launch import paths
-from smartspec_py.core.planner import parse_policy
-from smartspec_py.pair import PairError, check_pair
+from smartspec_py.core.plan.planner import parse_policy
+from smartspec_py.engines.torch.pair import PairError, check_pair
 from smartspec_py.serving.config import ServerConfig
 
 

@@ -59,7 +59,7 @@ def steps(
     engine_settings = pair_settings(model, draft, dtype, num_threads)
     limits = {"max_sequences": max(sizes), "max_context_len": DEFAULT_CONTEXT_LEN}
     config = checked_config({"engine": engine_settings, "limits": limits})
-    from smartspec_py.engines.torch_engine import TorchTarget
+    from smartspec_py.engines.torch.target import TorchTarget
     from smartspec_py.proposers.draft_model import DraftModelProposer
     from smartspec_py.serving.build import build_engine
 

@@ -20,7 +20,7 @@ from smartspec_bench.workloads import generate as make_document
 from smartspec_cli.commands import USAGE_ERROR, check_outputs, fail
 from smartspec_cli.commands.settings import checked_config, temperatures_of, torch_settings
 from smartspec_launch import paths
-from smartspec_py.pair import PairError, check_pair
+from smartspec_py.engines.torch.pair import PairError, check_pair
 from smartspec_py.serving.config import DRAFT_MODEL, PROMPT_LOOKUP, ConfigError, ServerConfig
 from smartspec_py.serving.request import GenerateParams, RequestError
 from smartspec_py.serving.trace_files import TraceError

@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 
 from smartspec_py.core.types import FinishReason, SamplingParams, Verification
 from smartspec_py.engines.base import DraftTask, Proposer
-from smartspec_py.engines.packed import RowInput
-from smartspec_py.engines.processors import TokenHistory
-from smartspec_py.engines.runner import Runner
-from smartspec_py.engines.sampling import Guess, guess
+from smartspec_py.engines.torch.packed import RowInput
+from smartspec_py.engines.torch.processors import TokenHistory
+from smartspec_py.engines.torch.runner import Runner
+from smartspec_py.engines.torch.sampling import Guess, guess
 from smartspec_py.proposers.draft_model import DraftModelProposer
 from smartspec_py.serving.config import DRAFT_MODEL, PROMPT_LOOKUP
 from smartspec_py.serving.request import GenerateParams, Request, RequestError

@@ -23,9 +23,9 @@ from itertools import pairwise
 from typing import ClassVar, Protocol
 
 from smartspec_py.core.cost import CostModel
-from smartspec_py.core.ranking import uniform, uniform_scores
-from smartspec_py.core.search import Outcome, best_of_each, outcome
-from smartspec_py.core.step import Step, step_of
+from smartspec_py.core.plan.ranking import uniform, uniform_scores
+from smartspec_py.core.plan.search import Outcome, best_of_each, outcome
+from smartspec_py.core.plan.step import Step, step_of
 from smartspec_py.core.types import DraftOption, SequenceId, SequenceView
 
 MAX_FIXED_DRAFT_LEN = 64

@@ -34,7 +34,7 @@ from typing import Any
 
 from smartspec_py.core.types import FinishReason, SamplingParams, SequenceId
 from smartspec_py.engines.base import Decode, Event, Prefill, TargetCapabilities, Verify, Work
-from smartspec_py.engines.trtllm_requests import (
+from smartspec_py.engines.trtllm.requests import (
     Bindings,
     SamplingConfigs,
     cache_salt,

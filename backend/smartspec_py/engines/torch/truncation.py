@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from smartspec_py.core.types import SamplingParams
-from smartspec_py.engines.noise import gumbel_noise
+from smartspec_py.engines.torch.noise import gumbel_noise
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,15 @@ import openvino as ov
 import torch
 from safetensors import safe_open
 
-from smartspec_py.engines.openvino_graph import BLOCK_LEN, INPUTS, LONGEST, cache_names, make_graph
-from smartspec_py.engines.packed import RowInput
-from smartspec_py.engines.runner import (
+from smartspec_py.engines.torch.openvino_graph import (
+    BLOCK_LEN,
+    INPUTS,
+    LONGEST,
+    cache_names,
+    make_graph,
+)
+from smartspec_py.engines.torch.packed import RowInput
+from smartspec_py.engines.torch.runner import (
     PassOutput,
     Runner,
     RunnerConfig,

@@ -14,7 +14,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from smartspec_py.engines.packed import MAX_SHORT, RowInput
+from smartspec_py.engines.torch.packed import MAX_SHORT, RowInput
 
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, MAX_SHORT)
 """Tokens a row: those at which passes are profiled."""

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from smartspec_py.core.cost import CostModel, Floats
-from smartspec_py.core.regression import FORGETTING, LEAST_SCALE, RidgeRegression
+from smartspec_py.core.learn.regression import FORGETTING, LEAST_SCALE, RidgeRegression
 from smartspec_py.core.types import MeasuredStep
 
 BOUNDS = (0.1, 10.0)

@@ -19,10 +19,12 @@ import torch
 import transformers
 
 from smartspec_py.engines.base import SHORT_LAG
-from smartspec_py.engines.graphs import GraphRunner
-from smartspec_py.engines.kernel_choice import KernelChoice, choose, kept_choice
-from smartspec_py.engines.llama import can_write_out
-from smartspec_py.engines.runner import (
+from smartspec_py.engines.torch.context import choose_context_len
+from smartspec_py.engines.torch.graphs import GraphRunner
+from smartspec_py.engines.torch.kernel_choice import KernelChoice, choose, kept_choice
+from smartspec_py.engines.torch.llama import can_write_out
+from smartspec_py.engines.torch.pair import PairError, check_pair
+from smartspec_py.engines.torch.runner import (
     CausalRunner,
     ModelError,
     Runner,
@@ -33,8 +35,7 @@ from smartspec_py.engines.runner import (
     load_runner,
     prepared,
 )
-from smartspec_py.engines.torch_engine import TorchTarget
-from smartspec_py.pair import PairError, check_pair
+from smartspec_py.engines.torch.target import TorchTarget
 from smartspec_py.proposers.draft_model import DraftModelProposer
 from smartspec_py.serving.config import (
     CONTEXT_LINE,
@@ -43,7 +44,6 @@ from smartspec_py.serving.config import (
     LimitsConfig,
     TorchEngineConfig,
 )
-from smartspec_py.serving.context import choose_context_len
 from smartspec_py.serving.intake import Engine
 from smartspec_py.serving.model_files import (
     end_tokens,
@@ -238,7 +238,7 @@ def _openvino_runner(own: RunnerConfig, runtime: str) -> Runner | None:
     ConfigError where OpenVINO is asked for and cannot be used, and ModelError."""
     if not _uses_openvino(own, runtime):
         return None
-    from smartspec_py.engines.openvino_runner import load_openvino_runner
+    from smartspec_py.engines.torch.openvino_runner import load_openvino_runner
 
     try:
         return load_openvino_runner(own)

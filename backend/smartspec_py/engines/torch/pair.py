@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from smartspec_py.checkpoint import PairError, check_config, check_files, read_json
+from smartspec_py.engines.torch.checkpoint import PairError, check_config, check_files, read_json
 
 __all__ = ["PairError", "check_pair", "check_pair_files"]
 

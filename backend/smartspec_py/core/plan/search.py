@@ -12,8 +12,8 @@ from operator import attrgetter
 
 import numpy as np
 
-from smartspec_py.core.ranking import best_prefix, uniform, uniform_scores
-from smartspec_py.core.step import IMPOSSIBLE, Choice, Ints, Step
+from smartspec_py.core.plan.ranking import best_prefix, uniform, uniform_scores
+from smartspec_py.core.plan.step import IMPOSSIBLE, Choice, Ints, Step
 
 NUM_TIMES = 6
 """Step times that are tried where latency targets are missed."""

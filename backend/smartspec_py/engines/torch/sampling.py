@@ -30,9 +30,9 @@ from itertools import accumulate
 import torch
 
 from smartspec_py.core.types import NO_TOKEN, SamplingParams, Verification
-from smartspec_py.engines.noise import Stream, gumbel_noise, noise_key, uniform_noise
-from smartspec_py.engines.processors import ShapedLogits, Span, TokenHistory
-from smartspec_py.engines.truncation import Candidates, truncate, truncation_kind
+from smartspec_py.engines.torch.noise import Stream, gumbel_noise, noise_key, uniform_noise
+from smartspec_py.engines.torch.processors import ShapedLogits, Span, TokenHistory
+from smartspec_py.engines.torch.truncation import Candidates, truncate, truncation_kind
 
 _MAX_SCORES = 1 << 24
 """Scores of whole vocabularies held at once: 128 MiB of float64, a few times that in between."""

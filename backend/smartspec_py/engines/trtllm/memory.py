@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from smartspec_py.engines.trtllm import engine_config
-from smartspec_py.engines.trtllm_requests import Bindings, finish
+from smartspec_py.engines.trtllm.requests import Bindings, finish
 from smartspec_py.serving.config import ConfigError
 
 logger = logging.getLogger(__name__)

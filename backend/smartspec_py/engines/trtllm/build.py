@@ -15,11 +15,17 @@ from typing import Any
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.engines.base import Proposer, TargetCapabilities
 from smartspec_py.engines.trtllm import engine_config
+from smartspec_py.engines.trtllm.draft import TrtllmDraftProposer
 from smartspec_py.engines.trtllm.engine_config import Role, read_engine
 from smartspec_py.engines.trtllm.engine_dir import Severity, check_pair
-from smartspec_py.engines.trtllm_engine import UNSUPPORTED, TrtllmTarget
-from smartspec_py.engines.trtllm_requests import Bindings
-from smartspec_py.proposers.trtllm_draft import TrtllmDraftProposer
+from smartspec_py.engines.trtllm.memory import (
+    LEAST_CONTEXT,
+    bytes_per_token,
+    free_cache_tokens,
+    loaded_cache_tokens,
+)
+from smartspec_py.engines.trtllm.requests import Bindings
+from smartspec_py.engines.trtllm.target import UNSUPPORTED, TrtllmTarget
 from smartspec_py.serving.config import (
     DRAFT_MODEL,
     ConfigError,
@@ -35,12 +41,6 @@ from smartspec_py.serving.model_files import (
     num_token_ids,
 )
 from smartspec_py.serving.profile import ProfileShape, cached_profile, profile_path
-from smartspec_py.serving.trtllm_memory import (
-    LEAST_CONTEXT,
-    bytes_per_token,
-    free_cache_tokens,
-    loaded_cache_tokens,
-)
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from smartspec_py.engines.packed import (
+from smartspec_py.engines.torch.packed import (
     PackedBatch,
     PassAttention,
     RowCache,

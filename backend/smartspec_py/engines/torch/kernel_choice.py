@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from smartspec_py.engines.linears import KERNELS, PLAIN, Shape, linears, product_of, shape_of
+from smartspec_py.engines.torch.linears import KERNELS, PLAIN, Shape, linears, product_of, shape_of
 
 logger = logging.getLogger(__name__)
 

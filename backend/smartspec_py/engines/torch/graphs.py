@@ -32,9 +32,9 @@ from typing import Any
 
 import torch
 
-from smartspec_py.engines.buckets import Bucket, lay_out, lay_out_drafts, make_ladder
-from smartspec_py.engines.packed import AttentionGroup, PackedBatch, RowInput, causal_mask
-from smartspec_py.engines.runner import CausalRunner, ModelError, PassOutput, RunnerConfig
+from smartspec_py.engines.torch.buckets import Bucket, lay_out, lay_out_drafts, make_ladder
+from smartspec_py.engines.torch.packed import AttentionGroup, PackedBatch, RowInput, causal_mask
+from smartspec_py.engines.torch.runner import CausalRunner, ModelError, PassOutput, RunnerConfig
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection
 
-from smartspec_py.serving.tensor_spec import Choice, TensorSpec
+from smartspec_py.api.tensor_spec import Choice, TensorSpec
 
 _NO_BEAMS = "beam search is not supported"
 _NO_LORA = "LoRA is not supported"

@@ -17,7 +17,7 @@ import torch
 from openvino._offline_transformations import compress_model_transformation
 from openvino.op import _PagedAttentionExtension
 
-from smartspec_py.engines.llama import attention_window, rotation_table
+from smartspec_py.engines.torch.llama import attention_window, rotation_table
 
 BLOCK_LEN = 32
 """Tokens of a block of keys and values; the operator's own on a CPU."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from smartspec_py.core.types import SamplingParams, SequenceId
 from smartspec_py.engines.base import NO_DRAFT, Draft, DraftTask, ProposerCapabilities
-from smartspec_py.engines.trtllm_requests import (
+from smartspec_py.engines.trtllm.requests import (
     Bindings,
     SamplingConfigs,
     cache_salt,

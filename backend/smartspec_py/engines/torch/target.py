@@ -20,11 +20,11 @@ from smartspec_py.engines.base import (
     Verify,
     Work,
 )
-from smartspec_py.engines.packed import RowInput
-from smartspec_py.engines.processors import TokenHistory
-from smartspec_py.engines.rows import Row, RowTable
-from smartspec_py.engines.runner import Runner
-from smartspec_py.engines.sampling import Check, Verdict, judge
+from smartspec_py.engines.torch.packed import RowInput
+from smartspec_py.engines.torch.processors import TokenHistory
+from smartspec_py.engines.torch.rows import Row, RowTable
+from smartspec_py.engines.torch.runner import Runner
+from smartspec_py.engines.torch.sampling import Check, Verdict, judge
 
 
 @dataclass(slots=True)

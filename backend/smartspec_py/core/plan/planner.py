@@ -13,7 +13,7 @@ from operator import attrgetter
 import numpy as np
 
 from smartspec_py.core.cost import CostModel
-from smartspec_py.core.policies import (
+from smartspec_py.core.plan.policies import (
     MAX_FIXED_DRAFT_LEN,
     BatchTable,
     FixedLength,
@@ -22,8 +22,8 @@ from smartspec_py.core.policies import (
     batch_table_of,
     parse_policy,
 )
-from smartspec_py.core.search import Outcome, outcome
-from smartspec_py.core.step import Choice, Ints, Step, step_of
+from smartspec_py.core.plan.search import Outcome, outcome
+from smartspec_py.core.plan.step import Choice, Ints, Step, step_of
 from smartspec_py.core.types import SequenceId, SequenceView, SpecPlan
 
 __all__ = [

@@ -18,10 +18,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from smartspec_py.engines.kernel_choice import KernelChoice
-from smartspec_py.engines.linears import use_kernels
-from smartspec_py.engines.llama import LlamaDecoder, can_write_out
-from smartspec_py.engines.packed import (
+from smartspec_py.engines.torch.kernel_choice import KernelChoice
+from smartspec_py.engines.torch.linears import use_kernels
+from smartspec_py.engines.torch.llama import LlamaDecoder, can_write_out
+from smartspec_py.engines.torch.packed import (
     ATTENTION_NAME,
     NUM_SCRATCH,
     PackedBatch,

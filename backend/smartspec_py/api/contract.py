@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from smartspec_py.serving.inputs import INPUT_GROUPS
-from smartspec_py.serving.tensor_spec import TensorSpec
+from smartspec_py.api.inputs import INPUT_GROUPS
+from smartspec_py.api.tensor_spec import TensorSpec
 
 __all__ = [
     "INPUTS",

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from smartspec_py.core.step import IMPOSSIBLE, Choice, Floats, Ints, Step, at_least
+from smartspec_py.core.plan.step import IMPOSSIBLE, Choice, Floats, Ints, Step, at_least
 
 MAX_CUTS = 64
 """Prefixes of the ranking that are scored for each depth, before a closer look at the best."""

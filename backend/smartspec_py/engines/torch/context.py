@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from smartspec_py.engines.runner import bytes_per_token
+from smartspec_py.engines.torch.runner import bytes_per_token
 from smartspec_py.serving.config import DEFAULT_CONTEXT_LEN
 
 CACHE_SHARE = 0.5

@@ -1,0 +1,1 @@
+"""The table of tensors: what a request may say, and what it is answered."""
