@@ -11,9 +11,9 @@ from studies.document import table
 
 NAMES = {"vllm": "vLLM", "openvino": "OpenVINO"}
 INTRODUCTION = (
-    "`scripts/bench_peer`: the pair of research/peer/pair.py (97 M and 5.6 M parameters), 2 threads "
-    f"on either side, {NUM_TOKENS} tokens per request, greedy, prompts of the mixed workload, "
-    "sides in turns, the side that waits stopped.",
+    "`scripts/bench_peer`: the pair of research/peer/pair.py (97 M and 5.6 M parameters), 2 "
+    f"threads on either side, {NUM_TOKENS} tokens per request, greedy, prompts of the mixed "
+    "workload, sides in turns, the side that waits stopped.",
     "Ratios are our time between a request's tokens over the peer's: below 1 we are faster. 95 % "
     "intervals over the rounds. k is the peer's draft length, fixed at its start; ours is the "
     "policy of the request. Short tables: the faster peer and the best k are those with the "

@@ -490,10 +490,11 @@ MADE = f"""
 **How it was made.** The server's own loop in the simulator ([simulator.md](../simulator.md)):
 policy `goodput`, one long request a row, so that rows are constant; drafts are right with
 probability a at each position. About {BEFORE} steps after the start passes begin to cost something
-else, and nobody is told. Costs of GPUs are those of `smartspec_sim/hardware.py` (published fit or roofline),
-those of the CPU the measured profile `traces/profile-88m.json` (the shipped pair expanded to 88 M
-and 4 M, bfloat16, one thread, on a machine that had other work). All are charged at a context of
-{CONTEXT_LEN} tokens however long the requests get, so that nothing but the change moves the best k.
+else, and nobody is told. Costs of GPUs are those of `smartspec_sim/hardware.py` (published fit or
+roofline), those of the CPU the measured profile `traces/profile-88m.json` (the shipped pair
+expanded to 88 M and 4 M, bfloat16, one thread, on a machine that had other work). All are charged
+at a context of {CONTEXT_LEN} tokens however long the requests get, so that nothing but the change
+moves the best k.
 
 *frozen* plans by the profile for ever and has no guard; *frozen, guard* has one; *ours, noise* has
 passes that scatter by 5 % and, one in a hundred, stall for 20 times as long (its regret is counted

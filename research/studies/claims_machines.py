@@ -6,7 +6,7 @@ Two are published, one is assumed:
   linear fits in the public vLLM fork of SmartSpec's first author, for up to 32 rows.
 - *engine*: a 7B on an A100 in vLLM of mid-2024, from times that the same author gives in vLLM's
   pull request 5691. That is the engine of the paper's first version.
-- *roofline*: what the data sheets allow, from `sim.hardware`.
+- *roofline*: what the data sheets allow, from `smartspec_sim.hardware`.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ GPUS = {
     FITTED_70B: ("h100", 4, "llama-3.1-70b", "llama-3.2-1b"),
     ROOFLINE: ("h200", 1, "llama-3-8b", "llama-3.2-1b"),
 }
-"""GPU, how many, target, draft; see `sim.hardware`. The fits hold for up to 32 rows."""
+"""GPU, how many, target, draft; see `smartspec_sim.hardware`. The fits hold for up to 32 rows."""
 
 CPU_88M, CPU_TINY = "88 M pair, CPU", "tiny pair, CPU"
 PROFILES = {CPU_88M: "traces/profile-88m.json", CPU_TINY: "profile-tiny.json"}

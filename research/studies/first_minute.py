@@ -1,9 +1,10 @@
 """How soon is `goodput` right? A fresh server's first requests, one at a time.
 
-Each policy has an engine, a step loop and a clock of its own, in lockstep (`bench.lockstep`), and
-begins with what a server without any stored state knows: the profile. All get the same prompts,
-from the four workloads in turn. Rates are tokens a second over the requests of a group, the
-prompts' time included; a round is another draw of prompts, and begins anew.
+Each policy has an engine, a step loop and a clock of its own, in lockstep
+(`smartspec_bench.lockstep`), and begins with what a server without any stored state knows: the
+profile. All get the same prompts, from the four workloads in turn. Rates are tokens a second over
+the requests of a group, the prompts' time included; a round is another draw of prompts, and begins
+anew.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 It stands where that module stands, with the same names, so that the adapter can be tested and the
 traffic it makes can be simulated without a GPU. It doubles what the documentation and the sources
-of the executor say of requests, iterations and responses (`smartspec_trtllm/signatures.json` has the sources
-of the names):
+of the executor say of requests, iterations and responses (`smartspec_trtllm/signatures.json` has
+the sources of the names):
 
 - Requests run by iterations and finish at different times. Who runs: `executor_double_scheduler`.
   Who does not fit, and everyone behind, waits; who can never fit gets a response with an error.

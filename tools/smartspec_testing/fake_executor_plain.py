@@ -1,8 +1,8 @@
 """Classes and enums of the bindings that only carry values: made from the contract, not written.
 
-A class takes the arguments that `smartspec_trtllm/signatures.json` lists, with its defaults, and has its
-attributes; those that the constructor does not take begin as None. Nothing is checked here: that
-is what `trtllm.contract` is for.
+A class takes the arguments that `smartspec_trtllm/signatures.json` lists, with its defaults, and
+has its attributes; those that the constructor does not take begin as None. Nothing is checked here:
+that is what `smartspec_trtllm.contract` is for.
 """
 
 from __future__ import annotations

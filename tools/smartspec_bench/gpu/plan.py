@@ -1,9 +1,10 @@
 """What a run measures, and how long each part may take.
 
 The sizes of the run on CUDA cost what a model of 7 B parameters does. The hidden size is 128 * 4^2,
-so that the norms of the expanded pair are exact in bfloat16 (see `smartspec_bench.expand`); 32 layers,
-and attention 256 heads of 16 wide, are those of Llama 2 7B (Touvron et al., arXiv 2307.09288), so
-that launches and cached bytes of a token are a real model's. The MLP makes up for the hidden size:
+so that the norms of the expanded pair are exact in bfloat16 (see `smartspec_bench.expand`); 32
+layers, and attention 256 heads of 16 wide, are those of Llama 2 7B (Touvron et al., arXiv
+2307.09288), so that launches and cached bytes of a token are a real model's. The MLP makes up for
+the hidden size:
 
     32 layers of 4 * 2048 * 4096 + 3 * 2048 * 29440 weights, and a head of 32000 * 2048: 6.93 B
 
