@@ -7,7 +7,8 @@ import subprocess
 import threading
 from types import TracebackType
 
-from smartspec_py.serving.link import BackendEnd, Beat, LauncherEnd
+from smartspec_launch.link import LauncherEnd
+from smartspec_py.serving.link import BackendEnd, Beat
 
 SILENCE = None
 

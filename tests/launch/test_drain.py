@@ -8,9 +8,10 @@ import pytest
 from doubles import SILENCE, Backend
 
 from smartspec_launch import drain as draining
+from smartspec_launch import link
 from smartspec_launch.drain import Drained, drain
-from smartspec_py.serving import link
-from smartspec_py.serving.link import Beat, LauncherEnd
+from smartspec_launch.link import LauncherEnd
+from smartspec_py.serving.link import Beat
 
 WAIT_S = 10.0
 BUSY, IDLE, ENDED = Beat(0, num_open=3), Beat(0), Beat(0, is_ended=True)

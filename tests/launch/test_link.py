@@ -9,8 +9,9 @@ from collections.abc import Callable
 import pytest
 from doubles import SILENCE, Backend
 
-from smartspec_py.serving import link
-from smartspec_py.serving.link import LINK_VARIABLE, Beat, LauncherEnd, inherited_link
+from smartspec_launch import link
+from smartspec_launch.link import LauncherEnd
+from smartspec_py.serving.link import LINK_VARIABLE, Beat, inherited_link
 
 WAIT_S = 10.0
 BEAT = Beat(0, num_open=2)

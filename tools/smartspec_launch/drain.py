@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from enum import StrEnum
 
-from smartspec_py.serving.link import LauncherEnd
+from smartspec_launch.link import LauncherEnd
 
 KEPT_S = 5.0
 """So long nothing is open, and Triton has not let go of the model: it is not going to."""

@@ -5,8 +5,8 @@ writes to the same log.
 
 The server and the stub processes that it forks are a process group of their own, so that a stop
 reaches all of them and a Ctrl-C in the terminal reaches only the caller, who decides. The backend
-is watched, and told to drain, by `launch.link`. Model control is explicit, because only then can
-the backend unload itself; over HTTP and gRPC those endpoints are closed to everybody.
+is watched, and told to drain, by `smartspec_launch.link`. Model control is explicit, because only
+then can the backend unload itself; over HTTP and gRPC those endpoints are closed to everybody.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ from smartspec_launch.files import (
     write_repository,
 )
 from smartspec_launch.front_process import Front, max_body_bytes
+from smartspec_launch.link import LauncherEnd
 from smartspec_launch.start_phases import start_phases
 from smartspec_py.api.contract import MODEL_NAME
 from smartspec_py.serving.config import ServerConfig
-from smartspec_py.serving.link import LINK_VARIABLE, LauncherEnd, remove_shared_memory
+from smartspec_py.serving.link import LINK_VARIABLE, remove_shared_memory
 
 __all__ = [
     "Address",
