@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import smartspec_py
+import smartspec_trtllm
 from smartspec_py.core.types import SamplingParams
 from smartspec_py.engines.base import Decode, DraftTask, Prefill, TargetCapabilities, Verify
 from smartspec_py.engines.trtllm.draft import TrtllmDraftProposer
@@ -25,12 +25,11 @@ from smartspec_py.engines.trtllm.target import TrtllmTarget
 from smartspec_testing import fake_executor as executor_double
 from smartspec_testing.fake_executor import EngineLimits, Executor
 from smartspec_trtllm.contract import ContractBindings, load_contract
-from smartspec_trtllm.doctor_uses import adapter_uses
+from smartspec_trtllm.doctor_uses import adapter_files, adapter_uses
 from studies.document import publish, table
 
-PACKAGE = Path(smartspec_py.__path__[0])
 GOLDEN = Path(__file__).parents[2] / "tests" / "trtllm" / "golden"
-SIGNATURES = PACKAGE / "trtllm" / "signatures.json"
+SIGNATURES = Path(smartspec_trtllm.__path__[0], "signatures.json")
 
 KEY = re.compile(r'"((?:pretrained_config|build_config)\.[\w.]+)"')
 PLUGIN_KEY = re.compile(r'f"\{_PLUGINS\}\.(\w+)"')
@@ -153,7 +152,7 @@ def keys(engine_dir: Mapping[str, Any]) -> list[Use]:
 
 def read_keys() -> Iterable[str]:
     found = {"version"}
-    for path in (*PACKAGE.glob("trtllm/engine_*.py"), *PACKAGE.glob("serving/*trtllm*.py")):
+    for path in adapter_files():
         text = path.read_text(encoding="utf-8")
         found |= {key for key in KEY.findall(text) if key != "build_config.plugin_config"}
         found |= {f"build_config.plugin_config.{key}" for key in PLUGIN_KEY.findall(text)}

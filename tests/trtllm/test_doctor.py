@@ -60,7 +60,7 @@ def target(tmp_path):
 def bench(target, draft=None, *, cost=None, bindings=None, **behaviour):
     clock = VirtualClock()
     options = {"clock": clock, "cost": cost, "behaviour": Behaviour(**behaviour)}
-    return Bench(bindings or DoubleBindings(**options), target, draft, clock)
+    return Bench(bindings or DoubleBindings(**options), target, draft, clock.now, clock.sleep)
 
 
 @pytest.mark.parametrize(

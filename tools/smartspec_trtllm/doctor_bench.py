@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from smartspec_testing.clock import Clock, RealClock
 from smartspec_trtllm.doctor_finding import UnsettledError
 
 TIMEOUT_S = 120.0
@@ -28,7 +28,8 @@ class Bench:
     bindings: Any
     target_dir: Path
     draft_dir: Path | None = None
-    clock: Clock = field(default_factory=RealClock)
+    now: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
     _executor: Any = None
     _next_seed: int = 1
 
@@ -126,9 +127,9 @@ class Bench:
     def finals(self, ids: set[int], executor: Any) -> dict[int, Any]:
         """The final results of these requests, by id; responses of others are dropped."""
         found: dict[int, Any] = {}
-        deadline_s = self.clock.now() + TIMEOUT_S
+        deadline_s = self.now() + TIMEOUT_S
         while ids - found.keys():
-            if self.clock.now() >= deadline_s:
+            if self.now() >= deadline_s:
                 raise UnsettledError(f"no answer within {TIMEOUT_S:.0f} s")
             for response in executor.await_responses(timedelta(seconds=1)):
                 if response.has_error():

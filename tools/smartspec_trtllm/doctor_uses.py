@@ -28,12 +28,8 @@ class AdapterUses:
         return re.split(r"\.", name)[-1] in self.attributes
 
 
-ADAPTER_FILES = ("engines/trtllm*.py", "proposers/trtllm*.py", "serving/*trtllm*.py")
-
-
 def adapter_files() -> list[Path]:
-    folder = Path(smartspec_py.__path__[0])
-    return sorted(path for pattern in ADAPTER_FILES for path in folder.glob(pattern))
+    return sorted(Path(smartspec_py.__path__[0], "engines", "trtllm").glob("*.py"))
 
 
 @cache
