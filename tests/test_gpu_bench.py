@@ -41,9 +41,10 @@ from smartspec_bench.workloads import generate
 from smartspec_py.core.types import FinishReason
 from smartspec_py.engines.base import Event
 from smartspec_py.serving.build import build_engine
-from smartspec_py.serving.config import FakeEngineConfig, LimitsConfig, ServerConfig
+from smartspec_py.serving.config import LimitsConfig, ServerConfig
 from smartspec_py.serving.request import GenerateParams
 from smartspec_py.serving.server import Server
+from smartspec_testing.engines import FakeEngineConfig
 
 REPOSITORY = Path(__file__).parents[1]
 CPU = torch.device("cpu")

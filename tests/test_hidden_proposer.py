@@ -25,10 +25,11 @@ from smartspec_py.core.types import SamplingParams
 from smartspec_py.engines.base import NO_DRAFT, Draft, DraftTask, Proposer, ProposerCapabilities
 from smartspec_py.engines.torch.runner import RunnerConfig, load_runner
 from smartspec_py.engines.torch.target import TorchTarget
-from smartspec_py.serving.config import FakeEngineConfig, LimitsConfig, ServerConfig
+from smartspec_py.serving.config import LimitsConfig, ServerConfig
 from smartspec_py.serving.model_files import load_tokenizer, num_token_ids, stepwise_capabilities
 from smartspec_py.serving.request import GenerateParams
 from smartspec_py.serving.server import Engine, Server
+from smartspec_testing.engines import FakeEngineConfig
 from smartspec_testing.local import LocalSink, generate
 
 MODEL = Path(__file__).parents[1] / "engines_build" / "tiny" / "target"

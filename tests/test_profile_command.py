@@ -36,9 +36,10 @@ from smartspec_py.core.plan.planner import BatchTable
 from smartspec_py.core.types import DraftOption, SequenceView
 from smartspec_py.engines.base import Event
 from smartspec_py.serving.build import build_engine
-from smartspec_py.serving.config import FakeEngineConfig, ServerConfig, read_config
+from smartspec_py.serving.config import ServerConfig, read_config
 from smartspec_py.serving.request import GenerateParams
 from smartspec_py.serving.server import Server
+from smartspec_testing.engines import FakeEngineConfig
 from smartspec_testing.local import generate
 
 PAIR = Path(__file__).parents[1] / "engines_build" / "tiny"

@@ -33,7 +33,8 @@ from both_clients import (
 from smartspec_launch import paths
 from smartspec_launch.foreground import signals_interrupt
 from smartspec_launch.triton_server import TritonServer, free_address
-from smartspec_py.serving.config import FakeEngineConfig, LimitsConfig, ServerConfig
+from smartspec_py.serving.config import LimitsConfig, ServerConfig
+from smartspec_testing.engines import FakeEngineConfig
 from studies.document import machine, table
 
 CASES = (

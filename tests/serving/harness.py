@@ -15,7 +15,7 @@ from smartspec_py.core.types import FinishReason, SamplingParams
 from smartspec_py.engines.trtllm.draft import TrtllmDraftProposer
 from smartspec_py.engines.trtllm.target import TrtllmTarget
 from smartspec_py.serving.admission import CacheBudget
-from smartspec_py.serving.config import DRAFT_MODEL, FakeEngineConfig, LimitsConfig, ServerConfig
+from smartspec_py.serving.config import DRAFT_MODEL, LimitsConfig, ServerConfig
 from smartspec_py.serving.inbox import Inbox
 from smartspec_py.serving.loop import Arrival, StepLoop
 from smartspec_py.serving.messages import Conversation, Update
@@ -25,6 +25,7 @@ from smartspec_py.serving.server import Engine, Server
 from smartspec_py.serving.step import Decision, StepRecord
 from smartspec_py.serving.text import TextStream
 from smartspec_testing.clock import VirtualClock
+from smartspec_testing.engines import FakeEngineConfig
 from smartspec_testing.fake_engine import (
     FAKE_CAPABILITIES,
     FakeTarget,

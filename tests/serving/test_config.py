@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import EntryPoints
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,13 @@ from smartspec_py.serving.config import (
     DRAFT_MODEL,
     PROMPT_LOOKUP,
     ConfigError,
-    FakeEngineConfig,
     LimitsConfig,
     ServerConfig,
     TorchEngineConfig,
     read_config,
 )
 from smartspec_py.serving.model_files import end_tokens, existing, load_tokenizer, num_token_ids
+from smartspec_testing.engines import FakeEngineConfig
 
 TORCH = {"kind": "torch", "model": "target"}
 FAKE = {"kind": "fake", "tokenizer": str(TOKENIZER_FILE.parent)}
@@ -304,3 +305,15 @@ def test_a_tokenizer_neither_cuts_nor_pads(tmp_path: Path) -> None:
 def test_ids_with_gaps_are_counted_to_the_highest() -> None:
     vocabulary = Tokenizer(WordLevel({"a": 0, "b": 1, "end": 7}, unk_token="a"))
     assert num_token_ids(vocabulary) == 8
+
+
+def test_a_kind_that_no_installed_package_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the fakes are where the backend stands alone."""
+    assert read_kind("fake") is FakeEngineConfig
+    monkeypatch.setattr("smartspec_py.serving.config.entry_points", lambda **_: EntryPoints())
+    with pytest.raises(ValueError, match=r"kind must be one of torch, trtllm "):
+        read_kind("fake")
+
+
+def read_kind(kind: str) -> type:
+    return type(ServerConfig.model_validate({"engine": {**FAKE, "kind": kind}}).engine)

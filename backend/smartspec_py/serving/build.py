@@ -1,39 +1,21 @@
-"""From engine.json to an engine: the one place that knows which kinds there are.
-
-Heavy imports stand inside the creators, so that a server of one kind needs no other's packages.
-"""
+"""From engine.json to an engine of whichever kind, with what all kinds have in common."""
 
 from __future__ import annotations
 
 import gc
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.proposers.prompt_lookup import PromptLookupProposer
 from smartspec_py.serving.config import (
-    DRAFT_MODEL,
     PROMPT_LOOKUP,
     ConfigError,
-    FakeEngineConfig,
-    LimitsConfig,
     ServerConfig,
-    TorchEngineConfig,
-    TrtllmDoubleConfig,
-    TrtllmEngineConfig,
 )
 from smartspec_py.serving.intake import Engine
-from smartspec_py.serving.model_files import (
-    load_tokenizer,
-    num_token_ids,
-    stepwise_capabilities,
-)
 from smartspec_py.serving.numpy_threads import keep_numpy_in_one_thread
-
-logger = logging.getLogger(__name__)
 
 
 def build_engine(config: ServerConfig, folder: Path) -> Engine:
@@ -43,7 +25,9 @@ def build_engine(config: ServerConfig, folder: Path) -> Engine:
     in the thread that calls it, in all of this process.
     """
     keep_numpy_in_one_thread()
-    engine = _build_kind(config, folder)
+    with uncollected_imports():
+        build = config.engine.builder()
+    engine = build(config.engine, config.limits, folder)
     lookup = PromptLookupProposer(
         config.limits.max_draft_len, config.lookup.max_ngram, config.lookup.min_ngram
     )
@@ -51,24 +35,6 @@ def build_engine(config: ServerConfig, folder: Path) -> Engine:
     if config.proposer != "auto" and config.proposer not in engine.proposers:
         raise ConfigError(f"engine.json: proposer: {config.proposer}, but engine.draft is not set")
     return engine
-
-
-def _build_kind(config: ServerConfig, folder: Path) -> Engine:
-    match config.engine:
-        case TorchEngineConfig() as torch:
-            with uncollected_imports():
-                from smartspec_py.engines.torch.build import build_torch
-            return build_torch(torch, config.limits, folder)
-        case TrtllmEngineConfig() as trtllm:
-            from smartspec_py.engines.trtllm.build import build_trtllm
-
-            return build_trtllm(trtllm, config.limits, folder)
-        case TrtllmDoubleConfig() as double:
-            from smartspec_py.engines.trtllm.build import build_trtllm_double
-
-            return build_trtllm_double(double, config.limits, folder)
-        case FakeEngineConfig() as fake:
-            return _build_fake(fake, config.limits, folder)
 
 
 @contextmanager
@@ -82,29 +48,3 @@ def uncollected_imports() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
-    logger.info("engine libraries imported")
-
-
-def _build_fake(config: FakeEngineConfig, limits: LimitsConfig, folder: Path) -> Engine:
-    from smartspec_testing.fake_engine import FakeTarget
-    from smartspec_testing.fake_proposer import FakeProposer
-
-    tokenizer = load_tokenizer("engine.tokenizer", folder / config.tokenizer)
-    step = PassTable((1,), (1,), ((config.step_s,),))
-    cost = CostModel(target=step, draft=PassTable((1,), (1,), ((config.step_s / 20,),)))
-    vocab_size = num_token_ids(tokenizer)
-    capabilities = stepwise_capabilities(limits, vocab_size)
-    return Engine(
-        tokenizer=tokenizer,
-        end_tokens=(),
-        target=FakeTarget(capabilities, cost=cost, fail_at_step=config.fail_at_step),
-        proposers={
-            DRAFT_MODEL: FakeProposer(
-                config.accept_prob,
-                vocab_size=vocab_size,
-                max_draft_len=limits.max_draft_len,
-                cost=cost,
-            )
-        },
-        cost=cost,
-    )

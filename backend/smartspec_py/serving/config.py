@@ -6,14 +6,18 @@ that names the key. Every default stands here and nowhere else.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from importlib.metadata import entry_points
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
+    SerializeAsAny,
     ValidationError,
     ValidationInfo,
     field_validator,
@@ -23,9 +27,13 @@ from pydantic import (
 from smartspec_py.core.cost import MAX_ROWS
 from smartspec_py.core.plan.planner import MAX_FIXED_DRAFT_LEN, BatchTable, parse_policy
 
+if TYPE_CHECKING:
+    from smartspec_py.serving.intake import Engine
+
 CONFIG_NAME = "engine.json"
 
-ENGINE_KINDS = ("torch", "trtllm", "trtllm_double", "fake")
+ENGINE_GROUP = "smartspec_py.engines"
+"""Entry points of other packages that bring kinds of engine: an `EngineConfig` by its `kind`."""
 
 DRAFT_MODEL = "draft_model"
 PROMPT_LOOKUP = "prompt_lookup"
@@ -40,7 +48,18 @@ class _Layer(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-class TorchEngineConfig(_Layer):
+class EngineConfig(_Layer):
+    """What engine.json says of an engine of one kind, and what makes that engine."""
+
+    kind: str
+
+    def builder(self) -> Callable[[Any, LimitsConfig, Path], Engine]:
+        """Called with this, the limits, and the folder that paths are relative to. It raises
+        ConfigError, naming the key. Packages that only this kind needs are imported here."""
+        raise NotImplementedError
+
+
+class TorchEngineConfig(EngineConfig):
     """The PyTorch engine: any Hugging Face causal language model in a local directory.
 
     draft: None serves without speculation.
@@ -67,21 +86,13 @@ class TorchEngineConfig(_Layer):
     cuda_graphs: bool = True
     profile_cache: str | None = None
 
+    def builder(self) -> Callable[[Any, LimitsConfig, Path], Engine]:
+        from smartspec_py.engines.torch.build import build_torch
 
-class FakeEngineConfig(_Layer):
-    """The engine of tests: tokens computable by hand, acceptance as told, no model.
-
-    step_s: seconds that a step really takes.
-    """
-
-    kind: Literal["fake"]
-    tokenizer: str
-    accept_prob: Annotated[float, Field(ge=0.0, le=1.0)] = 0.7
-    step_s: Annotated[float, Field(ge=0.0, le=10.0)] = 0.0
-    fail_at_step: Annotated[int, Field(ge=0)] | None = None
+        return build_torch
 
 
-class TrtllmEngineConfig(_Layer):
+class TrtllmEngineConfig(EngineConfig):
     """TensorRT-LLM: engines compiled by engines_build/build_engines.sh. Never run by this project.
 
     target, draft: engine directories; without a draft, prompts are looked up. tokenizer: a Hugging
@@ -109,24 +120,27 @@ class TrtllmEngineConfig(_Layer):
     charges_cached_tokens: bool = True
     profile_cache: str | None = None
 
+    def builder(self) -> Callable[[Any, LimitsConfig, Path], Engine]:
+        from smartspec_py.engines.trtllm.build import build_trtllm
 
-class TrtllmDoubleConfig(_Layer):
-    """The adapter of TensorRT-LLM over a double of its executor: for tests, without a GPU.
+        return build_trtllm
 
-    accept_prob: probability that a token of the draft's double is the target's.
-    error_prob: probability that a request to the target's double fails. step_s: seconds that an
-        iteration really takes. max_num_tokens, cache_tokens: of both doubles.
-    """
 
-    kind: Literal["trtllm_double"]
-    tokenizer: str
-    accept_prob: Annotated[float, Field(ge=0.0, le=1.0)] = 0.7
-    error_prob: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
-    step_s: Annotated[float, Field(ge=0.0, le=10.0)] = 0.0
-    decode_burst: Annotated[int, Field(ge=1, le=256)] = 16
-    max_num_tokens: Annotated[int, Field(ge=2)] = 8192
-    cache_tokens: Annotated[int, Field(ge=64)] = 65_536
-    seed: int = 1
+BUILT_IN: dict[str, type[EngineConfig]] = {"torch": TorchEngineConfig, "trtllm": TrtllmEngineConfig}
+
+
+def _of_its_kind(value: Any) -> Any:
+    """The section `engine` as the kind that it names has it."""
+    if not isinstance(value, dict):
+        return value
+    kind = str(value.get("kind"))
+    found = BUILT_IN.get(kind)
+    if found is None:
+        others = entry_points(group=ENGINE_GROUP)
+        if kind not in others.names:
+            raise ValueError(f"kind must be one of {', '.join([*BUILT_IN, *sorted(others.names)])}")
+        found = others[kind].load()
+    return found.model_validate(value)
 
 
 DEFAULT_CONTEXT_LEN = 512
@@ -238,10 +252,7 @@ class ServerConfig(_Layer):
     explain: whether clients may ask for `explain_steps`, which shows numbers of all requests.
     """
 
-    engine: Annotated[
-        TorchEngineConfig | TrtllmEngineConfig | TrtllmDoubleConfig | FakeEngineConfig,
-        Field(discriminator="kind"),
-    ]
+    engine: Annotated[SerializeAsAny[EngineConfig], BeforeValidator(_of_its_kind)]
     limits: LimitsConfig = LimitsConfig()
     lookup: LookupConfig = LookupConfig()
     planner: PlannerConfig = PlannerConfig()
@@ -298,8 +309,7 @@ def _describe(error: ValidationError) -> str:
     """One clause a wrong key, such as `limits.max_queue: Input should be ... (got 0)`."""
     clauses = []
     for item in error.errors(include_url=False):
-        # The discriminated union puts the engine's kind into the location: no key of the file.
-        parts = [str(part) for part in item["loc"] if part not in ENGINE_KINDS]
+        place = ".".join(map(str, item["loc"])) or "document"
         given = "" if item["type"] == "missing" else f" (got {item['input']!r:.80})"
-        clauses.append(f"{'.'.join(parts) or 'document'}: {item['msg']}{given}")
+        clauses.append(f"{place}: {item['msg']}{given}")
     return "; ".join(clauses)

@@ -78,6 +78,7 @@ def build_torch(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -
     then lets them sleep between operators instead of waiting: a step on two cores took 42 ms
     instead of 23 (docs/performance.md).
     """
+    logger.info("engine libraries imported")
     with ThreadPoolExecutor(1, "smartspec-build") as thread:
         return thread.submit(_build, config, limits, folder).result()
 

@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.engines.base import Proposer, TargetCapabilities
 from smartspec_py.engines.trtllm import engine_config
 from smartspec_py.engines.trtllm.draft import TrtllmDraftProposer
@@ -30,7 +29,6 @@ from smartspec_py.serving.config import (
     DRAFT_MODEL,
     ConfigError,
     LimitsConfig,
-    TrtllmDoubleConfig,
     TrtllmEngineConfig,
 )
 from smartspec_py.serving.intake import Engine
@@ -212,54 +210,3 @@ def _shape(
     context_len = max(LEAST_CONTEXT, min(capabilities.max_context_len // 2, fitting))
     whole = capabilities.max_context_len
     return ProfileShape(rows, capabilities.max_draft_len, context_len, whole, whole)
-
-
-def build_trtllm_double(config: TrtllmDoubleConfig, limits: LimitsConfig, folder: Path) -> Engine:
-    """Doubles of both executors under the adapter: text that can be computed by hand."""
-    from smartspec_testing import fake_executor as bindings
-    from smartspec_testing.fake_executor_draft import DraftExecutor
-
-    tokenizer = load_tokenizer("engine.tokenizer", folder / config.tokenizer)
-    vocab_size = num_token_ids(tokenizer)
-    length = limits.context_len + limits.max_draft_len
-    built = bindings.EngineLimits(
-        max_batch_size=limits.max_sequences,
-        max_num_tokens=config.max_num_tokens,
-        max_input_len=length,
-        max_seq_len=length,
-        max_draft_len=limits.max_draft_len,
-        vocab_size=vocab_size,
-    )
-    step = PassTable((1,), (1,), ((config.step_s,),))
-    cost = CostModel(step, draft=PassTable((1,), (1,), ((config.step_s / 20,),)))
-    longest = min(limits.context_len, config.max_num_tokens - limits.max_draft_len)
-    target = TrtllmTarget(
-        bindings.Executor(built, cost=cost, seed=config.seed, error_prob=config.error_prob),
-        bindings,
-        TargetCapabilities(
-            max_sequences=limits.max_sequences,
-            max_context_len=longest,
-            max_draft_len=limits.max_draft_len,
-            max_decode_tokens=config.decode_burst,
-            max_prefill_tokens=None,
-            verifies_sampling=False,
-            vocab_size=vocab_size,
-            bytes_per_token=1,
-            max_cache_tokens=config.cache_tokens,
-            unsupported=UNSUPPORTED,
-        ),
-    )
-    draft = TrtllmDraftProposer(
-        DraftExecutor(
-            replace(built, max_draft_len=0),
-            cost=CostModel(PassTable((1,), (1,), ((config.step_s / 20,),))),
-            seed=config.seed,
-            accept_prob=config.accept_prob,
-        ),
-        bindings,
-        max_draft_len=limits.max_draft_len,
-        max_context_len=length,
-        vocab_size=vocab_size,
-    )
-    charged = replace(cost, max_charged_tokens=config.max_num_tokens)
-    return Engine(tokenizer, (), target, {DRAFT_MODEL: draft}, charged)

@@ -1,0 +1,131 @@
+"""Kinds of engine for tests, which a server finds by entry points: see ENGINE_GROUP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from smartspec_py.core.cost import CostModel, PassTable
+from smartspec_py.engines.base import TargetCapabilities
+from smartspec_py.engines.trtllm.draft import TrtllmDraftProposer
+from smartspec_py.engines.trtllm.target import UNSUPPORTED, TrtllmTarget
+from smartspec_py.serving.config import DRAFT_MODEL, EngineConfig, LimitsConfig
+from smartspec_py.serving.intake import Engine
+from smartspec_py.serving.model_files import load_tokenizer, num_token_ids, stepwise_capabilities
+from smartspec_testing import fake_executor as bindings
+from smartspec_testing.fake_engine import FakeTarget
+from smartspec_testing.fake_executor_draft import DraftExecutor
+from smartspec_testing.fake_proposer import FakeProposer
+
+
+class FakeEngineConfig(EngineConfig):
+    """The engine of tests: tokens computable by hand, acceptance as told, no model.
+
+    step_s: seconds that a step really takes.
+    """
+
+    kind: Literal["fake"]
+    tokenizer: str
+    accept_prob: Annotated[float, Field(ge=0.0, le=1.0)] = 0.7
+    step_s: Annotated[float, Field(ge=0.0, le=10.0)] = 0.0
+    fail_at_step: Annotated[int, Field(ge=0)] | None = None
+
+    def builder(self) -> Callable[[Any, LimitsConfig, Path], Engine]:
+        return build_fake
+
+
+class TrtllmDoubleConfig(EngineConfig):
+    """The adapter of TensorRT-LLM over a double of its executor: for tests, without a GPU.
+
+    accept_prob: probability that a token of the draft's double is the target's.
+    error_prob: probability that a request to the target's double fails. step_s: seconds that an
+        iteration really takes. max_num_tokens, cache_tokens: of both doubles.
+    """
+
+    kind: Literal["trtllm_double"]
+    tokenizer: str
+    accept_prob: Annotated[float, Field(ge=0.0, le=1.0)] = 0.7
+    error_prob: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    step_s: Annotated[float, Field(ge=0.0, le=10.0)] = 0.0
+    decode_burst: Annotated[int, Field(ge=1, le=256)] = 16
+    max_num_tokens: Annotated[int, Field(ge=2)] = 8192
+    cache_tokens: Annotated[int, Field(ge=64)] = 65_536
+    seed: int = 1
+
+    def builder(self) -> Callable[[Any, LimitsConfig, Path], Engine]:
+        return build_trtllm_double
+
+
+def build_fake(config: FakeEngineConfig, limits: LimitsConfig, folder: Path) -> Engine:
+    tokenizer = load_tokenizer("engine.tokenizer", folder / config.tokenizer)
+    step = PassTable((1,), (1,), ((config.step_s,),))
+    cost = CostModel(target=step, draft=PassTable((1,), (1,), ((config.step_s / 20,),)))
+    vocab_size = num_token_ids(tokenizer)
+    capabilities = stepwise_capabilities(limits, vocab_size)
+    return Engine(
+        tokenizer=tokenizer,
+        end_tokens=(),
+        target=FakeTarget(capabilities, cost=cost, fail_at_step=config.fail_at_step),
+        proposers={
+            DRAFT_MODEL: FakeProposer(
+                config.accept_prob,
+                vocab_size=vocab_size,
+                max_draft_len=limits.max_draft_len,
+                cost=cost,
+            )
+        },
+        cost=cost,
+    )
+
+
+def build_trtllm_double(config: TrtllmDoubleConfig, limits: LimitsConfig, folder: Path) -> Engine:
+    """Doubles of both executors under the adapter: text that can be computed by hand."""
+
+    tokenizer = load_tokenizer("engine.tokenizer", folder / config.tokenizer)
+    vocab_size = num_token_ids(tokenizer)
+    length = limits.context_len + limits.max_draft_len
+    built = bindings.EngineLimits(
+        max_batch_size=limits.max_sequences,
+        max_num_tokens=config.max_num_tokens,
+        max_input_len=length,
+        max_seq_len=length,
+        max_draft_len=limits.max_draft_len,
+        vocab_size=vocab_size,
+    )
+    step = PassTable((1,), (1,), ((config.step_s,),))
+    cost = CostModel(step, draft=PassTable((1,), (1,), ((config.step_s / 20,),)))
+    longest = min(limits.context_len, config.max_num_tokens - limits.max_draft_len)
+    target = TrtllmTarget(
+        bindings.Executor(built, cost=cost, seed=config.seed, error_prob=config.error_prob),
+        bindings,
+        TargetCapabilities(
+            max_sequences=limits.max_sequences,
+            max_context_len=longest,
+            max_draft_len=limits.max_draft_len,
+            max_decode_tokens=config.decode_burst,
+            max_prefill_tokens=None,
+            verifies_sampling=False,
+            vocab_size=vocab_size,
+            bytes_per_token=1,
+            max_cache_tokens=config.cache_tokens,
+            unsupported=UNSUPPORTED,
+        ),
+    )
+    draft = TrtllmDraftProposer(
+        DraftExecutor(
+            replace(built, max_draft_len=0),
+            cost=CostModel(PassTable((1,), (1,), ((config.step_s / 20,),))),
+            seed=config.seed,
+            accept_prob=config.accept_prob,
+        ),
+        bindings,
+        max_draft_len=limits.max_draft_len,
+        max_context_len=length,
+        vocab_size=vocab_size,
+    )
+    charged = replace(cost, max_charged_tokens=config.max_num_tokens)
+    return Engine(tokenizer, (), target, {DRAFT_MODEL: draft}, charged)
