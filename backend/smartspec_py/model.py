@@ -1,18 +1,26 @@
 """The Triton shell: read, build, start; decode, enqueue; stop.
 
 Triton loads this file from the backend's folder, in a process of its own. Everything it does is
-hand over: `execute` returns at once, and responses leave from the responder's thread.
+hand over: `execute` returns at once, and responses leave from the responder's thread. This folder
+is all that it needs beside its dependencies: the package need not be installed.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
+
+if find_spec("smartspec_py") is None:
+    _spec = spec_from_file_location("smartspec_py", Path(__file__).with_name("__init__.py"))
+    assert _spec is not None
+    sys.modules["smartspec_py"] = module_from_spec(_spec)
 
 from smartspec_py.codec import asks_for_health, decode, encode, encode_error, encode_explanation
 from smartspec_py.serving.build import build_engine
