@@ -62,7 +62,7 @@ def test_what_is_copied_exists_and_is_sent_to_the_builder(stage: Stage) -> None:
 
 
 def test_every_module_of_the_package_reaches_the_builder() -> None:
-    modules = list((REPOSITORY / "backend/smartspec_py").rglob("*.py"))
+    modules = [path for name in ("backend", "tools") for path in (REPOSITORY / name).rglob("*.py")]
     assert all(is_sent(p.relative_to(REPOSITORY).as_posix()) for p in modules)
 
 
