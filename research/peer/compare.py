@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import groupby, islice
 from pathlib import Path
+from typing import Literal
 
 from peer import pair
 from peer.environments import VERSIONS, python_of
@@ -28,6 +29,7 @@ from peer.results import (
     NUM_TOKENS,
     PEERS,
     Block,
+    Dtype,
     Measured,
     Times,
     processor,
@@ -194,9 +196,9 @@ def prepare(dtypes: Sequence[str], peers: Sequence[str]) -> dict[str, str]:
     return pythons
 
 
-def chosen_dtypes(wanted: str, has_bfloat16: bool) -> list[str]:
+def chosen_dtypes(wanted: Dtype | Literal["both"], has_bfloat16: bool) -> list[Dtype]:
     """Ends the program where only bfloat16 is wanted and the processor has none."""
-    dtypes = list(DTYPES) if wanted == "both" else [wanted]
+    dtypes: list[Dtype] = list(DTYPES) if wanted == "both" else [wanted]
     if has_bfloat16 or "bfloat16" not in dtypes:
         return dtypes
     without = "this processor has neither avx512_bf16 nor amx_bf16: bfloat16 is left out"
@@ -225,8 +227,8 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     options = arguments()
     has_bfloat16 = processor().has_bfloat16
-    fastest = "bfloat16" if has_bfloat16 else "float32"
-    wanted = options.dtype or (fastest if options.quick else "both")
+    fastest: Dtype = "bfloat16" if has_bfloat16 else "float32"
+    wanted: Dtype | Literal["both"] = options.dtype or (fastest if options.quick else "both")
     dtypes = chosen_dtypes(wanted, has_bfloat16)
     peers = PEERS if options.peer == "both" else [options.peer]
     planned = plan(dtypes, peers, options.k, options.quick, options.rounds)

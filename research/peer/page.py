@@ -31,9 +31,9 @@ HEADER = ("peer", "k", "at once", "ours", "rounds", "ours, ms a token", "peer, m
 def page(document: Document) -> str:
     """Markdown."""
     parts = ["# The PyTorch engine beside vLLM's CPU build and OpenVINO GenAI", *INTRODUCTION]
-    for dtype in DTYPES:
-        if rows := list(_summary_rows(document, dtype)):
-            parts += [f"## {dtype}", table(SUMMARY_HEADER, rows)]
+    for each in DTYPES:
+        if rows := list(_summary_rows(document, each)):
+            parts += [f"## {each}", table(SUMMARY_HEADER, rows)]
     for (processor, dtype), blocks in _groups(document.blocks):
         parts += [
             f"## Every row: {dtype}, {processor}",

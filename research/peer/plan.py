@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from peer.results import Dtype, Peer
+
 SIZES = (1, 8, 32)
 POLICIES = ("none", "fixed:1", "fixed:3", "fixed:5", "goodput")
 Beside = tuple[Sequence[int], Sequence[str], int]
@@ -34,8 +36,8 @@ START_S = {"vllm": 45.0, "openvino": 8.0}
 class Planned:
     """One start of a peer. policies: ours beside it."""
 
-    dtype: str
-    peer: str
+    dtype: Dtype
+    peer: Peer
     k: int
     sizes: Sequence[int]
     policies: Sequence[str]
@@ -54,8 +56,8 @@ class Planned:
 
 
 def plan(
-    dtypes: Sequence[str],
-    peers: Sequence[str],
+    dtypes: Sequence[Dtype],
+    peers: Sequence[Peer],
     ks: Sequence[int] | None,
     is_quick: bool,
     num_rounds: int | None = None,

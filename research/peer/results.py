@@ -20,8 +20,11 @@ from studies.document import machine
 NUM_TOKENS = 48
 """A request's, but where `Times.first_s` is measured."""
 
-PEERS = ("vllm", "openvino")
-DTYPES = ("float32", "bfloat16")
+Dtype = Literal["float32", "bfloat16"]
+Peer = Literal["vllm", "openvino"]
+
+PEERS: tuple[Peer, ...] = ("vllm", "openvino")
+DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16")
 BFLOAT16_FLAGS = ("avx512_bf16", "amx_bf16")
 
 
@@ -67,8 +70,8 @@ class Block(_Stored):
     """k: the peer's draft length, 0 for none. same_texts: of how many. refused: its error."""
 
     processor: str
-    dtype: Literal["float32", "bfloat16"]
-    peer: Literal["vllm", "openvino"]
+    dtype: Dtype
+    peer: Peer
     k: int
     version: str
     date: str
@@ -88,7 +91,7 @@ class ByHand(_Stored):
 
     source: str
     processor: str
-    dtype: Literal["float32", "bfloat16"]
+    dtype: Dtype
     num_rows: int
     none: tuple[float, ...]
     goodput: tuple[float, ...]

@@ -49,7 +49,7 @@ def start(settings: Settings) -> Callable[[Job], Done]:
         inputs = [Tensor(tokenizer(text, return_tensors="np")["input_ids"]) for text in job.prompts]
         results = pipeline.generate(inputs, [generation] * len(inputs))
         answers = [result.m_generation_ids[0] for result in results]
-        texts = [tokenizer.decode(answer, skip_special_tokens=True) for answer in answers]
+        texts = [str(tokenizer.decode(one, skip_special_tokens=True)) for one in answers]
         seconds = time.perf_counter() - start_s
         return Done(seconds, sum(map(len, answers)), texts)
 

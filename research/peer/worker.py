@@ -78,6 +78,9 @@ class Worker:
             text=True,
             env={**os.environ, **environment},
         )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
 
     def __enter__(self) -> Self:
         self._line()
@@ -87,7 +90,7 @@ class Worker:
     def __exit__(self, *error: object) -> None:
         self._process.send_signal(signal.SIGCONT)
         with suppress(BrokenPipeError):
-            self._process.stdin.close()
+            self._stdin.close()
         try:
             self._process.wait(30)
         except subprocess.TimeoutExpired:
@@ -98,13 +101,13 @@ class Worker:
         """Raises WorkerEnded where the process has ended."""
         self._process.send_signal(signal.SIGCONT)
         with suppress(BrokenPipeError):  # _line tells why
-            print(json.dumps(asdict(job)), file=self._process.stdin, flush=True)
+            print(json.dumps(asdict(job)), file=self._stdin, flush=True)
         done = Done(**json.loads(self._line()))
         self._process.send_signal(signal.SIGSTOP)
         return done
 
     def _line(self) -> str:
-        line = self._process.stdout.readline()
+        line = self._stdout.readline()
         if not line:
             raise WorkerEnded(self.module, self._process.wait())
         return line

@@ -12,6 +12,7 @@ from unittest.mock import patch
 import numpy as np
 
 from smartspec_py.core.cost import CostModel, PassTable
+from smartspec_py.core.plan.planner import plan
 from smartspec_py.engines.base import Verify
 from smartspec_py.serving import controller
 from smartspec_py.serving.config import DRAFT_MODEL
@@ -118,7 +119,7 @@ class Condition:
 
     @contextmanager
     def _charged(self, simulation: Simulation) -> Iterator[None]:
-        clock, plan, poll = simulation._clock, controller.plan, simulation.target.poll
+        clock, poll = simulation._clock, simulation.target.poll
 
         def slow_plan(views: Any, *args: Any) -> Any:
             if any(view.policy in controller.LEARNING for view in views):

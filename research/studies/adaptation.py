@@ -322,7 +322,7 @@ def measured(setting: Setting, arm: str, seed: int) -> Found:
     before, after = recorded(case, arm)
     assert len(after) == AFTER, f"{len(after)} steps after the change"
     assert all(r.num_rows == setting.num_rows and not r.num_prefill_tokens for r in after)
-    starts = [view.context_len - PROMPT_LEN for view in after[0].views]
+    starts = [view.context_len - PROMPT_LEN for view in after[0].decision.views]
     tokens = np.cumsum([0.0] + [record.num_generated for record in after])
     seconds = np.cumsum([0.0, *decoding_s(case.true, [*before, *after])[-AFTER:]])
     if arm != OURS_NOISY:

@@ -25,6 +25,7 @@ from studies.document import publish
 from studies.fidelity_live import (
     ALL_AT_ONCE,
     LIMITS,
+    PREFILL_CHUNK,
     Load,
     Run,
     expand_pair,
@@ -205,7 +206,7 @@ def _prompts_alone(
     for point in points:
         members = [run for run in runs if (run.policy, run.share) == (point.policy, point.share)]
         for run, one in zip(members, point.replays, strict=True):
-            found += prompts_alone(one.records, steps[run.name], profile, LIMITS.prefill_chunk)
+            found += prompts_alone(one.records, steps[run.name], profile, PREFILL_CHUNK)
     return found
 
 

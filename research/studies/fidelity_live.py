@@ -36,8 +36,13 @@ MAX_TOKENS = 64
 ALL_AT_ONCE = 1000.0
 """Requests a second that fill the queue before the first of them is over."""
 
+PREFILL_CHUNK = 128
 LIMITS = LimitsConfig(
-    max_sequences=16, max_queue=256, max_context_len=512, prefill_chunk=128, reuse_prefixes=False
+    max_sequences=16,
+    max_queue=256,
+    max_context_len=512,
+    prefill_chunk=PREFILL_CHUNK,
+    reuse_prefixes=False,
 )
 """Prompts come again within a run, and reuse of prefixes is not simulated."""
 

@@ -68,6 +68,7 @@ def with_oracle(path: Path, texts: Sequence[OracleSequence]) -> list[dict[str, A
 
 
 def sim_limits(limits: LimitsConfig) -> SimLimits:
+    assert limits.prefill_chunk is not None
     return SimLimits(
         max_sequences=limits.max_sequences,
         max_queue=limits.max_queue,
