@@ -19,7 +19,8 @@ from smartspec_py.core.plan.planner import BatchTable, PlannerSettings, evaluate
 from smartspec_py.core.types import NO_TOKEN, DraftOption, SequenceView, SpecPlan
 from smartspec_py.engines.base import Event
 from smartspec_py.serving.step import Decision, StepRecord
-from smartspec_py.serving.step_trace import StepTraceFile, unexplained, write_steps
+from smartspec_py.serving.step_trace import StepTraceFile
+from smartspec_sim.traces.steps import unexplained, write_steps
 
 COST = CostModel(
     target=PassTable((1,), (1, 11), ((0.010, 0.020),)),

@@ -36,15 +36,8 @@ from smartspec_py.serving.config import DRAFT_MODEL, PROMPT_LOOKUP, ServerConfig
 from smartspec_py.serving.request import GenerateParams, RequestError
 from smartspec_py.serving.server import Engine, Server
 from smartspec_py.serving.step import Decision, Reason, StepRecord
-from smartspec_py.serving.step_trace import (
-    NUMBERS,
-    StepTraceFile,
-    decide,
-    read_steps,
-    unexplained,
-    write_steps,
-)
-from smartspec_py.serving.trace_files import TraceError
+from smartspec_py.serving.step_trace import NUMBERS, StepTraceFile
+from smartspec_sim.traces.files import TraceError
 from smartspec_sim.traces.make import FinishedText, finished_text, trace_text, write_texts
 from smartspec_sim.traces.oracle import (
     OracleHeader,
@@ -54,6 +47,7 @@ from smartspec_sim.traces.oracle import (
     run_lengths,
     write_oracle,
 )
+from smartspec_sim.traces.steps import decide, read_steps, unexplained, write_steps
 from smartspec_sim.traces.walks import WalkStep, rates, walk
 from smartspec_testing.local import LocalSink, generate
 

@@ -19,8 +19,8 @@ from typing import Any
 from smartspec_py.core.cost import CostModel
 from smartspec_py.serving.profile import load_observed
 from smartspec_py.serving.step import StepRecord
-from smartspec_py.serving.step_trace import read_steps
 from smartspec_sim.traces.oracle import OracleSequence
+from smartspec_sim.traces.steps import read_steps
 from studies.document import publish
 from studies.fidelity_live import (
     ALL_AT_ONCE,

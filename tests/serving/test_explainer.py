@@ -13,7 +13,8 @@ from smartspec_py.serving import explainer as module
 from smartspec_py.serving.config import ServerConfig
 from smartspec_py.serving.request import ErrorCode, GenerateParams, RequestError
 from smartspec_py.serving.server import Server
-from smartspec_py.serving.step_trace import parse_steps, step_line
+from smartspec_py.serving.step_trace import step_line
+from smartspec_sim.traces.steps import parse_steps
 from smartspec_testing.engines import FakeEngineConfig
 from smartspec_testing.local import LocalSink, generate
 

@@ -19,8 +19,9 @@ from smartspec_cli.explanation import Candidate, WindowReport, candidates, optio
 from smartspec_launch.address import DIRECT
 from smartspec_py.api.contract import MODEL_NAME
 from smartspec_py.serving.step import StepRecord
-from smartspec_py.serving.step_trace import StepTraceFile, parse_steps, read_steps
-from smartspec_py.serving.trace_files import TraceError
+from smartspec_py.serving.step_trace import StepTraceFile
+from smartspec_sim.traces.files import TraceError
+from smartspec_sim.traces.steps import parse_steps, read_steps
 
 TIMEOUT_S = 30.0
 

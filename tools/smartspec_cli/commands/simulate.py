@@ -207,7 +207,7 @@ def _given(
 
 
 def _with_texts(base: list[Scenario], oracle: Path) -> list[Scenario]:
-    from smartspec_py.serving.trace_files import TraceError
+    from smartspec_sim.traces.files import TraceError
     from smartspec_sim.traces.oracle import read_oracle
 
     try:

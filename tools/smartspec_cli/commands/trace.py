@@ -23,7 +23,7 @@ from smartspec_launch import paths
 from smartspec_py.engines.torch.pair import PairError, check_pair
 from smartspec_py.serving.config import DRAFT_MODEL, PROMPT_LOOKUP, ConfigError, ServerConfig
 from smartspec_py.serving.request import GenerateParams, RequestError
-from smartspec_py.serving.trace_files import TraceError
+from smartspec_sim.traces.files import TraceError
 from smartspec_sim.traces.oracle import OracleHeader, OracleSequence, write_oracle
 from smartspec_sim.traces.walks import Rates, rates
 

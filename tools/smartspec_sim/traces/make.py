@@ -26,7 +26,7 @@ from smartspec_py.proposers.draft_model import DraftModelProposer
 from smartspec_py.serving.config import DRAFT_MODEL, PROMPT_LOOKUP
 from smartspec_py.serving.request import GenerateParams, Request, RequestError
 from smartspec_py.serving.server import Engine, Server
-from smartspec_py.serving.trace_files import TraceError
+from smartspec_sim.traces.files import TraceError
 from smartspec_sim.traces.oracle import OracleSequence, ProposerTrace, run_lengths
 from smartspec_testing.local import LocalSink
 

@@ -27,7 +27,8 @@ import numpy as np
 from smartspec_py.core.goodput import survival
 from smartspec_py.core.types import FinishReason, SamplingParams
 from smartspec_py.serving.config import DRAFT_MODEL
-from smartspec_py.serving.trace_files import TraceError, naming, read_lines, tupled, write_lines
+from smartspec_py.serving.step_trace import tupled
+from smartspec_sim.traces.files import TraceError, naming, read_lines, write_lines
 
 ORACLE_FORMAT = "smartspec oracle trace"
 ORACLE_VERSION = 2

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from smartspec_py.serving.step_trace import lines_text
 
 
 class TraceError(ValueError):
@@ -28,19 +28,6 @@ def write_lines(
     lines: Iterable[Mapping[str, Any]],
 ) -> None:
     write_text(path, lines_text(file_format, version, header, lines))
-
-
-def lines_text(
-    file_format: str, version: int, header: Mapping[str, Any], lines: Iterable[Mapping[str, Any]]
-) -> str:
-    """What such a file holds."""
-    objects = ({"format": file_format, "version": version, **header}, *lines)
-    return "".join(map(line_text, objects))
-
-
-def line_text(line: Mapping[str, Any]) -> str:
-    """One line of such a file."""
-    return json.dumps(line, separators=(",", ":"), default=_plain) + "\n"
 
 
 def write_text(path: Path, text: str) -> None:
@@ -88,18 +75,6 @@ def naming(place: str) -> Iterator[None]:
         raise TraceError(f"{place}: {error} is missing") from error
     except (TypeError, ValueError, AttributeError) as error:
         raise TraceError(f"{place}: {error}") from error
-
-
-def tupled(value: Any) -> Any:
-    """Lists, however deep, as the tuples that JSON made them from."""
-    return tuple(map(tupled, value)) if isinstance(value, list) else value
-
-
-def _plain(value: Any) -> Any:
-    """Arrays as lists, and NumPy's numbers as numbers."""
-    if isinstance(value, np.ndarray | np.generic):
-        return value.tolist()
-    raise TypeError(f"{type(value).__name__} cannot be written")
 
 
 def _objects(name: str, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
