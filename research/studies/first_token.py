@@ -104,10 +104,10 @@ def main() -> None:
 
 
 ANSWER = """Two rules bound what requests lose to others. A request whose prompt is read counts as
-16 tokens of every step (`core/plan/step.py`): where few decode, nothing is drafted beside a prompt, and
-where many do, they draft as before. And a sequence is judged by its own rate, not by that of the
-step (`core/plan/search.py`): drafts of those that draft well do not slow down the others for less than
-they gain themselves."""
+16 tokens of every step (`core/plan/step.py`): where few decode, nothing is drafted beside a
+prompt, and where many do, they draft as before. And a sequence is judged by its own rate, not by
+that of the step (`core/plan/search.py`): drafts of those that draft well do not slow down the
+others for less than they gain themselves."""
 
 METHOD = f"""How it was made. Loads as in [ablation.md](ablation.md): Poisson arrivals at shares of
 the rate at which `none` is saturated, prompts and outputs of about 120 tokens, acceptance 0.67 with

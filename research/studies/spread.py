@@ -166,9 +166,9 @@ def _name(case: Case) -> str:
 CAUSES = """A plan by E/T of the step is not what a server with full rows gets through most with. It
 gives long drafts to those that draft well; these finish and are replaced, while those that draft
 badly stay, so that the step's best plan leaves ever worse company. A request has so many tokens to
-get at whatever rate, so `goodput` judges it by its own rate (`core/plan/search.py`). Estimates cost the
-rest: with persistence an easy stretch of text is taken for an easy request. A length for each
-follows it, one for all averages it out."""
+get at whatever rate, so `goodput` judges it by its own rate (`core/plan/search.py`). Estimates
+cost the rest: with persistence an easy stretch of text is taken for an easy request. A length for
+each follows it, one for all averages it out."""
 
 
 def _table(found: Sequence[Found], machine: str) -> str:
