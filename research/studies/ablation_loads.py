@@ -121,10 +121,11 @@ class Condition:
     def _charged(self, simulation: Simulation) -> Iterator[None]:
         clock, poll = simulation._clock, simulation.target.poll
 
-        def slow_plan(views: Any, *args: Any) -> Any:
-            if any(view.policy in controller.LEARNING for view in views):
+        def slow_plan(views: Any, cost: Any, settings: Any) -> Any:
+            free = [view for view in views if view.policy in controller.LEARNING]
+            if any(view.sequence not in settings.forced for view in free):
                 clock.sleep(self.plan_s)
-            return plan(views, *args)
+            return plan(views, cost, settings)
 
         def slow_poll(timeout_s: float) -> Any:
             work, busy_s = simulation.target._work, simulation.target.busy_s
