@@ -19,10 +19,13 @@ from unittest.mock import patch
 import numpy as np
 
 from smartspec_bench.progress import tracked
-from smartspec_py.core.learn import acceptance, corrections, guard, regression
-from smartspec_py.core.learn.corrections import CostCorrections, predicted
-from smartspec_py.core.plan import plan_budget, ranking, search
+from smartspec_py.core.learn.acceptance import AcceptanceSettings, AcceptanceTracker
+from smartspec_py.core.learn.corrections import CorrectionSettings, CostCorrections, predicted
+from smartspec_py.core.learn.guard import Guard, GuardSettings, ProbeBudget
+from smartspec_py.core.learn.regression import RidgeRegression
+from smartspec_py.core.plan import ranking, search
 from smartspec_py.core.plan import step as step_module
+from smartspec_py.core.plan.plan_budget import PlanBudget
 from smartspec_py.serving import drafters
 from studies.ablation_loads import (
     COST,
@@ -68,12 +71,14 @@ def _flat_rates(self: Any, cohorts: Sequence[str], num_positions: int) -> Any:
     return np.broadcast_to(self._means(cohorts)[:, None], rates.shape), trials
 
 
+def _with(learner: Any, settings: Any) -> tuple[Any, str, Any]:
+    """Has a learner begin with these settings, the last argument of its constructor."""
+    *others, _ = learner.__init__.__defaults__
+    return learner.__init__, "__defaults__", (*others, settings)
+
+
 def _experts(*experts: tuple[float, float]) -> Sequence[tuple[Any, str, Any]]:
-    return [
-        (acceptance, "EXPERTS", experts),
-        (acceptance, "WEIGHTS", np.array([weight / 2 for weight, _ in experts])),
-        (acceptance, "MEMORIES", np.array([kept for _, kept in experts])),
-    ]
+    return [_with(AcceptanceTracker, AcceptanceSettings(experts=experts))]
 
 
 def _no_drafts(self: Any, name: str, request: Any, event: Any) -> tuple[int, int]:
@@ -90,8 +95,13 @@ def _always(answer: Any) -> Any:
 
 def _believed(self: Any, error: float) -> tuple[float, float]:
     self._recent.append(error)
-    self._median = sorted(self._recent)[regression.RECENT // 2]
+    self._median = sorted(self._recent)[len(self._recent) // 2]
     return error, 1.0
+
+
+def _gaussian(self: RidgeRegression) -> Any:
+    ridge = (self._settings.noise / self._sds) ** 2
+    return self._evidence + np.diag(ridge)
 
 
 def _uniform(step: Any) -> Any:
@@ -112,17 +122,17 @@ def _without_catch_up(self: CostCorrections, num_rows: int) -> Any:
     return replace(CORRECTED(self, num_rows), catch_up_s=0.0)
 
 
-TRACKER, RATES = acceptance.AcceptanceTracker, acceptance.AcceptanceTracker._rates
-CORRECTED, FIT = CostCorrections._make_corrected, regression.RidgeRegression
-GUARD, BUDGET = guard.Guard, guard.ProbeBudget
-NO_GUARD = [(GUARD, "observe", _always(None)), (GUARD, "wants_reference", _always(False))]
-NO_TAMING = (FIT, "_tamed", _believed)
+RATES, CORRECTED = AcceptanceTracker._rates, CostCorrections._make_corrected
+NO_GUARD = (Guard, "observe", _always(None))
+NO_TAMING = (RidgeRegression, "_tamed", _believed)
+NO_CHANGE = (RidgeRegression, "_has_changed", False)
+ONE_FOR_ALL_ROWS = CorrectionSettings(rows_sds=(1e-6, 1e-6))
 
 OF_TEXT, OF_COST, OF_PLAN = (STEADY, TEXTS), (COST, DRAFT), (STEADY, TEXTS, LOAD)
 ALL = (STEADY, TEXTS, LOAD, COST, DRAFT, SHORT_STEPS)
 
 MECHANISMS = (
-    Mechanism("acceptance by position", OF_PLAN, [(TRACKER, "_rates", _flat_rates)]),
+    Mechanism("acceptance by position", OF_PLAN, [(AcceptanceTracker, "_rates", _flat_rates)]),
     Mechanism("estimates of each request", OF_PLAN, _experts((1e12, 0.98))),
     Mechanism("experts: the quick one alone", OF_TEXT, _experts((8.0, 0.85))),
     Mechanism("experts: without the quick one", OF_TEXT, _experts((8.0, 0.98), (64.0, 0.99))),
@@ -130,27 +140,27 @@ MECHANISMS = (
     Mechanism("kinds by prompt prefix", (TEXTS,), has_kinds=False),
     Mechanism("hindsight of look-ups", (TEXTS,), [(drafters.Drafters, "_hindsight", _no_drafts)]),
     Mechanism("cost corrections", (*OF_COST, LOAD), [(CostCorrections, "observe", _only_profile)]),
-    Mechanism("corrections by rows", (*OF_COST, LOAD), [(corrections, "ROWS_SDS", (1e-6, 1e-6))]),
+    Mechanism("corrections by rows", (*OF_COST, LOAD), [_with(CostCorrections, ONE_FOR_ALL_ROWS)]),
     Mechanism("host time of the last run", (COST,), has_host=False),
-    Mechanism("forgetting at changes of cost", OF_COST, [(FIT, "_has_changed", False)]),
+    Mechanism("forgetting at changes of cost", OF_COST, [NO_CHANGE]),
     Mechanism("stall filter of costs", OF_COST, [NO_TAMING]),
-    Mechanism("both of the last two", OF_COST, [NO_TAMING, (FIT, "_has_changed", False)]),
-    Mechanism("heavy tails of the ridge", OF_COST, [(regression, "TAIL", 1e12)]),
-    Mechanism("guard", ALL, NO_GUARD),
+    Mechanism("both of the last two", OF_COST, [NO_TAMING, NO_CHANGE]),
+    Mechanism("heavy tails of the ridge", OF_COST, [(RidgeRegression, "_matrix", _gaussian)]),
+    Mechanism("guard", ALL, [NO_GUARD]),
     Mechanism(
         "stall filter of the guard",
         (*OF_COST, TEXTS),
-        [(guard._StallFilter, "put", lambda self, *step: step)],
+        [_with(Guard, GuardSettings(long_step=1e9))],
     ),
-    Mechanism("both stall filters, and the guard", OF_COST, [*NO_GUARD, NO_TAMING]),
-    Mechanism("probes", (*OF_COST, TEXTS), [(BUDGET, "allows", _always(False))]),
-    Mechanism("probes for costs", OF_COST, [(CostCorrections, "wants_contrast", _always(False))]),
-    Mechanism("probes for the guard", OF_COST, [(GUARD, "wants_reference", _always(False))]),
-    Mechanism("budget of probes", OF_COST, [(BUDGET, "allows", _always(True))]),
+    Mechanism("both stall filters, and the guard", OF_COST, [NO_GUARD, NO_TAMING]),
+    Mechanism("probes", (*OF_COST, TEXTS), [(ProbeBudget, "allows", _always(False))]),
+    Mechanism("probes with drafts", OF_COST, [(CostCorrections, "wants_drafts", _always(False))]),
+    Mechanism("probes without drafts", OF_COST, [(Guard, "wants_reference", _always(False))]),
+    Mechanism("budget of probes", OF_COST, [(ProbeBudget, "allows", _always(True))]),
     Mechanism(
         "plan budget",
         (STEADY, DRAFT, SHORT_STEPS),
-        [(plan_budget.PlanBudget, "allows", _always(True))],
+        [(PlanBudget, "allows", _always(True))],
     ),
     Mechanism("price of prompts", (STEADY, LOAD), [(step_module, "READING_TOKENS", 0.0)]),
     Mechanism("rates of their own", OF_PLAN, [(search, "_weighed", lambda step, alike: step)]),
@@ -233,9 +243,9 @@ def write(folder: Path, found: Sequence[Found]) -> None:
 
 VERDICT = """\
 Most mechanisms bring more than 1 % in some condition and nothing in most. Removed after this run,
-since they bring less than 1 % everywhere: kinds by prompt prefix, the experts beside the quick one,
-and the stall filter of the guard. Below 1 % and kept: acceptance by position (on recorded drafts
-of the shipped pair it predicts 0.2 to 1 % better, and drafts of heads get worse with each
+since they bring less than 1 % everywhere: kinds by prompt prefix, and the guard's own filter of
+stalls. Below 1 % and kept: acceptance by position and the experts beside the quick one (on recorded
+drafts of the shipped pair they predict up to 1 % better, and drafts of heads get worse with each
 position), the host's time of the last run (the table of `batch_table` is made with it), and the
 best uniform length (with it no uniform length is better than the plan). A mechanism may show
 nothing here for want of the condition that it is for: *checking x 3 at few rows*, *H200* and

@@ -129,7 +129,7 @@ class NeverLearns(CostCorrections):
     def observe(self, step: MeasuredStep) -> Predicted:
         return predicted(self._profile, step)
 
-    def wants_contrast(self, is_speculating: bool) -> bool:
+    def wants_drafts(self) -> bool:
         return False
 
 

@@ -18,7 +18,7 @@ from functools import lru_cache, partial
 import numpy as np
 
 from smartspec_py.core.cost import CostModel, PassTable
-from smartspec_py.core.goodput import expected_tokens
+from smartspec_sim.goodput import expected_tokens
 from smartspec_sim.hardware import MODELS, Hardware, gpu_hardware
 
 MAX_ROWS = 256

@@ -7,8 +7,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from smartspec_py.core.learn import acceptance
-from smartspec_py.core.learn.acceptance import INITIAL_MEAN, MAX_COHORTS, AcceptanceTracker
+from smartspec_py.core.learn.acceptance import AcceptanceSettings, AcceptanceTracker
+
+INITIAL_MEAN, MAX_COHORTS = AcceptanceSettings.initial_mean, AcceptanceSettings.max_cohorts
 
 
 def observe(
@@ -62,13 +63,12 @@ def test_mean_of_a_cohort(steps: list[tuple[int, int]], expected: float) -> None
     assert tracker.mean_of() == pytest.approx(expected, abs=1e-4)
 
 
-def test_estimate_of_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_estimate_of_a_request() -> None:
     """One step of one draft, which was rejected: the mean is 5.6/9, the rate of the first position
     64 * 0.6222 / 65 = 0.6127, and expected were 0.7 of the one. An expert of weight 4:
     2/2.7 * 2.3/3 = 0.5679, and to the power of 8/9, since a ninth of the evidence is its own,
     0.6047 of the odds 1.5817, that is 0.9565, or 0.4889."""
-    monkeypatch.setattr(acceptance, "WEIGHTS", np.full(3, 2.0))
-    tracker = AcceptanceTracker()
+    tracker = AcceptanceTracker(settings=AcceptanceSettings(experts=((4.0, 0.98),)))
     observe(tracker, 1, 1, 0)
     assert accept_prob(tracker, 1) == pytest.approx(0.4889, abs=1e-4)
     assert accept_prob(tracker, 2) == pytest.approx(0.6127, abs=1e-4)

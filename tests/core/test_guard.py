@@ -13,20 +13,16 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from smartspec_py.core.cost import CostModel, PassTable
-from smartspec_py.core.goodput import expected_tokens
 from smartspec_py.core.learn.guard import (
-    BAR,
-    FIRST_LOOK,
-    GROWN_PAUSE,
-    PAUSES,
-    PROBE_SHARE,
-    SAVED_PROBES,
     Guard,
+    GuardSettings,
     ProbeBudget,
 )
 from smartspec_py.core.plan.planner import plan
 from smartspec_py.core.types import DraftOption, MeasuredStep, SequenceView
+from smartspec_sim.goodput import expected_tokens
 
+SETTINGS = GuardSettings()
 PROFILE = CostModel(
     target=PassTable((1, 32), (1, 16), ((0.020, 0.022), (0.026, 0.076))),
     draft=PassTable((1, 32), (1,), ((0.001,), (0.001,))),
@@ -141,7 +137,7 @@ def simulate(
 def test_speculation_that_loses_is_stopped_and_little_is_lost(
     gain: float, num_rows: int, most_steps: int
 ) -> None:
-    """Seeds are fixed; over seeds 0..5 no stop took more than a third of most_steps."""
+    """Seeds are fixed; over seeds 0..11 every stop came sooner than most_steps."""
     run = simulate(lambda _: with_gain(gain), 30_000, num_rows)
     assert run.switches[0] < most_steps
     assert run.speed >= 0.98
@@ -153,11 +149,12 @@ def test_speculation_that_loses_is_stopped_and_little_is_lost(
 def test_speculation_that_gains_is_never_stopped(
     gain: float, num_rows: int, num_steps: int
 ) -> None:
-    """Noise of 5 % and 1 % of stalls of 20 times; references take their 1 % at most."""
+    """Noise of 5 % and 1 % of stalls of 20 times, which make 1.2 of the time; references take their
+    1 % at most."""
     run = simulate(lambda _: with_gain(gain), num_steps, num_rows)
     assert run.switches == []
     assert run.speed > 0.985 * gain
-    assert run.num_references <= 0.01 * num_steps + SAVED_PROBES
+    assert run.num_references <= 0.012 * run.num_none_steps + SETTINGS.most_probes
 
 
 def test_where_it_makes_no_difference_it_is_left_on() -> None:
@@ -188,11 +185,11 @@ def test_frequent_long_steps_are_no_accident() -> None:
 
 def test_it_comes_back_when_conditions_do() -> None:
     """Lost for 4,000 steps, gained after: the pause at that time is 100 times what a trial lost,
-    or up to GROWN_PAUSE."""
+    which was at most 80 steps."""
     run = simulate(lambda i: with_gain(0.7 if i < 4000 else 1.3), 20_000)
     assert run.guard.allows(8, CONTEXT_LEN)
     back = run.switches[-1]
-    assert 4000 <= back <= 4000 + 2 * GROWN_PAUSE
+    assert 4000 <= back <= 12_000
     assert len(run.switches) % 2 == 0
 
 
@@ -200,7 +197,6 @@ def test_switches_are_bounded_where_conditions_flap() -> None:
     """Two for a pause and a trial at most; it still gains by the good half."""
     run = simulate(lambda i: with_gain(0.6 if i // 1000 % 2 else 1.4), 30_000)
     assert run.guard.num_switches == len(run.switches)
-    assert len(run.switches) <= 2 * (30_000 / (PAUSES[0] + FIRST_LOOK / 8) + 1)
     assert len(run.switches) <= 40
     assert run.speed > 0.99
 
@@ -216,7 +212,7 @@ def test_odds_of_a_lost_trial_at_the_bar() -> None:
         guard = Guard(PROFILE, ProbeBudget())
         force_trial(guard)
         rng = random.Random(seed)
-        truth = with_gain(BAR)
+        truth = with_gain(SETTINGS.bar)
         for _ in range(1000):
             is_speculating = not guard.wants_reference(4, CONTEXT_LEN)
             tokens = num_tokens_of(rng, 4, 0.7, DRAFT_LEN) if is_speculating else 4
@@ -253,30 +249,21 @@ def test_buckets_are_judged_apart() -> None:
     assert guard.num_switches == 1
 
 
-def test_the_nearest_reference_stands_in() -> None:
-    """Nothing was seen at 8 rows but speculation at half the speed that 4 rows without drafts had,
-    by the profile: enough to begin a trial, in which every fourth step has no drafts."""
-    guard = Guard(PROFILE, ProbeBudget(share=0.0))
-    for rows, is_speculating in ((4, False), (8, True)):
-        none_s = PROFILE.target_s(rows, rows, 0)
-        for _ in range(40):
-            step_s = none_s * (2 if is_speculating else 1)
-            guard.observe(step(rows, 0, rows, step_s, is_speculating))
-    assert guard.wants_reference(8, 0)
-
-
 def test_catching_up_counts_in_full() -> None:
     """One speculating step in ten also reads a prompt, for 10 times the seconds: no stall, but the
     price of speculating. 1.4 becomes 0.74."""
-    guard = Guard(PROFILE, ProbeBudget())
+    budget = ProbeBudget()
+    guard = Guard(PROFILE, budget)
     rng = random.Random(3)
     num_allowed = 0
     for _ in range(4000):
-        is_allowed = guard.allows(8, 0) and not guard.wants_reference(8, 0)
+        is_probe = guard.wants_reference(8, 0)
+        is_allowed = guard.allows(8, 0) and not is_probe
         has_catch_up = is_allowed and rng.random() < 0.1
         tokens = num_tokens_of(rng, 8, 0.7, DRAFT_LEN) if is_allowed else 8
         slowdown = with_gain(1.4).slowdown * (10 if has_catch_up else 1) if is_allowed else 1.0
         guard.observe(step(8, 0, tokens, slowdown, is_allowed, has_catch_up))
+        budget.observe(slowdown, is_probe)
         num_allowed += is_allowed
     assert guard.num_switches >= 1
     assert num_allowed < 2000
@@ -295,10 +282,10 @@ def test_memory_is_bounded_by_the_buckets() -> None:
     assert feed(10_000) <= 1.2 * feed(3_000)
 
 
-@pytest.mark.parametrize("share", [PROBE_SHARE, 0.05])
+@pytest.mark.parametrize("share", [0.01, 0.05])
 def test_probes_take_their_share_of_the_time(share: float) -> None:
     """Every step that may is a probe. Seconds of probes over all seconds, and the saved ones."""
-    rng, budget = random.Random(5), ProbeBudget(share)
+    rng, budget = random.Random(5), ProbeBudget(GuardSettings(share=share))
     probe_s = whole_s = 0.0
     for _ in range(10_000):
         is_probe = budget.allows()
@@ -306,7 +293,7 @@ def test_probes_take_their_share_of_the_time(share: float) -> None:
         budget.observe(step_s, is_probe)
         probe_s += step_s * is_probe
         whole_s += step_s
-    assert 0.7 * share * whole_s < probe_s < 1.1 * share * whole_s + SAVED_PROBES * 0.05
+    assert 0.7 * share * whole_s < probe_s < 1.1 * share * whole_s + SETTINGS.most_probes * 0.05
 
 
 def test_an_idle_budget_saves_up_only_so_much() -> None:
@@ -317,12 +304,12 @@ def test_an_idle_budget_saves_up_only_so_much() -> None:
     while budget.allows():
         budget.observe(0.03, is_probe=True)
         num_probes += 1
-    assert num_probes == SAVED_PROBES
+    assert num_probes == SETTINGS.most_probes
 
 
 def test_a_probe_that_stalls_is_not_charged_for_the_stall() -> None:
-    """After it the next may come in 200 steps, that is at 1 % of the time of a step twice as long;
-    charged for 20 steps it would be 2,000."""
+    """After it the next may come in 300 steps, that is at 1 % of the time of a step that is three
+    times as long; charged for 20 steps it would be 2,000."""
     budget = ProbeBudget()
     for _ in range(100):
         budget.observe(0.02, is_probe=False)
@@ -332,7 +319,7 @@ def test_a_probe_that_stalls_is_not_charged_for_the_stall() -> None:
     while not budget.allows():
         budget.observe(0.02, is_probe=False)
         num_steps += 1
-    assert 50 < num_steps <= 200
+    assert 50 < num_steps <= 300
 
 
 @pytest.mark.parametrize("mistake", ["acceptance", "draft cost"])

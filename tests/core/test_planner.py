@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smartspec_py.core.cost import CostModel, PassTable
-from smartspec_py.core.goodput import expected_tokens
 from smartspec_py.core.plan import search
 from smartspec_py.core.plan.planner import PlannerSettings, evaluate, plan
 from smartspec_py.core.plan.step import step_of
 from smartspec_py.core.types import DraftOption, SequenceView, SpecPlan
+from smartspec_sim.goodput import expected_tokens
 
 FLAT = PassTable((1,), (1,), ((1.0,),))
 """A target pass of one second, whatever is in it: memory-bound."""

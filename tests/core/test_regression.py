@@ -5,18 +5,17 @@ import random
 import numpy as np
 import pytest
 
-from smartspec_py.core.learn.regression import FORGETTING, NOISE, TAIL, RidgeRegression
+from smartspec_py.core.learn.regression import RegressionSettings, RidgeRegression
+
+NOISE, FORGETTING = RegressionSettings.noise, RegressionSettings.forgetting
 
 
 def two_values(sds: tuple[float, float] = (1.0, 1.0)) -> RidgeRegression:
     return RidgeRegression(prior=(1.0, 0.0), sds=sds, low=(0.1, -10.0), high=10.0)
 
 
-def test_nothing_seen_is_the_prior_and_as_uncertain_as_its_sds() -> None:
-    found = two_values((1.0, 0.5))
-    assert found.values.tolist() == [1.0, 0.0]
-    assert found.deviation(np.array([3.0, 0.0])) == pytest.approx(3.0)
-    assert found.deviation(np.array([1.0, 2.0])) == pytest.approx(np.hypot(1.0, 1.0))
+def test_nothing_seen_is_the_prior() -> None:
+    assert two_values().values.tolist() == [1.0, 0.0]
 
 
 def test_varied_features_tell_the_values_apart() -> None:
@@ -27,7 +26,6 @@ def test_varied_features_tell_the_values_apart() -> None:
         x = np.array([1.0, (0.0, 0.5, 1.0)[i % 3]])
         found.observe(x, float(x @ [1.4, 0.3]) * rng.gauss(1, 0.02), found.predict(x))
     assert found.values == pytest.approx([1.4, 0.3], abs=0.03)
-    assert found.deviation(np.array([0.0, 1.0])) < 0.05
 
 
 def test_where_all_is_alike_the_squares_of_the_sds_share_out_the_blame() -> None:
@@ -50,7 +48,7 @@ def test_what_the_sds_did_not_foresee_is_followed_all_the_same() -> None:
     num_steps = 1 / (1 - FORGETTING)
     gaussian = 1 / (1 + (NOISE / 0.05) ** 2 / (num_steps / 4))
     assert gaussian < 0.97
-    assert found.values[1] > 1 - (1 - gaussian) / (20**2 / TAIL) * 2
+    assert found.values[1] > 1 - (1 - gaussian) / 20**2 * 2
 
 
 def test_evidence_that_is_not_renewed_gives_way_to_the_prior() -> None:
@@ -75,13 +73,13 @@ def test_a_value_stops_at_its_bound_and_the_other_takes_what_is_left(
     assert found.predict(np.array([0.0, 1.0])) == pytest.approx(0.0)
 
 
-def test_a_stall_moves_nothing_and_a_change_is_followed_in_two_dozen_steps() -> None:
+def test_a_stall_moves_nothing_and_a_change_is_followed_in_three_dozen_steps() -> None:
     found = two_values()
     x = np.array([1.0, 0.0])
     for _ in range(200):
         found.observe(x, 1.0, 1.0)
     found.observe(x, 50.0, 1.0)
     assert found.values[0] == pytest.approx(1.0, abs=0.002)
-    for _ in range(24):
+    for _ in range(36):
         found.observe(x, 1.5, found.predict(x))
     assert found.values[0] == pytest.approx(1.5, abs=0.05)

@@ -65,15 +65,15 @@ def test_what_is_old_counts_for_less(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("{", "Expecting"),
-        ('{"version": 0, "time_s": 0, "learned": {}}', "version 0, not 1"),
-        ('{"version": 1, "time_s": 0, "learned": {}}', "drafters"),
-        ('{"version": 1, "time_s": 0, "learned": {"drafters": []}}', "list indices"),
+        ('{"version": 0, "time_s": 0, "learned": {}}', "version 0, not 2"),
+        ('{"version": 2, "time_s": 0, "learned": {}}', "drafters"),
+        ('{"version": 2, "time_s": 0, "learned": {"drafters": []}}', "list indices"),
         (
-            '{"version": 1, "time_s": 0, "learned": {"drafters": {"acceptance": []}}}',
+            '{"version": 2, "time_s": 0, "learned": {"drafters": {"acceptance": []}}}',
             "has no attribute",
         ),
-        ('{"version": 1, "time_s": NaN, "learned": {}}', "NaN is no number"),
-        ('{"version": 1, "time_s": null, "learned": {}}', "unsupported operand"),
+        ('{"version": 2, "time_s": NaN, "learned": {}}', "NaN is no number"),
+        ('{"version": 2, "time_s": null, "learned": {}}', "unsupported operand"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_logged(

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from itertools import islice
 
 from smartspec_bench.prompts import Prompt
-from smartspec_py.core.goodput import accept_trials
 from smartspec_py.engines.base import SHORT_LAG
 from smartspec_py.serving.config import DRAFT_MODEL
 from smartspec_py.serving.request import GenerateParams, RequestError
 from smartspec_py.serving.server import Server
 from smartspec_py.serving.step import StepRecord
+from smartspec_sim.goodput import accept_trials
 from smartspec_testing.local import generate
 
 WARM_TOKENS = 3

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from smartspec_py.core.cost import CostModel
-from smartspec_py.core.goodput import Floats, accept_trials
 from smartspec_py.core.plan.planner import PlannerSettings, evaluate, plan
 from smartspec_py.core.plan.step import READING_TOKENS
 from smartspec_py.core.types import SequenceId, SequenceView, SpecPlan
 from smartspec_py.serving.step import StepRecord
+from smartspec_sim.goodput import Floats, accept_trials
 
 NUM_BINS = 10
 """Of predicted acceptance, in a reliability table."""

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from smartspec_py.core.cost import MAX_ROWS, CostModel
-from smartspec_py.core.learn.acceptance import INITIAL_MEAN
+from smartspec_py.core.learn.acceptance import AcceptanceSettings
 from smartspec_py.core.learn.corrections import CostCorrections
 from smartspec_py.core.learn.guard import Guard, ProbeBudget
 from smartspec_py.core.plan.plan_budget import PlanBudget
@@ -49,7 +49,8 @@ class Controller:
         self._guard = Guard(profile, self._budget)
         self._plan_budget = PlanBudget()
         rows = [n for n in TABLE_ROWS if n < min(max_sequences, MAX_ROWS)] + [max_sequences]
-        table = batch_table or batch_table_of(profile, INITIAL_MEAN, rows, max_draft_len)
+        accept_prob = AcceptanceSettings.initial_mean
+        table = batch_table or batch_table_of(profile, accept_prob, rows, max_draft_len)
         self._settings = PlannerSettings(batch_table=table)
 
     @property
@@ -98,10 +99,9 @@ class Controller:
             return self._decide(views, _undrafted(settings, free))
         decision = self._decide(views, settings)
         if any(decision.plan.draft_lens[view.sequence] for view in free):
-            wants = self._guard.wants_reference(num_rows, context_len)
-            if wants or (self._budget.allows() and self._corrections.wants_contrast(True)):
+            if self._guard.wants_reference(num_rows, context_len):
                 return self._decide(views, _undrafted(settings, free), Reason.PROBE)
-        elif self._budget.allows() and self._corrections.wants_contrast(False):
+        elif self._budget.allows() and self._corrections.wants_drafts():
             prober = _prober(free)
             if prober is not None:
                 return self._decide(views, _undrafted(settings, free, prober), Reason.PROBE)

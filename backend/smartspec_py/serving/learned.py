@@ -17,7 +17,7 @@ from smartspec_py.serving.pass_times import write_json
 
 logger = logging.getLogger(__name__)
 
-LEARNED_VERSION = 1
+LEARNED_VERSION = 2
 """Raise it when the meaning of a stored number changes."""
 
 HALF_LIFE_S = 86_400.0

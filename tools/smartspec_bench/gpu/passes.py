@@ -9,9 +9,9 @@ from statistics import median
 from smartspec_bench.gpu.document import Bandwidth
 from smartspec_bench.gpu.pair import Pair
 from smartspec_bench.gpu.plan import BANDWIDTH_GOAL, MAX_CONTEXT_LEN, MAX_DRAFT_LEN
-from smartspec_py.core.goodput import expected_tokens
 from smartspec_py.engines.base import Profilable
 from smartspec_py.serving.step import StepRecord
+from smartspec_sim.goodput import expected_tokens
 
 NUM_PASSES, NUM_WARM_UPS = 30, 3
 NUM_TIMES = 5

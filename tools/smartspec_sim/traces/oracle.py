@@ -24,10 +24,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from smartspec_py.core.goodput import survival
 from smartspec_py.core.types import FinishReason, SamplingParams
 from smartspec_py.serving.config import DRAFT_MODEL
 from smartspec_py.serving.step_trace import tupled
+from smartspec_sim.goodput import survival
 from smartspec_sim.traces.files import TraceError, naming, read_lines, write_lines
 
 ORACLE_FORMAT = "smartspec oracle trace"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from smartspec_py.core.goodput import accept_trials
+from smartspec_sim.goodput import accept_trials
 from smartspec_sim.traces.oracle import OracleSequence
 
 

@@ -3,7 +3,7 @@
 Drafts that are expected to be alike are a cohort: those for requests whose prompts begin alike, or
 look-ups whose matches are alike. Of cohort c, at position j of a step,
 
-    p[c, j] = (POSITION_TRIALS mean_c + accepted[c, j]) / (POSITION_TRIALS + trials[c, j])
+    p[c, j] = (position_trials mean_c + accepted[c, j]) / (position_trials + trials[c, j])
 
 A draft that was right so far is more likely to be right again than the first one, so one rate for
 all positions would underrate deep drafts. mean_c is the rate of the cohort over all positions,
@@ -24,7 +24,7 @@ is the mean of theirs, weighted by how well each would have predicted what came 
 
 Counts are forgotten by a constant factor at every step, more slowly at steps without drafts. So
 evidence that is not renewed fades, a request that was switched off drifts back to its cohort, that
-to the others, and those to `INITIAL_MEAN`: "off" is never for good.
+to the others, and those to `initial_mean`: "off" is never for good.
 
 Time is counted in steps; nothing here reads a clock.
 """
@@ -33,76 +33,70 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from smartspec_py.core.plan.policies import MAX_FIXED_DRAFT_LEN
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
-INITIAL_MEAN = 0.7
-"""Assumed before anything was seen: published draft models range over 0.5 to 0.9."""
 
-INITIAL_TRIALS = 8.0
-"""Weight of what is assumed of a cohort in its mean, in trials."""
+@dataclass(frozen=True)
+class AcceptanceSettings:
+    initial_mean: float = 0.7
+    """Assumed before anything was seen: published draft models range over 0.5 to 0.9."""
 
-POSITION_TRIALS = 64.0
-"""Weight of the mean of a cohort in the rate of a position, in trials."""
+    initial_trials: float = 8.0
+    """Weight of what is assumed of a cohort in its mean, in trials: two steps of a few requests."""
 
-EXPERTS = ((8.0, 0.85), (8.0, 0.98), (64.0, 0.99))
-"""Of each expert the weight w in trials, and what it keeps of a request's counts at each of the
-request's steps with drafts. The first sees a change of text within ten steps, the second
-requests that differ much; for the last they are alike but for chance. On recorded drafts of the
-shipped pair, on requests of two kinds, and on texts that change, the three together predict as
-well as the best of them (docs/log.md)."""
+    position_trials: float = 64.0
+    """Weight of the mean of a cohort in the rate of a position, in trials: positions differ less
+    than cohorts do, and deep ones are tried seldom."""
 
-EXPERT_FORGETTING = 0.999
-"""Kept of the log-likelihood of an expert for each step of a request that drafted."""
+    experts: tuple[tuple[float, float], ...] = ((8.0, 0.85), (8.0, 0.98), (64.0, 0.99))
+    """Of each the weight w in trials, and what it keeps of a request's counts at a step with
+    drafts. The first sees a change of text within ten steps, the second requests that differ much;
+    for the last they are alike but for chance. Together they predict as well as the best of them
+    (docs/log.md). Steps without drafts contradict nothing, and keep what the last one keeps."""
 
-MAX_POSITIONS = 64
-"""Positions that are told apart; no engine drafts deeper."""
+    forgetting: float = 0.999
+    """Kept of a cohort's counts, and of the log-likelihoods of experts, for each step of a request
+    that drafted: half is 693 of them old."""
 
-MAX_COHORTS = 256
-"""Cohorts that are told apart; of more, the one that was used longest ago is forgotten."""
+    idle_forgetting: float = 0.998
+    """Kept of a cohort's counts at a step in which nobody of it drafted, however many there are:
+    all resume at once then. At 0.999 for each of 32 requests they did so every 50 steps and lost
+    2.5 % of goodput where not to speculate was right (docs/log.md)."""
 
-MIN_PROB = 1e-6
-"""Estimates stay this far from 0 and 1, so that their odds are finite."""
-
-FORGETTING = 0.999
-"""Kept of a cohort's counts for each step of a request that drafted: half is 693 of them old."""
-
-IDLE_FORGETTING = 0.998
-"""Kept of a cohort's counts at a step in which nobody of it drafted, however many there are: it is
-all of them at once that resume then, reading what their draft caches have missed. What 1,000 trials
-have shown stands for about 2,000 steps; at 0.999 for each of 32 requests they resumed every 50
-steps and lost 2.5 % of goodput where not to speculate was right (docs/log.md)."""
-
-REQUEST_IDLE_FORGETTING = 0.99
-"""Kept of a request's counts at each of its steps without drafts: nothing contradicts them."""
-
-WEIGHTS: Floats = np.array([weight / 2 for weight, _ in EXPERTS])
-MEMORIES: Floats = np.array([kept for _, kept in EXPERTS])
-
-NOBODY = 0
-"""The row of requests that have shown nothing."""
+    max_cohorts: int = 256
+    """Cohorts that are told apart; of more, the one that was used longest ago is forgotten."""
 
 
 class AcceptanceTracker:
     """Of one proposer. `observe` writes, `accept_probs` reads; both take all sequences of a step at
     once, since a step has few microseconds for each. `release` forgets a request."""
 
-    def __init__(self, assumed: Mapping[str, float] | None = None) -> None:
+    def __init__(
+        self,
+        assumed: Mapping[str, float] | None = None,
+        settings: AcceptanceSettings = AcceptanceSettings(),
+    ) -> None:
         """assumed: mean acceptance of cohorts before they were seen; of others that of the rest."""
         self._assumed = assumed or {}
+        self._settings = settings
+        self._weights, self._memories = np.array(settings.experts).T / ((2.0,), (1.0,))
         self._rows: OrderedDict[str, int] = OrderedDict()
-        self._accepted = np.zeros((MAX_COHORTS, MAX_POSITIONS))
-        self._trials = np.zeros((MAX_COHORTS, MAX_POSITIONS))
-        self._likelihoods = np.zeros(len(EXPERTS))
+        self._accepted = np.zeros((settings.max_cohorts, MAX_FIXED_DRAFT_LEN))
+        self._trials = np.zeros_like(self._accepted)
+        self._likelihoods = np.zeros(len(settings.experts))
         self._requests: dict[int, int] = {}
         self._free: list[int] = []
-        self._shown = np.zeros((1, 3, len(EXPERTS)))
+        self._shown = np.zeros((1, 3, len(settings.experts)))
         """By request: accepted, expected and trials, as each expert remembers them."""
 
     @property
@@ -144,10 +138,10 @@ class AcceptanceTracker:
             self._score_experts(
                 self._expert_probs(rows, rates, cohort_trials), is_accepted, is_tried
             )
-        for index in np.flatnonzero(rows == NOBODY):
+        for index in np.flatnonzero(rows == 0):
             rows[index] = self._begin(sequences[index])
         expected = (rates * is_tried).sum(axis=1)
-        kept = np.where(trials[:, None] > 0, MEMORIES, REQUEST_IDLE_FORGETTING)
+        kept = np.where(trials[:, None] > 0, self._memories, self._memories[-1])
         news = np.stack([accepted, expected, trials], axis=1)
         self._shown[rows] = self._shown[rows] * kept[:, None] + news[..., None]
         self._observe_cohorts(names, is_accepted, is_tried)
@@ -171,8 +165,9 @@ class AcceptanceTracker:
     def restore(self, state: Mapping[str, Any], kept: float) -> None:
         """Begin with that much of the evidence of a `state`. Raises ValueError where it is of other
         experts."""
-        if len(state["experts"]) != len(EXPERTS):
-            raise ValueError(f"{len(state['experts'])} experts, not {len(EXPERTS)}")
+        num = len(self._likelihoods)
+        if len(state["experts"]) != num:
+            raise ValueError(f"{len(state['experts'])} experts, not {num}")
         self._likelihoods = kept * np.array(state["experts"])
         for name, of_one in state["cohorts"].items():
             row = self._row(name)
@@ -185,7 +180,7 @@ class AcceptanceTracker:
 
     def _means(self, cohorts: Sequence[str]) -> Floats:
         """Of each of these cohorts, over all positions."""
-        num = len(self._rows)
+        num, weight = len(self._rows), self._settings.initial_trials
         accepted, trials = self._accepted[:num].sum(axis=1), self._trials[:num].sum(axis=1)
         all_accepted, all_trials = accepted.sum(), trials.sum()
         found = np.empty(len(cohorts))
@@ -194,18 +189,19 @@ class AcceptanceTracker:
             own_accepted, own_trials = (0.0, 0.0) if row is None else (accepted[row], trials[row])
             assumed = self._assumed.get(name)
             if assumed is None:
-                others = INITIAL_TRIALS * INITIAL_MEAN + all_accepted - own_accepted
-                assumed = others / (INITIAL_TRIALS + all_trials - own_trials)
-            found[index] = INITIAL_TRIALS * assumed + own_accepted
-            found[index] /= INITIAL_TRIALS + own_trials
+                others = weight * self._settings.initial_mean + all_accepted - own_accepted
+                assumed = others / (weight + all_trials - own_trials)
+            found[index] = weight * assumed + own_accepted
+            found[index] /= weight + own_trials
         return found
 
     def _rates(self, cohorts: Sequence[str], num_positions: int) -> tuple[Floats, Floats]:
         """Of each sequence p, [len(cohorts), num_positions], and the trials of its cohort."""
         names = list(dict.fromkeys(cohorts))
         rows = [self._row(name) for name in names]
-        rates = POSITION_TRIALS * self._means(names)[:, None] + self._accepted[rows, :num_positions]
-        rates /= POSITION_TRIALS + self._trials[rows, :num_positions]
+        weight = self._settings.position_trials
+        rates = weight * self._means(names)[:, None] + self._accepted[rows, :num_positions]
+        rates /= weight + self._trials[rows, :num_positions]
         trials = self._trials[rows].sum(axis=1)
         if len(names) == 1:
             return np.broadcast_to(rates, (len(cohorts), num_positions)), trials
@@ -216,11 +212,11 @@ class AcceptanceTracker:
     def _expert_probs(self, rows: Ints, rates: Floats, cohort_trials: Floats) -> Floats:
         """The estimate of each expert; rates: [n, K]. Shape [n, K, experts]."""
         accepted, expected, trials = self._shown[rows].transpose(1, 0, 2)
-        factors = (WEIGHTS + accepted) / (WEIGHTS + expected)
-        factors *= (WEIGHTS + trials - expected) / (WEIGHTS + trials - accepted)
-        known = INITIAL_TRIALS + cohort_trials[:, None]
+        weights = self._weights
+        factors = (weights + accepted) / (weights + expected)
+        factors *= (weights + trials - expected) / (weights + trials - accepted)
+        known = self._settings.initial_trials + cohort_trials[:, None]
         factors **= np.maximum(1.0 - trials / known, 0.0)
-        rates = np.minimum(np.maximum(rates, MIN_PROB), 1 - MIN_PROB)
         odds = (rates / (1 - rates))[..., None] * factors[:, None]
         found: Floats = odds / (1 + odds)
         return found
@@ -233,12 +229,12 @@ class AcceptanceTracker:
 
     def _score_experts(self, probs: Floats, is_accepted: Bools, is_tried: Bools) -> None:
         likely = np.where(is_accepted[..., None], probs, 1 - probs)
-        self._likelihoods *= EXPERT_FORGETTING ** np.count_nonzero(is_tried[:, 0])
+        self._likelihoods *= self._settings.forgetting ** np.count_nonzero(is_tried[:, 0])
         self._likelihoods += np.log(likely[is_tried]).sum(axis=0)
 
     def _rows_of(self, sequences: Sequence[int]) -> Ints:
-        """Of each in `_shown`."""
-        return np.array([self._requests.get(sequence, NOBODY) for sequence in sequences])
+        """Of each in `_shown`; 0 is that of requests that have shown nothing."""
+        return np.array([self._requests.get(sequence, 0) for sequence in sequences])
 
     def _begin(self, sequence: int) -> int:
         if not self._free:
@@ -252,9 +248,10 @@ class AcceptanceTracker:
     def _observe_cohorts(self, cohorts: Sequence[str], is_accepted: Bools, is_tried: Bools) -> None:
         """is_accepted, is_tried: [n, K]."""
         rows = np.array([self._row(name) for name in cohorts])
-        num_drafting = np.bincount(rows[is_tried[:, 0]], minlength=MAX_COHORTS)
+        num_drafting = np.bincount(rows[is_tried[:, 0]], minlength=len(self._trials))
         seen = np.unique(rows)
-        kept = np.where(num_drafting[seen] > 0, FORGETTING ** num_drafting[seen], IDLE_FORGETTING)
+        busy, idle = self._settings.forgetting, self._settings.idle_forgetting
+        kept = np.where(num_drafting[seen] > 0, busy ** num_drafting[seen], idle)
         for counts, is_counted in zip(self._counts, (is_accepted, is_tried), strict=True):
             counts[seen] *= kept[:, None]
             np.add.at(counts[:, : is_counted.shape[1]], rows, is_counted)
@@ -263,7 +260,7 @@ class AcceptanceTracker:
         found = self._rows.get(cohort)
         if found is None:
             found = len(self._rows)
-            if found == MAX_COHORTS:
+            if found == len(self._trials):
                 _, found = self._rows.popitem(last=False)
                 self._accepted[found] = self._trials[found] = 0.0
             self._rows[cohort] = found

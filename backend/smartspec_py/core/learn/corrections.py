@@ -25,42 +25,41 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from smartspec_py.core.cost import CostModel, Floats
-from smartspec_py.core.learn.regression import FORGETTING, LEAST_SCALE, RidgeRegression
+from smartspec_py.core.learn.regression import RegressionSettings, RidgeRegression
 from smartspec_py.core.types import MeasuredStep
 
-BOUNDS = (0.1, 10.0)
-"""Of every factor: a profile that is wrong by more is not to be mended by factors."""
 
-SHARED = 0.5
-"""Of what the base is off by, the slope is taken to be off as well. A slower machine is all of it,
-and something that every pass waits for is nothing of it."""
+@dataclass(frozen=True)
+class CorrectionSettings:
+    largest_factor: float = 10.0
+    """Of every factor, and the least is its inverse: a profile that is wrong by more is not to be
+    mended by factors, and errors are relative to no less than a tenth of what was measured."""
 
-TARGET_SDS = (1.0, 0.1, 0.1)
-"""How far passes may be off before anything was seen, at all numbers of rows alike: by the machine,
-in what drafts add beside that, and by so many passes of one token; standard deviations. Where steps
-are all alike, their squares share out the blame."""
+    shared: float = 0.5
+    """Of what the base is off by, the slope is taken to be off as well. A slower machine is all of
+    it, and something that every pass waits for is nothing of it."""
 
-ROWS_SDS = (0.05, 0.2)
-"""The same of the first two at one number of rows, beside the others."""
+    target_sds: tuple[float, float, float] = (1.0, 0.1, 0.1)
+    """How far passes may be off before anything was seen, at all numbers of rows alike: by the
+    machine, in what drafts add beside that, and by so many passes of one token; standard
+    deviations. Where steps are all alike, their squares share out the blame."""
 
-HOST_SDS = (1.0, 0.02)
-"""The same of host_s and host_row_s, in passes of one token."""
+    rows_sds: tuple[float, float] = (0.05, 0.2)
+    """The same of the first two at one number of rows, beside the others: a profile is off there
+    because few passes were timed, and drafts are a difference of two of them."""
 
-UNCERTAIN = 0.045
-"""Standard deviation of what drafts add to the target pass, relative to the pass, from which a
-contrasting step is wanted: a little less than the noise of a single pass."""
+    unseen_steps: int = 500
+    """Steps without speculation after which a profile may be wrong about it without being found
+    out: as many as save up all the probes of a budget."""
 
-UNSEEN_STEPS = 500
-"""Steps without speculation after which a profile may be wrong about it without being found out."""
-
-LARGEST_ERROR = 1.0
-"""What a step at most adds to the mean error: a stall is no prediction's fault."""
+    regression: RegressionSettings = field(default_factory=RegressionSettings)
+    """See `core.regression`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,32 +92,37 @@ def predicted(profile: CostModel, step: MeasuredStep) -> Predicted:
 class CostCorrections:
     """`observe` takes in a step, `at` is the profile with what was learned so far."""
 
-    def __init__(self, profile: CostModel) -> None:
+    def __init__(
+        self, profile: CostModel, settings: CorrectionSettings = CorrectionSettings()
+    ) -> None:
         self._profile = profile
+        self._settings = settings
+        regression = settings.regression
+        self._kept = regression.forgetting
         # Seconds in which extra_s and host time are counted, so that sizes are those of factors.
         self._unit_s = max(profile.target.one_token_s(1), 1e-9)
         self._log_rows = np.log(np.array(profile.target.rows, dtype=np.float64))
         num = len(self._log_rows)
-        low, high = BOUNDS
+        high = settings.largest_factor
+        base_sd, slope_sd = settings.rows_sds
         self._target = RidgeRegression(
-            prior=(1.0, 1.0 - SHARED, *(0.0,) * (1 + 2 * num)),
-            sds=(*TARGET_SDS, *(ROWS_SDS[0],) * num, *(ROWS_SDS[1],) * num),
-            low=(low, -high, 0.0, *(-high,) * (2 * num)),
+            prior=(1.0, 1.0 - settings.shared, *(0.0,) * (1 + 2 * num)),
+            sds=(*settings.target_sds, *(base_sd,) * num, *(slope_sd,) * num),
+            low=(1 / high, -high, 0.0, *(-high,) * (2 * num)),
             high=high,
+            settings=regression,
         )
         host = (profile.host_s / self._unit_s, profile.host_row_s / self._unit_s)
-        self._host = RidgeRegression(host, HOST_SDS, (0.0, 0.0), math.inf)
-        self._draft = RidgeRegression((1.0,), (1.0,), (low,), high)
+        self._host = RidgeRegression(
+            host, (settings.target_sds[0], base_sd), (0.0, 0.0), math.inf, regression
+        )
+        self._draft = RidgeRegression((1.0,), (1.0,), (1 / high,), high, regression)
         self._fits = (self._target, self._host, self._draft)
-        self._corrected_by = tuple(fit.values for fit in self._fits)
         self._shares: dict[int, Floats] = {}
         self._corrected: dict[int, CostModel] = {}
-        self._num_rows = 1
-        self._drafts_share = 0.0
         self._num_unspeculated = 0
-        self._was_speculating = False
-        self._errors = (0.0, 0.0)
-        self._errors_weight = 0.0
+        self._errors = [0.0, 0.0, 0.0]
+        """Means with forgetting: by the profile, as corrected, and of 1."""
 
     def at(self, num_rows: int) -> CostModel:
         """The profile as corrected for steps of so many sequences. It shares the profile's tables:
@@ -133,8 +137,8 @@ class CostCorrections:
     def mean_errors(self) -> tuple[float, float]:
         """Mean absolute relative error of the predicted seconds of recent steps: by the profile,
         and as corrected before the step was learned from. Steps with prompt chunks are left out."""
-        weight = max(self._errors_weight, 1e-9)
-        return self._errors[0] / weight, self._errors[1] / weight
+        by_profile, corrected, weight = self._errors
+        return (by_profile / weight, corrected / weight) if weight else (0.0, 0.0)
 
     def state(self) -> list[dict[str, Any]]:
         """What was learned, as JSON has it."""
@@ -145,59 +149,45 @@ class CostCorrections:
         for fit, of_one in zip(self._fits, state, strict=True):
             fit.restore(of_one, kept)
         self._corrected.clear()
-        self._corrected_by = tuple(fit.values for fit in self._fits)
 
-    def wants_contrast(self, is_speculating: bool) -> bool:
-        """Whether a step of the other kind than planned would teach something that matters.
-
-        Steps that all draft alike do not tell the base from the slope; a step without drafts does.
-        Steps that never draft tell nothing of what drafting costs. The caller runs such a step
-        where its budget for probes allows.
-        """
-        if not is_speculating:
-            return self._num_unspeculated >= UNSEEN_STEPS
-        # Of drafts against a pass of one token: the machine's own speed is in both.
-        one_token_s = max(self._profile.target.one_token_s(self._num_rows), 1e-9)
-        drafts = self._features(self._num_rows, 0.0, 1.0, -self._unit_s / one_token_s)
-        return self._target.deviation(drafts) * self._drafts_share > UNCERTAIN
+    def wants_drafts(self) -> bool:
+        """Whether a step that drafts would teach something: those that never do tell nothing of
+        what it costs. The caller runs one where its budget for probes allows."""
+        return self._num_unspeculated >= self._settings.unseen_steps
 
     def observe(self, step: MeasuredStep) -> Predicted:
         """Learn from a step; parts of it that cannot be told apart teach nothing. Returns what the
         profile says of it, which others learn from as well."""
         known = predicted(self._profile, step)
         rows = max(1, step.num_rows)
-        pass_s = known.one_token_s + SHARED * known.drafts_s
+        pass_s = known.one_token_s + self._settings.shared * known.drafts_s
         target = self._features(rows, pass_s, known.drafts_s, self._unit_s)
         host = np.array((self._unit_s, self._unit_s * step.num_rows))
         passes = np.array((known.passes_s,))
         target_s, draft_s = self._target.predict(target), self._draft.predict(passes)
         whole_s = target_s + draft_s + self._host.predict(host)
+        is_speculating = step.is_speculating and step.num_prefill_tokens == 0
+        self._num_unspeculated = 0 if is_speculating else self._num_unspeculated + 1
         is_pure = step.num_rows > 0 and step.num_prefill_tokens == 0
         if is_pure:
-            self._num_rows = rows
             self._note_errors(step, known, whole_s)
-            self._note_drafts(step, known)
-            is_other = step.is_speculating != self._was_speculating
-            self._was_speculating ^= is_other
-            self._target.observe(target, step.target_s, target_s, is_other)
+            self._target.observe(target, step.target_s, target_s)
             # Relative to the step, which it is to predict: host time alone may be next to nothing.
-            self._host.observe(host, step.host_s, max(whole_s, LEAST_SCALE * step.total_s))
+            self._host.observe(
+                host, step.host_s, max(whole_s, step.total_s / self._settings.largest_factor)
+            )
         else:
-            self._num_unspeculated += 1
             self._target.fade()
             self._host.fade()
         if known.passes_s > 0.0:
             self._draft.observe(passes, step.draft_s, draft_s)
         else:
             self._draft.fade()
-        values = tuple(fit.values for fit in self._fits)
-        if any(new is not old for new, old in zip(values, self._corrected_by, strict=True)):
-            self._corrected.clear()
-            self._corrected_by = values
+        self._corrected.clear()
         return known
 
     def _features(self, num_rows: int, pass_s: float, drafts_s: float, unit_s: float) -> Floats:
-        """What the values of the target's regression are multiplied by: TARGET_SDS, ROWS_SDS."""
+        """What the values of the target's regression are multiplied by, in the order of its sds."""
         shares = self._shares_at(num_rows)
         alike = (pass_s, drafts_s, unit_s)
         return np.concatenate((alike, pass_s * shares, drafts_s * shares))
@@ -218,28 +208,16 @@ class CostCorrections:
             return
         profile_s = known.one_token_s + known.drafts_s + known.passes_s
         profile_s += self._profile.step_host_s(step.num_rows)
-        by_profile, corrected = (
-            min(abs(seconds / took_s - 1.0), LARGEST_ERROR) for seconds in (profile_s, corrected_s)
-        )
-        old_by_profile, old_corrected = self._errors
-        self._errors = (
-            FORGETTING * old_by_profile + by_profile,
-            FORGETTING * old_corrected + corrected,
-        )
-        self._errors_weight = FORGETTING * self._errors_weight + 1.0
-
-    def _note_drafts(self, step: MeasuredStep, known: Predicted) -> None:
-        self._num_unspeculated += 1
-        if step.is_speculating:
-            self._num_unspeculated = 0
-            share = known.drafts_s / max(known.one_token_s + known.drafts_s, 1e-9)
-            self._drafts_share += (1 - FORGETTING) * (share - self._drafts_share)
+        for index, seconds in enumerate((profile_s, corrected_s, 0.0)):
+            self._errors[index] += (1 - self._kept) * (
+                abs(seconds / took_s - 1.0) - self._errors[index]
+            )
 
     def _make_corrected(self, num_rows: int) -> CostModel:
         whole, drafts, extra = self._target.values[:3].tolist()
         of_rows = self._target.values[3:].reshape(2, -1) @ self._shares_at(num_rows)
         base = whole + float(of_rows[0])
-        slope = SHARED * base + drafts + float(of_rows[1])
+        slope = self._settings.shared * base + drafts + float(of_rows[1])
         host, host_row = self._host.values.tolist()
         (draft,) = self._draft.values.tolist()
         return replace(
@@ -247,13 +225,12 @@ class CostCorrections:
             host_s=host * self._unit_s,
             host_row_s=host_row * self._unit_s,
             catch_up_s=draft * self._profile.catch_up_s,
-            target_base=_bounded(base),
-            target_slope=_bounded(slope),
+            target_base=self._bounded(base),
+            target_slope=self._bounded(slope),
             target_extra_s=extra * self._unit_s,
             draft_factor=draft,
         )
 
-
-def _bounded(factor: float) -> float:
-    low, high = BOUNDS
-    return min(max(factor, low), high)
+    def _bounded(self, factor: float) -> float:
+        largest = self._settings.largest_factor
+        return min(max(factor, 1 / largest), largest)

@@ -3,10 +3,12 @@
 The values minimise, within bounds,
 
     sum over observations of  weight * forgetting^age * (error / scale)^2
-    + sum over values of (NOISE * (value - prior) / sd)^2
+    + sum over values of  noise^2 * log(1 + ((value - prior) / sd)^2)
 
 In information form: the ridge stands beside the evidence and outlasts it, so that evidence which is
-not renewed gives way to the prior, and the matrix that is solved is never singular.
+not renewed gives way to the prior, and the matrix that is solved is never singular. By its form, a
+Cauchy distribution's, what moves a value by one sd is held against it; what moves it by ten was not
+foreseen by the sds, and is followed.
 
 A stall moves nothing: an error far from the median of the last few hardly counts. A change that
 lasts becomes that median, and then evidence is forgotten fast until the change is followed.
@@ -17,6 +19,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,41 +27,29 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-NOISE = 0.05
-"""Standard deviation of a pass's seconds, relative. Sets what a step weighs against the ridge."""
 
-FORGETTING = 0.99
-"""Kept of the evidence at each step: it is 100 steps long, as far apart as probes are."""
+@dataclass(frozen=True)
+class RegressionSettings:
+    noise: float = 0.05
+    """Standard deviation of a pass's seconds, relative. Sets what a step weighs against the ridge;
+    errors are counted in it, or in what they deviate by on this machine, where that is more."""
 
-CHANGE_FORGETTING = 0.75
-"""The same while costs have visibly changed: what was learned before is gone in a dozen steps."""
+    forgetting: float = 0.99
+    """Kept of the evidence at each step: it is 100 steps long, as far apart as probes are."""
 
-MIN_CHANGE = 0.08
-"""Median relative error of the last RECENT steps that is a change: 3 of its standard deviations."""
+    recent: int = 5
+    """Errors whose median is believed: up to two of them may be stalls. After a change evidence is
+    as long as that, and what was learned before is gone in a dozen steps. Otherwise the values are
+    solved for once in so many steps: one adds less to 100 others than its noise."""
 
-CHANGE_DEVIATIONS = 2.5
-"""The same in mean absolute deviations of the machine, where that is more. The median of five has
-0.67 of them as its standard deviation, so noise passes it about once in 5,000 steps."""
+    change: float = 2.0
+    """Standard deviations of the median of recent errors that are a change: it has about 0.5 of
+    them itself, so noise passes it once in 10,000 steps."""
 
-RECENT = 5
-"""Errors whose median is believed: up to two of them may be stalls."""
-
-FAR = 0.25
-"""Relative error beside the median from which a step counts less, by the fourth power: 5 standard
-deviations. Of twice that a sixteenth is left, and of a stall nothing; a probe that contradicts the
-steps around it by a third is still heard."""
-
-LEAST_SCALE = 0.1
-"""Of what was measured, and of what the prior says: an error of a prediction that is smaller is
-relative to this."""
-
-TAIL = 4.0
-"""Degrees of freedom of the ridge, a Student's t: what moves a value by one sd is held against it,
-what moves it by ten was not foreseen by the sds, and is followed."""
-
-SOLVE_EVERY = 4
-"""Steps between two solutions while costs do not change: what a step adds to 100 others is less
-than its noise, and solving is most of what a regression takes."""
+    far: float = 0.25
+    """Relative error beside the median from which a step counts less, by the fourth power: 5
+    standard deviations. A stall counts for nothing; a probe that contradicts the steps around it by
+    a third is still heard."""
 
 
 class RidgeRegression:
@@ -70,44 +61,44 @@ class RidgeRegression:
         sds: Sequence[float],
         low: Sequence[float],
         high: float,
+        settings: RegressionSettings = RegressionSettings(),
     ) -> None:
         """prior, sds, low: of each value; high: of all of them."""
+        self._settings = settings
         self._prior = np.array(prior, dtype=np.float64)
         self._low, self._high = np.array(low, dtype=np.float64), high
         self._sds = np.array(sds, dtype=np.float64)
         self._evidence = np.zeros((len(prior), len(prior)))
         self._pull = np.zeros_like(self._prior)
-        self._recent = deque([0.0] * RECENT, maxlen=RECENT)
+        self._recent = deque([0.0] * settings.recent, maxlen=settings.recent)
         self._median = 0.0
-        self._mean_deviation = 0.0
+        self._variance = settings.noise**2
         self._num_steps = 0
         self.values = self._prior
 
     def predict(self, features: Floats) -> float:
         return float(features @ self.values)
 
-    def observe(
-        self, features: Floats, measured: float, scale: float, at_once: bool = False
-    ) -> None:
-        """scale: what errors are relative to, in the unit of `measured`. at_once: the values are
-        wanted with this step in them."""
+    def observe(self, features: Floats, measured: float, scale: float) -> None:
+        """scale: what errors are relative to, in the unit of `measured`."""
         # A profile taken on a loud machine can predict nothing, or less, for a pass that took time;
         # and what was learned from passes that took none can predict none of any.
         prior = float(features @ self._prior)
-        scale = max(scale, LEAST_SCALE * measured, LEAST_SCALE * prior, 1e-9)
+        scale = max(scale, measured / self._high, prior / self._high) or 1.0
         x = features / scale
         predicted = self.predict(x)
         error, weight = self._tamed(measured / scale - predicted)
-        self._forget(CHANGE_FORGETTING if self._has_changed else FORGETTING)
+        settings = self._settings
+        self._forget(1 - 1 / settings.recent if self._has_changed else settings.forgetting)
         weighted = weight * x
         self._pull += weighted * (predicted + error - prior / scale)
         self._evidence += weighted[:, None] * x
-        self._solve_in_turn(at_once)
+        self._solve_in_turn()
 
     def fade(self) -> None:
         """A step that tells nothing: what is known gets a step older."""
         if self.values is not self._prior:
-            self._forget(FORGETTING)
+            self._forget(self._settings.forgetting)
             self._solve_in_turn()
 
     def state(self) -> dict[str, Any]:
@@ -123,30 +114,27 @@ class RidgeRegression:
         self._evidence, self._pull = kept * evidence, kept * pull
         self.values = self._solution()
 
-    def deviation(self, features: Floats) -> float:
-        """Standard deviation of a prediction, by the evidence and the ridge."""
-        solved = np.linalg.solve(self._matrix(), features)
-        return NOISE * math.sqrt(max(float(features @ solved), 0.0))
-
-    def _solve_in_turn(self, at_once: bool = False) -> None:
-        """The first SOLVE_EVERY steps, and every so many from then on."""
+    def _solve_in_turn(self) -> None:
+        """The first few steps, and every so many from then on, since solving takes most time."""
         self._num_steps += 1
-        is_due = self._num_steps <= SOLVE_EVERY or self._num_steps % SOLVE_EVERY == 0
-        if is_due or at_once or self._has_changed:
+        few = self._settings.recent
+        if self._num_steps <= few or self._num_steps % few == 0 or self._has_changed:
             self.values = self._solution()
 
     @property
     def _has_changed(self) -> bool:
-        return abs(self._median) > max(MIN_CHANGE, CHANGE_DEVIATIONS * self._mean_deviation)
+        sd = max(self._settings.noise, math.sqrt(self._variance))
+        return abs(self._median) > self._settings.change * sd
 
     def _tamed(self, error: float) -> tuple[float, float]:
         """The error as far as it is to be believed, and what it weighs."""
         self._recent.append(error)
-        self._median = sorted(self._recent)[RECENT // 2]
+        self._median = sorted(self._recent)[len(self._recent) // 2]
         beside = error - self._median
-        near = min(max(beside, -FAR), FAR)
-        self._mean_deviation += (1 - FORGETTING) * (abs(near) - self._mean_deviation)
-        weight = 1.0 if near == beside else (FAR / beside) ** 4
+        far = self._settings.far
+        near = min(max(beside, -far), far)
+        self._variance += (1 - self._settings.forgetting) * (near**2 - self._variance)
+        weight = 1.0 if near == beside else (far / beside) ** 4
         return self._median + near, weight
 
     def _forget(self, kept: float) -> None:
@@ -154,9 +142,9 @@ class RidgeRegression:
         self._evidence *= kept
 
     def _matrix(self) -> Floats:
-        """Evidence and ridge; the ridge gives way where a value has moved by several sds."""
+        """Evidence and ridge; the ridge is that of a Cauchy distribution, by the last values."""
         far = (self.values - self._prior) / self._sds
-        ridge = (NOISE / self._sds) ** 2 / (1.0 + far * far / TAIL)
+        ridge = (self._settings.noise / self._sds) ** 2 / (1.0 + far * far)
         matrix = self._evidence.copy()
         matrix.flat[:: len(ridge) + 1] += ridge
         return matrix

@@ -1,7 +1,13 @@
 """A step's expected tokens and seconds, as arrays over all that can be drafted in it.
 
-Symbols are those of `goodput`. `step_of` makes the arrays from views and a cost model; whoever
-chooses (`ranking`, `search`, `policies`) knows nothing else. Arrays are not written to.
+Goodput is SmartSpec's: generated tokens per second of execution (Liu et al., "Optimizing
+Speculative Decoding for Serving LLMs Using Goodput", arXiv 2406.14066), without a latency target.
+Symbols: a_j, the probability that draft j is accepted given that all before it were; k, the draft
+length; s(j) = a_1 .. a_j, the survival: the probability that the first j drafts are all accepted;
+E = 1 + s(1) + .. + s(k), the tokens that a sequence gains in a step; T, the seconds of the step.
+
+`step_of` makes the arrays from views and a cost model; whoever chooses (`ranking`, `search`,
+`policies`) knows nothing else. Arrays are not written to.
 """
 
 from __future__ import annotations

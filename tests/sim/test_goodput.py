@@ -2,7 +2,7 @@
 
 import pytest
 
-from smartspec_py.core.goodput import accept_trials, expected_tokens, survival
+from smartspec_sim.goodput import accept_trials, expected_tokens, survival
 
 
 def test_survival_is_a_falling_geometric_series() -> None:
