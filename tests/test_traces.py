@@ -287,19 +287,16 @@ def test_a_broken_file_names_its_line(tmp_path: Path, old: str, new: str, senten
 
 
 @pytest.mark.parametrize(
-    ("sampling", "stops", "finish", "sentence"),
+    ("sampling", "finish", "sentence"),
     [
-        (SamplingParams(verification=Verification.REJECTION), None, "length", "rejection"),
-        (SamplingParams(), object(), "stop", "stop_words"),
-        (SamplingParams(), None, "cancelled", "cut short"),
+        (SamplingParams(verification=Verification.REJECTION), "length", "rejection"),
+        (SamplingParams(), "cancelled", "cut short"),
     ],
 )
 def test_what_depends_on_more_than_the_target_is_refused(
-    sampling: SamplingParams, stops: object, finish: str, sentence: str
+    sampling: SamplingParams, finish: str, sentence: str
 ) -> None:
-    request: Any = SimpleNamespace(
-        sampling=sampling, stops=stops, tokens=[1, 2], num_prompt=2, max_tokens=3
-    )
+    request: Any = SimpleNamespace(sampling=sampling, tokens=[1, 2], num_prompt=2, max_tokens=3)
     with pytest.raises(TraceError, match=sentence):
         finished_text(request, [5], FinishReason(finish))
 

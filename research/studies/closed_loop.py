@@ -33,17 +33,16 @@ from smartspec_py.serving.admission import CacheBudget
 from smartspec_py.serving.config import DRAFT_MODEL
 from smartspec_py.serving.controller import Controller
 from smartspec_py.serving.inbox import Inbox
-from smartspec_py.serving.loop import Arrival, StepLoop
-from smartspec_py.serving.messages import Conversation, Sink, Update
+from smartspec_py.serving.loop import StepLoop
+from smartspec_py.serving.messages import Update
 from smartspec_py.serving.metrics import LoopState
 from smartspec_py.serving.profile import load_cost
 from smartspec_py.serving.request import Request
 from smartspec_py.serving.step import Decision, StepRecord
-from smartspec_py.serving.text import TextStream
 from smartspec_sim.acceptance import DraftRuns, draw_runs
 from smartspec_sim.engine import PLACEHOLDER, SimProposer, SimTarget
 from smartspec_sim.hardware import Hardware, gpu_hardware
-from smartspec_sim.simulate import PARAMS, SAMPLING
+from smartspec_sim.simulate import SAMPLING
 from smartspec_sim.workload import only
 from smartspec_testing.clock import VirtualClock
 
@@ -207,7 +206,7 @@ class ClosedLoop:
         self._owner: dict[SequenceId, int] = {}
         self._numbers = count(1)
         self._clock = VirtualClock()
-        self._inbox: Inbox[Arrival] = Inbox(len(clients))
+        self._inbox: Inbox[Request] = Inbox(len(clients))
         self._num_tokens = 0
         self.draft_lens: Counter[int] = Counter()
         """Of all sequences in all steps."""
@@ -248,16 +247,8 @@ class ClosedLoop:
             proposer=DRAFT_MODEL,
             arrival_s=self._clock.now(),
         )
-        conversation = Conversation(
-            sequence,
-            cast(Sink, None),  # the responder's, which is not here
-            cast(TextStream, None),
-            SAMPLING.seed,
-            text.prompt_len,
-            PARAMS,
-        )
         self.texts[sequence], self._owner[sequence] = text, client
-        self._inbox.put(Arrival(request, conversation))
+        self._inbox.put(request)
 
     def _hear(self, news: Update | StepRecord | LoopState) -> None:
         if isinstance(news, StepRecord):
@@ -266,8 +257,8 @@ class ClosedLoop:
             self._seconds.append(self._clock.now())
             self.draft_lens.update(num_drafted for num_drafted, _ in news.verifications)
             self.draft_lens[0] += news.num_undrafted
-        elif isinstance(news, Update) and news.outcome is not None:
-            sequence = news.conversation.sequence
+        elif isinstance(news, Update) and news.is_last:
+            sequence = news.sequence
             del self.texts[sequence]
             self._send(self._owner.pop(sequence))
 

@@ -19,7 +19,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 
@@ -28,12 +27,11 @@ from smartspec_py.engines.base import TargetCapabilities
 from smartspec_py.serving.admission import CacheBudget
 from smartspec_py.serving.config import DRAFT_MODEL, PROMPT_LOOKUP
 from smartspec_py.serving.inbox import Inbox
-from smartspec_py.serving.loop import Arrival, StepLoop
-from smartspec_py.serving.messages import Conversation, Reply, Update
+from smartspec_py.serving.loop import StepLoop
+from smartspec_py.serving.messages import Update
 from smartspec_py.serving.metrics import LoopState
-from smartspec_py.serving.request import ErrorCode, GenerateParams, Request
+from smartspec_py.serving.request import Request
 from smartspec_py.serving.step import StepRecord
-from smartspec_py.serving.text import TextStream
 from smartspec_sim.acceptance import DraftRuns, draw_runs
 from smartspec_sim.engine import PLACEHOLDER, SimProposer, SimTarget
 from smartspec_sim.hardware import gpu_hardware
@@ -59,19 +57,6 @@ WAITING = 8
 """Requests that are kept in the queue."""
 
 
-class Client:
-    """Hears nothing."""
-
-    def send(self, reply: Reply, is_final: bool) -> None: ...
-
-    def fail(self, code: ErrorCode, message: str) -> None: ...
-
-    def explain(self, trace: str) -> None: ...
-
-    def is_cancelled(self) -> bool:
-        return False
-
-
 class Service:
     """The loop, its engines, and the clients that keep it busy. Whatever is kept here of a request
     is forgotten at its end."""
@@ -79,7 +64,7 @@ class Service:
     def __init__(self) -> None:
         self._texts: dict[SequenceId, SimRequest] = {}
         self._clock = VirtualClock()
-        self._inbox: Inbox[Arrival] = Inbox(10 * WAITING)
+        self._inbox: Inbox[Request] = Inbox(10 * WAITING)
         self._acceptances = pool()
         self.num_steps = self.num_requests = self.num_tokens = 0
         self.outcomes: Counter[str] = Counter()
@@ -148,11 +133,8 @@ class Service:
             arrival_s=now,
             deadline_s=now + 0.2 if number % 23 == 0 else None,
         )
-        stream = cast(TextStream, None)  # the responder's, which is not here
-        params = GenerateParams(text="", max_tokens=text.output_len)
-        conversation = Conversation(number, Client(), stream, 0, text.prompt_len, params)
         self._texts[number] = text
-        self._inbox.put(Arrival(request, conversation))
+        self._inbox.put(request)
 
     def _text(self, number: int) -> SimRequest:
         """Of two kinds, which draft well or badly; but one in 50 has a kind of its own."""
@@ -171,8 +153,8 @@ class Service:
     def _hear(self, news: Update | StepRecord | LoopState) -> None:
         if isinstance(news, StepRecord):
             self.num_tokens += news.num_generated
-        elif isinstance(news, Update) and news.outcome is not None:
-            del self._texts[news.conversation.sequence]
+        elif isinstance(news, Update) and news.is_last:
+            del self._texts[news.sequence]
             self.outcomes[news.finish_reason.value if news.finish_reason else "error"] += 1
 
 

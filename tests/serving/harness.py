@@ -17,10 +17,11 @@ from smartspec_py.engines.trtllm.target import TrtllmTarget
 from smartspec_py.serving.admission import CacheBudget
 from smartspec_py.serving.config import DRAFT_MODEL, LimitsConfig, ServerConfig
 from smartspec_py.serving.inbox import Inbox
-from smartspec_py.serving.loop import Arrival, StepLoop
+from smartspec_py.serving.loop import StepLoop
 from smartspec_py.serving.messages import Conversation, Update
-from smartspec_py.serving.metrics import LoopState
+from smartspec_py.serving.metrics import ConfigInfo, LoopState, Meter, NoMetrics
 from smartspec_py.serving.request import ErrorCode, GenerateParams, Request
+from smartspec_py.serving.responder import Responder
 from smartspec_py.serving.server import Engine, Server
 from smartspec_py.serving.step import Decision, StepRecord
 from smartspec_py.serving.text import TextStream
@@ -76,7 +77,10 @@ class Story:
 
 
 class LoopHarness:
-    """A `StepLoop` stepped by hand, on a virtual clock; what it posts is kept for each request."""
+    """A `StepLoop` stepped by hand, on a virtual clock; what it posts is kept for each request.
+
+    sinks: of requests with stop words, which a responder answers.
+    """
 
     def __init__(
         self,
@@ -114,9 +118,11 @@ class LoopHarness:
             clock=self.clock,
             bytes_per_token=per_token,
         )
-        self.inbox: Inbox[Arrival] = Inbox(max_queue)
+        self.inbox: Inbox[Request] = Inbox(max_queue)
         self.stories: dict[int, Story] = {}
         self.requests: dict[int, Request] = {}
+        self.sinks: dict[int, LocalSink] = {}
+        self._responder = Responder(self.inbox.cancel, Meter(ConfigInfo("", 0, "")), NoMetrics())
         self.states: list[tuple[float, LoopState]] = []
         self.loop = StepLoop(
             self.target,
@@ -156,17 +162,13 @@ class LoopHarness:
             priority=priority,
             arrival_s=now,
             deadline_s=None if deadline_s is None else now + deadline_s,
-            stops=TextStream(TOKENIZER, prompt, stop_words) if stop_words else None,
         )
-        conversation = Conversation(
-            number,
-            LocalSink(),
-            TextStream(TOKENIZER, prompt),
-            1,
-            len(prompt),
-            GenerateParams(text="", max_tokens=max_tokens, stream=True),
-        )
-        self.inbox.put(Arrival(request, conversation))
+        self.inbox.put(request)
+        if stop_words:
+            sink = self.sinks[number] = LocalSink()
+            params = GenerateParams(text="", max_tokens=max_tokens, stream=True)
+            text = TextStream(TOKENIZER, prompt, stop_words)
+            self._responder._sort([Conversation(number, sink, text, 1, len(prompt), params, 8)])
         self.stories[number], self.requests[number] = Story(), request
         return number
 
@@ -212,7 +214,8 @@ class LoopHarness:
 
     def _keep(self, news: Update | StepRecord | LoopState) -> None:
         if isinstance(news, Update):
-            self.stories[news.conversation.sequence].updates.append(news)
+            self.stories[news.sequence].updates.append(news)
+            self._responder._handle([news])
         elif isinstance(news, LoopState):
             self.states.append((self.clock.now(), news))
 

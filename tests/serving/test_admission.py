@@ -537,7 +537,7 @@ def test_a_stop_word_is_found_across_a_preemption(steps_before: int) -> None:
     harness.step(steps_before)
     other = harness.submit(prompt_of(5), 10, policy="none", priority=1)
     harness.drain()
-    assert harness.stories[number].tokens == text[:6]
-    assert harness.stories[number].finals == [FinishReason.STOP]
+    assert harness.sinks[number].tokens == text[:6]
+    assert harness.sinks[number].finish_reason is FinishReason.STOP
     assert harness.requests[number].num_preemptions == (1 if steps_before < 6 else 0)
     assert_whole(harness, other)

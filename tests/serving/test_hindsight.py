@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from harness import VOCAB_SIZE
 
-from smartspec_py.core.types import SamplingParams, SequenceId
+from smartspec_py.core.types import SamplingParams, SequenceId, SpecPlan
 from smartspec_py.engines.base import Event
 from smartspec_py.proposers.prompt_lookup import PromptLookupProposer
 from smartspec_py.serving.drafters import Drafters
@@ -33,10 +33,9 @@ class Asked(PromptLookupProposer):
         return super().hindsight(sequence, tokens, generated)
 
 
-def made(policy: str = "goodput", sequence: SequenceId = 1, drafter: str = NAMES[0]) -> Request:
+def made(policy: str = "goodput", sequence: SequenceId = 1) -> Request:
     request = Request(sequence, list(TEXT), 5, 60, SamplingParams(), policy, 4)
     request.proposer, request.alternatives = NAMES[0], NAMES[1:]
-    request.drafter = drafter
     return request
 
 
@@ -68,8 +67,9 @@ def test_estimates_follow_what_it_would_have_brought(
 
 
 def test_what_was_taken_counts_once(drafters: Drafters, lookup: Asked) -> None:
-    request = made(drafter=NAMES[1])
+    request = made()
     drafters.views([request], {}, 0.0)
+    drafters.propose([request], SpecPlan({1: 4}, choices={1: 1}))
     drafters.observe([(request, Event(1, (3, 4, 9), 4, 2))])
     assert lookup.asked == []
 

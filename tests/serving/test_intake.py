@@ -57,7 +57,6 @@ def test_what_is_left_out_is_the_server_s() -> None:
     )
     assert (request.tokens, request.num_prompt, request.max_tokens) == (HELLO, 2, 9)
     assert (request.arrival_s, request.deadline_s, request.priority) == (5.0, None, 0)
-    assert request.stops is None
     assert request.reuses_prefix
     assert conversation.seed == request.sampling.seed > 0
     assert (conversation.num_input_tokens, conversation.no_speculation) == (2, "")
@@ -103,7 +102,6 @@ def test_what_is_said_is_taken() -> None:
     assert (request.sampling.seed, request.sampling.min_tokens) == (7, 4)
     assert request.sampling.verification is Verification.REJECTION
     assert request.sampling.log_probs
-    assert request.stops is not None
     assert not request.reuses_prefix
 
 

@@ -132,8 +132,9 @@ def test_a_stop_word_ends_the_text_with_its_token(policy: str) -> None:
     harness = LoopHarness(accept_prob=1.0)
     harness.submit(prompt_of(40), 30, policy=policy, stop_words=(stop_word,))
     harness.drain()
-    assert harness.stories[1].tokens == text[:6]
-    assert harness.stories[1].finals == [FinishReason.STOP]
+    assert harness.sinks[1].tokens == text[:6]
+    assert harness.sinks[1].finish_reason is FinishReason.STOP
+    assert harness.stories[1].finals == [FinishReason.CANCELLED]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -277,7 +278,7 @@ def test_bursts_beside_verifications(policy: str) -> None:
     harness.drain()
     for number in numbers:
         assert harness.stories[number].tokens == fake_text(prompt_of(9), 30)
-    assert harness.stories[stopped].tokens == fake_text(prompt_of(40), 1)
+    assert harness.sinks[stopped].tokens == fake_text(prompt_of(40), 1)
 
 
 def trtllm_harness(hold_back_prob: float = 0.0) -> LoopHarness:

@@ -7,14 +7,14 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from harness import TOKENIZER
 
-from smartspec_py.core.types import FinishReason
-from smartspec_py.serving.messages import Conversation, Outcome, Progress, Reply, Times, Update
+from smartspec_py.core.types import FinishReason, SpecMetrics
+from smartspec_py.serving.messages import Conversation, Progress, Reply, Times, Update
 from smartspec_py.serving.metrics import ConfigInfo, Meter, MetricSink, NoMetrics
-from smartspec_py.serving.record import SpecRecord
 from smartspec_py.serving.request import ErrorCode, GenerateParams
 from smartspec_py.serving.responder import REFUSAL_DELAY_S, Responder
 from smartspec_py.serving.text import TextStream
@@ -58,15 +58,22 @@ class Desk:
 
     responder: Responder
     cancelled: list[int]
+    progress: Progress = field(default_factory=Progress)
+
+    def talk(self, sink: LocalSink, sequence: int = 1, **options: Any) -> Conversation:
+        conversation = talk(sink, sequence, **options)
+        self.responder.post(conversation)
+        return conversation
 
     def post(self, conversation: Conversation, tokens: list[int], num_steps: int = 1) -> None:
-        self.responder.post(Update(conversation, tokens, Progress(num_steps)))
+        self.progress = Progress(num_steps)
+        self.responder.post(Update(conversation.sequence, tokens, self.progress))
 
     def finish(self, conversation: Conversation, reason: FinishReason = FinishReason.STOP) -> None:
-        self.responder.post(Update(conversation, finish_reason=reason))
+        self.responder.post(Update(conversation.sequence, (), self.progress, reason))
 
     def fail(self, conversation: Conversation) -> None:
-        self.responder.post(Update(conversation, error=(ErrorCode.INTERNAL, "broken")))
+        self.responder.post(Update(conversation.sequence, error=(ErrorCode.INTERNAL, "broken")))
 
 
 @pytest.fixture
@@ -84,6 +91,12 @@ def talk(
     text = TextStream(TOKENIZER, TOKENIZER.encode("x").ids)
     params = GenerateParams(echo, 1, stream=is_streaming, exclude_input=not echo)
     return Conversation(sequence, sink, text, 5, 3, params)
+
+
+def begin(
+    responder: Responder, sink: LocalSink, sequence: int = 1, *, is_streaming: bool = True
+) -> None:
+    responder.post(talk(sink, sequence, is_streaming=is_streaming))
 
 
 @dataclass
@@ -126,7 +139,7 @@ class BrokenSink(LocalSink):
 
 def test_a_stream_and_its_final(desk: Desk) -> None:
     sink = LocalSink()
-    conversation = talk(sink, echo="x")
+    conversation = desk.talk(sink, echo="x")
     for count, token in enumerate(HELLO, start=1):
         desk.post(conversation, [token], num_steps=count)
     desk.finish(conversation, FinishReason.LENGTH)
@@ -139,7 +152,7 @@ def test_a_stream_and_its_final(desk: Desk) -> None:
 
 def test_without_streaming_there_is_one_response(desk: Desk) -> None:
     sink = LocalSink()
-    conversation = talk(sink, is_streaming=False, echo="x")
+    conversation = desk.talk(sink, is_streaming=False, echo="x")
     for token in HELLO:
         desk.post(conversation, [token])
     desk.finish(conversation)
@@ -153,20 +166,19 @@ def test_without_streaming_there_is_one_response(desk: Desk) -> None:
     [
         (first, second)
         for first in ("finish", "fail", "cancel")
-        for second in ("finish", "fail", "cancel", "tokens", "hello")
+        for second in ("finish", "fail", "cancel", "tokens")
     ],
 )
 @pytest.mark.parametrize("is_streaming", [True, False])
 def test_exactly_one_final(desk: Desk, first: str, second: str, is_streaming: bool) -> None:
-    """What comes behind the last word is dropped, also the submitter's late greeting."""
+    """What comes behind the last word is dropped."""
     sink = LocalSink()
-    conversation = talk(sink, is_streaming=is_streaming)
+    conversation = desk.talk(sink, is_streaming=is_streaming)
     say = {
         "finish": lambda: desk.finish(conversation),
         "fail": lambda: desk.fail(conversation),
         "cancel": lambda: desk.finish(conversation, FinishReason.CANCELLED),
         "tokens": lambda: desk.post(conversation, HELLO),
-        "hello": lambda: desk.responder.post(Update(conversation)),
     }
     say[first]()
     sink.wait(WAIT_S)
@@ -183,19 +195,19 @@ def test_a_final_that_cannot_be_sent_becomes_one_error_and_no_more(
     desk: Desk, ending: str, calls: list[str]
 ) -> None:
     broken = BrokenSink()
-    conversation = talk(broken, is_streaming=False)
+    conversation = desk.talk(broken, is_streaming=False)
     other = LocalSink()
     getattr(desk, ending)(conversation)
     desk.fail(conversation)
-    desk.finish(talk(other, 2))
+    desk.finish(desk.talk(other, 2))
     other.wait(WAIT_S)
     assert [call for call in broken.calls if call != "is_cancelled"] == calls
 
 
 def test_a_stream_that_cannot_be_sent_is_cancelled_and_the_others_go_on(desk: Desk) -> None:
     broken, other = BrokenSink(), LocalSink()
-    conversation = talk(broken, 1)
-    neighbour = talk(other, 2)
+    conversation = desk.talk(broken, 1)
+    neighbour = desk.talk(other, 2)
     desk.post(conversation, HELLO)
     desk.post(neighbour, HELLO)
     wait_until(lambda: 1 in desk.cancelled)
@@ -210,7 +222,7 @@ def test_a_stream_that_cannot_be_sent_is_cancelled_and_the_others_go_on(desk: De
 def test_steps_are_merged_while_sending_lags(desk: Desk) -> None:
     """The first piece is being sent while four more come: they leave as one."""
     sink = SlowSink()
-    conversation = talk(sink)
+    conversation = desk.talk(sink)
     desk.post(conversation, HELLO[:1])
     assert sink.is_sending.wait(WAIT_S)
     for token in HELLO[1:]:
@@ -225,7 +237,7 @@ def test_steps_are_merged_while_sending_lags(desk: Desk) -> None:
 
 def test_text_and_end_that_come_together_are_one_response(desk: Desk) -> None:
     sink = SlowSink()
-    conversation = talk(sink)
+    conversation = desk.talk(sink)
     desk.post(conversation, HELLO[:1])
     assert sink.is_sending.wait(WAIT_S)
     desk.post(conversation, HELLO[1:])
@@ -238,7 +250,7 @@ def test_text_and_end_that_come_together_are_one_response(desk: Desk) -> None:
 def test_held_back_tokens_are_counted_with_the_text_they_become(desk: Desk) -> None:
     """The three tokens of the euro sign leave as one response of three tokens."""
     sink = LocalSink()
-    conversation = talk(sink)
+    conversation = desk.talk(sink)
     for token in TOKENIZER.encode("€").ids:
         desk.post(conversation, [token])
     wait_until(lambda: sink.text == "€")
@@ -250,8 +262,8 @@ def test_held_back_tokens_are_counted_with_the_text_they_become(desk: Desk) -> N
 def test_a_client_that_leaves_is_noticed_without_any_news(desk: Desk) -> None:
     """Within 30 ms by design; the limit here is that of a loaded machine."""
     gone, here = LocalSink(is_gone=True), LocalSink()
-    desk.responder.post(Update(talk(gone, 1)))
-    desk.responder.post(Update(talk(here, 2)))
+    desk.talk(gone, 1)
+    desk.talk(here, 2)
     wait_until(lambda: 1 in desk.cancelled)
     assert 2 not in desk.cancelled
     here.is_gone = True
@@ -260,8 +272,7 @@ def test_a_client_that_leaves_is_noticed_without_any_news(desk: Desk) -> None:
 
 def test_a_request_that_is_over_is_asked_no_more(desk: Desk) -> None:
     sink = BrokenSink(broken=())
-    conversation = talk(sink)
-    desk.responder.post(Update(conversation))
+    conversation = desk.talk(sink)
     wait_until(lambda: "is_cancelled" in sink.calls)
     desk.finish(conversation)
     sink.wait(WAIT_S)
@@ -273,9 +284,9 @@ def test_a_request_that_is_over_is_asked_no_more(desk: Desk) -> None:
 def test_a_client_that_cannot_be_asked_takes_nobody_down(desk: Desk) -> None:
     """`is_cancelled` is a call into another process: it may raise, as every call of a sink may."""
     broken, other = BrokenSink(broken=("is_cancelled",)), LocalSink()
-    desk.responder.post(Update(talk(broken, 1)))
+    desk.talk(broken, 1)
     wait_until(lambda: "is_cancelled" in broken.calls)
-    neighbour = talk(other, 2)
+    neighbour = desk.talk(other, 2)
     desk.post(neighbour, HELLO)
     desk.finish(neighbour)
     other.wait(1.0)
@@ -286,8 +297,9 @@ def test_what_is_open_when_it_stops_is_failed() -> None:
     responder = make_responder()
     responder.start()
     sinks = [LocalSink(), LocalSink()]
-    responder.post(Update(talk(sinks[0], 1), HELLO))
-    responder.post(Update(talk(sinks[1], 2)))
+    begin(responder, sinks[0], 1)
+    responder.post(Update(1, HELLO))
+    begin(responder, sinks[1], 2)
     responder.stop(WAIT_S)
     for sink in sinks:
         assert sink.num_finals == 1
@@ -297,10 +309,10 @@ def test_what_is_open_when_it_stops_is_failed() -> None:
 def test_what_is_queued_when_it_stops_is_sent() -> None:
     responder = make_responder()
     sink = LocalSink()
-    conversation = talk(sink, is_streaming=False)
+    begin(responder, sink, is_streaming=False)
     for token in HELLO:
-        responder.post(Update(conversation, [token]))
-    responder.post(Update(conversation, finish_reason=FinishReason.LENGTH))
+        responder.post(Update(1, [token]))
+    responder.post(Update(1, finish_reason=FinishReason.LENGTH))
     responder.start()
     responder.stop(WAIT_S)
     assert (sink.text, sink.num_finals, sink.error) == ("hello world", 1, None)
@@ -331,7 +343,8 @@ def test_tokens_that_are_no_text_fail_that_request_alone() -> None:
         text = TextStream(TOKENIZER, [1])
         params = GenerateParams("", 1, stream=True)
         conversation = Conversation(number, sink, text, 1, 1, params)
-        responder.post(Update(conversation, tokens, finish_reason=FinishReason.LENGTH))
+        responder.post(conversation)
+        responder.post(Update(number, tokens, finish_reason=FinishReason.LENGTH))
     whole.wait(WAIT_S)
     responder.stop(WAIT_S)
     assert broken.error is not None
@@ -346,9 +359,10 @@ def test_every_reply_says_which_tokens_its_text_is_of(desk: Desk) -> None:
     params = GenerateParams("", 9, stream=True, return_log_probs=True)
     text = TextStream(TOKENIZER, TOKENIZER.encode("x").ids)
     conversation = Conversation(1, sink, text, 5, 3, params)
+    desk.responder.post(conversation)
     euro = TOKENIZER.encode("€").ids
     for count, token in enumerate([*euro, HELLO[0]], start=1):
-        desk.responder.post(Update(conversation, [token], log_probs=(-0.5 * count,)))
+        desk.responder.post(Update(1, [token], log_probs=(-0.5 * count,)))
     desk.finish(conversation)
     sink.wait(WAIT_S)
     assert sink.text == "€hel"
@@ -370,10 +384,12 @@ def test_the_last_reply_alone_has_the_summary(desk: Desk) -> None:
     params = GenerateParams("", 9, stream=True, return_perf_metrics=True)
     text = TextStream(TOKENIZER, TOKENIZER.encode("x").ids)
     conversation = Conversation(1, sink, text, 5, 3, params, no_speculation="it cannot")
-    outcome = Outcome(5, 2, Times(10, 20, 30, 40), SpecRecord(4))
+    desk.responder.post(conversation)
+    times = Times(10, 20, 30, 40)
     desk.post(conversation, HELLO)
     wait_until(lambda: bool(sink.replies))
-    desk.responder.post(Update(conversation, finish_reason=FinishReason.LENGTH, outcome=outcome))
+    end = Update(1, (), desk.progress, FinishReason.LENGTH, times=times, num_cached_tokens=2)
+    desk.responder.post(end)
     sink.wait(WAIT_S)
     first, last = sink.replies
     assert (first.summary, first.finish_reason, first.num_input_tokens) == (None, None, 0)
@@ -397,10 +413,9 @@ def test_the_watch_is_asked_while_requests_are_open(is_broken: bool) -> None:
     responder = make_responder(watch=watch)
     responder.start()
     sink = LocalSink()
-    conversation = talk(sink)
-    responder.post(Update(conversation))
+    begin(responder, sink)
     wait_until(lambda: num_calls[0] >= 2)
-    responder.post(Update(conversation, HELLO, finish_reason=FinishReason.LENGTH))
+    responder.post(Update(1, HELLO, finish_reason=FinishReason.LENGTH))
     sink.wait(WAIT_S)
     assert sink.text == "hello world"
     responder.stop(WAIT_S)
@@ -419,9 +434,8 @@ def test_metrics_that_cannot_be_handed_over_take_nobody_down() -> None:
     responder.start()
     for number in (1, 2):
         sink = LocalSink()
-        outcome = Outcome(5, 0, Times(1), SpecRecord(0))
-        end = Update(talk(sink, number), HELLO, None, FinishReason.LENGTH, outcome=outcome)
-        responder.post(end)
+        begin(responder, sink, number)
+        responder.post(Update(number, HELLO, finish_reason=FinishReason.LENGTH, times=Times(1)))
         sink.wait(WAIT_S)
         assert sink.text == "hello world"
         wait_until(lambda: num_calls[0] == 1)
@@ -436,8 +450,8 @@ def test_on_the_way_out_nothing_is_asked_of_triton() -> None:
     wait_until(lambda: bool(calls))  # all counters are shown once, at 0
     shown = len(calls)
     sink = LocalSink()
-    outcome = Outcome(5, 0, Times(1), SpecRecord(0))
-    responder.post(Update(talk(sink), HELLO, None, FinishReason.LENGTH, outcome=outcome))
+    begin(responder, sink)
+    responder.post(Update(1, HELLO, finish_reason=FinishReason.LENGTH, times=Times(1)))
     sink.wait(WAIT_S)
     now[0] = 100.0
     responder.stop(WAIT_S)
@@ -454,10 +468,34 @@ def test_an_idle_responder_holds_no_sink() -> None:
     sink = LocalSink()
     last = weakref.ref(sink)
     num_shown = len(shown)
-    outcome = Outcome(5, 0, Times(1), SpecRecord(0))
-    responder.post(Update(talk(sink), HELLO, None, FinishReason.LENGTH, outcome=outcome))
+    begin(responder, sink)
+    responder.post(Update(1, HELLO, finish_reason=FinishReason.LENGTH, times=Times(1)))
     sink.wait(WAIT_S)
     wait_until(lambda: len(shown) > num_shown)
     del sink
     wait_until(lambda: last() is None)
     responder.stop(WAIT_S)
+
+
+@pytest.mark.parametrize("is_last", [True, False])
+def test_a_stop_word_ends_the_text_and_the_request(desk: Desk, is_last: bool) -> None:
+    """The loop is told to stop, unless it has; what it generated beyond is no part of the text."""
+    sink = LocalSink()
+    text = TextStream(TOKENIZER, TOKENIZER.encode("x").ids, ("o w",))
+    params = GenerateParams("", 9, return_log_probs=True, spec_metrics=SpecMetrics.DETAILED)
+    desk.responder.post(Conversation(1, sink, text, 5, 3, params, max_draft_len=4))
+    log_probs = [-1.0, -2.0, -3.0, -4.0, -5.0]
+    reason = FinishReason.LENGTH if is_last else None
+    progress = Progress(1, 4, 4)
+    desk.responder.post(Update(1, HELLO, progress, reason, log_probs=log_probs, end_token=7))
+    desk.responder.post(Update(1, HELLO, Progress(2, 8, 8), FinishReason.CANCELLED))
+    sink.wait(WAIT_S)
+    desk.responder.stop(WAIT_S)
+    assert sink.text == "hell"
+    assert sink.tokens == HELLO[:3]
+    assert sink.log_probs == log_probs[:3]
+    assert (sink.finish_reason, sink.progress) == (FinishReason.STOP, progress)
+    assert sink.drawn == HELLO[:3], "what ended it is no end token"
+    assert sink.summary is not None
+    assert '"per_step_drafted":[4]' in sink.summary.spec_metrics
+    assert desk.cancelled == ([] if is_last else [1])

@@ -134,7 +134,7 @@ class Serving(RuleBasedStateMachine):
             assert (final is FinishReason.LENGTH) == (story.tokens == text)
             assert (final is ErrorCode.UNAVAILABLE) <= (not story.tokens)
             assert final is not ErrorCode.INTERNAL
-            assert sum(update.outcome is not None for update in story.updates) == 1
+            assert sum(update.is_last for update in story.updates) == 1
 
 
 TestServing = Serving.TestCase

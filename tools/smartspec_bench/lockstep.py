@@ -53,14 +53,14 @@ from smartspec_py.core.types import SpecMetrics
 from smartspec_py.serving.config import ServerConfig
 from smartspec_py.serving.inbox import Inbox
 from smartspec_py.serving.intake import Engine, Intake, cache_budget
-from smartspec_py.serving.loop import Arrival, StepLoop
-from smartspec_py.serving.messages import Update
+from smartspec_py.serving.loop import StepLoop
+from smartspec_py.serving.messages import Conversation, Update
 from smartspec_py.serving.metrics import LoopState
-from smartspec_py.serving.request import GenerateParams
+from smartspec_py.serving.request import GenerateParams, Request
 from smartspec_py.serving.server import defaults_of
 from smartspec_py.serving.step import StepRecord
-from smartspec_sim.simulate import Deaf
 from smartspec_testing.clock import Stopwatch
+from smartspec_testing.local import LocalSink
 
 NOTE = "in lockstep in one process: without Triton and HTTP, each policy on an engine of its own"
 
@@ -132,7 +132,7 @@ class Side:
         self._intake = Intake(
             engine, config.limits, defaults_of(engine, config), clock=self.watch.now
         )
-        self._inbox: Inbox[Arrival] = Inbox(config.limits.max_queue)
+        self._inbox: Inbox[Request] = Inbox(config.limits.max_queue)
         self._loop = StepLoop(
             engine.target,
             engine.proposers,
@@ -143,7 +143,7 @@ class Side:
             self._hear,
             self.watch.now,
         )
-        self._out: dict[int, Exchange] = {}
+        self._out: dict[int, tuple[Exchange, Conversation]] = {}
         self._feed: Feed = OpenFeed([])
         self._start_s = 0.0
         self._ran_before_s = 0.0
@@ -194,13 +194,13 @@ class Side:
         fields = {**self._fields, "text": prompt.text, "policy": self.policy}
         if prompt.max_tokens is not None:
             fields["max_tokens"] = prompt.max_tokens
-        arrival = self._intake.receive(GenerateParams(**fields), Deaf())
+        arrival = self._intake.receive(GenerateParams(**fields), LocalSink())
         # It came in the middle of a step, as requests do.
         arrival.request.arrival_s = self._start_s + due.time_s
         exchange = Exchange(len(self.exchanges), due.time_s, prompt.kind)
         self.exchanges.append(exchange)
-        self._out[arrival.request.sequence] = exchange
-        self._inbox.put(arrival)
+        self._out[arrival.request.sequence] = exchange, arrival.conversation
+        self._inbox.put(arrival.request)
 
     def _hear(self, news: Update | StepRecord | LoopState) -> None:
         """In the responder's place."""
@@ -211,20 +211,21 @@ class Side:
             self._take(news)
 
     def _take(self, news: Update) -> None:
-        exchange = self._out[news.conversation.sequence]
+        exchange, conversation = self._out[news.sequence]
+        conversation.count(news.progress)
         if news.tokens:
             exchange.chunk_s.append(self.now_s)
             exchange.chunk_tokens.append(len(news.tokens))
-        if news.outcome is None:
+        if not news.is_last:
             return
         if news.error is not None:
             exchange.error = news.error[1]
         exchange.last = {
-            "num_steps": news.progress.num_steps if news.progress else 0,
-            "metrics": news.outcome.spec.to_json(SpecMetrics.DETAILED),
+            "num_steps": news.progress.num_steps,
+            "metrics": conversation.spec.to_json(SpecMetrics.DETAILED),
         }
         self.num_ended += 1
-        del self._out[news.conversation.sequence]
+        del self._out[news.sequence]
 
 
 def serve(sides: Sequence[Side]) -> None:

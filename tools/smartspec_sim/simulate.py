@@ -11,7 +11,6 @@ import gc
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import cast
 
 from smartspec_py.core.cost import CostModel
 from smartspec_py.core.types import SamplingParams, SequenceId
@@ -19,20 +18,18 @@ from smartspec_py.engines.base import TargetCapabilities
 from smartspec_py.serving.admission import CacheBudget
 from smartspec_py.serving.config import DRAFT_MODEL, PROMPT_LOOKUP
 from smartspec_py.serving.inbox import Inbox
-from smartspec_py.serving.loop import Arrival, StepLoop
-from smartspec_py.serving.messages import Conversation, Reply, Update
+from smartspec_py.serving.loop import StepLoop
+from smartspec_py.serving.messages import Update
 from smartspec_py.serving.metrics import LoopState
 from smartspec_py.serving.numpy_threads import keep_numpy_in_one_thread
-from smartspec_py.serving.request import ErrorCode, GenerateParams, Request, RequestError
+from smartspec_py.serving.request import Request, RequestError
 from smartspec_py.serving.step import StepRecord
-from smartspec_py.serving.text import TextStream
 from smartspec_sim.engine import PLACEHOLDER, SimProposer, SimTarget
 from smartspec_sim.latency import RequestTiming
 from smartspec_sim.workload import SimRequest
 from smartspec_testing.clock import VirtualClock
 
 SAMPLING = SamplingParams()
-PARAMS = GenerateParams(text="", max_tokens=1)
 SHOW_EVERY = 256
 """Steps between two calls of `progress`."""
 
@@ -99,19 +96,6 @@ class CostChange:
     cost: CostModel
 
 
-class Deaf:
-    """The client's end: nobody listens."""
-
-    def send(self, reply: Reply, is_final: bool) -> None: ...
-
-    def fail(self, code: ErrorCode, message: str) -> None: ...
-
-    def explain(self, trace: str) -> None: ...
-
-    def is_cancelled(self) -> bool:
-        return False
-
-
 class Simulation:
     """One policy on one workload. `run` once; the same arguments give the same result."""
 
@@ -136,7 +120,7 @@ class Simulation:
         self._served: dict[SequenceId, Request] = {}
         self._timings: dict[SequenceId, RequestTiming] = {}
         self._result = SimResult(policy, [], [request.kind for request in requests])
-        self._inbox: Inbox[Arrival] = Inbox(limits.max_queue)
+        self._inbox: Inbox[Request] = Inbox(limits.max_queue)
         self._has_mail = False
         self._changes = deque(sorted(changes, key=lambda change: change.time_s))
         longest = max((request.context_len for request in requests), default=1)
@@ -224,16 +208,8 @@ class Simulation:
             self._end(request.sequence, request.arrival_s, "refused: longer than the cache")
             return
         served = self._served_request(request)
-        conversation = Conversation(
-            request.sequence,
-            Deaf(),
-            cast(TextStream, None),  # the responder's, which is not here
-            SAMPLING.seed,
-            request.prompt_len,
-            PARAMS,
-        )
         try:
-            self._inbox.put(Arrival(served, conversation))
+            self._inbox.put(served)
         except RequestError:
             self._end(request.sequence, request.arrival_s, "refused: the queue is full")
             return
@@ -265,8 +241,8 @@ class Simulation:
         """The responder's place: counts, and the times of whoever is over."""
         if isinstance(news, StepRecord):
             self._count(news)
-        elif isinstance(news, Update) and news.outcome is not None:
-            served = self._served.pop(news.conversation.sequence)
+        elif isinstance(news, Update) and news.is_last:
+            served = self._served.pop(news.sequence)
             del self._texts[served.sequence]
             error = None if news.error is None else news.error[1]
             self._end(served.sequence, served.arrival_s, error, served)

@@ -68,6 +68,9 @@ class Drafters:
             for name, proposer in proposers.items()
             if proposer.capabilities.has_hindsight
         }
+        # Of each sequence in its last step: the proposers that had a guess, and who drafted.
+        self._options: dict[SequenceId, tuple[str, ...]] = {}
+        self._drafter: dict[SequenceId, str] = {}
         self._has_passes = {n: p.capabilities.has_passes for n, p in proposers.items()}
 
     def views(
@@ -99,8 +102,9 @@ class Drafters:
         for request in ready:
             draft_len = spec_plan.draft_lens[request.sequence]
             if draft_len:
-                name = request.options[spec_plan.choices.get(request.sequence, 0)]
-                request.drafter = name
+                sequence = request.sequence
+                name = self._options[sequence][spec_plan.choices.get(sequence, 0)]
+                self._drafter[sequence] = name
                 tasks[name].append(_task(request, draft_len))
         found = {}
         for name, of_one in tasks.items():
@@ -118,7 +122,7 @@ class Drafters:
         for request, event in steps:
             for name in request.proposers:
                 drafted = accepted = 0
-                if name == request.drafter:
+                if name == self._drafter.get(request.sequence):
                     _, _, drafted, accepted, *_ = event
                 proposer = self._proposers[name]
                 if drafted or proposer.capabilities.reads_hidden:
@@ -146,7 +150,8 @@ class Drafters:
         """Drafts that this proposer had for what was generated, and those that were right; none
         where nobody can tell."""
         proposer = self._knowing.get(name)
-        if proposer is None or request.policy == "none" or name not in request.options:
+        options = self._options.get(request.sequence, ())
+        if proposer is None or request.policy == "none" or name not in options:
             return 0, 0
         return proposer.hindsight(request.sequence, request.tokens, event.tokens)
 
@@ -169,6 +174,8 @@ class Drafters:
     def release(self, request: Request) -> None:
         """Forget the request."""
         self.drop_cache(request)
+        self._options.pop(request.sequence, None)
+        self._drafter.pop(request.sequence, None)
         for name in request.proposers:
             self._acceptance[name].release(request.sequence)
 
@@ -191,13 +198,14 @@ class Drafters:
     def check_integrity(self, live: Iterable[Request]) -> None:
         """Raise AssertionError where estimates are kept of requests that are gone."""
         known = {request.sequence for request in live}
+        assert self._options.keys() | self._drafter.keys() <= known, "options of requests gone"
         for name, acceptance in self._acceptance.items():
             strangers = acceptance.sequences - known
             assert not strangers, f"{name} keeps estimates of {sorted(strangers)[:5]}"
 
     def _guesses(self, request: Request, room: Mapping[SequenceId, int]) -> list[_Guess]:
-        """Those of its proposers that have a guess now, which the request remembers; others would
-        only cost the planner time. One at least."""
+        """Those of its proposers that have a guess now, which is remembered; others would only
+        cost the planner time. One at least."""
         most = min(request.max_draft_len, request.remaining - 1)
         if room:
             most = min(most, room.get(request.sequence, most))
@@ -212,7 +220,7 @@ class Drafters:
             found.append(_Guess(name, min(most, num_available)))
         if len(found) > 1:
             found = [guess for guess in found if guess.num_available] or found[:1]
-        request.options = tuple([guess.name for guess in found])
+        self._options[request.sequence] = tuple([guess.name for guess in found])
         return found or [NO_GUESS]
 
     def _accept_probs(

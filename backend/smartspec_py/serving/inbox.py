@@ -49,10 +49,14 @@ class Inbox(Generic[T]):
         with self._changed:
             self._refuse_if_shut()
 
-    def put(self, item: T) -> None:
-        """Raises RequestError(UNAVAILABLE) at once when the queue is full, or takes no more."""
+    def put(self, item: T, announce: Callable[[], object] = lambda: None) -> None:
+        """Raises RequestError(UNAVAILABLE) at once when the queue is full, or takes no more.
+
+        announce: called where the item is taken, before the loop can see it.
+        """
         with self._changed:
             self._refuse_if_shut()
+            announce()
             self._num_waiting += 1
             self._arrivals.append(item)
             self._changed.notify()

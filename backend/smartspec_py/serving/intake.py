@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
@@ -26,7 +27,6 @@ from smartspec_py.serving.config import LEAST_CHUNK, LimitsConfig
 from smartspec_py.serving.kinds import PromptKinds
 from smartspec_py.serving.messages import Conversation, Sink
 from smartspec_py.serving.request import GenerateParams, InvalidField, Request
-from smartspec_py.serving.roster import Arrival
 from smartspec_py.serving.text import TextStream
 
 MAX_BYTES_PER_TOKEN = 64
@@ -60,6 +60,13 @@ class Engine:
         """Prompt tokens a step: as configured, or the largest chunk that the profile has."""
         measured = LEAST_CHUNK if self.cost.prompt is None else self.cost.prompt.tokens_per_row[-1]
         return limits.prefill_chunk or max(LEAST_CHUNK, measured)
+
+
+class Arrival(NamedTuple):
+    """A request as the loop sees it, and as the responder does."""
+
+    request: Request
+    conversation: Conversation
 
 
 @dataclass(frozen=True)
@@ -128,7 +135,6 @@ class Intake:
             alternatives=self._alternatives(params, proposer, sampling),
             slo_s_per_token=None if params.tpot_slo_ms is None else params.tpot_slo_ms / 1e3,
             kind=self._kind(params, sampling, prompt),
-            stops=self._text_stream(params, prompt) if params.stop_words else None,
             reuses_prefix=params.reuse_prefix,
             priority=params.priority,
             arrival_s=arrival_s,
@@ -137,10 +143,11 @@ class Intake:
         conversation = Conversation(
             sequence=request.sequence,
             sink=sink,
-            text=self._text_stream(params, prompt),
+            text=TextStream(self._engine.tokenizer, prompt, params.stop_words, params.min_tokens),
             seed=sampling.seed,
             num_input_tokens=len(prompt),
             params=params,
+            max_draft_len=request.max_draft_len,
             no_speculation=no_speculation,
         )
         return Arrival(request, conversation)
@@ -291,9 +298,6 @@ class Intake:
         beginning = self._kinds.of(prompt)
         drawn = _drawn(sampling)
         return f"{drawn}, begins with {beginning}" if beginning else drawn
-
-    def _text_stream(self, params: GenerateParams, prompt: Sequence[int]) -> TextStream:
-        return TextStream(self._engine.tokenizer, prompt, params.stop_words, params.min_tokens)
 
 
 def _drawn(sampling: SamplingParams) -> str:

@@ -1,8 +1,8 @@
 """The step loop: the thread that owns requests and engines.
 
 A step: take news -> expire -> admit -> plan -> propose -> submit -> poll -> apply -> record. The
-roster moves requests, the drafters guess, the planner decides; nothing in here knows Triton or
-PyTorch. The only text that this thread handles is that of requests with stop words, in the roster.
+roster moves requests, the drafters guess, the planner decides; nothing in here knows Triton,
+PyTorch or text.
 An exception in a step is the end of the loop, and whoever runs it fails all requests.
 """
 
@@ -35,10 +35,8 @@ from smartspec_py.serving.inbox import Inbox
 from smartspec_py.serving.messages import SHUTTING_DOWN, Update
 from smartspec_py.serving.metrics import FLUSH_S, LoopState
 from smartspec_py.serving.request import ErrorCode, Request
-from smartspec_py.serving.roster import Arrival, Roster
+from smartspec_py.serving.roster import Roster
 from smartspec_py.serving.step import Decision, StepRecord
-
-__all__ = ["Arrival", "StepLoop"]
 
 POLL_S = 0.05
 """The longest that a poll waits for an engine with work in flight before news are looked at."""
@@ -59,7 +57,7 @@ class StepLoop:
         proposers: Mapping[str, Proposer],
         cost: CostModel,
         budget: CacheBudget,
-        inbox: Inbox[Arrival],
+        inbox: Inbox[Request],
         prefill_chunk: int,
         post: Callable[[Update | StepRecord | LoopState], None],
         clock: Callable[[], float] = time.monotonic,
@@ -165,7 +163,7 @@ class StepLoop:
         self.controller.restore(state["controller"], kept)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError where requests, conversations and what is held do not agree."""
+        """Raise AssertionError where what is held and requests do not agree."""
         self._roster.check_integrity()
 
     @property

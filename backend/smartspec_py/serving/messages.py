@@ -25,8 +25,10 @@ class Progress(NamedTuple):
     num_accepted: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Times:
+NO_PROGRESS = Progress()
+
+
+class Times(NamedTuple):
     """Of one request, in nanoseconds of the system's monotonic clock; 0 where it did not happen, or
     is not known yet."""
 
@@ -99,8 +101,9 @@ class Sink(Protocol):
 class Conversation:
     """What the responder knows of one request.
 
-    no_speculation: see `Summary`. unsent, unsent_log_probs: tokens whose text was not sent yet.
-    cum_log_prob: sum over all tokens so far.
+    max_draft_len: that its drafts can have. no_speculation: see `Summary`. unsent,
+    unsent_log_probs: tokens whose text was not sent yet. num_tokens, cum_log_prob: of all so far.
+    spec: its verifications so far.
     """
 
     sequence: SequenceId
@@ -109,41 +112,47 @@ class Conversation:
     seed: int
     num_input_tokens: int
     params: GenerateParams
+    max_draft_len: int = 0
     no_speculation: str = ""
     echo: str = ""
     unsent: list[int] = field(default_factory=list)
     unsent_log_probs: list[float] = field(default_factory=list)
+    num_tokens: int = 0
     cum_log_prob: float = 0.0
-    progress: Progress = field(default_factory=Progress)
-    is_over: bool = False
+    progress: Progress = NO_PROGRESS
+    times: Times = UNKNOWN_TIMES
+    spec: SpecRecord = field(init=False)
 
     def __post_init__(self) -> None:
+        self.spec = SpecRecord(self.max_draft_len)
         # As TensorRT-LLM has it: a stream is of new tokens only.
         is_wanted = not (self.params.exclude_input or self.params.stream)
         self.echo = self.params.text if is_wanted else ""
 
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What is known of a request when it is over. end_token: see `Summary`."""
-
-    num_generated: int
-    num_cached_tokens: int
-    times: Times
-    spec: SpecRecord
-    end_token: int | None = None
+    def count(self, progress: Progress) -> None:
+        """Take in where the request stands now."""
+        num_drafted = progress.num_drafted - self.progress.num_drafted
+        self.spec.add(num_drafted, progress.num_accepted - self.progress.num_accepted)
+        self.progress = progress
 
 
 class Update(NamedTuple):
-    """News of a request from the loop. finish_reason or error, and outcome: the last of it.
+    """News of a request from the loop. finish_reason or error: the last of it.
 
-    log_probs: of the tokens; empty where not asked for.
+    progress, times, num_cached_tokens: of the request so far. log_probs: of the tokens; empty where
+    not asked for. end_token: see `Summary`.
     """
 
-    conversation: Conversation
+    sequence: SequenceId
     tokens: Sequence[int] = ()
-    progress: Progress | None = None
+    progress: Progress = NO_PROGRESS
     finish_reason: FinishReason | None = None
     error: tuple[ErrorCode, str] | None = None
     log_probs: Sequence[float] = ()
-    outcome: Outcome | None = None
+    times: Times = UNKNOWN_TIMES
+    num_cached_tokens: int = 0
+    end_token: int | None = None
+
+    @property
+    def is_last(self) -> bool:
+        return self.finish_reason is not None or self.error is not None

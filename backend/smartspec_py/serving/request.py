@@ -1,17 +1,15 @@
 """A request: what was asked, where it stands, and which moves are allowed.
 
-The loop thread owns every `Request`; `Roster` is the only writer.
+The loop thread owns every `Request`; `Roster` is its only writer from its arrival on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
 
 from smartspec_py.core.types import SamplingParams, SequenceId, SpecMetrics, Verification
-from smartspec_py.serving.record import SpecRecord
-from smartspec_py.serving.text import TextStream
 
 
 class ErrorCode(Enum):
@@ -124,8 +122,7 @@ class Request:
 
     tokens: prompt and generated tokens. max_draft_len: the request's own limit on drafts.
     proposer: name of the one that drafts for it; None where it may not be speculated on.
-    alternatives: others that may draft in its place. options: those of all of them that had a guess
-        in its last step. drafter: the one that drafted then.
+    alternatives: others that may draft in its place.
     slo_s_per_token: see `SequenceView`.
     arrival_s, deadline_s and the other times: by the loop's clock; None where not (yet) there.
     is_in_flight: work of it was submitted and its last event has not come. engine_s: when work of
@@ -133,9 +130,7 @@ class Request:
     num_to_read: tokens known when it was admitted last. num_read: those handed to the target or
         found in its cache. num_cached: of the prompt, found there when it was first admitted.
     kind: of requests that are expected to draft alike; see `core.acceptance`.
-    stops: watches for stop words; None where there are none.
     num_steps: decoding steps, those without drafts included.
-    end_token: the one that the text ended with; None where there is none (yet).
     """
 
     sequence: SequenceId
@@ -147,11 +142,8 @@ class Request:
     max_draft_len: int
     proposer: str | None = None
     alternatives: tuple[str, ...] = ()
-    options: tuple[str, ...] = ()
-    drafter: str | None = None
     slo_s_per_token: float | None = None
     kind: str = ""
-    stops: TextStream | None = None
     reuses_prefix: bool = True
     priority: int = 0
     arrival_s: float = 0.0
@@ -169,11 +161,6 @@ class Request:
     scheduled_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
-    end_token: int | None = None
-    spec: SpecRecord = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.spec = SpecRecord(self.max_draft_len)
 
     @property
     def rank(self) -> tuple[float, int]:

@@ -21,7 +21,6 @@ from smartspec_py.serving.messages import (
     SHUTTING_DOWN,
     UNKNOWN_TIMES,
     Conversation,
-    Outcome,
     Progress,
     Reply,
     Sink,
@@ -84,7 +83,11 @@ class _Healthy:
     sink: Sink
 
 
-_News = Update | _Refusal | _Explanation | _Failure | _Healthy | StepRecord | LoopState
+_News = (
+    Conversation | Update | _Refusal | _Explanation | _Failure | _Healthy | StepRecord | LoopState
+)
+
+_UNSENT = (ErrorCode.INTERNAL, "the last response could not be sent")
 
 HEALTHY = Reply("", None, None, Progress(), seed=0)
 
@@ -135,7 +138,8 @@ class Responder:
         """Requests whose last response was not sent yet. May be read by any thread."""
         return len(self._open)
 
-    def post(self, news: Update | StepRecord | LoopState) -> None:
+    def post(self, news: Conversation | Update | StepRecord | LoopState) -> None:
+        """A conversation comes before the updates of its sequence."""
         self._queue.put(news)
 
     def refuse(self, sink: Sink, code: ErrorCode, message: str) -> None:
@@ -178,7 +182,9 @@ class Responder:
 
     def _sort(self, news: Iterable[_News | None]) -> None:
         for item in news:
-            if isinstance(item, _Refusal):
+            if isinstance(item, Conversation):
+                self._open[item.sequence] = item
+            elif isinstance(item, _Refusal):
                 self._refusals.append(item)
                 self._meter.add_rejection(item.code)
             elif isinstance(item, _Explanation):
@@ -233,66 +239,51 @@ class Responder:
         """Take in all news first, then send: when sending lags, steps of a request are merged."""
         touched: dict[SequenceId, Conversation] = {}
         for update in updates:
-            conversation = update.conversation
-            if update.outcome is not None:
-                self._count(update, update.outcome)
-            if conversation.is_over:
+            conversation = self._open.get(update.sequence)
+            if conversation is None:
+                continue  # it was answered already
+            touched[update.sequence] = conversation
+            try:
+                is_stopped = _absorb(conversation, update)
+            except Exception as error:
+                logger.exception("request %d: its tokens are no text", update.sequence)
+                self._fail(conversation, ErrorCode.INTERNAL, f"its tokens are no text: {error}")
+                self._cancel(update.sequence)
                 continue
-            self._open[conversation.sequence] = conversation
-            touched[conversation.sequence] = conversation
-            if not self._absorb(update):
-                continue
-            if update.error is not None:
+            if is_stopped:
+                self._finish(conversation, update._replace(end_token=None), FinishReason.STOP)
+                if not update.is_last:
+                    self._cancel(update.sequence)
+            elif update.error is not None:
                 self._fail(conversation, *update.error)
             elif update.finish_reason is not None:
-                self._finish(conversation, update.finish_reason, update.outcome)
-        for conversation in touched.values():
-            if conversation.params.stream and not conversation.is_over:
+                self._finish(conversation, update, update.finish_reason)
+        for sequence, conversation in touched.items():
+            if conversation.params.stream and sequence in self._open:
                 self._send_piece(conversation)
-
-    def _absorb(self, update: Update) -> bool:
-        """Take news in; False where its tokens are no text, and the request is failed for it."""
-        conversation = update.conversation
-        conversation.unsent.extend(update.tokens)
-        conversation.unsent_log_probs.extend(update.log_probs)
-        conversation.cum_log_prob += sum(update.log_probs)
-        conversation.progress = update.progress or conversation.progress
-        try:
-            for token in update.tokens:
-                conversation.text.push(token)
-        except Exception as error:
-            logger.exception("request %d: its tokens are no text", conversation.sequence)
-            self._fail(conversation, ErrorCode.INTERNAL, f"its tokens are no text: {error}")
-            self._cancel(conversation.sequence)
-        return not conversation.is_over
 
     def _send_piece(self, conversation: Conversation) -> None:
         text = conversation.text.take()
         if text:
             self._send(conversation, text)
 
-    def _count(self, update: Update, outcome: Outcome) -> None:
-        end_ns = int(self._clock() * 1e9)
-        sample = request_sample(outcome.times, end_ns, outcome.num_generated, update.finish_reason)
-        self._meter.add_request(sample)
-
-    def _finish(
-        self, conversation: Conversation, reason: FinishReason, outcome: Outcome | None
-    ) -> None:
-        self._close(conversation)
+    def _finish(self, conversation: Conversation, update: Update, reason: FinishReason) -> None:
+        self._close(conversation, reason)
         text = conversation.text.take() + conversation.text.finish()
-        summary = _summary(conversation, outcome) if outcome else Summary()
-        times = outcome.times if outcome else UNKNOWN_TIMES
-        if not self._send(conversation, text, reason, summary, times):
-            self._fail(conversation, ErrorCode.INTERNAL, "the last response could not be sent")
+        summary = _summary(conversation, update)
+        if not self._send(conversation, text, reason, summary, update.times):
+            self._guard(conversation, lambda: conversation.sink.fail(*_UNSENT))
 
     def _fail(self, conversation: Conversation, code: ErrorCode, message: str) -> None:
-        self._close(conversation)
+        self._close(conversation, None)
         self._guard(conversation, lambda: conversation.sink.fail(code, message))
 
-    def _close(self, conversation: Conversation) -> None:
-        conversation.is_over = True
-        self._open.pop(conversation.sequence, None)
+    def _close(self, conversation: Conversation, reason: FinishReason | None) -> None:
+        """reason: None where it ended in an error."""
+        del self._open[conversation.sequence]
+        end_ns = int(self._clock() * 1e9)
+        num_tokens = conversation.num_tokens
+        self._meter.add_request(request_sample(conversation.times, end_ns, num_tokens, reason))
 
     def _send(
         self,
@@ -334,7 +325,7 @@ class Responder:
             call()
         except Exception:
             logger.exception("request %d: the response could not be sent", conversation.sequence)
-            if not conversation.is_over:
+            if conversation.sequence in self._open:
                 self._cancel(conversation.sequence)
             return False
         return True
@@ -367,12 +358,30 @@ class Responder:
             return True
 
 
-def _summary(conversation: Conversation, outcome: Outcome) -> Summary:
-    params = conversation.params
+def _absorb(conversation: Conversation, update: Update) -> bool:
+    """Take news in, up to the end of a stop word; whether there is one.
+
+    Raises whatever the tokenizer does for tokens that are no text.
+    """
+    conversation.count(update.progress)
+    conversation.times = update.times
+    num_kept, text = 0, conversation.text
+    while num_kept < len(update.tokens) and not text.is_stopped:
+        text.push(update.tokens[num_kept])
+        num_kept += 1
+    log_probs = update.log_probs[:num_kept]
+    conversation.unsent.extend(update.tokens[:num_kept])
+    conversation.num_tokens += num_kept
+    conversation.unsent_log_probs.extend(log_probs)
+    conversation.cum_log_prob += sum(log_probs)
+    return text.is_stopped
+
+
+def _summary(conversation: Conversation, update: Update) -> Summary:
     return Summary(
-        num_cached_tokens=outcome.num_cached_tokens,
-        end_token=outcome.end_token,
-        spec_metrics=outcome.spec.to_json(params.spec_metrics),
+        num_cached_tokens=update.num_cached_tokens,
+        end_token=update.end_token,
+        spec_metrics=conversation.spec.to_json(conversation.params.spec_metrics),
         no_speculation=conversation.no_speculation,
     )
 

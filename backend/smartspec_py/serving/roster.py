@@ -2,14 +2,12 @@
 
 `take`, `expire`, `admit`, `submit` and `apply` move requests, through the batcher where one changes
 its place; each request ends with exactly one last `Update` for the responder. What it holds in the
-engines is freed in one place, when nothing of it is in flight. Beside this, only the drafters write
-to a request: who drafts for it, and how well.
+engines is freed in one place, when nothing of it is in flight.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from smartspec_py.core.types import FinishReason, SequenceId
 from smartspec_py.engines.base import Event, Prefill, Target, Work
@@ -17,14 +15,7 @@ from smartspec_py.serving.admission import CacheBudget, CacheLedger, victims
 from smartspec_py.serving.batcher import Batcher
 from smartspec_py.serving.drafters import Drafters
 from smartspec_py.serving.inbox import Inbox, Mail
-from smartspec_py.serving.messages import (
-    SHUTTING_DOWN,
-    Conversation,
-    Outcome,
-    Progress,
-    Times,
-    Update,
-)
+from smartspec_py.serving.messages import SHUTTING_DOWN, Progress, Times, Update
 from smartspec_py.serving.request import ErrorCode, Request, RequestState
 
 Error = tuple[ErrorCode, str]
@@ -32,12 +23,6 @@ Error = tuple[ErrorCode, str]
 
 class EngineStalledError(RuntimeError):
     """The target engine answers nothing of work that it was given."""
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    request: Request
-    conversation: Conversation
 
 
 class Roster:
@@ -49,7 +34,7 @@ class Roster:
         drafters: Drafters,
         batcher: Batcher,
         budget: CacheBudget,
-        inbox: Inbox[Arrival],
+        inbox: Inbox[Request],
         post: Callable[[Update], None],
         clock: Callable[[], float],
     ) -> None:
@@ -60,20 +45,18 @@ class Roster:
         self._inbox = inbox
         self._post = post
         self._clock = clock
-        self._conversations: dict[int, Conversation] = {}
         self.num_preemptions = 0
         self.num_generated = 0
         """Tokens that requests kept, so far; not those behind their end."""
 
-    def take(self, mail: Mail[Arrival]) -> None:
-        for arrival in mail.arrivals:
-            self.batcher.add(arrival.request)
-            self._conversations[arrival.request.sequence] = arrival.conversation
+    def take(self, mail: Mail[Request]) -> None:
+        for request in mail.arrivals:
+            self.batcher.add(request)
         for sequence in mail.cancelled:
-            request = self.batcher.find(sequence)
-            if request is not None and not request.is_over:
-                self._end(request, RequestState.CANCELLED, FinishReason.CANCELLED)
-                self._release_if_idle(request)
+            found = self.batcher.find(sequence)
+            if found is not None and not found.is_over:
+                self._end(found, RequestState.CANCELLED, FinishReason.CANCELLED)
+                self._release_if_idle(found)
 
     def expire(self) -> None:
         """End the requests whose deadline has passed: with what they have, or as unavailable."""
@@ -194,21 +177,15 @@ class Roster:
     def fail_all(self, code: ErrorCode, message: str) -> None:
         """Give every request that is left its final response. The engines are not used again."""
         self.take(Mail(self._inbox.take(0.0).arrivals, ()))
-        for sequence, conversation in self._conversations.items():
-            request = self.batcher.find(sequence)
-            if request is not None and not request.is_over:
+        for request in (*self.batcher.waiting, *self.batcher.live):
+            if not request.is_over:
                 request.move_to(RequestState.FAILED)
-                self._post(Update(conversation, error=(code, message), outcome=_outcome(request)))
-        self._conversations.clear()
+                self._post(_update(request, error=(code, message)))
 
     def check_integrity(self) -> None:
-        """Raise AssertionError where requests, conversations and what is held do not agree."""
+        """Raise AssertionError where what is held and requests do not agree."""
         live = self.batcher.live
         self._drafters.check_integrity((*self.batcher.waiting, *live))
-        open_requests = [r for r in (*self.batcher.waiting, *live) if not r.is_over]
-        assert {r.sequence for r in open_requests} == self._conversations.keys(), (
-            "requests and conversations do not agree"
-        )
         assert len(live) <= self.batcher.num_rows, "more requests than rows"
 
     def _known(self, sequence: SequenceId) -> Request:
@@ -227,26 +204,19 @@ class Roster:
         elif event.tokens or event.finish is not None:
             request.move_to(RequestState.DECODING)
             self._drafters.read_prompt(request, event)
-        try:
-            tokens, reason = _keep(request, event)
-        except Exception as error:
-            message = f"its tokens are no text: {error}"
-            self._end(request, RequestState.FAILED, None, (ErrorCode.INTERNAL, message))
-            return
+        tokens, reason, end_token = _keep(request, event)
         self._extend(request, tokens)
         log_probs = event.log_probs[: len(tokens)]
         if reason is not None:
-            self._end(request, RequestState.FINISHED, reason, None, tokens, log_probs)
+            self._end(request, RequestState.FINISHED, reason, None, tokens, log_probs, end_token)
         elif tokens:
-            conversation = self._conversations[request.sequence]
-            self._post(Update(conversation, tokens, _progress(request), log_probs=log_probs))
+            self._post(_update(request, tokens, log_probs=log_probs))
 
     def _count_step(self, request: Request, event: Event) -> None:
         """`num_steps` counts each token of a burst as a step."""
         request.num_steps += 1 if event.num_drafted else len(event.tokens)
         request.num_drafted += event.num_drafted
         request.num_accepted += event.num_accepted
-        request.spec.add(event.num_drafted, event.num_accepted)
 
     def _extend(self, request: Request, tokens: Sequence[int]) -> None:
         if tokens:
@@ -264,13 +234,12 @@ class Roster:
         error: Error | None = None,
         tokens: Sequence[int] = (),
         log_probs: Sequence[float] = (),
+        end_token: int | None = None,
     ) -> None:
         """The request's last word; what it holds is freed when nothing of it is in flight."""
         was_waiting = request.state is RequestState.WAITING
         request.move_to(state)
-        conversation = self._conversations.pop(request.sequence)
-        progress, outcome = _progress(request), _outcome(request)
-        self._post(Update(conversation, tokens, progress, reason, error, log_probs, outcome))
+        self._post(_update(request, tokens, reason, error, log_probs, end_token))
         if was_waiting:
             self.batcher.drop_waiting(request)
             self._drafters.release(request)
@@ -293,40 +262,42 @@ def _is_step(request: Request, event: Event) -> bool:
     return request.state is RequestState.DECODING and event.error is None
 
 
-def _keep(request: Request, event: Event) -> tuple[Sequence[int], FinishReason | None]:
-    """The event's tokens up to the request's end, and the reason if it ended."""
+def _keep(request: Request, event: Event) -> tuple[Sequence[int], FinishReason | None, int | None]:
+    """The event's tokens up to the request's end, the reason if it ended, and its end token."""
     num_before_end = request.sampling.num_before_end(event.tokens)
     tokens = event.tokens[: min(num_before_end, request.remaining)]
-    if request.stops is not None:
-        for count, token in enumerate(tokens, start=1):
-            request.stops.push(token)
-            if request.stops.is_stopped:
-                return tokens[:count], FinishReason.STOP
-            request.stops.take()
     if len(tokens) == request.remaining:
-        return tokens, FinishReason.LENGTH
+        return tokens, FinishReason.LENGTH, None
     if num_before_end < len(event.tokens):
-        request.end_token = event.tokens[num_before_end]
-        return tokens, FinishReason.STOP
-    return tokens, event.finish
+        return tokens, FinishReason.STOP, event.tokens[num_before_end]
+    return tokens, event.finish, None
 
 
-def _progress(request: Request) -> Progress:
-    return Progress(request.num_steps, request.num_drafted, request.num_accepted)
-
-
-def _outcome(request: Request) -> Outcome:
-    return Outcome(
-        num_generated=request.num_generated,
-        num_cached_tokens=request.num_cached,
-        end_token=request.end_token,
-        times=Times(
-            _ns(request.arrival_s),
-            _ns(request.scheduled_s),
-            _ns(request.first_token_s),
-            _ns(request.last_token_s),
-        ),
-        spec=request.spec,
+def _update(
+    request: Request,
+    tokens: Sequence[int] = (),
+    reason: FinishReason | None = None,
+    error: Error | None = None,
+    log_probs: Sequence[float] = (),
+    end_token: int | None = None,
+) -> Update:
+    progress = Progress(request.num_steps, request.num_drafted, request.num_accepted)
+    times = Times(
+        _ns(request.arrival_s),
+        _ns(request.scheduled_s),
+        _ns(request.first_token_s),
+        _ns(request.last_token_s),
+    )
+    return Update(
+        request.sequence,
+        tokens,
+        progress,
+        reason,
+        error,
+        log_probs,
+        times,
+        request.num_cached,
+        end_token,
     )
 
 

@@ -18,12 +18,17 @@ from smartspec_py.serving.inbox import Inbox
 from smartspec_py.serving.intake import Defaults, Engine, Intake, cache_budget
 from smartspec_py.serving.learned import restore_learned, store_learned
 from smartspec_py.serving.loop import StepLoop
-from smartspec_py.serving.messages import SHUTTING_DOWN, Sink, Update
+from smartspec_py.serving.messages import SHUTTING_DOWN, Sink
 from smartspec_py.serving.metrics import ConfigInfo, Meter, MetricSink, NoMetrics
 from smartspec_py.serving.profile import store_observed
-from smartspec_py.serving.request import ErrorCode, GenerateParams, InvalidField, RequestError
+from smartspec_py.serving.request import (
+    ErrorCode,
+    GenerateParams,
+    InvalidField,
+    Request,
+    RequestError,
+)
 from smartspec_py.serving.responder import Responder
-from smartspec_py.serving.roster import Arrival
 from smartspec_py.serving.step import StepRecord
 
 __all__ = ["Engine", "Server"]
@@ -75,7 +80,7 @@ class Server:
         self._failure: str | None = None
         self._failing = threading.Lock()
         self.intake = Intake(engine, config.limits, defaults_of(engine, config))
-        self._inbox: Inbox[Arrival] = Inbox(config.limits.max_queue)
+        self._inbox: Inbox[Request] = Inbox(config.limits.max_queue)
         self._responder = Responder(
             self._inbox.cancel,
             Meter(_info(engine, config)),
@@ -176,9 +181,7 @@ class Server:
             return 0
         self.check_open()
         arrival = self.intake.receive(params, sink)
-        self._inbox.put(arrival)
-        # The responder hears of it now, to notice a client that leaves while it waits.
-        self._responder.post(Update(arrival.conversation))
+        self._inbox.put(arrival.request, lambda: self._responder.post(arrival.conversation))
         return arrival.request.sequence
 
     def refuse(self, sink: Sink, error: RequestError) -> None:

@@ -1,7 +1,6 @@
 """Tokens to text, a piece at a time: no cut characters, no stop words.
 
-Pure: no I/O, no clock, no thread. The loop keeps one for a request with stop words, to know when
-to stop; the responder keeps one for every request, to know what to send.
+Pure: no I/O, no clock, no thread. The responder keeps one for every request.
 """
 
 from __future__ import annotations

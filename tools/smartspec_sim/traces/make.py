@@ -60,8 +60,6 @@ def finished_text(
     """
     if request.sampling.verification is not Verification.COUPLED:
         raise TraceError("verification: rejection: such a text depends on what was drafted")
-    if request.stops is not None:
-        raise TraceError("stop_words: what the target draws behind them is not in the text")
     if finish not in (FinishReason.STOP, FinishReason.LENGTH):
         raise TraceError(f"the text was cut short: {finish}")
     prompt = tuple(request.tokens[: request.num_prompt])
@@ -82,6 +80,8 @@ def write_texts(
             if isinstance(sink, RequestError):
                 yield sink
                 continue
+            if params.stop_words:
+                raise TraceError("stop_words: what the target draws behind them is not in the text")
             sink.wait(WAIT_S)
             if sink.error is not None:
                 raise TraceError(f"a text could not be generated: {sink.error[1]}")
