@@ -34,8 +34,7 @@ from smartspec_py.serving.config import DRAFT_MODEL
 from smartspec_py.serving.controller import Controller
 from smartspec_py.serving.inbox import Inbox
 from smartspec_py.serving.loop import StepLoop
-from smartspec_py.serving.messages import Update
-from smartspec_py.serving.metrics import LoopState
+from smartspec_py.serving.messages import LoopState, Update
 from smartspec_py.serving.profile import load_cost
 from smartspec_py.serving.request import Request
 from smartspec_py.serving.step import Decision, StepRecord

@@ -28,8 +28,7 @@ from smartspec_py.serving.admission import CacheBudget
 from smartspec_py.serving.config import DRAFT_MODEL, PROMPT_LOOKUP
 from smartspec_py.serving.inbox import Inbox
 from smartspec_py.serving.loop import StepLoop
-from smartspec_py.serving.messages import Update
-from smartspec_py.serving.metrics import LoopState
+from smartspec_py.serving.messages import LoopState, Update
 from smartspec_py.serving.request import Request
 from smartspec_py.serving.step import StepRecord
 from smartspec_sim.acceptance import DraftRuns, draw_runs

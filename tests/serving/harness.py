@@ -18,8 +18,8 @@ from smartspec_py.serving.admission import CacheBudget
 from smartspec_py.serving.config import DRAFT_MODEL, LimitsConfig, ServerConfig
 from smartspec_py.serving.inbox import Inbox
 from smartspec_py.serving.loop import StepLoop
-from smartspec_py.serving.messages import Conversation, Update
-from smartspec_py.serving.metrics import ConfigInfo, LoopState, Meter, NoMetrics
+from smartspec_py.serving.messages import Conversation, LoopState, Update
+from smartspec_py.serving.metrics import ConfigInfo, Meter, NoMetrics
 from smartspec_py.serving.request import ErrorCode, GenerateParams, Request
 from smartspec_py.serving.responder import Responder
 from smartspec_py.serving.server import Engine, Server

@@ -23,18 +23,15 @@ from smartspec_py.core.cost import CostModel
 from smartspec_py.core.plan.planner import PlannerSettings
 from smartspec_py.core.types import DraftOption, FinishReason, SequenceView, SpecPlan
 from smartspec_py.engines.base import Event
-from smartspec_py.serving.messages import Times
-from smartspec_py.serving.metric_families import FAMILIES, Family, Kind, Labels
+from smartspec_py.serving.messages import LoopState, Times
+from smartspec_py.serving.metric_families import FAMILIES, Family, Kind, Labels, Series
 from smartspec_py.serving.metrics import (
     FLUSH_S,
     NUM_CALLS,
     NUM_STEPS_SHOWN,
     ConfigInfo,
-    LoopState,
-    MemoryMetrics,
     Meter,
-    RequestSample,
-    request_sample,
+    NoMetrics,
 )
 from smartspec_py.serving.request import ErrorCode
 from smartspec_py.serving.step import Decision, Reason, StepRecord
@@ -42,6 +39,35 @@ from smartspec_py.serving.step import Decision, Reason, StepRecord
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 INFO = ConfigInfo(method="draft_model", k_max=4, policy="goodput")
 SPEC = "smartspec_spec_decode_"
+TIMES = Times(1_000_000_000, 1_100_000_000, 1_200_000_000, 1_500_000_000)
+"""Waited 0.1 s, first token after 0.2 s, 30 more in 0.3 s."""
+
+
+class MemoryMetrics(NoMetrics):
+    """A sink that keeps everything by (name, labels), and takes only what the table has."""
+
+    def __init__(self) -> None:
+        self._families = {family.name: family for family in FAMILIES}
+        self.values: dict[Series, float] = {}
+        self.observations: dict[Series, list[float]] = {}
+
+    def increment(self, name: str, labels: Labels, by: float) -> None:
+        assert by >= 0, f"{name} falls"
+        series = self._checked(Kind.COUNTER, name, labels)
+        self.values[series] = self.values.get(series, 0.0) + by
+
+    def set(self, name: str, labels: Labels, value: float) -> None:
+        self.values[self._checked(Kind.GAUGE, name, labels)] = value
+
+    def observe(self, name: str, labels: Labels, value: float) -> None:
+        series = self._checked(Kind.HISTOGRAM, name, labels)
+        self.observations.setdefault(series, []).append(value)
+
+    def _checked(self, kind: Kind, name: str, labels: Labels) -> Series:
+        family = self._families[name]
+        assert family.kind is kind, f"{name} is a {family.kind}"
+        assert tuple(label for label, _ in labels) == family.labels, f"{name} has other labels"
+        return name, labels
 
 
 def step(
@@ -68,8 +94,15 @@ def view_of(sequence: int) -> SequenceView:
 
 def flushed(meter: Meter) -> MemoryMetrics:
     metrics = MemoryMetrics()
-    meter.flush(metrics)
+    flush(meter, metrics)
     return metrics
+
+
+def flush(meter: Meter, metrics: NoMetrics) -> None:
+    """All that is new, at once."""
+    now_s = 0.0 if meter.due_s is None else max(0.0, meter.due_s)
+    while meter.due_s is not None and meter.due_s <= now_s:
+        meter.flush_if_due(metrics, now_s)
 
 
 def at(name: str, position: int) -> tuple[str, Labels]:
@@ -244,7 +277,7 @@ def test_how_requests_end(
 ) -> None:
     """Only those that were not cut short say how long requests take."""
     meter = Meter(INFO)
-    meter.add_request(RequestSample(reason, queue_s=0.1, ttft_s=0.2, tpot_s=0.01, e2e_s=0.5))
+    meter.add_request(TIMES, 1_500_000_000, 31, reason)
     metrics = flushed(meter)
     ends = ("request_success", "request_cancelled", "request_failed")
     found = {
@@ -261,7 +294,7 @@ def test_how_requests_end(
 
 def test_a_request_that_never_ran_has_no_times() -> None:
     meter = Meter(INFO)
-    meter.add_request(RequestSample(FinishReason.CANCELLED))
+    meter.add_request(Times(), 0, 0, FinishReason.CANCELLED)
     assert flushed(meter).observations == {}
 
 
@@ -287,8 +320,14 @@ def test_times_of_a_request(
     times: tuple[float, ...], num_generated: int, expected: tuple[float | None, ...]
 ) -> None:
     in_ns = Times(*(int(second * 1e9) for second in times))
-    sample = request_sample(in_ns, int(6e9), num_generated, FinishReason.STOP)
-    assert (sample.queue_s, sample.ttft_s, sample.tpot_s, sample.e2e_s) == expected
+    meter = Meter(INFO)
+    meter.add_request(in_ns, int(6e9), num_generated, FinishReason.STOP)
+    found = flushed(meter).observations
+    names = ("request_queue_time", "time_to_first_token", "time_per_output_token")
+    assert expected == tuple(
+        found.get((f"smartspec_{name}_seconds", ()), [None])[0]
+        for name in (*names, "e2e_request_latency")
+    )
 
 
 # Flushing
@@ -330,7 +369,7 @@ def test_a_long_flush_is_handed_over_in_parts() -> None:
     """100 requests: 2 times each, in 7 parts with the 28 values of the start; new ones wait."""
     meter, metrics = Meter(INFO), MemoryMetrics()
     for _ in range(100):
-        meter.add_request(RequestSample(FinishReason.CANCELLED, queue_s=0.5, ttft_s=1.5))
+        meter.add_request(TIMES, 1_500_000_000, 31, FinishReason.CANCELLED)
     num_parts = 0
     while meter.due_s is not None and meter.due_s <= 100.0:
         meter.flush_if_due(metrics, 100.0)
@@ -395,8 +434,8 @@ def test_positions_add_up_to_totals(steps: list[tuple[list[tuple[int, int]], boo
         pairs += verified
         meter.add_step(step(verifications=verified))
         if is_flushed:
-            meter.flush(metrics)
-    meter.flush(metrics)
+            flush(meter, metrics)
+    flush(meter, metrics)
     for name, total in (
         ("num_draft_tokens", sum(k for k, _ in pairs)),
         ("num_accepted_tokens", sum(a for _, a in pairs)),
@@ -494,8 +533,8 @@ def test_a_meter_fits_triton(triton_metrics: Any) -> None:
     meter = Meter(INFO)
     meter.add_step(step(verifications=[(2, 1)], num_generated=2))
     meter.set_state(LoopState(1, 0))
-    meter.add_request(RequestSample(FinishReason.STOP, 0.1, 0.2, 0.3, 0.4))
-    meter.flush(triton_metrics)
+    meter.add_request(TIMES, 1_500_000_000, 31, FinishReason.STOP)
+    flush(meter, triton_metrics)
     assert len({(name, tuple(labels.items())) for name, labels, _ in FakeFamily.made}) == len(
         FakeFamily.made
     )

@@ -25,7 +25,7 @@ from smartspec_bench.plan import Due
 from smartspec_bench.prompts import Prompt
 from smartspec_launch.triton_server import Address
 from smartspec_py.api.contract import MODEL_NAME
-from smartspec_py.serving.metric_families import DRAFT_TIME, RUNNING, VERIFY_TIME, WAITING, value_in
+from smartspec_py.serving.metric_families import DRAFT_TIME, RUNNING, VERIFY_TIME, WAITING, Family
 
 POLL_S = 0.2
 IDLE_TIMEOUT_S = 60.0
@@ -168,6 +168,13 @@ class Client:
         except (aiohttp.ClientError, OSError) as error:
             raise BenchError(f"metrics: {type(error).__name__}: {error}") from error
         return {family.name: value_in(text, family) or 0.0 for family in _ASKED}
+
+
+def value_in(text: str, family: Family) -> float | None:
+    """The sum over all labels in what a metrics port shows (Prometheus' text format); None where
+    the family is not there."""
+    lines = [line for line in text.splitlines() if line.startswith(f"{family.name}{{")]
+    return sum(float(line.rpartition(" ")[2]) for line in lines) if lines else None
 
 
 def _clock() -> Callable[[], float]:

@@ -54,8 +54,7 @@ from smartspec_py.serving.config import ServerConfig
 from smartspec_py.serving.inbox import Inbox
 from smartspec_py.serving.intake import Engine, Intake, cache_budget
 from smartspec_py.serving.loop import StepLoop
-from smartspec_py.serving.messages import Conversation, Update
-from smartspec_py.serving.metrics import LoopState
+from smartspec_py.serving.messages import Conversation, LoopState, Update
 from smartspec_py.serving.request import GenerateParams, Request
 from smartspec_py.serving.server import defaults_of
 from smartspec_py.serving.step import StepRecord

@@ -32,8 +32,8 @@ from smartspec_py.serving.batcher import Batcher
 from smartspec_py.serving.controller import Controller
 from smartspec_py.serving.drafters import Drafters
 from smartspec_py.serving.inbox import Inbox
-from smartspec_py.serving.messages import SHUTTING_DOWN, Update
-from smartspec_py.serving.metrics import FLUSH_S, LoopState
+from smartspec_py.serving.messages import SHUTTING_DOWN, LoopState, Update
+from smartspec_py.serving.metrics import FLUSH_S
 from smartspec_py.serving.request import ErrorCode, Request
 from smartspec_py.serving.roster import Roster
 from smartspec_py.serving.step import Decision, StepRecord

@@ -136,6 +136,22 @@ class Conversation:
         self.progress = progress
 
 
+@dataclass(frozen=True, slots=True)
+class LoopState:
+    """Where the loop stands. cache_utilization: used share of the target's cache, 0 to 1.
+
+    num_preemptions, num_switches: since the start; the latter of the guard. time_errors: mean
+    relative error of predicted step times, by the profile and as corrected.
+    """
+
+    num_running: int = 0
+    num_waiting: int = 0
+    cache_utilization: float = 0.0
+    num_preemptions: int = 0
+    num_switches: int = 0
+    time_errors: tuple[float, float] = (0.0, 0.0)
+
+
 class Update(NamedTuple):
     """News of a request from the loop. finish_reason or error: the last of it.
 

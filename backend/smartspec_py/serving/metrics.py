@@ -13,34 +13,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
 
 from smartspec_py.core.types import FinishReason
 from smartspec_py.serving import metric_families as families
-from smartspec_py.serving.metric_families import FAMILIES, Family, Kind, Series
-from smartspec_py.serving.metric_samples import (
-    ConfigInfo,
-    LoopState,
-    RequestSample,
-    request_sample,
-)
-from smartspec_py.serving.metric_sinks import MemoryMetrics, MetricSink, NoMetrics
+from smartspec_py.serving.messages import LoopState, Times
+from smartspec_py.serving.metric_families import FAMILIES, Family, Kind, Labels, Series
 from smartspec_py.serving.request import ErrorCode
 from smartspec_py.serving.step import Reason, StepRecord
-
-__all__ = [
-    "FLUSH_S",
-    "NUM_CALLS",
-    "NUM_STEPS_SHOWN",
-    "ConfigInfo",
-    "LoopState",
-    "MemoryMetrics",
-    "Meter",
-    "MetricSink",
-    "NoMetrics",
-    "RequestSample",
-    "request_sample",
-]
 
 FLUSH_S = 0.25
 
@@ -59,6 +40,34 @@ KEPT = 0.99
 """What a step leaves of the evidence before it in the acceptance gauges: about 100 steps count."""
 
 
+class MetricSink(Protocol):
+    """Where values go. Labels are those of the family's own, in its order."""
+
+    def increment(self, name: str, labels: Labels, by: float) -> None: ...
+
+    def set(self, name: str, labels: Labels, value: float) -> None: ...
+
+    def observe(self, name: str, labels: Labels, value: float) -> None: ...
+
+
+class NoMetrics:
+    """A sink that drops everything."""
+
+    def increment(self, name: str, labels: Labels, by: float) -> None: ...
+
+    def set(self, name: str, labels: Labels, value: float) -> None: ...
+
+    def observe(self, name: str, labels: Labels, value: float) -> None: ...
+
+
+class ConfigInfo(NamedTuple):
+    """method: what drafts. k_max: the largest draft length. policy: the server's default."""
+
+    method: str
+    k_max: int
+    policy: str
+
+
 class Meter:
     """Adds samples up between flushes. Belongs to one thread; knows no clock."""
 
@@ -68,23 +77,38 @@ class Meter:
         self._shown: dict[Series, float] = {}
         self._observations: list[tuple[Family, float]] = []
         self._state = LoopState()
+        self._verified: Counter[tuple[int, int]] = Counter()
+        self._recent = (0.0, 0.0, 0.0)  # verifications, tokens drafted, tokens accepted; fading
         self._steps = _Steps()
-        self._acceptance = _Acceptance()
         self._calls: deque[tuple[Kind, Series, float]] = deque()  # still to be handed over
         self._last_flush_s = -math.inf
         self._has_news = True
-        labels = (("method", info.method), ("k_max", str(info.k_max)), ("policy", info.policy))
-        self._gauges[families.CONFIG_INFO.name, labels] = 1.0
+        self._set(families.CONFIG_INFO, 1.0, info.method, str(info.k_max), info.policy)
 
     def add_step(self, step: StepRecord) -> None:
         verifications, num_undrafted = step.verifications, step.num_undrafted
-        self._acceptance.add(verifications)
-        self._steps.add(step, _mean_draft_len(verifications, num_undrafted))
+        num_drafted = sum(drafted for drafted, _ in verifications)
+        length = None
+        if num_rows := len(verifications) + num_undrafted:
+            length = num_drafted / num_rows
+            self._set(families.PROPOSED_LENGTH, length)
+        if verifications:
+            self._verified.update(verifications)
+            num, drafted, accepted = self._recent
+            self._recent = num, drafted, accepted = (
+                KEPT * num + len(verifications),
+                KEPT * drafted + num_drafted,
+                KEPT * accepted + sum(accepted for _, accepted in verifications),
+            )
+            self._set(families.ACCEPTANCE_LENGTH, 1 + accepted / num)
+            self._set(families.ACCEPTANCE_RATE, accepted / drafted)
+        self._steps.add(step, length)
         self._count(families.DISABLED_STEPS, num_undrafted)
         self._count(families.PROMPT_TOKENS, step.num_prefill_tokens)
         self._count(families.GENERATION_TOKENS, step.num_generated)
         self._count(families.DRAFT_TIME, step.draft_s)
         self._count(families.VERIFY_TIME, step.target_s)
+        self._has_news = True
         if step.num_rows:
             cost = step.decision.cost
             self._count(families.DECIDED, 1, step.decision.reason)
@@ -92,18 +116,23 @@ class Meter:
             for part, factor in zip(COST_PARTS, factors, strict=True):
                 self._set(families.COST_FACTOR, factor, part)
 
-    def add_request(self, request: RequestSample) -> None:
-        """A request that was cut short has no say in how long requests take."""
-        self._observe(families.QUEUE_TIME, request.queue_s)
-        self._observe(families.TTFT, request.ttft_s)
-        if request.finish_reason is None:
+    def add_request(
+        self, times: Times, end_ns: int, num_tokens: int, reason: FinishReason | None
+    ) -> None:
+        """A request that was taken and is over, at end_ns of the clock of `times`. reason: None
+        where it ended in an error. Those that were cut short have no say in how long they take."""
+        self._observe_span(families.QUEUE_TIME, times.arrival_ns, times.first_scheduled_ns)
+        self._observe_span(families.TTFT, times.arrival_ns, times.first_token_ns)
+        if reason is None:
             self._count(families.FAILED, 1)
-        elif request.finish_reason is FinishReason.CANCELLED:
+        elif reason is FinishReason.CANCELLED:
             self._count(families.CANCELLED, 1)
         else:
-            self._count(families.SUCCESS, 1, request.finish_reason.value)
-            self._observe(families.TPOT, request.tpot_s)
-            self._observe(families.E2E, request.e2e_s)
+            self._count(families.SUCCESS, 1, reason.value)
+            if num_tokens > 1:
+                first, last = times.first_token_ns, times.last_token_ns
+                self._observe_span(families.TPOT, first, last, num_tokens - 1)
+            self._observe_span(families.E2E, times.arrival_ns, end_ns)
 
     def add_rejection(self, code: ErrorCode) -> None:
         """A request that was not taken."""
@@ -134,6 +163,7 @@ class Meter:
 
     def flush_if_due(self, sink: MetricSink, now_s: float) -> None:
         """At most NUM_CALLS calls; what is left is due at once, after whatever else there is to do.
+        What a sink does not take because it raises is lost.
 
         now_s: seconds of any one clock that does not go back.
         """
@@ -142,18 +172,30 @@ class Meter:
         if not self._calls:
             self._last_flush_s = now_s
             self._gather()
-        self._hand_over(sink, NUM_CALLS)
-
-    def flush(self, sink: MetricSink) -> None:
-        """Hand over all that has changed. What a sink does not take because it raises is lost."""
-        self._gather()
-        self._hand_over(sink, len(self._calls))
+        calls = [self._calls.popleft() for _ in range(min(NUM_CALLS, len(self._calls)))]
+        take = {
+            Kind.COUNTER: sink.increment,
+            Kind.GAUGE: sink.set,
+            Kind.HISTOGRAM: sink.observe,
+        }
+        try:
+            for kind, series, value in calls:
+                take[kind](*series, value)
+        except Exception:
+            self._calls.clear()
+            raise
 
     def _gather(self) -> None:
         """Turn what has changed into calls."""
-        for family, position, increase in self._acceptance.take_counts():
-            self._count(family, increase, *position)
-        for family, value in [*self._acceptance.gauges(), *self._steps.gauges()]:
+        for (drafted, accepted), num in self._verified.items():
+            self._count(families.DRAFTS, num)
+            self._count(families.DRAFT_TOKENS, drafted * num)
+            self._count(families.ACCEPTED, accepted * num)
+            for position in range(1, drafted + 1):
+                self._count(families.DRAFT_TOKENS_AT, num, str(position))
+            for position in range(1, accepted + 1):
+                self._count(families.ACCEPTED_AT, num, str(position))
+        for family, value in self._steps.gauges():
             self._set(family, value)
         changed = {s: value for s, value in self._gauges.items() if self._shown.get(s) != value}
         observations = self._observations + self._steps.observations()
@@ -162,22 +204,8 @@ class Meter:
         self._calls.extend((Kind.HISTOGRAM, (f.name, ()), value) for f, value in observations)
         self._shown |= changed
         self._counts, self._gauges, self._observations = {}, {}, []
-        self._steps = _Steps()
+        self._verified, self._steps = Counter(), _Steps()
         self._has_news = False
-
-    def _hand_over(self, sink: MetricSink, most: int) -> None:
-        calls = [self._calls.popleft() for _ in range(min(most, len(self._calls)))]
-        try:
-            for kind, series, value in calls:
-                if kind is Kind.COUNTER:
-                    sink.increment(*series, value)
-                elif kind is Kind.GAUGE:
-                    sink.set(*series, value)
-                else:
-                    sink.observe(*series, value)
-        except Exception:
-            self._calls.clear()
-            raise
 
     def _count(self, family: Family, by: float, *values: str) -> None:
         if by:
@@ -189,52 +217,11 @@ class Meter:
         self._gauges[_series(family, *values)] = float(value)
         self._has_news = True
 
-    def _observe(self, family: Family, value: float | None) -> None:
-        if value is not None:
-            self._observations.append((family, value))
+    def _observe_span(self, family: Family, start_ns: int, stop_ns: int, parts: int = 1) -> None:
+        """Nothing where it did not stop."""
+        if stop_ns:
+            self._observations.append((family, (stop_ns - start_ns) / 1e9 / parts))
             self._has_news = True
-
-
-class _Acceptance:
-    """Verifications by how many tokens they drafted and accepted; what is recent, fading."""
-
-    def __init__(self) -> None:
-        self._num_drafted: Counter[int] = Counter()
-        self._num_accepted: Counter[int] = Counter()
-        self._recent = (0.0, 0.0, 0.0)  # verifications, tokens drafted, tokens accepted
-
-    def add(self, verifications: Sequence[tuple[int, int]]) -> None:
-        if not verifications:
-            return
-        drafted = accepted = 0
-        for num_drafted, num_accepted in verifications:
-            self._num_drafted[num_drafted] += 1
-            self._num_accepted[num_accepted] += 1
-            drafted += num_drafted
-            accepted += num_accepted
-        new = (len(verifications), drafted, accepted)
-        old = self._recent
-        self._recent = (KEPT * old[0] + new[0], KEPT * old[1] + new[1], KEPT * old[2] + new[2])
-
-    def take_counts(self) -> Iterator[tuple[Family, tuple[str, ...], int]]:
-        """(family, position or nothing, increase) since the last time."""
-        drafted, self._num_drafted = self._num_drafted, Counter()
-        accepted, self._num_accepted = self._num_accepted, Counter()
-        yield families.DRAFTS, (), drafted.total()
-        for counts, tokens, at_position in (
-            (drafted, families.DRAFT_TOKENS, families.DRAFT_TOKENS_AT),
-            (accepted, families.ACCEPTED, families.ACCEPTED_AT),
-        ):
-            yield tokens, (), sum(length * num for length, num in counts.items())
-            for position in range(1, max(counts, default=0) + 1):
-                reached = sum(num for length, num in counts.items() if length >= position)
-                yield at_position, (str(position),), reached
-
-    def gauges(self) -> Iterator[tuple[Family, float]]:
-        num_verifications, drafted, accepted = self._recent
-        if num_verifications:
-            yield families.ACCEPTANCE_LENGTH, 1 + accepted / num_verifications
-            yield families.ACCEPTANCE_RATE, accepted / drafted
 
 
 class _Steps:
@@ -248,16 +235,13 @@ class _Steps:
         self._selected: list[tuple[float, float | None]] = []  # (total_s, mean draft length)
         self._num_seen = 0
         self._stride = 1
-        self._last_length: float | None = None
         # Of steps that had a plan and, since plans leave them out of their time, no prompt chunks:
         self._num_planned = 0
         self._expected = (0.0, 0.0)  # tokens, seconds
         self._actual = (0.0, 0.0)
 
     def add(self, step: StepRecord, length: float | None) -> None:
-        """length: mean draft length."""
-        if length is not None:
-            self._last_length = length
+        """length: mean draft length over the sequences that decoded; None where none did."""
         if self._num_seen % self._stride == 0:
             self._selected.append((step.total_s, length))
             if len(self._selected) > NUM_STEPS_SHOWN:
@@ -272,8 +256,6 @@ class _Steps:
             self._actual = (actual + step.num_generated, actual_s + step.total_s)
 
     def gauges(self) -> Iterator[tuple[Family, float]]:
-        if self._last_length is not None:
-            yield families.PROPOSED_LENGTH, self._last_length
         if self._num_planned:
             yield families.GOODPUT_PREDICTED, self._expected[0] / self._expected[1]
             yield families.STEP_PREDICTED, self._expected[1] / self._num_planned
@@ -284,12 +266,6 @@ class _Steps:
         times = [(families.STEP_LATENCY, total_s) for total_s, _ in self._selected]
         lengths = [(families.PROPOSED_LENGTHS, k) for _, k in self._selected if k is not None]
         return times + lengths
-
-
-def _mean_draft_len(verifications: Sequence[tuple[int, int]], num_undrafted: int) -> float | None:
-    """Over the sequences that decoded; None where none did."""
-    num_rows = len(verifications) + num_undrafted
-    return sum(k for k, _ in verifications) / num_rows if num_rows else None
 
 
 def _series(family: Family, *values: str) -> Series:

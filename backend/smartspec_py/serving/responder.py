@@ -21,6 +21,7 @@ from smartspec_py.serving.messages import (
     SHUTTING_DOWN,
     UNKNOWN_TIMES,
     Conversation,
+    LoopState,
     Progress,
     Reply,
     Sink,
@@ -28,13 +29,7 @@ from smartspec_py.serving.messages import (
     Times,
     Update,
 )
-from smartspec_py.serving.metrics import (
-    LoopState,
-    Meter,
-    MetricSink,
-    NoMetrics,
-    request_sample,
-)
+from smartspec_py.serving.metrics import Meter, MetricSink, NoMetrics
 from smartspec_py.serving.request import ErrorCode
 from smartspec_py.serving.step import StepRecord
 
@@ -282,8 +277,7 @@ class Responder:
         """reason: None where it ended in an error."""
         del self._open[conversation.sequence]
         end_ns = int(self._clock() * 1e9)
-        num_tokens = conversation.num_tokens
-        self._meter.add_request(request_sample(conversation.times, end_ns, num_tokens, reason))
+        self._meter.add_request(conversation.times, end_ns, conversation.num_tokens, reason)
 
     def _send(
         self,
