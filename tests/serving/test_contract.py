@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from smartspec_cli.api_doc import api_markdown
-from smartspec_py.api.contract import INPUTS, MODEL_NAME, OUTPUTS, TensorSpec, config_pbtxt
+from smartspec_launch.pbtxt import config_pbtxt
+from smartspec_py.api.contract import INPUTS, MODEL_NAME, OUTPUTS
 from smartspec_py.api.inputs import FIELDS
 from smartspec_py.api.refused import RENAMED, UNSUPPORTED, asks_for_nothing, why_refused
-from smartspec_py.api.tensor_spec import NUMPY_TYPES, Allowed, Choice, Range, Text
+from smartspec_py.api.tensor_spec import NUMPY_TYPES, Allowed, Choice, Range, TensorSpec, Text
 from smartspec_py.serving.config import CONFIG_NAME, TorchEngineConfig, read_config
 from smartspec_py.serving.request import GenerateParams
 

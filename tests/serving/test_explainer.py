@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from harness import COST, LIMITS, fake_engine
 
-from smartspec_py.serving import explainer as module
+from smartspec_py.serving import step_trace as module
 from smartspec_py.serving.config import ServerConfig
 from smartspec_py.serving.request import ErrorCode, GenerateParams, RequestError
 from smartspec_py.serving.server import Server

@@ -15,13 +15,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from smartspec_py.api.contract import (
-    INPUTS,
-    MODEL_NAME,
-    OUTPUTS,
-    pbtxt_inputs,
-    pbtxt_outputs,
-)
+from smartspec_launch.pbtxt import pbtxt_inputs, pbtxt_outputs
+from smartspec_py.api.contract import INPUTS, MODEL_NAME, OUTPUTS
 
 ALIASES = ("ensemble", "tensorrt_llm_bls")
 

@@ -1,4 +1,4 @@
-"""The wire contract: one table of every tensor, read by the codec, config.pbtxt and the docs.
+"""The wire contract: one table of every tensor, for the codec, config.pbtxt and the docs.
 
 The table of inputs is `inputs.py`. The model has max_batch_size 1, and so a tensor of dims [1]
 travels as [1, 1], a list as [1, n]; `text_output` alone is [1].
@@ -6,20 +6,8 @@ travels as [1, 1], a list as [1, n]; `text_output` alone is [1].
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from smartspec_py.api.inputs import INPUT_GROUPS
 from smartspec_py.api.tensor_spec import TensorSpec
-
-__all__ = [
-    "INPUTS",
-    "MODEL_NAME",
-    "OUTPUTS",
-    "TensorSpec",
-    "config_pbtxt",
-    "pbtxt_inputs",
-    "pbtxt_outputs",
-]
 
 MODEL_NAME = "smartspec"
 
@@ -112,39 +100,3 @@ OUTPUTS = (
         when="last, where it could not",
     ),
 )
-
-
-def config_pbtxt(name: str = MODEL_NAME) -> str:
-    """Triton's model configuration: names and shapes only; all else is in engine.json."""
-    lines = [
-        f'name: "{name}"',
-        'backend: "smartspec_py"',
-        "max_batch_size: 1",
-        "model_transaction_policy { decoupled: true }",
-        # One instance: kind CPU, or Triton would start one process a GPU.
-        "instance_group [ { count: 1, kind: KIND_CPU } ]",
-    ]
-    lines += (*pbtxt_inputs(INPUTS), *pbtxt_outputs(OUTPUTS))
-    return "\n".join(lines) + "\n"
-
-
-def pbtxt_inputs(tensors: Sequence[TensorSpec]) -> tuple[str, str, str]:
-    """The lines of a configuration's `input`."""
-    return _section("input", [_pbtxt_tensor(t, is_optional=t.is_optional) for t in tensors])
-
-
-def pbtxt_outputs(tensors: Sequence[TensorSpec]) -> tuple[str, str, str]:
-    """The lines of a configuration's `output`."""
-    return _section("output", [_pbtxt_tensor(t) for t in tensors])
-
-
-def _section(heading: str, lines: Sequence[str]) -> tuple[str, str, str]:
-    return f"{heading} [", ",\n".join(lines), "]"
-
-
-def _pbtxt_tensor(tensor: TensorSpec, is_optional: bool = False) -> str:
-    optional = ", optional: true" if is_optional else ""
-    dims = ", ".join(str(size) for size in tensor.dims)
-    return (
-        f'  {{ name: "{tensor.name}", data_type: TYPE_{tensor.dtype}, dims: [ {dims} ]{optional} }}'
-    )

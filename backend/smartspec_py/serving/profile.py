@@ -17,7 +17,7 @@ import os
 import platform
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.engines.base import Profilable
 from smartspec_py.serving.config import LEAST_CHUNK
 from smartspec_py.serving.pass_times import PassTimes, write_json
-from smartspec_py.serving.step_trace import cost_from_json, cost_to_json
+from smartspec_py.serving.step_trace import cost_from_json
 
 logger = logging.getLogger(__name__)
 
@@ -286,7 +286,7 @@ def _whole_identity(shape: ProfileShape, identity: Sequence[str]) -> list[str]:
 
 
 def store_cost(cost: CostModel, path: Path, identity: Sequence[str] = ()) -> None:
-    write_json(path, {"identity": list(identity), "cost": cost_to_json(cost)})
+    write_json(path, {"identity": list(identity), "cost": asdict(cost)})
 
 
 def load_cost(path: Path) -> CostModel:
@@ -309,7 +309,7 @@ def store_observed(path: Path, served: CostModel) -> None:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         document["cost"] |= {"host_s": served.host_s, "host_row_s": served.host_row_s}
-        document["served"] = cost_to_json(served)
+        document["served"] = asdict(served)
         cost_from_json(document["cost"])
         write_json(path, document)
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -14,7 +14,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from smartspec_py.core.types import FinishReason, SequenceId
 from smartspec_py.serving.messages import (
@@ -47,40 +46,7 @@ WATCH_S = 0.25
 """How often the server is asked whether it wants to be rid of this model."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Refusal:
-    """An error for a request that never came to be, due at `due_s` of the clock."""
-
-    sink: Sink
-    code: ErrorCode
-    message: str
-    due_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Explanation:
-    sink: Sink
-    trace: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """The end of every request that is open, or will be."""
-
-    code: ErrorCode
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Healthy:
-    """The loop has turned since this health check came."""
-
-    sink: Sink
-
-
-_News = (
-    Conversation | Update | _Refusal | _Explanation | _Failure | _Healthy | StepRecord | LoopState
-)
+_News = Conversation | Update | StepRecord | LoopState | Callable[[], object]
 
 _UNSENT = (ErrorCode.INTERNAL, "the last response could not be sent")
 
@@ -108,9 +74,9 @@ class Responder:
         self._clock = clock
         self._watch = watch
         self._queue: queue.SimpleQueue[_News | None] = queue.SimpleQueue()
-        self._refusals: deque[_Refusal] = deque()
+        self._refusals: deque[tuple[float, Callable[[], object]]] = deque()  # when due, and what
         self._open: dict[SequenceId, Conversation] = {}
-        self._failure: _Failure | None = None
+        self._failure: tuple[ErrorCode, str] | None = None
         self._next_check_s = 0.0
         self._next_watch_s = 0.0
         self._thread = threading.Thread(target=self._run, name="smartspec-responder", daemon=True)
@@ -125,7 +91,7 @@ class Responder:
         if self._thread.is_alive():
             logger.error("a client held the responder up for more than %.0f s", timeout_s)
             return
-        self._fail_open(_Failure(ErrorCode.UNAVAILABLE, SHUTTING_DOWN))
+        self._fail_open(ErrorCode.UNAVAILABLE, SHUTTING_DOWN)
         self._refuse_due(math.inf)
 
     @property
@@ -139,19 +105,29 @@ class Responder:
 
     def refuse(self, sink: Sink, code: ErrorCode, message: str) -> None:
         """Answer a request that is not served, REFUSAL_DELAY_S from now."""
-        self._queue.put(_Refusal(sink, code, message, self._clock() + REFUSAL_DELAY_S))
+        due_s = self._clock() + REFUSAL_DELAY_S
 
-    def explain(self, sink: Sink, trace: str) -> None:
-        """Answer a request for a step trace."""
-        self._queue.put(_Explanation(sink, trace))
+        def refuse() -> None:
+            self._refusals.append((due_s, lambda: sink.fail(code, message)))
+            self._meter.add_rejection(code)
+
+        self._queue.put(refuse)
+
+    def answer(self, call: Callable[[], object]) -> None:
+        """Have the responder's thread make the call, which answers a request that is no other's."""
+        self._queue.put(lambda: _made(call))
 
     def confirm(self, sink: Sink) -> None:
         """Answer a health check."""
-        self._queue.put(_Healthy(sink))
+        self.answer(lambda: sink.send(HEALTHY, True))
 
     def fail_all(self, code: ErrorCode, message: str) -> None:
         """Fail what is open, and whatever is posted from now on; for when the loop cannot."""
-        self._queue.put(_Failure(code, message))
+
+        def fail() -> None:
+            self._failure = code, message
+
+        self._queue.put(fail)
 
     def _run(self) -> None:
         while self._turn():
@@ -165,7 +141,7 @@ class Responder:
         self._sort(news)
         self._handle([item for item in news if isinstance(item, Update)])
         if self._failure is not None:
-            self._fail_open(self._failure)
+            self._fail_open(*self._failure)
         self._refuse_due(self._clock())
         self._check_cancelled()
         if is_running:
@@ -179,23 +155,16 @@ class Responder:
         for item in news:
             if isinstance(item, Conversation):
                 self._open[item.sequence] = item
-            elif isinstance(item, _Refusal):
-                self._refusals.append(item)
-                self._meter.add_rejection(item.code)
-            elif isinstance(item, _Explanation):
-                _explain(item)
-            elif isinstance(item, _Healthy):
-                _confirm(item)
-            elif isinstance(item, _Failure):
-                self._failure = item
             elif isinstance(item, StepRecord):
                 self._meter.add_step(item)
             elif isinstance(item, LoopState):
                 self._meter.set_state(item)
+            elif item is not None and not isinstance(item, Update):
+                item()
 
-    def _fail_open(self, failure: _Failure) -> None:
+    def _fail_open(self, code: ErrorCode, message: str) -> None:
         for conversation in list(self._open.values()):
-            self._fail(conversation, failure.code, failure.message)
+            self._fail(conversation, code, message)
 
     def _flush_metrics(self) -> None:
         """Metrics are not worth a request: what goes wrong with them ends them, and is logged."""
@@ -217,18 +186,14 @@ class Responder:
 
     def _wait_s(self) -> float | None:
         due_s = [self._next_check_s, self._next_watch_s] if self._open else []
-        due_s += [refusal.due_s for refusal in self._refusals]
+        due_s += [due for due, _ in self._refusals]
         if self._meter.due_s is not None:
             due_s.append(self._meter.due_s)
         return max(0.0, min(due_s) - self._clock()) if due_s else None
 
     def _refuse_due(self, now_s: float) -> None:
-        while self._refusals and self._refusals[0].due_s <= now_s:
-            refusal = self._refusals.popleft()
-            try:
-                refusal.sink.fail(refusal.code, refusal.message)
-            except Exception:
-                logger.exception("a refusal could not be sent")
+        while self._refusals and self._refusals[0][0] <= now_s:
+            _made(self._refusals.popleft()[1])
 
     def _handle(self, updates: Iterable[Update]) -> None:
         """Take in all news first, then send: when sending lags, steps of a request are merged."""
@@ -254,18 +219,19 @@ class Responder:
             elif update.finish_reason is not None:
                 self._finish(conversation, update, update.finish_reason)
         for sequence, conversation in touched.items():
-            if conversation.params.stream and sequence in self._open:
-                self._send_piece(conversation)
-
-    def _send_piece(self, conversation: Conversation) -> None:
-        text = conversation.text.take()
-        if text:
-            self._send(conversation, text)
+            is_due = conversation.params.stream and sequence in self._open
+            if is_due and (text := conversation.text.take()):
+                self._send(conversation, text)
 
     def _finish(self, conversation: Conversation, update: Update, reason: FinishReason) -> None:
         self._close(conversation, reason)
         text = conversation.text.take() + conversation.text.finish()
-        summary = _summary(conversation, update)
+        summary = Summary(
+            num_cached_tokens=update.num_cached_tokens,
+            end_token=update.end_token,
+            spec_metrics=conversation.spec.to_json(conversation.params.spec_metrics),
+            no_speculation=conversation.no_speculation,
+        )
         if not self._send(conversation, text, reason, summary, update.times):
             self._guard(conversation, lambda: conversation.sink.fail(*_UNSENT))
 
@@ -315,14 +281,10 @@ class Responder:
     def _guard(self, conversation: Conversation, call: Callable[[], None]) -> bool:
         """Whether the call got through. A client that cannot be reached must not take the others
         down: its request is cancelled, unless this was its last response."""
-        try:
-            call()
-        except Exception:
-            logger.exception("request %d: the response could not be sent", conversation.sequence)
-            if conversation.sequence in self._open:
-                self._cancel(conversation.sequence)
-            return False
-        return True
+        is_sent = _made(call, f"request {conversation.sequence}: the response could not be sent")
+        if not is_sent and conversation.sequence in self._open:
+            self._cancel(conversation.sequence)
+        return is_sent
 
     def _check_cancelled(self) -> None:
         now = self._clock()
@@ -338,10 +300,7 @@ class Responder:
         if not self._open or now < self._next_watch_s:
             return
         self._next_watch_s = now + WATCH_S
-        try:
-            self._watch()
-        except Exception:
-            logger.exception("the watch failed")
+        _made(self._watch, "the watch failed")
 
     def _has_left(self, conversation: Conversation) -> bool:
         """A client that cannot even be asked has left."""
@@ -371,24 +330,11 @@ def _absorb(conversation: Conversation, update: Update) -> bool:
     return text.is_stopped
 
 
-def _summary(conversation: Conversation, update: Update) -> Summary:
-    return Summary(
-        num_cached_tokens=update.num_cached_tokens,
-        end_token=update.end_token,
-        spec_metrics=conversation.spec.to_json(conversation.params.spec_metrics),
-        no_speculation=conversation.no_speculation,
-    )
-
-
-def _explain(explanation: _Explanation) -> None:
+def _made(call: Callable[[], object], otherwise: str = "a response could not be sent") -> bool:
+    """Whether the call got through. otherwise: is logged."""
     try:
-        explanation.sink.explain(explanation.trace)
+        call()
     except Exception:
-        logger.exception("an explanation could not be sent")
-
-
-def _confirm(check: _Healthy) -> None:
-    try:
-        check.sink.send(HEALTHY, True)
-    except Exception:
-        logger.exception("a health check could not be answered")
+        logger.exception("%s", otherwise)
+        return False
+    return True

@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable
 
 from smartspec_py.serving.config import ServerConfig
-from smartspec_py.serving.explainer import Explainer
 from smartspec_py.serving.inbox import Inbox
 from smartspec_py.serving.intake import Defaults, Engine, Intake, cache_budget
 from smartspec_py.serving.learned import restore_learned, store_learned
@@ -30,6 +29,7 @@ from smartspec_py.serving.request import (
 )
 from smartspec_py.serving.responder import Responder
 from smartspec_py.serving.step import StepRecord
+from smartspec_py.serving.step_trace import Explainer
 
 __all__ = ["Engine", "Server"]
 
@@ -224,7 +224,7 @@ class Server:
             if trace is None:
                 self._responder.refuse(sink, ErrorCode.UNAVAILABLE, SHUTTING_DOWN)
             else:
-                self._responder.explain(sink, trace)
+                self._responder.answer(lambda: sink.explain(trace))
 
         try:
             self._inbox.call(take)

@@ -9,7 +9,10 @@ that change does. JSON keeps every float as it was. docs/traces.md has the field
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,8 +20,10 @@ import numpy as np
 
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.plan.planner import BatchTable
-from smartspec_py.core.types import SequenceView, SpecPlan
+from smartspec_py.serving.request import ErrorCode, RequestError
 from smartspec_py.serving.step import StepRecord
+
+logger = logging.getLogger(__name__)
 
 STEP_FORMAT = "smartspec step trace"
 STEP_VERSION = 3
@@ -49,6 +54,13 @@ FACTORS = (
 """Fields of a cost model that live corrections move; the others are tables."""
 
 
+MAX_BYTES = 4 * 2**20
+"""Of an answer, its last step aside; older steps are left out."""
+
+REST = 4.0
+"""Seconds of rest for a second of work: the thread takes a fifth of a core at most."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepTraceFile:
     """profile: what costs were corrected from. about: models, machine, settings, date, as the
@@ -58,10 +70,6 @@ class StepTraceFile:
     profile: CostModel
     steps: Sequence[StepRecord]
     batch_table: BatchTable | None = None
-
-
-def cost_to_json(cost: CostModel) -> dict[str, Any]:
-    return asdict(cost)
 
 
 def cost_from_json(raw: Mapping[str, Any]) -> CostModel:
@@ -83,52 +91,45 @@ def steps_text(trace: StepTraceFile) -> str:
     table = None if trace.batch_table is None else asdict(trace.batch_table)
     header = {
         "about": dict(trace.about),
-        "profile": cost_to_json(trace.profile),
+        "profile": asdict(trace.profile),
         "batch_table": table,
     }
-    return lines_text(STEP_FORMAT, STEP_VERSION, header, map(step_to_json, trace.steps))
-
-
-def step_to_json(step: StepRecord) -> dict[str, Any]:
-    """Mappings by sequence are lists of pairs: the keys of a JSON object would be text. Of events
-    no tokens are kept, but how many there were."""
-    decision, settings = step.decision, step.decision.settings
-    return {
-        "reason": decision.reason,
-        "views": [view_to_json(view) for view in decision.views],
-        "plan": plan_to_json(decision.plan),
-        "factors": {name: getattr(decision.cost, name) for name in FACTORS},
-        "num_background": settings.num_background,
-        "num_reading": settings.num_reading,
-        "forced": list(settings.forced.items()),
-        "events": [
-            {
-                "sequence": event.sequence,
-                "num_drafted": event.num_drafted,
-                "num_accepted": event.num_accepted,
-                "num_tokens": len(event.tokens),
-            }
-            for event in step.events
-        ],
-        "drafted": list(step.drafted.items()),
-        **{name: getattr(step, name) for name in NUMBERS},
-    }
+    return lines_text(STEP_FORMAT, STEP_VERSION, header) + "".join(map(step_line, trace.steps))
 
 
 def step_line(step: StepRecord) -> str:
-    """The line of a step in the file."""
-    return line_text(step_to_json(step))
-
-
-def view_to_json(view: SequenceView) -> dict[str, Any]:
-    return asdict(view) | {"options": [option._asdict() for option in view.options]}
-
-
-def plan_to_json(spec_plan: SpecPlan) -> dict[str, Any]:
-    return asdict(spec_plan) | {
-        "draft_lens": list(spec_plan.draft_lens.items()),
-        "choices": list(spec_plan.choices.items()),
-    }
+    """The line of a step in the file. Mappings by sequence are lists of pairs: the keys of a JSON
+    object would be text. Of events no tokens are kept, but how many there were."""
+    decision, settings, planned = step.decision, step.decision.settings, step.decision.plan
+    return _line(
+        {
+            "reason": decision.reason,
+            "views": [
+                asdict(view) | {"options": [option._asdict() for option in view.options]}
+                for view in decision.views
+            ],
+            "plan": asdict(planned)
+            | {
+                "draft_lens": list(planned.draft_lens.items()),
+                "choices": list(planned.choices.items()),
+            },
+            "factors": {name: getattr(decision.cost, name) for name in FACTORS},
+            "num_background": settings.num_background,
+            "num_reading": settings.num_reading,
+            "forced": list(settings.forced.items()),
+            "events": [
+                {
+                    "sequence": event.sequence,
+                    "num_drafted": event.num_drafted,
+                    "num_accepted": event.num_accepted,
+                    "num_tokens": len(event.tokens),
+                }
+                for event in step.events
+            ],
+            "drafted": list(step.drafted.items()),
+            **{name: getattr(step, name) for name in NUMBERS},
+        }
+    )
 
 
 def _table_from_json(raw: Mapping[str, Any]) -> PassTable:
@@ -141,15 +142,17 @@ def tupled(value: Any) -> Any:
 
 
 def lines_text(
-    file_format: str, version: int, header: Mapping[str, Any], lines: Iterable[Mapping[str, Any]]
+    file_format: str,
+    version: int,
+    header: Mapping[str, Any],
+    lines: Iterable[Mapping[str, Any]] = (),
 ) -> str:
     """What such a file holds."""
     objects = ({"format": file_format, "version": version, **header}, *lines)
-    return "".join(map(line_text, objects))
+    return "".join(map(_line, objects))
 
 
-def line_text(line: Mapping[str, Any]) -> str:
-    """One line of such a file."""
+def _line(line: Mapping[str, Any]) -> str:
     return json.dumps(line, separators=(",", ":"), default=_plain) + "\n"
 
 
@@ -158,3 +161,70 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} cannot be written")
+
+
+class Explainer:
+    """Step traces for clients that ask for an explanation, one at a time, beside the step loop.
+
+    Turning steps into JSON holds Python's lock, which the loop needs too. So its thread rests after
+    each step several times as long as the step took, and an answer is bounded in bytes.
+
+    profile: what the loop's cost model began with. batch_table: that of the planner."""
+
+    def __init__(self, profile: CostModel, batch_table: BatchTable | None) -> None:
+        self._profile = profile
+        self._batch_table = batch_table
+        self._busy = threading.Lock()
+        self._stopped = threading.Event()
+
+    def reserve(self) -> None:
+        """Begin an explanation. Raises RequestError(UNAVAILABLE) while another is being made."""
+        if not self._busy.acquire(blocking=False):
+            raise RequestError(
+                ErrorCode.UNAVAILABLE,
+                "explain_steps: another explanation is being made, ask again when it has ended",
+            )
+
+    def release(self) -> None:
+        """End it."""
+        self._busy.release()
+
+    def make(
+        self, records: Sequence[StepRecord], num_steps: int, done: Callable[[str | None], None]
+    ) -> None:
+        """Make the trace of the last num_steps records that planned something, and release.
+
+        done: given the trace, or None where the server stops; in a thread of its own.
+        """
+
+        def run() -> None:
+            try:
+                done(self.trace(records, num_steps))
+            except Exception:
+                logger.exception("an explanation could not be made")
+                done(None)
+            finally:
+                self.release()
+
+        threading.Thread(target=run, name="smartspec-explainer", daemon=True).start()
+
+    def trace(self, records: Sequence[StepRecord], num_steps: int) -> str | None:
+        """The trace as text; None where the explainer was stopped."""
+        header = StepTraceFile({}, self._profile, [], self._batch_table)
+        lines: list[str] = []
+        num_bytes = 0
+        planned = [record for record in records if record.num_rows][-num_steps:]
+        for record in reversed(planned):
+            start_s = time.perf_counter()
+            lines.append(step_line(record))
+            num_bytes += len(lines[-1])
+            if num_bytes >= MAX_BYTES:
+                break
+            if self._stopped.wait(REST * (time.perf_counter() - start_s)):
+                return None
+        return steps_text(header) + "".join(reversed(lines))
+
+    def stop(self, timeout_s: float) -> None:
+        """End what is being made, and make no more."""
+        self._stopped.set()
+        self._busy.acquire(timeout=timeout_s)
