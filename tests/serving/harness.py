@@ -179,7 +179,7 @@ class LoopHarness:
     @property
     def cache_used(self) -> int:
         """Bytes that the live requests are charged for."""
-        return self.loop._roster.cache.used(self.loop._batcher.live)
+        return self.loop._roster.cache.used(self.loop._batcher.live.values())
 
     @property
     def num_places_taken(self) -> int:

@@ -22,8 +22,10 @@ def batcher(prompts: list[int], prefill_chunk: int | None, max_sequences: int = 
 
 def admit_all(made: Batcher) -> None:
     """As many as there are rows, each with all its tokens to read, as the roster does it."""
-    while made.num_live < made.num_rows and (first := made.first_waiting()) is not None:
+    while len(made.live) < made.num_rows and made.waiting:
+        first = made.waiting[0]
         made.admit(first)
+        first.move_to(RequestState.PREFILLING)
         first.num_to_read = len(first.tokens)
         first.num_read = 0
 
@@ -90,14 +92,12 @@ def test_a_small_budget_is_not_cut_by_half() -> None:
 
 def test_rows_are_given_in_order_of_arrival() -> None:
     made = batcher([1, 1, 1, 1], 8, max_sequences=2)
-    assert [r.sequence for r in made.live] == [1, 2]
-    assert (made.num_live, made.num_waiting) == (2, 2)
-    first = next(iter(made.live))
-    made.release(first)
-    assert not made.is_live(first)
+    assert list(made.live) == [1, 2]
+    assert (len(made.live), len(made.waiting)) == (2, 2)
+    del made.live[1]
     admit_all(made)
-    assert [r.sequence for r in made.live] == [2, 3]
-    assert made.num_live == made.num_rows
+    assert list(made.live) == [2, 3]
+    assert len(made.live) == made.num_rows
 
 
 def test_who_ranks_first_is_admitted_first() -> None:
@@ -114,13 +114,13 @@ def test_a_preempted_request_waits_at_its_rank_and_reads_all_it_has() -> None:
     """Request 1 had read its 4 tokens and written 2: in chunks of 4 it reads 6, before request 2
     has a turn again."""
     made = batcher([4, 4], 4)
-    first = next(iter(made.live))
+    first = made.live[1]
     read_step(made)
     first.tokens.extend([4, 5])
     made.add(request(3, 1))
-    made.preempt(first)
-    assert first.state is RequestState.WAITING
-    assert (first.num_preemptions, made.is_live(first)) == (1, False)
+    del made.live[1]
+    first.move_to(RequestState.WAITING)
+    made.add(first)
     assert [r.sequence for r in made.waiting] == [1, 3]
     admit_all(made)
     assert [read_step(made) for _ in range(3)] == [
@@ -133,14 +133,14 @@ def test_a_preempted_request_waits_at_its_rank_and_reads_all_it_has() -> None:
 def test_what_was_cached_is_not_read() -> None:
     """Of 10 tokens 7 were found in the cache: the first chunk starts behind them."""
     made = batcher([10], 2)
-    next(iter(made.live)).num_read = 7
+    made.live[1].num_read = 7
     assert [read_step(made), read_step(made)] == [[(1, 7, 2, False)], [(1, 9, 1, True)]]
 
 
 def test_ready_are_those_that_decode_and_have_nothing_in_flight() -> None:
     made = batcher([1, 1, 9], 3)
     read_step(made)
-    first, second, third = made.live
+    first, second, third = made.live.values()
     assert made.ready() == [first, second]
     assert third.state is RequestState.PREFILLING
     first.is_in_flight = True
@@ -149,7 +149,7 @@ def test_ready_are_those_that_decode_and_have_nothing_in_flight() -> None:
 
 def test_a_prompt_in_flight_is_passed_over() -> None:
     made = batcher([9, 9], 4)
-    first = next(iter(made.live))
+    first = made.live[1]
     first.is_in_flight = True
     assert [chunk.sequence for chunk in made.prefills()] == [2]
 
@@ -159,15 +159,14 @@ def test_waiting_requests_are_found_and_can_be_dropped() -> None:
     waiting = made.find(2)
     assert waiting is not None
     assert waiting.state is RequestState.WAITING
-    made.drop_waiting(waiting)
+    made.waiting.remove(waiting)
     assert made.find(2) is None
     assert made.find(1) is not None
-    assert made
+    assert list(made)
 
 
-def test_an_empty_batcher_is_false() -> None:
+def test_an_empty_batcher_has_nobody() -> None:
     made = batcher([1], 8)
-    assert made
-    made.release(next(iter(made.live)))
-    assert not made
-    assert made.first_waiting() is None
+    assert list(made)
+    del made.live[1]
+    assert not list(made)

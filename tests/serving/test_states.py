@@ -114,7 +114,7 @@ class Serving(RuleBasedStateMachine):
         num_unread = len(harness.inbox._arrivals)  # what the loop does not know of yet
         assert harness.loop.num_waiting + num_unread == len(waiting)
         assert harness.num_places_taken == sum(r.scheduled_s is None for r in waiting)
-        live = [r for r in harness.requests.values() if r.sequence in harness.loop._batcher._live]
+        live = [r for r in harness.requests.values() if r.sequence in harness.loop._batcher.live]
         assert harness.target.num_sequences == len(live)
 
     def teardown(self) -> None:

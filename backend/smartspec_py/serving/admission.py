@@ -16,10 +16,10 @@ rank always fits, since `Server` refuses what the whole budget could not hold.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
+from smartspec_py.serving.drafters import Drafters
 from smartspec_py.serving.request import Request
 
 HEADROOM = 16
@@ -37,20 +37,10 @@ class CacheBudget:
     largest_draft_bytes: int = 0
 
 
-class DraftCache(Protocol):
-    """What the ledger must know of whoever drafts for a request."""
-
-    def bytes_per_token(self, request: Request) -> int: ...
-
-    def num_read(self, request: Request) -> int:
-        """Tokens of the request that the draft's cache holds."""
-        ...
-
-
 class CacheLedger:
     """Applies a budget. Everything is computed anew from the requests: nothing can leak."""
 
-    def __init__(self, budget: CacheBudget, drafts: DraftCache) -> None:
+    def __init__(self, budget: CacheBudget, drafts: Drafters) -> None:
         self.budget = budget
         self._drafts = drafts
 
@@ -71,7 +61,7 @@ class CacheLedger:
         headroom = sum(min(HEADROOM, max(0, r.remaining - 1)) for r in (*live, newcomer))
         return need + headroom * self.budget.target_bytes <= self.budget.capacity
 
-    def draft_room(self, ready: Sequence[Request], live: Sequence[Request]) -> dict[int, int]:
+    def draft_room(self, ready: Sequence[Request], live: Collection[Request]) -> dict[int, int]:
         """Tokens that each ready request may draft now: an equal share of what is left. Whoever
         is not in it may draft what it likes."""
         if not self.is_tight(live):

@@ -189,6 +189,7 @@ class Drafters:
         return proposer.capabilities.bytes_per_token if proposer else 0
 
     def num_read(self, request: Request) -> int:
+        """Tokens of the request that its draft's cache holds."""
         proposer = self._caching(request)
         if proposer is None:
             return 0

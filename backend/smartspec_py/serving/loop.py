@@ -102,7 +102,7 @@ class StepLoop:
         Raises EngineStalledError where the target has answered for too long nothing of a request,
         and whatever an engine raises.
         """
-        was_busy = bool(self._batcher)
+        was_busy = any(self._batcher)
         self._take_in(0.0 if was_busy else idle_wait_s)
         start = self._clock()
         if not was_busy:
@@ -168,11 +168,11 @@ class StepLoop:
 
     @property
     def num_waiting(self) -> int:
-        return self._batcher.num_waiting
+        return len(self._batcher.waiting)
 
     @property
     def num_live(self) -> int:
-        return self._batcher.num_live
+        return len(self._batcher.live)
 
     @property
     def num_preemptions(self) -> int:
@@ -197,7 +197,7 @@ class StepLoop:
 
     def _views(self, ready: Sequence[Request]) -> list[SequenceView]:
         now = self._clock()
-        room = self._roster.cache.draft_room(ready, self._batcher.live)
+        room = self._roster.cache.draft_room(ready, self._batcher.live.values())
         return self._drafters.views(ready, room, now)
 
     def _decoding_work(
@@ -217,7 +217,7 @@ class StepLoop:
         if now >= self._next_look_s or not self.num_live:
             self._next_look_s = now + FLUSH_S
             cache = self._roster.cache
-            used = cache.used(self._batcher.live) / max(1, cache.budget.capacity)
+            used = cache.used(self._batcher.live.values()) / max(1, cache.budget.capacity)
             self._cache_utilization = min(1.0, used)
         state = LoopState(
             self.num_live,

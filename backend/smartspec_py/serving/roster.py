@@ -1,13 +1,14 @@
 """Every request from its arrival to its last word: what moves requests from state to state.
 
-`take`, `expire`, `admit`, `submit` and `apply` move requests, through the batcher where one changes
-its place; each request ends with exactly one last `Update` for the responder. What it holds in the
-engines is freed in one place, when nothing of it is in flight.
+`take`, `expire`, `admit`, `submit` and `apply` move requests, and nobody else writes to one; each
+request ends with exactly one last `Update` for the responder. What it holds in the engines is freed
+in one place, when nothing of it is in flight.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from smartspec_py.core.types import FinishReason, SequenceId
 from smartspec_py.engines.base import Event, Prefill, Target, Work
@@ -17,8 +18,6 @@ from smartspec_py.serving.drafters import Drafters
 from smartspec_py.serving.inbox import Inbox, Mail
 from smartspec_py.serving.messages import SHUTTING_DOWN, Progress, Times, Update
 from smartspec_py.serving.request import ErrorCode, Request, RequestState
-
-Error = tuple[ErrorCode, str]
 
 
 class EngineStalledError(RuntimeError):
@@ -55,28 +54,23 @@ class Roster:
         for sequence in mail.cancelled:
             found = self.batcher.find(sequence)
             if found is not None and not found.is_over:
-                self._end(found, RequestState.CANCELLED, FinishReason.CANCELLED)
+                self._end(found, RequestState.CANCELLED, finish_reason=FinishReason.CANCELLED)
                 self._release_if_idle(found)
 
     def expire(self) -> None:
         """End the requests whose deadline has passed: with what they have, or as unavailable."""
         now = self._clock()
-        for request in (*self.batcher.waiting, *self.batcher.live):
+        for request in self.batcher:
             if request.deadline_s is None or now < request.deadline_s or request.is_over:
                 continue
-            error = None
-            if not request.num_generated:
-                allowed_ms = 1e3 * (request.deadline_s - request.arrival_s)
-                message = f"deadline_ms: {allowed_ms:.0f} ms passed before the first token"
-                error = (ErrorCode.UNAVAILABLE, message)
-            reason = None if error else FinishReason.DEADLINE
-            self._end(request, RequestState.EXPIRED, reason, error)
-            self._release_if_idle(request)
+            allowed_ms = 1e3 * (request.deadline_s - request.arrival_s)
+            message = f"deadline_ms: {allowed_ms:.0f} ms passed before the first token"
+            self._cut(request, RequestState.EXPIRED, FinishReason.DEADLINE, message)
 
     def check_engine(self, timeout_s: float) -> None:
         """Raises EngineStalledError where nothing came for timeout_s of work in flight."""
         now = self._clock()
-        for request in self.batcher.live:
+        for request in self.batcher.live.values():
             if request.is_in_flight and now - request.engine_s > timeout_s:
                 raise EngineStalledError(
                     f"the target engine gave no event of request {request.sequence} "
@@ -85,22 +79,26 @@ class Roster:
 
     def admit(self) -> None:
         """Give rows and cache to the waiting, by rank, as far as they reach."""
-        if self.cache.is_tight(self.batcher.live):
+        if self.cache.is_tight(self._live()):
             self._make_room()
-        while (request := self.batcher.first_waiting()) is not None:
-            if not self._has_room(request, self.batcher.live):
+        while self.batcher.waiting:
+            request = self.batcher.waiting[0]
+            if not self._has_room(request, self._live()):
                 self._preempt_for(request)
-            if not self._has_room(request, self.batcher.live):
+            if not self._has_room(request, self._live()):
                 break
             self._begin(request)
             self._drop_drafts()
+
+    def _live(self) -> list[Request]:
+        return list(self.batcher.live.values())
 
     def _has_room(self, request: Request, live: Sequence[Request]) -> bool:
         return self.batcher.num_rows > len(live) and self.cache.fits(live, request)
 
     def _preempt_for(self, request: Request) -> None:
         """Preempt those of lower priority, if that is enough."""
-        live = self.batcher.live
+        live = self._live()
         for count, victim in enumerate(losers := victims(live, request), start=1):
             live.remove(victim)
             if self._has_room(request, live):
@@ -110,27 +108,31 @@ class Roster:
 
     def _make_room(self) -> None:
         """What requests have grown to must fit; see `serving.admission`."""
-        while self.cache.overflows(self.batcher.live):
-            idle = [request for request in self.batcher.live if not request.is_in_flight]
+        while self.cache.overflows(self._live()):
+            idle = [request for request in self.batcher.live.values() if not request.is_in_flight]
             if not idle:
                 return  # an engine with work in flight is asked again after its events
             self._preempt(max(idle, key=lambda request: request.rank))
         self._drop_drafts()
 
     def _drop_drafts(self) -> None:
-        for request in self.cache.drafts_to_drop(self.batcher.live):
+        for request in self.cache.drafts_to_drop(self._live()):
             self._drafters.drop_cache(request)
 
     def _preempt(self, request: Request) -> None:
         self._target.release(request.sequence)
         self._drafters.drop_cache(request)
-        self.batcher.preempt(request)
+        del self.batcher.live[request.sequence]
+        request.move_to(RequestState.WAITING)
+        request.num_preemptions += 1
         self.num_preemptions += 1
+        self.batcher.add(request)
 
     def _begin(self, request: Request) -> None:
         if request.scheduled_s is None:
             self._inbox.leave(1)
         self.batcher.admit(request)
+        request.move_to(RequestState.PREFILLING)
         request.num_to_read = len(request.tokens)
         request.num_read = self._target.begin(
             request.sequence,
@@ -155,7 +157,13 @@ class Roster:
 
     def apply(self, events: Sequence[Event]) -> None:
         found = [(self._known(event.sequence), event) for event in events]
-        self._drafters.observe([pair for pair in found if _is_step(*pair)])
+        self._drafters.observe(
+            [
+                (request, event)
+                for request, event in found
+                if request.state is RequestState.DECODING and event.error is None
+            ]
+        )
         now = self._clock()
         for request, event in found:
             request.is_in_flight, request.engine_s = not event.is_last, now
@@ -166,27 +174,23 @@ class Roster:
 
     def cancel_all(self) -> None:
         """Those that generate get what they have as their last response, the others an error."""
-        for request in (*self.batcher.waiting, *self.batcher.live):
-            if request.is_over:
-                continue
-            error = None if request.num_generated else (ErrorCode.UNAVAILABLE, SHUTTING_DOWN)
-            reason = None if error else FinishReason.CANCELLED
-            self._end(request, RequestState.CANCELLED, reason, error)
-            self._release_if_idle(request)
+        for request in self.batcher:
+            if not request.is_over:
+                cancelled = RequestState.CANCELLED, FinishReason.CANCELLED
+                self._cut(request, *cancelled, SHUTTING_DOWN)
 
     def fail_all(self, code: ErrorCode, message: str) -> None:
         """Give every request that is left its final response. The engines are not used again."""
         self.take(Mail(self._inbox.take(0.0).arrivals, ()))
-        for request in (*self.batcher.waiting, *self.batcher.live):
+        for request in self.batcher:
             if not request.is_over:
                 request.move_to(RequestState.FAILED)
                 self._post(_update(request, error=(code, message)))
 
     def check_integrity(self) -> None:
         """Raise AssertionError where what is held and requests do not agree."""
-        live = self.batcher.live
-        self._drafters.check_integrity((*self.batcher.waiting, *live))
-        assert len(live) <= self.batcher.num_rows, "more requests than rows"
+        self._drafters.check_integrity(self.batcher)
+        assert len(self.batcher.live) <= self.batcher.num_rows, "more requests than rows"
 
     def _known(self, sequence: SequenceId) -> Request:
         request = self.batcher.find(sequence)
@@ -197,51 +201,47 @@ class Roster:
         """Take an event into a request that still runs."""
         if event.error is not None:
             message = f"the engine failed this request: {event.error}"
-            self._end(request, RequestState.FAILED, None, (ErrorCode.INTERNAL, message))
+            self._end(request, RequestState.FAILED, error=(ErrorCode.INTERNAL, message))
             return
         if request.state is RequestState.DECODING:
-            self._count_step(request, event)
+            request.num_steps += 1 if event.num_drafted else len(event.tokens)
+            request.num_drafted += event.num_drafted
+            request.num_accepted += event.num_accepted
         elif event.tokens or event.finish is not None:
             request.move_to(RequestState.DECODING)
             self._drafters.read_prompt(request, event)
         tokens, reason, end_token = _keep(request, event)
-        self._extend(request, tokens)
-        log_probs = event.log_probs[: len(tokens)]
-        if reason is not None:
-            self._end(request, RequestState.FINISHED, reason, None, tokens, log_probs, end_token)
-        elif tokens:
-            self._post(_update(request, tokens, log_probs=log_probs))
-
-    def _count_step(self, request: Request, event: Event) -> None:
-        """`num_steps` counts each token of a burst as a step."""
-        request.num_steps += 1 if event.num_drafted else len(event.tokens)
-        request.num_drafted += event.num_drafted
-        request.num_accepted += event.num_accepted
-
-    def _extend(self, request: Request, tokens: Sequence[int]) -> None:
         if tokens:
             request.last_token_s = self._clock()
             if request.first_token_s is None:
                 request.first_token_s = request.last_token_s
         self.num_generated += len(tokens)
         request.tokens.extend(tokens)
+        kept: dict[str, Any] = {"tokens": tokens, "log_probs": event.log_probs[: len(tokens)]}
+        if reason is not None:
+            kept |= {"finish_reason": reason, "end_token": end_token}
+            self._end(request, RequestState.FINISHED, **kept)
+        elif tokens:
+            self._post(_update(request, **kept))
 
-    def _end(
-        self,
-        request: Request,
-        state: RequestState,
-        reason: FinishReason | None,
-        error: Error | None = None,
-        tokens: Sequence[int] = (),
-        log_probs: Sequence[float] = (),
-        end_token: int | None = None,
+    def _cut(
+        self, request: Request, state: RequestState, reason: FinishReason, otherwise: str
     ) -> None:
-        """The request's last word; what it holds is freed when nothing of it is in flight."""
+        """End a request with what it has, or where that is nothing as unavailable."""
+        if request.num_generated:
+            self._end(request, state, finish_reason=reason)
+        else:
+            self._end(request, state, error=(ErrorCode.UNAVAILABLE, otherwise))
+        self._release_if_idle(request)
+
+    def _end(self, request: Request, state: RequestState, **last: Any) -> None:
+        """The request's last word, as fields of an `Update`; what it holds is freed when nothing
+        of it is in flight."""
         was_waiting = request.state is RequestState.WAITING
         request.move_to(state)
-        self._post(_update(request, tokens, reason, error, log_probs, end_token))
+        self._post(_update(request, **last))
         if was_waiting:
-            self.batcher.drop_waiting(request)
+            self.batcher.waiting.remove(request)
             self._drafters.release(request)
             if request.scheduled_s is None:
                 self._inbox.leave(1)
@@ -250,16 +250,11 @@ class Roster:
 
     def _release_if_idle(self, request: Request) -> None:
         """Free what an ended request holds, once nothing of it is in flight."""
-        if not request.is_over or request.is_in_flight or not self.batcher.is_live(request):
+        if not request.is_over or request.is_in_flight or request.sequence not in self.batcher.live:
             return
         self._target.release(request.sequence)
         self._drafters.release(request)
-        self.batcher.release(request)
-
-
-def _is_step(request: Request, event: Event) -> bool:
-    """Whether it is a decoding step, which tells of acceptance."""
-    return request.state is RequestState.DECODING and event.error is None
+        del self.batcher.live[request.sequence]
 
 
 def _keep(request: Request, event: Event) -> tuple[Sequence[int], FinishReason | None, int | None]:
@@ -273,31 +268,19 @@ def _keep(request: Request, event: Event) -> tuple[Sequence[int], FinishReason |
     return tokens, event.finish, None
 
 
-def _update(
-    request: Request,
-    tokens: Sequence[int] = (),
-    reason: FinishReason | None = None,
-    error: Error | None = None,
-    log_probs: Sequence[float] = (),
-    end_token: int | None = None,
-) -> Update:
-    progress = Progress(request.num_steps, request.num_drafted, request.num_accepted)
-    times = Times(
-        _ns(request.arrival_s),
-        _ns(request.scheduled_s),
-        _ns(request.first_token_s),
-        _ns(request.last_token_s),
-    )
+def _update(request: Request, **news: Any) -> Update:
+    """Where the request stands, with these fields of an `Update`."""
     return Update(
         request.sequence,
-        tokens,
-        progress,
-        reason,
-        error,
-        log_probs,
-        times,
-        request.num_cached,
-        end_token,
+        progress=Progress(request.num_steps, request.num_drafted, request.num_accepted),
+        times=Times(
+            _ns(request.arrival_s),
+            _ns(request.scheduled_s),
+            _ns(request.first_token_s),
+            _ns(request.last_token_s),
+        ),
+        num_cached_tokens=request.num_cached,
+        **news,
     )
 
 
