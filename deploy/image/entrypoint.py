@@ -32,7 +32,6 @@ from smartspec_py.serving.config import (
     ConfigError,
     ServerConfig,
     read_config,
-    with_absolute_paths,
 )
 
 DEFAULT_ENGINE_JSON = "/models/smartspec/1/engine.json"
@@ -48,7 +47,7 @@ def main() -> int:
     address = behind_front(Address(os.environ.get("SMARTSPEC_HOST", "0.0.0.0")))
     folder = paths.run_dir(address.http_port)
     try:
-        config = with_cache(with_absolute_paths(read_config(path), path.parent))
+        config = with_cache(paths.with_absolute_paths(read_config(path), path.parent))
         check_exposure(address)
         server = TritonServer(config, folder, address, aliases=aliases, options=sys.argv[1:])
         with usable(folder):

@@ -205,7 +205,7 @@ class ClosedLoop:
         self._owner: dict[SequenceId, int] = {}
         self._numbers = count(1)
         self._clock = VirtualClock()
-        self._inbox: Inbox[Request] = Inbox(len(clients))
+        self._inbox = Inbox(len(clients))
         self._num_tokens = 0
         self.draft_lens: Counter[int] = Counter()
         """Of all sequences in all steps."""

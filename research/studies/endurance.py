@@ -63,7 +63,7 @@ class Service:
     def __init__(self) -> None:
         self._texts: dict[SequenceId, SimRequest] = {}
         self._clock = VirtualClock()
-        self._inbox: Inbox[Request] = Inbox(10 * WAITING)
+        self._inbox = Inbox(10 * WAITING)
         self._acceptances = pool()
         self.num_steps = self.num_requests = self.num_tokens = 0
         self.outcomes: Counter[str] = Counter()

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from smartspec_py.core.cost import CostModel
-from smartspec_py.serving.profile import load_observed
 from smartspec_py.serving.step import StepRecord
+from smartspec_sim.observed import load_observed
 from smartspec_sim.traces.oracle import OracleSequence
 from smartspec_sim.traces.steps import read_steps
 from studies.document import publish

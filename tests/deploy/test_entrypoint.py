@@ -8,7 +8,8 @@ from pathlib import Path
 import entrypoint
 import pytest
 
-from smartspec_py.serving.config import ServerConfig, read_config, with_absolute_paths
+from smartspec_launch.paths import with_absolute_paths
+from smartspec_py.serving.config import ServerConfig, read_config
 
 
 def write(folder: Path, engine: dict[str, object]) -> ServerConfig:

@@ -118,7 +118,7 @@ class LoopHarness:
             clock=self.clock,
             bytes_per_token=per_token,
         )
-        self.inbox: Inbox[Request] = Inbox(max_queue)
+        self.inbox = Inbox(max_queue)
         self.stories: dict[int, Story] = {}
         self.requests: dict[int, Request] = {}
         self.sinks: dict[int, LocalSink] = {}

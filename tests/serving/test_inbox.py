@@ -9,7 +9,7 @@ from smartspec_py.serving.inbox import Inbox
 from smartspec_py.serving.request import ErrorCode, RequestError
 
 
-def refusal(inbox: Inbox[str]) -> str:
+def refusal(inbox: Inbox) -> str:
     start = time.monotonic()
     with pytest.raises(RequestError) as caught:
         inbox.put("refused")
@@ -19,7 +19,7 @@ def refusal(inbox: Inbox[str]) -> str:
 
 
 def test_mail_comes_in_order_and_once() -> None:
-    inbox: Inbox[str] = Inbox(10)
+    inbox: Inbox = Inbox(10)
     inbox.put("a")
     inbox.put("b")
     inbox.cancel(7)
@@ -30,7 +30,7 @@ def test_mail_comes_in_order_and_once() -> None:
 
 
 def test_a_full_queue_refuses_and_says_how_full() -> None:
-    inbox: Inbox[str] = Inbox(2)
+    inbox: Inbox = Inbox(2)
     inbox.put("a")
     inbox.put("b")
     assert "2 requests wait, limits.max_queue is 2" in refusal(inbox)
@@ -39,7 +39,7 @@ def test_a_full_queue_refuses_and_says_how_full() -> None:
 
 def test_taken_requests_wait_until_they_leave() -> None:
     """What the loop took but has no row for still fills the queue."""
-    inbox: Inbox[str] = Inbox(2)
+    inbox: Inbox = Inbox(2)
     inbox.put("a")
     inbox.put("b")
     inbox.take(0.0)
@@ -50,7 +50,7 @@ def test_taken_requests_wait_until_they_leave() -> None:
 
 
 def test_a_closed_inbox_refuses_with_its_first_reason_and_keeps_its_mail() -> None:
-    inbox: Inbox[str] = Inbox(2)
+    inbox: Inbox = Inbox(2)
     inbox.put("a")
     assert not inbox.is_closed
     inbox.close("the loop died")
@@ -62,7 +62,7 @@ def test_a_closed_inbox_refuses_with_its_first_reason_and_keeps_its_mail() -> No
 
 def test_an_inbox_that_refuses_still_runs_and_hands_over_its_mail() -> None:
     """Draining: what was taken goes on, cancels come through, and closing keeps the reason."""
-    inbox: Inbox[str] = Inbox(2)
+    inbox: Inbox = Inbox(2)
     inbox.put("a")
     inbox.refuse("draining")
     inbox.refuse("again")
@@ -78,7 +78,7 @@ def test_an_inbox_that_refuses_still_runs_and_hands_over_its_mail() -> None:
 
 @pytest.mark.parametrize("wake", ["put", "cancel", "close"])
 def test_news_wake_the_one_that_waits(wake: str) -> None:
-    inbox: Inbox[str] = Inbox(2)
+    inbox: Inbox = Inbox(2)
     news = {
         "put": lambda: inbox.put("a"),
         "cancel": lambda: inbox.cancel(1),
@@ -93,12 +93,12 @@ def test_news_wake_the_one_that_waits(wake: str) -> None:
 
 
 def test_without_news_taking_ends_after_its_time() -> None:
-    assert Inbox[str](2).take(0.01).arrivals == ()
+    assert Inbox(2).take(0.01).arrivals == ()
 
 
 def test_many_threads_fill_it_to_the_brim_and_no_further() -> None:
     """8 threads try 50 each; exactly 100 get in, and each of those comes out once."""
-    inbox: Inbox[int] = Inbox(100)
+    inbox: Inbox = Inbox(100)
     num_refused = [0] * 8
 
     def put_all(worker: int) -> None:
@@ -118,7 +118,7 @@ def test_many_threads_fill_it_to_the_brim_and_no_further() -> None:
 
 
 def test_a_call_is_handed_over_once_however_full_the_queue_is() -> None:
-    inbox: Inbox[str] = Inbox(1)
+    inbox: Inbox = Inbox(1)
     inbox.put("a")
     made: list[str | None] = []
     inbox.call(made.append)
@@ -132,7 +132,7 @@ def test_a_call_is_handed_over_once_however_full_the_queue_is() -> None:
 
 def test_calls_that_nobody_took_are_made_when_it_closes() -> None:
     """With the reason; after that there are none."""
-    inbox: Inbox[str] = Inbox(1)
+    inbox: Inbox = Inbox(1)
     made: list[str | None] = []
     inbox.call(made.append)
     inbox.close("the loop died")
@@ -144,7 +144,7 @@ def test_calls_that_nobody_took_are_made_when_it_closes() -> None:
 
 def test_it_tells_for_how_long_nobody_took_anything() -> None:
     now = 5.0
-    inbox: Inbox[str] = Inbox(1, lambda: now)
+    inbox: Inbox = Inbox(1, lambda: now)
     assert inbox.unread_s == 0.0
     inbox.take(0.0)
     now = 7.5

@@ -20,15 +20,14 @@ from smartspec_py.core.learn.corrections import CostCorrections
 from smartspec_py.serving import profile as module
 from smartspec_py.serving import server as server_module
 from smartspec_py.serving.config import LimitsConfig, TorchEngineConfig
-from smartspec_py.serving.pass_times import PassTimes
 from smartspec_py.serving.profile import (
     NUM_ROUNDS,
+    PassTimes,
     ProfileShape,
     cached_profile,
     driver_name,
     fingerprint,
     load_cost,
-    load_observed,
     machine_name,
     profile,
     profile_path,
@@ -37,6 +36,7 @@ from smartspec_py.serving.profile import (
 )
 from smartspec_py.serving.request import GenerateParams
 from smartspec_py.serving.server import Engine, Server
+from smartspec_sim.observed import load_observed
 from smartspec_testing.clock import VirtualClock
 from smartspec_testing.fake_engine import FakeTarget
 from smartspec_testing.local import generate

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smartspec_py.core.types import SpecMetrics
-from smartspec_py.serving.record import SpecRecord
+from smartspec_py.serving.messages import SpecRecord
 
 STEPS = [(3, 3), (3, 0), (0, 0), (2, 1), (1, 0)]
 """4 of 9 drafts accepted in 4 verifications; one step without drafts."""

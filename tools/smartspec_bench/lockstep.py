@@ -55,7 +55,7 @@ from smartspec_py.serving.inbox import Inbox
 from smartspec_py.serving.intake import Engine, Intake, cache_budget
 from smartspec_py.serving.loop import StepLoop
 from smartspec_py.serving.messages import Conversation, LoopState, Update
-from smartspec_py.serving.request import GenerateParams, Request
+from smartspec_py.serving.request import GenerateParams
 from smartspec_py.serving.server import defaults_of
 from smartspec_py.serving.step import StepRecord
 from smartspec_testing.clock import Stopwatch
@@ -131,7 +131,7 @@ class Side:
         self._intake = Intake(
             engine, config.limits, defaults_of(engine, config), clock=self.watch.now
         )
-        self._inbox: Inbox[Request] = Inbox(config.limits.max_queue)
+        self._inbox = Inbox(config.limits.max_queue)
         self._loop = StepLoop(
             engine.target,
             engine.proposers,

@@ -12,7 +12,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from smartspec_py.serving.config import PATHS, ServerConfig
+from smartspec_launch.paths import PATHS
+from smartspec_py.serving.config import ServerConfig
 
 LINKS_FOLDER = "/tmp"
 """Not TMPDIR, which may lie in a home directory whose name is not ASCII."""

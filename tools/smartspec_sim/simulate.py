@@ -16,11 +16,11 @@ from smartspec_py.core.cost import CostModel
 from smartspec_py.core.types import SamplingParams, SequenceId
 from smartspec_py.engines.base import TargetCapabilities
 from smartspec_py.serving.admission import CacheBudget
+from smartspec_py.serving.build import keep_numpy_in_one_thread
 from smartspec_py.serving.config import DRAFT_MODEL, PROMPT_LOOKUP
 from smartspec_py.serving.inbox import Inbox
 from smartspec_py.serving.loop import StepLoop
 from smartspec_py.serving.messages import LoopState, Update
-from smartspec_py.serving.numpy_threads import keep_numpy_in_one_thread
 from smartspec_py.serving.request import Request, RequestError
 from smartspec_py.serving.step import StepRecord
 from smartspec_sim.engine import PLACEHOLDER, SimProposer, SimTarget
@@ -119,7 +119,7 @@ class Simulation:
         self._served: dict[SequenceId, Request] = {}
         self._timings: dict[SequenceId, RequestTiming] = {}
         self._result = SimResult(policy, [], [request.kind for request in requests])
-        self._inbox: Inbox[Request] = Inbox(limits.max_queue)
+        self._inbox = Inbox(limits.max_queue)
         self._has_mail = False
         self._changes = deque(sorted(changes, key=lambda change: change.time_s))
         longest = max((request.context_len for request in requests), default=1)

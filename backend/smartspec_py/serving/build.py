@@ -6,7 +6,10 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+
+from threadpoolctl import ThreadpoolController
 
 from smartspec_py.proposers.prompt_lookup import PromptLookupProposer
 from smartspec_py.serving.config import (
@@ -15,7 +18,6 @@ from smartspec_py.serving.config import (
     ServerConfig,
 )
 from smartspec_py.serving.intake import Engine
-from smartspec_py.serving.numpy_threads import keep_numpy_in_one_thread
 
 
 def build_engine(config: ServerConfig, folder: Path) -> Engine:
@@ -35,6 +37,19 @@ def build_engine(config: ServerConfig, folder: Path) -> Engine:
     if config.proposer != "auto" and config.proposer not in engine.proposers:
         raise ConfigError(f"engine.json: proposer: {config.proposer}, but engine.draft is not set")
     return engine
+
+
+@cache
+def keep_numpy_in_one_thread() -> None:
+    """From now on NumPy computes in the thread that calls it, in all of this process.
+
+    A solved system of ten equations wakes the threads of NumPy's OpenBLAS, which then spin for more
+    work longer than a step takes: with a step every 25 ms they never slept, and pushed passes off
+    their cores 300 times a second. Another library's OpenBLAS, as PyTorch's on ARM, stays as it is.
+    """
+    controller = ThreadpoolController()
+    of_numpy = [path for lib in controller.lib_controllers if "numpy" in (path := lib.filepath)]
+    controller.select(filepath=of_numpy).limit(limits=1)
 
 
 @contextmanager

@@ -282,17 +282,6 @@ class ServerConfig(_Layer):
         return value
 
 
-PATHS = ("model", "draft", "target", "tokenizer", "profile_cache")
-"""Keys of `engine` that are paths."""
-
-
-def with_absolute_paths(config: ServerConfig, folder: Path) -> ServerConfig:
-    """The same for another folder than the one that engine.json's paths are relative to."""
-    found = {name: getattr(config.engine, name, None) for name in PATHS}
-    paths = {name: str((folder / path).resolve()) for name, path in found.items() if path}
-    return config.model_copy(update={"engine": config.engine.model_copy(update=paths)})
-
-
 def read_config(path: Path) -> ServerConfig:
     """Read engine.json. Raises ConfigError, which names every key that is wrong."""
     try:

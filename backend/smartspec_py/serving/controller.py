@@ -51,11 +51,7 @@ class Controller:
         rows = [n for n in TABLE_ROWS if n < min(max_sequences, MAX_ROWS)] + [max_sequences]
         accept_prob = AcceptanceSettings.initial_mean
         table = batch_table or batch_table_of(profile, accept_prob, rows, max_draft_len)
-        self._settings = PlannerSettings(batch_table=table)
-
-    @property
-    def settings(self) -> PlannerSettings:
-        return self._settings
+        self.settings = PlannerSettings(batch_table=table)
 
     @property
     def observed_cost(self) -> CostModel:
@@ -85,7 +81,7 @@ class Controller:
         self, views: Sequence[SequenceView], num_reading: int = 0, num_background: int = 0
     ) -> Decision:
         """num_reading, num_background: see `PlannerSettings`."""
-        settings = self._settings
+        settings = self.settings
         if num_background or num_reading:
             settings = replace(settings, num_background=num_background, num_reading=num_reading)
         free = [view for view in views if view.policy in LEARNING]

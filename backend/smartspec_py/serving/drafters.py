@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -42,16 +41,6 @@ class _Guess(NamedTuple):
 
 
 NO_GUESS = _Guess("", 0)
-
-
-@dataclass(slots=True)
-class _Counts:
-    """A step of sequences, as `AcceptanceTracker.observe` takes it."""
-
-    sequences: list[SequenceId] = field(default_factory=list)
-    drafted: list[int] = field(default_factory=list)
-    accepted: list[int] = field(default_factory=list)
-    kinds: list[str] = field(default_factory=list)
 
 
 class Drafters:
@@ -117,7 +106,7 @@ class Drafters:
         """Learn from events of decoding requests; of several of one request, which are of a burst
         without drafts, from the last. Of a look-up that was not taken it is known afterwards what
         it would have brought, so that one that looked poor at first is not left for good."""
-        counts: dict[str, _Counts] = defaultdict(_Counts)
+        counts: dict[str, list[tuple[SequenceId, int, int, str]]] = defaultdict(list)
         num_events = Counter(request.sequence for request, _ in steps)
         for request, event in steps:
             for name in request.proposers:
@@ -130,15 +119,11 @@ class Drafters:
                 if not drafted and num_events[request.sequence] == 1:
                     drafted, accepted = self._hindsight(name, request, event)
                 if drafted or not proposer.capabilities.cohorts:
-                    found = counts[name]
-                    found.sequences.append(request.sequence)
-                    found.drafted.append(drafted)
-                    found.accepted.append(accepted)
-                    found.kinds.append(self._cohort(name, request))
+                    cohort = self._cohort(name, request)
+                    counts[name].append((request.sequence, drafted, accepted, cohort))
         for name, of_one in counts.items():
-            self._acceptance[name].observe(
-                of_one.sequences, of_one.drafted, of_one.accepted, of_one.kinds
-            )
+            sequences, lengths, kept, cohorts = zip(*of_one, strict=True)
+            self._acceptance[name].observe(sequences, lengths, kept, cohorts)
 
     def _cohort(self, name: str, request: Request) -> str:
         """Of the drafts that this proposer has now, or had in this step, for the request."""

@@ -9,34 +9,31 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 from smartspec_py.core.types import SequenceId
-from smartspec_py.serving.request import ErrorCode, RequestError
-
-T = TypeVar("T")
+from smartspec_py.serving.request import ErrorCode, Request, RequestError
 
 Call = Callable[[str | None], object]
 """Is given None in the loop's thread, or the reason why the loop makes no more calls."""
 
 
 @dataclass(frozen=True, slots=True)
-class Mail(Generic[T]):
+class Mail:
     """calls: to be made, with None, by the thread that took the mail."""
 
-    arrivals: Sequence[T]
+    arrivals: Sequence[Request]
     cancelled: Sequence[SequenceId]
     calls: Sequence[Call] = ()
 
 
-class Inbox(Generic[T]):
+class Inbox:
     """Counts as waiting whatever was put and has not been reported by `leave`."""
 
     def __init__(self, max_waiting: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_waiting = max_waiting
         self._clock = clock
         self._taken_s: float | None = None
-        self._arrivals: list[T] = []
+        self._arrivals: list[Request] = []
         self._cancelled: list[SequenceId] = []
         self._calls: list[Call] = []
         self._num_waiting = 0
@@ -49,16 +46,16 @@ class Inbox(Generic[T]):
         with self._changed:
             self._refuse_if_shut()
 
-    def put(self, item: T, announce: Callable[[], object] = lambda: None) -> None:
+    def put(self, request: Request, announce: Callable[[], object] = lambda: None) -> None:
         """Raises RequestError(UNAVAILABLE) at once when the queue is full, or takes no more.
 
-        announce: called where the item is taken, before the loop can see it.
+        announce: called where it is taken, before the loop can see it.
         """
         with self._changed:
             self._refuse_if_shut()
             announce()
             self._num_waiting += 1
-            self._arrivals.append(item)
+            self._arrivals.append(request)
             self._changed.notify()
 
     def cancel(self, sequence: SequenceId) -> None:
@@ -81,7 +78,7 @@ class Inbox(Generic[T]):
             self._calls.append(call)
             self._changed.notify()
 
-    def take(self, timeout_s: float) -> Mail[T]:
+    def take(self, timeout_s: float) -> Mail:
         """All that came; waits up to timeout_s for something to come."""
         with self._changed:
             self._changed.wait_for(self._has_news, timeout_s)

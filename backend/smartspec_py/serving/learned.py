@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from smartspec_py.serving.loop import StepLoop
-from smartspec_py.serving.pass_times import write_json
+from smartspec_py.serving.profile import write_json
 
 logger = logging.getLogger(__name__)
 

@@ -57,7 +57,7 @@ class StepLoop:
         proposers: Mapping[str, Proposer],
         cost: CostModel,
         budget: CacheBudget,
-        inbox: Inbox[Request],
+        inbox: Inbox,
         prefill_chunk: int,
         post: Callable[[Update | StepRecord | LoopState], None],
         clock: Callable[[], float] = time.monotonic,

@@ -9,6 +9,7 @@ is written to the same file when it stops.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -16,15 +17,14 @@ import math
 import os
 import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.engines.base import Profilable
 from smartspec_py.serving.config import LEAST_CHUNK
-from smartspec_py.serving.pass_times import PassTimes, write_json
 from smartspec_py.serving.step_trace import cost_from_json
 
 logger = logging.getLogger(__name__)
@@ -53,6 +53,12 @@ CATCH_UP_TOKENS = (16, 80)
 DRIVER_FILES = (Path("/sys/module/nvidia/version"), Path("/proc/driver/nvidia/version"))
 """Where Linux tells the version of NVIDIA's driver; a container may show only one of them."""
 
+NEVER = (0, math.inf)
+"""Rounds, and the best of them in seconds."""
+
+KEEP_S = 1.0
+"""The file is written at most so often: writing takes time between passes."""
+
 
 @dataclass(frozen=True)
 class ProfileShape:
@@ -74,6 +80,79 @@ class _Pass(NamedTuple):
     tokens_per_row: int
     context_len: int
     num_logits: int | None = None
+
+
+class PassTimes:
+    """Seconds of passes: the best of several rounds of each. They are also kept in a file, so that
+    a start that is cut off does not measure them again.
+
+    budget_s: after so many seconds no more is measured than each pass once. path: of the file;
+    None keeps nothing. clock: seconds, any origin."""
+
+    def __init__(
+        self,
+        budget_s: float = math.inf,
+        path: Path | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
+        self._until_s = clock() + budget_s
+        self._path = path
+        self._next_keep_s = -math.inf
+        self._times = {} if path is None else _load(path)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the budget is spent."""
+        return self._clock() >= self._until_s
+
+    def num_rounds(self, key: str) -> int:
+        return self._times.get(key, NEVER)[0]
+
+    def best_s(self, key: str) -> float:
+        """Infinite where it was never timed."""
+        return self._times.get(key, NEVER)[1]
+
+    def add(self, key: str, seconds: float) -> None:
+        self._times[key] = (self.num_rounds(key) + 1, min(seconds, self.best_s(key)))
+        if self._path is not None and self._clock() >= self._next_keep_s:
+            self._next_keep_s = self._clock() + KEEP_S
+            try:
+                write_json(self._path, self._times)
+            except OSError:  # said once, of the profile itself
+                self._path = None
+
+    def remove(self) -> None:
+        """The file, when the profile is made."""
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+
+def _load(path: Path) -> dict[str, tuple[int, float]]:
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+        times = {key: (int(rounds), float(best_s)) for key, (rounds, best_s) in rows.items()}
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        logger.warning("%s cannot be read (%s): measuring again", path, error)
+        return {}
+    logger.info("%d passes were timed by a start before this one: %s", len(times), path)
+    return times
+
+
+def write_json(path: Path, document: Any) -> None:
+    """Written beside and then renamed, so that a reader never sees half a file. Raises OSError, and
+    then leaves nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(f".{os.getpid()}.partial")
+    try:
+        partial.write_text(json.dumps(document, indent=1), encoding="utf-8")
+        partial.rename(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise
 
 
 def profile(
@@ -292,12 +371,6 @@ def store_cost(cost: CostModel, path: Path, identity: Sequence[str] = ()) -> Non
 def load_cost(path: Path) -> CostModel:
     """Raises OSError, KeyError, TypeError or ValueError for what is no stored profile."""
     return cost_from_json(json.loads(path.read_text(encoding="utf-8"))["cost"])
-
-
-def load_observed(path: Path) -> CostModel:
-    """`load_cost`, with passes as they were while serving, where a server has stored that."""
-    document = json.loads(path.read_text(encoding="utf-8"))
-    return cost_from_json(document.get("served") or document["cost"])
 
 
 def store_observed(path: Path, served: CostModel) -> None:

@@ -33,7 +33,7 @@ class Roster:
         drafters: Drafters,
         batcher: Batcher,
         budget: CacheBudget,
-        inbox: Inbox[Request],
+        inbox: Inbox,
         post: Callable[[Update], None],
         clock: Callable[[], float],
     ) -> None:
@@ -48,7 +48,7 @@ class Roster:
         self.num_generated = 0
         """Tokens that requests kept, so far; not those behind their end."""
 
-    def take(self, mail: Mail[Request]) -> None:
+    def take(self, mail: Mail) -> None:
         for request in mail.arrivals:
             self.batcher.add(request)
         for sequence in mail.cancelled:

@@ -24,7 +24,6 @@ from smartspec_py.serving.request import (
     ErrorCode,
     GenerateParams,
     InvalidField,
-    Request,
     RequestError,
 )
 from smartspec_py.serving.responder import Responder
@@ -80,7 +79,7 @@ class Server:
         self._failure: str | None = None
         self._failing = threading.Lock()
         self.intake = Intake(engine, config.limits, defaults_of(engine, config))
-        self._inbox: Inbox[Request] = Inbox(config.limits.max_queue)
+        self._inbox = Inbox(config.limits.max_queue)
         self._responder = Responder(
             self._inbox.cancel,
             Meter(_info(engine, config)),

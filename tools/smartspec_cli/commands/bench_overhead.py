@@ -20,13 +20,13 @@ from smartspec_launch.address import behind_front
 from smartspec_launch.files import InstallationError
 from smartspec_launch.foreground import signals_interrupt, wait_with_progress
 from smartspec_launch.interpreter import InterpreterError
+from smartspec_launch.paths import with_absolute_paths
 from smartspec_launch.triton_server import TritonServer, TritonServerError, free_address
 from smartspec_py.serving.config import (
     DEFAULT_CONTEXT_LEN,
     ConfigError,
     ServerConfig,
     read_config,
-    with_absolute_paths,
 )
 from smartspec_py.serving.profile import machine_name
 

@@ -19,6 +19,7 @@ from smartspec_launch.aliases import ALIASES
 from smartspec_launch.files import InstallationError, exposure, find_installation
 from smartspec_launch.foreground import run_in_foreground
 from smartspec_launch.interpreter import InterpreterError
+from smartspec_launch.paths import with_absolute_paths
 from smartspec_launch.triton_server import (
     Address,
     ModelRefusedError,
@@ -34,7 +35,6 @@ from smartspec_py.serving.config import (
     ServerConfig,
     TorchEngineConfig,
     read_config,
-    with_absolute_paths,
 )
 
 NAME = re.compile(r"[A-Za-z0-9_-]+")

@@ -263,7 +263,7 @@ def _machine(
 
 
 def _read_profile(path: Path) -> Any:
-    from smartspec_py.serving.profile import load_observed
+    from smartspec_sim.observed import load_observed
 
     try:
         return load_observed(path)

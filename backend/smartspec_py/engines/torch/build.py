@@ -52,13 +52,13 @@ from smartspec_py.serving.model_files import (
     num_token_ids,
     stepwise_capabilities,
 )
-from smartspec_py.serving.pass_times import write_json
 from smartspec_py.serving.profile import (
     ProfileShape,
     cached_profile,
     fingerprint,
     machine_name,
     profile_path,
+    write_json,
 )
 
 logger = logging.getLogger(__name__)
