@@ -74,9 +74,7 @@ REQUEST = (
         default="none",
     ),
     TensorSpec(
-        "reuse_prefix",
-        "BOOL",
-        "take over what is cached of an earlier request that begins alike",
+        "reuse_prefix", "BOOL", "take over what is cached of an earlier request that begins alike"
     ),
 )
 

@@ -9,25 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 
-class Allowed(Protocol):
-    """The values that a tensor's element may have; STRING elements come as str."""
-
-    def holds(self, value: Any) -> bool: ...
-
-    @property
-    def text(self) -> str:
-        """What stands after `must be` in an error; empty where every value of the dtype goes."""
-        ...
-
-
 @dataclass(frozen=True)
 class Anything:
-    """Every value of the dtype."""
+    """Every value of the dtype.
+
+    As the others: `holds` tells whether an element may have a value, where those of STRING come as
+    str; `text` stands after `must be` in an error.
+    """
 
     text: str = ""
 
@@ -103,6 +96,8 @@ def _worded(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value) or "empty"
 
 
+Allowed = Anything | Range | Choice | Text
+
 NUMPY_TYPES: dict[str, type] = {
     "STRING": np.object_,
     "BOOL": np.bool_,
@@ -112,10 +107,6 @@ NUMPY_TYPES: dict[str, type] = {
     "FP32": np.float32,
 }
 """By Triton's name of a dtype without TYPE_; STRING elements are bytes."""
-
-
-def _same(value: Any) -> Any:
-    return value
 
 
 @dataclass(frozen=True)
@@ -139,7 +130,7 @@ class TensorSpec:
     dims: tuple[int, ...] = (1,)
     is_optional: bool = True
     field: str = ""
-    convert: Callable[[Any], Any] = _same
+    convert: Callable[[Any], Any] = lambda value: value
     default: str = ""
     model_range: str = ""
     max_elements: int = 0

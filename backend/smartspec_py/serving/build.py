@@ -12,11 +12,7 @@ from pathlib import Path
 from threadpoolctl import ThreadpoolController
 
 from smartspec_py.proposers.prompt_lookup import PromptLookupProposer
-from smartspec_py.serving.config import (
-    PROMPT_LOOKUP,
-    ConfigError,
-    ServerConfig,
-)
+from smartspec_py.serving.config import PROMPT_LOOKUP, ConfigError, ServerConfig
 from smartspec_py.serving.intake import Engine
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from smartspec_py.core.types import SequenceId
 from smartspec_py.serving.request import ErrorCode, Request, RequestError
@@ -17,8 +17,7 @@ Call = Callable[[str | None], object]
 """Is given None in the loop's thread, or the reason why the loop makes no more calls."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mail:
+class Mail(NamedTuple):
     """calls: to be made, with None, by the thread that took the mail."""
 
     arrivals: Sequence[Request]

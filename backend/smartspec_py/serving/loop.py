@@ -16,17 +16,8 @@ from typing import Any
 
 from smartspec_py.core.cost import CostModel
 from smartspec_py.core.plan.planner import BatchTable
-from smartspec_py.core.types import SequenceId, SequenceView
-from smartspec_py.engines.base import (
-    NO_DRAFT,
-    Decode,
-    Draft,
-    Event,
-    Proposer,
-    Target,
-    Verify,
-    Work,
-)
+from smartspec_py.core.types import SequenceId
+from smartspec_py.engines.base import NO_DRAFT, Decode, Draft, Event, Proposer, Target, Verify, Work
 from smartspec_py.serving.admission import CacheBudget
 from smartspec_py.serving.batcher import Batcher
 from smartspec_py.serving.controller import Controller
@@ -67,16 +58,14 @@ class StepLoop:
         """post: takes news for the responder. clock: seconds, any origin. batch_table: None has
         one made from `cost`. engine_timeout_s: see `LimitsConfig`."""
         self._target = target
+        capabilities = target.capabilities
+        self._burst = capabilities.max_decode_tokens
         self.controller = Controller(
-            cost,
-            target.capabilities.max_draft_len,
-            target.capabilities.max_sequences,
-            batch_table,
+            cost, capabilities.max_draft_len, capabilities.max_sequences, batch_table
         )
         self._inbox = inbox
         self._post = post
         self._clock = clock
-        capabilities = target.capabilities
         largest = capabilities.max_prefill_tokens
         chunk = None if largest is None else prefill_chunk
         self._batcher = Batcher(capabilities.max_sequences, chunk, largest)
@@ -109,10 +98,13 @@ class StepLoop:
             # Whoever stops the server asks whether anything is in flight, and a step may be long.
             self._show(start)
         ready = self._batcher.ready()
-        views = self._views(ready)
+        room = self._roster.cache.draft_room(ready, self._batcher.live.values())
+        views = self._drafters.views(ready, room, start)
         viewed = self._clock()
         num_reading = self._batcher.num_reading
-        decision = self.controller.plan(views, num_reading, self._num_background())
+        # Where every step ends what it begins, nobody need count those that go on beside it.
+        num_background = self._batcher.num_background if self._burst > 1 else 0
+        decision = self.controller.plan(views, num_reading, num_background)
         planned = self._clock()
         drafts = self._drafters.propose(ready, decision.plan)
         proposed = self._clock()
@@ -190,26 +182,15 @@ class StepLoop:
             self._roster.cancel_all()
         self._roster.admit()
 
-    def _num_background(self) -> int:
-        """None where every step ends what it begins, and nobody need count them."""
-        has_bursts = self._target.capabilities.max_decode_tokens > 1
-        return self._batcher.num_background if has_bursts else 0
-
-    def _views(self, ready: Sequence[Request]) -> list[SequenceView]:
-        now = self._clock()
-        room = self._roster.cache.draft_room(ready, self._batcher.live.values())
-        return self._drafters.views(ready, room, now)
-
     def _decoding_work(
         self, ready: Iterable[Request], drafts: Mapping[SequenceId, Draft]
     ) -> Iterable[Work]:
-        burst = self._target.capabilities.max_decode_tokens
         for request in ready:
             draft = drafts.get(request.sequence, NO_DRAFT)
             if draft.tokens:
                 yield Verify(request.sequence, draft.tokens, draft.probs)
             else:
-                yield Decode(request.sequence, min(burst, request.remaining))
+                yield Decode(request.sequence, min(self._burst, request.remaining))
 
     def _show(self, now: float) -> None:
         """Where the loop stands, where that is elsewhere than was shown. The cache is looked at

@@ -173,11 +173,7 @@ class Meter:
             self._last_flush_s = now_s
             self._gather()
         calls = [self._calls.popleft() for _ in range(min(NUM_CALLS, len(self._calls)))]
-        take = {
-            Kind.COUNTER: sink.increment,
-            Kind.GAUGE: sink.set,
-            Kind.HISTOGRAM: sink.observe,
-        }
+        take = {Kind.COUNTER: sink.increment, Kind.GAUGE: sink.set, Kind.HISTOGRAM: sink.observe}
         try:
             for kind, series, value in calls:
                 take[kind](*series, value)
@@ -236,9 +232,8 @@ class _Steps:
         self._num_seen = 0
         self._stride = 1
         # Of steps that had a plan and, since plans leave them out of their time, no prompt chunks:
-        self._num_planned = 0
-        self._expected = (0.0, 0.0)  # tokens, seconds
-        self._actual = (0.0, 0.0)
+        # how many, tokens and seconds that plans expected, and those that there were.
+        self._planned = (0, 0.0, 0.0, 0, 0.0)
 
     def add(self, step: StepRecord, length: float | None) -> None:
         """length: mean draft length over the sequences that decoded; None where none did."""
@@ -250,17 +245,22 @@ class _Steps:
         self._num_seen += 1
         plan = step.decision.plan
         if plan.expected_s > 0 and not step.num_prefill_tokens:
-            (tokens, time_s), (actual, actual_s) = self._expected, self._actual
-            self._num_planned += 1
-            self._expected = (tokens + plan.expected_tokens, time_s + plan.expected_s)
-            self._actual = (actual + step.num_generated, actual_s + step.total_s)
+            num, expected, expected_s, actual, actual_s = self._planned
+            self._planned = (
+                num + 1,
+                expected + plan.expected_tokens,
+                expected_s + plan.expected_s,
+                actual + step.num_generated,
+                actual_s + step.total_s,
+            )
 
     def gauges(self) -> Iterator[tuple[Family, float]]:
-        if self._num_planned:
-            yield families.GOODPUT_PREDICTED, self._expected[0] / self._expected[1]
-            yield families.STEP_PREDICTED, self._expected[1] / self._num_planned
-        if self._actual[1] > 0:
-            yield families.GOODPUT_ACTUAL, self._actual[0] / self._actual[1]
+        num, expected, expected_s, actual, actual_s = self._planned
+        if num:
+            yield families.GOODPUT_PREDICTED, expected / expected_s
+            yield families.STEP_PREDICTED, expected_s / num
+        if actual_s > 0:
+            yield families.GOODPUT_ACTUAL, actual / actual_s
 
     def observations(self) -> list[tuple[Family, float]]:
         times = [(families.STEP_LATENCY, total_s) for total_s, _ in self._selected]

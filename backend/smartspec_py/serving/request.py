@@ -98,12 +98,7 @@ class RequestState(Enum):
     FAILED = auto()
 
 
-_ENDS = (
-    RequestState.FINISHED,
-    RequestState.CANCELLED,
-    RequestState.EXPIRED,
-    RequestState.FAILED,
-)
+_ENDS = (RequestState.FINISHED, RequestState.CANCELLED, RequestState.EXPIRED, RequestState.FAILED)
 _MOVES = {
     RequestState.WAITING: {RequestState.PREFILLING, *_ENDS[1:]},
     RequestState.PREFILLING: {RequestState.DECODING, RequestState.WAITING, *_ENDS},

@@ -117,10 +117,6 @@ class Responder:
         """Have the responder's thread make the call, which answers a request that is no other's."""
         self._queue.put(lambda: _made(call))
 
-    def confirm(self, sink: Sink) -> None:
-        """Answer a health check."""
-        self.answer(lambda: sink.send(HEALTHY, True))
-
     def fail_all(self, code: ErrorCode, message: str) -> None:
         """Fail what is open, and whatever is posted from now on; for when the loop cannot."""
 

@@ -20,13 +20,8 @@ from smartspec_py.serving.loop import StepLoop
 from smartspec_py.serving.messages import SHUTTING_DOWN, Sink
 from smartspec_py.serving.metrics import ConfigInfo, Meter, MetricSink, NoMetrics
 from smartspec_py.serving.profile import store_observed
-from smartspec_py.serving.request import (
-    ErrorCode,
-    GenerateParams,
-    InvalidField,
-    RequestError,
-)
-from smartspec_py.serving.responder import Responder
+from smartspec_py.serving.request import ErrorCode, GenerateParams, InvalidField, RequestError
+from smartspec_py.serving.responder import HEALTHY, Responder
 from smartspec_py.serving.step import StepRecord
 from smartspec_py.serving.step_trace import Explainer
 
@@ -234,7 +229,7 @@ class Server:
     def _check_health(self, sink: Sink) -> None:
         def answer(refused: str | None) -> None:
             if refused is None:
-                self._responder.confirm(sink)
+                self._responder.answer(lambda: sink.send(HEALTHY, True))
             else:
                 self._responder.refuse(sink, ErrorCode.UNAVAILABLE, refused)
 

@@ -89,11 +89,7 @@ def cost_from_json(raw: Mapping[str, Any]) -> CostModel:
 def steps_text(trace: StepTraceFile) -> str:
     """The file as text."""
     table = None if trace.batch_table is None else asdict(trace.batch_table)
-    header = {
-        "about": dict(trace.about),
-        "profile": asdict(trace.profile),
-        "batch_table": table,
-    }
+    header = {"about": dict(trace.about), "profile": asdict(trace.profile), "batch_table": table}
     return lines_text(STEP_FORMAT, STEP_VERSION, header) + "".join(map(step_line, trace.steps))
 
 
