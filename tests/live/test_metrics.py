@@ -45,7 +45,7 @@ def last_responses(server: TritonServer) -> list[dict[str, Any]]:
         one = fields | {"max_tokens": max_tokens, "speculation_policy": policy}
         lasts.append(generate(server, **one))
     text = lasts[0]["text_output"]
-    for start in STOPS_AT:  # tokens behind a stop word were accepted, and are nobody's
+    for start in STOPS_AT:  # tokens behind a stop word are nobody's
         one = fields | {"stop_words": [text[start : start + 3]], "speculation_policy": "fixed:4"}
         responses = generate_stream(server, **one)
         total = sum(response["num_output_tokens"] for response in responses)
@@ -83,11 +83,13 @@ def test_counters_are_what_the_responses_said(
 
     num_requests = len(last_responses)
     cached = sum(last.get("num_cached_tokens", 0) for last in last_responses)
-    expected = {
+    least = {  # and what is generated until the loop hears of a stop word, a step as a rule
         "smartspec_generation_tokens_total": total("num_output_tokens"),
-        "smartspec_prompt_tokens_total": total("num_input_tokens") - cached,
         f"{SPEC}num_draft_tokens_total": total("total_draft_tokens"),
         f"{SPEC}num_accepted_tokens_total": total("total_accepted_draft_tokens"),
+    }
+    expected = {
+        "smartspec_prompt_tokens_total": total("num_input_tokens") - cached,
         "smartspec_request_cancelled_total": 0,
         "smartspec_request_failed_total": 0,
         "smartspec_num_requests_running": 0,
@@ -107,7 +109,10 @@ def test_counters_are_what_the_responses_said(
     scrape = scrape_when(server, is_settled)
     assert {name: scrape.get(name) for name in expected} == expected
     steps = scrape.get(f"{SPEC}num_drafts_total") + scrape.get(f"{SPEC}disabled_steps_total")
-    assert steps == total("num_steps")
+    num_more = steps - total("num_steps")
+    assert 0 <= num_more <= 10 * len(STOPS_AT)
+    for name, num in least.items():
+        assert num <= scrape.get(name) <= num + 5 * num_more, name
     assert scrape.get("smartspec_request_success_total", '"length"') == 4
     assert scrape.get("smartspec_request_success_total", '"stop"') == len(STOPS_AT)
     assert scrape.get(*rejected) == 1

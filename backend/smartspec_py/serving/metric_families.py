@@ -138,7 +138,9 @@ WAITING = _gauge("num_requests_waiting", "Requests that wait for one")
 CACHE = _gauge("kv_cache_utilization", "Used share of the target's cache, 0 to 1")
 PREEMPTIONS = _counter("num_preemptions_total", "Times that a request lost its place")
 PROMPT_TOKENS = _counter("prompt_tokens_total", "Prompt tokens read; not those that were cached")
-GENERATION_TOKENS = _counter("generation_tokens_total", "Tokens generated")
+GENERATION_TOKENS = _counter(
+    "generation_tokens_total", "Tokens generated, a few behind stop words included"
+)
 SUCCESS = _counter("request_success_total", "Requests that came to their end", "finished_reason")
 CANCELLED = _counter("request_cancelled_total", "Requests whose client left, or cut by shutdown")
 FAILED = _counter("request_failed_total", "Requests that were taken and ended in an error")

@@ -166,12 +166,15 @@ def profile(
     times = times or PassTimes()
     rows = _grid(ROW_GRID, shape.max_sequences)
     tokens = _grid(TOKEN_GRID, shape.max_draft_len + 1)
-    table = _table(times, "target", target, rows, tokens, shape.context_len)
-    prompt = _prompt_table(times, target, shape)
+    table = _Timer(times, "target", target).table(rows, tokens, shape.context_len)
+    prompt = _prompt_table(_Timer(times, "prompt", target), shape)
     if draft is None:
         return CostModel(target=table, prompt=prompt)
-    catch_up_s = _catch_up_s(times, draft)
-    draft_table = _table(times, "draft", draft, rows, (1,), shape.context_len, behind=target)
+    # What a token adds to a pass that reads what a draft cache has missed.
+    few, many = CATCH_UP_TOKENS
+    few_s, many_s = _Timer(times, "catch-up", draft).prompt_s(CATCH_UP_TOKENS)
+    catch_up_s = max(0.0, many_s - few_s) / (many - few)
+    draft_table = _Timer(times, "draft", draft, target).table(rows, (1,), shape.context_len)
     return CostModel(table, draft_table, catch_up_s=catch_up_s, prompt=prompt)
 
 
@@ -179,48 +182,85 @@ def _grid(grid: Sequence[int], largest: int) -> tuple[int, ...]:
     return (*(value for value in grid if value < largest), largest)
 
 
-def _table(
-    times: PassTimes,
-    name: str,
-    engine: Profilable,
-    rows: tuple[int, ...],
-    tokens: tuple[int, ...],
-    context_len: int,
-    behind: Profilable | None = None,
-) -> PassTable:
-    # The longest batch tells most about context: its keys and values are the most to read.
-    shorter = context_len // 4
-    points = [_Pass(r, t, context_len) for r in rows for t in tokens]
-    points.append(_Pass(rows[-1], tokens[0], shorter))
-    *found, at_shorter = _best_s(times, name, engine, points, behind)
-    width = len(tokens)
-    found = _timed_again(times, name, engine, points[:-1], found, behind)
-    seconds = tuple(tuple(found[i : i + width]) for i in range(0, len(found), width))
-    saved_s = max(0.0, seconds[-1][0] - at_shorter)
-    return PassTable(
-        rows, tokens, seconds, context_len, saved_s / (rows[-1] * max(1, context_len - shorter))
-    )
-
-
-def _timed_again(
-    times: PassTimes,
-    name: str,
-    engine: Profilable,
-    points: Sequence[_Pass],
-    seconds: Sequence[float],
-    behind: Profilable | None,
-) -> list[float]:
-    """Seconds, with those measured again that are doubtful, see `_most`. Either all their rounds
-    were disturbed, or such passes are slow: then they stay as they are."""
-    found = list(seconds)
-    for _ in range(NUM_MORE_ROUNDS):
-        doubtful = [i for i in range(len(points)) if found[i] > DOUBT * _most(points, found, i)]
-        if not doubtful or times.is_over:
+def _prompt_table(timer: _Timer, shape: ProfileShape) -> PassTable:
+    """As prompts are read: one row, of which the last position alone gives a token. The last size
+    is the chunk."""
+    chunk = min(shape.prefill_chunk or LEAST_CHUNK, shape.max_prompt)
+    tokens = _grid(PROMPT_GRID, chunk)
+    seconds = timer.prompt_s(tokens)
+    while shape.prefill_chunk is None and 2 * chunk <= min(shape.max_prompt, PROMPT_GRID[-1]):
+        [twice_s] = timer.prompt_s((2 * chunk,))
+        if twice_s > WORTH_DOUBLING * 2 * seconds[-1]:
             break
-        logger.info("timing %d doubtful %s passes again", len(doubtful), name)
-        for i in doubtful:
-            found[i] = min(found[i], _pass_s(engine, points[i], behind))
-    return found
+        chunk *= 2
+        tokens, seconds = (*tokens, chunk), [*seconds, twice_s]
+    return PassTable((1,), tokens, (tuple(seconds),))
+
+
+class _Timer:
+    """Times an engine's passes. name: of its entries in `times`.
+
+    behind: an engine whose passes run between those of this one. Its weights push others out of a
+    CPU's caches, so that each time two passes are timed, of which the first finds them so.
+    """
+
+    def __init__(
+        self, times: PassTimes, name: str, engine: Profilable, behind: Profilable | None = None
+    ) -> None:
+        self._times, self._name, self._engine, self._behind = times, name, engine, behind
+
+    def table(self, rows: tuple[int, ...], tokens: tuple[int, ...], context_len: int) -> PassTable:
+        # The longest batch tells most about context: its keys and values are the most to read.
+        shorter = context_len // 4
+        points = [_Pass(r, t, context_len) for r in rows for t in tokens]
+        *found, at_shorter = self._best_s([*points, _Pass(rows[-1], tokens[0], shorter)])
+        self._time_again(points, found)
+        width = len(tokens)
+        seconds = tuple(tuple(found[i : i + width]) for i in range(0, len(found), width))
+        saved_s = max(0.0, seconds[-1][0] - at_shorter)
+        return PassTable(
+            rows, tokens, seconds, context_len, saved_s / (rows[-1] * max(1, context_len - shorter))
+        )
+
+    def prompt_s(self, tokens: Sequence[int]) -> list[float]:
+        """Seconds of one row of so many tokens."""
+        return self._best_s([_Pass(1, num, 0, num_logits=1) for num in tokens])
+
+    def _best_s(self, points: Sequence[_Pass]) -> list[float]:
+        """Seconds of each pass: the best of several rounds, of fewer where time is short.
+
+        What disturbs a pass only adds to it, so the best is what the pass itself takes; and rounds
+        go over all points in turn, so that a disturbance does not hit one point alone.
+        """
+        times = self._times
+        keys = [f"{self._name} {tuple(point)}" for point in points]
+        self._engine.time_pass(*points[-1])  # the first pass pays for allocations
+        for number in range(NUM_ROUNDS):
+            logger.info("timing %s passes: round %d of %d", self._name, number + 1, NUM_ROUNDS)
+            for key, point in zip(keys, points, strict=True):
+                if number and times.is_over:
+                    logger.warning("limits.profile_s is over: the costs are of fewer rounds")
+                    return [times.best_s(key) for key in keys]
+                if times.num_rounds(key) <= number:
+                    times.add(key, self._pass_s(point))
+        return [times.best_s(key) for key in keys]
+
+    def _time_again(self, points: Sequence[_Pass], found: list[float]) -> None:
+        """Measure those again that are doubtful, see `_most`. Either all their rounds were
+        disturbed, or such passes are slow: then they stay as they are."""
+        for _ in range(NUM_MORE_ROUNDS):
+            doubtful = [i for i in range(len(points)) if found[i] > DOUBT * _most(points, found, i)]
+            if not doubtful or self._times.is_over:
+                break
+            logger.info("timing %d doubtful %s passes again", len(doubtful), self._name)
+            for i in doubtful:
+                found[i] = min(found[i], self._pass_s(points[i]))
+
+    def _pass_s(self, point: _Pass) -> float:
+        if self._behind is None:
+            return self._engine.time_pass(*point)
+        self._behind.time_pass(1, 1, 0)
+        return (self._engine.time_pass(*point) + self._engine.time_pass(*point)) / 2
 
 
 def _most(points: Sequence[_Pass], seconds: Sequence[float], index: int) -> float:
@@ -242,69 +282,6 @@ def _between(values: Mapping[int, float], at: int) -> float:
         return math.inf
     share = (at - below) / (above - below)
     return values[below] + share * (values[above] - values[below])
-
-
-def _prompt_table(times: PassTimes, target: Profilable, shape: ProfileShape) -> PassTable:
-    """As prompts are read: one row, of which the last position alone gives a token. The last size
-    is the chunk."""
-    chunk = min(shape.prefill_chunk or LEAST_CHUNK, shape.max_prompt)
-    tokens = _grid(PROMPT_GRID, chunk)
-    seconds = _prompt_s(times, target, tokens)
-    while shape.prefill_chunk is None and 2 * chunk <= min(shape.max_prompt, PROMPT_GRID[-1]):
-        [twice_s] = _prompt_s(times, target, (2 * chunk,))
-        if twice_s > WORTH_DOUBLING * 2 * seconds[-1]:
-            break
-        chunk *= 2
-        tokens, seconds = (*tokens, chunk), [*seconds, twice_s]
-    return PassTable((1,), tokens, (tuple(seconds),))
-
-
-def _prompt_s(times: PassTimes, target: Profilable, tokens: Sequence[int]) -> list[float]:
-    points = [_Pass(1, num, 0, num_logits=1) for num in tokens]
-    return _best_s(times, "prompt", target, points)
-
-
-def _catch_up_s(times: PassTimes, draft: Profilable) -> float:
-    """Seconds that a token more adds to a pass that reads what a draft cache has missed."""
-    few, many = CATCH_UP_TOKENS
-    points = [_Pass(1, num, 0, num_logits=1) for num in CATCH_UP_TOKENS]
-    few_s, many_s = _best_s(times, "catch-up", draft, points)
-    return max(0.0, many_s - few_s) / (many - few)
-
-
-def _best_s(
-    times: PassTimes,
-    name: str,
-    engine: Profilable,
-    points: Sequence[_Pass],
-    behind: Profilable | None = None,
-) -> list[float]:
-    """Seconds of each pass: the best of several rounds, of fewer where time is short.
-
-    behind: an engine whose passes run between those of this one. Its weights push others out of a
-    CPU's caches, so that each time two passes are timed, of which the first finds them so.
-
-    What disturbs a pass only adds to it, so the best is what the pass itself takes; and rounds go
-    over all points in turn, so that a disturbance does not hit one point alone.
-    """
-    keys = [f"{name} {tuple(point)}" for point in points]
-    engine.time_pass(*points[-1])  # the first pass pays for allocations
-    for number in range(NUM_ROUNDS):
-        logger.info("timing %s passes: round %d of %d", name, number + 1, NUM_ROUNDS)
-        for key, point in zip(keys, points, strict=True):
-            if number and times.is_over:
-                logger.warning("limits.profile_s is over: the costs are of fewer rounds")
-                return [times.best_s(key) for key in keys]
-            if times.num_rounds(key) <= number:
-                times.add(key, _pass_s(engine, point, behind))
-    return [times.best_s(key) for key in keys]
-
-
-def _pass_s(engine: Profilable, point: _Pass, behind: Profilable | None) -> float:
-    if behind is None:
-        return engine.time_pass(*point)
-    behind.time_pass(1, 1, 0)
-    return (engine.time_pass(*point) + engine.time_pass(*point)) / 2
 
 
 def cached_profile(
