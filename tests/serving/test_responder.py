@@ -385,10 +385,16 @@ def test_the_last_reply_alone_has_the_summary(desk: Desk) -> None:
     text = TextStream(TOKENIZER, TOKENIZER.encode("x").ids)
     conversation = Conversation(1, sink, text, 5, 3, params, no_speculation="it cannot")
     desk.responder.post(conversation)
-    times = Times(10, 20, 30, 40)
     desk.post(conversation, HELLO)
     wait_until(lambda: bool(sink.replies))
-    end = Update(1, (), desk.progress, FinishReason.LENGTH, times=times, num_cached_tokens=2)
+    end = Update(
+        1,
+        (),
+        desk.progress,
+        FinishReason.LENGTH,
+        times_s=(1.0, 2.0, None, 4.0),
+        num_cached_tokens=2,
+    )
     desk.responder.post(end)
     sink.wait(WAIT_S)
     first, last = sink.replies
@@ -396,7 +402,7 @@ def test_the_last_reply_alone_has_the_summary(desk: Desk) -> None:
     assert last.summary is not None
     assert last.num_input_tokens == 3
     assert last.summary.num_cached_tokens == 2
-    assert (first.times, last.times) == (Times(), Times(10, 20, 30, 40))
+    assert (first.times, last.times) == (Times(), Times(10**9, 2 * 10**9, 0, 4 * 10**9))
     assert last.summary.no_speculation == "it cannot"
 
 
@@ -435,7 +441,7 @@ def test_metrics_that_cannot_be_handed_over_take_nobody_down() -> None:
     for number in (1, 2):
         sink = LocalSink()
         begin(responder, sink, number)
-        responder.post(Update(number, HELLO, finish_reason=FinishReason.LENGTH, times=Times(1)))
+        responder.post(Update(number, HELLO, finish_reason=FinishReason.LENGTH, times_s=(1.0,)))
         sink.wait(WAIT_S)
         assert sink.text == "hello world"
         wait_until(lambda: num_calls[0] == 1)
@@ -451,7 +457,7 @@ def test_on_the_way_out_nothing_is_asked_of_triton() -> None:
     shown = len(calls)
     sink = LocalSink()
     begin(responder, sink)
-    responder.post(Update(1, HELLO, finish_reason=FinishReason.LENGTH, times=Times(1)))
+    responder.post(Update(1, HELLO, finish_reason=FinishReason.LENGTH, times_s=(1.0,)))
     sink.wait(WAIT_S)
     now[0] = 100.0
     responder.stop(WAIT_S)
@@ -469,7 +475,7 @@ def test_an_idle_responder_holds_no_sink() -> None:
     last = weakref.ref(sink)
     num_shown = len(shown)
     begin(responder, sink)
-    responder.post(Update(1, HELLO, finish_reason=FinishReason.LENGTH, times=Times(1)))
+    responder.post(Update(1, HELLO, finish_reason=FinishReason.LENGTH, times_s=(1.0,)))
     sink.wait(WAIT_S)
     wait_until(lambda: len(shown) > num_shown)
     del sink

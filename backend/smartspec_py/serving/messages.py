@@ -175,7 +175,7 @@ class Conversation:
     num_tokens: int = 0
     cum_log_prob: float = 0.0
     progress: Progress = NO_PROGRESS
-    times: Times = UNKNOWN_TIMES
+    times_s: tuple[float | None, ...] = ()
     spec: SpecRecord = field(init=False)
 
     def __post_init__(self) -> None:
@@ -189,6 +189,10 @@ class Conversation:
         num_drafted = progress.num_drafted - self.progress.num_drafted
         self.spec.add(num_drafted, progress.num_accepted - self.progress.num_accepted)
         self.progress = progress
+
+    @property
+    def times(self) -> Times:
+        return Times(*(0 if time_s is None else int(time_s * 1e9) for time_s in self.times_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,8 +214,8 @@ class LoopState:
 class Update(NamedTuple):
     """News of a request from the loop. finish_reason or error: the last of it.
 
-    progress, times, num_cached_tokens: of the request so far. log_probs: of the tokens; empty where
-    not asked for. end_token: see `Summary`.
+    progress, num_cached_tokens: of the request so far. times_s: those of `Times`, in seconds.
+    log_probs: of the tokens; empty where not asked for. end_token: see `Summary`.
     """
 
     sequence: SequenceId
@@ -220,7 +224,7 @@ class Update(NamedTuple):
     finish_reason: FinishReason | None = None
     error: tuple[ErrorCode, str] | None = None
     log_probs: Sequence[float] = ()
-    times: Times = UNKNOWN_TIMES
+    times_s: tuple[float | None, ...] = ()
     num_cached_tokens: int = 0
     end_token: int | None = None
 

@@ -228,7 +228,7 @@ class Responder:
             spec_metrics=conversation.spec.to_json(conversation.params.spec_metrics),
             no_speculation=conversation.no_speculation,
         )
-        if not self._send(conversation, text, reason, summary, update.times):
+        if not self._send(conversation, text, reason, summary, conversation.times):
             self._guard(conversation, lambda: conversation.sink.fail(*_UNSENT))
 
     def _fail(self, conversation: Conversation, code: ErrorCode, message: str) -> None:
@@ -313,7 +313,7 @@ def _absorb(conversation: Conversation, update: Update) -> bool:
     Raises whatever the tokenizer does for tokens that are no text.
     """
     conversation.count(update.progress)
-    conversation.times = update.times
+    conversation.times_s = update.times_s
     num_kept, text = 0, conversation.text
     while num_kept < len(update.tokens) and not text.is_stopped:
         text.push(update.tokens[num_kept])

@@ -16,7 +16,7 @@ from smartspec_py.serving.admission import CacheBudget, CacheLedger, victims
 from smartspec_py.serving.batcher import Batcher
 from smartspec_py.serving.drafters import Drafters
 from smartspec_py.serving.inbox import Inbox, Mail
-from smartspec_py.serving.messages import SHUTTING_DOWN, Progress, Times, Update
+from smartspec_py.serving.messages import SHUTTING_DOWN, Progress, Update
 from smartspec_py.serving.request import ErrorCode, Request, RequestState
 
 
@@ -273,16 +273,12 @@ def _update(request: Request, **news: Any) -> Update:
     return Update(
         request.sequence,
         progress=Progress(request.num_steps, request.num_drafted, request.num_accepted),
-        times=Times(
-            _ns(request.arrival_s),
-            _ns(request.scheduled_s),
-            _ns(request.first_token_s),
-            _ns(request.last_token_s),
+        times_s=(
+            request.arrival_s,
+            request.scheduled_s,
+            request.first_token_s,
+            request.last_token_s,
         ),
         num_cached_tokens=request.num_cached,
         **news,
     )
-
-
-def _ns(seconds: float | None) -> int:
-    return 0 if seconds is None else int(seconds * 1e9)
