@@ -137,7 +137,7 @@ MECHANISMS = (
     Mechanism("experts: the quick one alone", OF_TEXT, _experts((8.0, 0.85))),
     Mechanism("experts: without the quick one", OF_TEXT, _experts((8.0, 0.98), (64.0, 0.99))),
     Mechanism("experts: the last one alone", OF_TEXT, _experts((64.0, 0.99))),
-    Mechanism("kinds by prompt prefix", (TEXTS,), has_kinds=False),
+    Mechanism("cohorts by workload", (TEXTS,), has_kinds=False),
     Mechanism("hindsight of look-ups", (TEXTS,), [(drafters.Drafters, "_hindsight", _no_drafts)]),
     Mechanism("cost corrections", (*OF_COST, LOAD), [(CostCorrections, "observe", _only_profile)]),
     Mechanism("corrections by rows", (*OF_COST, LOAD), [_with(CostCorrections, ONE_FOR_ALL_ROWS)]),

@@ -16,7 +16,6 @@ from smartspec_py.core.plan.planner import plan
 from smartspec_py.engines.base import Verify
 from smartspec_py.serving import controller
 from smartspec_py.serving.config import DRAFT_MODEL
-from smartspec_py.serving.kinds import PromptKinds
 from smartspec_py.serving.profile import load_cost
 from smartspec_sim.acceptance import DraftRuns
 from smartspec_sim.hardware import gpu_hardware
@@ -44,9 +43,6 @@ APPLICATIONS = tuple(
     KindSpec(name=name, prompt=PROMPT, output=SHORT, accept=accept, accept_sd=0.05)
     for name, accept in (("a", 0.9), ("b", 0.65), ("c", 0.4), ("d", 0.15))
 )
-PREFIX_LEN = 24
-"""Tokens of an application's system prompt."""
-
 STRETCH = 60
 """Tokens of a text after which it drafts well, or badly."""
 
@@ -312,18 +308,15 @@ def _mixed(num_requests: int) -> Callable[[int], Sequence[SimRequest]]:
 def _applications(
     num_requests: int, has_look_ups: bool = False
 ) -> Callable[[int], Sequence[SimRequest]]:
-    """Four, whose prompts begin with their own tokens; kinds as the server finds them. Look-ups are
-    right in two of them."""
+    """Four, whose clients say which they are. Look-ups are right in two of them."""
 
     def requests(seed: int) -> Sequence[SimRequest]:
-        kinds, rng = PromptKinds(), np.random.default_rng([seed, 0])
+        rng = np.random.default_rng([seed, 0])
         found = []
         for n in range(1, num_requests + 1):
             which = int(rng.integers(len(APPLICATIONS)))
             request = APPLICATIONS[which].draw(n, 0.0, np.random.default_rng([seed, n]))
-            own = rng.integers(1000, 30000, request.prompt_len).tolist()
-            prompt = [which] * PREFIX_LEN + own
-            request = replace(request, kind=kinds.of(prompt))
+            request = replace(request, kind=f"application {which}")
             if has_look_ups:
                 request = _with_look_ups(request, which % 2 == 0, rng)
             found.append(request)

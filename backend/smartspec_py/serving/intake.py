@@ -10,7 +10,7 @@ import itertools
 import math
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -24,7 +24,6 @@ from smartspec_py.core.types import NO_TOKEN, SamplingParams
 from smartspec_py.engines.base import Proposer, Target
 from smartspec_py.serving.admission import CacheBudget
 from smartspec_py.serving.config import LEAST_CHUNK, LimitsConfig
-from smartspec_py.serving.kinds import PromptKinds
 from smartspec_py.serving.messages import Conversation, Sink
 from smartspec_py.serving.request import GenerateParams, InvalidField, Request
 from smartspec_py.serving.text import TextStream
@@ -97,8 +96,7 @@ def _context_len(engine: Engine, limits: LimitsConfig) -> int:
 
 
 class Intake:
-    """Makes requests. Used by whichever thread submits; of what changes it shares `PromptKinds`,
-    which has a lock."""
+    """Makes requests. Used by whichever thread submits."""
 
     def __init__(
         self,
@@ -113,7 +111,6 @@ class Intake:
         self._clock = clock
         self._ids = itertools.count(1)
         self._max_context_len = self._longest()
-        self._kinds = PromptKinds()
 
     def receive(self, params: GenerateParams, sink: Sink) -> Arrival:
         """Raises RequestError, which names the field, the value and the range."""
@@ -134,7 +131,7 @@ class Intake:
             proposer=proposer,
             alternatives=self._alternatives(params, proposer, sampling),
             slo_s_per_token=None if params.tpot_slo_ms is None else params.tpot_slo_ms / 1e3,
-            kind=self._kind(params, sampling, prompt),
+            kind=_kind(params, sampling),
             reuses_prefix=params.reuse_prefix,
             priority=params.priority,
             arrival_s=arrival_s,
@@ -290,18 +287,12 @@ class Intake:
             limits.append(params.num_draft_tokens)
         return min(limits)
 
-    def _kind(self, params: GenerateParams, sampling: SamplingParams, prompt: Sequence[int]) -> str:
-        """What the client calls its workload, or else how its tokens are drawn and, where many
-        prompts begin like this one, how it begins."""
-        if params.workload:
-            return f"workload {params.workload}"
-        beginning = self._kinds.of(prompt)
-        drawn = _drawn(sampling)
-        return f"{drawn}, begins with {beginning}" if beginning else drawn
 
-
-def _drawn(sampling: SamplingParams) -> str:
-    """How tokens are drawn: the hotter, the less is accepted."""
+def _kind(params: GenerateParams, sampling: SamplingParams) -> str:
+    """What the client calls its workload, or else how tokens are drawn: the hotter, the less is
+    accepted."""
+    if params.workload:
+        return f"workload {params.workload}"
     if sampling.is_greedy:
         return "greedy"
     bucket = next((edge for edge in TEMPERATURE_EDGES if sampling.temperature <= edge), math.inf)

@@ -1,6 +1,6 @@
 """Estimates of the probability that a draft is accepted, given that those before it were.
 
-Drafts that are expected to be alike are a cohort: those for requests whose prompts begin alike, or
+Drafts that are expected to be alike are a cohort: those for requests of the same workload, or
 look-ups whose matches are alike. Of cohort c, at position j of a step,
 
     p[c, j] = (position_trials mean_c + accepted[c, j]) / (position_trials + trials[c, j])
