@@ -57,7 +57,7 @@ def test_served_texts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     expected = served(build_torch.build_torch(CONFIG, LIMITS, tmp_path), "none")
     monkeypatch.setattr(build_torch, "uses_graphs", lambda config, device: True)
     engine = build_torch.build_torch(CONFIG, LIMITS, tmp_path)
-    target, draft = engine.target._runner, engine.proposers[DRAFT_MODEL]._runner
+    target, draft = engine.target.runner, engine.proposers[DRAFT_MODEL].runner
     for runner in (target, draft):
         assert runner.num_graphs >= len(runner.ladder.buckets(5)) > 10, "captured at the start"
     num_replays = draft.num_replays
@@ -74,6 +74,6 @@ def test_a_model_that_cannot_be_captured_is_served_all_the_same(
     monkeypatch.setattr(GraphRunner, "warm", fail)
     monkeypatch.setattr(build_torch, "uses_graphs", lambda config, device: True)
     engine = build_torch.build_torch(CONFIG, LIMITS, tmp_path)
-    assert not isinstance(engine.target._runner, GraphRunner)
+    assert not isinstance(engine.target.runner, GraphRunner)
     assert "no capture. It is served without them." in caplog.text
     assert all(served(engine, "fixed:3"))

@@ -22,8 +22,9 @@ from smartspec_bench.exactness import Divergence
 from smartspec_py.core.types import SamplingParams
 from smartspec_py.engines.torch.noise import gumbel_noise, noise_key
 from smartspec_py.engines.torch.processors import TokenHistory
-from smartspec_py.engines.torch.sampling import Check, scores
+from smartspec_py.engines.torch.sampling import Check
 from smartspec_py.serving.request import Request
+from smartspec_testing.scoring import scores
 
 CUTS = (0, 1, 2, 5, 16)
 """Tokens that the last pass reads; 0 is all in one."""

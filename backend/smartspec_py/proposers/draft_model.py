@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from smartspec_py.core.types import SamplingParams, SequenceId
+from smartspec_py.core.types import SequenceId
 from smartspec_py.engines.base import (
     NO_DRAFT,
     SHORT_LAG,
@@ -24,9 +24,8 @@ from smartspec_py.engines.base import (
     DraftTask,
     ProposerCapabilities,
 )
+from smartspec_py.engines.torch.cached_model import CachedModel, CachedSequence, history_of
 from smartspec_py.engines.torch.packed import RowInput
-from smartspec_py.engines.torch.processors import TokenHistory
-from smartspec_py.engines.torch.rows import Row, RowTable
 from smartspec_py.engines.torch.runner import Runner
 from smartspec_py.engines.torch.sampling import Guess, guess
 
@@ -35,15 +34,13 @@ CATCH_UP_CHUNK = 512
 
 
 @dataclass(slots=True)
-class _Sequence:
+class _Sequence(CachedSequence):
     """row.num_cached counts provisional drafts until `num_valid` is known.
 
     num_known: tokens of the sequence at its last proposal. num_valid: leading tokens of the row
-    that are the sequence's, as far as is known. history: see `TorchTarget`.
+    that are the sequence's, as far as is known.
     """
 
-    row: Row
-    history: TokenHistory | None
     num_known: int = 0
     num_valid: int = 0
 
@@ -73,7 +70,7 @@ class _Drafting:
         return Draft(tuple(self.tokens), probs)
 
 
-class DraftModelProposer:
+class DraftModelProposer(CachedModel[_Sequence]):
     """A causal language model as a `Proposer`."""
 
     def __init__(
@@ -84,9 +81,7 @@ class DraftModelProposer:
         *,
         reuses_prefixes: bool = True,
     ) -> None:
-        self._runner = runner
-        self._rows = RowTable(max_sequences, reuses_prefixes=reuses_prefixes)
-        self._sequences: dict[SequenceId, _Sequence] = {}
+        super().__init__(runner, max_sequences, reuses_prefixes=reuses_prefixes)
         self._capabilities = ProposerCapabilities(
             max_draft_len=max_draft_len, bytes_per_token=runner.bytes_per_token
         )
@@ -94,10 +89,6 @@ class DraftModelProposer:
     @property
     def capabilities(self) -> ProposerCapabilities:
         return self._capabilities
-
-    @property
-    def num_sequences(self) -> int:
-        return len(self._sequences)
 
     def num_available(self, sequence: SequenceId, tokens: Sequence[int]) -> int:
         return self._capabilities.max_draft_len
@@ -134,41 +125,15 @@ class DraftModelProposer:
         if state is None:
             return
         state.row.num_cached = min(state.row.num_cached, state.num_valid, len(state.row.tokens))
-        self._rows.release(sequence)
-        for move in self._rows.moves():
-            self._runner.cache.copy_row(move.source, move.destination, move.num_tokens)
-        for held in self._sequences:
-            self._sequences[held].row = self._rows.row(held)
-
-    def close(self) -> None:
-        self._sequences.clear()
-
-    @property
-    def passes_s(self) -> float:
-        """Seconds spent in model passes so far."""
-        return self._runner.passes_s
-
-    def time_pass(
-        self, num_rows: int, tokens_per_row: int, context_len: int, num_logits: int | None = None
-    ) -> float:
-        assert not self._sequences, "timing a pass overwrites rows"
-        return self._runner.time_pass(num_rows, tokens_per_row, context_len, num_logits)
-
-    def check_integrity(self) -> None:
-        """Raise AssertionError unless rows and sequences agree."""
-        self._rows.check_integrity()
-        assert len(self._rows) == len(self._sequences), "a row without a sequence"
+        self._free(sequence)
 
     def _enter(self, task: DraftTask) -> _Sequence:
         """The sequence's state, brought up to the task's tokens."""
         state = self._sequences.get(task.sequence)
         if state is None:
-            most_reused = len(task.tokens) - 1 if task.reuses_prefix else 0
-            placement = self._rows.allocate(task.sequence, task.tokens, most_reused)
-            if placement.source is not None:
-                row = placement.row
-                self._runner.cache.copy_row(placement.source, row.index, row.num_cached)
-            state = _Sequence(placement.row, _history(task), num_valid=placement.row.num_cached)
+            row = self._allocate(task.sequence, task.tokens, task.reuses_prefix)
+            history = history_of(task.sampling, task.num_prompt)
+            state = _Sequence(row, history, num_valid=row.num_cached)
             self._sequences[task.sequence] = state
         if state.history is not None:
             state.history.extend(task.tokens[len(state.history) :])
@@ -192,12 +157,12 @@ class DraftModelProposer:
                     inputs.append(RowInput(row.index, row.num_cached, chunk, 0))
                     row.num_cached = drafting.state.num_valid = last
                     left -= len(chunk)
-            self._runner.forward(inputs)
+            self.runner.forward(inputs)
 
     def _can_run_ahead(self, draftings: Sequence[_Drafting]) -> bool:
         """Whether the runner can draft without anybody reading a token in between."""
         return (
-            self._runner.can_draft_greedy
+            self.runner.can_draft_greedy
             and bool(draftings)
             and all(drafting.task.sampling.is_plain_greedy for drafting in draftings)
         )
@@ -205,7 +170,7 @@ class DraftModelProposer:
     def _run_ahead(self, draftings: Sequence[_Drafting]) -> None:
         """All passes at once. What the runner drafted behind an end token is dropped."""
         inputs = [_unread(drafting) for drafting in draftings]
-        drafts = self._runner.draft_greedy(inputs, [d.task.draft_len for d in draftings])
+        drafts = self.runner.draft_greedy(inputs, [d.task.draft_len for d in draftings])
         for drafting, tokens in zip(draftings, drafts, strict=True):
             kept = tokens[: drafting.task.sampling.num_before_end(tokens) + 1]
             drafting.tokens.extend(kept)
@@ -222,7 +187,7 @@ class DraftModelProposer:
             drafting.read(unread.position + len(unread.tokens))
             position = len(task.tokens) + len(drafting.tokens)
             guesses.append(Guess(task.sampling, position, state.history, tuple(drafting.tokens)))
-        logits = self._runner.forward(inputs).logits
+        logits = self.runner.forward(inputs).logits
         tokens, probs = guess(logits, guesses)
         for drafting, token, prob in zip(draftings, tokens, probs, strict=True):
             drafting.tokens.append(token)
@@ -239,8 +204,3 @@ def _unread(drafting: _Drafting) -> RowInput:
 
 def _lag(drafting: _Drafting) -> int:
     return len(drafting.task.tokens) - 1 - drafting.state.row.num_cached
-
-
-def _history(task: DraftTask) -> TokenHistory | None:
-    sampling: SamplingParams = task.sampling
-    return TokenHistory(task.num_prompt) if sampling.shapes_logits else None

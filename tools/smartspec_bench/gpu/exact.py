@@ -28,6 +28,7 @@ from smartspec_bench.workloads import WORKLOADS, generate
 from smartspec_py.serving.intake import Intake
 from smartspec_py.serving.request import GenerateParams
 from smartspec_testing.local import LocalSink
+from smartspec_testing.scoring import TargetScorer
 
 PROMPT_SEED = 8_000_009
 """Keys the prompts; far from the seeds that the shipped pair was trained on."""
@@ -86,4 +87,4 @@ def judged(pair: Pair, intake: Intake, report: CheckReport) -> ArmExactness:
 
 def _is_near_tie(pair: Pair, intake: Intake, found: Divergence) -> bool:
     request = intake.receive(found.params, LocalSink()).request
-    return judge(pair.target, request, found).is_near_tie
+    return judge(TargetScorer(pair.target), request, found).is_near_tie

@@ -164,12 +164,13 @@ def _judged(
     from smartspec_bench.nearties import judge
     from smartspec_py.engines.torch.target import TorchTarget
     from smartspec_testing.local import LocalSink
+    from smartspec_testing.scoring import TargetScorer
 
     assert isinstance(engine.target, TorchTarget)
-    found = []
+    scorer, found = TargetScorer(engine.target), []
     for divergence in divergences:
         request = intake.receive(divergence.params, LocalSink()).request
-        found.append((divergence, judge(engine.target, request, divergence)))
+        found.append((divergence, judge(scorer, request, divergence)))
     return found
 
 

@@ -107,7 +107,7 @@ def trace_text(
     traces = {}
     if draft is not None:
         assert isinstance(draft, DraftModelProposer)
-        traces[DRAFT_MODEL] = trace_draft_model(text, draft._runner, max_draft_len)
+        traces[DRAFT_MODEL] = trace_draft_model(text, draft.runner, max_draft_len)
     lookup = engine.proposers[PROMPT_LOOKUP]
     traces[PROMPT_LOOKUP] = trace_lookup(text, lookup, max_draft_len)
     return OracleSequence(

@@ -86,12 +86,12 @@ class GraphRunner(CausalRunner):
                 self._graph(bucket)
         except RuntimeError as error:
             raise ModelError(
-                f"{self._config.path}: its passes cannot be captured as CUDA graphs ({error}); "
+                f"{self.config.path}: its passes cannot be captured as CUDA graphs ({error}); "
                 "engine.cuda_graphs: false spares the attempt"
             ) from error
         logger.info(
             "%s: %d sizes of pass captured in %.1f s",
-            self._config.path.name,
+            self.config.path.name,
             self.num_graphs,
             time.perf_counter() - start,
         )
@@ -106,7 +106,7 @@ class GraphRunner(CausalRunner):
         graph = self._graph(bucket)
         wanted = self._stage(inputs, bucket)
         self._replay(graph)
-        hidden = self._hidden.index_select(0, wanted) if self._config.gives_hidden else None
+        hidden = self._hidden.index_select(0, wanted) if self.config.gives_hidden else None
         output = PassOutput(self._logits.index_select(0, wanted), hidden)
         self.passes_s += time.perf_counter() - start
         return output

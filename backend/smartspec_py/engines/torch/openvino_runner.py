@@ -105,10 +105,10 @@ class OpenVinoRunner(Runner):
         self._request.set_tensor(LONGEST, ov.Tensor(np.asarray(max(ends), np.int32)))
         num_results = len(given["wanted"])
         # Memory of their own: the next pass would write over OpenVINO's.
-        logits = torch.empty(num_results, self._config.vocab_size)
+        logits = torch.empty(num_results, self.config.vocab_size)
         self._request.set_output_tensor(0, ov.Tensor(logits.numpy(), shared_memory=True))
         hidden = None
-        if self._config.gives_hidden:
+        if self.config.gives_hidden:
             hidden = torch.empty(num_results, self._hidden_size)
             self._request.set_output_tensor(1, ov.Tensor(hidden.numpy(), shared_memory=True))
         self._request.infer()

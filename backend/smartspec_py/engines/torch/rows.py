@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from smartspec_py.core.types import SequenceId
 
@@ -42,8 +43,7 @@ class Row:
     last_used: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(NamedTuple):
     """row: now owned. source: the row whose first `row.num_cached` tokens must be copied to it;
     None where nothing is reused, or in place."""
 
@@ -51,8 +51,7 @@ class Placement:
     source: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(NamedTuple):
     """Copy the first num_tokens of a row."""
 
     source: int
@@ -68,9 +67,6 @@ class RowTable:
         self._of: dict[SequenceId, Row] = {}
         self._reuses_prefixes = reuses_prefixes
         self._num_allocations = 0
-
-    def __contains__(self, sequence: SequenceId) -> bool:
-        return sequence in self._of
 
     def __len__(self) -> int:
         return len(self._of)
@@ -100,26 +96,19 @@ class RowTable:
         row.owner = None
         row.last_used = self._num_allocations
 
-    def forget(self) -> None:
-        """Nothing that unowned rows hold is to be trusted any more."""
-        for row in self._rows:
-            if row.owner is None:
-                row.num_cached = 0
-
     def moves(self) -> Iterator[Move]:
         """Bring rows in use together, where they have spread out; to be carried out in order."""
         while self._is_spread():
             high = max(self._of.values(), key=lambda row: row.index)
             gaps = (row for row in self._rows[: len(self._of)] if row.owner is None)
             low = min(gaps, key=_oldest_memory)
-            assert high.owner is not None
-            low.owner, low.tokens, low.num_cached = high.owner, high.tokens, high.num_cached
-            low.last_used = high.last_used
-            self._of[high.owner] = low
-            high.owner = None
-            # Drafts may stand behind the known tokens; they are none of what is remembered.
-            high.num_cached = min(high.num_cached, len(high.tokens))
-            yield Move(high.index, low.index, low.num_cached)
+            # They change places, so that a sequence keeps its `Row`. What is left above remembers
+            # what was moved, but for the drafts that may stand behind the known tokens.
+            low.tokens, low.last_used = high.tokens, high.last_used
+            low.num_cached = min(high.num_cached, len(high.tokens))
+            self._rows[low.index], self._rows[high.index] = high, low
+            low.index, high.index = high.index, low.index
+            yield Move(low.index, high.index, high.num_cached)
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless rows and owners agree."""

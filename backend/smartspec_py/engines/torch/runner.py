@@ -88,22 +88,17 @@ class Runner(ABC):
     """Whether `draft_greedy` is there, because it spares anything."""
 
     def __init__(self, config: RunnerConfig) -> None:
-        self._config = config
+        self.config = config
         self.passes_s = 0.0
         """Seconds spent in passes so far; on a GPU only until they are launched."""
 
     @property
     def device(self) -> torch.device:
-        return self._config.device
+        return self.config.device
 
     @property
     def max_len(self) -> int:
-        return self._config.max_len
-
-    @property
-    def eps(self) -> float:
-        """Relative distance of neighbouring values in the precision that logits are computed in."""
-        return torch.finfo(self._config.dtype).eps
+        return self.config.max_len
 
     @property
     @abstractmethod
@@ -169,8 +164,8 @@ class CausalRunner(Runner):
     def about(self) -> str:
         parts = [f"PyTorch, {type(self._model).__name__}"]
         if self.device.type == "cpu":
-            parts += ["batch-invariant"] * self._config.batch_invariant + [
-                str(self._config.kernels)
+            parts += ["batch-invariant"] * self.config.batch_invariant + [
+                str(self.config.kernels)
             ]
         return ", ".join(parts)
 
@@ -182,7 +177,7 @@ class CausalRunner(Runner):
     @torch.inference_mode()
     def forward(self, inputs: Sequence[RowInput]) -> PassOutput:
         start = time.perf_counter()
-        config = self._config
+        config = self.config
         packed = pack(
             inputs, config.row_len, config.device, self.cache.key_bytes, config.batch_invariant
         )
@@ -192,7 +187,7 @@ class CausalRunner(Runner):
 
     def _run(self, packed: PackedBatch) -> PassOutput:
         """The model over tokens that are on the device. Nothing here waits for it."""
-        config = self._config
+        config = self.config
         self.cache.slots = packed.slots
         if isinstance(self._model, LlamaDecoder):
             logits, hidden = self._model(packed, self.cache)
@@ -203,7 +198,7 @@ class CausalRunner(Runner):
 
     def _transformers_pass(self, packed: PackedBatch) -> tuple[torch.Tensor, torch.Tensor | None]:
         """As `LlamaDecoder.forward`."""
-        gives_hidden = self._config.gives_hidden
+        gives_hidden = self.config.gives_hidden
         out = self._model(
             input_ids=packed.token_ids,
             position_ids=packed.positions,

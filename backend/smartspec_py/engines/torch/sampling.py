@@ -30,7 +30,7 @@ from itertools import accumulate
 import torch
 
 from smartspec_py.core.types import NO_TOKEN, SamplingParams, Verification
-from smartspec_py.engines.torch.noise import Stream, gumbel_noise, noise_key, uniform_noise
+from smartspec_py.engines.torch.noise import Stream, noise_key, uniform_noise
 from smartspec_py.engines.torch.processors import ShapedLogits, Span, TokenHistory
 from smartspec_py.engines.torch.truncation import Candidates, truncate, truncation_kind
 
@@ -136,26 +136,6 @@ def guess(
                 probs[draw.row] = drawn_from
     drafts: list[int] = tokens.tolist()
     return drafts, probs
-
-
-def scores(logits: torch.Tensor, checks: Sequence[Check]) -> tuple[torch.Tensor, torch.Tensor]:
-    """What each row's coupled draw compares, to explain a difference; both [rows, vocab], float64.
-
-    First with truncation, -inf where it cut, then without. Greedy rows: the shaped logits.
-    """
-    firsts = _first_rows(checks)
-    rows = _shaped(logits, checks, firsts)
-    whole = rows.take(range(len(logits))).double()
-    kept = whole.clone()
-    vocab = torch.arange(logits.shape[-1], device=logits.device)
-    for draw in _plan_draws(checks, firsts, {})[0]:
-        noise = gumbel_noise(_keys([draw], Stream.TARGET, logits), vocab[None])[0]
-        whole[draw.row] = whole[draw.row] / draw.sampling.temperature + noise
-        candidates = _candidates(rows, [draw])
-        tokens = candidates.tokens[0]
-        kept[draw.row] = -torch.inf
-        kept[draw.row, tokens] = candidates.scores[0] + noise[tokens]
-    return kept, whole
 
 
 def _first_rows(checks: Sequence[Check]) -> list[int]:

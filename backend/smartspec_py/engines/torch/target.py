@@ -13,31 +13,19 @@ from dataclasses import dataclass
 import torch
 
 from smartspec_py.core.types import SamplingParams, SequenceId
-from smartspec_py.engines.base import (
-    Event,
-    Prefill,
-    TargetCapabilities,
-    Verify,
-    Work,
-)
+from smartspec_py.engines.base import Event, Prefill, TargetCapabilities, Verify, Work
+from smartspec_py.engines.torch.cached_model import CachedModel, CachedSequence, history_of
 from smartspec_py.engines.torch.packed import RowInput
-from smartspec_py.engines.torch.processors import TokenHistory
-from smartspec_py.engines.torch.rows import Row, RowTable
 from smartspec_py.engines.torch.runner import Runner
 from smartspec_py.engines.torch.sampling import Check, Verdict, judge
 
 
 @dataclass(slots=True)
-class _Sequence:
-    """tokens: all that are known; the row holds all but the last, once the prompt has been read.
+class _Sequence(CachedSequence):
+    """tokens: all that are known; the row holds all but the last, once the prompt has been read."""
 
-    history: the same, as the sampling needs it; None where it does not look at earlier tokens.
-    """
-
-    row: Row
     tokens: list[int]
     sampling: SamplingParams
-    history: TokenHistory | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +37,14 @@ class _Item:
     check: Check | None
 
 
-class TorchTarget:
+class TorchTarget(CachedModel[_Sequence]):
     """A Hugging Face causal language model as a `Target`."""
 
     def __init__(
-        self,
-        runner: Runner,
-        capabilities: TargetCapabilities,
-        *,
-        reuses_prefixes: bool = True,
+        self, runner: Runner, capabilities: TargetCapabilities, *, reuses_prefixes: bool = True
     ) -> None:
-        self._runner = runner
+        super().__init__(runner, capabilities.max_sequences, reuses_prefixes=reuses_prefixes)
         self._capabilities = capabilities
-        self._rows = RowTable(capabilities.max_sequences, reuses_prefixes=reuses_prefixes)
-        self._sequences: dict[SequenceId, _Sequence] = {}
         self._pending: list[Work] = []
 
     @property
@@ -78,15 +60,11 @@ class TorchTarget:
         reuses_prefix: bool = True,
     ) -> int:
         known = list(tokens)
-        placement = self._rows.allocate(sequence, known, len(known) - 1 if reuses_prefix else 0)
-        row = placement.row
-        if placement.source is not None:
-            self._runner.cache.copy_row(placement.source, row.index, row.num_cached)
-        history = None
-        if sampling.shapes_logits:
-            history = TokenHistory(num_prompt)
+        row = self._allocate(sequence, known, reuses_prefix)
+        history = history_of(sampling, num_prompt)
+        if history is not None:
             history.extend(known)
-        self._sequences[sequence] = _Sequence(row, known, sampling, history)
+        self._sequences[sequence] = _Sequence(row, history, known, sampling)
         return row.num_cached
 
     def submit(self, work: Sequence[Work]) -> None:
@@ -98,16 +76,15 @@ class TorchTarget:
             return []
         start = time.perf_counter()
         items = [self._item(one) for one in work]
-        out = self._runner.forward([item.row_input for item in items])
+        out = self.runner.forward([item.row_input for item in items])
         verdicts = iter(judge(out.logits, [item.check for item in items if item.check]))
         pass_s = time.perf_counter() - start
         events, first = [], 0
         for item in items:
             hidden = None if out.hidden is None else out.hidden[first:]
             first += item.row_input.num_logits
-            events.append(
-                self._settle(item, next(verdicts) if item.check else None, hidden, pass_s)
-            )
+            verdict = next(verdicts) if item.check else None
+            events.append(self._settle(item, verdict, hidden, pass_s))
         return events
 
     def cancel(self, sequence: SequenceId) -> None:
@@ -115,44 +92,7 @@ class TorchTarget:
 
     def release(self, sequence: SequenceId) -> None:
         del self._sequences[sequence]
-        self._rows.release(sequence)
-        for move in self._rows.moves():
-            self._runner.cache.copy_row(move.source, move.destination, move.num_tokens)
-        for held in self._sequences:
-            self._sequences[held].row = self._rows.row(held)
-
-    def close(self) -> None:
-        self._sequences.clear()
-
-    @property
-    def passes_s(self) -> float:
-        """Seconds spent in model passes so far."""
-        return self._runner.passes_s
-
-    def time_pass(
-        self, num_rows: int, tokens_per_row: int, context_len: int, num_logits: int | None = None
-    ) -> float:
-        assert not self._sequences, "timing a pass overwrites rows"
-        return self._runner.time_pass(num_rows, tokens_per_row, context_len, num_logits)
-
-    def logits_after(self, tokens: Sequence[int], last_pass: int) -> torch.Tensor:
-        """See `nearties.Scorer`. Overwrites rows, and so forgets what they remembered."""
-        assert not self._sequences, "scoring overwrites rows"
-        self._rows.forget()
-        cut = len(tokens) - last_pass if last_pass else 0
-        if cut:
-            self._runner.forward([RowInput(0, 0, tokens[:cut], 0)])
-        return self._runner.forward([RowInput(0, cut, tokens[cut:], 1)]).logits[0]
-
-    def logit_eps(self) -> float:
-        return self._runner.eps
-
-    def check_integrity(self) -> None:
-        """Raise AssertionError unless rows and sequences agree."""
-        self._rows.check_integrity()
-        assert len(self._rows) == len(self._sequences), "a row without a sequence"
-        for sequence, state in self._sequences.items():
-            assert self._rows.row(sequence) is state.row, f"sequence {sequence} has another row"
+        self._free(sequence)
 
     def _item(self, work: Work) -> _Item:
         state = self._sequences[work.sequence]
@@ -160,13 +100,10 @@ class TorchTarget:
         if isinstance(work, Prefill):
             assert work.start == row.num_cached, f"a chunk at {work.start} of {row.num_cached}"
             end = work.start + len(work.tokens)
+            read = RowInput(row.index, work.start, work.tokens, int(work.is_last))
             check = Check(state.sampling, end, state.history) if work.is_last else None
-            num_logits = 1 if work.is_last else 0
-            return _Item(
-                work.sequence, RowInput(row.index, work.start, work.tokens, num_logits), check
-            )
-        drafts = work.drafts if isinstance(work, Verify) else ()
-        probs: torch.Tensor | None = work.draft_probs if isinstance(work, Verify) else None
+            return _Item(work.sequence, read, check)
+        drafts, probs = (work.drafts, work.draft_probs) if isinstance(work, Verify) else ((), None)
         tokens = (state.tokens[-1], *drafts)
         return _Item(
             work.sequence,
