@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,17 +20,8 @@ import torch
 from peer.pair import make
 from peer.results import processor
 from smartspec_bench.progress import tracked
-from smartspec_py.engines.torch.kernel_choice import KernelChoice, choose
-from smartspec_py.engines.torch.linears import linears, shape_of
 from smartspec_py.engines.torch.openvino_runner import load_openvino_runner
-from smartspec_py.engines.torch.runner import (
-    CausalRunner,
-    Runner,
-    RunnerConfig,
-    key_shape,
-    load_model,
-    prepared,
-)
+from smartspec_py.engines.torch.runner import Runner, RunnerConfig, load_runner
 from studies.document import table
 
 PAIR = Path(".smartspec/peer/pair")
@@ -54,15 +44,7 @@ def runners() -> Iterator[tuple[str, Runner]]:
         config = RunnerConfig(
             PAIR / "target", torch.device("cpu"), dtype, MAX_ROWS, ROW_LEN, VOCAB_SIZE
         )
-        former = "mkl" if dtype == torch.float32 else "plain"
-        model = prepared(load_model(config), config)
-        kernels = KernelChoice({shape_of(one): former for one in linears(model)}, torch.float32)
-        yield f"{name}, {former}", CausalRunner(model, replace(config, kernels=kernels))
-        model = prepared(load_model(config), config)
-        num_kv_heads, head_dim = key_shape(model.config)
-        heads = (model.config.num_attention_heads, num_kv_heads, head_dim)
-        kernels = choose(model, batch_invariant=False, heads=heads)
-        yield f"{name}, chosen kernels", CausalRunner(model, replace(config, kernels=kernels))
+        yield f"{name}, PyTorch", load_runner(config)
         yield f"{name}, OpenVINO", load_openvino_runner(config)
 
 

@@ -18,8 +18,6 @@ from torch_models import VOCAB_SIZE
 from transformers import LlamaConfig
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
-from smartspec_py.engines.torch.kernel_choice import KernelChoice
-from smartspec_py.engines.torch.linears import KERNELS, linears, shape_of
 from smartspec_py.engines.torch.packed import (
     ATTENTION_NAME,
     RowInput,
@@ -27,7 +25,7 @@ from smartspec_py.engines.torch.packed import (
     packed_attention,
     padded_len,
 )
-from smartspec_py.engines.torch.runner import CausalRunner, RunnerConfig
+from smartspec_py.engines.torch.runner import CausalRunner, RunnerConfig, prepared
 
 LENGTHS = (30, 230, 410, 600)
 NUM_ALONE = 24
@@ -38,7 +36,7 @@ CONFIG = RunnerConfig(
 )
 
 
-def make_runner(config: RunnerConfig, kernel: str = "plain") -> CausalRunner:
+def make_runner(config: RunnerConfig) -> CausalRunner:
     torch.manual_seed(0)
     hf_config = LlamaConfig(
         vocab_size=VOCAB_SIZE,
@@ -51,8 +49,7 @@ def make_runner(config: RunnerConfig, kernel: str = "plain") -> CausalRunner:
     )
     model = AutoModelForCausalLM.from_config(hf_config).to(config.dtype).eval()
     model.set_attn_implementation(ATTENTION_NAME)
-    kernels = KernelChoice({shape_of(layer): kernel for layer in linears(model)})
-    return CausalRunner(model, replace(config, kernels=kernels))
+    return CausalRunner(prepared(model, config), config)
 
 
 def sequences() -> list[list[int]]:
@@ -97,24 +94,12 @@ def read_together(runner: CausalRunner, seed: int) -> list[torch.Tensor]:
     return [torch.cat(parts) for parts in logits]
 
 
-@pytest.mark.parametrize(
-    ("kernel", "dtype"),
-    [
-        ("plain", torch.bfloat16),
-        ("onednn", torch.bfloat16),
-        ("onednn", torch.float32),
-        ("mkl", torch.float32),
-    ],
-)
-def test_logits_do_not_depend_on_what_shares_the_pass(kernel: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_logits_do_not_depend_on_what_shares_the_pass(dtype: torch.dtype) -> None:
     config = replace(CONFIG, dtype=dtype)
-    try:
-        KERNELS[kernel](torch.ones(8, 8, dtype=dtype), None)
-    except (RuntimeError, AttributeError) as error:
-        pytest.skip(f"no {kernel} here: {error}")
-    alone = read_alone(make_runner(config, kernel))
+    alone = read_alone(make_runner(config))
     for seed in range(2):
-        together = read_together(make_runner(config, kernel), seed)
+        together = read_together(make_runner(config), seed)
         for row, (expected, found) in enumerate(zip(alone, together, strict=True)):
             assert torch.equal(expected, found), f"sequence {row}, seed {seed}"
 
@@ -130,7 +115,7 @@ def test_attention_of_a_query_does_not_depend_on_its_neighbours(position: int, w
     inputs = [RowInput(0, first, [0] * width, 1), RowInput(1, 600, [0], 1)]
 
     def attend(inputs: list[RowInput], query: torch.Tensor) -> torch.Tensor:
-        packed = pack(inputs, 1024, torch.device("cpu"), 256, batch_invariant=True)
+        packed = pack(inputs, 1024, torch.device("cpu"), batch_invariant=True)
         out, _ = packed_attention(torch.nn.Module(), query, keys, values, None, None, packed)
         return out[0]
 

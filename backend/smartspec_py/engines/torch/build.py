@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import json
 import logging
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import torch
 import transformers
@@ -21,7 +17,6 @@ import transformers
 from smartspec_py.engines.base import SHORT_LAG
 from smartspec_py.engines.torch.context import choose_context_len
 from smartspec_py.engines.torch.graphs import GraphRunner
-from smartspec_py.engines.torch.kernel_choice import KernelChoice, choose, kept_choice
 from smartspec_py.engines.torch.llama import can_write_out
 from smartspec_py.engines.torch.pair import PairError, check_pair
 from smartspec_py.engines.torch.runner import (
@@ -29,11 +24,8 @@ from smartspec_py.engines.torch.runner import (
     ModelError,
     Runner,
     RunnerConfig,
-    key_shape,
     load_config,
-    load_model,
     load_runner,
-    prepared,
 )
 from smartspec_py.engines.torch.target import TorchTarget
 from smartspec_py.proposers.draft_model import DraftModelProposer
@@ -56,15 +48,11 @@ from smartspec_py.serving.profile import (
     ProfileShape,
     cached_profile,
     fingerprint,
-    machine_name,
     profile_path,
     write_json,
 )
 
 logger = logging.getLogger(__name__)
-
-KERNELS_VERSION = 1
-"""Raise it when kernels are added or measured otherwise."""
 
 MAX_PROFILED_CONTEXT = 512
 """Passes are timed at half of the context, and at no more than this: the rest is extrapolated."""
@@ -105,7 +93,7 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
         batch_invariant=config.batch_invariant,
     )
     cache = folder / config.profile_cache if config.profile_cache else None
-    make = partial(_runner, config=config, cache=cache)
+    make = partial(_runner, config=config)
     runner = make("engine.model", target_config, limits.max_draft_len + 1)
     target = _target(runner, target_config, limits)
     runners, proposer = [runner], None
@@ -160,28 +148,6 @@ def _shape(limits: LimitsConfig) -> ProfileShape:
     )
 
 
-def _chosen(model: Any, config: RunnerConfig, cache: Path | None) -> KernelChoice:
-    """The kernels that an earlier start of the same model chose on such a machine, or new ones."""
-    parts = [
-        f"v{KERNELS_VERSION} {machine_name()} {config.dtype} {config.batch_invariant}",
-        f"{torch.get_num_threads()} threads, torch {torch.__version__}",
-        fingerprint(config.path),
-    ]
-    name = f"kernels-{hashlib.sha256(chr(10).join(parts).encode()).hexdigest()[:16]}.json"
-    kept = None if cache is None else kept_choice(cache / name)
-    if kept is not None:
-        logger.info("%s: %s", config.path.name, kept)
-        return kept
-    logger.info("%s: measuring kernels", config.path.name)
-    num_kv_heads, head_dim = key_shape(model.config)
-    heads = (model.config.num_attention_heads, num_kv_heads, head_dim)
-    choice = choose(model, config.batch_invariant, heads)
-    if cache is not None:
-        with contextlib.suppress(OSError):  # the profile says so, which is kept there as well
-            write_json(cache / name, choice.to_json())
-    return choice
-
-
 def uses_graphs(config: TorchEngineConfig, device: torch.device) -> bool:
     """Whether short passes are captured: a CPU has nothing to capture."""
     return config.cuda_graphs and device.type == "cuda"
@@ -200,13 +166,7 @@ def _rows(limits: LimitsConfig) -> tuple[int, int]:
     return limits.max_sequences, limits.context_len
 
 
-def _runner(
-    key: str,
-    own: RunnerConfig,
-    max_width: int,
-    config: TorchEngineConfig,
-    cache: Path | None,
-) -> Runner:
+def _runner(key: str, own: RunnerConfig, max_width: int, config: TorchEngineConfig) -> Runner:
     """Ready for decoding passes of max_width tokens a row.
 
     Where those cannot be captured they are launched kernel by kernel, which is slower and no reason
@@ -216,12 +176,8 @@ def _runner(
         if (compiled := _openvino_runner(own, config.runtime)) is not None:
             logger.info("loaded %s", key)
             return compiled
-        model = prepared(load_model(own), own)
-        if own.device.type == "cpu":
-            own = replace(own, kernels=_chosen(model, own, cache))
         runner_class = GraphRunner if uses_graphs(config, own.device) else CausalRunner
-        runner = runner_class(model, own)
-        del model
+        runner = load_runner(own, runner_class)
     except ModelError as error:
         raise ConfigError(f"engine.json: {key}: {error}") from error
     logger.info("loaded %s", key)

@@ -120,7 +120,7 @@ class GraphRunner(CausalRunner):
         drafts = [self.forward(inputs).logits.argmax(-1)]
         start = time.perf_counter()
         passes = lay_out_drafts(
-            inputs, draft_lens, self.ladder, self.max_len, self.cache.scratch_slot
+            inputs, draft_lens, self.ladder, self.config.max_len, self.cache.scratch_slot
         )
         rows = self._to_device([item.row for item in inputs])
         places = self._to_device([[later.positions, later.slots] for later in passes])
@@ -145,7 +145,7 @@ class GraphRunner(CausalRunner):
             if self._pool is None:
                 graph = _dry_run(body)
             else:
-                graph = _capture(body, self.device, self._pool)
+                graph = _capture(body, self.config.device, self._pool)
             self._graphs[bucket] = graph
         return graph
 
@@ -181,7 +181,7 @@ class GraphRunner(CausalRunner):
 
     def _stage(self, inputs: Sequence[RowInput], bucket: Bucket) -> torch.Tensor:
         """Copy a pass to the static buffer, in one transfer. Returns its wanted tokens there."""
-        laid_out = lay_out(inputs, bucket, self.max_len, self.cache.scratch_slot)
+        laid_out = lay_out(inputs, bucket, self.config.max_len, self.cache.scratch_slot)
         num_wanted = len(laid_out.wanted)
         unused = [0] * (bucket.num_tokens - num_wanted)
         static = self._static_inputs(bucket)
@@ -196,7 +196,7 @@ class GraphRunner(CausalRunner):
         return self._staged[: NUM_INPUTS * bucket.num_tokens].view(NUM_INPUTS, bucket.num_tokens)
 
     def _to_device(self, values: Sequence[Any]) -> torch.Tensor:
-        return self._on_host(values).to(self.device, non_blocking=True)
+        return self._on_host(values).to(self.config.device, non_blocking=True)
 
     def _on_host(self, values: Sequence[Any]) -> torch.Tensor:
         """Integers, pinned for a GPU: a fresh tensor each time, since PyTorch gives pinned memory

@@ -9,7 +9,6 @@ calls of modules. One thread, a draft of 4 M parameters: 0.6 of a pass; docs/per
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -98,30 +97,6 @@ class _Norm(torch.nn.Module):
         return F.rms_norm(states, self.shape, self.weight, self.eps)
 
 
-Function = Callable[[torch.Tensor], torch.Tensor]
-
-
-def _norm_before(norm: Any, layer: torch.nn.Linear) -> Function:
-    """The norm as it is computed before this layer. In float32 the layer takes the norm's weight
-    into its own, which in lower precision would round it once more."""
-    if norm.weight.dtype != torch.float32:
-        return _Norm(norm).forward
-    size = norm.weight.numel()
-    layer.weight.detach().mul_(norm.weight.detach() * size**0.5)
-    return _unweighted(norm.weight.new_tensor((size * norm.variance_epsilon) ** 0.5))
-
-
-def _unweighted(floor: torch.Tensor) -> Function:
-    """States over their lengths, which are floor at least: an RMS norm without its weight and a
-    factor. Three operators on a CPU, where `rms_norm` is seven."""
-    vector_norm, hypot = torch.linalg.vector_norm, torch.hypot
-
-    def norm(states: torch.Tensor) -> torch.Tensor:
-        return states / hypot(vector_norm(states, dim=-1, keepdim=True), floor)
-
-    return norm
-
-
 class _Layer:
     """No module, and calls what its modules do directly: behind a large product, which leaves
     nothing else in the processor's caches, every function on the way takes microseconds."""
@@ -136,12 +111,12 @@ class _Layer:
             _interleaved(attention.k_proj, self.head_dim),
             attention.v_proj,
         )
-        self.attention_norm = _norm_before(layer.input_layernorm, self.qkv)
+        self.attention_norm = _Norm(layer.input_layernorm)
         self.query_norm = self._head_norm(attention, "q_norm")
         self.key_norm = self._head_norm(attention, "k_norm")
         self.out = attention.o_proj
         self.gate_up = _joined(mlp.gate_proj, mlp.up_proj)
-        self.mlp_norm = _norm_before(layer.post_attention_layernorm, self.gate_up)
+        self.mlp_norm = _Norm(layer.post_attention_layernorm)
         self.down = mlp.down_proj
 
     def parts(self) -> torch.nn.ModuleList:
@@ -163,7 +138,7 @@ class _Layer:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """states [N, hidden_size] -> keys and values [N, kv_heads, D], queries [N, heads, D]."""
         num_tokens, num_rotated = len(states), self.num_heads + self.num_kv_heads
-        product: torch.Tensor = self.qkv.forward(self.attention_norm(states))
+        product: torch.Tensor = self.qkv.forward(self.attention_norm.forward(states))
         heads = product.view(num_tokens, -1, self.head_dim)
         rotated = heads[:, :num_rotated]
         if self.query_norm is not None and self.key_norm is not None:
@@ -182,7 +157,7 @@ class _Layer:
         if wanted is not None:
             attended, states = attended.index_select(0, wanted), states.index_select(0, wanted)
         states = self.out.forward(attended).add_(states)
-        gate, up = self.gate_up.forward(self.mlp_norm(states)).chunk(2, dim=-1)
+        gate, up = self.gate_up.forward(self.mlp_norm.forward(states)).chunk(2, dim=-1)
         out: torch.Tensor = self.down.forward(F.silu(gate).mul_(up)).add_(states)
         return out
 

@@ -13,7 +13,6 @@ and their cache by `RowCache`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,14 +25,8 @@ from transformers.cache_utils import Cache
 ATTENTION_NAME = "smartspec_packed"
 
 MAX_SHORT = 16
-"""Inputs up to this many tokens may be attended together, padded to the longest; longer ones
+"""Inputs up to this many tokens are attended together, padded to the longest; longer ones
 (prompt chunks) are attended one by one."""
-
-CALL_BYTES = 500_000
-"""Keys and values that attention on a CPU reads in the time of a call of its own."""
-
-QUERIES_PER_READ = 6
-"""Queries of a head whose products with a key take as long as reading it does."""
 
 KEY_BLOCK = 512
 """PyTorch's attention on a CPU goes through the keys in blocks of so many. How its matrix product
@@ -98,22 +91,18 @@ def pack(
     inputs: Sequence[RowInput],
     max_len: int,
     device: torch.device,
-    key_bytes: int,
     batch_invariant: bool = False,
 ) -> PackedBatch:
-    """Lay out the inputs: those that are attended together in the order of their rows, then the
-    others.
+    """Lay out the inputs: short ones, which are attended together, in the order of their rows, then
+    the others.
 
-    key_bytes: of a token's key and value in one layer. batch_invariant: attention is padded so that
-    no query's sums depend on what shares the pass; max_len must then be a `padded_len`.
+    batch_invariant: attention is padded so that no query's sums depend on what shares the pass;
+    max_len must then be a `padded_len`.
     """
     assert not batch_invariant or max_len == padded_len(max_len), "padding would leave the row"
     short = sorted((i for i in inputs if len(i.tokens) <= MAX_SHORT), key=lambda i: i.row)
     long = [i for i in inputs if len(i.tokens) > MAX_SHORT]
-    if device.type == "cpu" and not batch_invariant:
-        together = attended_together(short, key_bytes)
-    else:
-        together = [short] if short else []
+    together = [short] if short else []
     together += [[item] for item in long]
     ordered = short + long
     firsts, num_tokens = {}, 0
@@ -139,49 +128,6 @@ def pack(
             _group(items, firsts[items[0].row], device, batch_invariant) for items in together
         ),
     )
-
-
-def attended_together(items: Sequence[RowInput], key_bytes: int) -> list[list[RowInput]]:
-    """Cut the inputs, in the order of their rows, so that padding and calls take least.
-
-    A call pads its rows to the longest context and the most tokens among them. Few long contexts
-    or many drafts would be paid for by all, so neighbours that differ enough have their own call.
-    """
-    if not items:
-        return []
-    call = CALL_BYTES * QUERIES_PER_READ / key_bytes
-    sizes = [(item.row, item.position + len(item.tokens), len(item.tokens)) for item in items]
-    unpadded = sum(longest * (QUERIES_PER_READ + widest) for _, longest, widest in sizes)
-    if _padded(sizes) <= call + unpadded:
-        return [list(items)]  # no cut can save a call
-    # The least that the first n inputs take, and where the last group of them begins.
-    least, starts = [0.0], [0]
-    for end, (last, *_) in enumerate(sizes):
-        longest = widest = 0
-        best, start = math.inf, end
-        for first in range(end, -1, -1):
-            row, context_len, width = sizes[first]
-            longest, widest = max(longest, context_len), max(widest, width)
-            group = call + (last - row + 1) * longest * (QUERIES_PER_READ + widest)
-            if group >= best:
-                break  # of still more rows it takes more
-            if least[first] + group < best:
-                best, start = least[first] + group, first
-        least.append(best)
-        starts.append(start)
-    groups: list[list[RowInput]] = []
-    end = len(items)
-    while end:
-        groups.insert(0, list(items[starts[end] : end]))
-        end = starts[end]
-    return groups
-
-
-def _padded(sizes: Sequence[tuple[int, int, int]]) -> int:
-    """What rows, context lengths and widths take in one call, in the measure of their products."""
-    longest = max(context_len for _, context_len, _ in sizes)
-    widest = max(width for *_, width in sizes)
-    return (sizes[-1][0] - sizes[0][0] + 1) * longest * (QUERIES_PER_READ + widest)
 
 
 def padded_len(context_len: int) -> int:
@@ -248,8 +194,6 @@ class RowCache(Cache):
         by_slot = storage[:, :, : self.scratch_slot]
         by_token = (num_rows, self.max_len, *storage.shape[3:])
         self.buffer = by_slot.view(*storage.shape[:2], *by_token)
-        self.key_bytes = 2 * storage.element_size() * storage[0, 0, 0].numel()
-        """Of a token's key and value in one layer."""
         self._flat = [(layer[0], layer[1]) for layer in storage]
         # Keys of the first layer, its values, keys of the second, ..
         self._by_row = self.buffer.flatten(0, 1).transpose(2, 3)

@@ -10,7 +10,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,8 +18,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from smartspec_py.engines.torch.kernel_choice import KernelChoice
-from smartspec_py.engines.torch.linears import use_kernels
+from smartspec_py.engines.torch.linears import pack_linears
 from smartspec_py.engines.torch.llama import LlamaDecoder, can_write_out
 from smartspec_py.engines.torch.packed import (
     ATTENTION_NAME,
@@ -41,7 +40,7 @@ class RunnerConfig:
     """max_len: tokens a row can hold. vocab_size: tokens of the tokenizer; a model's padding
     beyond that is cut off its logits. gives_hidden: keep the last hidden states of each pass.
     batch_invariant: logits do not depend, in any bit, on how many tokens and rows share a pass;
-    only on a CPU. kernels: how a CPU computes linear layers, and what it keeps keys and values in.
+    only on a CPU.
     """
 
     path: Path
@@ -52,7 +51,6 @@ class RunnerConfig:
     vocab_size: int
     gives_hidden: bool = False
     batch_invariant: bool = False
-    kernels: KernelChoice = field(default_factory=KernelChoice)
 
     @property
     def row_len(self) -> int:
@@ -93,14 +91,6 @@ class Runner(ABC):
         """Seconds spent in passes so far; on a GPU only until they are launched."""
 
     @property
-    def device(self) -> torch.device:
-        return self.config.device
-
-    @property
-    def max_len(self) -> int:
-        return self.config.max_len
-
-    @property
     @abstractmethod
     def about(self) -> str:
         """What computes the model, in words. A profile of the one tells nothing of another."""
@@ -137,8 +127,9 @@ class Runner(ABC):
 
         num_logits: see `Profilable`.
         """
-        tokens_per_row = min(tokens_per_row, self.max_len)
-        position = max(0, min(context_len, self.max_len - tokens_per_row))
+        max_len = self.config.max_len
+        tokens_per_row = min(tokens_per_row, max_len)
+        position = max(0, min(context_len, max_len - tokens_per_row))
         tokens = [0] * tokens_per_row
         wanted = tokens_per_row if num_logits is None else min(num_logits, tokens_per_row)
         inputs = [RowInput(row, position, tokens, wanted) for row in range(num_rows)]
@@ -157,30 +148,17 @@ class CausalRunner(Runner):
         super().__init__(config)
         self._model = model
         self.cache = RowCache(_new_storage(model.config, config), config.num_rows)
-        if config.device.type == "cpu":
-            use_kernels(model, config.kernels.kernels, config.batch_invariant)
 
     @property
     def about(self) -> str:
-        parts = [f"PyTorch, {type(self._model).__name__}"]
-        if self.device.type == "cpu":
-            parts += ["batch-invariant"] * self.config.batch_invariant + [
-                str(self.config.kernels)
-            ]
-        return ", ".join(parts)
-
-    @property
-    def model(self) -> Any:
-        """As it was given, but for its linear layers."""
-        return self._model
+        invariant = ", batch-invariant" if self.config.batch_invariant else ""
+        return f"PyTorch, {type(self._model).__name__}{invariant}"
 
     @torch.inference_mode()
     def forward(self, inputs: Sequence[RowInput]) -> PassOutput:
         start = time.perf_counter()
         config = self.config
-        packed = pack(
-            inputs, config.row_len, config.device, self.cache.key_bytes, config.batch_invariant
-        )
+        packed = pack(inputs, config.row_len, config.device, config.batch_invariant)
         output = self._run(packed)
         self.passes_s += time.perf_counter() - start
         return output
@@ -289,11 +267,14 @@ def _check_finite(model: Any, config: RunnerConfig) -> None:
 
 
 def prepared(model: Any, config: RunnerConfig) -> Any:
-    """A model of Transformers as it is computed here: written out where that can be; the given one
-    is then used up. Sums that must not depend on the batch stay as Transformers has them."""
-    if config.batch_invariant or not can_write_out(model.config):
-        return model
-    return LlamaDecoder(model, config.row_len)
+    """A model of Transformers as it is computed here; the given one is used up: written out where
+    that can be, and with packed weights on a CPU. Sums that must not depend on the batch stay as
+    Transformers has them."""
+    if not config.batch_invariant and can_write_out(model.config):
+        model = LlamaDecoder(model, config.row_len)
+    if config.device.type == "cpu":
+        pack_linears(model, config.batch_invariant)
+    return model
 
 
 def _check_supported(hf_config: Any, config: RunnerConfig) -> None:
@@ -325,7 +306,7 @@ def bytes_per_token(hf_config: Any, device: torch.device, dtype: torch.dtype) ->
 def _new_storage(hf_config: Any, config: RunnerConfig) -> torch.Tensor:
     num_slots = config.num_rows * config.row_len + NUM_SCRATCH
     shape = (hf_config.num_hidden_layers, 2, num_slots, *key_shape(hf_config))
-    dtype = config.kernels.cache_dtype or _cache_dtype(config.device, config.dtype)
+    dtype = _cache_dtype(config.device, config.dtype)
     return torch.zeros(shape, dtype=dtype, device=config.device)
 
 
@@ -337,6 +318,6 @@ def key_shape(hf_config: Any) -> tuple[int, int]:
 
 
 def _cache_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
-    """float32 on a CPU unless `kernel_choice` found that bfloat16 is faster: on some processors its
-    attention takes 2 to 4 times as long for one query."""
+    """float32 on a CPU: on some processors PyTorch's attention takes 2 to 4 times as long for one
+    query in bfloat16."""
     return torch.float32 if device.type == "cpu" else dtype
