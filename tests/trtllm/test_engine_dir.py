@@ -11,14 +11,8 @@ from typer.testing import CliRunner
 
 from smartspec_cli.app import app
 from smartspec_py.engines.trtllm.engine_config import TRTLLM_VERSION
-from smartspec_py.engines.trtllm.engine_dir import (
-    EXTERNAL_DRAFTS,
-    NO_SPECULATION,
-    Finding,
-    Severity,
-    check_pair,
-    has_errors,
-)
+from smartspec_py.engines.trtllm.engine_dir import EXTERNAL_DRAFTS, NO_SPECULATION
+from smartspec_trtllm.engine_check import Finding, Severity, check_pair, has_errors
 
 SIGNATURES = Path(__file__).parents[2] / "tools" / "smartspec_trtllm" / "signatures.json"
 

@@ -13,11 +13,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from smartspec_py.engines.trtllm.engine_dir import check_pair, has_errors
 from smartspec_trtllm.build_models import BuildError
 from smartspec_trtllm.build_plan import BuildOptions, ModelOptions, Plan, make_plan
 from smartspec_trtllm.build_quantization import KvCacheDtype, Quantization
 from smartspec_trtllm.build_steps import StepFailed, check_tools, run_plan
+from smartspec_trtllm.engine_check import check_pair, has_errors
 from smartspec_trtllm.findings import show
 
 _DEFAULTS = BuildOptions()

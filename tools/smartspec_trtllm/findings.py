@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from smartspec_py.engines.trtllm.engine_dir import Finding, Severity, has_errors
+from smartspec_trtllm.engine_check import Finding, Severity, has_errors
 
 STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "dim"}
 

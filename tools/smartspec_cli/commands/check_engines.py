@@ -11,8 +11,8 @@ import typer
 from rich.console import Console
 
 from smartspec_cli.commands import USAGE_ERROR, fail
-from smartspec_py.engines.trtllm.engine_dir import check_pair, has_errors
 from smartspec_trtllm.build_tokenizer import TokenizerError, num_token_ids
+from smartspec_trtllm.engine_check import check_pair, has_errors
 from smartspec_trtllm.findings import show
 
 

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from smartspec_py.engines.base import Proposer, TargetCapabilities
-from smartspec_py.engines.trtllm import engine_config
 from smartspec_py.engines.trtllm.draft import TrtllmDraftProposer
-from smartspec_py.engines.trtllm.engine_config import Role, read_engine
-from smartspec_py.engines.trtllm.engine_dir import Severity, check_pair
+from smartspec_py.engines.trtllm.engine_config import Engine, Role
+from smartspec_py.engines.trtllm.engine_dir import Load, faults_of, read_engines
 from smartspec_py.engines.trtllm.memory import (
     LEAST_CONTEXT,
     bytes_per_token,
@@ -25,13 +24,13 @@ from smartspec_py.engines.trtllm.memory import (
 )
 from smartspec_py.engines.trtllm.requests import Bindings
 from smartspec_py.engines.trtllm.target import UNSUPPORTED, TrtllmTarget
+from smartspec_py.serving import intake
 from smartspec_py.serving.config import (
     DRAFT_MODEL,
     ConfigError,
     LimitsConfig,
     TrtllmEngineConfig,
 )
-from smartspec_py.serving.intake import Engine
 from smartspec_py.serving.model_files import (
     end_tokens,
     existing,
@@ -47,15 +46,13 @@ FREE_FRACTION = 0.95
 take 0.9 where nothing is said."""
 
 
-def build_trtllm(config: TrtllmEngineConfig, limits: LimitsConfig, folder: Path) -> Engine:
+def build_trtllm(config: TrtllmEngineConfig, limits: LimitsConfig, folder: Path) -> intake.Engine:
     """Check the directories, load the engines and time their passes. Raises ConfigError, naming the
     key and what to rebuild."""
-    paths = _paths(config, folder)
     model = existing("engine.tokenizer", folder / config.tokenizer)
     tokenizer = load_tokenizer("engine.tokenizer", model)
     vocab_size = num_token_ids(tokenizer)
-    _check(paths, config, limits, vocab_size)
-    engines = [read_engine(role, path) for role, path in paths.items()]
+    engines = _engines(config, limits, folder, vocab_size)
     try:
         from tensorrt_llm.bindings import executor as bindings
     except ImportError as error:
@@ -103,44 +100,30 @@ def build_trtllm(config: TrtllmEngineConfig, limits: LimitsConfig, folder: Path)
         cost = replace(cost, max_charged_tokens=charged)
     proposers: dict[str, Proposer] = {} if draft is None else {DRAFT_MODEL: draft}
     path = profile_path(shape, cache, identity)
-    return Engine(tokenizer, end_tokens(model, vocab_size), target, proposers, cost, path)
+    return intake.Engine(tokenizer, end_tokens(model, vocab_size), target, proposers, cost, path)
 
 
-def _paths(config: TrtllmEngineConfig, folder: Path) -> dict[Role, Path]:
+def _engines(
+    config: TrtllmEngineConfig, limits: LimitsConfig, folder: Path, num_tokens: int
+) -> list[Engine]:
+    """Target and draft, by their files. Raises ConfigError where they cannot serve these limits."""
     paths = {Role.TARGET: existing("engine.target", folder / config.target)}
     if config.draft is not None:
         paths[Role.DRAFT] = existing("engine.draft", folder / config.draft)
-    return paths
-
-
-def _check(
-    paths: dict[Role, Path], config: TrtllmEngineConfig, limits: LimitsConfig, num_tokens: int
-) -> None:
-    """Raises ConfigError for engines that cannot serve these limits; logs lesser findings."""
-    findings = check_pair(
-        paths[Role.TARGET],
-        paths.get(Role.DRAFT),
+    engines, faults = read_engines(paths)
+    load = Load(
         k=limits.max_draft_len,
         sequences=limits.max_sequences,
         context_len=limits.max_context_len,
         num_tokens=num_tokens,
         uses_logits=config.sampled_verification == "logits",
     )
-    errors = []
-    for found in findings:
-        text = f"engine.{found.engine}: {found.key} is {found.value}, needed is {found.needed}"
-        text += f"; {found.remedy}" if found.remedy else ""
-        if found.severity is Severity.ERROR:
-            errors.append(text)
-        elif found.severity is Severity.WARNING:
-            logger.warning("%s", text)
-    if errors:
-        raise ConfigError(f"engine.json: {'; '.join(errors)}")
+    if faults := [*faults, *faults_of(engines, load)]:
+        raise ConfigError(f"engine.json: {'; '.join(map(str, faults))}")
+    return list(engines.values())
 
 
-def capabilities_of(
-    engine: engine_config.Engine, limits: LimitsConfig, decode_burst: int
-) -> TargetCapabilities:
+def capabilities_of(engine: Engine, limits: LimitsConfig, decode_burst: int) -> TargetCapabilities:
     """What a target engine can do within the limits.
 
     Every prompt carries the text so far and up to max_draft_len drafts, and a request without
@@ -161,15 +144,13 @@ def capabilities_of(
     )
 
 
-def _longest_text(engine: engine_config.Engine) -> int:
+def _longest_text(engine: Engine) -> int:
     """Tokens of a request, its drafts and what it generates included."""
     names = ("max_input_len", "max_seq_len", "max_num_tokens")
     return min(engine.count(f"build_config.{name}") for name in names)
 
 
-def _executor_config(
-    bindings: Bindings, engine: engine_config.Engine, num_tokens: int, has_logits: bool
-) -> Any:
+def _executor_config(bindings: Bindings, engine: Engine, num_tokens: int, has_logits: bool) -> Any:
     """No chunked context: it drops drafts silently where not all fit."""
     return bindings.ExecutorConfig(
         kv_cache_config=bindings.KvCacheConfig(
@@ -183,7 +164,7 @@ def _executor_config(
     )
 
 
-def _parallel_config(bindings: Bindings, engine: engine_config.Engine) -> Any:
+def _parallel_config(bindings: Bindings, engine: Engine) -> Any:
     """On one GPU the executor runs in this process. On several, processes of its own run the ranks,
     and this one talks to the first: the server is no MPI job."""
     if engine.num_ranks == 1:

@@ -70,6 +70,11 @@ class Engine:
         return math.prod(self.count(f"pretrained_config.mapping.{name}", 1) for name in names)
 
     @property
+    def rank_files(self) -> list[str]:
+        """Names of the files that there must be."""
+        return [f"rank{rank}.engine" for rank in range(self.num_ranks)]
+
+    @property
     def vocab_size(self) -> int:
         return self.count("pretrained_config.vocab_size")
 
