@@ -9,6 +9,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from torch_models import check_table
 
 from smartspec_py.engines.torch.rows import (
     MAX_SPREAD,
@@ -90,7 +91,7 @@ def test_a_memory_out_of_reach_is_copied_and_stays() -> None:
     assert place(table, 3, LONG) == (0, 2, 11)
     table.row(3).num_cached = 11
     table.release(3)
-    table.check_integrity()
+    check_table(table)
     assert place(table, 4, LONG + "m")[2] == 11
 
 
@@ -153,7 +154,7 @@ def test_moves(num_rows: int, released: range, moves: list[tuple[int, int]]) -> 
     assert found == [Move(source, destination, 9) for source, destination in moves]
     for number, (_, destination) in zip(range(num_rows - 1, 0, -1), moves, strict=False):
         assert table.row(number).index == destination
-    table.check_integrity()
+    check_table(table)
     assert list(table.moves()) == []
 
 
@@ -263,7 +264,7 @@ class Buffer(RuleBasedStateMachine):
         for sequence, known in self.tokens.items():
             row = self.table.row(sequence)
             assert self.keys[row.index][: row.num_cached] == known[: row.num_cached]
-        self.table.check_integrity()
+        check_table(self.table)
         assert len(self.table) == len(self.tokens)
 
     @invariant()

@@ -18,6 +18,7 @@ from torch_models import (
     OPENVINO_KINDS,
     VOCAB_SIZE,
     WINDOWED,
+    check_rows,
     expected_text,
     make_proposer,
     make_target,
@@ -116,8 +117,8 @@ class Driver:
     def end(self, sequence: int) -> list[int]:
         self.target.release(sequence)
         self.proposer.release(sequence)
-        self.target.check_integrity()
-        self.proposer.check_integrity()
+        check_rows(self.target)
+        check_rows(self.proposer)
         del self.unread[sequence]
         return self.tokens.pop(sequence)
 
@@ -145,8 +146,8 @@ def test_text_is_that_of_transformers(kind: str) -> None:
         generated = done[sequence][len(prompt) :][:NUM_TOKENS]
         assert generated == expected_text(kind, prompt, NUM_TOKENS), f"sequence {sequence}"
     assert driver.num_accepted > 20, "the draft must be right often enough to test acceptance"
-    driver.target.check_integrity()
-    driver.proposer.check_integrity()
+    check_rows(driver.target)
+    check_rows(driver.proposer)
 
 
 def test_sampled_text_does_not_depend_on_the_plan() -> None:
@@ -342,7 +343,7 @@ def test_how_many_tokens_are_found_in_the_cache(
     found, following = write(target, 1, tokens, 6, reuses_prefix=reuses_prefix)
     assert found == num_cached
     assert following == expected_text("llama", tokens, 6)
-    target.check_integrity()
+    check_rows(target)
 
 
 def test_a_conversation_reads_only_what_is_new() -> None:
@@ -421,7 +422,7 @@ def test_drafts_are_the_same_with_and_without_reuse() -> None:
         task = DraftTask(1, [*tokens[:30], 1, 2, 3], 33, 5, GREEDY)
         assert proposer.propose([task]) == fresh.propose([task])
         proposer.observe(1, 0)
-        proposer.check_integrity()
+        check_rows(proposer)
 
 
 def test_a_memory_holds_no_rejected_drafts() -> None:

@@ -249,7 +249,7 @@ def test_failures_concern_one_sequence():
     assert events[3] == Event(3, (12,))
     for sequence in (1, 2, 3):
         target.release(sequence)
-    assert target.num_sequences == 0
+    assert not target._held
 
 
 def test_a_refused_prompt_is_news_of_its_own():
@@ -437,4 +437,4 @@ def test_text_follows_the_rule_however_it_is_cut(make_target, data):
         if client.is_over:
             assert client.expected(len(client.text) + 1)[-1] in client.sampling.end_tokens
         target.release(client.number)
-    assert target.num_sequences == 0
+    assert not target._held

@@ -20,9 +20,11 @@ from transformers import (
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from smartspec_py.engines.base import TargetCapabilities
+from smartspec_py.engines.torch.cached_model import CachedModel
 from smartspec_py.engines.torch.llama import FAMILIES
 from smartspec_py.engines.torch.openvino_runner import OpenVinoRunner
 from smartspec_py.engines.torch.packed import ATTENTION_NAME
+from smartspec_py.engines.torch.rows import RowTable
 from smartspec_py.engines.torch.runner import CausalRunner, Runner, RunnerConfig, prepared
 from smartspec_py.engines.torch.target import TorchTarget
 from smartspec_py.proposers.draft_model import DraftModelProposer
@@ -146,3 +148,20 @@ def expected_text(kind: str, prompt: list[int], num_tokens: int) -> list[int]:
             logits = model(torch.tensor([tokens]), use_cache=False).logits[0, -1, :VOCAB_SIZE]
         tokens.append(int(logits.argmax()))
     return tokens[len(prompt) :]
+
+
+def check_rows(model: CachedModel[Any]) -> None:
+    """Rows and sequences agree."""
+    check_table(model.rows)
+    assert len(model.rows) == len(model._sequences), "a row without a sequence"
+    for sequence, state in model._sequences.items():
+        assert model.rows.row(sequence) is state.row, f"sequence {sequence} has another row"
+
+
+def check_table(table: RowTable) -> None:
+    """Rows and owners agree, and every row has an index of its own."""
+    assert [row.index for row in table._rows] == list(range(len(table._rows)))
+    owned = {row.owner: row for row in table._rows if row.owner is not None}
+    assert owned == table._of, "rows and owners do not agree"
+    for row in table._rows:
+        assert 0 <= row.num_cached <= len(row.tokens), f"row {row.index} holds too much"

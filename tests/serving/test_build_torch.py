@@ -146,9 +146,9 @@ def own(**changes: Any) -> RunnerConfig:
 
 
 def test_openvino_computes_where_it_can() -> None:
-    assert build_torch._uses_openvino(own(), "auto")
-    assert build_torch._uses_openvino(own(), "openvino")
-    assert not build_torch._uses_openvino(own(), "torch")
+    assert build_torch._openvino_runner(own(), "auto") is not None
+    assert build_torch._openvino_runner(own(), "openvino") is not None
+    assert build_torch._openvino_runner(own(), "torch") is None
 
 
 @pytest.mark.parametrize(
@@ -167,8 +167,8 @@ def test_openvino_is_refused_where_it_cannot_compute(
     if absent:
         monkeypatch.setattr(build_torch, absent, lambda _: None)
     with pytest.raises(ConfigError, match=f"engine.runtime: openvino cannot be used: {reason}"):
-        build_torch._uses_openvino(own(**changes), "openvino")
-    assert not build_torch._uses_openvino(own(**changes), "auto")
+        build_torch._openvino_runner(own(**changes), "openvino")
+    assert build_torch._openvino_runner(own(**changes), "auto") is None
 
 
 def test_a_pair_that_openvino_computes_leaves_pytorch_one_thread(tmp_path: Path) -> None:
@@ -189,5 +189,5 @@ def test_a_model_that_openvino_fails_to_compile_is_served_by_pytorch(
     engine.target.close()
     assert engine.kernels.count("PyTorch") == 2
     assert "OpenVINO cannot compute target (no kernel for this processor): PyTorch" in caplog.text
-    with pytest.raises(ConfigError, match=r"engine\.runtime: openvino failed: no kernel for this"):
+    with pytest.raises(ConfigError, match=r"engine\.runtime: openvino cannot be used: no kernel"):
         build_torch.build_torch(config(runtime="openvino"), LIMITS, tmp_path)

@@ -283,7 +283,7 @@ def test_a_draft_knows_what_it_has_missed() -> None:
     assert pair.proposer.draft_lag(1, len(prompt) + 4) == 0
     assert pair.proposer.draft_lag(1, len(prompt) + 40) == 36
     pair.proposer.release(1)
-    assert pair.proposer.num_sequences == 0
+    assert not pair.proposer._num_cached
     assert pair.proposer.num_available(1, range(597)) == 3
 
 

@@ -72,11 +72,6 @@ class PromptLookupProposer:
     def capabilities(self) -> ProposerCapabilities:
         return self._capabilities
 
-    @property
-    def num_sequences(self) -> int:
-        """Sequences that are indexed."""
-        return len(self._indexes)
-
     def num_available(self, sequence: SequenceId, tokens: Sequence[int]) -> int:
         """max_draft_len where the tail occurred before, else 0.
 
@@ -121,15 +116,6 @@ class PromptLookupProposer:
 
     def close(self) -> None:
         self._indexes.clear()
-
-    def check_integrity(self) -> None:
-        """Raise AssertionError unless every index is within its bounds."""
-        for sequence, index in self._indexes.items():
-            for n, ends in index.ends:
-                most = max(0, index.num_known - n)
-                assert len(ends) <= most, f"sequence {sequence}: {len(ends)} {n}-grams"
-                assert all(n <= abs(end) < index.num_known for end in ends.values())
-            assert 0 <= index.found < max(1, index.num_known)
 
     def _draft(self, task: DraftTask) -> Draft:
         assert 0 <= task.draft_len <= self._capabilities.max_draft_len, "more than it ever drafts"

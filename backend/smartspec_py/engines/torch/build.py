@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -84,24 +84,17 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
     torch.set_num_threads(num_threads)
     device, dtype = device_and_dtype(config, model)
     limits = _with_context_len(limits, [model, draft] if draft else [model], device, dtype)
-    target_config = RunnerConfig(
-        model,
-        device,
-        dtype,
-        *_rows(limits),
-        vocab_size,
-        batch_invariant=config.batch_invariant,
-    )
-    cache = folder / config.profile_cache if config.profile_cache else None
-    make = partial(_runner, config=config)
-    runner = make("engine.model", target_config, limits.max_draft_len + 1)
-    target = _target(runner, target_config, limits)
+    num_rows, context_len, reuses = limits.max_sequences, limits.context_len, limits.reuse_prefixes
+    own = RunnerConfig(model, device, dtype, num_rows, context_len, vocab_size)
+    invariant = replace(own, batch_invariant=config.batch_invariant)
+    runner = _runner("engine.model", invariant, limits.max_draft_len + 1, config)
+    capabilities = stepwise_capabilities(limits, vocab_size, runner.bytes_per_token)
+    target = TorchTarget(runner, capabilities, reuses_prefixes=reuses)
     runners, proposer = [runner], None
     if draft is not None:
-        runner_config = RunnerConfig(draft, device, dtype, *_rows(limits), vocab_size)
-        drafter = make("engine.draft", runner_config, SHORT_LAG + 1)
-        proposer = _proposer(drafter, limits)
-        runners.append(drafter)
+        runners.append(_runner("engine.draft", replace(own, path=draft), SHORT_LAG + 1, config))
+        longest = limits.max_draft_len
+        proposer = DraftModelProposer(runners[1], num_rows, longest, reuses_prefixes=reuses)
     logger.info("%s on %s, %s, %d threads", model.name, device, dtype, num_threads)
     if not any(isinstance(one, CausalRunner) for one in runners):
         # PyTorch is left with small operators, whose team of threads would wait for more work on
@@ -109,15 +102,23 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
         torch.set_num_threads(1)
     about = "; ".join(one.about for one in runners)
     logger.info("computed by %s", about)
+    device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     identity = [
         fingerprint(model),
         fingerprint(draft) if draft else "no draft",
-        f"{_device_name(device)}, {dtype}, {num_threads} threads",
+        f"{device_name}, {dtype}, {num_threads} threads",
         about,
         "in CUDA graphs" if isinstance(runner, GraphRunner) else "launched one by one",
         f"torch {torch.__version__}, transformers {transformers.__version__}",
     ]
-    shape = _shape(limits)
+    shape = ProfileShape(
+        num_rows,
+        limits.max_draft_len,
+        min(context_len // 2, MAX_PROFILED_CONTEXT),
+        limits.prefill_chunk,
+        context_len,
+    )
+    cache = folder / config.profile_cache if config.profile_cache else None
     cost = cached_profile(target, proposer, shape, cache, identity, limits.profile_s)
     proposers = {} if proposer is None else {DRAFT_MODEL: proposer}
     for one in runners:
@@ -138,16 +139,6 @@ def _with_context_len(
     return limits.model_copy(update={"max_context_len": length})
 
 
-def _shape(limits: LimitsConfig) -> ProfileShape:
-    return ProfileShape(
-        limits.max_sequences,
-        limits.max_draft_len,
-        min(limits.context_len // 2, MAX_PROFILED_CONTEXT),
-        limits.prefill_chunk,
-        limits.context_len,
-    )
-
-
 def uses_graphs(config: TorchEngineConfig, device: torch.device) -> bool:
     """Whether short passes are captured: a CPU has nothing to capture."""
     return config.cuda_graphs and device.type == "cuda"
@@ -160,10 +151,6 @@ def device_and_dtype(config: TorchEngineConfig, model: Path) -> tuple[torch.devi
     if config.batch_invariant and device.type != "cpu":
         raise ConfigError(f"engine.json: engine.batch_invariant: only on cpu, not on {device.type}")
     return device, _dtype(config.dtype, device, model)
-
-
-def _rows(limits: LimitsConfig) -> tuple[int, int]:
-    return limits.max_sequences, limits.context_len
 
 
 def _runner(key: str, own: RunnerConfig, max_width: int, config: TorchEngineConfig) -> Runner:
@@ -193,28 +180,23 @@ def _runner(key: str, own: RunnerConfig, max_width: int, config: TorchEngineConf
 def _openvino_runner(own: RunnerConfig, runtime: str) -> Runner | None:
     """None where PyTorch computes the model: OpenVINO has kernels for fewer processors. Raises
     ConfigError where OpenVINO is asked for and cannot be used, and ModelError."""
-    if not _uses_openvino(own, runtime):
-        return None
-    from smartspec_py.engines.torch.openvino_runner import load_openvino_runner
-
-    try:
-        return load_openvino_runner(own)
-    except RuntimeError as error:
-        reason = next(iter(str(error).strip().splitlines()), "no reason given")
-        if runtime == "openvino":
-            raise ConfigError(f"engine.json: engine.runtime: openvino failed: {reason}") from error
-        logger.warning("OpenVINO cannot compute %s (%s): PyTorch does", own.path.name, reason)
-        return None
-
-
-def _uses_openvino(own: RunnerConfig, runtime: str) -> bool:
-    """Raises ConfigError where it is asked for and cannot be used, and ModelError."""
     if runtime == "torch":
-        return False
+        return None
     reason = _no_openvino(own)
-    if reason and runtime == "openvino":
+    if not reason:
+        from smartspec_py.engines.torch.openvino_runner import load_openvino_runner
+
+        try:
+            return load_openvino_runner(own)
+        except RuntimeError as error:
+            reason = next(iter(str(error).strip().splitlines()), "no reason given")
+            if runtime == "auto":
+                logger.warning(
+                    "OpenVINO cannot compute %s (%s): PyTorch does", own.path.name, reason
+                )
+    if runtime == "openvino":
         raise ConfigError(f"engine.json: engine.runtime: openvino cannot be used: {reason}")
-    return not reason
+    return None
 
 
 def _no_openvino(own: RunnerConfig) -> str:
@@ -231,20 +213,6 @@ def _no_openvino(own: RunnerConfig) -> str:
     if not can_write_out(hf_config):
         return f"there is no graph for such {hf_config.model_type} models"
     return ""
-
-
-def _target(runner: Runner, config: RunnerConfig, limits: LimitsConfig) -> TorchTarget:
-    capabilities = stepwise_capabilities(limits, config.vocab_size, runner.bytes_per_token)
-    return TorchTarget(runner, capabilities, reuses_prefixes=limits.reuse_prefixes)
-
-
-def _proposer(runner: Runner, limits: LimitsConfig) -> DraftModelProposer:
-    return DraftModelProposer(
-        runner,
-        limits.max_sequences,
-        limits.max_draft_len,
-        reuses_prefixes=limits.reuse_prefixes,
-    )
 
 
 def _device(name: str) -> torch.device:
@@ -284,7 +252,3 @@ def cpu_flags() -> set[str]:
     lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
     flags = next((line for line in lines if line.startswith("flags")), "")
     return set(flags.partition(":")[2].split())
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

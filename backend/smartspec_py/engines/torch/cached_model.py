@@ -47,13 +47,6 @@ class CachedModel(Generic[S]):
     def close(self) -> None:
         self._sequences.clear()
 
-    def check_integrity(self) -> None:
-        """Raise AssertionError unless rows and sequences agree."""
-        self.rows.check_integrity()
-        assert len(self.rows) == len(self._sequences), "a row without a sequence"
-        for sequence, state in self._sequences.items():
-            assert self.rows.row(sequence) is state.row, f"sequence {sequence} has another row"
-
     def _allocate(self, sequence: SequenceId, tokens: Sequence[int], reuses_prefix: bool) -> Row:
         """A row that holds as many of the tokens, but for the last, as any other has. `tokens` may
         only grow from now on."""

@@ -110,13 +110,6 @@ class RowTable:
             low.index, high.index = high.index, low.index
             yield Move(low.index, high.index, high.num_cached)
 
-    def check_integrity(self) -> None:
-        """Raise AssertionError unless rows and owners agree."""
-        owned = {row.owner: row for row in self._rows if row.owner is not None}
-        assert owned == self._of, "rows and owners do not agree"
-        for row in self._rows:
-            assert 0 <= row.num_cached <= len(row.tokens), f"row {row.index} holds too much"
-
     def _is_spread(self) -> bool:
         if not self._of:
             return False

@@ -278,8 +278,6 @@ def prepared(model: Any, config: RunnerConfig) -> Any:
 
 
 def _check_supported(hf_config: Any, config: RunnerConfig) -> None:
-    if getattr(hf_config, "is_encoder_decoder", None):
-        raise ModelError(f"{config.path}: models with is_encoder_decoder are not supported")
     if getattr(hf_config, "attn_logit_softcapping", None):
         if hf_config.model_type != "gemma2":
             raise ModelError(f"{config.path}: models with attn_logit_softcapping are not supported")
@@ -288,12 +286,6 @@ def _check_supported(hf_config: Any, config: RunnerConfig) -> None:
                 f"{config.path}: models with attn_logit_softcapping are not batch-invariant: leave "
                 "out engine.batch_invariant"
             )
-    longest = getattr(hf_config, "max_position_embeddings", None)
-    if longest is not None and config.max_len > longest:
-        raise ModelError(
-            f"{config.path} reaches {longest} positions and {config.max_len} are needed: lower "
-            "limits.max_context_len"
-        )
 
 
 def bytes_per_token(hf_config: Any, device: torch.device, dtype: torch.dtype) -> int:

@@ -71,11 +71,6 @@ class TrtllmDraftProposer:
         self._has_failed = False
 
     @property
-    def num_sequences(self) -> int:
-        """Sequences that it remembers."""
-        return len(self._num_cached)
-
-    @property
     def capabilities(self) -> ProposerCapabilities:
         """Bytes are not counted: its blocks are a pool of their own (`serving.trtllm_memory`)."""
         return self._capabilities

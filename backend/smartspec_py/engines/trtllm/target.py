@@ -110,10 +110,6 @@ class TrtllmTarget:
     def capabilities(self) -> TargetCapabilities:
         return self._capabilities
 
-    @property
-    def num_sequences(self) -> int:
-        return len(self._held)
-
     def begin(
         self,
         sequence: SequenceId,
