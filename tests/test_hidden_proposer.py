@@ -108,7 +108,7 @@ def serving(proposer: Proposer, limits: LimitsConfig = LIMITS) -> Iterator[Serve
     )
     runner = load_runner(config)
     capabilities = stepwise_capabilities(limits, VOCAB_SIZE, runner.bytes_per_token)
-    target = TorchTarget(runner, replace(capabilities, gives_hidden=True))
+    target = TorchTarget(runner, capabilities)
     server = Server(
         Engine(TOKENIZER, (), target, {"heads": proposer}, COST),
         ServerConfig(engine=FakeEngineConfig(kind="fake", tokenizer="none"), limits=limits),

@@ -20,9 +20,11 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from smartspec_py.engines.torch.packed import (
     ATTENTION_NAME,
+    NUM_SCRATCH,
+    PassAttention,
+    RowCache,
     RowInput,
     pack,
-    packed_attention,
     padded_len,
 )
 from smartspec_py.engines.torch.runner import CausalRunner, RunnerConfig, prepared
@@ -109,15 +111,14 @@ def test_logits_do_not_depend_on_what_shares_the_pass(dtype: torch.dtype) -> Non
 def test_attention_of_a_query_does_not_depend_on_its_neighbours(position: int, width: int) -> None:
     """In float32, where every bit shows: the last of many, beside a longer row, or alone."""
     torch.manual_seed(0)
-    keys, values = torch.randn(2, 2, 4, 1024, 16)
+    cache = RowCache(torch.randn(1, 2, 2 * 1024 + NUM_SCRATCH, 4, 16), 2)
     queries = torch.randn(1, 4, width + 1, 16)
     first = position - width + 1
     inputs = [RowInput(0, first, [0] * width, 1), RowInput(1, 600, [0], 1)]
 
     def attend(inputs: list[RowInput], query: torch.Tensor) -> torch.Tensor:
         packed = pack(inputs, 1024, torch.device("cpu"), batch_invariant=True)
-        out, _ = packed_attention(torch.nn.Module(), query, keys, values, None, None, packed)
-        return out[0]
+        return PassAttention(packed, cache)(0, query[0].transpose(0, 1))
 
     # A chunk of a prompt, as 33 tokens are, stands behind the short inputs.
     last = width if width > 16 else width - 1

@@ -207,10 +207,12 @@ class LoopHarness:
 
     def check_nothing_held(self) -> None:
         self.loop.check_integrity()
-        assert self.target.num_sequences == 0
-        assert self.proposer.num_sequences == 0
-        if isinstance(self.target, FakeTarget):
-            self.target.check_integrity()
+        target, proposer = self.target, self.proposer
+        assert not (target._held if isinstance(target, TrtllmTarget) else target.num_sequences)
+        is_trtllm = isinstance(proposer, TrtllmDraftProposer)
+        assert not (proposer._num_cached if is_trtllm else proposer.num_sequences)
+        if isinstance(target, FakeTarget):
+            target.check_integrity()
 
     def _keep(self, news: Update | StepRecord | LoopState) -> None:
         if isinstance(news, Update):

@@ -102,7 +102,6 @@ class TargetCapabilities:
     bytes_per_token: of cache, for each token of a sequence; 0 where it cannot tell.
     max_cache_tokens: tokens of all sequences that it has room for; None: as many as
         max_sequences of max_context_len.
-    gives_hidden: whether events carry hidden states.
     unsupported: fields of a request, by their names on the wire, that it cannot serve other than at
         their defaults; such requests are refused.
     """
@@ -116,7 +115,6 @@ class TargetCapabilities:
     vocab_size: int
     bytes_per_token: int = 0
     max_cache_tokens: int | None = None
-    gives_hidden: bool = False
     unsupported: frozenset[str] = frozenset()
     verifies_rejection: bool = False
 

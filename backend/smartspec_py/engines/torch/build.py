@@ -102,22 +102,15 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
         torch.set_num_threads(1)
     about = "; ".join(one.about for one in runners)
     logger.info("computed by %s", about)
-    device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     identity = [
         fingerprint(model),
         fingerprint(draft) if draft else "no draft",
-        f"{device_name}, {dtype}, {num_threads} threads",
+        f"{_device_name(device)}, {dtype}, {num_threads} threads",
         about,
         "in CUDA graphs" if isinstance(runner, GraphRunner) else "launched one by one",
         f"torch {torch.__version__}, transformers {transformers.__version__}",
     ]
-    shape = ProfileShape(
-        num_rows,
-        limits.max_draft_len,
-        min(context_len // 2, MAX_PROFILED_CONTEXT),
-        limits.prefill_chunk,
-        context_len,
-    )
+    shape = _shape(limits)
     cache = folder / config.profile_cache if config.profile_cache else None
     cost = cached_profile(target, proposer, shape, cache, identity, limits.profile_s)
     proposers = {} if proposer is None else {DRAFT_MODEL: proposer}
@@ -137,6 +130,16 @@ def _with_context_len(
         length, reason = choose_context_len(folders, device, dtype, limits.max_sequences)
     logger.info("%s%d tokens, prompt and text together (%s)", CONTEXT_LINE, length, reason)
     return limits.model_copy(update={"max_context_len": length})
+
+
+def _shape(limits: LimitsConfig) -> ProfileShape:
+    return ProfileShape(
+        limits.max_sequences,
+        limits.max_draft_len,
+        min(limits.context_len // 2, MAX_PROFILED_CONTEXT),
+        limits.prefill_chunk,
+        limits.context_len,
+    )
 
 
 def uses_graphs(config: TorchEngineConfig, device: torch.device) -> bool:
@@ -252,3 +255,7 @@ def cpu_flags() -> set[str]:
     lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
     flags = next((line for line in lines if line.startswith("flags")), "")
     return set(flags.partition(":")[2].split())
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

@@ -68,14 +68,15 @@ class LlamaDecoder(torch.nn.Module):
         """Of the wanted tokens: logits [M, vocabulary], states [M, hidden_size] behind the last
         norm."""
         rotation = self.rotations.index_select(0, packed.positions[0])
-        attend = PassAttention(packed, cache, self.config.num_attention_heads, self._windows)
+        attend = PassAttention(packed, cache)
         states = self.embedding(packed.token_ids[0])
         last = len(self._layers) - 1
         for index, layer in enumerate(self._layers):
             keys, values, queries = layer.project(states, rotation)
             cache.write(index, keys, values)
             wanted = packed.wanted if index == last else None
-            states = layer.finish(states, attend(index, queries), wanted)
+            attended = attend(index, queries, self._windows[index])
+            states = layer.finish(states, attended, wanted)
         states = self.norm(states)
         return self.head(states), states
 

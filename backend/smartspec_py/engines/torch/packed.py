@@ -180,6 +180,10 @@ def causal_mask(queries: torch.Tensor, context_len: int) -> torch.Tensor:
     return (keys <= queries[:, :, None])[:, None]
 
 
+_Read = list[tuple[torch.Tensor, torch.Tensor]]
+"""Keys and values of each layer."""
+
+
 class RowCache(Cache):
     """Keys and values of all rows in one static buffer, and the moving of a row.
 
@@ -207,9 +211,9 @@ class RowCache(Cache):
         *_: Any,
         **__: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write [1, kv_heads, N, D] to `slots`; return the layer's `rows`."""
+        """Write [1, kv_heads, N, D] to `slots`; `packed_attention` reads the cache itself."""
         self.write(layer_idx, key_states[0].transpose(0, 1), value_states[0].transpose(0, 1))
-        return self.rows(layer_idx)
+        return key_states, value_states
 
     @property
     def dtype(self) -> torch.dtype:
@@ -221,11 +225,7 @@ class RowCache(Cache):
         keys.index_copy_(0, self.slots, new_keys.to(keys.dtype))
         values.index_copy_(0, self.slots, new_values.to(values.dtype))
 
-    def rows(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Views of a layer's keys and values, [rows, kv_heads, max_len, D]."""
-        return self._by_row[2 * layer], self._by_row[2 * layer + 1]
-
-    def read_by(self, group: AttentionGroup) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def read_by(self, group: AttentionGroup) -> _Read:
         """Of every layer, views of the keys and values that a group reads, [its rows, kv_heads,
         context_len, D]."""
         read = self._by_row[:, group.row_lo : group.row_hi, :, : group.context_len].unbind()
@@ -237,32 +237,22 @@ class RowCache(Cache):
 
 
 def packed_attention(
-    module: torch.nn.Module,
+    module: Any,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
-    packed: PackedBatch | None = None,
+    attention: PassAttention | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """query [1, heads, N, D] against the rows of the cache; returns [1, N, heads, D].
-
-    sliding_window: see `additive_mask`. softcap: see `attend`.
-    """
-    assert packed is not None, "the model does not pass keyword arguments on to its attention"
-    tokens = query[0].transpose(0, 1).to(key.dtype)
-    num_shared = tokens.shape[1] // key.shape[1]
-    parts = []
-    for group in packed.groups:
-        mask = additive_mask(group, num_shared, key.dtype, sliding_window)
-        read = [one[group.row_lo : group.row_hi, :, : group.context_len] for one in (key, value)]
-        queries = tokens[group.first : group.last]
-        parts.append(attend(queries, read[0], read[1], group, mask, scaling, softcap))
-    attended = torch.cat(parts).view(tokens.shape)
-    return attended[None].to(query.dtype), None
+    """As Transformers calls it: query [1, heads, N, D] -> [1, N, heads, D]."""
+    assert attention is not None, "the model does not pass keyword arguments on to its attention"
+    tokens = query[0].transpose(0, 1)
+    attended = attention(module.layer_idx, tokens, sliding_window, scaling, softcap)
+    return attended.view(tokens.shape)[None].to(query.dtype), None
 
 
 def additive_mask(
@@ -285,39 +275,31 @@ def additive_mask(
 class PassAttention:
     """Attention of one pass: what is the same in all of its layers is made once."""
 
-    def __init__(
-        self,
-        packed: PackedBatch,
-        cache: RowCache,
-        num_heads: int,
-        windows: Sequence[int | None],
-    ) -> None:
-        """num_heads: of queries. windows: of each layer, see `additive_mask`."""
-        num_shared = num_heads // cache.buffer.shape[-2]
-        self._windows = windows
-        self._calls = [
-            (
-                group,
-                {w: additive_mask(group, num_shared, cache.dtype, w) for w in set(windows)},
-                cache.read_by(group),
-            )
-            for group in packed.groups
-        ]
+    def __init__(self, packed: PackedBatch, cache: RowCache) -> None:
         self._dtype = cache.dtype
+        self._calls: list[tuple[AttentionGroup, _Read, dict[int | None, torch.Tensor]]] = [
+            (group, cache.read_by(group), {}) for group in packed.groups
+        ]
 
-    def __call__(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self,
+        layer: int,
+        queries: torch.Tensor,
+        window: int | None = None,
+        scaling: float | None = None,
+        softcap: float | None = None,
+    ) -> torch.Tensor:
         """[N, heads, D] -> [N, heads * D] in the cache's precision, over what the layer's rows hold
-        by now."""
-        tokens, window = queries.to(self._dtype), self._windows[layer]
-        if len(self._calls) == 1:
-            group, masks, read = self._calls[0]
-            return attend(tokens, *read[layer], group, masks[window])
-        return torch.cat(
-            [
-                attend(tokens[group.first : group.last], *read[layer], group, masks[window])
-                for group, masks, read in self._calls
-            ]
-        )
+        by now. window: see `additive_mask`. softcap: see `attend`."""
+        queries, parts = queries.to(self._dtype), []
+        for group, read, masks in self._calls:
+            keys, values = read[layer]
+            if window not in masks:
+                num_shared = queries.shape[1] // keys.shape[1]
+                masks[window] = additive_mask(group, num_shared, self._dtype, window)
+            tokens = queries[group.first : group.last]
+            parts.append(attend(tokens, keys, values, group, masks[window], scaling, softcap))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def attend(

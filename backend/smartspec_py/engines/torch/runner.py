@@ -24,6 +24,7 @@ from smartspec_py.engines.torch.packed import (
     ATTENTION_NAME,
     NUM_SCRATCH,
     PackedBatch,
+    PassAttention,
     RowCache,
     RowInput,
     pack,
@@ -183,7 +184,7 @@ class CausalRunner(Runner):
             past_key_values=self.cache,
             use_cache=True,
             logits_to_keep=packed.wanted,
-            packed=packed,
+            attention=PassAttention(packed, self.cache),
             output_hidden_states=gives_hidden,
         )
         hidden = out.hidden_states[-1][0, packed.wanted] if gives_hidden else None

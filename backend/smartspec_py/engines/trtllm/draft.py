@@ -19,9 +19,9 @@ from smartspec_py.core.types import SamplingParams, SequenceId
 from smartspec_py.engines.base import NO_DRAFT, Draft, DraftTask, ProposerCapabilities
 from smartspec_py.engines.trtllm.requests import (
     Bindings,
+    ExecutorModel,
     SamplingConfigs,
     cache_salt,
-    time_pass,
 )
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ READ_TOKENS_PER_S = 2000
 """What a slow draft engine reads: a guess, on the low side. New texts of a burst take seconds."""
 
 
-class TrtllmDraftProposer:
+class TrtllmDraftProposer(ExecutorModel):
     """A `Proposer` over an executor of a draft engine.
 
     max_context_len: tokens of a text with its drafts. gives_logits: the engine returns the logits
@@ -55,18 +55,14 @@ class TrtllmDraftProposer:
         gives_logits: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._executor = executor
-        self._bindings = bindings
+        super().__init__(executor, bindings, vocab_size, clock)
         self._configs = SamplingConfigs(bindings, stream=DRAFT_NOISE)
-        self._output = bindings.OutputConfig(exclude_input_from_output=True)
         self._with_logits = bindings.OutputConfig(
             exclude_input_from_output=True, return_generation_logits=True
         )
         self._capabilities = ProposerCapabilities(max_draft_len, gives_probs=gives_logits)
         self._max_context_len = max_context_len
-        self._vocab_size = vocab_size
         self._gives_logits = gives_logits
-        self._clock = clock
         self._num_cached: dict[SequenceId, int] = {}
         self._has_failed = False
 
@@ -160,18 +156,6 @@ class TrtllmDraftProposer:
     def release(self, sequence: SequenceId) -> None:
         """Cached blocks age out by themselves."""
         self._num_cached.pop(sequence, None)
-
-    def time_pass(
-        self, num_rows: int, tokens_per_row: int, context_len: int, num_logits: int | None = None
-    ) -> float:
-        """See `Profilable`, and `trtllm_requests.time_pass`."""
-        rows = (num_rows, tokens_per_row, context_len)
-        return time_pass(
-            self._executor, self._bindings, self._vocab_size, rows, num_logits, self._clock
-        )
-
-    def close(self) -> None:
-        self._executor.shutdown()
 
 
 def drawn_from(logits: Any, sampling: SamplingParams) -> Any:

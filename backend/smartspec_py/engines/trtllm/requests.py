@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -77,56 +77,71 @@ def request_seed(seed: int, position: int, stream: int = 0) -> int:
     return (seed * 0x9E3779B97F4A7C15 + stream * 0x61C8864680B583EB + position) % 2**64
 
 
-def time_pass(
-    executor: Any,
-    bindings: Bindings,
-    vocab_size: int,
-    rows: tuple[int, int, int],
-    num_logits: int | None,
-    clock: Callable[[], float],
-) -> float:
-    """Seconds of one pass on made-up tokens, from the outside: enqueueing and responses included.
+class ExecutorModel:
+    """An engine behind an executor; target and draft alike.
 
-    rows: num_rows, tokens_per_row, context_len, as in `Profilable`. Where logits of the last
-    position alone are wanted, texts of all these tokens are read; of tokens_per_row 1, texts of
-    context_len go on by a token; of more, they are verified with that many drafts less one. What
-    was read before is reused, as while serving: each row's text is always the same, so that reading
-    it costs time only once. Raises RuntimeError where the executor fails one.
+    executor, bindings: a `bindings.Executor`, and the module that it is of:
+    `tensorrt_llm.bindings.executor` or its double. clock: seconds, of which polls take some.
     """
-    num_rows, tokens_per_row, context_len = rows
-    fresh = random.Random(f"{rows} {clock()}")
 
-    def texts(length: int) -> list[list[int]]:
-        return [fresh.choices(range(vocab_size), k=length) for _ in range(num_rows)]
+    def __init__(
+        self, executor: Any, bindings: Bindings, vocab_size: int, clock: Callable[[], float]
+    ) -> None:
+        self._executor = executor
+        self._bindings = bindings
+        self._vocab_size = vocab_size
+        self._clock = clock
+        self._output = bindings.OutputConfig(exclude_input_from_output=True)
 
-    def request(text: list[int], max_tokens: int, drafts: Sequence[int] = ()) -> Any:
-        checked = bindings.ExternalDraftTokensConfig(list(drafts)) if drafts else None
-        return bindings.Request(
-            text,
-            max_tokens,
-            sampling_config=bindings.SamplingConfig(top_k=1),
-            output_config=bindings.OutputConfig(exclude_input_from_output=True),
-            external_draft_tokens_config=checked,
-        )
+    def close(self) -> None:
+        self._executor.shutdown()
 
-    def seconds(requests: Iterable[Any]) -> float:
-        start = clock()
-        finish(executor, executor.enqueue_requests(list(requests)))
-        return clock() - start
+    def time_pass(
+        self, num_rows: int, tokens_per_row: int, context_len: int, num_logits: int | None = None
+    ) -> float:
+        """See `Profilable`; from the outside, enqueueing and responses included.
 
-    if num_logits == 1:
-        return seconds(request(text, 1) for text in texts(context_len + tokens_per_row))
-    length = max(1, context_len)
-    known = [random.Random(row).choices(range(vocab_size), k=length) for row in range(num_rows)]
-    seconds(request(text, 1) for text in known)
-    if tokens_per_row > 1:
-        drafts = texts(tokens_per_row - 1)
-        return seconds(
-            request(text, tokens_per_row, made) for text, made in zip(known, drafts, strict=True)
-        )
-    first_s = seconds(request(text, 1) for text in known)
-    burst_s = seconds(request(text, BURST) for text in known)
-    return max(LEAST_S, burst_s - first_s) / (BURST - 1)
+        Where logits of the last position alone are wanted, texts of all these tokens are read; of
+        tokens_per_row 1, texts of context_len go on by a token; of more, they are verified with
+        that many drafts less one. What was read before is reused, as while serving: each row's text
+        is always the same, so that reading it costs time only once. Raises RuntimeError where the
+        executor fails one.
+        """
+        vocabulary = range(self._vocab_size)
+        fresh = random.Random(f"{num_rows, tokens_per_row, context_len} {self._clock()}")
+
+        def texts(length: int) -> list[list[int]]:
+            return [fresh.choices(vocabulary, k=length) for _ in range(num_rows)]
+
+        if num_logits == 1:
+            return self._seconds(texts(context_len + tokens_per_row))
+        length = max(1, context_len)
+        known = [random.Random(row).choices(vocabulary, k=length) for row in range(num_rows)]
+        self._seconds(known)
+        if tokens_per_row > 1:
+            return self._seconds(known, tokens_per_row, texts(tokens_per_row - 1))
+        first_s, burst_s = self._seconds(known), self._seconds(known, BURST)
+        return max(LEAST_S, burst_s - first_s) / (BURST - 1)
+
+    def _seconds(
+        self, texts: Sequence[list[int]], max_tokens: int = 1, drafts: Sequence[list[int]] = ()
+    ) -> float:
+        """Of greedy requests for these texts, all at once. drafts: to verify, of each text."""
+        bindings = self._bindings
+        configs = [bindings.ExternalDraftTokensConfig(one) for one in drafts] or [None] * len(texts)
+        requests = [
+            bindings.Request(
+                text,
+                max_tokens,
+                sampling_config=bindings.SamplingConfig(top_k=1),
+                output_config=self._output,
+                external_draft_tokens_config=config,
+            )
+            for text, config in zip(texts, configs, strict=True)
+        ]
+        start = self._clock()
+        finish(self._executor, self._executor.enqueue_requests(requests))
+        return self._clock() - start
 
 
 def finish(executor: Any, request_ids: Sequence[int]) -> None:

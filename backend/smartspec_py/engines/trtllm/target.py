@@ -36,11 +36,11 @@ from smartspec_py.core.types import FinishReason, SamplingParams, SequenceId
 from smartspec_py.engines.base import Decode, Event, Prefill, TargetCapabilities, Verify, Work
 from smartspec_py.engines.trtllm.requests import (
     Bindings,
+    ExecutorModel,
     SamplingConfigs,
     cache_salt,
     end_id,
     stop_words,
-    time_pass,
 )
 
 UNSUPPORTED = frozenset(
@@ -78,11 +78,9 @@ class _InFlight:
     num_emitted: int = 0
 
 
-class TrtllmTarget:
+class TrtllmTarget(ExecutorModel):
     """A `Target` over an executor.
 
-    executor, bindings: a `bindings.Executor`, and the module that it is of:
-    `tensorrt_llm.bindings.executor` or its double. clock: seconds, of which polls take some.
     Misuse raises KeyError for a sequence that is not held, ValueError for the rest.
     """
 
@@ -95,12 +93,9 @@ class TrtllmTarget:
     ) -> None:
         if capabilities.max_prefill_tokens is not None or capabilities.verifies_sampling:
             raise ValueError("the executor takes whole prompts, and draws with noise of its own")
-        self._executor = executor
-        self._bindings = bindings
+        super().__init__(executor, bindings, capabilities.vocab_size, clock)
         self._configs = SamplingConfigs(bindings)
-        self._output = bindings.OutputConfig(exclude_input_from_output=True)
         self._capabilities = capabilities
-        self._clock = clock
         self._held: dict[SequenceId, _Sequence] = {}
         self._in_flight: dict[SequenceId, _InFlight] = {}
         self._sequence_of: dict[int, SequenceId] = {}
@@ -275,22 +270,11 @@ class TrtllmTarget:
         if sequence in self._in_flight:
             self._executor.cancel_request(self._in_flight[sequence].request_id)
 
-    def time_pass(
-        self, num_rows: int, tokens_per_row: int, context_len: int, num_logits: int | None = None
-    ) -> float:
-        """See `Profilable`, and `trtllm_requests.time_pass`."""
-        rows = (num_rows, tokens_per_row, context_len)
-        vocab_size = self._capabilities.vocab_size
-        return time_pass(self._executor, self._bindings, vocab_size, rows, num_logits, self._clock)
-
     def release(self, sequence: SequenceId) -> None:
         """The executor holds nothing between requests: its cached blocks age out by themselves."""
         if sequence in self._in_flight:
             raise ValueError(f"sequence {sequence} has work in flight")
         del self._held[sequence]
-
-    def close(self) -> None:
-        self._executor.shutdown()
 
 
 def _num_asked(work: Work) -> int:
