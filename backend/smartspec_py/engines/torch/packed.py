@@ -28,6 +28,9 @@ MAX_SHORT = 16
 """Inputs up to this many tokens are attended together, padded to the longest; longer ones
 (prompt chunks) are attended one by one."""
 
+CALL_KEYS = 512
+"""Keys that attention on a CPU reads in the time of a call of its own, or so."""
+
 KEY_BLOCK = 512
 """PyTorch's attention on a CPU goes through the keys in blocks of so many. How its matrix product
 sums a shorter one depends on the processor."""
@@ -102,7 +105,10 @@ def pack(
     assert not batch_invariant or max_len == padded_len(max_len), "padding would leave the row"
     short = sorted((i for i in inputs if len(i.tokens) <= MAX_SHORT), key=lambda i: i.row)
     long = [i for i in inputs if len(i.tokens) > MAX_SHORT]
-    together = [short] if short else []
+    if device.type == "cpu" and not batch_invariant:
+        together = _calls(short)
+    else:
+        together = [short] if short else []
     together += [[item] for item in long]
     ordered = short + long
     firsts, num_tokens = {}, 0
@@ -128,6 +134,21 @@ def pack(
             _group(items, firsts[items[0].row], device, batch_invariant) for items in together
         ),
     )
+
+
+def _calls(items: Sequence[RowInput]) -> list[list[RowInput]]:
+    """Cut the inputs, in the order of their rows, where padding all to the longest context would
+    read more than twice what there is, and a call's worth."""
+    calls: list[list[RowInput]] = []
+    longest = total = 0
+    for item in items:
+        length = item.position + len(item.tokens)
+        longest, total = max(longest, length), total + length
+        if not calls or (item.row - calls[-1][0].row + 1) * longest > 2 * total + CALL_KEYS:
+            calls.append([])
+            longest = total = length
+        calls[-1].append(item)
+    return calls
 
 
 def padded_len(context_len: int) -> int:
