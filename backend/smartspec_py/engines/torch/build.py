@@ -49,7 +49,6 @@ from smartspec_py.serving.profile import (
     cached_profile,
     fingerprint,
     profile_path,
-    write_json,
 )
 
 logger = logging.getLogger(__name__)
