@@ -29,7 +29,7 @@ from smartspec_bench.gpu.document import PARTS, Document, ModelInfo
 from smartspec_bench.gpu.exact import judged
 from smartspec_bench.gpu.load import arrivals
 from smartspec_bench.gpu.models import model_on_device, num_weights
-from smartspec_bench.gpu.page import page
+from smartspec_bench.gpu.page import report as report_of
 from smartspec_bench.gpu.pair import TARGET_FOLDER, build_pair, serving
 from smartspec_bench.gpu.passes import PassTimes, accept_probs, predicted_tps
 from smartspec_bench.gpu.plan import DRY_RUN, FULL, LOADED_POLICIES, LOADS, POLICIES
@@ -37,6 +37,7 @@ from smartspec_bench.gpu.run import run
 from smartspec_bench.gpu.streams import LocalStreams, full_house, params_of
 from smartspec_bench.open_loop import Bounds, OpenLoop
 from smartspec_bench.prompts import Prompt
+from smartspec_bench.report.blocks import markdown
 from smartspec_bench.workloads import generate
 from smartspec_py.core.types import FinishReason
 from smartspec_py.engines.base import Event
@@ -143,11 +144,11 @@ def test_differences_are_near_ties_or_faults() -> None:
     assert (arm.num_differences, arm.num_near_ties, arm.num_faults) == (2, 1, 1)
     document = Document(is_dry_run=True, date="", exactness=[arm])
     assert document.num_faults == 1
-    assert "| fixed:3, alone | 2 | 0 | 0 of 0 | 2 | 1 | 1 |" in page(document)
+    assert "| fixed:3, alone | 2 | 0 | 0 of 0 | 2 | 1 | 1 |" in markdown(report_of(document))
 
 
 def test_page_of_a_run_that_has_just_begun() -> None:
-    text = page(Document(is_dry_run=False, date="2026-01-01T00:00:00+00:00"))
+    text = markdown(report_of(Document(is_dry_run=False, date="2026-01-01T00:00:00+00:00")))
     assert f"Left out: {'; '.join(PARTS)}." in text
     assert "dry run" not in text
 
@@ -180,7 +181,8 @@ def test_it_needs_nothing_of_the_command_line() -> None:
     """What an image for CUDA need not have is made unimportable."""
     code = (
         "import sys\n"
-        "sys.modules.update(dict.fromkeys(['rich', 'typer', 'tritonclient', 'aiohttp']))\n"
+        "absent = ['rich', 'typer', 'tritonclient', 'aiohttp', 'altair', 'jinja2']\n"
+        "sys.modules.update(dict.fromkeys(absent))\n"
         "import smartspec_bench.gpu.run\n"
     )
     environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY}/backend:{REPOSITORY}/tools"}

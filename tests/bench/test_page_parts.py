@@ -1,4 +1,4 @@
-"""Colours, numbers and points of the report page, each by itself."""
+"""Colours, numbers and points of reports, each by itself."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from page_example import full_document
 
-from smartspec_bench import page_colours
-from smartspec_bench.page_metrics import E2E_MEAN, SLO_GOODPUT
-from smartspec_bench.page_points import points_of
-from smartspec_bench.page_text import digits, interval, measure, plural, tick
+from smartspec_bench.report.blocks import digits, interval, plural, tick
+from smartspec_bench.report.charts import INK, colours
+from smartspec_bench.report.load import measure
+from smartspec_bench.report.points import E2E_MEAN, SLO_GOODPUT, ordered, points_of
 
 POLICIES = ("none", *(f"fixed:{k}" for k in range(1, 8)), "goodput", "goodput_global", "mine")
 
@@ -29,38 +29,24 @@ def contrast(one: str, other: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_lines_and_texts_stand_out_from_the_paper(scheme: str) -> None:
+def test_lines_and_texts_stand_out_from_the_paper() -> None:
     """3:1 for lines, 4.5:1 for texts, by WCAG 2.1; texts stand on shares of time as well."""
-    paper = getattr(page_colours.PAPER, scheme)
-    for policy, look in page_colours.looks(POLICIES).items():
-        assert contrast(getattr(look.colour, scheme), paper) >= 3, policy
-    for colour in (page_colours.INK, page_colours.MUTED):
-        assert contrast(getattr(colour, scheme), paper) >= 4.5
-    for colour in page_colours.SHARES.values():
-        assert contrast(getattr(page_colours.INK, scheme), getattr(colour, scheme)) >= 4.5
+    for policy, colour in zip(POLICIES, colours(POLICIES), strict=True):
+        assert contrast(colour, "#ffffff") >= 3, policy
+    for colour in colours(("draft", "target", "host")):
+        assert contrast(INK, colour) >= 4.5
 
 
-def test_the_adaptive_policy_looks_the_same_whatever_stands_beside_it() -> None:
-    alone = page_colours.looks(["goodput"])["goodput"]
-    beside = page_colours.looks(POLICIES)["goodput"]
-    assert (alone.colour, alone.marker) == (beside.colour, beside.marker)
+def test_a_policy_looks_the_same_whatever_stands_beside_it() -> None:
+    assert colours(["goodput"])[0] == colours(POLICIES)[POLICIES.index("goodput")]
+    assert len(set(colours(POLICIES))) == len(POLICIES)
 
 
-def test_fixed_lengths_get_darker_on_white_and_lighter_on_black() -> None:
-    found = page_colours.looks(["fixed:10", "fixed:2", "fixed:5"])
-    assert list(found) == ["fixed:2", "fixed:5", "fixed:10"]
-    light = [luminance(look.colour.light) for look in found.values()]
-    dark = [luminance(look.colour.dark) for look in found.values()]
-    assert light == sorted(light, reverse=True)
-    assert dark == sorted(dark)
-
-
-def test_no_two_policies_share_a_colour_or_a_marker_and_a_dash() -> None:
-    found = page_colours.looks(POLICIES).values()
-    assert len({look.colour.light for look in found}) == len(POLICIES)
-    assert len({look.colour.dark for look in found}) == len(POLICIES)
-    assert len({(look.marker, look.dash) for look in found}) == len(POLICIES)
+def test_fixed_lengths_are_in_order_and_get_darker() -> None:
+    names = ordered(["fixed:10", "fixed:2", "none", "fixed:5", "goodput"])
+    assert names == ["goodput", "none", "fixed:2", "fixed:5", "fixed:10"]
+    shades = [luminance(colour) for colour in colours(names)[2:]]
+    assert shades == sorted(shades, reverse=True)
 
 
 @pytest.mark.parametrize(

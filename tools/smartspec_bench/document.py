@@ -7,12 +7,15 @@ null, or an empty list or object; nothing is left out.
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
+
+from smartspec_sim.traces.files import write_text
+
+T = TypeVar("T")
 
 FORMAT = "smartspec-bench"
 VERSION = 1
@@ -167,16 +170,29 @@ _ADAPTER = TypeAdapter(Document)
 
 def read(path: Path) -> Document:
     """Raises DocumentError."""
+    needed = f"a document of `bench load`, version {VERSION}"
+    return checked(path, raw_of(path), _ADAPTER, (FORMAT, VERSION), needed)
+
+
+def raw_of(path: Path) -> Any:
+    """What the file holds. Raises DocumentError."""
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise DocumentError(f"{path}: {error}") from error
-    kind = (raw.get("format"), raw.get("version")) if isinstance(raw, dict) else (None, None)
-    if kind != (FORMAT, VERSION):
-        needed = f"a document of `bench load`, version {VERSION}"
+
+
+def kind_of(raw: Any) -> tuple[Any, Any]:
+    """Format and version."""
+    return (raw.get("format"), raw.get("version")) if isinstance(raw, dict) else (None, None)
+
+
+def checked(path: Path, raw: Any, adapter: TypeAdapter[T], kind: tuple[str, int], needed: str) -> T:
+    """needed: what it must be, in words. Raises DocumentError."""
+    if kind_of(raw) != kind:
         raise DocumentError(f"{path}: must be {needed}, but is {_what_is(raw)}")
     try:
-        return _ADAPTER.validate_python(raw)
+        return adapter.validate_python(raw)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"]))
@@ -196,7 +212,4 @@ def _what_is(raw: Any) -> str:
 
 def write(path: Path, document: Document) -> None:
     """Whole or not at all: an interruption leaves the file of before."""
-    text = json.dumps(document.to_json(), indent=1, allow_nan=False)
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(f"{text}\n", encoding="utf-8")
-    os.replace(partial, path)
+    write_text(path, json.dumps(document.to_json(), indent=1, allow_nan=False) + "\n")

@@ -16,10 +16,6 @@ CAPTION = (
 )
 
 
-DASHES, MARKERS = ("-", "--", "-.", ":"), "os^Dv"
-"""Of scenarios in a picture, over and over."""
-
-
 class PlotError(RuntimeError):
     """The picture cannot be drawn; the message says what is missing."""
 
@@ -88,31 +84,24 @@ def draw_picture(rows: Sequence[Mapping[str, Any]], path: Path, latency: str = "
     """Mean latency against request rate, a line for each scenario and policy; the file's ending
     says the format. Colours are policies, dashes scenarios. Raises PlotError."""
     try:
-        figures = import_module("matplotlib.figure")
+        alt = import_module("altair")
     except ImportError as error:
-        raise PlotError("--plot needs matplotlib: pip install 'smartspec-py[plot]'") from error
-    figure = figures.Figure(figsize=(9, 4.5), layout="constrained")
-    axes = figure.subplots()
-    lines = latency_lines(rows, latency)
-    scenarios = list(dict.fromkeys(scenario for scenario, _ in lines))
-    policies = list(dict.fromkeys(policy for _, policy in lines))
-    for (scenario, policy), points in lines.items():
-        number = scenarios.index(scenario)
-        axes.plot(
-            [x for x, _ in points],
-            [y for _, y in points],
-            color=f"C{policies.index(policy)}",
-            linestyle=DASHES[number % len(DASHES)],
-            marker=MARKERS[number % len(MARKERS)],
-            label=policy if len(scenarios) == 1 else f"{policy}, {scenario}",
-        )
-    axes.set_xlabel("offered load, requests/s")
-    axes.set_ylabel(f"mean {latency.removesuffix('_ms')}, ms (simulated)")
-    axes.set_yscale("log")
-    axes.grid(alpha=0.3)
-    figure.legend(loc="outside right upper", fontsize="small")
+        raise PlotError("--plot needs altair: pip install 'smartspec-py[plot]'") from error
+    points = [
+        {"scenario": scenario, "policy": policy, "x": x, "y": y}
+        for (scenario, policy), line in latency_lines(rows, latency).items()
+        for x, y in line
+    ]
+    title = f"mean {latency.removesuffix('_ms')}, ms (simulated)"
+    chart = alt.Chart(alt.Data(values=points)).mark_line(point=True)
+    chart = chart.encode(
+        x=alt.X("x:Q", title="offered load, requests/s"),
+        y=alt.Y("y:Q", title=title, scale=alt.Scale(type="log")),
+        color="policy:N",
+        strokeDash="scenario:N",
+    ).properties(width=600, height=320)
     try:
-        figure.savefig(path)
+        chart.save(path, scale_factor=2)
     except (OSError, ValueError) as error:
         raise PlotError(f"--plot: {error}") from error
 

@@ -24,9 +24,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _say(f"missing here: {', '.join(missing)}; run: {install_command(missing)}")
         return USAGE_ERROR
     from smartspec_bench.gpu.device import DeviceError, choose_device
-    from smartspec_bench.gpu.page import page
+    from smartspec_bench.gpu.page import report
     from smartspec_bench.gpu.plan import DRY_RUN, FULL
     from smartspec_bench.gpu.run import run
+    from smartspec_bench.report.blocks import markdown
 
     plan = DRY_RUN if options.dry_run else FULL
     try:
@@ -34,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except DeviceError as error:
         _say(str(error))
         return USAGE_ERROR
-    _say(page(document))
+    _say(markdown(report(document)))
     print(json.dumps(document.to_json()))
     return FAILED if document.num_faults else 0
 

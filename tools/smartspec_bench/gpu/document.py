@@ -7,11 +7,14 @@ bytes in _gb. A part that was not measured (yet) is null or empty, and `left_out
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from pydantic import TypeAdapter
+
+from smartspec_bench.document import checked
 
 FORMAT = "smartspec-gpu-bench"
 VERSION = 1
@@ -210,12 +213,13 @@ def with_part(
     return replace(document, left_out=left_out, elapsed_s=elapsed_s, **values)
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Whole or not at all: an interruption leaves the file of before."""
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
-
-
 def json_text(document: Document) -> str:
     return json.dumps(document.to_json(), indent=1, allow_nan=False) + "\n"
+
+
+_ADAPTER = TypeAdapter(Document)
+
+
+def parsed(path: Path, raw: Any) -> Document:
+    """raw: what the file holds. Raises DocumentError."""
+    return checked(path, raw, _ADAPTER, (FORMAT, VERSION), f"a {FORMAT}, version {VERSION}")

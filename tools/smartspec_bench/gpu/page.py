@@ -1,23 +1,20 @@
-"""The document as a page of Markdown: its tables, and what they are tables of."""
+"""The report of the document: its tables, and what they are tables of. `charts` has its charts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from smartspec_bench.gpu.document import (
-    BatchPoint,
-    Document,
-    LoadPoint,
-    ModelInfo,
-)
-from smartspec_bench.gpu.plan import BASELINE
+from smartspec_bench.gpu.document import BatchPoint, Document, LoadPoint, ModelInfo
+from smartspec_bench.gpu.plan import BASELINE, JUDGED
+from smartspec_bench.report.blocks import MISSING, Chart, Report, Section, Table, Text
 
-JUDGED = "goodput"
+PASSES, RATES, LOADED = "passes", "rates", "load"
+"""Sections that have charts."""
 
 
-def page(document: Document) -> str:
-    parts = [
-        _head(document),
+def report(document: Document, charts: Mapping[str, Chart] | None = None) -> Report:
+    """charts: by section."""
+    sections = (
         _device(document),
         _pair(document),
         _bandwidth(document),
@@ -25,24 +22,24 @@ def page(document: Document) -> str:
         _passes(document),
         _rates(document),
         _load(document),
-    ]
-    return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _head(document: Document) -> str:
-    lines = ["# Speculation on one device"]
-    if document.note:
-        lines.append(f"**{document.note}**")
-    lines.append(f"{document.date}, {document.elapsed_s:.0f} s.")
+    )
+    head = [Text(document.note, "lead"), Text(f"{document.date}, {document.elapsed_s:.0f} s.")]
     if document.left_out:
-        lines.append(f"Left out: {'; '.join(document.left_out)}.")
-    return "\n\n".join(lines)
+        head.append(Text(f"Left out: {'; '.join(document.left_out)}."))
+    found = (
+        Section(one.name, one.title, [*one.blocks, charts[one.name]])
+        if charts and one.name in charts
+        else one
+        for one in sections
+        if one is not None
+    )
+    return Report("Speculation on one device", head if document.note else head[1:], list(found))
 
 
-def _device(document: Document) -> str:
+def _device(document: Document) -> Section | None:
     device = document.device
     if device is None:
-        return ""
+        return None
     rows = [
         ("device", device.name),
         ("host", f"{device.machine}; {device.driver}"),
@@ -50,13 +47,13 @@ def _device(document: Document) -> str:
         ("copies within it", f"{device.copy_gb_per_s:.1f} GB/s, read and written"),
         ("versions", ", ".join(f"{name} {text}" for name, text in device.versions.items())),
     ]
-    return _section("Device", ("", ""), rows)
+    return Section("device", "Device", [Table(("", ""), rows, num_words=2)])
 
 
-def _pair(document: Document) -> str:
+def _pair(document: Document) -> Section | None:
     pair = document.pair
     if pair is None:
-        return ""
+        return None
     models = [("target", pair.target), ("draft", pair.draft)]
     launches = "replays of CUDA graphs" if pair.uses_graphs else "launched kernel by kernel"
     why = f" ({pair.graph_error})" if pair.graph_error else ""
@@ -66,7 +63,7 @@ def _pair(document: Document) -> str:
         f"once; short passes are {launches}{why}."
     )
     header = ("", "parameters", "read in a pass", "layers", "hidden", "cache of a token")
-    return _section("Pair", header, [_model(name, model) for name, model in models], text)
+    return _section("pair", "Pair", header, [_model(name, model) for name, model in models], text)
 
 
 def _model(name: str, model: ModelInfo) -> Sequence[str]:
@@ -80,25 +77,25 @@ def _model(name: str, model: ModelInfo) -> Sequence[str]:
     )
 
 
-def _bandwidth(document: Document) -> str:
+def _bandwidth(document: Document) -> Section | None:
     found = document.bandwidth
     if found is None:
-        return ""
+        return None
     verdict = "reached" if found.share >= found.goal else "missed"
     plain = ""
     if found.plain_ms is not None:
         plain = f" Launched kernel by kernel, such a pass takes {found.plain_ms:.2f} ms."
-    return (
-        "## Share of the copy bandwidth\n\n"
+    text = (
         f"A pass of the target over one token of one sequence reads {found.bytes_read / 1e9:.3f} "
         f"GB of weights and takes {found.median_ms:.2f} ms (median; best {found.best_ms:.2f} ms), "
         f"{found.share:.2f} of the copy bandwidth; the goal of {found.goal} is {verdict}.{plain}"
     )
+    return Section("bandwidth", "Share of the copy bandwidth", [Text(text)])
 
 
-def _exactness(document: Document) -> str:
+def _exactness(document: Document) -> Section | None:
     if not document.exactness:
-        return ""
+        return None
     text = (
         "Greedy texts against those without speculation. A text counts once, where it first "
         "differs; what no rounding explains is a fault."
@@ -116,12 +113,12 @@ def _exactness(document: Document) -> str:
         )
         for arm in document.exactness
     ]
-    return _section("Exactness", header, rows, text)
+    return _section("exactness", "Exactness", header, rows, text)
 
 
-def _passes(document: Document) -> str:
+def _passes(document: Document) -> Section | None:
     if not document.batches:
-        return ""
+        return None
     num_k = len(document.batches[0].target_ms)
     probs = ", ".join(f"{prob:.2f}" for prob in document.accept_probs)
     text = (
@@ -140,21 +137,20 @@ def _passes(document: Document) -> str:
         )
         for point in document.batches
     ]
-    return _section("Passes", header, rows, text)
+    return _section(PASSES, "Passes", header, rows, text)
 
 
-def _rates(document: Document) -> str:
+def _rates(document: Document) -> Section | None:
     if not document.batches:
-        return ""
+        return None
     policies = [rate.policy for rate in document.batches[0].rates]
     text = (
         "Tokens a second while so many requests are out, medians over the rounds; the best fixed "
         "length is chosen in hindsight."
     )
     header = ("at once", "rounds", *policies, f"k of {JUDGED}", "over none", "over best fixed")
-    return _section(
-        "Policies by batch", header, [_rate_row(point) for point in document.batches], text
-    )
+    rows = map(_rate_row, document.batches)
+    return _section(RATES, "Policies by batch", header, rows, text)
 
 
 def _rate_row(point: BatchPoint) -> Sequence[str]:
@@ -169,16 +165,16 @@ def _rate_row(point: BatchPoint) -> Sequence[str]:
     )
 
 
-def _load(document: Document) -> str:
+def _load(document: Document) -> Section | None:
     if not document.load or document.saturation_rps is None:
-        return ""
+        return None
     text = (
         f"Poisson arrivals at shares of {document.saturation_rps:.2f} requests/s, the saturation "
         "rate of none at the largest batch; one phase each. Latency counts from when a request was "
         "due."
     )
     header = ("load", "requests/s", "policy", "requests", "failed", "mean ms", "p95 ms", "tokens/s")
-    return _section("Latency under load", header, map(_load_row, document.load), text)
+    return _section(LOADED, "Latency under load", header, map(_load_row, document.load), text)
 
 
 def _load_row(point: LoadPoint) -> Sequence[str]:
@@ -188,15 +184,13 @@ def _load_row(point: LoadPoint) -> Sequence[str]:
         point.policy,
         str(point.num_requests),
         str(point.num_failed),
-        "-" if point.mean_ms is None else f"{point.mean_ms:.0f}",
-        "-" if point.p95_ms is None else f"{point.p95_ms:.0f}",
+        MISSING if point.mean_ms is None else f"{point.mean_ms:.0f}",
+        MISSING if point.p95_ms is None else f"{point.p95_ms:.0f}",
         f"{point.tokens_tps:.1f}",
     )
 
 
 def _section(
-    title: str, header: Sequence[str], rows: Iterable[Sequence[str]], text: str = ""
-) -> str:
-    table = [header, ["---"] * len(header), *rows]
-    lines = "\n".join(f"| {' | '.join(cells)} |" for cells in table)
-    return "\n\n".join(part for part in (f"## {title}", text, lines) if part)
+    name: str, title: str, header: Sequence[str], rows: Iterable[Sequence[str]], text: str
+) -> Section:
+    return Section(name, title, [Text(text), Table(header, list(rows))])

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 
 from smartspec_bench.expand import Size
 
-BASELINE = "none"
-POLICIES = (BASELINE, "fixed:1", "fixed:3", "fixed:5", "fixed:7", "goodput")
-LOADED_POLICIES = (BASELINE, "fixed:3", "goodput")
+BASELINE, JUDGED = "none", "goodput"
+POLICIES = (BASELINE, "fixed:1", "fixed:3", "fixed:5", "fixed:7", JUDGED)
+LOADED_POLICIES = (BASELINE, "fixed:3", JUDGED)
 """Under load that arrives by itself."""
 
 LOADS = (0.3, 0.6, 0.9, 1.2)

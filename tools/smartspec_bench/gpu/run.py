@@ -22,14 +22,15 @@ from smartspec_bench.gpu.document import (
     Document,
     json_text,
     with_part,
-    write_whole,
 )
 from smartspec_bench.gpu.exact import check_exactness
 from smartspec_bench.gpu.load import measure_load
-from smartspec_bench.gpu.page import page
+from smartspec_bench.gpu.page import report
 from smartspec_bench.gpu.pair import build_pair
 from smartspec_bench.gpu.passes import bandwidth
 from smartspec_bench.gpu.plan import Plan
+from smartspec_bench.report.blocks import markdown
+from smartspec_sim.traces.files import write_text
 
 JSON_NAME, PAGE_NAME = "gpu.json", "gpu.md"
 
@@ -77,5 +78,5 @@ class _Kept:
     def add(self, part: str, lacks: list[str] | None = None, **values: Any) -> None:
         elapsed_s = time.monotonic() - self._started_s
         self.document = with_part(self.document, part, lacks or [], elapsed_s, **values)
-        write_whole(self._folder / JSON_NAME, json_text(self.document))
-        write_whole(self._folder / PAGE_NAME, page(self.document))
+        write_text(self._folder / JSON_NAME, json_text(self.document))
+        write_text(self._folder / PAGE_NAME, markdown(report(self.document)))

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from smartspec_cli.commands import USAGE_ERROR, fail
 
+if TYPE_CHECKING:
+    from smartspec_bench.report.blocks import Report
+
 
 def report(
-    result: Annotated[Path, typer.Argument(help="JSON document of `bench load`.")],
+    result: Annotated[Path, typer.Argument(help="JSON document of `bench load`, or gpu.json.")],
     html: Annotated[
         Path | None, typer.Option(help="The page; else beside RESULT, ending in .html.")
     ] = None,
@@ -19,30 +22,44 @@ def report(
         Path | None, typer.Option(help="Directory for the pictures as PNG files too.")
     ] = None,
 ) -> None:
-    """Write one HTML page of a run of `bench load`, with its pictures inside; it needs no network
-    and no script. Documents of `bench arms` and `bench overhead` have no page: they print a table.
+    """Write one HTML page of a run of `bench load`, or of gpu.json of `scripts/bench --gpu`, with
+    its charts inside; it needs no network. Documents of `bench arms` and `bench overhead` have no
+    page: they print a table.
 
     The last line of stdout is the page's path.
     """
-    from smartspec_bench.document import DocumentError, read
+    from smartspec_bench.document import DocumentError
 
     try:
-        document = read(result)
+        made = _report_of(result)
+        from smartspec_bench.report.html import page, write_pictures
     except DocumentError as error:
         fail(str(error), USAGE_ERROR)
-    try:
-        from smartspec_bench.page import page
-        from smartspec_bench.pictures import pictures as pictures_of
-        from smartspec_bench.pictures import write_pictures
     except ModuleNotFoundError as error:
         fail(f"the page needs {error.name}: pip install 'smartspec-py[plot]'")
-    drawn = pictures_of(document)
     path = html or result.with_suffix(".html")
     try:
-        path.write_text(page(document, drawn), encoding="utf-8")
+        path.write_text(page(made), encoding="utf-8")
         if pictures is not None:
-            for file in write_pictures(drawn, pictures):
+            for file in write_pictures(made, pictures):
                 typer.echo(file)
     except OSError as error:
         fail(str(error))
     typer.echo(path)
+
+
+def _report_of(path: Path) -> Report:
+    """Raises DocumentError."""
+    from smartspec_bench.document import kind_of, raw_of, read
+    from smartspec_bench.gpu import document as gpu
+
+    if kind_of(raw := raw_of(path))[0] != gpu.FORMAT:
+        document = read(path)
+        from smartspec_bench.report.load import report as report_of_load
+
+        return report_of_load(document)
+    measured = gpu.parsed(path, raw)
+    from smartspec_bench.gpu.charts import charts_of
+    from smartspec_bench.gpu.page import report as report_of_gpu
+
+    return report_of_gpu(measured, charts_of(measured))

@@ -83,7 +83,7 @@ def simulate(
     jobs: Annotated[int, _of_output(help="Processes at once.", min=1, max=256)] = 1,
     json_file: Annotated[Path | None, _of_output("--json", help="Also write it there.")] = None,
     plot: Annotated[
-        Path | None, _of_output(help="Picture of latency against load; needs matplotlib.")
+        Path | None, _of_output(help="Picture of latency against load; needs Altair.")
     ] = None,
 ) -> None:
     """Simulate policies: the server's own loop and planner, engines that only count, a clock of

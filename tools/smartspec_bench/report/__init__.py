@@ -1,0 +1,1 @@
+"""Reports of benchmarks: blocks, their rendering, and what each document's report says."""

@@ -1,0 +1,161 @@
+"""Phases that repeat one another, put together; the numbers of a phase that a report shows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from smartspec_bench.document import Phase
+from smartspec_bench.plan import GLOBAL, JUDGED, NONE, STEADY
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number of a phase. label: of axes; column: of tables. of: None where it is not known."""
+
+    name: str
+    label: str
+    column: str
+    of: Callable[[Phase], float | None]
+
+    @property
+    def is_time(self) -> bool:
+        """Then its axis is logarithmic."""
+        return self.label.endswith(", ms")
+
+
+E2E_MEAN = Metric(
+    "e2e-mean", "mean end-to-end latency, ms", "e2e mean, ms", lambda phase: phase.e2e_ms.mean
+)
+E2E_P99 = Metric(
+    "e2e-p99", "99th percentile of latency, ms", "e2e p99, ms", lambda phase: phase.e2e_ms.p99
+)
+TTFT_MEAN = Metric(
+    "ttft-mean", "mean time to first token, ms", "TTFT mean, ms", lambda phase: phase.ttft_ms.mean
+)
+TPOT_MEAN = Metric(
+    "tpot-mean", "mean time per token, ms", "TPOT mean, ms", lambda phase: phase.tpot_ms.mean
+)
+TOKEN_GOODPUT = Metric(
+    "token-goodput",
+    "generated tokens a second (token_goodput_tps)",
+    "token_goodput_tps",
+    lambda phase: phase.token_goodput_tps,
+)
+SLO_GOODPUT = Metric(
+    "slo-goodput",
+    "",
+    "slo_goodput_rps",
+    lambda phase: phase.slo_goodput_rps,
+)
+DRAFT_LEN = Metric(
+    "draft-len",
+    "mean draft length, tokens",
+    "draft length, mean",
+    lambda phase: phase.mean_draft_len,
+)
+ACCEPTANCE = Metric(
+    "acceptance", "accepted drafts, share", "accepted, share", lambda phase: phase.acceptance_rate
+)
+TABLE = (
+    E2E_MEAN,
+    Metric("e2e-p50", "", "e2e p50, ms", lambda phase: phase.e2e_ms.p50),
+    E2E_P99,
+    TTFT_MEAN,
+    Metric("ttft-p99", "", "TTFT p99, ms", lambda phase: phase.ttft_ms.p99),
+    TPOT_MEAN,
+    Metric("itl-p99", "", "ITL p99, ms", lambda phase: phase.itl_ms.p99),
+    TOKEN_GOODPUT,
+    SLO_GOODPUT,
+    DRAFT_LEN,
+    ACCEPTANCE,
+    Metric("lag-p99", "", "send lag p99, ms", lambda phase: phase.send_lag_ms.p99),
+)
+"""Columns of the tables of phases."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """Repeats of one policy under one load. rate_rps: the mean over them."""
+
+    shape: str
+    workload: str
+    load: float
+    rate_rps: float
+    policy: str
+    phases: tuple[Phase, ...]
+
+    @property
+    def level(self) -> float:
+        """What tells loads of one shape apart; see `points_of`."""
+        return level_of(self.phases[0])
+
+    def values(self, metric: Metric) -> list[float]:
+        """Of the repeats that have it."""
+        found = (metric.of(phase) for phase in self.phases)
+        return [value for value in found if value is not None and math.isfinite(value)]
+
+    def mean(self, metric: Metric) -> float | None:
+        """Over repeats, each counted once."""
+        values = self.values(metric)
+        return sum(values) / len(values) if values else None
+
+    def total(self, count: Callable[[Phase], int]) -> int:
+        return sum(count(phase) for phase in self.phases)
+
+
+def level_of(phase: Phase) -> float:
+    """A steady load is known by its share of saturation, or else its rate; one that changes by
+    its shape alone, as its rate is what happened to come due."""
+    return (phase.load or phase.rate_rps) if phase.shape == STEADY else 0.0
+
+
+def points_of(phases: Iterable[Phase]) -> list[Point]:
+    """In the order of shapes and workloads as run, then by load, then by policy."""
+    groups: dict[tuple[str, str, float, str], list[Phase]] = {}
+    for phase in phases:
+        key = (phase.shape, phase.workload, level_of(phase), phase.policy)
+        groups.setdefault(key, []).append(phase)
+    places = list(dict.fromkeys(key[:2] for key in groups))
+    ranks = {name: rank for rank, name in enumerate(ordered(key[3] for key in groups))}
+    keys = sorted(groups, key=lambda key: (places.index(key[:2]), key[2], ranks[key[3]]))
+    return [_point(groups[key]) for key in keys]
+
+
+def _point(phases: Sequence[Phase]) -> Point:
+    first = phases[0]
+    rate_rps = sum(phase.rate_rps for phase in phases) / len(phases)
+    return Point(first.shape, first.workload, first.load, rate_rps, first.policy, tuple(phases))
+
+
+def by_place(points: Sequence[Point]) -> list[list[Point]]:
+    """Those of each shape and workload, in the order of `points`."""
+    groups: dict[tuple[str, str], list[Point]] = {}
+    for point in points:
+        groups.setdefault((point.shape, point.workload), []).append(point)
+    return list(groups.values())
+
+
+def has_line(points: Sequence[Point]) -> bool:
+    """Whether there are several rates of a steady load. points: of one place."""
+    return len({point.level for point in points if point.shape == STEADY}) > 1
+
+
+def ordered(policies: Iterable[str]) -> list[str]:
+    """Each once: the adaptive ones, none, the fixed by length, then the rest by name."""
+    first = [JUDGED, GLOBAL, NONE]
+
+    def key(policy: str) -> tuple[int, int, str]:
+        if policy in first:
+            return first.index(policy), 0, policy
+        length = fixed_len(policy)
+        return (len(first), length, policy) if length is not None else (len(first) + 1, 0, policy)
+
+    return sorted(set(policies), key=key)
+
+
+def fixed_len(policy: str) -> int | None:
+    """K of `fixed:K`."""
+    kind, _, number = policy.partition(":")
+    return int(number) if kind == "fixed" and number.isdigit() else None
