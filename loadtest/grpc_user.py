@@ -10,18 +10,15 @@ from collections.abc import Generator, Mapping
 from typing import Any
 
 import grpc.experimental.gevent as grpc_gevent  # type: ignore[import-untyped]
-import numpy as np
 import tritonclient.grpc as triton
 from llm_user import LlmUser
 from tritonclient.utils import InferenceServerException
 
-from smartspec_bench.open_loop import ExchangeError
-from smartspec_py.api.contract import INPUTS, MODEL_NAME
-from smartspec_py.api.tensor_spec import NUMPY_TYPES
+from smartspec_bench.streams import StreamError, grpc_inputs, grpc_outputs
+from smartspec_py.api.contract import MODEL_NAME
 
 grpc_gevent.init_gevent()
 
-DTYPES = {spec.name: spec.dtype for spec in INPUTS}
 Arrived = queue.Queue[tuple[Any, InferenceServerException | None]]
 
 
@@ -48,7 +45,7 @@ class GrpcUser(LlmUser):
     def stream(self, fields: Mapping[str, Any]) -> Generator[Mapping[str, Any]]:
         is_over = False
         try:
-            inputs = [_tensor(name, value) for name, value in fields.items()]
+            inputs = grpc_inputs(fields)
             self._client.async_stream_infer(MODEL_NAME, inputs, enable_empty_final_response=True)
             while not is_over:
                 result, error = self._arrived.get()
@@ -56,34 +53,11 @@ class GrpcUser(LlmUser):
                     raise error
                 is_over = result.get_response().parameters["triton_final_response"].bool_param
                 if result.get_response().outputs:
-                    yield _outputs(result)
+                    yield grpc_outputs(result)
         except InferenceServerException as error:
-            raise ExchangeError(str(error.message())) from error
+            raise StreamError(str(error.message())) from error
         finally:
             if not is_over:
                 # What is still to come must not be taken for the answer to the next request.
                 self._client.stop_stream(cancel_requests=True)
                 self._open()
-
-
-def _tensor(name: str, value: Any) -> Any:
-    """[1, n] of a list, [1, 1] of anything else. Raises ExchangeError."""
-    if name not in DTYPES:
-        raise ExchangeError(f"--fields: {name!r} is no input of the model")
-    dtype = DTYPES[name]
-    values = value if isinstance(value, list) else [value]
-    raw = [item.encode() if isinstance(item, str) else item for item in values]
-    array: Any = np.array([raw], dtype=NUMPY_TYPES[dtype])
-    tensor = triton.InferInput(name, list(array.shape), "BYTES" if dtype == "STRING" else dtype)
-    tensor.set_data_from_numpy(array)
-    return tensor
-
-
-def _outputs(result: Any) -> Mapping[str, Any]:
-    """As a JSON event would have them."""
-    return {o.name: _value(result.as_numpy(o.name)) for o in result.get_response().outputs}
-
-
-def _value(array: Any) -> Any:
-    values = [v.decode() if isinstance(v, bytes) else v for v in array.ravel().tolist()]
-    return values[0] if len(values) == 1 else values

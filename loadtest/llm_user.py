@@ -19,7 +19,7 @@ from load_run import OVER, LoadRun
 from locust import User, task
 from locust.exception import StopUser
 
-from smartspec_bench.open_loop import NO_FINISH, TIMED_OUT, Exchange, ExchangeError
+from smartspec_bench.streams import NO_FINISH, TIMED_OUT, Exchange, StreamError
 
 BROKEN = "this client failed: see Locust's table of exceptions"
 
@@ -35,7 +35,7 @@ class LlmUser(User):
     """Of all users; set when a run starts."""
 
     def stream(self, fields: Mapping[str, Any]) -> Generator[Mapping[str, Any]]:
-        """The responses of one request. Raises ExchangeError."""
+        """The responses of one request. Raises StreamError."""
         raise NotImplementedError(f"{type(self).__name__} must say how it streams")
 
     @task
@@ -60,28 +60,26 @@ class LlmUser(User):
         """What went wrong; None where nothing did."""
         try:
             with (
-                gevent.Timeout(self.load.timeout_s, ExchangeError(TIMED_OUT)),
+                gevent.Timeout(self.load.timeout_s, StreamError(TIMED_OUT)),
                 closing(self.stream(fields)) as responses,
             ):
                 for response in responses:
                     exchange.take(response, self.load.now_s())
-        except ExchangeError as error:
+        except StreamError as error:
             return str(error)
         return None if exchange.last.get("finish_reason") else NO_FINISH
 
     def _fire(self, exchange: Exchange) -> None:
         timing = exchange.timing
         if not timing.is_finished:
-            self._fire_row("e2e", None, ExchangeError(timing.error))
+            self._fire_row("e2e", None, StreamError(timing.error))
             return
         self._fire_row("ttft", timing.ttft_s(timing.scheduled_s))
         if timing.tpot_s is not None:
             self._fire_row("tpot", timing.tpot_s)
         self._fire_row("e2e", timing.e2e_s(timing.scheduled_s))
 
-    def _fire_row(
-        self, name: str, seconds: float | None, error: ExchangeError | None = None
-    ) -> None:
+    def _fire_row(self, name: str, seconds: float | None, error: StreamError | None = None) -> None:
         self.environment.events.request.fire(
             request_type=self.transport,
             name=name,

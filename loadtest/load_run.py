@@ -16,8 +16,8 @@ from typing import Any, TextIO
 
 from stages import make_stages, stage_at, users_at
 
-from smartspec_bench.open_loop import Exchange
 from smartspec_bench.prompts import MIXED, Prompt, generated, read_prompts, repeated
+from smartspec_bench.streams import Exchange
 from smartspec_bench.workloads import WORKLOADS
 
 OVER = "cut off: the run was over"
@@ -73,9 +73,7 @@ class LoadRun:
     def send(self) -> tuple[Exchange, Mapping[str, Any]]:
         """The next request and its fields; it counts as sent now."""
         prompt = self._next_prompt()
-        fields = {**self._fields, "text_input": prompt.text}
-        if prompt.max_tokens is not None:
-            fields["max_tokens"] = prompt.max_tokens
+        fields = {**self._fields, **prompt.fields}
         now_s = self.now_s()
         exchange = Exchange(self._num_sent, now_s, prompt.kind, sent_s=now_s)
         self._num_sent += 1

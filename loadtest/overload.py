@@ -13,20 +13,22 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import random
 import statistics
 import sys
 import tempfile
-import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-
+from smartspec_bench.open_loop import Bounds, OpenLoop
+from smartspec_bench.prompts import Prompt
+from smartspec_bench.streams import Exchange, HttpStreams, ask, seconds_from_now
 from smartspec_bench.workloads import WORKLOADS, generate
 from smartspec_launch.triton_server import TritonServer, free_address
 from smartspec_py.serving.config import LimitsConfig, ServerConfig, TorchEngineConfig
+from smartspec_sim.arrivals import arrival_times, poisson_gaps, steady
 
 MAX_TOKENS = 48
 NUM_ROWS = 8
@@ -38,6 +40,10 @@ SETTLING_S = 10.0
 """Left out at the start of each phase: the queue fills."""
 
 MEMORY_EVERY_S = 5.0
+TIMEOUT_S = 120.0
+MOST_REQUESTS = 1_000_000
+
+FIELDS = {"max_tokens": MAX_TOKENS, "end_id": -1, "stream": True, "reuse_prefix": False}
 
 
 @dataclass
@@ -80,78 +86,48 @@ def _percentile(values: list[float], share: float) -> float | None:
     return round(sorted(values)[min(len(values) - 1, int(share * len(values)))], 4)
 
 
-def _fields(index: int) -> dict[str, Any]:
-    workload = WORKLOADS[index % len(WORKLOADS)]
-    return {
-        "text_input": generate(workload, 77, index).prompt,
-        "max_tokens": MAX_TOKENS,
-        "end_id": -1,
-        "seed": index + 1,
-        "stream": True,
-        "reuse_prefix": False,
-    }
+def _prompts() -> Iterator[Prompt]:
+    for index in count():
+        yield Prompt(generate(WORKLOADS[index % len(WORKLOADS)], 77, index).prompt)
 
 
-async def _request(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> str:
-    """served, refused, or the error as it came."""
-    async with session.post(url, json=body) as response:
-        last = ""
-        async for line in response.content:
-            last = line.decode() if line.strip() else last
-        if response.status == 200 and '"finish_reason":"length"' in last:
-            return "served"
-        return "refused" if "queue is full" in last else f"{response.status}: {last[:200]}"
-
-
-async def _one(
-    session: aiohttp.ClientSession, url: str, phase: Phase, index: int, end: float
-) -> None:
-    start = time.monotonic()
-    try:
-        outcome = await _request(session, url, _fields(index))
-    except (TimeoutError, aiohttp.ClientError) as error:
-        outcome = repr(error)
-    took_s = time.monotonic() - start
-    if outcome not in ("served", "refused"):
-        phase.num_other_errors += 1
-        print(f"{phase.name}: {outcome}", file=sys.stderr)
-    elif start >= end:
-        (phase.served_s if outcome == "served" else phase.refused_s).append(took_s)
-
-
-async def _closed_loop(session: aiohttp.ClientSession, url: str, seconds: float) -> float:
+async def _served_rps(streams: HttpStreams, seconds: float) -> float:
     """Requests a second that NUM_ROWS clients get served, who each send one after the other."""
-    stop, num_served = time.monotonic() + seconds, 0
+    now_s, prompts, num_served = seconds_from_now(), _prompts(), 0
 
-    async def client(number: int) -> None:
+    async def client() -> None:
         nonlocal num_served
-        index = number
-        while time.monotonic() < stop:
-            if await _request(session, url, _fields(index)) == "served":
-                num_served += 1
-            index += NUM_ROWS
+        while now_s() < seconds:
+            await ask(streams, {**FIELDS, **next(prompts).fields})
+            num_served += 1
 
-    start = time.monotonic()
-    await asyncio.gather(*(client(number) for number in range(NUM_ROWS)))
-    return num_served / (time.monotonic() - start)
+    await asyncio.gather(*(client() for _ in range(NUM_ROWS)))
+    return num_served / now_s()
 
 
-async def _open_loop(
-    session: aiohttp.ClientSession, url: str, phase: Phase, seconds: float, server: TritonServer
+async def _overload(
+    streams: HttpStreams, phase: Phase, seconds: float, server: TritonServer
 ) -> Phase:
-    """Poisson arrivals at absolute times, whatever becomes of those before."""
-    rng = random.Random(1)
-    start = due = time.monotonic()
-    next_memory = start + SETTLING_S
-    async with asyncio.TaskGroup() as tasks:
-        while due < start + seconds:
-            await asyncio.sleep(max(0.0, due - time.monotonic()))
-            tasks.create_task(_one(session, url, phase, phase.num_sent, start + SETTLING_S))
-            phase.num_sent += 1
-            due += rng.expovariate(phase.rate_hz)
-            if time.monotonic() >= next_memory:
-                phase.memory_mib.append(round(_resident_mib(server.pid), 1))
-                next_memory += MEMORY_EVERY_S
+    now_s = seconds_from_now()
+    next_memory_s = SETTLING_S
+
+    def ended(exchange: Exchange) -> None:
+        nonlocal next_memory_s
+        is_refused = "queue is full" in (exchange.error or "")
+        if exchange.error is not None and not is_refused:
+            phase.num_other_errors += 1
+            print(f"{phase.name}: {exchange.error}", file=sys.stderr)
+        elif exchange.scheduled_s >= SETTLING_S:
+            took_s = now_s() - exchange.scheduled_s
+            (phase.refused_s if is_refused else phase.served_s).append(took_s)
+        if now_s() >= next_memory_s:
+            phase.memory_mib.append(round(_resident_mib(server.pid), 1))
+            next_memory_s += MEMORY_EVERY_S
+
+    times = arrival_times(poisson_gaps(1), steady(phase.rate_hz, seconds))
+    bounds = Bounds(MOST_REQUESTS, seconds, MOST_REQUESTS, TIMEOUT_S)
+    exchanges = await OpenLoop(streams, bounds, FIELDS).run(times, _prompts(), ended)
+    phase.num_sent = len(exchanges)
     return phase
 
 
@@ -171,17 +147,14 @@ def _resident_mib(group: int) -> float:
 
 
 async def _run(server: TritonServer, scale: float) -> list[Phase]:
-    url = f"{server.address.http_url}/v2/models/smartspec/generate_stream"
-    timeout = aiohttp.ClientTimeout(total=120)
-    connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
-        await _closed_loop(session, url, 5)
-        rate_hz = await _closed_loop(session, url, 30)
+    async with HttpStreams(server.address.http_url) as streams:
+        await _served_rps(streams, 5)
+        rate_hz = await _served_rps(streams, 30)
         print(f"serves {rate_hz:.2f} requests/s of {MAX_TOKENS} tokens", file=sys.stderr)
         found = []
         for factor, length in PHASES:
             phase = Phase(f"{factor:g} times", factor * rate_hz)
-            found.append(await _open_loop(session, url, phase, length * scale, server))
+            found.append(await _overload(streams, phase, length * scale, server))
             print(json.dumps(phase.summary()), file=sys.stderr)
         return found
 

@@ -9,7 +9,7 @@ from llm_user import LlmUser
 from locust import FastHttpUser
 from locust.contrib.fasthttp import FAILURE_EXCEPTIONS
 
-from smartspec_bench.open_loop import ExchangeError, outputs_of
+from smartspec_bench.streams import StreamError, outputs_of
 from smartspec_py.api.contract import MODEL_NAME
 
 PATH = f"/v2/models/{MODEL_NAME}/generate_stream"
@@ -32,13 +32,13 @@ class SseUser(LlmUser, FastHttpUser):
                 PATH, json=dict(fields), stream=True, catch_response=True, name=HEADERS_ROW
             ) as response:
                 if response.status_code != 200:
-                    raise ExchangeError(_reason(response))
+                    raise StreamError(_reason(response))
                 # Other ways to read it wait for whole blocks, and for the end of short answers.
                 for line in iter(lambda: response.stream.readline(b"\n"), b""):
                     if line.startswith(b"data:"):
                         yield outputs_of(line.removeprefix(b"data:"))
         except FAILURE_EXCEPTIONS as error:
-            raise ExchangeError(f"{type(error).__name__}: {error}") from error
+            raise StreamError(f"{type(error).__name__}: {error}") from error
 
 
 def _reason(response: Any) -> str:

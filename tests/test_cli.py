@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from smartspec_bench.comparison import Answer, summarise
+from smartspec_bench.comparison import summarise
 from smartspec_bench.expand import PRESETS
+from smartspec_bench.streams import Exchange
 from smartspec_cli.app import COMMANDS, app
 from smartspec_launch import paths
 from smartspec_launch.triton_server import free_address
@@ -186,18 +187,25 @@ def test_caches_lie_in_the_users_cache_directory(monkeypatch: pytest.MonkeyPatch
     assert paths.run_dir(8000) == Path("/home/ada/.cache/smartspec/run-8000")
 
 
+def answered(text: str, steps: int, drafted: int, accepted: int, seconds: float) -> Exchange:
+    """10 tokens."""
+    names = ("num_steps", "total_draft_tokens", "total_accepted_draft_tokens")
+    last = dict(zip(names, (steps, drafted, accepted), strict=True))
+    return Exchange(0, 0.0, sent_s=0.0, chunk_s=[seconds], chunk_tokens=[10], text=text, last=last)
+
+
 def test_summary_by_hand() -> None:
     """With: 10 tokens in 5 steps, 15 drafted; 2, 1 and 4 s: 5, 10 and 2.5 tokens/s, median 5.
 
     Without: 10 tokens in 4 s three times: 2.5. So twice the speed, 3 drafted and 2 kept a step.
     """
-    speculated = [Answer("a", 10, 5, 15, 5, seconds) for seconds in (2.0, 1.0, 4.0)]
-    plain = [Answer("a", 10, 10, 0, 0, 4.0)] * 3
+    speculated = [answered("a", 5, 15, 5, seconds) for seconds in (2.0, 1.0, 4.0)]
+    plain = [answered("a", 10, 0, 0, 4.0)] * 3
     row = summarise("qa", "HTTP", speculated, plain)
     assert (row.tokens_per_s_with, row.tokens_per_s_without, row.speed_up) == (5.0, 2.5, 2.0)
     assert (row.mean_draft_len, row.mean_acceptance_len) == (3.0, 2.0)
     assert row.is_same_text
-    assert not summarise("qa", "HTTP", speculated, [Answer("b", 1, 1, 0, 0, 1.0)]).is_same_text
+    assert not summarise("qa", "HTTP", speculated, [answered("b", 1, 0, 0, 1.0)]).is_same_text
 
 
 @pytest.mark.triton

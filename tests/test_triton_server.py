@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from smartspec_bench.streams import GrpcTransport, HttpTransport, StreamError
+from smartspec_bench.streams import GrpcStreams, HttpStreams, StreamError, ask_alone
 from smartspec_launch import drain, files, foreground
 from smartspec_launch.address import behind_front
 from smartspec_launch.interpreter import Interpreter, InterpreterError, check_interpreter
@@ -237,13 +237,13 @@ def group_members(pid: int) -> list[str]:
 @pytest.mark.triton
 def test_both_transports_stream(server: TritonServer) -> None:
     fields = {"text_input": "hello", "max_tokens": 3, "stream": True, "temperature": 0.0}
-    with GrpcTransport(server.address) as grpc:
-        for transport in (HttpTransport(server.address), grpc):
-            responses = list(transport.stream(fields))
-            assert [each["text_output"] for each in responses] == ["word0 ", "word1 ", "word2 "]
-            assert responses[-1]["finish_reason"] == "length"
-            with pytest.raises(StreamError, match="told to fail: error"):
-                list(transport.stream(fields | {"text_input": "error"}))
+    address = server.address
+    for streams in (HttpStreams(address.http_url), GrpcStreams(address.grpc_url)):
+        responses = ask_alone(streams, fields)
+        assert [each["text_output"] for each in responses] == ["word0 ", "word1 ", "word2 "]
+        assert responses[-1]["finish_reason"] == "length"
+        with pytest.raises(StreamError, match="told to fail: error"):
+            ask_alone(streams, fields | {"text_input": "error"})
 
 
 def restrictions(pid: int) -> list[tuple[str, str, str]]:
@@ -437,7 +437,7 @@ def test_a_model_that_triton_keeps_holds_no_stop_up(
     monkeypatch.setattr(drain, "KEPT_S", 0.5)
     server = start_stand_in(tmp_path)
     fields = {"text_input": "keep", "max_tokens": 2}
-    assert len(list(HttpTransport(server.address).stream(fields))) == 2
+    assert len(ask_alone(HttpStreams(server.address.http_url), fields)) == 2
     start = time.monotonic()
     assert server.stop() == 0
     assert time.monotonic() - start < CONFIG.limits.drain_s
@@ -467,7 +467,7 @@ def test_foreground_ends_with_1_when_the_model_unloads_itself(tmp_path: Path) ->
     def unload() -> None:
         fields = {"text_input": "unload", "max_tokens": 1}
         with pytest.raises(StreamError, match="told to fail: unload"):
-            list(HttpTransport(server.address).stream(fields))
+            ask_alone(HttpStreams(server.address.http_url), fields)
 
     with seen.file:
         code = foreground.run_in_foreground(server, seen, on_ready=unload)
@@ -487,7 +487,7 @@ def test_foreground_ends_with_1_when_the_loop_of_the_real_backend_dies(tmp_path:
     def ask() -> None:
         fields = {"text_input": "hello", "max_tokens": 50, "stream": True}
         with pytest.raises(StreamError) as caught:
-            list(HttpTransport(server.address).stream(fields))
+            ask_alone(HttpStreams(server.address.http_url), fields)
         failures.append(str(caught.value))
 
     with console.file:
@@ -505,7 +505,7 @@ def test_foreground_ends_when_the_front_dies(tmp_path: Path) -> None:
 
     def ask_and_kill() -> None:
         fields = {"text_input": "hello", "max_tokens": 3, "stream": True}
-        assert len(list(HttpTransport(address).stream(fields))) == 3
+        assert len(ask_alone(HttpStreams(address.http_url), fields)) == 3
         os.kill(server.front_pid, signal.SIGKILL)
 
     with console.file:

@@ -18,8 +18,9 @@ from typing import Any
 
 from summary import read_timings
 
-from smartspec_bench.open_loop import Bounds, HttpStreams, OpenLoop
+from smartspec_bench.open_loop import Bounds, OpenLoop
 from smartspec_bench.prompts import MIXED, Prompt, generated, read_prompts, repeated
+from smartspec_bench.streams import HttpStreams
 from smartspec_py.api.contract import MODEL_NAME
 from smartspec_sim.arrivals import arrival_times, constant_gaps, steady
 from smartspec_sim.latency import RequestTiming, summarise
@@ -101,7 +102,7 @@ def run_ours(case: Case, url: str, files: Files, folder: Path) -> Figures:
 async def _open_loop(case: Case, url: str, prompts: Sequence[Prompt]) -> list[RequestTiming]:
     bounds = Bounds(case.num_requests, max_s=RUN_LIMIT_S)
     times = arrival_times(constant_gaps(), steady(case.rate))
-    async with HttpStreams(f"{url}/v2/models/{MODEL_NAME}/generate_stream") as streams:
+    async with HttpStreams(url) as streams:
         exchanges = await OpenLoop(streams, bounds, FIELDS).run(times, repeated(prompts))
     return [exchange.timing for exchange in exchanges]
 

@@ -28,22 +28,19 @@ from numpy.typing import NDArray
 
 from smartspec_py.core.cost import CostModel
 from smartspec_py.core.types import SequenceId, SequenceView
-from smartspec_py.engines.base import TargetCapabilities
-from smartspec_py.serving.admission import CacheBudget
 from smartspec_py.serving.config import DRAFT_MODEL
 from smartspec_py.serving.controller import Controller
-from smartspec_py.serving.inbox import Inbox
-from smartspec_py.serving.loop import StepLoop
-from smartspec_py.serving.messages import LoopState, Update
+from smartspec_py.serving.messages import Update
 from smartspec_py.serving.profile import load_cost
 from smartspec_py.serving.request import Request
 from smartspec_py.serving.step import Decision, StepRecord
 from smartspec_sim.acceptance import DraftRuns, draw_runs
-from smartspec_sim.engine import PLACEHOLDER, SimProposer, SimTarget
+from smartspec_sim.engine import PLACEHOLDER, SimProposer, SimTarget, sim_capabilities
 from smartspec_sim.hardware import Hardware, gpu_hardware
 from smartspec_sim.simulate import SAMPLING
 from smartspec_sim.workload import only
 from smartspec_testing.clock import VirtualClock
+from smartspec_testing.offline import OfflineLoop
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -205,25 +202,26 @@ class ClosedLoop:
         self._owner: dict[SequenceId, int] = {}
         self._numbers = count(1)
         self._clock = VirtualClock()
-        self._inbox = Inbox(len(clients))
         self._num_tokens = 0
         self.draft_lens: Counter[int] = Counter()
         """Of all sequences in all steps."""
         self._tokens: list[int] = [0]
         self._seconds: list[float] = [0.0]
         longest = max(text.prompt_len + text.output_len for texts in clients for text in texts)
-        target = _CachedTarget(_capabilities(len(clients), longest), cost, self._clock, self.texts)
+        capabilities = sim_capabilities(len(clients), longest, MAX_DRAFT_LEN, PREFILL_CHUNK)
+        target = _CachedTarget(capabilities, cost, self._clock, self.texts)
         proposer = _CachedProposer(DRAFT_MODEL, self.texts, MAX_DRAFT_LEN, cost, self._clock)
-        self.loop = StepLoop(
+        self._offline = OfflineLoop(
             target,
             {DRAFT_MODEL: proposer},
             believed or cost,
-            CacheBudget(0, 0, 0),
-            self._inbox,
-            PREFILL_CHUNK,
-            self._hear,
             self._clock.now,
+            max_queue=len(clients),
+            prefill_chunk=PREFILL_CHUNK,
+            on_update=self._take,
+            on_step=self._count,
         )
+        self.loop = self._offline.loop
 
     def run(self, num_tokens: int) -> Times:
         """Until all clients together have so many tokens."""
@@ -247,16 +245,17 @@ class ClosedLoop:
             arrival_s=self._clock.now(),
         )
         self.texts[sequence], self._owner[sequence] = text, client
-        self._inbox.put(request)
+        self._offline.put(request)
 
-    def _hear(self, news: Update | StepRecord | LoopState) -> None:
-        if isinstance(news, StepRecord):
-            self._num_tokens += news.num_generated
-            self._tokens.append(self._num_tokens)
-            self._seconds.append(self._clock.now())
-            self.draft_lens.update(num_drafted for num_drafted, _ in news.verifications)
-            self.draft_lens[0] += news.num_undrafted
-        elif isinstance(news, Update) and news.is_last:
+    def _count(self, step: StepRecord) -> None:
+        self._num_tokens += step.num_generated
+        self._tokens.append(self._num_tokens)
+        self._seconds.append(self._clock.now())
+        self.draft_lens.update(num_drafted for num_drafted, _ in step.verifications)
+        self.draft_lens[0] += step.num_undrafted
+
+    def _take(self, news: Update) -> None:
+        if news.is_last:
             sequence = news.sequence
             del self.texts[sequence]
             self._send(self._owner.pop(sequence))
@@ -370,16 +369,3 @@ def _contexts(text: Text) -> Ints:
     contexts = text.prompt_len + np.arange(text.output_len)
     contexts[0] -= 1
     return contexts
-
-
-def _capabilities(num_rows: int, longest: int) -> TargetCapabilities:
-    return TargetCapabilities(
-        max_sequences=num_rows,
-        max_context_len=longest,
-        max_draft_len=MAX_DRAFT_LEN,
-        max_decode_tokens=1,
-        max_prefill_tokens=PREFILL_CHUNK,
-        verifies_sampling=True,
-        vocab_size=PLACEHOLDER + 1,
-        bytes_per_token=0,
-    )

@@ -23,20 +23,18 @@ from pathlib import Path
 import numpy as np
 
 from smartspec_py.core.types import SequenceId
-from smartspec_py.engines.base import TargetCapabilities
 from smartspec_py.serving.admission import CacheBudget
 from smartspec_py.serving.config import DRAFT_MODEL, PROMPT_LOOKUP
-from smartspec_py.serving.inbox import Inbox
-from smartspec_py.serving.loop import StepLoop
-from smartspec_py.serving.messages import LoopState, Update
+from smartspec_py.serving.messages import Update
 from smartspec_py.serving.request import Request
 from smartspec_py.serving.step import StepRecord
 from smartspec_sim.acceptance import DraftRuns, draw_runs
-from smartspec_sim.engine import PLACEHOLDER, SimProposer, SimTarget
+from smartspec_sim.engine import PLACEHOLDER, SimProposer, SimTarget, sim_capabilities
 from smartspec_sim.hardware import gpu_hardware
 from smartspec_sim.simulate import SAMPLING
 from smartspec_sim.workload import SimRequest
 from smartspec_testing.clock import VirtualClock
+from smartspec_testing.offline import OfflineLoop
 from studies.document import publish, table
 
 NUM_STEPS = int(os.environ.get("STEPS", "100000"))
@@ -63,41 +61,33 @@ class Service:
     def __init__(self) -> None:
         self._texts: dict[SequenceId, SimRequest] = {}
         self._clock = VirtualClock()
-        self._inbox = Inbox(10 * WAITING)
         self._acceptances = pool()
         self.num_steps = self.num_requests = self.num_tokens = 0
         self.outcomes: Counter[str] = Counter()
         cost = gpu_hardware("h100", 1, "llama-3-8b", "eagle", NUM_ROWS).cost
         longest = MAX_PROMPT + MAX_OUTPUT
-        capabilities = TargetCapabilities(
-            max_sequences=NUM_ROWS,
-            max_context_len=longest,
-            max_draft_len=MAX_DRAFT_LEN,
-            max_decode_tokens=1,
-            max_prefill_tokens=CHUNK,
-            verifies_sampling=True,
-            vocab_size=PLACEHOLDER + 1,
-            bytes_per_token=2,
-        )
-        self.loop = StepLoop(
+        capabilities = sim_capabilities(NUM_ROWS, longest, MAX_DRAFT_LEN, CHUNK, 2)
+        self._offline = OfflineLoop(
             SimTarget(capabilities, cost, self._clock, self._texts),
             {
                 name: SimProposer(name, self._texts, MAX_DRAFT_LEN, cost, self._clock, size)
                 for name, size in ((DRAFT_MODEL, 1), (PROMPT_LOOKUP, 0))
             },
             cost,
-            CacheBudget(int(SHARE_OF_ROWS * NUM_ROWS * longest * 3), 2, 1),
-            self._inbox,
-            CHUNK,
-            self._hear,
             self._clock.now,
+            budget=CacheBudget(int(SHARE_OF_ROWS * NUM_ROWS * longest * 3), 2, 1),
+            max_queue=10 * WAITING,
+            prefill_chunk=CHUNK,
+            on_update=self._take,
+            on_step=self._count,
         )
+        self.loop = self._offline.loop
 
     def step(self) -> None:
         while len(self._texts) < NUM_ROWS + WAITING:
             self._put()
         if self.num_steps % 50 == 0:  # a client gives up: the one that has been there for longest
-            self._inbox.cancel(next(iter(self._texts)))
+            self._offline.inbox.cancel(next(iter(self._texts)))
         self._step()
 
     def drain(self) -> None:
@@ -108,7 +98,7 @@ class Service:
         self.loop.records.clear()
 
     def _step(self) -> None:
-        self.loop.step()
+        self._offline.step()
         self.num_steps += 1
 
     def _put(self) -> None:
@@ -133,7 +123,7 @@ class Service:
             deadline_s=now + 0.2 if number % 23 == 0 else None,
         )
         self._texts[number] = text
-        self._inbox.put(request)
+        self._offline.put(request)
 
     def _text(self, number: int) -> SimRequest:
         """Of two kinds, which draft well or badly; but one in 50 has a kind of its own."""
@@ -149,10 +139,11 @@ class Service:
             kind=kind,
         )
 
-    def _hear(self, news: Update | StepRecord | LoopState) -> None:
-        if isinstance(news, StepRecord):
-            self.num_tokens += news.num_generated
-        elif isinstance(news, Update) and news.is_last:
+    def _count(self, step: StepRecord) -> None:
+        self.num_tokens += step.num_generated
+
+    def _take(self, news: Update) -> None:
+        if news.is_last:
             del self._texts[news.sequence]
             self.outcomes[news.finish_reason.value if news.finish_reason else "error"] += 1
 

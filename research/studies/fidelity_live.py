@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -19,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from smartspec_bench.prompts import MIXED, generated
-from smartspec_launch.address import DIRECT
+from smartspec_bench.streams import step_trace
 from smartspec_launch.triton_server import TritonServer, free_address
-from smartspec_py.api.contract import MODEL_NAME
 from smartspec_py.core.types import FinishReason
 from smartspec_py.serving.config import LimitsConfig, ServerConfig, TorchEngineConfig
 from smartspec_sim.traces.oracle import OracleSequence, ProposerTrace, read_oracle
@@ -167,14 +165,7 @@ class Load:
 
     def _keep_steps(self, path: Path) -> None:
         """Those that were not kept with an earlier run."""
-        fields = {"text_input": "-", "max_tokens": 1, "explain_steps": NUM_STEPS}
-        request = urllib.request.Request(
-            f"{self._url}/v2/models/{MODEL_NAME}/generate",
-            json.dumps(fields).encode(),
-            {"Content-Type": "application/json"},
-        )
-        with DIRECT.open(request, timeout=60.0) as response:
-            header, *lines = json.loads(response.read())["explanation"].splitlines()
+        header, *lines = step_trace(self._url, NUM_STEPS).splitlines()
         starts = [json.loads(line)["start_s"] for line in lines]
         new = [line for line, s in zip(lines, starts, strict=True) if s > self._last_start_s]
         self._last_start_s = max([self._last_start_s, *starts])

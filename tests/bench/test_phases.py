@@ -17,9 +17,9 @@ from smartspec_bench.document import (
     read,
     write,
 )
-from smartspec_bench.open_loop import Exchange
 from smartspec_bench.phases import draft_lens, itl_s, phase_of, series_of, time_shares
 from smartspec_bench.plan import Point, Stretch, Turn
+from smartspec_bench.streams import Exchange
 from smartspec_bench.tables import compare_table, write_csv
 from smartspec_bench.warm_up import saturation_rps
 from smartspec_sim.latency import Slo

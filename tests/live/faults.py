@@ -25,7 +25,7 @@ from typing import Any
 
 import psutil
 
-from smartspec_bench.streams import GrpcTransport, HttpTransport, StreamError
+from smartspec_bench.streams import GrpcStreams, HttpStreams, StreamError, ask_alone
 from smartspec_launch.triton_server import Address, free_address
 from smartspec_py.serving.link import SHM_FOLDER
 
@@ -78,26 +78,17 @@ class Client(threading.Thread):
         self.end = "hangs"
 
     def run(self) -> None:
-        last: dict[str, Any] = {}
+        address = self._address
+        is_grpc = self.name == "gRPC"
+        streams = GrpcStreams(address.grpc_url) if is_grpc else HttpStreams(address.http_url)
         try:
-            if self.name == "HTTP":
-                last = self._read(HttpTransport(self._address))
-            else:
-                with GrpcTransport(self._address) as transport:
-                    last = self._read(transport)
-            self.end = last["finish_reason"]
+            responses = ask_alone(streams, FIELDS, lambda _: self.has_begun.set())
+            self.end = responses[-1]["finish_reason"]
         except StreamError as error:
             self.end = f"error: {error}"
         except Exception as error:
             self.end = type(error).__name__
         self.has_begun.set()
-
-    def _read(self, transport: HttpTransport | GrpcTransport) -> dict[str, Any]:
-        last: dict[str, Any] = {}
-        for response in transport.stream(FIELDS):
-            last = response
-            self.has_begun.set()
-        return last
 
 
 def serve(folder: Path, limits: dict[str, Any] | None = None, **engine: Any) -> Served:

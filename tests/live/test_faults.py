@@ -21,7 +21,7 @@ from faults import (
     stop_stub,
 )
 
-from smartspec_bench.streams import HttpTransport
+from smartspec_bench.streams import HttpStreams, ask_alone
 
 pytestmark = pytest.mark.triton
 
@@ -74,7 +74,7 @@ def test_a_hung_engine_fails_the_streams_with_its_reason(tmp_path: Path) -> None
 
 def test_a_stop_while_the_backend_stands_still_does_not_wait_for_it(tmp_path: Path) -> None:
     served = serve(tmp_path)
-    next(iter(HttpTransport(served.address).stream({"text_input": "a", "max_tokens": 1})))
+    ask_alone(HttpStreams(served.address.http_url), {"text_input": "a", "max_tokens": 1})
     stop_stub(served)
     start = time.monotonic()
     served.launcher.send_signal(signal.SIGTERM)

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from scrape import MODEL, Scrape, read, scrape_when
 from servers import fake_config, serving
-from wire import generate, generate_stream, grpc_inputs, grpc_stream, post
+from wire import generate, generate_stream, grpc_stream, post
 
+from smartspec_bench.streams import grpc_inputs
 from smartspec_launch.triton_server import TritonServer
 from smartspec_py.serving.config import LimitsConfig
 from smartspec_py.serving.metric_families import FAMILIES, Kind

@@ -9,19 +9,10 @@ import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import tritonclient.grpc as triton
 
 from smartspec_launch.triton_server import TritonServer
-from smartspec_py.api.contract import INPUTS, MODEL_NAME
-
-_NUMPY = {
-    "STRING": ("BYTES", np.object_),
-    "INT32": ("INT32", np.int32),
-    "UINT64": ("UINT64", np.uint64),
-    "FP32": ("FP32", np.float32),
-    "BOOL": ("BOOL", np.bool_),
-}
+from smartspec_py.api.contract import MODEL_NAME
 
 
 def post(
@@ -53,20 +44,6 @@ def generate_stream(server: TritonServer, **fields: Any) -> list[dict[str, Any]]
     assert status == 200, body
     lines = [line for line in body.splitlines() if line.startswith("data:")]
     return [json.loads(line.removeprefix("data:")) for line in lines]
-
-
-def grpc_inputs(fields: dict[str, Any]) -> list[Any]:
-    """Tensors [1, 1], or [1, n] of a list."""
-    dtypes = {spec.name: spec.dtype for spec in INPUTS}
-    inputs = []
-    for name, value in fields.items():
-        wire, dtype = _NUMPY[dtypes[name]]
-        values = value if isinstance(value, list) else [value]
-        array = np.array([[v.encode() if isinstance(v, str) else v for v in values]], dtype=dtype)
-        tensor = triton.InferInput(name, list(array.shape), wire)
-        tensor.set_data_from_numpy(array)
-        inputs.append(tensor)
-    return inputs
 
 
 def grpc_stream(

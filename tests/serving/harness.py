@@ -16,8 +16,6 @@ from smartspec_py.engines.trtllm.draft import TrtllmDraftProposer
 from smartspec_py.engines.trtllm.target import TrtllmTarget
 from smartspec_py.serving.admission import CacheBudget
 from smartspec_py.serving.config import DRAFT_MODEL, LimitsConfig, ServerConfig
-from smartspec_py.serving.inbox import Inbox
-from smartspec_py.serving.loop import StepLoop
 from smartspec_py.serving.messages import Conversation, LoopState, Update
 from smartspec_py.serving.metrics import ConfigInfo, Meter, NoMetrics
 from smartspec_py.serving.request import ErrorCode, GenerateParams, Request
@@ -34,6 +32,7 @@ from smartspec_testing.fake_engine import (
 )
 from smartspec_testing.fake_proposer import AcceptProb, FakeProposer
 from smartspec_testing.local import LocalSink
+from smartspec_testing.offline import OfflineLoop
 
 TOKENIZER_FILE = Path(__file__).parents[2] / "engines_build/tiny/target/tokenizer.json"
 TOKENIZER = Tokenizer.from_file(str(TOKENIZER_FILE))
@@ -118,22 +117,23 @@ class LoopHarness:
             clock=self.clock,
             bytes_per_token=per_token,
         )
-        self.inbox = Inbox(max_queue)
         self.stories: dict[int, Story] = {}
         self.requests: dict[int, Request] = {}
         self.sinks: dict[int, LocalSink] = {}
-        self._responder = Responder(self.inbox.cancel, Meter(ConfigInfo("", 0, "")), NoMetrics())
         self.states: list[tuple[float, LoopState]] = []
-        self.loop = StepLoop(
+        self._offline = OfflineLoop(
             self.target,
             {DRAFT_MODEL: self.proposer},
             cost,
-            CacheBudget(max_cache_tokens or 0, per_token, per_token),
-            self.inbox,
-            prefill_chunk,
-            self._keep,
             self.clock.now,
+            budget=CacheBudget(max_cache_tokens or 0, per_token, per_token),
+            max_queue=max_queue,
+            prefill_chunk=prefill_chunk,
+            on_update=self._keep,
+            on_state=lambda state: self.states.append((self.clock.now(), state)),
         )
+        self.inbox, self.loop = self._offline.inbox, self._offline.loop
+        self._responder = Responder(self.inbox.cancel, Meter(ConfigInfo("", 0, "")), NoMetrics())
 
     def submit(
         self,
@@ -163,7 +163,7 @@ class LoopHarness:
             arrival_s=now,
             deadline_s=None if deadline_s is None else now + deadline_s,
         )
-        self.inbox.put(request)
+        self._offline.put(request)
         if stop_words:
             sink = self.sinks[number] = LocalSink()
             params = GenerateParams(text="", max_tokens=max_tokens, stream=True)
@@ -174,7 +174,7 @@ class LoopHarness:
 
     def step(self, count: int = 1) -> None:
         for _ in range(count):
-            self.loop.step()
+            self._offline.step()
 
     @property
     def cache_used(self) -> int:
@@ -214,12 +214,9 @@ class LoopHarness:
         if isinstance(target, FakeTarget):
             target.check_integrity()
 
-    def _keep(self, news: Update | StepRecord | LoopState) -> None:
-        if isinstance(news, Update):
-            self.stories[news.sequence].updates.append(news)
-            self._responder._handle([news])
-        elif isinstance(news, LoopState):
-            self.states.append((self.clock.now(), news))
+    def _keep(self, news: Update) -> None:
+        self.stories[news.sequence].updates.append(news)
+        self._responder._handle([news])
 
 
 def record(decision: Decision, **fields: Any) -> StepRecord:

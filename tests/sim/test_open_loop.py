@@ -12,18 +12,16 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from smartspec_bench.open_loop import (
+from smartspec_bench.open_loop import TOO_MANY_OUT, Bounds, OpenLoop
+from smartspec_bench.prompts import Prompt, PromptFileError, generated, read_prompts
+from smartspec_bench.streams import (
     NO_FINISH,
     TIMED_OUT,
-    TOO_MANY_OUT,
-    Bounds,
     Exchange,
-    ExchangeError,
     HttpStreams,
-    OpenLoop,
+    StreamError,
     UnreachableError,
 )
-from smartspec_bench.prompts import Prompt, PromptFileError, generated, read_prompts
 from smartspec_sim.latency import summarise
 from smartspec_sim.record import read_record
 
@@ -41,7 +39,7 @@ class Script:
         self.sent.append(fields)
         match fields["text_input"]:
             case "refused":
-                raise ExchangeError("HTTP 503: full")
+                raise StreamError("HTTP 503: full")
             case "dead":
                 raise UnreachableError("connection refused")
             case "cut":
@@ -183,14 +181,14 @@ def test_over_http_and_back_as_a_record(tmp_path: Path) -> None:
 
     async def run() -> list[Exchange]:
         app = web.Application()
-        app.router.add_post("/stream", answer)
+        app.router.add_post("/v2/models/smartspec/generate_stream", answer)
         runner = web.AppRunner(app)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
         port = runner.addresses[0][1]
         try:
-            async with HttpStreams(f"http://127.0.0.1:{port}/stream") as streams:
+            async with HttpStreams(f"http://127.0.0.1:{port}") as streams:
                 loop = OpenLoop(streams, BOUNDS, {"stream": True})
                 texts = map(Prompt, ["good", "bad", "good", "breaks"])
                 return await loop.run([0.0, 0.01, 0.02, 0.03], texts)
@@ -213,7 +211,7 @@ def test_over_http_and_back_as_a_record(tmp_path: Path) -> None:
 
 def test_a_server_that_is_not_there_is_an_error_of_each_request() -> None:
     async def run() -> list[Exchange]:
-        async with HttpStreams("http://127.0.0.1:9/stream") as streams:
+        async with HttpStreams("http://127.0.0.1:9") as streams:
             return await OpenLoop(streams, BOUNDS, {}).run([0.0, 0.0], repeat(Prompt("a")))
 
     exchanges = asyncio.run(run())

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from smartspec_bench.progress import Progress
-from smartspec_bench.streams import StreamError, grpc_inputs
-from smartspec_py.api.contract import MODEL_NAME
+from smartspec_bench.streams import GrpcStreams, Transport, ask, seconds_from_now
 
 NONE = "none"
 
@@ -82,59 +80,33 @@ async def run_arms(
     round. The first round is run once more before, uncounted. Raises StreamError when a request
     fails.
     """
-    import tritonclient.grpc.aio as triton
-
     arms = {name: {policy: Arm(policy) for policy in policies} for name in groups}
     num_rounds = len(next(iter(groups.values())))
     progress.update(total=(num_rounds + 1) * len(groups) * len(policies))
-    async with triton.InferenceServerClient(grpc_url) as client:
+    async with GrpcStreams(grpc_url) as streams:
         for policy in policies:
             for rounds in groups.values():
-                await _phase(client, rounds[0], policy)
+                await _phase(streams, rounds[0], policy)
                 progress.advance()
         for number in range(num_rounds):
             for name, rounds in groups.items():
                 shift = number % len(policies)
                 for policy in (*policies[shift:], *policies[:shift]):
                     progress.update(f"round {number + 1} of {num_rounds}, {name}, {policy}")
-                    arms[name][policy].phases.append(await _phase(client, rounds[number], policy))
+                    arms[name][policy].phases.append(await _phase(streams, rounds[number], policy))
                     progress.advance()
     return {name: list(found.values()) for name, found in arms.items()}
 
 
-async def _phase(client: Any, jobs: Sequence[Job], policy: str) -> Phase:
-    start = time.monotonic()
-    finals = await asyncio.gather(*(_request(client, job, policy) for job in jobs))
-    elapsed_s = time.monotonic() - start
+async def _phase(streams: Transport, jobs: Sequence[Job], policy: str) -> Phase:
+    now_s = seconds_from_now()
+    more = {"stream": True, "speculation_policy": policy}
+    answers = await asyncio.gather(*(ask(streams, {**job.fields, **more}) for job in jobs))
+    elapsed_s = now_s()
     return Phase(
-        num_tokens=sum(final["num_tokens"] for final in finals),
-        num_steps=sum(final["num_steps"] for final in finals),
-        num_drafted=sum(final["total_draft_tokens"] for final in finals),
-        num_accepted=sum(final["total_accepted_draft_tokens"] for final in finals),
+        num_tokens=sum(one.num_tokens for one in answers),
+        num_steps=sum(one.last["num_steps"] for one in answers),
+        num_drafted=sum(one.last["total_draft_tokens"] for one in answers),
+        num_accepted=sum(one.last["total_accepted_draft_tokens"] for one in answers),
         elapsed_s=elapsed_s,
     )
-
-
-async def _request(client: Any, job: Job, policy: str) -> dict[str, int]:
-    """One streamed request; the counts of its final response."""
-    inputs = grpc_inputs({**job.fields, "stream": True, "speculation_policy": policy})
-
-    async def requests() -> AsyncIterator[dict[str, Any]]:
-        yield {
-            "model_name": MODEL_NAME,
-            "inputs": inputs,
-            "enable_empty_final_response": True,
-        }
-
-    counts, num_tokens, is_final = dict[str, int](), 0, False
-    async for result, error in client.stream_infer(requests()):
-        if error is not None:
-            raise StreamError(error.message())
-        if (found := result.as_numpy("num_output_tokens")) is not None:
-            num_tokens += int(found.item())
-            for name in ("num_steps", "total_draft_tokens", "total_accepted_draft_tokens"):
-                counts[name] = int(result.as_numpy(name).item())
-        is_final = result.get_response().parameters["triton_final_response"].bool_param
-    if not is_final:
-        raise StreamError("the stream ended without a final response")
-    return {**counts, "num_tokens": num_tokens}

@@ -1,6 +1,6 @@
 """Sends a phase to the live server, and reads what the server counts.
 
-Open loop is `sim.open_loop`. Closed means: the next request leaves when the last one has ended.
+Open loop is `open_loop`. Closed means: the next request leaves when the last one has ended.
 """
 
 from __future__ import annotations
@@ -8,23 +8,15 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from smartspec_bench.open_loop import (
-    NO_FINISH,
-    TIMED_OUT,
-    Bounds,
-    Exchange,
-    ExchangeError,
-    HttpStreams,
-    OpenLoop,
-)
+from smartspec_bench.open_loop import Bounds, OpenLoop
 from smartspec_bench.plan import Due
 from smartspec_bench.prompts import Prompt
+from smartspec_bench.streams import Exchange, HttpStreams, answer, seconds_from_now
 from smartspec_launch.triton_server import Address
-from smartspec_py.api.contract import MODEL_NAME
 from smartspec_py.serving.metric_families import DRAFT_TIME, RUNNING, VERIFY_TIME, WAITING, Family
 
 POLL_S = 0.2
@@ -61,7 +53,7 @@ class Client:
     """
 
     def __init__(self, address: Address, fields: Mapping[str, Any], timeout_s: float) -> None:
-        self._streams = HttpStreams(f"{address.http_url}/v2/models/{MODEL_NAME}/generate_stream")
+        self._streams = HttpStreams(address.http_url)
         self._metrics_url = address.metrics_url
         self._fields = fields
         self._timeout_s = timeout_s
@@ -81,11 +73,12 @@ class Client:
     async def closed_loop(self, policy: str, prompts: Iterable[Prompt]) -> list[Exchange]:
         """One request at a time, until the prompts are over."""
         exchanges: list[Exchange] = []
-        now_s = _clock()
+        now_s = seconds_from_now()
         for prompt in prompts:
             exchange = Exchange(len(exchanges), now_s(), prompt.kind)
             exchanges.append(exchange)
-            await self._serve(exchange, self._fields_of(policy, prompt), now_s)
+            fields = self._fields_of(policy, prompt)
+            await answer(exchange, self._streams, fields, now_s, self._timeout_s)
         return exchanges
 
     async def full_queue(
@@ -98,12 +91,12 @@ class Client:
         counts from when each of them has ended: then the slots are as far apart as they ever are.
         """
         queue = FullQueue()
-        now_s, num_ended, most = _clock(), 0, self._fields["max_tokens"]
+        now_s, num_ended, most = seconds_from_now(), 0, self._fields["max_tokens"]
 
         async def serve(max_tokens: int) -> bool:
             exchange = queue.add(now_s())
             fields = {**self._fields_of(policy, next(prompts)), "max_tokens": max_tokens}
-            await self._serve(exchange, fields, now_s)
+            await answer(exchange, self._streams, fields, now_s, self._timeout_s)
             return exchange.error is None
 
         async def slot(number: int) -> None:
@@ -120,26 +113,11 @@ class Client:
                 group.create_task(slot(number))
         return queue
 
-    async def _serve(
-        self, exchange: Exchange, fields: Mapping[str, Any], now_s: Callable[[], float]
-    ) -> None:
-        exchange.sent_s = exchange.scheduled_s
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                async for response in self._streams.stream(fields):
-                    exchange.take(response, now_s())
-            if not exchange.last.get("finish_reason"):
-                exchange.error = NO_FINISH
-        except TimeoutError:
-            exchange.error = TIMED_OUT
-        except ExchangeError as error:
-            exchange.error = str(error)
-
     def _with(self, policy: str) -> dict[str, Any]:
         return {**self._fields, "speculation_policy": policy}
 
     def _fields_of(self, policy: str, prompt: Prompt) -> dict[str, Any]:
-        return {**self._with(policy), "text_input": prompt.text}
+        return {**self._with(policy), **prompt.fields}
 
     async def pass_times_s(self) -> tuple[float, float]:
         """Seconds that the server has spent drafting, and in the target's passes of decoding work,
@@ -175,12 +153,6 @@ def value_in(text: str, family: Family) -> float | None:
     the family is not there."""
     lines = [line for line in text.splitlines() if line.startswith(f"{family.name}{{")]
     return sum(float(line.rpartition(" ")[2]) for line in lines) if lines else None
-
-
-def _clock() -> Callable[[], float]:
-    """Seconds from now on."""
-    start_s = time.monotonic()
-    return lambda: time.monotonic() - start_s
 
 
 _ASKED = (DRAFT_TIME, VERIFY_TIME, RUNNING, WAITING)

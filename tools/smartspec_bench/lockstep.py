@@ -22,7 +22,6 @@ from typing import Any, Protocol
 
 from smartspec_bench.client import FullQueue
 from smartspec_bench.document import Ceilings
-from smartspec_bench.open_loop import Exchange
 from smartspec_bench.phases import phase_of
 from smartspec_bench.plan import (
     CLOSED,
@@ -41,6 +40,7 @@ from smartspec_bench.plan import (
 )
 from smartspec_bench.prompts import Prompt, generated
 from smartspec_bench.session import Kept, Listener, Load, with_phase
+from smartspec_bench.streams import Exchange
 from smartspec_bench.warm_up import (
     EXTRA_SLOTS,
     NUM_SOLO,
@@ -51,15 +51,14 @@ from smartspec_bench.warm_up import (
 )
 from smartspec_py.core.types import SpecMetrics
 from smartspec_py.serving.config import ServerConfig
-from smartspec_py.serving.inbox import Inbox
 from smartspec_py.serving.intake import Engine, Intake, cache_budget
-from smartspec_py.serving.loop import StepLoop
-from smartspec_py.serving.messages import Conversation, LoopState, Update
+from smartspec_py.serving.messages import Conversation, Update
 from smartspec_py.serving.request import GenerateParams
 from smartspec_py.serving.server import defaults_of
 from smartspec_py.serving.step import StepRecord
 from smartspec_testing.clock import Stopwatch
 from smartspec_testing.local import LocalSink
+from smartspec_testing.offline import OfflineLoop
 
 NOTE = "in lockstep in one process: without Triton and HTTP, each policy on an engine of its own"
 
@@ -131,16 +130,16 @@ class Side:
         self._intake = Intake(
             engine, config.limits, defaults_of(engine, config), clock=self.watch.now
         )
-        self._inbox = Inbox(config.limits.max_queue)
-        self._loop = StepLoop(
+        self._loop = OfflineLoop(
             engine.target,
             engine.proposers,
             engine.cost,
-            cache_budget(engine, config.limits),
-            self._inbox,
-            engine.prefill_chunk(config.limits),
-            self._hear,
             self.watch.now,
+            budget=cache_budget(engine, config.limits),
+            max_queue=config.limits.max_queue,
+            prefill_chunk=engine.prefill_chunk(config.limits),
+            on_update=self._take,
+            on_step=self._count,
         )
         self._out: dict[int, tuple[Exchange, Conversation]] = {}
         self._feed: Feed = OpenFeed([])
@@ -199,15 +198,11 @@ class Side:
         exchange = Exchange(len(self.exchanges), due.time_s, prompt.kind)
         self.exchanges.append(exchange)
         self._out[arrival.request.sequence] = exchange, arrival.conversation
-        self._inbox.put(arrival.request)
+        self._loop.put(arrival.request)
 
-    def _hear(self, news: Update | StepRecord | LoopState) -> None:
-        """In the responder's place."""
-        if isinstance(news, StepRecord):
-            draft_s, target_s = self.passes_s
-            self.passes_s = (draft_s + news.draft_s, target_s + news.target_s)
-        elif isinstance(news, Update):
-            self._take(news)
+    def _count(self, step: StepRecord) -> None:
+        draft_s, target_s = self.passes_s
+        self.passes_s = (draft_s + step.draft_s, target_s + step.target_s)
 
     def _take(self, news: Update) -> None:
         exchange, conversation = self._out[news.sequence]

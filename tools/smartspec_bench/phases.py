@@ -9,8 +9,8 @@ from itertools import pairwise
 from typing import Any
 
 from smartspec_bench.document import Phase, Series, Spread
-from smartspec_bench.open_loop import Exchange
 from smartspec_bench.plan import Turn
+from smartspec_bench.streams import Exchange
 from smartspec_sim.latency import RequestTiming, Slo, statistics_ms, summarise
 
 POINT_S = 1.0

@@ -36,6 +36,12 @@ class Prompt:
     max_tokens: int | None = None
     kind: str = ""
 
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Of a request, on top of the load's."""
+        bound = {} if self.max_tokens is None else {"max_tokens": self.max_tokens}
+        return {"text_input": self.text, **bound}
+
 
 def generated(workload: str, seed: int = PROMPT_SEED) -> Iterator[Prompt]:
     """Without end; `mixed` takes the workloads in turn."""

@@ -1,144 +1,351 @@
-"""Streams of one request over both transports, as the commands need them.
+"""The one client of the endpoint: a request over HTTP or gRPC, and what came of it.
 
-A transport's `stream` yields each response as a dict by output name, STRING as str. It raises
-StreamError with the server's own message. The one-file clients of clients/ show the same to users.
+A transport's `stream` yields each response as a dict by output name. The one-file clients of
+clients/ show the same to users.
 """
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import json
-import queue
-import urllib.error
+import time
 import urllib.request
-from collections.abc import Iterator, Mapping
-from types import TracebackType
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, Self
 
 import numpy as np
 
-from smartspec_launch.address import DIRECT, Address
+from smartspec_launch.address import DIRECT
 from smartspec_py.api.contract import INPUTS, MODEL_NAME
+from smartspec_py.api.tensor_spec import NUMPY_TYPES
+from smartspec_sim.latency import RequestTiming
 
-TIMEOUT_S = 60.0
-_DTYPES: dict[str, tuple[str, type]] = {
-    "STRING": ("BYTES", np.object_),
-    "INT32": ("INT32", np.int32),
-    "UINT64": ("UINT64", np.uint64),
-    "FP32": ("FP32", np.float32),
-    "BOOL": ("BOOL", np.bool_),
-}
+SERVER_TIMES = ("arrival", "first_scheduled", "first_token", "last_token")
+"""Of a request as the server saw it; sent where `return_perf_metrics` was asked for."""
+
+TIMED_OUT = "no last response in time"
+NO_FINISH = "the stream ended without a last response"
+ANSWER_S, STEPS_S = 600.0, 60.0
+"""How long `ask` and `step_trace` wait."""
 
 
-class StreamError(RuntimeError):
-    """The server refused or failed the request, or fell silent."""
+@dataclass
+class Exchange:
+    """One request and what came of it. Times are seconds from the start of the load.
+
+    chunk_s, chunk_tokens: when each response with tokens came, and how many it had.
+    text: of all responses. last: the outputs of the last one.
+    """
+
+    index: int
+    scheduled_s: float
+    kind: str = ""
+    sent_s: float | None = None
+    chunk_s: list[float] = field(default_factory=list)
+    chunk_tokens: list[int] = field(default_factory=list)
+    num_input_tokens: int = 0
+    text: str = ""
+    last: Mapping[str, Any] = field(default_factory=dict)
+    error: str | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(self.chunk_tokens)
+
+    def take(self, response: Mapping[str, Any], now_s: float) -> None:
+        """Add a response's outputs, which came at now_s."""
+        num_tokens = int(response.get("num_output_tokens", 0))
+        self.num_input_tokens += int(response.get("num_input_tokens", 0))
+        if num_tokens:
+            self.chunk_s.append(now_s)
+            self.chunk_tokens.append(num_tokens)
+        self.text += response.get("text_output", "")
+        self.last = response
+
+    @property
+    def timing(self) -> RequestTiming:
+        has_tokens = bool(self.chunk_s)
+        error = self.error
+        if error is None and not has_tokens:
+            error = "no token was generated"
+        return RequestTiming(
+            scheduled_s=self.scheduled_s,
+            sent_s=self.scheduled_s if self.sent_s is None else self.sent_s,
+            first_s=self.chunk_s[0] if has_tokens else None,
+            last_s=self.chunk_s[-1] if has_tokens else None,
+            num_tokens=self.num_tokens,
+            error=error,
+        )
+
+    @property
+    def accept_prob(self) -> float | None:
+        """Probability that a draft is kept, given that those before it were; needs the detailed
+        metrics of the response: accepted drafts over them and the steps that rejected one."""
+        document = json.loads(self.last.get("metrics") or "{}").get("speculative_decoding", {})
+        if "per_step_drafted" not in document:
+            return None
+        steps = list(zip(document["per_step_accepted"], document["per_step_drafted"], strict=True))
+        num_accepted = sum(accepted for accepted, _ in steps)
+        num_rejected = sum(accepted < drafted for accepted, drafted in steps)
+        num_trials = num_accepted + num_rejected
+        return num_accepted / num_trials if num_trials else None
+
+    @property
+    def server_s(self) -> dict[str, float]:
+        """`SERVER_TIMES` in seconds of the server's monotonic clock; empty where not sent."""
+        found = {name: int(self.last.get(f"{name}_time_ns", 0)) for name in SERVER_TIMES}
+        return {name: 1e-9 * ns for name, ns in found.items()} if all(found.values()) else {}
+
+    def record(self) -> dict[str, Any]:
+        """The line of the JSONL file; `simulate --record` reads it."""
+        record: dict[str, Any] = {
+            "index": self.index,
+            "kind": self.kind,
+            "scheduled_s": self.scheduled_s,
+            "sent_s": self.sent_s,
+            "chunk_s": self.chunk_s,
+            "chunk_tokens": self.chunk_tokens,
+            "num_input_tokens": self.num_input_tokens,
+            "num_output_tokens": self.num_tokens,
+            "finish_reason": self.last.get("finish_reason", ""),
+            "num_steps": self.last.get("num_steps", 0),
+            "total_draft_tokens": self.last.get("total_draft_tokens", 0),
+            "total_accepted_draft_tokens": self.last.get("total_accepted_draft_tokens", 0),
+            "error": self.error,
+        }
+        if (prob := self.accept_prob) is not None:
+            record["accept_prob"] = prob
+        if server_s := self.server_s:
+            record["server_s"] = server_s
+        return record
 
 
 class Transport(Protocol):
-    """fields: inputs by name; scalars only."""
-
-    name: str
-
-    def stream(self, fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]: ...
+    def stream(self, fields: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
+        """The responses of one request; fields: inputs by name. Raises StreamError."""
+        ...
 
 
-class HttpTransport:
-    """Server-sent events of `generate_stream`."""
+class StreamError(RuntimeError):
+    """The server refused or failed the request."""
+
+
+class UnreachableError(StreamError):
+    """Nobody listens there. The next request would fail as well."""
+
+
+OWN_LIMITS = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM)
+"""Why a connection may fail although the server is well: this machine has too many."""
+
+
+class HttpStreams:
+    """Server-sent events of `generate_stream`. Use within `async with`."""
 
     name = "HTTP"
 
-    def __init__(self, address: Address) -> None:
-        self._url = f"{address.http_url}/v2/models/{MODEL_NAME}/generate_stream"
+    def __init__(self, http_url: str) -> None:
+        self._url = f"{http_url.rstrip('/')}/v2/models/{MODEL_NAME}/generate_stream"
+        self._session: Any = None
 
-    def stream(self, fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        headers = {"Content-Type": "application/json"}
-        request = urllib.request.Request(self._url, json.dumps(fields).encode(), headers)
-        is_over = False
+    async def __aenter__(self) -> Self:
+        import aiohttp
+
+        # No bound on connections: a request that waited for one would no longer be open loop.
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None)
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._session.close()
+
+    async def stream(self, fields: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
+        import aiohttp
+
         try:
-            with DIRECT.open(request, timeout=TIMEOUT_S) as lines:
-                for line in lines:
+            async with self._session.post(self._url, json=dict(fields)) as response:
+                if response.status != 200:
+                    reason = (await response.text()).strip()
+                    raise StreamError(f"HTTP {response.status}: {reason:.300}")
+                async for line in response.content:
                     if line.startswith(b"data:"):
-                        response = self._response(json.loads(line.removeprefix(b"data:")))
-                        is_over = bool(response.get("finish_reason"))
-                        yield response
-        except urllib.error.HTTPError as error:
-            reason = error.read().decode(errors="replace").strip()
-            raise StreamError(f"HTTP {error.code}: {reason}") from error
-        except OSError as error:
-            raise StreamError(str(error)) from error
-        if not is_over:  # urllib tells nothing of a body that breaks off
-            raise StreamError("the connection ended before the last response")
-
-    @staticmethod
-    def _response(event: dict[str, Any]) -> dict[str, Any]:
-        if "error" in event:
-            raise StreamError(event["error"])
-        return event
+                        yield outputs_of(line.removeprefix(b"data:"))
+        except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
+            raise UnreachableError(f"{error} is no http:// address") from error
+        except aiohttp.ClientConnectorError as error:
+            is_own = error.os_error.errno in OWN_LIMITS
+            raise (StreamError if is_own else UnreachableError)(str(error)) from error
+        except (aiohttp.ClientError, OSError) as error:
+            reason = " ".join(str(error).split())  # some have several lines
+            raise StreamError(f"{type(error).__name__}: {reason}") from error
 
 
-class GrpcTransport:
-    """ModelStreamInfer, one stream a request on one connection. Use as a context manager."""
+def outputs_of(data: bytes) -> Mapping[str, Any]:
+    """Errors come in a stream whose status was 200."""
+    try:
+        found: dict[str, Any] = json.loads(data)
+    except ValueError:
+        raise StreamError(f"an event is no JSON: {data[:100]!r}") from None
+    if "error" in found:
+        raise StreamError(str(found["error"]))
+    return found
+
+
+class GrpcStreams:
+    """ModelStreamInfer, one stream a request on one connection. Use within `async with`."""
 
     name = "gRPC"
 
-    def __init__(self, address: Address) -> None:
-        import tritonclient.grpc as triton
+    def __init__(self, grpc_url: str) -> None:
+        """grpc_url: HOST:PORT."""
+        self._url = grpc_url
+        self._client: Any = None
 
-        self._client = triton.InferenceServerClient(address.grpc_url)
+    async def __aenter__(self) -> Self:
+        import tritonclient.grpc.aio as triton
 
-    def __enter__(self) -> GrpcTransport:
+        self._client = triton.InferenceServerClient(self._url)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._client.close()
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.close()
 
-    def stream(self, fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        responses: queue.Queue[tuple[Any, Any]] = queue.Queue()
-        is_over = False
-        self._client.start_stream(lambda result, error: responses.put((result, error)))
+    async def stream(self, fields: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
+        from grpc.aio import AioRpcError  # type: ignore[import-untyped]
+        from tritonclient.utils import InferenceServerException
+
+        inputs = grpc_inputs(fields)
+
+        async def requests() -> AsyncIterator[dict[str, Any]]:
+            yield {
+                "model_name": MODEL_NAME,
+                "inputs": inputs,
+                "enable_empty_final_response": True,
+            }
+
         try:
-            self._client.async_stream_infer(
-                MODEL_NAME, grpc_inputs(fields), enable_empty_final_response=True
-            )
-            while not is_over:
-                result, error = self._next(responses)
+            # To the stream's own end: Triton 2.51 may keep a request that is cancelled there.
+            async for result, error in self._client.stream_infer(requests()):
                 if error is not None:
-                    raise StreamError(error.message())
-                response = result.get_response()
-                is_over = response.parameters["triton_final_response"].bool_param
-                if response.outputs:
-                    yield {item.name: _python(result, item.name) for item in response.outputs}
-        finally:
-            # Only what is not over: Triton 2.51 may keep a request that is cancelled at its end.
-            self._client.stop_stream(cancel_requests=not is_over)
-
-    @staticmethod
-    def _next(responses: queue.Queue[tuple[Any, Any]]) -> tuple[Any, Any]:
-        try:
-            return responses.get(timeout=TIMEOUT_S)
-        except queue.Empty:
-            raise StreamError(f"no response for {TIMEOUT_S:.0f} s") from None
+                    raise error
+                if result.get_response().outputs:
+                    yield grpc_outputs(result)
+        except InferenceServerException as error:
+            raise StreamError(str(error.message())) from error
+        except AioRpcError as error:
+            raise StreamError(str(error.details())) from error
 
 
 def grpc_inputs(fields: Mapping[str, Any]) -> list[Any]:
-    """The fields as tritonclient's InferInput, by the types of the contract; shape [1, 1]."""
+    """As tritonclient's InferInput, by the types of the contract: [1, n] of a list, [1, 1] of
+    anything else. Raises StreamError."""
     import tritonclient.grpc as triton
 
     dtypes = {tensor.name: tensor.dtype for tensor in INPUTS}
     inputs = []
     for name, value in fields.items():
-        wire, numpy_type = _DTYPES[dtypes[name]]
-        item = triton.InferInput(name, [1, 1], wire)
-        encoded = value.encode() if isinstance(value, str) else value
-        item.set_data_from_numpy(np.array([[encoded]], dtype=numpy_type))
+        if name not in dtypes:
+            raise StreamError(f"{name!r} is no input of the model")
+        values = value if isinstance(value, list) else [value]
+        raw = [item.encode() if isinstance(item, str) else item for item in values]
+        array: Any = np.array([raw], dtype=NUMPY_TYPES[dtypes[name]])
+        wire = "BYTES" if dtypes[name] == "STRING" else dtypes[name]
+        item = triton.InferInput(name, list(array.shape), wire)
+        item.set_data_from_numpy(array)
         inputs.append(item)
     return inputs
 
 
-def _python(result: Any, name: str) -> Any:
-    value = result.as_numpy(name).item()
-    return value.decode() if isinstance(value, bytes) else value
+def grpc_outputs(result: Any) -> dict[str, Any]:
+    """As a JSON event would have them."""
+    return {one.name: _python(result.as_numpy(one.name)) for one in result.get_response().outputs}
+
+
+def _python(array: Any) -> Any:
+    values = [v.decode() if isinstance(v, bytes) else v for v in array.ravel().tolist()]
+    return values[0] if len(values) == 1 else values
+
+
+Heard = Callable[[Mapping[str, Any]], object]
+"""Told of each response."""
+
+
+async def answer(
+    exchange: Exchange,
+    transport: Transport,
+    fields: Mapping[str, Any],
+    now_s: Callable[[], float],
+    timeout_s: float,
+    heard: Heard = lambda response: None,
+) -> bool:
+    """Send a request, and put into the exchange what comes of it, errors included.
+
+    now_s: seconds from the start of the load. False where nobody listens there.
+    """
+    exchange.sent_s = now_s()
+    try:
+        async with asyncio.timeout(timeout_s):
+            async for response in transport.stream(fields):
+                exchange.take(response, now_s())
+                heard(response)
+        if not exchange.last.get("finish_reason"):
+            exchange.error = NO_FINISH
+    except TimeoutError:
+        exchange.error = TIMED_OUT
+    except StreamError as error:
+        exchange.error = str(error)
+        return not isinstance(error, UnreachableError)
+    return True
+
+
+async def ask(
+    transport: Transport,
+    fields: Mapping[str, Any],
+    heard: Heard = lambda response: None,
+) -> Exchange:
+    """One answer, whole. Raises StreamError."""
+    exchange = Exchange(0, 0.0)
+    await answer(exchange, transport, fields, seconds_from_now(), ANSWER_S, heard)
+    if exchange.error is not None:
+        raise StreamError(exchange.error)
+    return exchange
+
+
+def ask_alone(
+    streams: HttpStreams | GrpcStreams,
+    fields: Mapping[str, Any],
+    heard: Heard = lambda response: None,
+) -> list[Mapping[str, Any]]:
+    """The responses to one request, on a connection and an event loop of its own. Raises
+    StreamError."""
+    responses: list[Mapping[str, Any]] = []
+
+    def take(response: Mapping[str, Any]) -> None:
+        responses.append(response)
+        heard(response)
+
+    async def run() -> None:
+        async with streams:
+            await ask(streams, fields, take)
+
+    asyncio.run(run())
+    return responses
+
+
+def seconds_from_now() -> Callable[[], float]:
+    """A clock that begins at 0."""
+    start_s = time.monotonic()
+    return lambda: time.monotonic() - start_s
+
+
+def step_trace(http_url: str, num_steps: int) -> str:
+    """The server's last steps, as `explain_steps` gives them. Raises OSError, ValueError where the
+    answer is no JSON and KeyError where it has no steps."""
+    fields = {"text_input": "-", "max_tokens": 1, "explain_steps": num_steps}
+    url = f"{http_url.rstrip('/')}/v2/models/{MODEL_NAME}/generate"
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(url, json.dumps(fields).encode(), headers)
+    with DIRECT.open(request, timeout=STEPS_S) as response:
+        return str(json.loads(response.read())["explanation"])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import time
-import urllib.request
 from collections.abc import Callable, Sequence
 from itertools import islice
 
@@ -18,8 +17,8 @@ from smartspec_bench.client import BenchError, Client, FullQueue
 from smartspec_bench.document import Ceilings
 from smartspec_bench.plan import MIXED, NONE, Capacity, Settings, needed_workloads
 from smartspec_bench.prompts import PROMPT_SEED, generated
-from smartspec_launch.address import DIRECT, Address
-from smartspec_py.api.contract import MODEL_NAME
+from smartspec_bench.streams import step_trace
+from smartspec_launch.address import Address
 from smartspec_py.serving.step_trace import cost_from_json
 
 WARM_UP_SEED = PROMPT_SEED - 1
@@ -93,13 +92,7 @@ def ceilings(capacity: Capacity, address: Address, max_sequences: int) -> Ceilin
 
 def target_pass_ms(address: Address, rows: Sequence[int]) -> dict[str, float]:
     """A pass of so many sequences with a token each, as the server's profile has it."""
-    request = urllib.request.Request(
-        f"{address.http_url}/v2/models/{MODEL_NAME}/generate",
-        json.dumps({"text_input": "-", "max_tokens": 1, "explain_steps": 1}).encode(),
-        {"Content-Type": "application/json"},
-    )
-    with DIRECT.open(request, timeout=60.0) as response:
-        header = json.loads(json.loads(response.read())["explanation"].splitlines()[0])
+    header = json.loads(step_trace(address.http_url, 1).splitlines()[0])
     cost = cost_from_json(header["profile"])
     return {str(num): 1e3 * cost.target.one_token_s(num) for num in rows}
 

@@ -60,6 +60,26 @@ class _State:
         self.num_prompt = num_prompt
 
 
+def sim_capabilities(
+    num_rows: int,
+    longest: int,
+    max_draft_len: int,
+    max_prefill_tokens: int | None = None,
+    bytes_per_token: int = 0,
+) -> TargetCapabilities:
+    """longest: tokens of a sequence. max_prefill_tokens: None is as many as that."""
+    return TargetCapabilities(
+        max_sequences=num_rows,
+        max_context_len=longest,
+        max_draft_len=max_draft_len,
+        max_decode_tokens=1,
+        max_prefill_tokens=max_prefill_tokens or longest,
+        verifies_sampling=True,
+        vocab_size=PLACEHOLDER + 1,
+        bytes_per_token=bytes_per_token,
+    )
+
+
 class SimTarget:
     """texts: by sequence; read at each verification."""
 

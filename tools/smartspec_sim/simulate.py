@@ -14,19 +14,17 @@ from dataclasses import dataclass, field, replace
 
 from smartspec_py.core.cost import CostModel
 from smartspec_py.core.types import SamplingParams, SequenceId
-from smartspec_py.engines.base import TargetCapabilities
 from smartspec_py.serving.admission import CacheBudget
 from smartspec_py.serving.build import keep_numpy_in_one_thread
 from smartspec_py.serving.config import DRAFT_MODEL, PROMPT_LOOKUP
-from smartspec_py.serving.inbox import Inbox
-from smartspec_py.serving.loop import StepLoop
-from smartspec_py.serving.messages import LoopState, Update
+from smartspec_py.serving.messages import Update
 from smartspec_py.serving.request import Request, RequestError
 from smartspec_py.serving.step import StepRecord
-from smartspec_sim.engine import PLACEHOLDER, SimProposer, SimTarget
+from smartspec_sim.engine import PLACEHOLDER, SimProposer, SimTarget, sim_capabilities
 from smartspec_sim.latency import RequestTiming
 from smartspec_sim.workload import SimRequest
 from smartspec_testing.clock import VirtualClock
+from smartspec_testing.offline import UNBOUNDED, OfflineLoop
 
 SAMPLING = SamplingParams()
 SHOW_EVERY = 256
@@ -119,28 +117,31 @@ class Simulation:
         self._served: dict[SequenceId, Request] = {}
         self._timings: dict[SequenceId, RequestTiming] = {}
         self._result = SimResult(policy, [], [request.kind for request in requests])
-        self._inbox = Inbox(limits.max_queue)
-        self._has_mail = False
         self._changes = deque(sorted(changes, key=lambda change: change.time_s))
         longest = max((request.context_len for request in requests), default=1)
-        self.target = SimTarget(_capabilities(limits, longest), cost, self._clock, self._texts)
         most = limits.max_draft_len
+        capabilities = sim_capabilities(
+            limits.max_sequences, longest, most, bytes_per_token=limits.target_bytes
+        )
+        self.target = SimTarget(capabilities, cost, self._clock, self._texts)
         self.proposers = {
             DRAFT_MODEL: SimProposer(
                 DRAFT_MODEL, self._texts, most, cost, self._clock, limits.draft_bytes
             ),
             PROMPT_LOOKUP: SimProposer(PROMPT_LOOKUP, self._texts, most, cost, self._clock),
         }
-        self.loop = StepLoop(
+        self._offline = OfflineLoop(
             self.target,
             self.proposers,
             believed or cost.of_profile,
-            _budget(limits),
-            self._inbox,
-            limits.prefill_chunk,
-            self._hear,
             self._clock.now,
+            budget=_budget(limits),
+            max_queue=limits.max_queue,
+            prefill_chunk=limits.prefill_chunk,
+            on_update=self._take,
+            on_step=self._count,
         )
+        self.loop = self._offline.loop
 
     def run(self, progress: Callable[[int], None] | None = None) -> SimResult:
         """Serve everything to its end. progress: told how many requests are over.
@@ -162,14 +163,13 @@ class Simulation:
         num_put, result = 0, self._result
         while len(self._timings) < len(self._requests):
             num_put = self._put_due(num_put)
-            if not (self.loop.num_live or self.loop.num_waiting or self._has_mail):
+            if not self._offline.is_busy:
                 if num_put == len(self._requests):
                     break
                 self._skip_to(self._requests[num_put].arrival_s)
                 continue
             self._change_cost()
-            self.loop.step()
-            self._has_mail = False
+            self._offline.step()
             result.num_steps += 1
             if progress is not None and result.num_steps % SHOW_EVERY == 0:
                 progress(len(self._timings))
@@ -208,11 +208,10 @@ class Simulation:
             return
         served = self._served_request(request)
         try:
-            self._inbox.put(served)
+            self._offline.put(served)
         except RequestError:
             self._end(request.sequence, request.arrival_s, "refused: the queue is full")
             return
-        self._has_mail = True
         self._texts[request.sequence] = request
         self._served[request.sequence] = served
 
@@ -236,11 +235,9 @@ class Simulation:
             deadline_s=None if deadline_s is None else request.arrival_s + deadline_s,
         )
 
-    def _hear(self, news: Update | StepRecord | LoopState) -> None:
-        """The responder's place: counts, and the times of whoever is over."""
-        if isinstance(news, StepRecord):
-            self._count(news)
-        elif isinstance(news, Update) and news.is_last:
+    def _take(self, news: Update) -> None:
+        """The times of whoever is over."""
+        if news.is_last:
             served = self._served.pop(news.sequence)
             del self._texts[served.sequence]
             error = None if news.error is None else news.error[1]
@@ -278,21 +275,8 @@ class Simulation:
         result.num_decoding_steps += bool(rows)
 
 
-def _capabilities(limits: SimLimits, longest: int) -> TargetCapabilities:
-    return TargetCapabilities(
-        max_sequences=limits.max_sequences,
-        max_context_len=longest,
-        max_draft_len=limits.max_draft_len,
-        max_decode_tokens=1,
-        max_prefill_tokens=longest,
-        verifies_sampling=True,
-        vocab_size=PLACEHOLDER + 1,
-        bytes_per_token=limits.target_bytes,
-    )
-
-
 def _budget(limits: SimLimits) -> CacheBudget:
     """Where room is not modelled a token takes none."""
     if not limits.cache_bytes:
-        return CacheBudget(0, 0, 0)
+        return UNBOUNDED
     return CacheBudget(limits.cache_bytes, limits.target_bytes, limits.draft_bytes)

@@ -1,4 +1,4 @@
-"""Load on a server in this process: a full house, and the transport of `sim.open_loop`."""
+"""Load on a server in this process: a full house, and the transport of `open_loop`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from smartspec_bench.open_loop import ExchangeError
 from smartspec_bench.prompts import Prompt
+from smartspec_bench.streams import StreamError
 from smartspec_py.serving.messages import Reply
 from smartspec_py.serving.request import ErrorCode, GenerateParams, RequestError
 from smartspec_py.serving.server import Server
@@ -19,10 +19,6 @@ from smartspec_testing.local import LocalSink
 
 WAIT_S = 60.0
 """For requests that were cancelled, or have only their rest to generate."""
-
-
-class StreamError(RuntimeError):
-    """The server failed a request of the benchmark."""
 
 
 class EndingSink(LocalSink):
@@ -143,7 +139,7 @@ def params_of(prompt: Prompt, policy: str, max_tokens: int) -> GenerateParams:
 
 
 class LocalStreams:
-    """The `Transport` of `sim.open_loop` into this process; one response a request."""
+    """The `Transport` of `open_loop` into this process; one response a request."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -156,12 +152,12 @@ class LocalStreams:
         try:
             sequence = self._server.submit(params, sink)
         except RequestError as error:
-            raise ExchangeError(str(error)) from error
+            raise StreamError(str(error)) from error
         try:
             await over.wait()
         finally:
             if not over.is_set():
                 self._server.cancel(sequence)
         if sink.error is not None:
-            raise ExchangeError(sink.error[1])
+            raise StreamError(sink.error[1])
         yield {"num_output_tokens": sink.num_tokens, "finish_reason": str(sink.finish_reason)}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,16 +13,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from smartspec_bench.streams import step_trace
 from smartspec_cli.commands import USAGE_ERROR, fail
 from smartspec_cli.explanation import Candidate, WindowReport, candidates, options, window
-from smartspec_launch.address import DIRECT
-from smartspec_py.api.contract import MODEL_NAME
 from smartspec_py.serving.step import StepRecord
 from smartspec_py.serving.step_trace import StepTraceFile
 from smartspec_sim.traces.files import TraceError
 from smartspec_sim.traces.steps import parse_steps, read_steps
-
-TIMEOUT_S = 30.0
 
 
 def explain(
@@ -88,12 +84,8 @@ def explain(
 
 def _fetched(url: str, steps: int) -> tuple[StepTraceFile, str]:
     """From a running server."""
-    body = json.dumps({"text_input": "-", "max_tokens": 1, "explain_steps": steps}).encode()
-    endpoint = f"{url.rstrip('/')}/v2/models/{MODEL_NAME}/generate"
-    request = urllib.request.Request(endpoint, body, {"Content-Type": "application/json"})
     try:
-        with DIRECT.open(request, timeout=TIMEOUT_S) as response:
-            text: str = json.loads(response.read())["explanation"]
+        text = step_trace(url, steps)
         return parse_steps(url, text), text
     except urllib.error.HTTPError as error:
         fail(f"{url}: HTTP {error.code}: {error.read().decode(errors='replace').strip()}")

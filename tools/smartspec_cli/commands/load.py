@@ -35,10 +35,10 @@ from smartspec_sim.arrivals import (
 from smartspec_sim.latency import DEFINITIONS, Slo, parse_slo, summarise
 
 if TYPE_CHECKING:
-    from smartspec_bench.open_loop import Bounds, Exchange
+    from smartspec_bench.open_loop import Bounds
+    from smartspec_bench.streams import Exchange
 
 TRACE = "trace"
-MODEL_NAME = "smartspec"
 
 
 def load(
@@ -92,10 +92,9 @@ def load(
 
     console = Console(stderr=True)
     bounds = Bounds(requests, duration, max_out, timeout)
-    address = f"{url.rstrip('/')}/v2/models/{MODEL_NAME}/generate_stream"
     try:
         exchanges, unreachable = asyncio.run(
-            _run(address, bounds, fields, schedule, source, jsonl, console)
+            _run(url, bounds, fields, schedule, source, jsonl, console)
         )
     except OSError as error:
         fail(f"--jsonl: {error}")
@@ -127,7 +126,7 @@ server's own times; `simulate --record` reads it. The last line of the output is
 
 
 async def _run(
-    address: str,
+    url: str,
     bounds: Bounds,
     fields: dict[str, Any],
     schedule: Iterator[float],
@@ -136,7 +135,8 @@ async def _run(
     console: Console,
 ) -> tuple[list[Exchange], str]:
     """What came of the requests; and why no more were sent, where the server was not there."""
-    from smartspec_bench.open_loop import HttpStreams, OpenLoop
+    from smartspec_bench.open_loop import OpenLoop
+    from smartspec_bench.streams import HttpStreams
 
     with ExitStack() as stack:
         lines: TextIO | None = None
@@ -153,7 +153,7 @@ async def _run(
             if lines is not None:
                 lines.write(json.dumps(exchange.record()) + "\n")
 
-        async with HttpStreams(address) as streams:
+        async with HttpStreams(url) as streams:
             loop = OpenLoop(streams, bounds, fields)
             return await loop.run(schedule, source, ended), loop.unreachable
 

@@ -6,11 +6,12 @@ model where speculation matters. Runs with and without speculation alternate on 
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import platform
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -21,9 +22,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from smartspec_bench.comparison import Answer, Row, ask, summarise
+from smartspec_bench.comparison import Row, summarise
 from smartspec_bench.progress import Progress
-from smartspec_bench.streams import GrpcTransport, HttpTransport, StreamError, Transport
+from smartspec_bench.streams import Exchange, GrpcStreams, HttpStreams, StreamError, ask
 from smartspec_cli.commands import USAGE_ERROR, check_outputs, fail, write_output
 from smartspec_launch.address import behind_front
 from smartspec_launch.files import InstallationError
@@ -110,7 +111,7 @@ def quickstart(
         with signals_interrupt(), server:
             wait_with_progress(server, console)
             comparison = Comparison(policy, temperature)
-            rows = compare(server, comparison, console)
+            rows = asyncio.run(compare(server, comparison, console))
             report(rows, comparison, engine, json_file, console)
             if keep:
                 keep_serving(server)
@@ -149,43 +150,48 @@ def expanded_pair(console: Console) -> Path:
     return pair
 
 
-def compare(server: TritonServer, comparison: Comparison, console: Console) -> list[Row]:
+async def compare(server: TritonServer, comparison: Comparison, console: Console) -> list[Row]:
     """Stream one prompt of each workload, the first two over HTTP and the others over gRPC."""
     from smartspec_bench.workloads import WORKLOADS, generate
 
-    http = HttpTransport(server.address)
     rows = []
-    with GrpcTransport(server.address) as grpc:
+    address = server.address
+    async with HttpStreams(address.http_url) as http, GrpcStreams(address.grpc_url) as grpc:
         with Progress("warming up"):
             for policy in (comparison.policy, NO_SPECULATION):
                 for each in (http, grpc):
-                    ask(each, comparison.fields("Warm-up", policy, max_tokens=8))
-        transports: Sequence[Transport] = (http, http, grpc, grpc)
+                    await ask(each, comparison.fields("Warm-up", policy, max_tokens=8))
+        transports: Sequence[HttpStreams | GrpcStreams] = (http, http, grpc, grpc)
         for workload, transport in zip(WORKLOADS, transports, strict=True):
             prompt = generate(workload, HELD_OUT_STREAM, 0).prompt
-            rows.append(compare_one(workload, transport, prompt, comparison, console))
+            rows.append(await compare_one(workload, transport, prompt, comparison, console))
     return rows
 
 
-def compare_one(
-    workload: str, transport: Transport, prompt: str, comparison: Comparison, console: Console
+async def compare_one(
+    workload: str,
+    transport: HttpStreams | GrpcStreams,
+    prompt: str,
+    comparison: Comparison,
+    console: Console,
 ) -> Row:
     """Alternate runs with and without speculation; the first is shown as it comes."""
 
-    def show(text: str) -> None:
+    def show(response: Mapping[str, Any]) -> None:
+        text = response["text_output"]
         console.print(text, style="bold", end="", markup=False, highlight=False, soft_wrap=True)
 
     console.rule(f"{workload} over {transport.name}", align="left")
     console.print(prompt, style="dim", markup=False, highlight=False, soft_wrap=True, end="")
     with_fields = comparison.fields(prompt, comparison.policy)
     without_fields = comparison.fields(prompt, NO_SPECULATION)
-    speculated, plain = [ask(transport, with_fields, show)], list[Answer]()
+    speculated, plain = [await ask(transport, with_fields, show)], list[Exchange]()
     console.print()
     with Progress("measuring with and without speculation"):
         for _ in range(NUM_RUNS - 1):
-            plain.append(ask(transport, without_fields))
-            speculated.append(ask(transport, with_fields))
-        plain.append(ask(transport, without_fields))
+            plain.append(await ask(transport, without_fields))
+            speculated.append(await ask(transport, with_fields))
+        plain.append(await ask(transport, without_fields))
     row = summarise(workload, transport.name, speculated, plain)
     console.print(
         f"[dim]{row.tokens_per_s_with:.1f} tokens/s, {row.speed_up:.2f} times the speed "
