@@ -34,8 +34,9 @@ from smartspec_launch import paths
 from smartspec_launch.foreground import signals_interrupt
 from smartspec_launch.triton_server import TritonServer, free_address
 from smartspec_py.serving.config import LimitsConfig, ServerConfig
+from smartspec_py.serving.profile import machine_name
 from smartspec_testing.engines import FakeEngineConfig
-from studies.document import machine, table
+from studies.document import table
 
 CASES = (
     Case("one stream at a time", 30, concurrency=1),
@@ -80,7 +81,7 @@ def measure(case: Case, url: str, aiperf: Path, folder: Path) -> Found:
 
 
 def page(found: Sequence[Found], version: str) -> str:
-    made = f"`scripts/aiperf`, AIPerf {version}, {datetime.now(UTC):%Y-%m-%d}, {machine()}."
+    made = f"`scripts/aiperf`, AIPerf {version}, {datetime.now(UTC):%Y-%m-%d}, {machine_name()}."
     parts = ["# Our load generators against AIPerf", made, _answer(found)]
     parts += [part for one in found for part in (f"## {one.case.name}", _table(one))]
     notes = Path(__file__).with_name("notes.md").read_text(encoding="utf-8").strip()
@@ -121,7 +122,7 @@ def write(folder: Path, found: Sequence[Found], version: str) -> None:
     (folder / "aiperf.md").write_text(page(found, version), encoding="utf-8")
     document = {
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
-        "machine": machine(),
+        "machine": machine_name(),
         "aiperf": version,
         "max_tokens": MAX_TOKENS,
         "step_s": STEP_S,

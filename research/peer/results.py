@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict
 
 from smartspec_bench.ratios import Ratio, interval
-from studies.document import machine
+from smartspec_py.serving.profile import machine_name
 
 NUM_TOKENS = 48
 """A request's, but where `Times.first_s` is measured."""
@@ -204,7 +204,8 @@ def processor(cpuinfo: str | None = None) -> Processor:
     of = {name.strip(): value.strip() for name, _, value in lines}
     flags = [flag for flag in BFLOAT16_FLAGS if flag in of.get("flags", "").split()]
     kind = f"family {of.get('cpu family', '?')} model {of.get('model', '?')}"
+    support = f"with {' and '.join(flags)}" if flags else "without bfloat16"
     return Processor(
-        f"{machine()}, {kind}, {'with ' + ' and '.join(flags) if flags else 'without bfloat16'}",
+        f"{machine_name()}, {kind}, {support}",
         bool(flags),
     )

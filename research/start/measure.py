@@ -25,7 +25,7 @@ from rich.table import Table
 
 from smartspec_launch.address import DIRECT, Address, free_address
 from smartspec_launch.start_phases import MARKS, start_phases
-from studies.document import machine
+from smartspec_py.serving.profile import machine_name
 
 TINY = Path("engines_build/tiny")
 POLL_S = 0.01
@@ -61,7 +61,7 @@ def main() -> None:
     if options.folder is not None:
         document = {
             "date": f"{datetime.now(UTC):%Y-%m-%d}",
-            "machine": machine(),
+            "machine": machine_name(),
             "model": str(options.model),
             "draft": str(options.draft),
             "median_s": medians,

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from smartspec_bench.report.blocks import markdown_table
+from smartspec_py.serving.profile import machine_name
+
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A Markdown table; floats are shown with three decimals."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(map(_cell, line)) + " |" for line in lines)
+    return markdown_table(header, [list(map(_cell, row)) for row in rows])
 
 
 def publish(
@@ -25,23 +25,13 @@ def publish(
     sections: paragraphs and tables in order. figures: what the tables were made of.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    made = f"`scripts/study {name}`, {datetime.now(UTC):%Y-%m-%d}, {machine()}."
+    made = f"`scripts/study {name}`, {datetime.now(UTC):%Y-%m-%d}, {machine_name()}."
     text = "\n\n".join([f"# {title}", made, *sections]) + "\n"
     (folder / f"{name}.md").write_text(text, encoding="utf-8")
-    document = {"study": name, "date": f"{datetime.now(UTC):%Y-%m-%d}", "machine": machine()}
+    document = {"study": name, "date": f"{datetime.now(UTC):%Y-%m-%d}", "machine": machine_name()}
     (folder / f"{name}.json").write_text(
         json.dumps(document | dict(figures), indent=1) + "\n", encoding="utf-8"
     )
-
-
-def machine() -> str:
-    """Processor and number of cores of this machine."""
-    model = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        names = [line for line in info.read_text().splitlines() if line.startswith("model name")]
-        model = names[0].partition(":")[2].strip() if names else model
-    return f"{os.cpu_count()} cores of {model}"
 
 
 def _cell(value: object) -> str:

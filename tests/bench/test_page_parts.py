@@ -9,8 +9,8 @@ from page_example import full_document
 
 from smartspec_bench.report.blocks import digits, interval, plural, tick
 from smartspec_bench.report.charts import INK, colours
-from smartspec_bench.report.load import measure
 from smartspec_bench.report.points import E2E_MEAN, SLO_GOODPUT, ordered, points_of
+from smartspec_bench.report.tables import measure
 
 POLICIES = ("none", *(f"fixed:{k}" for k in range(1, 8)), "goodput", "goodput_global", "mine")
 

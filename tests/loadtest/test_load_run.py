@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 from load_run import LoadRun
-from summary import read_timings, summarise_lines
+from summary import read_timings
+
+from smartspec_sim.latency import with_errors
 
 
 def options(**changes: object) -> argparse.Namespace:
@@ -95,7 +97,7 @@ def test_lines_and_their_summary(tmp_path: Path) -> None:
     run.ended(good)
     run.ended(bad)
     # A run may be killed at any time: the lines are whole without `close`.
-    summary = summarise_lines(read_timings(path))
+    summary = with_errors(read_timings(path))
     run.close()
     assert (summary["num_finished"], summary["num_failed"]) == (1, 1)
     for name, milliseconds in (("ttft", 200), ("e2e", 500), ("tpot", 100)):

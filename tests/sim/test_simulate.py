@@ -17,7 +17,7 @@ from smartspec_py.engines.base import Decode, DraftTask, Prefill, Verify, Work
 from smartspec_py.serving.config import DRAFT_MODEL, PROMPT_LOOKUP
 from smartspec_sim.acceptance import DraftRuns
 from smartspec_sim.arrivals import arrival_times, constant_gaps, poisson_gaps, steady
-from smartspec_sim.engine import SimProposer, SimTarget
+from smartspec_sim.engine import SimProposer, SimTarget, sim_capabilities
 from smartspec_sim.hardware import Hardware, HardwareError, check_chunk, gpu_hardware
 from smartspec_sim.latency import Slo
 from smartspec_sim.report import latency_lines
@@ -37,7 +37,6 @@ from smartspec_sim.simulate import (
     SimLimits,
     SimResult,
     Simulation,
-    _capabilities,
 )
 from smartspec_sim.workload import (
     KindSpec,
@@ -61,6 +60,7 @@ COST = CostModel(
 )
 
 LIMITS = SimLimits(max_sequences=8, prefill_chunk=64)
+CAPABILITIES = sim_capabilities(LIMITS.max_sequences, 100, LIMITS.max_draft_len)
 
 
 def requests_at(
@@ -99,7 +99,12 @@ def test_the_pass_is_packed_and_its_seconds_are_by_hand() -> None:
     table = PassTable((1,), (1, 16), ((1.0, 1.0),), context_s=0.1)
     clock = VirtualClock()
     texts = {1: SimRequest(1, 0.0, 9, 9, only(DRAFT_MODEL, DraftRuns([9, 2])))}
-    target = SimTarget(_capabilities(LIMITS, 100), CostModel(table, host_s=0.5), clock, texts)
+    target = SimTarget(
+        CAPABILITIES,
+        CostModel(table, host_s=0.5),
+        clock,
+        texts,
+    )
     for sequence, length in ((1, 9), (2, 19), (3, 30)):
         target.begin(sequence, [0] * length, length, SAMPLING)
     target.submit([Prefill(1, (0,) * 9, 0, True), Prefill(2, (0,) * 19, 0, True)])
@@ -136,7 +141,7 @@ def test_prompt_tokens_are_charged_as_measured(
     clock = VirtualClock()
     texts = {1: SimRequest(1, 0.0, 9, 9, only(DRAFT_MODEL, DraftRuns([9, 2])))}
     cost = CostModel(table, host_s=0.5, prompt=PROMPT)
-    target = SimTarget(_capabilities(LIMITS, 100), cost, clock, texts)
+    target = SimTarget(CAPABILITIES, cost, clock, texts)
     for sequence, length in ((1, 9), (2, 19)):
         target.begin(sequence, [0] * length, length, SAMPLING)
     target.submit([Prefill(1, (0,) * 9, 0, True), Prefill(2, (0,) * 19, 0, True)])

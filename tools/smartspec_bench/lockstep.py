@@ -21,7 +21,6 @@ from itertools import groupby, islice
 from typing import Any, Protocol
 
 from smartspec_bench.client import FullQueue
-from smartspec_bench.document import Ceilings
 from smartspec_bench.phases import phase_of
 from smartspec_bench.plan import (
     CLOSED,
@@ -44,9 +43,8 @@ from smartspec_bench.streams import Exchange
 from smartspec_bench.warm_up import (
     EXTRA_SLOTS,
     NUM_SOLO,
-    ROWS,
     WARM_UP_SEED,
-    copy_gb_per_s,
+    ceilings,
     saturation_rps,
 )
 from smartspec_py.core.types import SpecMetrics
@@ -238,7 +236,7 @@ def run(
     """As `session.run`; sides: by policy, those of all points. Raises BenchError."""
     settings = load.settings
     capacity = _warm_up(sides, settings, max_sequences, load.max_tokens, listener.say)
-    found = _ceilings(sides[NONE], capacity, max_sequences)
+    found = ceilings(capacity, sides[NONE].engine.cost, max_sequences, NOTE)
     kept.keep(replace(kept.document, ceilings=found))
     todo = _groups(turns(points(settings, capacity), settings))
     num_left, start_s = sum(map(len, todo)), time.monotonic()
@@ -334,15 +332,3 @@ def _filling(
         if side.now_s >= queue.to_s:
             return
         yield prompt
-
-
-def _ceilings(none: Side, capacity: Capacity, max_sequences: int) -> Ceilings:
-    cost = none.engine.cost
-    target_ms = {str(n): 1e3 * cost.target.one_token_s(n) for n in ROWS if n <= max_sequences}
-    notes = [
-        NOTE,
-        *(f"saturation of none on {k}: {v:.2f} requests/s" for k, v in capacity.none_rps.items()),
-        f"one request alone under none: {1e3 * capacity.solo_s:.0f} ms",
-        "target_pass_ms: of the server's own profile, the best of several rounds",
-    ]
-    return Ceilings(dict(capacity.saturation_rps), target_ms, copy_gb_per_s(), notes)

@@ -24,7 +24,7 @@ from smartspec_bench.plan import (
     turns,
 )
 from smartspec_bench.verdicts import comparisons, summary
-from smartspec_bench.warm_up import ceilings, warm_up
+from smartspec_bench.warm_up import ceilings, cost_of, warm_up
 from smartspec_launch.triton_server import Address
 from smartspec_sim.latency import Slo
 
@@ -84,7 +84,7 @@ async def run(
     settings = load.settings
     async with Client(address, load.fields, load.timeout_s) as client:
         capacity = await warm_up(client, settings, max_sequences, listener.say)
-        found = ceilings(capacity, address, max_sequences)
+        found = ceilings(capacity, cost_of(address), max_sequences)
         kept.keep(replace(kept.document, ceilings=found))
         todo = list(turns(points(settings, capacity), settings))
         clock = _Clock(todo, capacity)

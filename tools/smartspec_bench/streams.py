@@ -98,6 +98,13 @@ class Exchange:
         found = {name: int(self.last.get(f"{name}_time_ns", 0)) for name in SERVER_TIMES}
         return {name: 1e-9 * ns for name, ns in found.items()} if all(found.values()) else {}
 
+    @classmethod
+    def of_record(cls, record: Mapping[str, Any]) -> Exchange:
+        """What latencies are made of. Raises KeyError, TypeError or ValueError."""
+        names = ("chunk_s", "chunk_tokens", "sent_s", "error")
+        values = {name: record[name] for name in names}
+        return cls(0, float(record["scheduled_s"]), **values)
+
     def record(self) -> dict[str, Any]:
         """The line of the JSONL file; `simulate --record` reads it."""
         record: dict[str, Any] = {

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Sequence
-from itertools import groupby
+from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean, geometric_mean
+from statistics import geometric_mean
 
 from rich.console import Console
 from rich.table import Table
 
-from smartspec_bench.document import About, Ceilings, Comparison, Document, Phase, Spread
-from smartspec_bench.plan import SHAPES
+from smartspec_bench.document import About, Ceilings, Document, Phase, Spread
 from smartspec_bench.ratios import Means, paired
+from smartspec_bench.report import blocks
+from smartspec_bench.report.points import (
+    DRAFT_LEN,
+    E2E_MEAN,
+    E2E_P99,
+    TOKEN_GOODPUT,
+    TPOT_MEAN,
+    TTFT_MEAN,
+    Metric,
+    points_of,
+)
+from smartspec_bench.report.tables import means_table, verdicts_table
 
 SPREADS = ("e2e_ms", "ttft_ms", "itl_ms", "tpot_ms", "send_lag_ms")
 FIELDS = ("mean", "p50", "p90", "p95", "p99")
@@ -22,16 +32,16 @@ PLAIN = (
     *("num_sent", "num_finished", "num_failed", "duration_s"),
     *("token_goodput_tps", "slo_goodput_rps", "mean_draft_len", "acceptance_rate"),
 )
-Key = tuple[int, str, float, str]
-Measure = Callable[[Phase], float | None]
+SHOWN = (E2E_MEAN, E2E_P99, TTFT_MEAN, TPOT_MEAN, TOKEN_GOODPUT, DRAFT_LEN)
+"""On a terminal; the page has more."""
 
-COMPARED: tuple[tuple[str, Measure], ...] = (
-    ("e2e_ms mean", lambda phase: phase.e2e_ms.mean),
-    ("e2e_ms p99", lambda phase: phase.e2e_ms.p99),
-    ("ttft_ms mean", lambda phase: phase.ttft_ms.mean),
-    ("tpot_ms mean", lambda phase: phase.tpot_ms.mean),
-    ("token_goodput_tps", lambda phase: phase.token_goodput_tps),
-)
+COMPARED = {
+    "e2e_ms mean": E2E_MEAN,
+    "e2e_ms p99": E2E_P99,
+    "ttft_ms mean": TTFT_MEAN,
+    "tpot_ms mean": TPOT_MEAN,
+    "token_goodput_tps": TOKEN_GOODPUT,
+}
 """Of `bench compare`."""
 
 
@@ -69,74 +79,22 @@ def phase_line(phase: Phase) -> str:
 
 
 def print_results(console: Console, document: Document) -> None:
-    console.print(phases_table(document.phases))
-    console.print(verdicts_table(document.comparisons))
+    points = points_of(document.phases)
+    found = document.comparisons
+    title = "goodput over the others: ratio and 95 % interval"
+    console.print(as_rich(means_table(points, SHOWN)))
+    console.print(as_rich(verdicts_table(found, title)))
     for line in document.summary:
         console.print(line, highlight=False, markup=False)
 
 
-def phases_table(phases: Sequence[Phase]) -> Table:
-    """A line for each point and policy: means over its repeats."""
-    table = Table(title="Means over the repeats; milliseconds")
-    for column in ("shape", "workload", "load", "policy"):
-        table.add_column(column)
-    for column in ("repeats", "e2e", "e2e p99", "ttft", "tpot", "tokens/s", "drafted", "failed"):
-        table.add_column(column, justify="right")
-    for (shape, workload, load, policy), members in by_point(phases).items():
-        table.add_row(
-            SHAPES[shape],
-            workload,
-            f"{load:g}" if load else "",
-            policy,
-            str(len(members)),
-            _mean([phase.e2e_ms.mean for phase in members]),
-            _mean([phase.e2e_ms.p99 for phase in members]),
-            _mean([phase.ttft_ms.mean for phase in members]),
-            _mean([phase.tpot_ms.mean for phase in members]),
-            _mean([phase.token_goodput_tps for phase in members]),
-            f"{fmean(phase.mean_draft_len for phase in members):.2f}",
-            str(sum(phase.num_failed for phase in members)),
-        )
-    return table
-
-
-def by_point(phases: Sequence[Phase]) -> dict[Key, list[Phase]]:
-    """By shape, workload, load and policy, in that order."""
-
-    def key(phase: Phase) -> Key:
-        return SHAPES.index(phase.shape), phase.workload, phase.load, phase.policy
-
-    return {name: list(group) for name, group in groupby(sorted(phases, key=key), key)}
-
-
-def _mean(values: Sequence[float | None]) -> str:
-    known = [value for value in values if value is not None]
-    return f"{fmean(known):.1f}" if known else ""
-
-
-def verdicts_table(found: Sequence[Comparison]) -> Table:
-    table = Table(title="goodput over the others: ratio and 95 % interval")
-    for column in ("shape", "workload", "load", "measure", "against"):
-        table.add_column(column)
-    for column in ("ratio", "low", "high", "pairs", "bound"):
-        table.add_column(column, justify="right")
-    table.add_column("verdict")
-    for one in found:
-        against = f"{one.role}: {one.against}" if one.role == "best fixed" else one.against
-        table.add_row(
-            one.shape,
-            one.workload,
-            f"{one.load:g}" if one.load else "",
-            one.metric,
-            against,
-            f"{one.ratio:.3f}",
-            f"{one.low:.3f}",
-            f"{one.high:.3f}",
-            str(one.num_pairs),
-            "" if one.bound is None else f"{one.bound:.2f}",
-            "" if one.bound is None else one.verdict,
-        )
-    return table
+def as_rich(table: blocks.Table) -> Table:
+    shown = Table(title=table.caption)
+    for at, name in enumerate(table.columns):
+        shown.add_column(name, justify="left" if at < table.num_words else "right")
+    for row in table.rows:
+        shown.add_row(*row)
+    return shown
 
 
 def write_csv(path: Path, phases: Sequence[Phase]) -> None:
@@ -165,19 +123,21 @@ def compare_table(before: Document, after: Document) -> Table:
         table.add_column(column)
     for column in ("before", "after", "ratio", "low", "high"):
         table.add_column(column, justify="right")
-    old, new = by_point(before.phases), by_point(after.phases)
-    for key in (key for key in new if key in old):
-        shape, workload, load, policy = key
-        place = (SHAPES[shape], workload, f"{load:g}" if load else "", policy)
-        for name, measure in COMPARED:
-            first, second = _by_repeat(old[key], measure), _by_repeat(new[key], measure)
+    old = {(one.shape, one.workload, one.load, one.policy): one for one in points_of(before.phases)}
+    for one in points_of(after.phases):
+        key = (one.shape, one.workload, one.load, one.policy)
+        if key not in old:
+            continue
+        place = (one.shape, one.workload, f"{one.load:g}" if one.load else "", one.policy)
+        for name, metric in COMPARED.items():
+            first, second = (_by_repeat(each.phases, metric) for each in (old[key], one))
             if first and second:
                 table.add_row(*place, name, *_sides(first, second))
     return table
 
 
-def _by_repeat(phases: Sequence[Phase], measure: Measure) -> Means:
-    return {phase.repeat: value for phase in phases if (value := measure(phase))}
+def _by_repeat(phases: Sequence[Phase], metric: Metric) -> Means:
+    return {phase.repeat: value for phase in phases if (value := metric.of(phase))}
 
 
 def _sides(before: Means, after: Means) -> tuple[str, ...]:

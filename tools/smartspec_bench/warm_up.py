@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import islice
 
 import numpy as np
@@ -19,6 +19,7 @@ from smartspec_bench.plan import MIXED, NONE, Capacity, Settings, needed_workloa
 from smartspec_bench.prompts import PROMPT_SEED, generated
 from smartspec_bench.streams import step_trace
 from smartspec_launch.address import Address
+from smartspec_py.core.cost import CostModel
 from smartspec_py.serving.step_trace import cost_from_json
 
 WARM_UP_SEED = PROMPT_SEED - 1
@@ -79,22 +80,21 @@ def saturation_rps(queue: FullQueue, num_first: int) -> float:
     return num_tokens / duration_s / (sum(e.num_tokens for e in whole) / len(whole))
 
 
-def ceilings(capacity: Capacity, address: Address, max_sequences: int) -> Ceilings:
-    target_ms = target_pass_ms(address, [rows for rows in ROWS if rows <= max_sequences])
+def ceilings(capacity: Capacity, cost: CostModel, max_sequences: int, *more_notes: str) -> Ceilings:
+    """cost: as the server's profile has it."""
+    target_ms = {str(n): 1e3 * cost.target.one_token_s(n) for n in ROWS if n <= max_sequences}
     notes = [
-        f"saturation of none on {name}: {rps:.2f} requests/s"
-        for name, rps in capacity.none_rps.items()
+        *more_notes,
+        *(f"saturation of none on {k}: {v:.2f} requests/s" for k, v in capacity.none_rps.items()),
     ]
     notes.append(f"one request alone under none: {1e3 * capacity.solo_s:.0f} ms")
     notes.append("target_pass_ms: of the server's own profile, the best of several rounds")
     return Ceilings(dict(capacity.saturation_rps), target_ms, copy_gb_per_s(), notes)
 
 
-def target_pass_ms(address: Address, rows: Sequence[int]) -> dict[str, float]:
-    """A pass of so many sequences with a token each, as the server's profile has it."""
-    header = json.loads(step_trace(address.http_url, 1).splitlines()[0])
-    cost = cost_from_json(header["profile"])
-    return {str(num): 1e3 * cost.target.one_token_s(num) for num in rows}
+def cost_of(address: Address) -> CostModel:
+    """The server's own profile."""
+    return cost_from_json(json.loads(step_trace(address.http_url, 1).splitlines()[0])["profile"])
 
 
 def copy_gb_per_s() -> float:

@@ -5,6 +5,7 @@ Pure: times in, summary out.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -125,6 +126,12 @@ def summarise(timings: Sequence[RequestTiming], slo: Slo | None = None) -> dict[
         summary["num_slo_met"] = num_met
         summary["slo_goodput_rps"] = _rate(num_met, elapsed_s)
     return summary
+
+
+def with_errors(timings: Sequence[RequestTiming], slo: Slo | None = None) -> dict[str, Any]:
+    """The summary, and how many requests ended with each error, the most frequent first."""
+    errors = Counter(timing.error for timing in timings if timing.error is not None)
+    return {**summarise(timings, slo), "errors": dict(errors.most_common())}
 
 
 def _latencies(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
 from rich.table import Table
 
 CAPTION = (
@@ -64,6 +65,14 @@ def load_table(summary: Mapping[str, Any]) -> Table:
         table.add_row(f"{name} from sent", *map(_ms, values))
     table.add_row("send lag", *map(_ms, summary["send_lag_ms"].values()))
     return table
+
+
+def print_load(console: Console, summary: Mapping[str, Any]) -> None:
+    """summary: by `latency.with_errors`."""
+    console.print(load_table(summary))
+    errors = (f"{count} x {text}" for text, count in summary["errors"].items())
+    for line in (*load_lines(summary), *errors):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def load_lines(summary: Mapping[str, Any]) -> list[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from smartspec_py.serving.profile import write_json
 from smartspec_trtllm.build_models import BuildError
 from smartspec_trtllm.build_plan import Plan, Step
 
@@ -107,7 +107,7 @@ def _sizes(step: Step) -> dict[str, int]:
 
 def _run(step: Step, stamp: Path, before: dict[str, Any], log: Path) -> None:
     _clear(step, stamp)
-    _write(stamp, {**before, "is_done": False})
+    write_json(stamp, {**before, "is_done": False})
     with log.open("w") as stream:
         stream.write(f"{step.shown}\n")
         stream.flush()
@@ -121,7 +121,7 @@ def _run(step: Step, stamp: Path, before: dict[str, Any], log: Path) -> None:
     if missing:
         reason = f"ended well, but {step.output} lacks {', '.join(missing)}"
         raise StepFailed(step, reason, log)
-    _write(stamp, {**before, "is_done": True, "sizes": sizes})
+    write_json(stamp, {**before, "is_done": True, "sizes": sizes})
 
 
 def _clear(step: Step, stamp: Path) -> None:
@@ -134,10 +134,3 @@ def _clear(step: Step, stamp: Path) -> None:
             "remove the directory"
         )
     shutil.rmtree(step.output)
-
-
-def _write(stamp: Path, content: dict[str, Any]) -> None:
-    """All of it or nothing, whenever it is cut off."""
-    partial = stamp.with_suffix(".partial")
-    partial.write_text(json.dumps(content, indent=1) + "\n")
-    os.replace(partial, stamp)

@@ -41,7 +41,6 @@ def charts_of(document: Document) -> dict[str, Chart]:
         name: Chart(
             f"chart-{name}",
             title,
-            f"{y} against {x}; the table has the numbers.",
             charts.lines(rows, ordered(str(row["group"]) for row in rows), x, y, is_log=True),
         )
         for name, (rows, title, x, y) in drawn.items()

@@ -37,12 +37,10 @@ class Table:
 
 @dataclass(frozen=True)
 class Chart:
-    """name: of its file, without an ending. description: for a reader who cannot see it.
-    spec: Vega-Lite."""
+    """name: of its file, without an ending. spec: Vega-Lite."""
 
     name: str
     title: str
-    description: str
     spec: dict[str, Any]
 
 
@@ -90,13 +88,17 @@ def _markdown(block: Block) -> str:
         case Bullets(items):
             return "\n".join(f"- {item}" for item in items)
         case Table(columns, rows, caption):
-            lines = [columns, ["---"] * len(columns), *rows]
-            table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+            table = markdown_table(columns, rows)
             return f"{caption}\n\n{table}" if caption else table
         case Folded(_, blocks):
             return "\n\n".join(map(_markdown, blocks))
         case Chart():
             return ""
+
+
+def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def digits(value: float | None) -> str:

@@ -69,13 +69,14 @@ def lines(
     of the axes. domain: of y where it is
     logarithmic; what is beyond is cut off. x_rules: places by their labels."""
     shown = [name for name in groups if any(row["group"] == name for row in rows)]
+    legend = alt.Legend(values=shown)
     scale = alt.Scale(zero=True)
     if is_log:
         scale = alt.Scale(type="log", nice=False, padding=8, domain=domain or alt.Undefined)
     base = _chart(rows).encode(
         x=alt.X("x:Q", title=x, scale=alt.Scale(zero=True, padding=8), axis=alt.Axis(tickCount=6)),
         y=alt.Y("y:Q", title=y, scale=scale, axis=alt.Axis(tickCount=6, format=",.3~r")),
-        color=_colour(shown),
+        color=_colour(groups, legend=legend),
         tooltip=["group:N", *_numbers("x", "y", *({"low", "high"} & {*rows[0]}))],
     )
     layers: list[alt.Chart] = []
@@ -93,10 +94,12 @@ def lines(
         layers.append(base.mark_rule(clip=True).encode(y="low:Q", y2="high:Q"))
     layers += [
         base.mark_line(clip=True).encode(
-            strokeDash=alt.StrokeDash("group:N", title=None, scale=_cycled(_DASHES, shown))
+            strokeDash=alt.StrokeDash(
+                "group:N", title=None, scale=_cycled(_DASHES, groups), legend=legend
+            )
         ),
         base.mark_point(filled=True, size=45, clip=True, opacity=1).encode(
-            shape=alt.Shape("group:N", title=None, scale=_cycled(_MARKERS, shown))
+            shape=alt.Shape("group:N", title=None, scale=_cycled(_MARKERS, groups), legend=legend)
         ),
     ]
     return _spec(alt.layer(*layers).properties(width=WIDTH, height=HEIGHT))

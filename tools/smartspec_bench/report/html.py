@@ -23,9 +23,7 @@ def page(report: Report) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    charts = {
-        chart.name: {**chart.spec, "description": chart.description} for chart in charts_of(report)
-    }
+    charts = {chart.name: {**chart.spec, "description": chart.title} for chart in charts_of(report)}
     # Its type stub knows no default of the snippet, which is what a page needs.
     bundle = vl_convert.javascript_bundle(vl_version=_VERSION) if charts else ""  # type: ignore[call-arg]
     return environment.get_template("page.html").render(

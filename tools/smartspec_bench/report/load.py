@@ -22,10 +22,18 @@ from smartspec_bench.report.blocks import (
     interval,
     plural,
     ratio,
-    tick,
 )
 from smartspec_bench.report.load_charts import DRAFTS, LATENCY, OVER_TIME, TIME, charts_of
 from smartspec_bench.report.points import TABLE, Metric, Point, by_place, has_line, points_of
+from smartspec_bench.report.tables import (
+    WORDS,
+    marked,
+    means_table,
+    measure,
+    percent,
+    rate,
+    verdicts_table,
+)
 
 QUESTION = (
     "A small draft model proposes tokens, and the target model checks them in one pass. How many "
@@ -54,7 +62,7 @@ OVER_TIME_TEXT = (
     "One phase of each policy. A draft length is the mean of a second's steps; it is 0 as well "
     "where no step came."
 )
-WORDS = [
+TERMS = [
     ("load, %", "the rate as a share of that at which the server without speculation is saturated"),
     ("e2e, TTFT, ITL, TPOT", "end-to-end latency, time to first token, between tokens, per token"),
     ("send lag", "how long after it was due a request was sent: the load generator's own delay"),
@@ -62,8 +70,6 @@ WORDS = [
     ("goodput", "the draft length of each request and step, for the most expected tokens a second"),
     ("goodput_global", "the same, but one draft length for the whole batch"),
 ]
-BEST_FIXED = "best fixed"
-"""The role whose policy differs from point to point."""
 
 
 def report(document: Document) -> Report:
@@ -90,7 +96,7 @@ def report(document: Document) -> Report:
         Section(
             "definitions",
             "Definitions",
-            [Table(("", ""), WORDS, num_words=2), *map(Text, about.definitions.split("\n\n"))],
+            [Table(("", ""), TERMS, num_words=2), *map(Text, about.definitions.split("\n\n"))],
         ),
     ]
     return Report(about.title, [Text(subtitle, "note")], sections)
@@ -136,7 +142,7 @@ def _answer(document: Document) -> Iterator[Block]:
     if document.summary[1:]:
         yield Bullets(document.summary[1:])
     if findings:
-        yield Text("  ".join(f"{_marked(name)[0]} {count} {name}" for name, count in _tally(asked)))
+        yield Text("  ".join(f"{marked(name)[0]} {count} {name}" for name, count in _tally(asked)))
         columns = ("question", "where", "ratio", "95 % intervals within", "verdicts")
         yield Table(columns, findings, FINDINGS_TEXT, num_words=2)
 
@@ -175,55 +181,16 @@ def _verdicts(comparisons: Sequence[Comparison]) -> Iterator[Block]:
     if not comparisons:
         yield Text("The run compared no policies.", "note")
         return
-    columns = ("verdict", "load", "against", "measure", "ratio", "95 % interval", "bound", "pairs")
-    asked = [_comparison(one) for one in comparisons if one.bound is not None]
-    others = [_comparison(one) for one in comparisons if one.bound is None]
+    asked = [one for one in comparisons if one.bound is not None]
+    others = [one for one in comparisons if one.bound is None]
     yield Text(VERDICT_TEXT)
     if asked:
-        yield Table(columns, asked, "What was asked", num_words=4)
+        yield verdicts_table(asked, "What was asked")
     if others:
         title = f"Ratios without a bound, for reading only ({len(others)})"
-        yield Folded(title, [Table(columns, others, num_words=4)])
+        yield Folded(title, [verdicts_table(others)])
     sentences = [one.text for one in comparisons]
     yield Folded(f"All of them in sentences ({len(sentences)})", [Bullets(sentences)])
-
-
-def _comparison(one: Comparison) -> tuple[str, ...]:
-    return (
-        _marked("not asked" if one.bound is None else one.verdict),
-        _place(one),
-        f"{one.role}: {one.against}" if one.role == BEST_FIXED else one.against,
-        measure(one.metric),
-        ratio(one.ratio),
-        interval(one.low, one.high),
-        MISSING if one.bound is None else ratio(one.bound),
-        str(one.num_pairs),
-    )
-
-
-def _marked(verdict: str) -> str:
-    return f"{MARKS.get(verdict, '·')} {verdict}"
-
-
-def _place(one: Comparison) -> str:
-    """Shape, workload, and for steady loads the rate."""
-    if one.shape != STEADY:
-        return f"{one.shape}, {one.workload}"
-    share = f" ({_percent(one.load)} %)" if one.load else ""
-    return f"{one.workload}, {tick(one.rate_rps)}/s{share}"
-
-
-def measure(name: str) -> str:
-    """A comparison's metric in words: `e2e_ms.mean` is the mean end-to-end latency."""
-    field, _, statistic = name.partition(".")
-    words = {
-        "e2e_ms": "end-to-end latency",
-        "ttft_ms": "time to first token",
-        "itl_ms": "time between tokens",
-        "tpot_ms": "time per token",
-        "speed_up": "speed-up over none",
-    }.get(field, field)
-    return f"{statistic} {words}".strip()
 
 
 def _charted(
@@ -262,17 +229,10 @@ def _phases(points: Sequence[Point], phases: Sequence[Phase]) -> Iterator[Block]
         yield Text("No phase was run to its end.", "note")
         return
     metrics = [metric for metric in TABLE if any(point.values(metric) for point in points)]
-    names = [metric.column for metric in metrics]
-    words = ("policy", "shape", "workload")
-    yield Table(
-        (*words, "requests/s", "load, %", "repeats", "sent", "failed", *names),
-        [_point(point, metrics) for point in points],
-        "Means over repeats; sent and failed are sums",
-        num_words=3,
-    )
-    counts = ("repeat", "seed", "sent", "finished", "failed", "seconds")
+    yield means_table(points, metrics)
+    counts = ("requests/s", "load, %", "repeat", "seed", "sent", "finished", "failed", "seconds")
     every = Table(
-        (*words, "requests/s", "load, %", *counts, *names),
+        (*WORDS, *counts, *(metric.column for metric in metrics)),
         [_phase(phase, metrics) for phase in phases],
         "Every phase, in the order of the run",
         num_words=3,
@@ -280,27 +240,13 @@ def _phases(points: Sequence[Point], phases: Sequence[Phase]) -> Iterator[Block]
     yield Folded(f"Every phase by itself ({len(phases)})", [every])
 
 
-def _point(point: Point, metrics: Sequence[Metric]) -> tuple[str, ...]:
-    return (
-        point.policy,
-        point.shape,
-        point.workload,
-        _rate(point.rate_rps),
-        _percent(point.load),
-        str(len(point.phases)),
-        f"{point.total(lambda phase: phase.num_sent):,}",
-        f"{point.total(lambda phase: phase.num_failed):,}",
-        *(digits(point.mean(metric)) for metric in metrics),
-    )
-
-
 def _phase(phase: Phase, metrics: Sequence[Metric]) -> tuple[str, ...]:
     return (
         phase.policy,
         phase.shape,
         phase.workload,
-        _rate(phase.rate_rps),
-        _percent(phase.load),
+        rate(phase.rate_rps),
+        percent(phase.load),
         str(phase.repeat + 1),
         str(phase.seed),
         f"{phase.num_sent:,}",
@@ -345,11 +291,3 @@ def _ceilings(ceilings: Ceilings) -> Iterator[Block]:
         return
     yield Text("What this machine can do at most, measured before the load.")
     yield Table(("", ""), rows, num_words=2)
-
-
-def _rate(rate_rps: float) -> str:
-    return digits(rate_rps) if rate_rps else MISSING
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.3g}" if share else MISSING

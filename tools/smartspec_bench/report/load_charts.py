@@ -1,4 +1,4 @@
-"""The charts of a run under load: which there are, and what each says in words."""
+"""The charts of a run under load. Vega labels every mark of them, for readers who cannot see."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from smartspec_bench.document import Comparison, Document, Phase
 from smartspec_bench.plan import NONE, STEADY
 from smartspec_bench.report import charts
-from smartspec_bench.report.blocks import Chart, digits, interval, ratio, tick
+from smartspec_bench.report.blocks import Chart, tick
 from smartspec_bench.report.points import (
     ACCEPTANCE,
     DRAFT_LEN,
@@ -73,18 +73,14 @@ def _against_rate(
             }
             for point in known
         ],
-        _policies(known),
+        _policies(points),
         RATE_AXIS,
         label,
         is_log=metric.is_time,
         x_rules={} if saturation_rps is None else {"none saturates": saturation_rps},
     )
-    said = (
-        f"{point.policy}: {digits(point.mean(metric))} at {tick(point.rate_rps)}/s"
-        for point in known
-    )
     title = f"{label[0].upper()}{label[1:].partition(', ')[0]} against rate: {workload}"
-    yield Chart(_name(metric.name, workload), title, f"{label}. {'; '.join(said)}.", spec)
+    yield Chart(_name(metric.name, workload), title, spec)
 
 
 def _ends(point: Point, metric: Metric) -> dict[str, float]:
@@ -117,13 +113,8 @@ def _ratios(comparisons: Sequence[Comparison], workload: str) -> Iterator[Chart]
         ],
         y_rule=1.0,
     )
-    said = (
-        f"at {tick(one.rate_rps)}/s against {one.role} {ratio(one.ratio)}"
-        f" ({interval(one.low, one.high)})"
-        for one in asked
-    )
     title = f"Mean end-to-end latency of {asked[0].policy}, over that of others: {workload}"
-    yield Chart(_name("ratio", workload), title, f"{'; '.join(said)}.", spec)
+    yield Chart(_name("ratio", workload), title, spec)
 
 
 def _by_policy(points: Sequence[Point]) -> Iterator[Chart]:
@@ -141,13 +132,9 @@ def _by_policy(points: Sequence[Point]) -> Iterator[Chart]:
         for point in known
     ]
     spec = charts.ranges(rows, _policies(known), "end-to-end latency, ms: mean (dot), p99 (stroke)")
-    said = (
-        f"{row['group']}: mean {digits(row['mean'])} ms, 99th percentile {digits(row['far'])} ms"
-        for row in rows
-    )
     place = (points[0].shape, points[0].workload)
     title = f"Latency by policy: {', '.join(place)}"
-    yield Chart(_name("by-policy", *place), title, f"{'; '.join(said)}.", spec)
+    yield Chart(_name("by-policy", *place), title, spec)
 
 
 def _over_time(phases: Sequence[Phase]) -> Iterator[Chart]:
@@ -174,18 +161,14 @@ def _over_time(phases: Sequence[Phase]) -> Iterator[Chart]:
             "requests in flight": rows("running", shown),
             "draft length": rows("draft_len", shown),
         }
-        text = f"Repeat {repeat + 1}. Mean draft length: " + ", ".join(
-            f"{phase.policy} {digits(phase.mean_draft_len)}" for phase in shown
-        )
         spec = charts.over_time(panels, ordered(phase.policy for phase in shown))
         title = f"Load and draft length over time: {', '.join(place)}"
-        yield Chart(_name(OVER_TIME, *place), title, f"{text}.", spec)
+        yield Chart(_name(OVER_TIME, *place), title, spec)
 
 
 def _histograms(points: Sequence[Point]) -> Iterator[Chart]:
     sides = {"drafted": "draft_len_counts", "accepted of a step with drafts": "accepted_counts"}
     rows: list[dict[str, Any]] = []
-    said = []
     for policy in _policies(points):
         phases = [phase for point in points if point.policy == policy for phase in point.phases]
         for side, field in sides.items():
@@ -195,15 +178,13 @@ def _histograms(points: Sequence[Point]) -> Iterator[Chart]:
                     {"group": policy, "side": side, "length": length, "share": count / total}
                     for length, count in enumerate(counts)
                 ]
-                mean = sum(length * count for length, count in enumerate(counts)) / total
-                said.append(f"{policy}: mean {digits(mean)} {side}")
     if not rows:
         return
     place = (points[0].shape, points[0].workload)
     groups = [policy for policy in _policies(points) if any(r["group"] == policy for r in rows)]
     title = f"Steps by draft length, and by accepted drafts: {', '.join(place)}"
     spec = charts.histograms(rows, groups, list(sides))
-    yield Chart(_name("histograms", *place), title, f"{'; '.join(said)}.", spec)
+    yield Chart(_name("histograms", *place), title, spec)
 
 
 def _time_shares(points: Sequence[Point]) -> Iterator[Chart]:
@@ -219,14 +200,10 @@ def _time_shares(points: Sequence[Point]) -> Iterator[Chart]:
         for label, shares in shown.items()
         for part, share in shares.items()
     ]
-    said = (
-        f"{label}: {', '.join(f'{part} {share:.0%}' for part, share in shares.items())}"
-        for label, shares in shown.items()
-    )
     place = (points[0].shape, points[0].workload)
     title = f"Where a step's time goes: {', '.join(place)}"
     spec = charts.stacked(rows, list(shown), parts, "share of the server's busy time")
-    yield Chart(_name("time-shares", *place), title, f"{'; '.join(said)}.", spec)
+    yield Chart(_name("time-shares", *place), title, spec)
 
 
 def _label(point: Point) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from smartspec_bench.document import Phase
 from smartspec_bench.plan import GLOBAL, JUDGED, NONE, STEADY
@@ -12,12 +13,17 @@ from smartspec_bench.plan import GLOBAL, JUDGED, NONE, STEADY
 
 @dataclass(frozen=True)
 class Metric:
-    """A number of a phase. label: of axes; column: of tables. of: None where it is not known."""
+    """A number of a phase, at `path` in the document. label: of axes; column: of tables."""
 
     name: str
-    label: str
+    path: str
     column: str
-    of: Callable[[Phase], float | None]
+    label: str = ""
+
+    def of(self, phase: Phase) -> float | None:
+        """None where it is not known."""
+        value: float | None = attrgetter(self.path)(phase)
+        return value
 
     @property
     def is_time(self) -> bool:
@@ -25,52 +31,30 @@ class Metric:
         return self.label.endswith(", ms")
 
 
-E2E_MEAN = Metric(
-    "e2e-mean", "mean end-to-end latency, ms", "e2e mean, ms", lambda phase: phase.e2e_ms.mean
-)
-E2E_P99 = Metric(
-    "e2e-p99", "99th percentile of latency, ms", "e2e p99, ms", lambda phase: phase.e2e_ms.p99
-)
-TTFT_MEAN = Metric(
-    "ttft-mean", "mean time to first token, ms", "TTFT mean, ms", lambda phase: phase.ttft_ms.mean
-)
-TPOT_MEAN = Metric(
-    "tpot-mean", "mean time per token, ms", "TPOT mean, ms", lambda phase: phase.tpot_ms.mean
-)
+E2E_MEAN = Metric("e2e-mean", "e2e_ms.mean", "e2e mean, ms", "mean end-to-end latency, ms")
+E2E_P99 = Metric("e2e-p99", "e2e_ms.p99", "e2e p99, ms", "99th percentile of latency, ms")
+TTFT_MEAN = Metric("ttft-mean", "ttft_ms.mean", "TTFT mean, ms", "mean time to first token, ms")
+TPOT_MEAN = Metric("tpot-mean", "tpot_ms.mean", "TPOT mean, ms", "mean time per token, ms")
 TOKEN_GOODPUT = Metric(
-    "token-goodput",
+    *("token-goodput", "token_goodput_tps", "token_goodput_tps"),
     "generated tokens a second (token_goodput_tps)",
-    "token_goodput_tps",
-    lambda phase: phase.token_goodput_tps,
 )
-SLO_GOODPUT = Metric(
-    "slo-goodput",
-    "",
-    "slo_goodput_rps",
-    lambda phase: phase.slo_goodput_rps,
-)
-DRAFT_LEN = Metric(
-    "draft-len",
-    "mean draft length, tokens",
-    "draft length, mean",
-    lambda phase: phase.mean_draft_len,
-)
-ACCEPTANCE = Metric(
-    "acceptance", "accepted drafts, share", "accepted, share", lambda phase: phase.acceptance_rate
-)
+SLO_GOODPUT = Metric("slo-goodput", "slo_goodput_rps", "slo_goodput_rps")
+DRAFT_LEN = Metric("draft-len", "mean_draft_len", "draft length, mean", "mean draft length, tokens")
+ACCEPTANCE = Metric("acceptance", "acceptance_rate", "accepted, share", "accepted drafts, share")
 TABLE = (
     E2E_MEAN,
-    Metric("e2e-p50", "", "e2e p50, ms", lambda phase: phase.e2e_ms.p50),
+    Metric("e2e-p50", "e2e_ms.p50", "e2e p50, ms"),
     E2E_P99,
     TTFT_MEAN,
-    Metric("ttft-p99", "", "TTFT p99, ms", lambda phase: phase.ttft_ms.p99),
+    Metric("ttft-p99", "ttft_ms.p99", "TTFT p99, ms"),
     TPOT_MEAN,
-    Metric("itl-p99", "", "ITL p99, ms", lambda phase: phase.itl_ms.p99),
+    Metric("itl-p99", "itl_ms.p99", "ITL p99, ms"),
     TOKEN_GOODPUT,
     SLO_GOODPUT,
     DRAFT_LEN,
     ACCEPTANCE,
-    Metric("lag-p99", "", "send lag p99, ms", lambda phase: phase.send_lag_ms.p99),
+    Metric("lag-p99", "send_lag_ms.p99", "send lag p99, ms"),
 )
 """Columns of the tables of phases."""
 

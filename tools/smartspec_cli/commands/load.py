@@ -32,7 +32,7 @@ from smartspec_sim.arrivals import (
     steady,
     trace_times,
 )
-from smartspec_sim.latency import DEFINITIONS, Slo, parse_slo, summarise
+from smartspec_sim.latency import DEFINITIONS, Slo, parse_slo, with_errors
 
 if TYPE_CHECKING:
     from smartspec_bench.open_loop import Bounds
@@ -88,7 +88,7 @@ def load(
     if policy is not None:
         fields["speculation_policy"] = policy
     from smartspec_bench.open_loop import Bounds
-    from smartspec_sim.report import load_lines, load_table
+    from smartspec_sim.report import print_load
 
     console = Console(stderr=True)
     bounds = Bounds(requests, duration, max_out, timeout)
@@ -102,11 +102,8 @@ def load(
         fail("interrupted", 130)
     if unreachable and not any(exchange.num_tokens for exchange in exchanges):
         fail(f"--url: no server at {url}: {unreachable}")
-    summary = summarise([exchange.timing for exchange in exchanges], slo)
-    summary["errors"] = _errors(exchanges)
-    console.print(load_table(summary))
-    for line in [*load_lines(summary), *(f"{n} x {text}" for text, n in summary["errors"].items())]:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    summary = with_errors([exchange.timing for exchange in exchanges], slo)
+    print_load(console, summary)
     print(json.dumps(summary))
     write_output("json", json_file, json.dumps(summary, indent=1) + "\n")
     if unreachable:
@@ -213,12 +210,3 @@ def _prompts(workload: str, prompts: Path | None) -> Iterator[Prompt]:
         allowed = ", ".join((*WORKLOADS, MIXED))
         fail(f"--workload: {workload!r} is none of {allowed}", USAGE_ERROR)
     return generated(workload)
-
-
-def _errors(exchanges: Sequence[Exchange]) -> dict[str, int]:
-    """How many ended with each error; the most frequent first."""
-    counts: dict[str, int] = {}
-    for exchange in exchanges:
-        if (error := exchange.timing.error) is not None:
-            counts[error] = counts.get(error, 0) + 1
-    return dict(sorted(counts.items(), key=lambda item: -item[1]))
