@@ -26,12 +26,11 @@ from smartspec_py.core.types import SequenceId
 from smartspec_py.serving.admission import CacheBudget
 from smartspec_py.serving.config import DRAFT_MODEL, PROMPT_LOOKUP
 from smartspec_py.serving.messages import Update
-from smartspec_py.serving.request import Request
 from smartspec_py.serving.step import StepRecord
 from smartspec_sim.acceptance import DraftRuns, draw_runs
-from smartspec_sim.engine import PLACEHOLDER, SimProposer, SimTarget, sim_capabilities
+from smartspec_sim.engine import SimProposer, SimTarget, sim_capabilities
 from smartspec_sim.hardware import gpu_hardware
-from smartspec_sim.simulate import SAMPLING
+from smartspec_sim.simulate import served_request
 from smartspec_sim.workload import SimRequest
 from smartspec_testing.clock import VirtualClock
 from smartspec_testing.offline import OfflineLoop
@@ -103,27 +102,9 @@ class Service:
 
     def _put(self) -> None:
         self.num_requests += 1
-        number = self.num_requests
-        text = self._text(number)
-        first, *others = text.proposers
-        now = self._clock.now()
-        request = Request(
-            sequence=number,
-            tokens=[PLACEHOLDER] * text.prompt_len,
-            num_prompt=text.prompt_len,
-            max_tokens=text.output_len,
-            sampling=SAMPLING,
-            policy="goodput",
-            max_draft_len=MAX_DRAFT_LEN,
-            proposer=first,
-            alternatives=tuple(others),
-            kind=text.kind,
-            priority=number % 10 == 0,
-            arrival_s=now,
-            deadline_s=now + 0.2 if number % 23 == 0 else None,
-        )
-        self._texts[number] = text
-        self._offline.put(request)
+        text = self._text(self.num_requests)
+        self._texts[text.sequence] = text
+        self._offline.put(served_request(text, "goodput", MAX_DRAFT_LEN))
 
     def _text(self, number: int) -> SimRequest:
         """Of two kinds, which draft well or badly; but one in 50 has a kind of its own."""
@@ -132,11 +113,13 @@ class Service:
         kind = f"kind {index % 2}" if number % 50 else f"only {number}"
         return SimRequest(
             sequence=number,
-            arrival_s=0.0,
+            arrival_s=self._clock.now(),
             prompt_len=1 + index % MAX_PROMPT,
             output_len=8 + index % (MAX_OUTPUT - 8),
             acceptances=((draft, None), (draft, None), (None, lookup), (draft, lookup))[number % 4],
             kind=kind,
+            priority=number % 10 == 0,
+            deadline_s=0.2 if number % 23 == 0 else None,
         )
 
     def _count(self, step: StepRecord) -> None:

@@ -93,6 +93,28 @@ class CostChange:
     cost: CostModel
 
 
+def served_request(request: SimRequest, policy: str, max_draft_len: int) -> Request:
+    """As the loop knows it. policy: of requests that name none."""
+    deadline_s, slo_ms = request.deadline_s, request.tpot_slo_ms
+    first, *others = request.proposers or (None,)
+    return Request(
+        sequence=request.sequence,
+        tokens=[PLACEHOLDER] * request.prompt_len,
+        num_prompt=request.prompt_len,
+        max_tokens=request.output_len,
+        sampling=SAMPLING,
+        policy=request.policy or policy,
+        max_draft_len=max_draft_len,
+        proposer=first,
+        alternatives=tuple(others),
+        slo_s_per_token=None if slo_ms is None else slo_ms / 1e3,
+        kind=request.kind,
+        priority=request.priority,
+        arrival_s=request.arrival_s,
+        deadline_s=None if deadline_s is None else request.arrival_s + deadline_s,
+    )
+
+
 class Simulation:
     """One policy on one workload. `run` once; the same arguments give the same result."""
 
@@ -206,7 +228,7 @@ class Simulation:
         if 0 < self._limits.cache_bytes < need:
             self._end(request.sequence, request.arrival_s, "refused: longer than the cache")
             return
-        served = self._served_request(request)
+        served = served_request(request, self._policy, self._limits.max_draft_len)
         try:
             self._offline.put(served)
         except RequestError:
@@ -214,26 +236,6 @@ class Simulation:
             return
         self._texts[request.sequence] = request
         self._served[request.sequence] = served
-
-    def _served_request(self, request: SimRequest) -> Request:
-        deadline_s, slo_ms = request.deadline_s, request.tpot_slo_ms
-        first, *others = request.proposers or (None,)
-        return Request(
-            sequence=request.sequence,
-            tokens=[PLACEHOLDER] * request.prompt_len,
-            num_prompt=request.prompt_len,
-            max_tokens=request.output_len,
-            sampling=SAMPLING,
-            policy=request.policy or self._policy,
-            max_draft_len=self._limits.max_draft_len,
-            proposer=first,
-            alternatives=tuple(others),
-            slo_s_per_token=None if slo_ms is None else slo_ms / 1e3,
-            kind=request.kind,
-            priority=request.priority,
-            arrival_s=request.arrival_s,
-            deadline_s=None if deadline_s is None else request.arrival_s + deadline_s,
-        )
 
     def _take(self, news: Update) -> None:
         """The times of whoever is over."""

@@ -41,7 +41,14 @@ def charts_of(document: Document) -> dict[str, Chart]:
         name: Chart(
             f"chart-{name}",
             title,
-            charts.lines(rows, ordered(str(row["group"]) for row in rows), x, y, is_log=True),
+            charts.lines(
+                rows,
+                ordered(str(row["group"]) for row in rows),
+                x,
+                y,
+                is_log=True,
+                is_x_log=name != LOADED,
+            ),
         )
         for name, (rows, title, x, y) in drawn.items()
         if rows

@@ -27,7 +27,7 @@ _KNOWN = {
 """Policies, and parts of a step: those are pale enough for ink on them."""
 _BLUES = ("#4292c6", "#3182bd", "#2171b5", "#1561a5", "#08519c", "#084081", "#08306b")
 """Of fixed draft lengths, from short to long."""
-_OTHERS = ("#806600", "#a3316b", "#8a4b2a")
+_OTHERS = ("#806600", "#a3316b", "#8a4b2a", "#3a6b35", "#5b4b9a", "#006d77", "#b5530f", "#555555")
 _DASHES = ([1, 0], [6, 3], [2, 2], [8, 2, 2, 2], [4, 1], [1, 3], [10, 3])
 _MARKERS = (
     "circle",
@@ -61,6 +61,7 @@ def lines(
     y: str,
     *,
     is_log: bool = False,
+    is_x_log: bool = False,
     domain: list[float] | None = None,
     x_rules: Mapping[str, float] | None = None,
     y_rule: float | None = None,
@@ -70,11 +71,12 @@ def lines(
     logarithmic; what is beyond is cut off. x_rules: places by their labels."""
     shown = [name for name in groups if any(row["group"] == name for row in rows)]
     legend = alt.Legend(values=shown)
+    x_scale = alt.Scale(type="log", base=2) if is_x_log else alt.Scale(zero=True, padding=8)
     scale = alt.Scale(zero=True)
     if is_log:
         scale = alt.Scale(type="log", nice=False, padding=8, domain=domain or alt.Undefined)
     base = _chart(rows).encode(
-        x=alt.X("x:Q", title=x, scale=alt.Scale(zero=True, padding=8), axis=alt.Axis(tickCount=6)),
+        x=alt.X("x:Q", title=x, scale=x_scale, axis=alt.Axis(tickCount=6)),
         y=alt.Y("y:Q", title=y, scale=scale, axis=alt.Axis(tickCount=6, format=",.3~r")),
         color=_colour(groups, legend=legend),
         tooltip=["group:N", *_numbers("x", "y", *({"low", "high"} & {*rows[0]}))],
