@@ -16,8 +16,9 @@ import pytest
 import tritonclient.grpc as triton
 from servers import fake_config, serving
 from tritonclient.utils import InferenceServerException
-from wire import generate, generate_stream, grpc_inputs, grpc_stream, post
+from wire import generate, generate_stream, grpc_stream, post
 
+from smartspec_bench.streams import grpc_inputs
 from smartspec_launch.triton_server import TritonServer, TritonServerError, free_address
 from smartspec_py.serving.config import CONFIG_NAME, LimitsConfig
 
