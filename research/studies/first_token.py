@@ -34,7 +34,7 @@ RULES: dict[str, tuple[str, Changes]] = {
     "goodput": ("goodput", ()),
     "a prompt counts 0": ("goodput", [(step, "READING_TOKENS", 0.0)]),
     "a prompt counts 4": ("goodput", [(step, "READING_TOKENS", 4.0)]),
-    "a prompt counts 32": ("goodput", [(step, "READING_TOKENS", 32.0)]),
+    "a prompt counts 16": ("goodput", [(step, "READING_TOKENS", 16.0)]),
     "the step's rate": ("goodput", [(search, "_weighed", lambda step, alike: step)]),
 }
 MEASURES = {
@@ -104,7 +104,7 @@ def main() -> None:
 
 
 ANSWER = """Two rules bound what requests lose to others. A request whose prompt is read counts as
-16 tokens of every step (`core/plan/step.py`): where few decode, nothing is drafted beside a
+8 tokens of every step (`core/plan/step.py`): where few decode, nothing is drafted beside a
 prompt, and where many do, they draft as before. And a sequence is judged by its own rate, not by
 that of the step (`core/plan/search.py`): drafts of those that draft well do not slow down the
 others for less than they gain themselves."""
@@ -112,8 +112,8 @@ others for less than they gain themselves."""
 METHOD = f"""How it was made. Loads as in [ablation.md](ablation.md): Poisson arrivals at shares of
 the rate at which `none` is saturated, prompts and outputs of about 120 tokens, acceptance 0.67 with
 a standard deviation of 0.1 between requests, unless said. Ratios are geometric means over
-{len(SEEDS)} seeds. *a prompt counts 0*: of 16 tokens. *the step's rate*: no sequence is judged by
-its own. At saturation all requests are there from the start, 32 at once."""
+{len(SEEDS)} seeds. *a prompt counts 0*: instead of 8 tokens. *the step's rate*: no sequence is
+judged by its own. At saturation all requests are there from the start, 32 at once."""
 
 
 if __name__ == "__main__":

@@ -404,7 +404,7 @@ def test_a_sequence_alone_is_fastest_by_goodput_whatever_its_target() -> None:
         # 2 drafts each: 2 (1 + 0.7 + 0.49) tokens in 1 + 0.4 + 4 * 0.02 = 1.48 s, 2.96 a second;
         # the third pair would bring 0.69 for 0.24 s, 2.86 a second.
         (0, [2, 2]),
-        # A prompt counts as 16 tokens: 18 in 1 s. The first pair brings 1.4 for 0.24 s: 5.8.
+        # A prompt counts as 8 tokens: 10 in 1 s. The first pair brings 1.4 for 0.24 s: 5.8.
         (1, [0, 0]),
     ],
 )

@@ -39,10 +39,11 @@ TOKENS_A_STEP = 2.0
 """What a sequence that drafts gains in a step, about: what is paid once is spread over so many
 fewer steps than tokens. One a step would let requests resume that never earn it back."""
 
-READING_TOKENS = 16.0
-"""What a step is worth to a request whose prompt is read beside it, in tokens. With 16 first tokens
-come at most 1.06 times as late as without speculation, with 4 up to 1.3 times; with 32 no sooner,
-and a full batch whose requests follow one another loses 1 to 2 % (docs/results/first_token.md)."""
+READING_TOKENS = 8.0
+"""What a step is worth to a request whose prompt is read beside it, in tokens. With 8 first tokens
+come at most 1.14 times as late as without speculation, with 4 up to 1.3 times, with 16 at most 1.06
+times (docs/results/first_token.md). But with 16 eight requests at once, with short outputs, are
+served at 0.96 of the best fixed length, with 8 at 0.98, and with 4 at 1.015 (docs/log.md)."""
 
 MIN_STEP_S = 1e-9
 """Keeps goodput finite where a cost model says that a step costs nothing."""
