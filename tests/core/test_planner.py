@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.plan import search
 from smartspec_py.core.plan.planner import PlannerSettings, evaluate, plan
+from smartspec_py.core.plan.ranking import uniform
 from smartspec_py.core.plan.step import step_of
 from smartspec_py.core.types import DraftOption, SequenceView, SpecPlan
 from smartspec_sim.goodput import expected_tokens
@@ -456,6 +457,17 @@ def _seconds_for_a_token(
         (none_s / len(views) + draft_s * k) / expected_tokens(one.options[0].accept_probs, k)
         for one, k in zip(views, drafts, strict=True)
     )
+
+
+def test_own_rates_leave_the_weight_of_others_as_it_was() -> None:
+    """Of a step's members, with others held: together they weigh what they did, so that nobody
+    drafts less because of who else is in the step."""
+    views = [view(1, 0.9, max_draft_len=8), view(2, 0.3, max_draft_len=8), view(3, 0.6)]
+    whole = step_of(views, affine_cost(1.0, 0.1, 0.05))
+    step = whole.among(np.array([0, 1]), whole.nothing())
+    alike = search.outcome(step, uniform(step, 2))
+    weighed = search._weighed(step, alike)
+    assert weighed.tokens(alike.choice) == pytest.approx(alike.tokens)
 
 
 def test_alike_sequences_are_planned_alike() -> None:

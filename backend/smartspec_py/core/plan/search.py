@@ -25,7 +25,6 @@ class Outcome:
     where there is none."""
 
     choice: Choice
-    rows_by_pass: Ints
     tokens: float
     seconds: float
     score: float
@@ -41,12 +40,11 @@ BY_KEY = attrgetter("key")
 
 
 def outcome(step: Step, choice: Choice) -> Outcome:
-    rows = step.rows_by_pass(choice)
-    tokens, seconds = step.tokens(choice), step.seconds(choice, rows)
+    tokens, seconds = step.tokens(choice), step.seconds(choice)
     num_met = step.num_sequences
     if step.limits_s is not None:
         num_met = int(np.count_nonzero(step.allowed_s[choice.ways, choice.lengths] >= seconds))
-    return Outcome(choice, rows, tokens, seconds, tokens / seconds, num_met)
+    return Outcome(choice, tokens, seconds, tokens / seconds, num_met)
 
 
 def best_of_each(step: Step) -> Outcome:
@@ -94,15 +92,16 @@ def _weighed(step: Step, alike: Outcome) -> Step:
     takes without drafts as any other's, and what its own drafts take. The sum over requests is
     smallest where each is judged by its own rate r_i = E_i / t_i. By the step's rate r alone those
     that draft well get long drafts, finish and are replaced, and those that draft badly stay.
-    Rates are those of `alike`, the best plan with one length for all.
+    Rates are those of `alike`, the best plan with one length for all, and r is that of these
+    sequences together: whatever else is in the step weighs as before.
     """
     choice = alike.choice
     num_drafts = max(1, int(choice.lengths.sum()))
     base_s = float(step.verify_s[0])
     draft_s = max(alike.seconds - base_s, 0.0) / num_drafts
     own_tokens = 1.0 + step.gains[choice.ways, choice.lengths]
-    shares = (base_s / step.num_rows + draft_s * choice.lengths) / own_tokens
-    weights = shares * (float(own_tokens.sum()) / alike.seconds)
+    own_s = base_s / step.num_rows + draft_s * choice.lengths
+    weights = own_s / own_tokens * float(own_tokens.sum() / own_s.sum())
     of_ways = weights[step.owners][:, None]
     return replace(
         step,

@@ -133,10 +133,10 @@ class Step:
         """E = sum over sequences of 1 + s(1) + .. + s(k)."""
         return self.held_tokens + float(self.gains[choice.ways, choice.lengths].sum())
 
-    def seconds(self, choice: Choice, rows_by_pass: Ints) -> float:
+    def seconds(self, choice: Choice) -> float:
         """T = draft passes + catch-up + target pass + host."""
         catch_up = self.entries_s[choice.ways] @ (choice.lengths > 0)
-        drafting = self.pass_s[rows_by_pass].sum()
+        drafting = self.pass_s[self.rows_by_pass(choice)].sum()
         return float(self.verify_s[choice.lengths.sum()] + drafting + catch_up)
 
     def among(self, members: Ints, held: Choice) -> Step:
