@@ -310,7 +310,7 @@ def test_steps_tells_where_the_time_goes(tmp_path: Path, monkeypatch: pytest.Mon
     result = CliRunner().invoke(app, ["steps", *MODELS, "--rows", "1,2", "--policies", "fixed:2"])
     assert result.exit_code == 0, result.output
     one, two = json.loads(result.stdout.splitlines()[-1])
-    assert (one["num_rows"], two["num_rows"]) == (1, 2)
+    assert (one["batch_size"], two["batch_size"]) == (1, 2)
     for times in (one, two):
         parts = times["plan_ms"] + times["draft_ms"] + times["target_ms"]
         assert 0 < parts <= 1.2 * times["step_ms"]

@@ -1,4 +1,4 @@
-"""Requests to values, against a double of Triton's module: tables for each field, and a property
+"""Requests to values, against a fake of Triton's module: tables for each field, and a property
 that says the same of any mixture of fields.
 """
 
@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_triton import codec_on_double, request
 from fuzz_values import NOT_UTF8, OPTIONAL, SPECS, invalid_values, valid_fields
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from triton_double import codec_on_double, request
 
 from smartspec_py.api.inputs import FIELDS
 from smartspec_py.core.types import SpecMetrics, Verification

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from triton_double import codec_on_double
+from fake_triton import codec_on_double
 
 from smartspec_py.api.contract import OUTPUTS
 from smartspec_py.api.tensor_spec import NUMPY_TYPES

@@ -150,7 +150,7 @@ def random_steps(seeds: range) -> list[StepRecord]:
             policy = str(rng.choice(["none", "goodput", "goodput", "batch_table"]))
             options = (drafted, looked) if rng.random() < 0.5 else (drafted,)
             views.append(SequenceView(sequence, 50, 40, policy, options))
-        settings = PlannerSettings(table, num_background=seed % 2, num_reading=seed % 3)
+        settings = PlannerSettings(table, num_background=seed % 2, num_prefilling=seed % 3)
         planned = plan(views, COST, settings)
         one = step(views, planned, [0] * len(views), settings=settings)
         steps.append(replace(one, events=[]))
@@ -233,7 +233,7 @@ def test_the_command_shows_a_lookup_and_writes_json(tmp_path: Path) -> None:
     """A look-up that has more drafts than the draft model may make is a number, not -inf."""
     views, planned = looked_up()
     path = tmp_path / "steps.jsonl"
-    one = step(views, planned, [8], settings=PlannerSettings(num_reading=2))
+    one = step(views, planned, [8], settings=PlannerSettings(num_prefilling=2))
     write_steps(path, StepTraceFile({}, COST, [one]))
     result = CliRunner().invoke(app, ["explain", "--trace", str(path)])
     assert result.exit_code == 0, result.output

@@ -94,7 +94,7 @@ def test_dry_run_measures_every_policy(dry_run: tuple[int, dict[str, Any], str])
     assert document["device"]["kind"] == "cpu"
     assert document["device"]["copy_gb_per_s"] > 0
     assert 0 < document["bandwidth"]["share"] < 20
-    assert [point["num_rows"] for point in document["batches"]] == list(DRY_RUN.batches)
+    assert [point["batch_size"] for point in document["batches"]] == list(DRY_RUN.batches)
     for point in document["batches"]:
         assert [rate["policy"] for rate in point["rates"]] == list(POLICIES)
         assert all(len(rate["tokens_tps"]) == DRY_RUN.max_rounds for rate in point["rates"])
@@ -256,7 +256,7 @@ def test_as_many_rows_as_have_room(
     """A row of 256 tokens of 512 KiB and 16 KiB is 138 MB, and 0.7 of the memory is for rows."""
     infos = [ModelInfo({}, 0, 0, num_bytes) for num_bytes in (512 * 1024, 16 * 1024)]
     monkeypatch.setattr(models, "memory_bytes", lambda device: (int(free_gb * 1e9), int(80e9)))
-    rows = models.num_rows_that_fit(FULL.batches, torch.device("cuda"), infos)
+    rows = models.batch_size_that_fits(FULL.batches, torch.device("cuda"), infos)
     assert rows == expected
 
 
@@ -264,7 +264,7 @@ def test_no_room_for_a_row_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "memory_bytes", lambda device: (int(0.1e9), int(80e9)))
     info = ModelInfo({}, 0, 0, 512 * 1024)
     with pytest.raises(DeviceError, match=r"0\.1 GB are free .*, must be at least 0\.2 GB"):
-        models.num_rows_that_fit(FULL.batches, torch.device("cuda"), [info])
+        models.batch_size_that_fits(FULL.batches, torch.device("cuda"), [info])
 
 
 @pytest.mark.parametrize("size", [FULL.target, FULL.draft, DRY_RUN.target, DRY_RUN.draft])
@@ -320,7 +320,7 @@ def test_full_house_sends_the_next_when_one_has_ended(server: Server) -> None:
     done = full_house(server, requests(), 3, 5, time.monotonic() + 60, drains=True)
     assert [request.finish_reason for request in done.requests] == [FinishReason.LENGTH] * 7
     assert {request.num_tokens for request in done.requests} == {MAX_TOKENS}
-    assert {record.num_rows for record in done.records} <= {0, 1, 2, 3}
+    assert {record.batch_size for record in done.records} <= {0, 1, 2, 3}
     assert done.rate is not None
     assert done.rate.tokens_tps > 0
     assert 0 <= done.rate.num_accepted <= done.rate.num_drafted <= 2 * done.rate.num_decoded

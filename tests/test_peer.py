@@ -23,7 +23,7 @@ def block(processor: str = "here", peer: str = "vllm", k: int = 0, **ours: float
     """One sequence in two rounds. The peer takes 1 s between tokens, ours as many as given."""
     theirs = [Times(1.0, 48.0), Times(2.0, 49.0)]
     mine = {name: [Times(1.0, 1 + 47 * s), Times(1.0, 1 + 47 * s)] for name, s in ours.items()}
-    measured = [Measured(num_rows=1, theirs=theirs, ours=mine)] if ours else []
+    measured = [Measured(batch_size=1, theirs=theirs, ours=mine)] if ours else []
     return Block(
         processor=processor,
         dtype="float32",
@@ -69,7 +69,12 @@ def test_a_run_replaces_its_own_blocks_alone(tmp_path: Path) -> None:
     """Those of the same processor, data type, peer and k; and never by nothing."""
     kept = [block("there", none=1.0), block(k=3, goodput=1.0), block(peer="openvino", none=1.0)]
     hand = ByHand(
-        source="by hand", processor="far", dtype="float32", num_rows=1, none=(2.0,), goodput=(3.0,)
+        source="by hand",
+        processor="far",
+        dtype="float32",
+        batch_size=1,
+        none=(2.0,),
+        goodput=(3.0,),
     )
     document = Document(blocks=[block(none=1.0), *kept], by_hand=[hand]).with_block(block(none=4.0))
     assert list(document.blocks) == [*kept, block(none=4.0)]
@@ -83,7 +88,7 @@ def test_a_run_replaces_its_own_blocks_alone(tmp_path: Path) -> None:
 def test_a_file_of_version_2_is_converted(tmp_path: Path) -> None:
     theirs = [{"first_s": 1.0, "whole_s": 48.0}]
     ours = [{"first_s": 1.0, "whole_s": 95.0}]
-    row = {"date": "2026-11-22", "num_rows": 1, "k": 0, "ours": ours, "theirs": theirs}
+    row = {"date": "2026-11-22", "batch_size": 1, "k": 0, "ours": ours, "theirs": theirs}
     (tmp_path / "peer.json").write_text(
         json.dumps(
             {

@@ -62,7 +62,7 @@ def record(
         for n, kept in enumerate(accepted)
     ]
     return SimpleNamespace(
-        num_rows=len(accepted),
+        batch_size=len(accepted),
         num_drafted=draft_len * len(accepted) - num_missing,
         num_prefill_tokens=num_prefill,
         num_generated=sum(accepted) + len(accepted),
@@ -237,7 +237,9 @@ def test_the_server_drafts_by_the_table_of_its_configuration(draft_len: int) -> 
     server.start()
     generate(server, [GenerateParams("a prompt", 40, policy="batch_table", proposer="draft_model")])
     server.stop()
-    planned = [r for r in server.loop.records if r.decision.reason == "planned" and r.num_rows == 1]
+    planned = [
+        r for r in server.loop.records if r.decision.reason == "planned" and r.batch_size == 1
+    ]
     # the last steps draft no more than there is left to say
     lengths = [length for r in planned[:-2] for length in r.decision.plan.draft_lens.values()]
     assert set(lengths) == {draft_len}
@@ -261,7 +263,7 @@ def test_the_command_on_the_shipped_pair(tmp_path: Path) -> None:
     assert "profiled in" in result.stderr
     document = json.loads(result.stdout.splitlines()[-1])
     one, two = document["sizes"]
-    assert (one["num_rows"], two["num_rows"]) == (1, 2)
+    assert (one["batch_size"], two["batch_size"]) == (1, 2)
     assert 0.3 < document["accept_prob"] < 1.0
     for size in (one, two):
         speeds = size["tokens_per_s"]

@@ -97,8 +97,8 @@ def measure_block(
             same = same_texts(ours, theirs)
             estimate.done_s += START_S[planned.peer]
             say(f"{label}: {same[0]} of {same[1]} greedy texts are the same", estimate)
-            for num_rows in planned.sizes:
-                measured.append(measure_size(ours, theirs, planned, num_rows, label, estimate))
+            for batch_size in planned.sizes:
+                measured.append(measure_size(ours, theirs, planned, batch_size, label, estimate))
     except RuntimeError as error:
         if isinstance(error, WorkerEnded) and error.module == ours.module:
             raise
@@ -119,14 +119,14 @@ def measure_block(
 
 
 def measure_size(
-    ours: Worker, theirs: Worker, planned: Planned, num_rows: int, label: str, estimate: Estimate
+    ours: Worker, theirs: Worker, planned: Planned, batch_size: int, label: str, estimate: Estimate
 ) -> Measured:
     """All rounds of a number of requests at once. A first round is not counted."""
-    found = Measured(num_rows=num_rows, theirs=[], ours={})
+    found = Measured(batch_size=batch_size, theirs=[], ours={})
     order = ["", *planned.policies]
     for number in range(-1, planned.num_rounds):
-        seed = PROMPT_SEED + SEEDS_A_SIZE * num_rows + number
-        prompts = [prompt.text for prompt in islice(generated("mixed", seed), num_rows)]
+        seed = PROMPT_SEED + SEEDS_A_SIZE * batch_size + number
+        prompts = [prompt.text for prompt in islice(generated("mixed", seed), batch_size)]
         num_tokens = WARM_UP_TOKENS if number < 0 and planned.is_quick else NUM_TOKENS
         times = {
             name: job_times(ours if name else theirs, prompts, name or "none", num_tokens)
@@ -134,9 +134,9 @@ def measure_size(
         }
         if number >= 0:
             found = found.with_round(times.pop(""), times)
-            estimate.done_s += planned.round_s(num_rows)
+            estimate.done_s += planned.round_s(batch_size)
             ratios = ", ".join(f"{name} {shown(found.ratio(name))}" for name in planned.policies)
-            so_far = f"{num_rows} at once, round {number + 1} of {planned.num_rounds}: {ratios}"
+            so_far = f"{batch_size} at once, round {number + 1} of {planned.num_rounds}: {ratios}"
             say(f"{label}, {so_far}", estimate)
     return found
 

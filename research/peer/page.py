@@ -54,13 +54,13 @@ def _groups(blocks: Sequence[Block]) -> list[tuple[tuple[str, str], list[Block]]
 def _summary_rows(document: Document, dtype: str) -> Iterator[Sequence[object]]:
     for (processor, of_dtype), blocks in _groups(document.blocks):
         quick = ", quick run" if any(block.is_quick for block in blocks) else ""
-        for num_rows in sorted({one.num_rows for block in blocks for one in block.measured}):
+        for batch_size in sorted({one.batch_size for block in blocks for one in block.measured}):
             if of_dtype == dtype:
-                yield processor + quick, num_rows, *map(_cell, summary(blocks, num_rows))
+                yield processor + quick, batch_size, *map(_cell, summary(blocks, batch_size))
     for hand in document.by_hand:
         if hand.dtype == dtype:
             named = f"{hand.processor}, {hand.source}"
-            yield named, hand.num_rows, _figures(hand.none), "-", _figures(hand.goodput), "-"
+            yield named, hand.batch_size, _figures(hand.none), "-", _figures(hand.goodput), "-"
 
 
 def _rows(block: Block) -> Iterator[Sequence[object]]:
@@ -69,7 +69,7 @@ def _rows(block: Block) -> Iterator[Sequence[object]]:
             yield (
                 NAMES[block.peer],
                 block.k or "none",
-                one.num_rows,
+                one.batch_size,
                 policy,
                 len(times),
                 _ms(times),

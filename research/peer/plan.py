@@ -44,9 +44,9 @@ class Planned:
     num_rounds: int
     is_quick: bool
 
-    def round_s(self, num_rows: int) -> float:
+    def round_s(self, batch_size: int) -> float:
         """Expected, of all sides."""
-        return ROUND_S[num_rows] * (1 + len(self.policies)) / (1 + (self.dtype == "bfloat16"))
+        return ROUND_S[batch_size] * (1 + len(self.policies)) / (1 + (self.dtype == "bfloat16"))
 
     @property
     def expected_s(self) -> float:

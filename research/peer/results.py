@@ -45,9 +45,9 @@ class _Stored(BaseModel):
 
 
 class Measured(_Stored):
-    """num_rows requests at once, by round. ours: by policy."""
+    """batch_size requests at once, by round. ours: by policy."""
 
-    num_rows: int
+    batch_size: int
     theirs: Sequence[Times]
     ours: Mapping[str, Sequence[Times]]
 
@@ -63,7 +63,7 @@ class Measured(_Stored):
 
     def with_round(self, theirs: Times, ours: Mapping[str, Times]) -> Measured:
         every = {name: [*self.ours.get(name, ()), times] for name, times in ours.items()}
-        return Measured(num_rows=self.num_rows, theirs=[*self.theirs, theirs], ours=every)
+        return Measured(batch_size=self.batch_size, theirs=[*self.theirs, theirs], ours=every)
 
 
 class Block(_Stored):
@@ -92,7 +92,7 @@ class ByHand(_Stored):
     source: str
     processor: str
     dtype: Dtype
-    num_rows: int
+    batch_size: int
     none: tuple[float, ...]
     goodput: tuple[float, ...]
 
@@ -117,7 +117,7 @@ class Compared(NamedTuple):
     k: int
 
 
-def summary(blocks: Sequence[Block], num_rows: int) -> list[Compared | None]:
+def summary(blocks: Sequence[Block], batch_size: int) -> list[Compared | None]:
     """Of one processor and data type: none over vLLM's none and over the faster peer's, goodput
     over vLLM's none and over the best that a peer reaches with any k.
 
@@ -129,7 +129,7 @@ def summary(blocks: Sequence[Block], num_rows: int) -> list[Compared | None]:
             Compared(ratio, block.peer, block.k)
             for block in blocks
             for one in block.measured
-            if one.num_rows == num_rows and block.peer in peers and block.k in ks
+            if one.batch_size == batch_size and block.peer in peers and block.k in ks
             if (ratio := one.ratio(policy)) is not None
         ]
         return max(ratios, key=lambda compared: compared.ratio.value, default=None)
@@ -167,9 +167,11 @@ def converted(document: Mapping[str, Any]) -> Document:
     for row in document["measured"]:
         ours, theirs = ([Times(**times) for times in row[side]] for side in ("ours", "theirs"))
         sizes = blocks.setdefault(row["k"], {})
-        before = sizes.get(row["num_rows"])
+        before = sizes.get(row["batch_size"])
         policies = {**(before.ours if before else {}), row["name"]: ours}
-        sizes[row["num_rows"]] = Measured(num_rows=row["num_rows"], theirs=theirs, ours=policies)
+        sizes[row["batch_size"]] = Measured(
+            batch_size=row["batch_size"], theirs=theirs, ours=policies
+        )
     return Document(
         blocks=[
             Block(

@@ -26,7 +26,7 @@ from smartspec_py.core.learn.regression import RidgeRegression
 from smartspec_py.core.plan import ranking, search
 from smartspec_py.core.plan import step as step_module
 from smartspec_py.core.plan.plan_budget import PlanBudget
-from smartspec_py.serving import drafters
+from smartspec_py.serving import speculation
 from studies.ablation_loads import (
     COST,
     DRAFT,
@@ -118,8 +118,8 @@ def _first_ways(step: Any, price: float) -> Iterator[Any]:
     yield step.first_ways
 
 
-def _without_catch_up(self: CostCorrections, num_rows: int) -> Any:
-    return replace(CORRECTED(self, num_rows), catch_up_s=0.0)
+def _without_catch_up(self: CostCorrections, batch_size: int) -> Any:
+    return replace(CORRECTED(self, batch_size), catch_up_s=0.0)
 
 
 RATES, CORRECTED = AcceptanceTracker._rates, CostCorrections._make_corrected
@@ -138,7 +138,9 @@ MECHANISMS = (
     Mechanism("experts: without the quick one", OF_TEXT, _experts((8.0, 0.98), (64.0, 0.99))),
     Mechanism("experts: the last one alone", OF_TEXT, _experts((64.0, 0.99))),
     Mechanism("cohorts by workload", (TEXTS,), has_kinds=False),
-    Mechanism("hindsight of look-ups", (TEXTS,), [(drafters.Drafters, "_hindsight", _no_drafts)]),
+    Mechanism(
+        "hindsight of look-ups", (TEXTS,), [(speculation.Speculation, "_hindsight", _no_drafts)]
+    ),
     Mechanism("cost corrections", (*OF_COST, LOAD), [(CostCorrections, "observe", _only_profile)]),
     Mechanism("corrections by rows", (*OF_COST, LOAD), [_with(CostCorrections, ONE_FOR_ALL_ROWS)]),
     Mechanism("host time of the last run", (COST,), has_host=False),
@@ -162,7 +164,7 @@ MECHANISMS = (
         (STEADY, DRAFT, SHORT_STEPS),
         [(PlanBudget, "allows", _always(True))],
     ),
-    Mechanism("price of prompts", (STEADY, LOAD), [(step_module, "READING_TOKENS", 0.0)]),
+    Mechanism("price of prompts", (STEADY, LOAD), [(step_module, "PREFILLING_TOKENS", 0.0)]),
     Mechanism("rates of their own", OF_PLAN, [(search, "_weighed", lambda step, alike: step)]),
     Mechanism(
         "charge for catching up", OF_PLAN, [(CostCorrections, "_make_corrected", _without_catch_up)]

@@ -79,7 +79,7 @@ class Condition:
     name: str
     requests: Callable[[int], Sequence[SimRequest]]
     cost: CostModel
-    num_rows: int
+    batch_size: int
     believed: CostModel | None = None
     later: CostChange | None = None
     plan_s: float = 0.0
@@ -99,12 +99,12 @@ class Condition:
         known at the start."""
         requests = self.requests(seed)
         if not has_kinds:
-            requests = [replace(request, kind="") for request in requests]
+            requests = [replace(request, cohort="") for request in requests]
         cost = noisy(self.cost, seed) if self.is_noisy else self.cost
         believed = (self.believed or self.cost).of_profile
         if not has_host:
             believed = replace(believed, host_s=0.0, host_row_s=0.0)
-        limits = SimLimits(max_sequences=self.num_rows, prefill_chunk=self.chunk)
+        limits = SimLimits(max_sequences=self.batch_size, prefill_chunk=self.chunk)
         changes = [self.later] if self.later else []
         simulation = Simulation(requests, policy, cost, limits, believed=believed, changes=changes)
         with self._charged(simulation):
@@ -316,7 +316,7 @@ def _applications(
         for n in range(1, num_requests + 1):
             which = int(rng.integers(len(APPLICATIONS)))
             request = APPLICATIONS[which].draw(n, 0.0, np.random.default_rng([seed, n]))
-            request = replace(request, kind=f"application {which}")
+            request = replace(request, cohort=f"application {which}")
             if has_look_ups:
                 request = _with_look_ups(request, which % 2 == 0, rng)
             found.append(request)
@@ -335,7 +335,7 @@ def _changing(num_requests: int) -> Callable[[int], Sequence[SimRequest]]:
         uniform = rng.random(length)
         bars = [0.9 if (i // STRETCH % 2 == 0) is is_good else 0.2 for i in range(length)]
         text = DraftRuns.of((uniform < np.array(bars)).tolist())
-        return replace(request, kind="", output_len=length, acceptances=only(DRAFT_MODEL, text))
+        return replace(request, cohort="", output_len=length, acceptances=only(DRAFT_MODEL, text))
 
     return _each(num_requests, one)
 
@@ -354,7 +354,7 @@ def _look_ups(num_requests: int, has_drafts: bool = True) -> Callable[[int], Seq
     def one(number: int, rng: np.random.Generator) -> SimRequest:
         request = CHAT.draw(number, 0.0, rng)
         both = _with_look_ups(request, bool(rng.integers(2)), rng).acceptances
-        return replace(request, kind="", acceptances=both if has_drafts else (None, both[1]))
+        return replace(request, cohort="", acceptances=both if has_drafts else (None, both[1]))
 
     return _each(num_requests, one)
 

@@ -70,15 +70,15 @@ class Setting:
     change: str
     deviation: Deviation
     models: tuple[str, int, str, str] | None
-    num_rows: int
+    batch_size: int
     accept_prob: float
 
     @property
     def label(self) -> str:
         if self.models is None:
-            return f"88 M + 4 M, CPU, {self.num_rows} rows, a = {self.accept_prob}"
+            return f"88 M + 4 M, CPU, {self.batch_size} rows, a = {self.accept_prob}"
         gpu, _, target, draft = self.models
-        return f"{target} + {draft}, {gpu}, {self.num_rows} rows, a = {self.accept_prob}"
+        return f"{target} + {draft}, {gpu}, {self.batch_size} rows, a = {self.accept_prob}"
 
     @property
     def cost(self) -> CostModel:
@@ -87,8 +87,8 @@ class Setting:
         if self.models is None:
             hardware = Hardware(load_cost(MEASURED))
         else:
-            hardware = gpu_hardware(*self.models, max_rows=self.num_rows)
-            check_fits(hardware, self.num_rows, CONTEXT_LEN)
+            hardware = gpu_hardware(*self.models, max_rows=self.batch_size)
+            check_fits(hardware, self.batch_size, CONTEXT_LEN)
         cost = hardware.cost
         assert cost.draft is not None
         return replace(
@@ -136,18 +136,18 @@ class NeverLearns(CostCorrections):
 class NeverForbids(Guard):
     def observe(self, step: MeasuredStep) -> None: ...
 
-    def allows(self, num_rows: int, context_len: float) -> bool:
+    def allows(self, batch_size: int, context_len: float) -> bool:
         return True
 
-    def wants_reference(self, num_rows: int, context_len: float) -> bool:
+    def wants_reference(self, batch_size: int, context_len: float) -> bool:
         return False
 
 
 class FrozenController(Controller):
     """Plans by the profile, whatever steps take."""
 
-    def __init__(self, profile: CostModel, num_rows: int, has_guard: bool) -> None:
-        super().__init__(profile, MAX_DRAFT_LEN, num_rows)
+    def __init__(self, profile: CostModel, batch_size: int, has_guard: bool) -> None:
+        super().__init__(profile, MAX_DRAFT_LEN, batch_size)
         self._corrections = NeverLearns(profile)
         if not has_guard:
             self._guard = NeverForbids(profile, ProbeBudget())
@@ -161,11 +161,11 @@ class NoisyCost(CostModel):
     rng: random.Random = field(default_factory=random.Random, compare=False)
     excess: list[float] = field(default_factory=list, compare=False)
 
-    def target_s(self, num_rows: int, num_tokens: int, context_len: float) -> float:
-        return self._scattered(super().target_s(num_rows, num_tokens, context_len))
+    def target_s(self, batch_size: int, num_tokens: int, context_len: float) -> float:
+        return self._scattered(super().target_s(batch_size, num_tokens, context_len))
 
-    def draft_s(self, num_rows: int) -> float:
-        return self._scattered(super().draft_s(num_rows))
+    def draft_s(self, batch_size: int) -> float:
+        return self._scattered(super().draft_s(batch_size))
 
     def _scattered(self, seconds: float) -> float:
         noise = self.rng.gauss(1.0, NOISE)
@@ -201,14 +201,14 @@ def decoding_s(cost: CostModel, records: Iterable[StepRecord]) -> list[float]:
                 num_read[event.sequence] = context_len + kept
         passes = [sum(k >= p for k in lengths) for p in range(1, max(lengths, default=0) + 1)]
         late = [lag for lag in lags if lag > SHORT_LAG]
-        num_rows = len(known)
-        mean_context = sum(known.values()) / max(1, num_rows)
+        batch_size = len(known)
+        mean_context = sum(known.values()) / max(1, batch_size)
         seconds.append(
-            cost.target_s(num_rows, num_rows + sum(lengths), mean_context)
+            cost.target_s(batch_size, batch_size + sum(lengths), mean_context)
             + sum(cost.draft_s(n) for n in passes)
             + cost.draft_s(len(late))
             + cost.catch_up_s * sum(late)
-            + cost.step_host_s(num_rows)
+            + cost.step_host_s(batch_size)
         )
     return seconds
 
@@ -222,16 +222,16 @@ def walk(
 ) -> tuple[Floats, Floats]:
     """Tokens and seconds after each step of a server that always drafts so many, summed up from 0
     to at least num_tokens. starts: generated tokens of each text at the beginning."""
-    positions, num_rows = list(starts), len(starts)
+    positions, batch_size = list(starts), len(starts)
     tokens, seconds = [0.0], [0.0]
     while tokens[-1] < num_tokens:
-        context_len = PROMPT_LEN + sum(positions) / num_rows
-        took_s = cost.target_s(num_rows, num_rows * (draft_len + 1), context_len)
-        took_s += draft_len * cost.draft_s(num_rows)
+        context_len = PROMPT_LEN + sum(positions) / batch_size
+        took_s = cost.target_s(batch_size, batch_size * (draft_len + 1), context_len)
+        took_s += draft_len * cost.draft_s(batch_size)
         kept = [t.accepted(p, draft_len) for t, p in zip(texts, positions, strict=True)]
         positions = [p + k + 1 for p, k in zip(positions, kept, strict=True)]
-        tokens.append(tokens[-1] + sum(kept) + num_rows)
-        seconds.append(seconds[-1] + took_s + cost.step_host_s(num_rows))
+        tokens.append(tokens[-1] + sum(kept) + batch_size)
+        seconds.append(seconds[-1] + took_s + cost.step_host_s(batch_size))
     return np.array(tokens), np.array(seconds)
 
 
@@ -252,11 +252,11 @@ class Case:
         self.true = setting.deviation.applied_to(self.profile)
         most = (1 - setting.accept_prob ** (MAX_DRAFT_LEN + 1)) / (1 - setting.accept_prob)
         self.output_len = int(1.2 * (BEFORE + AFTER) * most)
-        rngs = [np.random.default_rng([seed, row]) for row in range(setting.num_rows)]
+        rngs = [np.random.default_rng([seed, row]) for row in range(setting.batch_size)]
         self.texts = [draw_runs(rng, self.output_len, setting.accept_prob, 0.0) for rng in rngs]
-        starts = [1] * setting.num_rows
+        starts = [1] * setting.batch_size
         self.best_before, _, seconds = fastest(
-            self.profile, self.texts, starts, BEFORE * setting.num_rows
+            self.profile, self.texts, starts, BEFORE * setting.batch_size
         )
         self.change_s = BEFORE * float(seconds[-1]) / (len(seconds) - 1)
 
@@ -273,13 +273,13 @@ class Case:
             requests,
             "goodput",
             costs[0],
-            SimLimits(self.setting.num_rows, max_draft_len=MAX_DRAFT_LEN),
+            SimLimits(self.setting.batch_size, max_draft_len=MAX_DRAFT_LEN),
             believed=self.profile,
             changes=[CostChange(self.change_s, costs[1])],
         )
         if arm in (FROZEN, FROZEN_GUARD):
-            num_rows, has_guard = self.setting.num_rows, arm == FROZEN_GUARD
-            found.loop.controller = FrozenController(self.profile, num_rows, has_guard)
+            batch_size, has_guard = self.setting.batch_size, arm == FROZEN_GUARD
+            found.loop.controller = FrozenController(self.profile, batch_size, has_guard)
         return found
 
 
@@ -321,7 +321,7 @@ def measured(setting: Setting, arm: str, seed: int) -> Found:
     case = Case(setting, seed)
     before, after = recorded(case, arm)
     assert len(after) == AFTER, f"{len(after)} steps after the change"
-    assert all(r.num_rows == setting.num_rows and not r.num_prefill_tokens for r in after)
+    assert all(r.batch_size == setting.batch_size and not r.num_prefill_tokens for r in after)
     starts = [view.context_len - PROMPT_LEN for view in after[0].decision.views]
     tokens = np.cumsum([0.0] + [record.num_generated for record in after])
     seconds = np.cumsum([0.0, *decoding_s(case.true, [*before, *after])[-AFTER:]])
@@ -344,7 +344,7 @@ def measured(setting: Setting, arm: str, seed: int) -> Found:
 
 
 def _mean_draft_len(records: Sequence[StepRecord]) -> float:
-    return sum(r.num_drafted for r in records) / sum(r.num_rows for r in records)
+    return sum(r.num_drafted for r in records) / sum(r.batch_size for r in records)
 
 
 def regret(found: Sequence[Found], first: int, last: int) -> float:

@@ -83,7 +83,7 @@ def shift(rate: float) -> list[SimRequest]:
         PhaseSpec(duration_s=SHIFT_S, rate=rate, mix={kind.name: 1.0}) for kind in (SONNET, CNN)
     )
     requests = draw(WorkloadSpec(kinds=(SONNET, CNN), phases=phases, seed=SEED))
-    return [replace(request, kind="") for request in requests]
+    return [replace(request, cohort="") for request in requests]
 
 
 def waiting(num_requests: int, accept_prob: float, accept_sd: float = 0.0) -> list[SimRequest]:

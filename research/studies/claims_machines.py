@@ -55,13 +55,13 @@ class Gains:
 
 
 def gains(
-    cost: CostModel, num_rows: int, accept_prob: float, context_len: int, max_draft_len: int
+    cost: CostModel, batch_size: int, accept_prob: float, context_len: int, max_draft_len: int
 ) -> Gains:
     """Expected, by the formulas alone, where all rows draft alike."""
     goodput = []
     for k in range(max_draft_len + 1):
-        target_s = cost.target_s(num_rows, num_rows * (k + 1), context_len)
-        seconds = target_s + k * cost.draft_s(num_rows) + cost.step_host_s(num_rows)
+        target_s = cost.target_s(batch_size, batch_size * (k + 1), context_len)
+        seconds = target_s + k * cost.draft_s(batch_size) + cost.step_host_s(batch_size)
         goodput.append(expected_tokens([accept_prob] * k, k) / seconds)
     return Gains(tuple(g / goodput[0] for g in goodput))
 
@@ -97,16 +97,16 @@ def engine(target: str = "vicuna-7b", num_gpus: int = 1) -> Hardware:
     return replace(room, cost=cost, notes=("vLLM pull request 5691, batch expansion",))
 
 
-def _scored_s(num_rows: int) -> float:
+def _scored_s(batch_size: int) -> float:
     """Between the published points, and on with the first and the last slope."""
     points = list(zip(SCORED_ROWS, SCORED_MS, strict=True))
-    if num_rows <= SCORED_ROWS[0]:
+    if batch_size <= SCORED_ROWS[0]:
         (x, y), (x2, y2) = points[:2]
-    elif num_rows >= SCORED_ROWS[-1]:
+    elif batch_size >= SCORED_ROWS[-1]:
         (x, y), (x2, y2) = points[-2:]
     else:
-        return 1e-3 * float(np.interp(num_rows, SCORED_ROWS, SCORED_MS))
-    return 1e-3 * (y + (num_rows - x) * (y2 - y) / (x2 - x))
+        return 1e-3 * float(np.interp(batch_size, SCORED_ROWS, SCORED_MS))
+    return 1e-3 * (y + (batch_size - x) * (y2 - y) / (x2 - x))
 
 
 def _gpu(gpu: str, num_gpus: int, target: str, draft: str) -> Callable[[], Hardware]:

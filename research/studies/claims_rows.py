@@ -53,12 +53,12 @@ def without_serving() -> list[Finding]:
     return [_best_by_batch(), _best_by_acceptance(), _su_best(), _su_speed(), _su_table()]
 
 
-def _gains(name: str, num_rows: int, accept_prob: float) -> Gains:
-    return gains(machine(name).cost, num_rows, accept_prob, CONTEXT_LEN, LONGEST)
+def _gains(name: str, batch_size: int, accept_prob: float) -> Gains:
+    return gains(machine(name).cost, batch_size, accept_prob, CONTEXT_LEN, LONGEST)
 
 
-def _best(name: str, num_rows: int, accept_prob: float) -> int:
-    return _gains(name, num_rows, accept_prob).best
+def _best(name: str, batch_size: int, accept_prob: float) -> int:
+    return _gains(name, batch_size, accept_prob).best
 
 
 def _best_by_batch() -> Finding:

@@ -121,10 +121,10 @@ class Traffic:
             length = self.output_len
         return texts
 
-    def clients(self, num_rows: int, num_tokens: int) -> list[list[Text]]:
+    def clients(self, batch_size: int, num_tokens: int) -> list[list[Text]]:
         """For each row; together they have enough for a run of num_tokens tokens of all rows."""
-        each = math.ceil(1.5 * num_tokens / num_rows) + 4 * self.output_len
-        return [self.client(number, each) for number in range(num_rows)]
+        each = math.ceil(1.5 * num_tokens / batch_size) + 4 * self.output_len
+        return [self.client(number, each) for number in range(batch_size)]
 
     def _accept_prob(self, rng: np.random.Generator) -> float:
         accept = float(rng.choice(self.accepts))
@@ -180,7 +180,7 @@ class _CachedProposer(SimProposer):
     """Likewise."""
 
     def draft_lag(self, sequence: SequenceId, context_len: int) -> int:
-        self._num_read.setdefault(sequence, self._texts[sequence].prompt_len)
+        self._num_computed_tokens.setdefault(sequence, self._texts[sequence].prompt_len)
         return super().draft_lag(sequence, context_len)
 
 
@@ -254,9 +254,9 @@ class ClosedLoop:
         self.draft_lens.update(num_drafted for num_drafted, _ in step.verifications)
         self.draft_lens[0] += step.num_undrafted
 
-    def _take(self, news: Update) -> None:
-        if news.is_last:
-            sequence = news.sequence
+    def _take(self, update: Update) -> None:
+        if update.is_last:
+            sequence = update.sequence
             del self.texts[sequence]
             self._send(self._owner.pop(sequence))
 
@@ -271,22 +271,22 @@ class StudiedController(Controller):
     def __init__(
         self,
         cost: CostModel,
-        num_rows: int,
+        batch_size: int,
         accept_of: Callable[[SequenceId], float] | None = None,
         is_alone: bool = False,
     ) -> None:
-        super().__init__(cost, MAX_DRAFT_LEN, num_rows)
+        super().__init__(cost, MAX_DRAFT_LEN, batch_size)
         self._accept_of = accept_of
         self._is_alone = is_alone
 
     def plan(
-        self, views: Sequence[SequenceView], num_reading: int = 0, num_background: int = 0
+        self, views: Sequence[SequenceView], num_prefilling: int = 0, num_background: int = 0
     ) -> Decision:
         if (accept_of := self._accept_of) is not None:
             views = [_told(view, accept_of(view.sequence)) for view in views]
         if self._is_alone:
             return self._decide(views, self.settings)
-        return super().plan(views, num_reading, num_background)
+        return super().plan(views, num_prefilling, num_background)
 
 
 def _told(view: SequenceView, accept_prob: float) -> SequenceView:
@@ -326,14 +326,14 @@ class _Steps:
         self.draft_rows.append(at_least)
         self.contexts.append(context)
 
-    def ends_s(self, cost: CostModel, num_rows: int) -> Floats:
+    def ends_s(self, cost: CostModel, batch_size: int) -> Floats:
         draft_rows, table = np.array(self.draft_rows), cost.target
         drafting_s = cost.draft_pass_s[draft_rows].sum(axis=1)
-        tokens = num_rows + draft_rows.sum(axis=1)
-        beyond = np.array(self.contexts) - num_rows * table.context_len
-        target_s = cost.targets_s(num_rows, tokens, table.context_len) + table.context_s * beyond
+        tokens = batch_size + draft_rows.sum(axis=1)
+        beyond = np.array(self.contexts) - batch_size * table.context_len
+        target_s = cost.targets_s(batch_size, tokens, table.context_len) + table.context_s * beyond
         return np.cumsum(
-            np.concatenate([[0.0], drafting_s + target_s + cost.step_host_s(num_rows)])
+            np.concatenate([[0.0], drafting_s + target_s + cost.step_host_s(batch_size)])
         )
 
 

@@ -1,7 +1,7 @@
 """What is used of TensorRT-LLM, name by name, and whether it was recorded.
 
 Run by `scripts/study contract`: the arguments that the adapter gives to the bindings' classes, the
-members that a run over checked doubles touches, the flags of the four examples' commands, and the
+members that a run over checked fakes touches, the flags of the four examples' commands, and the
 keys of config.json that are read; each looked up in smartspec_trtllm/signatures.json.
 """
 
@@ -22,7 +22,7 @@ from smartspec_py.engines.trtllm.draft import TrtllmDraftProposer
 from smartspec_py.engines.trtllm.engine_config import Engine, Role
 from smartspec_py.engines.trtllm.memory import loaded_cache_tokens
 from smartspec_py.engines.trtllm.target import TrtllmTarget
-from smartspec_testing import fake_executor as executor_double
+from smartspec_testing import fake_executor
 from smartspec_testing.fake_executor import EngineLimits, Executor
 from smartspec_trtllm.contract import ContractBindings, load_contract
 from smartspec_trtllm.doctor_uses import adapter_files, adapter_uses
@@ -89,7 +89,7 @@ def bindings() -> list[Use]:
 def touched() -> frozenset[str]:
     """Of a run in which the cache's size is asked for, a prompt is read, drafts are verified and a
     burst is cancelled."""
-    found = ContractBindings(executor_double)
+    found = ContractBindings(fake_executor)
     limits = EngineLimits()
     engine = Engine(Role.TARGET, Path(), {}, {})
     loaded_cache_tokens(found.checked(Executor(limits)), found, engine, limits.max_seq_len)

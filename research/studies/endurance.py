@@ -117,7 +117,7 @@ class Service:
             prompt_len=1 + index % MAX_PROMPT,
             output_len=8 + index % (MAX_OUTPUT - 8),
             acceptances=((draft, None), (draft, None), (None, lookup), (draft, lookup))[number % 4],
-            kind=kind,
+            cohort=kind,
             priority=number % 10 == 0,
             deadline_s=0.2 if number % 23 == 0 else None,
         )
@@ -125,10 +125,10 @@ class Service:
     def _count(self, step: StepRecord) -> None:
         self.num_tokens += step.num_generated
 
-    def _take(self, news: Update) -> None:
-        if news.is_last:
-            del self._texts[news.sequence]
-            self.outcomes[news.finish_reason.value if news.finish_reason else "error"] += 1
+    def _take(self, update: Update) -> None:
+        if update.is_last:
+            del self._texts[update.sequence]
+            self.outcomes[update.finish_reason.value if update.finish_reason else "error"] += 1
 
 
 def pool() -> list[tuple[DraftRuns, DraftRuns]]:
@@ -204,7 +204,7 @@ def verdict(looks: Sequence[Look], grown: Counter[str], service: Service) -> str
 
 
 MADE = f"""
-**How it was made.** The server's own loop, roster, batcher, controller and estimates on the
+**How it was made.** The server's own loop, scheduler, batcher, controller and estimates on the
 simulator's engines and a virtual clock, {NUM_ROWS} rows; no Triton, no PyTorch and no responder, so
 that what they hold is not in it. Requests of 1 to {MAX_PROMPT} prompt tokens and 8 to {MAX_OUTPUT}
 generated ones; one in 10 has a higher priority, one in 23 a deadline of 0.2 s, one in 50 a

@@ -150,10 +150,10 @@ def real_timings(lines: Sequence[Mapping[str, Any]]) -> list[RequestTiming]:
     ]
 
 
-def saturation_rate(timings: Sequence[RequestTiming], num_rows: int) -> float:
-    """Requests a second while more waited than were served: all but the last num_rows."""
+def saturation_rate(timings: Sequence[RequestTiming], batch_size: int) -> float:
+    """Requests a second while more waited than were served: all but the last batch_size."""
     ends = sorted(t.last_s for t in timings if t.last_s is not None)
-    num = max(1, len(ends) - num_rows)
+    num = max(1, len(ends) - batch_size)
     return num / ends[num - 1]
 
 

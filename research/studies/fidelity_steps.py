@@ -262,9 +262,9 @@ def _task(sequence: SequenceId, num_known: int, draft_len: int) -> DraftTask:
     return DraftTask(sequence, [PLACEHOLDER] * num_known, 1, draft_len, SAMPLING)
 
 
-def _capabilities(num_rows: int) -> TargetCapabilities:
+def _capabilities(batch_size: int) -> TargetCapabilities:
     return TargetCapabilities(
-        max_sequences=num_rows,
+        max_sequences=batch_size,
         max_context_len=1 << 20,
         max_draft_len=64,
         max_decode_tokens=1,

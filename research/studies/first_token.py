@@ -32,9 +32,9 @@ RULES: dict[str, tuple[str, Changes]] = {
     "fixed:1": ("fixed:1", ()),
     "fixed:3": ("fixed:3", ()),
     "goodput": ("goodput", ()),
-    "a prompt counts 0": ("goodput", [(step, "READING_TOKENS", 0.0)]),
-    "a prompt counts 4": ("goodput", [(step, "READING_TOKENS", 4.0)]),
-    "a prompt counts 16": ("goodput", [(step, "READING_TOKENS", 16.0)]),
+    "a prompt counts 0": ("goodput", [(step, "PREFILLING_TOKENS", 0.0)]),
+    "a prompt counts 4": ("goodput", [(step, "PREFILLING_TOKENS", 4.0)]),
+    "a prompt counts 16": ("goodput", [(step, "PREFILLING_TOKENS", 16.0)]),
     "the step's rate": ("goodput", [(search, "_weighed", lambda step, alike: step)]),
 }
 MEASURES = {

@@ -66,7 +66,7 @@ CONTEXTS = {
 @dataclass(frozen=True)
 class Cell:
     machine: str
-    num_rows: int
+    batch_size: int
     accept: float
     context_len: int
 
@@ -101,18 +101,18 @@ NOTHING = Without()
 
 def cells() -> Iterator[Cell]:
     """Those whose caches fit the machine."""
-    for machine, num_rows in ((machine, n) for machine, rows in ROWS.items() for n in rows):
+    for machine, batch_size in ((machine, n) for machine, rows in ROWS.items() for n in rows):
         for context_len in CONTEXTS[machine]:
-            if fits(machine, num_rows, context_len):
-                yield from (Cell(machine, num_rows, a, context_len) for a in ACCEPTS)
+            if fits(machine, batch_size, context_len):
+                yield from (Cell(machine, batch_size, a, context_len) for a in ACCEPTS)
 
 
-def fits(machine: str, num_rows: int, context_len: int) -> bool:
+def fits(machine: str, batch_size: int, context_len: int) -> bool:
     if machine not in GPUS:
         return True
     longest = context_len + OUTPUT_LEN // 2 + MAX_DRAFT_LEN
     try:
-        check_fits(hardware_of(machine, num_rows), num_rows, longest)
+        check_fits(hardware_of(machine, batch_size), batch_size, longest)
     except HardwareError:
         return False
     return True
@@ -121,7 +121,7 @@ def fits(machine: str, num_rows: int, context_len: int) -> bool:
 def measure(cell: Cell, without: Without = NOTHING) -> Found:
     """With as many tokens as the error asks for."""
     for times in LONGER:
-        found = run(cell, times * NUM_TOKENS[cell.num_rows], without)
+        found = run(cell, times * NUM_TOKENS[cell.batch_size], without)
         if found.to_best.error <= MAX_ERROR:
             break
     return found
@@ -129,16 +129,16 @@ def measure(cell: Cell, without: Without = NOTHING) -> Found:
 
 def run(cell: Cell, num_tokens: int, without: Without) -> Found:
     cost = hardware_of(cell.machine, max(ROWS[cell.machine])).cost
-    clients = Traffic((cell.accept,), cell.context_len).clients(cell.num_rows, num_tokens)
+    clients = Traffic((cell.accept,), cell.context_len).clients(cell.batch_size, num_tokens)
     lengths = range(MAX_DRAFT_LEN + 1)
     fixed = [fixed_times(clients, k, cost, num_tokens) for k in lengths]
-    window = (min(WARM_UP_ROW_TOKENS * cell.num_rows, num_tokens // 4), num_tokens)
+    window = (min(WARM_UP_ROW_TOKENS * cell.batch_size, num_tokens // 4), num_tokens)
     speeds = [throughput(times, *window) for times in fixed]
     best = max(lengths, key=speeds.__getitem__)
     server = ClosedLoop(clients, "goodput", cost)
     if without != NOTHING:
         known = (lambda _: cell.accept) if without.estimates else None
-        server.loop.controller = StudiedController(cost, cell.num_rows, known, without.guard)
+        server.loop.controller = StudiedController(cost, cell.batch_size, known, without.guard)
     times = server.run(num_tokens)
     num_drafted = sum(k * num for k, num in server.draft_lens.items())
     return Found(
@@ -157,9 +157,9 @@ def run(cell: Cell, num_tokens: int, without: Without) -> Found:
 def disagreement(machine: str) -> float:
     """Largest relative difference of any step's end between the loop under `fixed:3` and
     `fixed_times`."""
-    num_rows, num_tokens = ROWS[machine][1], 3000
+    batch_size, num_tokens = ROWS[machine][1], 3000
     cost = hardware_of(machine, max(ROWS[machine])).cost
-    clients = Traffic((0.7,), CONTEXTS[machine][0]).clients(num_rows, num_tokens)
+    clients = Traffic((0.7,), CONTEXTS[machine][0]).clients(batch_size, num_tokens)
     by_loop = ClosedLoop(clients, "fixed:3", cost).run(num_tokens)
     by_hand = fixed_times(clients, 3, cost, num_tokens)
     assert len(by_loop.seconds) == len(by_hand.seconds)
@@ -206,7 +206,7 @@ def _sections(
     return [
         _answer(found),
         CAUSES,
-        _by(found, "machine", "num_rows", "Rows"),
+        _by(found, "machine", "batch_size", "Rows"),
         _by(found, "machine", "accept", "Acceptance"),
         _by(found, "machine", "context_len", "Context"),
         "The worst cells, and the same cells with parts of the controller taken away. The "
@@ -246,7 +246,7 @@ def _answer(found: Sequence[Found]) -> str:
 
 def _name(cell: Cell) -> str:
     return (
-        f"{cell.machine}, {cell.num_rows} rows, acceptance {cell.accept}, "
+        f"{cell.machine}, {cell.batch_size} rows, acceptance {cell.accept}, "
         f"context {cell.context_len}"
     )
 

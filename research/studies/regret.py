@@ -59,7 +59,7 @@ class Case:
     """workload: one of the trace's, or all of them in turn."""
 
     hardware: str
-    num_rows: int
+    batch_size: int
     workload: str
 
 
@@ -84,7 +84,7 @@ def workloads() -> list[str]:
 
 def requests_of(case: Case) -> list[SimRequest]:
     """All are there from the start: whenever one ends, the next begins."""
-    texts = texts_of(case.workload) * ROUNDS[case.num_rows]
+    texts = texts_of(case.workload) * ROUNDS[case.batch_size]
     return [
         SimRequest(
             number,
@@ -92,7 +92,7 @@ def requests_of(case: Case) -> list[SimRequest]:
             text.num_prompt,
             text.num_generated,
             only(DRAFT_MODEL, DraftRuns(text.proposers[DRAFT_MODEL].accepted)),
-            kind=text.workload,
+            cohort=text.workload,
         )
         for number, text in enumerate(texts, start=1)
     ]
@@ -101,14 +101,14 @@ def requests_of(case: Case) -> list[SimRequest]:
 class Clairvoyant(FrozenController):
     """Told by the trace what is right; costs are as the profile has them."""
 
-    def __init__(self, cost: CostModel, num_rows: int, requests: Sequence[SimRequest]) -> None:
-        super().__init__(cost, num_rows, has_guard=False)
+    def __init__(self, cost: CostModel, batch_size: int, requests: Sequence[SimRequest]) -> None:
+        super().__init__(cost, batch_size, has_guard=False)
         self._requests = {request.sequence: request for request in requests}
 
     def plan(
-        self, views: Sequence[SequenceView], num_reading: int = 0, num_background: int = 0
+        self, views: Sequence[SequenceView], num_prefilling: int = 0, num_background: int = 0
     ) -> Decision:
-        return super().plan([self._told(view) for view in views], num_reading, num_background)
+        return super().plan([self._told(view) for view in views], num_prefilling, num_background)
 
     def _told(self, view: SequenceView) -> SequenceView:
         request, (option,) = self._requests[view.sequence], view.options
@@ -123,11 +123,11 @@ class Clairvoyant(FrozenController):
 def decoding_goodput(case: Case, policy: str) -> float:
     """Tokens a second of decoding, prompts and the tokens that come with them left out."""
     cost, requests = cost_of(case.hardware), requests_of(case)
-    limits = SimLimits(case.num_rows, max_draft_len=MAX_DRAFT_LEN)
+    limits = SimLimits(case.batch_size, max_draft_len=MAX_DRAFT_LEN)
     name = "goodput" if policy == CLAIRVOYANT else policy
     simulation = Simulation(requests, name, cost, limits)
     if policy == CLAIRVOYANT:
-        simulation.loop.controller = Clairvoyant(cost, case.num_rows, requests)
+        simulation.loop.controller = Clairvoyant(cost, case.batch_size, requests)
     records = simulation.loop.records = deque()
     simulation.run()
     num_tokens = sum(request.output_len - 1 for request in requests)
@@ -178,7 +178,7 @@ class Found:
 def measured(case: Case) -> Found:
     policies = ("none", *FIXED, *ADAPTIVE, CLAIRVOYANT)
     goodputs = {policy: decoding_goodput(case, policy) for policy in policies}
-    return Found(case, goodputs, bound(case) if case.num_rows == 1 else None)
+    return Found(case, goodputs, bound(case) if case.batch_size == 1 else None)
 
 
 def _percent(value: float) -> str:
@@ -223,7 +223,7 @@ def verdict(results: Sequence[Found]) -> str:
         f"{_percent(sum(lost) / len(lost))} of decoding goodput to the best fixed length in "
         f"hindsight on average (below 0 it gains), from {_percent(min(lost))} to "
         f"{_percent(max(lost))} (asked: at most 2 %, held in {held} of {len(lost)}); the worst is "
-        f"{worst.workload}, {worst.num_rows} rows, {worst.hardware}. One length for all "
+        f"{worst.workload}, {worst.batch_size} rows, {worst.hardware}. One length for all "
         f"(`goodput_global`) reaches {min(uniform):.3f} to {max(uniform):.3f} of the best fixed. "
         f"To a planner that is told which drafts are right it loses {_percent(min(told))} to "
         f"{_percent(max(told))}: that is what cannot be foreseen, and out of reach of any estimate "
@@ -262,10 +262,10 @@ def main() -> None:
         results = list(tracked("regret", pool.map(measured, cases), "cases", len(cases)))
     sections = [verdict(results)]
     for hardware in (CPU, GPU):
-        for num_rows in ROWS:
+        for batch_size in ROWS:
             some = [r for r in results if r.case.hardware == hardware]
-            lines = [line(found) for found in some if found.case.num_rows == num_rows]
-            sections += [f"**{hardware}, {num_rows} rows**", table(HEADER, lines)]
+            lines = [line(found) for found in some if found.case.batch_size == batch_size]
+            sections += [f"**{hardware}, {batch_size} rows**", table(HEADER, lines)]
     rows = [
         asdict(found.case)
         | {"tokens_per_s": found.goodputs, "bound": found.bound, "best_fixed": found.best_fixed}

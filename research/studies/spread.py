@@ -61,7 +61,7 @@ MIXES = (
 @dataclass(frozen=True)
 class Case:
     machine: str
-    num_rows: int
+    batch_size: int
     mix: Mix
 
 
@@ -81,11 +81,11 @@ class Found:
 
 
 def measure(case: Case) -> Found:
-    mix, num_tokens = case.mix, NUM_TOKENS[case.num_rows]
+    mix, num_tokens = case.mix, NUM_TOKENS[case.batch_size]
     cost = hardware_of(case.machine, max(NUM_TOKENS)).cost
     traffic = Traffic(mix.accepts, CONTEXT_LEN, mix.accept_sd, mix.persistence)
-    clients = traffic.clients(case.num_rows, num_tokens)
-    window = (WARM_UP_ROW_TOKENS * case.num_rows, num_tokens)
+    clients = traffic.clients(case.batch_size, num_tokens)
+    window = (WARM_UP_ROW_TOKENS * case.batch_size, num_tokens)
     fixed = [fixed_times(clients, k, cost, num_tokens) for k in range(MAX_DRAFT_LEN + 1)]
     speeds = [throughput(times, *window) for times in fixed]
     best = max(range(MAX_DRAFT_LEN + 1), key=speeds.__getitem__)
@@ -108,9 +108,9 @@ def _knowing(case: Case, clients: Sequence[Sequence[Text]]) -> Times:
     server = ClosedLoop(clients, "goodput", cost)
     texts = server.texts
     server.loop.controller = StudiedController(
-        cost, case.num_rows, lambda sequence: texts[sequence].accept
+        cost, case.batch_size, lambda sequence: texts[sequence].accept
     )
-    return server.run(NUM_TOKENS[case.num_rows])
+    return server.run(NUM_TOKENS[case.batch_size])
 
 
 def main() -> None:
@@ -160,7 +160,7 @@ def _percent(ratio: float) -> str:
 
 
 def _name(case: Case) -> str:
-    return f"{case.mix.name}, {case.num_rows} rows"
+    return f"{case.mix.name}, {case.batch_size} rows"
 
 
 CAUSES = """A plan by E/T of the step is not what a server with full rows gets through most with. It

@@ -47,10 +47,10 @@ def every_plan(views: Sequence[SequenceView], cost: CostModel) -> EveryPlan:
     # [what, sequence, plan]: drafts, those that take passes, tokens, lag to catch up with.
     parts = np.array([np.array(one)[pick].T for one, pick in zip(can_do, picked, strict=True)])
     drafts, passes, gained, lags = parts.transpose(1, 0, 2)
-    num_rows = len(views)
-    context_len = sum(view.context_len for view in views) / num_rows
-    seconds = cost.targets_s(num_rows, num_rows + drafts.sum(axis=0), context_len)
-    seconds = seconds + cost.step_host_s(num_rows)
+    batch_size = len(views)
+    context_len = sum(view.context_len for view in views) / batch_size
+    seconds = cost.targets_s(batch_size, batch_size + drafts.sum(axis=0), context_len)
+    seconds = seconds + cost.step_host_s(batch_size)
     for number in range(1, int(passes.max(initial=0)) + 1):
         seconds = seconds + cost.draft_pass_s[(passes >= number).sum(axis=0)]
     for view, lag in zip(views, lags, strict=True):

@@ -54,7 +54,7 @@ def test_what_is_charged_is_no_error_of_the_profile() -> None:
     cost = CostModel(TABLE, COST.draft, max_charged_tokens=1000)
     corrections = CostCorrections(cost)
     step = MeasuredStep(
-        num_rows=4,
+        batch_size=4,
         num_tokens=20,
         context_len=996,
         num_generated=20,

@@ -49,7 +49,7 @@ def step_of(cost: CostModel, draft_lens: list[int], noise: Noise = lambda: 1.0) 
     target_s = cost.target_s(rows, num_tokens, 0) * noise()
     draft_s = sum(cost.draft_s(n) for n in passes) * noise()
     return MeasuredStep(
-        num_rows=rows,
+        batch_size=rows,
         num_tokens=num_tokens,
         context_len=0,
         num_generated=num_tokens,
@@ -182,7 +182,7 @@ def test_factors_stay_in_bounds(factor: float) -> None:
     corrections = CostCorrections(PROFILE)
     for step in varied_steps(PROFILE, 300, lambda: factor):
         corrections.observe(step)
-        cost = corrections.at(step.num_rows)
+        cost = corrections.at(step.batch_size)
         for value in (cost.target_base, cost.target_slope, cost.draft_factor):
             assert low <= value <= high
         assert min(cost.target_extra_s, cost.host_s, cost.host_row_s) >= 0.0

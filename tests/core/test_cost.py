@@ -11,7 +11,7 @@ TABLE = PassTable(rows=(1, 4), tokens_per_row=(1, 3), seconds=((1.0, 2.0), (4.0,
 
 
 @pytest.mark.parametrize(
-    ("num_rows", "num_tokens", "seconds"),
+    ("batch_size", "num_tokens", "seconds"),
     [
         (1, 1, 1.0),  # a measured point
         (4, 12, 8.0),  # a measured point: 12 tokens are 3 a row
@@ -24,8 +24,8 @@ TABLE = PassTable(rows=(1, 4), tokens_per_row=(1, 3), seconds=((1.0, 2.0), (4.0,
         (0, 0, 0.0),
     ],
 )
-def test_pass_s(num_rows: int, num_tokens: int, seconds: float) -> None:
-    assert TABLE.pass_s(num_rows, num_tokens) == pytest.approx(seconds)
+def test_pass_s(batch_size: int, num_tokens: int, seconds: float) -> None:
+    assert TABLE.pass_s(batch_size, num_tokens) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(

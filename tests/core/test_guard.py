@@ -33,7 +33,7 @@ PROFILE_ERROR = 1.3
 
 
 def step(
-    num_rows: int,
+    batch_size: int,
     context_len: float,
     num_generated: int,
     step_s: float,
@@ -42,8 +42,8 @@ def step(
 ) -> MeasuredStep:
     """As the guard reads it: nothing of it is timed apart."""
     return MeasuredStep(
-        num_rows=num_rows,
-        num_tokens=num_rows + int(is_speculating),
+        batch_size=batch_size,
+        num_tokens=batch_size + int(is_speculating),
         context_len=context_len,
         num_generated=num_generated,
         draft_rows=(),
@@ -88,9 +88,9 @@ class Run:
         return self.num_tokens / self.num_none_steps
 
 
-def num_tokens_of(rng: random.Random, num_rows: int, accept_prob: float, draft_len: int) -> int:
-    tokens = num_rows
-    for _ in range(num_rows):
+def num_tokens_of(rng: random.Random, batch_size: int, accept_prob: float, draft_len: int) -> int:
+    tokens = batch_size
+    for _ in range(batch_size):
         for _ in range(draft_len):
             if rng.random() >= accept_prob:
                 break
@@ -101,57 +101,57 @@ def num_tokens_of(rng: random.Random, num_rows: int, accept_prob: float, draft_l
 def simulate(
     truth: Callable[[int], Truth],
     num_steps: int,
-    num_rows: int = 8,
+    batch_size: int = 8,
     seed: int = 1,
     noise: float = 0.05,
     stall_share: float = 0.01,
 ) -> Run:
     rng, budget = random.Random(seed), ProbeBudget()
     run = Run(guard=Guard(PROFILE, budget))
-    none_s = PROFILE_ERROR * PROFILE.target_s(num_rows, num_rows, CONTEXT_LEN)
+    none_s = PROFILE_ERROR * PROFILE.target_s(batch_size, batch_size, CONTEXT_LEN)
     for i in range(num_steps):
         now = truth(i)
-        is_allowed = run.guard.allows(num_rows, CONTEXT_LEN)
-        is_probe = is_allowed and run.guard.wants_reference(num_rows, CONTEXT_LEN)
+        is_allowed = run.guard.allows(batch_size, CONTEXT_LEN)
+        is_probe = is_allowed and run.guard.wants_reference(batch_size, CONTEXT_LEN)
         is_speculating = is_allowed and not is_probe
-        size, tokens = now.machine, num_rows
+        size, tokens = now.machine, batch_size
         if is_speculating:
             size *= now.slowdown
-            tokens = num_tokens_of(rng, num_rows, now.accept_prob, DRAFT_LEN)
+            tokens = num_tokens_of(rng, batch_size, now.accept_prob, DRAFT_LEN)
         seen_s = none_s * size * rng.gauss(1, noise) * (20 if rng.random() < stall_share else 1)
         before = run.guard.num_switches
-        run.guard.observe(step(num_rows, CONTEXT_LEN, tokens, seen_s, is_speculating))
+        run.guard.observe(step(batch_size, CONTEXT_LEN, tokens, seen_s, is_speculating))
         budget.observe(seen_s, is_probe)
         if run.guard.num_switches != before:
             run.switches.append(i)
-        run.num_tokens += tokens / num_rows
+        run.num_tokens += tokens / batch_size
         run.num_none_steps += size
         run.num_references += is_probe
     return run
 
 
 @pytest.mark.parametrize(
-    ("gain", "num_rows", "most_steps"),
+    ("gain", "batch_size", "most_steps"),
     [(0.5, 1, 300), (0.5, 8, 160), (0.7, 1, 400), (0.7, 8, 160), (0.8, 8, 300), (0.9, 8, 1000)],
 )
 def test_speculation_that_loses_is_stopped_and_little_is_lost(
-    gain: float, num_rows: int, most_steps: int
+    gain: float, batch_size: int, most_steps: int
 ) -> None:
     """Seeds are fixed; over seeds 0..11 every stop came sooner than most_steps."""
-    run = simulate(lambda _: with_gain(gain), 30_000, num_rows)
+    run = simulate(lambda _: with_gain(gain), 30_000, batch_size)
     assert run.switches[0] < most_steps
     assert run.speed >= 0.98
-    other = simulate(lambda _: with_gain(gain), most_steps, num_rows, seed=2)
+    other = simulate(lambda _: with_gain(gain), most_steps, batch_size, seed=2)
     assert other.switches
 
 
-@pytest.mark.parametrize(("gain", "num_rows", "num_steps"), [(1.1, 1, 30_000), (1.3, 8, 15_000)])
+@pytest.mark.parametrize(("gain", "batch_size", "num_steps"), [(1.1, 1, 30_000), (1.3, 8, 15_000)])
 def test_speculation_that_gains_is_never_stopped(
-    gain: float, num_rows: int, num_steps: int
+    gain: float, batch_size: int, num_steps: int
 ) -> None:
     """Noise of 5 % and 1 % of stalls of 20 times, which make 1.2 of the time; references take their
     1 % at most."""
-    run = simulate(lambda _: with_gain(gain), num_steps, num_rows)
+    run = simulate(lambda _: with_gain(gain), num_steps, batch_size)
     assert run.switches == []
     assert run.speed > 0.985 * gain
     assert run.num_references <= 0.012 * run.num_none_steps + SETTINGS.most_probes
@@ -327,33 +327,33 @@ def test_a_planner_that_is_wrong_is_contradicted(mistake: str) -> None:
     """The real planner, told that drafts are accepted with 0.8 (in truth 0.2), or with a profile
     whose draft passes take a third of what they do. Unguarded it serves at 0.6 to 0.8 of no
     speculation; guarded at 0.98 or more over 10,000 steps, those before the first stop included."""
-    num_rows = 8
+    batch_size = 8
     profile = replace(PROFILE, draft=PassTable((1,), (1,), ((0.006,),)))
     told, accept_prob, true = (0.8, 0.2, profile)
     if mistake == "draft cost":
         told, accept_prob, true = (0.6, 0.6, replace(profile, draft_factor=3.0))
     views = [
         SequenceView(i, CONTEXT_LEN, 1000, "goodput", (DraftOption(8, (told,) * 8),))
-        for i in range(num_rows)
+        for i in range(batch_size)
     ]
-    none_s = true.target_s(num_rows, num_rows, CONTEXT_LEN)
+    none_s = true.target_s(batch_size, batch_size, CONTEXT_LEN)
     draft_len = max(plan(views, profile).draft_lens.values())
-    drafted_s = true.target_s(num_rows, num_rows * (1 + draft_len), CONTEXT_LEN)
-    slowdown = (drafted_s + draft_len * true.draft_s(num_rows)) / none_s
+    drafted_s = true.target_s(batch_size, batch_size * (1 + draft_len), CONTEXT_LEN)
+    slowdown = (drafted_s + draft_len * true.draft_s(batch_size)) / none_s
     unguarded = expected_tokens((accept_prob,) * 8, draft_len) / slowdown
     assert unguarded < 0.9
     rng, budget = random.Random(6), ProbeBudget()
     guard = Guard(profile, budget)
     tokens = spent = 0.0
     for _ in range(10_000):
-        is_allowed = guard.allows(num_rows, CONTEXT_LEN)
-        is_probe = is_allowed and guard.wants_reference(num_rows, CONTEXT_LEN)
+        is_allowed = guard.allows(batch_size, CONTEXT_LEN)
+        is_probe = is_allowed and guard.wants_reference(batch_size, CONTEXT_LEN)
         now = is_allowed and not is_probe
-        generated = num_tokens_of(rng, num_rows, accept_prob, draft_len if now else 0)
+        generated = num_tokens_of(rng, batch_size, accept_prob, draft_len if now else 0)
         size = slowdown if now else 1.0
-        guard.observe(step(num_rows, CONTEXT_LEN, generated, size * rng.gauss(1, 0.05), now))
+        guard.observe(step(batch_size, CONTEXT_LEN, generated, size * rng.gauss(1, 0.05), now))
         budget.observe(size, is_probe)
-        tokens += generated / num_rows
+        tokens += generated / batch_size
         spent += size
     assert tokens / spent >= 0.98
 

@@ -242,9 +242,9 @@ def test_with_an_affine_cost_k_never_rises_with_load(
     """
     cost = affine_cost(base_s, row_s, token_s)
     totals = []
-    for num_rows in (1, 2, 4, 8, 16):
-        chosen = plan([view(i, accept_prob) for i in range(num_rows)], cost)
-        totals.append(chosen.expected_tokens / num_rows)
+    for batch_size in (1, 2, 4, 8, 16):
+        chosen = plan([view(i, accept_prob) for i in range(batch_size)], cost)
+        totals.append(chosen.expected_tokens / batch_size)
     assert all(later <= earlier + 1e-9 for earlier, later in itertools.pairwise(totals))
 
 
@@ -400,7 +400,7 @@ def test_a_sequence_alone_is_fastest_by_goodput_whatever_its_target() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_reading", "draft_lens"),
+    ("num_prefilling", "draft_lens"),
     [
         # 2 drafts each: 2 (1 + 0.7 + 0.49) tokens in 1 + 0.4 + 4 * 0.02 = 1.48 s, 2.96 a second;
         # the third pair would bring 0.69 for 0.24 s, 2.86 a second.
@@ -410,14 +410,14 @@ def test_a_sequence_alone_is_fastest_by_goodput_whatever_its_target() -> None:
     ],
 )
 def test_a_prompt_that_is_read_makes_seconds_dearer(
-    num_reading: int, draft_lens: list[int]
+    num_prefilling: int, draft_lens: list[int]
 ) -> None:
     seconds = ((1.0, 1.0 + 0.02 * 7), (1.0, 1.0 + 0.04 * 7))
     cost = CostModel(PassTable((1, 2), (1, 8), seconds), PassTable((1,), (1,), ((0.2,),)))
     views = [view(i, 0.7, max_draft_len=8) for i in (1, 2)]
-    found = plan(views, cost, PlannerSettings(num_reading=num_reading))
+    found = plan(views, cost, PlannerSettings(num_prefilling=num_prefilling))
     assert lengths(found) == draft_lens
-    assert found.expected_tokens == pytest.approx(2 * (1 + 0.7 + 0.49) if not num_reading else 2)
+    assert found.expected_tokens == pytest.approx(2 * (1 + 0.7 + 0.49) if not num_prefilling else 2)
 
 
 def test_many_that_decode_draft_beside_a_prompt() -> None:
@@ -426,7 +426,7 @@ def test_many_that_decode_draft_beside_a_prompt() -> None:
         PassTable((1, 64), (1, 8), ((1.0, 1.1),) * 2), PassTable((1,), (1,), ((0.2,),))
     )
     views = [view(i, 0.7, max_draft_len=8) for i in range(64)]
-    assert min(lengths(plan(views, cost, PlannerSettings(num_reading=1)))) > 0
+    assert min(lengths(plan(views, cost, PlannerSettings(num_prefilling=1)))) > 0
 
 
 def test_a_sequence_is_judged_by_its_own_rate() -> None:

@@ -66,10 +66,10 @@ def test_any_other_name_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_rows", "draft_len"), [(1, 5), (2, 3), (3, 1), (4, 1), (8, 0), (9, 0), (500, 0)]
+    ("batch_size", "draft_len"), [(1, 5), (2, 3), (3, 1), (4, 1), (8, 0), (9, 0), (500, 0)]
 )
-def test_the_next_larger_batch_of_the_table_counts(num_rows: int, draft_len: int) -> None:
-    assert BatchTable((1, 2, 4, 8), (5, 3, 1, 0)).draft_len(num_rows) == draft_len
+def test_the_next_larger_batch_of_the_table_counts(batch_size: int, draft_len: int) -> None:
+    assert BatchTable((1, 2, 4, 8), (5, 3, 1, 0)).draft_len(batch_size) == draft_len
 
 
 @pytest.mark.parametrize(

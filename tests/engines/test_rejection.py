@@ -18,7 +18,13 @@ import torch
 from smartspec_py.core.types import SamplingParams, Verification
 from smartspec_py.engines.torch.noise import Stream, noise_key
 from smartspec_py.engines.torch.processors import TokenHistory
-from smartspec_py.engines.torch.sampling import Check, Guess, Verdict, guess, judge
+from smartspec_py.engines.torch.sampling import (
+    DraftRequest,
+    VerifyRequest,
+    VerifyResult,
+    draft_tokens,
+    verify,
+)
 
 VOCAB_SIZE = 5
 NUM_TOKENS = 3
@@ -84,13 +90,13 @@ class Sequences:
         self.is_drawn = is_drawn
         self.leaves_out = leaves_out
 
-    def step(self, indices: Sequence[int], draft_lens: Sequence[int]) -> list[Verdict]:
+    def step(self, indices: Sequence[int], draft_lens: Sequence[int]) -> list[VerifyResult]:
         proposed = self._draft(indices, draft_lens) if any(draft_lens) else {}
-        checks, contexts = [], []
+        requests, contexts = [], []
         for i in indices:
             drafts, probs = proposed.get(i, ([], []))
-            checks.append(
-                Check(
+            requests.append(
+                VerifyRequest(
                     self.samplings[i],
                     len(self.tokens[i]),
                     self.histories[i],
@@ -99,11 +105,11 @@ class Sequences:
                 )
             )
             contexts += [self.tokens[i][-1], *drafts]
-        verdicts = judge(TARGET[contexts], checks)
-        for i, verdict in zip(indices, verdicts, strict=True):
-            self.tokens[i] += verdict.tokens
-            self.histories[i].extend(verdict.tokens)
-        return verdicts
+        results = verify(TARGET[contexts], requests)
+        for i, result in zip(indices, results, strict=True):
+            self.tokens[i] += result.tokens
+            self.histories[i].extend(result.tokens)
+        return results
 
     def _draft(
         self, indices: Sequence[int], draft_lens: Sequence[int]
@@ -134,11 +140,11 @@ class Sequences:
         self, active: Sequence[int], proposed: dict[int, tuple[list[int], list[torch.Tensor]]]
     ) -> tuple[list[int], list[torch.Tensor | None]]:
         known = [self.tokens[i] + proposed[i][0] for i in active]
-        guesses = [
-            Guess(self.samplings[i], len(tokens), self.histories[i], tuple(proposed[i][0]))
+        requests = [
+            DraftRequest(self.samplings[i], len(tokens), self.histories[i], tuple(proposed[i][0]))
             for i, tokens in zip(active, known, strict=True)
         ]
-        return guess(DRAFT[[tokens[-1] for tokens in known]], guesses)
+        return draft_tokens(DRAFT[[tokens[-1] for tokens in known]], requests)
 
 
 def write(
@@ -280,20 +286,22 @@ NUM_SINGLE = 20_000
 
 def judge_single(
     p: torch.Tensor, q: torch.Tensor, verification: Verification, chosen: int | None = None
-) -> list[Verdict]:
+) -> list[VerifyResult]:
     """For each seed, one draft of q, or the chosen one, judged under p."""
     samplings = [
         SamplingParams(temperature=1.0, seed=seed, verification=verification)
         for seed in range(NUM_SINGLE)
     ]
-    drafts, probs = guess(q.log().repeat(NUM_SINGLE, 1), [Guess(s, 9) for s in samplings])
-    checks = [
-        Check(sampling, 9, drafts=(chosen,))
+    drafts, probs = draft_tokens(
+        q.log().repeat(NUM_SINGLE, 1), [DraftRequest(s, 9) for s in samplings]
+    )
+    requests = [
+        VerifyRequest(sampling, 9, drafts=(chosen,))
         if chosen is not None
-        else Check(sampling, 9, None, (draft,), None if prob is None else prob[None])
+        else VerifyRequest(sampling, 9, None, (draft,), None if prob is None else prob[None])
         for sampling, draft, prob in zip(samplings, drafts, probs, strict=True)
     ]
-    return judge(p.log().repeat(2 * NUM_SINGLE, 1), checks)
+    return verify(p.log().repeat(2 * NUM_SINGLE, 1), requests)
 
 
 @pytest.mark.parametrize(
@@ -312,9 +320,9 @@ def test_streams_that_meet_in_one_decision_must_not_be_shared(
     p, q = torch.tensor([0.4, 0.4, 0.1, 0.1]), torch.tensor([0.3, 0.01, 0.59, 0.1])
     if shared:
         share_streams(monkeypatch, *shared)
-    verdicts = judge_single(p, q, Verification.REJECTION)
+    results = judge_single(p, q, Verification.REJECTION)
     expected = {(token,): prob for token, prob in enumerate(p.tolist())}
-    is_right = p_value([verdict.tokens[:1] for verdict in verdicts], expected) > LEAST_P_VALUE
+    is_right = p_value([result.tokens[:1] for result in results], expected) > LEAST_P_VALUE
     assert is_right == (shared is None)
 
 
@@ -336,8 +344,8 @@ def test_drafts_are_accepted_as_often_as_theory_says(
     verification: Verification, chosen: int | None, expected: float
 ) -> None:
     """Within 5 standard errors, or fails once in 10^6 choices of the seeds, which are fixed."""
-    verdicts = judge_single(P, Q, verification, chosen)
-    share = sum(verdict.num_accepted for verdict in verdicts) / NUM_SINGLE
+    results = judge_single(P, Q, verification, chosen)
+    share = sum(result.num_accepted for result in results) / NUM_SINGLE
     error = 5 * math.sqrt(expected * (1 - expected) / NUM_SINGLE)
     assert share == pytest.approx(expected, abs=error)
 
@@ -349,14 +357,14 @@ def test_equal_distributions_are_always_accepted() -> None:
         SamplingParams(temperature=0.8, top_p=0.9, seed=seed, verification=Verification.REJECTION)
         for seed in range(500)
     ]
-    drafts, probs = guess(logits, [Guess(sampling, 9) for sampling in samplings])
-    checks = [
-        Check(sampling, 9, None, (draft,), prob[None])
+    drafts, probs = draft_tokens(logits, [DraftRequest(sampling, 9) for sampling in samplings])
+    requests = [
+        VerifyRequest(sampling, 9, None, (draft,), prob[None])
         for sampling, draft, prob in zip(samplings, drafts, probs, strict=True)
         if prob is not None
     ]
-    verdicts = judge(logits.repeat_interleave(2, 0), checks)
-    assert [verdict.num_accepted for verdict in verdicts] == [1] * 500
+    results = verify(logits.repeat_interleave(2, 0), requests)
+    assert [result.num_accepted for result in results] == [1] * 500
 
 
 @pytest.mark.parametrize("draft", [3, 4])
@@ -365,6 +373,6 @@ def test_a_draft_that_truncation_cuts_is_rejected(draft: int) -> None:
     sampling = SamplingParams(temperature=1.0, top_k=2, seed=5, verification=Verification.REJECTION)
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0, 0.5]).repeat(2, 1)
     for probs in (None, torch.full((1, 5), 0.2)):
-        (verdict,) = judge(logits, [Check(sampling, 9, None, (draft,), probs)])
-        assert verdict.num_accepted == 0
-        assert verdict.tokens[0] in (0, 1)
+        (result,) = verify(logits, [VerifyRequest(sampling, 9, None, (draft,), probs)])
+        assert result.num_accepted == 0
+        assert result.tokens[0] in (0, 1)

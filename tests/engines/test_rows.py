@@ -96,13 +96,13 @@ def test_a_memory_out_of_reach_is_copied_and_stays() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_read", "row"),
+    ("num_computed_tokens", "row"),
     [
         (9, 1),  # row 0 was used last: row 1 is the older memory
         (0, 0),  # row 0 remembers nothing, so it goes first
     ],
 )
-def test_the_oldest_memory_goes_first(num_read: int, row: int) -> None:
+def test_the_oldest_memory_goes_first(num_computed_tokens: int, row: int) -> None:
     """Rows 0 to 4 are in use, then 0 and 1 are left; a newcomer uses row 0 and leaves it again."""
     table = RowTable(6)
     for number in range(5):
@@ -110,7 +110,7 @@ def test_the_oldest_memory_goes_first(num_read: int, row: int) -> None:
     table.release(0)
     table.release(1)
     assert place(table, 5, "..........") == (0, None, 0)
-    table.row(5).num_cached = num_read
+    table.row(5).num_cached = num_computed_tokens
     table.release(5)
     assert place(table, 6, ",,,,,,,,,,") == (row, None, 0)
 

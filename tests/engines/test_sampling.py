@@ -12,7 +12,7 @@ import torch
 from smartspec_py.core.types import SamplingParams, Verification
 from smartspec_py.engines.torch.noise import Stream, gumbel_noise, noise_key, uniform_noise
 from smartspec_py.engines.torch.processors import TokenHistory
-from smartspec_py.engines.torch.sampling import Check, Guess, guess, judge
+from smartspec_py.engines.torch.sampling import DraftRequest, VerifyRequest, draft_tokens, verify
 from smartspec_testing.scoring import scores
 
 GOLDEN_KEY = -4616330145664149646
@@ -21,15 +21,15 @@ GOLDEN_NOISE = [-0.08938146483572, -0.37376167543762, -1.12426811749081, 0.29255
 LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, 0.5])
 
 
-def draw_tokens(logits: torch.Tensor, checks: list[Check]) -> list[int]:
-    """The one token of each check, none of which has drafts."""
-    return [token for verdict in judge(logits, checks) for token in verdict.tokens]
+def draw_tokens(logits: torch.Tensor, requests: list[VerifyRequest]) -> list[int]:
+    """The one token of each request, none of which has drafts."""
+    return [token for result in verify(logits, requests) for token in result.tokens]
 
 
 def draw_seeds(params: dict[str, Any], count: int) -> list[int]:
     """The token of each seed at one position."""
-    checks = [Check(SamplingParams(seed=seed, **params), 7) for seed in range(count)]
-    return draw_tokens(LOGITS.repeat(count, 1), checks)
+    requests = [VerifyRequest(SamplingParams(seed=seed, **params), 7) for seed in range(count)]
+    return draw_tokens(LOGITS.repeat(count, 1), requests)
 
 
 def draw_many(params: dict[str, Any], count: int) -> torch.Tensor:
@@ -56,7 +56,7 @@ def draw_many(params: dict[str, Any], count: int) -> torch.Tensor:
 def test_frequencies_are_the_truncated_softmax(params: dict[str, Any], kept: list[int]) -> None:
     """40,000 draws: each frequency lies within 5 standard errors, or fails once in 300,000 runs.
 
-    The seeds are fixed, so the test gives one verdict for ever. Without drafts both verifications
+    The seeds are fixed, so the test gives one result for ever. Without drafts both verifications
     draw the same tokens, so that one of them is enough to count.
     """
     count = 40_000
@@ -74,12 +74,12 @@ def test_positions_are_independent() -> None:
     """Pairs of draws at neighbouring positions of one seed: within 5 standard errors of p * p."""
     count = 20_000
     logits = torch.zeros(3)
-    checks = [
-        Check(SamplingParams(temperature=1.0, seed=seed), position)
+    requests = [
+        VerifyRequest(SamplingParams(temperature=1.0, seed=seed), position)
         for seed in range(count)
         for position in (10, 11)
     ]
-    tokens = torch.tensor(draw_tokens(logits.repeat(2 * count, 1), checks)).view(count, 2)
+    tokens = torch.tensor(draw_tokens(logits.repeat(2 * count, 1), requests)).view(count, 2)
     pairs = torch.bincount(tokens[:, 0] * 3 + tokens[:, 1], minlength=9) / count
     error = 5 * (1 / 9 * 8 / 9 / count) ** 0.5
     assert ((pairs - 1 / 9).abs() <= error).all(), pairs
@@ -122,7 +122,7 @@ def test_greedy_takes_the_best_whatever_the_seed(params: dict[str, Any]) -> None
     assert draw_many(params, 50)[0] == 1.0
 
 
-def kinds() -> list[Check]:
+def kinds() -> list[VerifyRequest]:
     """A check of every kind: each truncation, shaped or not, with and without drafts."""
     params: list[dict[str, Any]] = [
         {},
@@ -140,38 +140,38 @@ def kinds() -> list[Check]:
     probs = torch.randn(3, 50, generator=torch.Generator().manual_seed(5)).softmax(-1)
     history = TokenHistory(4)
     history.extend([1, 2, 3, 4, 5, 6, 3])
-    checks = []
+    requests = []
     for i, (param, shape, verification) in enumerate(product(params, shapes, Verification)):
         sampling = SamplingParams(
             seed=i, verification=verification, log_probs=i % 3 == 0, **param, **shape
         )
-        checks += [
-            Check(sampling, 7, history),
-            Check(sampling, 7, history, (4, 7, 9)),
-            Check(sampling, 7, history, (4, 7, 9), probs),
+        requests += [
+            VerifyRequest(sampling, 7, history),
+            VerifyRequest(sampling, 7, history, (4, 7, 9)),
+            VerifyRequest(sampling, 7, history, (4, 7, 9), probs),
         ]
-    return checks
+    return requests
 
 
-def test_a_check_does_not_depend_on_its_neighbours() -> None:
-    """Every check alone, beside each other one, and in a batch of all kinds, is judged the same."""
-    checks = kinds()
-    firsts = list(accumulate((len(check.drafts) + 1 for check in checks), initial=0))
+def test_a_verification_does_not_depend_on_its_neighbours() -> None:
+    """Each alone, beside each other one, and in a batch of all kinds: verified the same."""
+    requests = kinds()
+    firsts = list(accumulate((len(request.drafts) + 1 for request in requests), initial=0))
     logits = 3 * torch.randn(firsts[-1], 50, generator=torch.Generator().manual_seed(0))
     parts = [logits[a:b] for a, b in pairwise(firsts)]
-    alone = [judge(part, [check])[0] for part, check in zip(parts, checks, strict=True)]
-    assert judge(logits, checks) == alone
-    for i, j in product(range(0, len(checks), 5), range(len(checks))):
-        pair = judge(torch.cat([parts[i], parts[j]]), [checks[i], checks[j]])
-        assert pair == [alone[i], alone[j]], (checks[i], checks[j])
+    alone = [verify(part, [request])[0] for part, request in zip(parts, requests, strict=True)]
+    assert verify(logits, requests) == alone
+    for i, j in product(range(0, len(requests), 5), range(len(requests))):
+        pair = verify(torch.cat([parts[i], parts[j]]), [requests[i], requests[j]])
+        assert pair == [alone[i], alone[j]], (requests[i], requests[j])
 
 
 def test_a_guess_does_not_depend_on_its_neighbours() -> None:
-    guesses = [Guess(c.sampling, 7, c.history) for c in kinds()]
-    logits = 3 * torch.randn(len(guesses), 50, generator=torch.Generator().manual_seed(0))
-    tokens, probs = guess(logits, guesses)
-    for i, one in enumerate(guesses):
-        (token,), (prob,) = guess(logits[i : i + 1], [one])
+    requests = [DraftRequest(c.sampling, 7, c.history) for c in kinds()]
+    logits = 3 * torch.randn(len(requests), 50, generator=torch.Generator().manual_seed(0))
+    tokens, probs = draft_tokens(logits, requests)
+    for i, one in enumerate(requests):
+        (token,), (prob,) = draft_tokens(logits[i : i + 1], [one])
         assert token == tokens[i]
         assert (prob is None) == (probs[i] is None)
         if prob is not None:
@@ -180,11 +180,11 @@ def test_a_guess_does_not_depend_on_its_neighbours() -> None:
 
 
 def test_large_batches_are_drawn_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    checks = [Check(SamplingParams(temperature=1.0, seed=seed), 3) for seed in range(20)]
+    requests = [VerifyRequest(SamplingParams(temperature=1.0, seed=seed), 3) for seed in range(20)]
     logits = torch.randn(20, 50, generator=torch.Generator().manual_seed(0))
-    whole = judge(logits, checks)
+    whole = verify(logits, requests)
     monkeypatch.setattr("smartspec_py.engines.torch.sampling._MAX_SCORES", 3 * 50)
-    assert judge(logits, checks) == whole
+    assert verify(logits, requests) == whole
 
 
 def test_draft_and_target_agree_when_their_logits_do() -> None:
@@ -192,9 +192,11 @@ def test_draft_and_target_agree_when_their_logits_do() -> None:
     sampling = SamplingParams(temperature=1.0, seed=9)
     logits = torch.randn(100, 30, generator=torch.Generator().manual_seed(1))
     nearly = logits + 1e-4 * torch.randn(100, 30, generator=torch.Generator().manual_seed(2))
-    drafts, probs = guess(nearly, [Guess(sampling, position) for position in range(100)])
+    drafts, probs = draft_tokens(
+        nearly, [DraftRequest(sampling, position) for position in range(100)]
+    )
     assert probs == [None] * 100
-    drawn = draw_tokens(logits, [Check(sampling, position) for position in range(100)])
+    drawn = draw_tokens(logits, [VerifyRequest(sampling, position) for position in range(100)])
     assert sum(a == b for a, b in zip(drafts, drawn, strict=True)) >= 99
 
 
@@ -215,9 +217,9 @@ def test_the_longest_prefix_that_equals_the_draws_is_kept(
     """The best tokens of the rows are 0, 2 and 4; greedy, so both verifications agree."""
     logits = torch.eye(5)[[0, 2, 4]][: len(drafts) + 1]
     sampling = SamplingParams(verification=verification)
-    (verdict,) = judge(logits, [Check(sampling, 7, drafts=drafts)])
-    assert (verdict.tokens, verdict.num_accepted) == (tokens, num_accepted)
-    assert verdict.log_probs == ()
+    (result,) = verify(logits, [VerifyRequest(sampling, 7, drafts=drafts)])
+    assert (result.tokens, result.num_accepted) == (tokens, num_accepted)
+    assert result.log_probs == ()
 
 
 def test_log_probs_are_of_the_unprocessed_logits() -> None:
@@ -227,24 +229,24 @@ def test_log_probs_are_of_the_unprocessed_logits() -> None:
     history.extend([0])
     biased = SamplingParams(logit_bias=((0, 9.0),), log_probs=True)
     plain = SamplingParams(log_probs=True)
-    verdicts = judge(logits, [Check(biased, 1, history, (0,)), Check(plain, 1)])
-    assert [v.tokens for v in verdicts] == [(0, 0), (2,)]
-    assert verdicts[0].log_probs == pytest.approx((math.log(1 / 8),) * 2)
-    assert verdicts[1].log_probs == pytest.approx((math.log(5 / 8),))
+    results = verify(logits, [VerifyRequest(biased, 1, history, (0,)), VerifyRequest(plain, 1)])
+    assert [v.tokens for v in results] == [(0, 0), (2,)]
+    assert results[0].log_probs == pytest.approx((math.log(1 / 8),) * 2)
+    assert results[1].log_probs == pytest.approx((math.log(5 / 8),))
 
 
 def test_scores_explain_the_draws() -> None:
     """Their argmax is what is drawn; without truncation they differ only where it cut."""
-    checks = [c for c in kinds() if c.sampling.verification is Verification.COUPLED]
-    num_rows = sum(len(check.drafts) + 1 for check in checks)
+    requests = [c for c in kinds() if c.sampling.verification is Verification.COUPLED]
+    num_rows = sum(len(request.drafts) + 1 for request in requests)
     logits = 3 * torch.randn(num_rows, 50, generator=torch.Generator().manual_seed(0))
-    kept, whole = scores(logits, checks)
+    kept, whole = scores(logits, requests)
     is_kept = kept > -torch.inf
     assert torch.allclose(kept[is_kept], whole[is_kept])
     best, row = kept.argmax(-1).tolist(), 0
-    for check, verdict in zip(checks, judge(logits, checks), strict=True):
-        assert tuple(best[row : row + len(verdict.tokens)]) == verdict.tokens
-        row += len(check.drafts) + 1
+    for request, result in zip(requests, verify(logits, requests), strict=True):
+        assert tuple(best[row : row + len(result.tokens)]) == result.tokens
+        row += len(request.drafts) + 1
 
 
 @pytest.mark.parametrize(
@@ -260,13 +262,13 @@ def test_a_row_without_any_token_left_is_drawn_all_the_same(
     history = TokenHistory(1)
     history.extend([0])
     logits = LOGITS.repeat(3, 1)
-    (verdict,) = judge(logits, [Check(sampling, 1, history, (0, 3))])
-    assert verdict.tokens == (0, 0)
-    tokens, probs = guess(logits[:1], [Guess(sampling, 2, history, (0,))])
+    (result,) = verify(logits, [VerifyRequest(sampling, 1, history, (0, 3))])
+    assert result.tokens == (0, 0)
+    tokens, probs = draft_tokens(logits[:1], [DraftRequest(sampling, 2, history, (0,))])
     assert tokens == [0]
     assert probs[0] is None or probs[0].tolist() == [1, 0, 0, 0, 0]
 
 
 def test_nothing_to_draw() -> None:
-    assert judge(torch.empty(0, 5), []) == []
-    assert guess(torch.empty(0, 5), []) == ([], [])
+    assert verify(torch.empty(0, 5), []) == []
+    assert draft_tokens(torch.empty(0, 5), []) == ([], [])

@@ -1,4 +1,4 @@
-"""The adapter over the double; the texts are those of `engines.fake`.
+"""The adapter over the fake; the texts are those of `engines.fake`.
 
 The prompt (3, 4) sums to 7; with 1000 tokens in the vocabulary its text is 7 + 7 t:
 position  2   3   4   5   6   7   8
@@ -17,7 +17,7 @@ from smartspec_py.core.types import FinishReason, SamplingParams
 from smartspec_py.engines.base import Decode, Event, Prefill, TargetCapabilities, Verify
 from smartspec_py.engines.trtllm.requests import request_seed
 from smartspec_py.engines.trtllm.target import TrtllmTarget
-from smartspec_testing import fake_executor as executor_double
+from smartspec_testing import fake_executor
 from smartspec_testing.clock import VirtualClock
 from smartspec_testing.fake_engine import FAKE_CAPABILITIES, TOKEN_STEP, FakeTarget, fake_token
 from smartspec_testing.fake_executor import Behaviour, EngineLimits, Executor
@@ -61,7 +61,7 @@ def make(capabilities=CAPABILITIES, **options):
     """On a clock on which nothing takes time, and through what checks every call."""
     clock = VirtualClock()
     executor = RecordingExecutor(clock=clock, **options)
-    bindings = ContractBindings(executor_double)
+    bindings = ContractBindings(fake_executor)
     target = TrtllmTarget(bindings.checked(executor), bindings, capabilities, clock.now)
     return target, executor
 
@@ -84,8 +84,8 @@ def prefilled(capabilities=CAPABILITIES, sampling=GREEDY, **options):
 
 def drain(target):
     events = []
-    while news := target.poll(1.0):
-        events += news
+    while found := target.poll(1.0):
+        events += found
     return events
 
 
@@ -252,7 +252,7 @@ def test_failures_concern_one_sequence():
     assert not target._held
 
 
-def test_a_refused_prompt_is_news_of_its_own():
+def test_a_refused_prompt_is_an_event_of_its_own():
     target, executor = make()
     executor.num_refusals = 1
     begin(target, 1, PROMPT)
@@ -275,7 +275,7 @@ def test_a_refusal_is_told_at_once():
 
 
 def test_sampled_requests_differ_in_their_seed():
-    """Seed 5, first tokens at positions 2 and 3; the double adds the request's seed to the rule.
+    """Seed 5, first tokens at positions 2 and 3; the fake adds the request's seed to the rule.
 
     5 * 0x9E3779B97F4A7C15 modulo 2^64 is 1663341875487337577, plus 2 ends in 579, so the first
     token is 7 + 579 + 14 = 600.
@@ -344,7 +344,7 @@ def test_a_closed_executor_is_the_end():
 
 
 def is_plain(prompt):
-    """Whether the double takes it for a prompt: its last token must not follow the rule."""
+    """Whether the fake takes it for a prompt: its last token must not follow the rule."""
     *others, last = prompt
     return not others or last != (sum(others) + TOKEN_STEP * len(others)) % 1000
 

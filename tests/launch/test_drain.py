@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from doubles import SILENCE, Backend
+from fake_backend import SILENCE, Backend
 
 from smartspec_launch import drain as draining
 from smartspec_launch import link

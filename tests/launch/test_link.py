@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from doubles import SILENCE, Backend
+from fake_backend import SILENCE, Backend
 
 from smartspec_launch import link
 from smartspec_launch.link import LauncherEnd

@@ -16,7 +16,7 @@ from smartspec_py.engines.trtllm.draft import TrtllmDraftProposer
 from smartspec_py.engines.trtllm.target import TrtllmTarget
 from smartspec_py.serving.admission import CacheBudget
 from smartspec_py.serving.config import DRAFT_MODEL, LimitsConfig, ServerConfig
-from smartspec_py.serving.messages import Conversation, LoopState, Update
+from smartspec_py.serving.messages import LoopState, ResponseState, Update
 from smartspec_py.serving.metrics import ConfigInfo, Meter, NoMetrics
 from smartspec_py.serving.request import ErrorCode, GenerateParams, Request
 from smartspec_py.serving.responder import Responder
@@ -168,7 +168,7 @@ class LoopHarness:
             sink = self.sinks[number] = LocalSink()
             params = GenerateParams(text="", max_tokens=max_tokens, stream=True)
             text = TextStream(TOKENIZER, prompt, stop_words)
-            self._responder._sort([Conversation(number, sink, text, 1, len(prompt), params, 8)])
+            self._responder._sort([ResponseState(number, sink, text, 1, len(prompt), params, 8)])
         self.stories[number], self.requests[number] = Story(), request
         return number
 
@@ -179,7 +179,7 @@ class LoopHarness:
     @property
     def cache_used(self) -> int:
         """Bytes that the live requests are charged for."""
-        return self.loop._roster.cache.used(self.loop._batcher.live.values())
+        return self.loop._scheduler.cache.used(self.loop._batcher.live.values())
 
     @property
     def num_places_taken(self) -> int:
@@ -188,13 +188,13 @@ class LoopHarness:
 
     def after_admission(self, look: Callable[[], None]) -> None:
         """Call it in every step behind the admission, when everything must fit."""
-        admit = self.loop._roster.admit
+        admit = self.loop._scheduler.admit
 
         def admit_and_look() -> None:
             admit()
             look()
 
-        self.loop._roster.admit = admit_and_look  # type: ignore[method-assign]
+        self.loop._scheduler.admit = admit_and_look  # type: ignore[method-assign]
 
     def drain(self, most_steps: int = 2000) -> None:
         """Step until nothing is left, and check that nothing is held then."""
@@ -214,9 +214,9 @@ class LoopHarness:
         if isinstance(target, FakeTarget):
             target.check_integrity()
 
-    def _keep(self, news: Update) -> None:
-        self.stories[news.sequence].updates.append(news)
-        self._responder._handle([news])
+    def _keep(self, update: Update) -> None:
+        self.stories[update.sequence].updates.append(update)
+        self._responder._handle([update])
 
 
 def record(decision: Decision, **fields: Any) -> StepRecord:

@@ -23,7 +23,7 @@ from smartspec_py.serving.request import (
     RequestError,
     RequestState,
 )
-from smartspec_testing import fake_executor as executor_double
+from smartspec_testing import fake_executor
 from smartspec_testing.clock import VirtualClock
 from smartspec_testing.fake_proposer import FakeProposer
 
@@ -31,14 +31,16 @@ from smartspec_testing.fake_proposer import FakeProposer
 class Drafts:
     """The draft cache as the ledger sees it: a byte a token, and what it has read of each."""
 
-    def __init__(self, num_read: Mapping[int, int] | None = None, num_bytes: int = 1) -> None:
-        self._num_read, self._num_bytes = dict(num_read or {}), num_bytes
+    def __init__(
+        self, num_computed_tokens: Mapping[int, int] | None = None, num_bytes: int = 1
+    ) -> None:
+        self._num_computed_tokens, self._num_bytes = dict(num_computed_tokens or {}), num_bytes
 
     def bytes_per_token(self, request: Request) -> int:
         return self._num_bytes
 
-    def num_read(self, request: Request) -> int:
-        return self._num_read.get(request.sequence, 0)
+    def num_computed_tokens(self, request: Request) -> int:
+        return self._num_computed_tokens.get(request.sequence, 0)
 
 
 def live_one(
@@ -59,10 +61,12 @@ def live_one(
     )
 
 
-def ledger(capacity: int, num_read: Mapping[int, int] | None = None, **costs: int) -> CacheLedger:
+def ledger(
+    capacity: int, num_computed_tokens: Mapping[int, int] | None = None, **costs: int
+) -> CacheLedger:
     draft_bytes = costs.get("draft_bytes", 1)
     budget = CacheBudget(capacity, costs.get("target_bytes", 1), draft_bytes)
-    return CacheLedger(budget, Drafts(num_read, draft_bytes))
+    return CacheLedger(budget, Drafts(num_computed_tokens, draft_bytes))
 
 
 def test_used_is_every_token_the_next_one_and_what_the_draft_has_read() -> None:
@@ -103,7 +107,7 @@ def test_whatever_the_whole_budget_can_hold_fits_alone(remaining: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("capacity", "num_read", "room"),
+    ("capacity", "num_computed_tokens", "room"),
     [
         # 22 used of 62: 40 left, 20 each. A draft costs 2; catching up 10 leaves 10, that is 5.
         (62, {}, {1: 5, 2: 5}),
@@ -116,10 +120,10 @@ def test_whatever_the_whole_budget_can_hold_fits_alone(remaining: int) -> None:
     ],
 )
 def test_drafts_have_an_equal_share_of_what_is_left(
-    capacity: int, num_read: Mapping[int, int], room: dict[int, int]
+    capacity: int, num_computed_tokens: Mapping[int, int], room: dict[int, int]
 ) -> None:
     live = [live_one(1, 10), live_one(2, 10)]
-    assert ledger(capacity, num_read).draft_room(live, live) == room
+    assert ledger(capacity, num_computed_tokens).draft_room(live, live) == room
 
 
 def test_where_nothing_is_counted_there_is_room() -> None:
@@ -501,11 +505,11 @@ def test_draining_lets_finish_what_can_and_ends_the_rest(burst: int) -> None:
 
 
 def test_an_engine_with_work_in_flight_is_not_robbed_of_it() -> None:
-    """The TensorRT-LLM target over its double, which holds verifications back over several steps,
+    """The TensorRT-LLM target over its fake, which holds verifications back over several steps,
     in a budget where draft caches must go: what is in flight is judged and observed later."""
     clock = VirtualClock()
-    engine_limits = executor_double.EngineLimits(max_batch_size=4, vocab_size=VOCAB_SIZE)
-    executor = executor_double.Executor(
+    engine_limits = fake_executor.EngineLimits(max_batch_size=4, vocab_size=VOCAB_SIZE)
+    executor = fake_executor.Executor(
         engine_limits, cost=COST, clock=clock, hold_back_prob=0.7, seed=3
     )
     capabilities = replace(
@@ -516,7 +520,7 @@ def test_an_engine_with_work_in_flight_is_not_robbed_of_it() -> None:
         max_prefill_tokens=None,
         verifies_sampling=False,
     )
-    target = TrtllmTarget(executor, executor_double, capabilities)
+    target = TrtllmTarget(executor, fake_executor, capabilities)
     proposer = FakeProposer(0.8, vocab_size=VOCAB_SIZE, bytes_per_token=1)
     harness = LoopHarness(target=target, proposer=proposer, max_cache_tokens=260)
     policies = ("fixed:4", "none", "goodput", "fixed:2")

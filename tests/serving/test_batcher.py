@@ -21,13 +21,13 @@ def batcher(prompts: list[int], prefill_chunk: int | None, max_sequences: int = 
 
 
 def admit_all(made: Batcher) -> None:
-    """As many as there are rows, each with all its tokens to read, as the roster does it."""
-    while len(made.live) < made.num_rows and made.waiting:
+    """As many as there are rows, each with all its tokens to read, as the scheduler does it."""
+    while len(made.live) < made.max_batch_size and made.waiting:
         first = made.waiting[0]
         made.admit(first)
         first.move_to(RequestState.PREFILLING)
-        first.num_to_read = len(first.tokens)
-        first.num_read = 0
+        first.num_prefill_tokens = len(first.tokens)
+        first.num_computed_tokens = 0
 
 
 def read_step(made: Batcher) -> list[tuple[int, int, int, bool]]:
@@ -37,7 +37,7 @@ def read_step(made: Batcher) -> list[tuple[int, int, int, bool]]:
         found = made.find(chunk.sequence)
         assert found is not None
         assert chunk.tokens == tuple(range(chunk.start, chunk.start + len(chunk.tokens)))
-        found.num_read += len(chunk.tokens)
+        found.num_computed_tokens += len(chunk.tokens)
         if chunk.is_last:
             found.move_to(RequestState.DECODING)
     return [(c.sequence, c.start, len(c.tokens), c.is_last) for c in chunks]
@@ -97,7 +97,7 @@ def test_rows_are_given_in_order_of_arrival() -> None:
     del made.live[1]
     admit_all(made)
     assert list(made.live) == [2, 3]
-    assert len(made.live) == made.num_rows
+    assert len(made.live) == made.max_batch_size
 
 
 def test_who_ranks_first_is_admitted_first() -> None:
@@ -133,7 +133,7 @@ def test_a_preempted_request_waits_at_its_rank_and_reads_all_it_has() -> None:
 def test_what_was_cached_is_not_read() -> None:
     """Of 10 tokens 7 were found in the cache: the first chunk starts behind them."""
     made = batcher([10], 2)
-    made.live[1].num_read = 7
+    made.live[1].num_computed_tokens = 7
     assert [read_step(made), read_step(made)] == [[(1, 7, 2, False)], [(1, 9, 1, True)]]
 
 

@@ -1,4 +1,4 @@
-"""From engine.json and engine directories to an engine, with doubles in the bindings' place."""
+"""From engine.json and engine directories to an engine, with fakes in the bindings' place."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from smartspec_py.serving.config import ConfigError, LimitsConfig, ServerConfig
 from smartspec_py.serving.intake import Engine
 from smartspec_py.serving.request import GenerateParams
 from smartspec_py.serving.server import Server
-from smartspec_testing import fake_executor as executor_double
+from smartspec_testing import fake_executor
 from smartspec_testing.fake_executor import DoubleBindings
 from smartspec_testing.local import LocalSink
 from smartspec_trtllm.contract import ContractBindings
@@ -88,7 +88,7 @@ def write_engine(folder: Path, role: str, **build: Any) -> None:
 
 @pytest.fixture
 def bindings(monkeypatch: pytest.MonkeyPatch) -> ContractBindings:
-    """The package `tensorrt_llm`, with checked doubles in it."""
+    """The package `tensorrt_llm`, with checked fakes in it."""
     found = ContractBindings(DoubleBindings())
     package: Any = ModuleType("tensorrt_llm")
     package.__file__ = "/opt/tensorrt_llm/__init__.py"
@@ -211,13 +211,13 @@ def test_the_cache_that_was_made_counts_and_not_what_was_asked_for(
 ) -> None:  # fmt: skip
     """2,048 tokens were asked for, in blocks of 32; memory was short for the target, the draft, or
     neither."""
-    makes = executor_double.make_blocks
+    makes = fake_executor.make_blocks
     left = list(num_blocks)
 
     def make_fewer(limits: Any, config: Any) -> Any:
         return makes(replace(limits, num_blocks=left.pop(0)), config)
 
-    monkeypatch.setattr(executor_double, "make_blocks", make_fewer)
+    monkeypatch.setattr(fake_executor, "make_blocks", make_fewer)
     engine = build(tmp_path)
     assert engine.target.capabilities.max_cache_tokens == found
     assert ("memory was short" in caplog.text) == (found < 2048)
@@ -226,13 +226,13 @@ def test_the_cache_that_was_made_counts_and_not_what_was_asked_for(
 def test_an_executor_that_tells_nothing_of_its_cache_is_believed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    executor = executor_double.Executor(
-        executor_double.EngineLimits(),
+    executor = fake_executor.Executor(
+        fake_executor.EngineLimits(),
         None,
-        executor_double.ExecutorConfig(iter_stats_max_iterations=0),
+        fake_executor.ExecutorConfig(iter_stats_max_iterations=0),
     )
     engine = EngineDir(Role.TARGET, Path(), {}, {})
-    assert loaded_cache_tokens(executor, executor_double, engine, 77) == 77
+    assert loaded_cache_tokens(executor, fake_executor, engine, 77) == 77
     assert "engine.target" in caplog.text
 
 
@@ -241,12 +241,12 @@ def test_several_gpus_are_run_by_workers(tmp_path: Path, bindings: ContractBindi
 
     write_engine(tmp_path / "target", "target")
     engine = read_engine(Role.TARGET, tmp_path / "target")
-    alone = _executor_config(executor_double, engine, 100, has_logits=False)
+    alone = _executor_config(fake_executor, engine, 100, has_logits=False)
     assert alone.parallel_config is None
     document = engine_document("target")
     document["pretrained_config"]["mapping"]["tp_size"] = 4
     split = replace(engine, config=document)
-    config = _executor_config(executor_double, split, 100, has_logits=False)
+    config = _executor_config(fake_executor, split, 100, has_logits=False)
     assert config.parallel_config.device_ids == [0, 1, 2, 3]
     worker = config.parallel_config.orchestrator_config.worker_executable_path
     assert worker == "/opt/tensorrt_llm/bin/executorWorker"
@@ -272,7 +272,7 @@ def test_sampled_text_is_verified_by_logits_where_both_ask_for_it(
     assert (request.proposer, request.alternatives) == ("draft_model", ())
     looked_up = intake.receive(replace(asked, proposer="prompt_lookup"), LocalSink())
     assert looked_up.request.proposer is None
-    assert "prompt_lookup" in looked_up.conversation.no_speculation
+    assert "prompt_lookup" in looked_up.response.no_speculation
     greedy = intake.receive(replace(asked, temperature=0.0), LocalSink()).request
     assert greedy.alternatives == ("prompt_lookup",)
     task = DraftTask(1, (3, 4, 5), 3, 2, rejecting)

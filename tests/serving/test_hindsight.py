@@ -1,4 +1,4 @@
-"""What drafters learn of a look-up that was not taken."""
+"""What is learned of a look-up that was not taken."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from harness import VOCAB_SIZE
 from smartspec_py.core.types import SamplingParams, SequenceId, SpecPlan
 from smartspec_py.engines.base import Event
 from smartspec_py.proposers.prompt_lookup import PromptLookupProposer
-from smartspec_py.serving.drafters import Drafters
 from smartspec_py.serving.request import Request
+from smartspec_py.serving.speculation import Speculation
 from smartspec_testing.fake_proposer import FakeProposer
 
 NAMES = ("draft_model", "prompt_lookup")
@@ -45,60 +45,62 @@ def lookup() -> Asked:
 
 
 @pytest.fixture
-def drafters(lookup: Asked) -> Drafters:
-    return Drafters({NAMES[0]: FakeProposer(0.5, vocab_size=VOCAB_SIZE), NAMES[1]: lookup})
+def speculation(lookup: Asked) -> Speculation:
+    return Speculation({NAMES[0]: FakeProposer(0.5, vocab_size=VOCAB_SIZE), NAMES[1]: lookup})
 
 
-def first_prob(drafters: Drafters, request: Request) -> float:
+def first_prob(speculation: Speculation, request: Request) -> float:
     """That the first token looked up is right, as believed now."""
-    (view,) = drafters.views([request], {}, 0.0)
+    (view,) = speculation.views([request], {}, 0.0)
     return float(view.options[1].accept_probs[0])
 
 
 @pytest.mark.parametrize(("token", "is_better"), [(3, True), (9, False)])
 def test_estimates_follow_what_it_would_have_brought(
-    drafters: Drafters, token: int, is_better: bool
+    speculation: Speculation, token: int, is_better: bool
 ) -> None:
     request = made()
-    before = first_prob(drafters, request)
+    before = first_prob(speculation, request)
     for _ in range(5):
-        drafters.observe([(request, Event(1, (token,)))])
-    assert (first_prob(drafters, request) > before) is is_better
+        speculation.observe([(request, Event(1, (token,)))])
+    assert (first_prob(speculation, request) > before) is is_better
 
 
-def test_what_was_taken_counts_once(drafters: Drafters, lookup: Asked) -> None:
+def test_what_was_taken_counts_once(speculation: Speculation, lookup: Asked) -> None:
     request = made()
-    drafters.views([request], {}, 0.0)
-    drafters.propose([request], SpecPlan({1: 4}, choices={1: 1}))
-    drafters.observe([(request, Event(1, (3, 4, 9), 4, 2))])
+    speculation.views([request], {}, 0.0)
+    speculation.propose([request], SpecPlan({1: 4}, choices={1: 1}))
+    speculation.observe([(request, Event(1, (3, 4, 9), 4, 2))])
     assert lookup.asked == []
 
 
 @pytest.mark.parametrize("policy", ["none", "goodput"])
 def test_nobody_looks_back_for_requests_without_drafts(
-    drafters: Drafters, lookup: Asked, policy: str
+    speculation: Speculation, lookup: Asked, policy: str
 ) -> None:
     request = made(policy)
     request.proposer, request.alternatives = NAMES[1], ()
-    drafters.views([request], {}, 0.0)
-    drafters.observe([(request, Event(1, (3,)))])
+    speculation.views([request], {}, 0.0)
+    speculation.observe([(request, Event(1, (3,)))])
     assert lookup.asked == ([1] if policy == "goodput" else [])
 
 
 def test_bursts_are_left_out_and_their_neighbours_are_not(
-    drafters: Drafters, lookup: Asked
+    speculation: Speculation, lookup: Asked
 ) -> None:
     """The second event of a burst begins where the first ended, which is not known yet."""
     one, other = made(), made(sequence=2)
-    drafters.views([one, other], {}, 0.0)
+    speculation.views([one, other], {}, 0.0)
     burst = [(one, Event(1, (3,), is_last=False)), (one, Event(1, (4,)))]
-    drafters.observe([*burst, (other, Event(2, (3,)))])
+    speculation.observe([*burst, (other, Event(2, (3,)))])
     assert lookup.asked == [2]
 
 
-def test_where_it_had_no_guess_there_is_nothing_to_learn(drafters: Drafters, lookup: Asked) -> None:
+def test_where_it_had_no_guess_there_is_nothing_to_learn(
+    speculation: Speculation, lookup: Asked
+) -> None:
     request = made()
     request.tokens[:] = range(7)
-    drafters.views([request], {}, 0.0)
-    drafters.observe([(request, Event(1, (3,)))])
+    speculation.views([request], {}, 0.0)
+    speculation.observe([(request, Event(1, (3,)))])
     assert lookup.asked == []

@@ -23,10 +23,10 @@ def test_mail_comes_in_order_and_once() -> None:
     inbox.put("a")
     inbox.put("b")
     inbox.cancel(7)
-    mail = inbox.take(0.0)
-    assert (mail.arrivals, mail.cancelled) == (("a", "b"), (7,))
-    mail = inbox.take(0.0)
-    assert (mail.arrivals, mail.cancelled) == ((), ())
+    messages = inbox.take(0.0)
+    assert (messages.arrivals, messages.cancelled) == (("a", "b"), (7,))
+    messages = inbox.take(0.0)
+    assert (messages.arrivals, messages.cancelled) == ((), ())
 
 
 def test_a_full_queue_refuses_and_says_how_full() -> None:
@@ -69,22 +69,22 @@ def test_an_inbox_that_refuses_still_runs_and_hands_over_its_mail() -> None:
     assert refusal(inbox) == "draining"
     assert not inbox.is_closed
     inbox.cancel(3)
-    mail = inbox.take(0.0)
-    assert (mail.arrivals, mail.cancelled) == (("a",), (3,))
+    messages = inbox.take(0.0)
+    assert (messages.arrivals, messages.cancelled) == (("a",), (3,))
     inbox.close("over")
     assert inbox.is_closed
     assert refusal(inbox) == "draining"
 
 
 @pytest.mark.parametrize("wake", ["put", "cancel", "close"])
-def test_news_wake_the_one_that_waits(wake: str) -> None:
+def test_messages_wake_the_one_that_waits(wake: str) -> None:
     inbox: Inbox = Inbox(2)
-    news = {
+    messages = {
         "put": lambda: inbox.put("a"),
         "cancel": lambda: inbox.cancel(1),
         "close": lambda: inbox.close("over"),
     }
-    waiting = threading.Timer(0.02, news[wake])
+    waiting = threading.Timer(0.02, messages[wake])
     waiting.start()
     start = time.monotonic()
     inbox.take(30.0)
@@ -92,7 +92,7 @@ def test_news_wake_the_one_that_waits(wake: str) -> None:
     waiting.join()
 
 
-def test_without_news_taking_ends_after_its_time() -> None:
+def test_without_messages_taking_ends_after_its_time() -> None:
     assert Inbox(2).take(0.01).arrivals == ()
 
 

@@ -12,7 +12,7 @@ from harness import CAPABILITIES, TOKENIZER, VOCAB_SIZE, fake_engine
 from smartspec_py.core.types import Verification
 from smartspec_py.serving.config import LimitsConfig
 from smartspec_py.serving.intake import Defaults, Engine, Intake, cache_budget
-from smartspec_py.serving.messages import Conversation
+from smartspec_py.serving.messages import ResponseState
 from smartspec_py.serving.request import GenerateParams, InvalidField, Request
 from smartspec_testing.fake_engine import FakeTarget
 from smartspec_testing.fake_proposer import FakeProposer
@@ -36,7 +36,7 @@ def receive(
     engine: Engine | None = None,
     limits: LimitsConfig | None = None,
     proposer: str | None = "draft_model",
-) -> tuple[Request, Conversation]:
+) -> tuple[Request, ResponseState]:
     """At second 5 of the clock; the server's policy is fixed:3."""
     intake = Intake(
         engine or engine_with(),
@@ -45,11 +45,11 @@ def receive(
         clock=lambda: 5.0,
     )
     arrival = intake.receive(params, LocalSink())
-    return arrival.request, arrival.conversation
+    return arrival.request, arrival.response
 
 
 def test_what_is_left_out_is_the_server_s() -> None:
-    request, conversation = receive(GenerateParams("hello", 9))
+    request, response = receive(GenerateParams("hello", 9))
     assert (request.policy, request.proposer, request.max_draft_len) == (
         "fixed:3",
         "draft_model",
@@ -58,8 +58,8 @@ def test_what_is_left_out_is_the_server_s() -> None:
     assert (request.tokens, request.num_prompt, request.max_tokens) == (HELLO, 2, 9)
     assert (request.arrival_s, request.deadline_s, request.priority) == (5.0, None, 0)
     assert request.reuses_prefix
-    assert conversation.seed == request.sampling.seed > 0
-    assert (conversation.num_input_tokens, conversation.no_speculation) == (2, "")
+    assert response.seed == request.sampling.seed > 0
+    assert (response.num_input_tokens, response.no_speculation) == (2, "")
 
 
 def test_a_long_prompt_holds_up_no_other_thread() -> None:
@@ -129,10 +129,10 @@ def test_who_drafts(
     names: Sequence[str], default: str | None, asked: str | None, expected: str | None
 ) -> None:
     params = GenerateParams("hello", 9, proposer=asked)
-    request, conversation = receive(params, engine_with(names), proposer=default)
+    request, response = receive(params, engine_with(names), proposer=default)
     assert request.proposer == expected
     assert request.max_draft_len == (0 if expected is None else 7)
-    assert conversation.no_speculation == ""
+    assert response.no_speculation == ""
 
 
 @pytest.mark.parametrize(
@@ -156,9 +156,9 @@ def test_the_least_limit_on_drafts_holds(
 def test_why_a_request_is_not_speculated_on(changes: dict[str, float], is_speculated: bool) -> None:
     engine = engine_with(verifies_sampling=False)
     params = replace(GenerateParams("hello", 9), **changes)  # type: ignore[arg-type]
-    request, conversation = receive(params, engine)
+    request, response = receive(params, engine)
     assert (request.proposer is not None) is is_speculated
-    assert ("plain greedy" in conversation.no_speculation) is not is_speculated
+    assert ("plain greedy" in response.no_speculation) is not is_speculated
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_requests_are_sorted_by_what_the_client_says_or_by_how_they_are_drawn() 
 
     def kind(**fields: object) -> str:
         params = GenerateParams("hello", 4, **fields)  # type: ignore[arg-type]
-        return intake.receive(params, LocalSink()).request.kind
+        return intake.receive(params, LocalSink()).request.cohort
 
     assert kind() == "greedy"
     assert len({kind(), kind(temperature=0.2), kind(temperature=0.9)}) == 3

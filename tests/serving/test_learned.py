@@ -30,7 +30,7 @@ def served(accept_prob: float = 0.2) -> LoopHarness:
 
 
 def first_probs(harness: LoopHarness) -> list[float]:
-    tracker = next(iter(harness.loop._drafters._acceptance.values()))
+    tracker = next(iter(harness.loop._speculation._acceptance.values()))
     return [float(p) for p in tracker.accept_probs([10_000], 4)[0]]
 
 
@@ -66,14 +66,14 @@ def test_what_is_old_counts_for_less(tmp_path: Path) -> None:
     [
         ("{", "Expecting"),
         ('{"version": 0, "time_s": 0, "learned": {}}', "version 0, not 2"),
-        ('{"version": 2, "time_s": 0, "learned": {}}', "drafters"),
-        ('{"version": 2, "time_s": 0, "learned": {"drafters": []}}', "list indices"),
+        ('{"version": 3, "time_s": 0, "learned": {}}', "speculation"),
+        ('{"version": 3, "time_s": 0, "learned": {"speculation": []}}', "list indices"),
         (
-            '{"version": 2, "time_s": 0, "learned": {"drafters": {"acceptance": []}}}',
+            '{"version": 3, "time_s": 0, "learned": {"speculation": {"acceptance": []}}}',
             "has no attribute",
         ),
-        ('{"version": 2, "time_s": NaN, "learned": {}}', "NaN is no number"),
-        ('{"version": 2, "time_s": null, "learned": {}}', "unsupported operand"),
+        ('{"version": 3, "time_s": NaN, "learned": {}}', "NaN is no number"),
+        ('{"version": 3, "time_s": null, "learned": {}}', "unsupported operand"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_logged(

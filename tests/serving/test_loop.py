@@ -20,7 +20,7 @@ from smartspec_py.core.types import FinishReason, SamplingParams, SequenceView, 
 from smartspec_py.engines.base import Event, TargetCapabilities
 from smartspec_py.engines.trtllm.target import TrtllmTarget
 from smartspec_py.serving.request import ErrorCode
-from smartspec_testing import fake_executor as executor_double
+from smartspec_testing import fake_executor
 from smartspec_testing.clock import VirtualClock
 from smartspec_testing.fake_engine import FakeTarget
 from smartspec_testing.fake_proposer import FakeProposer
@@ -282,10 +282,10 @@ def test_bursts_beside_verifications(policy: str) -> None:
 
 
 def trtllm_harness(hold_back_prob: float = 0.0) -> LoopHarness:
-    """The TensorRT-LLM target over its double: whole prompts, bursts of 4, no sampled drafts."""
+    """The TensorRT-LLM target over its fake: whole prompts, bursts of 4, no sampled drafts."""
     clock = VirtualClock()
-    limits = executor_double.EngineLimits(max_batch_size=4, vocab_size=VOCAB_SIZE)
-    executor = executor_double.Executor(
+    limits = fake_executor.EngineLimits(max_batch_size=4, vocab_size=VOCAB_SIZE)
+    executor = fake_executor.Executor(
         limits, cost=COST, clock=clock, hold_back_prob=hold_back_prob, seed=11
     )
     capabilities = TargetCapabilities(
@@ -297,7 +297,7 @@ def trtllm_harness(hold_back_prob: float = 0.0) -> LoopHarness:
         verifies_sampling=False,
         vocab_size=VOCAB_SIZE,
     )
-    target = TrtllmTarget(executor, executor_double, capabilities)
+    target = TrtllmTarget(executor, fake_executor, capabilities)
     proposer = FakeProposer(0.7, vocab_size=VOCAB_SIZE, cost=COST, clock=clock)
     return LoopHarness(target=target, proposer=proposer)
 
@@ -339,7 +339,7 @@ def test_a_long_prompt_does_not_stall_the_others(policy: str) -> None:
     others = [harness.submit(PROMPT, 200, policy=policy) for _ in range(2)]
     harness.step(3)
     number = harness.submit(prompt_of(640), 1)
-    num_steps, num_read = 0, 0
+    num_steps, num_computed_tokens = 0, 0
     while not harness.stories[number].finals:
         before = [len(harness.stories[other].tokens) for other in others]
         harness.step()
@@ -347,8 +347,11 @@ def test_a_long_prompt_does_not_stall_the_others(policy: str) -> None:
         assert all(b < a for b, a in zip(before, after, strict=True))
         record = harness.loop.records[-1]
         num_decoded = 2 + sum(record.decision.plan.draft_lens.values())
-        assert record.num_prefill_tokens == min(640 - num_read, 64 - num_decoded)
-        num_steps, num_read = num_steps + 1, num_read + record.num_prefill_tokens
+        assert record.num_prefill_tokens == min(640 - num_computed_tokens, 64 - num_decoded)
+        num_steps, num_computed_tokens = (
+            num_steps + 1,
+            num_computed_tokens + record.num_prefill_tokens,
+        )
     assert num_steps in (11, 12)
 
 
@@ -498,7 +501,7 @@ def test_a_record_tells_decoding_and_prefill_apart() -> None:
     harness.submit(prompt_of(200), 1)
     harness.step()
     record = harness.loop.records[-1]
-    assert (record.num_rows, record.num_prefill_tokens, record.num_generated) == (1, 63, 1)
+    assert (record.batch_size, record.num_prefill_tokens, record.num_generated) == (1, 63, 1)
     assert record.total_s == pytest.approx(0.0324)
     assert record.draft_s == 0.0
     assert record.target_s == pytest.approx(0.010)

@@ -350,7 +350,7 @@ def test_a_flush_hands_over_what_changed() -> None:
     assert (metrics.values, metrics.observations) == ({}, {})
 
 
-def test_flushes_are_due_while_there_is_news() -> None:
+def test_flushes_are_due_while_something_changed() -> None:
     """At once at the start, then FLUSH_S after the last one, and not where nothing is new."""
     meter, metrics = Meter(INFO), MemoryMetrics()
     assert meter.due_s == -math.inf

@@ -33,7 +33,7 @@ def step(
     target_s += 0.5 * (PROFILE.prefill_s(prompt) if prompt else 0.0)
     draft_s = 2.0 * factor * sum(PROFILE.draft_s(n) for n in draft_rows)
     return MeasuredStep(
-        num_rows=rows,
+        batch_size=rows,
         num_tokens=tokens,
         context_len=64,
         num_generated=tokens,

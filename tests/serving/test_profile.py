@@ -60,12 +60,12 @@ class CountingEngine:
         self.num_passes = 0
 
     def time_pass(
-        self, num_rows: int, tokens_per_row: int, context_len: int, num_logits: int | None = None
+        self, batch_size: int, tokens_per_row: int, context_len: int, num_logits: int | None = None
     ) -> float:
         self.num_passes += 1
         num_logits = tokens_per_row if num_logits is None else num_logits
         row_s = 0.3 * tokens_per_row + 0.2 * num_logits + 0.01 * context_len
-        return self.factor * (1.0 + num_rows * row_s)
+        return self.factor * (1.0 + batch_size * row_s)
 
 
 class DisturbedEngine(CountingEngine):
@@ -77,12 +77,12 @@ class DisturbedEngine(CountingEngine):
         self.num_disturbed, self.disturbance = num_disturbed, factor
 
     def time_pass(
-        self, num_rows: int, tokens_per_row: int, context_len: int, num_logits: int | None = None
+        self, batch_size: int, tokens_per_row: int, context_len: int, num_logits: int | None = None
     ) -> float:
-        seconds = super().time_pass(num_rows, tokens_per_row, context_len, num_logits)
-        if (num_rows, tokens_per_row) == (4, 1) and context_len == SHAPE.context_len:
+        seconds = super().time_pass(batch_size, tokens_per_row, context_len, num_logits)
+        if (batch_size, tokens_per_row) == (4, 1) and context_len == SHAPE.context_len:
             return 3.0 * seconds
-        if (num_rows, tokens_per_row) == (2, 3) and self.num_disturbed:
+        if (batch_size, tokens_per_row) == (2, 3) and self.num_disturbed:
             self.num_disturbed -= 1
             return self.disturbance * seconds
         return seconds
@@ -175,7 +175,7 @@ def test_a_disturbed_pass_makes_no_negative_price_of_catching_up() -> None:
     class Falling(CountingEngine):
         def time_pass(
             self,
-            num_rows: int,
+            batch_size: int,
             tokens_per_row: int,
             context_len: int,
             num_logits: int | None = None,
@@ -195,9 +195,9 @@ class NoisyEngine(CountingEngine):
     """The first 30 passes are disturbed and take 100 s: the first of three rounds and a half."""
 
     def time_pass(
-        self, num_rows: int, tokens_per_row: int, context_len: int, num_logits: int | None = None
+        self, batch_size: int, tokens_per_row: int, context_len: int, num_logits: int | None = None
     ) -> float:
-        seconds = super().time_pass(num_rows, tokens_per_row, context_len, num_logits)
+        seconds = super().time_pass(batch_size, tokens_per_row, context_len, num_logits)
         return 100.0 if self.num_passes <= 30 else seconds
 
 
@@ -209,7 +209,7 @@ def test_context_that_costs_nothing_gives_no_negative_slope() -> None:
     class Faster(CountingEngine):
         def time_pass(
             self,
-            num_rows: int,
+            batch_size: int,
             tokens_per_row: int,
             context_len: int,
             num_logits: int | None = None,

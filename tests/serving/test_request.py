@@ -57,16 +57,16 @@ def test_counts_follow_the_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_read", "budget", "chunk"),
+    ("num_computed_tokens", "budget", "chunk"),
     [(0, 2, [5, 6]), (2, 2, [7]), (0, 99, [5, 6, 7]), (3, 2, []), (0, 0, [])],
 )
 def test_next_chunk_ends_with_what_was_known_at_admission(
-    num_read: int, budget: int, chunk: list[int]
+    num_computed_tokens: int, budget: int, chunk: list[int]
 ) -> None:
     request = make_request()
-    request.num_to_read = 3
+    request.num_prefill_tokens = 3
     request.tokens.append(8)  # generated since, and no part of any chunk
-    request.num_read = num_read
+    request.num_computed_tokens = num_computed_tokens
     assert list(request.next_chunk(budget)) == chunk
 
 

@@ -13,7 +13,7 @@ import pytest
 from harness import TOKENIZER
 
 from smartspec_py.core.types import FinishReason, SpecMetrics
-from smartspec_py.serving.messages import Conversation, Progress, Reply, Times, Update
+from smartspec_py.serving.messages import Progress, Reply, ResponseState, Times, Update
 from smartspec_py.serving.metrics import ConfigInfo, Meter, MetricSink, NoMetrics
 from smartspec_py.serving.request import ErrorCode, GenerateParams
 from smartspec_py.serving.responder import REFUSAL_DELAY_S, Responder
@@ -60,20 +60,20 @@ class Desk:
     cancelled: list[int]
     progress: Progress = field(default_factory=Progress)
 
-    def talk(self, sink: LocalSink, sequence: int = 1, **options: Any) -> Conversation:
-        conversation = talk(sink, sequence, **options)
-        self.responder.post(conversation)
-        return conversation
+    def talk(self, sink: LocalSink, sequence: int = 1, **options: Any) -> ResponseState:
+        response = talk(sink, sequence, **options)
+        self.responder.post(response)
+        return response
 
-    def post(self, conversation: Conversation, tokens: list[int], num_steps: int = 1) -> None:
+    def post(self, response: ResponseState, tokens: list[int], num_steps: int = 1) -> None:
         self.progress = Progress(num_steps)
-        self.responder.post(Update(conversation.sequence, tokens, self.progress))
+        self.responder.post(Update(response.sequence, tokens, self.progress))
 
-    def finish(self, conversation: Conversation, reason: FinishReason = FinishReason.STOP) -> None:
-        self.responder.post(Update(conversation.sequence, (), self.progress, reason))
+    def finish(self, response: ResponseState, reason: FinishReason = FinishReason.STOP) -> None:
+        self.responder.post(Update(response.sequence, (), self.progress, reason))
 
-    def fail(self, conversation: Conversation) -> None:
-        self.responder.post(Update(conversation.sequence, error=(ErrorCode.INTERNAL, "broken")))
+    def fail(self, response: ResponseState) -> None:
+        self.responder.post(Update(response.sequence, error=(ErrorCode.INTERNAL, "broken")))
 
 
 @pytest.fixture
@@ -87,10 +87,10 @@ def desk() -> Iterator[Desk]:
 
 def talk(
     sink: LocalSink, sequence: int = 1, *, is_streaming: bool = True, echo: str = ""
-) -> Conversation:
+) -> ResponseState:
     text = TextStream(TOKENIZER, TOKENIZER.encode("x").ids)
     params = GenerateParams(echo, 1, stream=is_streaming, exclude_input=not echo)
-    return Conversation(sequence, sink, text, 5, 3, params)
+    return ResponseState(sequence, sink, text, 5, 3, params)
 
 
 def begin(
@@ -139,10 +139,10 @@ class BrokenSink(LocalSink):
 
 def test_a_stream_and_its_final(desk: Desk) -> None:
     sink = LocalSink()
-    conversation = desk.talk(sink, echo="x")
+    response = desk.talk(sink, echo="x")
     for count, token in enumerate(HELLO, start=1):
-        desk.post(conversation, [token], num_steps=count)
-    desk.finish(conversation, FinishReason.LENGTH)
+        desk.post(response, [token], num_steps=count)
+    desk.finish(response, FinishReason.LENGTH)
     sink.wait(WAIT_S)
     assert sink.text == "hello world", "a stream has no prompt"
     assert (sink.num_tokens, sink.num_finals) == (5, 1)
@@ -152,10 +152,10 @@ def test_a_stream_and_its_final(desk: Desk) -> None:
 
 def test_without_streaming_there_is_one_response(desk: Desk) -> None:
     sink = LocalSink()
-    conversation = desk.talk(sink, is_streaming=False, echo="x")
+    response = desk.talk(sink, is_streaming=False, echo="x")
     for token in HELLO:
-        desk.post(conversation, [token])
-    desk.finish(conversation)
+        desk.post(response, [token])
+    desk.finish(response)
     sink.wait(WAIT_S)
     assert sink.pieces == ["xhello world"]
     assert sink.num_tokens == 5
@@ -173,12 +173,12 @@ def test_without_streaming_there_is_one_response(desk: Desk) -> None:
 def test_exactly_one_final(desk: Desk, first: str, second: str, is_streaming: bool) -> None:
     """What comes behind the last word is dropped."""
     sink = LocalSink()
-    conversation = desk.talk(sink, is_streaming=is_streaming)
+    response = desk.talk(sink, is_streaming=is_streaming)
     say = {
-        "finish": lambda: desk.finish(conversation),
-        "fail": lambda: desk.fail(conversation),
-        "cancel": lambda: desk.finish(conversation, FinishReason.CANCELLED),
-        "tokens": lambda: desk.post(conversation, HELLO),
+        "finish": lambda: desk.finish(response),
+        "fail": lambda: desk.fail(response),
+        "cancel": lambda: desk.finish(response, FinishReason.CANCELLED),
+        "tokens": lambda: desk.post(response, HELLO),
     }
     say[first]()
     sink.wait(WAIT_S)
@@ -195,10 +195,10 @@ def test_a_final_that_cannot_be_sent_becomes_one_error_and_no_more(
     desk: Desk, ending: str, calls: list[str]
 ) -> None:
     broken = BrokenSink()
-    conversation = desk.talk(broken, is_streaming=False)
+    response = desk.talk(broken, is_streaming=False)
     other = LocalSink()
-    getattr(desk, ending)(conversation)
-    desk.fail(conversation)
+    getattr(desk, ending)(response)
+    desk.fail(response)
     desk.finish(desk.talk(other, 2))
     other.wait(WAIT_S)
     assert [call for call in broken.calls if call != "is_cancelled"] == calls
@@ -206,12 +206,12 @@ def test_a_final_that_cannot_be_sent_becomes_one_error_and_no_more(
 
 def test_a_stream_that_cannot_be_sent_is_cancelled_and_the_others_go_on(desk: Desk) -> None:
     broken, other = BrokenSink(), LocalSink()
-    conversation = desk.talk(broken, 1)
+    response = desk.talk(broken, 1)
     neighbour = desk.talk(other, 2)
-    desk.post(conversation, HELLO)
+    desk.post(response, HELLO)
     desk.post(neighbour, HELLO)
     wait_until(lambda: 1 in desk.cancelled)
-    desk.finish(conversation, FinishReason.CANCELLED)
+    desk.finish(response, FinishReason.CANCELLED)
     desk.finish(neighbour)
     other.wait(WAIT_S)
     assert other.text == "hello world"
@@ -222,26 +222,26 @@ def test_a_stream_that_cannot_be_sent_is_cancelled_and_the_others_go_on(desk: De
 def test_steps_are_merged_while_sending_lags(desk: Desk) -> None:
     """The first piece is being sent while four more come: they leave as one."""
     sink = SlowSink()
-    conversation = desk.talk(sink)
-    desk.post(conversation, HELLO[:1])
+    response = desk.talk(sink)
+    desk.post(response, HELLO[:1])
     assert sink.is_sending.wait(WAIT_S)
     for token in HELLO[1:]:
-        desk.post(conversation, [token])
+        desk.post(response, [token])
     sink.gate.set()
     wait_until(lambda: sink.text == "hello world")
     assert sink.pieces == ["hel", "lo world"]
-    desk.finish(conversation)
+    desk.finish(response)
     sink.wait(WAIT_S)
     assert sink.num_tokens == 5
 
 
 def test_text_and_end_that_come_together_are_one_response(desk: Desk) -> None:
     sink = SlowSink()
-    conversation = desk.talk(sink)
-    desk.post(conversation, HELLO[:1])
+    response = desk.talk(sink)
+    desk.post(response, HELLO[:1])
     assert sink.is_sending.wait(WAIT_S)
-    desk.post(conversation, HELLO[1:])
-    desk.finish(conversation)
+    desk.post(response, HELLO[1:])
+    desk.finish(response)
     sink.gate.set()
     sink.wait(WAIT_S)
     assert sink.pieces == ["hel", "lo world"]
@@ -250,16 +250,16 @@ def test_text_and_end_that_come_together_are_one_response(desk: Desk) -> None:
 def test_held_back_tokens_are_counted_with_the_text_they_become(desk: Desk) -> None:
     """The three tokens of the euro sign leave as one response of three tokens."""
     sink = LocalSink()
-    conversation = desk.talk(sink)
+    response = desk.talk(sink)
     for token in TOKENIZER.encode("€").ids:
-        desk.post(conversation, [token])
+        desk.post(response, [token])
     wait_until(lambda: sink.text == "€")
     assert (sink.pieces, sink.num_tokens) == (["€"], 3)
-    desk.finish(conversation)
+    desk.finish(response)
     sink.wait(WAIT_S)
 
 
-def test_a_client_that_leaves_is_noticed_without_any_news(desk: Desk) -> None:
+def test_a_client_that_leaves_is_noticed_without_any_message(desk: Desk) -> None:
     """Within 30 ms by design; the limit here is that of a loaded machine."""
     gone, here = LocalSink(is_gone=True), LocalSink()
     desk.talk(gone, 1)
@@ -272,9 +272,9 @@ def test_a_client_that_leaves_is_noticed_without_any_news(desk: Desk) -> None:
 
 def test_a_request_that_is_over_is_asked_no_more(desk: Desk) -> None:
     sink = BrokenSink(broken=())
-    conversation = desk.talk(sink)
+    response = desk.talk(sink)
     wait_until(lambda: "is_cancelled" in sink.calls)
-    desk.finish(conversation)
+    desk.finish(response)
     sink.wait(WAIT_S)
     num_calls = len(sink.calls)
     time.sleep(0.1)
@@ -342,8 +342,8 @@ def test_tokens_that_are_no_text_fail_that_request_alone() -> None:
     for number, sink, tokens in ((1, broken, [10**12]), (2, whole, [5])):
         text = TextStream(TOKENIZER, [1])
         params = GenerateParams("", 1, stream=True)
-        conversation = Conversation(number, sink, text, 1, 1, params)
-        responder.post(conversation)
+        response = ResponseState(number, sink, text, 1, 1, params)
+        responder.post(response)
         responder.post(Update(number, tokens, finish_reason=FinishReason.LENGTH))
     whole.wait(WAIT_S)
     responder.stop(WAIT_S)
@@ -358,17 +358,17 @@ def test_every_reply_says_which_tokens_its_text_is_of(desk: Desk) -> None:
     sink = LocalSink()
     params = GenerateParams("", 9, stream=True, return_log_probs=True)
     text = TextStream(TOKENIZER, TOKENIZER.encode("x").ids)
-    conversation = Conversation(1, sink, text, 5, 3, params)
-    desk.responder.post(conversation)
+    response = ResponseState(1, sink, text, 5, 3, params)
+    desk.responder.post(response)
     euro = TOKENIZER.encode("€").ids
     for count, token in enumerate([*euro, HELLO[0]], start=1):
         desk.responder.post(Update(1, [token], log_probs=(-0.5 * count,)))
-    desk.finish(conversation)
+    desk.finish(response)
     sink.wait(WAIT_S)
     assert sink.text == "€hel"
     assert sink.tokens == [*euro, HELLO[0]]
     assert sink.log_probs == [-0.5, -1.0, -1.5, -2.0]
-    assert conversation.cum_log_prob == -5.0
+    assert response.cum_log_prob == -5.0
 
 
 def test_the_last_reply_alone_has_the_summary(desk: Desk) -> None:
@@ -383,9 +383,9 @@ def test_the_last_reply_alone_has_the_summary(desk: Desk) -> None:
     sink = Keeping()
     params = GenerateParams("", 9, stream=True, return_perf_metrics=True)
     text = TextStream(TOKENIZER, TOKENIZER.encode("x").ids)
-    conversation = Conversation(1, sink, text, 5, 3, params, no_speculation="it cannot")
-    desk.responder.post(conversation)
-    desk.post(conversation, HELLO)
+    response = ResponseState(1, sink, text, 5, 3, params, no_speculation="it cannot")
+    desk.responder.post(response)
+    desk.post(response, HELLO)
     wait_until(lambda: bool(sink.replies))
     end = Update(
         1,
@@ -470,7 +470,9 @@ def test_an_idle_responder_holds_no_sink() -> None:
     responder = make_responder(metrics=Counted(shown), clock=lambda: now[0])
     responder.start()
     wait_until(lambda: bool(shown))  # all counters are shown once, at 0
-    now[0] = 100.0  # metrics are due with the news itself, so that nothing wakes it up afterwards
+    now[0] = (
+        100.0  # metrics are due with the message itself, so that nothing wakes it up afterwards
+    )
     sink = LocalSink()
     last = weakref.ref(sink)
     num_shown = len(shown)
@@ -489,7 +491,7 @@ def test_a_stop_word_ends_the_text_and_the_request(desk: Desk, is_last: bool) ->
     sink = LocalSink()
     text = TextStream(TOKENIZER, TOKENIZER.encode("x").ids, ("o w",))
     params = GenerateParams("", 9, return_log_probs=True, spec_metrics=SpecMetrics.DETAILED)
-    desk.responder.post(Conversation(1, sink, text, 5, 3, params, max_draft_len=4))
+    desk.responder.post(ResponseState(1, sink, text, 5, 3, params, max_draft_len=4))
     log_probs = [-1.0, -2.0, -3.0, -4.0, -5.0]
     reason = FinishReason.LENGTH if is_last else None
     progress = Progress(1, 4, 4)

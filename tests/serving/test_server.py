@@ -31,7 +31,7 @@ from smartspec_py.engines.trtllm.target import TrtllmTarget
 from smartspec_py.serving.config import DRAFT_MODEL, LimitsConfig
 from smartspec_py.serving.request import ErrorCode, GenerateParams, InvalidField, RequestError
 from smartspec_py.serving.server import Engine, Server
-from smartspec_testing import fake_executor as executor_double
+from smartspec_testing import fake_executor
 from smartspec_testing.fake_engine import FakeTarget
 from smartspec_testing.fake_proposer import FakeProposer
 from smartspec_testing.local import LocalSink, generate
@@ -389,9 +389,9 @@ def test_the_end_tokens_of_the_model_and_of_the_request() -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_on_the_trtllm_target(policy: str) -> None:
-    """Bursts in flight, whole prompts, a double that passes requests over: the same text."""
-    limits = executor_double.EngineLimits(max_batch_size=4, vocab_size=VOCAB_SIZE)
-    executor = executor_double.Executor(limits, hold_back_prob=0.3)
+    """Bursts in flight, whole prompts, a fake that passes requests over: the same text."""
+    limits = fake_executor.EngineLimits(max_batch_size=4, vocab_size=VOCAB_SIZE)
+    executor = fake_executor.Executor(limits, hold_back_prob=0.3)
     capabilities = replace(
         CAPABILITIES,
         max_sequences=4,
@@ -400,7 +400,7 @@ def test_on_the_trtllm_target(policy: str) -> None:
         max_prefill_tokens=None,
         verifies_sampling=False,
     )
-    target = TrtllmTarget(executor, executor_double, capabilities)
+    target = TrtllmTarget(executor, fake_executor, capabilities)
     proposer = FakeProposer(0.7, vocab_size=VOCAB_SIZE)
     engine = Engine(TOKENIZER, (), target, {DRAFT_MODEL: proposer}, COST)
     texts = [f"prompt number {i}" for i in range(6)]
@@ -453,7 +453,7 @@ def test_a_server_that_drains_finishes_what_it_took_and_takes_no_more() -> None:
     assert sink.num_finals == 1
 
 
-def test_a_drain_is_news_for_the_loop_and_changes_nothing_beside_it() -> None:
+def test_a_drain_is_a_message_to_the_loop_and_changes_nothing_beside_it() -> None:
     server = fake_server(fake_engine())
     server.drain()
     assert server.loop._drain_until_s is None

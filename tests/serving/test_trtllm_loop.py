@@ -20,7 +20,7 @@ from smartspec_py.engines.base import DraftTask, TargetCapabilities
 from smartspec_py.engines.trtllm.draft import DRAFT_TIMEOUT_S, TrtllmDraftProposer
 from smartspec_py.engines.trtllm.target import UNSUPPORTED, TrtllmTarget
 from smartspec_py.serving.request import ErrorCode
-from smartspec_testing import fake_executor as executor_double
+from smartspec_testing import fake_executor
 from smartspec_testing.clock import VirtualClock
 from smartspec_testing.fake_engine import TOKEN_STEP
 from smartspec_testing.fake_executor import EngineLimits, Executor
@@ -67,7 +67,7 @@ class Pair:
     ) -> None:
         """options: of the target's executor."""
         self.clock = VirtualClock()
-        self.bindings = ContractBindings(executor_double)
+        self.bindings = ContractBindings(fake_executor)
         self.calls = Calls()
         of_target = Executor(
             replace(LIMITS, max_num_tokens=max_num_tokens),
@@ -222,7 +222,7 @@ def test_texts_that_are_new_to_the_draft_have_longer() -> None:
     cost = CostModel(PassTable((1,), (1,), ((0.5,),)))
     executor = Executor(LIMITS, cost=cost, clock=clock)
     proposer = TrtllmDraftProposer(
-        executor, executor_double, max_draft_len=8, max_context_len=600, vocab_size=VOCAB_SIZE,
+        executor, fake_executor, max_draft_len=8, max_context_len=600, vocab_size=VOCAB_SIZE,
         clock=clock.now,
     )  # fmt: skip
     texts = [tuple(range(n, n + 590)) for n in range(8)]
@@ -288,7 +288,7 @@ def test_a_draft_knows_what_it_has_missed() -> None:
 
 
 def plain_prompt(rng: random.Random) -> tuple[int, ...]:
-    """One that the double takes for a prompt: its last token does not follow the rule."""
+    """One that the fake takes for a prompt: its last token does not follow the rule."""
     while True:
         *others, last = prompt = [rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(1, 60))]
         if not others or last != (sum(others) + TOKEN_STEP * len(others)) % VOCAB_SIZE:

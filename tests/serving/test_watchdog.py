@@ -16,7 +16,7 @@ from harness import CAPABILITIES, LIMITS, VOCAB_SIZE, LoopHarness, fake_engine, 
 from smartspec_py.engines.base import Draft, DraftTask, Event
 from smartspec_py.serving.config import DRAFT_MODEL
 from smartspec_py.serving.request import ErrorCode, GenerateParams, RequestError
-from smartspec_py.serving.roster import EngineStalledError
+from smartspec_py.serving.scheduler import EngineStalledError
 from smartspec_py.serving.server import MAX_HEALTH_CHECKS, Engine, Server
 from smartspec_testing.fake_engine import FakeTarget
 from smartspec_testing.fake_proposer import FakeProposer
@@ -130,7 +130,7 @@ def test_a_request_that_comes_after_the_failure_is_failed_too() -> None:
     server._fail("broken")
     sink = LocalSink()
     arrival = server.intake.receive(GenerateParams("hello", 5), sink)
-    server._responder.post(arrival.conversation)
+    server._responder.post(arrival.response)
     sink.wait(WAIT_S)
     server.stop()
     assert sink.error == (ErrorCode.INTERNAL, "broken")

@@ -399,8 +399,8 @@ SCENARIO = Scenario(
 )
 
 
-def h100(num_rows: int) -> Hardware:
-    return gpu_hardware("h100", 1, "llama-3-8b", "eagle", num_rows)
+def h100(batch_size: int) -> Hardware:
+    return gpu_hardware("h100", 1, "llama-3-8b", "eagle", batch_size)
 
 
 def tell(heard: list[tuple[str, float]]) -> Callable[[str, float], None]:

@@ -73,7 +73,7 @@ def test_phases_shift_the_mixture() -> None:
     )
     spec = WorkloadSpec(kinds=KINDS, phases=phases, arrivals="constant")
     requests = draw(spec)
-    assert [request.kind for request in requests] == ["chat"] * 50 + ["sql"] * 50
+    assert [request.cohort for request in requests] == ["chat"] * 50 + ["sql"] * 50
     assert (requests[0].prompt_len, requests[0].output_len) == (20, 30)
 
 
@@ -136,7 +136,7 @@ def test_a_record_is_read(tmp_path: Path) -> None:
     path.write_text("\n".join(map(json.dumps, lines)))
     requests = read_record(path, accept=0.0)
     assert [request.arrival_s for request in requests] == [0.0, 2.0, 4.0]
-    assert [request.kind for request in requests] == ["sql", "", ""]
+    assert [request.cohort for request in requests] == ["sql", "", ""]
     assert [drafted(request, 0) for request in requests] == [2, 2, 1]
     assert offered_rate(requests) == 0.5
     assert [request.arrival_s for request in repeat_faster(requests, 4)] == [0.0, 0.5, 1.0]

@@ -1,11 +1,11 @@
-"""The contract finds wrong uses; the double and the adapter keep to it."""
+"""The contract finds wrong uses; the fake and the adapter keep to it."""
 
 import ast
 from pathlib import Path
 
 import pytest
 
-from smartspec_testing import fake_executor as executor_double
+from smartspec_testing import fake_executor
 from smartspec_testing.fake_executor import EngineLimits, Executor
 from smartspec_trtllm.contract import ContractBindings, ContractError, load_contract
 from smartspec_trtllm.contract_kinds import is_of_kind
@@ -14,7 +14,7 @@ from smartspec_trtllm.doctor_uses import adapter_files, adapter_uses, calls_of_b
 
 @pytest.fixture
 def bindings() -> ContractBindings:
-    return ContractBindings(executor_double)
+    return ContractBindings(fake_executor)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_the_double_has_every_name_of_the_contract():
     contract = load_contract()
     nested = {inner for c in contract.classes.values() for inner in c.nested}
     for name in contract.classes.keys() - nested:
-        made = getattr(executor_double, name)
+        made = getattr(fake_executor, name)
         fields = getattr(made, "__dataclass_fields__", None)
         if fields is None:  # written by hand: Executor, Response
             continue
@@ -123,7 +123,7 @@ def test_the_double_has_every_name_of_the_contract():
             assert {a.name for a in init.arguments} <= fields.keys(), name
     for name, members in contract.enums.items():
         outer, _, inner = name.rpartition(".")
-        owner = getattr(executor_double, outer) if outer else executor_double
+        owner = getattr(fake_executor, outer) if outer else fake_executor
         assert set(members) == set(getattr(owner, inner).__members__), name
     for method in contract.classes["Executor"].methods:
         assert callable(getattr(Executor, method))
@@ -153,7 +153,7 @@ def test_the_static_check_sees_the_adapter():
 def test_the_static_check_leaves_the_double_alone():
     source = """
 def build():
-    from smartspec_py.engines import executor_double as bindings
+    from smartspec_py.engines import fake_executor as bindings
     return bindings.EngineLimits(vocab_size=9)
 def run(bindings):
     return bindings.Request([1], 2, end_id=3)

@@ -1,4 +1,4 @@
-"""The doctor on the double: it finds planted differences, and its experiments tell doubles apart.
+"""The doctor on the fake: it finds planted differences, and its experiments tell fakes apart.
 
 Nothing here says anything about the real executor.
 """
@@ -111,7 +111,7 @@ def test_sampling_is_judged_by_counting(target, made, behaviour, answer):
 
 
 def test_sampling_is_not_settled_where_one_token_is_certain(target):
-    """The double that follows the rule draws a token of its own for each seed."""
+    """The fake that follows the rule draws a token of its own for each seed."""
     with pytest.raises(UnsettledError, match="none has two tokens"):
         sampling_without_logits(bench(target))
 
@@ -179,7 +179,7 @@ def test_a_failed_request_is_not_taken_for_an_answer(target):
 
 
 def install(monkeypatch, gpus=("NVIDIA H100, 580.1, 81559 MiB, 9.0",), **options):
-    """A package tensorrt_llm made of the double."""
+    """A package tensorrt_llm made of the fake."""
     package, bindings = ModuleType("tensorrt_llm"), ModuleType("tensorrt_llm.bindings")
     package.__version__ = "1.2.1"
     bindings.binding_type = "nanobind"

@@ -54,15 +54,15 @@ def class_with(init, **members):
     return type("Planted", (), {"__init__": init, **members})
 
 
-DOUBLE = DoubleBindings()
+FAKE = DoubleBindings()
 
 
 def planted(**changed):
-    """The double's names, some of them replaced or, where None, taken away."""
+    """The fake's names, some of them replaced or, where None, taken away."""
 
     class Bindings:
         def __getattr__(self, name):
-            found = changed.get(name, getattr(DOUBLE, name))
+            found = changed.get(name, getattr(FAKE, name))
             if found is None:
                 raise AttributeError(name)
             return found
@@ -80,14 +80,14 @@ def test_the_double_differs_from_the_contract_in_its_own_additions_alone():
     assert {d.name for d in found} == {
         "Executor(model_type)",  # has a default
         "Executor(executor_config)",
-        "Executor(encoder_model_path)",  # the double is made from a directory or from limits
+        "Executor(encoder_model_path)",  # the fake is made from a directory or from limits
         "Executor(engine_buffer)",
         "Executor(encoder_engine_buffer)",
         "Executor.num_free_blocks",
         "Executor.num_held_blocks",
         "KVCacheEventManager",  # is in a submodule, and nothing makes one here
         "Request.drafts",
-        "Response(request_id)",  # is made by the double alone
+        "Response(request_id)",  # is made by the fake alone
         "SamplingConfig.is_greedy",
     }
 
@@ -161,7 +161,7 @@ def test_defaults_that_are_objects_are_known_by_their_names():
         init = Init((text, None, (policy, None, None)))
         return differences(planted(SchedulerConfig=class_with(init))).keys()
 
-    policies = DOUBLE.CapacitySchedulerPolicy
+    policies = FAKE.CapacitySchedulerPolicy
     where = "SchedulerConfig(capacity_scheduler_policy)"
     assert (Kind.CHANGED, where) not in changed(policies.GUARANTEED_NO_EVICT)
     assert (Kind.CHANGED, where) in changed(policies.MAX_UTILIZATION)

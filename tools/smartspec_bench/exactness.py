@@ -47,9 +47,11 @@ class ForcedDrafting(Controller):
         super().__init__(CHEAP_DRAFTS, max_draft_len, max_sequences)
 
     def plan(
-        self, views: Sequence[SequenceView], num_reading: int = 0, num_background: int = 0
+        self, views: Sequence[SequenceView], num_prefilling: int = 0, num_background: int = 0
     ) -> Decision:
-        settings = replace(self.settings, num_reading=num_reading, num_background=num_background)
+        settings = replace(
+            self.settings, num_prefilling=num_prefilling, num_background=num_background
+        )
         return self._decide(views, settings)
 
     def observe(self, record: StepRecord) -> None:

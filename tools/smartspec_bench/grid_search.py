@@ -240,7 +240,7 @@ def tally_of(records: Iterable[StepRecord], size: int, draft_len: int) -> Tally:
 
 
 def _counts(record: StepRecord, size: int, draft_len: int) -> bool:
-    is_full = record.num_rows == size and record.num_drafted == size * draft_len
+    is_full = record.batch_size == size and record.num_drafted == size * draft_len
     lags = (view.options[0].draft_lag for view in record.decision.views)
     catches_up = draft_len > 0 and any(lag > SHORT_LAG for lag in lags)
     is_reading = record.num_prefill_tokens > 0 or catches_up
@@ -250,7 +250,7 @@ def _counts(record: StepRecord, size: int, draft_len: int) -> bool:
 def _tally(record: StepRecord) -> Tally:
     return Tally(
         num_steps=1,
-        num_sequences=record.num_rows,
+        num_sequences=record.batch_size,
         num_generated=record.num_generated,
         num_trials=sum(accept_trials(e.num_drafted, e.num_accepted) for e in record.events),
         num_accepted=sum(event.num_accepted for event in record.events),

@@ -50,7 +50,7 @@ from smartspec_bench.warm_up import (
 from smartspec_py.core.types import SpecMetrics
 from smartspec_py.serving.config import ServerConfig
 from smartspec_py.serving.intake import Engine, Intake, cache_budget
-from smartspec_py.serving.messages import Conversation, Update
+from smartspec_py.serving.messages import ResponseState, Update
 from smartspec_py.serving.request import GenerateParams
 from smartspec_py.serving.server import defaults_of
 from smartspec_py.serving.step import StepRecord
@@ -139,7 +139,7 @@ class Side:
             on_update=self._take,
             on_step=self._count,
         )
-        self._out: dict[int, tuple[Exchange, Conversation]] = {}
+        self._out: dict[int, tuple[Exchange, ResponseState]] = {}
         self._feed: Feed = OpenFeed([])
         self._start_s = 0.0
         self._ran_before_s = 0.0
@@ -195,29 +195,29 @@ class Side:
         arrival.request.arrival_s = self._start_s + due.time_s
         exchange = Exchange(len(self.exchanges), due.time_s, prompt.kind)
         self.exchanges.append(exchange)
-        self._out[arrival.request.sequence] = exchange, arrival.conversation
+        self._out[arrival.request.sequence] = exchange, arrival.response
         self._loop.put(arrival.request)
 
     def _count(self, step: StepRecord) -> None:
         draft_s, target_s = self.passes_s
         self.passes_s = (draft_s + step.draft_s, target_s + step.target_s)
 
-    def _take(self, news: Update) -> None:
-        exchange, conversation = self._out[news.sequence]
-        conversation.count(news.progress)
-        if news.tokens:
+    def _take(self, update: Update) -> None:
+        exchange, response = self._out[update.sequence]
+        response.count(update.progress)
+        if update.tokens:
             exchange.chunk_s.append(self.now_s)
-            exchange.chunk_tokens.append(len(news.tokens))
-        if not news.is_last:
+            exchange.chunk_tokens.append(len(update.tokens))
+        if not update.is_last:
             return
-        if news.error is not None:
-            exchange.error = news.error[1]
+        if update.error is not None:
+            exchange.error = update.error[1]
         exchange.last = {
-            "num_steps": news.progress.num_steps,
-            "metrics": conversation.spec.to_json(SpecMetrics.DETAILED),
+            "num_steps": update.progress.num_steps,
+            "metrics": response.spec.to_json(SpecMetrics.DETAILED),
         }
         self.num_ended += 1
-        del self._out[news.sequence]
+        del self._out[update.sequence]
 
 
 def serve(sides: Sequence[Side]) -> None:

@@ -22,7 +22,7 @@ from smartspec_bench.exactness import Divergence
 from smartspec_py.core.types import SamplingParams
 from smartspec_py.engines.torch.noise import gumbel_noise, noise_key
 from smartspec_py.engines.torch.processors import TokenHistory
-from smartspec_py.engines.torch.sampling import Check
+from smartspec_py.engines.torch.sampling import VerifyRequest
 from smartspec_py.serving.request import Request
 from smartspec_testing.scoring import scores
 
@@ -114,7 +114,8 @@ def _gap(step: _Step, logits: torch.Tensor) -> float:
     history.extend(step.tokens)
     position = len(step.tokens)
     kept, whole = (
-        found[0] for found in scores(logits[None], [Check(step.sampling, position, history)])
+        found[0]
+        for found in scores(logits[None], [VerifyRequest(step.sampling, position, history)])
     )
     is_kept = torch.isfinite(kept)
     pair = [step.expected, step.found]

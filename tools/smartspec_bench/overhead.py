@@ -45,7 +45,7 @@ class Overhead:
     Triton's."""
 
     policy: str
-    num_rows: int
+    batch_size: int
     rounds: tuple[Round, ...]
 
     @property
@@ -123,15 +123,15 @@ async def measure(
     """A first round of each is sent and not counted."""
     found: dict[tuple[str, int], list[Round]] = {}
     for number in range(-1, rounds):
-        for num_rows in sizes:
-            seed = PROMPT_SEED + SEEDS_A_SIZE * num_rows + number
-            prompts = list(islice(generated(MIXED, seed), num_rows))
+        for batch_size in sizes:
+            seed = PROMPT_SEED + SEEDS_A_SIZE * batch_size + number
+            prompts = list(islice(generated(MIXED, seed), batch_size))
             for policy in policies:
-                progress.update(f"round {number + 1} of {rounds}, {num_rows} at once, {policy}")
+                progress.update(f"round {number + 1} of {rounds}, {batch_size} at once, {policy}")
                 one = await _round(sides, policy, prompts, number)
                 progress.advance()
                 if number >= 0:
-                    found.setdefault((policy, num_rows), []).append(one)
+                    found.setdefault((policy, batch_size), []).append(one)
     return [Overhead(policy, rows, tuple(each)) for (policy, rows), each in found.items()]
 
 

@@ -17,7 +17,7 @@ from itertools import pairwise
 
 from smartspec_py.core.cost import CostModel
 from smartspec_py.core.plan.planner import PlannerSettings, evaluate, plan
-from smartspec_py.core.plan.step import READING_TOKENS
+from smartspec_py.core.plan.step import PREFILLING_TOKENS
 from smartspec_py.core.types import SequenceId, SequenceView, SpecPlan
 from smartspec_py.serving.step import StepRecord
 from smartspec_sim.goodput import Floats, accept_trials
@@ -112,7 +112,7 @@ def options(step: StepRecord, sequence: SequenceId) -> list[Candidate]:
 
 def window(steps: Sequence[StepRecord]) -> WindowReport:
     """How well the plans of these steps came true."""
-    decoding = [step for step in steps if step.num_rows and not step.num_prefill_tokens]
+    decoding = [step for step in steps if step.batch_size and not step.num_prefill_tokens]
     if not decoding:
         return WindowReport()
     expected_s = [step.decision.plan.expected_s for step in decoding]
@@ -158,7 +158,7 @@ def _judged(
         found.append(
             Candidate(name, tuple(lengths), tuple(chosen), plan_.expected_tokens, plan_.expected_s)
         )
-    reading = READING_TOKENS * settings.num_reading
+    reading = PREFILLING_TOKENS * settings.num_prefilling
     best = max(found, key=lambda one: (one.expected_tokens + reading) / one.expected_s)
     return [replace(one, is_best=one is best) for one in found]
 
@@ -258,10 +258,10 @@ def _moved(
 
 def _target_s(step: StepRecord) -> float:
     decision = step.decision
-    num_rows, views = decision.num_decoding, decision.views
+    batch_size, views = decision.num_decoding, decision.views
     mean_context = sum(view.context_len for view in views) / len(views)
-    num_tokens = num_rows + sum(decision.plan.draft_lens.values())
-    return decision.cost.target_s(num_rows, num_tokens, mean_context)
+    num_tokens = batch_size + sum(decision.plan.draft_lens.values())
+    return decision.cost.target_s(batch_size, num_tokens, mean_context)
 
 
 def _draft_s(step: StepRecord) -> float:

@@ -61,7 +61,7 @@ class _State:
 
 
 def sim_capabilities(
-    num_rows: int,
+    batch_size: int,
     longest: int,
     max_draft_len: int,
     max_prefill_tokens: int | None = None,
@@ -69,7 +69,7 @@ def sim_capabilities(
 ) -> TargetCapabilities:
     """longest: tokens of a sequence. max_prefill_tokens: None is as many as that."""
     return TargetCapabilities(
-        max_sequences=num_rows,
+        max_sequences=batch_size,
         max_context_len=longest,
         max_draft_len=max_draft_len,
         max_decode_tokens=1,
@@ -138,26 +138,26 @@ class SimTarget:
         return [self._event(item, pass_s) for item in work]
 
     def _pass_s(self, work: Sequence[Work]) -> float:
-        num_rows = num_tokens = context = num_prompt = prompt_context = 0
+        batch_size = num_tokens = context = num_prompt = prompt_context = 0
         held = self._held
         for item in work:
             if isinstance(item, Prefill):
                 num_prompt += len(item.tokens)
                 prompt_context += item.start
                 continue
-            num_rows += 1
+            batch_size += 1
             num_tokens += 1
             context += held[item.sequence].num_known
             if isinstance(item, Verify):
                 num_tokens += len(item.drafts)
         cost = self._cost
         if num_prompt == 0:
-            return cost.target_s(num_rows, num_tokens, context / num_rows)
+            return cost.target_s(batch_size, num_tokens, context / batch_size)
         if cost.prompt is None:
             mean = (context + prompt_context) / len(work)
             return cost.target_s(len(work), num_tokens + num_prompt, mean)
         # A pass of prompts alone begins like one that decodes a token of one row.
-        rows = max(1, num_rows)
+        rows = max(1, batch_size)
         return cost.target_s(rows, max(1, num_tokens), context / rows) + cost.prefill_s(num_prompt)
 
     def _event(self, item: Work, pass_s: float) -> Event:
@@ -213,7 +213,7 @@ class SimProposer:
         self._has_passes = has_passes
         self._cost = cost
         self._clock = clock
-        self._num_read: dict[SequenceId, int] = {}
+        self._num_computed_tokens: dict[SequenceId, int] = {}
         self._last_task: dict[SequenceId, tuple[int, int]] = {}  # known tokens, drafts
 
     def set_cost(self, cost: CostModel) -> None:
@@ -226,7 +226,7 @@ class SimProposer:
 
     @property
     def num_sequences(self) -> int:
-        return len(self._num_read)
+        return len(self._num_computed_tokens)
 
     def num_available(self, sequence: SequenceId, tokens: Sequence[int]) -> int:
         most = self._capabilities.max_draft_len
@@ -251,7 +251,7 @@ class SimProposer:
             self._clock.sleep(self._propose_s(tasks))
             for task in tasks:
                 known = len(task.tokens)
-                self._num_read[task.sequence] = known
+                self._num_computed_tokens[task.sequence] = known
                 self._last_task[task.sequence] = (known, task.draft_len)
         return [_draft(self._number, task.draft_len) for task in tasks]
 
@@ -271,19 +271,19 @@ class SimProposer:
         if (task := self._last_task.get(sequence)) is not None:
             num_known, num_drafted = task
             # The last draft was proposed, but never read.
-            self._num_read[sequence] = num_known + min(num_accepted, num_drafted - 1)
+            self._num_computed_tokens[sequence] = num_known + min(num_accepted, num_drafted - 1)
 
     def draft_lag(self, sequence: SequenceId, context_len: int) -> int:
         """As a draft model's: the last known token is always read by the first pass itself."""
-        lag = context_len - 1 - self._num_read.get(sequence, 0)
+        lag = context_len - 1 - self._num_computed_tokens.get(sequence, 0)
         return lag if lag > 0 and self._has_passes else 0
 
     def release(self, sequence: SequenceId) -> None:
-        self._num_read.pop(sequence, None)
+        self._num_computed_tokens.pop(sequence, None)
         self._last_task.pop(sequence, None)
 
     def close(self) -> None:
-        self._num_read.clear()
+        self._num_computed_tokens.clear()
 
 
 @lru_cache(maxsize=1024)

@@ -103,9 +103,9 @@ class Fit:
     row_s: float
     base_s: float
 
-    def pass_s(self, num_rows: int, num_tokens: float) -> float:
+    def pass_s(self, batch_size: int, num_tokens: float) -> float:
         """Without context, which a table charges by itself."""
-        return self.token_s * num_tokens + self.row_s * num_rows + self.base_s
+        return self.token_s * num_tokens + self.row_s * batch_size + self.base_s
 
 
 PUBLISHED: Mapping[tuple[str, str, int], Fit] = {
@@ -223,7 +223,7 @@ def roofline(model: ModelSize, gpu: Gpu, num_gpus: int) -> Callable[[int, float]
     """Seconds of a pass without context, by rows and tokens."""
     read_s = model.weight_bytes / (MEMORY_SHARE * gpu.bandwidth * num_gpus)
     token_s = 2 * model.parameters / (COMPUTE_SHARE * gpu.flops * num_gpus)
-    return lambda num_rows, num_tokens: max(read_s, token_s * num_tokens)
+    return lambda batch_size, num_tokens: max(read_s, token_s * num_tokens)
 
 
 def _target_table(
@@ -234,10 +234,10 @@ def _target_table(
     if fit is None:
         return _table(by_roofline, kv_s, max_rows)
 
-    def pass_s(num_rows: int, num_tokens: float) -> float:
-        if num_rows <= PUBLISHED_ROWS:
-            return fit.pass_s(num_rows, num_tokens)
-        return max(by_roofline(num_rows, num_tokens), fit.pass_s(PUBLISHED_ROWS, num_tokens))
+    def pass_s(batch_size: int, num_tokens: float) -> float:
+        if batch_size <= PUBLISHED_ROWS:
+            return fit.pass_s(batch_size, num_tokens)
+        return max(by_roofline(batch_size, num_tokens), fit.pass_s(PUBLISHED_ROWS, num_tokens))
 
     return _table(pass_s, fit.kv_s, max_rows)
 

@@ -12,4 +12,4 @@ from smartspec_py.serving.step_trace import cost_from_json
 def load_observed(path: Path) -> CostModel:
     """`load_cost`, with passes as they were while serving, where a server has stored that."""
     document = json.loads(path.read_text(encoding="utf-8"))
-    return cost_from_json(document.get("served") or document["cost"])
+    return cost_from_json(document.get("observed") or document["cost"])

@@ -70,7 +70,7 @@ def _read_line(raw: Mapping[str, Any], number: int, accept: float, seed: int) ->
         prompt_len=prompt_len,
         output_len=output_len,
         acceptances=acceptances,
-        kind=str(raw.get("kind", "")),
+        cohort=str(raw.get("kind", "")),
         priority=int(raw.get("priority", 0)),
         deadline_s=raw.get("deadline_s"),
     )

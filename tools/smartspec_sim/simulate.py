@@ -1,8 +1,9 @@
 """Runs the server's own step loop on engines that only count, and a clock that only they move.
 
-`StepLoop`, `Roster`, `Batcher`, `CacheLedger`, `Drafters`, the acceptance estimates and the planner
-are the objects that serve; what is not simulated is Triton, the network and the responder. Requests
-are put into the inbox when their time has come, between two steps, as arrivals are taken there.
+`StepLoop`, `Scheduler`, `Batcher`, `CacheLedger`, `Speculation`, the acceptance estimates and the
+planner are the objects that serve; what is not simulated is Triton, the network and the responder.
+Requests are put into the inbox when their time has come, between two steps, as arrivals are taken
+there.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class SimResult:
     """What one run did. kinds: of the requests, in the order of `timings`.
 
     elapsed_s: of the virtual clock. busy_s: of it, inside target passes.
-    num_rows_steps: sum over the steps of their decoding rows.
+    num_sequence_steps: sum over the steps of their decoding rows.
     """
 
     policy: str
@@ -60,7 +61,7 @@ class SimResult:
     kinds: list[str]
     num_steps: int = 0
     num_decoding_steps: int = 0
-    num_rows_steps: int = 0
+    num_sequence_steps: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
     num_generated: int = 0
@@ -71,17 +72,17 @@ class SimResult:
 
     @property
     def mean_rows(self) -> float:
-        return self.num_rows_steps / max(1, self.num_decoding_steps)
+        return self.num_sequence_steps / max(1, self.num_decoding_steps)
 
     @property
     def mean_draft_len(self) -> float:
         """Tokens drafted a decoding step and sequence."""
-        return self.num_drafted / max(1, self.num_rows_steps)
+        return self.num_drafted / max(1, self.num_sequence_steps)
 
     @property
     def mean_acceptance_len(self) -> float:
         """Tokens gained a decoding step and sequence: accepted drafts and one."""
-        return 1.0 + self.num_accepted / max(1, self.num_rows_steps)
+        return 1.0 + self.num_accepted / max(1, self.num_sequence_steps)
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def served_request(request: SimRequest, policy: str, max_draft_len: int) -> Requ
         proposer=first,
         alternatives=tuple(others),
         slo_s_per_token=None if slo_ms is None else slo_ms / 1e3,
-        kind=request.kind,
+        cohort=request.cohort,
         priority=request.priority,
         arrival_s=request.arrival_s,
         deadline_s=None if deadline_s is None else request.arrival_s + deadline_s,
@@ -138,7 +139,7 @@ class Simulation:
         self._texts: dict[SequenceId, SimRequest] = {}
         self._served: dict[SequenceId, Request] = {}
         self._timings: dict[SequenceId, RequestTiming] = {}
-        self._result = SimResult(policy, [], [request.kind for request in requests])
+        self._result = SimResult(policy, [], [request.cohort for request in requests])
         self._changes = deque(sorted(changes, key=lambda change: change.time_s))
         longest = max((request.context_len for request in requests), default=1)
         most = limits.max_draft_len
@@ -237,12 +238,12 @@ class Simulation:
         self._texts[request.sequence] = request
         self._served[request.sequence] = served
 
-    def _take(self, news: Update) -> None:
+    def _take(self, update: Update) -> None:
         """The times of whoever is over."""
-        if news.is_last:
-            served = self._served.pop(news.sequence)
+        if update.is_last:
+            served = self._served.pop(update.sequence)
             del self._texts[served.sequence]
-            error = None if news.error is None else news.error[1]
+            error = None if update.error is None else update.error[1]
             self._end(served.sequence, served.arrival_s, error, served)
 
     def _end(
@@ -273,7 +274,7 @@ class Simulation:
             result.num_drafted += num_drafted
             result.num_accepted += num_accepted
             result.draft_lens[num_drafted] += 1
-        result.num_rows_steps += rows
+        result.num_sequence_steps += rows
         result.num_decoding_steps += bool(rows)
 
 

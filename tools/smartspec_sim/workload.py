@@ -52,7 +52,7 @@ class SimRequest:
     prompt_len: int
     output_len: int
     acceptances: tuple[Acceptance | None, ...]
-    kind: str = ""
+    cohort: str = ""
     policy: str | None = None
     priority: int = 0
     deadline_s: float | None = None
@@ -124,7 +124,7 @@ class KindSpec(_Layer):
             prompt_len=prompt_len,
             output_len=output_len,
             acceptances=only(self.proposer, draw_runs(rng, output_len, prob, self.persistence)),
-            kind=self.name,
+            cohort=self.name,
             policy=self.policy,
             priority=self.priority,
             deadline_s=self.deadline_s,
@@ -236,7 +236,7 @@ def with_texts(
             prompt_len=text.num_prompt,
             output_len=text.num_generated,
             acceptances=_of_text(text),
-            kind=text.workload,
+            cohort=text.workload,
         )
         found.append(changed)
     return found

@@ -39,11 +39,11 @@ class FakeEngineConfig(EngineConfig):
 
 
 class TrtllmDoubleConfig(EngineConfig):
-    """The adapter of TensorRT-LLM over a double of its executor: for tests, without a GPU.
+    """The adapter of TensorRT-LLM over a fake of its executor: for tests, without a GPU.
 
-    accept_prob: probability that a token of the draft's double is the target's.
-    error_prob: probability that a request to the target's double fails. step_s: seconds that an
-        iteration really takes. max_num_tokens, cache_tokens: of both doubles.
+    accept_prob: probability that a token of the draft's fake is the target's.
+    error_prob: probability that a request to the target's fake fails. step_s: seconds that an
+        iteration really takes. max_num_tokens, cache_tokens: of both fakes.
     """
 
     kind: Literal["trtllm_double"]

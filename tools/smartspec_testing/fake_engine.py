@@ -67,14 +67,14 @@ def token_at(key: int, position: int, vocab_size: int) -> int:
 
 @dataclass(slots=True)
 class _Sequence:
-    """tokens: prompt and generated, all known from the start. num_read: leading ones of them that
-    chunks have brought. text_key: by its prompt, of num_prompt tokens."""
+    """tokens: prompt and generated, all known from the start. num_computed_tokens: leading
+    ones of them that chunks have brought. text_key: by its prompt, of num_prompt tokens."""
 
     sampling: SamplingParams
     tokens: list[int]
     num_prompt: int
     text_key: int
-    num_read: int = 0
+    num_computed_tokens: int = 0
     is_prefilled: bool = False
     is_finished: bool = False
 
@@ -164,8 +164,8 @@ class FakeTarget:
 
     def _check_prefill(self, work: Prefill) -> None:
         limits, sequence = self._capabilities, self._held[work.sequence]
-        if sequence.is_prefilled or work.start != sequence.num_read:
-            raise ValueError(f"chunk at {work.start} after {sequence.num_read} tokens")
+        if sequence.is_prefilled or work.start != sequence.num_computed_tokens:
+            raise ValueError(f"chunk at {work.start} after {sequence.num_computed_tokens} tokens")
         if not 1 <= len(work.tokens) <= (limits.max_prefill_tokens or limits.max_context_len):
             raise ValueError(f"a chunk of {len(work.tokens)} tokens")
         end = work.start + len(work.tokens)
@@ -239,7 +239,7 @@ class FakeTarget:
             sequence.is_finished = True
             error = f"the prompt holds token {self._poison_token}"
             return Event(work.sequence, pass_s=pass_s, error=error)
-        sequence.num_read += len(work.tokens)
+        sequence.num_computed_tokens += len(work.tokens)
         if not work.is_last:
             return Event(work.sequence, pass_s=pass_s)
         sequence.is_prefilled = True
@@ -309,7 +309,7 @@ class FakeTarget:
         self._is_closed = True
 
     def time_pass(
-        self, num_rows: int, tokens_per_row: int, context_len: int, num_logits: int | None = None
+        self, batch_size: int, tokens_per_row: int, context_len: int, num_logits: int | None = None
     ) -> float:
         """What the cost model says, 0.0 without one; no time passes on the clock.
 
@@ -317,7 +317,7 @@ class FakeTarget:
         """
         if self._cost is None:
             return 0.0
-        return self._cost.target_s(num_rows, num_rows * tokens_per_row, context_len)
+        return self._cost.target_s(batch_size, batch_size * tokens_per_row, context_len)
 
     def check_integrity(self) -> None:
         """Recompute what must hold between two calls. Raises AssertionError."""

@@ -1,11 +1,11 @@
-"""A semantic double of TensorRT-LLM's executor (`tensorrt_llm.bindings.executor`, version 1.2.1).
+"""A semantic fake of TensorRT-LLM's executor (`tensorrt_llm.bindings.executor`, version 1.2.1).
 
 It stands where that module stands, with the same names, so that the adapter can be tested and the
-traffic it makes can be simulated without a GPU. It doubles what the documentation and the sources
+traffic it makes can be simulated without a GPU. It fakes what the documentation and the sources
 of the executor say of requests, iterations and responses (`smartspec_trtllm/signatures.json` has
 the sources of the names):
 
-- Requests run by iterations and finish at different times. Who runs: `executor_double_scheduler`.
+- Requests run by iterations and finish at different times. Who runs: `fake_executor_scheduler`.
   Who does not fit, and everyone behind, waits; who can never fit gets a response with an error.
 - A request with drafts is one context step and ends after it with 1 to k+1 tokens, `is_final`, and
   the finish reason NOT_FINISHED, unless the end token or max_tokens was really reached. More drafts
@@ -22,17 +22,17 @@ the sources of the names):
 - A failure of one request is a response with `has_error()`. After `shutdown` every call raises,
   but `can_enqueue_requests`, which says False.
 - Blocks of the KV cache are stored when a request ends, found by later prompts, and lower the time
-  of a context step, not its charge: `executor_double_blocks`.
+  of a context step, not its charge: `fake_executor_blocks`.
 - Fields that would change the text and are not doubled are refused on enqueueing, by name.
 
-Tokens follow the rule of `engines.fake`: `executor_double_text`. There are no threads: iterations
+Tokens follow the rule of `engines.fake`: `fake_executor_text`. There are no threads: iterations
 run inside `await_responses` and take the time of a cost model.
 
 What it cannot know: numbers (near-ties, low precision), GPU memory, the real executor's latency,
 and any behaviour that its documentation leaves out; for the points of which we know that we do not
 know them there is a switch in `Behaviour`. That stop words are part of the text, and that nothing
 of a cancelled request is kept, are assumptions. The real executor has never been run by this
-project; where the two differ, the double is wrong.
+project; where the two differ, the fake is wrong.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def __getattr__(name: str) -> Any:
     try:
         return plain(name)
     except KeyError:
-        raise AttributeError(f"the double has no {name}") from None
+        raise AttributeError(f"the fake has no {name}") from None
 
 
 class Executor:
@@ -297,7 +297,7 @@ class Executor:
         return []
 
     def get_kv_cache_event_manager(self) -> None:
-        """The double keeps no events, as the real one with event_buffer_max_size 0."""
+        """The fake keeps no events, as the real one with event_buffer_max_size 0."""
         self._require_running()
 
     def shutdown(self) -> None:
@@ -400,7 +400,7 @@ class Executor:
 
 
 class DoubleBindings:
-    """The double as a module whose executors are made with these options beside the real ones.
+    """The fake as a module whose executors are made with these options beside the real ones.
 
     It stands for `tensorrt_llm.bindings.executor` where an executor is made from a directory:
     `DoubleBindings(clock=clock, behaviour=Behaviour(...)).Executor(path, model_type, config)`.

@@ -1,4 +1,4 @@
-"""The KV cache blocks of the executor's double: reuse by prefix, eviction, and who holds what.
+"""The KV cache blocks of the executor's fake: reuse by prefix, eviction, and who holds what.
 
 A block holds `tokens_per_block` tokens and is known by all tokens up to its end. With four tokens a
 block, the text 1 2 3 4 5 6 ends with one full block (1 2 3 4) and a tail (5 6). A later prompt that

@@ -1,6 +1,6 @@
-"""The double of a draft engine's executor: one that is wrong now and then.
+"""The fake of a draft engine's executor: one that is wrong now and then.
 
-Its tokens are those that the target's double draws, so every draft would be accepted; here some are
+Its tokens are those that the target's fake draws, so every draft would be accepted; here some are
 replaced by their successor, by a draw of the seed.
 """
 

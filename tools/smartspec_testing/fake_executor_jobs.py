@@ -1,4 +1,4 @@
-"""What the executor's double is made for, and a request inside of it."""
+"""What the executor's fake is made for, and a request inside of it."""
 
 from __future__ import annotations
 

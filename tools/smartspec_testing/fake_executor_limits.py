@@ -1,4 +1,4 @@
-"""What the executor's double can hold: from an engine directory and an `ExecutorConfig`."""
+"""What the executor's fake can hold: from an engine directory and an `ExecutorConfig`."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def check_request(request: Request, limits: EngineLimits, config: Any) -> None:
     if len(request.drafts) > limits.max_draft_len:
         raise RuntimeError(f"draft tokens exceed max_draft_len {limits.max_draft_len}")
     if name := undoubled_field(request):
-        raise RuntimeError(f"the double does not act on {name}, which would change the text")
+        raise RuntimeError(f"the fake does not act on {name}, which would change the text")
     if output.return_context_logits:
         raise RuntimeError("return_context_logits: the engine gathers no context logits")
     if output.return_generation_logits and not config.gather_generation_logits:

@@ -86,4 +86,4 @@ def _default_field(argument: Argument) -> Any:
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
-    raise NotImplementedError("the double carries values, and has no methods on them")
+    raise NotImplementedError("the fake carries values, and has no methods on them")

@@ -1,4 +1,4 @@
-"""Who runs in an iteration of the executor's double: batch size, token budget and blocks.
+"""Who runs in an iteration of the executor's fake: batch size, token budget and blocks.
 
 A context counts its whole input and its drafts against max_num_tokens, cached or not; a generating
 request counts 1. Those who do not fit, and all behind them, wait. All blocks that a request may

@@ -1,4 +1,4 @@
-"""Statistics of the executor's double: of iterations, and of single requests."""
+"""Statistics of the executor's fake: of iterations, and of single requests."""
 
 from __future__ import annotations
 

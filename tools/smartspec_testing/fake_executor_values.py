@@ -1,4 +1,4 @@
-"""What the executor's double is asked and what it answers; see `engines.executor_double`."""
+"""What the executor's fake is asked and what it answers; see `smartspec_testing.fake_executor`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class SamplingConfig:
 
     def __post_init__(self) -> None:
         if self.beam_width != 1:
-            raise RuntimeError(f"beam_width must be 1 (the double has no beams): {self.beam_width}")
+            raise RuntimeError(f"beam_width must be 1 (the fake has no beams): {self.beam_width}")
         if self.temperature is not None and self.temperature <= 0:
             raise RuntimeError(f"temperature must be positive, got {self.temperature}")
 
@@ -199,7 +199,7 @@ _UNDOUBLED_SAMPLING = (*NEUTRAL, "beam_width_array")
 
 
 def undoubled_field(request: Request) -> str | None:
-    """A field that would change the text and that the double does not act on; None if none is set.
+    """A field that would change the text and that the fake does not act on; None if none is set.
 
     temperature, top_p and the like are not among them: of a text that is sampled, the rule says
     only that the seed tells it from others.

@@ -27,9 +27,10 @@ To be the same for every draft length it may look at the prompt only, say at the
 
 @dataclass(slots=True)
 class _DraftState:
-    """num_read: tokens that count as read. context_len, num_drafted: of the last proposal."""
+    """num_computed_tokens: tokens that count as read. context_len, num_drafted: of the last
+    proposal."""
 
-    num_read: int
+    num_computed_tokens: int
     context_len: int
     num_drafted: int
 
@@ -127,11 +128,11 @@ class FakeProposer:
         state = self._states[sequence]
         if not 0 <= num_accepted <= state.num_drafted:
             raise ValueError(f"{num_accepted} of {state.num_drafted} drafts accepted")
-        state.num_read = state.context_len + num_accepted + 1
+        state.num_computed_tokens = state.context_len + num_accepted + 1
 
     def draft_lag(self, sequence: SequenceId, context_len: int) -> int:
         state = self._states.get(sequence)
-        return max(context_len - state.num_read, 0) if state else context_len
+        return max(context_len - state.num_computed_tokens, 0) if state else context_len
 
     def release(self, sequence: SequenceId) -> None:
         """Does nothing where nothing was ever proposed for the sequence."""
@@ -141,7 +142,7 @@ class FakeProposer:
         self._states.clear()
 
     def time_pass(
-        self, num_rows: int, tokens_per_row: int, context_len: int, num_logits: int | None = None
+        self, batch_size: int, tokens_per_row: int, context_len: int, num_logits: int | None = None
     ) -> float:
         """Seconds of one draft pass by the cost model; no time passes on the clock.
 
@@ -149,7 +150,7 @@ class FakeProposer:
         """
         if self._cost is None or self._cost.draft is None:
             return 0.0
-        return self._cost.draft.pass_s(num_rows, num_rows * tokens_per_row, context_len)
+        return self._cost.draft.pass_s(batch_size, batch_size * tokens_per_row, context_len)
 
 
 def _uniform(seed: int, key: int, position: int) -> float:

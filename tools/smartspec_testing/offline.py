@@ -23,7 +23,7 @@ UNBOUNDED = CacheBudget(0, 0, 0)
 class OfflineLoop:
     """`loop` on engines of the caller; between two steps nothing runs.
 
-    on_update, on_step, on_state: told of each request's news, of each step, of the loop's state.
+    on_update, on_step, on_state: told of each request's message, of each step, of the loop's state.
     """
 
     def __init__(
@@ -62,10 +62,10 @@ class OfflineLoop:
         self._has_mail = False
         self.loop.step()
 
-    def _hear(self, news: Update | StepRecord | LoopState) -> None:
-        if isinstance(news, StepRecord):
-            self._on_step(news)
-        elif isinstance(news, Update):
-            self._on_update(news)
+    def _hear(self, message: Update | StepRecord | LoopState) -> None:
+        if isinstance(message, StepRecord):
+            self._on_step(message)
+        elif isinstance(message, Update):
+            self._on_update(message)
         else:
-            self._on_state(news)
+            self._on_state(message)

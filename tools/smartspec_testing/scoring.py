@@ -10,7 +10,7 @@ from smartspec_py.core.types import SamplingParams
 from smartspec_py.engines.torch.noise import gumbel_noise, noise_key
 from smartspec_py.engines.torch.packed import RowInput
 from smartspec_py.engines.torch.processors import ShapedLogits, Span
-from smartspec_py.engines.torch.sampling import Check
+from smartspec_py.engines.torch.sampling import VerifyRequest
 from smartspec_py.engines.torch.target import TorchTarget
 from smartspec_py.engines.torch.truncation import truncate
 
@@ -39,20 +39,22 @@ class TargetScorer:
         return torch.finfo(self._target.runner.config.dtype).eps
 
 
-def scores(logits: torch.Tensor, checks: Sequence[Check]) -> tuple[torch.Tensor, torch.Tensor]:
+def scores(
+    logits: torch.Tensor, checks: Sequence[VerifyRequest]
+) -> tuple[torch.Tensor, torch.Tensor]:
     """What each row's coupled draw compares; both [rows, vocab], float64.
 
     First with truncation, -inf where it cut, then without. Greedy rows: the shaped logits.
     """
     pairs, first = [], 0
     for check in checks:
-        sampling, num_rows = check.sampling, len(check.drafts) + 1
+        sampling, batch_size = check.sampling, len(check.drafts) + 1
         spans = []
         if check.history is not None and sampling.shapes_logits:
-            spans = [Span(0, num_rows, sampling, check.position, check.history, check.drafts)]
-        shaped = ShapedLogits(logits[first : first + num_rows], spans).take(range(num_rows))
+            spans = [Span(0, batch_size, sampling, check.position, check.history, check.drafts)]
+        shaped = ShapedLogits(logits[first : first + batch_size], spans).take(range(batch_size))
         pairs += [_compared(row, sampling, check.position + i) for i, row in enumerate(shaped)]
-        first += num_rows
+        first += batch_size
     kept, whole = zip(*pairs, strict=True)
     return torch.stack(kept), torch.stack(whole)
 

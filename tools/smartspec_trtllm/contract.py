@@ -21,13 +21,13 @@ __all__ = ["ContractBindings", "ContractError", "load_contract"]
 
 
 class ContractBindings:
-    """Stands where `tensorrt_llm.bindings.executor` stands, and passes on to `inner`, its double.
+    """Stands where `tensorrt_llm.bindings.executor` stands, and passes on to `inner`, its fake.
 
     Every constructor, method, attribute and enum member that is used through it is checked and
-    kept. An executor that was made from the double directly must be wrapped by `checked`, so that
+    kept. An executor that was made from the fake directly must be wrapped by `checked`, so that
     what it returns is checked as well:
 
-        bindings = ContractBindings(executor_double)
+        bindings = ContractBindings(fake_executor)
         target = TrtllmTarget(bindings.checked(Executor(limits)), bindings, capabilities)
 
     Raises ContractError, which names class, argument and value.
@@ -46,7 +46,7 @@ class ContractBindings:
         return _Class(contract.classes[name], getattr(self._inner, name), self._recorder)
 
     def checked(self, value: Any) -> Any:
-        """`value`, an object of the double, so that its members are checked."""
+        """`value`, an object of the fake, so that its members are checked."""
         return _wrap(value, self._recorder)
 
     def used(self) -> frozenset[str]:
@@ -118,7 +118,7 @@ class _Class:
 
 
 class _Object:
-    """An object of the double. Its own state is in slots that no name of the bindings can meet."""
+    """An object of the fake. Its own state is in slots that no name of the bindings can meet."""
 
     __slots__ = ("_contract_", "_inner_", "_recorder_")
 

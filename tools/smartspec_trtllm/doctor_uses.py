@@ -58,7 +58,7 @@ class Call:
 
 
 def calls_of_bindings(tree: ast.AST) -> Iterator[Call]:
-    """Calls of members of a name `bindings` or `_bindings`; not where that is the double itself."""
+    """Calls of members of a name `bindings` or `_bindings`; not where that is the fake itself."""
     for node in ast.iter_child_nodes(tree):
         if _imports_double(node):
             continue
@@ -82,9 +82,9 @@ def _argument_names(call: Call) -> list[str]:
 
 
 def _imports_double(node: ast.AST) -> bool:
-    """Whether this is a function that imports the double under the name of the bindings."""
+    """Whether this is a function that imports the fake under the name of the bindings."""
     return isinstance(node, ast.FunctionDef) and any(
-        alias.name == "executor_double"
+        alias.name == "fake_executor"
         for statement in node.body
         if isinstance(statement, ast.ImportFrom)
         for alias in statement.names

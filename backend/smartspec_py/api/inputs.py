@@ -212,7 +212,7 @@ SPECULATION = (
         "verification",
         "STRING",
         "coupled: a draft must equal the target's own draw, and the text is that without "
-        "speculation; rejection: drafts are judged by probability, with the same distribution",
+        "speculation; rejection: drafts are verified by probability, with the same distribution",
         Choice(tuple(v.value for v in Verification)),
         convert=Verification,
     ),

@@ -46,31 +46,31 @@ class PassTable:
         if [len(line) for line in self.seconds] != [len(self.tokens_per_row)] * len(self.rows):
             raise ValueError("seconds must have one line for each of rows and one column a token")
 
-    def pass_s(self, num_rows: int, num_tokens: float, context_len: float = -1.0) -> float:
-        """Seconds of a pass of `num_tokens` tokens in all, over `num_rows` rows.
+    def pass_s(self, batch_size: int, num_tokens: float, context_len: float = -1.0) -> float:
+        """Seconds of a pass of `num_tokens` tokens in all, over `batch_size` sequences.
 
         context_len: mean tokens of context a row; negative: as measured.
         """
-        return float(self.passes_s(num_rows, np.array([num_tokens]), context_len)[0])
+        return float(self.passes_s(batch_size, np.array([num_tokens]), context_len)[0])
 
-    def passes_s(self, num_rows: int, num_tokens: Floats, context_len: float = -1.0) -> Floats:
+    def passes_s(self, batch_size: int, num_tokens: Floats, context_len: float = -1.0) -> Floats:
         """`pass_s` for each of several numbers of tokens, shape [n]."""
-        if num_rows <= 0:
+        if batch_size <= 0:
             return np.zeros(len(num_tokens))
-        tokens, seconds = self._line(num_rows)
+        tokens, seconds = self._line(batch_size)
         extra = 0.0
         if context_len >= 0:
-            extra = self.context_s * num_rows * (context_len - self.context_len)
+            extra = self.context_s * batch_size * (context_len - self.context_len)
         found: Floats = np.maximum(np.interp(num_tokens, tokens, seconds) + extra, 0.0)
         return found
 
-    def one_token_s(self, num_rows: int, context_len: float = -1.0) -> float:
+    def one_token_s(self, batch_size: int, context_len: float = -1.0) -> float:
         """`pass_s` with one token a row, from a cache."""
-        if num_rows <= 0:
+        if batch_size <= 0:
             return 0.0
-        seconds = float(self._line(num_rows)[1][0])
+        seconds = float(self._line(batch_size)[1][0])
         if context_len >= 0:
-            seconds += self.context_s * num_rows * (context_len - self.context_len)
+            seconds += self.context_s * batch_size * (context_len - self.context_len)
         return max(seconds, 0.0)
 
     @cached_property
@@ -87,18 +87,18 @@ class PassTable:
         found[1 : self.rows[0]] = measured[0]
         return found
 
-    def _line(self, num_rows: int) -> tuple[Floats, Floats]:
+    def _line(self, batch_size: int) -> tuple[Floats, Floats]:
         """Seconds against tokens in all for this many rows, with a last point far out."""
-        found = self._lines.get(num_rows)
+        found = self._lines.get(batch_size)
         if found is None:
             seconds = [
-                _interpolate(num_rows, self.rows, [line[i] for line in self.seconds])
+                _interpolate(batch_size, self.rows, [line[i] for line in self.seconds])
                 for i in range(len(self.tokens_per_row))
             ]
             far = FAR_TOKENS * self.tokens_per_row[-1]
             seconds.append(_interpolate(far, self.tokens_per_row, seconds))
-            tokens = np.array([*self.tokens_per_row, far], dtype=np.float64) * num_rows
-            found = self._lines[num_rows] = (tokens, np.array(seconds))
+            tokens = np.array([*self.tokens_per_row, far], dtype=np.float64) * batch_size
+            found = self._lines[batch_size] = (tokens, np.array(seconds))
         return found
 
     @cached_property
@@ -153,25 +153,25 @@ class CostModel:
             prefill_factor=1.0,
         )
 
-    def target_s(self, num_rows: int, num_tokens: int, context_len: float) -> float:
+    def target_s(self, batch_size: int, num_tokens: int, context_len: float) -> float:
         """Seconds of a target pass that checks `num_tokens` tokens in all."""
-        return float(self.targets_s(num_rows, np.array([num_tokens]), context_len)[0])
+        return float(self.targets_s(batch_size, np.array([num_tokens]), context_len)[0])
 
-    def targets_s(self, num_rows: int, num_tokens: Floats, context_len: float) -> Floats:
+    def targets_s(self, batch_size: int, num_tokens: Floats, context_len: float) -> Floats:
         """`target_s` for each of several numbers of tokens, in their shape."""
-        seconds = self.target.passes_s(num_rows, num_tokens, context_len)
-        if num_rows <= 0 or self._has_target_of_profile:
+        seconds = self.target.passes_s(batch_size, num_tokens, context_len)
+        if batch_size <= 0 or self._has_target_of_profile:
             return seconds
-        one_token_s = self.target.one_token_s(num_rows, context_len)
+        one_token_s = self.target.one_token_s(batch_size, context_len)
         fixed_s = (self.target_base - self.target_slope) * one_token_s + self.target_extra_s
         return np.maximum(self.target_slope * seconds + fixed_s, 0.0)
 
-    def draft_s(self, num_rows: int) -> float:
-        """Seconds of one draft pass that adds a token to each of `num_rows` sequences."""
-        return float(self.draft_pass_s[num_rows])
+    def draft_s(self, batch_size: int) -> float:
+        """Seconds of one draft pass that adds a token to each of `batch_size` sequences."""
+        return float(self.draft_pass_s[batch_size])
 
-    def step_host_s(self, num_rows: int) -> float:
-        return self.host_s + self.host_row_s * num_rows
+    def step_host_s(self, batch_size: int) -> float:
+        return self.host_s + self.host_row_s * batch_size
 
     def prefill_s(self, num_tokens: int) -> float:
         """Seconds that a prompt chunk of so many tokens adds to a pass that runs anyway."""

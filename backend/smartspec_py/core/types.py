@@ -33,7 +33,7 @@ class FinishReason(StrEnum):
 
 
 class Verification(StrEnum):
-    """How drafts are judged; see `engines.sampling`. Both give the target's distribution."""
+    """How drafts are verified, see `engines.torch.sampling`: both by the target's distribution."""
 
     COUPLED = "coupled"  # equal to the target's own draw: same seed, same text
     REJECTION = "rejection"  # by probability, with independent noise: more accepted when hot
@@ -185,7 +185,7 @@ class SpecPlan:
 class MeasuredStep:
     """What is learned from: what a step ran, brought and took. Times are seconds.
 
-    num_rows: sequences that decoded. num_tokens: theirs in the target's pass, drafts included.
+    batch_size: sequences that decoded. num_tokens: theirs in the target's pass, drafts included.
     context_len: mean tokens of context a row. num_generated: tokens that requests kept.
     draft_rows: rows of each draft pass, as run; none where drafts were looked up.
     target_s: the target's pass, prompt chunks included.
@@ -197,7 +197,7 @@ class MeasuredStep:
         `CostModel.max_charged_tokens`.
     """
 
-    num_rows: int
+    batch_size: int
     num_tokens: int
     context_len: float
     num_generated: int
@@ -212,7 +212,7 @@ class MeasuredStep:
 
     @property
     def is_speculating(self) -> bool:
-        return self.num_tokens > self.num_rows
+        return self.num_tokens > self.batch_size
 
     @property
     def host_s(self) -> float:

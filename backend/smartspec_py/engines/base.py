@@ -181,7 +181,7 @@ class DraftTask(NamedTuple):
 
 
 class Draft(NamedTuple):
-    """Guessed tokens. probs: [len(tokens), vocab_size], the distribution that each was drawn from,
+    """Drafted tokens. probs: [len(tokens), vocab_size], the distribution that each was drawn from,
     in the form of the target's engine; None where they were not drawn but chosen."""
 
     tokens: tuple[int, ...] = ()
@@ -219,13 +219,13 @@ the planner. More of them take a pass of their own."""
 
 
 class Proposer(Protocol):
-    """Whatever guesses the target's next tokens. A wrong guess costs time, never correctness."""
+    """Whatever drafts the target's next tokens. A wrong draft costs time, never correctness."""
 
     @property
     def capabilities(self) -> ProposerCapabilities: ...
 
     def num_available(self, sequence: SequenceId, tokens: Sequence[int]) -> int:
-        """The most tokens that it could draft now after these; 0 where it has no guess."""
+        """The most tokens that it could draft now after these; 0 where it has none."""
         ...
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
@@ -269,7 +269,7 @@ class Profilable(Protocol):
     """An engine whose passes can be timed before it serves."""
 
     def time_pass(
-        self, num_rows: int, tokens_per_row: int, context_len: int, num_logits: int | None = None
+        self, batch_size: int, tokens_per_row: int, context_len: int, num_logits: int | None = None
     ) -> float:
         """Seconds of one pass on made-up tokens; leaves no trace in the engine.
 

@@ -27,7 +27,7 @@ from smartspec_py.engines.base import (
 from smartspec_py.engines.torch.cached_model import CachedModel, CachedSequence, history_of
 from smartspec_py.engines.torch.packed import RowInput
 from smartspec_py.engines.torch.runner import Runner
-from smartspec_py.engines.torch.sampling import Guess, guess
+from smartspec_py.engines.torch.sampling import DraftRequest, draft_tokens
 
 CATCH_UP_CHUNK = 512
 """Missed tokens, of all sequences together, that are read in a pass."""
@@ -179,16 +179,18 @@ class DraftModelProposer(CachedModel[_Sequence]):
 
     def _pass(self, draftings: Sequence[_Drafting]) -> None:
         """Each sequence reads what it has not read, and gets one more draft."""
-        inputs, guesses = [], []
+        inputs, requests = [], []
         for drafting in draftings:
             task, state = drafting.task, drafting.state
             unread = _unread(drafting)
             inputs.append(unread)
             drafting.read(unread.position + len(unread.tokens))
             position = len(task.tokens) + len(drafting.tokens)
-            guesses.append(Guess(task.sampling, position, state.history, tuple(drafting.tokens)))
+            requests.append(
+                DraftRequest(task.sampling, position, state.history, tuple(drafting.tokens))
+            )
         logits = self.runner.forward(inputs).logits
-        tokens, probs = guess(logits, guesses)
+        tokens, probs = draft_tokens(logits, requests)
         for drafting, token, prob in zip(draftings, tokens, probs, strict=True):
             drafting.tokens.append(token)
             if prob is not None:

@@ -1,6 +1,6 @@
 """Proposes what followed the last few tokens when they occurred before, in prompt or output.
 
-No model is asked, so a guess costs microseconds. It pays where the text repeats itself or its
+No model is asked, so a draft costs microseconds. It pays where the text repeats itself or its
 prompt: code that is edited, passages that are cited, tables.
 
 The rule: the longest tail of max_ngram down to min_ngram tokens that occurred earlier, there its

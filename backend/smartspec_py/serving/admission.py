@@ -19,8 +19,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from smartspec_py.serving.drafters import Drafters
 from smartspec_py.serving.request import Request
+from smartspec_py.serving.speculation import Speculation
 
 HEADROOM = 16
 """Tokens that each request is to find free when another is admitted, so that the newcomer is not
@@ -40,7 +40,7 @@ class CacheBudget:
 class CacheLedger:
     """Applies a budget. Everything is computed anew from the requests: nothing can leak."""
 
-    def __init__(self, budget: CacheBudget, drafts: Drafters) -> None:
+    def __init__(self, budget: CacheBudget, drafts: Speculation) -> None:
         self.budget = budget
         self._drafts = drafts
 
@@ -92,14 +92,14 @@ class CacheLedger:
         each = self.budget.target_bytes + of_draft
         if each == 0:
             return request.max_draft_len
-        entry = of_draft * (len(request.tokens) - self._drafts.num_read(request))
+        entry = of_draft * (len(request.tokens) - self._drafts.num_computed_tokens(request))
         return max(0, min(request.max_draft_len, (share - entry) // each))
 
     def _target_need(self, request: Request) -> int:
         return (len(request.tokens) + 1) * self.budget.target_bytes
 
     def _draft_need(self, request: Request) -> int:
-        return self._drafts.num_read(request) * self._drafts.bytes_per_token(request)
+        return self._drafts.num_computed_tokens(request) * self._drafts.bytes_per_token(request)
 
 
 def _most_tokens(request: Request) -> int:

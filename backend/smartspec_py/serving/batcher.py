@@ -23,16 +23,16 @@ float32, two cores of an Intel Xeon). 32 requests at once take 0.82 of the time 
 class Batcher:
     """Holds every request from arrival to release; changes none.
 
-    waiting: by rank. live: by sequence, in the order of their admission. num_rows: requests that
-    can be live at once.
+    waiting: by rank. live: by sequence, in the order of their admission. max_batch_size: requests
+    that can be live at once.
     """
 
     def __init__(
-        self, num_rows: int, prefill_chunk: int | None, largest_chunk: int | None = None
+        self, max_batch_size: int, prefill_chunk: int | None, largest_chunk: int | None = None
     ) -> None:
         """prefill_chunk: prompt tokens a step; None where the engine takes prompts whole.
         largest_chunk: that it takes of one prompt; None is without bound."""
-        self.num_rows = num_rows
+        self.max_batch_size = max_batch_size
         self._prefill_chunk = prefill_chunk
         self._largest_chunk = largest_chunk
         self.waiting: list[Request] = []
@@ -42,7 +42,7 @@ class Batcher:
         return iter((*self.waiting, *self.live.values()))
 
     @property
-    def num_reading(self) -> int:
+    def num_prefilling(self) -> int:
         """Live requests whose known tokens are being read, and that generate nothing until then."""
         return sum(r.state is RequestState.PREFILLING for r in self.live.values())
 
@@ -89,18 +89,22 @@ class Batcher:
             ),
             key=_rank,
         )
-        if left is not None and left < sum(one.num_to_read - one.num_read for one in reading):
+        if left is not None and left < sum(
+            one.num_prefill_tokens - one.num_computed_tokens for one in reading
+        ):
             excess = (left + num_decode_tokens) % TILE
             left -= excess if 2 * excess < left else 0
         for request in reading:
             if left == 0:
                 break
             most = [bound for bound in (left, largest) if bound is not None]
-            chunk = request.next_chunk(min(most, default=request.num_to_read))
+            chunk = request.next_chunk(min(most, default=request.num_prefill_tokens))
             if left is not None:
                 left -= len(chunk)
-            is_last = request.num_read + len(chunk) == request.num_to_read
-            chunks.append(Prefill(request.sequence, tuple(chunk), request.num_read, is_last))
+            is_last = request.num_computed_tokens + len(chunk) == request.num_prefill_tokens
+            chunks.append(
+                Prefill(request.sequence, tuple(chunk), request.num_computed_tokens, is_last)
+            )
         return chunks
 
 

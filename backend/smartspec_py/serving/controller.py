@@ -78,24 +78,26 @@ class Controller:
         self._guard.restore(state["guard"], kept)
 
     def plan(
-        self, views: Sequence[SequenceView], num_reading: int = 0, num_background: int = 0
+        self, views: Sequence[SequenceView], num_prefilling: int = 0, num_background: int = 0
     ) -> Decision:
-        """num_reading, num_background: see `PlannerSettings`."""
+        """num_prefilling, num_background: see `PlannerSettings`."""
         settings = self.settings
-        if num_background or num_reading:
-            settings = replace(settings, num_background=num_background, num_reading=num_reading)
+        if num_background or num_prefilling:
+            settings = replace(
+                settings, num_background=num_background, num_prefilling=num_prefilling
+            )
         free = [view for view in views if view.policy in LEARNING]
         if not free:
             return self._decide(views, settings)
-        num_rows = len(views) + num_background
+        batch_size = len(views) + num_background
         context_len = _mean_context_len(views)
-        if not self._guard.allows(num_rows, context_len):
+        if not self._guard.allows(batch_size, context_len):
             return self._decide(views, _undrafted(settings, free), Reason.GUARD)
-        if self._rests(num_rows, free):
+        if self._rests(batch_size, free):
             return self._decide(views, _undrafted(settings, free))
         decision = self._decide(views, settings)
         if any(decision.plan.draft_lens[view.sequence] for view in free):
-            if self._guard.wants_reference(num_rows, context_len):
+            if self._guard.wants_reference(batch_size, context_len):
                 return self._decide(views, _undrafted(settings, free), Reason.PROBE)
         elif self._budget.allows() and self._corrections.wants_drafts():
             prober = _prober(free)
@@ -129,27 +131,29 @@ class Controller:
         cost = self._corrections.at(len(views) + settings.num_background)
         return Decision(plan(views, cost, settings), views, cost, settings, reason)
 
-    def _rests(self, num_rows: int, free: Sequence[SequenceView]) -> bool:
+    def _rests(self, batch_size: int, free: Sequence[SequenceView]) -> bool:
         """Whether the last plan was not worth it, and the next must wait; not where a latency
         target may ask for drafts."""
         has_targets = any(view.slo_s_per_token is not None for view in free)
-        return not (has_targets or self._plan_budget.allows(num_rows))
+        return not (has_targets or self._plan_budget.allows(batch_size))
 
     def _observe_plan(self, decision: Decision, step: MeasuredStep) -> None:
-        num_rows, planned = step.num_rows, decision.plan
+        batch_size, planned = step.batch_size, decision.plan
         is_probe = decision.reason is Reason.PROBE
         if decision.settings.forced and not is_probe:  # nothing was searched for
-            self._plan_budget.observe(num_rows, None, step.total_s)
+            self._plan_budget.observe(batch_size, None, step.total_s)
             return
-        cost = self._corrections.at(num_rows)
-        none_s = cost.target_s(num_rows, num_rows, step.context_len) + cost.step_host_s(num_rows)
+        cost = self._corrections.at(batch_size)
+        none_s = cost.target_s(batch_size, batch_size, step.context_len) + cost.step_host_s(
+            batch_size
+        )
         pays = is_probe or (
             step.is_speculating
             and self._plan_budget.pays(
-                planned.expected_tokens, planned.expected_s, num_rows, none_s
+                planned.expected_tokens, planned.expected_s, batch_size, none_s
             )
         )
-        self._plan_budget.observe(num_rows, step.plan_s, step.total_s, is_poor=not pays)
+        self._plan_budget.observe(batch_size, step.plan_s, step.total_s, is_poor=not pays)
 
 
 def measured(record: StepRecord) -> MeasuredStep:
@@ -162,7 +166,7 @@ def measured(record: StepRecord) -> MeasuredStep:
     num_drafted = sum(drafted.values())
     texts = (view.context_len for view in decision.views if view.sequence in drafted)
     return MeasuredStep(
-        num_rows=decision.num_decoding,
+        batch_size=decision.num_decoding,
         num_tokens=decision.num_decoding + num_drafted,
         context_len=_mean_context_len(decision.views),
         num_generated=record.num_generated,

@@ -17,8 +17,8 @@ Call = Callable[[str | None], object]
 """Is given None in the loop's thread, or the reason why the loop makes no more calls."""
 
 
-class Mail(NamedTuple):
-    """calls: to be made, with None, by the thread that took the mail."""
+class Messages(NamedTuple):
+    """calls: to be made, with None, by the thread that took the messages."""
 
     arrivals: Sequence[Request]
     cancelled: Sequence[SequenceId]
@@ -77,16 +77,16 @@ class Inbox:
             self._calls.append(call)
             self._changed.notify()
 
-    def take(self, timeout_s: float) -> Mail:
+    def take(self, timeout_s: float) -> Messages:
         """All that came; waits up to timeout_s for something to come."""
         with self._changed:
-            self._changed.wait_for(self._has_news, timeout_s)
+            self._changed.wait_for(self._has_messages, timeout_s)
             self._taken_s = self._clock()
-            mail = Mail(tuple(self._arrivals), tuple(self._cancelled), tuple(self._calls))
+            messages = Messages(tuple(self._arrivals), tuple(self._cancelled), tuple(self._calls))
             self._arrivals.clear()
             self._cancelled.clear()
             self._calls.clear()
-            return mail
+            return messages
 
     @property
     def unread_s(self) -> float:
@@ -129,5 +129,5 @@ class Inbox:
                 f"limits.max_queue is {self._max_waiting}",
             )
 
-    def _has_news(self) -> bool:
+    def _has_messages(self) -> bool:
         return bool(self._arrivals or self._cancelled or self._calls or self._is_closed)

@@ -24,7 +24,7 @@ from smartspec_py.core.types import NO_TOKEN, SamplingParams
 from smartspec_py.engines.base import Proposer, Target
 from smartspec_py.serving.admission import CacheBudget
 from smartspec_py.serving.config import LEAST_CHUNK, LimitsConfig
-from smartspec_py.serving.messages import Conversation, Sink
+from smartspec_py.serving.messages import ResponseState, Sink
 from smartspec_py.serving.request import GenerateParams, InvalidField, Request
 from smartspec_py.serving.text import TextStream
 
@@ -65,7 +65,7 @@ class Arrival(NamedTuple):
     """A request as the loop sees it, and as the responder does."""
 
     request: Request
-    conversation: Conversation
+    response: ResponseState
 
 
 @dataclass(frozen=True)
@@ -131,13 +131,13 @@ class Intake:
             proposer=proposer,
             alternatives=self._alternatives(params, proposer, sampling),
             slo_s_per_token=None if params.tpot_slo_ms is None else params.tpot_slo_ms / 1e3,
-            kind=_kind(params, sampling),
+            cohort=_cohort(params, sampling),
             reuses_prefix=params.reuse_prefix,
             priority=params.priority,
             arrival_s=arrival_s,
             deadline_s=None if params.deadline_ms is None else arrival_s + params.deadline_ms / 1e3,
         )
-        conversation = Conversation(
+        response = ResponseState(
             sequence=request.sequence,
             sink=sink,
             text=TextStream(self._engine.tokenizer, prompt, params.stop_words, params.min_tokens),
@@ -147,7 +147,7 @@ class Intake:
             max_draft_len=request.max_draft_len,
             no_speculation=no_speculation,
         )
-        return Arrival(request, conversation)
+        return Arrival(request, response)
 
     def _longest(self) -> int:
         """Prompt and generated tokens of one request: what rows, and the whole cache, can hold."""
@@ -288,7 +288,7 @@ class Intake:
         return min(limits)
 
 
-def _kind(params: GenerateParams, sampling: SamplingParams) -> str:
+def _cohort(params: GenerateParams, sampling: SamplingParams) -> str:
     """What the client calls its workload, or else how tokens are drawn: the hotter, the less is
     accepted."""
     if params.workload:

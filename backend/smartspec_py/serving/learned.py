@@ -17,7 +17,7 @@ from smartspec_py.serving.profile import write_json
 
 logger = logging.getLogger(__name__)
 
-LEARNED_VERSION = 2
+LEARNED_VERSION = 3
 """Raise it when the meaning of a stored number changes."""
 
 HALF_LIFE_S = 86_400.0

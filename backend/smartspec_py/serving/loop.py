@@ -1,7 +1,7 @@
 """The step loop: the thread that owns requests and engines.
 
-A step: take news -> expire -> admit -> plan -> propose -> submit -> poll -> apply -> record. The
-roster moves requests, the drafters guess, the planner decides; nothing in here knows Triton,
+A step: take messages, expire, admit, plan, propose, submit, poll, apply, record. The
+scheduler moves requests, the proposers draft, the planner decides; nothing in here knows Triton,
 PyTorch or text.
 An exception in a step is the end of the loop, and whoever runs it fails all requests.
 """
@@ -21,16 +21,16 @@ from smartspec_py.engines.base import NO_DRAFT, Decode, Draft, Event, Proposer, 
 from smartspec_py.serving.admission import CacheBudget
 from smartspec_py.serving.batcher import Batcher
 from smartspec_py.serving.controller import Controller
-from smartspec_py.serving.drafters import Drafters
 from smartspec_py.serving.inbox import Inbox
 from smartspec_py.serving.messages import SHUTTING_DOWN, LoopState, Update
 from smartspec_py.serving.metrics import FLUSH_S
 from smartspec_py.serving.request import ErrorCode, Request
-from smartspec_py.serving.roster import Roster
+from smartspec_py.serving.scheduler import Scheduler
+from smartspec_py.serving.speculation import Speculation
 from smartspec_py.serving.step import Decision, StepRecord
 
 POLL_S = 0.05
-"""The longest that a poll waits for an engine with work in flight before news are looked at."""
+"""The longest that a poll waits for an engine with work in flight before messages are looked at."""
 
 IDLE_WAIT_S = 0.5
 """The longest that an idle loop waits for a request before it looks whether it should end."""
@@ -55,7 +55,7 @@ class StepLoop:
         batch_table: BatchTable | None = None,
         engine_timeout_s: float = math.inf,
     ) -> None:
-        """post: takes news for the responder. clock: seconds, any origin. batch_table: None has
+        """post: takes messages for the responder. clock: seconds, any origin. batch_table: None has
         one made from `cost`. engine_timeout_s: see `LimitsConfig`."""
         self._target = target
         capabilities = target.capabilities
@@ -69,8 +69,10 @@ class StepLoop:
         largest = capabilities.max_prefill_tokens
         chunk = None if largest is None else prefill_chunk
         self._batcher = Batcher(capabilities.max_sequences, chunk, largest)
-        self._drafters = Drafters(proposers)
-        self._roster = Roster(target, self._drafters, self._batcher, budget, inbox, post, clock)
+        self._speculation = Speculation(proposers)
+        self._scheduler = Scheduler(
+            target, self._speculation, self._batcher, budget, inbox, post, clock
+        )
         self._engine_timeout_s = engine_timeout_s
         self._drain_until_s: float | None = None
         self._applied_s = 0.0
@@ -98,29 +100,29 @@ class StepLoop:
             # Whoever stops the server asks whether anything is in flight, and a step may be long.
             self._show(start)
         ready = self._batcher.ready()
-        room = self._roster.cache.draft_room(ready, self._batcher.live.values())
-        views = self._drafters.views(ready, room, start)
+        room = self._scheduler.cache.draft_room(ready, self._batcher.live.values())
+        views = self._speculation.views(ready, room, start)
         viewed = self._clock()
-        num_reading = self._batcher.num_reading
+        num_prefilling = self._batcher.num_prefilling
         # Where every step ends what it begins, nobody need count those that go on beside it.
         num_background = self._batcher.num_background if self._burst > 1 else 0
-        decision = self.controller.plan(views, num_reading, num_background)
+        decision = self.controller.plan(views, num_prefilling, num_background)
         planned = self._clock()
-        drafts = self._drafters.propose(ready, decision.plan)
+        drafts = self._speculation.propose(ready, decision.plan)
         proposed = self._clock()
         drafted = {sequence: len(draft.tokens) for sequence, draft in drafts.items()}
         prefills = self._batcher.prefills(len(ready) + sum(drafted.values()))
-        self._roster.submit([*prefills, *self._decoding_work(ready, drafts)])
+        self._scheduler.submit([*prefills, *self._decoding_work(ready, drafts)])
         events = self._target.poll(POLL_S)
-        num_before = self._roster.num_generated
-        self._roster.apply(events)
+        num_before = self._scheduler.num_generated
+        self._scheduler.apply(events)
         applied = self._clock()
         if events:
             record = StepRecord(
                 decision=decision,
                 events=events,
                 num_prefill_tokens=sum(len(prefill.tokens) for prefill in prefills),
-                num_generated=self._roster.num_generated - num_before,
+                num_generated=self._scheduler.num_generated - num_before,
                 drafted=drafted,
                 start_s=start,
                 between_s=start - self._applied_s if was_busy else 0.0,
@@ -142,21 +144,21 @@ class StepLoop:
 
     def fail_all(self, code: ErrorCode, message: str) -> None:
         """Give every request that is left its final response. The engines are not used again."""
-        self._roster.fail_all(code, message)
+        self._scheduler.fail_all(code, message)
 
     def state(self) -> dict[str, Any]:
         """What was learned, as JSON has it. Not while `run` runs."""
-        return {"drafters": self._drafters.state(), "controller": self.controller.state()}
+        return {"speculation": self._speculation.state(), "controller": self.controller.state()}
 
     def restore(self, state: Mapping[str, Any], kept: float) -> None:
         """Begin with what another loop has learned. kept: of its evidence. Raises KeyError,
         TypeError or ValueError for what is no state of such a loop."""
-        self._drafters.restore(state["drafters"], kept)
+        self._speculation.restore(state["speculation"], kept)
         self.controller.restore(state["controller"], kept)
 
     def check_integrity(self) -> None:
         """Raise AssertionError where what is held and requests do not agree."""
-        self._roster.check_integrity()
+        self._scheduler.check_integrity()
 
     @property
     def num_waiting(self) -> int:
@@ -168,19 +170,19 @@ class StepLoop:
 
     @property
     def num_preemptions(self) -> int:
-        return self._roster.num_preemptions
+        return self._scheduler.num_preemptions
 
     def _take_in(self, wait_s: float) -> None:
         """Messages, deadlines, the end of a drain, and whom there is room for."""
-        mail = self._inbox.take(wait_s)
-        for call in mail.calls:
+        messages = self._inbox.take(wait_s)
+        for call in messages.calls:
             call(None)
-        self._roster.take(mail)
-        self._roster.check_engine(self._engine_timeout_s)
-        self._roster.expire()
+        self._scheduler.take(messages)
+        self._scheduler.check_engine(self._engine_timeout_s)
+        self._scheduler.expire()
         if self._drain_until_s is not None and self._clock() >= self._drain_until_s:
-            self._roster.cancel_all()
-        self._roster.admit()
+            self._scheduler.cancel_all()
+        self._scheduler.admit()
 
     def _decoding_work(
         self, ready: Iterable[Request], drafts: Mapping[SequenceId, Draft]
@@ -197,7 +199,7 @@ class StepLoop:
         only as often as metrics are handed over, and when it is empty."""
         if now >= self._next_look_s or not self.num_live:
             self._next_look_s = now + FLUSH_S
-            cache = self._roster.cache
+            cache = self._scheduler.cache
             used = cache.used(self._batcher.live.values()) / max(1, cache.budget.capacity)
             self._cache_utilization = min(1.0, used)
         state = LoopState(

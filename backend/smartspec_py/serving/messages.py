@@ -1,6 +1,6 @@
-"""What the threads hand to one another: news from the loop to the responder, replies to the client.
+"""What the threads hand to one another: from the loop to the responder, replies to the client.
 
-Only a `Conversation` changes, and only the responder's thread changes it.
+Only a `ResponseState` changes, and only the responder's thread changes it.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class Sink(Protocol):
 
 
 @dataclass(slots=True)
-class Conversation:
+class ResponseState:
     """What the responder knows of one request.
 
     max_draft_len: that its drafts can have. no_speculation: see `Summary`. unsent,

@@ -82,15 +82,15 @@ class Meter:
         self._steps = _Steps()
         self._calls: deque[tuple[Kind, Series, float]] = deque()  # still to be handed over
         self._last_flush_s = -math.inf
-        self._has_news = True
+        self._has_changed = True
         self._set(families.CONFIG_INFO, 1.0, info.method, str(info.k_max), info.policy)
 
     def add_step(self, step: StepRecord) -> None:
         verifications, num_undrafted = step.verifications, step.num_undrafted
         num_drafted = sum(drafted for drafted, _ in verifications)
         length = None
-        if num_rows := len(verifications) + num_undrafted:
-            length = num_drafted / num_rows
+        if batch_size := len(verifications) + num_undrafted:
+            length = num_drafted / batch_size
             self._set(families.PROPOSED_LENGTH, length)
         if verifications:
             self._verified.update(verifications)
@@ -108,8 +108,8 @@ class Meter:
         self._count(families.GENERATION_TOKENS, step.num_generated)
         self._count(families.DRAFT_TIME, step.draft_s)
         self._count(families.VERIFY_TIME, step.target_s)
-        self._has_news = True
-        if step.num_rows:
+        self._has_changed = True
+        if step.batch_size:
             cost = step.decision.cost
             self._count(families.DECIDED, 1, step.decision.reason)
             factors = (cost.target_base, cost.target_slope, cost.draft_factor)
@@ -159,7 +159,7 @@ class Meter:
         """When to flush next, or go on with it; None where nothing is new."""
         if self._calls:
             return self._last_flush_s
-        return self._last_flush_s + FLUSH_S if self._has_news else None
+        return self._last_flush_s + FLUSH_S if self._has_changed else None
 
     def flush_if_due(self, sink: MetricSink, now_s: float) -> None:
         """At most NUM_CALLS calls; what is left is due at once, after whatever else there is to do.
@@ -201,23 +201,23 @@ class Meter:
         self._shown |= changed
         self._counts, self._gauges, self._observations = {}, {}, []
         self._verified, self._steps = Counter(), _Steps()
-        self._has_news = False
+        self._has_changed = False
 
     def _count(self, family: Family, by: float, *values: str) -> None:
         if by:
             series = _series(family, *values)
             self._counts[series] = self._counts.get(series, 0.0) + by
-            self._has_news = True
+            self._has_changed = True
 
     def _set(self, family: Family, value: float, *values: str) -> None:
         self._gauges[_series(family, *values)] = float(value)
-        self._has_news = True
+        self._has_changed = True
 
     def _observe_span(self, family: Family, start_ns: int, stop_ns: int, parts: int = 1) -> None:
         """Nothing where it did not stop."""
         if stop_ns:
             self._observations.append((family, (stop_ns - start_ns) / 1e9 / parts))
-            self._has_news = True
+            self._has_changed = True
 
 
 class _Steps:

@@ -28,7 +28,7 @@ LEAST_SPREAD = 1e-6
 """Of the mean square of rows, from which a slope over rows is looked for."""
 
 LARGEST_RATIO = 4.0
-"""Of measured to predicted seconds, as a step counts: a stall of seconds is none of a pass's."""
+"""Of measured to predicted seconds, as a step counts: an outlier of seconds is none of a pass's."""
 
 
 class ObservedCosts:
@@ -43,14 +43,14 @@ class ObservedCosts:
 
     def observe(self, step: MeasuredStep, known: Predicted) -> None:
         """Learn from a step with decoding sequences. known: what the profile says of it."""
-        rows, alone_s = max(1, step.num_rows), known.one_token_s + known.drafts_s
+        rows, alone_s = max(1, step.batch_size), known.one_token_s + known.drafts_s
         if step.num_prefill_tokens:
             added_s = step.target_s - self._target.at(rows) * alone_s
             self._prefill.observe(1, added_s, known.prefill_s)
-        elif step.num_rows:
+        elif step.batch_size:
             self._target.observe(rows, step.target_s, alone_s)
             most_s = LARGEST_RATIO * (step.target_s + step.draft_s)
-            self._host.observe(step.num_rows, min(step.host_s, most_s))
+            self._host.observe(step.batch_size, min(step.host_s, most_s))
         if step.draft_rows:
             self._draft.observe(step.draft_rows[0], step.draft_s, known.passes_s)
 
@@ -79,10 +79,10 @@ class _MeanRatios:
         # floats: this is done in every step, and at this size arrays cost ten times as much.
         self._sums = [(0.0, 0.0, 0.0) for _ in rows]
 
-    def observe(self, num_rows: int, measured_s: float, predicted_s: float) -> None:
+    def observe(self, batch_size: int, measured_s: float, predicted_s: float) -> None:
         if predicted_s <= 0.0:
             return
-        nearest = self._nearest(num_rows)
+        nearest = self._nearest(batch_size)
         measured, predicted, num_steps = self._sums[nearest]
         seconds = min(max(measured_s, 0.0), LARGEST_RATIO * predicted_s)
         self._sums[nearest] = (
@@ -108,13 +108,13 @@ class _MeanRatios:
         found: Floats = np.interp(self._logs, [log for log, *_ in known], ratios)
         return found
 
-    def at(self, num_rows: int) -> float:
+    def at(self, batch_size: int) -> float:
         """Of the nearest alone."""
-        measured, predicted, num_steps = self._sums[self._nearest(num_rows)]
+        measured, predicted, num_steps = self._sums[self._nearest(batch_size)]
         return measured / predicted if num_steps >= FEWEST_STEPS else self.overall
 
-    def _nearest(self, num_rows: int) -> int:
-        log = math.log(num_rows)
+    def _nearest(self, batch_size: int) -> int:
+        log = math.log(batch_size)
         return min(range(len(self._logs)), key=lambda i: abs(self._logs[i] - log))
 
 
@@ -125,12 +125,12 @@ class _Line:
         self._weight = self._rows = self._squares = 0.0
         self._seconds = self._products = 0.0
 
-    def observe(self, num_rows: int, seconds: float) -> None:
+    def observe(self, batch_size: int, seconds: float) -> None:
         self._weight = FORGETTING * self._weight + 1.0
-        self._rows = FORGETTING * self._rows + num_rows
-        self._squares = FORGETTING * self._squares + num_rows * num_rows
+        self._rows = FORGETTING * self._rows + batch_size
+        self._squares = FORGETTING * self._squares + batch_size * batch_size
         self._seconds = FORGETTING * self._seconds + seconds
-        self._products = FORGETTING * self._products + seconds * num_rows
+        self._products = FORGETTING * self._products + seconds * batch_size
 
     def fitted(self, otherwise: tuple[float, float]) -> tuple[float, float]:
         """Seconds a step and a row, not negative; `otherwise` where little was seen."""

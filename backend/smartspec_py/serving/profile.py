@@ -76,7 +76,7 @@ class ProfileShape:
 class _Pass(NamedTuple):
     """See `Profilable`."""
 
-    num_rows: int
+    batch_size: int
     tokens_per_row: int
     context_len: int
     num_logits: int | None = None
@@ -350,7 +350,7 @@ def load_cost(path: Path) -> CostModel:
     return cost_from_json(json.loads(path.read_text(encoding="utf-8"))["cost"])
 
 
-def store_observed(path: Path, served: CostModel) -> None:
+def store_observed(path: Path, observed: CostModel) -> None:
     """Give the stored profile the host time of this cost model, and beside the profile all of it:
     a server learns anew how its passes differ, a simulation of this one begins with it.
 
@@ -358,8 +358,8 @@ def store_observed(path: Path, served: CostModel) -> None:
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-        document["cost"] |= {"host_s": served.host_s, "host_row_s": served.host_row_s}
-        document["served"] = asdict(served)
+        document["cost"] |= {"host_s": observed.host_s, "host_row_s": observed.host_row_s}
+        document["observed"] = asdict(observed)
         cost_from_json(document["cost"])
         write_json(path, document)
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -367,8 +367,8 @@ def store_observed(path: Path, served: CostModel) -> None:
     else:
         logger.info(
             "host time, %.2f ms a step and %.3f ms a row, kept in %s",
-            1e3 * served.host_s,
-            1e3 * served.host_row_s,
+            1e3 * observed.host_s,
+            1e3 * observed.host_row_s,
             path,
         )
 

@@ -1,6 +1,6 @@
 """A request: what was asked, where it stands, and which moves are allowed.
 
-The loop thread owns every `Request`; `Roster` is its only writer from its arrival on.
+The loop thread owns every `Request`; `Scheduler` is its only writer from its arrival on.
 """
 
 from __future__ import annotations
@@ -122,9 +122,10 @@ class Request:
     arrival_s, deadline_s and the other times: by the loop's clock; None where not (yet) there.
     is_in_flight: work of it was submitted and its last event has not come. engine_s: when work of
         it was submitted, or an event of it came, whichever was later.
-    num_to_read: tokens known when it was admitted last. num_read: those handed to the target or
-        found in its cache. num_cached: of the prompt, found there when it was first admitted.
-    kind: of requests that are expected to draft alike; see `core.acceptance`.
+    num_prefill_tokens: tokens known when it was admitted last. num_computed_tokens: those
+        handed to the target or found in its cache. num_cached: of the prompt, found there when it
+        was first admitted.
+    cohort: of requests that are expected to draft alike; see `core.acceptance`.
     num_steps: decoding steps, those without drafts included.
     """
 
@@ -138,7 +139,7 @@ class Request:
     proposer: str | None = None
     alternatives: tuple[str, ...] = ()
     slo_s_per_token: float | None = None
-    kind: str = ""
+    cohort: str = ""
     reuses_prefix: bool = True
     priority: int = 0
     arrival_s: float = 0.0
@@ -146,8 +147,8 @@ class Request:
     state: RequestState = RequestState.WAITING
     is_in_flight: bool = False
     engine_s: float = 0.0
-    num_to_read: int = 0
-    num_read: int = 0
+    num_prefill_tokens: int = 0
+    num_computed_tokens: int = 0
     num_cached: int = 0
     num_preemptions: int = 0
     num_steps: int = 0
@@ -187,4 +188,8 @@ class Request:
 
     def next_chunk(self, max_tokens: int) -> Sequence[int]:
         """The next known tokens to read, at most max_tokens."""
-        return self.tokens[self.num_read : min(self.num_read + max_tokens, self.num_to_read)]
+        return self.tokens[
+            self.num_computed_tokens : min(
+                self.num_computed_tokens + max_tokens, self.num_prefill_tokens
+            )
+        ]

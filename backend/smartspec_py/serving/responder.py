@@ -1,7 +1,7 @@
 """The responder thread: tokens to text, text to the client, and the question whether it is there.
 
 Sending and asking are calls into another process, too slow for the loop. This thread owns every
-`Conversation` and is the only one that talks to a sink, so that exactly one final response leaves
+`ResponseState` and is the only one that talks to a sink, so that exactly one final response leaves
 for each request, whatever happens.
 """
 
@@ -19,10 +19,10 @@ from smartspec_py.core.types import FinishReason, SequenceId
 from smartspec_py.serving.messages import (
     SHUTTING_DOWN,
     UNKNOWN_TIMES,
-    Conversation,
     LoopState,
     Progress,
     Reply,
+    ResponseState,
     Sink,
     Summary,
     Times,
@@ -46,7 +46,7 @@ WATCH_S = 0.25
 """How often the server is asked whether it wants to be rid of this model."""
 
 
-_News = Conversation | Update | StepRecord | LoopState | Callable[[], object]
+_Message = ResponseState | Update | StepRecord | LoopState | Callable[[], object]
 
 _UNSENT = (ErrorCode.INTERNAL, "the last response could not be sent")
 
@@ -73,9 +73,9 @@ class Responder:
         self._metrics = metrics
         self._clock = clock
         self._watch = watch
-        self._queue: queue.SimpleQueue[_News | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Message | None] = queue.SimpleQueue()
         self._refusals: deque[tuple[float, Callable[[], object]]] = deque()  # when due, and what
-        self._open: dict[SequenceId, Conversation] = {}
+        self._open: dict[SequenceId, ResponseState] = {}
         self._failure: tuple[ErrorCode, str] | None = None
         self._next_check_s = 0.0
         self._next_watch_s = 0.0
@@ -99,9 +99,9 @@ class Responder:
         """Requests whose last response was not sent yet. May be read by any thread."""
         return len(self._open)
 
-    def post(self, news: Conversation | Update | StepRecord | LoopState) -> None:
-        """A conversation comes before the updates of its sequence."""
-        self._queue.put(news)
+    def post(self, message: ResponseState | Update | StepRecord | LoopState) -> None:
+        """A `ResponseState` comes before the updates of its sequence."""
+        self._queue.put(message)
 
     def refuse(self, sink: Sink, code: ErrorCode, message: str) -> None:
         """Answer a request that is not served, REFUSAL_DELAY_S from now."""
@@ -130,12 +130,13 @@ class Responder:
             pass
 
     def _turn(self) -> bool:
-        """Wait for news and act on it; False after the last. A call of its own, so that nothing of
-        it outlives it: Triton unloads no model while somebody holds a sender of its responses."""
-        news = self._take()
-        is_running = None not in news
-        self._sort(news)
-        self._handle([item for item in news if isinstance(item, Update)])
+        """Wait for messages and act on them; False after the last. A call of its own, so that
+        nothing of it outlives it: Triton unloads no model while somebody holds a sender of its
+        responses."""
+        messages = self._take()
+        is_running = None not in messages
+        self._sort(messages)
+        self._handle([item for item in messages if isinstance(item, Update)])
         if self._failure is not None:
             self._fail_open(*self._failure)
         self._refuse_due(self._clock())
@@ -147,9 +148,9 @@ class Responder:
             self._flush_metrics()
         return is_running
 
-    def _sort(self, news: Iterable[_News | None]) -> None:
-        for item in news:
-            if isinstance(item, Conversation):
+    def _sort(self, messages: Iterable[_Message | None]) -> None:
+        for item in messages:
+            if isinstance(item, ResponseState):
                 self._open[item.sequence] = item
             elif isinstance(item, StepRecord):
                 self._meter.add_step(item)
@@ -159,8 +160,8 @@ class Responder:
                 item()
 
     def _fail_open(self, code: ErrorCode, message: str) -> None:
-        for conversation in list(self._open.values()):
-            self._fail(conversation, code, message)
+        for response in list(self._open.values()):
+            self._fail(response, code, message)
 
     def _flush_metrics(self) -> None:
         """Metrics are not worth a request: what goes wrong with them ends them, and is logged."""
@@ -170,15 +171,15 @@ class Responder:
             logger.exception("metrics could not be handed over; there will be no more of them")
             self._metrics = NoMetrics()
 
-    def _take(self) -> list[_News | None]:
+    def _take(self) -> list[_Message | None]:
         """Everything queued; waits for the first, or until something has to be done anyway."""
-        news: list[_News | None] = []
+        messages: list[_Message | None] = []
         try:
-            news.append(self._queue.get(timeout=self._wait_s()))
+            messages.append(self._queue.get(timeout=self._wait_s()))
             while True:
-                news.append(self._queue.get_nowait())
+                messages.append(self._queue.get_nowait())
         except queue.Empty:
-            return news
+            return messages
 
     def _wait_s(self) -> float | None:
         due_s = [self._next_check_s, self._next_watch_s] if self._open else []
@@ -192,94 +193,92 @@ class Responder:
             _made(self._refusals.popleft()[1])
 
     def _handle(self, updates: Iterable[Update]) -> None:
-        """Take in all news first, then send: when sending lags, steps of a request are merged."""
-        touched: dict[SequenceId, Conversation] = {}
+        """Take in all updates first, then send: when sending lags, a request's steps are merged."""
+        touched: dict[SequenceId, ResponseState] = {}
         for update in updates:
-            conversation = self._open.get(update.sequence)
-            if conversation is None:
+            response = self._open.get(update.sequence)
+            if response is None:
                 continue  # it was answered already
-            touched[update.sequence] = conversation
+            touched[update.sequence] = response
             try:
-                is_stopped = _absorb(conversation, update)
+                is_stopped = _absorb(response, update)
             except Exception as error:
                 logger.exception("request %d: its tokens are no text", update.sequence)
-                self._fail(conversation, ErrorCode.INTERNAL, f"its tokens are no text: {error}")
+                self._fail(response, ErrorCode.INTERNAL, f"its tokens are no text: {error}")
                 self._cancel(update.sequence)
                 continue
             if is_stopped:
-                self._finish(conversation, update._replace(end_token=None), FinishReason.STOP)
+                self._finish(response, update._replace(end_token=None), FinishReason.STOP)
                 if not update.is_last:
                     self._cancel(update.sequence)
             elif update.error is not None:
-                self._fail(conversation, *update.error)
+                self._fail(response, *update.error)
             elif update.finish_reason is not None:
-                self._finish(conversation, update, update.finish_reason)
-        for sequence, conversation in touched.items():
-            is_due = conversation.params.stream and sequence in self._open
-            if is_due and (text := conversation.text.take()):
-                self._send(conversation, text)
+                self._finish(response, update, update.finish_reason)
+        for sequence, response in touched.items():
+            is_due = response.params.stream and sequence in self._open
+            if is_due and (text := response.text.take()):
+                self._send(response, text)
 
-    def _finish(self, conversation: Conversation, update: Update, reason: FinishReason) -> None:
-        self._close(conversation, reason)
-        text = conversation.text.take() + conversation.text.finish()
+    def _finish(self, response: ResponseState, update: Update, reason: FinishReason) -> None:
+        self._close(response, reason)
+        text = response.text.take() + response.text.finish()
         summary = Summary(
             num_cached_tokens=update.num_cached_tokens,
             end_token=update.end_token,
-            spec_metrics=conversation.spec.to_json(conversation.params.spec_metrics),
-            no_speculation=conversation.no_speculation,
+            spec_metrics=response.spec.to_json(response.params.spec_metrics),
+            no_speculation=response.no_speculation,
         )
-        if not self._send(conversation, text, reason, summary, conversation.times):
-            self._guard(conversation, lambda: conversation.sink.fail(*_UNSENT))
+        if not self._send(response, text, reason, summary, response.times):
+            self._guard(response, lambda: response.sink.fail(*_UNSENT))
 
-    def _fail(self, conversation: Conversation, code: ErrorCode, message: str) -> None:
-        self._close(conversation, None)
-        self._guard(conversation, lambda: conversation.sink.fail(code, message))
+    def _fail(self, response: ResponseState, code: ErrorCode, message: str) -> None:
+        self._close(response, None)
+        self._guard(response, lambda: response.sink.fail(code, message))
 
-    def _close(self, conversation: Conversation, reason: FinishReason | None) -> None:
+    def _close(self, response: ResponseState, reason: FinishReason | None) -> None:
         """reason: None where it ended in an error."""
-        del self._open[conversation.sequence]
+        del self._open[response.sequence]
         end_ns = int(self._clock() * 1e9)
-        self._meter.add_request(conversation.times, end_ns, conversation.num_tokens, reason)
+        self._meter.add_request(response.times, end_ns, response.num_tokens, reason)
 
     def _send(
         self,
-        conversation: Conversation,
+        response: ResponseState,
         text: str,
         reason: FinishReason | None = None,
         summary: Summary | None = None,
         times: Times = UNKNOWN_TIMES,
     ) -> bool:
-        params = conversation.params
-        num_input = conversation.num_input_tokens if reason else 0
+        params = response.params
+        num_input = response.num_input_tokens if reason else 0
         reply = Reply(
-            text=conversation.echo + text,
+            text=response.echo + text,
             num_input_tokens=num_input if params.return_num_input_tokens else None,
-            num_output_tokens=len(conversation.unsent) if params.return_num_output_tokens else None,
-            progress=conversation.progress,
-            seed=conversation.seed,
-            log_probs=tuple(conversation.unsent_log_probs) if params.return_log_probs else None,
-            cum_log_prob=conversation.cum_log_prob,
+            num_output_tokens=len(response.unsent) if params.return_num_output_tokens else None,
+            progress=response.progress,
+            seed=response.seed,
+            log_probs=tuple(response.unsent_log_probs) if params.return_log_probs else None,
+            cum_log_prob=response.cum_log_prob,
             times=times if params.return_perf_metrics else None,
             finish_reason=reason,
             summary=summary,
-            tokens=tuple(conversation.unsent),
+            tokens=tuple(response.unsent),
         )
-        conversation.echo = ""
-        conversation.unsent.clear()
-        conversation.unsent_log_probs.clear()
+        response.echo = ""
+        response.unsent.clear()
+        response.unsent_log_probs.clear()
         start_s = self._clock()
-        is_sent = self._guard(
-            conversation, lambda: conversation.sink.send(reply, reason is not None)
-        )
+        is_sent = self._guard(response, lambda: response.sink.send(reply, reason is not None))
         self._meter.add_send(self._clock() - start_s)
         return is_sent
 
-    def _guard(self, conversation: Conversation, call: Callable[[], None]) -> bool:
+    def _guard(self, response: ResponseState, call: Callable[[], None]) -> bool:
         """Whether the call got through. A client that cannot be reached must not take the others
         down: its request is cancelled, unless this was its last response."""
-        is_sent = _made(call, f"request {conversation.sequence}: the response could not be sent")
-        if not is_sent and conversation.sequence in self._open:
-            self._cancel(conversation.sequence)
+        is_sent = _made(call, f"request {response.sequence}: the response could not be sent")
+        if not is_sent and response.sequence in self._open:
+            self._cancel(response.sequence)
         return is_sent
 
     def _check_cancelled(self) -> None:
@@ -287,9 +286,9 @@ class Responder:
         if now < self._next_check_s:
             return
         self._next_check_s = now + CANCEL_CHECK_S
-        for conversation in self._open.values():
-            if self._has_left(conversation):
-                self._cancel(conversation.sequence)
+        for response in self._open.values():
+            if self._has_left(response):
+                self._cancel(response.sequence)
 
     def _call_watch(self) -> None:
         now = self._clock()
@@ -298,31 +297,31 @@ class Responder:
         self._next_watch_s = now + WATCH_S
         _made(self._watch, "the watch failed")
 
-    def _has_left(self, conversation: Conversation) -> bool:
+    def _has_left(self, response: ResponseState) -> bool:
         """A client that cannot even be asked has left."""
         try:
-            return conversation.sink.is_cancelled()
+            return response.sink.is_cancelled()
         except Exception:
-            logger.exception("request %d: the client cannot be reached", conversation.sequence)
+            logger.exception("request %d: the client cannot be reached", response.sequence)
             return True
 
 
-def _absorb(conversation: Conversation, update: Update) -> bool:
-    """Take news in, up to the end of a stop word; whether there is one.
+def _absorb(response: ResponseState, update: Update) -> bool:
+    """Take an update in, up to the end of a stop word; whether there is one.
 
     Raises whatever the tokenizer does for tokens that are no text.
     """
-    conversation.count(update.progress)
-    conversation.times_s = update.times_s
-    num_kept, text = 0, conversation.text
+    response.count(update.progress)
+    response.times_s = update.times_s
+    num_kept, text = 0, response.text
     while num_kept < len(update.tokens) and not text.is_stopped:
         text.push(update.tokens[num_kept])
         num_kept += 1
     log_probs = update.log_probs[:num_kept]
-    conversation.unsent.extend(update.tokens[:num_kept])
-    conversation.num_tokens += num_kept
-    conversation.unsent_log_probs.extend(log_probs)
-    conversation.cum_log_prob += sum(log_probs)
+    response.unsent.extend(update.tokens[:num_kept])
+    response.num_tokens += num_kept
+    response.unsent_log_probs.extend(log_probs)
+    response.cum_log_prob += sum(log_probs)
     return text.is_stopped
 
 

@@ -175,7 +175,7 @@ class Server:
             return 0
         self.check_open()
         arrival = self.intake.receive(params, sink)
-        self._inbox.put(arrival.request, lambda: self._responder.post(arrival.conversation))
+        self._inbox.put(arrival.request, lambda: self._responder.post(arrival.response))
         return arrival.request.sequence
 
     def refuse(self, sink: Sink, error: RequestError) -> None:
@@ -277,7 +277,7 @@ def defaults_of(engine: Engine, config: ServerConfig) -> Defaults:
 
 def _is_learned_from(record: StepRecord) -> bool:
     """As `Controller.observe` has it: where no pass was timed, all of it looks like the host's."""
-    return record.num_rows > 0 and record.target_s > 0.0
+    return record.batch_size > 0 and record.target_s > 0.0
 
 
 def _info(engine: Engine, config: ServerConfig) -> ConfigInfo:

@@ -28,7 +28,7 @@ class Reason(StrEnum):
 class Decision:
     """A plan and all that it was made of: `plan` is what the planner says to views, cost, settings.
 
-    settings: with what happens beside the views (`num_background`, `num_reading`), and the draft
+    settings: with what happens beside the views (`num_background`, `num_prefilling`), and the draft
     lengths that the planner was not free to choose (`forced`); see `PlannerSettings`.
     """
 
@@ -70,7 +70,7 @@ class StepRecord:
     total_s: float
 
     @property
-    def num_rows(self) -> int:
+    def batch_size(self) -> int:
         """Sequences that were planned for."""
         return len(self.decision.views)
 

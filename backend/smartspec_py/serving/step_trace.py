@@ -26,7 +26,7 @@ from smartspec_py.serving.step import StepRecord
 logger = logging.getLogger(__name__)
 
 STEP_FORMAT = "smartspec step trace"
-STEP_VERSION = 3
+STEP_VERSION = 4
 """Raise it when the meaning of a stored number changes."""
 
 NUMBERS = (
@@ -111,7 +111,7 @@ def step_line(step: StepRecord) -> str:
             },
             "factors": {name: getattr(decision.cost, name) for name in FACTORS},
             "num_background": settings.num_background,
-            "num_reading": settings.num_reading,
+            "num_prefilling": settings.num_prefilling,
             "forced": list(settings.forced.items()),
             "events": [
                 {
@@ -209,7 +209,7 @@ class Explainer:
         header = StepTraceFile({}, self._profile, [], self._batch_table)
         lines: list[str] = []
         num_bytes = 0
-        planned = [record for record in records if record.num_rows][-num_steps:]
+        planned = [record for record in records if record.batch_size][-num_steps:]
         for record in reversed(planned):
             start_s = time.perf_counter()
             lines.append(step_line(record))

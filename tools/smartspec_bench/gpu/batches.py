@@ -48,15 +48,15 @@ def measure_batches(
         probs = accept_probs(warm.records)
         took_s: dict[int, float] = {}
         for number in range(plan.max_rounds):
-            for num_rows in times:
+            for batch_size in times:
                 start_s = time.monotonic()
-                if start_s + took_s.get(num_rows, 0.0) > deadline_s:
+                if start_s + took_s.get(batch_size, 0.0) > deadline_s:
                     continue
-                say(f"round {number + 1} of {plan.max_rounds}, {num_rows} at once")
-                found = _round(server, plan, num_rows, number, deadline_s)
-                took_s[num_rows] = time.monotonic() - start_s
+                say(f"round {number + 1} of {plan.max_rounds}, {batch_size} at once")
+                found = _round(server, plan, batch_size, number, deadline_s)
+                took_s[batch_size] = time.monotonic() - start_s
                 if found is not None:
-                    runs[num_rows].append(found)
+                    runs[batch_size].append(found)
     points = [_point(num, times[num], rounds, probs) for num, rounds in runs.items() if rounds]
     left_out = [f"{BATCHES}: {num} at once" for num, rounds in runs.items() if not rounds]
     return BatchResult(probs, points, left_out)
@@ -68,16 +68,16 @@ def requests(policy: str, seed: int, plan: Plan) -> Iterator[GenerateParams]:
 
 
 def _round(
-    server: Server, plan: Plan, num_rows: int, number: int, deadline_s: float
+    server: Server, plan: Plan, batch_size: int, number: int, deadline_s: float
 ) -> dict[str, Rate] | None:
     """None where the deadline came before the last policy had its share."""
     found = {}
-    seed = PROMPT_SEED + SEEDS_A_ROUND * num_rows + number
+    seed = PROMPT_SEED + SEEDS_A_ROUND * batch_size + number
     first = number % len(POLICIES)
     for policy in POLICIES[first:] + POLICIES[:first]:
         prompts = requests(policy, seed, plan)
-        counted = max(num_rows, plan.min_requests)
-        rate = full_house(server, prompts, num_rows, counted, deadline_s).rate
+        counted = max(batch_size, plan.min_requests)
+        rate = full_house(server, prompts, batch_size, counted, deadline_s).rate
         if time.monotonic() > deadline_s or rate is None:
             return None
         found[policy] = rate
@@ -85,16 +85,16 @@ def _round(
 
 
 def _point(
-    num_rows: int,
+    batch_size: int,
     times: PassTimes,
     rounds: Sequence[Mapping[str, Rate]],
     probs: Sequence[float],
 ) -> BatchPoint:
     return BatchPoint(
-        num_rows=num_rows,
+        batch_size=batch_size,
         target_ms=times.target_ms,
         draft_ms=times.draft_ms,
-        predicted_tps=predicted_tps(num_rows, times, probs),
+        predicted_tps=predicted_tps(batch_size, times, probs),
         rates=[_rate(policy, [found[policy] for found in rounds]) for policy in POLICIES],
     )
 
@@ -116,9 +116,9 @@ def saturation(server: Server, pair: Pair, plan: Plan, deadline_s: float) -> flo
 
     None where no step was done before the deadline (monotonic).
     """
-    prompts, num_rows = requests(BASELINE, WARM_UP_SEED, plan), pair.max_sequences
-    counted = max(num_rows, plan.min_requests)
-    run = full_house(server, prompts, num_rows, counted, deadline_s, drains=True)
+    prompts, batch_size = requests(BASELINE, WARM_UP_SEED, plan), pair.max_sequences
+    counted = max(batch_size, plan.min_requests)
+    run = full_house(server, prompts, batch_size, counted, deadline_s, drains=True)
     if run.rate is None:
         return None
     mean_tokens = sum(sink.num_tokens for sink in run.requests) / len(run.requests)

@@ -12,14 +12,14 @@ from smartspec_bench.report.points import ordered
 def charts_of(document: Document) -> dict[str, Chart]:
     """By section, of the parts that were measured."""
     passes = [
-        {"group": f"k = {k}", "x": point.num_rows, "y": ms}
+        {"group": f"k = {k}", "x": point.batch_size, "y": ms}
         for point in document.batches
         for k, ms in enumerate(point.target_ms)
     ]
     rates = [
         {
             "group": rate.policy,
-            "x": point.num_rows,
+            "x": point.batch_size,
             "y": rate.median_tps,
             "low": min(rate.tokens_tps),
             "high": max(rate.tokens_tps),

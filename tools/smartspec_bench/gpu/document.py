@@ -136,7 +136,7 @@ class BatchPoint:
     rates: measured, by policy.
     """
 
-    num_rows: int
+    batch_size: int
     target_ms: list[float]
     draft_ms: float
     predicted_tps: list[float]

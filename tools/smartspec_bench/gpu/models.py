@@ -118,7 +118,7 @@ def _largest_tensor(size: Size) -> int:
     return size["hidden_size"] * max(size["intermediate_size"], size["vocab_size"])
 
 
-def num_rows_that_fit(
+def batch_size_that_fits(
     batches: Sequence[int], device: torch.device, models: Sequence[ModelInfo]
 ) -> int:
     """The largest batch whose caches have room behind the weights. Raises DeviceError."""

@@ -130,7 +130,7 @@ def _passes(document: Document) -> Section | None:
     header = ("at once", *(f"k = {k}" for k in range(num_k)), "draft", "best k")
     rows = [
         (
-            str(point.num_rows),
+            str(point.batch_size),
             *(f"{ms:.2f}" for ms in point.target_ms),
             f"{point.draft_ms:.2f}",
             str(point.predicted_k),
@@ -156,7 +156,7 @@ def _rates(document: Document) -> Section | None:
 def _rate_row(point: BatchPoint) -> Sequence[str]:
     judged, best = point.rate(JUDGED), point.best_fixed
     return (
-        str(point.num_rows),
+        str(point.batch_size),
         str(len(judged.tokens_tps)),
         *(f"{rate.median_tps:.1f}" for rate in point.rates),
         f"{judged.draft_len:.2f}",

@@ -13,9 +13,9 @@ import torch
 from smartspec_bench.gpu.document import PairInfo
 from smartspec_bench.gpu.models import (
     ExpandedModel,
+    batch_size_that_fits,
     check_memory,
     expanded_model,
-    num_rows_that_fit,
 )
 from smartspec_bench.gpu.plan import MAX_CONTEXT_LEN, MAX_DRAFT_LEN, Plan
 from smartspec_py.core.cost import CostModel
@@ -79,19 +79,19 @@ def build_pair(plan: Plan, device: torch.device, say: Say) -> Pair:
         expanded_model(TARGET_FOLDER, plan.target, device, dtype),
         expanded_model(DRAFT_FOLDER, plan.draft, device, dtype),
     )
-    num_rows = num_rows_that_fit(plan.batches, device, [one.info for one in models])
+    batch_size = batch_size_that_fits(plan.batches, device, [one.info for one in models])
     tokenizer = load_tokenizer("engine.model", TARGET_FOLDER)
     vocab_size = num_token_ids(tokenizer)
-    shape = RunnerConfig(Path(), device, dtype, num_rows, MAX_CONTEXT_LEN, vocab_size)
-    say(f"preparing passes of up to {num_rows} sequences")
+    shape = RunnerConfig(Path(), device, dtype, batch_size, MAX_CONTEXT_LEN, vocab_size)
+    say(f"preparing passes of up to {batch_size} sequences")
     checking = _built(models[0], shape, MAX_DRAFT_LEN + 1, say)
     drafting = _built(models[1], shape, SHORT_LAG + 1, say)
-    limits = _limits(plan, num_rows)
+    limits = _limits(plan, batch_size)
     bytes_per_token = checking.runner.bytes_per_token
     target = TorchTarget(
         checking.runner, stepwise_capabilities(limits, vocab_size, bytes_per_token)
     )
-    draft = DraftModelProposer(drafting.runner, num_rows, MAX_DRAFT_LEN)
+    draft = DraftModelProposer(drafting.runner, batch_size, MAX_DRAFT_LEN)
     built_s = time.perf_counter()
     say("timing them")
     cost = _cost(target, draft, limits)
@@ -112,7 +112,7 @@ def build_pair(plan: Plan, device: torch.device, say: Say) -> Pair:
             dtype=plan.dtype,
             target=models[0].info,
             draft=models[1].info,
-            max_sequences=num_rows,
+            max_sequences=batch_size,
             uses_graphs=device.type == "cuda" and not graph_error,
             graph_error=graph_error,
             build_s=built_s - start_s,
@@ -121,9 +121,9 @@ def build_pair(plan: Plan, device: torch.device, say: Say) -> Pair:
     )
 
 
-def _limits(plan: Plan, num_rows: int) -> LimitsConfig:
+def _limits(plan: Plan, batch_size: int) -> LimitsConfig:
     return LimitsConfig(
-        max_sequences=num_rows,
+        max_sequences=batch_size,
         max_queue=MAX_QUEUE,
         max_context_len=MAX_CONTEXT_LEN,
         max_draft_len=MAX_DRAFT_LEN,

@@ -69,25 +69,25 @@ class PassTimes:
     draft_ms: float
 
 
-def pass_times(pair: Pair, num_rows: int) -> PassTimes:
+def pass_times(pair: Pair, batch_size: int) -> PassTimes:
     """The best of several, as the cost profile has it, but at every k; no server may run."""
     widths = range(1, MAX_DRAFT_LEN + 2)
     return PassTimes(
-        [_best_ms(pair.target, num_rows, width) for width in widths],
-        _best_ms(pair.draft, num_rows, 1),
+        [_best_ms(pair.target, batch_size, width) for width in widths],
+        _best_ms(pair.draft, batch_size, 1),
     )
 
 
-def _best_ms(engine: Profilable, num_rows: int, width: int) -> float:
-    return 1e3 * min(engine.time_pass(num_rows, width, CONTEXT_LEN) for _ in range(NUM_TIMES))
+def _best_ms(engine: Profilable, batch_size: int, width: int) -> float:
+    return 1e3 * min(engine.time_pass(batch_size, width, CONTEXT_LEN) for _ in range(NUM_TIMES))
 
 
-def predicted_tps(num_rows: int, times: PassTimes, probs: Sequence[float]) -> list[float]:
+def predicted_tps(batch_size: int, times: PassTimes, probs: Sequence[float]) -> list[float]:
     """Tokens a second by k from 0, without the loop's own time:
 
     rows * (1 + s(1) + .. + s(k)) / (target pass over 1 + k tokens + k draft passes)
     """
     return [
-        1e3 * num_rows * expected_tokens(probs, k) / (times.target_ms[k] + k * times.draft_ms)
+        1e3 * batch_size * expected_tokens(probs, k) / (times.target_ms[k] + k * times.draft_ms)
         for k in range(len(probs) + 1)
     ]

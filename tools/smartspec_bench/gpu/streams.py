@@ -70,7 +70,7 @@ class HouseRun:
             tokens_tps=sum(record.num_generated for record in self.records) / duration_s,
             num_drafted=sum(record.num_drafted for record in self.records),
             num_accepted=sum(event.num_accepted for event in events),
-            num_decoded=sum(record.num_rows for record in self.records),
+            num_decoded=sum(record.batch_size for record in self.records),
         )
 
 
@@ -127,7 +127,7 @@ def _within(
 ) -> Sequence[StepRecord]:
     """Those of the time in which all requests decode; of all the time where they never did."""
     kept = [r for r in records if begun_s <= r.start_s and r.start_s + r.total_s <= ended_s]
-    full = (index for index, record in enumerate(kept) if record.num_rows >= num_out)
+    full = (index for index, record in enumerate(kept) if record.batch_size >= num_out)
     return kept[next(full, 0) :]
 
 

@@ -158,7 +158,7 @@ def _table(found: list[Overhead]) -> Table:
         means = one.means
         table.add_row(
             one.policy,
-            str(one.num_rows),
+            str(one.batch_size),
             *(f"{tps:.1f}" for tps in (means.front_tps, means.triton_tps, means.local_tps)),
             *(_interval(ratio) for ratio in (one.ratio, one.front_ratio)),
             f"{means.front_cpu_s * 1e6:.0f}",

@@ -73,7 +73,7 @@ def explain(
         "step": {
             "reason": decision.reason,
             "total_s": shown.total_s,
-            "num_reading": decision.settings.num_reading,
+            "num_prefilling": decision.settings.num_prefilling,
             "num_background": decision.settings.num_background,
             "candidates": _listed(plans),
         },
@@ -102,13 +102,15 @@ def _read(path: Path | None) -> StepTraceFile:
 
 
 def _step_table(step: StepRecord, plans: Sequence[Candidate]) -> Table:
-    table = _candidate_table(f"A step of {step.num_rows} sequences ({step.decision.reason})", plans)
+    table = _candidate_table(
+        f"A step of {step.batch_size} sequences ({step.decision.reason})", plans
+    )
     settings = step.decision.settings
     beside = [
         f"{count} {what}"
         for count, what in (
             (step.num_prefill_tokens, "prompt tokens"),
-            (settings.num_reading, "requests whose prompts are read"),
+            (settings.num_prefilling, "requests whose prompts are read"),
             (settings.num_background, "sequences in a burst"),
         )
         if count

@@ -60,7 +60,7 @@ class Size:
     `power_law` is the closed form, not rounded and never 0, None where it could not be fitted.
     step_line: seconds of a step by that law."""
 
-    num_rows: int
+    batch_size: int
     tokens_per_s: list[float]
     step_s: list[float]
     grid_search: int
@@ -257,16 +257,16 @@ def _document(cost: CostModel, found: Found, about: Mapping[str, object]) -> dic
     }
 
 
-def _size(found: Found, num_rows: int, by_cost: int, law: PowerLaw | None) -> Size:
+def _size(found: Found, batch_size: int, by_cost: int, law: PowerLaw | None) -> Size:
     from smartspec_bench.power_law import fitted_line, law_draft_len
 
-    step_s = found.step_s(num_rows)
+    step_s = found.step_s(batch_size)
     line = fitted_line(step_s[1:])
     return Size(
-        num_rows=num_rows,
-        tokens_per_s=found.tokens_per_s(num_rows),
+        batch_size=batch_size,
+        tokens_per_s=found.tokens_per_s(batch_size),
         step_s=step_s,
-        grid_search=found.best_draft_len(num_rows),
+        grid_search=found.best_draft_len(batch_size),
         cost_model=by_cost,
         power_law=law_draft_len(law, line),
         step_line=None if line is None else asdict(line),
@@ -292,6 +292,6 @@ def _table(sizes: Sequence[Mapping[str, Any]], accept_prob: float) -> Table:
         speeds[size["grid_search"]] = f"[bold]{speeds[size['grid_search']]}[/bold]"
         by_law = "" if law is None else f"{law:.1f}" if law <= draft_lens[-1] else "more"
         best = (str(size["grid_search"]), str(size["cost_model"]), by_law)
-        shown.add_row(str(size["num_rows"]), *speeds, *best)
+        shown.add_row(str(size["batch_size"]), *speeds, *best)
     shown.caption = "best draft length by grid search, cost model, power law (which knows no 0)"
     return shown

@@ -246,16 +246,16 @@ def _machine(
     from smartspec_sim.hardware import Hardware, gpu_hardware
 
     @lru_cache
-    def machine(num_rows: int) -> Hardware:
+    def machine(batch_size: int) -> Hardware:
         if profile is not None:
             cost = _read_profile(profile)
             found = Hardware(cost, notes=(f"measured profile {profile.name}",))
-            if num_rows > cost.target.rows[-1]:
+            if batch_size > cost.target.rows[-1]:
                 note = f"above {cost.target.rows[-1]} rows it goes on with the last slope"
                 found = replace(found, notes=(*found.notes, note))
         else:
             name = None if draft == NO_DRAFT_MODEL else draft
-            found = gpu_hardware(gpu, num_gpus, target, name, num_rows)
+            found = gpu_hardware(gpu, num_gpus, target, name, batch_size)
         host_s = found.cost.host_s + host_ms / 1e3
         return replace(found, cost=replace(found.cost, host_s=host_s))
 

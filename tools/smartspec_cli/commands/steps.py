@@ -33,7 +33,7 @@ class StepTimes:
     """Medians over the decoding steps of one policy, in milliseconds. share_outside: of the time
     of all steps, those that read prompts included, the part spent outside model passes."""
 
-    num_rows: int
+    batch_size: int
     policy: str
     num_steps: int
     step_ms: float
@@ -83,8 +83,8 @@ def steps(
     print(json.dumps([asdict(times) for times in found]))
 
 
-def _time(server: Server, passes_s: Callable[[], float], num_rows: int, policy: str) -> StepTimes:
-    """Serve num_rows requests together, twice; the second time counts."""
+def _time(server: Server, passes_s: Callable[[], float], batch_size: int, policy: str) -> StepTimes:
+    """Serve batch_size requests together, twice; the second time counts."""
     requests = [
         GenerateParams(
             text=make_document(WORKLOADS[index % len(WORKLOADS)], PROMPT_SEED, index).prompt,
@@ -93,7 +93,7 @@ def _time(server: Server, passes_s: Callable[[], float], num_rows: int, policy: 
             end_id=-1,
             reuse_prefix=False,
         )
-        for index in range(num_rows)
+        for index in range(batch_size)
     ]
     for _ in range(2):
         server.loop.records.clear()
@@ -102,16 +102,16 @@ def _time(server: Server, passes_s: Callable[[], float], num_rows: int, policy: 
         spent_s = passes_s() - before_s
     total_s = sum(r.total_s for r in server.loop.records)
     records = [
-        r for r in server.loop.records if r.num_rows == num_rows and not r.num_prefill_tokens
+        r for r in server.loop.records if r.batch_size == batch_size and not r.num_prefill_tokens
     ]
     if not records:
-        fail(f"no step had {num_rows} sequences: allow more tokens")
+        fail(f"no step had {batch_size} sequences: allow more tokens")
 
     def median_ms(values: Sequence[float]) -> float:
         return 1e3 * statistics.median(values)
 
     return StepTimes(
-        num_rows=num_rows,
+        batch_size=batch_size,
         policy=policy,
         num_steps=len(records),
         step_ms=median_ms([r.total_s for r in records]),
@@ -128,7 +128,7 @@ def _table(found: Sequence[StepTimes]) -> Table:
         table.add_column(column, justify="left" if column == "policy" else "right")
     for times in found:
         table.add_row(
-            str(times.num_rows),
+            str(times.batch_size),
             times.policy,
             f"{times.step_ms:.1f}",
             f"{times.plan_ms:.2f}",

@@ -21,7 +21,7 @@ from smartspec_py.engines.base import DraftTask, Proposer
 from smartspec_py.engines.torch.packed import RowInput
 from smartspec_py.engines.torch.processors import TokenHistory
 from smartspec_py.engines.torch.runner import Runner
-from smartspec_py.engines.torch.sampling import Guess, guess
+from smartspec_py.engines.torch.sampling import DraftRequest, draft_tokens
 from smartspec_py.proposers.draft_model import DraftModelProposer
 from smartspec_py.serving.config import DRAFT_MODEL, PROMPT_LOOKUP
 from smartspec_py.serving.request import GenerateParams, Request, RequestError
@@ -142,10 +142,11 @@ def _drafts_given_text(text: FinishedText, runner: Runner) -> Iterator[int]:
         logits = runner.forward([RowInput(0, start, chunk, len(chunk))]).logits
         # To shape a row, what follows the history counts as drafts that were right so far.
         written = tuple(known[start + 1 : start + 1 + len(chunk)])
-        guesses = [
-            Guess(text.sampling, start + 1 + i, history, written[:i]) for i in range(len(chunk))
+        requests = [
+            DraftRequest(text.sampling, start + 1 + i, history, written[:i])
+            for i in range(len(chunk))
         ]
-        yield from guess(logits, guesses)[0]
+        yield from draft_tokens(logits, requests)[0]
         history.extend(written)
 
 

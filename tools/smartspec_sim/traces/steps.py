@@ -72,7 +72,7 @@ def step_from_json(
     settings = PlannerSettings(
         batch_table=batch_table,
         num_background=raw["num_background"],
-        num_reading=raw["num_reading"],
+        num_prefilling=raw["num_prefilling"],
         forced=dict(raw["forced"]),
     )
     decision = Decision(

@@ -142,8 +142,8 @@ class AcceptanceTracker:
             rows[index] = self._begin(sequences[index])
         expected = (rates * is_tried).sum(axis=1)
         kept = np.where(trials[:, None] > 0, self._memories, self._memories[-1])
-        news = np.stack([accepted, expected, trials], axis=1)
-        self._shown[rows] = self._shown[rows] * kept[:, None] + news[..., None]
+        observed = np.stack([accepted, expected, trials], axis=1)
+        self._shown[rows] = self._shown[rows] * kept[:, None] + observed[..., None]
         self._observe_cohorts(names, is_accepted, is_tried)
 
     def release(self, sequence: int) -> None:

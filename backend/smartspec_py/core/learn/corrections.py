@@ -75,7 +75,7 @@ class Predicted:
 
 def predicted(profile: CostModel, step: MeasuredStep) -> Predicted:
     """Seconds of a step as the profile has them, without what was learned."""
-    rows = max(1, step.num_rows)
+    rows = max(1, step.batch_size)
     num_tokens = max(rows, step.num_tokens)
     one_token_s = profile.target.one_token_s(rows, step.context_len)
     drafts_s = 0.0
@@ -124,10 +124,10 @@ class CostCorrections:
         self._errors = [0.0, 0.0, 0.0]
         """Means with forgetting: by the profile, as corrected, and of 1."""
 
-    def at(self, num_rows: int) -> CostModel:
+    def at(self, batch_size: int) -> CostModel:
         """The profile as corrected for steps of so many sequences. It shares the profile's tables:
         making one costs microseconds."""
-        rows = max(1, num_rows)
+        rows = max(1, batch_size)
         found = self._corrected.get(rows)
         if found is None:
             found = self._corrected[rows] = self._make_corrected(rows)
@@ -159,16 +159,16 @@ class CostCorrections:
         """Learn from a step; parts of it that cannot be told apart teach nothing. Returns what the
         profile says of it, which others learn from as well."""
         known = predicted(self._profile, step)
-        rows = max(1, step.num_rows)
+        rows = max(1, step.batch_size)
         pass_s = known.one_token_s + self._settings.shared * known.drafts_s
         target = self._features(rows, pass_s, known.drafts_s, self._unit_s)
-        host = np.array((self._unit_s, self._unit_s * step.num_rows))
+        host = np.array((self._unit_s, self._unit_s * step.batch_size))
         passes = np.array((known.passes_s,))
         target_s, draft_s = self._target.predict(target), self._draft.predict(passes)
         whole_s = target_s + draft_s + self._host.predict(host)
         is_speculating = step.is_speculating and step.num_prefill_tokens == 0
         self._num_unspeculated = 0 if is_speculating else self._num_unspeculated + 1
-        is_pure = step.num_rows > 0 and step.num_prefill_tokens == 0
+        is_pure = step.batch_size > 0 and step.num_prefill_tokens == 0
         if is_pure:
             self._note_errors(step, known, whole_s)
             self._target.observe(target, step.target_s, target_s)
@@ -186,20 +186,20 @@ class CostCorrections:
         self._corrected.clear()
         return known
 
-    def _features(self, num_rows: int, pass_s: float, drafts_s: float, unit_s: float) -> Floats:
+    def _features(self, batch_size: int, pass_s: float, drafts_s: float, unit_s: float) -> Floats:
         """What the values of the target's regression are multiplied by, in the order of its sds."""
-        shares = self._shares_at(num_rows)
+        shares = self._shares_at(batch_size)
         alike = (pass_s, drafts_s, unit_s)
         return np.concatenate((alike, pass_s * shares, drafts_s * shares))
 
-    def _shares_at(self, num_rows: int) -> Floats:
+    def _shares_at(self, batch_size: int) -> Floats:
         """What each measured number of rows has to say of this one; they sum to 1."""
-        found = self._shares.get(num_rows)
+        found = self._shares.get(batch_size)
         if found is None:
-            log = math.log(num_rows)
+            log = math.log(batch_size)
             knots = np.eye(len(self._log_rows))
             found = np.array([np.interp(log, self._log_rows, knot) for knot in knots])
-            self._shares[num_rows] = found
+            self._shares[batch_size] = found
         return found
 
     def _note_errors(self, step: MeasuredStep, known: Predicted, corrected_s: float) -> None:
@@ -207,15 +207,15 @@ class CostCorrections:
         if took_s <= 0.0:
             return
         profile_s = known.one_token_s + known.drafts_s + known.passes_s
-        profile_s += self._profile.step_host_s(step.num_rows)
+        profile_s += self._profile.step_host_s(step.batch_size)
         for index, seconds in enumerate((profile_s, corrected_s, 0.0)):
             self._errors[index] += (1 - self._kept) * (
                 abs(seconds / took_s - 1.0) - self._errors[index]
             )
 
-    def _make_corrected(self, num_rows: int) -> CostModel:
+    def _make_corrected(self, batch_size: int) -> CostModel:
         whole, drafts, extra = self._target.values[:3].tolist()
-        of_rows = self._target.values[3:].reshape(2, -1) @ self._shares_at(num_rows)
+        of_rows = self._target.values[3:].reshape(2, -1) @ self._shares_at(batch_size)
         base = whole + float(of_rows[0])
         slope = self._settings.shared * base + drafts + float(of_rows[1])
         host, host_row = self._host.values.tolist()

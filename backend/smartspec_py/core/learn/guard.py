@@ -22,7 +22,7 @@ then to be mistaken by 3.5 standard errors from a truth that lies further away: 
 trials, and trials are rare. The odds hold for steps that vary independently; where a few sequences
 of poor acceptance stay for long, turning off is right for as long.
 
-Steps of more than three times the usual one are left out as stalls, unless they are more than one
+Steps of more than three times the usual one are left out as outliers, unless they are more than one
 in 32: then they are no accident, but perhaps the price of speculating, and count. A price that is
 paid more seldom is not seen.
 
@@ -76,9 +76,9 @@ class GuardSettings:
     """Relative deviation of one step that is assumed beside those seen, for the first few."""
 
     long_step: float = 3.0
-    """Usual steps from which one is long: a stall, or the price of speculating. Left out while
-    they are fewer than one in the shortest window: counted, 1 % of stalls of 20 steps hid a loss of
-    20 % for 1,500 steps. A probe is charged for no more, either."""
+    """Usual steps from which one is long: an outlier, or the price of speculating. Left out while
+    they are fewer than one in the shortest window: counted, 1 % of outliers of 20 steps hid a loss
+    of 20 % for 1,500 steps. A probe is charged for no more, either."""
 
 
 class ProbeBudget:
@@ -121,26 +121,26 @@ class Guard:
         self._cells: dict[tuple[int, int], _Cell] = {}
         self.num_switches = 0
 
-    def allows(self, num_rows: int, context_len: float) -> bool:
+    def allows(self, batch_size: int, context_len: float) -> bool:
         """False where speculating was found to lose time, until it is tried again."""
-        cell = self._cells.get(_bucket(num_rows, context_len))
+        cell = self._cells.get(_bucket(batch_size, context_len))
         return cell is None or cell.state is not State.OFF
 
-    def wants_reference(self, num_rows: int, context_len: float) -> bool:
+    def wants_reference(self, batch_size: int, context_len: float) -> bool:
         """Whether a step that is to speculate had better not, for comparison."""
-        cell = self._cells.get(_bucket(num_rows, context_len))
+        cell = self._cells.get(_bucket(batch_size, context_len))
         if cell is not None and cell.state is State.TRIAL:
             return cell.num_unreferenced >= self._settings.reference_every - 1
         return self._budget.allows()
 
     def observe(self, step: MeasuredStep) -> None:
         """Learn from a step that read no prompt chunks."""
-        if min(step.num_rows, step.num_generated) <= 0 or step.spent_s <= 0.0:
+        if min(step.batch_size, step.num_generated) <= 0 or step.spent_s <= 0.0:
             return
-        key = _bucket(step.num_rows, step.context_len)
+        key = _bucket(step.batch_size, step.context_len)
         cell = self._cells.setdefault(key, _Cell(self._settings))
         was_off = cell.state is State.OFF
-        none_s = self._profile.target_s(step.num_rows, step.num_rows, step.context_len)
+        none_s = self._profile.target_s(step.batch_size, step.batch_size, step.context_len)
         cell.observe(step, none_s if none_s > 0.0 else 1.0)
         self.num_switches += was_off is not (cell.state is State.OFF)
 
@@ -206,7 +206,7 @@ class _Cell:
         longest = self.settings.long_step * self.usual
         self.usual += (min(spent, longest) - self.usual) / shortest
         self.long_share += ((spent > longest) - self.long_share) / memory
-        sums = np.array((1.0, step.num_generated / step.num_rows, spent))
+        sums = np.array((1.0, step.num_generated / step.batch_size, spent))
         evidence = np.outer(sums, sums)
         self.reference *= 1.0 - 1.0 / memory
         if self.state is State.OFF:
@@ -286,6 +286,6 @@ class _Cell:
         return rate, per_step / num_steps
 
 
-def _bucket(num_rows: int, context_len: float) -> tuple[int, int]:
+def _bucket(batch_size: int, context_len: float) -> tuple[int, int]:
     """Rows by powers of two; context by powers of four, from 256 on."""
-    return num_rows.bit_length(), ((int(context_len) >> 8).bit_length() + 1) // 2
+    return batch_size.bit_length(), ((int(context_len) >> 8).bit_length() + 1) // 2

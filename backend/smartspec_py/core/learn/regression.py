@@ -10,7 +10,7 @@ not renewed gives way to the prior, and the matrix that is solved is never singu
 Cauchy distribution's, what moves a value by one sd is held against it; what moves it by ten was not
 foreseen by the sds, and is followed.
 
-A stall moves nothing: an error far from the median of the last few hardly counts. A change that
+An outlier moves nothing: an error far from the median of the last few hardly counts. A change that
 lasts becomes that median, and then evidence is forgotten fast until the change is followed.
 """
 
@@ -38,9 +38,9 @@ class RegressionSettings:
     """Kept of the evidence at each step: it is 100 steps long, as far apart as probes are."""
 
     recent: int = 5
-    """Errors whose median is believed: up to two of them may be stalls. After a change evidence is
-    as long as that, and what was learned before is gone in a dozen steps. Otherwise the values are
-    solved for once in so many steps: one adds less to 100 others than its noise."""
+    """Errors whose median is believed: up to two of them may be outliers. After a change evidence
+    is as long as that, and what was learned before is gone in a dozen steps. Otherwise the values
+    are solved for once in so many steps: one adds less to 100 others than its noise."""
 
     change: float = 2.0
     """Standard deviations of the median of recent errors that are a change: it has about 0.5 of
@@ -48,8 +48,8 @@ class RegressionSettings:
 
     far: float = 0.25
     """Relative error beside the median from which a step counts less, by the fourth power: 5
-    standard deviations. A stall counts for nothing; a probe that contradicts the steps around it by
-    a third is still heard."""
+    standard deviations. An outlier counts for nothing; a probe that contradicts the steps around it
+    by a third still counts."""
 
 
 class RidgeRegression:

@@ -30,15 +30,15 @@ class PlanBudget:
     def __init__(self, settings: PlanBudgetSettings = PlanBudgetSettings()) -> None:
         self._settings = settings
         self._owed_s = 0.0
-        self._num_rows = 0
+        self._batch_size = 0
         """Of the last plan."""
         self._plan_s = 0.0
         """Mean of the plans that were made."""
         self._spent_s = 0.0
         """Mean over all steps, which is what the host's learned time has of it."""
 
-    def allows(self, num_rows: int) -> bool:
-        is_alike = num_rows < 2 * self._num_rows and self._num_rows < 2 * num_rows
+    def allows(self, batch_size: int) -> bool:
+        is_alike = batch_size < 2 * self._batch_size and self._batch_size < 2 * batch_size
         return self._owed_s <= 0.0 or not is_alike
 
     def pays(self, tokens: float, seconds: float, none_tokens: float, none_s: float) -> bool:
@@ -48,12 +48,12 @@ class PlanBudget:
         return tokens * (none_s - self._spent_s) > none_tokens * with_plan_s
 
     def observe(
-        self, num_rows: int, plan_s: float | None, step_s: float, is_poor: bool = False
+        self, batch_size: int, plan_s: float | None, step_s: float, is_poor: bool = False
     ) -> None:
         """plan_s: None where nothing was planned. is_poor: whether the plan was not worth it."""
         share, most = self._settings.share, self._settings.max_rested
         if plan_s is not None:
-            self._num_rows = num_rows
+            self._batch_size = batch_size
             is_first = self._plan_s == 0.0
             self._plan_s += (plan_s - self._plan_s) / (1 if is_first else most)
         self._spent_s += ((plan_s or 0.0) - self._spent_s) / most

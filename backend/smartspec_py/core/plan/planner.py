@@ -50,7 +50,7 @@ def plan(
     """
     if not views:
         return SpecPlan()
-    step = step_of(views, cost, settings.num_background, settings.num_reading)
+    step = step_of(views, cost, settings.num_background, settings.num_prefilling)
     return _planned(views, step, settings)
 
 
@@ -99,7 +99,7 @@ def evaluate(
     """
     if not views:
         return SpecPlan()
-    step = step_of(views, cost, settings.num_background, settings.num_reading)
+    step = step_of(views, cost, settings.num_background, settings.num_prefilling)
     options = [(choices or {}).get(view.sequence, 0) for view in views]
     ways = step.first_ways + np.array(options)
     choice = Choice(ways, np.array(draft_lens))
@@ -116,7 +116,7 @@ def _spec_plan(views: Sequence[SequenceView], step: Step, found: Outcome) -> Spe
         choices = {s: o for s, o, k in zip(sequences, options, lengths, strict=True) if o and k}
     return SpecPlan(
         draft_lens=dict(zip(sequences, choice.lengths.tolist(), strict=True)),
-        expected_tokens=found.tokens - step.reading_tokens,
+        expected_tokens=found.tokens - step.prefilling_tokens,
         expected_s=found.seconds,
         choices=choices,
     )

@@ -51,10 +51,10 @@ class BatchTable:
         if len(self.draft_lens) != len(self.rows) or min(self.draft_lens) < 0:
             raise ValueError("draft_lens must hold a number from 0 for each of rows")
 
-    def draft_len(self, num_rows: int) -> int:
+    def draft_len(self, batch_size: int) -> int:
         """That of the next larger batch in the table, since longer drafts are the dearer mistake in
         a batch that is larger than they were meant for; beyond the table that of its last."""
-        return self.draft_lens[min(bisect_left(self.rows, num_rows), len(self.rows) - 1)]
+        return self.draft_lens[min(bisect_left(self.rows, batch_size), len(self.rows) - 1)]
 
 
 @dataclass(frozen=True)
@@ -63,14 +63,14 @@ class PlannerSettings:
 
     batch_table: for sequences under `batch_table`. num_background: sequences that generate a token
     in the same pass without being planned, because the engine was given a burst of tokens for them
-    to generate. num_reading: requests whose prompts are read beside the step, and that gain nothing
-    by drafts. forced: draft lengths by sequence that take the place of what its policy would
-    choose, capped by what makes sense for it.
+    to generate. num_prefilling: requests whose prompts are read beside the step, and that gain
+    nothing by drafts. forced: draft lengths by sequence that take the place of what its policy
+    would choose, capped by what makes sense for it.
     """
 
     batch_table: BatchTable | None = None
     num_background: int = 0
-    num_reading: int = 0
+    num_prefilling: int = 0
     forced: Mapping[SequenceId, int] = field(default_factory=dict)
 
 
@@ -112,7 +112,7 @@ class ByBatchSize:
     def choose(self, step: Step, settings: PlannerSettings) -> Outcome:
         if settings.batch_table is None:
             raise ValueError("the policy batch_table needs a batch_table in the planner's settings")
-        draft_len = settings.batch_table.draft_len(step.num_rows)
+        draft_len = settings.batch_table.draft_len(step.batch_size)
         return outcome(step, uniform(step, draft_len))
 
 
@@ -176,7 +176,7 @@ def batch_table_of(
 
 
 def _grid_search(
-    cost: CostModel, accept_prob: float, num_rows: int, max_draft_len: int, context_len: int
+    cost: CostModel, accept_prob: float, batch_size: int, max_draft_len: int, context_len: int
 ) -> int:
     row = SequenceView(
         sequence=0,
@@ -185,4 +185,4 @@ def _grid_search(
         policy="batch_table",
         options=(DraftOption(max_draft_len, (accept_prob,) * max_draft_len),),
     )
-    return int(uniform_scores(step_of([row] * num_rows, cost)).argmax())
+    return int(uniform_scores(step_of([row] * batch_size, cost)).argmax())

@@ -100,7 +100,7 @@ def _weighed(step: Step, alike: Outcome) -> Step:
     base_s = float(step.verify_s[0])
     draft_s = max(alike.seconds - base_s, 0.0) / num_drafts
     own_tokens = 1.0 + step.gains[choice.ways, choice.lengths]
-    own_s = base_s / step.num_rows + draft_s * choice.lengths
+    own_s = base_s / step.batch_size + draft_s * choice.lengths
     weights = own_s / own_tokens * float(own_tokens.sum() / own_s.sum())
     of_ways = weights[step.owners][:, None]
     return replace(
@@ -156,7 +156,7 @@ def _selections(step: Step, price: float) -> Iterator[Ints]:
     without draft passes, where it has one."""
     yield step.first_ways
     token_s = (step.verify_s[-1] - step.verify_s[0]) / max(1, len(step.verify_s) - 1)
-    row_s = step.pass_s[step.num_rows] / step.num_rows
+    row_s = step.pass_s[step.batch_size] / step.batch_size
     slot_s = token_s + row_s * step.has_passes
     worth = step.gains - price * slot_s[:, None] * np.arange(step.depth + 1)
     worth[:, 1:] -= price * step.entries_s[:, None]

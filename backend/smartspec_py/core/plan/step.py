@@ -39,7 +39,7 @@ TOKENS_A_STEP = 2.0
 """What a sequence that drafts gains in a step, about: what is paid once is spread over so many
 fewer steps than tokens. One a step would let requests resume that never earn it back."""
 
-READING_TOKENS = 8.0
+PREFILLING_TOKENS = 8.0
 """What a step is worth to a request whose prompt is read beside it, in tokens. With 8 first tokens
 come at most 1.14 times as late as without speculation, with 4 up to 1.3 times, with 16 at most 1.06
 times (docs/results/first_token.md). But with 16 eight requests at once, with short outputs, are
@@ -69,9 +69,9 @@ class Step:
     remaining / TOKENS_A_STEP.
     has_passes: [R]. verify_s: seconds of target pass and host by the number of drafts in the step,
     from 0 to the most there can be. pass_s: seconds of a draft pass by its rows.
-    num_rows: sequences of the whole step. held_tokens, held_rows: tokens, and rows in the draft
+    batch_size: sequences of the whole step. held_tokens, held_rows: tokens, and rows in the draft
     passes 1..K, that the step has anyway, among them a token for each sequence that generates
-    beside those of the views, and reading_tokens, which nobody gets: what the step is worth to
+    beside those of the views, and prefilling_tokens, which nobody gets: what the step is worth to
     requests whose prompts are read in it. limits_s: [B], seconds a generated token that a sequence
     may take from now on, infinite without a target; None where no sequence has one.
     """
@@ -85,10 +85,10 @@ class Step:
     has_passes: Bools
     verify_s: Floats
     pass_s: Floats
-    num_rows: int
+    batch_size: int
     held_tokens: float
     held_rows: Ints
-    reading_tokens: float = 0.0
+    prefilling_tokens: float = 0.0
     limits_s: Floats | None = None
 
     @property
@@ -188,29 +188,29 @@ def step_of(
     views: Sequence[SequenceView],
     cost: CostModel,
     num_background: int = 0,
-    num_reading: int = 0,
+    num_prefilling: int = 0,
 ) -> Step:
-    """The arrays of these views, of which there must be one. num_background, num_reading: see
+    """The arrays of these views, of which there must be one. num_background, num_prefilling: see
     `PlannerSettings`."""
-    num_rows = len(views)
+    batch_size = len(views)
     context_lens, remaining, options, targets = zip(*map(_FIELDS, views), strict=True)
     assert all(options), "a view without an option"
     ways = list(chain.from_iterable(options))
-    first_ways = owners = np.arange(num_rows)
-    if len(ways) > num_rows:
+    first_ways = owners = np.arange(batch_size)
+    if len(ways) > batch_size:
         num_ways = np.array(list(map(len, options)))
         first_ways = np.cumsum(num_ways) - num_ways
         owners = np.repeat(owners, num_ways)
     cap_list, probs, lags, has_passes = zip(*ways, strict=True)
     caps = np.array(cap_list)
-    most = caps if len(ways) == num_rows else np.maximum.reduceat(caps, first_ways)
-    num_tokens = np.arange(num_rows, num_rows + int(most.sum()) + 1, dtype=np.float64)
+    most = caps if len(ways) == batch_size else np.maximum.reduceat(caps, first_ways)
+    num_tokens = np.arange(batch_size, batch_size + int(most.sum()) + 1, dtype=np.float64)
     num_tokens += num_background
-    in_pass = num_rows + num_background
+    in_pass = batch_size + num_background
     survivals = _survivals(probs, cap_list)
     gains = np.zeros((len(ways), survivals.shape[1] + 1))
     np.add.accumulate(survivals, axis=1, out=gains[:, 1:])
-    verify_s = cost.targets_s(in_pass, num_tokens, sum(context_lens) / num_rows)
+    verify_s = cost.targets_s(in_pass, num_tokens, sum(context_lens) / batch_size)
     entries_s = np.zeros(len(ways))
     if any(lags):
         num_steps = np.maximum(np.array(remaining) / TOKENS_A_STEP, 1.0)
@@ -227,11 +227,11 @@ def step_of(
         has_passes=np.array(has_passes),
         verify_s=np.maximum(verify_s + cost.step_host_s(in_pass), MIN_STEP_S),
         pass_s=cost.draft_pass_s,
-        num_rows=num_rows,
-        held_tokens=in_pass + READING_TOKENS * num_reading,
+        batch_size=batch_size,
+        held_tokens=in_pass + PREFILLING_TOKENS * num_prefilling,
         held_rows=np.zeros(survivals.shape[1], dtype=np.int64),
-        reading_tokens=READING_TOKENS * num_reading,
-        limits_s=None if targets.count(None) == num_rows else _limits_s(views),
+        prefilling_tokens=PREFILLING_TOKENS * num_prefilling,
+        limits_s=None if targets.count(None) == batch_size else _limits_s(views),
     )
 
 

@@ -38,11 +38,11 @@ class CachedModel(Generic[S]):
         return self.runner.passes_s
 
     def time_pass(
-        self, num_rows: int, tokens_per_row: int, context_len: int, num_logits: int | None = None
+        self, batch_size: int, tokens_per_row: int, context_len: int, num_logits: int | None = None
     ) -> float:
         """See `Profilable`."""
         assert not self._sequences, "timing a pass overwrites rows"
-        return self.runner.time_pass(num_rows, tokens_per_row, context_len, num_logits)
+        return self.runner.time_pass(batch_size, tokens_per_row, context_len, num_logits)
 
     def close(self) -> None:
         self._sequences.clear()

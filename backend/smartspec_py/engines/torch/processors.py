@@ -10,7 +10,7 @@ Shaping, for a row of float32 logits at an absolute position, in this order:
    ones multiplied.
 4. `presence_penalty` once, `frequency_penalty` for each time, off the logits of generated tokens.
 
-Drafts that precede the position in the same step count as generated: the target judges a draft as
+Drafts that precede the position in the same step count as generated: the target verifies a draft as
 it would after having written the ones before it. A row that 1 and 2 leave without any token draws
 the most probable token of its unprocessed logits instead: a wish that cannot be met gives way, the
 request goes on.

@@ -122,7 +122,7 @@ class Runner(ABC):
         raise NotImplementedError("only a runner that says can_draft_greedy drafts ahead")
 
     def time_pass(
-        self, num_rows: int, tokens_per_row: int, context_len: int, num_logits: int | None = None
+        self, batch_size: int, tokens_per_row: int, context_len: int, num_logits: int | None = None
     ) -> float:
         """Seconds of one pass whose logits reach the host. Overwrites the rows that it uses.
 
@@ -133,7 +133,7 @@ class Runner(ABC):
         position = max(0, min(context_len, max_len - tokens_per_row))
         tokens = [0] * tokens_per_row
         wanted = tokens_per_row if num_logits is None else min(num_logits, tokens_per_row)
-        inputs = [RowInput(row, position, tokens, wanted) for row in range(num_rows)]
+        inputs = [RowInput(row, position, tokens, wanted) for row in range(batch_size)]
         start = time.perf_counter()
         self.forward(inputs).logits.argmax(-1).tolist()
         return time.perf_counter() - start

@@ -1,4 +1,4 @@
-"""Draws tokens and judges drafts; both ways give exactly the target's distribution.
+"""Draws tokens and verifies drafts; both ways give exactly the target's distribution.
 
 A row of logits is processed as `processors` says: shaping, temperature, truncation. Greedy, that is
 temperature 0 or top_k 1, is the best token of the shaped row.
@@ -15,7 +15,7 @@ so the text depends neither on the draft nor on how many tokens were speculated 
 *Rejection*: a draft x that was drawn from q is accepted with probability min(1, p(x) / q(x)), else
 replaced by a draw from max(p - q, 0), normalised (Leviathan et al., "Fast inference from
 transformers via speculative decoding", 2023). That accepts 1 - TV(p, q) of the drafts, the most
-that any rule can, but the text depends on what was drafted. Greedy rows are judged as coupled ones.
+that any rule can, but the text depends on what was drafted. Greedy rows are verified as coupled.
 
 Noise is hashed only for the tokens that truncation leaves. Integer hashing is the same on every
 device; near-ties of the perturbed scores may still fall differently where logits differ.
@@ -39,7 +39,7 @@ _MAX_SCORES = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class VerifyRequest:
     """One sequence of a target's pass: len(drafts) + 1 rows of logits.
 
     position: absolute, of the first token to draw. history: the tokens before it; wanted where
@@ -56,7 +56,7 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class VerifyResult:
     """tokens: the accepted drafts and one more. log_probs: of each under the unprocessed logits,
     natural; empty unless asked for."""
 
@@ -66,7 +66,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Guess:
+class DraftRequest:
     """One token to draft, at this absolute position. history: the tokens before the step's drafts;
     wanted where sampling.shapes_logits. provisional: the step's drafts before this one."""
 
@@ -87,45 +87,45 @@ class _Draw:
     draft_probs: torch.Tensor | None = None  # [vocab]
 
 
-def judge(logits: torch.Tensor, checks: Sequence[Check]) -> list[Verdict]:
-    """Judge each check by its rows of logits [sum of len(drafts) + 1, vocab], float32."""
-    firsts = _first_rows(checks)
-    rows = _shaped(logits, checks, firsts)
-    accepted = _judge_by_probability(rows, checks, firsts)
-    draws, replacements = _plan_draws(checks, firsts, accepted)
+def verify(logits: torch.Tensor, requests: Sequence[VerifyRequest]) -> list[VerifyResult]:
+    """Verify each request by its rows of logits [sum of len(drafts) + 1, vocab], float32."""
+    firsts = _first_rows(requests)
+    rows = _shaped(logits, requests, firsts)
+    accepted = _verify_by_rejection(rows, requests, firsts)
+    draws, replacements = _plan_draws(requests, firsts, accepted)
     tokens = rows.argmax()
     for group in _groups(draws, logits):
         drawn = _candidates(rows, group).draw(_keys(group, Stream.TARGET, logits))
         tokens[_index(group, logits)] = drawn
     for group in _groups(replacements, logits):
         tokens[_index(group, logits)] = _replace(rows, group)
-    verdicts, drawn_tokens = [], tokens.tolist()
-    for check, first in zip(checks, firsts, strict=True):
-        drawn_here = drawn_tokens[first : first + len(check.drafts) + 1]
-        num_accepted = accepted.get(first, _count_equal(check.drafts, drawn_here))
-        emitted = (*check.drafts[:num_accepted], drawn_here[num_accepted])
-        verdicts.append(Verdict(emitted, num_accepted))
-    return _with_log_probs(verdicts, logits, checks, firsts)
+    results, drawn_tokens = [], tokens.tolist()
+    for request, first in zip(requests, firsts, strict=True):
+        drawn_here = drawn_tokens[first : first + len(request.drafts) + 1]
+        num_accepted = accepted.get(first, _count_equal(request.drafts, drawn_here))
+        emitted = (*request.drafts[:num_accepted], drawn_here[num_accepted])
+        results.append(VerifyResult(emitted, num_accepted))
+    return _with_log_probs(results, logits, requests, firsts)
 
 
-def guess(
-    logits: torch.Tensor, guesses: Sequence[Guess]
+def draft_tokens(
+    logits: torch.Tensor, requests: Sequence[DraftRequest]
 ) -> tuple[list[int], list[torch.Tensor | None]]:
-    """Draft one token from each row of logits [len(guesses), vocab], float32.
+    """Draft one token from each row of logits [len(requests), vocab], float32.
 
     With it what each was drawn from, [vocab] float32; None where it is the best token or was drawn
     with the target's noise.
     """
     spans = [
         Span(row, 1, one.sampling, one.position, _history(one), one.provisional)
-        for row, one in enumerate(guesses)
+        for row, one in enumerate(requests)
         if one.sampling.shapes_logits
     ]
     rows = ShapedLogits(logits, spans)
-    sampled = [(row, one) for row, one in enumerate(guesses) if not one.sampling.is_greedy]
+    sampled = [(row, one) for row, one in enumerate(requests) if not one.sampling.is_greedy]
     draws = [_Draw(row, one.sampling, one.position) for row, one in sampled]
     tokens = rows.argmax()
-    probs: list[torch.Tensor | None] = [None] * len(guesses)
+    probs: list[torch.Tensor | None] = [None] * len(requests)
     for group in _groups(draws, logits):
         candidates = _candidates(rows, group)
         is_coupled = group[0].sampling.verification is Verification.COUPLED
@@ -138,37 +138,39 @@ def guess(
     return drafts, probs
 
 
-def _first_rows(checks: Sequence[Check]) -> list[int]:
-    return list(accumulate((len(check.drafts) + 1 for check in checks), initial=0))[:-1]
+def _first_rows(requests: Sequence[VerifyRequest]) -> list[int]:
+    return list(accumulate((len(request.drafts) + 1 for request in requests), initial=0))[:-1]
 
 
-def _shaped(logits: torch.Tensor, checks: Sequence[Check], firsts: Sequence[int]) -> ShapedLogits:
+def _shaped(
+    logits: torch.Tensor, requests: Sequence[VerifyRequest], firsts: Sequence[int]
+) -> ShapedLogits:
     spans = [
         Span(first, len(one.drafts) + 1, one.sampling, one.position, _history(one), one.drafts)
-        for one, first in zip(checks, firsts, strict=True)
+        for one, first in zip(requests, firsts, strict=True)
         if one.sampling.shapes_logits
     ]
     return ShapedLogits(logits, spans)
 
 
-def _history(one: Check | Guess) -> TokenHistory:
+def _history(one: VerifyRequest | DraftRequest) -> TokenHistory:
     assert one.history is not None, "logits cannot be shaped without the history"
     return one.history
 
 
-def _judge_by_probability(
-    rows: ShapedLogits, checks: Sequence[Check], firsts: Sequence[int]
+def _verify_by_rejection(
+    rows: ShapedLogits, requests: Sequence[VerifyRequest], firsts: Sequence[int]
 ) -> dict[int, int]:
-    """Drafts accepted, by first row, of the checks that are judged by rejection.
+    """Drafts accepted, by first row, of the requests that are verified by rejection.
 
     One wait for the device; in return, only one row of each needs noise afterwards.
     """
     drafted = {
-        first: _drafted(check, first)
-        for check, first in zip(checks, firsts, strict=True)
-        if check.sampling.verification is Verification.REJECTION
-        and check.drafts
-        and not check.sampling.is_greedy
+        first: _drafted(request, first)
+        for request, first in zip(requests, firsts, strict=True)
+        if request.sampling.verification is Verification.REJECTION
+        and request.drafts
+        and not request.sampling.is_greedy
     }
     if not drafted:
         return {}
@@ -182,18 +184,18 @@ def _judge_by_probability(
     }
 
 
-def _drafted(check: Check, first: int) -> list[_Draw]:
+def _drafted(request: VerifyRequest, first: int) -> list[_Draw]:
     """A draw for each draft."""
-    probs = check.draft_probs
+    probs = request.draft_probs
     return [
         _Draw(
             first + i,
-            check.sampling,
-            check.position + i,
+            request.sampling,
+            request.position + i,
             draft,
             None if probs is None else probs[i],
         )
-        for i, draft in enumerate(check.drafts)
+        for i, draft in enumerate(request.drafts)
     ]
 
 
@@ -222,21 +224,21 @@ def _replace(rows: ShapedLogits, group: Sequence[_Draw]) -> torch.Tensor:
 
 
 def _plan_draws(
-    checks: Sequence[Check], firsts: Sequence[int], accepted: dict[int, int]
+    requests: Sequence[VerifyRequest], firsts: Sequence[int], accepted: dict[int, int]
 ) -> tuple[list[_Draw], list[_Draw]]:
     """What is drawn from p, and what replaces a rejected draft; greedy rows need neither."""
     draws, replacements = [], []
-    for check, first in zip(checks, firsts, strict=True):
-        sampling, num_drafts = check.sampling, len(check.drafts)
+    for request, first in zip(requests, firsts, strict=True):
+        sampling, num_drafts = request.sampling, len(request.drafts)
         if sampling.is_greedy:
             continue
         num_accepted = accepted.get(first)
         if num_accepted is not None and num_accepted < num_drafts:
-            replacements.append(_drafted(check, first)[num_accepted])
+            replacements.append(_drafted(request, first)[num_accepted])
             continue
         skipped = num_accepted or 0
         draws += [
-            _Draw(first + i, sampling, check.position + i) for i in range(skipped, num_drafts + 1)
+            _Draw(first + i, sampling, request.position + i) for i in range(skipped, num_drafts + 1)
         ]
     return draws, replacements
 
@@ -280,21 +282,21 @@ def _count_equal(expected: Sequence[int], found: Sequence[int]) -> int:
 
 
 def _with_log_probs(
-    verdicts: list[Verdict],
+    results: list[VerifyResult],
     logits: torch.Tensor,
-    checks: Sequence[Check],
+    requests: Sequence[VerifyRequest],
     firsts: Sequence[int],
-) -> list[Verdict]:
-    wanted = [i for i, check in enumerate(checks) if check.sampling.log_probs]
+) -> list[VerifyResult]:
+    wanted = [i for i, request in enumerate(requests) if request.sampling.log_probs]
     if not wanted:
-        return verdicts
-    rows = [firsts[i] + j for i in wanted for j in range(len(verdicts[i].tokens))]
-    tokens = [token for i in wanted for token in verdicts[i].tokens]
+        return results
+    rows = [firsts[i] + j for i in wanted for j in range(len(results[i].tokens))]
+    tokens = [token for i in wanted for token in results[i].tokens]
     index = torch.tensor(rows, device=logits.device)
     chosen = torch.tensor(tokens, device=logits.device)[:, None]
     found = iter(logits[index].log_softmax(-1).gather(-1, chosen)[:, 0].tolist())
     for i in wanted:
-        tokens_of = verdicts[i].tokens
+        tokens_of = results[i].tokens
         log_probs = tuple(next(found) for _ in tokens_of)
-        verdicts[i] = Verdict(tokens_of, verdicts[i].num_accepted, log_probs)
-    return verdicts
+        results[i] = VerifyResult(tokens_of, results[i].num_accepted, log_probs)
+    return results

@@ -1,6 +1,6 @@
 """The PyTorch target: one packed pass a poll, whatever was submitted.
 
-The page to read is `poll`: one target pass over all work, one judgement of every position asked,
+The page to read is `poll`: one target pass over all work, one verification of every position asked,
 and for each sequence the drafts that were accepted and one token more.
 """
 
@@ -17,7 +17,7 @@ from smartspec_py.engines.base import Event, Prefill, TargetCapabilities, Verify
 from smartspec_py.engines.torch.cached_model import CachedModel, CachedSequence, history_of
 from smartspec_py.engines.torch.packed import RowInput
 from smartspec_py.engines.torch.runner import Runner
-from smartspec_py.engines.torch.sampling import Check, Verdict, judge
+from smartspec_py.engines.torch.sampling import VerifyRequest, VerifyResult, verify
 
 
 @dataclass(slots=True)
@@ -30,11 +30,11 @@ class _Sequence(CachedSequence):
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """One work item as a row of the pass. check: what is drawn there; None inside a prompt."""
+    """One work item as a row of the pass. request: what is drawn there; None inside a prompt."""
 
     sequence: SequenceId
     row_input: RowInput
-    check: Check | None
+    request: VerifyRequest | None
 
 
 class TorchTarget(CachedModel[_Sequence]):
@@ -77,14 +77,14 @@ class TorchTarget(CachedModel[_Sequence]):
         start = time.perf_counter()
         items = [self._item(one) for one in work]
         out = self.runner.forward([item.row_input for item in items])
-        verdicts = iter(judge(out.logits, [item.check for item in items if item.check]))
+        results = iter(verify(out.logits, [item.request for item in items if item.request]))
         pass_s = time.perf_counter() - start
         events, first = [], 0
         for item in items:
             hidden = None if out.hidden is None else out.hidden[first:]
             first += item.row_input.num_logits
-            verdict = next(verdicts) if item.check else None
-            events.append(self._settle(item, verdict, hidden, pass_s))
+            result = next(results) if item.request else None
+            events.append(self._settle(item, result, hidden, pass_s))
         return events
 
     def cancel(self, sequence: SequenceId) -> None:
@@ -101,36 +101,36 @@ class TorchTarget(CachedModel[_Sequence]):
             assert work.start == row.num_cached, f"a chunk at {work.start} of {row.num_cached}"
             end = work.start + len(work.tokens)
             read = RowInput(row.index, work.start, work.tokens, int(work.is_last))
-            check = Check(state.sampling, end, state.history) if work.is_last else None
-            return _Item(work.sequence, read, check)
+            request = VerifyRequest(state.sampling, end, state.history) if work.is_last else None
+            return _Item(work.sequence, read, request)
         drafts, probs = (work.drafts, work.draft_probs) if isinstance(work, Verify) else ((), None)
         tokens = (state.tokens[-1], *drafts)
         return _Item(
             work.sequence,
             RowInput(row.index, row.num_cached, tokens, len(tokens)),
-            Check(state.sampling, row.num_cached + 1, state.history, drafts, probs),
+            VerifyRequest(state.sampling, row.num_cached + 1, state.history, drafts, probs),
         )
 
     def _settle(
-        self, item: _Item, verdict: Verdict | None, hidden: torch.Tensor | None, pass_s: float
+        self, item: _Item, result: VerifyResult | None, hidden: torch.Tensor | None, pass_s: float
     ) -> Event:
         """Keep what was accepted: of a verification, the row then holds the token known before
         this pass and the accepted drafts; of a prompt's chunk, all of it."""
         state = self._sequences[item.sequence]
-        if verdict is None or item.check is None:
+        if result is None or item.request is None:
             state.row.num_cached += len(item.row_input.tokens)
             return Event(item.sequence, pass_s=pass_s)
-        num_drafts = len(item.check.drafts)
-        state.row.num_cached += len(item.row_input.tokens) - num_drafts + verdict.num_accepted
-        state.tokens.extend(verdict.tokens)
+        num_drafts = len(item.request.drafts)
+        state.row.num_cached += len(item.row_input.tokens) - num_drafts + result.num_accepted
+        state.tokens.extend(result.tokens)
         if state.history is not None:
-            state.history.extend(verdict.tokens)
+            state.history.extend(result.tokens)
         return Event(
             sequence=item.sequence,
-            tokens=verdict.tokens,
+            tokens=result.tokens,
             num_drafted=num_drafts,
-            num_accepted=verdict.num_accepted,
+            num_accepted=result.num_accepted,
             pass_s=pass_s,
-            log_probs=verdict.log_probs,
-            hidden=None if hidden is None else hidden[: len(verdict.tokens)],
+            log_probs=result.log_probs,
+            hidden=None if hidden is None else hidden[: len(result.tokens)],
         )

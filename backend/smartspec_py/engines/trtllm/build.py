@@ -1,8 +1,8 @@
-"""Makes an engine of TensorRT-LLM engine directories, as engine.json has them; or of doubles.
+"""Makes an engine of TensorRT-LLM engine directories, as engine.json has them; or of fakes.
 
 Two executors share one process and its GPU memory. So that neither is given what the other needs,
 the room for keys and values is divided before either is loaded, see `trtllm_memory`.
-Loading has never been run by this project; the rest is tested over doubles.
+Loading has never been run by this project; the rest is tested over fakes.
 """
 
 from __future__ import annotations

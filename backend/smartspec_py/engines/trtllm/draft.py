@@ -4,7 +4,7 @@ As the target's, its requests bring the whole text, and what was read before is 
 blocks. All requests of a step are enqueued in one call and awaited together; what the target has in
 flight meanwhile runs on.
 
-Tested against `engines.executor_double`; never run on the real executor by this project.
+Tested against `smartspec_testing.fake_executor`; never run on the real executor by this project.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ DRAFT_TIMEOUT_S = 2.0
 first; then it goes on without, and the requests are cancelled."""
 
 READ_TOKENS_PER_S = 2000
-"""What a slow draft engine reads: a guess, on the low side. New texts of a burst take seconds."""
+"""What a slow draft engine reads: estimated, on the low side. New texts of a burst take seconds."""
 
 
 class TrtllmDraftProposer(ExecutorModel):

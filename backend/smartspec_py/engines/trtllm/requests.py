@@ -43,7 +43,7 @@ def cache_salt(sequence: SequenceId) -> int:
 class SamplingConfigs:
     """Makes them for requests; that of greedy text once, as a request copies what it is given.
 
-    stream: of the noise. Drafts must be drawn from another one than they are judged by: with the
+    stream: of the noise. Drafts must be drawn from another one than they are verified by: with the
     same numbers on both sides what is accepted would depend on what was drawn.
     """
 
@@ -81,7 +81,7 @@ class ExecutorModel:
     """An engine behind an executor; target and draft alike.
 
     executor, bindings: a `bindings.Executor`, and the module that it is of:
-    `tensorrt_llm.bindings.executor` or its double. clock: seconds, of which polls take some.
+    `tensorrt_llm.bindings.executor` or its fake. clock: seconds, of which polls take some.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class ExecutorModel:
         self._executor.shutdown()
 
     def time_pass(
-        self, num_rows: int, tokens_per_row: int, context_len: int, num_logits: int | None = None
+        self, batch_size: int, tokens_per_row: int, context_len: int, num_logits: int | None = None
     ) -> float:
         """See `Profilable`; from the outside, enqueueing and responses included.
 
@@ -108,15 +108,15 @@ class ExecutorModel:
         executor fails one.
         """
         vocabulary = range(self._vocab_size)
-        fresh = random.Random(f"{num_rows, tokens_per_row, context_len} {self._clock()}")
+        fresh = random.Random(f"{batch_size, tokens_per_row, context_len} {self._clock()}")
 
         def texts(length: int) -> list[list[int]]:
-            return [fresh.choices(vocabulary, k=length) for _ in range(num_rows)]
+            return [fresh.choices(vocabulary, k=length) for _ in range(batch_size)]
 
         if num_logits == 1:
             return self._seconds(texts(context_len + tokens_per_row))
         length = max(1, context_len)
-        known = [random.Random(row).choices(vocabulary, k=length) for row in range(num_rows)]
+        known = [random.Random(row).choices(vocabulary, k=length) for row in range(batch_size)]
         self._seconds(known)
         if tokens_per_row > 1:
             return self._seconds(known, tokens_per_row, texts(tokens_per_row - 1))

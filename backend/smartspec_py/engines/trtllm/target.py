@@ -11,7 +11,7 @@ work becomes one request; all requests of a step are enqueued in one call.
 A poll waits for the verifications in flight, so that a step's verifications are planned, run and
 measured together; what bursts bring meanwhile comes with them. The time of a pass is taken here,
 from enqueueing to the response: the executor's own statistics have the latency of an earlier
-iteration with the idle time before it, see `executor_double`.
+iteration with the idle time before it, see `fake_executor`.
 
 A request's noise starts with its seed, so equal seeds would draw every request of a sequence from
 the same numbers. The seed sent is therefore mixed with the position, and sampled text depends on
@@ -19,7 +19,7 @@ how it was cut into requests. At temperature > 0 drafts without logits are accep
 none are taken; with the logits that they were drawn from the executor rejects as Leviathan et al.
 do, which a request asks for by `verification: rejection` and engine.json by `sampled_verification`.
 
-Tested against `engines.executor_double`; never run on the real executor by this project.
+Tested against `smartspec_testing.fake_executor`; never run on the real executor by this project.
 """
 
 from __future__ import annotations

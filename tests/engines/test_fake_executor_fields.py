@@ -1,4 +1,4 @@
-"""Fields of requests that the double acts on, or refuses; made from a directory; errors.
+"""Fields of requests that the fake acts on, or refuses; made from a directory; errors.
 
 The prompt (3, 4) sums to 7; with 1000 tokens in the vocabulary its text is 7 + 7 t:
 position  2   3   4   5   6   7   8
@@ -12,7 +12,7 @@ from datetime import timedelta
 import pytest
 import torch
 
-from smartspec_testing import fake_executor as executor_double
+from smartspec_testing import fake_executor
 from smartspec_testing.clock import VirtualClock
 from smartspec_testing.fake_executor import (
     Behaviour,
@@ -146,7 +146,7 @@ def test_draft_configs_are_checked(options, message):
 
 
 def test_the_request_type_bears_another_name_as_attribute():
-    kind = executor_double.RequestType.REQUEST_TYPE_CONTEXT_ONLY
+    kind = fake_executor.RequestType.REQUEST_TYPE_CONTEXT_ONLY
     assert Request(PROMPT, 1, type=kind).request_type is kind
 
 
@@ -274,5 +274,5 @@ def test_iteration_statistics_count_the_batch():
 
 def test_names_that_the_bindings_lack_are_not_there():
     with pytest.raises(AttributeError, match="BatchManager"):
-        _ = executor_double.BatchManager
+        _ = fake_executor.BatchManager
     assert not hasattr(DoubleBindings(), "BatchManager")

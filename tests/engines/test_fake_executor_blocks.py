@@ -1,4 +1,4 @@
-"""KV cache blocks of the double: prefix hits, eviction, waiting for room, and that none is lost.
+"""KV cache blocks of the fake: prefix hits, eviction, waiting for room, and that none is lost.
 
 Blocks have 4 tokens. The prompt 1 2 3 4 5 with two tokens generated holds 7 tokens in 2 blocks; the
 last one was never read, so 6 stay known: the block 1 2 3 4 and a tail of 2.
@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smartspec_py.core.cost import CostModel, PassTable
-from smartspec_testing import fake_executor as executor_double
+from smartspec_testing import fake_executor
 from smartspec_testing.clock import VirtualClock
 from smartspec_testing.fake_executor import (
     Behaviour,
@@ -32,9 +32,7 @@ MEASURED = OutputConfig(return_perf_metrics=True)
 
 
 def config(**options):
-    return executor_double.ExecutorConfig(
-        kv_cache_config=executor_double.KvCacheConfig(), **options
-    )
+    return fake_executor.ExecutorConfig(kv_cache_config=fake_executor.KvCacheConfig(), **options)
 
 
 def run(executor, *requests):
@@ -83,13 +81,13 @@ def test_the_block_used_longest_ago_is_evicted_and_tails_first():
 
 def test_nothing_is_stored_where_reuse_is_off():
     limits = replace(LIMITS, max_draft_len=0)
-    kv_cache = executor_double.KvCacheConfig(enable_block_reuse=False)
-    executor = Executor(limits, None, executor_double.ExecutorConfig(kv_cache_config=kv_cache))
+    kv_cache = fake_executor.KvCacheConfig(enable_block_reuse=False)
+    executor = Executor(limits, None, fake_executor.ExecutorConfig(kv_cache_config=kv_cache))
     run(executor, Request(PROMPT, 2))
     (response,) = run(executor, Request(PROMPT, 2, output_config=MEASURED))
     assert response.result.request_perf_metrics.kv_cache_metrics.num_reused_blocks == 0
     with pytest.raises(RuntimeError, match="enable_block_reuse"):
-        Executor(LIMITS, None, executor_double.ExecutorConfig(kv_cache_config=kv_cache))
+        Executor(LIMITS, None, fake_executor.ExecutorConfig(kv_cache_config=kv_cache))
 
 
 def test_cached_tokens_cost_no_time_but_are_charged():

@@ -14,23 +14,23 @@ from smartspec_py.core.types import FinishReason, SequenceId
 from smartspec_py.engines.base import Event, Prefill, Target, Work
 from smartspec_py.serving.admission import CacheBudget, CacheLedger, victims
 from smartspec_py.serving.batcher import Batcher
-from smartspec_py.serving.drafters import Drafters
-from smartspec_py.serving.inbox import Inbox, Mail
+from smartspec_py.serving.inbox import Inbox, Messages
 from smartspec_py.serving.messages import SHUTTING_DOWN, Progress, Update
 from smartspec_py.serving.request import ErrorCode, Request, RequestState
+from smartspec_py.serving.speculation import Speculation
 
 
 class EngineStalledError(RuntimeError):
     """The target engine answers nothing of work that it was given."""
 
 
-class Roster:
+class Scheduler:
     """Owned by the loop thread."""
 
     def __init__(
         self,
         target: Target,
-        drafters: Drafters,
+        speculation: Speculation,
         batcher: Batcher,
         budget: CacheBudget,
         inbox: Inbox,
@@ -38,9 +38,9 @@ class Roster:
         clock: Callable[[], float],
     ) -> None:
         self._target = target
-        self._drafters = drafters
+        self._speculation = speculation
         self.batcher = batcher
-        self.cache = CacheLedger(budget, drafters)
+        self.cache = CacheLedger(budget, speculation)
         self._inbox = inbox
         self._post = post
         self._clock = clock
@@ -48,10 +48,10 @@ class Roster:
         self.num_generated = 0
         """Tokens that requests kept, so far; not those behind their end."""
 
-    def take(self, mail: Mail) -> None:
-        for request in mail.arrivals:
+    def take(self, messages: Messages) -> None:
+        for request in messages.arrivals:
             self.batcher.add(request)
-        for sequence in mail.cancelled:
+        for sequence in messages.cancelled:
             found = self.batcher.find(sequence)
             if found is not None and not found.is_over:
                 self._end(found, RequestState.CANCELLED, finish_reason=FinishReason.CANCELLED)
@@ -94,7 +94,7 @@ class Roster:
         return list(self.batcher.live.values())
 
     def _has_room(self, request: Request, live: Sequence[Request]) -> bool:
-        return self.batcher.num_rows > len(live) and self.cache.fits(live, request)
+        return self.batcher.max_batch_size > len(live) and self.cache.fits(live, request)
 
     def _preempt_for(self, request: Request) -> None:
         """Preempt those of lower priority, if that is enough."""
@@ -117,11 +117,11 @@ class Roster:
 
     def _drop_drafts(self) -> None:
         for request in self.cache.drafts_to_drop(self._live()):
-            self._drafters.drop_cache(request)
+            self._speculation.drop_cache(request)
 
     def _preempt(self, request: Request) -> None:
         self._target.release(request.sequence)
-        self._drafters.drop_cache(request)
+        self._speculation.drop_cache(request)
         del self.batcher.live[request.sequence]
         request.move_to(RequestState.WAITING)
         request.num_preemptions += 1
@@ -133,8 +133,8 @@ class Roster:
             self._inbox.leave(1)
         self.batcher.admit(request)
         request.move_to(RequestState.PREFILLING)
-        request.num_to_read = len(request.tokens)
-        request.num_read = self._target.begin(
+        request.num_prefill_tokens = len(request.tokens)
+        request.num_computed_tokens = self._target.begin(
             request.sequence,
             request.tokens,
             request.num_prompt,
@@ -143,7 +143,7 @@ class Roster:
         )
         if request.scheduled_s is None:
             request.scheduled_s = self._clock()
-            request.num_cached = request.num_read
+            request.num_cached = request.num_computed_tokens
 
     def submit(self, work: Sequence[Work]) -> None:
         """Give the step's work to the target."""
@@ -152,12 +152,12 @@ class Roster:
             request = self._known(item.sequence)
             request.is_in_flight, request.engine_s = True, now
             if isinstance(item, Prefill):
-                request.num_read += len(item.tokens)
+                request.num_computed_tokens += len(item.tokens)
         self._target.submit(work)
 
     def apply(self, events: Sequence[Event]) -> None:
         found = [(self._known(event.sequence), event) for event in events]
-        self._drafters.observe(
+        self._speculation.observe(
             [
                 (request, event)
                 for request, event in found
@@ -181,7 +181,7 @@ class Roster:
 
     def fail_all(self, code: ErrorCode, message: str) -> None:
         """Give every request that is left its final response. The engines are not used again."""
-        self.take(Mail(self._inbox.take(0.0).arrivals, ()))
+        self.take(Messages(self._inbox.take(0.0).arrivals, ()))
         for request in self.batcher:
             if not request.is_over:
                 request.move_to(RequestState.FAILED)
@@ -189,8 +189,8 @@ class Roster:
 
     def check_integrity(self) -> None:
         """Raise AssertionError where what is held and requests do not agree."""
-        self._drafters.check_integrity(self.batcher)
-        assert len(self.batcher.live) <= self.batcher.num_rows, "more requests than rows"
+        self._speculation.check_integrity(self.batcher)
+        assert len(self.batcher.live) <= self.batcher.max_batch_size, "more requests than rows"
 
     def _known(self, sequence: SequenceId) -> Request:
         request = self.batcher.find(sequence)
@@ -209,7 +209,7 @@ class Roster:
             request.num_accepted += event.num_accepted
         elif event.tokens or event.finish is not None:
             request.move_to(RequestState.DECODING)
-            self._drafters.read_prompt(request, event)
+            self._speculation.read_prompt(request, event)
         tokens, reason, end_token = _keep(request, event)
         if tokens:
             request.last_token_s = self._clock()
@@ -242,7 +242,7 @@ class Roster:
         self._post(_update(request, **last))
         if was_waiting:
             self.batcher.waiting.remove(request)
-            self._drafters.release(request)
+            self._speculation.release(request)
             if request.scheduled_s is None:
                 self._inbox.leave(1)
         elif request.is_in_flight:
@@ -253,7 +253,7 @@ class Roster:
         if not request.is_over or request.is_in_flight or request.sequence not in self.batcher.live:
             return
         self._target.release(request.sequence)
-        self._drafters.release(request)
+        self._speculation.release(request)
         del self.batcher.live[request.sequence]
 
 
@@ -268,7 +268,7 @@ def _keep(request: Request, event: Event) -> tuple[Sequence[int], FinishReason |
     return tokens, event.finish, None
 
 
-def _update(request: Request, **news: Any) -> Update:
+def _update(request: Request, **fields: Any) -> Update:
     """Where the request stands, with these fields of an `Update`."""
     return Update(
         request.sequence,
@@ -280,5 +280,5 @@ def _update(request: Request, **news: Any) -> Update:
             request.last_token_s,
         ),
         num_cached_tokens=request.num_cached,
-        **news,
+        **fields,
     )

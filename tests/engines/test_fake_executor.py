@@ -1,4 +1,4 @@
-"""The double against what TensorRT-LLM's executor is documented to do.
+"""The fake against what TensorRT-LLM's executor is documented to do.
 
 The prompt (3, 4) sums to 7; with 1000 tokens in the vocabulary its text is 7 + 7 t:
 position  2   3   4   5   6   7   8

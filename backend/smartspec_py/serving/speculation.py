@@ -1,4 +1,4 @@
-"""Everything that guesses, under the names by which a request chooses, each with its estimates.
+"""The proposers, under the names by which a request chooses, each with its estimates.
 
 Acceptance is learned for each proposer apart: what a draft model gets right says nothing about what
 a look-up in the prompt does. A request that named no proposer has several, and the planner chooses
@@ -33,17 +33,17 @@ NO_OPTION = DraftOption(0, NO_PROBS, has_draft_passes=False)
 """Of a sequence that nobody drafts for."""
 
 
-class _Guess(NamedTuple):
+class _Candidate(NamedTuple):
     """name: of the proposer; empty for nobody. num_available: the most tokens that it can draft."""
 
     name: str
     num_available: int
 
 
-NO_GUESS = _Guess("", 0)
+NO_CANDIDATE = _Candidate("", 0)
 
 
-class Drafters:
+class Speculation:
     """Owned by the loop thread."""
 
     def __init__(self, proposers: Mapping[str, Proposer]) -> None:
@@ -57,7 +57,7 @@ class Drafters:
             for name, proposer in proposers.items()
             if proposer.capabilities.has_hindsight
         }
-        # Of each sequence in its last step: the proposers that had a guess, and who drafted.
+        # Of each sequence in its last step: the proposers that had a candidate, and who drafted.
         self._options: dict[SequenceId, tuple[str, ...]] = {}
         self._drafter: dict[SequenceId, str] = {}
         self._has_passes = {n: p.capabilities.has_passes for n, p in proposers.items()}
@@ -67,17 +67,17 @@ class Drafters:
     ) -> list[SequenceView]:
         """What the planner may know of each. room: tokens that memory lets it draft, where that is
         less than it would like. now: by the clock of the request's times."""
-        guesses = [self._guesses(request, room) for request in requests]
-        probs = iter(self._accept_probs(requests, guesses))
+        candidates = [self._candidates(request, room) for request in requests]
+        probs = iter(self._accept_probs(requests, candidates))
         views = []
-        for request, of_one in zip(requests, guesses, strict=True):
+        for request, of_one in zip(requests, candidates, strict=True):
             context_len = len(request.tokens)
             view = SequenceView(
                 request.sequence,
                 context_len,
                 request.max_tokens + request.num_prompt - context_len,
                 request.policy,
-                tuple([self._option(request, guess, next(probs)) for guess in of_one]),
+                tuple([self._option(request, candidate, next(probs)) for candidate in of_one]),
             )
             if request.slo_s_per_token is not None:
                 view.slo_s_per_token = request.slo_s_per_token
@@ -128,7 +128,7 @@ class Drafters:
     def _cohort(self, name: str, request: Request) -> str:
         """Of the drafts that this proposer has now, or had in this step, for the request."""
         if not self._proposers[name].capabilities.cohorts:
-            return request.kind
+            return request.cohort
         return self._knowing[name].cohort(request.sequence)
 
     def _hindsight(self, name: str, request: Request, event: Event) -> tuple[int, int]:
@@ -173,7 +173,7 @@ class Drafters:
         proposer = self._caching(request)
         return proposer.capabilities.bytes_per_token if proposer else 0
 
-    def num_read(self, request: Request) -> int:
+    def num_computed_tokens(self, request: Request) -> int:
         """Tokens of the request that its draft's cache holds."""
         proposer = self._caching(request)
         if proposer is None:
@@ -189,8 +189,8 @@ class Drafters:
             strangers = acceptance.sequences - known
             assert not strangers, f"{name} keeps estimates of {sorted(strangers)[:5]}"
 
-    def _guesses(self, request: Request, room: Mapping[SequenceId, int]) -> list[_Guess]:
-        """Those of its proposers that have a guess now, which is remembered; others would only
+    def _candidates(self, request: Request, room: Mapping[SequenceId, int]) -> list[_Candidate]:
+        """Those of its proposers that have a candidate now, which is remembered; others would only
         cost the planner time. One at least."""
         most = min(request.max_draft_len, request.remaining - 1)
         if room:
@@ -203,26 +203,26 @@ class Drafters:
             if most:
                 proposer = self._proposers[name]
                 num_available = proposer.num_available(request.sequence, request.tokens)
-            found.append(_Guess(name, min(most, num_available)))
+            found.append(_Candidate(name, min(most, num_available)))
         if len(found) > 1:
-            found = [guess for guess in found if guess.num_available] or found[:1]
-        self._options[request.sequence] = tuple([guess.name for guess in found])
-        return found or [NO_GUESS]
+            found = [candidate for candidate in found if candidate.num_available] or found[:1]
+        self._options[request.sequence] = tuple([candidate.name for candidate in found])
+        return found or [NO_CANDIDATE]
 
     def _accept_probs(
-        self, requests: Sequence[Request], guesses: Sequence[Sequence[_Guess]]
+        self, requests: Sequence[Request], candidates: Sequence[Sequence[_Candidate]]
     ) -> list[Floats]:
-        """For each guess of each request in order, an array [num_available]."""
+        """For each candidate of each request in order, an array [num_available]."""
         groups: dict[str, list[tuple[int, SequenceId, int, str]]] = defaultdict(list)
-        num_guesses = 0
-        for request, of_one in zip(requests, guesses, strict=True):
+        num_candidates = 0
+        for request, of_one in zip(requests, candidates, strict=True):
             for name, num_available in of_one:
                 if num_available:
                     cohort = self._cohort(name, request)
-                    guess = (num_guesses, request.sequence, num_available, cohort)
-                    groups[name].append(guess)
-                num_guesses += 1
-        found = [NO_PROBS] * num_guesses
+                    candidate = (num_candidates, request.sequence, num_available, cohort)
+                    groups[name].append(candidate)
+                num_candidates += 1
+        found = [NO_PROBS] * num_candidates
         for name, group in groups.items():
             indices, sequences, caps, kinds = zip(*group, strict=True)
             depth = max(caps)
@@ -231,8 +231,8 @@ class Drafters:
                 found[index] = row if cap == depth else row[:cap]
         return found
 
-    def _option(self, request: Request, guess: _Guess, probs: Floats) -> DraftOption:
-        name, num_available = guess
+    def _option(self, request: Request, candidate: _Candidate, probs: Floats) -> DraftOption:
+        name, num_available = candidate
         proposer = self._proposers.get(name)
         if proposer is None:
             return NO_OPTION

@@ -35,7 +35,7 @@ def double_config(**options: Any) -> ServerConfig:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
-    folder = tmp_path_factory.mktemp("double")
+    folder = tmp_path_factory.mktemp("fake")
     with serving(double_config(), folder, aliases=ALIASES) as found:
         yield found
 

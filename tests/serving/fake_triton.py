@@ -1,4 +1,4 @@
-"""A double of the module that Triton gives its backends, and the codec loaded on it."""
+"""A fake of the module that Triton gives its backends, and the codec loaded on it."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ class InferenceRequest:
 @contextmanager
 def codec_on_double() -> Iterator[ModuleType]:
     """smartspec_py.codec, which only Triton's own interpreter could import otherwise."""
-    double = ModuleType("triton_python_backend_utils")
-    double.__dict__.update(
+    fake = ModuleType("triton_python_backend_utils")
+    fake.__dict__.update(
         Tensor=Tensor, TritonError=TritonError, InferenceResponse=InferenceResponse
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, double.__name__, double)
+        patch.setitem(sys.modules, fake.__name__, fake)
         patch.delitem(sys.modules, "smartspec_py.codec", raising=False)
         yield importlib.import_module("smartspec_py.codec")
         del sys.modules["smartspec_py.codec"]
