@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # From two Hugging Face models to two TensorRT-LLM engines and the tokenizer, ready to be served.
 # Made for the container nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3; see
-# docs/build_engines.md, and --help for the flags.
+# docs/tensorrt-llm/build-engines.md, and --help for the flags.
 #
 #   engines_build/build_engines.sh TARGET_HF DRAFT_HF OUT [flags]
 set -euo pipefail

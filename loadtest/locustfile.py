@@ -2,8 +2,8 @@
 
     locust -f loadtest/locustfile.py SseUser --host http://127.0.0.1:8000 --scenario step
 
-`SseUser` speaks HTTP, `GrpcUser` gRPC; without a name there are both. docs/load_tests.md has the
-rest, `scripts/loadtest` starts a server as well.
+`SseUser` speaks HTTP, `GrpcUser` gRPC; without a name there are both. docs/evaluate/load-tests.md
+has the rest, `scripts/loadtest` starts a server as well.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The table of constants in docs/control.md, and that each setting of core/ has a reason."""
+"""The table of constants in docs/research/control.md, and that each setting of core/ has a
+reason."""
 
 import pytest
 

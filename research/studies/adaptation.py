@@ -482,8 +482,8 @@ MISSED = """
 **Where it misses.** Where the best k after the change is 0 a few windows of 50 steps are above:
 speculation is off, and now and then a resume, which reads what the draft caches have missed, is
 found not to pay. An earlier version resumed every 30 to 100 steps and lost up to 2.9 % on average
-(docs/log.md). With noise a probe may stall, and then teaches nothing: the next comes 200 steps
-later, and a run that waits for it goes on as before.
+(docs/research/log). With noise a probe may stall, and then teaches nothing: the next comes 200
+steps later, and a run that waits for it goes on as before.
 """
 
 MADE = f"""

@@ -26,13 +26,13 @@ from studies.document import publish, table
 MADE = """\
 ## How it was made
 
-The server's own loop, planner and estimates on a virtual clock (docs/simulator.md). All policies of
-a load see the same requests and texts, from one seed, so that differences between them are not
-luck; other seeds were not run. *Best fixed* is always chosen in hindsight. A verdict follows a rule
-in the study: *reproduced* where every part of the claim holds (rates within 20 %, speed-ups within
-10 %, shares as large as theirs), *in part* where some do. Where theirs only says that it adapts,
-goodput must be within 1 % (dynamic load: 2 %) of the best single choice over the whole run and
-within 5 % in each phase. The rules were written after first trial runs, not before.
+The server's own loop, planner and estimates on a virtual clock (docs/evaluate/simulator.md). All
+policies of a load see the same requests and texts, from one seed, so that differences between them
+are not luck; other seeds were not run. *Best fixed* is always chosen in hindsight. A verdict
+follows a rule in the study: *reproduced* where every part of the claim holds (rates within 20 %,
+speed-ups within 10 %, shares as large as theirs), *in part* where some do. Where theirs only says
+that it adapts, goodput must be within 1 % (dynamic load: 2 %) of the best single choice over the
+whole run and within 5 % in each phase. The rules were written after first trial runs, not before.
 
 Sources: [P] abstract, [Q] quoted by third parties, [A] the first author's public vLLM fork. The
 papers' bodies could not be opened here.
@@ -55,7 +55,7 @@ acceptance 0.7, which would be *reproduced*, and 6, 5, 3 for Su et al. at 0.8. I
 prompt tokens came out cheaper beside long drafts than beside none.
 
 Loads have the data sets' reported lengths and acceptance. What is not simulated stands in
-docs/simulator.md."""
+docs/evaluate/simulator.md."""
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The table of docs/control.md with every numeric constant of core/, read from the code.
+"""The table of docs/research/control.md with every numeric constant of core/, read from the code.
 
 `scripts/study constants` writes it; a test fails where the page is not up to date.
 """
@@ -14,7 +14,7 @@ from studies.document import table
 
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "backend" / "smartspec_py" / "core"
-PAGE = ROOT / "docs" / "control.md"
+PAGE = ROOT / "docs" / "research" / "control.md"
 BEGIN, END = "<!-- constants: begin -->\n", "<!-- constants: end -->\n"
 
 

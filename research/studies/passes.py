@@ -96,7 +96,8 @@ def main() -> None:
         [
             "# What a pass costs, by processor and by what computes it",
             f"The target of research/peer/pair.py (97 M parameters), {CONTEXT_LEN} tokens of "
-            f"context, best of {NUM_ROUNDS} rounds in turn. What it means: docs/performance.md.",
+            f"context, best of {NUM_ROUNDS} rounds in turn. What it means: "
+            "docs/research/performance.md.",
             *sections(document),
         ]
     )

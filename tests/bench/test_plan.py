@@ -116,7 +116,7 @@ def test_expected_time_by_hand() -> None:
 
 def test_how_long_the_forms_take() -> None:
     """At 2.6 requests/s and 2 s for one alone, about what the pair of 88 M does on the machine of
-    docs/log.md; the warm-up and the start of the server come on top."""
+    docs/research/log; the warm-up and the start of the server come on top."""
     assert 4 < minutes_of("short") < 6
     assert 120 < minutes_of("full") < 200
 

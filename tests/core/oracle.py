@@ -1,7 +1,7 @@
 """An exhaustive search over the plans of a small step, and random steps to plan.
 
 It shares no code with the planner: expected tokens and seconds of every plan are worked out from
-the views and the cost model alone, by the formulas of docs/control.md.
+the views and the cost model alone, by the formulas of docs/research/control.md.
 """
 
 import random

@@ -14,7 +14,12 @@ MOUNT = "/models"
 ENGINES = "/models/engines"
 ENGINE_JSON = REPOSITORY / "deploy/model_repository/smartspec/1/engine.json"
 EXAMPLES = sorted((REPOSITORY / "engines_build/examples").glob("*.sh"))
-PAGES = ("docs/build_engines.md", "docs/tensorrt_llm.md", "deploy/README.md", "README.md")
+PAGES = (
+    "docs/tensorrt-llm/build-engines.md",
+    "docs/tensorrt-llm/index.md",
+    "deploy/README.md",
+    "README.md",
+)
 
 
 def test_engine_json_names_what_a_build_writes() -> None:
@@ -51,5 +56,5 @@ def test_pages_name_no_other_place() -> None:
             f"{MOUNT}:ro",
         }, page
         assert re.findall(r"(?<!models)/engines/\w+", text) == [], page
-    assert ENGINES in (REPOSITORY / "docs/build_engines.md").read_text()
-    assert ENGINES in (REPOSITORY / "docs/tensorrt_llm.md").read_text()
+    assert ENGINES in (REPOSITORY / "docs/tensorrt-llm/build-engines.md").read_text()
+    assert ENGINES in (REPOSITORY / "docs/tensorrt-llm/index.md").read_text()

@@ -1,5 +1,5 @@
-"""config.pbtxt and docs/api.md are written from the contract's table: those in the repository are
-that, ranges word what they check, and refusals say what would do instead."""
+"""config.pbtxt and docs/reference/tensors.md are written from the contract's table: those in the
+repository are that, ranges word what they check, and refusals say what would do instead."""
 
 import dataclasses
 import math
@@ -162,8 +162,8 @@ def test_the_file_in_the_repository_is_this_one() -> None:
 
 
 def test_the_page_in_the_docs_is_this_one() -> None:
-    """Otherwise: python -m smartspec_cli.api_doc --write docs/api.md"""
-    assert (REPOSITORY / "docs/api.md").read_text(encoding="utf-8") == api_markdown()
+    """Otherwise: python -m smartspec_cli.api_doc --write docs/reference/tensors.md"""
+    assert (REPOSITORY / "docs/reference/tensors.md").read_text(encoding="utf-8") == api_markdown()
 
 
 def test_the_page_has_every_tensor_with_range_and_default() -> None:

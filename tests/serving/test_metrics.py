@@ -36,7 +36,7 @@ from smartspec_py.serving.metrics import (
 from smartspec_py.serving.request import ErrorCode
 from smartspec_py.serving.step import Decision, Reason, StepRecord
 
-DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
+DOCS = Path(__file__).parents[2] / "docs" / "operate" / "metrics.md"
 INFO = ConfigInfo(method="draft_model", k_max=4, policy="goodput")
 SPEC = "smartspec_spec_decode_"
 TIMES = Times(1_000_000_000, 1_100_000_000, 1_200_000_000, 1_500_000_000)

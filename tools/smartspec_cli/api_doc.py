@@ -1,4 +1,5 @@
-"""docs/api.md, written from the table: `python -m smartspec_cli.api_doc [--write PATH]`."""
+"""docs/reference/tensors.md, written from the table: `python -m smartspec_cli.api_doc [--write
+PATH]`."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ _HEAD = f"""\
 # The interface
 
 Every tensor of the model `{MODEL_NAME}`, written from the table that checks requests:
-`python -m smartspec_cli.api_doc --write docs/api.md`. Names and types are those of
+`python -m smartspec_cli.api_doc --write docs/reference/tensors.md`. Names and types are those of
 TensorRT-LLM's Triton models (`ensemble`, `tensorrt_llm_bls`).
 
 | way in | what it is |

@@ -4,8 +4,8 @@ The backend is asked by its link, and unloads its model: Triton refuses new requ
 those in flight; of a SIGTERM the backend would learn nothing.
 
 Triton does not always let go of a model. Where a client cancels its gRPC stream while the last
-response leaves, Triton 2.51 keeps that request, and with it the model: it stays UNLOADING, and
-the backend is never told to finalize (measured, docs/log.md). Whether every request was answered
+response leaves, Triton 2.51 keeps that request, and with it the model: it stays UNLOADING, and the
+backend is never told to finalize (measured, docs/research/log). Whether every request was answered
 is therefore read from the backend's own beats.
 """
 

@@ -68,7 +68,8 @@ class Installation:
 
     @property
     def is_fit_for_network(self) -> bool:
-        """Whether its known remote vulnerabilities are fixed (docs/operations.md, Security)."""
+        """Whether its known remote vulnerabilities are fixed (docs/operate/operations.md,
+        Security)."""
         return self.version >= FIXED_VERSION
 
     @property

@@ -62,7 +62,7 @@ KERNEL_CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 KERNEL_CACHE_SIZE = "256"
 """On a CPU oneDNN keeps a kernel for every number of tokens that it has met, in bfloat16 up to
 several hundred MiB at its own 1,024. With 256 memory is flat after seconds, and no slower
-(docs/log.md)."""
+(docs/research/log)."""
 
 LOG_TAIL_LINES = 15
 DRAIN_MARGIN_S = 5.0

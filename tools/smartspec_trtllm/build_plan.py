@@ -1,6 +1,7 @@
 """The commands that lead from two Hugging Face directories to two engines. Pure: nothing is run.
 
-Flags are those of TensorRT-LLM 1.2.1 as documented; docs/build_engines.md says why each is there.
+Flags are those of TensorRT-LLM 1.2.1 as documented; docs/tensorrt-llm/build-engines.md says why
+each is there.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ OUTPUTS = (
     TensorSpec(
         "explanation",
         "STRING",
-        "step trace, JSON lines (docs/traces.md)",
+        "step trace, JSON lines (docs/reference/traces.md)",
         when="alone, where explain_steps was set",
     ),
     TensorSpec(

@@ -1,7 +1,7 @@
 """Every metric that the server shows, in one table: names, kinds, labels, help, buckets.
 
-Stems are vLLM's and TensorRT-LLM's; docs/metrics.md is made from this table. Triton adds nothing to
-a name, so counters end in `_total` here.
+Stems are vLLM's and TensorRT-LLM's; docs/operate/metrics.md is made from this table. Triton adds
+nothing to a name, so counters end in `_total` here.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A plan is a pure function of views, cost model and settings, so a recorded step can be decided
 again: as it was recorded the plan must be the same, and with another cost the difference is what
-that change does. JSON keeps every float as it was. docs/traces.md has the fields. They are read by
-`smartspec_sim.traces.steps`.
+that change does. JSON keeps every float as it was. docs/reference/traces.md has the fields. They
+are read by `smartspec_sim.traces.steps`.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def simulate(
     ] = None,
 ) -> None:
     """Simulate policies: the server's own loop and planner, engines that only count, a clock of
-    their own. What is modelled and what is not: docs/simulator.md.
+    their own. What is modelled and what is not: docs/evaluate/simulator.md.
 
     ttft, tpot and e2e (mean/p99) count from when a request was due. tokens/s is
     token_goodput_tps: generated tokens a second; slo/s is slo_goodput_rps: requests a second that

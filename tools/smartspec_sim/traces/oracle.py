@@ -11,8 +11,8 @@ The last drawn token is the end token where the text ended by it; it is drawn, a
 and accepted, but is not generated. Nothing is accepted past what max_tokens leaves: the last token
 always is the target's own.
 
-Files are JSON lines, a header and one line a text; docs/traces.md has the fields. Pure but for the
-file: no clock, no torch.
+Files are JSON lines, a header and one line a text; docs/reference/traces.md has the fields. Pure
+but for the file: no clock, no torch.
 """
 
 from __future__ import annotations

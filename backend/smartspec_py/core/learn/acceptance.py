@@ -62,7 +62,8 @@ class AcceptanceSettings:
     """Of each the weight w in trials, and what it keeps of a request's counts at a step with
     drafts. The first sees a change of text within ten steps, the second requests that differ much;
     for the last they are alike but for chance. Together they predict as well as the best of them
-    (docs/log.md). Steps without drafts contradict nothing, and keep what the last one keeps."""
+    (docs/research/log). Steps without drafts contradict nothing, and keep what the last one
+    keeps."""
 
     forgetting: float = 0.999
     """Kept of a cohort's counts, and of the log-likelihoods of experts, for each step of a request
@@ -71,7 +72,7 @@ class AcceptanceSettings:
     idle_forgetting: float = 0.998
     """Kept of a cohort's counts at a step in which nobody of it drafted, however many there are:
     all resume at once then. At 0.999 for each of 32 requests they did so every 50 steps and lost
-    2.5 % of goodput where not to speculate was right (docs/log.md)."""
+    2.5 % of goodput where not to speculate was right (docs/research/log)."""
 
     max_cohorts: int = 256
     """Cohorts that are told apart; of more, the one that was used longest ago is forgotten."""

@@ -43,7 +43,7 @@ PREFILLING_TOKENS = 8.0
 """What a step is worth to a request whose prompt is read beside it, in tokens. With 8 first tokens
 come at most 1.14 times as late as without speculation, with 4 up to 1.3 times, with 16 at most 1.06
 times (docs/results/first_token.md). But with 16 eight requests at once, with short outputs, are
-served at 0.96 of the best fixed length, with 8 at 0.98, and with 4 at 1.015 (docs/log.md)."""
+served at 0.96 of the best fixed length, with 8 at 0.98, and with 4 at 1.015 (docs/research/log)."""
 
 MIN_STEP_S = 1e-9
 """Keeps goodput finite where a cost model says that a step costs nothing."""

@@ -63,7 +63,7 @@ def build_torch(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -
     In a thread that ends with it: whichever thread ran an operator on several cores keeps a team of
     threads until it ends. With the loop's there would be two, more threads than cores, and OpenMP
     then lets them sleep between operators instead of waiting: a step on two cores took 42 ms
-    instead of 23 (docs/performance.md).
+    instead of 23 (docs/research/performance.md).
     """
     logger.info("engine libraries imported")
     with ThreadPoolExecutor(1, "smartspec-build") as thread:

@@ -4,7 +4,8 @@ Transformers' own classes serve any model; of a small pass, half the time goes t
 queries, keys and values are one product, gate and up another, the rotation of queries and keys is
 one complex multiplication, and in the last layer only what is asked for goes beyond attention. What
 lies between two products runs with cold caches and is kept short: norms of three operators, no
-calls of modules. One thread, a draft of 4 M parameters: 0.6 of a pass; docs/performance.md.
+calls of modules. One thread, a draft of 4 M parameters: 0.6 of a pass;
+docs/research/performance.md.
 """
 
 from __future__ import annotations

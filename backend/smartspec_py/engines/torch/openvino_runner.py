@@ -1,7 +1,7 @@
 """A model computed by OpenVINO on a CPU: the same passes as `CausalRunner`'s, by other kernels.
 
 Whole passes are faster than PyTorch's operators called one by one, most of all with many sequences
-of one token (docs/performance.md). Models are those that `llama` writes out.
+of one token (docs/research/performance.md). Models are those that `llama` writes out.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Which engine directories cannot be served? Answered from their files, without TensorRT.
 
 The rules are those of TensorRT-LLM's external-draft mode, read in its documentation and source
-(docs/build_engines.md names them); none was tried on a GPU by this project. Every verification is
-a new request that brings the whole text as its prompt, so lengths are those of whole sequences.
-What is served, but not as intended, `smartspec check-engines` says (`smartspec_trtllm.findings`).
+(docs/tensorrt-llm/build-engines.md names them); none was tried on a GPU by this project. Every
+verification is a new request that brings the whole text as its prompt, so lengths are those of
+whole sequences. What is served, but not as intended, `smartspec check-engines` says
+(`smartspec_trtllm.findings`).
 """
 
 from __future__ import annotations
