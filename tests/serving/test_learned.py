@@ -65,7 +65,7 @@ def test_what_is_old_counts_for_less(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("{", "Expecting"),
-        ('{"version": 0, "time_s": 0, "learned": {}}', "version 0, not 2"),
+        ('{"version": 0, "time_s": 0, "learned": {}}', "version 0, not 3"),
         ('{"version": 3, "time_s": 0, "learned": {}}', "speculation"),
         ('{"version": 3, "time_s": 0, "learned": {"speculation": []}}', "list indices"),
         (
