@@ -148,7 +148,7 @@ def test_serve_refuses_a_taken_port() -> None:
 def test_expand_refuses_an_unknown_preset_and_an_existing_folder(tmp_path: Path) -> None:
     code, text = invoke("expand", TARGET, str(tmp_path / "out"), "--preset", "1b")
     assert code == 2
-    assert "--preset: '1b' is none of" in text
+    assert "--preset: '1b' must be one of" in text
     code, text = invoke("expand", TARGET, str(tmp_path))
     assert code == 2
     assert "exists: name a new directory" in text
@@ -164,9 +164,9 @@ def test_expand_says_which_presets_fit(tmp_path: Path) -> None:
 
 def test_check_engines_knows_a_checkpoint() -> None:
     """One finding for each, and what to do; nothing of what an engine would need."""
-    code, text = invoke("check-engines", TARGET, DRAFT, "--json")
-    findings = json.loads(text)["findings"]
-    assert (code, [one["engine"] for one in findings]) == (1, ["target", "draft"])
+    result = CliRunner().invoke(app, ["check-engines", TARGET, DRAFT, "--json", "-"])
+    findings = json.loads(result.stdout)["findings"]
+    assert (result.exit_code, [one["engine"] for one in findings]) == (1, ["target", "draft"])
     assert f"{TARGET} is a Hugging Face checkpoint (llama), not an engine" in findings[0]["value"]
     assert "build_engines.sh, or serve the checkpoint" in findings[0]["remedy"]
 
@@ -292,11 +292,11 @@ NOWHERE = "/no/such/folder/file"
 
 
 def test_check_compares_texts_of_the_shipped_pair() -> None:
-    """Float32: no text differs, and the last line of stdout says so."""
+    """Float32: no text differs, and the JSON document says so."""
     options = ["--tokens", "300", "--prompts", "1", "--temperatures", "0,1", "--max-draft-len", "1"]
-    result = CliRunner().invoke(app, ["check", *MODELS, *options])
+    result = CliRunner().invoke(app, ["check", *MODELS, *options, "--json", "-"])
     assert result.exit_code == 0, result.output
-    summary = json.loads(result.stdout.splitlines()[-1])
+    summary = json.loads(result.stdout)
     assert summary["num_diverged"] == 0
     assert (summary["verdict"], summary["without_drafts"]) == ("PASS", [])
     assert summary["num_tokens"] >= 300
@@ -307,9 +307,10 @@ def test_check_compares_texts_of_the_shipped_pair() -> None:
 
 def test_steps_tells_where_the_time_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    result = CliRunner().invoke(app, ["steps", *MODELS, "--rows", "1,2", "--policies", "fixed:2"])
+    options = ["--rows", "1,2", "--policies", "fixed:2", "--json", "-"]
+    result = CliRunner().invoke(app, ["steps", *MODELS, *options])
     assert result.exit_code == 0, result.output
-    one, two = json.loads(result.stdout.splitlines()[-1])
+    one, two = json.loads(result.stdout)
     assert (one["batch_size"], two["batch_size"]) == (1, 2)
     for times in (one, two):
         parts = times["plan_ms"] + times["draft_ms"] + times["target_ms"]

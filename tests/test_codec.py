@@ -195,7 +195,11 @@ def test_what_is_required_and_missing_is_named(codec: ModuleType, missing: list[
 
 
 def test_parameters_are_never_dropped(codec: ModuleType) -> None:
-    for name, said in (("lora_task_id", "LoRA"), ("best_of", "known are"), ("top_p", "tensor")):
+    for name, said in (
+        ("lora_task_id", "LoRA"),
+        ("best_of", "unknown parameter"),
+        ("top_p", "tensor"),
+    ):
         with pytest.raises(RequestError, match=f"{name}.*{said}"):
             codec.decode(request(REQUIRED, **{name: 1}))
     with pytest.raises(RequestError, match="zeta"):

@@ -235,11 +235,9 @@ def test_the_command_shows_a_lookup_and_writes_json(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
     one = step(views, planned, [8], settings=PlannerSettings(num_prefilling=2))
     write_steps(path, StepTraceFile({}, COST, [one]))
-    result = CliRunner().invoke(app, ["explain", "--trace", str(path)])
+    result = CliRunner().invoke(app, ["explain", "--trace", str(path), "--json", "-"])
     assert result.exit_code == 0, result.output
-    document = json.loads(
-        result.stdout.splitlines()[-1], parse_constant=lambda name: pytest.fail(name)
-    )
+    document = json.loads(result.stdout, parse_constant=lambda name: pytest.fail(name))
     assert document["step"]["candidates"][0]["tokens_per_s"] == pytest.approx(500)
     assert document["step"]["candidates"][0]["options"] == [1]
     assert "2 requests whose prompts are read" in " ".join(result.stderr.split())

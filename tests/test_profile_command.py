@@ -257,11 +257,11 @@ def test_the_command_on_the_shipped_pair(tmp_path: Path) -> None:
     """Its table is an engine.json's planner section, and a server with the same settings finds its
     profile; the numbers hang together. A second run measures no passes."""
     cache, file = tmp_path / "profiles", tmp_path / "table.json"
-    options = [*OPTIONS, "--profile-cache", str(cache), "--table", str(file)]
+    options = [*OPTIONS, "--profile-cache", str(cache), "--table", str(file), "--json", "-"]
     result = CliRunner().invoke(app, ["profile", *options])
     assert result.exit_code == 0, result.output
     assert "profiled in" in result.stderr
-    document = json.loads(result.stdout.splitlines()[-1])
+    document = json.loads(result.stdout)
     one, two = document["sizes"]
     assert (one["batch_size"], two["batch_size"]) == (1, 2)
     assert 0.3 < document["accept_prob"] < 1.0
@@ -292,12 +292,22 @@ def test_own_prompts_and_a_kept_profile(tmp_path: Path) -> None:
     prompts = tmp_path / "own.jsonl"
     texts = (prompt.text for prompt in islice(generated(MIXED, 3), 2))
     prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
-    options = [*OPTIONS, "--rows", "1", "--max-draft-len", "1", "--input", str(prompts)]
+    options = [
+        *OPTIONS,
+        "--rows",
+        "1",
+        "--max-draft-len",
+        "1",
+        "--input",
+        str(prompts),
+        "--json",
+        "-",
+    ]
     for said in ("profiled in", "profile read from"):
         result = CliRunner().invoke(app, ["profile", *options, "--profile-cache", str(tmp_path)])
         assert result.exit_code == 0, result.output
         assert said in result.stderr
-    document = json.loads(result.stdout.splitlines()[-1])
+    document = json.loads(result.stdout)
     assert document["power_law"] is None, "one length is no law"
     assert document["sizes"][0]["power_law"] is None
 

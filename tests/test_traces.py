@@ -437,9 +437,9 @@ def test_the_command_writes_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
     out = tmp_path / "trace.jsonl"
     options = ["--temperatures", "0,1", "--max-tokens", "12", "--max-context-len", "64"]
-    result = run("--oracle", "--input", str(prompts), "--out", str(out), *options)
+    result = run("--oracle", "--input", str(prompts), "--out", str(out), "--json", "-", *options)
     assert result.exit_code == 0, result.output
-    summary = json.loads(result.stdout.splitlines()[-1])
+    summary = json.loads(result.stdout)
     assert summary["num_refused"] == 2
     header, sequences = read_oracle(out)
     assert (header.model, header.max_draft_len, header.date[:2]) == ("target", 7, "20")
@@ -462,7 +462,7 @@ def test_the_command_writes_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--workloads", "poems"], "--workloads: 'poems' is none of all, chat,"),
+        (["--workloads", "poems"], "--workloads: 'poems' must be one of all, chat,"),
         (["--workloads", "qa", "--input", "x"], "--workloads and --input: only one of them"),
         (["--input", "nowhere.jsonl"], "nowhere.jsonl"),
         (["--input", os.devnull], "holds no prompt"),

@@ -158,7 +158,7 @@ class Load:
         options += ["--policy", run.policy, "--jsonl", str(run.record(self._folder))]
         options += ["--prompts", str(self._folder / "prompts.jsonl")]
         found: dict[str, Any] = json.loads(
-            _smartspec("load", "--url", self._url, *options, "--timeout", "120").splitlines()[-1]
+            _smartspec("load", "--url", self._url, *options, "--timeout", "120", "--json", "-")
         )
         self._keep_steps(run.steps(self._folder))
         return found

@@ -65,12 +65,12 @@ PAIR = ["--model", "engines_build/tiny/target", "--draft", "engines_build/tiny/d
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--form", "long"], "--form: 'long' is none of short, full"),
+        (["--form", "long"], "--form: 'long' must be one of short, full"),
         (["--policies", "none,fixed:2"], "goodput is what is judged"),
         (["--policies", "goodput,fixed:2"], "none is the baseline"),
         (["--policies", "none,goodput,fixed:x"], "--policies: 'fixed:x' must be"),
-        (["--shapes", "round"], "--shapes: 'round' is none of"),
-        (["--workloads", "poems"], "--workloads: 'poems' is none of"),
+        (["--shapes", "round"], "--shapes: 'round' must be one of"),
+        (["--workloads", "poems"], "--workloads: 'poems' must be one of"),
         (["--loads", "0.1,0"], "--loads: got '0.1,0', must be numbers above 0"),
         (["--step-loads", "a"], "--step-loads: got 'a'"),
         (["--shift-workloads", "chat"], "--shift-workloads: must be two or more"),

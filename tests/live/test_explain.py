@@ -34,12 +34,12 @@ def test_a_server_says_what_it_planned_and_why(torch_server: TritonServer, tmp_p
     assert unexplained(trace.steps) == []
 
     kept = tmp_path / "steps.jsonl"
-    command = [sys.executable, "-m", "smartspec_cli.app", "explain", "--steps", "8"]
+    command = [sys.executable, "-m", "smartspec_cli.app", "explain", "--steps", "8", "--json", "-"]
     for options in (["--url", torch_server.address.http_url, "--save", kept], ["--trace", kept]):
         result = subprocess.run(
             [*command, *map(str, options)], capture_output=True, text=True, check=True, timeout=120
         )
-        document = json.loads(result.stdout.splitlines()[-1])
+        document = json.loads(result.stdout)
         found = {one["name"]: one for one in document["step"]["candidates"]}
         planned = trace.steps[-1].decision.plan
         assert found["chosen"]["draft_lens"] == list(planned.draft_lens.values())

@@ -18,7 +18,7 @@ from wire import generate, generate_stream, post
 from smartspec_launch.aliases import ALIASES
 from smartspec_launch.triton_server import TritonServer
 from smartspec_py.serving.config import LimitsConfig, ServerConfig
-from smartspec_testing.engines import TrtllmDoubleConfig
+from smartspec_testing.engines import FakeTrtllmConfig
 
 pytestmark = pytest.mark.triton
 
@@ -26,8 +26,8 @@ POLICIES = ("none", "fixed:3", "batch_table", "goodput_global", "goodput")
 
 
 def double_config(**options: Any) -> ServerConfig:
-    engine = TrtllmDoubleConfig(
-        kind="trtllm_double", tokenizer=str(TINY / "target"), max_num_tokens=2048, **options
+    engine = FakeTrtllmConfig(
+        kind="fake_trtllm", tokenizer=str(TINY / "target"), max_num_tokens=2048, **options
     )
     limits = LimitsConfig(max_sequences=8, max_draft_len=4, max_queue=2000)
     return ServerConfig(engine=engine, limits=limits)

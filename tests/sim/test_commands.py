@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from smartspec_cli.commands.load import load
 from smartspec_cli.commands.simulate import simulate
 
-SMALL = ["--duration", "2", "--policies", "none,fixed:2", "--rows", "4"]
+SMALL = ["--duration", "2", "--policies", "none,fixed:2", "--rows", "4", "--json", "-"]
 
 
 def call(command: object, *arguments: str) -> tuple[int, str, str]:
@@ -26,18 +26,19 @@ def call(command: object, *arguments: str) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
-def test_simulate_prints_a_table_and_one_json_document(tmp_path: Path) -> None:
+def test_simulate_prints_a_table_and_writes_one_json_document(tmp_path: Path) -> None:
+    """The table is on stdout, unless the document is."""
     path = tmp_path / "out.json"
-    code, out, err = call(
-        simulate, *SMALL, "--rates", "2,4", "--what-if", "rate=2x", "--json", str(path)
-    )
+    load = ["--rates", "2,4", "--what-if", "rate=2x"]
+    code, table, err = call(simulate, *SMALL, *load, "--json", str(path))
     assert code == 0, err
-    document = json.loads(out.splitlines()[-1])
+    code, out, err = call(simulate, *SMALL, *load)
+    assert code == 0, err
+    document = json.loads(out)
     assert json.loads(path.read_text()) == document
     assert len(document["rows"]) == 2 * 2 * 2
     assert any("published fit" in note for note in document["hardware"])
-    assert "fixed:2" in err
-    assert "rate=2x" in err
+    assert all("fixed:2" in shown and "rate=2x" in shown for shown in (table, err))
     assert err.startswith("simulating: 0 of 8 runs\n"), "also without a terminal"
 
 
@@ -50,7 +51,7 @@ def test_simulate_reads_a_spec_and_a_profile(tmp_path: Path) -> None:
     arguments = ["--workload", str(spec), "--profile", str(profile), "--goodput", "ttft:500"]
     code, out, err = call(simulate, *SMALL, *arguments)
     assert code == 0, err
-    document = json.loads(out.splitlines()[-1])
+    document = json.loads(out)
     assert document["hardware"] == ["measured profile profile.json"]
     assert "slo_goodput_rps" in document["rows"][0]
 
@@ -151,6 +152,7 @@ def test_load_on_a_live_server_and_its_record_simulated(tmp_path: Path) -> None:
     with serving(fake_config(step_s=0.001), tmp_path) as server:
         url = server.address.http_url
         bounds = ["--arrivals", "constant", "--goodput", "e2e:60000", "--jsonl", str(lines)]
+        bounds += ["--json", "-"]
         code, out, err = call(load, "--url", url, *options, *bounds)
     assert code == 0, err
     summary = json.loads(out)

@@ -108,7 +108,7 @@ def test_specs_are_read_from_toml_and_json(tmp_path: Path) -> None:
     [
         ("rate = 3", "phases: Field required"),
         ("[[phases]]\nduration_s = 0\nrate = 1", "duration_s"),
-        ("[[phases]]\nduration_s = 1\nrate = 1\nmix = {poem = 1}", "'poem' is none of chat"),
+        ("[[phases]]\nduration_s = 1\nrate = 1\nmix = {poem = 1}", "'poem' must be one of chat"),
         ("[[phases]]\nduration_s = 1\nrate = 1\nmix = {chat = 0}", "all weights are 0"),
         ("[[phases]]\nduration_s = 1\nrate = 1\n[[kinds]]\naccept = 1.5", "accept"),
         (

@@ -67,14 +67,15 @@ class Listener:
 class Kept:
     """The document of what was measured so far, in memory and on disk."""
 
-    def __init__(self, about: About, path: Path) -> None:
-        """Raises OSError where it cannot be written."""
+    def __init__(self, about: About, path: Path | None) -> None:
+        """path: None keeps it in memory alone. Raises OSError where it cannot be written."""
         self._path = path
         self.keep(Document(about))
 
     def keep(self, document: Document) -> None:
         self.document = document
-        write(self._path, document)
+        if self._path is not None:
+            write(self._path, document)
 
 
 async def run(

@@ -1,13 +1,10 @@
-"""docs/reference/tensors.md, written from the table: `python -m smartspec_cli.api_doc [--write
-PATH]`."""
+"""docs/reference/tensors.md, made from the table of tensors; `reference` writes it."""
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 from collections.abc import Iterable
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 from smartspec_py.api.contract import MODEL_NAME, OUTPUTS
@@ -22,7 +19,7 @@ _HEAD = f"""\
 # The interface
 
 Every tensor of the model `{MODEL_NAME}`, written from the table that checks requests:
-`python -m smartspec_cli.api_doc --write docs/reference/tensors.md`. Names and types are those of
+`python -m smartspec_cli.reference`. Names and types are those of
 TensorRT-LLM's Triton models (`ensemble`, `tensorrt_llm_bls`).
 
 | way in | what it is |
@@ -176,17 +173,3 @@ def _worded(value: Any) -> str:
 def _table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     lines = [heads, ("---",) * len(heads), *rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Writes the interface's page from its table.")
-    parser.add_argument("--write", type=Path, metavar="PATH", help="a file instead of the screen")
-    path: Path | None = parser.parse_args().write
-    if path is None:
-        print(api_markdown(), end="")
-    else:
-        path.write_text(api_markdown(), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

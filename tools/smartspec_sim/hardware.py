@@ -272,5 +272,5 @@ def _draft_size(name: str | None, target_name: str) -> ModelSize | None:
 
 def _known(table: Mapping[str, T], name: str, option: str) -> T:
     if name not in table:
-        raise HardwareError(f"{option}: {name!r} is none of {', '.join(table)}")
+        raise HardwareError(f"{option}: {name!r} must be one of {', '.join(table)}")
     return table[name]

@@ -168,7 +168,7 @@ class WorkloadSpec(_Layer):
             raise ValueError(f"kinds: two have the same name, of {', '.join(names)}")
         for phase in self.phases:
             if strangers := phase.mix.keys() - set(names):
-                raise ValueError(f"mix: {sorted(strangers)[0]!r} is none of {', '.join(names)}")
+                raise ValueError(f"mix: {sorted(strangers)[0]!r} must be one of {', '.join(names)}")
             if phase.mix and not sum(phase.mix.values()):
                 raise ValueError("mix: all weights are 0")
         return self

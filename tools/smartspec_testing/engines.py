@@ -38,7 +38,7 @@ class FakeEngineConfig(EngineConfig):
         return build_fake
 
 
-class TrtllmDoubleConfig(EngineConfig):
+class FakeTrtllmConfig(EngineConfig):
     """The adapter of TensorRT-LLM over a fake of its executor: for tests, without a GPU.
 
     accept_prob: probability that a token of the draft's fake is the target's.
@@ -46,7 +46,7 @@ class TrtllmDoubleConfig(EngineConfig):
         iteration really takes. max_num_tokens, cache_tokens: of both fakes.
     """
 
-    kind: Literal["trtllm_double"]
+    kind: Literal["fake_trtllm"]
     tokenizer: str
     accept_prob: Annotated[float, Field(ge=0.0, le=1.0)] = 0.7
     error_prob: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
@@ -57,7 +57,7 @@ class TrtllmDoubleConfig(EngineConfig):
     seed: int = 1
 
     def builder(self) -> Callable[[Any, LimitsConfig, Path], Engine]:
-        return build_trtllm_double
+        return build_fake_trtllm
 
 
 def build_fake(config: FakeEngineConfig, limits: LimitsConfig, folder: Path) -> Engine:
@@ -82,7 +82,7 @@ def build_fake(config: FakeEngineConfig, limits: LimitsConfig, folder: Path) -> 
     )
 
 
-def build_trtllm_double(config: TrtllmDoubleConfig, limits: LimitsConfig, folder: Path) -> Engine:
+def build_fake_trtllm(config: FakeTrtllmConfig, limits: LimitsConfig, folder: Path) -> Engine:
     """Doubles of both executors under the adapter: text that can be computed by hand."""
 
     tokenizer = load_tokenizer("engine.tokenizer", folder / config.tokenizer)

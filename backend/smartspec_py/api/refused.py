@@ -105,8 +105,10 @@ RENAMED = {
 }
 """Names of the same thing in other interfaces, and what it is called here."""
 
-MAX_GUESSED = 64
-"""Longer names are not compared with those that are known: that takes too long."""
+MAX_COMPARED = 64
+"""Longer names are not compared with the known ones: that takes too long."""
+
+NUM_SUGGESTED = 3
 
 
 def asks_for_nothing(name: str, value: object) -> bool:
@@ -122,6 +124,9 @@ def why_refused(name: str, inputs: Collection[str]) -> str:
         return f"{name}: {UNSUPPORTED[name]}"
     if name in RENAMED:
         return f"{name}: unknown; here it is {RENAMED[name]}"
-    close = difflib.get_close_matches(name, inputs, n=1) if len(name) <= MAX_GUESSED else []
-    guess = f", did you mean {close[0]}" if close else ""
-    return f"unknown parameter {name!r:.120}{guess}; known are {', '.join(inputs)}"
+    is_short = len(name) <= MAX_COMPARED
+    close = difflib.get_close_matches(name, inputs, n=NUM_SUGGESTED) if is_short else []
+    hint = (
+        f"did you mean {' or '.join(close)}?" if close else f"see the {len(inputs)} input tensors"
+    )
+    return f"unknown parameter {name!r:.120}: {hint} (docs/reference/tensors.md)"

@@ -60,19 +60,23 @@ class EngineConfig(_Layer):
 
 
 class TorchEngineConfig(EngineConfig):
-    """The PyTorch engine: any Hugging Face causal language model in a local directory.
+    """The PyTorch engine: a Hugging Face causal language model in a local directory.
 
-    draft: None serves without speculation.
-    dtype: auto is that of the checkpoint; on a CPU float32, but for bfloat16 that it multiplies.
-    device: auto is cuda where there is one.
-    num_threads: compute threads; 0 is one less than there are cores (at least 1), because a second
-        busy process makes the barriers of a full set stall.
-    batch_invariant: the target's logits are the same bits however many tokens share a pass, so that
-        speculation changes no text in bfloat16 either. On a CPU only. Steps take longer.
-    runtime: what computes the models on a CPU: auto is OpenVINO where it is installed and knows the
-        model, PyTorch elsewhere. Other devices have PyTorch.
-    cuda_graphs: on a GPU, short passes are padded and replayed as CUDA graphs. This project has not
-        run it.
+    kind: the kind of engine.
+    model: directory of the target model.
+    draft: directory of the draft model. Without one, drafts come from prompt lookup.
+    dtype: auto uses the checkpoint's type. On a CPU, auto uses float32, or bfloat16 if the
+        processor multiplies bfloat16.
+    device: cpu, cuda or cuda:N. auto uses CUDA if there is a GPU.
+    num_threads: compute threads. 0 uses one less than the number of cores, at least 1, because
+        other busy processes slow down a full set of threads.
+    batch_invariant: compute the same bits whatever shares the pass, so that speculation changes no
+        text in bfloat16 either. CPU only. Steps take longer.
+    runtime: what computes the models on a CPU. auto uses OpenVINO if it is installed and supports
+        the model, else PyTorch. Other devices always use PyTorch.
+    cuda_graphs: on a GPU, pad short passes and replay them as CUDA graphs. Never run by this
+        project.
+    profile_cache: directory of measured step costs. null measures them at every start.
     """
 
     kind: Literal["torch"] = "torch"
@@ -93,20 +97,23 @@ class TorchEngineConfig(EngineConfig):
 
 
 class TrtllmEngineConfig(EngineConfig):
-    """TensorRT-LLM: engines compiled by engines_build/build_engines.sh. Never run by this project.
+    """TensorRT-LLM engines, compiled by engines_build/build_engines.sh. Never run by this project.
 
-    target, draft: engine directories; without a draft, prompts are looked up. tokenizer: a Hugging
-        Face directory with the target's tokenizer and generation_config.json.
-    decode_burst: tokens that a sequence is given to generate at once while it has no drafts; it
-        can draft again when they are done.
-    memory_fraction: of the GPU memory that is free at the start, what the weights and caches of
-        both engines may take.
-    cache_tokens: tokens that each engine's cache has room for; None: as many as memory_fraction
-        leaves, equally many in both.
-    sampled_verification: logits lets requests of temperature > 0 with `verification: rejection`
-        speculate: the draft's logits go to the target. none serves them without speculation.
-    charges_cached_tokens: whether the scheduler counts the whole text of a verification against
-        max_num_tokens; `smartspec doctor` finds out.
+    kind: the kind of engine.
+    target: engine directory of the target model.
+    draft: engine directory of the draft model. Without one, drafts come from prompt lookup.
+    tokenizer: a Hugging Face directory with the target's tokenizer and generation_config.json.
+    decode_burst: tokens that a sequence without drafts generates in one engine request. It can
+        draft again after them.
+    memory_fraction: share of the free GPU memory, at the start, for the weights and KV caches of
+        both engines.
+    cache_tokens: capacity of each engine's KV cache in tokens. null divides the memory of
+        memory_fraction so that both caches have the same capacity.
+    sampled_verification: logits speculates on requests with temperature above 0 and `verification:
+        rejection`, and sends the draft's logits to the target. none serves them without drafts.
+    charges_cached_tokens: whether the executor counts the whole text of a verification against
+        max_num_tokens. `smartspec doctor` finds out.
+    profile_cache: directory of measured step costs. null measures them at every start.
     """
 
     kind: Literal["trtllm"]
@@ -154,24 +161,25 @@ CONTEXT_LINE = "context: "
 
 
 class LimitsConfig(_Layer):
-    """max_sequences: served at once. max_queue: waiting beyond those; more are refused.
+    """What the server may use, and how long things may take.
 
-    max_context_len: prompt and generated tokens of one request; None: as many as the models, or
-        compiled engines, reach and memory allows.
-    max_draft_len: the most tokens drafted for a sequence in a step.
-    prefill_chunk: prompt tokens read in one step, of all prompts together, for each token that the
-        step is expected to give a decoding request; None: as many as the profile finds worth
-        reading at once.
-    max_cache_tokens: tokens of the target's cache that bound what live requests hold together,
-        their draft caches included at their share; None: as many as the engine has room for.
-    reuse_prefixes: whether a request takes over keys of an earlier one that begins alike.
-    profile_s: time for measuring costs at a start that has none stored; each pass is timed once in
-        any case.
-    start_s: time that a server is given until it serves: to load its models, and profile_s.
-    drain_s: time that running requests are given when the server is stopped.
-    engine_timeout_s: a request that the target engine holds so long without an event, or a step
-        that lasts so long, is taken for a hung engine: all requests fail and the server ends. It
-        must be longer than the longest pass of target or draft.
+    max_sequences: requests served at once.
+    max_queue: requests that may wait beyond those. More are refused.
+    max_context_len: prompt and generated tokens of one request. null uses what the models (or
+        compiled engines) support and memory allows.
+    max_draft_len: largest draft length.
+    prefill_chunk: prompt tokens that one step reads, of all prompts together. null uses the size
+        that the profile finds best.
+    max_cache_tokens: bound on the tokens in the target's KV cache of all running requests. The
+        draft model's caches count with their share. null uses the engine's capacity.
+    reuse_prefixes: reuse the cached prefix of an earlier request that begins the same.
+    profile_s: time for measuring step costs at a start without a stored profile. Each pass is
+        measured at least once.
+    start_s: time for the whole start: loading models and measuring costs.
+    drain_s: time that running requests get to finish when the server stops.
+    engine_timeout_s: if the engine reports nothing of a request for this long, or a step takes this
+        long, the engine is considered hung: all requests fail and the server ends. Must be longer
+        than the longest pass of target or draft.
     """
 
     max_sequences: Annotated[int, Field(ge=1, le=1024)] = 32
@@ -193,7 +201,11 @@ class LimitsConfig(_Layer):
 
 
 class LookupConfig(_Layer):
-    """Prompt lookup: n-grams that are searched for in prompt and output, the longest first."""
+    """Prompt lookup: drafts what followed the same n-gram in prompt and output.
+
+    max_ngram: longest n-gram that is searched for. The longest match wins.
+    min_ngram: shortest n-gram that is searched for.
+    """
 
     max_ngram: Annotated[int, Field(ge=1, le=16)] = 4
     min_ngram: Annotated[int, Field(ge=1, le=16)] = 2
@@ -206,9 +218,10 @@ class LookupConfig(_Layer):
 
 
 class BatchTableConfig(_Layer):
-    """Of the policy `batch_table`, as `smartspec profile --table` writes it.
+    """For the policy `batch_table`. `smartspec profile --table` writes it.
 
-    rows: numbers of sequences in a step, ascending. draft_lens: one for each of rows.
+    rows: batch sizes, ascending.
+    draft_lens: the draft length for each of rows.
     """
 
     rows: Annotated[
@@ -239,17 +252,22 @@ class BatchTableConfig(_Layer):
 
 
 class PlannerConfig(_Layer):
-    """batch_table: of the policy of that name; None has one made from the cost profile at start."""
+    """batch_table: for the policy of that name. null makes one from the profile at the start."""
 
     batch_table: BatchTableConfig | None = None
 
 
 class ServerConfig(_Layer):
-    """The whole of engine.json.
+    """The sections of engine.json, and the defaults of requests.
 
-    policy, proposer: of requests that name none. auto is the draft model where there is one, else
-    prompt lookup.
-    explain: whether clients may ask for `explain_steps`, which shows numbers of all requests.
+    engine: the models and what computes them.
+    limits: sizes and times.
+    lookup: prompt lookup.
+    planner: the table of the policy `batch_table`.
+    policy: policy of requests that name none.
+    proposer: proposer of requests that name none. auto chooses at each step between the draft model
+        and prompt lookup.
+    explain: allow clients to ask for `explain_steps`. It shows numbers of all requests.
     """
 
     engine: Annotated[SerializeAsAny[EngineConfig], BeforeValidator(_of_its_kind)]

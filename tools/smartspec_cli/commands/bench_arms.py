@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +15,14 @@ from smartspec_bench.arms import NONE, Arm, Job, run_arms
 from smartspec_bench.progress import Progress
 from smartspec_bench.streams import StreamError
 from smartspec_bench.workloads import WORKLOADS, generate
-from smartspec_cli.commands import USAGE_ERROR, check_outputs, fail, write_output
+from smartspec_cli.commands import (
+    USAGE_ERROR,
+    JsonFile,
+    check_outputs,
+    fail,
+    result_console,
+    write_json,
+)
 from smartspec_cli.commands.settings import checked_config, pair_settings, policies_of
 from smartspec_launch import paths
 from smartspec_launch.files import InstallationError
@@ -45,19 +51,19 @@ def arms(
     temperature: Annotated[float, typer.Option(help="0: greedy.", min=0)] = 0.0,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16.")] = "auto",
     num_threads: Annotated[int, typer.Option(help="0: one less than cores.", min=0)] = 0,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Also write it there.")] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Compare policies as interleaved arms on one live Triton server.
 
     Every policy gets the same prompts in every round. tokens/s is generated tokens over the time
     from sending to the last response, as geometric mean over the rounds; "over" is the ratio of two
-    such means. The last line is one JSON document.
+    such means.
     """
     check_outputs(json=json_file)
     names = _policies(policies)
     if workload not in (*WORKLOADS, EACH, MIXED):
         allowed = ", ".join((*WORKLOADS, EACH, MIXED))
-        fail(f"--workload: {workload!r} is none of {allowed}", USAGE_ERROR)
+        fail(f"--workload: {workload!r} must be one of {allowed}", USAGE_ERROR)
     engine = pair_settings(model, draft, dtype, num_threads)
     limits = {"max_sequences": concurrency, "max_context_len": DEFAULT_CONTEXT_LEN}
     config = checked_config({"engine": engine, "limits": limits})
@@ -81,8 +87,9 @@ def arms(
         fail("interrupted", 130)
     except (StreamError, InterpreterError, InstallationError, TritonServerError) as error:
         fail(str(error))
+    shown_at = result_console(json_file)
     for name, found in results.items():
-        console.print(_table(found, f"{name}, {concurrency} at once, {rounds} rounds"))
+        shown_at.print(_table(found, f"{name}, {concurrency} at once, {rounds} rounds"))
     summary = {
         "format": "smartspec-arms",
         "version": 1,
@@ -98,8 +105,7 @@ def arms(
         "max_tokens": max_tokens,
         "arms": {name: _summary(found) for name, found in results.items()},
     }
-    print(json.dumps(summary))
-    write_output("json", json_file, json.dumps(summary, indent=1) + "\n")
+    write_json(json_file, summary)
 
 
 def _policies(text: str) -> list[str]:

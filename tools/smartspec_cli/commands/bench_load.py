@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -24,7 +23,14 @@ from smartspec_bench.tables import (
     write_csv,
 )
 from smartspec_bench.workloads import WORKLOADS
-from smartspec_cli.commands import USAGE_ERROR, check_outputs, fail
+from smartspec_cli.commands import (
+    STDOUT,
+    USAGE_ERROR,
+    check_outputs,
+    fail,
+    result_console,
+    write_json,
+)
 from smartspec_cli.commands.bench_settings import changed, names_of, shares_of, slo_of
 from smartspec_cli.commands.settings import checked_config, pair_settings
 from smartspec_launch import paths
@@ -93,7 +99,10 @@ def load(
         ),
     ] = False,
     json_file: Annotated[
-        Path, typer.Option("--json", help="The document, written after each phase.")
+        Path,
+        typer.Option(
+            "--json", metavar="FILE", help="The document, written after each phase; - is stdout."
+        ),
     ] = OUT,
     csv_file: Annotated[Path | None, typer.Option("--csv", help="A line a phase.")] = None,
 ) -> None:
@@ -147,7 +156,7 @@ and idle time is skipped. It takes the memory of an engine for each policy.
 {DEFINITIONS}
 
 Before the first phase it says how long the run takes. The document is written after every phase, so
-that an interrupted run keeps what it measured; it is also the last line of the output.
+that an interrupted run keeps what it measured; with --json - it is written to stdout at the end.
 """
 
 
@@ -162,7 +171,7 @@ def _run(
     console.width = max(console.width, TABLE_WIDTH)
     print_about(console, about)
     try:
-        kept = Kept(about, json_file)
+        kept = Kept(about, None if json_file == STDOUT else json_file)
     except OSError as error:
         fail(f"--json: {error}", USAGE_ERROR)
     code = 0
@@ -181,9 +190,13 @@ def _run(
         code = _told(console, str(error), 1)
     except OSError as error:
         code = _told(console, f"{type(error).__name__}: {error}", 1)
-    print_results(console, kept.document)
-    console.print(f"document: {json_file}", soft_wrap=True)
-    print(json.dumps(kept.document.to_json()))
+    shown_at = result_console(json_file)
+    shown_at.width = max(shown_at.width, TABLE_WIDTH)
+    print_results(shown_at, kept.document)
+    if json_file == STDOUT:
+        write_json(json_file, kept.document.to_json())
+    else:
+        shown_at.print(f"document: {json_file}", soft_wrap=True)
     try:
         if csv_file is not None:
             write_csv(csv_file, kept.document.phases)

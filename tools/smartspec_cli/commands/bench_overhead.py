@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +12,14 @@ from rich.console import Console
 from rich.table import Table
 
 from smartspec_bench.progress import Progress
-from smartspec_cli.commands import USAGE_ERROR, check_outputs, fail, write_output
+from smartspec_cli.commands import (
+    USAGE_ERROR,
+    JsonFile,
+    check_outputs,
+    fail,
+    result_console,
+    write_json,
+)
 from smartspec_cli.commands.settings import checked_config, pair_settings, policies_of, sizes_of
 from smartspec_launch import paths
 from smartspec_launch.address import behind_front
@@ -52,13 +58,13 @@ def overhead(
     max_tokens: Annotated[int, typer.Option(help="Tokens a request at most.", min=2)] = 64,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16.")] = "auto",
     num_threads: Annotated[int, typer.Option(help="0: one less than cores.", min=0)] = 0,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Also write it there.")] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Send the same requests through the front, to Triton, and to a server in this process.
 
     Rounds take turns in which comes first. All averages are geometric means over the rounds. Ratios
     are of tokens/s, Triton's over the process's and the front's over Triton's, with 95 % intervals
-    by Student's t. The last line is one JSON document.
+    by Student's t.
     """
     check_outputs(json=json_file)
     sizes, names = sizes_of(rows), policies_of(policies)
@@ -73,7 +79,7 @@ def overhead(
         fail("--model and --draft, or --config, must be given", USAGE_ERROR)
     console = Console(stderr=True)
     found = _measure(checked, names, sizes, rounds, max_tokens, console)
-    console.print(_table(found))
+    result_console(json_file).print(_table(found))
     document = {
         "format": "smartspec-overhead",
         "version": 2,
@@ -83,8 +89,7 @@ def overhead(
         "max_tokens": max_tokens,
         "sizes": [_document(one) for one in found],
     }
-    print(json.dumps(document))
-    write_output("json", json_file, json.dumps(document, indent=1) + "\n")
+    write_json(json_file, document)
 
 
 def _read(path: Path) -> ServerConfig:

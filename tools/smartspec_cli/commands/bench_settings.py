@@ -18,7 +18,7 @@ def changed(form: str, **options: Any) -> Settings:
     """The settings of a form, with the options that were given; None is not given. A wrong value
     ends the command."""
     if form not in FORMS:
-        fail(f"--form: {form!r} is none of {', '.join(FORMS)}", USAGE_ERROR)
+        fail(f"--form: {form!r} must be one of {', '.join(FORMS)}", USAGE_ERROR)
     given = {name: value for name, value in options.items() if value is not None}
     settings = replace(FORMS[form], **given)
     _check_policies(settings.policies)
@@ -44,7 +44,7 @@ def _check_policies(policies: Sequence[str]) -> None:
 def _check_among(option: str, names: Sequence[str], allowed: Sequence[str]) -> None:
     for name in names:
         if name not in allowed:
-            fail(f"--{option}: {name!r} is none of {', '.join(allowed)}", USAGE_ERROR)
+            fail(f"--{option}: {name!r} must be one of {', '.join(allowed)}", USAGE_ERROR)
 
 
 def names_of(text: str | None) -> tuple[str, ...] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -23,7 +22,14 @@ from smartspec_bench.exactness import (
     force_drafting,
 )
 from smartspec_bench.progress import Progress
-from smartspec_cli.commands import USAGE_ERROR, fail
+from smartspec_cli.commands import (
+    USAGE_ERROR,
+    JsonFile,
+    check_outputs,
+    fail,
+    result_console,
+    write_json,
+)
 from smartspec_cli.commands.settings import checked_config, temperatures_of, torch_settings
 from smartspec_py.engines.torch.pair import PairError, check_pair
 from smartspec_py.serving.config import DRAFT_MODEL, PROMPT_LOOKUP, ConfigError, ServerConfig
@@ -66,6 +72,7 @@ def check(
     seed: Annotated[int, typer.Option(help="Keys prompts and sampling.")] = 1,
     runtime: Annotated[str, typer.Option(help="auto, torch, openvino.")] = "auto",
     batch_invariant: Annotated[bool, typer.Option(help="On a CPU, bit by bit.")] = False,
+    json_file: JsonFile = None,
 ) -> None:
     """Compare the text of every policy and proposer with that of no speculation.
 
@@ -74,9 +81,9 @@ def check(
     nothing. Where a text differs, the step at which it does is looked at again: near-ties come from
     rounding, and in float32 there should be none; anything else is a fault.
 
-    Prints PASS (exit code 0) or FAIL (1). FAIL: a fault, or a policy that drafted nothing. The last
-    line is one JSON document.
+    Prints PASS (exit code 0) or FAIL (1). FAIL: a fault, or a policy that drafted nothing.
     """
+    check_outputs(json=json_file)
     console = Console(stderr=True)
     try:
         check_pair(model, draft)
@@ -103,11 +110,12 @@ def check(
         }
     )
     reports, verdicts = _run(config, requests, _arms(max_draft_len), tokens, console)
-    console.print(_table(reports))
-    _show(verdicts, console)
+    shown_at = result_console(json_file)
+    shown_at.print(_table(reports))
+    _show(verdicts, shown_at)
     summary = _summary(reports, verdicts, dtype)
-    console.print(_verdict_line(summary), style="bold", highlight=False, soft_wrap=True)
-    print(json.dumps(summary))
+    shown_at.print(_verdict_line(summary), style="bold", highlight=False, soft_wrap=True)
+    write_json(json_file, summary)
     raise typer.Exit(0 if summary["verdict"] == PASS else 1)
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from smartspec_cli.commands import USAGE_ERROR, fail
+from smartspec_cli.commands import USAGE_ERROR, JsonFile, fail, result_console, write_json
 from smartspec_trtllm.build_tokenizer import TokenizerError, num_token_ids
 from smartspec_trtllm.engine_check import check_pair, has_errors
 from smartspec_trtllm.findings import show
@@ -32,7 +30,7 @@ def check_engines(
     logits: Annotated[
         bool, typer.Option("--logits", help="Drafts are accepted by the draft's logits.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+    json_file: JsonFile = None,
 ) -> None:
     """Check engine directories by their files; no TensorRT-LLM and no GPU is needed.
 
@@ -51,11 +49,9 @@ def check_engines(
         num_tokens=num_tokens,
         uses_logits=logits,
     )
-    if as_json:
-        document = {"ok": not has_errors(findings), "findings": [asdict(one) for one in findings]}
-        typer.echo(json.dumps(document))
-    else:
-        show(findings, Console())
+    show(findings, result_console(json_file))
+    document = {"ok": not has_errors(findings), "findings": [asdict(one) for one in findings]}
+    write_json(json_file, document)
     if has_errors(findings):
         raise typer.Exit(1)
 

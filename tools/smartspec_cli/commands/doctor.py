@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from smartspec_cli.commands import USAGE_ERROR, check_outputs, fail
+from smartspec_cli.commands import STDOUT, USAGE_ERROR, JsonFile, check_outputs, fail, write_json
 
 
 def doctor(
@@ -23,7 +23,7 @@ def doctor(
     report: Annotated[
         Path | None, typer.Option(help="File for the report; the JSON goes beside it.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, not Markdown.")] = False,
+    json_file: JsonFile = None,
 ) -> None:
     """Check TensorRT-LLM where it is installed: run it first, inside the container.
 
@@ -36,7 +36,7 @@ def doctor(
             fail(f"{option}: {directory} has no config.json; give an engine directory", USAGE_ERROR)
     if draft is not None and target is None:
         fail("--draft: needs --target as well", USAGE_ERROR)
-    check_outputs(report=report)
+    check_outputs(report=report, json=json_file)
     from smartspec_trtllm.doctor import diagnose
     from smartspec_trtllm.doctor_report import markdown
 
@@ -46,7 +46,8 @@ def doctor(
             if report is not None:
                 report.write_text(text, encoding="utf-8")
                 report.with_suffix(".json").write_text(document + "\n", encoding="utf-8")
-    print(document if as_json else text)
+    print(text, file=sys.stderr if json_file == STDOUT else sys.stdout)
+    write_json(json_file, diagnosis.document())
     for missing in diagnosis.environment.missing:
         typer.echo(f"smartspec: {missing.what}; {missing.remedy}", err=True)
     raise typer.Exit(0 if diagnosis.is_healthy else 1)

@@ -30,7 +30,7 @@ def expand(
     from smartspec_bench.expand_heads import widen_heads
 
     if preset not in PRESETS:
-        fail(f"--preset: {preset!r} is none of {', '.join(PRESETS)}", USAGE_ERROR)
+        fail(f"--preset: {preset!r} must be one of {', '.join(PRESETS)}", USAGE_ERROR)
     if not (source / "config.json").is_file():
         fail(f"{source} is not a Hugging Face model directory: no config.json", USAGE_ERROR)
     if out.exists():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import urllib.error
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -14,7 +13,14 @@ from rich.console import Console
 from rich.table import Table
 
 from smartspec_bench.streams import step_trace
-from smartspec_cli.commands import USAGE_ERROR, fail
+from smartspec_cli.commands import (
+    USAGE_ERROR,
+    JsonFile,
+    check_outputs,
+    fail,
+    result_console,
+    write_json,
+)
 from smartspec_cli.explanation import Candidate, WindowReport, candidates, options, window
 from smartspec_py.serving.step import StepRecord
 from smartspec_py.serving.step_trace import StepTraceFile
@@ -37,14 +43,15 @@ def explain(
         int | None, typer.Option(help="Sequence to show; default: the first of the step.")
     ] = None,
     save: Annotated[Path | None, typer.Option(help="Also keep the trace there.")] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Say why a step was planned as it was, and how well the plans of a window came true.
 
     For a step: the plan beside one length for all sequences; for a sequence: every length with the
     others as they were. For the window: expected against realised tokens and seconds, an estimate
     of the goodput lost to wrong estimates, switches, and predicted against observed acceptance.
-    The last line is one JSON document.
     """
+    check_outputs(json=json_file)
     if (url is None) == (trace is None):
         fail("give one of --url and --trace", USAGE_ERROR)
     found, text = _fetched(url, steps) if url is not None else (_read(trace), None)
@@ -64,7 +71,7 @@ def explain(
     except KeyError:
         fail(f"--sequence: {chosen} was not in that step", USAGE_ERROR)
     plans, report = candidates(shown), window(found.steps)
-    console = Console(stderr=True)
+    console = result_console(json_file)
     console.print(_step_table(shown, plans))
     console.print(_candidate_table(f"Sequence {chosen}, draft length", lengths))
     _show_window(report, console)
@@ -79,7 +86,7 @@ def explain(
         },
         "sequence": {"sequence": chosen, "candidates": _listed(lengths)},
     }
-    print(json.dumps(document, allow_nan=False))
+    write_json(json_file, document)
 
 
 def _fetched(url: str, steps: int) -> tuple[StepTraceFile, str]:

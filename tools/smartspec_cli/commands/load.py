@@ -22,7 +22,14 @@ from smartspec_bench.prompts import (
     repeated,
 )
 from smartspec_bench.workloads import WORKLOADS
-from smartspec_cli.commands import USAGE_ERROR, check_outputs, fail, write_output
+from smartspec_cli.commands import (
+    USAGE_ERROR,
+    JsonFile,
+    check_outputs,
+    fail,
+    result_console,
+    write_json,
+)
 from smartspec_sim.arrivals import (
     PATTERNS,
     RatePhase,
@@ -65,14 +72,14 @@ def load(
         Path | None, typer.Option(help="Instead: JSONL of prompt and max_tokens, or ShareGPT.")
     ] = None,
     max_tokens: Annotated[int, typer.Option(help="Of prompts that name none.", min=1)] = 64,
-    temperature: Annotated[float, typer.Option(min=0)] = 0.0,
+    temperature: Annotated[float, typer.Option(help="0: greedy.", min=0)] = 0.0,
     policy: Annotated[str | None, typer.Option(help="Other than the server's own.")] = None,
     goodput: Annotated[
         str | None, typer.Option(help='Targets in ms: "ttft:200 tpot:20 e2e:5000".')
     ] = None,
     seed: Annotated[int, typer.Option(help="Of arrivals.", min=0)] = 1,
     jsonl: Annotated[Path | None, typer.Option(help="A line a request, as each ends.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Also write it there.")] = None,
+    json_file: JsonFile = None,
 ) -> None:
     check_outputs(jsonl=jsonl, json=json_file)
     schedule = _schedule(arrivals, rate, phases, burstiness, times, seed)
@@ -103,9 +110,8 @@ def load(
     if unreachable and not any(exchange.num_tokens for exchange in exchanges):
         fail(f"--url: no server at {url}: {unreachable}")
     summary = with_errors([exchange.timing for exchange in exchanges], slo)
-    print_load(console, summary)
-    print(json.dumps(summary))
-    write_output("json", json_file, json.dumps(summary, indent=1) + "\n")
+    print_load(result_console(json_file), summary)
+    write_json(json_file, summary)
     if unreachable:
         fail(f"the server at {url} is gone, so sending ended early: {unreachable}")
     if not summary["num_finished"]:
@@ -118,7 +124,7 @@ load.__doc__ = f"""Send requests at their times, whatever the server does, and r
 
 send_lag: how late requests left; where it is not small against the latencies, this machine is the
 limit. --jsonl keeps a line a request, with the time and the tokens of each response and the
-server's own times; `simulate --record` reads it. The last line of the output is one JSON document.
+server's own times; `simulate --record` reads it.
 """
 
 
@@ -208,5 +214,5 @@ def _prompts(workload: str, prompts: Path | None) -> Iterator[Prompt]:
             fail(f"--prompts: {error}", USAGE_ERROR)
     if workload not in (*WORKLOADS, MIXED):
         allowed = ", ".join((*WORKLOADS, MIXED))
-        fail(f"--workload: {workload!r} is none of {allowed}", USAGE_ERROR)
+        fail(f"--workload: {workload!r} must be one of {allowed}", USAGE_ERROR)
     return generated(workload)

@@ -23,7 +23,15 @@ from smartspec_bench.prompts import (
     read_prompts,
     repeated,
 )
-from smartspec_cli.commands import USAGE_ERROR, check_outputs, fail, write_output
+from smartspec_cli.commands import (
+    USAGE_ERROR,
+    JsonFile,
+    check_outputs,
+    fail,
+    result_console,
+    write_json,
+    write_output,
+)
 from smartspec_cli.commands.settings import checked_config, torch_settings
 from smartspec_launch import paths
 from smartspec_py.engines.torch.pair import PairError, check_pair
@@ -104,19 +112,19 @@ def profile(
         Path | None,
         typer.Option(help='File for the table, as a "planner" section of engine.json.'),
     ] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Time passes as the server does at its first start, and search the best draft lengths.
 
     For each batch size every draft length from 0 is run on the engine itself; beside the fastest
-    stand the cost model's best and that of Su et al.'s power law. Do it on a quiet machine. The
-    last line of stdout is one JSON document.
+    stand the cost model's best and that of Su et al.'s power law. Do it on a quiet machine.
     """
     try:
         check_pair(model, draft)
         texts = _texts(input_file)
     except (PairError, PromptFileError) as error:
         fail(str(error), USAGE_ERROR)
-    check_outputs(table=table)
+    check_outputs(table=table, json=json_file)
     # The prompt's step, one in which the draft reads the prompt, and one that counts.
     least = 1 + 2 * (max_draft_len + 1)
     if max_tokens < least:
@@ -153,13 +161,14 @@ def profile(
     about = {"model": model.name, "draft": draft.name, **settings, "kernels": engine.kernels}
     document = _document(engine.cost, found, about)
     section = json.dumps(_section(document), indent=1)
-    console.print(f"target; draft: {engine.kernels}", highlight=False)
-    console.print(_table(document["sizes"], found.accept_prob))
+    shown_at = result_console(json_file)
+    shown_at.print(f"target; draft: {engine.kernels}", highlight=False)
+    shown_at.print(_table(document["sizes"], found.accept_prob))
     if found.spread > LOUD:
-        console.print(
-            f"loud machine: rounds lie {found.spread:.0%} apart; do it again on a quiet one"
+        shown_at.print(
+            f"The machine was busy: rounds differ by {found.spread:.0%}. Repeat on an idle machine."
         )
-    print(json.dumps(document))
+    write_json(json_file, document)
     write_output("table", table, section + "\n")
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import platform
 import shutil
 from collections.abc import Mapping, Sequence
@@ -25,7 +24,14 @@ from rich.table import Table
 from smartspec_bench.comparison import Row, summarise
 from smartspec_bench.progress import Progress
 from smartspec_bench.streams import Exchange, GrpcStreams, HttpStreams, StreamError, ask
-from smartspec_cli.commands import USAGE_ERROR, check_outputs, fail, write_output
+from smartspec_cli.commands import (
+    USAGE_ERROR,
+    JsonFile,
+    check_outputs,
+    fail,
+    result_console,
+    write_json,
+)
 from smartspec_launch.address import behind_front
 from smartspec_launch.files import InstallationError
 from smartspec_launch.foreground import announce, signals_interrupt, wait_with_progress, watch
@@ -85,13 +91,13 @@ def quickstart(
     ] = "goodput",
     temperature: Annotated[float, typer.Option(min=0.0, help="0: greedy.")] = 0.0,
     keep: Annotated[bool, typer.Option(help="Leave the server running until Ctrl-C.")] = False,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Also write the result.")] = None,
+    json_file: JsonFile = None,
     num_threads: Annotated[int, typer.Option(help="0: one less than there are cores.")] = 0,
     dtype: Annotated[Dtype, typer.Option(help="Of both models.")] = Dtype.float32,
 ) -> None:
     """Watch Triton stream four answers, and what speculation makes of their speed."""
     check_outputs(json=json_file)
-    console = Console()
+    console = result_console(json_file)
     try:
         parse_policy(policy)
     except ValueError as error:
@@ -208,7 +214,7 @@ def report(
     json_file: Path | None,
     console: Console,
 ) -> None:
-    """Print the table and what it says, and as the last line the same as one JSON document."""
+    """Print the table and what it says; the same as JSON where that was asked for."""
     console.print()
     console.print(as_table(rows, comparison.policy))
     differing = [row.workload for row in rows if not row.is_same_text]
@@ -228,8 +234,7 @@ def report(
         "machine": machine_name(),
         "python": platform.python_version(),
     }
-    print(json.dumps(document), flush=True)
-    write_output("json", json_file, json.dumps(document, indent=2) + "\n")
+    write_json(json_file, document)
 
 
 def as_table(rows: Sequence[Row], policy: str) -> Table:

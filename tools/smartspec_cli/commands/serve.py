@@ -95,7 +95,7 @@ _AllowRemote = Annotated[
         rich_help_panel="Address",
     ),
 ]
-_Port = Annotated[int, typer.Option(rich_help_panel="Address")]
+_Port = Annotated[int, typer.Option(help="Port on that address.", rich_help_panel="Address")]
 _Runtime = Annotated[
     str,
     typer.Option(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -10,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from smartspec_bench.progress import Progress
-from smartspec_cli.commands import USAGE_ERROR, check_outputs, fail, write_output
+from smartspec_cli.commands import USAGE_ERROR, check_outputs, fail, result_console, write_json
 from smartspec_cli.commands.settings import policies_of
 
 if TYPE_CHECKING:
@@ -66,7 +64,7 @@ def simulate(
         ),
     ] = None,
     rows: Annotated[int, _of_server(help="Requests served at once.", min=1, max=512)] = 32,
-    max_draft_len: Annotated[int, _of_server(min=1, max=64)] = 7,
+    max_draft_len: Annotated[int, _of_server(help="Largest draft length.", min=1, max=64)] = 7,
     prefill_chunk: Annotated[int, _of_server(help="Prompt tokens a step.", min=1)] = 512,
     max_queue: Annotated[int, _of_server(help="Waiting; more are refused.", min=1)] = 100_000,
     max_cache_tokens: Annotated[
@@ -81,7 +79,10 @@ def simulate(
     ] = None,
     seed: Annotated[int, _of_load(help="A spec in a file has its own.", min=0)] = 1,
     jobs: Annotated[int, _of_output(help="Processes at once.", min=1, max=256)] = 1,
-    json_file: Annotated[Path | None, _of_output("--json", help="Also write it there.")] = None,
+    json_file: Annotated[
+        Path | None,
+        _of_output("--json", metavar="FILE", help="Write the result as JSON; - is stdout."),
+    ] = None,
     plot: Annotated[
         Path | None, _of_output(help="Picture of latency against load; needs Altair.")
     ] = None,
@@ -91,7 +92,7 @@ def simulate(
 
     ttft, tpot and e2e (mean/p99) count from when a request was due. tokens/s is
     token_goodput_tps: generated tokens a second; slo/s is slo_goodput_rps: requests a second that
-    met every target of --goodput. The last line is one JSON document with all of it.
+    met every target of --goodput.
     """
     from smartspec_sim.scenario import Load, Scenario, run_all, runs_of
     from smartspec_sim.simulate import SimLimits
@@ -129,17 +130,16 @@ def simulate(
 def _show(
     rows: list[dict[str, Any]], notes: tuple[str, ...], json_file: Path | None, plot: Path | None
 ) -> None:
-    """Tables and notes for people, then the JSON document, then the picture."""
+    """Tables and notes, the JSON document, the picture."""
     from smartspec_sim.report import PlotError, draw_picture, simulation_tables
 
-    console = Console(stderr=True)
+    console = result_console(json_file)
     for table in simulation_tables(rows):
         console.print(table)
     for note in notes:
         console.print(note, highlight=False)
     summary = {"hardware": notes, "rows": rows}
-    print(json.dumps(summary))
-    write_output("json", json_file, json.dumps(summary, indent=1) + "\n")
+    write_json(json_file, summary)
     try:
         if plot is not None:
             draw_picture(rows, plot)

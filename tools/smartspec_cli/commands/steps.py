@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -10,13 +9,19 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from smartspec_bench.progress import Progress, tracked
 from smartspec_bench.workloads import WORKLOADS
 from smartspec_bench.workloads import generate as make_document
-from smartspec_cli.commands import USAGE_ERROR, fail
+from smartspec_cli.commands import (
+    USAGE_ERROR,
+    JsonFile,
+    check_outputs,
+    fail,
+    result_console,
+    write_json,
+)
 from smartspec_cli.commands.settings import checked_config, pair_settings, policies_of, sizes_of
 from smartspec_py.serving.config import DEFAULT_CONTEXT_LEN, DRAFT_MODEL, ConfigError
 from smartspec_py.serving.request import GenerateParams
@@ -50,11 +55,10 @@ def steps(
     policies: Annotated[str, typer.Option(help="Separated by commas.")] = "none,fixed:3,goodput",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16.")] = "auto",
     num_threads: Annotated[int, typer.Option(help="0: one less than cores.", min=0)] = 0,
+    json_file: JsonFile = None,
 ) -> None:
-    """Time the loop's steps in this process: plan, draft, target, and what lies between.
-
-    The last line is one JSON document.
-    """
+    """Time the loop's steps in this process: plan, draft, target, and what lies between."""
+    check_outputs(json=json_file)
     sizes, names = sizes_of(rows), policies_of(policies)
     engine_settings = pair_settings(model, draft, dtype, num_threads)
     limits = {"max_sequences": max(sizes), "max_context_len": DEFAULT_CONTEXT_LEN}
@@ -79,8 +83,8 @@ def steps(
         for size, policy in tracked("timing steps", cells, "policies and sizes")
     ]
     server.stop()
-    Console(stderr=True).print(_table(found))
-    print(json.dumps([asdict(times) for times in found]))
+    result_console(json_file).print(_table(found))
+    write_json(json_file, [asdict(times) for times in found])
 
 
 def _time(server: Server, passes_s: Callable[[], float], batch_size: int, policy: str) -> StepTimes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,7 +16,14 @@ from smartspec_bench.progress import Progress
 from smartspec_bench.prompts import Prompt, read_prompts
 from smartspec_bench.workloads import WORKLOADS
 from smartspec_bench.workloads import generate as make_document
-from smartspec_cli.commands import USAGE_ERROR, check_outputs, fail
+from smartspec_cli.commands import (
+    USAGE_ERROR,
+    JsonFile,
+    check_outputs,
+    fail,
+    result_console,
+    write_json,
+)
 from smartspec_cli.commands.settings import checked_config, temperatures_of, torch_settings
 from smartspec_launch import paths
 from smartspec_py.engines.torch.pair import PairError, check_pair
@@ -71,12 +77,13 @@ def trace(
     ] = "float32",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
     seed: Annotated[int, typer.Option(help="Keys prompts and sampling.", min=1)] = 6_000_011,
+    json_file: JsonFile = None,
 ) -> None:
     """Record how many drafts would be accepted, at every position and for every draft length.
 
     The texts are generated without speculation; they do not depend on it. Then one pass of the
     draft model over each finished text, and a look-up at every position, tell what each proposer
-    would have had accepted. Simulations replay the file. The last line is one JSON document.
+    would have had accepted. Simulations replay the file.
     """
     console = Console(stderr=True)
     try:
@@ -86,7 +93,7 @@ def trace(
         )
     except (PairError, ValueError) as error:
         fail(str(error), USAGE_ERROR)
-    check_outputs(out=out)
+    check_outputs(out=out, json=json_file)
     config = _config(model, draft, dtype, device, max_draft_len, max_context_len)
     traced, refusals = _run(config, jobs, console)
     if not traced:
@@ -106,7 +113,7 @@ def trace(
         fail(f"--out: {error}")
     if refusals:
         console.print(f"{len(refusals)} left out: {refusals[0]}", highlight=False)
-    _report(out, _all_rates(traced, max_draft_len), len(refusals), console)
+    _report(out, _all_rates(traced, max_draft_len), len(refusals), json_file)
 
 
 def _config(
@@ -159,7 +166,7 @@ def _documents(workloads: str, num_prompts: int, seed: int) -> Iterator[tuple[st
     for name in names:
         if name not in WORKLOADS:
             allowed = ", ".join((ALL, *WORKLOADS))
-            raise ValueError(f"--workloads: {name!r} is none of {allowed}")
+            raise ValueError(f"--workloads: {name!r} must be one of {allowed}")
         for index in range(num_prompts):
             yield name, Prompt(make_document(name, seed, index).prompt)
 
@@ -238,13 +245,16 @@ def _table(title: str) -> Table:
 
 
 def _report(
-    out: Path, found: Mapping[tuple[str, str], Rates], num_refused: int, console: Console
+    out: Path,
+    found: Mapping[tuple[str, str], Rates],
+    num_refused: int,
+    json_file: Path | None,
 ) -> None:
-    """The tables, and one JSON document."""
+    console = result_console(json_file)
     for table in _tables(found):
         console.print(table)
     rows: list[dict[str, Any]] = [
         {"proposer": proposer, "workload": workload, **asdict(one)}
         for (proposer, workload), one in found.items()
     ]
-    print(json.dumps({"out": str(out), "num_refused": num_refused, "rates": rows}))
+    write_json(json_file, {"out": str(out), "num_refused": num_refused, "rates": rows})
