@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from smartspec_bench.document import entry_lines
 from smartspec_bench.report.blocks import markdown_table
 from smartspec_py.serving.profile import machine_name
 
@@ -29,9 +29,7 @@ def publish(
     text = "\n\n".join([f"# {title}", made, *sections]) + "\n"
     (folder / f"{name}.md").write_text(text, encoding="utf-8")
     document = {"study": name, "date": f"{datetime.now(UTC):%Y-%m-%d}", "machine": machine_name()}
-    (folder / f"{name}.json").write_text(
-        json.dumps(document | dict(figures), indent=1) + "\n", encoding="utf-8"
-    )
+    (folder / f"{name}.json").write_text(entry_lines(document | dict(figures)), encoding="utf-8")
 
 
 def _cell(value: object) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from made import phase
 from runs import ABOUT
 from typer.testing import CliRunner
 
-from smartspec_bench.document import Document, read, write
+from smartspec_bench.document import Document, Series, read, write
 from smartspec_bench.merged import MergeError, merged
 from smartspec_cli.app import app
 
@@ -37,6 +39,23 @@ def test_repeats_follow_each_other_and_are_judged_together() -> None:
     assert over.ratio == pytest.approx(0.72**0.5)
     assert whole.about.command == "bench --seed 1 ; bench --seed 2"
     assert whole.summary
+
+
+def test_series_are_kept_of_the_first_repeat_of_a_load_that_changes() -> None:
+    series = Series(time_s=[0.0, 1.0])
+    made = [
+        replace(phase("none", 100.0, repeat), shape=shape, seed=seed, series=series)
+        for seed, (shape, repeat) in enumerate(product(("steady", "step"), range(2)))
+    ]
+    kept = merged([Document(ABOUT, phases=made)]).phases
+    assert [(one.shape, one.repeat) for one in kept if one.series.time_s] == [("step", 0)]
+
+
+def test_a_document_has_a_line_for_each_phase(tmp_path: Path) -> None:
+    write(tmp_path / "run.json", run(1, 90.0))
+    lines = (tmp_path / "run.json").read_text().splitlines()
+    assert sum('"policy": "goodput"' in line for line in lines) == 2
+    assert json.loads("".join(lines)) == run(1, 90.0).to_json()
 
 
 def test_runs_that_are_no_repeats_are_refused() -> None:

@@ -7,6 +7,7 @@ null, or an empty list or object; nothing is left out.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -212,4 +213,16 @@ def _what_is(raw: Any) -> str:
 
 def write(path: Path, document: Document) -> None:
     """Whole or not at all: an interruption leaves the file of before."""
-    write_text(path, json.dumps(document.to_json(), indent=1, allow_nan=False) + "\n")
+    write_text(path, entry_lines(document.to_json()))
+
+
+def entry_lines(document: Mapping[str, Any]) -> str:
+    """JSON with a line for each key, and for each entry of a list under a key."""
+    parts = []
+    for key, value in document.items():
+        text = json.dumps(value, allow_nan=False)
+        if isinstance(value, list) and value:
+            entries = ",\n  ".join(json.dumps(entry, allow_nan=False) for entry in value)
+            text = f"[\n  {entries}\n ]"
+        parts.append(f" {json.dumps(key)}: {text}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from smartspec_bench.document import Document, Phase
+from smartspec_bench.document import Document, Phase, Series
+from smartspec_bench.plan import STEADY
 from smartspec_bench.verdicts import comparisons, summary
 
 SAME = ("form", "pair", "machine", "cores", "commit", "versions", "limits")
@@ -17,8 +18,9 @@ class MergeError(ValueError):
 
 
 def merged(documents: Sequence[Document]) -> Document:
-    """The repeats of all, renumbered in the order given, with comparisons and summary of the whole;
-    all else is the first's. Raises MergeError."""
+    """The repeats of all runs, renumbered in the order given, with comparisons and summary of the
+    whole. All else is the first run's. Series over time are kept of the first repeat alone, which
+    is what the page of a run shows. Raises MergeError."""
     if not documents:
         raise MergeError("results: there must be one at least")
     first = documents[0]
@@ -34,6 +36,7 @@ def merged(documents: Sequence[Document]) -> Document:
     for document in documents:
         num_before = 1 + max((phase.repeat for phase in phases), default=-1)
         phases += [replace(one, repeat=num_before + one.repeat) for one in document.phases]
+    phases = _with_first_series(phases)
     found = comparisons(phases)
     commands = dict.fromkeys(document.about.command for document in documents)
     return replace(
@@ -43,6 +46,19 @@ def merged(documents: Sequence[Document]) -> Document:
         comparisons=found,
         summary=summary(found),
     )
+
+
+def _with_first_series(phases: Sequence[Phase]) -> list[Phase]:
+    first: dict[tuple[str, str], int] = {}
+    for phase in phases:
+        place = (phase.shape, phase.workload)
+        first[place] = min(phase.repeat, first.get(place, phase.repeat))
+    return [
+        phase
+        if phase.shape != STEADY and phase.repeat == first[phase.shape, phase.workload]
+        else replace(phase, series=Series())
+        for phase in phases
+    ]
 
 
 def _of_one_policy(document: Document) -> list[Phase]:
