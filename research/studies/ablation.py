@@ -106,12 +106,12 @@ def _gaussian(self: RidgeRegression) -> Any:
 
 def _uniform(step: Any) -> Any:
     scores = ranking.uniform_scores(step)
-    return search.outcome(step, ranking.uniform(step, int(scores.argmax())))
+    return ranking.uniform(step, int(scores.argmax())), float(scores.max())
 
 
 def _ranked(step: Any) -> Any:
     price = float(ranking.uniform_scores(step).max())
-    return search.outcome(step, ranking.best_prefix(step, price)[0])
+    return ranking.best_prefix(step, price)
 
 
 def _first_ways(step: Any, price: float) -> Iterator[Any]:
@@ -165,7 +165,9 @@ MECHANISMS = (
         [(PlanBudget, "allows", _always(True))],
     ),
     Mechanism("price of prompts", (STEADY, LOAD), [(step_module, "PREFILLING_TOKENS", 0.0)]),
-    Mechanism("rates of their own", OF_PLAN, [(search, "_weighed", lambda step, alike: step)]),
+    Mechanism(
+        "rates of their own", OF_PLAN, [(search, "_weighed", lambda step, alike, seconds: step)]
+    ),
     Mechanism(
         "charge for catching up", OF_PLAN, [(CostCorrections, "_make_corrected", _without_catch_up)]
     ),

@@ -35,7 +35,7 @@ RULES: dict[str, tuple[str, Changes]] = {
     "a prompt counts 0": ("goodput", [(step, "PREFILLING_TOKENS", 0.0)]),
     "a prompt counts 4": ("goodput", [(step, "PREFILLING_TOKENS", 4.0)]),
     "a prompt counts 16": ("goodput", [(step, "PREFILLING_TOKENS", 16.0)]),
-    "the step's rate": ("goodput", [(search, "_weighed", lambda step, alike: step)]),
+    "the step's rate": ("goodput", [(search, "_weighed", lambda step, alike, seconds: step)]),
 }
 MEASURES = {
     "latency_s": "mean latency",

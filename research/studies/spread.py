@@ -91,7 +91,7 @@ def measure(case: Case) -> Found:
     best = max(range(MAX_DRAFT_LEN + 1), key=speeds.__getitem__)
     for_all = ClosedLoop(clients, "goodput_global", cost).run(num_tokens)
     for_each = ClosedLoop(clients, "goodput", cost).run(num_tokens)
-    with patch.object(search, "_weighed", lambda step, alike: step):
+    with patch.object(search, "_weighed", lambda step, alike, seconds: step):
         by_step = ClosedLoop(clients, "goodput", cost).run(num_tokens)
     return Found(
         case,

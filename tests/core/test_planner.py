@@ -439,7 +439,7 @@ def test_a_sequence_is_judged_by_its_own_rate() -> None:
     views = [view(1, 0.9, max_draft_len=8), view(2, 0.3, max_draft_len=8)]
     cost = affine_cost(1.0, 0.0, 0.25)
     by_own, step = plan(views, cost), step_of(views, cost)
-    by_step = search._best_in_sum(step).choice.lengths.tolist()
+    by_step = search._best_in_sum(step).lengths.tolist()
     assert lengths(by_own)[0] < by_step[0]
     assert _seconds_for_a_token(by_own, views, cost) < _seconds_for_a_token(
         evaluate(views, by_step, cost), views, cost
@@ -466,12 +466,14 @@ def test_own_rates_leave_the_weight_of_others_as_it_was() -> None:
     whole = step_of(views, affine_cost(1.0, 0.1, 0.05))
     step = whole.among(np.array([0, 1]), whole.nothing())
     alike = search.outcome(step, uniform(step, 2))
-    weighed = search._weighed(step, alike)
+    weighed = search._weighed(step, alike.choice, alike.seconds)
     assert weighed.tokens(alike.choice) == pytest.approx(alike.tokens)
 
 
 def test_alike_sequences_are_planned_alike() -> None:
     views = [view(i, 0.6, max_draft_len=8) for i in range(5)]
     step = step_of(views, affine_cost(1.0, 0.1, 0.05))
-    alike = search._best_in_sum(step)
-    assert search._weighed(step, alike).survivals == pytest.approx(step.survivals)
+    alike = search.outcome(step, search._best_in_sum(step))
+    assert search._weighed(step, alike.choice, alike.seconds).survivals == pytest.approx(
+        step.survivals
+    )

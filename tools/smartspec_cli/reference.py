@@ -65,9 +65,8 @@ _SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
 
 def command_line_markdown() -> str:
     """The page of all commands."""
-    root = typer.main.get_command(app)
     parts = [_COMMANDS_HEAD]
-    for path, command in _commands(root, "smartspec"):
+    for path, command in commands():
         parts.append(f"## {path}\n")
         parts.append(_paragraphs(command.help or "") + "\n")
         parts += [_item(_option(one)) for one in command.params if one.name != "help"]
@@ -75,14 +74,15 @@ def command_line_markdown() -> str:
     return "\n".join(parts)
 
 
-def _commands(command: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """The command, or those of the group."""
+def commands(command: Any = None, path: str = "smartspec") -> Iterator[tuple[str, Any]]:
+    """Every command below this one, the root unless given, with its whole name."""
+    command = command or typer.main.get_command(app)
     if not hasattr(command, "list_commands"):
         yield path, command
         return
     ctx = command.make_context(path, [], resilient_parsing=True)
     for name in command.list_commands(ctx):
-        yield from _commands(command.get_command(ctx, name), f"{path} {name}")
+        yield from commands(command.get_command(ctx, name), f"{path} {name}")
 
 
 def _paragraphs(text: str) -> str:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from smartspec_py.core.plan.step import IMPOSSIBLE, Choice, Floats, Ints, Step, at_least
+from smartspec_py.core.plan.step import Choice, Floats, Ints, Step, at_least
 
 MAX_CUTS = 64
 """Prefixes of the ranking that are scored for each depth, before a closer look at the best."""
@@ -32,8 +32,9 @@ def uniform(step: Step, draft_len: int) -> Choice:
     return Choice(ways, np.minimum(step.caps[ways], draft_len))
 
 
-def uniform_scores(step: Step) -> Floats:
-    """The scores of one draft length for all, 0..K, shape [K + 1]; each has one way."""
+def uniform_sums(step: Step) -> tuple[Floats, Floats]:
+    """Tokens and seconds of one draft length for all, 0..K, two arrays of [K + 1]; each sequence
+    has one way."""
     num_drafts = np.zeros(step.depth + 1, dtype=np.int64)
     num_slots = at_least(step.caps, step.depth)
     np.cumsum(num_slots, out=num_drafts[1:])
@@ -46,6 +47,12 @@ def uniform_scores(step: Step) -> Floats:
     seconds[1:] += step.entries_s @ (step.caps > 0)
     tokens = np.full(step.depth + 1, step.held_tokens)
     tokens[1:] += np.maximum(step.survivals, 0.0).sum(axis=0).cumsum()
+    return tokens, seconds
+
+
+def uniform_scores(step: Step) -> Floats:
+    """Tokens a second of one draft length for all, 0..K, shape [K + 1]."""
+    tokens, seconds = uniform_sums(step)
     scores: Floats = tokens / seconds
     return scores
 
@@ -72,7 +79,8 @@ def best_prefix(step: Step, price: float) -> tuple[Choice, float]:
     slots = _ranking(step, price)
     num_slots = len(slots.tokens)
     if not num_slots:
-        return step.nothing(), IMPOSSIBLE
+        nothing = step.nothing()
+        return nothing, step.held_tokens / step.seconds(nothing)
     stride = -(-num_slots // MAX_CUTS)
     depth, cut, score = _best_cut(step, slots, range(0, num_slots + stride, stride))
     if stride > 1:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 
 import numpy as np
 
-from smartspec_py.core.plan.ranking import best_prefix, uniform, uniform_scores
+from smartspec_py.core.plan.ranking import best_prefix, uniform, uniform_scores, uniform_sums
 from smartspec_py.core.plan.step import IMPOSSIBLE, Choice, Ints, Step
 
 NUM_TIMES = 6
@@ -71,20 +71,22 @@ def best_of_each(step: Step) -> Outcome:
 def _fastest(step: Step) -> Outcome:
     """The best without regard to targets: each sequence judged by its own rate, as far as that is
     not slower than no drafts."""
-    scores = uniform_scores(step.with_ways(step.first_ways))
-    alike = outcome(step, uniform(step, int(scores.argmax())))
-    own = outcome(step, _best_in_sum(_weighed(step, alike)).choice)
-    return own if own.score >= outcome(step, step.nothing()).score else alike
+    tokens, seconds = uniform_sums(step.with_ways(step.first_ways))
+    scores = tokens / seconds
+    draft_len = int(scores.argmax())
+    alike = uniform(step, draft_len)
+    own = outcome(step, _best_in_sum(_weighed(step, alike, float(seconds[draft_len]))))
+    return own if own.score >= scores[0] else outcome(step, alike)
 
 
-def _best_in_sum(step: Step) -> Outcome:
+def _best_in_sum(step: Step) -> Choice:
     """The most tokens a second, whoever gets them."""
     if len(step.owners) == step.num_sequences:
-        return _of_one_way(step)
-    return max(_of_many_ways(step), key=BY_KEY)
+        return _of_one_way(step)[0]
+    return max(_of_many_ways(step), key=itemgetter(1))[0]
 
 
-def _weighed(step: Step, alike: Outcome) -> Step:
+def _weighed(step: Step, alike: Choice, seconds: float) -> Step:
     """The step with the tokens of each sequence weighed by r / r_i.
 
     A request has so many tokens to get, at whatever rate. With rows always full, each of them takes
@@ -92,15 +94,14 @@ def _weighed(step: Step, alike: Outcome) -> Step:
     takes without drafts as any other's, and what its own drafts take. The sum over requests is
     smallest where each is judged by its own rate r_i = E_i / t_i. By the step's rate r alone those
     that draft well get long drafts, finish and are replaced, and those that draft badly stay.
-    Rates are those of `alike`, the best plan with one length for all, and r is that of these
-    sequences together: whatever else is in the step weighs as before.
+    Rates are those of `alike`, the best plan with one length for all, which takes so many seconds.
+    r is that of these sequences together: whatever else is in the step weighs as before.
     """
-    choice = alike.choice
-    num_drafts = max(1, int(choice.lengths.sum()))
+    num_drafts = max(1, int(alike.lengths.sum()))
     base_s = float(step.verify_s[0])
-    draft_s = max(alike.seconds - base_s, 0.0) / num_drafts
-    own_tokens = 1.0 + step.gains[choice.ways, choice.lengths]
-    own_s = base_s / step.batch_size + draft_s * choice.lengths
+    draft_s = max(seconds - base_s, 0.0) / num_drafts
+    own_tokens = 1.0 + step.gains[alike.ways, alike.lengths]
+    own_s = base_s / step.batch_size + draft_s * alike.lengths
     weights = own_s / own_tokens * float(own_tokens.sum() / own_s.sum())
     of_ways = weights[step.owners][:, None]
     return replace(
@@ -128,27 +129,30 @@ def _best_alone(step: Step) -> Choice:
     return Choice(np.array([way]), np.array([length]))
 
 
-def _of_one_way(step: Step) -> Outcome:
-    """The best prefix, or the best uniform length where that is better; each sequence has one way.
+def _of_one_way(step: Step) -> tuple[Choice, float]:
+    """The best prefix, or the best uniform length where that is better, and its score; each
+    sequence has one way.
 
     It can be better only where slots differ in more than their survival.
     """
     if step.is_drafted and not step.has_entries:
-        return outcome(step, best_prefix(step, 0.0)[0])
+        return best_prefix(step, 0.0)
     scores = uniform_scores(step)
     draft_len = int(scores.argmax())
     best = float(scores[draft_len])
     ranked, score = best_prefix(step, best)
-    return outcome(step, ranked if score >= best else uniform(step, draft_len))
+    return (ranked, score) if score >= best else (uniform(step, draft_len), best)
 
 
-def _of_many_ways(step: Step) -> Iterator[Outcome]:
-    """The best for each of some choices of one way for every sequence."""
-    first = step.with_ways(step.first_ways)
-    price = float(uniform_scores(first).max())
+def _of_many_ways(step: Step) -> Iterator[tuple[Choice, float]]:
+    """The best, with its score, for each of some choices of one way for every sequence."""
+    price = float(uniform_scores(step.with_ways(step.first_ways)).max())
+    tried: list[Ints] = []
     for ways in _selections(step, price):
-        found = _of_one_way(step.with_ways(ways))
-        yield outcome(step, Choice(ways, found.choice.lengths))
+        if not any(np.array_equal(ways, others) for others in tried):
+            tried.append(ways)
+            found, score = _of_one_way(step.with_ways(ways))
+            yield Choice(ways, found.lengths), score
 
 
 def _selections(step: Step, price: float) -> Iterator[Ints]:

@@ -164,6 +164,8 @@ class Step:
 
     def with_ways(self, ways: Ints) -> Step:
         """The step in which each sequence has this one way; ways: [B]."""
+        if len(self.owners) == self.num_sequences:
+            return self
         return replace(
             self,
             first_ways=np.arange(len(ways)),

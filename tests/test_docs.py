@@ -1,0 +1,106 @@
+"""The documentation: its commands exist with their options, its links lead somewhere, and the
+README's results are those of the runs. `scripts/check` builds the site, which checks anchors."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from itertools import groupby, pairwise
+from pathlib import Path
+
+import pytest
+
+from smartspec_cli.reference import commands
+from smartspec_py.api.contract import INPUTS
+from studies.headline import README, page
+
+ROOT = Path(__file__).parents[1]
+LOG = ROOT / "docs" / "research" / "log"
+PAGES = [
+    path
+    for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), ROOT / "deploy" / "README.md")
+    if LOG not in path.parents and path.parent.name != "results"
+]
+ELSEWHERE = {"docker", "helm", "kubectl", "trtllm-build", "python", "python3", "pip", "git", "cd"}
+"""Programs whose options are not known here."""
+
+BETWEEN = {"&&", "||", "|", "&", ";"}
+
+MAX_COLUMNS = 100
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def commands_of(path: Path) -> Iterator[list[str]]:
+    """The words of each command in the page's shell blocks."""
+    text = path.read_text(encoding="utf-8")
+    for block in re.findall(r"^ *```bash\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL):
+        for line in re.sub(r"\\\n\s*", " ", block).splitlines():
+            words = shlex.split(line, comments=True)
+            for is_between, group in groupby(words, lambda word: word in BETWEEN):
+                if not is_between:
+                    yield list(group)
+
+
+def known_options() -> dict[str, set[str]]:
+    return {
+        path: {"--help", "-h", *(name for one in command.params for name in _names(one))}
+        for path, command in commands()
+    }
+
+
+def _names(parameter: object) -> list[str]:
+    return [*getattr(parameter, "opts", []), *getattr(parameter, "secondary_opts", [])]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=named)
+def test_commands_exist_with_their_options(path: Path) -> None:
+    options = known_options()
+    for words in commands_of(path):
+        while words and re.fullmatch(r"\w+=.*", words[0]):
+            words = words[1:]
+        if not words:
+            continue
+        program = words[0].removeprefix(".venv/bin/")
+        if program == "smartspec":
+            name = next((n for n in options if f"{' '.join(words[:3])} ".startswith(f"{n} ")), None)
+            name = name or next((n for n in options if f"smartspec {words[1]}" == n), None)
+            assert name or words[1].startswith("--"), f"{words}: no such command"
+            used = {word.partition("=")[0] for word in words if word.startswith("--")}
+            assert used <= options.get(name or "", {"--help", "--version"}), f"{words}"
+        elif program.startswith(("scripts/", "engines_build/", "clients/", "loadtest/")):
+            assert (ROOT / program).is_file(), f"{words}: no such file"
+        elif program == "curl":
+            for one, body in pairwise(words):
+                if one == "-d":
+                    assert json.loads(body).keys() <= {spec.name for spec in INPUTS}, f"{words}"
+        else:
+            assert program in ELSEWHERE, f"{words}: say what this is in ELSEWHERE"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=named)
+def test_links_lead_somewhere(path: Path) -> None:
+    text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.S)
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text):
+        if not re.match(r"[a-z]+:", target):
+            assert (path.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("path", PAGES, ids=named)
+def test_lines_are_short(path: Path) -> None:
+    """Tables, and lines with one long link, may be wider."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    wide = [
+        line for line in lines if len(line) > MAX_COLUMNS and not re.search(r"^\s*\||\]\(", line)
+    ]
+    assert not wide
+
+
+def test_the_results_are_those_of_the_runs() -> None:
+    """Otherwise: scripts/study headline"""
+    text = README.read_text(encoding="utf-8")
+    assert page(text) == text
