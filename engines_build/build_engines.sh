@@ -14,5 +14,5 @@ if ! python3 -c 'import rich, typer' 2>/dev/null; then
     echo "build_engines: python3 lacks rich or typer; run: python3 -m pip install rich typer" >&2
     exit 1
 fi
-export PYTHONPATH="$repository/backend${PYTHONPATH:+:$PYTHONPATH}"
+export PYTHONPATH="$repository/backend:$repository/tools${PYTHONPATH:+:$PYTHONPATH}"
 exec python3 -m smartspec_trtllm.build_engines "$@"

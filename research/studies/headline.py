@@ -59,9 +59,8 @@ def row(document: Document, shape: str, load: float, text: str) -> str:
 
 def faster_by(found: Comparison) -> str:
     """A ratio of mean latencies, and its interval, in percent saved."""
-    mean, least, most = (
-        f"{100 * (1 - value):.0f}" for value in (found.ratio, found.high, found.low)
-    )
+    values = (found.ratio, found.high, found.low)
+    mean, least, most = (round(100 * (1 - value)) for value in values)
     return f"**{mean} %** ({least} to {most})"
 
 
