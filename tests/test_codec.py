@@ -200,8 +200,9 @@ def test_parameters_are_never_dropped(codec: ModuleType) -> None:
         ("best_of", "unknown parameter"),
         ("top_p", "tensor"),
     ):
-        with pytest.raises(RequestError, match=f"{name}.*{said}"):
+        with pytest.raises(RequestError, match=name) as refused:
             codec.decode(request(REQUIRED, **{name: 1}))
+        assert said in str(refused.value)
     with pytest.raises(RequestError, match="zeta"):
         codec.decode(request(REQUIRED, early_stopping=False, zeta=False))
     assert codec.decode(request(REQUIRED, early_stopping=False)) == decode(codec)

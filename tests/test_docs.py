@@ -30,20 +30,39 @@ BETWEEN = {"&&", "||", "|", "&", ";"}
 
 MAX_COLUMNS = 100
 
+FENCED = re.MULTILINE | re.DOTALL
+
 
 def named(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
+def without_code(path: Path) -> str:
+    return re.sub(r"^ *```.*?^ *```", "", path.read_text(encoding="utf-8"), flags=FENCED)
+
+
 def commands_of(path: Path) -> Iterator[list[str]]:
     """The words of each command in the page's shell blocks."""
     text = path.read_text(encoding="utf-8")
-    for block in re.findall(r"^ *```bash\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL):
-        for line in re.sub(r"\\\n\s*", " ", block).splitlines():
-            words = shlex.split(line, comments=True)
+    for block in re.findall(r"^ *```bash\n(.*?)^ *```", text, FENCED):
+        for words in _lines(re.sub(r"\\\n\s*", " ", block)):
             for is_between, group in groupby(words, lambda word: word in BETWEEN):
                 if not is_between:
                     yield list(group)
+
+
+def _lines(block: str) -> Iterator[list[str]]:
+    """The words of each line; a quoted text may have several lines."""
+    text = ""
+    for line in block.splitlines():
+        text += line + "\n"
+        try:
+            words = shlex.split(text, comments=True)
+        except ValueError:  # a quotation that goes on
+            continue
+        text = ""
+        yield words
+    assert not text, text
 
 
 def known_options() -> dict[str, set[str]]:
@@ -67,8 +86,8 @@ def test_commands_exist_with_their_options(path: Path) -> None:
             continue
         program = words[0].removeprefix(".venv/bin/")
         if program == "smartspec":
-            name = next((n for n in options if f"{' '.join(words[:3])} ".startswith(f"{n} ")), None)
-            name = name or next((n for n in options if f"smartspec {words[1]}" == n), None)
+            asked = " ".join(["smartspec", *words[1:3]])
+            name = next((n for n in options if f"{asked} ".startswith(f"{n} ")), None)
             assert name or words[1].startswith("--"), f"{words}: no such command"
             used = {word.partition("=")[0] for word in words if word.startswith("--")}
             assert used <= options.get(name or "", {"--help", "--version"}), f"{words}"
@@ -84,18 +103,19 @@ def test_commands_exist_with_their_options(path: Path) -> None:
 
 @pytest.mark.parametrize("path", PAGES, ids=named)
 def test_links_lead_somewhere(path: Path) -> None:
-    text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.S)
-    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text):
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", without_code(path)):
         if not re.match(r"[a-z]+:", target):
             assert (path.parent / target).exists(), target
 
 
 @pytest.mark.parametrize("path", PAGES, ids=named)
 def test_lines_are_short(path: Path) -> None:
-    """Tables, and lines with one long link, may be wider."""
-    lines = path.read_text(encoding="utf-8").splitlines()
+    """Tables, code, and lines with a link may be wider."""
+    text = without_code(path)
     wide = [
-        line for line in lines if len(line) > MAX_COLUMNS and not re.search(r"^\s*\||\]\(", line)
+        line
+        for line in text.splitlines()
+        if len(line) > MAX_COLUMNS and not re.search(r"^\s*\||\]\(", line)
     ]
     assert not wide
 

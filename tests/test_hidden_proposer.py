@@ -101,7 +101,7 @@ def serving(proposer: Proposer, limits: LimitsConfig = LIMITS) -> Iterator[Serve
         path=MODEL,
         device=torch.device("cpu"),
         dtype=torch.float32,
-        batch_size=limits.max_sequences,
+        num_rows=limits.max_sequences,
         max_len=limits.max_context_len,
         vocab_size=VOCAB_SIZE,
         gives_hidden=True,
@@ -198,7 +198,7 @@ def test_hidden_states_are_those_of_the_model(policy: str) -> None:
         num_accepted, first = proposer.heard[sequence][0]
         assert (num_accepted, len(first)) == (0, 1), "the first token is told alone"
         told = [(accepted, len(hidden)) for accepted, hidden in proposer.heard[sequence]]
-        assert all(batch_size == accepted + 1 for accepted, batch_size in told)
+        assert all(num_tokens == accepted + 1 for accepted, num_tokens in told)
         assert len(told) == 1 + sink.progress.num_steps
 
 

@@ -129,7 +129,7 @@ def test_a_poll_lasts_its_passes():
     target.submit([Verify(1, (28,)), prefill(2, (1, 2, 3))])
     assert [event.pass_s for event in target.poll(0.0)] == pytest.approx([2.0, 3.0])
     assert clock.now() == pytest.approx(7.0)
-    assert target.time_pass(num_rows=2, tokens_per_row=4, context_len=0) == pytest.approx(8.0)
+    assert target.time_pass(batch_size=2, tokens_per_row=4, context_len=0) == pytest.approx(8.0)
     assert clock.now() == pytest.approx(7.0)
 
 
@@ -309,7 +309,7 @@ def test_a_proposal_lasts_its_passes_and_the_catch_up():
     guess = proposer(0.5, cost=COST, clock=clock)
     guess.propose([task(3, 1), task(4, 3, sequence=2)])
     assert clock.now() == pytest.approx(0.57)
-    assert guess.time_pass(num_rows=2, tokens_per_row=1, context_len=0) == pytest.approx(0.3)
+    assert guess.time_pass(batch_size=2, tokens_per_row=1, context_len=0) == pytest.approx(0.3)
 
 
 def test_proposer_misuse_raises():

@@ -69,11 +69,11 @@ def test_grpc_says_the_same(
 
 
 def test_unknown_parameter_is_named(torch_server: TritonServer) -> None:
-    for body in (GOOD | {"best_of": 2}, GOOD | {"parameters": {"best_of": 2}}):
+    for body in (GOOD | {"topp": 2}, GOOD | {"parameters": {"topp": 2}}):
         status, answer = post(torch_server, body, "generate")
         assert status == 400
-        assert "best_of" in answer
-        assert "num_draft_tokens" in answer, "the message lists what is known"
+        assert "'topp'" in answer
+        assert "top_p" in answer, "the message has the nearest names"
 
 
 def test_invalid_utf8(torch_server: TritonServer) -> None:

@@ -29,9 +29,11 @@ def test_the_log_has_every_phase_of_the_start(torch_server: TritonServer) -> Non
     assert list(torch_server.start_phases()) == phases
 
 
-def test_the_readmes_request_is_answered_as_it_says(torch_server: TritonServer) -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    found = re.search(r"generate_stream -d '(.+?)'\n```.*?It answers:\n\"(.+?)\"", text, re.DOTALL)
+def test_the_documented_request_is_answered_as_it_says(torch_server: TritonServer) -> None:
+    text = (ROOT / "docs/start/quickstart.md").read_text(encoding="utf-8")
+    found = re.search(
+        r"generate_stream -d '(.+?)'\n```.*?answer:\n\n```text\n(.+?)\n```", text, re.DOTALL
+    )
     assert found is not None
     responses = generate_stream(torch_server, **json.loads(found[1]))
     assert "".join(each["text_output"] for each in responses).strip() == found[2]

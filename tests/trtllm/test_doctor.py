@@ -305,7 +305,7 @@ def test_what_the_package_prints_does_not_get_into_the_json(monkeypatch, tmp_pat
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "tensorrt_llm", raising=False)
     monkeypatch.setattr(doctor_environment, "query_gpus", tuple)
-    monkeypatch.setattr(sys, "argv", ["smartspec", "doctor", "--json"])
+    monkeypatch.setattr(sys, "argv", ["smartspec", "doctor", "--json", "-"])
     with pytest.raises(SystemExit):
         app()
     out, err = capfd.readouterr()
@@ -317,7 +317,7 @@ def test_what_the_package_prints_does_not_get_into_the_json(monkeypatch, tmp_pat
 def test_a_difference_that_the_adapter_meets_is_an_error(monkeypatch):
     bindings = install(monkeypatch)
     bindings.executor.FinishReason = SimpleNamespace(__members__={"END_ID": 1})
-    code, text, _ = invoke("--json")
+    code, text, _ = invoke("--json", "-")
     assert code == 1
     document = json.loads(text)
     broken = {d["name"] for d in document["differences"] if d["breaks_adapter"]}
