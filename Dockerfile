@@ -6,7 +6,7 @@
 # Both serve what /models/smartspec/1/engine.json names, and drain on SIGTERM: give them more time
 # than limits.drain_s plus 20 s (docker stop -t 60). deploy/README.md says how to run them.
 
-# Not older than 26.05: before, Triton has known remote vulnerabilities (docs/operate/operations.md).
+# Not older than 26.05: before, Triton has known remote vulnerabilities (docs/operate/security.md).
 ARG PYTHON_IMAGE=python:3.11.15-slim-bookworm
 ARG TRITON_CPU_IMAGE=nvcr.io/nvidia/tritonserver:26.07-py3
 ARG TRITON_IMAGE=nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3

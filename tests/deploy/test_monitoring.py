@@ -155,7 +155,7 @@ def test_every_alert_has_its_first_steps_in_the_handbook(rule: dict[str, Any]) -
     assert rule["labels"]["severity"] in {"critical", "warning", "info"}
     assert rule["for"]
     assert "$labels.instance" in rule["annotations"]["summary"]
-    assert f"### {rule['alert']}\n" in (REPOSITORY / "docs/operate/operations.md").read_text()
+    assert f"### {rule['alert']}\n" in (REPOSITORY / "docs/operate/troubleshooting.md").read_text()
 
 
 def test_every_alert_has_a_unit_test() -> None:
@@ -166,13 +166,13 @@ def test_every_alert_has_a_unit_test() -> None:
 
 
 def test_the_handbook_names_no_alert_that_is_not_there() -> None:
-    text = (REPOSITORY / "docs/operate/operations.md").read_text()
+    text = (REPOSITORY / "docs/operate/troubleshooting.md").read_text()
     assert set(re.findall(r"^### (SmartSpec\w+)$", text, re.MULTILINE)) == {
         rule["alert"] for rule in ALERTS
     }
 
 
 def test_the_handbook_names_no_metric_that_is_not_there() -> None:
-    text = (REPOSITORY / "docs/operate/operations.md").read_text()
+    text = (REPOSITORY / "docs/operate/troubleshooting.md").read_text()
     named = set(re.findall(r"\bsmartspec_(?!py\b)\w+", text))
     assert named <= set(SHOWN) | {family.name for family in FAMILIES}

@@ -68,7 +68,7 @@ class Installation:
 
     @property
     def is_fit_for_network(self) -> bool:
-        """Whether its known remote vulnerabilities are fixed (docs/operate/operations.md,
+        """Whether its known remote vulnerabilities are fixed (docs/operate/security.md,
         Security)."""
         return self.version >= FIXED_VERSION
 

@@ -1,7 +1,7 @@
 """What one HTTP request may ask of the server. Pure checks, which raise Refused.
 
 Triton reads whatever it is sent: release 24.10, the one that comes as a wheel, dies of large
-bodies, deep JSON, many chunks and some headers (docs/operate/operations.md, Security).
+bodies, deep JSON, many chunks and some headers (docs/operate/security.md, Security).
 """
 
 from __future__ import annotations
