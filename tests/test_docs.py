@@ -23,7 +23,18 @@ PAGES = [
     for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), ROOT / "deploy" / "README.md")
     if LOG not in path.parents and path.parent.name != "results"
 ]
-ELSEWHERE = {"docker", "helm", "kubectl", "trtllm-build", "python", "python3", "pip", "git", "cd"}
+ELSEWHERE = {
+    "docker",
+    "helm",
+    "kubectl",
+    "trtllm-build",
+    "python",
+    "python3",
+    "pip",
+    "git",
+    "cd",
+    "locust",
+}
 """Programs whose options are not known here."""
 
 BETWEEN = {"&&", "||", "|", "&", ";"}
