@@ -28,20 +28,20 @@ PACKAGES = (
 DEFINITIONS = f"""\
 {latency.DEFINITIONS}
 
-itl: (last token - first chunk) / (tokens behind the first chunk), one number a request. A closed
-phase sends the next request when the last has ended, so it was due when it left.
+itl: (last token - first chunk) / (tokens after the first chunk), per request. In closed phases a
+request is due when the one before has ended.
 
-draft length: tokens drafted in a decoding step of one sequence. acceptance rate: accepted over
-drafted tokens. speed-up: mean e2e of none over that of the policy.
+draft length: tokens drafted per step and request. acceptance rate: accepted divided by drafted
+tokens. speed-up: mean e2e of none divided by that of the policy.
 
-load: share of the saturation rate of none, which is finished requests a second while the queue is
-never empty. ratio: geometric mean over the repeats of the policy's mean e2e over the other's under
-the same arrivals and prompts; below 1 the policy is faster. Intervals are 95 %, Student's t on the
-logarithms of the repeats' ratios. best fixed: the fixed length with the lowest mean e2e in one half
-of the repeats, compared in the other half, and the other way round.
+load: share of the saturation rate of none, measured with a queue that is never empty. ratio: mean
+e2e of the policy divided by the other's, under the same arrivals and prompts, as geometric mean
+over the repeats; below 1 the policy is faster. Intervals are 95 %, Student's t on the logarithms of
+the ratios. best fixed: the fixed length with the lowest mean e2e, chosen on one half of the repeats
+and compared on the other half, and the other way round.
 
-verdict: met or missed where the whole interval lies on one side of the bound, open where the bound
-is within it, and where requests failed."""
+verdict: met or missed if the whole interval is on one side of the bound; open if the bound is
+inside it, or if requests failed."""
 
 
 def describe(

@@ -16,15 +16,14 @@ PERCENTILES = (50, 90, 95, 99)
 SLO_NAMES = ("ttft", "tpot", "e2e")
 
 DEFINITIONS = """\
-ttft: first token - send. e2e: last token - send. tpot: (e2e - ttft) / (tokens - 1), of requests
-with two tokens or more; gaps between chunks are no token latency, a chunk carries up to k + 1.
+ttft: time to first token. e2e: time to last token. tpot: (e2e - ttft) / (tokens - 1). Gaps between
+chunks are not token latencies: a chunk has up to k + 1 tokens.
 
-send is the time at which the request was due, so that a generator or a server that falls behind is
-charged for it (no coordinated omission); `from_sent` counts from when it really left. Percentiles
-are linear between ranks.
+Times count from when a request was due, so that delays of the client or the server are included (no
+coordinated omission). `from_sent` counts from when it left. Percentiles are linear between ranks.
 
-token_goodput_tps: generated tokens of finished requests over the time from the first send due to
-the last token. slo_goodput_rps: requests that met every target that was set, over the same time."""
+token_goodput_tps: generated tokens of finished requests per second. slo_goodput_rps: requests per
+second that met every target. Both over the time from the first request due to the last token."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ INPUTS = tuple(spec for group in INPUT_GROUPS.values() for spec in group)
 
 _LOG_PROBS = "where return_log_probs was set"
 _PERF = "where return_perf_metrics was set"
-_NO_BLOCKS = "always 0: the cache is not counted in blocks; see `num_cached_tokens`"
+_NO_BLOCKS = "always 0: this cache has no blocks; see `num_cached_tokens`"
 
 OUTPUTS = (
     # TensorRT-LLM's postprocessing sends the texts as a plain list, and its clients rely on it.
@@ -34,7 +34,7 @@ OUTPUTS = (
     TensorSpec(
         "num_input_tokens",
         "INT32",
-        "tokens of the prompt on the last response, 0 on those before it: the sum is the count",
+        "prompt tokens, on the last response; 0 on responses before it",
         when="unless return_num_input_tokens is false",
     ),
     TensorSpec(
@@ -47,7 +47,7 @@ OUTPUTS = (
     TensorSpec("total_accepted_draft_tokens", "INT32", "drafts accepted so far"),
     TensorSpec("total_draft_tokens", "INT32", "tokens drafted so far"),
     TensorSpec("num_steps", "INT32", "decoding steps so far, those without drafts included"),
-    TensorSpec("seed", "UINT64", "the seed that was used"),
+    TensorSpec("seed", "UINT64", "seed of the request"),
     TensorSpec(
         "cum_log_probs",
         "FP32",
@@ -65,26 +65,26 @@ OUTPUTS = (
     TensorSpec(
         "num_cached_tokens",
         "INT32",
-        "tokens of the prompt that were cached, and so not read again",
+        "prompt tokens served from the prefix cache",
         when="last",
     ),
     TensorSpec(
         "arrival_time_ns",
         "INT64",
-        "when the request came, in nanoseconds; only differences of times mean something. This "
-        "and the other times are 0 on responses before the last",
+        "arrival of the request, in nanoseconds; only differences between times have a meaning. "
+        "All times are 0 on responses before the last",
         when=_PERF,
     ),
-    TensorSpec("first_scheduled_time_ns", "INT64", "when its prompt began to be read", when=_PERF),
-    TensorSpec("first_token_time_ns", "INT64", "when its first token was there", when=_PERF),
-    TensorSpec("last_token_time_ns", "INT64", "when its last token was there", when=_PERF),
+    TensorSpec("first_scheduled_time_ns", "INT64", "start of the prefill", when=_PERF),
+    TensorSpec("first_token_time_ns", "INT64", "time of the first token", when=_PERF),
+    TensorSpec("last_token_time_ns", "INT64", "time of the last token", when=_PERF),
     TensorSpec("kv_cache_alloc_new_blocks", "INT32", _NO_BLOCKS, when=_PERF),
     TensorSpec("kv_cache_reused_blocks", "INT32", _NO_BLOCKS, when=_PERF),
     TensorSpec("kv_cache_alloc_total_blocks", "INT32", _NO_BLOCKS, when=_PERF),
     TensorSpec(
         "metrics",
         "STRING",
-        "JSON document: how the request was speculated on, with vLLM's field names",
+        "JSON document with speculation statistics of the request, with vLLM's field names",
         when="last, where return_spec_metrics was summary or detailed",
     ),
     TensorSpec(
@@ -96,7 +96,7 @@ OUTPUTS = (
     TensorSpec(
         "no_speculation",
         "STRING",
-        "why the request could not be speculated on",
+        "reason why the request could not use speculation",
         when="last, where it could not",
     ),
 )

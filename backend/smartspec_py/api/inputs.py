@@ -44,38 +44,36 @@ REQUEST = (
     TensorSpec(
         "request_priority",
         "INT32",
-        "of requests that wait, the higher is served first; a level counts as much as having "
-        f"arrived {PRIORITY_WORTH_S:g} s earlier",
+        "waiting requests with a higher value are served first; one level is worth an arrival "
+        f"{PRIORITY_WORTH_S:g} s earlier",
         Range(-100, 100),
         field="priority",
     ),
     TensorSpec(
         "deadline_ms",
         "INT32",
-        "milliseconds from arrival after which the text ends with what there is of it; a request "
-        "that has no token by then fails as `UNAVAILABLE`",
+        "milliseconds from arrival after which generation stops; a request without a token by then "
+        "fails with `UNAVAILABLE`",
         Range(1),
         default="none",
     ),
     TensorSpec(
         "workload",
         "STRING",
-        "what the client calls requests of this sort; how well they draft is learned apart from "
-        "others, instead of by temperature and by how the prompt begins",
+        "a name for requests of this kind; their acceptance is learned together, and apart from "
+        "other requests. Without it, requests are grouped by temperature",
         NAME,
         default="none",
     ),
     TensorSpec(
         "tpot_slo_ms",
         "FP32",
-        "milliseconds that a token may take on average, from the first on; draft lengths are "
-        "chosen so that it is met where that is possible",
+        "target for the mean time per output token, in milliseconds; draft lengths are chosen to "
+        "meet it if possible",
         Range(0.001, 3.6e6),
         default="none",
     ),
-    TensorSpec(
-        "reuse_prefix", "BOOL", "take over what is cached of an earlier request that begins alike"
-    ),
+    TensorSpec("reuse_prefix", "BOOL", "reuse the cached prefix of an earlier request"),
 )
 
 SAMPLING = (
@@ -84,52 +82,52 @@ SAMPLING = (
     TensorSpec(
         "top_p",
         "FP32",
-        "draw from the smallest set of tokens that has this probability; 1 is off",
+        "draw from the smallest set of tokens with this total probability; 1 is off",
         Range(0.0, 1.0, is_low_open=True),
     ),
     TensorSpec(
         "min_p",
         "FP32",
-        "leave out tokens less probable than this share of the most probable one's; 0 is off",
+        "exclude tokens with less than this share of the highest probability; 0 is off",
         Range(0.0, 1.0),
     ),
     TensorSpec(
         "seed",
         "UINT64",
-        "keys the sampling noise: same seed, same text",
-        default="drawn; the response says which",
+        "seed of sampling: same seed, same text",
+        default="random; returned in the response",
     ),
     TensorSpec(
         "random_seed",
         "UINT64",
-        "older name of `seed`; both together must be equal",
+        "older name of `seed`; if both are given, they must be equal",
         field="seed",
         default="that of `seed`",
     ),
     TensorSpec(
         "repetition_penalty",
         "FP32",
-        "divides positive and multiplies negative logits of tokens that were generated or are in "
-        "the prompt; 1 is off",
+        "divides positive and multiplies negative logits of tokens in the prompt or the generated "
+        "text; 1 is off",
         Range(0.01, 100.0),
     ),
     TensorSpec(
         "presence_penalty",
         "FP32",
-        "taken once off the logit of every token that was generated; the prompt does not count",
+        "subtracted once from the logit of each generated token; the prompt does not count",
         Range(-100.0, 100.0),
     ),
     TensorSpec(
         "frequency_penalty",
         "FP32",
-        "taken off a token's logit for each time it was generated; the prompt does not count",
+        "subtracted from a token's logit for each time it was generated; the prompt does not count",
         Range(-100.0, 100.0),
     ),
     TensorSpec(
         "bad_words",
         "STRING",
-        "never generated. They are matched as sequences of tokens, each both with and without a "
-        "leading space; another spelling in tokens gets through",
+        "words that are never generated. They are matched as token sequences, with and without a "
+        "leading space; other tokenizations of a word are not blocked",
         WORD,
         dims=(-1,),
         max_elements=MAX_BAD_WORDS,
@@ -137,7 +135,7 @@ SAMPLING = (
     TensorSpec(
         "embedding_bias_words",
         "STRING",
-        "words whose tokens get the bias of the same place in `embedding_bias_weights`",
+        "words whose tokens get the bias at the same index of `embedding_bias_weights`",
         WORD,
         dims=(-1,),
         field="bias_words",
@@ -146,8 +144,8 @@ SAMPLING = (
     TensorSpec(
         "embedding_bias_weights",
         "FP32",
-        "added to the logits of all tokens of the word, once for each word that has the token; "
-        "as many as `embedding_bias_words`",
+        "added to the logits of all tokens of the word; biases of a token in several words add up. "
+        "As many as `embedding_bias_words`",
         Range(-1000.0, 1000.0),
         dims=(-1,),
         field="bias_weights",
@@ -159,7 +157,7 @@ ENDING = (
     TensorSpec(
         "stop_words",
         "STRING",
-        "end generation at any of these; the text ends before it",
+        "stop generation at any of these; the text ends before it",
         WORD,
         dims=(-1,),
         max_elements=MAX_STOP_WORDS,
@@ -167,8 +165,8 @@ ENDING = (
     TensorSpec(
         "end_id",
         "INT32",
-        "token that ends generation, replacing the model's own (all of `eos_token_id` in "
-        "generation_config.json, or else in config.json); end tokens are not part of the text",
+        "token that ends generation, instead of the model's own (`eos_token_id` in "
+        "generation_config.json or config.json); end tokens are not part of the text",
         Range(-1, note="-1: none"),
         default="the model's own",
         model_range="below the vocabulary",
@@ -176,18 +174,18 @@ ENDING = (
     TensorSpec(
         "min_tokens",
         "INT32",
-        "before so many tokens no end token is drawn, and no stop word ends the text",
+        "number of tokens before which no end token is drawn and no stop word ends the text",
         Range(0),
         model_range="at most max_tokens",
     ),
-    TensorSpec("ignore_eos", "BOOL", "generate on past all end tokens"),
+    TensorSpec("ignore_eos", "BOOL", "continue past end tokens"),
 )
 
 SPECULATION = (
     TensorSpec(
         "num_draft_tokens",
         "INT32",
-        "the most tokens to draft in a step",
+        "largest draft length",
         Range(0, note="0: no speculation"),
         default="the server's limit",
     ),
@@ -222,35 +220,32 @@ RETURNED = (
     TensorSpec(
         "exclude_input_in_output",
         "BOOL",
-        "leave the prompt out of `text_output`; a streamed text never has it",
+        "exclude the prompt from `text_output`; streamed text never has it",
         field="exclude_input",
     ),
-    TensorSpec("return_log_probs", "BOOL", "send `output_log_probs` and `cum_log_probs`"),
-    TensorSpec(
-        "return_perf_metrics", "BOOL", "send the times of the request, and counts of blocks"
-    ),
-    TensorSpec("return_num_input_tokens", "BOOL", "send `num_input_tokens`"),
-    TensorSpec("return_num_output_tokens", "BOOL", "send `num_output_tokens`"),
+    TensorSpec("return_log_probs", "BOOL", "return `output_log_probs` and `cum_log_probs`"),
+    TensorSpec("return_perf_metrics", "BOOL", "return the times of the request, and block counts"),
+    TensorSpec("return_num_input_tokens", "BOOL", "return `num_input_tokens`"),
+    TensorSpec("return_num_output_tokens", "BOOL", "return `num_output_tokens`"),
     TensorSpec(
         "explain_steps",
         "INT32",
-        "generate nothing, and send `explanation`: what was planned in the server's last steps, at "
-        "most so many; `smartspec explain` shows it. It has numbers of all requests, and no text; "
-        "refused unless engine.json has `explain` set to true",
+        "generate nothing, and return in `explanation` what was planned in this many recent steps; "
+        "`smartspec explain` shows it. It has numbers of all requests, and no text. Refused unless "
+        "`explain` is true in engine.json",
         Range(1, 1024),
         default="none",
     ),
     TensorSpec(
         "health_check",
         "BOOL",
-        "generate nothing, and answer with an empty text at the server's next step, however full "
-        "the queue is: the answer shows that the step loop runs. `text_input` and `max_tokens` "
-        "have no effect",
+        "generate nothing, and return an empty text at the next step, even if the queue is full. "
+        "It shows that the step loop runs. `text_input` and `max_tokens` have no effect",
     ),
     TensorSpec(
         "return_spec_metrics",
         "STRING",
-        "send `metrics`; detailed has an entry for each step",
+        "return `metrics`; detailed has an entry for each step",
         Choice(tuple(m.value for m in SpecMetrics)),
         field="spec_metrics",
         convert=SpecMetrics,

@@ -39,25 +39,39 @@ PROMPT_SEED = 4_000_037
 
 
 def arms(
-    model: Annotated[Path, typer.Option(help="Hugging Face directory of the target.")],
-    draft: Annotated[Path, typer.Option(help="That of the draft.")],
-    policies: Annotated[str, typer.Option(help="Separated by commas.")] = DEFAULT_POLICIES,
-    concurrency: Annotated[int, typer.Option(help="Requests at once.", min=1)] = 1,
+    model: Annotated[Path, typer.Option(help="Hugging Face directory of the target model.")],
+    draft: Annotated[Path, typer.Option(help="Hugging Face directory of the draft model.")],
+    policies: Annotated[
+        str, typer.Option(help="Policies, separated by commas.")
+    ] = DEFAULT_POLICIES,
+    concurrency: Annotated[
+        int, typer.Option(help="Number of requests at the same time.", min=1)
+    ] = 1,
     workload: Annotated[
-        str, typer.Option(help="One of the four; each: one after the other; mixed: all at once.")
+        str,
+        typer.Option(
+            help="chat, sql, summarize or qa; each: one after another; mixed: all at once."
+        ),
     ] = EACH,
-    rounds: Annotated[int, typer.Option(help="Repeats; prompts differ.", min=1)] = 8,
-    max_tokens: Annotated[int, typer.Option(help="Tokens a request at most.", min=1)] = 64,
-    temperature: Annotated[float, typer.Option(help="0: greedy.", min=0)] = 0.0,
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16.")] = "auto",
-    num_threads: Annotated[int, typer.Option(help="0: one less than cores.", min=0)] = 0,
+    rounds: Annotated[
+        int, typer.Option(help="Number of repeats. Prompts differ between them.", min=1)
+    ] = 8,
+    max_tokens: Annotated[
+        int, typer.Option(help="Largest number of tokens to generate for a request.", min=1)
+    ] = 64,
+    temperature: Annotated[
+        float, typer.Option(help="Sampling temperature; 0 is greedy.", min=0)
+    ] = 0.0,
+    dtype: Annotated[str, typer.Option(help="Precision: auto, float32 or bfloat16.")] = "auto",
+    num_threads: Annotated[
+        int, typer.Option(help="Compute threads; 0 uses one less than the number of cores.", min=0)
+    ] = 0,
     json_file: JsonFile = None,
 ) -> None:
     """Compare policies as interleaved arms on one live Triton server.
 
-    Every policy gets the same prompts in every round. tokens/s is generated tokens over the time
-    from sending to the last response, as geometric mean over the rounds; "over" is the ratio of two
-    such means.
+    Every policy gets the same prompts in every round. tokens/s is generated tokens divided by the
+    time from sending to the last response, as geometric mean over the rounds.
     """
     check_outputs(json=json_file)
     names = _policies(policies)

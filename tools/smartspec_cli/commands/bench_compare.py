@@ -15,12 +15,12 @@ from smartspec_cli.commands.bench_load import TABLE_WIDTH
 
 def compare(
     before: Annotated[Path, typer.Argument(help="JSON document of `bench load`.")],
-    after: Annotated[Path, typer.Argument(help="Another.")],
+    after: Annotated[Path, typer.Argument(help="JSON document of a second run.")],
 ) -> None:
     """Print every point and policy that both runs have, with the ratio of the second to the first.
 
-    Ratios are geometric means over the repeats with a 95 % interval. It holds the scatter of the
-    phases; what changed on the machine between the two runs is not in it.
+    Ratios are geometric means over the repeats with a 95 % interval. The interval does not cover
+    changes of the machine between the two runs.
     """
     from smartspec_bench.tables import compare_table
 

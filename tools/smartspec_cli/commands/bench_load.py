@@ -50,48 +50,69 @@ TABLE_WIDTH = 120
 
 
 def load(
-    model: Annotated[Path, typer.Option(help="Hugging Face directory of the target.")],
-    draft: Annotated[Path, typer.Option(help="That of the draft.")],
+    model: Annotated[Path, typer.Option(help="Hugging Face directory of the target model.")],
+    draft: Annotated[Path, typer.Option(help="Hugging Face directory of the draft model.")],
     form: Annotated[str, typer.Option(help=f"{', '.join(FORMS)}: what follows, unless said.")] = (
         "short"
     ),
-    policies: Annotated[str | None, typer.Option(help="Separated by commas.")] = None,
-    shapes: Annotated[str | None, typer.Option(help=f"Of {', '.join(SHAPES)}.")] = None,
+    policies: Annotated[str | None, typer.Option(help="Policies, separated by commas.")] = None,
+    shapes: Annotated[
+        str | None, typer.Option(help=f"Shapes of the load: {', '.join(SHAPES)}.")
+    ] = None,
     workloads: Annotated[
-        str | None, typer.Option(help=f"Of steady and closed: {', '.join(WORKLOADS)}, {MIXED}.")
+        str | None,
+        typer.Option(help=f"Texts of steady and closed: {', '.join(WORKLOADS)}, {MIXED}."),
     ] = None,
     loads: Annotated[
-        str | None, typer.Option(help="Of steady: shares of the saturation rate of none.")
+        str | None, typer.Option(help="Loads of steady, as shares of the saturation rate of none.")
     ] = None,
-    repeats: Annotated[int | None, typer.Option(help="2 or more for intervals.", min=1)] = None,
+    repeats: Annotated[
+        int | None, typer.Option(help="Number of repeats; 2 or more for intervals.", min=1)
+    ] = None,
     seconds: Annotated[
-        float | None, typer.Option(help="Of a steady phase; twice that a stretch of others.", min=1)
+        float | None,
+        typer.Option(
+            help="Seconds of a steady phase. Stretches of other shapes take twice as long.", min=1
+        ),
     ] = None,
     min_requests: Annotated[
-        int | None, typer.Option(help="Of a steady phase, which takes longer for them.", min=1)
+        int | None, typer.Option(help="Requests of a steady phase, at least.", min=1)
     ] = None,
-    num_closed: Annotated[int | None, typer.Option(help="Requests of closed.", min=1)] = None,
+    num_closed: Annotated[
+        int | None, typer.Option(help="Number of requests in the shape closed.", min=1)
+    ] = None,
     saturation_s: Annotated[
-        float | None, typer.Option(help="Seconds for each saturation rate.", min=1)
+        float | None, typer.Option(help="Seconds to measure each saturation rate.", min=1)
     ] = None,
-    step_loads: Annotated[str | None, typer.Option(help="Shares, one a stretch.")] = None,
+    step_loads: Annotated[str | None, typer.Option(help="Loads of step, one per stretch.")] = None,
     changing_load: Annotated[
-        float | None, typer.Option(help="Share, of shift and mix.", min=0.001)
+        float | None,
+        typer.Option(help="Load of shift and mix, as a share of saturation.", min=0.001),
     ] = None,
-    shift_workloads: Annotated[str | None, typer.Option(help="Before and after.")] = None,
-    seed: Annotated[int, typer.Option(help="Of arrivals, prompts and order.", min=0)] = 1,
+    shift_workloads: Annotated[
+        str | None, typer.Option(help="Workloads of shift, before and after.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of arrivals, prompts and order.", min=0)] = 1,
     minutes: Annotated[
-        float | None, typer.Option(help="Begin no phase later than that.", min=0.1)
+        float | None, typer.Option(help="Time limit in minutes: no phase begins later.", min=0.1)
     ] = None,
-    max_tokens: Annotated[int, typer.Option(help="Tokens a request at most.", min=2)] = 64,
-    temperature: Annotated[float, typer.Option(help="0: greedy.", min=0)] = 0.0,
+    max_tokens: Annotated[
+        int, typer.Option(help="Largest number of tokens to generate for a request.", min=2)
+    ] = 64,
+    temperature: Annotated[
+        float, typer.Option(help="Sampling temperature; 0 is greedy.", min=0)
+    ] = 0.0,
     slo: Annotated[
         str | None, typer.Option(help='Targets in ms: "ttft:200 tpot:20 e2e:5000".')
     ] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds for each request.", min=1)] = 300.0,
-    max_sequences: Annotated[int, typer.Option(help="Served at once.", min=1)] = 32,
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16.")] = "auto",
-    num_threads: Annotated[int, typer.Option(help="0: one less than cores.", min=0)] = 0,
+    timeout: Annotated[float, typer.Option(help="Timeout of a request in seconds.", min=1)] = 300.0,
+    max_sequences: Annotated[
+        int, typer.Option(help="Requests served at the same time.", min=1)
+    ] = 32,
+    dtype: Annotated[str, typer.Option(help="Precision: auto, float32 or bfloat16.")] = "auto",
+    num_threads: Annotated[
+        int, typer.Option(help="Compute threads; 0 uses one less than the number of cores.", min=0)
+    ] = 0,
     lockstep: Annotated[
         bool,
         typer.Option(
@@ -104,7 +125,9 @@ def load(
             "--json", metavar="FILE", help="The document, written after each phase; - is stdout."
         ),
     ] = OUT,
-    csv_file: Annotated[Path | None, typer.Option("--csv", help="A line a phase.")] = None,
+    csv_file: Annotated[
+        Path | None, typer.Option("--csv", help="CSV file with one line per phase.")
+    ] = None,
 ) -> None:
     settings = changed(
         form,
@@ -141,21 +164,19 @@ def load(
     _run(partial(measure, config, asked), about, json_file, csv_file)
 
 
-load.__doc__ = f"""Put policies under open-loop load in turns on one live server, and judge them.
+load.__doc__ = f"""Compare policies under open-loop load on one live server.
 
-Requests leave at Poisson times, whatever the server does. Every policy gets the same arrivals and
-prompts, in an order drawn anew for each repeat; between phases the server is idle. closed: one
-request at a time. step: the load changes. shift: the workload changes in mid-run. mix: all
-workloads at once.
+Requests leave at Poisson times, however slow the server is. Every policy gets the same arrivals and
+prompts, in random order. Shapes: steady: constant rate; closed: one request at a time; step: the
+load changes; shift: the workload changes halfway; mix: all workloads at once.
 
---lockstep asks the same in one process, without Triton and HTTP: each policy has a loop, an engine
-and a clock of its own, and they take turns step by step. What the machine does for longer than a
-few steps it then does to all of them, which phases minutes apart on a live server cannot promise;
-and idle time is skipped. It takes the memory of an engine for each policy.
+--lockstep runs all policies in one process, without Triton and HTTP. Each has its own loop, engine
+and clock, and they take turns step by step, so that a slow period of the machine affects all of
+them. Idle time is skipped. It needs the memory of one engine per policy.
 
 {DEFINITIONS}
 
-Before the first phase it says how long the run takes. The document is written after every phase, so
+The command prints beforehand how long the run takes. The document is written after every phase, so
 that an interrupted run keeps what it measured; with --json - it is written to stdout at the end.
 """
 

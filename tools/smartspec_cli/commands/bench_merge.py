@@ -18,13 +18,12 @@ if TYPE_CHECKING:
 
 def merge(
     results: Annotated[list[Path], typer.Argument(help="JSON documents of `bench load`.")],
-    json_file: Annotated[Path, typer.Option("--json", help="Where the whole goes.")],
+    json_file: Annotated[Path, typer.Option("--json", help="File for the merged result.")],
 ) -> None:
-    """Make one document of several runs: their repeats one after another, judged anew.
+    """Combine several runs into one document, with verdicts for all repeats together.
 
-    They must be of the same form, pair, machine, commit and limits, and have different seeds. Each
-    run's rates are shares of the saturation that it measured itself; the ceilings shown are the
-    first's. The repeats of a point are those of all runs that have it.
+    The runs must have the same form, pair, machine, commit and limits, and different seeds. Each
+    run's rates are shares of the saturation that it measured itself.
     """
     from smartspec_bench.merged import MergeError, merged
     from smartspec_bench.tables import print_results

@@ -45,26 +45,35 @@ TIMEOUT_S = 600.0
 
 def overhead(
     model: Annotated[
-        Path | None, typer.Option(help="Hugging Face directory of the target.")
+        Path | None, typer.Option(help="Hugging Face directory of the target model.")
     ] = None,
-    draft: Annotated[Path | None, typer.Option(help="That of the draft.")] = None,
+    draft: Annotated[
+        Path | None, typer.Option(help="Hugging Face directory of the draft model.")
+    ] = None,
     config: Annotated[
         Path | None,
-        typer.Option(help="An engine.json in their place, as of the engine of tests."),
+        typer.Option(help="An engine.json instead of a pair, such as one of the fake engine."),
     ] = None,
-    rows: Annotated[str, typer.Option(help="Requests at once, separated by commas.")] = "1,8,32",
-    policies: Annotated[str, typer.Option(help="Separated by commas.")] = "none,goodput",
-    rounds: Annotated[int, typer.Option(help="Pairs; 2 or more for intervals.", min=1)] = 6,
-    max_tokens: Annotated[int, typer.Option(help="Tokens a request at most.", min=2)] = 64,
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16.")] = "auto",
-    num_threads: Annotated[int, typer.Option(help="0: one less than cores.", min=0)] = 0,
+    rows: Annotated[
+        str, typer.Option(help="Numbers of requests at the same time, separated by commas.")
+    ] = "1,8,32",
+    policies: Annotated[str, typer.Option(help="Policies, separated by commas.")] = "none,goodput",
+    rounds: Annotated[
+        int, typer.Option(help="Number of repeats; 2 or more for intervals.", min=1)
+    ] = 6,
+    max_tokens: Annotated[
+        int, typer.Option(help="Largest number of tokens to generate for a request.", min=2)
+    ] = 64,
+    dtype: Annotated[str, typer.Option(help="Precision: auto, float32 or bfloat16.")] = "auto",
+    num_threads: Annotated[
+        int, typer.Option(help="Compute threads; 0 uses one less than the number of cores.", min=0)
+    ] = 0,
     json_file: JsonFile = None,
 ) -> None:
     """Send the same requests through the front, to Triton, and to a server in this process.
 
-    Rounds take turns in which comes first. All averages are geometric means over the rounds. Ratios
-    are of tokens/s, Triton's over the process's and the front's over Triton's, with 95 % intervals
-    by Student's t.
+    The order changes from round to round. Averages are geometric means over the rounds. Ratios are
+    of tokens/s: Triton over the process, and the front over Triton, with 95 % intervals.
     """
     check_outputs(json=json_file)
     sizes, names = sizes_of(rows), policies_of(policies)

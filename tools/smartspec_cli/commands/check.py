@@ -61,27 +61,39 @@ PENALTIES: tuple[dict[str, Any], ...] = (
 
 
 def check(
-    model: Annotated[Path, typer.Option(help="Hugging Face directory of the target.")],
-    draft: Annotated[Path, typer.Option(help="That of the draft.")],
-    dtype: Annotated[str, typer.Option(help="float32 must show no difference.")] = "float32",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
-    tokens: Annotated[int, typer.Option(help="Tokens to compare at least.", min=1)] = 20_000,
-    temperatures: Annotated[str, typer.Option(help="Separated by commas.")] = "0,0.7,1.0",
-    max_draft_len: Annotated[int, typer.Option(help="Policies fixed:1 to this.", min=1)] = 7,
-    prompts: Annotated[int, typer.Option(help="Prompts a workload.", min=1)] = 5,
-    seed: Annotated[int, typer.Option(help="Keys prompts and sampling.")] = 1,
-    runtime: Annotated[str, typer.Option(help="auto, torch, openvino.")] = "auto",
-    batch_invariant: Annotated[bool, typer.Option(help="On a CPU, bit by bit.")] = False,
+    model: Annotated[Path, typer.Option(help="Hugging Face directory of the target model.")],
+    draft: Annotated[Path, typer.Option(help="Hugging Face directory of the draft model.")],
+    dtype: Annotated[
+        str, typer.Option(help="Precision. In float32 there must be no difference.")
+    ] = "float32",
+    device: Annotated[str, typer.Option(help="Device: auto, cpu, cuda, ...")] = "auto",
+    tokens: Annotated[
+        int, typer.Option(help="Number of tokens to compare, at least.", min=1)
+    ] = 20_000,
+    temperatures: Annotated[
+        str, typer.Option(help="Sampling temperatures, separated by commas.")
+    ] = "0,0.7,1.0",
+    max_draft_len: Annotated[
+        int, typer.Option(help="Check the policies fixed:1 to fixed:N.", min=1)
+    ] = 7,
+    prompts: Annotated[int, typer.Option(help="Prompts per workload.", min=1)] = 5,
+    seed: Annotated[int, typer.Option(help="Seed of prompts and sampling.")] = 1,
+    runtime: Annotated[
+        str, typer.Option(help="What computes on a CPU: auto, torch or openvino.")
+    ] = "auto",
+    batch_invariant: Annotated[
+        bool, typer.Option(help="On a CPU: compute the same bits whatever shares a pass.")
+    ] = False,
     json_file: JsonFile = None,
 ) -> None:
     """Compare the text of every policy and proposer with that of no speculation.
 
-    Each request runs alone and in mixed batches with neighbours that come, go, are cancelled and
-    preempted. Drafting is forced: policies that choose by cost are told that drafts cost next to
-    nothing. Where a text differs, the step at which it does is looked at again: near-ties come from
-    rounding, and in float32 there should be none; anything else is a fault.
+    Each request runs alone and in mixed batches, beside requests that are cancelled and preempted.
+    Policies that choose by cost are told that drafts are nearly free, so that they draft. If a text
+    differs, the step is examined: two almost equally likely tokens are a near-tie, caused by
+    rounding. In float32 there should be none. Any other difference is a fault.
 
-    Prints PASS (exit code 0) or FAIL (1). FAIL: a fault, or a policy that drafted nothing.
+    Prints PASS (exit code 0) or FAIL (1). FAIL means a fault, or a policy that drafted nothing.
     """
     check_outputs(json=json_file)
     console = Console(stderr=True)

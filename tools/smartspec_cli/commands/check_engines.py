@@ -16,9 +16,11 @@ from smartspec_trtllm.findings import show
 
 def check_engines(
     target: Annotated[Path, typer.Argument(help="Engine directory of the target.")],
-    draft: Annotated[Path | None, typer.Argument(help="That of the draft.")] = None,
-    k: Annotated[int, typer.Option("--k", help="Longest draft to be verified.", min=0)] = 7,
-    sequences: Annotated[int, typer.Option(help="Sequences at once.", min=1)] = 64,
+    draft: Annotated[
+        Path | None, typer.Argument(help="Hugging Face directory of the draft model.")
+    ] = None,
+    k: Annotated[int, typer.Option("--k", help="Largest draft length.", min=0)] = 7,
+    sequences: Annotated[int, typer.Option(help="Largest batch size.", min=1)] = 64,
     context_len: Annotated[
         int | None,
         typer.Option(help="Longest sequence, prompt and text; default: the target's own.", min=1),
@@ -28,7 +30,7 @@ def check_engines(
         typer.Option(help="Directory with tokenizer.json; default: `tokenizer` beside TARGET."),
     ] = None,
     logits: Annotated[
-        bool, typer.Option("--logits", help="Drafts are accepted by the draft's logits.")
+        bool, typer.Option("--logits", help="Verify drafts by the draft model's logits.")
     ] = False,
     json_file: JsonFile = None,
 ) -> None:

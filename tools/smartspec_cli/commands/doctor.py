@@ -19,7 +19,9 @@ def doctor(
     target: Annotated[
         Path | None, typer.Option(help="Engine directory of the target: runs the experiments.")
     ] = None,
-    draft: Annotated[Path | None, typer.Option(help="That of the draft.")] = None,
+    draft: Annotated[
+        Path | None, typer.Option(help="Hugging Face directory of the draft model.")
+    ] = None,
     report: Annotated[
         Path | None, typer.Option(help="File for the report; the JSON goes beside it.")
     ] = None,
@@ -27,9 +29,9 @@ def doctor(
 ) -> None:
     """Check TensorRT-LLM where it is installed: run it first, inside the container.
 
-    Compares the bindings with the signatures that the adapter was written for, and, given engines,
-    finds out by experiment what no document says. Exits with 1 where something is missing or where
-    the adapter would not work.
+    Compares the bindings with the signatures that the adapter was written for. With engines, it
+    also finds out by experiment what the documentation does not say. Exit code 1: something is
+    missing, or the adapter would not work.
     """
     for option, directory in (("--target", target), ("--draft", draft)):
         if directory is not None and not (directory / "config.json").is_file():

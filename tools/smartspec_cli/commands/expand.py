@@ -15,15 +15,18 @@ def expand(
     source: Annotated[Path, typer.Argument(help="Hugging Face directory of a Llama model.")],
     out: Annotated[Path, typer.Argument(help="Directory to write; it must not exist.")],
     preset: Annotated[str, typer.Option(help="Size to expand to: 4m, 17m or 88m.")] = "88m",
-    seed: Annotated[int, typer.Option(help="Keys the weights that do not matter.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the weights that do not change the output.")
+    ] = 0,
     head_dim: Annotated[
-        int | None, typer.Option(help="Width of a head: the source's, or 4, 16, .. times it.")
+        int | None,
+        typer.Option(help="Width of an attention head: the source's, or 4, 16, .. times it."),
     ] = None,
 ) -> None:
     """Make a model cost more without changing its answers.
 
-    Layers and dimensions are added that cancel out: logits stay, time and memory become those of
-    the larger size. It shows what speculation is worth at a size that nobody had to train.
+    It adds layers and dimensions that cancel out. The logits stay the same; time and memory become
+    those of the larger size. Use it to measure speculation at a size without training it.
     """
     from smartspec_bench.expand import PRESETS, SizeError, presets_for
     from smartspec_bench.expand import expand as expand_model

@@ -33,23 +33,24 @@ def explain(
         str | None, typer.Option(help="HTTP address of a running server, http://HOST:PORT.")
     ] = None,
     trace: Annotated[
-        Path | None, typer.Option(help="A recorded step trace instead, JSON lines.")
+        Path | None, typer.Option(help="A recorded step trace instead of a server.")
     ] = None,
-    steps: Annotated[int, typer.Option(help="Last steps to look at.", min=1, max=1024)] = 256,
+    steps: Annotated[int, typer.Option(help="Number of most recent steps.", min=1, max=1024)] = 256,
     step: Annotated[
         int, typer.Option(help="Which of them to show whole: 0 is the first, -1 the last.")
     ] = -1,
     sequence: Annotated[
-        int | None, typer.Option(help="Sequence to show; default: the first of the step.")
+        int | None, typer.Option(help="Request to show; default: the first of the step.")
     ] = None,
-    save: Annotated[Path | None, typer.Option(help="Also keep the trace there.")] = None,
+    save: Annotated[Path | None, typer.Option(help="Write the trace to this file.")] = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Say why a step was planned as it was, and how well the plans of a window came true.
+    """Show why a step got its draft lengths, and how accurate recent plans were.
 
-    For a step: the plan beside one length for all sequences; for a sequence: every length with the
-    others as they were. For the window: expected against realised tokens and seconds, an estimate
-    of the goodput lost to wrong estimates, switches, and predicted against observed acceptance.
+    For a step: the plan beside one draft length for all requests. For a request: every draft
+    length, with the others unchanged. For the window of recent steps: expected and actual tokens
+    and step times, the goodput lost to wrong estimates, guard switches, and predicted and observed
+    acceptance rates.
     """
     check_outputs(json=json_file)
     if (url is None) == (trace is None):

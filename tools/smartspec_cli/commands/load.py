@@ -55,30 +55,51 @@ def load(
     ] = "poisson",
     rate: Annotated[float, typer.Option(help="Requests/s.", min=0.001, max=100_000)] = 1.0,
     phases: Annotated[
-        str | None, typer.Option(help="Instead of --rate: SECONDS:RATE or SECONDS:RATE-RATE, ...")
+        str | None,
+        typer.Option(
+            help="Instead of --rate: SECONDS:RATE for steps, SECONDS:RATE-RATE for ramps, ..."
+        ),
     ] = None,
     burstiness: Annotated[
-        float, typer.Option(help="Of gamma arrivals: below 1 burstier, 1 is Poisson.", min=0.001)
+        float,
+        typer.Option(help="For gamma arrivals: below 1 is burstier, 1 is Poisson.", min=0.001),
     ] = 1.0,
     times: Annotated[
-        Path | None, typer.Option(help="Of trace arrivals: seconds, a number or JSON line each.")
+        Path | None,
+        typer.Option(help="For trace arrivals: a file of times in seconds, one per line."),
     ] = None,
     requests: Annotated[int, typer.Option(help="At most.", min=1, max=10_000_000)] = 1000,
-    duration: Annotated[float, typer.Option(help="Seconds of sending at most.", min=0.001)] = 60.0,
-    timeout: Annotated[float, typer.Option(help="Seconds for each request.", min=0.001)] = 300.0,
-    max_out: Annotated[int, typer.Option(help="Requests out at once at most.", min=1)] = 1000,
+    duration: Annotated[
+        float, typer.Option(help="Longest time of sending in seconds.", min=0.001)
+    ] = 60.0,
+    timeout: Annotated[
+        float, typer.Option(help="Timeout of a request in seconds.", min=0.001)
+    ] = 300.0,
+    max_out: Annotated[
+        int,
+        typer.Option(help="Largest number of unanswered requests. More count as failed.", min=1),
+    ] = 1000,
     workload: Annotated[str, typer.Option(help=f"{', '.join(WORKLOADS)} or mixed.")] = MIXED,
     prompts: Annotated[
-        Path | None, typer.Option(help="Instead: JSONL of prompt and max_tokens, or ShareGPT.")
+        Path | None,
+        typer.Option(help="Your own prompts: JSON lines of prompt and max_tokens, or ShareGPT."),
     ] = None,
-    max_tokens: Annotated[int, typer.Option(help="Of prompts that name none.", min=1)] = 64,
-    temperature: Annotated[float, typer.Option(help="0: greedy.", min=0)] = 0.0,
-    policy: Annotated[str | None, typer.Option(help="Other than the server's own.")] = None,
+    max_tokens: Annotated[
+        int, typer.Option(help="Tokens to generate for prompts that do not say.", min=1)
+    ] = 64,
+    temperature: Annotated[
+        float, typer.Option(help="Sampling temperature; 0 is greedy.", min=0)
+    ] = 0.0,
+    policy: Annotated[
+        str | None, typer.Option(help="Policy of the requests; default: the server's.")
+    ] = None,
     goodput: Annotated[
         str | None, typer.Option(help='Targets in ms: "ttft:200 tpot:20 e2e:5000".')
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of arrivals.", min=0)] = 1,
-    jsonl: Annotated[Path | None, typer.Option(help="A line a request, as each ends.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the arrivals.", min=0)] = 1,
+    jsonl: Annotated[
+        Path | None, typer.Option(help="File for one JSON line per request, written as each ends.")
+    ] = None,
     json_file: JsonFile = None,
 ) -> None:
     check_outputs(jsonl=jsonl, json=json_file)
@@ -118,13 +139,12 @@ def load(
         raise typer.Exit(1)
 
 
-load.__doc__ = f"""Send requests at their times, whatever the server does, and report latencies.
+load.__doc__ = f"""Send requests at fixed times, however slow the server is, and report latencies.
 
 {DEFINITIONS}
 
-send_lag: how late requests left; where it is not small against the latencies, this machine is the
-limit. --jsonl keeps a line a request, with the time and the tokens of each response and the
-server's own times; `simulate --record` reads it.
+send_lag: how late requests left. If it is not small compared with the latencies, this machine is
+the limit. `smartspec simulate --record` reads the file of --jsonl.
 """
 
 

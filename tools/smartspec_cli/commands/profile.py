@@ -78,35 +78,52 @@ class Size:
 
 
 def profile(
-    model: Annotated[Path, typer.Option(help="Hugging Face directory of the target.")],
-    draft: Annotated[Path, typer.Option(help="That of the draft.")],
+    model: Annotated[Path, typer.Option(help="Hugging Face directory of the target model.")],
+    draft: Annotated[Path, typer.Option(help="Hugging Face directory of the draft model.")],
     rows: Annotated[
-        int, typer.Option(help="Largest batch; the server's --max-sequences.", min=1, max=1024)
+        int,
+        typer.Option(help="Largest batch size; use the server's --max-sequences.", min=1, max=1024),
     ] = _LIMITS.max_sequences,
     max_draft_len: Annotated[
-        int, typer.Option(help="Longest draft; the server's.", min=1, max=MAX_DRAFT_LEN)
+        int, typer.Option(help="Largest draft length; use the server's.", min=1, max=MAX_DRAFT_LEN)
     ] = _LIMITS.max_draft_len,
     max_context_len: Annotated[
-        int | None, typer.Option(help="Prompt and text together; the server's.")
+        int | None, typer.Option(help="Context length; use the server's.")
     ] = None,
     input_file: Annotated[
         Path | None,
         typer.Option("--input", help='Own prompts: {"prompt": ".."} a line, or ShareGPT.'),
     ] = None,
-    prompts: Annotated[int, typer.Option(help="For each batch size at least.", min=1)] = 8,
-    max_tokens: Annotated[int, typer.Option(help="Tokens a text.", min=2)] = 48,
-    temperature: Annotated[float, typer.Option(help="0: greedy.", min=0)] = 0.0,
-    rounds: Annotated[int, typer.Option(help="Repeats; medians count.", min=1)] = 3,
+    prompts: Annotated[int, typer.Option(help="Prompts for each batch size, at least.", min=1)] = 8,
+    max_tokens: Annotated[int, typer.Option(help="Tokens to generate per request.", min=2)] = 48,
+    temperature: Annotated[
+        float, typer.Option(help="Sampling temperature; 0 is greedy.", min=0)
+    ] = 0.0,
+    rounds: Annotated[
+        int, typer.Option(help="Number of repeats; the result is the median.", min=1)
+    ] = 3,
     max_seconds: Annotated[
-        float, typer.Option(help="No round begins that would end later; one always runs.", min=0)
+        float,
+        typer.Option(
+            help="Time limit: no round begins that would end later. One round always runs.", min=0
+        ),
     ] = 300.0,
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16.")] = "auto",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
-    num_threads: Annotated[int, typer.Option(help="0: one less than cores.", min=0)] = 0,
-    runtime: Annotated[str, typer.Option(help="auto, torch, openvino.")] = "auto",
-    batch_invariant: Annotated[bool, typer.Option(help="As `smartspec serve` has it.")] = False,
+    dtype: Annotated[
+        str, typer.Option(help="Precision: auto, float32, bfloat16 or float16.")
+    ] = "auto",
+    device: Annotated[str, typer.Option(help="Device: auto, cpu, cuda, ...")] = "auto",
+    num_threads: Annotated[
+        int, typer.Option(help="Compute threads; 0 uses one less than the number of cores.", min=0)
+    ] = 0,
+    runtime: Annotated[
+        str, typer.Option(help="What computes on a CPU: auto, torch or openvino.")
+    ] = "auto",
+    batch_invariant: Annotated[
+        bool,
+        typer.Option(help="Compute the same bits whatever shares a pass, as in `smartspec serve`."),
+    ] = False,
     profile_cache: Annotated[
-        Path | None, typer.Option(help="Where the server looks for its profile.")
+        Path | None, typer.Option(help="Profile directory of the server.")
     ] = None,
     table: Annotated[
         Path | None,
@@ -116,8 +133,8 @@ def profile(
 ) -> None:
     """Time passes as the server does at its first start, and search the best draft lengths.
 
-    For each batch size every draft length from 0 is run on the engine itself; beside the fastest
-    stand the cost model's best and that of Su et al.'s power law. Do it on a quiet machine.
+    For each batch size it runs every draft length on the engine, and shows the fastest beside the
+    choice of the cost model and that of Su et al.'s power law. Run it on an idle machine.
     """
     try:
         check_pair(model, draft)

@@ -89,13 +89,17 @@ def quickstart(
     policy: Annotated[
         str, typer.Option(help="Compared with none: goodput or fixed:K.")
     ] = "goodput",
-    temperature: Annotated[float, typer.Option(min=0.0, help="0: greedy.")] = 0.0,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy.")
+    ] = 0.0,
     keep: Annotated[bool, typer.Option(help="Leave the server running until Ctrl-C.")] = False,
     json_file: JsonFile = None,
-    num_threads: Annotated[int, typer.Option(help="0: one less than there are cores.")] = 0,
-    dtype: Annotated[Dtype, typer.Option(help="Of both models.")] = Dtype.float32,
+    num_threads: Annotated[
+        int, typer.Option(help="Compute threads; 0 uses one less than the number of cores.")
+    ] = 0,
+    dtype: Annotated[Dtype, typer.Option(help="Precision of both models.")] = Dtype.float32,
 ) -> None:
-    """Watch Triton stream four answers, and what speculation makes of their speed."""
+    """Stream four answers from Triton and compare the speed with and without speculation."""
     check_outputs(json=json_file)
     console = result_console(json_file)
     try:

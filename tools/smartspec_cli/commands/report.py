@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 def report(
     result: Annotated[Path, typer.Argument(help="JSON document of `bench load`, or gpu.json.")],
     html: Annotated[
-        Path | None, typer.Option(help="The page; else beside RESULT, ending in .html.")
+        Path | None, typer.Option(help="File for the page; default: RESULT with .html.")
     ] = None,
     pictures: Annotated[
-        Path | None, typer.Option(help="Directory for the pictures as PNG files too.")
+        Path | None, typer.Option(help="Directory for the charts as PNG files.")
     ] = None,
 ) -> None:
     """Write one HTML page of a run of `bench load`, or of gpu.json of `scripts/bench --gpu`, with

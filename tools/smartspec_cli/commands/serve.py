@@ -45,28 +45,32 @@ _DEFAULT_POLICY = str(ServerConfig.model_fields["policy"].default)
 
 _Model = Annotated[
     Path | None,
-    typer.Option(help="Hugging Face directory of the target.", rich_help_panel="Models"),
+    typer.Option(help="Hugging Face directory of the target model.", rich_help_panel="Models"),
 ]
 _Draft = Annotated[
     Path | None,
-    typer.Option(help="That of the draft; without, no speculation.", rich_help_panel="Models"),
+    typer.Option(
+        help="Hugging Face directory of the draft model; without it, prompt lookup drafts.",
+        rich_help_panel="Models",
+    ),
 ]
 _Policy = Annotated[
     str,
     typer.Option(
-        help="none, fixed:K, batch_table, goodput_global or goodput; a request may ask otherwise.",
+        help="Default policy: none, fixed:K, batch_table, goodput_global or goodput.",
         rich_help_panel="Models",
     ),
 ]
 _Proposer = Annotated[
     str,
     typer.Option(
-        help="Who drafts: draft_model, prompt_lookup; a request may ask otherwise.",
+        help="Default proposer: draft_model, prompt_lookup, or auto for both.",
         rich_help_panel="Models",
     ),
 ]
 _Dtype = Annotated[
-    str, typer.Option(help="auto, float32, bfloat16 or float16.", rich_help_panel="Models")
+    str,
+    typer.Option(help="Precision: auto, float32, bfloat16 or float16.", rich_help_panel="Models"),
 ]
 _Device = Annotated[
     str,
@@ -77,13 +81,13 @@ _Device = Annotated[
 _Threads = Annotated[
     int,
     typer.Option(
-        help="Compute threads; 0: one less than there are cores.", rich_help_panel="Models"
+        help="Compute threads; 0 uses one less than the number of cores.", rich_help_panel="Models"
     ),
 ]
 _Host = Annotated[
     str,
     typer.Option(
-        help="Address to listen on. Nobody is asked for a password.", rich_help_panel="Address"
+        help="Address to listen on. There is no authentication.", rich_help_panel="Address"
     ),
 ]
 _AllowRemote = Annotated[
@@ -111,10 +115,14 @@ _Invariant = Annotated[
         rich_help_panel="Models",
     ),
 ]
-_Sequences = Annotated[int, typer.Option(help="Requests served at once.", rich_help_panel="Limits")]
+_Sequences = Annotated[
+    int, typer.Option(help="Requests served at the same time.", rich_help_panel="Limits")
+]
 _Queue = Annotated[
     int,
-    typer.Option(help="Requests waiting beyond those; more are refused.", rich_help_panel="Limits"),
+    typer.Option(
+        help="Requests that may wait beyond those. More are refused.", rich_help_panel="Limits"
+    ),
 ]
 _Context = Annotated[
     int | None,
@@ -125,12 +133,12 @@ _Context = Annotated[
 ]
 _DraftLen = Annotated[
     int,
-    typer.Option(help="Most tokens drafted for a sequence in one step.", rich_help_panel="Limits"),
+    typer.Option(help="Largest draft length.", rich_help_panel="Limits"),
 ]
 _Chunk = Annotated[
     int | None,
     typer.Option(
-        help="Prompt tokens read in one step, of all prompts.",
+        help="Prompt tokens that one step reads, of all prompts together.",
         show_default="by the measured cost of prompts",
         rich_help_panel="Limits",
     ),
@@ -244,7 +252,7 @@ def serve(
     config: _Config = None,
     alias: _Alias = None,
 ) -> None:
-    """Serve a target model that a draft model speculates for, on Triton, until Ctrl-C."""
+    """Serve a target model with speculative decoding on Triton, until Ctrl-C."""
     address = Address(host, http_port, grpc_port, metrics_port)
     _check_exposure(address, allow_remote)
     if config is not None:

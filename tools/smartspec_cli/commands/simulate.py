@@ -32,30 +32,34 @@ _of_output = partial(typer.Option, rich_help_panel="Output")
 
 def simulate(
     workload: Annotated[
-        Path | None, _of_load(help="TOML or JSON: kinds of requests, phases of load.")
+        Path | None,
+        _of_load(help="Workload file, TOML or JSON: kinds of requests, phases of load."),
     ] = None,
     record: Annotated[
         Path | None, _of_load(help="JSONL of recorded requests, as `load --jsonl` writes.")
     ] = None,
     oracle: Annotated[
-        Path | None, _of_load(help="Oracle trace: texts that the requests are drawn from.")
+        Path | None,
+        _of_load(help="Oracle trace that acceptance is taken from; see `smartspec trace`."),
     ] = None,
     rates: Annotated[str, _of_load(help="Requests/s, separated by commas.")] = "4",
-    duration: Annotated[float, _of_load(help="Seconds of arrivals.", min=0.001)] = 60.0,
+    duration: Annotated[float, _of_load(help="Length of the load in seconds.", min=0.001)] = 60.0,
     prompt: Annotated[float, _of_load(help="Mean prompt tokens.", min=1)] = 227,
     output: Annotated[float, _of_load(help="Mean generated tokens.", min=1)] = 250,
     accept: Annotated[
-        float, _of_load(help="Probability that a draft is right, those before it being so.")
+        float, _of_load(help="Probability that a draft is accepted if all before it were.")
     ] = 0.7,
-    policies: Annotated[str, _of_server(help="Separated by commas.")] = DEFAULT_POLICIES,
+    policies: Annotated[str, _of_server(help="Policies, separated by commas.")] = DEFAULT_POLICIES,
     profile: Annotated[
-        Path | None, _of_hardware(help="Measured profile, from the server's profile cache.")
+        Path | None, _of_hardware(help="Profile that a server measured, from its profile cache.")
     ] = None,
-    gpu: Annotated[str, _of_hardware(help="Or a GPU by name.")] = "h100",
-    num_gpus: Annotated[int, _of_hardware(help="That share the target.", min=1)] = 1,
-    target: Annotated[str, _of_hardware(help="Model on that GPU.")] = "llama-3-8b",
-    draft: Annotated[str, _of_hardware(help="Its draft; none: no draft model.")] = "eagle",
-    host_ms: Annotated[float, _of_hardware(help="The loop's own time a step.", min=0)] = 0.0,
+    gpu: Annotated[str, _of_hardware(help="GPU by name, instead of a profile.")] = "h100",
+    num_gpus: Annotated[int, _of_hardware(help="Number of GPUs that share the target.", min=1)] = 1,
+    target: Annotated[str, _of_hardware(help="Target model on that GPU.")] = "llama-3-8b",
+    draft: Annotated[str, _of_hardware(help="Draft model, or none.")] = "eagle",
+    host_ms: Annotated[
+        float, _of_hardware(help="Milliseconds per step outside the passes.", min=0)
+    ] = 0.0,
     wrong: Annotated[
         list[str] | None,
         _of_hardware(
@@ -63,12 +67,14 @@ def simulate(
             "slope=1.5, extra_ms=5, host_ms=1; @40 behind it: from second 40 on. May be repeated."
         ),
     ] = None,
-    rows: Annotated[int, _of_server(help="Requests served at once.", min=1, max=512)] = 32,
+    rows: Annotated[int, _of_server(help="Requests served at the same time.", min=1, max=512)] = 32,
     max_draft_len: Annotated[int, _of_server(help="Largest draft length.", min=1, max=64)] = 7,
-    prefill_chunk: Annotated[int, _of_server(help="Prompt tokens a step.", min=1)] = 512,
-    max_queue: Annotated[int, _of_server(help="Waiting; more are refused.", min=1)] = 100_000,
+    prefill_chunk: Annotated[int, _of_server(help="Prompt tokens per step.", min=1)] = 512,
+    max_queue: Annotated[
+        int, _of_server(help="Requests that may wait. More are refused.", min=1)
+    ] = 100_000,
     max_cache_tokens: Annotated[
-        int, _of_server(help="Tokens of all live requests; 0: what the GPU has room for.", min=0)
+        int, _of_server(help="KV cache in tokens; 0 uses what the GPU has room for.", min=0)
     ] = 0,
     goodput: Annotated[
         str | None, _of_output(help='Targets in ms, such as "ttft:200 tpot:20 e2e:5000".')
@@ -77,8 +83,8 @@ def simulate(
         list[str] | None,
         _of_load(help="A change to run beside: rate=2x, rows=64, accept=0.5, output=2x, ..."),
     ] = None,
-    seed: Annotated[int, _of_load(help="A spec in a file has its own.", min=0)] = 1,
-    jobs: Annotated[int, _of_output(help="Processes at once.", min=1, max=256)] = 1,
+    seed: Annotated[int, _of_load(help="Seed; a workload file has its own.", min=0)] = 1,
+    jobs: Annotated[int, _of_output(help="Number of processes.", min=1, max=256)] = 1,
     json_file: Annotated[
         Path | None,
         _of_output("--json", metavar="FILE", help="Write the result as JSON; - is stdout."),
@@ -87,8 +93,9 @@ def simulate(
         Path | None, _of_output(help="Picture of latency against load; needs Altair.")
     ] = None,
 ) -> None:
-    """Simulate policies: the server's own loop and planner, engines that only count, a clock of
-    their own. What is modelled and what is not: docs/evaluate/simulator.md.
+    """Simulate policies by the server's own loop and planner on a virtual clock.
+
+    What is modelled and what is not: docs/evaluate/simulator.md.
 
     ttft, tpot and e2e (mean/p99) count from when a request was due. tokens/s is
     token_goodput_tps: generated tokens a second; slo/s is slo_goodput_rps: requests a second that

@@ -49,12 +49,16 @@ class StepTimes:
 
 
 def steps(
-    model: Annotated[Path, typer.Option(help="Hugging Face directory of the target.")],
-    draft: Annotated[Path, typer.Option(help="That of the draft.")],
-    rows: Annotated[str, typer.Option(help="Sequences at once, separated by commas.")] = "1,8,32",
-    policies: Annotated[str, typer.Option(help="Separated by commas.")] = "none,fixed:3,goodput",
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16.")] = "auto",
-    num_threads: Annotated[int, typer.Option(help="0: one less than cores.", min=0)] = 0,
+    model: Annotated[Path, typer.Option(help="Hugging Face directory of the target model.")],
+    draft: Annotated[Path, typer.Option(help="Hugging Face directory of the draft model.")],
+    rows: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,8,32",
+    policies: Annotated[
+        str, typer.Option(help="Policies, separated by commas.")
+    ] = "none,fixed:3,goodput",
+    dtype: Annotated[str, typer.Option(help="Precision: auto, float32 or bfloat16.")] = "auto",
+    num_threads: Annotated[
+        int, typer.Option(help="Compute threads; 0 uses one less than the number of cores.", min=0)
+    ] = 0,
     json_file: JsonFile = None,
 ) -> None:
     """Time the loop's steps in this process: plan, draft, target, and what lies between."""

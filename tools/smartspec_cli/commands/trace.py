@@ -51,8 +51,8 @@ class _Job:
 
 
 def trace(
-    model: Annotated[Path, typer.Option(help="Hugging Face directory of the target.")],
-    draft: Annotated[Path, typer.Option(help="That of the draft.")],
+    model: Annotated[Path, typer.Option(help="Hugging Face directory of the target model.")],
+    draft: Annotated[Path, typer.Option(help="Hugging Face directory of the draft model.")],
     out: Annotated[Path, typer.Option(help="File to write, JSON lines.")],
     oracle: Annotated[
         bool, typer.Option("--oracle", help="The kind of trace; the only one.")
@@ -68,22 +68,28 @@ def trace(
         int | None,
         typer.Option(help=f"Prompts a workload ({DEFAULT_PROMPTS}), or of --input (all).", min=1),
     ] = None,
-    temperatures: Annotated[str, typer.Option(help="Separated by commas.")] = "0,1.0",
-    max_draft_len: Annotated[int, typer.Option(help="Drafts a position at most.", min=1)] = 7,
-    max_tokens: Annotated[int, typer.Option(help="Tokens a text at most.", min=1)] = 64,
-    max_context_len: Annotated[int, typer.Option(help="Prompt and text together.", min=2)] = 512,
+    temperatures: Annotated[
+        str, typer.Option(help="Sampling temperatures, separated by commas.")
+    ] = "0,1.0",
+    max_draft_len: Annotated[int, typer.Option(help="Largest draft length.", min=1)] = 7,
+    max_tokens: Annotated[
+        int, typer.Option(help="Largest number of tokens to generate per text.", min=1)
+    ] = 64,
+    max_context_len: Annotated[
+        int, typer.Option(help="Longest prompt plus generated text, in tokens.", min=2)
+    ] = 512,
     dtype: Annotated[
-        str, typer.Option(help="float32 is exact; others up to near-ties.")
+        str, typer.Option(help="Precision. float32 is exact; others may differ at near-ties.")
     ] = "float32",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
-    seed: Annotated[int, typer.Option(help="Keys prompts and sampling.", min=1)] = 6_000_011,
+    device: Annotated[str, typer.Option(help="Device: auto, cpu, cuda, ...")] = "auto",
+    seed: Annotated[int, typer.Option(help="Seed of prompts and sampling.", min=1)] = 6_000_011,
     json_file: JsonFile = None,
 ) -> None:
     """Record how many drafts would be accepted, at every position and for every draft length.
 
-    The texts are generated without speculation; they do not depend on it. Then one pass of the
-    draft model over each finished text, and a look-up at every position, tell what each proposer
-    would have had accepted. Simulations replay the file.
+    The texts are generated without speculation. Then one pass of the draft model over each text,
+    and a prompt lookup at every position, show what each proposer would have had accepted.
+    `smartspec simulate --oracle` replays the file.
     """
     console = Console(stderr=True)
     try:
