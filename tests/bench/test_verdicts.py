@@ -8,7 +8,7 @@ import pytest
 from made import phase, phases
 
 from smartspec_bench.document import Comparison, Phase
-from smartspec_bench.verdicts import comparisons, summary
+from smartspec_bench.verdicts import comparisons, faster, summary
 
 NOISE = (1.0, 1.01, 0.99, 1.005)
 
@@ -115,3 +115,17 @@ def test_text_and_summary_tell_the_numbers() -> None:
         "Steady loads: within 3 % of the best fixed length's mean latency: 1 missed of 1; worst "
         "1.040 (1.040 to 1.040), steady at 0.3, mixed, against fixed:3."
     )
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [
+        (0.87, 0.95, "5 to 13 % faster"),
+        (0.87, 0.871, "13 % faster"),
+        (1.02, 1.1, "2 to 10 % slower"),
+        (0.9, 1.02, "10 % faster to 2 % slower"),
+        (1.0, 1.0, "0 % faster"),
+    ],
+)
+def test_people_read_percent(low: float, high: float, said: str) -> None:
+    assert faster(low, high) == said

@@ -204,6 +204,29 @@ def summary(found: Sequence[Comparison]) -> list[str]:
     return lines or ["No verdict: fewer than two repeats of any point are complete."]
 
 
+def headline(found: Sequence[Comparison]) -> str:
+    """How much faster goodput is than the best fixed length, and than no speculation; empty where
+    it was compared with neither."""
+    parts = []
+    for role, whom in ((BEST_FIXED, "the best fixed length"), (NONE, "no speculation")):
+        ratios = [c.ratio for c in found if (c.role, c.metric) == (role, LATENCY)]
+        if ratios:
+            parts.append(f"{faster(min(ratios), max(ratios))} than {whom}")
+    return f"{JUDGED} is {', and '.join(parts)}, in mean latency." if parts else ""
+
+
+def faster(low: float, high: float) -> str:
+    """In words, two ratios of latencies, the lower first: '5 to 13 % faster' is 0.87 to 0.95."""
+    most, least = round(100 * (1 - low)), round(100 * (1 - high))
+    if most == least:
+        return f"{abs(most)} % {'faster' if most >= 0 else 'slower'}"
+    if least >= 0:
+        return f"{least} to {most} % faster"
+    if most <= 0:
+        return f"{-most} to {-least} % slower"
+    return f"{most} % faster to {-least} % slower"
+
+
 def _answer(question: str, asked: Sequence[Comparison], metric: str) -> str:
     counts = {verdict: sum(c.verdict == verdict for c in asked) for verdict in (MET, MISSED, OPEN)}
     told = ", ".join(f"{number} {verdict}" for verdict, number in counts.items() if number)

@@ -34,6 +34,7 @@ from smartspec_bench.report.tables import (
     rate,
     verdicts_table,
 )
+from smartspec_bench.verdicts import headline
 
 QUESTION = (
     "A small draft model proposes tokens, and the target model checks them in one pass. How many "
@@ -76,8 +77,8 @@ def report(document: Document) -> Report:
     about, points, charts = document.about, points_of(document.phases), charts_of(document)
     subtitle = " · ".join(part for part in (about.pair, about.machine, about.date) if part)
     sections = [
-        Section("asked", "What was asked", [Text(QUESTION), Text(" ".join(_how(document)))]),
-        Section("answer", "The answer", list(_answer(document))),
+        Section("asked", "Question", [Text(QUESTION), Text(" ".join(_how(document)))]),
+        Section("answer", "Result", list(_answer(document))),
         Section("verdicts", "Every comparison", list(_verdicts(document.comparisons))),
         _charted(LATENCY, "Latency", document, charts, LATENCY_TEXT),
         _charted(OVER_TIME, "Draft length as the load changes", document, charts, OVER_TIME_TEXT),
@@ -126,21 +127,16 @@ def _how(document: Document) -> Iterator[str]:
 
 
 def _answer(document: Document) -> Iterator[Block]:
-    """The answer in one sentence, the run's own or else one from its comparisons; then in more."""
+    """How much faster it is, the parts of the claim, and a table."""
     asked = [one for one in document.comparisons if one.bound is not None]
     findings = _findings(asked)
-    if document.summary:
-        lead = document.summary[0]
-    elif not document.comparisons:
-        lead = "Nothing is answered: the run compared no policies."
-    elif not findings:
-        lead = "Nothing is judged: no comparison has a bound."
-    else:
-        question, where, ratios, intervals, _ = findings[0]
-        lead = f"{question}: {ratios} times, 95 % intervals {intervals}, {where}."
+    nothing = "The run compared no policies."
+    if document.comparisons:
+        nothing = "There is no verdict: no comparison has a bound."
+    lead = headline(asked) or nothing
     yield Text(lead, "lead")
-    if document.summary[1:]:
-        yield Bullets(document.summary[1:])
+    if document.summary:
+        yield Bullets(document.summary)
     if findings:
         yield Text("  ".join(f"{marked(name)[0]} {count} {name}" for name, count in _tally(asked)))
         columns = ("question", "where", "ratio", "95 % intervals within", "verdicts")
@@ -185,7 +181,7 @@ def _verdicts(comparisons: Sequence[Comparison]) -> Iterator[Block]:
     others = [one for one in comparisons if one.bound is None]
     yield Text(VERDICT_TEXT)
     if asked:
-        yield verdicts_table(asked, "What was asked")
+        yield verdicts_table(asked, "Question")
     if others:
         title = f"Ratios without a bound, for reading only ({len(others)})"
         yield Folded(title, [verdicts_table(others)])
