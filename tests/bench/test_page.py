@@ -211,7 +211,7 @@ def nothing(document: Document) -> Document:
             one_repeat,
             {
                 "asked": "There is one repeat",
-                "answer": "Nothing is answered: the run compared no policies.",
+                "answer": "The run compared no policies.",
                 "verdicts": "The run compared no policies.",
             },
         ),
