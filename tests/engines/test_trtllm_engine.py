@@ -1,4 +1,4 @@
-"""The adapter over the fake; the texts are those of `engines.fake`.
+"""The adapter over the fake; the texts are those of `fake_engine`.
 
 The prompt (3, 4) sums to 7; with 1000 tokens in the vocabulary its text is 7 + 7 t:
 position  2   3   4   5   6   7   8

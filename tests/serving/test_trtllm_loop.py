@@ -1,7 +1,7 @@
 """The loop over TensorRT-LLM's adapter and the doubles of two executors: what goes over the line.
 
 Every call is checked against the recorded signatures of the bindings. Texts are those of
-`engines.fake`, so whatever is drafted, refused or cancelled, the right text is known.
+`fake_engine`, so whatever is drafted, refused or cancelled, the right text is known.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A target whose tokens a person can work out by hand; `proposers.fake` drafts its text.
+"""A target whose tokens a person can work out by hand; `fake_proposer` drafts its text.
 
 The token at position t of a sequence (counted from 0, the prompt included) whose prompt tokens sum
 to s is

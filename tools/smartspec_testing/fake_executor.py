@@ -1,7 +1,7 @@
-"""A semantic fake of TensorRT-LLM's executor (`tensorrt_llm.bindings.executor`, version 1.2.1).
+"""A fake of TensorRT-LLM's executor (`tensorrt_llm.bindings.executor`, version 1.2.1).
 
 It stands where that module stands, with the same names, so that the adapter can be tested and the
-traffic it makes can be simulated without a GPU. It fakes what the documentation and the sources
+traffic it makes can be simulated without a GPU. It does what the documentation and the sources
 of the executor say of requests, iterations and responses (`smartspec_trtllm/signatures.json` has
 the sources of the names):
 
@@ -25,7 +25,7 @@ the sources of the names):
   of a context step, not its charge: `fake_executor_blocks`.
 - Fields that would change the text and are not doubled are refused on enqueueing, by name.
 
-Tokens follow the rule of `engines.fake`: `fake_executor_text`. There are no threads: iterations
+Tokens follow the rule of `fake_engine`: `fake_executor_text`. There are no threads: iterations
 run inside `await_responses` and take the time of a cost model.
 
 What it cannot know: numbers (near-ties, low precision), GPU memory, the real executor's latency,

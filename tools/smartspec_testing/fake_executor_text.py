@@ -1,4 +1,4 @@
-"""Which tokens the executor's fake draws; the rule is that of `engines.fake`.
+"""Which tokens the executor's fake draws; the rule is that of `fake_engine`.
 
 The executor is not told where the prompt ends and the generated text begins, since every request
 resends all: an input whose last tokens follow the rule for the tokens before them is taken as a

@@ -1,4 +1,4 @@
-"""Drafts the text of `engines.fake`, right as often as it is told to be.
+"""Drafts the text of `fake_engine`, right as often as it is told to be.
 
 It goes on from the last known token by the target's rule, and decides at each position, by a seeded
 hash, whether to draft the target's token or the one after it (token + 1).

@@ -9,7 +9,7 @@ and jagged in between, so nothing is fitted: between measured points the model i
 them it goes on with the last slope.
 
 What serving shows to have changed since the profile was taken is a handful of factors on these
-tables (`core.corrections` learns them); all of them are neutral in a profile.
+tables (`core.learn.corrections` learns them); all of them are neutral in a profile.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class SpecMetrics(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How one request draws its tokens; `engines.sampling` has the exact rule and its order.
+    """How one request draws its tokens; `engines.torch.sampling` has the exact rule and its order.
 
     temperature: 0 is greedy. top_k: 0 is off. top_p: in (0, 1], 1 is off. min_p: in [0, 1], least
         probability relative to the most probable token; 0 is off.

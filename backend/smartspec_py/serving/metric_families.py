@@ -1,6 +1,6 @@
 """Every metric that the server shows, in one table: names, kinds, labels, help, buckets.
 
-Stems are vLLM's and TensorRT-LLM's; docs/operate/metrics.md is made from this table. Triton adds
+Stems are vLLM's and TensorRT-LLM's; docs/operate/metrics.md repeats this table. Triton adds
 nothing to a name, so counters end in `_total` here.
 """
 

@@ -125,7 +125,7 @@ class Request:
     num_prefill_tokens: tokens known when it was admitted last. num_computed_tokens: those
         handed to the target or found in its cache. num_cached: of the prompt, found there when it
         was first admitted.
-    cohort: of requests that are expected to draft alike; see `core.acceptance`.
+    cohort: of requests that are expected to draft alike; see `core.learn.acceptance`.
     num_steps: decoding steps, those without drafts included.
     """
 

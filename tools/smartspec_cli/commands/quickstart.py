@@ -244,7 +244,7 @@ def report(
 def as_table(rows: Sequence[Row], policy: str) -> Table:
     table = Table(
         title=f"One request at a time, policy {policy} against none",
-        caption=f"median of {NUM_RUNS} runs, the prompt's time included; lengths in tokens a step",
+        caption=f"median of {NUM_RUNS} runs, prefill included; lengths in tokens per step",
         box=box.SIMPLE,  # all eight columns fit a terminal of 80
         padding=(0, 1, 0, 0),
     )

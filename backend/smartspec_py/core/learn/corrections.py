@@ -8,7 +8,7 @@ and T the pass as it was, both of the profile,
     host    = host_s + host_row_s * rows                    as in the profile, mostly 0
 
 Each is a regression of relative errors with forgetting and a ridge towards the profile (see
-`core.regression`), so that evidence that is not renewed fades and the profile returns.
+`core.learn.regression`), so that evidence that is not renewed fades and the profile returns.
 
 Of the target's pass the ridge knows three kinds of change, from the likely to the unlikely. The
 machine got slower or faster: the base, and the slope by half of that. The profile was off at some
@@ -59,7 +59,7 @@ class CorrectionSettings:
     out: as many as save up all the probes of a budget."""
 
     regression: RegressionSettings = field(default_factory=RegressionSettings)
-    """See `core.regression`."""
+    """See `core.learn.regression`."""
 
 
 @dataclass(frozen=True, slots=True)

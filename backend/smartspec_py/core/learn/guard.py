@@ -69,8 +69,8 @@ class GuardSettings:
     """The same at which a trial is lost: 11 looks at it, each wrong once in 4,000 times."""
 
     reference_every: int = 4
-    """In a trial, one step of so many has no drafts. Not paid from the budget: as far as is known,
-    speculation is no faster."""
+    """In a trial, one step in this many has no drafts, even if the probe budget is used up: as far
+    as is known, speculation is not faster there."""
 
     step_sd: float = 0.2
     """Relative deviation of one step that is assumed beside those seen, for the first few."""
