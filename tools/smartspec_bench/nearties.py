@@ -1,12 +1,12 @@
 """Is a difference a near-tie, or a fault? Looks at the step where two texts part.
 
-The same known tokens are run through the target again, cut into passes in several ways, and the
-two tokens are compared as the draw compares them (`engines.torch.sampling`). Sums of low precision
-depend on the cut, so the gap between two scores comes out a little different each time. The difference is
-a near-tie where the smallest gap lies within a few times what the cuts differ by, or within the
-rounding of a few logits. A token that top-k, top-p or min-p cut off is measured by its distance
-from the edge: in score, or in probability mass for top-p. Anything else cannot come from rounding:
-it is a fault.
+The same known tokens are run through the target again, cut into passes in several ways, and the two
+tokens are compared as the draw compares them (`engines.torch.sampling`). Sums of low precision
+depend on the cut, so the gap between two scores comes out a little different each time. The
+difference is a near-tie where the smallest gap lies within a few times what the cuts differ by, or
+within the rounding of a few logits. A token that top-k, top-p or min-p cut off is measured by its
+distance from the edge: in score, or in probability mass for top-p. Anything else cannot come from
+rounding: it is a fault.
 """
 
 from __future__ import annotations
