@@ -135,3 +135,14 @@ def test_a_prompt_that_was_measured_is_charged_by_that() -> None:
     )
     assert replace(cost, prefill_factor=0.5).prefill_s(5) == pytest.approx(4.0)
     assert cost.target_s(1, 5, -1.0) == CostModel(target=TABLE).target_s(1, 5, -1.0)
+
+
+def test_a_change_costs_more_with_more_rows_and_with_a_slower_target() -> None:
+    """1 ms with one row and 4 ms with four: 2 ms with two. A target that takes twice as long takes
+    twice as long to change."""
+    cost = CostModel(replace(TABLE, change_s=(0.001, 0.004)))
+    assert [cost.change_s(rows) for rows in (0, 1, 2, 4)] == pytest.approx([0, 0.001, 0.002, 0.004])
+    assert replace(cost, target_base=2.0).change_s(2) == pytest.approx(0.004)
+    assert CostModel(TABLE).change_s(2) == 0.0
+    with pytest.raises(ValueError, match="change_s"):
+        replace(TABLE, change_s=(0.001,))

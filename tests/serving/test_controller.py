@@ -68,7 +68,7 @@ def test_a_plan_is_the_planners_where_nobody_objects() -> None:
     run(made, views, 50)
     decision = made.plan(views)
     assert decision.reason is Reason.PLANNED
-    assert decision.settings == made.settings
+    assert replace(decision.settings, last_num_tokens=None) == made.settings
     assert decision.plan == plan(views, decision.cost, decision.settings)
     assert (decision.plan.draft_lens[2], decision.plan.draft_lens[3]) == (2, 0)
 
@@ -94,8 +94,41 @@ def test_a_probe_that_drafts_is_the_planners_with_one_length_forced() -> None:
     probing = [d for d in run(made, views[:2], 600) if d.reason is Reason.PROBE]
     assert [d.plan.draft_lens for d in probing] == [{1: PROBE_DRAFT_LEN, 2: 0}]
     forced = replace(made.settings, forced={1: PROBE_DRAFT_LEN, 2: 0})
-    assert probing[0].settings == forced
+    assert replace(probing[0].settings, last_num_tokens=None) == forced
     assert plan(views, COST, forced).draft_lens == {1: PROBE_DRAFT_LEN, 2: 0, 3: 1}
+
+
+def test_three_of_four_plans_are_charged_for_another_number_of_tokens() -> None:
+    """Two sequences with 3 drafts each are 8 tokens; before the first step nothing was run. Beside
+    a prompt every plan is charged."""
+    made, views = controller(), [view(1, "fixed:3"), view(2, "fixed:3")]
+    charged = [decision.settings.last_num_tokens for decision in run(made, views, 6)]
+    assert charged == [0, 8, 8, None, 8, 8]
+    assert made.plan(views, num_prefilling=1).settings.last_num_tokens == 0
+
+
+def test_what_a_change_of_tokens_takes_is_no_slower_machine() -> None:
+    """Each pass takes what the profile says of its number of tokens, which is never that of the
+    pass before."""
+    target = replace(COST.target, change_s=(COST.target.one_token_s(1),) * len(COST.target.rows))
+    cost = replace(COST, target=target)
+    made = Controller(cost, max_draft_len=6, max_sequences=8)
+    for number in range(200):
+        views = [view(n, f"fixed:{1 + number % 3}") for n in range(2)]
+        decision = made.plan(views)
+        num_tokens = 2 + sum(decision.plan.draft_lens.values())
+        target_s = cost.target_s(2, num_tokens, 100) + cost.change_s(2)
+        made.observe(
+            record(
+                decision,
+                num_generated=2,
+                drafted=decision.plan.draft_lens,
+                target_s=target_s,
+                draft_s=0.0,
+                total_s=target_s,
+            )
+        )
+    assert made.plan(views).cost.target_base == pytest.approx(1.0, abs=0.01)
 
 
 @pytest.mark.parametrize("policy", ["none", "fixed:3"])

@@ -113,6 +113,26 @@ def test_a_profile_tells_what_the_engine_takes() -> None:
     assert cost.catch_up_s == pytest.approx(0.03)
 
 
+class ChangingEngine(CountingEngine):
+    """Takes half a second more for each row if the pass before had another number of tokens."""
+
+    last_num_tokens = 0
+
+    def time_pass(self, batch_size: int, tokens_per_row: int, *more: int, **most: Any) -> float:
+        num_tokens = batch_size * tokens_per_row
+        change_s = 0.5 * batch_size * (num_tokens != self.last_num_tokens)
+        self.last_num_tokens = num_tokens
+        return change_s + super().time_pass(batch_size, tokens_per_row, *more, **most)
+
+
+def test_what_another_number_of_tokens_costs_is_kept_apart() -> None:
+    target = profile(ChangingEngine(), None, SHAPE).target
+    assert target.change_s == pytest.approx([0.5 * rows for rows in target.rows])
+    steady = profile(CountingEngine(), None, SHAPE).target
+    assert steady.change_s == pytest.approx([0.0] * len(target.rows))
+    assert target.seconds == tuple(map(pytest.approx, steady.seconds))
+
+
 def test_draft_passes_are_timed_behind_passes_of_the_target() -> None:
     """Whose weights have pushed the draft's out of the caches: so the first of two takes longer."""
 
@@ -395,8 +415,8 @@ class SlowEngine(CountingEngine):
         return super().time_pass(*point, **more)  # type: ignore[arg-type]
 
 
-NUM_POINTS = 4 * 5 + 1 + 4
-"""Of SHAPE: rows by tokens, one at a shorter context, and prompts."""
+NUM_POINTS = 4 * 5 + 4 + 1 + 4
+"""Of SHAPE: rows by tokens, a repeat by rows, one at a shorter context, and prompts."""
 NUM_FIRST = 2
 """The first pass of each table pays for allocations."""
 
@@ -406,7 +426,7 @@ NUM_FIRST = 2
     [(0.0, NUM_POINTS + NUM_FIRST), (30.0, 30 + 4 + 1), (math.inf, 5 * NUM_POINTS + NUM_FIRST)],
 )
 def test_behind_the_budget_each_pass_is_timed_once(budget_s: float, num_passes: int) -> None:
-    """Of 30 s, 22 are the first round of the target, and 8 begin its second."""
+    """Of 30 s, 26 are the first round of the target, and 4 begin its second."""
     clock = VirtualClock()
     engine = SlowEngine(clock)
     cost = profile(engine, None, SHAPE, PassTimes(budget_s, clock=clock.now))

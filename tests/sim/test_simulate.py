@@ -207,6 +207,17 @@ def test_mean_wait_of_a_queue_with_one_server() -> None:
     assert result.num_steps == 8000
 
 
+@pytest.mark.parametrize(("policy", "num_changes"), [("none", 2), ("fixed:3", 3)])
+def test_another_number_of_tokens_takes_longer(policy: str, num_changes: int) -> None:
+    """Passes without drafts have 5, 1, .. 1 tokens: the prompt, then one each. With three correct
+    drafts each they have 5, 4, 4, and 1 for the last token."""
+    requests = requests_at([0.0], prompt_len=5, output_len=10, run=9)
+    flat = Simulation(requests, policy, FLAT, LIMITS).run()
+    changing = replace(FLAT, target=replace(FLAT.target, change_s=(0.25,)))
+    found = Simulation(requests, policy, changing, LIMITS).run()
+    assert found.elapsed_s - flat.elapsed_s == pytest.approx(0.25 * num_changes)
+
+
 def test_even_arrivals_below_capacity_never_wait() -> None:
     times = list(islice(arrival_times(constant_gaps(), steady(0.9)), 50))
     result = Simulation(requests_at(times), "none", FLAT, replace(LIMITS, max_sequences=1)).run()

@@ -96,6 +96,7 @@ class SimTarget:
         self._texts = texts
         self._held: dict[SequenceId, _State] = {}
         self._work: list[Work] = []
+        self._last_num_tokens = 0
         self.num_passes = 0
         self.busy_s = 0.0
 
@@ -150,15 +151,18 @@ class SimTarget:
             context += held[item.sequence].num_known
             if isinstance(item, Verify):
                 num_tokens += len(item.drafts)
-        cost = self._cost
+        cost, is_repeat = self._cost, num_tokens + num_prompt == self._last_num_tokens
+        self._last_num_tokens = num_tokens + num_prompt
+        rows = len(work) if num_prompt and cost.prompt is None else max(1, batch_size)
+        change_s = 0.0 if is_repeat else cost.change_s(rows)
         if num_prompt == 0:
-            return cost.target_s(batch_size, num_tokens, context / batch_size)
+            return change_s + cost.target_s(batch_size, num_tokens, context / batch_size)
         if cost.prompt is None:
             mean = (context + prompt_context) / len(work)
-            return cost.target_s(len(work), num_tokens + num_prompt, mean)
+            return change_s + cost.target_s(rows, num_tokens + num_prompt, mean)
         # A pass of prompts alone begins like one that decodes a token of one row.
-        rows = max(1, batch_size)
-        return cost.target_s(rows, max(1, num_tokens), context / rows) + cost.prefill_s(num_prompt)
+        alone_s = cost.target_s(rows, max(1, num_tokens), context / rows)
+        return change_s + alone_s + cost.prefill_s(num_prompt)
 
     def _event(self, item: Work, pass_s: float) -> Event:
         """Arguments by position: by name they take half as long again, and this is called most."""

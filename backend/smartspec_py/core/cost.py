@@ -29,8 +29,11 @@ class PassTable:
     """Measured seconds of one batched pass of a model.
 
     rows: numbers of sequences, ascending. tokens_per_row: tokens a sequence, ascending.
-    seconds: [len(rows)][len(tokens_per_row)], measured with `context_len` tokens a row.
+    seconds: [len(rows)][len(tokens_per_row)], measured with `context_len` tokens a row, where the
+    pass before had as many tokens.
     context_s: additional seconds for each token of context of each row.
+    change_s: [len(rows)], additional seconds where the pass before had another number of tokens;
+    empty where that makes no difference.
     """
 
     rows: tuple[int, ...]
@@ -38,6 +41,7 @@ class PassTable:
     seconds: tuple[tuple[float, ...], ...]
     context_len: int = 0
     context_s: float = 0.0
+    change_s: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         for name, axis in (("rows", self.rows), ("tokens_per_row", self.tokens_per_row)):
@@ -45,6 +49,8 @@ class PassTable:
                 raise ValueError(f"{name} must ascend from at least 1, got {axis}")
         if [len(line) for line in self.seconds] != [len(self.tokens_per_row)] * len(self.rows):
             raise ValueError("seconds must have one line for each of rows and one column a token")
+        if len(self.change_s) not in (0, len(self.rows)):
+            raise ValueError("change_s must have one entry for each of rows, or none")
 
     def pass_s(self, batch_size: int, num_tokens: float, context_len: float = -1.0) -> float:
         """Seconds of a pass of `num_tokens` tokens in all, over `batch_size` sequences.
@@ -165,6 +171,15 @@ class CostModel:
         one_token_s = self.target.one_token_s(batch_size, context_len)
         fixed_s = (self.target_base - self.target_slope) * one_token_s + self.target_extra_s
         return np.maximum(self.target_slope * seconds + fixed_s, 0.0)
+
+    def change_s(self, batch_size: int) -> float:
+        """Additional seconds of a target pass that has another number of tokens than the pass
+        before it: the engine must prepare for it."""
+        if not self.target.change_s or batch_size <= 0:
+            return 0.0
+        return self.target_base * float(
+            np.interp(batch_size, self.target.rows, self.target.change_s)
+        )
 
     def draft_s(self, batch_size: int) -> float:
         """Seconds of one draft pass that adds a token to each of `batch_size` sequences."""

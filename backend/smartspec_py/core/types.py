@@ -195,6 +195,7 @@ class MeasuredStep:
     num_catch_up_tokens: tokens that stale draft caches read first.
     num_charged_tokens: tokens of the texts that were verified, drafts included; see
         `CostModel.max_charged_tokens`.
+    is_repeat: whether the target's pass had as many tokens as the one before it.
     """
 
     batch_size: int
@@ -209,6 +210,7 @@ class MeasuredStep:
     num_prefill_tokens: int = 0
     num_catch_up_tokens: int = 0
     num_charged_tokens: int = 0
+    is_repeat: bool = True
 
     @property
     def is_speculating(self) -> bool:

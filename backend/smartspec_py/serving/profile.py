@@ -22,6 +22,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.engines.base import Profilable
 from smartspec_py.serving.config import LEAST_CHUNK
@@ -29,7 +31,7 @@ from smartspec_py.serving.step_trace import cost_from_json
 
 logger = logging.getLogger(__name__)
 
-PROFILE_VERSION = 6
+PROFILE_VERSION = 7
 """Raise it when the meaning of a stored number changes, or the engine becomes faster."""
 
 NUM_ROUNDS = 5
@@ -80,6 +82,8 @@ class _Pass(NamedTuple):
     tokens_per_row: int
     context_len: int
     num_logits: int | None = None
+    is_repeat: bool = False
+    """Whether it is timed behind one with as many tokens."""
 
 
 class PassTimes:
@@ -166,7 +170,7 @@ def profile(
     times = times or PassTimes()
     rows = _grid(ROW_GRID, shape.max_sequences)
     tokens = _grid(TOKEN_GRID, shape.max_draft_len + 1)
-    table = _Timer(times, "target", target).table(rows, tokens, shape.context_len)
+    table = _Timer(times, "target", target).table(rows, tokens, shape.context_len, has_change=True)
     prompt = _prompt_table(_Timer(times, "prompt", target), shape)
     if draft is None:
         return CostModel(target=table, prompt=prompt)
@@ -209,18 +213,34 @@ class _Timer:
     ) -> None:
         self._times, self._name, self._engine, self._behind = times, name, engine, behind
 
-    def table(self, rows: tuple[int, ...], tokens: tuple[int, ...], context_len: int) -> PassTable:
+    def table(
+        self,
+        rows: tuple[int, ...],
+        tokens: tuple[int, ...],
+        context_len: int,
+        has_change: bool = False,
+    ) -> PassTable:
+        """has_change: whether to find out what another number of tokens than before costs."""
         # The longest batch tells most about context: its keys and values are the most to read.
         shorter = context_len // 4
         points = [_Pass(r, t, context_len) for r in rows for t in tokens]
-        *found, at_shorter = self._best_s([*points, _Pass(rows[-1], tokens[0], shorter)])
+        at_shorter = _Pass(rows[-1], tokens[0], shorter)
+        repeats = [_Pass(r, tokens[:2][-1], context_len, is_repeat=True) for r in rows]
+        if not has_change:
+            repeats = []
+        timed = [*sorted([*points, *repeats]), at_shorter]
+        best = dict(zip(timed, self._best_s(timed), strict=True))
+        found = [best[point] for point in points]
+        saved_s = max(0.0, best[points[-len(tokens)]] - best[at_shorter])
+        context_s = saved_s / (rows[-1] * max(1, context_len - shorter))
         self._time_again(points, found)
-        width = len(tokens)
-        seconds = tuple(tuple(found[i : i + width]) for i in range(0, len(found), width))
-        saved_s = max(0.0, seconds[-1][0] - at_shorter)
-        return PassTable(
-            rows, tokens, seconds, context_len, saved_s / (rows[-1] * max(1, context_len - shorter))
-        )
+        lines = np.array(found).reshape(len(rows), len(tokens))
+        change_s = np.array([best[one._replace(is_repeat=False)] - best[one] for one in repeats])
+        change_s = np.maximum(change_s, 0.0)
+        if has_change:
+            lines = np.maximum(lines - change_s[:, None], 0.0)
+        seconds = tuple(map(tuple, lines.tolist()))
+        return PassTable(rows, tokens, seconds, context_len, context_s, tuple(change_s.tolist()))
 
     def prompt_s(self, tokens: Sequence[int]) -> list[float]:
         """Seconds of one row of so many tokens."""
@@ -234,7 +254,7 @@ class _Timer:
         """
         times = self._times
         keys = [f"{self._name} {tuple(point)}" for point in points]
-        self._engine.time_pass(*points[-1])  # the first pass pays for allocations
+        self._engine.time_pass(*points[-1][:4])  # the first pass pays for allocations
         for number in range(NUM_ROUNDS):
             logger.info("timing %s passes: round %d of %d", self._name, number + 1, NUM_ROUNDS)
             for key, point in zip(keys, points, strict=True):
@@ -258,9 +278,9 @@ class _Timer:
 
     def _pass_s(self, point: _Pass) -> float:
         if self._behind is None:
-            return self._engine.time_pass(*point)
+            return self._engine.time_pass(*point[:4])
         self._behind.time_pass(1, 1, 0)
-        return (self._engine.time_pass(*point) + self._engine.time_pass(*point)) / 2
+        return (self._engine.time_pass(*point[:4]) + self._engine.time_pass(*point[:4])) / 2
 
 
 def _most(points: Sequence[_Pass], seconds: Sequence[float], index: int) -> float:

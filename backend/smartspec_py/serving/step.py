@@ -75,6 +75,11 @@ class StepRecord:
         return len(self.decision.views)
 
     @property
+    def num_target_tokens(self) -> int:
+        """Of the target's pass: prompt chunks, a token for each sequence, and drafts."""
+        return self.num_prefill_tokens + self.decision.num_decoding + sum(self.drafted.values())
+
+    @property
     def num_drafted(self) -> int:
         """Drafts that were verified, by the step's events."""
         return sum(event.num_drafted for event in self.events)

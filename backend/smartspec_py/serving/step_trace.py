@@ -26,7 +26,7 @@ from smartspec_py.serving.step import StepRecord
 logger = logging.getLogger(__name__)
 
 STEP_FORMAT = "smartspec step trace"
-STEP_VERSION = 4
+STEP_VERSION = 5
 """Raise it when the meaning of a stored number changes."""
 
 NUMBERS = (
@@ -112,6 +112,7 @@ def step_line(step: StepRecord) -> str:
             "factors": {name: getattr(decision.cost, name) for name in FACTORS},
             "num_background": settings.num_background,
             "num_prefilling": settings.num_prefilling,
+            "last_num_tokens": settings.last_num_tokens,
             "forced": list(settings.forced.items()),
             "events": [
                 {

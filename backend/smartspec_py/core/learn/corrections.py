@@ -77,10 +77,11 @@ def predicted(profile: CostModel, step: MeasuredStep) -> Predicted:
     """Seconds of a step as the profile has them, without what was learned."""
     rows = max(1, step.batch_size)
     num_tokens = max(rows, step.num_tokens)
-    one_token_s = profile.target.one_token_s(rows, step.context_len)
+    alone_s = profile.target.one_token_s(rows, step.context_len)
+    one_token_s = alone_s if step.is_repeat else alone_s + profile.change_s(rows)
     drafts_s = 0.0
     if num_tokens > rows:
-        drafts_s = profile.target.pass_s(rows, num_tokens, step.context_len) - one_token_s
+        drafts_s = profile.target.pass_s(rows, num_tokens, step.context_len) - alone_s
         drafts_s += profile.extra_iterations_s(step.num_charged_tokens)
     passes_s = sum(profile.draft_s(rows) for rows in step.draft_rows)
     if step.draft_rows:

@@ -50,8 +50,13 @@ def plan(
     """
     if not views:
         return SpecPlan()
-    step = step_of(views, cost, settings.num_background, settings.num_prefilling)
+    step = _step_of(views, cost, settings)
     return _planned(views, step, settings)
+
+
+def _step_of(views: Sequence[SequenceView], cost: CostModel, settings: PlannerSettings) -> Step:
+    num_background, num_prefilling = settings.num_background, settings.num_prefilling
+    return step_of(views, cost, num_background, num_prefilling, settings.last_num_tokens)
 
 
 def _planned(views: Sequence[SequenceView], step: Step, settings: PlannerSettings) -> SpecPlan:
@@ -99,7 +104,7 @@ def evaluate(
     """
     if not views:
         return SpecPlan()
-    step = step_of(views, cost, settings.num_background, settings.num_prefilling)
+    step = _step_of(views, cost, settings)
     options = [(choices or {}).get(view.sequence, 0) for view in views]
     ways = step.first_ways + np.array(options)
     choice = Choice(ways, np.array(draft_lens))

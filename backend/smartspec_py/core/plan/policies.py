@@ -64,13 +64,16 @@ class PlannerSettings:
     batch_table: for sequences under `batch_table`. num_background: sequences that generate a token
     in the same pass without being planned, because the engine was given a burst of tokens for them
     to generate. num_prefilling: requests whose prompts are read beside the step, and that gain
-    nothing by drafts. forced: draft lengths by sequence that take the place of what its policy
-    would choose, capped by what makes sense for it.
+    nothing by drafts. last_num_tokens: of the target's pass before; a pass with another number is
+    charged `CostModel.change_s`. 0 charges every pass, None charges none: that is what a length
+    costs that stays. forced: draft lengths by sequence that take the place of what its policy would
+    choose, capped by what makes sense for it.
     """
 
     batch_table: BatchTable | None = None
     num_background: int = 0
     num_prefilling: int = 0
+    last_num_tokens: int | None = None
     forced: Mapping[SequenceId, int] = field(default_factory=dict)
 
 

@@ -191,8 +191,9 @@ def step_of(
     cost: CostModel,
     num_background: int = 0,
     num_prefilling: int = 0,
+    last_num_tokens: int | None = None,
 ) -> Step:
-    """The arrays of these views, of which there must be one. num_background, num_prefilling: see
+    """The arrays of these views, of which there must be one. The other arguments: see
     `PlannerSettings`."""
     batch_size = len(views)
     context_lens, remaining, options, targets = zip(*map(_FIELDS, views), strict=True)
@@ -213,6 +214,8 @@ def step_of(
     gains = np.zeros((len(ways), survivals.shape[1] + 1))
     np.add.accumulate(survivals, axis=1, out=gains[:, 1:])
     verify_s = cost.targets_s(in_pass, num_tokens, sum(context_lens) / batch_size)
+    if last_num_tokens is not None:
+        verify_s = verify_s + cost.change_s(in_pass) * (num_tokens != last_num_tokens)
     entries_s = np.zeros(len(ways))
     if any(lags):
         num_steps = np.maximum(np.array(remaining) / TOKENS_A_STEP, 1.0)
