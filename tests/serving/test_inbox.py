@@ -33,7 +33,7 @@ def test_a_full_queue_refuses_and_says_how_full() -> None:
     inbox: Inbox = Inbox(2)
     inbox.put("a")
     inbox.put("b")
-    assert "2 requests wait, limits.max_queue is 2" in refusal(inbox)
+    assert "2 requests are waiting, limits.max_queue is 2" in refusal(inbox)
     assert inbox.take(0.0).arrivals == ("a", "b")
 
 

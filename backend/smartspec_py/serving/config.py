@@ -221,7 +221,7 @@ class LookupConfig(_Layer):
 
 
 class BatchTableConfig(_Layer):
-    """Table for the policy `batch_table`. `smartspec profile --table` writes it.
+    """For the policy `batch_table`. `smartspec profile --table` writes it.
 
     rows: batch sizes, ascending.
     draft_lens: the draft length for each of rows.
