@@ -72,7 +72,7 @@ def test_what_is_old_counts_for_less(tmp_path: Path) -> None:
             '{"version": 3, "time_s": 0, "learned": {"speculation": {"acceptance": []}}}',
             "has no attribute",
         ),
-        ('{"version": 3, "time_s": NaN, "learned": {}}', "NaN is no number"),
+        ('{"version": 3, "time_s": NaN, "learned": {}}', "NaN is not a finite number"),
         ('{"version": 3, "time_s": null, "learned": {}}', "unsupported operand"),
     ],
 )
