@@ -33,7 +33,7 @@ def test_a_full_queue_refuses_and_says_how_full() -> None:
     inbox: Inbox = Inbox(2)
     inbox.put("a")
     inbox.put("b")
-    assert "2 requests wait, limits.max_queue is 2" in refusal(inbox)
+    assert "2 requests are waiting, limits.max_queue is 2" in refusal(inbox)
     assert inbox.take(0.0).arrivals == ("a", "b")
 
 
@@ -122,7 +122,7 @@ def test_a_call_is_handed_over_once_however_full_the_queue_is() -> None:
     inbox.put("a")
     made: list[str | None] = []
     inbox.call(made.append)
-    with pytest.raises(RequestError, match="1 calls wait"):
+    with pytest.raises(RequestError, match="1 calls are already waiting"):
         inbox.call(made.append, most=1)
     (call,) = inbox.take(0.0).calls
     assert (inbox.take(0.0).calls, made) == ((), [])

@@ -72,7 +72,7 @@ def test_what_is_old_counts_for_less(tmp_path: Path) -> None:
             '{"version": 3, "time_s": 0, "learned": {"speculation": {"acceptance": []}}}',
             "has no attribute",
         ),
-        ('{"version": 3, "time_s": NaN, "learned": {}}', "NaN is no number"),
+        ('{"version": 3, "time_s": NaN, "learned": {}}', "NaN is not a finite number"),
         ('{"version": 3, "time_s": null, "learned": {}}', "unsupported operand"),
     ],
 )
@@ -84,7 +84,7 @@ def test_a_file_that_cannot_be_used_is_logged(
     with caplog.at_level(logging.WARNING):
         assert not restore_learned(LoopHarness().loop, profile)
     assert message in caplog.text
-    assert "learning anew" in caplog.text
+    assert "learning starts again" in caplog.text
 
 
 def test_without_a_file_nothing_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -95,4 +95,4 @@ def test_without_a_file_nothing_is_said(tmp_path: Path, caplog: pytest.LogCaptur
 def test_what_cannot_be_written_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
     store_learned(LoopHarness().loop, tmp_path / "file" / "profile-0123.json")
-    assert "is not kept" in caplog.text
+    assert "cannot be stored" in caplog.text

@@ -275,7 +275,7 @@ def test_a_cache_that_cannot_be_written_does_not_stop_the_start(
         assert cached(CountingEngine(), tmp_path, "model a").target.seconds
     (warning,) = caplog.messages
     assert os.strerror(reason) in warning
-    assert "give a folder that can be written" in warning
+    assert "set a folder that can be written" in warning
     assert list(tmp_path.iterdir()) == [], "half a file is left"
 
 
@@ -287,7 +287,7 @@ def test_a_cache_that_is_no_folder_does_not_stop_the_start(
     with caplog.at_level("WARNING", "smartspec_py.serving.profile"):
         assert cached(CountingEngine(), file / "cache", "model a").target.seconds
     (warning,) = caplog.messages
-    assert "is not kept" in warning
+    assert "cannot be stored" in warning
 
 
 def test_a_full_disk_at_the_end_leaves_the_profile_as_it_was(
@@ -525,7 +525,7 @@ def test_what_is_no_profile_stays_as_it_is(
         path.write_text(text)
     with caplog.at_level("WARNING", "smartspec_py.serving.profile"):
         store_observed(path, CostModel(TABLE, host_s=1.0))
-    assert "is not kept" in caplog.text
+    assert "cannot be stored" in caplog.text
     assert (path.read_text() if path.exists() else None) == text
 
 

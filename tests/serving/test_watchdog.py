@@ -182,7 +182,7 @@ def test_health_checks_that_wait_are_bounded() -> None:
     sinks = [LocalSink() for _ in range(MAX_HEALTH_CHECKS)]
     for sink in sinks:
         server.submit(HEALTH, sink)
-    with pytest.raises(RequestError, match="wait for the next step already"):
+    with pytest.raises(RequestError, match="already waiting for the next step"):
         server.submit(HEALTH, LocalSink())
     server.start()
     for sink in sinks:

@@ -1,17 +1,19 @@
-"""What the caches of target and draft may hold together, and who must give way.
+"""The memory budget for the caches of target and draft, and the rules for preemption.
 
-One budget of bytes. A live request is charged for every token that it has, and one more, in the
-target's cache; and for what the draft's cache has read of it. Then, in this order:
+There is one budget in bytes. Each live request needs its tokens plus one in the target's cache, and
+the tokens that the draft's cache has already read. If memory is short, these rules apply in order:
 
-1. Drafting takes only what is left: it is shortened, or not done, before anybody is refused room.
-2. When requests outgrow the budget, draft caches are dropped, the last in rank first; they are read
-   again when there is room.
-3. When that is not enough, the last in rank is preempted: it gives up its row, keeps its tokens,
-   waits in its rank, and reads all of them again when it is admitted.
-4. A waiting request also preempts whoever has a lower priority and ranks behind it.
+1. Drafting uses only the remaining memory. Drafts are shortened or skipped before any request is
+   denied memory.
+2. When requests exceed the budget, draft caches are dropped, highest rank value first. They are
+   computed again when there is room.
+3. If that is not enough, the request with the highest rank value is preempted. It loses its row,
+   keeps its tokens, waits by rank, and prefills all its tokens again when it is admitted.
+4. A waiting request also preempts requests that have a lower priority and a higher rank value.
 
-Nobody starves: ranks do not change, whoever arrives later ranks behind in the end, and the first in
-rank always fits, since `Server` refuses what the whole budget could not hold.
+No request starves. Ranks do not change, and requests that arrive much later have higher rank
+values. The request with the lowest rank always fits, since `Server` rejects requests that exceed
+the whole budget.
 """
 
 from __future__ import annotations
@@ -23,14 +25,17 @@ from smartspec_py.serving.request import Request
 from smartspec_py.serving.speculation import Speculation
 
 HEADROOM = 16
-"""Tokens that each request is to find free when another is admitted, so that the newcomer is not
-preempted in the very next steps."""
+"""Free tokens for each request that an admission requires, so that the new request is not preempted
+in the next steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheBudget:
-    """Bytes of cache: in all; for a token of a sequence in the target's (0 is not counted); and in
-    the draft cache that has the largest tokens."""
+    """Cache sizes in bytes.
+
+    capacity: total. target_bytes: per token in the target's cache; 0 means it is not counted.
+    largest_draft_bytes: per token, the largest of all draft caches.
+    """
 
     capacity: int
     target_bytes: int
@@ -38,40 +43,47 @@ class CacheBudget:
 
 
 class CacheLedger:
-    """Applies a budget. Everything is computed anew from the requests: nothing can leak."""
+    """Applies a budget. All usage is recomputed from the requests, so no count can drift."""
 
     def __init__(self, budget: CacheBudget, drafts: Speculation) -> None:
         self.budget = budget
         self._drafts = drafts
 
     def is_tight(self, live: Iterable[Request]) -> bool:
-        """Whether the budget can matter in this step: cheap to ask, and nearly always False."""
+        """Whether the budget could be exceeded in this step. Fast, and nearly always False."""
         each = self.budget.target_bytes + self.budget.largest_draft_bytes
         return each > 0 and sum(map(_most_tokens, live)) * each > self.budget.capacity
 
     def used(self, live: Iterable[Request]) -> int:
-        """Bytes, the next token of each request included."""
+        """Used bytes, including the next token of each request."""
         return sum(self._target_need(r) + self._draft_need(r) for r in live)
 
     def fits(self, live: Iterable[Request], newcomer: Request) -> bool:
-        """Whether the newcomer fits beside the live requests, with headroom for all; what their
-        draft caches hold does not stand in the way."""
+        """Whether a new request fits with the live requests, with headroom for all.
+
+        Draft caches are ignored, since they can be dropped.
+        """
         need = self._target_need(newcomer) + sum(self._target_need(r) for r in live)
-        # One of the remaining tokens is in `need` already.
+        # `need` already includes one of the remaining tokens.
         headroom = sum(min(HEADROOM, max(0, r.remaining - 1)) for r in (*live, newcomer))
         return need + headroom * self.budget.target_bytes <= self.budget.capacity
 
     def draft_room(self, ready: Sequence[Request], live: Collection[Request]) -> dict[int, int]:
-        """Tokens that each ready request may draft now: an equal share of what is left. Whoever
-        is not in it may draft what it likes."""
+        """Most tokens that each ready request may draft: an equal share of the remaining memory.
+
+        Requests that are not in the result have no memory limit on drafts.
+        """
         if not self.is_tight(live):
             return {}
         share = (self.budget.capacity - self.used(live)) // max(1, len(ready))
         return {r.sequence: self._room_within(r, share) for r in ready}
 
     def drafts_to_drop(self, live: Iterable[Request]) -> list[Request]:
-        """Whose draft caches must go so that the target's fit, the last in rank first; drafts that
-        are in flight must still be observed."""
+        """Requests whose draft caches must be dropped so that the rest fits.
+
+        The highest rank value comes first. Requests in flight are skipped, because their drafts
+        must still be observed.
+        """
         live = list(live)
         excess = self.used(live) - self.budget.capacity
         dropped = []
@@ -84,7 +96,7 @@ class CacheLedger:
         return dropped
 
     def overflows(self, live: Iterable[Request]) -> bool:
-        """Whether the target's cache alone is over the budget."""
+        """Whether the target's cache alone exceeds the budget."""
         return sum(self._target_need(r) for r in live) > self.budget.capacity
 
     def _room_within(self, request: Request, share: int) -> int:
@@ -103,13 +115,13 @@ class CacheLedger:
 
 
 def _most_tokens(request: Request) -> int:
-    """What it may come to hold in the next step."""
+    """Most tokens that the request can have after the next step."""
     most = len(request.tokens) + 1 + request.max_draft_len
     return min(most, request.num_prompt + request.max_tokens)
 
 
 def victims(live: Iterable[Request], newcomer: Request) -> list[Request]:
-    """Whom the newcomer may preempt, the last in rank first."""
+    """Requests that the new request may preempt, highest rank value first."""
     lower = (
         r
         for r in live

@@ -1,8 +1,8 @@
-"""Who takes part in the next step: waiting requests, live ones, and the known tokens to read.
+"""The batch of the next step: waiting requests, live requests, and prefill chunks.
 
-Waiting requests are admitted by rank, which is arrival moved by priority, as far as rows and cache
-reach (`serving.admission`). Prompts are read in chunks of a common budget a step, by rank, beside
-the decoding of the others: a long prompt delays a generated token by one chunk and no more.
+Waiting requests are admitted by rank while rows and cache are available (`serving.admission`). The
+rank is the arrival time, shifted by priority. All prefills of a step share one budget of tokens, by
+rank, and run together with decoding. So a long prompt delays a token by at most one chunk.
 """
 
 from __future__ import annotations
@@ -15,23 +15,26 @@ from smartspec_py.engines.base import Prefill
 from smartspec_py.serving.request import Request, RequestState
 
 TILE = 64
-"""Kernels multiply so many tokens, or a divisor of it, as fast as one fewer, and one more needs a
-tile of its own: with 136 tokens a pass takes 1.3 times as long as with 128 (97 M parameters,
-float32, two cores of an Intel Xeon). 32 requests at once take 0.82 of the time between tokens."""
+"""Tile size of the compute kernels in tokens.
+
+A tile that is not full costs as much as a full one. With 136 tokens, a pass takes 1.3 times as long
+as with 128 (97 M parameters, float32, two cores of an Intel Xeon). Filling tiles reduces the time
+between tokens to 0.82 with 32 simultaneous requests.
+"""
 
 
 class Batcher:
-    """Holds every request from arrival to release; changes none.
+    """Holds every request from arrival to release. It does not change them.
 
-    waiting: by rank. live: by sequence, in the order of their admission. max_batch_size: requests
-    that can be live at once.
+    waiting: sorted by rank. live: by sequence, in order of admission. max_batch_size: most live
+    requests.
     """
 
     def __init__(
         self, max_batch_size: int, prefill_chunk: int | None, largest_chunk: int | None = None
     ) -> None:
-        """prefill_chunk: prompt tokens a step; None where the engine takes prompts whole.
-        largest_chunk: that it takes of one prompt; None is without bound."""
+        """prefill_chunk: prompt tokens per step. None if the engine only takes whole prompts.
+        largest_chunk: most tokens of one prompt per step. None is no limit."""
         self.max_batch_size = max_batch_size
         self._prefill_chunk = prefill_chunk
         self._largest_chunk = largest_chunk
@@ -43,25 +46,25 @@ class Batcher:
 
     @property
     def num_prefilling(self) -> int:
-        """Live requests whose known tokens are being read, and that generate nothing until then."""
+        """Live requests whose prefill is not complete. They generate nothing yet."""
         return sum(r.state is RequestState.PREFILLING for r in self.live.values())
 
     @property
     def num_background(self) -> int:
-        """Live requests that generate what they were given to in an earlier step."""
+        """Live requests that still decode work from an earlier step."""
         return sum(r.is_in_flight and r.state is RequestState.DECODING for r in self.live.values())
 
     def find(self, sequence: SequenceId) -> Request | None:
-        """The request, waiting or live; None when it is gone."""
+        """The request, waiting or live. None if it no longer exists."""
         waiting = (request for request in self.waiting if request.sequence == sequence)
         return self.live.get(sequence) or next(waiting, None)
 
     def add(self, request: Request) -> None:
-        """Among the waiting, at the place of its rank."""
+        """Add a request to the waiting requests, sorted by rank."""
         insort(self.waiting, request, key=_rank)
 
     def admit(self, request: Request) -> None:
-        """Move a waiting request among the live ones."""
+        """Move a request from waiting to live."""
         self.waiting.remove(request)
         self.live[request.sequence] = request
 
@@ -76,8 +79,8 @@ class Batcher:
     def prefills(self, num_decode_tokens: int = 0) -> list[Prefill]:
         """Chunks for this step, within the budget, by rank.
 
-        num_decode_tokens: that the step computes beside them, drafts included. A budget
-        that is too small for all is cut such that both together fill tiles, see `TILE`.
+        num_decode_tokens: tokens that the step decodes, including drafts. If the budget is too
+        small for all prompts, it is reduced so that both together fill tiles, see `TILE`.
         """
         chunks: list[Prefill] = []
         left, largest = self._prefill_chunk, self._largest_chunk

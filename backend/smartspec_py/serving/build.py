@@ -1,4 +1,4 @@
-"""From engine.json to an engine of whichever kind, with what all kinds have in common."""
+"""Builds the engine that engine.json describes, and the parts that all kinds share."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from smartspec_py.serving.intake import Engine
 def build_engine(config: ServerConfig, folder: Path) -> Engine:
     """Load models and cost model. Relative paths are relative to `folder`, where engine.json is.
 
-    Raises ConfigError, naming the key, for what engine.json got wrong. From then on NumPy computes
-    in the thread that calls it, in all of this process.
+    Raises ConfigError, which names the wrong key of engine.json. After this call, NumPy uses only
+    the calling thread, in the whole process.
     """
     keep_numpy_in_one_thread()
     with uncollected_imports():
@@ -37,11 +37,12 @@ def build_engine(config: ServerConfig, folder: Path) -> Engine:
 
 @cache
 def keep_numpy_in_one_thread() -> None:
-    """From now on NumPy computes in the thread that calls it, in all of this process.
+    """Make NumPy use only the calling thread, in the whole process.
 
-    A solved system of ten equations wakes the threads of NumPy's OpenBLAS, which then spin for more
-    work longer than a step takes: with a step every 25 ms they never slept, and pushed passes off
-    their cores 300 times a second. Another library's OpenBLAS, as PyTorch's on ARM, stays as it is.
+    Solving a system of ten equations wakes the threads of NumPy's OpenBLAS. They then spin for
+    longer than a step takes. With a step every 25 ms they never slept, and they preempted the
+    threads of passes 300 times per second. The OpenBLAS of other libraries, such as PyTorch's on
+    ARM, is not changed.
     """
     controller = ThreadpoolController()
     of_numpy = [path for lib in controller.lib_controllers if "numpy" in (path := lib.filepath)]
@@ -50,9 +51,11 @@ def keep_numpy_in_one_thread() -> None:
 
 @contextmanager
 def uncollected_imports() -> Iterator[None]:
-    """Within, Python does not look for garbage. PyTorch and Transformers make 390,000 objects that
-    stay; to look through them again and again took a sixth of their import. They are frozen: a
-    collection while models are loaded would look through all of them once more."""
+    """Disable Python's garbage collection inside the context, and freeze all objects after it.
+
+    Importing PyTorch and Transformers creates 390,000 permanent objects. Scanning them repeatedly
+    took one sixth of the import time. Frozen objects are also not scanned while models are loaded.
+    """
     gc.disable()
     try:
         yield

@@ -1,7 +1,7 @@
 """engine.json: every engine and control setting, read once and checked here.
 
-A layer a dataclass-like frozen model; an unknown key, a wrong type or a missing model is an error
-that names the key. Every default stands here and nowhere else.
+Each section is a frozen model. An unknown key, a wrong type or a missing model is an error that
+names the key. All defaults are defined here.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 CONFIG_NAME = "engine.json"
 
 ENGINE_GROUP = "smartspec_py.engines"
-"""Entry points of other packages that bring kinds of engine: an `EngineConfig` by its `kind`."""
+"""Entry point group for engine kinds of other packages: an `EngineConfig` class by its `kind`."""
 
 DRAFT_MODEL = "draft_model"
 PROMPT_LOOKUP = "prompt_lookup"
-"""Names of proposers, as requests and engine.json write them."""
+"""Names of proposers in requests and engine.json."""
 
 
 class ConfigError(ValueError):
@@ -49,13 +49,16 @@ class _Layer(BaseModel):
 
 
 class EngineConfig(_Layer):
-    """What engine.json says of an engine of one kind, and what makes that engine."""
+    """The section `engine` of engine.json for one kind of engine, and the engine's builder."""
 
     kind: str
 
     def builder(self) -> Callable[[Any, LimitsConfig, Path], Engine]:
-        """Called with this, the limits, and the folder that paths are relative to. It raises
-        ConfigError, naming the key. Packages that only this kind needs are imported here."""
+        """The function that builds the engine. Imports packages that only this kind needs.
+
+        Its arguments are this config, the limits, and the folder that paths are relative to. It
+        raises ConfigError, which names the key.
+        """
         raise NotImplementedError
 
 
@@ -137,7 +140,7 @@ BUILT_IN: dict[str, type[EngineConfig]] = {"torch": TorchEngineConfig, "trtllm":
 
 
 def _of_its_kind(value: Any) -> Any:
-    """The section `engine` as the kind that it names has it."""
+    """The section `engine`, validated with the class of its kind."""
     if not isinstance(value, dict):
         return value
     kind = str(value.get("kind"))
@@ -151,13 +154,13 @@ def _of_its_kind(value: Any) -> Any:
 
 
 DEFAULT_CONTEXT_LEN = 512
-"""Of benchmarks, and of engines whose models say nothing."""
+"""Context length of benchmarks, and of engines whose models define none."""
 
 LEAST_CHUNK = 128
-"""Prompt tokens of a step, where they were not measured or no more are worth it."""
+"""Prompt tokens per step if they were not measured, or if a larger chunk brings no benefit."""
 
 CONTEXT_LINE = "context: "
-"""Begins the line of the log that says the context length; `smartspec serve` shows it."""
+"""Prefix of the log line with the context length; `smartspec serve` shows this line."""
 
 
 class LimitsConfig(_Layer):
@@ -196,7 +199,7 @@ class LimitsConfig(_Layer):
 
     @property
     def context_len(self) -> int:
-        """max_context_len; where it is not set, that of engines without models."""
+        """max_context_len, or DEFAULT_CONTEXT_LEN if it is not set."""
         return self.max_context_len or DEFAULT_CONTEXT_LEN
 
 
@@ -313,7 +316,7 @@ def read_config(path: Path) -> ServerConfig:
 
 
 def _describe(error: ValidationError) -> str:
-    """One clause a wrong key, such as `limits.max_queue: Input should be ... (got 0)`."""
+    """One clause per wrong key, such as `limits.max_queue: Input should be ... (got 0)`."""
     clauses = []
     for item in error.errors(include_url=False):
         place = ".".join(map(str, item["loc"])) or "document"

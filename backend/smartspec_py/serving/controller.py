@@ -1,10 +1,11 @@
-"""Decides draft lengths while serving: the planner, what contradicts it, and what both learn.
+"""Decides draft lengths while serving: the planner, the guard, probes, and their learning.
 
-Each step: the planner chooses with costs as corrected so far; the guard may forbid speculation that
-was measured to lose time; and now and then a step is run for what it teaches (a *probe*: without
-drafts where it was to draft, or the other way round), within a budget of 1 % of the time.
+At each step, the planner chooses draft lengths with the corrected costs. The guard can disable
+speculation if measurements show that it loses time. Occasional steps are probes. A *probe* runs
+without drafts where the plan has drafts, or with drafts where it has none, to measure the
+difference. Probes have a budget of 1 % of the time.
 
-Sequences under `none` and `fixed:K` are done as they ask; neither guard nor probes touch them.
+Guard and probes do not affect sequences with the policies `none` and `fixed:K`.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ latency at 0.7 of saturation is 1 % lower."""
 TABLE_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 LEARNING = ("goodput", "goodput_global", "batch_table")
-"""Policies that choose by costs: those that the guard may stop and probes may use."""
+"""Policies that use the cost model. Guard and probes apply only to them."""
 
 
 class Controller:
-    """Owned by the loop thread. `plan`, then `observe` what became of it."""
+    """Owned by the loop thread. Call `plan`, run the step, then call `observe`."""
 
     def __init__(
         self,
@@ -63,12 +64,12 @@ class Controller:
 
     @property
     def observed_cost(self) -> CostModel:
-        """As steps were on average since the start: what a simulation of this server charges."""
+        """Average costs of steps since the start, for a simulation of this server."""
         return self._observed.cost
 
     @property
     def num_switches(self) -> int:
-        """Times that the guard forbade speculation, or allowed it again."""
+        """Number of times that the guard disabled or enabled speculation."""
         return self._guard.num_switches
 
     @property
@@ -121,7 +122,7 @@ class Controller:
         return decision
 
     def observe(self, record: StepRecord) -> None:
-        """Learn from what became of a decision, where there were decoding sequences."""
+        """Learn from the result of a decision, if there were decoding sequences."""
         views = record.decision.views
         last_num_tokens, self._last_num_tokens = self._last_num_tokens, record.num_target_tokens
         if not views or record.between_s + record.total_s <= 0.0:
@@ -131,7 +132,7 @@ class Controller:
             self._observed.observe(step, self._corrections.observe(step))
         if any(view.policy in LEARNING for view in views):
             self._observe_plan(record.decision, step)
-            # Probes are paid by those that may be probed, and so saved up from their time alone.
+            # The probe budget grows only with the time of sequences that probes can use.
             self._budget.observe(step.total_s, record.decision.reason is Reason.PROBE)
         if step.num_prefill_tokens == 0 and all(
             view.policy in ("none", *LEARNING) for view in views
@@ -148,8 +149,10 @@ class Controller:
         return Decision(plan(views, cost, settings), views, cost, settings, reason)
 
     def _rests(self, batch_size: int, free: Sequence[SequenceView]) -> bool:
-        """Whether the last plan was not worth it, and the next must wait; not where a latency
-        target may ask for drafts."""
+        """Whether to skip the search for a plan, because recent plans cost more than they gained.
+
+        False if a sequence has a latency target, which may require drafts.
+        """
         has_targets = any(view.slo_s_per_token is not None for view in free)
         return not (has_targets or self._plan_budget.allows(batch_size))
 
@@ -211,7 +214,7 @@ def _mean_context_len(views: Sequence[SequenceView]) -> float:
 def _undrafted(
     settings: PlannerSettings, free: Sequence[SequenceView], prober: SequenceView | None = None
 ) -> PlannerSettings:
-    """With no drafts for these, but for the one that probes."""
+    """Settings with no drafts for these sequences, except for the prober."""
     forced = dict.fromkeys([view.sequence for view in free], 0)
     if prober is not None:
         forced[prober.sequence] = PROBE_DRAFT_LEN
@@ -219,13 +222,13 @@ def _undrafted(
 
 
 def _prober(free: Sequence[SequenceView]) -> SequenceView | None:
-    """The sequence for which it costs least to begin to draft, with its first option."""
+    """The sequence whose first option costs least to start drafting: it has the lowest lag."""
     able = [v for v in free if v.options[0].max_draft_len and v.options[0].has_draft_passes]
     return min(able, key=lambda view: (view.options[0].draft_lag, view.sequence), default=None)
 
 
 def _drafting(record: StepRecord) -> list[tuple[DraftOption, int]]:
-    """For each sequence that a draft model ran for, its option and its drafts."""
+    """Option and number of drafts of each sequence that a draft model drafted for."""
     found = []
     for view in record.decision.views:
         option = record.decision.plan.option(view)

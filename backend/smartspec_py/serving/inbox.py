@@ -1,6 +1,6 @@
-"""The one way into the loop: a bounded queue for arrivals, cancellations, and calls to make.
+"""The loop's inbox: a bounded queue of new requests, and lists of cancellations and calls.
 
-Everything in it is guarded by one lock.
+One lock protects all of its state.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from smartspec_py.core.types import SequenceId
 from smartspec_py.serving.request import ErrorCode, Request, RequestError
 
 Call = Callable[[str | None], object]
-"""Is given None in the loop's thread, or the reason why the loop makes no more calls."""
+"""Called with None in the loop's thread, or with the reason why the loop has ended."""
 
 
 class Messages(NamedTuple):
-    """calls: to be made, with None, by the thread that took the messages."""
+    """calls: the thread that took the messages must call each with None."""
 
     arrivals: Sequence[Request]
     cancelled: Sequence[SequenceId]
@@ -26,7 +26,7 @@ class Messages(NamedTuple):
 
 
 class Inbox:
-    """Counts as waiting whatever was put and has not been reported by `leave`."""
+    """The inbox. A request counts as waiting from `put` until `leave` is called for it."""
 
     def __init__(self, max_waiting: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_waiting = max_waiting
@@ -41,14 +41,15 @@ class Inbox:
         self._changed = threading.Condition()
 
     def check_open(self) -> None:
-        """Raises RequestError(UNAVAILABLE) when the queue is full, or takes no more."""
+        """Raises RequestError(UNAVAILABLE) if the queue is full or accepts no more requests."""
         with self._changed:
             self._refuse_if_shut()
 
     def put(self, request: Request, announce: Callable[[], object] = lambda: None) -> None:
-        """Raises RequestError(UNAVAILABLE) at once when the queue is full, or takes no more.
+        """Add a request. Raises RequestError(UNAVAILABLE) at once if the queue is full or accepts
+        no more requests.
 
-        announce: called where it is taken, before the loop can see it.
+        announce: called if the request is accepted, before the loop can see it.
         """
         with self._changed:
             self._refuse_if_shut()
@@ -63,22 +64,23 @@ class Inbox:
             self._changed.notify()
 
     def call(self, call: Call, most: int | None = None) -> None:
-        """Have the loop's thread make the call at its next turn, however full the queue is. It is
-        made exactly once: where the inbox is closed before, by whoever closes it.
+        """Run a call in the loop's thread at its next step, even if the queue is full.
 
-        Raises RequestError(UNAVAILABLE) after `close`, and when `most` calls wait already.
+        It runs exactly once. If the inbox is closed before that, `close` runs it with the reason.
+
+        Raises RequestError(UNAVAILABLE) after `close`, and if `most` calls are already waiting.
         """
         with self._changed:
             if self._is_closed:
                 raise RequestError(ErrorCode.UNAVAILABLE, self._refused or "the server has ended")
             if most is not None and len(self._calls) >= most:
-                message = f"{most} calls wait for the next step already: try again later"
+                message = f"{most} calls are already waiting for the next step: try again later"
                 raise RequestError(ErrorCode.UNAVAILABLE, message)
             self._calls.append(call)
             self._changed.notify()
 
     def take(self, timeout_s: float) -> Messages:
-        """All that came; waits up to timeout_s for something to come."""
+        """All new messages. Waits up to timeout_s if there are none."""
         with self._changed:
             self._changed.wait_for(self._has_messages, timeout_s)
             self._taken_s = self._clock()
@@ -90,22 +92,22 @@ class Inbox:
 
     @property
     def unread_s(self) -> float:
-        """Seconds since `take` last returned: how long the loop's turn has lasted; 0 before it."""
+        """Seconds since `take` last returned, which is the age of the step. 0 before the first."""
         with self._changed:
             return 0.0 if self._taken_s is None else self._clock() - self._taken_s
 
     def leave(self, count: int) -> None:
-        """`count` of those that were taken no longer wait."""
+        """Report that `count` requests no longer wait."""
         with self._changed:
             self._num_waiting -= count
 
     def refuse(self, reason: str) -> None:
-        """Take nothing from now on, for this reason; what was taken goes on."""
+        """Reject new requests from now on, with this reason. Accepted requests continue."""
         with self._changed:
             self._refused = self._refused or reason
 
     def close(self, reason: str) -> None:
-        """Take nothing from now on, and wake the loop to end it."""
+        """Reject everything from now on, and wake the loop so that it ends."""
         with self._changed:
             self._refused = self._refused or reason
             self._is_closed = True
@@ -125,7 +127,7 @@ class Inbox:
         if self._num_waiting >= self._max_waiting:
             raise RequestError(
                 ErrorCode.UNAVAILABLE,
-                f"the queue is full: {self._num_waiting} requests wait, "
+                f"the queue is full: {self._num_waiting} requests are waiting, "
                 f"limits.max_queue is {self._max_waiting}",
             )
 

@@ -1,7 +1,7 @@
-"""From what a client wrote to what the loop runs: the checks that need the model.
+"""Converts a client's parameters to a request for the loop, with the checks that need the model.
 
-Each field was checked by itself before (`codec`). Here text becomes tokens, lengths are held
-against the limits, defaults are filled in, and what the engine cannot serve is refused.
+`codec` has already checked each field by itself. This module tokenizes text, checks lengths against
+the limits, sets defaults, and rejects parameters that the engine does not support.
 """
 
 from __future__ import annotations
@@ -29,22 +29,23 @@ from smartspec_py.serving.request import GenerateParams, InvalidField, Request
 from smartspec_py.serving.text import TextStream
 
 MAX_BYTES_PER_TOKEN = 64
-"""No text has tokens that are longer on average; a prompt beyond it cannot fit."""
+"""Upper bound on the mean length of a prompt's tokens. A longer prompt cannot fit."""
 
 
 TEMPERATURE_EDGES = (0.35, 0.75, 1.0, 1.5)
-"""Between them, requests are expected to draft alike."""
+"""Requests in the same temperature range are expected to have similar acceptance."""
 
 _DEFAULT_PARAMS = GenerateParams(text="", max_tokens=1)
 
 
 @dataclass(frozen=True)
 class Engine:
-    """What a server runs on. end_tokens: those that end the model's texts; empty is none.
+    """The models, the cost model and the tokenizer that a server uses.
 
-    proposers: by the names that requests choose from; may be empty. profile_path: the file that
-    `cost` is kept in; None where it is kept nowhere. kernels: how its models are computed, in
-    words.
+    end_tokens: tokens that end the model's text; may be empty.
+    proposers: by the names that requests use; may be empty.
+    profile_path: the file that stores `cost`. None if it is not stored.
+    kernels: a description of how the models are computed.
     """
 
     tokenizer: Tokenizer
@@ -56,13 +57,13 @@ class Engine:
     kernels: str = ""
 
     def prefill_chunk(self, limits: LimitsConfig) -> int:
-        """Prompt tokens a step: as configured, or the largest chunk that the profile has."""
+        """Prompt tokens per step: the configured value, or the largest chunk in the profile."""
         measured = LEAST_CHUNK if self.cost.prompt is None else self.cost.prompt.tokens_per_row[-1]
         return limits.prefill_chunk or max(LEAST_CHUNK, measured)
 
 
 class Arrival(NamedTuple):
-    """A request as the loop sees it, and as the responder does."""
+    """The loop's and the responder's view of a new request."""
 
     request: Request
     response: ResponseState
@@ -70,8 +71,11 @@ class Arrival(NamedTuple):
 
 @dataclass(frozen=True)
 class Defaults:
-    """Of requests that say nothing. proposer: None where nothing drafts. may_choose: whether the
-    planner may choose another for each step."""
+    """Defaults of requests.
+
+    proposer: None if the engine has no proposer. may_choose: whether the planner may choose another
+    proposer at each step.
+    """
 
     policy: str
     proposer: str | None
@@ -79,13 +83,13 @@ class Defaults:
 
 
 def cache_budget(engine: Engine, limits: LimitsConfig) -> CacheBudget:
-    """What the caches may hold: all rows full, of target and draft, unless that is limited."""
+    """The cache budget: a full context in all rows of target and draft, or a lower limit."""
     target = engine.target.capabilities
     rows_full = target.max_sequences * _context_len(engine, limits)
     of_draft = max((p.capabilities.bytes_per_token for p in engine.proposers.values()), default=0)
     most = [n for n in (limits.max_cache_tokens, target.max_cache_tokens) if n is not None]
     per_token = target.bytes_per_token
-    is_limited = most and per_token  # a limit in tokens says nothing where a token has no size
+    is_limited = most and per_token  # without a token size, a limit in tokens has no effect
     capacity = min(most) * per_token if is_limited else rows_full * (per_token + of_draft)
     return CacheBudget(capacity, per_token, of_draft)
 
@@ -96,7 +100,7 @@ def _context_len(engine: Engine, limits: LimitsConfig) -> int:
 
 
 class Intake:
-    """Makes requests. Used by whichever thread submits."""
+    """Creates requests. Runs in the thread that calls `Server.submit`."""
 
     def __init__(
         self,
@@ -113,7 +117,10 @@ class Intake:
         self._max_context_len = self._longest()
 
     def receive(self, params: GenerateParams, sink: Sink) -> Arrival:
-        """Raises RequestError, which names the field, the value and the range."""
+        """Check the parameters and create the request.
+
+        Raises RequestError, which names the field, the value and the range.
+        """
         arrival_s = self._clock()
         self._check_supported(params)
         prompt = self._encode_prompt(params.text)
@@ -150,7 +157,7 @@ class Intake:
         return Arrival(request, response)
 
     def _longest(self) -> int:
-        """Prompt and generated tokens of one request: what rows, and the whole cache, can hold."""
+        """Most prompt and generated tokens of one request, limited by row length and the cache."""
         budget = cache_budget(self._engine, self._limits)
         longest = _context_len(self._engine, self._limits)
         if budget.target_bytes:
@@ -164,12 +171,13 @@ class Intake:
                 raise InvalidField(name, value, "left out: this engine does not support it")
 
     def _encode_prompt(self, text: str) -> list[int]:
-        # Before it is tokenised: that would hold up everyone else for as long as it takes.
+        # Check the size first, because tokenizing a very long text would delay other requests.
         num_bytes = len(text.encode())
         most = MAX_BYTES_PER_TOKEN * self._max_context_len
         if num_bytes > most:
             raise InvalidField("text_input", f"{num_bytes} bytes", f"at most {most} bytes")
-        # `encode` would hold Python's lock, and with it the loop, for seconds at a million bytes.
+        # `encode` holds Python's lock, which blocks the loop for seconds at a million bytes.
+        # `encode_batch` releases it.
         tokens: list[int] = self._engine.tokenizer.encode_batch([text])[0].ids
         if not tokens:
             raise InvalidField("text_input", text, "text of at least one token")
@@ -218,13 +226,13 @@ class Intake:
         )
 
     def _end_tokens(self, params: GenerateParams) -> tuple[int, ...]:
-        """A request's `end_id` replaces all of the model's."""
+        """A request's `end_id` replaces all end tokens of the model."""
         if params.ignore_eos or params.end_id == NO_TOKEN:
             return ()
         return self._engine.end_tokens if params.end_id is None else (params.end_id,)
 
     def _logit_bias(self, params: GenerateParams) -> tuple[tuple[int, float], ...]:
-        """Every token of a word gets its weight; weights of a token that is in several add up."""
+        """Bias by token: each token of a word gets its weight. Weights of several words add up."""
         bias: dict[int, float] = {}
         for word, weight in zip(params.bias_words, params.bias_weights, strict=True):
             for token in self._word_tokens("embedding_bias_words", word):
@@ -232,7 +240,10 @@ class Intake:
         return tuple(sorted(bias.items()))
 
     def _bad_words(self, params: GenerateParams) -> tuple[tuple[int, ...], ...]:
-        """As it stands, and behind a space: most tokenizers have other tokens for a word there."""
+        """Token sequences of each word, with and without a leading space.
+
+        Most tokenizers use other tokens for a word after a space.
+        """
         found = {
             self._word_tokens("bad_words", spelled)
             for word in params.bad_words
@@ -247,7 +258,7 @@ class Intake:
         return tokens
 
     def _proposer(self, params: GenerateParams, sampling: SamplingParams) -> tuple[str | None, str]:
-        """Who drafts for the request, and why nobody does."""
+        """The request's proposer, or None and the reason why it cannot use speculation."""
         known = self._engine.proposers
         if params.proposer is not None and params.proposer not in known:
             raise InvalidField("proposer", params.proposer, " or ".join(known) or "left out")
@@ -255,27 +266,27 @@ class Intake:
             return None, reason
         proposer = params.proposer or self._defaults.proposer
         if proposer is not None and not self._may_draft(proposer, sampling):
-            return None, f"this engine verifies no sampled text by drafts of {proposer}"
+            return None, f"this engine cannot verify drafts of {proposer} for sampled text"
         return proposer, ""
 
     def _alternatives(
         self, params: GenerateParams, proposer: str | None, sampling: SamplingParams
     ) -> tuple[str, ...]:
-        """None where the client or engine.json named a proposer."""
+        """Other proposers that the planner may choose; empty if client or engine.json named one."""
         if proposer is None or params.proposer is not None or not self._defaults.may_choose:
             return ()
         names = (name for name in self._engine.proposers if name != proposer)
         return tuple(name for name in names if self._may_draft(name, sampling))
 
     def _may_draft(self, proposer: str, sampling: SamplingParams) -> bool:
-        """Whether the target can verify what it drafts, where it verifies the text at all."""
+        """Whether the target can verify the proposer's drafts with this sampling."""
         target = self._engine.target.capabilities
         if target.verifies_sampling or sampling.is_plain_greedy:
             return True
         return self._engine.proposers[proposer].capabilities.gives_probs
 
     def _max_draft_len(self, params: GenerateParams, proposer: str | None) -> int:
-        """The least of all limits."""
+        """The request's largest draft length: the lowest of all limits."""
         if proposer is None:
             return 0
         limits = [
@@ -289,8 +300,10 @@ class Intake:
 
 
 def _cohort(params: GenerateParams, sampling: SamplingParams) -> str:
-    """What the client calls its workload, or else how tokens are drawn: the hotter, the less is
-    accepted."""
+    """The client's workload name, or a name for the verification and the temperature range.
+
+    Acceptance is lower at higher temperatures.
+    """
     if params.workload:
         return f"workload {params.workload}"
     if sampling.is_greedy:

@@ -1,7 +1,7 @@
-"""What a server has learned, kept beside the profile from an orderly stop to the next start.
+"""Stores a server's learned estimates beside the profile at a clean stop, for the next start.
 
-The file belongs to the profile of the same name: for other models, another machine, other libraries
-there is another one. What is old counts for less: of the evidence half is left after a day.
+Each profile has its own file, so other models, machines or library versions use other files. The
+weight of old evidence decays: half of it is left after one day.
 """
 
 from __future__ import annotations
@@ -23,24 +23,26 @@ LEARNED_VERSION = 3
 HALF_LIFE_S = 86_400.0
 
 MOST_KEPT = 0.5
-"""Of the evidence, however young: texts and load may have changed with the restart."""
+"""Largest share of the evidence that is kept: texts and load may change with the restart."""
 
 
 def store_learned(loop: StepLoop, profile_path: Path) -> None:
-    """Of a loop that has ended. What cannot be written is logged, and nothing is raised."""
+    """Store the estimates of a loop that has ended. A write error is logged, not raised."""
     path = learned_path(profile_path)
     document = {"version": LEARNED_VERSION, "time_s": time.time(), "learned": loop.state()}
     try:
         write_json(path, document)
     except OSError as error:
-        logger.warning("what was learned is not kept: %s", error)
+        logger.warning("the learned estimates cannot be stored: %s", error)
     else:
-        logger.info("what was learned is kept in %s", path)
+        logger.info("the learned estimates are stored in %s", path)
 
 
 def restore_learned(loop: StepLoop, profile_path: Path) -> bool:
-    """Into a loop that has not begun. Whether there was any; a file that cannot be used is logged,
-    and the loop begins with the profile alone."""
+    """Restore the estimates into a loop that has not started; whether that succeeded.
+
+    If the file cannot be used, this is logged and the loop starts with the profile only.
+    """
     path = learned_path(profile_path)
     try:
         document: dict[str, Any] = json.loads(
@@ -53,15 +55,16 @@ def restore_learned(loop: StepLoop, profile_path: Path) -> bool:
     except FileNotFoundError:
         return False
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        logger.warning("%s cannot be used (%s): learning anew", path, error)
+        logger.warning("%s cannot be used (%s): learning starts again", path, error)
         return False
-    logger.info("continuing with what was learned until %.0f minutes ago", age_s / 60)
+    logger.info("restored the estimates that were stored %.0f minutes ago", age_s / 60)
     return True
 
 
 def _refuse(constant: str) -> None:
-    """NaN and infinities, which JSON does not have and Python reads: estimates would all be NaN."""
-    raise ValueError(f"{constant} is no number to continue with")
+    """Reject NaN and infinities, which Python's JSON parser accepts. They would spread to all
+    estimates."""
+    raise ValueError(f"{constant} is not a finite number")
 
 
 def learned_path(profile_path: Path) -> Path:

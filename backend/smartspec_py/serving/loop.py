@@ -1,9 +1,9 @@
 """The step loop: the thread that owns requests and engines.
 
-A step: take messages, expire, admit, plan, propose, submit, poll, apply, record. The
-scheduler moves requests, the proposers draft, the planner decides; nothing in here knows Triton,
-PyTorch or text.
-An exception in a step is the end of the loop, and whoever runs it fails all requests.
+A step: take messages, expire, admit, plan, propose, submit, poll, apply, record. The scheduler
+changes requests, the proposers draft, and the planner chooses draft lengths. This module does not
+depend on Triton, PyTorch or text.
+An exception in a step ends the loop. The caller of `run` must then fail all requests.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from smartspec_py.serving.speculation import Speculation
 from smartspec_py.serving.step import Decision, StepRecord
 
 POLL_S = 0.05
-"""The longest that a poll waits for an engine with work in flight before messages are looked at."""
+"""Longest wait for an engine with work in flight, before the loop checks its inbox again."""
 
 IDLE_WAIT_S = 0.5
-"""The longest that an idle loop waits for a request before it looks whether it should end."""
+"""Longest wait of an idle loop for a request, before it checks whether it should end."""
 
 NUM_RECORDS = 1024
-"""Step records kept: at 32 sequences about 10 MiB."""
+"""Step records kept, about 10 MiB at 32 sequences."""
 
 
 class StepLoop:
-    """Drives one target and its proposers. `step` is called by one thread, and only there."""
+    """Drives one target and its proposers. Only one thread may call `step`."""
 
     def __init__(
         self,
@@ -55,8 +55,8 @@ class StepLoop:
         batch_table: BatchTable | None = None,
         engine_timeout_s: float = math.inf,
     ) -> None:
-        """post: takes messages for the responder. clock: seconds, any origin. batch_table: None has
-        one made from `cost`. engine_timeout_s: see `LimitsConfig`."""
+        """post: sends a message to the responder. clock: seconds, any origin. batch_table: None
+        makes one from `cost`. engine_timeout_s: see `LimitsConfig`."""
         self._target = target
         capabilities = target.capabilities
         self._burst = capabilities.max_decode_tokens
@@ -82,29 +82,29 @@ class StepLoop:
         self.records: deque[StepRecord] = deque(maxlen=NUM_RECORDS)
 
     def run(self) -> None:
-        """Step until the inbox is closed; then end what is left."""
+        """Run steps until the inbox is closed. Then fail the remaining requests."""
         while not self._inbox.is_closed:
             self.step(IDLE_WAIT_S)
         self.fail_all(ErrorCode.UNAVAILABLE, SHUTTING_DOWN)
 
     def step(self, idle_wait_s: float = 0.0) -> None:
-        """One step; waits up to idle_wait_s for a request where there is none.
+        """Run one step. If there are no requests, wait up to idle_wait_s for one.
 
-        Raises EngineStalledError where the target has answered for too long nothing of a request,
-        and whatever an engine raises.
+        Raises EngineStalledError if the target returns no events of a request for too long, and any
+        error of an engine.
         """
         was_busy = any(self._batcher)
         self._take_in(0.0 if was_busy else idle_wait_s)
         start = self._clock()
         if not was_busy:
-            # Whoever stops the server asks whether anything is in flight, and a step may be long.
+            # A step may be long, and the number of running requests must be current before it.
             self._show(start)
         ready = self._batcher.ready()
         room = self._scheduler.cache.draft_room(ready, self._batcher.live.values())
         views = self._speculation.views(ready, room, start)
         viewed = self._clock()
         num_prefilling = self._batcher.num_prefilling
-        # Where every step ends what it begins, nobody need count those that go on beside it.
+        # Without bursts, no work continues past its step, so there is nothing to count.
         num_background = self._batcher.num_background if self._burst > 1 else 0
         decision = self.controller.plan(views, num_prefilling, num_background)
         planned = self._clock()
@@ -139,25 +139,28 @@ class StepLoop:
         self._show(applied)
 
     def drain(self, grace_s: float) -> None:
-        """Let what was taken finish within grace_s, then end it."""
+        """Give accepted requests grace_s to finish, then end them."""
         self._drain_until_s = self._clock() + grace_s
 
     def fail_all(self, code: ErrorCode, message: str) -> None:
-        """Give every request that is left its final response. The engines are not used again."""
+        """Fail all remaining requests. The engines are not used again."""
         self._scheduler.fail_all(code, message)
 
     def state(self) -> dict[str, Any]:
-        """What was learned, as JSON has it. Not while `run` runs."""
+        """The learned estimates, in JSON types. Do not call it while `run` is running."""
         return {"speculation": self._speculation.state(), "controller": self.controller.state()}
 
     def restore(self, state: Mapping[str, Any], kept: float) -> None:
-        """Begin with what another loop has learned. kept: of its evidence. Raises KeyError,
-        TypeError or ValueError for what is no state of such a loop."""
+        """Start with the learned estimates of another loop.
+
+        kept: weight of its evidence, 0 to 1. Raises KeyError, TypeError or ValueError if the state
+        is not valid for this loop.
+        """
         self._speculation.restore(state["speculation"], kept)
         self.controller.restore(state["controller"], kept)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError where what is held and requests do not agree."""
+        """Raise AssertionError if held resources and known requests do not match."""
         self._scheduler.check_integrity()
 
     @property
@@ -173,7 +176,7 @@ class StepLoop:
         return self._scheduler.num_preemptions
 
     def _take_in(self, wait_s: float) -> None:
-        """Messages, deadlines, the end of a drain, and whom there is room for."""
+        """Process messages, deadlines and the end of a drain, then admit waiting requests."""
         messages = self._inbox.take(wait_s)
         for call in messages.calls:
             call(None)
@@ -195,8 +198,10 @@ class StepLoop:
                 yield Decode(request.sequence, min(self._burst, request.remaining))
 
     def _show(self, now: float) -> None:
-        """Where the loop stands, where that is elsewhere than was shown. The cache is looked at
-        only as often as metrics are handed over, and when it is empty."""
+        """Post the state of the loop if it has changed.
+
+        Cache usage is computed only once per metrics flush, and when no request is live.
+        """
         if now >= self._next_look_s or not self.num_live:
             self._next_look_s = now + FLUSH_S
             cache = self._scheduler.cache
@@ -216,6 +221,6 @@ class StepLoop:
 
 
 def _pass_s(decision: Decision, events: Sequence[Event]) -> float:
-    """Seconds of the target's pass over the sequences that were planned."""
+    """Seconds of the target's pass over the planned sequences."""
     planned = decision.plan.draft_lens
     return max((event.pass_s for event in events if event.sequence in planned), default=0.0)

@@ -1,6 +1,6 @@
-"""What the threads hand to one another: from the loop to the responder, replies to the client.
+"""Messages between threads: updates from the loop to the responder, and replies to the client.
 
-Only a `ResponseState` changes, and only the responder's thread changes it.
+All are immutable except `ResponseState`, and only the responder's thread changes it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ NO_PROGRESS = Progress()
 
 
 class Times(NamedTuple):
-    """Of one request, in nanoseconds of the system's monotonic clock; 0 where it did not happen, or
-    is not known yet."""
+    """Times of one request, in nanoseconds of the system's monotonic clock.
+
+    0 if the event did not happen or is not known yet.
+    """
 
     arrival_ns: int = 0
     first_scheduled_ns: int = 0
@@ -44,12 +46,13 @@ UNKNOWN_TIMES = Times()
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What only the last response says.
+    """Fields that only the last response has.
 
-    num_cached_tokens: of the prompt, not read because they were cached. spec_metrics: JSON
-    document, see `SpecRecord`; empty where not asked for. no_speculation: why the request could
-    not be speculated on; empty otherwise. end_token: that the text ended with, None where it ended
-    otherwise; not on the wire.
+    num_cached_tokens: prompt tokens served from the prefix cache.
+    spec_metrics: JSON document, see `SpecRecord`. Empty if the client did not request it.
+    no_speculation: why the request could not use speculation. Empty if it could.
+    end_token: the end token that ended the text. None if the text ended for another reason. It is
+        not sent to the client.
     """
 
     num_cached_tokens: int = 0
@@ -60,13 +63,15 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One response. num_output_tokens and log_probs are of this one, progress and cum_log_prob of
-    the request so far; num_input_tokens is 0 on all but the last.
+    """One response.
 
-    num_input_tokens, num_output_tokens, log_probs, times: None where the request did not want them.
+    num_output_tokens and log_probs describe this response only. progress and cum_log_prob cover the
+    request so far. num_input_tokens is 0 except on the last response.
+
+    num_input_tokens, num_output_tokens, log_probs, times: None if the client did not request them.
     times: all 0 before the last response.
-    tokens: those whose text this response completes; not on the wire.
-    finish_reason, summary: on the last response only.
+    tokens: tokens that end in the text of this response. They are not sent to the client.
+    finish_reason, summary: only on the last response.
     """
 
     text: str
@@ -83,19 +88,18 @@ class Reply:
 
 
 class SpecRecord:
-    """What one request's speculation did, as a JSON document in the shape of vLLM's.
+    """Speculation statistics of one request, as a JSON document in vLLM's format.
 
     AIPerf and other load generators read it from the root of a response. A verification is a step
-    with at least one draft. Steps without drafts appear nowhere in it: counted as steps that
-    accepted nothing, they would pull the mean length towards 1 just where not to speculate was
-    right.
+    with at least one draft. Steps without drafts are excluded. Otherwise they would lower the mean
+    acceptance length when the planner correctly decides not to speculate.
 
     With h = acceptance_histogram and n = num_spec_steps, readers may rely on: sum(h) = n;
     sum(j h[j]) = num_accepted_draft_tokens <= num_draft_tokens; len(h) = num_spec_tokens + 1;
     mean_acceptance_length = 1 + accepted / n, the target's own token included;
     draft_acceptance_rate = accepted / drafted.
 
-    num_spec_tokens: the largest draft length that this request could have had.
+    num_spec_tokens: the request's largest allowed draft length.
     """
 
     def __init__(self, num_spec_tokens: int) -> None:
@@ -104,14 +108,14 @@ class SpecRecord:
         self._accepted: list[int] = []
 
     def add(self, num_drafted: int, num_accepted: int) -> None:
-        """Take in a step; one without drafts is left out."""
+        """Add a step. A step without drafts is ignored."""
         assert 0 <= num_accepted <= num_drafted <= self._num_spec_tokens, "not a verification"
         if num_drafted > 0:
             self._drafted.append(num_drafted)
             self._accepted.append(num_accepted)
 
     def to_json(self, level: SpecMetrics) -> str:
-        """The document; empty at level NONE. A request that never verified has no block in it."""
+        """The document; an empty string at level NONE, and `{}` if there was no verification."""
         if level is SpecMetrics.NONE:
             return ""
         document = {"speculative_decoding": self._fields(level)} if self._drafted else {}
@@ -137,7 +141,7 @@ class SpecRecord:
 
 
 class Sink(Protocol):
-    """The client's end of a request. Any call may raise when the client is gone."""
+    """Sends responses of one request to its client. Any call may raise after a disconnect."""
 
     def send(self, reply: Reply, is_final: bool) -> None: ...
 
@@ -154,10 +158,12 @@ class Sink(Protocol):
 
 @dataclass(slots=True)
 class ResponseState:
-    """What the responder knows of one request.
+    """The responder's state of one request.
 
-    max_draft_len: that its drafts can have. no_speculation: see `Summary`. unsent,
-    unsent_log_probs: tokens whose text was not sent yet. num_tokens, cum_log_prob: of all so far.
+    max_draft_len: largest draft length of the request.
+    no_speculation: see `Summary`.
+    unsent, unsent_log_probs: tokens whose text was not sent yet, and their log-probabilities.
+    num_tokens, cum_log_prob: totals of all tokens so far.
     spec: its verifications so far.
     """
 
@@ -180,12 +186,12 @@ class ResponseState:
 
     def __post_init__(self) -> None:
         self.spec = SpecRecord(self.max_draft_len)
-        # As TensorRT-LLM has it: a stream is of new tokens only.
+        # Same as TensorRT-LLM: a stream contains new tokens only.
         is_wanted = not (self.params.exclude_input or self.params.stream)
         self.echo = self.params.text if is_wanted else ""
 
     def count(self, progress: Progress) -> None:
-        """Take in where the request stands now."""
+        """Set the current counts of the request."""
         num_drafted = progress.num_drafted - self.progress.num_drafted
         self.spec.add(num_drafted, progress.num_accepted - self.progress.num_accepted)
         self.progress = progress
@@ -197,10 +203,12 @@ class ResponseState:
 
 @dataclass(frozen=True, slots=True)
 class LoopState:
-    """Where the loop stands. cache_utilization: used share of the target's cache, 0 to 1.
+    """The state of the loop.
 
-    num_preemptions, num_switches: since the start; the latter of the guard. time_errors: mean
-    relative error of predicted step times, by the profile and as corrected.
+    cache_utilization: used share of the cache budget, 0 to 1.
+    num_preemptions: preemptions since the start.
+    num_switches: times since the start that the guard disabled or enabled speculation.
+    time_errors: mean relative error of predicted step times, by the profile and as corrected.
     """
 
     num_running: int = 0
@@ -212,10 +220,12 @@ class LoopState:
 
 
 class Update(NamedTuple):
-    """News of a request from the loop. finish_reason or error: the last of it.
+    """New results of a request, sent by the loop. One with finish_reason or error is the last.
 
-    progress, num_cached_tokens: of the request so far. times_s: those of `Times`, in seconds.
-    log_probs: of the tokens; empty where not asked for. end_token: see `Summary`.
+    progress, num_cached_tokens: totals of the request so far.
+    times_s: the fields of `Times`, in seconds.
+    log_probs: one for each token; empty if not requested.
+    end_token: see `Summary`.
     """
 
     sequence: SequenceId

@@ -1,12 +1,13 @@
-"""The meter: adds up what the server did, and hands the changes to a sink.
+"""The meter: adds up metric values and flushes the changes to a sink.
 
-Values are added up in plain Python and handed over at most every FLUSH_S, because a call of
-Triton's metrics goes to another process. `Meter` has no lock: one thread owns it, the responder's.
+Values are added up in plain Python and flushed at most every FLUSH_S, because each call of Triton's
+metrics goes to another process. `Meter` has no lock: only the responder's thread uses it.
 
-What flushing costs, measured on a busy server: 20 us of this process's time and 40 us of the
-thread's a call. A call for each series that changed, about 30 under load; a histogram takes one
-value a call: 4 for each request that ends, and 2 for each step, but for at most NUM_STEPS_SHOWN
-steps a flush. At 4 requests a second that is 66 calls each FLUSH_S: 2.6 ms, 1 % of the thread.
+Cost of a flush, measured on a busy server: each call takes 20 us of this process's CPU time and
+40 us of the thread's time. Each changed series needs one call, about 30 under load. A histogram
+takes one value per call: 4 calls for each finished request and 2 for each step, for at most
+NUM_STEPS_SHOWN steps per flush. At 4 requests per second, this is 66 calls per FLUSH_S: 2.6 ms, or
+1 % of the thread's time.
 """
 
 from __future__ import annotations
@@ -28,20 +29,20 @@ FLUSH_S = 0.25
 COST_PARTS = ("target_base", "target_slope", "draft")
 PREDICTORS = ("profile", "corrected")
 DECIDERS = tuple(Reason)
-"""Values of labels."""
+"""Label values."""
 
 NUM_CALLS = 32
-"""Calls in a row, so that a flush holds nobody up for longer than a millisecond or two."""
+"""Most calls in a row, so that a flush delays responses by at most 1 or 2 ms."""
 
 NUM_STEPS_SHOWN = 16
-"""Steps a flush that the histograms of steps are given; of more, an even selection."""
+"""Most steps per flush that the step histograms record. If there are more, they are sampled."""
 
 KEPT = 0.99
-"""What a step leaves of the evidence before it in the acceptance gauges: about 100 steps count."""
+"""Decay factor per step of the acceptance gauges, which average over about 100 steps."""
 
 
 class MetricSink(Protocol):
-    """Where values go. Labels are those of the family's own, in its order."""
+    """Receives metric values. Labels are the family's own labels, in the family's order."""
 
     def increment(self, name: str, labels: Labels, by: float) -> None: ...
 
@@ -61,7 +62,7 @@ class NoMetrics:
 
 
 class ConfigInfo(NamedTuple):
-    """method: what drafts. k_max: the largest draft length. policy: the server's default."""
+    """method: default proposer. k_max: largest draft length. policy: the server's default."""
 
     method: str
     k_max: int
@@ -69,7 +70,7 @@ class ConfigInfo(NamedTuple):
 
 
 class Meter:
-    """Adds samples up between flushes. Belongs to one thread; knows no clock."""
+    """Adds up samples between flushes. Used by one thread. Callers pass the time."""
 
     def __init__(self, info: ConfigInfo) -> None:
         self._counts: dict[Series, float] = dict.fromkeys(_counters_from_zero(info.k_max), 0.0)
@@ -78,9 +79,9 @@ class Meter:
         self._observations: list[tuple[Family, float]] = []
         self._state = LoopState()
         self._verified: Counter[tuple[int, int]] = Counter()
-        self._recent = (0.0, 0.0, 0.0)  # verifications, tokens drafted, tokens accepted; fading
+        self._recent = (0.0, 0.0, 0.0)  # verifications, drafted, accepted; decay per step
         self._steps = _Steps()
-        self._calls: deque[tuple[Kind, Series, float]] = deque()  # still to be handed over
+        self._calls: deque[tuple[Kind, Series, float]] = deque()  # not yet sent to the sink
         self._last_flush_s = -math.inf
         self._has_changed = True
         self._set(families.CONFIG_INFO, 1.0, info.method, str(info.k_max), info.policy)
@@ -119,8 +120,12 @@ class Meter:
     def add_request(
         self, times: Times, end_ns: int, num_tokens: int, reason: FinishReason | None
     ) -> None:
-        """A request that was taken and is over, at end_ns of the clock of `times`. reason: None
-        where it ended in an error. Those that were cut short have no say in how long they take."""
+        """Count an accepted request that ended.
+
+        end_ns: by the clock of `times`. reason: None if it ended with an error. Latencies are only
+        recorded for requests that were not cancelled and had no error, except for queue time and
+        time to first token.
+        """
         self._observe_span(families.QUEUE_TIME, times.arrival_ns, times.first_scheduled_ns)
         self._observe_span(families.TTFT, times.arrival_ns, times.first_token_ns)
         if reason is None:
@@ -135,16 +140,16 @@ class Meter:
             self._observe_span(families.E2E, times.arrival_ns, end_ns)
 
     def add_rejection(self, code: ErrorCode) -> None:
-        """A request that was not taken."""
+        """Count a rejected request."""
         self._count(families.REJECTED, 1, code.name.lower())
 
     def add_send(self, seconds: float) -> None:
-        """A response that was handed to the client's end."""
+        """Count a response that was given to the sink, and the seconds that this took."""
         self._count(families.SENDS, 1)
         self._count(families.SEND_TIME, seconds)
 
     def set_state(self, state: LoopState) -> None:
-        """Told whenever it is another than before."""
+        """Set the state of the loop. Called when it has changed."""
         before, self._state = self._state, state
         self._set(families.RUNNING, state.num_running)
         self._set(families.WAITING, state.num_waiting)
@@ -156,16 +161,17 @@ class Meter:
 
     @property
     def due_s(self) -> float | None:
-        """When to flush next, or go on with it; None where nothing is new."""
+        """When to flush next, or to continue a flush. None if nothing has changed."""
         if self._calls:
             return self._last_flush_s
         return self._last_flush_s + FLUSH_S if self._has_changed else None
 
     def flush_if_due(self, sink: MetricSink, now_s: float) -> None:
-        """At most NUM_CALLS calls; what is left is due at once, after whatever else there is to do.
-        What a sink does not take because it raises is lost.
+        """Flush with at most NUM_CALLS calls. Remaining calls are due at once, in the next call.
 
-        now_s: seconds of any one clock that does not go back.
+        If the sink raises, the remaining values are lost.
+
+        now_s: seconds of a monotonic clock.
         """
         if self.due_s is None or now_s < self.due_s:
             return
@@ -182,7 +188,7 @@ class Meter:
             raise
 
     def _gather(self) -> None:
-        """Turn what has changed into calls."""
+        """Create the calls for all changes since the last flush."""
         for (drafted, accepted), num in self._verified.items():
             self._count(families.DRAFTS, num)
             self._count(families.DRAFT_TOKENS, drafted * num)
@@ -214,7 +220,7 @@ class Meter:
         self._has_changed = True
 
     def _observe_span(self, family: Family, start_ns: int, stop_ns: int, parts: int = 1) -> None:
-        """Nothing where it did not stop."""
+        """Record the span divided by `parts`. Does nothing if stop_ns is 0."""
         if stop_ns:
             self._observations.append((family, (stop_ns - start_ns) / 1e9 / parts))
             self._has_changed = True
@@ -223,20 +229,20 @@ class Meter:
 class _Steps:
     """The steps since the last flush.
 
-    For the histograms an even selection of NUM_STEPS_SHOWN at most: when it is full, every second
-    goes, and from then on only every second comes in.
+    The histograms get an even selection of at most NUM_STEPS_SHOWN steps. When the selection is
+    full, every second step is removed. From then on, only every second new step is added.
     """
 
     def __init__(self) -> None:
         self._selected: list[tuple[float, float | None]] = []  # (total_s, mean draft length)
         self._num_seen = 0
         self._stride = 1
-        # Of steps that had a plan and, since plans leave them out of their time, no prompt chunks:
-        # how many, tokens and seconds that plans expected, and those that there were.
+        # Totals of steps with a plan and without prompt chunks, because plans do not predict the
+        # time of prompt chunks: (steps, expected tokens, expected seconds, tokens, seconds).
         self._planned = (0, 0.0, 0.0, 0, 0.0)
 
     def add(self, step: StepRecord, length: float | None) -> None:
-        """length: mean draft length over the sequences that decoded; None where none did."""
+        """length: mean draft length over the decoding sequences. None if there were none."""
         if self._num_seen % self._stride == 0:
             self._selected.append((step.total_s, length))
             if len(self._selected) > NUM_STEPS_SHOWN:
@@ -273,7 +279,7 @@ def _series(family: Family, *values: str) -> Series:
 
 
 def _counters_from_zero(k_max: int) -> Iterator[Series]:
-    """All counters: a rate misses the first increase of a series that begins with it."""
+    """All counter series. They start at 0, because otherwise a rate misses the first increase."""
     values = {
         "position": [str(position) for position in range(1, k_max + 1)],
         "finished_reason": [r.value for r in FinishReason if r is not FinishReason.CANCELLED],

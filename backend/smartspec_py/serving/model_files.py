@@ -1,4 +1,4 @@
-"""What is known of an engine before its model is loaded: its directory, and its limits."""
+"""Properties of an engine that are known before its model is loaded: its files and limits."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from smartspec_py.serving.config import ConfigError, LimitsConfig
 
 
 def existing(key: str, path: Path) -> Path:
-    """The path. Raises ConfigError, naming the key, where nothing is there."""
+    """The path. Raises ConfigError, which names the key, if the path does not exist."""
     if not path.exists():
         raise ConfigError(f"engine.json: {key}: {path} does not exist{_or_has_no_name(path)}")
     return path
 
 
 def _or_has_no_name(path: Path) -> str:
-    """Why a path that is there may not be found: Triton's stub may have no name for it."""
+    """An explanation for non-ASCII paths, which Triton's stub may be unable to open."""
     try:
         os.fsencode(path)
     except UnicodeEncodeError:
         return (
-            ", or Triton's stub does not find it, which takes only ASCII paths: give it such a link"
+            ", or Triton's stub cannot open it because the path is not ASCII: use a symbolic link "
+            "with an ASCII path"
         )
     return ""
 
@@ -36,21 +37,21 @@ def load_tokenizer(key: str, folder: Path) -> Tokenizer:
     if not path.is_file():
         raise ConfigError(f"engine.json: {key}: {folder} has no tokenizer.json")
     tokenizer = Tokenizer.from_file(str(path))
-    # Some files ask for cutting or padding, which suits training and would change a prompt here.
+    # Some files enable truncation or padding for training, which would change prompts here.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
 
 
 def num_token_ids(tokenizer: Tokenizer) -> int:
-    """One more than the highest id: ids may have gaps, so counting entries is not enough."""
+    """The highest id plus one. Ids may have gaps, so the number of entries may be lower."""
     return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
 
 def end_tokens(folder: Path, vocab_size: int) -> tuple[int, ...]:
-    """The tokens that end the model's texts, by its generation_config.json or else its config.json.
+    """The tokens that end the model's text, from generation_config.json or else config.json.
 
-    Raises ConfigError, naming the file, where `eos_token_id` is no token or list of tokens.
+    Raises ConfigError, which names the file, if `eos_token_id` is not a token or list of tokens.
     """
     for name in ("generation_config.json", "config.json"):
         path = folder / name
@@ -74,7 +75,7 @@ def end_tokens(folder: Path, vocab_size: int) -> tuple[int, ...]:
 def stepwise_capabilities(
     limits: LimitsConfig, vocab_size: int, bytes_per_token: int = 0
 ) -> TargetCapabilities:
-    """Of an engine that runs one pass a poll, within the limits of engine.json."""
+    """Capabilities of an engine that runs one pass per poll, with the limits of engine.json."""
     return TargetCapabilities(
         max_sequences=limits.max_sequences,
         max_context_len=limits.context_len,

@@ -1,9 +1,9 @@
-"""What passes took while serving, on average: the profile as a server's whole life would draw it.
+"""Average pass times while serving, as a cost model for simulations.
 
-Live corrections follow the last few hundred steps with a handful of factors; that is what the next
-step is planned with. Who simulates the server asks another question: what do steps take at every
-load it has seen? A machine that serves differs from one that profiles by more at some numbers of
-rows than at others, so the answer is kept by rows, as long means, and handed out as a profile.
+Live corrections follow the last few hundred steps with a few factors. The planner uses them for the
+next step. A simulation of the server needs the step times at every load instead. The difference
+between serving and profiling depends on the number of rows. Therefore this module keeps long-term
+means by rows and returns them as a cost model.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from smartspec_py.core.learn.corrections import Predicted
 from smartspec_py.core.types import MeasuredStep
 
 FORGETTING = 0.9995
-"""Kept of a mean at each step that adds to it: it is 2,000 of its steps long."""
+"""Decay factor of a mean at each new step. A mean covers about 2,000 steps."""
 
 FEWEST_STEPS = 20.0
-"""Steps with about so many rows that give a mean of their own; others lie between neighbours."""
+"""Fewest steps for a mean of its own. Means with fewer steps are interpolated."""
 
 LEAST_SPREAD = 1e-6
-"""Of the mean square of rows, from which a slope over rows is looked for."""
+"""Smallest variance of rows, relative to their mean square, for which a slope is fitted."""
 
 LARGEST_RATIO = 4.0
-"""Of measured to predicted seconds, as a step counts: an outlier of seconds is none of a pass's."""
+"""Largest ratio of measured to predicted seconds. Outliers are limited to it."""
 
 
 class ObservedCosts:
-    """`observe` takes in steps, `cost` is the profile with what they took on average."""
+    """`observe` adds steps, and `cost` is the profile corrected by their average times."""
 
     def __init__(self, profile: CostModel) -> None:
         self._profile = profile
@@ -42,7 +42,7 @@ class ObservedCosts:
         self._host = _Line()
 
     def observe(self, step: MeasuredStep, known: Predicted) -> None:
-        """Learn from a step with decoding sequences. known: what the profile says of it."""
+        """Learn from a step with decoding sequences. known: the profile's prediction for it."""
         rows, alone_s = max(1, step.batch_size), known.one_token_s + known.drafts_s
         if step.num_prefill_tokens:
             added_s = step.target_s - self._target.at(rows) * alone_s
@@ -56,7 +56,7 @@ class ObservedCosts:
 
     @property
     def cost(self) -> CostModel:
-        """A cost model whose tables are the profile's, scaled row by row."""
+        """The profile with its tables scaled row by row, and the measured host time."""
         profile = self._profile
         host_s, host_row_s = self._host.fitted((profile.host_s, profile.host_row_s))
         return replace(
@@ -71,7 +71,7 @@ class ObservedCosts:
 
 
 class _MeanRatios:
-    """Measured over predicted seconds, by the nearest of the measured numbers of rows."""
+    """Ratios of measured to predicted seconds, by the nearest number of rows in the profile."""
 
     def __init__(self, rows: Sequence[int]) -> None:
         self._logs = [math.log(num) for num in rows]
@@ -93,13 +93,13 @@ class _MeanRatios:
 
     @property
     def overall(self) -> float:
-        """1 where hardly anything was seen."""
+        """The ratio over all rows; 1 if there are too few steps."""
         measured, predicted, num_steps = (sum(column) for column in zip(*self._sums, strict=True))
         return measured / predicted if num_steps >= FEWEST_STEPS else 1.0
 
     def by_rows(self) -> Floats:
-        """For each of the measured numbers of rows; those that were hardly seen lie between their
-        neighbours."""
+        """The ratio for each number of rows in the profile. Those with too few steps are
+        interpolated."""
         known = [(log, *sums) for log, sums in zip(self._logs, self._sums, strict=True)]
         known = [entry for entry in known if entry[3] >= FEWEST_STEPS]
         if not known:
@@ -109,7 +109,7 @@ class _MeanRatios:
         return found
 
     def at(self, batch_size: int) -> float:
-        """Of the nearest alone."""
+        """The ratio of the nearest number of rows, without interpolation."""
         measured, predicted, num_steps = self._sums[self._nearest(batch_size)]
         return measured / predicted if num_steps >= FEWEST_STEPS else self.overall
 
@@ -119,7 +119,7 @@ class _MeanRatios:
 
 
 class _Line:
-    """Seconds of the loop against rows: a mean, and a slope as far as rows differ."""
+    """Linear fit of the loop's seconds over rows."""
 
     def __init__(self) -> None:
         self._weight = self._rows = self._squares = 0.0
@@ -133,7 +133,7 @@ class _Line:
         self._products = FORGETTING * self._products + seconds * batch_size
 
     def fitted(self, otherwise: tuple[float, float]) -> tuple[float, float]:
-        """Seconds a step and a row, not negative; `otherwise` where little was seen."""
+        """Seconds per step and per row, not negative; `otherwise` if there are too few steps."""
         if self._weight < FEWEST_STEPS:
             return otherwise
         spread = self._squares - self._rows**2 / self._weight

@@ -1,10 +1,10 @@
-"""Times an engine's passes before it serves, and keeps the result on disk.
+"""Measures how long an engine's passes take before it serves, and stores the result on disk.
 
-The profile belongs to a pair of models on a machine with given settings, libraries and driver; any
-of them changed, it is measured anew. That takes a few seconds, or more where passes are long: after
-`limits.profile_s` no more rounds are begun, and a start that is cut off leaves what it measured to
-the next one. The loop's own time is no pass, and only serving shows it: what a server learned of it
-is written to the same file when it stops.
+A profile is valid for a pair of models, a machine, settings, library versions and a driver. If any
+of them changes, the server measures again. This takes a few seconds, or longer if passes are long.
+After `limits.profile_s`, no new rounds start. If a start is interrupted, the next start continues
+with its measurements. The profile does not include the loop's own time, because it is only known
+while serving. The server writes it to the same file when it stops.
 """
 
 from __future__ import annotations
@@ -36,37 +36,40 @@ PROFILE_VERSION = 7
 
 NUM_ROUNDS = 5
 NUM_MORE_ROUNDS = 6
-"""Of points that are doubtful after NUM_ROUNDS."""
+"""Additional rounds for points that are doubtful after NUM_ROUNDS."""
 
 DOUBT = 1.05
-"""Times what a pass should take at most, from which it is timed again."""
+"""A pass is timed again if it takes longer than this factor times its expected maximum."""
 
 ROW_GRID = (1, 2, 4, 8, 16, 32, 64, 128)
 TOKEN_GRID = (1, 2, 3, 4, 6, 8, 12, 16)
 PROMPT_GRID = (1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 WORTH_DOUBLING = 0.9
-"""A prompt chunk is doubled from LEAST_CHUNK on while that brings the time of a token below so
-much: then a pass still has room, and a larger one holds up the other requests less than two do. On
-two cores of an Intel Xeon with AMX, 256 tokens in bfloat16 and 128 in float32."""
+"""Starting at LEAST_CHUNK, the prompt chunk is doubled while the time per token falls to this
+factor or less. Then one larger pass delays the other requests less than two smaller passes. Result
+on two cores of an Intel Xeon with AMX: 256 tokens in bfloat16 and 128 in float32."""
 
 CATCH_UP_TOKENS = (16, 80)
-"""Tokens of two passes of the draft model; what a token adds is the difference."""
+"""Tokens of two passes of the draft model. Their difference gives the cost of one token."""
 
 DRIVER_FILES = (Path("/sys/module/nvidia/version"), Path("/proc/driver/nvidia/version"))
-"""Where Linux tells the version of NVIDIA's driver; a container may show only one of them."""
+"""Linux files with the version of NVIDIA's driver. A container may show only one of them."""
 
 NEVER = (0, math.inf)
-"""Rounds, and the best of them in seconds."""
+"""Number of rounds and the best time in seconds, for a pass that was never timed."""
 
 KEEP_S = 1.0
-"""The file is written at most so often: writing takes time between passes."""
+"""Shortest time between two writes of the file, because writing takes time between passes."""
 
 
 @dataclass(frozen=True)
 class ProfileShape:
-    """Which passes a server can come to run. context_len: tokens of context to measure at.
-    prefill_chunk: prompt tokens in a pass; None: to be found, see WORTH_DOUBLING. max_prompt: that
-    one request can have."""
+    """The range of passes that a server can run.
+
+    context_len: tokens of context to measure at.
+    prefill_chunk: prompt tokens in a pass. None: the profile chooses it, see WORTH_DOUBLING.
+    max_prompt: most prompt tokens that one request can have.
+    """
 
     max_sequences: int
     max_draft_len: int
@@ -87,11 +90,13 @@ class _Pass(NamedTuple):
 
 
 class PassTimes:
-    """Seconds of passes: the best of several rounds of each. They are also kept in a file, so that
-    a start that is cut off does not measure them again.
+    """Seconds of each pass: the best of several rounds.
 
-    budget_s: after so many seconds no more is measured than each pass once. path: of the file;
-    None keeps nothing. clock: seconds, any origin."""
+    The times are also stored in a file. After an interrupted start, the next start reuses them.
+
+    budget_s: after this many seconds, each pass is measured only once. path: the file. None stores
+    nothing. clock: seconds, any origin.
+    """
 
     def __init__(
         self,
@@ -114,7 +119,7 @@ class PassTimes:
         return self._times.get(key, NEVER)[0]
 
     def best_s(self, key: str) -> float:
-        """Infinite where it was never timed."""
+        """Best time in seconds; infinite if the pass was never timed."""
         return self._times.get(key, NEVER)[1]
 
     def add(self, key: str, seconds: float) -> None:
@@ -123,11 +128,11 @@ class PassTimes:
             self._next_keep_s = self._clock() + KEEP_S
             try:
                 write_json(self._path, self._times)
-            except OSError:  # said once, of the profile itself
+            except OSError:  # logged once, when the profile itself cannot be written
                 self._path = None
 
     def remove(self) -> None:
-        """The file, when the profile is made."""
+        """Delete the file. Called when the profile is complete."""
         if self._path is not None:
             self._path.unlink(missing_ok=True)
 
@@ -141,13 +146,15 @@ def _load(path: Path) -> dict[str, tuple[int, float]]:
     except (OSError, ValueError, TypeError, AttributeError) as error:
         logger.warning("%s cannot be read (%s): measuring again", path, error)
         return {}
-    logger.info("%d passes were timed by a start before this one: %s", len(times), path)
+    logger.info("an earlier start already timed %d passes: %s", len(times), path)
     return times
 
 
 def write_json(path: Path, document: Any) -> None:
-    """Written beside and then renamed, so that a reader never sees half a file. Raises OSError, and
-    then leaves nothing."""
+    """Write the document to a temporary file and rename it, so readers never see half a file.
+
+    Raises OSError. In that case no file is left.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(f".{os.getpid()}.partial")
     try:
@@ -165,8 +172,11 @@ def profile(
     shape: ProfileShape,
     times: PassTimes | None = None,
 ) -> CostModel:
-    """Measure a cost model: target passes over rows x tokens and over prompt tokens, draft passes
-    over rows. times: what was measured before, and the time that is left for it."""
+    """Measure a cost model.
+
+    Target passes are measured over rows x tokens and over prompt tokens, draft passes over rows.
+    times: earlier measurements, and the remaining time budget.
+    """
     times = times or PassTimes()
     rows = _grid(ROW_GRID, shape.max_sequences)
     tokens = _grid(TOKEN_GRID, shape.max_draft_len + 1)
@@ -174,7 +184,7 @@ def profile(
     prompt = _prompt_table(_Timer(times, "prompt", target), shape)
     if draft is None:
         return CostModel(target=table, prompt=prompt)
-    # What a token adds to a pass that reads what a draft cache has missed.
+    # The cost of one token in a pass that reads the tokens missing from the draft cache.
     few, many = CATCH_UP_TOKENS
     few_s, many_s = _Timer(times, "catch-up", draft).prompt_s(CATCH_UP_TOKENS)
     catch_up_s = max(0.0, many_s - few_s) / (many - few)
@@ -187,8 +197,10 @@ def _grid(grid: Sequence[int], largest: int) -> tuple[int, ...]:
 
 
 def _prompt_table(timer: _Timer, shape: ProfileShape) -> PassTable:
-    """As prompts are read: one row, of which the last position alone gives a token. The last size
-    is the chunk."""
+    """Pass times for reading prompts: one row, logits for the last position only.
+
+    The last number of tokens in the table is the prompt chunk.
+    """
     chunk = min(shape.prefill_chunk or LEAST_CHUNK, shape.max_prompt)
     tokens = _grid(PROMPT_GRID, chunk)
     seconds = timer.prompt_s(tokens)
@@ -202,10 +214,11 @@ def _prompt_table(timer: _Timer, shape: ProfileShape) -> PassTable:
 
 
 class _Timer:
-    """Times an engine's passes. name: of its entries in `times`.
+    """Measures an engine's passes. name: prefix of its entries in `times`.
 
-    behind: an engine whose passes run between those of this one. Its weights push others out of a
-    CPU's caches, so that each time two passes are timed, of which the first finds them so.
+    behind: an engine whose passes run between the passes of this one. Its weights replace those of
+    this engine in the CPU's caches. Therefore each measurement runs `behind` once and then averages
+    two passes of this engine, and only the first of them finds the caches in this state.
     """
 
     def __init__(
@@ -221,7 +234,7 @@ class _Timer:
         has_change: bool = False,
     ) -> PassTable:
         """has_change: whether to find out what another number of tokens than before costs."""
-        # The longest batch tells most about context: its keys and values are the most to read.
+        # The largest batch shows the effect of context best: it reads the most keys and values.
         shorter = context_len // 4
         points = [_Pass(r, t, context_len) for r in rows for t in tokens]
         at_shorter = _Pass(rows[-1], tokens[0], shorter)
@@ -243,14 +256,14 @@ class _Timer:
         return PassTable(rows, tokens, seconds, context_len, context_s, tuple(change_s.tolist()))
 
     def prompt_s(self, tokens: Sequence[int]) -> list[float]:
-        """Seconds of one row of so many tokens."""
+        """Seconds of a pass with one row, for each number of tokens."""
         return self._best_s([_Pass(1, num, 0, num_logits=1) for num in tokens])
 
     def _best_s(self, points: Sequence[_Pass]) -> list[float]:
-        """Seconds of each pass: the best of several rounds, of fewer where time is short.
+        """Seconds of each pass: the best of several rounds, or of fewer if the budget is spent.
 
-        What disturbs a pass only adds to it, so the best is what the pass itself takes; and rounds
-        go over all points in turn, so that a disturbance does not hit one point alone.
+        Disturbances only make a pass longer, so the best time is the time of the pass itself. Each
+        round covers all points, so that a disturbance does not affect a single point only.
         """
         times = self._times
         keys = [f"{self._name} {tuple(point)}" for point in points]
@@ -259,15 +272,17 @@ class _Timer:
             logger.info("timing %s passes: round %d of %d", self._name, number + 1, NUM_ROUNDS)
             for key, point in zip(keys, points, strict=True):
                 if number and times.is_over:
-                    logger.warning("limits.profile_s is over: the costs are of fewer rounds")
+                    logger.warning("limits.profile_s has passed: costs are from fewer rounds")
                     return [times.best_s(key) for key in keys]
                 if times.num_rounds(key) <= number:
                     times.add(key, self._pass_s(point))
         return [times.best_s(key) for key in keys]
 
     def _time_again(self, points: Sequence[_Pass], found: list[float]) -> None:
-        """Measure those again that are doubtful, see `_most`. Either all their rounds were
-        disturbed, or such passes are slow: then they stay as they are."""
+        """Measure doubtful points again, see `_most`.
+
+        If they do not improve, such passes are really slow and their times stay.
+        """
         for _ in range(NUM_MORE_ROUNDS):
             doubtful = [i for i in range(len(points)) if found[i] > DOUBT * _most(points, found, i)]
             if not doubtful or self._times.is_over:
@@ -284,8 +299,11 @@ class _Timer:
 
 
 def _most(points: Sequence[_Pass], seconds: Sequence[float], index: int) -> float:
-    """What the pass should take at most: no more than those that do as much or more, nor than lies
-    between its neighbours, since costs bend upwards where they are not jagged."""
+    """Expected maximum seconds of a pass.
+
+    It takes no longer than any pass with at least as many rows and tokens. It also takes no longer
+    than the linear interpolation between its neighbours, since costs are mostly convex.
+    """
     table = {point[:2]: value for point, value in zip(points, seconds, strict=True)}
     rows, tokens = points[index][:2]
     larger = [value for (r, t), value in table.items() if r >= rows and t >= tokens]
@@ -295,7 +313,7 @@ def _most(points: Sequence[_Pass], seconds: Sequence[float], index: int) -> floa
 
 
 def _between(values: Mapping[int, float], at: int) -> float:
-    """On the line between the neighbours of a place; infinite at either end."""
+    """Linear interpolation between the neighbours of `at`; infinite at either end."""
     below = max((x for x in values if x < at), default=None)
     above = min((x for x in values if x > at), default=None)
     if below is None or above is None:
@@ -312,11 +330,12 @@ def cached_profile(
     identity: Sequence[str],
     budget_s: float = math.inf,
 ) -> CostModel:
-    """The stored profile of this identity, or a new one that is then stored.
+    """Return the stored profile of this identity, or measure and store a new one.
 
-    identity: whatever else the cost depends on: models, device, settings, versions of libraries.
-    The machine and its driver are added here. folder: None keeps nothing; one that cannot be read
-    or written is logged, and nothing is raised. budget_s: of `PassTimes`.
+    identity: everything else that the cost depends on: models, device, settings, library versions.
+    The machine and its driver are added here.
+    folder: None stores nothing. If it cannot be read or written, this is logged and not raised.
+    budget_s: see `PassTimes`.
     """
     path = profile_path(shape, folder, identity)
     if path is None:
@@ -339,18 +358,18 @@ def cached_profile(
         times.remove()
     except OSError as error:
         logger.warning(
-            "engine.profile_cache: the profile, measured in %.1f s, is not kept (%s), and the next "
-            "start measures again: give a folder that can be written",
+            "engine.profile_cache: the profile, measured in %.1f s, cannot be stored (%s). The "
+            "next start measures again: set a folder that can be written",
             seconds,
             error,
         )
     else:
-        logger.info("profiled in %.1f s, kept in %s", seconds, path)
+        logger.info("profiled in %.1f s, stored in %s", seconds, path)
     return cost
 
 
 def profile_path(shape: ProfileShape, folder: Path | None, identity: Sequence[str]) -> Path | None:
-    """Where `cached_profile` of the same arguments keeps it; None without a folder."""
+    """The file that `cached_profile` uses for the same arguments; None without a folder."""
     if folder is None:
         return None
     text = "\n".join(_whole_identity(shape, identity))
@@ -366,15 +385,15 @@ def store_cost(cost: CostModel, path: Path, identity: Sequence[str] = ()) -> Non
 
 
 def load_cost(path: Path) -> CostModel:
-    """Raises OSError, KeyError, TypeError or ValueError for what is no stored profile."""
+    """Raises OSError, KeyError, TypeError or ValueError if the file is not a stored profile."""
     return cost_from_json(json.loads(path.read_text(encoding="utf-8"))["cost"])
 
 
 def store_observed(path: Path, observed: CostModel) -> None:
-    """Give the stored profile the host time of this cost model, and beside the profile all of it:
-    a server learns anew how its passes differ, a simulation of this one begins with it.
+    """Store this cost model's host time in the stored profile, and the whole cost model beside it.
 
-    A profile that is gone or damaged stays so: that is logged, and nothing is raised.
+    The next server uses only the host time. A simulation of this server starts with the whole cost
+    model. If the profile is missing or damaged, this is logged and not raised.
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -383,10 +402,10 @@ def store_observed(path: Path, observed: CostModel) -> None:
         cost_from_json(document["cost"])
         write_json(path, document)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        logger.warning("what serving showed of costs is not kept in %s: %s", path, error)
+        logger.warning("the observed costs cannot be stored in %s: %s", path, error)
     else:
         logger.info(
-            "host time, %.2f ms a step and %.3f ms a row, kept in %s",
+            "host time, %.2f ms per step and %.3f ms per row, stored in %s",
             1e3 * observed.host_s,
             1e3 * observed.host_row_s,
             path,
@@ -394,7 +413,7 @@ def store_observed(path: Path, observed: CostModel) -> None:
 
 
 def machine_name() -> str:
-    """Cores, the processor's model where Linux tells it, and the architecture."""
+    """Number of cores, the processor's model (Linux only), and the architecture."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -403,7 +422,7 @@ def machine_name() -> str:
 
 
 def driver_name(files: Sequence[Path] = DRIVER_FILES) -> str:
-    """The version of NVIDIA's driver, as the first file that is there tells it."""
+    """The version of NVIDIA's driver, read from the first of the files that exists."""
     found = next((path for path in files if path.is_file()), None)
     if found is None:
         return "no NVIDIA driver"
@@ -411,7 +430,7 @@ def driver_name(files: Sequence[Path] = DRIVER_FILES) -> str:
 
 
 def fingerprint(folder: Path) -> str:
-    """Tells one model directory from another: its config, and the names and sizes of its files."""
+    """A hash of a model directory: its config, and the names and sizes of its weight files."""
     digest = hashlib.sha256((folder / "config.json").read_bytes())
     for path in sorted(folder.glob("*.safetensors")):
         digest.update(f"{path.name}:{path.stat().st_size}".encode())

@@ -1,4 +1,4 @@
-"""A request: what was asked, where it stands, and which moves are allowed.
+"""A request: its parameters, its state, and the allowed state transitions.
 
 The loop thread owns every `Request`; `Scheduler` is its only writer from its arrival on.
 """
@@ -13,7 +13,7 @@ from smartspec_py.core.types import SamplingParams, SequenceId, SpecMetrics, Ver
 
 
 class ErrorCode(Enum):
-    """How an error reaches a gRPC client. Triton 2.51 answers 400 to all of them over HTTP."""
+    """The gRPC status of an error. Over HTTP, Triton 2.51 answers 400 for all of them."""
 
     INVALID_ARGUMENT = auto()
     UNAVAILABLE = auto()
@@ -21,7 +21,7 @@ class ErrorCode(Enum):
 
 
 class RequestError(Exception):
-    """This request cannot be served; nobody else is concerned."""
+    """This request cannot be served. Other requests are not affected."""
 
     def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(message)
@@ -39,16 +39,20 @@ class InvalidField(RequestError):
 
 @dataclass(frozen=True, slots=True)
 class GenerateParams:
-    """A request as the client wrote it, each field inside its own range.
+    """A request as the client sent it. Each field is within its own range.
 
-    end_id: None is the model's own end token. seed: None is drawn. num_draft_tokens: None is the
-    server's limit. policy, proposer: None is the server's. bias_words, bias_weights: one weight a
-    word. deadline_ms: from arrival; None is no deadline. priority: higher is served first.
-    tpot_slo_ms: for a generated token on average, from the first on; None is no target.
-    workload: what the client calls requests of this sort; its acceptance is learned apart.
-    explain_steps: do not generate, but tell what was planned in so many steps. health_check: do not
-    generate, but answer at the next step. reuse_prefix: whether cached keys of an earlier request
-    that begins alike may be taken over.
+    end_id: None uses the model's end tokens.
+    seed: None uses a random seed.
+    num_draft_tokens: largest draft length. None uses the server's limit.
+    policy, proposer: None uses the server's default.
+    bias_words, bias_weights: one weight per word.
+    deadline_ms: milliseconds from arrival. None is no deadline.
+    priority: waiting requests with a higher value are served first.
+    tpot_slo_ms: target for the mean time per output token after the first. None is no target.
+    workload: the client's name for requests of this kind. Their acceptance is learned separately.
+    explain_steps: do not generate; return the plans of this many recent steps.
+    health_check: do not generate; answer at the next step.
+    reuse_prefix: allow reuse of the cached prefix of an earlier request.
     """
 
     text: str
@@ -89,11 +93,11 @@ class GenerateParams:
 
 
 class RequestState(Enum):
-    WAITING = auto()  # holds nothing; new, or preempted
-    PREFILLING = auto()  # holds a row; its tokens are being read
-    DECODING = auto()  # generates
-    FINISHED = auto()  # by itself: end token, stop word, length
-    CANCELLED = auto()  # by the client or by shutdown
+    WAITING = auto()  # new or preempted; holds no row and no cache
+    PREFILLING = auto()  # holds a row; its prefill is not complete
+    DECODING = auto()  # generates tokens
+    FINISHED = auto()  # ended normally: end token, stop word or length
+    CANCELLED = auto()  # ended by the client or by shutdown
     EXPIRED = auto()  # its deadline passed
     FAILED = auto()
 
@@ -107,26 +111,27 @@ _MOVES = {
 }
 
 PRIORITY_WORTH_S = 10.0
-"""A level of priority counts as much as having arrived so many seconds earlier. So whoever waits
-is served in the end, whatever arrives after it: that is what keeps priorities from starving."""
+"""One level of priority counts as an arrival this many seconds earlier. So a waiting request is
+always served eventually, even if requests with higher priority keep arriving."""
 
 
 @dataclass(slots=True)
 class Request:
     """One request inside the loop.
 
-    tokens: prompt and generated tokens. max_draft_len: the request's own limit on drafts.
-    proposer: name of the one that drafts for it; None where it may not be speculated on.
-    alternatives: others that may draft in its place.
+    tokens: prompt and generated tokens.
+    max_draft_len: the request's largest draft length.
+    proposer: name of its proposer. None if the request cannot use speculation.
+    alternatives: names of other proposers that the planner may choose.
     slo_s_per_token: see `SequenceView`.
-    arrival_s, deadline_s and the other times: by the loop's clock; None where not (yet) there.
-    is_in_flight: work of it was submitted and its last event has not come. engine_s: when work of
-        it was submitted, or an event of it came, whichever was later.
-    num_prefill_tokens: tokens known when it was admitted last. num_computed_tokens: those
-        handed to the target or found in its cache. num_cached: of the prompt, found there when it
-        was first admitted.
-    cohort: of requests that are expected to draft alike; see `core.learn.acceptance`.
-    num_steps: decoding steps, those without drafts included.
+    arrival_s, deadline_s and the other times: by the loop's clock. None if not set or unknown.
+    is_in_flight: work was submitted and its last event has not arrived.
+    engine_s: time of the last submitted work or received event.
+    num_prefill_tokens: tokens that the request had when it was last admitted.
+    num_computed_tokens: tokens given to the target or found in its cache.
+    num_cached: prompt tokens found in the cache when the request was first admitted.
+    cohort: name of a group of requests with similar acceptance; see `core.learn.acceptance`.
+    num_steps: decoding steps, including those without drafts.
     """
 
     sequence: SequenceId
@@ -160,12 +165,12 @@ class Request:
 
     @property
     def rank(self) -> tuple[float, int]:
-        """Who is smaller is served first; never changes."""
+        """Requests with a lower rank are served first. A request's rank never changes."""
         return self.arrival_s - PRIORITY_WORTH_S * self.priority, self.sequence
 
     @property
     def proposers(self) -> tuple[str, ...]:
-        """Everybody that may draft for it, in the order of a view's options."""
+        """Names of all proposers that may draft for it, in the order of a view's options."""
         return () if self.proposer is None else (self.proposer, *self.alternatives)
 
     @property
@@ -181,13 +186,13 @@ class Request:
         return self.state in _ENDS
 
     def move_to(self, state: RequestState) -> None:
-        """Raises RuntimeError, and changes nothing, where the table has no such move."""
+        """Raises RuntimeError and changes nothing if the transition is not allowed."""
         if state not in _MOVES[self.state]:
             raise RuntimeError(f"request {self.sequence}: {self.state.name} -> {state.name}")
         self.state = state
 
     def next_chunk(self, max_tokens: int) -> Sequence[int]:
-        """The next known tokens to read, at most max_tokens."""
+        """The next tokens to prefill, at most max_tokens."""
         return self.tokens[
             self.num_computed_tokens : min(
                 self.num_computed_tokens + max_tokens, self.num_prefill_tokens

@@ -1,8 +1,8 @@
-"""The responder thread: tokens to text, text to the client, and the question whether it is there.
+"""The responder thread: decodes tokens, sends text to clients, and detects cancelled requests.
 
-Sending and asking are calls into another process, too slow for the loop. This thread owns every
-`ResponseState` and is the only one that talks to a sink, so that exactly one final response leaves
-for each request, whatever happens.
+Sending and checking for cancellation are calls to another process, too slow for the loop. This
+thread owns every `ResponseState` and is the only one that calls a sink. Therefore each request gets
+exactly one final response, even after errors.
 """
 
 from __future__ import annotations
@@ -35,15 +35,19 @@ from smartspec_py.serving.step import StepRecord
 logger = logging.getLogger(__name__)
 
 CANCEL_CHECK_S = 0.03
-"""A client that has gone is noticed within this time; each question costs a call to the server."""
+"""Time between checks for cancelled requests. Each check costs a call to the server."""
 
 
 REFUSAL_DELAY_S = 0.02
-"""Triton 2.51 dies (signal 11, about once in 150) of an error that meets a gRPC stream with the
-header `triton_grpc_error` before its own thread has done with the request; so late, never seen."""
+"""Delay before an error response.
+
+Triton 2.51 can crash (signal 11, about once in 150 times) if an error reaches a gRPC stream with
+the header `triton_grpc_error` before its own thread has finished with the request. With this delay,
+the crash was never observed.
+"""
 
 WATCH_S = 0.25
-"""How often the server is asked whether it wants to be rid of this model."""
+"""Time between calls of `watch`, which checks whether Triton wants to unload this model."""
 
 
 _Message = ResponseState | Update | StepRecord | LoopState | Callable[[], object]
@@ -64,9 +68,10 @@ class Responder:
         clock: Callable[[], float] = time.monotonic,
         watch: Callable[[], None] = lambda: None,
     ) -> None:
-        """cancel: told the sequence of a client that has gone. meter, metrics: what is counted and
-        where it goes; used by the responder's thread alone. watch: called every WATCH_S while
-        requests are open.
+        """cancel: called with the sequence of a request whose client has disconnected.
+
+        meter: counts events. metrics: receives the values. Both are used only by the responder's
+        thread. watch: called every WATCH_S while requests are open.
         """
         self._cancel = cancel
         self._meter = meter
@@ -89,7 +94,7 @@ class Responder:
         self._queue.put(None)
         self._thread.join(timeout_s)
         if self._thread.is_alive():
-            logger.error("a client held the responder up for more than %.0f s", timeout_s)
+            logger.error("a client blocked the responder for more than %.0f s", timeout_s)
             return
         self._fail_open(ErrorCode.UNAVAILABLE, SHUTTING_DOWN)
         self._refuse_due(math.inf)
@@ -114,11 +119,11 @@ class Responder:
         self._queue.put(refuse)
 
     def answer(self, call: Callable[[], object]) -> None:
-        """Have the responder's thread make the call, which answers a request that is no other's."""
+        """Run the call in the responder's thread. It answers a request that the loop never had."""
         self._queue.put(lambda: _made(call))
 
     def fail_all(self, code: ErrorCode, message: str) -> None:
-        """Fail what is open, and whatever is posted from now on; for when the loop cannot."""
+        """Fail all open requests and all requests posted later. Used if the loop cannot do it."""
 
         def fail() -> None:
             self._failure = code, message
@@ -130,9 +135,11 @@ class Responder:
             pass
 
     def _turn(self) -> bool:
-        """Wait for messages and act on them; False after the last. A call of its own, so that
-        nothing of it outlives it: Triton unloads no model while somebody holds a sender of its
-        responses."""
+        """Wait for messages and process them; False after the last message.
+
+        This is a separate call so that its local variables do not outlive it. Triton does not
+        unload a model while a sender of its responses is still referenced.
+        """
         messages = self._take()
         is_running = None not in messages
         self._sort(messages)
@@ -142,8 +149,8 @@ class Responder:
         self._refuse_due(self._clock())
         self._check_cancelled()
         if is_running:
-            # Not on the way out: once Triton finalizes a model it answers none of its calls, and
-            # this thread would wait for ever.
+            # Not while stopping: after Triton starts to finalize a model, it answers none of the
+            # model's calls, and this thread would wait forever.
             self._call_watch()
             self._flush_metrics()
         return is_running
@@ -164,15 +171,15 @@ class Responder:
             self._fail(response, code, message)
 
     def _flush_metrics(self) -> None:
-        """Metrics are not worth a request: what goes wrong with them ends them, and is logged."""
+        """Errors of metrics must not fail a request: they are logged and metrics are disabled."""
         try:
             self._meter.flush_if_due(self._metrics, self._clock())
         except Exception:
-            logger.exception("metrics could not be handed over; there will be no more of them")
+            logger.exception("metrics could not be updated; metrics are disabled from now on")
             self._metrics = NoMetrics()
 
     def _take(self) -> list[_Message | None]:
-        """Everything queued; waits for the first, or until something has to be done anyway."""
+        """All queued messages. Waits for the first one, or until the next timed task is due."""
         messages: list[_Message | None] = []
         try:
             messages.append(self._queue.get(timeout=self._wait_s()))
@@ -193,18 +200,21 @@ class Responder:
             _made(self._refusals.popleft()[1])
 
     def _handle(self, updates: Iterable[Update]) -> None:
-        """Take in all updates first, then send: when sending lags, a request's steps are merged."""
+        """Process all updates first, then send.
+
+        If sending is slow, the tokens of several steps of a request are sent together.
+        """
         touched: dict[SequenceId, ResponseState] = {}
         for update in updates:
             response = self._open.get(update.sequence)
             if response is None:
-                continue  # it was answered already
+                continue  # it already got its final response
             touched[update.sequence] = response
             try:
                 is_stopped = _absorb(response, update)
             except Exception as error:
-                logger.exception("request %d: its tokens are no text", update.sequence)
-                self._fail(response, ErrorCode.INTERNAL, f"its tokens are no text: {error}")
+                logger.exception("request %d: its tokens cannot be decoded", update.sequence)
+                self._fail(response, ErrorCode.INTERNAL, f"its tokens cannot be decoded: {error}")
                 self._cancel(update.sequence)
                 continue
             if is_stopped:
@@ -237,7 +247,7 @@ class Responder:
         self._guard(response, lambda: response.sink.fail(code, message))
 
     def _close(self, response: ResponseState, reason: FinishReason | None) -> None:
-        """reason: None where it ended in an error."""
+        """reason: None if the request ended with an error."""
         del self._open[response.sequence]
         end_ns = int(self._clock() * 1e9)
         self._meter.add_request(response.times, end_ns, response.num_tokens, reason)
@@ -274,8 +284,10 @@ class Responder:
         return is_sent
 
     def _guard(self, response: ResponseState, call: Callable[[], None]) -> bool:
-        """Whether the call got through. A client that cannot be reached must not take the others
-        down: its request is cancelled, unless this was its last response."""
+        """Whether the call succeeded. If it failed, only this request is affected.
+
+        The request is cancelled, unless this was its last response.
+        """
         is_sent = _made(call, f"request {response.sequence}: the response could not be sent")
         if not is_sent and response.sequence in self._open:
             self._cancel(response.sequence)
@@ -298,7 +310,7 @@ class Responder:
         _made(self._watch, "the watch failed")
 
     def _has_left(self, response: ResponseState) -> bool:
-        """A client that cannot even be asked has left."""
+        """Whether the client has disconnected. An error of this check counts as disconnected."""
         try:
             return response.sink.is_cancelled()
         except Exception:
@@ -307,9 +319,9 @@ class Responder:
 
 
 def _absorb(response: ResponseState, update: Update) -> bool:
-    """Take an update in, up to the end of a stop word; whether there is one.
+    """Add an update to the response, up to the end of a stop word; True if there is one.
 
-    Raises whatever the tokenizer does for tokens that are no text.
+    Raises the tokenizer's error if the tokens cannot be decoded.
     """
     response.count(update.progress)
     response.times_s = update.times_s
@@ -326,7 +338,7 @@ def _absorb(response: ResponseState, update: Update) -> bool:
 
 
 def _made(call: Callable[[], object], otherwise: str = "a response could not be sent") -> bool:
-    """Whether the call got through. otherwise: is logged."""
+    """Whether the call succeeded. otherwise: the message that is logged if not."""
     try:
         call()
     except Exception:

@@ -1,8 +1,8 @@
-"""Every request from its arrival to its last word: what moves requests from state to state.
+"""The scheduler: moves requests from state to state, from arrival to their last update.
 
-`take`, `expire`, `admit`, `submit` and `apply` move requests, and nobody else writes to one; each
-request ends with exactly one last `Update` for the responder. What it holds in the engines is freed
-in one place, when nothing of it is in flight.
+Only `take`, `expire`, `admit`, `submit`, `apply` and the methods that end all requests change a
+request. Each request ends with exactly one last `Update` for the responder. When a live request has
+ended and none of its work is in flight, `_release_if_idle` frees its engine resources.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from smartspec_py.serving.speculation import Speculation
 
 
 class EngineStalledError(RuntimeError):
-    """The target engine answers nothing of work that it was given."""
+    """The target engine returns no events for submitted work."""
 
 
 class Scheduler:
@@ -46,7 +46,7 @@ class Scheduler:
         self._clock = clock
         self.num_preemptions = 0
         self.num_generated = 0
-        """Tokens that requests kept, so far; not those behind their end."""
+        """Tokens added to requests so far, without tokens after the end of a request."""
 
     def take(self, messages: Messages) -> None:
         for request in messages.arrivals:
@@ -58,7 +58,10 @@ class Scheduler:
                 self._release_if_idle(found)
 
     def expire(self) -> None:
-        """End the requests whose deadline has passed: with what they have, or as unavailable."""
+        """End requests whose deadline has passed.
+
+        A request without tokens fails with UNAVAILABLE. The others return the text so far.
+        """
         now = self._clock()
         for request in self.batcher:
             if request.deadline_s is None or now < request.deadline_s or request.is_over:
@@ -68,17 +71,17 @@ class Scheduler:
             self._cut(request, RequestState.EXPIRED, FinishReason.DEADLINE, message)
 
     def check_engine(self, timeout_s: float) -> None:
-        """Raises EngineStalledError where nothing came for timeout_s of work in flight."""
+        """Raises EngineStalledError if work is in flight and no event arrived for timeout_s."""
         now = self._clock()
         for request in self.batcher.live.values():
             if request.is_in_flight and now - request.engine_s > timeout_s:
                 raise EngineStalledError(
-                    f"the target engine gave no event of request {request.sequence} "
+                    f"the target engine returned no event of request {request.sequence} "
                     f"for {timeout_s:g} s, which is limits.engine_timeout_s"
                 )
 
     def admit(self) -> None:
-        """Give rows and cache to the waiting, by rank, as far as they reach."""
+        """Admit waiting requests by rank, while rows and cache are available."""
         if self.cache.is_tight(self._live()):
             self._make_room()
         while self.batcher.waiting:
@@ -97,7 +100,7 @@ class Scheduler:
         return self.batcher.max_batch_size > len(live) and self.cache.fits(live, request)
 
     def _preempt_for(self, request: Request) -> None:
-        """Preempt those of lower priority, if that is enough."""
+        """Preempt requests of lower priority, if that makes enough room for this request."""
         live = self._live()
         for count, victim in enumerate(losers := victims(live, request), start=1):
             live.remove(victim)
@@ -107,11 +110,11 @@ class Scheduler:
                 return
 
     def _make_room(self) -> None:
-        """What requests have grown to must fit; see `serving.admission`."""
+        """Preempt requests until the live requests fit the budget; see `serving.admission`."""
         while self.cache.overflows(self._live()):
             idle = [request for request in self.batcher.live.values() if not request.is_in_flight]
             if not idle:
-                return  # an engine with work in flight is asked again after its events
+                return  # all work is in flight: try again after its events
             self._preempt(max(idle, key=lambda request: request.rank))
         self._drop_drafts()
 
@@ -173,14 +176,14 @@ class Scheduler:
                 self._release_if_idle(request)
 
     def cancel_all(self) -> None:
-        """Those that generate get what they have as their last response, the others an error."""
+        """End all requests. Those with tokens return the text so far, the others an error."""
         for request in self.batcher:
             if not request.is_over:
                 cancelled = RequestState.CANCELLED, FinishReason.CANCELLED
                 self._cut(request, *cancelled, SHUTTING_DOWN)
 
     def fail_all(self, code: ErrorCode, message: str) -> None:
-        """Give every request that is left its final response. The engines are not used again."""
+        """Fail all remaining requests. The engines are not used again."""
         self.take(Messages(self._inbox.take(0.0).arrivals, ()))
         for request in self.batcher:
             if not request.is_over:
@@ -188,7 +191,7 @@ class Scheduler:
                 self._post(_update(request, error=(code, message)))
 
     def check_integrity(self) -> None:
-        """Raise AssertionError where what is held and requests do not agree."""
+        """Raise AssertionError if held resources and known requests do not match."""
         self._speculation.check_integrity(self.batcher)
         assert len(self.batcher.live) <= self.batcher.max_batch_size, "more requests than rows"
 
@@ -198,7 +201,7 @@ class Scheduler:
         return request
 
     def _advance(self, request: Request, event: Event) -> None:
-        """Take an event into a request that still runs."""
+        """Apply an event to a request that has not ended."""
         if event.error is not None:
             message = f"the engine failed this request: {event.error}"
             self._end(request, RequestState.FAILED, error=(ErrorCode.INTERNAL, message))
@@ -227,7 +230,10 @@ class Scheduler:
     def _cut(
         self, request: Request, state: RequestState, reason: FinishReason, otherwise: str
     ) -> None:
-        """End a request with what it has, or where that is nothing as unavailable."""
+        """End a request early: with its text so far, or with UNAVAILABLE if it has no tokens.
+
+        otherwise: the error message.
+        """
         if request.num_generated:
             self._end(request, state, finish_reason=reason)
         else:
@@ -235,8 +241,10 @@ class Scheduler:
         self._release_if_idle(request)
 
     def _end(self, request: Request, state: RequestState, **last: Any) -> None:
-        """The request's last word, as fields of an `Update`; what it holds is freed when nothing
-        of it is in flight."""
+        """End the request and post its last update. last: fields of the `Update`.
+
+        Its resources are freed later, when none of its work is in flight.
+        """
         was_waiting = request.state is RequestState.WAITING
         request.move_to(state)
         self._post(_update(request, **last))
@@ -249,7 +257,7 @@ class Scheduler:
             self._target.cancel(request.sequence)
 
     def _release_if_idle(self, request: Request) -> None:
-        """Free what an ended request holds, once nothing of it is in flight."""
+        """Free the resources of an ended request if none of its work is in flight."""
         if not request.is_over or request.is_in_flight or request.sequence not in self.batcher.live:
             return
         self._target.release(request.sequence)
@@ -258,7 +266,7 @@ class Scheduler:
 
 
 def _keep(request: Request, event: Event) -> tuple[Sequence[int], FinishReason | None, int | None]:
-    """The event's tokens up to the request's end, the reason if it ended, and its end token."""
+    """The event's tokens up to the request's end, the finish reason if any, and the end token."""
     num_before_end = request.sampling.num_before_end(event.tokens)
     tokens = event.tokens[: min(num_before_end, request.remaining)]
     if len(tokens) == request.remaining:
@@ -269,7 +277,7 @@ def _keep(request: Request, event: Event) -> tuple[Sequence[int], FinishReason |
 
 
 def _update(request: Request, **fields: Any) -> Update:
-    """Where the request stands, with these fields of an `Update`."""
+    """An `Update` with the request's current counts and times, and these fields."""
     return Update(
         request.sequence,
         progress=Progress(request.num_steps, request.num_drafted, request.num_accepted),

@@ -1,6 +1,6 @@
-"""The server without a front: checks a request, hands it to the loop, and answers through a sink.
+"""The server without a network interface: checks requests, runs them, and answers through sinks.
 
-Triton's shell, the tests and the offline commands all enter here. Three threads meet in it: the
+The Triton model, the tests and the offline commands all use this class. It uses three threads: the
 caller of `submit` (checks and enqueues), the loop, and the responder.
 """
 
@@ -30,13 +30,13 @@ __all__ = ["Engine", "Server"]
 logger = logging.getLogger(__name__)
 
 MAX_HEALTH_CHECKS = 64
-"""Health checks that may wait for one step; more are refused."""
+"""Most health checks that may wait for the next step. More are rejected."""
 
 LATE_S = 2.0
-"""Beyond `limits.engine_timeout_s`: time that the responder has to notice that the loop hangs."""
+"""Time after `limits.engine_timeout_s` in which the responder should detect that the loop hangs."""
 
 STOP_S = 10.0
-"""Time that the loop is given for its last step when the server stops."""
+"""Time that each thread gets to end when the server stops."""
 
 EXPLAIN_OFF = (
     "left out: this server explains no steps; set explain to true in engine.json, or start it with "
@@ -44,8 +44,7 @@ EXPLAIN_OFF = (
 )
 
 ENOUGH_STEPS = 500
-"""Decoding steps among those that the loop remembers, from which on the host time that was learned
-from them outlives the server."""
+"""Fewest recorded decoding steps after which the server stores what it has learned."""
 
 
 class Server:
@@ -60,10 +59,12 @@ class Server:
         on_death: Callable[[str], None] = lambda reason: None,
         is_unwanted: Callable[[], bool] = lambda: False,
     ) -> None:
-        """metrics: where what is counted goes, called from the responder's thread alone.
+        """metrics: receives metric values. Called only from the responder's thread.
 
-        on_death: told once, when the loop cannot go on, from its thread or from the responder's.
-        is_unwanted: asked now and then while requests are open; when it says so, the server drains.
+        on_death: called once with the reason if the loop fails, from the loop's or the responder's
+        thread.
+        is_unwanted: called regularly while requests are open. If it returns True, the server
+        drains.
         """
         self._engine = engine
         self._drain_s = config.limits.drain_s
@@ -101,20 +102,20 @@ class Server:
         self.loop = new_loop()
         path = engine.profile_path
         if path is not None and not restore_learned(self.loop, path):
-            self.loop = new_loop()  # it may have taken a part
+            self.loop = new_loop()  # the failed restore may have changed the first loop
         self._explains = config.explain
         self._explainer = Explainer(engine.cost, self.loop.controller.settings.batch_table)
         self._thread = threading.Thread(target=self._run, name="smartspec-loop", daemon=True)
 
     def start(self) -> None:
-        # What engines and libraries consist of stays. Every few minutes Python would look through
-        # all of it for garbage, between two tokens, which takes 0.3 s.
+        # Objects of engines and libraries stay alive. Without the freeze, a full garbage collection
+        # scans them every few minutes, which delays a token by 0.3 s.
         gc.freeze()
         self._responder.start()
         self._thread.start()
 
     def stop(self) -> None:
-        """Fail what is unfinished, end the threads, close the engines."""
+        """Fail unfinished requests, end the threads, close the engines."""
         self._inbox.close(SHUTTING_DOWN)
         self._thread.join(STOP_S)
         self._explainer.stop(STOP_S)
@@ -129,7 +130,7 @@ class Server:
             proposer.close()
 
     def _keep_learned(self) -> None:
-        """Passes were timed before the server started, alone; what serving showed is kept too."""
+        """Store what was learned while serving, if there were enough decoding steps."""
         path = self._engine.profile_path
         if path is not None and sum(map(_is_learned_from, self.loop.records)) >= ENOUGH_STEPS:
             store_observed(path, self.loop.controller.observed_cost)
@@ -141,12 +142,15 @@ class Server:
 
     @property
     def failure(self) -> str | None:
-        """Why the loop cannot go on; None while it can."""
+        """Why the loop failed. None if it has not."""
         return self._failure
 
     @property
     def is_turning(self) -> bool:
-        """False where the loop hangs, and no request was left that the responder could fail."""
+        """False if the loop hangs and the responder has not reported it.
+
+        The responder does not check while no requests are open.
+        """
         late_s = self._engine_timeout_s + LATE_S
         return self._inbox.is_closed or self._inbox.unread_s < late_s
 
@@ -156,16 +160,17 @@ class Server:
         return self._responder.num_open
 
     def check_open(self) -> None:
-        """Raises RequestError(UNAVAILABLE) where `submit` would, whatever the request."""
+        """Raises RequestError(UNAVAILABLE) if `submit` would raise it for every request."""
         self._inbox.check_open()
 
     def submit(self, params: GenerateParams, sink: Sink) -> int:
         """Enqueue a request; its answer goes to the sink. Returns its sequence number.
 
         Raises RequestError: INVALID_ARGUMENT names the field, the value and the range;
-        UNAVAILABLE when the queue is full or the server stops. The sink is then not used. A
-        request for an explanation does not wait for others, and has the number 0; so has a health
-        check, which the loop answers at its next step, however full the queue is.
+        UNAVAILABLE when the queue is full or the server stops. The sink is then not used.
+
+        Requests for explanations and health checks return 0 and do not use the queue. The loop
+        answers a health check at its next step, even if the queue is full.
         """
         if params.explain_steps is not None:
             self._explain(params.explain_steps, sink)
@@ -179,15 +184,18 @@ class Server:
         return arrival.request.sequence
 
     def refuse(self, sink: Sink, error: RequestError) -> None:
-        """Answer a request that `submit` raised for, from the responder's thread."""
+        """Send the error of a failed `submit`, from the responder's thread."""
         self._responder.refuse(sink, error.code, str(error))
 
     def cancel(self, sequence: int) -> None:
         self._inbox.cancel(sequence)
 
     def drain(self) -> None:
-        """Take no more; let what was taken finish within `limits.drain_s`, then end it, each with
-        its last response. Returns at once; may be called from any thread, and again."""
+        """Reject new requests, and give accepted requests `limits.drain_s` to finish.
+
+        After that, each unfinished request ends with its last response. Returns at once. May be
+        called several times and from any thread.
+        """
         if self._is_draining:
             return
         self._is_draining = True
@@ -202,7 +210,7 @@ class Server:
             self._inbox.call(drain)
 
     def _explain(self, num_steps: int, sink: Sink) -> None:
-        """Have the loop hand its records to the explainer."""
+        """Ask the loop to pass its records to the explainer."""
         if not self._explains:
             raise InvalidField("explain_steps", num_steps, EXPLAIN_OFF)
         self._explainer.reserve()
@@ -236,10 +244,11 @@ class Server:
         self._inbox.call(answer, most=MAX_HEALTH_CHECKS)
 
     def _watch(self) -> None:
-        """In the responder's thread, while requests are open."""
+        """Check for a hanging loop or an unload. Runs in the responder's thread while requests are
+        open."""
         if self._inbox.unread_s > self._engine_timeout_s:
             self._fail(
-                f"a step lasts longer than limits.engine_timeout_s, which is "
+                f"a step takes longer than limits.engine_timeout_s, which is "
                 f"{self._engine_timeout_s:g} s: an engine hangs"
             )
         elif not self._is_draining and self._is_unwanted():
@@ -256,8 +265,10 @@ class Server:
             self._fail(reason)
 
     def _fail(self, reason: str) -> None:
-        """Refuse new requests, fail those that are left, tell whoever watches. The loop's requests
-        are left alone: where it hangs, its thread may still come back to them."""
+        """Reject new requests, fail open ones, and call `on_death`.
+
+        The loop's requests are not changed: if the loop hangs, its thread may still use them later.
+        """
         with self._failing:
             if self._failure is not None:
                 return
@@ -269,14 +280,20 @@ class Server:
 
 
 def defaults_of(engine: Engine, config: ServerConfig) -> Defaults:
-    """auto: the first of the engine's proposers, which is its draft model where it has one."""
+    """The defaults of engine.json. auto uses the engine's first proposer.
+
+    That is the draft model if the engine has one.
+    """
     named: str | None = None if config.proposer == "auto" else config.proposer
     first = named or next(iter(engine.proposers), None)
     return Defaults(config.policy, first, may_choose=named is None)
 
 
 def _is_learned_from(record: StepRecord) -> bool:
-    """As `Controller.observe` has it: where no pass was timed, all of it looks like the host's."""
+    """Whether `Controller.observe` learns costs from this step.
+
+    Without a pass time, the whole step would count as host time.
+    """
     return record.batch_size > 0 and record.target_s > 0.0
 
 
@@ -291,4 +308,4 @@ def _describe(engine: Engine, capacity: int) -> str:
     rows = f"{capabilities.max_sequences} rows of {capabilities.max_context_len} tokens"
     each = [f"target {capabilities.bytes_per_token}"]
     each += [f"{name} {p.capabilities.bytes_per_token}" for name, p in engine.proposers.items()]
-    return f"cache: {rows}, {capacity / 2**20:.1f} MiB in all; bytes a token: {', '.join(each)}"
+    return f"cache: {rows}, {capacity / 2**20:.1f} MiB in total; bytes per token: {', '.join(each)}"

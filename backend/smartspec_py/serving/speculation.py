@@ -1,8 +1,8 @@
-"""The proposers, under the names by which a request chooses, each with its estimates.
+"""The proposers by name, each with its own acceptance estimates.
 
-Acceptance is learned for each proposer apart: what a draft model gets right says nothing about what
-a look-up in the prompt does. A request that named no proposer has several, and the planner chooses
-among them at every step.
+Acceptance is learned separately for each proposer. The acceptance of a draft model says nothing
+about the acceptance of prompt lookup. If a request names no proposer, it can have several, and the
+planner chooses one at every step.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ Floats = NDArray[np.float64]
 
 NO_PROBS: Floats = np.zeros(0)
 NO_OPTION = DraftOption(0, NO_PROBS, has_draft_passes=False)
-"""Of a sequence that nobody drafts for."""
+"""The option of a sequence without a proposer."""
 
 
 class _Candidate(NamedTuple):
-    """name: of the proposer; empty for nobody. num_available: the most tokens that it can draft."""
+    """name: the proposer's name; empty if none. num_available: most tokens that it can draft."""
 
     name: str
     num_available: int
@@ -57,7 +57,7 @@ class Speculation:
             for name, proposer in proposers.items()
             if proposer.capabilities.has_hindsight
         }
-        # Of each sequence in its last step: the proposers that had a candidate, and who drafted.
+        # For each sequence in its last step: the candidate proposers, and the one that drafted.
         self._options: dict[SequenceId, tuple[str, ...]] = {}
         self._drafter: dict[SequenceId, str] = {}
         self._has_passes = {n: p.capabilities.has_passes for n, p in proposers.items()}
@@ -65,8 +65,11 @@ class Speculation:
     def views(
         self, requests: Sequence[Request], room: Mapping[SequenceId, int], now: float
     ) -> list[SequenceView]:
-        """What the planner may know of each. room: tokens that memory lets it draft, where that is
-        less than it would like. now: by the clock of the request's times."""
+        """The planner's view of each request.
+
+        room: most tokens that each may draft, where memory is limited. now: by the clock of the
+        request's times.
+        """
         candidates = [self._candidates(request, room) for request in requests]
         probs = iter(self._accept_probs(requests, candidates))
         views = []
@@ -86,7 +89,7 @@ class Speculation:
         return views
 
     def propose(self, ready: Sequence[Request], spec_plan: SpecPlan) -> dict[SequenceId, Draft]:
-        """What was planned, by sequence; fewer, or none, where less is found. No draft is empty."""
+        """Drafts by sequence, as planned or shorter. Sequences without drafts are left out."""
         tasks: dict[str, list[DraftTask]] = defaultdict(list)
         for request in ready:
             draft_len = spec_plan.draft_lens[request.sequence]
@@ -103,9 +106,12 @@ class Speculation:
         return found
 
     def observe(self, steps: Sequence[tuple[Request, Event]]) -> None:
-        """Learn from events of decoding requests; of several of one request, which are of a burst
-        without drafts, from the last. Of a look-up that was not taken it is known afterwards what
-        it would have brought, so that one that looked poor at first is not left for good."""
+        """Learn acceptance from events of decoding requests.
+
+        Hindsight is used only for requests with one event. Several events of one request belong to
+        a burst without drafts. If a prompt lookup was not used, its acceptance is known afterwards
+        from the generated tokens. This lets a proposer recover from poor early results.
+        """
         counts: dict[str, list[tuple[SequenceId, int, int, str]]] = defaultdict(list)
         num_events = Counter(request.sequence for request, _ in steps)
         for request, event in steps:
@@ -126,14 +132,13 @@ class Speculation:
             self._acceptance[name].observe(sequences, lengths, kept, cohorts)
 
     def _cohort(self, name: str, request: Request) -> str:
-        """Of the drafts that this proposer has now, or had in this step, for the request."""
+        """The cohort of the drafts that this proposer has for the request in this step."""
         if not self._proposers[name].capabilities.cohorts:
             return request.cohort
         return self._knowing[name].cohort(request.sequence)
 
     def _hindsight(self, name: str, request: Request, event: Event) -> tuple[int, int]:
-        """Drafts that this proposer had for what was generated, and those that were right; none
-        where nobody can tell."""
+        """(drafted, accepted) as if this proposer had drafted in this step; (0, 0) if unknown."""
         proposer = self._knowing.get(name)
         options = self._options.get(request.sequence, ())
         if proposer is None or request.policy == "none" or name not in options:
@@ -141,23 +146,23 @@ class Speculation:
         return proposer.hindsight(request.sequence, request.tokens, event.tokens)
 
     def state(self) -> dict[str, Any]:
-        """What was learned of acceptance, by proposer; as JSON has it."""
+        """The learned acceptance by proposer, in JSON types."""
         return {"acceptance": {name: one.state() for name, one in self._acceptance.items()}}
 
     def restore(self, state: Mapping[str, Any], kept: float) -> None:
-        """kept: of the evidence. Proposers that are there no more are passed over."""
+        """kept: weight of the evidence, 0 to 1. Proposers that no longer exist are ignored."""
         for name, of_one in state["acceptance"].items():
             if name in self._acceptance:
                 self._acceptance[name].restore(of_one, kept)
 
     def read_prompt(self, request: Request, event: Event) -> None:
-        """The first token's hidden states, for a proposer that reads them."""
+        """Pass the first token's hidden states to proposers that use them."""
         for name in request.proposers:
             if self._proposers[name].capabilities.reads_hidden:
                 self._proposers[name].observe(request.sequence, 0, event.hidden)
 
     def release(self, request: Request) -> None:
-        """Forget the request."""
+        """Free all state of the request."""
         self.drop_cache(request)
         self._options.pop(request.sequence, None)
         self._drafter.pop(request.sequence, None)
@@ -165,7 +170,7 @@ class Speculation:
             self._acceptance[name].release(request.sequence)
 
     def drop_cache(self, request: Request) -> None:
-        """Free what the proposers hold of the request; its estimates stay."""
+        """Free the proposers' caches of the request. Its estimates stay."""
         for name in request.proposers:
             self._proposers[name].release(request.sequence)
 
@@ -174,7 +179,7 @@ class Speculation:
         return proposer.capabilities.bytes_per_token if proposer else 0
 
     def num_computed_tokens(self, request: Request) -> int:
-        """Tokens of the request that its draft's cache holds."""
+        """Tokens of the request in the proposer's cache."""
         proposer = self._caching(request)
         if proposer is None:
             return 0
@@ -182,7 +187,7 @@ class Speculation:
         return max(0, context_len - 1 - proposer.draft_lag(request.sequence, context_len))
 
     def check_integrity(self, live: Iterable[Request]) -> None:
-        """Raise AssertionError where estimates are kept of requests that are gone."""
+        """Raise AssertionError if there are estimates of requests that no longer exist."""
         known = {request.sequence for request in live}
         assert self._options.keys() | self._drafter.keys() <= known, "options of requests gone"
         for name, acceptance in self._acceptance.items():
@@ -190,13 +195,15 @@ class Speculation:
             assert not strangers, f"{name} keeps estimates of {sorted(strangers)[:5]}"
 
     def _candidates(self, request: Request, room: Mapping[SequenceId, int]) -> list[_Candidate]:
-        """Those of its proposers that have a candidate now, which is remembered; others would only
-        cost the planner time. One at least."""
+        """The request's proposers that can draft now, at least one entry.
+
+        The names are stored in `_options`. Other proposers would only cost the planner time.
+        """
         most = min(request.max_draft_len, request.remaining - 1)
         if room:
             most = min(most, room.get(request.sequence, most))
         if request.policy == "none" or most < 0:
-            most = 0  # nobody need look for drafts
+            most = 0  # no proposer has to search for drafts
         found = []
         for name in request.proposers:
             num_available = most
@@ -212,7 +219,7 @@ class Speculation:
     def _accept_probs(
         self, requests: Sequence[Request], candidates: Sequence[Sequence[_Candidate]]
     ) -> list[Floats]:
-        """For each candidate of each request in order, an array [num_available]."""
+        """For each candidate of each request, in order, an array of shape [num_available]."""
         groups: dict[str, list[tuple[int, SequenceId, int, str]]] = defaultdict(list)
         num_candidates = 0
         for request, of_one in zip(requests, candidates, strict=True):
@@ -241,7 +248,7 @@ class Speculation:
         return DraftOption(num_available, probs, lag, self._has_passes[name])
 
     def _caching(self, request: Request) -> Proposer | None:
-        """The one of its proposers that keeps a cache; there is one at most."""
+        """The request's proposer that has a cache. There is at most one."""
         proposers = (self._proposers[name] for name in request.proposers)
         return next((p for p in proposers if p.capabilities.bytes_per_token), None)
 

@@ -1,6 +1,6 @@
-"""Tokens to text, a piece at a time: no cut characters, no stop words.
+"""Decodes tokens to text in pieces, without partial characters or stop words.
 
-Pure: no I/O, no clock, no thread. The responder keeps one for every request.
+Pure: no I/O, no clock, no thread. The responder has one `TextStream` per request.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 UNFINISHED = "\ufffd"
-"""What a decoder shows for bytes that are not yet a character."""
+"""A decoder's replacement for bytes that are not yet a complete character."""
 
 
 class TextStream:
-    """Text of one request. `push` takes a token, `take` hands out what may be sent.
+    """Text of one request. `push` adds a token, `take` returns text that may be sent.
 
-    Text is held back while it may still become a stop word, and while its last bytes are not yet
-    a whole character. Text of the first `min_tokens` tokens is no part of a stop word.
+    Text is held back while it may be the start of a stop word, or while its last bytes are not a
+    complete character. Stop words are not searched in the text of the first `min_tokens` tokens.
     """
 
     def __init__(
@@ -32,8 +32,9 @@ class TextStream:
         self._stop_words = tuple(stop_words)
         self._num_unwatched = min_tokens
         self._cleared = ""
-        # The prompt is the decoder's context: some tokenizers drop the space of a first token. An
-        # unfinished character at its end would be taken for text that is still to come.
+        # The prompt is the decoder's context, because some tokenizers drop the space of a first
+        # token. It is left out if it ends with an unfinished character, because the decoder would
+        # return that character as generated text.
         is_whole = not tokenizer.decode(list(prompt)).endswith(UNFINISHED)
         self._decoder = DecodeStream(ids=list(prompt) if is_whole else [], skip_special_tokens=True)
         self._undecoded: list[int] = []
@@ -41,7 +42,7 @@ class TextStream:
         self.is_stopped = False
 
     def push(self, token: int) -> None:
-        """Add a token; sets `is_stopped` when it completes a stop word."""
+        """Add a token. Sets `is_stopped` if it completes a stop word."""
         assert not self.is_stopped, "nothing follows a stop word"
         is_watched = self._num_unwatched == 0
         self._num_unwatched = max(0, self._num_unwatched - 1)
@@ -60,10 +61,10 @@ class TextStream:
             self.is_stopped = True
 
     def _decode(self, token: int) -> str | None:
-        """The text that the token completes; None while its last character is unfinished.
+        """The text that the token completes. None while its last character is unfinished.
 
-        The library's decoder gives up where bytes that are no character are followed by text, as
-        tokenizers with byte fallback can emit them. What it held is then decoded as it stands.
+        The library's decoder raises an error if text follows bytes that are not a valid character.
+        Models with byte fallback can generate such tokens. They are then decoded directly.
         """
         try:
             return self._decoder.step(self._tokenizer, token)
@@ -72,7 +73,7 @@ class TextStream:
             return self._tokenizer.decode(self._undecoded, skip_special_tokens=True)
 
     def take(self) -> str:
-        """Text that can be sent now; it is handed out once."""
+        """Text that can be sent now. Each part is returned only once."""
         keep = 0 if self.is_stopped else self._num_held_back()
         cut = len(self._text) - keep
         piece, self._text = self._cleared + self._text[:cut], self._text[cut:]
@@ -80,7 +81,7 @@ class TextStream:
         return piece
 
     def finish(self) -> str:
-        """All that is left when no more tokens come; an unfinished character becomes U+FFFD."""
+        """All remaining text after the last token. An unfinished character becomes U+FFFD."""
         piece, self._text, self._cleared = self._cleared + self._text, "", ""
         if self._undecoded and not self.is_stopped:
             piece += self._tokenizer.decode(self._undecoded, skip_special_tokens=True)
@@ -88,7 +89,7 @@ class TextStream:
         return piece
 
     def _num_held_back(self) -> int:
-        """Characters at the end that are a proper beginning of a stop word."""
+        """Number of characters at the end that may be the start of a stop word."""
         longest = max((len(word) for word in self._stop_words), default=1) - 1
         for length in range(min(longest, len(self._text)), 0, -1):
             tail = self._text[-length:]
