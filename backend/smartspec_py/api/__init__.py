@@ -1,1 +1,1 @@
-"""The table of tensors: what a request may say, and what it is answered."""
+"""The table of tensors: fields of requests and of responses."""

@@ -1,7 +1,7 @@
 """The wire contract: one table of every tensor, for the codec, config.pbtxt and the docs.
 
-The table of inputs is `inputs.py`. The model has max_batch_size 1, and so a tensor of dims [1]
-travels as [1, 1], a list as [1, n]; `text_output` alone is [1].
+The table of inputs is `inputs.py`. The model has max_batch_size 1. So a tensor of dims [1] is sent
+as [1, 1], and a list as [1, n]. Only `text_output` is sent as [1].
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ MODEL_NAME = "smartspec"
 
 INPUTS = tuple(spec for group in INPUT_GROUPS.values() for spec in group)
 
-_LOG_PROBS = "where return_log_probs was set"
-_PERF = "where return_perf_metrics was set"
+_LOG_PROBS = "if return_log_probs is true"
+_PERF = "if return_perf_metrics is true"
 _NO_BLOCKS = "always 0: this cache has no blocks; see `num_cached_tokens`"
 
 OUTPUTS = (
@@ -43,10 +43,12 @@ OUTPUTS = (
         "tokens in this response",
         when="unless return_num_output_tokens is false",
     ),
-    TensorSpec("acceptance_rate", "FP32", "accepted over drafted tokens so far; 0 where none"),
+    TensorSpec(
+        "acceptance_rate", "FP32", "accepted over drafted tokens so far; 0 if none were drafted"
+    ),
     TensorSpec("total_accepted_draft_tokens", "INT32", "drafts accepted so far"),
     TensorSpec("total_draft_tokens", "INT32", "tokens drafted so far"),
-    TensorSpec("num_steps", "INT32", "decoding steps so far, those without drafts included"),
+    TensorSpec("num_steps", "INT32", "decoding steps so far, including those without drafts"),
     TensorSpec("seed", "UINT64", "seed of the request"),
     TensorSpec(
         "cum_log_probs",
@@ -71,7 +73,7 @@ OUTPUTS = (
     TensorSpec(
         "arrival_time_ns",
         "INT64",
-        "arrival of the request, in nanoseconds; only differences between times have a meaning. "
+        "arrival of the request, in nanoseconds; only differences between times are meaningful. "
         "All times are 0 on responses before the last",
         when=_PERF,
     ),
@@ -85,18 +87,18 @@ OUTPUTS = (
         "metrics",
         "STRING",
         "JSON document with speculation statistics of the request, with vLLM's field names",
-        when="last, where return_spec_metrics was summary or detailed",
+        when="last, if return_spec_metrics is summary or detailed",
     ),
     TensorSpec(
         "explanation",
         "STRING",
         "step trace, JSON lines (docs/reference/traces.md)",
-        when="alone, where explain_steps was set",
+        when="the only output, if explain_steps is set",
     ),
     TensorSpec(
         "no_speculation",
         "STRING",
         "reason why the request could not use speculation",
-        when="last, where it could not",
+        when="last, if the request could not use speculation",
     ),
 )

@@ -1,8 +1,8 @@
-"""The tensors that a request may have.
+"""The input tensors of a request.
 
-The names are those of TensorRT-LLM's Triton models (`ensemble`, `tensorrt_llm_bls`), so that their
-clients work unchanged. A tensor that such a client may send for something that is not supported is
-declared as well (`refused.py`), with its neutral value as the only one that is allowed.
+They have the names of TensorRT-LLM's Triton models (`ensemble`, `tensorrt_llm_bls`), so that
+clients of those models work unchanged. Tensors of unsupported features are declared too
+(`refused.py`). Only their neutral value is allowed.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ REQUEST = (
     TensorSpec(
         "max_tokens",
         "INT32",
-        "tokens to generate at most",
+        "largest number of tokens to generate",
         Range(1),
         is_optional=False,
-        model_range="at most what the prompt leaves of the context",
+        model_range="at most the context length minus the prompt",
     ),
     TensorSpec(
         "stream",
         "BOOL",
-        "send text as it is generated; not for HTTP `generate`, which takes one response",
+        "send text as it is generated. Not for HTTP `generate`, which returns one response",
     ),
     TensorSpec(
         "request_priority",
         "INT32",
-        "waiting requests with a higher value are served first; one level is worth an arrival "
-        f"{PRIORITY_WORTH_S:g} s earlier",
+        "waiting requests with a higher value are served first, and preempt running requests with "
+        f"a lower value if there is no room. One level counts as {PRIORITY_WORTH_S:g} s of waiting",
         Range(-100, 100),
         field="priority",
     ),
@@ -60,8 +60,8 @@ REQUEST = (
     TensorSpec(
         "workload",
         "STRING",
-        "a name for requests of this kind; their acceptance is learned together, and apart from "
-        "other requests. Without it, requests are grouped by temperature",
+        "name of a group of similar requests, which share one acceptance estimate. Without it, "
+        "requests are grouped by temperature and verification",
         NAME,
         default="none",
     ),
@@ -174,7 +174,7 @@ ENDING = (
     TensorSpec(
         "min_tokens",
         "INT32",
-        "number of tokens before which no end token is drawn and no stop word ends the text",
+        "number of tokens to generate before an end token or a stop word can end the text",
         Range(0),
         model_range="at most max_tokens",
     ),
@@ -192,7 +192,7 @@ SPECULATION = (
     TensorSpec(
         "speculation_policy",
         "STRING",
-        "how the length of drafts is chosen",
+        "how draft lengths are chosen",
         NAME,
         field="policy",
         default="the server's",
@@ -201,16 +201,17 @@ SPECULATION = (
     TensorSpec(
         "proposer",
         "STRING",
-        "where drafts come from",
+        "source of the drafts",
         NAME,
         default="the server's",
-        model_range="draft_model or prompt_lookup, where the server has it",
+        model_range="draft_model or prompt_lookup, if the server has it",
     ),
     TensorSpec(
         "verification",
         "STRING",
-        "coupled: a draft must equal the target's own draw, and the text is that without "
-        "speculation; rejection: drafts are verified by probability, with the same distribution",
+        "coupled: a draft is accepted if it equals the target's own token, so the text is the same "
+        "as without speculation. rejection: drafts are accepted with a probability that keeps the "
+        "target's distribution",
         Choice(tuple(v.value for v in Verification)),
         convert=Verification,
     ),
@@ -230,9 +231,9 @@ RETURNED = (
     TensorSpec(
         "explain_steps",
         "INT32",
-        "generate nothing, and return in `explanation` what was planned in this many recent steps; "
-        "`smartspec explain` shows it. It has numbers of all requests, and no text. Refused unless "
-        "`explain` is true in engine.json",
+        "generate nothing, and return this many recent steps in `explanation`. `smartspec explain` "
+        "shows them. They have numbers of all requests, but no text. Refused unless `explain` is "
+        "true in engine.json",
         Range(1, 1024),
         default="none",
     ),
@@ -245,7 +246,7 @@ RETURNED = (
     TensorSpec(
         "return_spec_metrics",
         "STRING",
-        "return `metrics`; detailed has an entry for each step",
+        "return `metrics`. detailed adds an entry for each step",
         Choice(tuple(m.value for m in SpecMetrics)),
         field="spec_metrics",
         convert=SpecMetrics,
@@ -267,4 +268,4 @@ FIELDS = {
     for spec in group
     if spec not in NEUTRAL
 }
-"""The field of GenerateParams that a tensor becomes; those without effect are not in it."""
+"""The field of GenerateParams for each tensor. Tensors without effect are left out."""

@@ -1,8 +1,8 @@
-"""What is not supported, and what is said of it: nothing that is asked for is dropped silently.
+"""Unsupported fields and their error messages. No field is dropped silently.
 
-What the ensemble's clients send is a tensor here as well, and allowed in the value that asks for
-nothing. Other names have no tensor; Triton hands over as request parameters whatever JSON key has
-none, and refuses a gRPC tensor of that name by itself.
+Tensors that clients of TensorRT-LLM's ensemble send are declared, with their neutral value as the
+only one allowed. Other names have no tensor. Triton passes such a JSON key to the backend as a
+request parameter, and refuses a gRPC tensor of that name itself.
 """
 
 from __future__ import annotations
@@ -15,24 +15,26 @@ from smartspec_py.api.tensor_spec import Choice, TensorSpec
 _NO_BEAMS = "beam search is not supported"
 _NO_LORA = "LoRA is not supported"
 _NO_EMBEDDINGS = "prompt embeddings are not supported"
-_NO_DRAFTS = "drafts of the client's own are not supported"
+_NO_DRAFTS = "drafts from the client are not supported"
 _NO_DECAY = "decay of top_p is not supported"
 _NO_LOOKAHEAD = "lookahead decoding is not supported; see proposer"
-_NO_RETENTION = "retention of the cache is not supported"
+_NO_RETENTION = "cache retention is not supported"
 _NO_IMAGES = "only text is supported"
 _NO_LOGITS = "logits are not returned"
 _NO_GUIDE = "guided decoding is not supported"
 
 NEUTRAL = (
-    TensorSpec("pad_id", "INT32", "nothing is padded, and so it has no effect"),
-    TensorSpec("beam_width", "INT32", "beams", Choice((1,), _NO_BEAMS)),
+    TensorSpec("pad_id", "INT32", "no effect, because nothing is padded"),
+    TensorSpec("beam_width", "INT32", "number of beams", Choice((1,), _NO_BEAMS)),
     TensorSpec(
         "num_return_sequences",
         "INT32",
-        "texts for one prompt",
+        "number of texts for one prompt",
         Choice((1,), "send the request again, with another seed"),
     ),
-    TensorSpec("length_penalty", "FP32", "of beams", Choice((0.0, 1.0), _NO_BEAMS)),
+    TensorSpec(
+        "length_penalty", "FP32", "length penalty of beam search", Choice((0.0, 1.0), _NO_BEAMS)
+    ),
     TensorSpec(
         "return_context_logits", "BOOL", "logits of the prompt", Choice((False,), _NO_LOGITS)
     ),
@@ -48,9 +50,9 @@ NEUTRAL = (
     TensorSpec(
         "guided_decoding_guide_type", "STRING", "grammar or schema", Choice(("",), _NO_GUIDE)
     ),
-    TensorSpec("guided_decoding_guide", "STRING", "its text", Choice(("",), _NO_GUIDE)),
+    TensorSpec("guided_decoding_guide", "STRING", "text of the guide", Choice(("",), _NO_GUIDE)),
 )
-"""Allowed in their neutral value."""
+"""Tensors with only a neutral value."""
 
 UNSUPPORTED = {
     "early_stopping": _NO_BEAMS,
@@ -81,9 +83,10 @@ UNSUPPORTED = {
     "retention_decode_duration_ms": _NO_RETENTION,
     "image_input": _NO_IMAGES,
     "decoder_text_input": "encoder-decoder models are not supported",
-    "stop": "to cancel a request, close its stream",
+    "stop": "use stop_words; to cancel a request, close its stream",
+    "messages": "not supported; write the conversation as text in text_input",
 }
-"""By name, why. Names of request parameters only."""
+"""Reasons by name of a request parameter."""
 
 RENAMED = {
     "input_ids": "text_input",
@@ -103,27 +106,27 @@ RENAMED = {
     "priority": "request_priority",
     "timeout": "deadline_ms",
 }
-"""Names of the same thing in other interfaces, and what it is called here."""
+"""Names of fields in other interfaces, and their names here."""
 
 MAX_COMPARED = 64
-"""Longer names are not compared with the known ones: that takes too long."""
+"""Longer names are not compared with known ones, because that takes too long."""
 
 NUM_SUGGESTED = 3
 
 
 def asks_for_nothing(name: str, value: object) -> bool:
-    """Whether a client only says that it does not want what there is not."""
+    """Whether a client turns off a feature that is not supported."""
     return name in UNSUPPORTED and value is False
 
 
 def why_refused(name: str, inputs: Collection[str]) -> str:
-    """The error for a request parameter of this name. inputs: the names of all input tensors."""
+    """The error message for a request parameter. inputs: names of all input tensors."""
     if name in inputs:
-        return f"{name}: give it as a tensor (in JSON: a key of its own), not as a parameter"
+        return f"{name}: send it as a tensor (in JSON: a top-level key), not as a parameter"
     if name in UNSUPPORTED:
         return f"{name}: {UNSUPPORTED[name]}"
     if name in RENAMED:
-        return f"{name}: unknown; here it is {RENAMED[name]}"
+        return f"{name}: unknown; use {RENAMED[name]}"
     is_short = len(name) <= MAX_COMPARED
     close = difflib.get_close_matches(name, inputs, n=NUM_SUGGESTED) if is_short else []
     hint = (

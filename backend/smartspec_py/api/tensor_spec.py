@@ -1,7 +1,7 @@
-"""What a row of the wire contract says: a tensor, its meaning, and the values that it may hold.
+"""A row of the wire contract: a tensor, its meaning, and its allowed values.
 
-A range is one object that both checks a value and words itself, so that the check, the error and
-the docs cannot differ.
+One object checks a value and also describes the range. So the check, the error and the
+documentation cannot differ.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import numpy as np
 class Anything:
     """Every value of the dtype.
 
-    As the others: `holds` tells whether an element may have a value, where those of STRING come as
-    str; `text` stands after `must be` in an error.
+    Like the other classes: `holds` checks an element (a str for STRING), and `text` follows `must
+    be` in an error.
     """
 
     text: str = ""
@@ -30,7 +30,7 @@ class Anything:
 
 @dataclass(frozen=True)
 class Range:
-    """Finite numbers from low to high, both included unless is_low_open. note: for people."""
+    """Finite numbers from low to high, inclusive unless is_low_open. note: added to the text."""
 
     low: float
     high: float = math.inf
@@ -56,7 +56,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Choice:
-    """One of a few values. note: for people, e.g. why there are no others."""
+    """One of a few values. note: added to the text, e.g. why there are no others."""
 
     values: tuple[Any, ...]
     note: str = ""
@@ -73,7 +73,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Text:
-    """Text that is not empty. max_bytes: of its UTF-8; 0 is no limit."""
+    """Non-empty text. max_bytes: largest UTF-8 size; 0 is no limit."""
 
     max_bytes: int = 0
 
@@ -106,20 +106,19 @@ NUMPY_TYPES: dict[str, type] = {
     "UINT64": np.uint64,
     "FP32": np.float32,
 }
-"""By Triton's name of a dtype without TYPE_; STRING elements are bytes."""
+"""By Triton's dtype name without TYPE_. STRING elements are bytes."""
 
 
 @dataclass(frozen=True)
 class TensorSpec:
     """One tensor on the wire.
 
-    dtype: a key of NUMPY_TYPES. meaning: for the docs. dims: without the batch dimension, which is
-    always 1; -1 is any size.
-    allowed: of each element. model_range: what `Server` checks beside it, since it takes the model.
-    field: of GenerateParams, where it is not called like the input that becomes it. convert: makes
-    the element what the field holds.
-    default: in words, where the field's own default in GenerateParams does not say it.
-    max_elements: of a list. when: on which responses an output comes; empty is on all.
+    dtype: a key of NUMPY_TYPES. meaning: for the documentation. dims: without the batch dimension,
+    which is always 1; -1 is any size.
+    allowed: values of each element. model_range: the check by `Server` that needs the model.
+    field: the name in GenerateParams, if it differs. convert: converts an element for that field.
+    default: in words, if the default in GenerateParams does not say it.
+    max_elements: of a list. when: which responses have this output; empty for all.
     has_batch: whether an output is sent with the batch dimension.
     """
 

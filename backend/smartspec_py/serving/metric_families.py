@@ -1,7 +1,7 @@
-"""Every metric that the server shows, in one table: names, kinds, labels, help, buckets.
+"""The table of all metrics: names, kinds, labels, help texts and buckets.
 
-Stems are vLLM's and TensorRT-LLM's; docs/operate/metrics.md repeats this table. Triton adds
-nothing to a name, so counters end in `_total` here.
+Names follow vLLM and TensorRT-LLM. docs/operate/metrics.md repeats this table. Triton adds no
+suffix to a name, so the names of counters end in `_total` here.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 Labels = tuple[tuple[str, str], ...]
-"""Names and values, in the order of the family's own labels."""
+"""Pairs of name and value, in the order of `Family.labels`."""
 
 Series = tuple[str, Labels]
 
@@ -24,7 +24,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """meaning: the help text. labels: its own, besides model and version. buckets: upper edges."""
+    """meaning: the help text. labels: without model and version. buckets: upper edges."""
 
     name: str
     kind: Kind
@@ -34,7 +34,7 @@ class Family:
 
 
 FAMILIES: list[Family] = []
-"""In the order of the docs."""
+"""In the order of the documentation."""
 
 
 def _counter(name: str, meaning: str, *labels: str) -> Family:
@@ -54,7 +54,7 @@ def _family(name: str, *fields: Any) -> Family:
     return family
 
 
-# vLLM's edges, so that dashboards compare, with finer ones at the short end for small models.
+# vLLM's edges, so that dashboards can compare servers, and smaller ones for small models.
 # fmt: off
 _TTFT_S = (.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80,
            160, 640, 2560)
@@ -83,82 +83,84 @@ ACCEPTED_AT = _counter(
 )
 ACCEPTANCE_LENGTH = _gauge(
     "spec_decode_acceptance_length",
-    "Tokens a verification, the target's own included, over about 100 steps; 0 before the first",
+    "Tokens per verification, including the target's own, over about 100 steps; 0 before the first",
 )
 ACCEPTANCE_RATE = _gauge(
     "spec_decode_acceptance_rate", "Accepted share of drafted tokens, over about 100 steps"
 )
 PROPOSED_LENGTH = _gauge(
-    "spec_decode_proposed_length", "Drafts a decoding sequence in the last step, on average"
+    "spec_decode_proposed_length", "Mean drafts per decoding sequence in the last step"
 )
 PROPOSED_LENGTHS = _histogram(
     "spec_decode_proposed_length_tokens",
-    "Drafts a decoding sequence in a step, on average; at most 16 steps each 0.25 s",
+    "Mean drafts per decoding sequence in a step; at most 16 steps are counted per 0.25 s",
     _LENGTHS,
 )
 DISABLED_STEPS = _counter("spec_decode_disabled_steps_total", "Steps of a sequence without drafts")
 GOODPUT_PREDICTED = _gauge(
     "token_goodput_predicted_tokens_per_second",
-    "Tokens a second of execution that plans expected, in the last steps without prompt chunks",
+    "Tokens per second of step time that plans expected, in recent steps without prompt chunks",
 )
 GOODPUT_ACTUAL = _gauge(
-    "token_goodput_actual_tokens_per_second", "Tokens a second of execution in the same steps"
+    "token_goodput_actual_tokens_per_second", "Tokens per second of step time in the same steps"
 )
 STEP_PREDICTED = _gauge(
-    "step_latency_predicted_seconds", "Mean length that plans expected of the same steps"
+    "step_latency_predicted_seconds", "Mean step time that plans expected of the same steps"
 )
 STEP_LATENCY = _histogram(
-    "step_latency_seconds", "Length of a step; at most 16 each 0.25 s", _STEP_S
+    "step_latency_seconds", "Duration of a step; at most 16 steps are counted per 0.25 s", _STEP_S
 )
 DECIDED = _counter(
     "decoding_steps_total",
-    "Steps that decoded, by who decided on drafts: the planner, the guard, or a probe",
+    "Decoding steps by the source of the draft lengths: the planner, the guard, or a probe",
     "decider",
 )
 SWITCHES = _counter(
-    "guard_switches_total", "Times that the guard forbade speculation, or allowed it again"
+    "guard_switches_total", "Times that the guard turned speculation off or on again"
 )
 COST_FACTOR = _gauge(
     "cost_factor",
-    "How passes of as many sequences as in the last step differ from the profile: target_base and "
-    "target_slope of the target's, draft",
+    "Factors on the profile at the last step's batch size: target_base and target_slope for the "
+    "target's passes, draft for draft passes",
     "part",
 )
 TIME_ERROR = _gauge(
     "step_latency_relative_error",
-    "Mean error of predicted step times over about 100 steps: of the profile, and as corrected",
+    "Mean relative error of predicted step times over about 100 steps: profile, and corrected",
     "predictor",
 )
 DRAFT_TIME = _counter("draft_time_seconds_total", "Time spent drafting")
-VERIFY_TIME = _counter(
-    "verify_time_seconds_total", "Time spent in the target's passes of decoding work"
-)
-RUNNING = _gauge("num_requests_running", "Requests that hold a place in the engine")
-WAITING = _gauge("num_requests_waiting", "Requests that wait for one")
+VERIFY_TIME = _counter("verify_time_seconds_total", "Time spent in the target's decoding passes")
+RUNNING = _gauge("num_requests_running", "Requests that are running in the engine")
+WAITING = _gauge("num_requests_waiting", "Requests that are waiting")
 CACHE = _gauge("kv_cache_utilization", "Used share of the target's cache, 0 to 1")
-PREEMPTIONS = _counter("num_preemptions_total", "Times that a request lost its place")
-PROMPT_TOKENS = _counter("prompt_tokens_total", "Prompt tokens read; not those that were cached")
+PREEMPTIONS = _counter("num_preemptions_total", "Times that a running request was preempted")
+PROMPT_TOKENS = _counter(
+    "prompt_tokens_total", "Prompt tokens computed; cached ones are not counted"
+)
 GENERATION_TOKENS = _counter(
-    "generation_tokens_total", "Tokens generated, a few behind stop words included"
+    "generation_tokens_total", "Tokens generated, including a few after stop words"
 )
-SUCCESS = _counter("request_success_total", "Requests that came to their end", "finished_reason")
-CANCELLED = _counter("request_cancelled_total", "Requests whose client left, or cut by shutdown")
-FAILED = _counter("request_failed_total", "Requests that were taken and ended in an error")
-REJECTED = _counter("request_rejected_total", "Requests that were not taken", "reason")
+SUCCESS = _counter("request_success_total", "Requests that finished", "finished_reason")
+CANCELLED = _counter("request_cancelled_total", "Requests cancelled by the client or by a shutdown")
+FAILED = _counter("request_failed_total", "Accepted requests that ended with an error")
+REJECTED = _counter("request_rejected_total", "Requests that were rejected", "reason")
 QUEUE_TIME = _histogram(
-    "request_queue_time_seconds", "From arrival to the first scheduling", _QUEUE_S
+    "request_queue_time_seconds", "Time from arrival to the start of the prefill", _QUEUE_S
 )
-TTFT = _histogram("time_to_first_token_seconds", "From arrival to the first token", _TTFT_S)
+TTFT = _histogram("time_to_first_token_seconds", "Time from arrival to the first token", _TTFT_S)
 TPOT = _histogram(
-    "time_per_output_token_seconds", "Mean of a request, from its first token to its last", _TPOT_S
+    "time_per_output_token_seconds",
+    "Mean time per token of a request, from its first token to its last",
+    _TPOT_S,
 )
 E2E = _histogram(
     "e2e_request_latency_seconds",
-    "From arrival to the last response, of requests that came to their end",
+    "Time from arrival to the last response of requests that finished",
     _E2E_S,
 )
-SENDS = _counter("num_sends_total", "Responses handed to Triton")
-SEND_TIME = _counter("send_seconds_total", "Time that handing them over took")
+SENDS = _counter("num_sends_total", "Responses sent to Triton")
+SEND_TIME = _counter("send_seconds_total", "Time spent sending responses to Triton")
 CONFIG_INFO = _gauge(
     "config_info", "Always 1; the labels say what is served", "method", "k_max", "policy"
 )
