@@ -390,7 +390,10 @@ def test_a_start_has_as_long_as_the_limits_say(tmp_path: Path) -> None:
     """Triton needs longer than 0.1 s for itself."""
     config = CONFIG.model_copy(update={"limits": LimitsConfig(start_s=0.1)})
     server = TritonServer(config, tmp_path, free_address(), backend_folder=STAND_IN)
-    with server, pytest.raises(TritonServerError, match=r"after 0\.1 s, the limit of limits\.start_s"):
+    with (
+        server,
+        pytest.raises(TritonServerError, match=r"after 0\.1 s, the limit of limits\.start_s"),
+    ):
         server.wait_ready()
 
 
