@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Send many prompts over gRPC, a bounded number in flight, with Triton's asyncio client.
+"""Send many prompts over gRPC with Triton's asyncio client and a limited number in flight.
 
     clients/grpc_many.py prompts.jsonl --concurrency 8
 
-The file holds one JSON object a line with `prompt` and, where it differs from --max-tokens,
-`max_tokens`. Prints each answer as it ends, then one line of counts. Exit status 1 if any failed.
+Each line of the file is a JSON object with `prompt` and optionally `max_tokens`, which replaces
+--max-tokens. Prints each answer when it ends, then one line of counts. Exit status 1 if any request
+failed.
 """
 
 import argparse
@@ -23,13 +24,13 @@ from tritonclient.utils import InferenceServerException
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Send many prompts, a few at a time.")
+    parser = argparse.ArgumentParser(description="Send many prompts with limited concurrency.")
     parser.add_argument("prompts", type=Path, help="JSON lines")
     parser.add_argument("--url", default="127.0.0.1:8001")
     parser.add_argument("--model", default="smartspec")
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--policy", help="none, fixed:K or goodput; default: the server's")
-    parser.add_argument("--concurrency", type=int, default=8, help="requests in flight at most")
+    parser.add_argument("--concurrency", type=int, default=8, help="most requests in flight")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one request")
     return parser.parse_args()
 
@@ -54,7 +55,7 @@ def request_inputs(item: dict[str, Any], arguments: argparse.Namespace) -> list[
 
 
 def read_items(path: Path) -> list[dict[str, Any]]:
-    """The requests of the file. Raises ValueError, naming file and line, and OSError."""
+    """The requests of the file. Raises ValueError, with file and line, and OSError."""
     items = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         if not line.strip():
@@ -64,19 +65,19 @@ def read_items(path: Path) -> list[dict[str, Any]]:
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: not JSON: {error}") from error
         if not isinstance(item, dict) or not isinstance(item.get("prompt"), str):
-            raise ValueError(f'{path}, line {number}: must be an object with "prompt", a text')
+            raise ValueError(f'{path}, line {number}: must be an object with the text "prompt"')
         if not isinstance(item.get("max_tokens", 1), int):
-            raise ValueError(f"{path}, line {number}: max_tokens must be a whole number")
+            raise ValueError(f"{path}, line {number}: max_tokens must be an integer")
         items.append(item)
     if not items:
-        raise ValueError(f"{path}: holds no prompt")
+        raise ValueError(f"{path}: has no prompts")
     return items
 
 
 async def answer(
     client: triton.InferenceServerClient, item: dict[str, Any], arguments: argparse.Namespace
 ) -> tuple[str, int]:
-    """The text of one answer and its tokens. Raises InferenceServerException."""
+    """The text of one answer and its number of tokens. Raises InferenceServerException."""
 
     async def requests() -> AsyncIterator[dict[str, Any]]:
         yield {
@@ -86,8 +87,8 @@ async def answer(
         }
 
     text, num_tokens = b"", 0
-    # To the stream's own end, which follows the last response. Cancelling it there is a race that
-    # Triton 2.51 can lose: it then keeps the request, and its model cannot be unloaded any more.
+    # Read to the end of the stream, which follows the last response. If a client cancels at that
+    # moment, Triton 2.51 may keep the request, and its model cannot be unloaded any more.
     async for result, error in client.stream_infer(requests()):
         if error is not None:
             raise error
@@ -104,8 +105,10 @@ def reason(error: Exception) -> str:
 
 
 def is_server_gone(error: Exception) -> bool:
-    """Whether the connection failed, so that no other request can succeed. A full queue is an error
-    of one request, in its stream, and has no status."""
+    """Whether the connection failed, so that no other request can succeed.
+
+    The error of a full queue affects one request. It comes in its stream and has no status.
+    """
     if isinstance(error, grpc.aio.AioRpcError):
         return error.code() is grpc.StatusCode.UNAVAILABLE
     return (
@@ -114,8 +117,10 @@ def is_server_gone(error: Exception) -> bool:
 
 
 async def main() -> int:
-    """Return the number of prompts that were not answered. Raises OSError and ValueError for the
-    file, and InferenceServerException where no server is."""
+    """Return the number of unanswered prompts.
+
+    Raises OSError and ValueError for the file, and InferenceServerException without a server.
+    """
     arguments = parse_arguments()
     items = read_items(arguments.prompts)
     slots, gone = asyncio.Semaphore(arguments.concurrency), asyncio.Event()
@@ -139,7 +144,7 @@ async def main() -> int:
         return num_tokens
 
     async with triton.InferenceServerClient(arguments.url) as client:
-        await client.is_server_live()  # raises where no server listens
+        await client.is_server_live()  # raises if no server listens
         counts = await asyncio.gather(*(run(*numbered) for numbered in enumerate(items)))
     num_tokens, elapsed_s = sum(filter(None, counts)), time.monotonic() - start
     print(
@@ -147,7 +152,7 @@ async def main() -> int:
         f"tokens in {elapsed_s:.2f} s, {num_tokens / elapsed_s:.1f} tokens/s"
     )
     if num_sent < len(items):
-        message = f"the server is gone, so {len(items) - num_sent} requests were not sent"
+        message = f"the server is not reachable: {len(items) - num_sent} requests were not sent"
         print(f"error: {message}", file=sys.stderr)
     return counts.count(None)
 

@@ -3,7 +3,7 @@
 
     clients/grpc_stream.py "Task: chat\\nUser: Hello!\\nAnswer:" --max-tokens 64
 
-Prints the text as it comes and then one line of counts. Exit status 1 and a message on an error.
+Prints the text as it arrives, then one line of counts. Exit status 1 and a message on an error.
 """
 
 import argparse
@@ -32,14 +32,14 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--model", default="smartspec")
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--seed", type=int, help="same seed, same text; default: drawn")
+    parser.add_argument("--seed", type=int, help="the same seed gives the same text")
     parser.add_argument("--policy", help="none, fixed:K or goodput; default: the server's")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds without a response")
     return parser.parse_args()
 
 
 def tensor(name: str, dtype: str, value: object) -> triton.InferInput:
-    """A scalar. The model has a batch dimension, so it goes as [1, 1]."""
+    """A scalar as a tensor. Its shape is [1, 1], because the model has a batch dimension."""
     item = triton.InferInput(name, [1, 1], dtype)
     item.set_data_from_numpy(np.array([[value]], dtype=NUMPY_TYPES[dtype]))
     return item
@@ -60,10 +60,10 @@ def request_inputs(arguments: argparse.Namespace) -> list[triton.InferInput]:
 
 
 def stream(arguments: argparse.Namespace) -> Iterator[triton.InferResult]:
-    """Yield the responses. Raises InferenceServerException; queue.Empty on a silent server."""
+    """Yield the responses. Raises InferenceServerException, or queue.Empty after the timeout."""
     responses: queue.Queue = queue.Queue()
     with triton.InferenceServerClient(arguments.url) as client:
-        client.is_server_live()  # raises where no server listens; a stream would not say so
+        client.is_server_live()  # raises if no server listens; a stream does not report this
         client.start_stream(lambda result, error: responses.put((result, error)))
         client.async_stream_infer(
             arguments.model, request_inputs(arguments), enable_empty_final_response=True
@@ -72,7 +72,7 @@ def stream(arguments: argparse.Namespace) -> Iterator[triton.InferResult]:
             result, error = responses.get(timeout=arguments.timeout)
             if error is not None:
                 raise error
-            # The end may come with the last text or, empty, after it.
+            # The final response has the last text, or it is empty and follows the last text.
             if result.as_numpy("text_output") is not None:
                 yield result
             if result.get_response().parameters["triton_final_response"].bool_param:

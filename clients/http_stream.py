@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Stream one answer over HTTP, by Triton's generate_stream; the standard library is enough.
+"""Stream one answer over HTTP with Triton's generate_stream. Needs only the standard library.
 
     clients/http_stream.py "Task: chat\\nUser: Hello!\\nAnswer:" --max-tokens 64
 
-Prints the text as it comes and then one line of counts. Exit status 1 and a message on an error.
+Prints the text as it arrives, then one line of counts. Exit status 1 and a message on an error.
 """
 
 import argparse
@@ -23,7 +23,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--model", default="smartspec")
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--seed", type=int, help="same seed, same text; default: drawn")
+    parser.add_argument("--seed", type=int, help="the same seed gives the same text")
     parser.add_argument("--policy", help="none, fixed:K or goodput; default: the server's")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds without a response")
     return parser.parse_args()
@@ -52,7 +52,7 @@ def stream(
     )
     try:
         with urllib.request.urlopen(request, timeout=timeout_s) as lines:
-            # Server-sent events: lines `data: {...}` with an empty line between.
+            # Server-sent events: lines `data: {...}`, separated by empty lines.
             for line in lines:
                 if line.startswith(b"data:"):
                     event = json.loads(line.removeprefix(b"data:"))
@@ -60,7 +60,7 @@ def stream(
                         raise RuntimeError(event["error"])
                     yield event
     except urllib.error.HTTPError as error:
-        # The body is JSON, as an event where the answer had already begun.
+        # The body is JSON, or an event if the answer had already begun.
         reason = json.loads(error.read().strip().removeprefix(b"data:") or b"{}")
         raise RuntimeError(f"HTTP {error.code}: {reason.get('error', error.reason)}") from error
 

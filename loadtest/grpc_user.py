@@ -1,6 +1,7 @@
-"""A user of Triton's gRPC stream, by Triton's own client.
+"""A Locust user of Triton's gRPC stream, with Triton's own client.
 
-grpc must be told of gevent before it is used, or its waiting blocks every user of the process.
+grpc must be set up for gevent before its first use. Otherwise a waiting call blocks all users of
+the process.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Arrived = queue.Queue[tuple[Any, InferenceServerException | None]]
 
 
 class GrpcUser(LlmUser):
-    """One connection and one stream, open as long as the user lives."""
+    """A user with one connection and one stream, which stay open until the user stops."""
 
     transport = "gRPC"
 
@@ -32,8 +33,11 @@ class GrpcUser(LlmUser):
         self._open()
 
     def on_stop(self) -> None:
-        """A stream that is left open keeps the process alive, and deaf to SIGTERM. Nothing is in
-        flight on it here, and Triton 2.51 may keep a request that is cancelled at its end."""
+        """Close the stream. With an open stream, the process does not end and ignores SIGTERM.
+
+        The stream is not cancelled: nothing is in flight here, and Triton 2.51 may keep a request
+        that is cancelled at its end.
+        """
         self._client.stop_stream()
         self._client.close()
 
@@ -58,6 +62,6 @@ class GrpcUser(LlmUser):
             raise StreamError(str(error.message())) from error
         finally:
             if not is_over:
-                # What is still to come must not be taken for the answer to the next request.
+                # Later responses of this request must not be taken as the answer to the next one.
                 self._client.stop_stream(cancel_requests=True)
                 self._open()

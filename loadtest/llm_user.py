@@ -1,11 +1,11 @@
-"""What users of both transports have in common: one request after the other, and its events.
+"""The base class of users of both transports. A user sends one request after another.
 
-Events of a request, each a row of Locust's tables under its transport; definitions are those of
-smartspec_sim/latency.py:
+Each event of a request is a row of Locust's tables under its transport. smartspec_sim/latency.py
+defines the values:
 
-- `ttft` and `tpot`: of requests that finished;
-- `e2e`: of every request. Its failures are the run's failures, those that came within a stream of
-  status 200 included; a failure has no time.
+- `ttft` and `tpot`: for finished requests.
+- `e2e`: for every request. Its failures are the failures of the run, including errors in a stream
+  with status 200. A failure has no time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from smartspec_bench.streams import NO_FINISH, TIMED_OUT, Exchange, StreamError
 BROKEN = "this client failed: see Locust's table of exceptions"
 
 PAUSE_S = 0.1
-"""After a failure: a user who is refused at once would do nothing but be refused."""
+"""Pause after a failure. Without it, a refused user would send requests in a busy loop."""
 
 
 class LlmUser(User):
@@ -32,11 +32,11 @@ class LlmUser(User):
     transport: ClassVar[str]
 
     load: ClassVar[LoadRun]
-    """Of all users; set when a run starts."""
+    """The run of all users. It is set when a run starts."""
 
     def stream(self, fields: Mapping[str, Any]) -> Generator[Mapping[str, Any]]:
         """The responses of one request. Raises StreamError."""
-        raise NotImplementedError(f"{type(self).__name__} must say how it streams")
+        raise NotImplementedError(f"{type(self).__name__} must implement stream")
 
     @task
     def ask(self) -> None:
@@ -57,7 +57,7 @@ class LlmUser(User):
             gevent.sleep(PAUSE_S)
 
     def _exchange(self, exchange: Exchange, fields: Mapping[str, Any]) -> str | None:
-        """What went wrong; None where nothing did."""
+        """Send the request and read its stream. Returns the error, or None."""
         try:
             with (
                 gevent.Timeout(self.load.timeout_s, StreamError(TIMED_OUT)),

@@ -1,8 +1,8 @@
-"""One run of a load test: what goes out, and a line for each request that comes back.
+"""One run of a load test: the requests to send, and one output line per ended request.
 
-Closed loop: a user sends its next request when the last one is over. A request is due when it
-leaves, so `scheduled_s` is `sent_s`, and a slow server slows the load down. For latencies under a
-rate that the server does not set, use `smartspec load`.
+The loop is closed: a user sends its next request when the last one has ended. `scheduled_s` is
+therefore `sent_s`, and a slow server reduces the load. To measure latencies at a fixed rate, use
+`smartspec load`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from smartspec_bench.prompts import MIXED, Prompt, generated, read_prompts, repe
 from smartspec_bench.streams import Exchange
 from smartspec_bench.workloads import WORKLOADS
 
-OVER = "cut off: the run was over"
+OVER = "cancelled: the run ended"
 
 
 class LoadRun:
-    """Prompts in, lines out. Times are seconds since `start`."""
+    """Chooses the prompts and writes the lines of a run. Times are seconds since `start`."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        """options: of `load_options`. Raises ValueError, naming the option."""
+        """options: the values of `load_options`. Raises ValueError, with the name of the option."""
         self.timeout_s: float = options.request_timeout
         self._seconds: float = options.run_time
         self._max_requests: int = options.max_requests
@@ -43,13 +43,13 @@ class LoadRun:
         self._is_ended = False
 
     def start(self) -> None:
-        """Raises OSError where the lines cannot be written."""
+        """Open the file and start the clock. Raises OSError if the file cannot be written."""
         if self._path is not None:
             self._lines = self._path.open("w", encoding="utf-8")
         self._start_s = time.monotonic()
 
     def end(self) -> None:
-        """Before its time."""
+        """End the run before its time limit."""
         self._is_ended = True
 
     def now_s(self) -> float:
@@ -61,7 +61,7 @@ class LoadRun:
 
     @property
     def num_users(self) -> int | None:
-        """None where the run is over."""
+        """The number of users now; None after the end of the run."""
         if self._is_ended or self.has_sent_all or self.now_s() >= self._seconds:
             return None
         return users_at(self._stages, self._share)
@@ -71,7 +71,7 @@ class LoadRun:
         return self.now_s() / self._seconds
 
     def send(self) -> tuple[Exchange, Mapping[str, Any]]:
-        """The next request and its fields; it counts as sent now."""
+        """The next request and its fields. It counts as sent now."""
         prompt = self._next_prompt()
         fields = {**self._fields, **prompt.fields}
         now_s = self.now_s()
@@ -84,7 +84,7 @@ class LoadRun:
         return next(self._shifted if is_shifted else self._first)
 
     def ended(self, exchange: Exchange) -> None:
-        """Write its line, whole and at once: a run may be ended at any time."""
+        """Write the request's line at once, because a run may be stopped at any time."""
         if self._lines is not None:
             self._lines.write(json.dumps(exchange.record()) + "\n")
             self._lines.flush()
@@ -95,7 +95,7 @@ class LoadRun:
 
 
 def request_fields(options: argparse.Namespace) -> dict[str, Any]:
-    """Those of every request. Raises ValueError."""
+    """The fields of every request. Raises ValueError."""
     try:
         more = json.loads(options.fields or "{}")
     except ValueError as error:

@@ -1,9 +1,9 @@
-"""Load tests in Locust: users who each send one request after the other, and read its stream.
+"""Load tests in Locust. Each user sends one request after another and reads its stream.
 
     locust -f loadtest/locustfile.py SseUser --host http://127.0.0.1:8000 --scenario step
 
-`SseUser` speaks HTTP, `GrpcUser` gRPC; without a name there are both. docs/evaluate/load-tests.md
-has the rest, `scripts/loadtest` starts a server as well.
+`SseUser` uses HTTP, and `GrpcUser` uses gRPC. Without a class name, Locust runs both. See
+docs/evaluate/load-tests.md. `scripts/loadtest` also starts a server.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import signal
 from typing import Any
 
 import gevent  # type: ignore[import-untyped]
-from grpc_user import GrpcUser  # before any use of grpc: it tells grpc of gevent
+from grpc_user import GrpcUser  # before any use of grpc, because it sets up grpc for gevent
 from llm_user import LlmUser
 from load_options import add_options
 from load_run import LoadRun
@@ -25,16 +25,16 @@ from sse_user import SseUser
 __all__ = ["GrpcUser", "Scenario", "SseUser"]
 
 SPAWN_RATE = 100.0
-"""Users a second. Locust's 1 would make a ramp of every step."""
+"""New users per second. With Locust's default of 1, each step would be a ramp."""
 
 
 class Scenario(LoadTestShape):
-    """--scenario, --users and --run-time, as Locust asks for them: once a second."""
+    """The load shape of --scenario, --users and --run-time. Locust calls `tick` once per second."""
 
     use_common_options = True
 
     def reset_time(self) -> None:
-        """Locust's first call of every run, on the command line or from the page."""
+        """Start the run. Locust calls this first in every run, headless or from its page."""
         super().reset_time()  # type: ignore[no-untyped-call]
         assert self.runner is not None
         assert self.runner.environment.parsed_options is not None
@@ -53,23 +53,27 @@ def on_command_line(parser: LocustArgumentParser) -> None:
 
 @events.init.add_listener  # type: ignore[untyped-decorator]
 def on_init(environment: Environment, **_: Any) -> None:
-    """A mistake in the options ends Locust before anything is sent."""
+    """Check the options. A wrong option ends Locust before it sends requests."""
     options = environment.parsed_options
     assert options is not None
     if options.processes or options.worker or options.master:
-        raise SystemExit("one process only: several would write over one another's --jsonl")
+        raise SystemExit(
+            "error: use one Locust process; several would overwrite each other's --jsonl file"
+        )
     try:
         LlmUser.load = LoadRun(options)
     except ValueError as error:
         raise SystemExit(f"error: {error}") from error
-    # Locust has no handler yet while a headless run with a shape goes on: SIGTERM would end it with
-    # neither CSV nor HTML.
+    # Locust sets no signal handler during a headless run with a shape. Without this handler,
+    # SIGTERM would end the run without CSV and HTML.
     gevent.signal_handler(signal.SIGTERM, _end_now, environment)
 
 
 def _end_now(environment: Environment) -> None:
-    """Requests that are out are cut off. The shape ends the run: were it ended here, the shape's
-    end would kill users once more, in the middle of their leaving."""
+    """Cancel the requests in flight and let the shape end the run.
+
+    If the run ended here, the shape would stop the users a second time while they are stopping.
+    """
     environment.stop_timeout = 0.0
     LlmUser.load.end()
 
@@ -79,5 +83,5 @@ def on_test_stop(environment: Environment, **_: Any) -> None:
     LlmUser.load.close()
     options = environment.parsed_options
     if options is not None and options.csv_prefix:
-        # Locust writes its CSV so often, and not once more at the end.
+        # Locust writes its CSV files at this interval, but not at the end of a run.
         gevent.sleep(CSV_STATS_INTERVAL_SEC + 0.2)

@@ -1,9 +1,9 @@
-"""Ten times more requests than the server can serve, for minutes: does it stay what it was?
+"""Tests a server under overload: up to ten times the requests that it can serve, for minutes.
 
-Starts a server of its own, finds by a closed loop how many requests a second it serves, then sends
-an open loop of Poisson arrivals at 1.2 and 2 times that rate (from 2 times on the queue is always
-full), and at ten times. Prints for each how fast refusals came, how long admitted requests took,
-and what memory the server's processes held. The last line is one JSON document.
+Starts its own server and measures its request rate with a closed loop. It then sends Poisson
+arrivals in an open loop, at 1.2, 2 and 10 times that rate. From 2 times on, the queue is always
+full. For each phase it prints the time of refusals, the latency of admitted requests and the memory
+of the server's processes. The last line is one JSON document.
 
     python loadtest/overload.py --model TARGET --draft DRAFT
 """
@@ -34,10 +34,10 @@ MAX_TOKENS = 48
 NUM_ROWS = 8
 MAX_QUEUE = 8
 PHASES = ((1.2, 40.0), (2.0, 60.0), (10.0, 180.0), (2.0, 60.0))
-"""Times what is served, and seconds."""
+"""For each phase, the factor of the served rate and the length in seconds."""
 
 SETTLING_S = 10.0
-"""Left out at the start of each phase: the queue fills."""
+"""Time at the start of each phase that is not measured, because the queue fills."""
 
 MEMORY_EVERY_S = 5.0
 TIMEOUT_S = 120.0
@@ -48,7 +48,10 @@ FIELDS = {"max_tokens": MAX_TOKENS, "end_id": -1, "stream": True, "reuse_prefix"
 
 @dataclass
 class Phase:
-    """rate_hz: of arrivals. Latencies in seconds, of requests that came after SETTLING_S."""
+    """The results of one phase. rate_hz: arrivals per second.
+
+    Latencies are in seconds, for requests that arrived after SETTLING_S.
+    """
 
     name: str
     rate_hz: float
@@ -92,7 +95,7 @@ def _prompts() -> Iterator[Prompt]:
 
 
 async def _served_rps(streams: HttpStreams, seconds: float) -> float:
-    """Requests a second that NUM_ROWS clients get served, who each send one after the other."""
+    """The requests per second of NUM_ROWS clients that each send one request after another."""
     now_s, prompts, num_served = seconds_from_now(), _prompts(), 0
 
     async def client() -> None:
@@ -132,7 +135,7 @@ async def _overload(
 
 
 def _resident_mib(group: int) -> float:
-    """Resident memory of the server's process group."""
+    """The resident memory of the server's process group, in MiB."""
     pages = 0
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
@@ -142,7 +145,7 @@ def _resident_mib(group: int) -> float:
             if int(stat[2]) == group:
                 pages += int((folder / "statm").read_text().split()[1])
         except (OSError, IndexError):
-            continue  # it ended while it was looked at
+            continue  # the process has ended in the meantime
     return pages * 4096 / 2**20
 
 
@@ -163,7 +166,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--draft", type=Path, required=True)
-    parser.add_argument("--scale", type=float, default=1.0, help="of the phases' lengths")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor of the phase lengths")
     options = parser.parse_args()
     engine = TorchEngineConfig(
         model=str(options.model.resolve()),

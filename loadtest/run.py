@@ -1,4 +1,4 @@
-"""A load test from nothing: a server, a scenario in Locust, its files, the summary of record."""
+"""Runs a load test: starts a server, runs a Locust scenario and prints the summary."""
 
 from __future__ import annotations
 
@@ -34,20 +34,26 @@ USERS = {"http": ["SseUser"], "grpc": ["GrpcUser"], "both": ["SseUser", "GrpcUse
 
 STOP_S = 30.0
 EXIT_S = 30.0
-"""Beyond the run and what is given to requests that are out; then Locust is ended."""
+"""Time after the run and STOP_S before Locust is terminated."""
 
 
 def main(
     context: typer.Context,
     scenario: Annotated[str, typer.Option(help=", ".join(SCENARIOS))] = "steady",
     transport: Annotated[str, typer.Option(help=", ".join(USERS))] = "http",
-    users: Annotated[int, typer.Option(help="At most; step has its own: --scale.", min=1)] = 8,
-    seconds: Annotated[int, typer.Option(help="Of sending.", min=1, max=86_400)] = 60,
-    url: Annotated[str | None, typer.Option(help="A server that runs; else one starts.")] = None,
-    grpc: Annotated[
-        str | None, typer.Option(help="Its gRPC HOST:PORT; else port 8001 of --url's host.")
+    users: Annotated[
+        int, typer.Option(help="Largest number of users; for step use --scale.", min=1)
+    ] = 8,
+    seconds: Annotated[int, typer.Option(help="Seconds of sending.", min=1, max=86_400)] = 60,
+    url: Annotated[
+        str | None, typer.Option(help="URL of a running server; default: start one.")
     ] = None,
-    folder: Annotated[Path | None, typer.Option(help="For the files; else a new one.")] = None,
+    grpc: Annotated[
+        str | None, typer.Option(help="Its gRPC HOST:PORT; default: port 8001 of --url's host.")
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="Folder for the files; default: a new folder.")
+    ] = None,
 ) -> None:
     for name, value, allowed in (
         ("--scenario", scenario, SCENARIOS),
@@ -56,7 +62,7 @@ def main(
         if value not in allowed:
             raise typer.BadParameter(f"{name}: got {value!r}, must be one of {', '.join(allowed)}")
     if grpc is not None and url is None:
-        raise typer.BadParameter("--grpc: goes with --url")
+        raise typer.BadParameter("--grpc: can be used only with --url")
     folder = folder or Path(f".smartspec/loadtest/{datetime.now(UTC):%Y%m%d-%H%M%S}-{scenario}")
     folder.mkdir(parents=True, exist_ok=True)
     options = [*USERS[transport], f"--scenario={scenario}", f"--users={users}"]
@@ -78,23 +84,24 @@ def main(
     raise typer.Exit(code)
 
 
-main.__doc__ = f"""Run a scenario in Locust, headless and bounded in time; leave its files.
+main.__doc__ = f"""Run a scenario in Locust, headless and with a time limit, and keep its files.
 
-Without --url the shipped tiny pair is served on free ports of this machine, and ended afterwards.
-In the folder: requests.jsonl (a line a request, as of `smartspec load --jsonl`), report.html and
-locust_*.csv (Locust's own, rounded). What stands behind `--` goes to Locust: its options, and
---workload, --prompts, --max-tokens, --policy and others of `locust -f loadtest/locustfile.py
---help`. The exit code is Locust's: 1 where a request failed.
+Without --url, the command serves the shipped tiny pair on free ports and stops that server at the
+end. The folder has requests.jsonl (one line per request, in the format of `smartspec load --jsonl`)
+and report.html and locust_*.csv (from Locust, rounded). Arguments after `--` go to Locust: its own
+options, and --workload, --prompts, --max-tokens, --policy and others of `locust -f
+loadtest/locustfile.py --help`. The exit code is Locust's: 1 if a request failed.
 
 {DEFINITIONS}
 
-In a closed loop a request is due when it leaves.
+In a closed loop the scheduled time of a request is the time when it is sent.
 """
 
 
 @contextlib.contextmanager
 def _server(url: str | None, grpc: str | None, console: Console) -> Iterator[tuple[str, str]]:
-    """HTTP and gRPC address. Raises TritonServerError, and what `TritonServer.start` raises."""
+    """The HTTP and gRPC addresses of the server. Raises TritonServerError and the errors of
+    `TritonServer.start`."""
     if url is not None:
         yield url.rstrip("/"), grpc or f"{urlsplit(url).hostname}:8001"
         return
@@ -113,7 +120,7 @@ def _server(url: str | None, grpc: str | None, console: Console) -> Iterator[tup
 
 
 def run_locust(options: Sequence[str], folder: Path, timeout_s: float) -> int:
-    """Locust's exit code; it is ended where it takes longer, and its files stay."""
+    """Run Locust and return its exit code. It is terminated after timeout_s; its files are kept."""
     command = [sys.executable, "-m", "locust", "-f", str(HERE / "locustfile.py"), "--headless"]
     command += ["--only-summary", "--csv", str(folder / "locust")]
     command += ["--html", str(folder / "report.html"), f"--jsonl={folder / 'requests.jsonl'}"]
@@ -121,7 +128,7 @@ def run_locust(options: Sequence[str], folder: Path, timeout_s: float) -> int:
     try:
         return process.wait(timeout_s)
     except subprocess.TimeoutExpired:
-        print(f"Locust did not end within {timeout_s:.0f} s", file=sys.stderr)
+        print(f"error: Locust did not end within {timeout_s:.0f} s", file=sys.stderr)
         return 1
     finally:
         _end(process)

@@ -1,4 +1,4 @@
-"""A user of Triton's `generate_stream`: server-sent events over HTTP."""
+"""A Locust user of Triton's `generate_stream`: server-sent events over HTTP."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from smartspec_py.api.contract import MODEL_NAME
 PATH = f"/v2/models/{MODEL_NAME}/generate_stream"
 
 HEADERS_ROW = "headers"
-"""Locust times a streamed request until its headers are there, and insists on a row for that."""
+"""The row for the time until the headers of a streamed request. Locust requires this row."""
 
 
 class SseUser(LlmUser, FastHttpUser):
     transport = "SSE"
 
-    # Locust's own default of 60 s would end a request that waits in a queue; `LlmUser` has a bound.
+    # Locust's default of 60 s would end a request that waits in a queue. `LlmUser` has a timeout.
     network_timeout = 3600.0
 
     def stream(self, fields: Mapping[str, Any]) -> Generator[Mapping[str, Any]]:
         try:
-            # What is raised within keeps the row of the headers from being written: a failure is
-            # counted once, by `e2e`.
+            # An exception in this block suppresses the row of the headers, so that `e2e` alone
+            # counts a failure.
             with self.client.post(
                 PATH, json=dict(fields), stream=True, catch_response=True, name=HEADERS_ROW
             ) as response:
                 if response.status_code != 200:
                     raise StreamError(_reason(response))
-                # Other ways to read it wait for whole blocks, and for the end of short answers.
+                # Other read methods wait for whole blocks, or for the end of a short answer.
                 for line in iter(lambda: response.stream.readline(b"\n"), b""):
                     if line.startswith(b"data:"):
                         yield outputs_of(line.removeprefix(b"data:"))

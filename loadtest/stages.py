@@ -1,7 +1,7 @@
-"""How many users there are, and what they ask, as a run goes on.
+"""The number of users and their workload over the time of a run.
 
-Pure: the share of the run that is over in, numbers out. A scenario is data; `scenario.py` is the
-shape that Locust asks every second.
+Pure: the input is the elapsed share of the run. A scenario is data. `Scenario` in locustfile.py is
+the load shape that Locust calls every second.
 """
 
 from __future__ import annotations
@@ -10,16 +10,18 @@ import math
 from dataclasses import dataclass
 
 STEP_USERS = (1, 16, 48)
-"""Of `step` before --scale: a server that is idle, one that is busy, one with a queue."""
+"""Users of `step` before --scale: an idle server, a busy one, and one with a queue."""
 
 MOST_USERS = 10_000
-"""A typing mistake must not take this machine down."""
+"""Protects the client machine from a typing mistake."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """end_share: of the run, at which it is over. first, last: users at its start and its end.
-    is_shifted: whether users ask the other workload."""
+    """One stage of a run. end_share: the share of the run at which it ends.
+
+    first, last: users at its start and end. is_shifted: whether users send the other workload.
+    """
 
     end_share: float
     first: int
@@ -35,18 +37,18 @@ def steady(num_users: int, _: float) -> Stages:
 
 
 def ramp(num_users: int, _: float) -> Stages:
-    """From one user in a straight line, then a fifth of the run with all of them."""
+    """A linear increase from one user, then a fifth of the run with all users."""
     return (Stage(0.8, 1, num_users), Stage(1.0, num_users, num_users))
 
 
 def step(_: int, scale: float) -> Stages:
-    """A third of the run each."""
+    """Three stages of a third of the run each."""
     counts = [max(1, round(scale * users)) for users in STEP_USERS]
     return tuple(Stage((i + 1) / len(counts), n, n) for i, n in enumerate(counts))
 
 
 def shift(num_users: int, _: float) -> Stages:
-    """The same users ask another workload from the middle on."""
+    """A constant number of users, which send another workload in the second half."""
     return (Stage(0.5, num_users, num_users), Stage(1.0, num_users, num_users, is_shifted=True))
 
 
@@ -54,9 +56,10 @@ SCENARIOS = {"steady": steady, "ramp": ramp, "step": step, "shift": shift}
 
 
 def make_stages(scenario: str, num_users: int, scale: float) -> Stages:
-    """num_users: most at once, of all scenarios but `step`, which has its own, times `scale`.
+    """The stages of a scenario. Raises ValueError, with the name of the option.
 
-    Raises ValueError, naming the option."""
+    num_users: largest number of users. `step` ignores it and uses STEP_USERS times `scale`.
+    """
     if scenario not in SCENARIOS:
         raise ValueError(f"--scenario: got {scenario!r}, must be one of {', '.join(SCENARIOS)}")
     if not 1 <= num_users <= MOST_USERS:
@@ -68,12 +71,12 @@ def make_stages(scenario: str, num_users: int, scale: float) -> Stages:
 
 
 def stage_at(stages: Stages, share: float) -> Stage:
-    """The stage in which this share of the run is over; the last one from 1 on."""
+    """The stage at this elapsed share of the run; the last stage from 1 on."""
     return next((stage for stage in stages if share < stage.end_share), stages[-1])
 
 
 def users_at(stages: Stages, share: float) -> int:
-    """A ramp from 1 to 9 over the whole run has 5 in its middle."""
+    """The number of users at this share. Example: a ramp from 1 to 9 has 5 users at share 0.5."""
     stage = stage_at(stages, share)
     before = [other.end_share for other in stages if other.end_share < stage.end_share]
     start = max(before, default=0.0)

@@ -1,10 +1,10 @@
-"""What a run's lines say: latencies by smartspec_sim/latency.py, and how requests failed.
+"""Summarises the lines of a run: latencies by smartspec_sim/latency.py, and errors.
 
     python loadtest/summary.py requests.jsonl
 
-These are the percentiles of record: Locust rounds its own to two digits. Reads the lines of
-`smartspec load --jsonl` as well. The last line of the output is one JSON document; the exit code is
-1 where no request finished.
+Use these percentiles, because Locust rounds its own to two digits. The lines of `smartspec load
+--jsonl` have the same format. The last line of the output is one JSON document. Exit code 1 means
+that no request finished.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from smartspec_sim.report import print_load
 
 
 def read_timings(path: Path) -> list[RequestTiming]:
-    """Raises ValueError, naming the line; OSError."""
+    """The timings of all lines. Raises ValueError, with the line number, and OSError."""
     timings = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         try:

@@ -19,7 +19,7 @@ find_python() {
         # A name on PATH may be a version manager's shim that leads nowhere: run it.
         "$candidate" -c '' 2>/dev/null || continue
         if ! "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))'; then
-            reason="$("$candidate" --version 2>&1) cannot host Triton's stub; $(python_command)"
+            reason="$("$candidate" --version 2>&1) cannot run Triton's stub; $(python_command)"
         elif reason="$("$candidate" "$INTERPRETER_CHECK" 2>&1)"; then
             printf '%s\n' "$candidate"
             return 0

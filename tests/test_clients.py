@@ -26,10 +26,10 @@ def run(client: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     [
         (None, "No such file or directory"),
         ('{"prompt": "a"}\n\nno JSON', "prompts.jsonl, line 3: not JSON"),
-        ('{"prompt": 5}', 'line 1: must be an object with "prompt", a text'),
-        ('["a"]', 'line 1: must be an object with "prompt", a text'),
-        ('{"prompt": "a", "max_tokens": "9"}', "line 1: max_tokens must be a whole number"),
-        ("\n", "prompts.jsonl: holds no prompt"),
+        ('{"prompt": 5}', 'line 1: must be an object with the text "prompt"'),
+        ('["a"]', 'line 1: must be an object with the text "prompt"'),
+        ('{"prompt": "a", "max_tokens": "9"}', "line 1: max_tokens must be an integer"),
+        ("\n", "prompts.jsonl: has no prompts"),
         ('{"prompt": "a"}', "ailed to connect"),
     ],
 )
@@ -88,5 +88,5 @@ def test_nothing_more_is_sent_to_a_server_that_is_gone(tmp_path: Path, dying_ser
     assert done.stdout.startswith("1 requests, 1 failed, 0 tokens")
     assert done.stderr.splitlines() == [
         "[0] error: the connection broke",
-        "error: the server is gone, so 4 requests were not sent",
+        "error: the server is not reachable: 4 requests were not sent",
     ]

@@ -240,4 +240,4 @@ def test_the_command_shows_a_lookup_and_writes_json(tmp_path: Path) -> None:
     document = json.loads(result.stdout, parse_constant=lambda name: pytest.fail(name))
     assert document["step"]["candidates"][0]["tokens_per_s"] == pytest.approx(500)
     assert document["step"]["candidates"][0]["options"] == [1]
-    assert "2 requests whose prompts are read" in " ".join(result.stderr.split())
+    assert "2 requests in prefill" in " ".join(result.stderr.split())

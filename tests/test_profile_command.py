@@ -317,7 +317,7 @@ def test_own_prompts_and_a_kept_profile(tmp_path: Path) -> None:
     [
         (("--rows", "0"), "--rows"),
         (("--max-draft-len", "17"), "--max-draft-len"),
-        (("--max-tokens", "6"), "--max-tokens: got 6, must be from 7 for drafts of 2"),
+        (("--max-tokens", "6"), "--max-tokens: got 6, must be at least 7 for a draft length of 2"),
         (("--dtype", "int4"), "--dtype"),
         (("--draft", "nowhere"), "the draft nowhere is not a directory"),
         (("--table", "no/such/folder/table.json"), "--table: no/such/folder/table.json must be"),

@@ -463,7 +463,7 @@ def test_the_command_writes_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ("options", "sentence"),
     [
         (["--workloads", "poems"], "--workloads: 'poems' must be one of all, chat,"),
-        (["--workloads", "qa", "--input", "x"], "--workloads and --input: only one of them"),
+        (["--workloads", "qa", "--input", "x"], "--workloads and --input cannot be used together"),
         (["--input", "nowhere.jsonl"], "nowhere.jsonl"),
         (["--input", os.devnull], "holds no prompt"),
         (["--temperatures", "hot"], "--temperatures: got 'hot'"),

@@ -48,8 +48,8 @@ def test_a_fit_interpreter_gives_the_folder_of_libpython() -> None:
 @pytest.mark.parametrize(
     ("found", "words"),
     [
-        (DEBIAN._replace(version=(3, 10)), "Python 3.10 cannot host"),
-        (DEBIAN._replace(version=(3, 13)), "Python 3.13 cannot host"),
+        (DEBIAN._replace(version=(3, 10)), "Python 3.10 cannot run"),
+        (DEBIAN._replace(version=(3, 13)), "Python 3.13 cannot run"),
         (DEBIAN._replace(libpython=None), "lacks its shared library libpython"),
         (DEBIAN._replace(has_venv=False), "lacks the venv module"),
         (
@@ -95,7 +95,7 @@ def test_setup_says_in_one_line_what_helps(tmp_path: Path) -> None:
     old.chmod(0o755)
     result = find_python(old)
     assert result.returncode == 1
-    assert result.stderr.startswith("Python 3.9.2 cannot host Triton's stub; ")
+    assert result.stderr.startswith("Python 3.9.2 cannot run Triton's stub; ")
     assert result.stderr.count("\n") == 1
 
 
@@ -175,7 +175,7 @@ def test_a_run_directory_that_cannot_be_written_is_one_sentence(tmp_path: Path) 
         pass
     assert str(caught.value) == (
         f"the run directory {run_dir} cannot be used: Not a directory ({run_dir}); "
-        "name one that can be written and has 10 MiB free"
+        "name a writable directory with 10 MiB free"
     )
 
 
@@ -390,7 +390,10 @@ def test_a_start_has_as_long_as_the_limits_say(tmp_path: Path) -> None:
     """Triton needs longer than 0.1 s for itself."""
     config = CONFIG.model_copy(update={"limits": LimitsConfig(start_s=0.1)})
     server = TritonServer(config, tmp_path, free_address(), backend_folder=STAND_IN)
-    with server, pytest.raises(TritonServerError, match=r"after 0\.1 s, which limits\.start_s"):
+    with (
+        server,
+        pytest.raises(TritonServerError, match=r"after 0\.1 s, the limit of limits\.start_s"),
+    ):
         server.wait_ready()
 
 

@@ -1,7 +1,7 @@
-"""The same requests by each client; what each says of them.
+"""Runs the same requests with each client and reads the results of both.
 
-Both send the body of request.jinja to `generate_stream`: the prompts of one file in their order,
-from the start in each run. Neither sends anything else.
+Both clients send the body of request.jinja to `generate_stream`. Each run uses the prompts of one
+file in order, from the start. The clients send no other requests.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ FIELDS = {
     "speculation_policy": "none",
     "stream": True,
 }
-"""As in request.jinja."""
+"""The same fields as in request.jinja."""
 
 PLAIN = {"return_spec_metrics": "none", "return_perf_metrics": False}
-"""Takes back what the Locust users ask for beyond it."""
+"""Removes the fields that the Locust users add to the request."""
 
 RUN_LIMIT_S = 300
 STATISTICS = ("mean", "p50", "p99")
 
 
 class ClientError(RuntimeError):
-    """A client did not do its run."""
+    """A client failed or did not finish its run."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """concurrency: streams at once; or rate: requests a second, evenly spaced."""
+    """One case: either `concurrency` streams at once, or `rate` requests/s, evenly spaced."""
 
     name: str
     num_requests: int
@@ -63,7 +63,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Files:
-    """Of one comparison. prompts: for ours. inputs: the same for AIPerf."""
+    """The prompt files of one comparison. prompts: for our clients. inputs: for AIPerf."""
 
     prompts: Path
     inputs: Path
@@ -82,15 +82,19 @@ def write_prompts(folder: Path, count: int) -> Files:
 
 
 def run_ours(case: Case, url: str, files: Files, folder: Path) -> Figures:
-    """Locust's users where it is a number of streams, the open loop of `smartspec load` where it is
-    a rate. Raises ClientError."""
+    """Run the case with our clients. Raises ClientError.
+
+    A case with a rate uses the open loop of `smartspec load`. Other cases use the Locust users.
+    """
     if case.rate:
         timings = asyncio.run(_open_loop(case, url, read_prompts(files.prompts)))
     else:
         timings = _closed_loop(case, url, files, folder)
     summary = summarise(timings)
     if summary["num_finished"] != case.num_requests:
-        raise ClientError(f"{case.name}: {summary['num_finished']} requests finished")
+        raise ClientError(
+            f"{case.name}: {summary['num_finished']} of {case.num_requests} requests finished"
+        )
     found = {
         f"{name}_{statistic}": summary["from_sent"][f"{name}_ms"][statistic]
         for name in ("ttft", "e2e")
@@ -118,7 +122,7 @@ def _closed_loop(case: Case, url: str, files: Files, folder: Path) -> list[Reque
 
 
 def run_aiperf(aiperf: Path, case: Case, url: str, files: Files, folder: Path) -> Figures:
-    """Raises ClientError."""
+    """Run the case with AIPerf. Raises ClientError."""
     command = [str(aiperf), "profile", "--model", MODEL_NAME, "--url", url, "--streaming"]
     command += ["--endpoint-type", "template", "--tokenizer", str(TOKENIZER)]
     command += ["--custom-endpoint", f"/v2/models/{MODEL_NAME}/generate_stream"]
@@ -126,7 +130,7 @@ def run_aiperf(aiperf: Path, case: Case, url: str, files: Files, folder: Path) -
     command += ["--input-file", str(files.inputs), "--custom-dataset-type", "single-turn"]
     command += ["--dataset-sampling-strategy", "sequential", "--random-seed", "1"]
     command += ["--request-count", str(case.num_requests), "--artifact-dir", str(folder)]
-    # Triton's metrics port answers AIPerf's HEAD with a body, and AIPerf gives up on it.
+    # Triton's metrics port answers a HEAD request with a body, which AIPerf does not accept.
     command += ["--ui", "none", "--no-gpu-telemetry", "--no-server-metrics"]
     if case.rate:
         command += ["--request-rate", str(case.rate), "--arrival-pattern", "constant"]
@@ -135,7 +139,10 @@ def run_aiperf(aiperf: Path, case: Case, url: str, files: Files, folder: Path) -
     _call(command, folder / "aiperf.log")
     document = json.loads((folder / "profile_export_aiperf.json").read_text(encoding="utf-8"))
     if document["request_count"]["avg"] != case.num_requests:
-        raise ClientError(f"{case.name}: AIPerf counts {document['request_count']['avg']} requests")
+        raise ClientError(
+            f"{case.name}: AIPerf counted {document['request_count']['avg']} requests, "
+            f"expected {case.num_requests}"
+        )
     return aiperf_figures(document)
 
 
@@ -156,6 +163,6 @@ def _call(command: Sequence[str], log: Path) -> None:
                 command, stdout=output, stderr=output, timeout=RUN_LIMIT_S + 60, check=False
             ).returncode
         except subprocess.TimeoutExpired:
-            raise ClientError(f"{Path(command[0]).name} did not end; its log: {log}") from None
+            raise ClientError(f"{Path(command[0]).name} did not end; see {log}") from None
     if code:
-        raise ClientError(f"{Path(command[0]).name} ended with {code}; its log: {log}")
+        raise ClientError(f"{Path(command[0]).name} ended with exit code {code}; see {log}")

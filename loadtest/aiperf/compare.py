@@ -1,10 +1,10 @@
-"""Do this repository's load generators and AIPerf agree on the same requests to the same server?
+"""Compares the load generators of this repository with AIPerf, with equal requests to one server.
 
     scripts/aiperf [FOLDER]
 
-Starts a real Triton server with the backend on its fake engine, whose every step takes STEP_S, lets
-both clients do each case in alternation, and writes aiperf.md and aiperf.json to FOLDER,
-docs/results unless said. Takes some six minutes; the machine should do nothing else.
+Starts a real Triton server with the fake engine, which takes STEP_S for each step. Both clients run
+each case in alternation. Writes aiperf.md and aiperf.json to FOLDER (default: docs/results). It
+takes about six minutes. Nothing else should run on the machine.
 """
 
 from __future__ import annotations
@@ -53,14 +53,17 @@ ROWS = ("ttft_mean", "ttft_p50", "ttft_p99", "e2e_mean", "e2e_p50", "e2e_p99", "
 
 @dataclass(frozen=True)
 class Found:
-    """A run of each a round; ours first in even rounds, AIPerf's in odd ones."""
+    """The figures of a case: one run per client and round.
+
+    Our client runs first in even rounds, AIPerf in odd rounds.
+    """
 
     case: Case
     ours: Sequence[Figures]
     aiperf: Sequence[Figures]
 
     def ratios(self, row: str) -> list[float]:
-        """AIPerf's over ours, by round."""
+        """AIPerf's figure divided by ours, by round."""
         return [b[row] / a[row] for a, b in zip(self.ours, self.aiperf, strict=True)]
 
 
@@ -82,7 +85,7 @@ def measure(case: Case, url: str, aiperf: Path, folder: Path) -> Found:
 
 def page(found: Sequence[Found], version: str) -> str:
     made = f"`scripts/aiperf`, AIPerf {version}, {datetime.now(UTC):%Y-%m-%d}, {machine_name()}."
-    parts = ["# Our load generators against AIPerf", made, _answer(found)]
+    parts = ["# Our load generators compared with AIPerf", made, _answer(found)]
     parts += [part for one in found for part in (f"## {one.case.name}", _table(one))]
     notes = Path(__file__).with_name("notes.md").read_text(encoding="utf-8").strip()
     return "\n\n".join([*parts, notes]) + "\n"
@@ -97,7 +100,7 @@ def _answer(found: Sequence[Found]) -> str:
     if not far:
         return text
     listed = "; ".join(f"{name}, {row} {100 * (r - 1):+.1f} %" for (name, row), r in far.items())
-    return f"{text} Further apart (AIPerf against ours): {listed}."
+    return f"{text} Larger differences (AIPerf compared with ours): {listed}."
 
 
 def _table(found: Found) -> str:
@@ -117,7 +120,11 @@ def _table(found: Found) -> str:
 
 
 def write(folder: Path, found: Sequence[Found], version: str) -> None:
-    """Not by `publish`, whose pages name `scripts/study`: this needs an environment of its own."""
+    """Write the page and the JSON document.
+
+    `publish` is not used, because its pages name `scripts/study`, and AIPerf needs a separate
+    environment.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "aiperf.md").write_text(page(found, version), encoding="utf-8")
     document = {
@@ -132,8 +139,10 @@ def write(folder: Path, found: Sequence[Found], version: str) -> None:
 
 
 def serve() -> TritonServer:
-    """Steps that take as long in every run: two clients are compared, not two runs of a model. A
-    prompt is no cheaper the second time."""
+    """A server whose steps take the same time in every run, so that only the clients differ.
+
+    The prefix cache is off, so that a repeated prompt takes the same time.
+    """
     engine = FakeEngineConfig(kind="fake", tokenizer=str(TOKENIZER), step_s=STEP_S)
     config = ServerConfig(engine=engine, limits=LimitsConfig(reuse_prefixes=False))
     address = free_address()
@@ -142,9 +151,9 @@ def serve() -> TritonServer:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("aiperf", type=Path, help="the program of this name")
-    parser.add_argument("version", help="its version")
-    parser.add_argument("folder", type=Path, help="for aiperf.md and aiperf.json")
+    parser.add_argument("aiperf", type=Path, help="path of the aiperf program")
+    parser.add_argument("version", help="version of AIPerf")
+    parser.add_argument("folder", type=Path, help="folder for aiperf.md and aiperf.json")
     arguments = parser.parse_args()
     aiperf, version, folder = arguments.aiperf, arguments.version, arguments.folder
     try:

@@ -66,8 +66,8 @@ PAIR = ["--model", "engines_build/tiny/target", "--draft", "engines_build/tiny/d
     ("options", "message"),
     [
         (["--form", "long"], "--form: 'long' must be one of short, full"),
-        (["--policies", "none,fixed:2"], "goodput is what is judged"),
-        (["--policies", "goodput,fixed:2"], "none is the baseline"),
+        (["--policies", "none,fixed:2"], "must include goodput, which is the policy under test"),
+        (["--policies", "goodput,fixed:2"], "must include none"),
         (["--policies", "none,goodput,fixed:x"], "--policies: 'fixed:x' must be"),
         (["--shapes", "round"], "--shapes: 'round' must be one of"),
         (["--workloads", "poems"], "--workloads: 'poems' must be one of"),

@@ -27,7 +27,7 @@ FAILED = Beat(0, num_open=3, failure="the step loop ended")
         ([BUSY, FAILED], Drained.DEAD),
         ([BUSY, SILENCE], Drained.DEAD),
     ],
-    ids=["unloaded", "kept", "busy", "failed", "stands still"],
+    ids=["unloaded", "kept", "busy", "failed", "does not respond"],
 )
 def test_a_drain_tells_how_it_ended(
     beats: list[Beat | None], expected: Drained, monkeypatch: pytest.MonkeyPatch

@@ -1,4 +1,4 @@
-"""The link: each end learns that the other died, stands still, or is only suspended."""
+"""The link: each end detects that the other died, stopped or is only suspended."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_silence_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     with Backend(BEAT, SILENCE) as backend:
         launcher = backend.launcher
         look_until(launcher, lambda: launcher.trouble is not None)
-        assert "has stood still for 0.5 s" in str(launcher.trouble)
+        assert "has not responded for 0.5 s" in str(launcher.trouble)
 
 
 def test_a_launcher_that_was_suspended_takes_nobody_for_dead() -> None:
@@ -121,4 +121,4 @@ def test_without_process_descriptors_silence_tells(monkeypatch: pytest.MonkeyPat
     with Backend(BEAT, SILENCE) as backend:
         launcher = backend.launcher
         look_until(launcher, lambda: launcher.trouble is not None)
-        assert "has stood still" in str(launcher.trouble)
+        assert "has not responded" in str(launcher.trouble)

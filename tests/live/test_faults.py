@@ -33,7 +33,7 @@ LIMIT_S = 8.0
     ("fault", "words"),
     [
         (kill_stub, "has died."),
-        (stop_stub, "has stood still for 1.5 s."),
+        (stop_stub, "has not responded for 1.5 s."),
         (kill_triton, "Triton ended with exit code 137."),
         (kill_front, "The HTTP front ended with exit code 137."),
     ],
@@ -67,7 +67,7 @@ def test_a_hung_engine_fails_the_streams_with_its_reason(tmp_path: Path) -> None
     served = serve(tmp_path, {"engine_timeout_s": 1.0}, step_s=10.0)
     result = faulted(served, lambda served: None, num_streams=2)
     assert result.code == 1
-    assert "The model has left service: a step takes longer" in result.said
+    assert "The model has stopped: a step takes longer" in result.said
     assert all("limits.engine_timeout_s" in end for end in result.streams), result.streams
     assert result.left == []
 

@@ -81,7 +81,10 @@ def test_simulate_with_costs_that_differ_from_what_is_told() -> None:
         (["--what-if", "luck=2x"], "--what-if"),
         (["--wrong", "luck=2"], "--wrong: 'luck=2'"),
         (["--wrong", "draft=2@soon"], "--wrong: 'draft=2@soon'"),
-        (["--wrong", "draft=2", "--wrong", "base=2"], "--wrong: two from the same time"),
+        (
+            ["--wrong", "draft=2", "--wrong", "base=2"],
+            "--wrong: two changes begin at the same time",
+        ),
         (["--wrong", "draft=2", "--draft", "none"], "--wrong: draft=2, but there is no draft"),
         (["--goodput", "soon"], "--goodput"),
         (["--accept", "2"], "--accept"),
@@ -89,7 +92,7 @@ def test_simulate_with_costs_that_differ_from_what_is_told() -> None:
         (["--record", "missing.jsonl"], "missing.jsonl"),
         (["--profile", "missing.json"], "--profile"),
         (["--oracle", "missing.jsonl"], "--oracle"),
-        (["--record", "a", "--workload", "b"], "exclude one another"),
+        (["--record", "a", "--workload", "b"], "cannot be used together"),
     ],
 )
 def test_simulate_refuses_in_one_line(arguments: list[str], word: str) -> None:

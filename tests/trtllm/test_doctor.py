@@ -335,7 +335,7 @@ def test_a_difference_that_the_adapter_meets_is_an_error(monkeypatch):
         (("--draft", "nowhere"), "--draft: nowhere has no config.json"),
         (
             ("--report", "nowhere/report.md"),
-            "--report: nowhere/report.md must be a file that can be",
+            "--report: nowhere/report.md must be a writable file",
         ),
     ],
 )

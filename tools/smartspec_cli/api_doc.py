@@ -1,4 +1,4 @@
-"""docs/reference/tensors.md, made from the table of tensors; `reference` writes it."""
+"""Builds docs/reference/tensors.md from the table of tensors. `reference` writes the file."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ An error affects only its own request, and is its last response.
 
 | error | over HTTP | over gRPC |
 |---|---|---|
-| a value outside its range, a name that is not known, a required tensor that is missing | 400 \
+| a value outside its range, an unknown name, a missing required tensor | 400 \
 | `INVALID_ARGUMENT` |
 | the queue is full, the deadline passed before the first token, the server is shutting down \
 | 400 | `UNAVAILABLE` |
@@ -77,16 +77,16 @@ Triton itself refuses, before the backend sees the request:
 
 | what | over HTTP | over gRPC |
 |---|---|---|
-| fewer tensors than are required | 400, names what is missing | `INVALID_ARGUMENT`, names what \
+| a missing required tensor | 400, names what is missing | `INVALID_ARGUMENT`, names what \
 is missing |
-| another type than the table's | 500, `Unable to parse` | `INVALID_ARGUMENT`, named |
-| another number of elements than the shape's | 400 | `INVALID_ARGUMENT`, named |
-| a tensor of a name that is not in the table | does not exist | `INVALID_ARGUMENT`, named |
-| a body that is no JSON object | 500 | does not exist |
-| a list, an object or null under a key that is not known | 400, named | does not exist |
+| a wrong type | 500, `Unable to parse` | `INVALID_ARGUMENT`, named |
+| a wrong number of elements | 400 | `INVALID_ARGUMENT`, named |
+| a tensor with an unknown name | does not exist | `INVALID_ARGUMENT`, named |
+| a body that is not a JSON object | 500 | does not exist |
+| a list, an object or null as the value of an unknown key | 400, named | does not exist |
 
 Triton cuts an integer beyond INT32 to its lower 32 bits. It turns a number beyond FP32 into
-infinity, which is then refused.
+infinity, which the backend then refuses.
 """
 
 _REFUSED_HEAD = """\
@@ -128,7 +128,7 @@ def _input_row(spec: TensorSpec) -> tuple[str, ...]:
 
 
 def _output_row(spec: TensorSpec) -> tuple[str, ...]:
-    # The first dimension counts the texts of a prompt, of which there is one.
+    # The first dimension counts the texts per prompt, which is always one.
     shape = _shape((1, *spec.dims[1:])) if spec.has_batch else "[1]"
     return f"`{spec.name}`", spec.dtype, shape, spec.when or "always", spec.meaning
 
@@ -141,7 +141,7 @@ def _refused_rows() -> Iterable[tuple[str, ...]]:
 
 
 def _shape(dims: tuple[int, ...]) -> str:
-    """On the wire: with the batch dimension."""
+    """The shape of the tensor in a request, with the batch dimension."""
     return f"[1, {', '.join('n' if size == -1 else str(size) for size in dims)}]"
 
 

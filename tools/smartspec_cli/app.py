@@ -1,4 +1,4 @@
-"""The command line, `smartspec`. A command is a function in commands/, added to the table below."""
+"""The command line, `smartspec`. Each command is a function in commands/ and listed in COMMANDS."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ COMMANDS = (
     "check-engines",
     "bench",
 )
-"""Each a module of commands/, with - as _, that has a function or a typer application of the same
-name; in the order of `--help`."""
+"""The commands in the order of `--help`. Each is a module of commands/, with - as _, that has a
+function or a typer application of the same name."""
 
 
 class LazyGroup(TyperGroup):
-    """Imports a command when it is asked for: all of them take longer than most need to start."""
+    """Imports only the command that runs, because importing all commands is slow."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         names: dict[str, Any] = dict.fromkeys(COMMANDS)
-        self.commands = names  # of which a mistyped command gets a suggestion
+        self.commands = names  # used to suggest a name for a mistyped command
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
@@ -54,7 +54,7 @@ class LazyGroup(TyperGroup):
 app = typer.Typer(
     name="smartspec",
     cls=LazyGroup,
-    help="Serve a language model on Triton with speculative decoding that decides its draft "
+    help="Serve a language model on Triton with speculative decoding that chooses its draft "
     "length by goodput.",
     no_args_is_help=True,
     add_completion=False,

@@ -1,12 +1,12 @@
-"""Says why a step was planned as it was, and how well plans came true over a window.
+"""Explains the plan of a step, and compares expected with actual results over a window of steps.
 
-Pure: works on step records. Every plan in here is decided or evaluated with the cost model and the
-settings of the step's own decision, as in `steps.decide`; nothing is learned.
+Pure: works on step records. Every plan here uses the cost model and the settings of the step's own
+decision, as in `steps.decide`. Nothing is learned.
 
-The regret of a window is an estimate: it asks what the planner would have chosen, had it known by
-how much costs and acceptance were off in this very window, and what the choices made are worth by
-that knowledge. On oracle traces, where every accepted length is known, the simulator gives the
-exact one.
+The regret of a window is an estimate. First, costs and acceptance probabilities are corrected by
+the errors observed in the window. The planner then plans each step again with the corrected values,
+and its choice is compared with the recorded plan. The simulator computes the exact regret on oracle
+traces, where every accepted length is known.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from smartspec_py.serving.step import StepRecord
 from smartspec_sim.goodput import Floats, accept_trials
 
 NUM_BINS = 10
-"""Of predicted acceptance, in a reliability table."""
+"""Number of bins of predicted acceptance in a reliability table."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A plan that was possible, by sequence in the order of the step's views.
+    """A possible plan of a step. Its tuples follow the order of the step's views.
 
-    options: what each sequence drafts with, 0 for the first; see `SequenceView.options`.
-    expected_s in seconds, goodput in tokens a second. is_best: of the candidates beside it, the one
-    with the most tokens a second, counting what the step is worth to prompts that are read.
+    options: the draft option of each sequence, 0 for the first; see `SequenceView.options`.
+    expected_s: in seconds. goodput: in tokens per second.
+    is_best: the candidate in its list with the most tokens per second. This count includes the
+    value of the step for prompts in prefill.
     """
 
     name: str
@@ -49,8 +50,10 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class ReliabilityBin:
-    """Drafts that were put to the test, of those predicted to be accepted with about this
-    probability: mean prediction, share accepted, how many."""
+    """Verified drafts whose predicted acceptance probability is in one bin.
+
+    predicted: mean prediction. observed: share of accepted drafts. num_trials: number of drafts.
+    """
 
     predicted: float
     observed: float
@@ -59,10 +62,11 @@ class ReliabilityBin:
 
 @dataclass(frozen=True, slots=True)
 class WindowReport:
-    """num_steps: without prompt chunks, which plans leave out; sums are over these.
+    """Expected and actual results of the steps in a window.
 
+    num_steps: steps without prompt chunks, which plans do not include. Sums are over these steps.
     time_error: mean of |realised - expected| / expected seconds of a step. regret: estimated share
-    of the tokens lost. num_switches: times that a sequence began or stopped being speculated on.
+    of lost tokens. num_switches: how often speculation of a sequence started or stopped.
     """
 
     num_steps: int = 0
@@ -77,8 +81,10 @@ class WindowReport:
 
 
 def candidates(step: StepRecord) -> list[Candidate]:
-    """The plan that was chosen, and every length for all sequences alike, as far as each may; each
-    drafts with the option that was chosen for it."""
+    """The chosen plan, and one plan per draft length that all sequences share.
+
+    A sequence with a smaller maximum uses that maximum. Each sequence uses its chosen option.
+    """
     lengths, options = _chosen(step)
     plan_, views = step.decision.plan, step.decision.views
     caps = [plan_.option(view).max_draft_len for view in views]
@@ -91,15 +97,17 @@ def candidates(step: StepRecord) -> list[Candidate]:
 
 
 def options(step: StepRecord, sequence: SequenceId) -> list[Candidate]:
-    """Every length of one sequence with every option it has, the others as they were chosen. Raises
-    KeyError where the sequence was not planned in this step."""
+    """All draft lengths and options of one sequence; the other sequences keep their plan.
+
+    Raises KeyError if the step's plan does not include the sequence.
+    """
     lengths, chosen = _chosen(step)
     views = step.decision.views
     index = {view.sequence: i for i, view in enumerate(views)}[sequence]
     view = views[index]
     found = []
     for option in range(len(view.options)):
-        # No draft is the same whatever would have drafted it.
+        # Length 0 is the same plan for all options, so only the first option has it.
         for length in range(min(option, 1), view.options[option].max_draft_len + 1):
             name = f"{length}, option {option}" if option else str(length)
             if (length, option) == (lengths[index], chosen[index]):
@@ -111,7 +119,7 @@ def options(step: StepRecord, sequence: SequenceId) -> list[Candidate]:
 
 
 def window(steps: Sequence[StepRecord]) -> WindowReport:
-    """How well the plans of these steps came true."""
+    """Compare the plans of these steps with the actual results."""
     decoding = [step for step in steps if step.batch_size and not step.num_prefill_tokens]
     if not decoding:
         return WindowReport()
@@ -149,7 +157,7 @@ def _with(values: Sequence[int], index: int, value: int) -> list[int]:
 def _judged(
     step: StepRecord, plans: Sequence[tuple[str, Sequence[int], Sequence[int]]]
 ) -> list[Candidate]:
-    """Name, lengths and options of each plan as candidates, the best of them marked."""
+    """Evaluate the plans, given as name, lengths and options. The best candidate is marked."""
     views, settings = step.decision.views, step.decision.settings
     found = []
     for name, lengths, chosen in plans:
@@ -164,14 +172,14 @@ def _judged(
 
 
 def _reliability(steps: Sequence[StepRecord]) -> list[ReliabilityBin | None]:
-    """By tenths of predicted acceptance; None where nothing fell."""
+    """One bin per tenth of predicted acceptance; None for an empty bin."""
     predicted, accepted, trials = [0.0] * NUM_BINS, [0] * NUM_BINS, [0] * NUM_BINS
     for step in steps:
         decision = step.decision
         drafted = {view.sequence: decision.plan.option(view) for view in decision.views}
         for event in step.events:
             if event.sequence not in drafted:
-                continue  # it generated what an earlier step asked for
+                continue  # its tokens were planned in an earlier step
             probs = drafted[event.sequence].accept_probs
             for j in range(accept_trials(event.num_drafted, event.num_accepted)):
                 bin_ = _bin(float(probs[j]))
@@ -199,11 +207,12 @@ def _num_switches(steps: Sequence[StepRecord]) -> int:
 
 
 def _regret(steps: Sequence[StepRecord], reliability: Sequence[ReliabilityBin | None]) -> float:
-    """Tokens lost by the plans made, as a share of those that the best plans would have brought in
-    the same time, by what the window showed of costs and acceptance.
+    """Tokens lost by the recorded plans, as a share of what the best plans would have generated in
+    the same time. Costs and acceptance are corrected by the errors observed in the window.
 
-    A plan's worth is E - g T, g the goodput of the planner's choice: what its tokens exceed those
-    that the planner's choice would bring in the same time.
+    The value of a plan is E - g T. E is its expected tokens, T its expected time, and g is the
+    goodput of the planner's choice. g T is the tokens that the planner's choice would generate in
+    the time T.
     """
     target = _ratio([(step.target_s, _target_s(step)) for step in steps])
     draft = _ratio([(step.draft_s, _draft_s(step)) for step in steps])
@@ -222,7 +231,7 @@ def _regret(steps: Sequence[StepRecord], reliability: Sequence[ReliabilityBin | 
 def _lost(
     views: Sequence[SequenceView], made: SpecPlan, cost: CostModel, settings: PlannerSettings
 ) -> float:
-    """Tokens by which the plan made is worth less than the planner's choice."""
+    """Tokens that the recorded plan loses against the planner's choice."""
     best = plan(views, cost, settings)
     return max(0.0, best.goodput * made.expected_s - made.expected_tokens)
 
@@ -238,7 +247,7 @@ def _scaled(cost: CostModel, target: float, draft: float) -> CostModel:
 
 
 def _recalibrated(view: SequenceView, reliability: Sequence[ReliabilityBin | None]) -> SequenceView:
-    """Each probability moved by what its bin was off, with every option."""
+    """Add the observed error of its bin to each acceptance probability of every option."""
     moved = (
         one._replace(accept_probs=_moved(one.accept_probs, reliability)) for one in view.options
     )
@@ -276,6 +285,6 @@ def _draft_s(step: StepRecord) -> float:
 
 
 def _ratio(pairs: Sequence[tuple[float, float]]) -> float:
-    """Measured over predicted; 1 where nothing was predicted or measured."""
+    """Measured divided by predicted; 1 if either sum is 0."""
     measured, predicted = sum(m for m, _ in pairs), sum(p for _, p in pairs)
     return measured / predicted if predicted > 0 and measured > 0 else 1.0

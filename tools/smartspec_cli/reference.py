@@ -1,4 +1,4 @@
-"""The generated pages of docs/reference: `python -m smartspec_cli.reference` writes them all.
+"""Builds the generated pages of docs/reference. `python -m smartspec_cli.reference` writes them.
 
 tensors.md comes from the table that checks requests, command-line.md from the commands' options,
 and engine-json.md from the models that check engine.json. A test compares the pages with the code.
@@ -41,8 +41,7 @@ Every command of `smartspec` with its options, generated from the code by
 `python -m smartspec_cli.reference`. `smartspec COMMAND --help` prints the same text.
 
 Commands with `--json FILE` write their result as JSON: `--json -` writes it to stdout, and tables
-then go to stderr. A command ends with exit code 2 where an option is wrong, and with 1 where the
-work failed.
+then go to stderr. Exit code 2 means that an option is wrong, and 1 that the command failed.
 """
 
 _CONFIG_HEAD = """\
@@ -75,7 +74,7 @@ def command_line_markdown() -> str:
 
 
 def commands(command: Any = None, path: str = "smartspec") -> Iterator[tuple[str, Any]]:
-    """Every command below this one, the root unless given, with its whole name."""
+    """All commands below `command` (default: the root), each with its full name."""
     command = command or typer.main.get_command(app)
     if not hasattr(command, "list_commands"):
         yield path, command
@@ -86,7 +85,7 @@ def commands(command: Any = None, path: str = "smartspec") -> Iterator[tuple[str
 
 
 def _paragraphs(text: str) -> str:
-    """Without the line breaks of the docstring, and without markup of the terminal."""
+    """The text without the line breaks of the docstring and without terminal markup."""
     plain = re.sub(r"\[/?(bold|dim|italic)\]", "", text.replace("\f", ""))
     return "\n\n".join(_filled(part) for part in plain.strip().split("\n\n"))
 
@@ -136,7 +135,7 @@ def engine_json_markdown() -> str:
 
 
 def _keys(model: type[BaseModel]) -> str:
-    """A list of its keys: type, range, default and meaning. The docstring has the meanings."""
+    """A list of the model's keys: type, range, default and meaning, which is in the docstring."""
     summary, meanings = _documented(model)
     lines = [_filled(summary) + "\n"] if summary else []
     for name, field in model.model_fields.items():
@@ -147,8 +146,10 @@ def _keys(model: type[BaseModel]) -> str:
 
 
 def _documented(model: type[BaseModel]) -> tuple[str, dict[str, str]]:
-    """The docstring as its first paragraph, and what it says of each key: `key: meaning`, or
-    `key, key: meaning`."""
+    """The text of the docstring before the first key, and the meaning of each key.
+
+    Keys are written as `key: meaning` or `key, key: meaning`.
+    """
     text = " ".join((model.__doc__ or "").split())
     names = "|".join(model.model_fields)
     starts = list(re.finditer(rf"(?:^|(?<=[.;] ))((?:{names})(?:, (?:{names}))*): ", text))

@@ -1,4 +1,4 @@
-"""Where a server listens, how it is asked, and which ports are free."""
+"""The addresses and URLs of a server, and the search for free ports."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ import urllib.request
 from dataclasses import dataclass, replace
 
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""Opens URLs without a proxy: the server is on this machine."""
+"""Opens URLs without a proxy, because the server is on this machine."""
 
 
 LOOPBACK = "127.0.0.1"
 INTERNAL_PORTS = range(20_000, 30_000)
-"""Below those that Linux gives to outgoing connections: Triton binds its port only when the model
-is loaded, which may take minutes."""
+"""Below the range that Linux uses for outgoing connections. Triton binds its port only after the
+model is loaded, which may take minutes, and the port must stay free until then."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where the server listens. host: loopback unless the caller wants it seen.
+    """Where the server listens.
 
-    triton_http_port: where Triton itself answers HTTP, on loopback, while a front listens on
-    http_port. None: there is no front, and Triton listens on http_port.
+    host: loopback by default; set another host to accept connections from other machines.
+    triton_http_port: Triton's own HTTP port, on loopback, when a front listens on http_port.
+    None: there is no front, and Triton listens on http_port.
     """
 
     host: str = "127.0.0.1"
@@ -37,7 +38,7 @@ class Address:
 
     @property
     def reach(self) -> str:
-        """The host under which this machine reaches it: a wildcard is none to connect to."""
+        """The host to connect to from this machine. A wildcard address becomes loopback."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
         return f"[{host}]" if ":" in host else host
 
@@ -47,7 +48,7 @@ class Address:
 
     @property
     def triton_host(self) -> str:
-        """Where Triton's own HTTP port is bound."""
+        """The host that Triton's own HTTP port is bound to."""
         return self.host if self.triton_http_port is None else LOOPBACK
 
     @property
@@ -58,7 +59,7 @@ class Address:
 
     @property
     def grpc_url(self) -> str:
-        """Without a scheme, as tritonclient wants it."""
+        """Without a scheme, as tritonclient requires."""
         return f"{self.reach}:{self.grpc_port}"
 
     @property
@@ -67,7 +68,7 @@ class Address:
 
 
 def free_address(host: str = "127.0.0.1") -> Address:
-    """An address on three ports that are free now."""
+    """An address with three ports that are free now."""
     sockets = [socket.socket() for _ in range(3)]
     try:
         for each in sockets:
@@ -79,14 +80,14 @@ def free_address(host: str = "127.0.0.1") -> Address:
 
 
 def behind_front(address: Address) -> Address:
-    """The address with a front on its HTTP port, and Triton's own HTTP on a port that is free."""
+    """The same address with a front on its HTTP port. Triton's own HTTP gets a free port."""
     candidates = random.sample(INTERNAL_PORTS, 100)
     port = next(port for port in candidates if _can_bind(LOOPBACK, port))
     return replace(address, triton_http_port=port)
 
 
 def taken_ports(address: Address) -> list[int]:
-    """Those ports of the address that another process listens on."""
+    """The ports of the address that are already in use."""
     return [
         port
         for port in (address.http_port, address.grpc_port, address.metrics_port)
@@ -96,7 +97,7 @@ def taken_ports(address: Address) -> list[int]:
 
 def _can_bind(host: str, port: int) -> bool:
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        # As Triton does it: a port whose last connection is in TIME_WAIT is free.
+        # Triton sets this option too: a port whose last connection is in TIME_WAIT is free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))

@@ -1,12 +1,12 @@
-"""The same model under the names that TensorRT-LLM's clients ask for.
+"""Other names for the model, for clients of TensorRT-LLM.
 
-NVIDIA's model repository offers text to clients as `ensemble` and `tensorrt_llm_bls`. An alias is a
-Triton ensemble of one step: Triton hands its tensors on to the model, of which there is one. All
-inputs are the model's own, whose names are TensorRT-LLM's. Outputs are, too, but for those that
-have the name of an input (`seed`), which an ensemble cannot have twice.
+NVIDIA's model repository offers text generation as `ensemble` and `tensorrt_llm_bls`. An alias is a
+Triton ensemble of one step, which forwards all tensors to the one loaded model. Its inputs and
+outputs have the names of the model's tensors, which are TensorRT-LLM's. An ensemble cannot use one
+name for an input and an output. Outputs with the name of an input (`seed`) are therefore left out.
 
-All inputs of an alias are optional: an ensemble that waits for a required tensor ends without any
-answer. The model behind it refuses the request, and names what is missing.
+All inputs of an alias are optional. If a required tensor of an ensemble is missing, the request
+ends without a response. Instead, the model refuses the request and names the missing tensor.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ def alias_pbtxt(alias: str, model: str = MODEL_NAME) -> str:
 
 
 def write_aliases(models: Path, aliases: Iterable[str]) -> None:
-    """Into the model repository `models`. Triton wants a version of everything, if an empty one."""
+    """Write aliases into the model repository `models`.
+
+    Triton requires a version directory for each model. For an alias it is empty.
+    """
     for alias in aliases:
         version = models / alias / "1"
         version.mkdir(parents=True)

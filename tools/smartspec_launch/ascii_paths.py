@@ -1,8 +1,8 @@
-"""ASCII names for what Triton's stub has to open.
+"""ASCII names for the files and folders that Triton's stub opens.
 
-The wheel's stub starts its Python with an isolated configuration: file names are ASCII there,
-whatever LC_ALL and PYTHONUTF8 say, and an error whose traceback names any other file aborts it. So
-paths with other letters are given to Triton as links whose own names are ASCII.
+The wheel's stub starts Python with an isolated configuration. File names must be ASCII there; the
+stub ignores LC_ALL and PYTHONUTF8. It aborts on an error whose traceback has a non-ASCII file name.
+For non-ASCII paths, this module therefore creates symbolic links with ASCII names.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from smartspec_launch.paths import PATHS
 from smartspec_py.serving.config import ServerConfig
 
 LINKS_FOLDER = "/tmp"
-"""Not TMPDIR, which may lie in a home directory whose name is not ASCII."""
+"""Not TMPDIR, because it may be in a home directory with a non-ASCII name."""
 
 
 class AsciiPaths:
-    """Links for one server, in a folder that is made when the first is needed."""
+    """Links for one server. Their folder is created with the first link."""
 
     def __init__(self) -> None:
         self._folder: Path | None = None
         self._links: dict[str, str] = {}
 
     def of(self, path: Path, name: str) -> Path:
-        """The path itself if it is ASCII, else a new link of this name to it."""
+        """Return the path itself if it is ASCII, else a new link to it with this name."""
         if str(path).isascii():
             return path
         if self._folder is None:
@@ -38,18 +38,18 @@ class AsciiPaths:
         return link
 
     def of_config(self, config: ServerConfig) -> ServerConfig:
-        """The configuration with such paths, where its engine has any. They must be absolute."""
+        """Return the configuration with ASCII engine paths. The given paths must be absolute."""
         found = {name: getattr(config.engine, name, None) for name in PATHS}
         paths = {name: Path(path) for name, path in found.items() if path and not path.isascii()}
         if "profile_cache" in paths:
-            # Through a link that leads nowhere the engine could not make it.
+            # The engine cannot create this folder through a link without a target.
             with contextlib.suppress(OSError):
                 paths["profile_cache"].mkdir(parents=True, exist_ok=True)
         links = {name: str(self.of(path, name)) for name, path in paths.items()}
         return config.model_copy(update={"engine": config.engine.model_copy(update=links)})
 
     def restored(self, text: str) -> str:
-        """A text of Triton's or the backend's, with the paths that were given to `of`."""
+        """A text from Triton or the backend, with each link replaced by its original path."""
         for link, path in self._links.items():
             text = text.replace(link, path)
         return text

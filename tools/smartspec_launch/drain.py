@@ -1,12 +1,12 @@
-"""Takes the model of a running Triton out of service, and says what became of it.
+"""Unloads the model of a running Triton and reports the outcome.
 
-The backend is asked by its link, and unloads its model: Triton refuses new requests and waits for
-those in flight; of a SIGTERM the backend would learn nothing.
+The launcher sends a drain request over the link, and the backend unloads its model. Triton then
+refuses new requests and waits for those in flight. A SIGTERM to Triton would not reach the backend.
 
-Triton does not always let go of a model. Where a client cancels its gRPC stream while the last
-response leaves, Triton 2.51 keeps that request, and with it the model: it stays UNLOADING, and the
-backend is never told to finalize (measured, docs/research/log). Whether every request was answered
-is therefore read from the backend's own beats.
+Triton does not always release a model. A client may cancel its gRPC stream while the last response
+is sent. Triton 2.51 then keeps that request, and the model stays UNLOADING. The backend never gets
+a finalize call (measured, docs/research/log). The beats of the backend therefore show whether every
+request was answered.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from enum import StrEnum
 from smartspec_launch.link import LauncherEnd
 
 KEPT_S = 5.0
-"""So long nothing is open, and Triton has not let go of the model: it is not going to."""
+"""If no request is open for this time, Triton will not release the model any more."""
 
 POLL_S = 0.1
 
@@ -27,22 +27,22 @@ class Drained(StrEnum):
     """How a drain ended."""
 
     UNLOADED = "unloaded"
-    """The model is gone, or was never there."""
+    """The model is unloaded, or was never loaded."""
 
     KEPT = "kept"
-    """Every request is answered; Triton keeps the model all the same."""
+    """Every request is answered, but Triton does not release the model."""
 
     LATE = "late"
-    """It is not known that every request is answered."""
+    """The deadline passed, and requests may still be unanswered."""
 
     DEAD = "dead"
-    """The backend has died, stands still or has failed: nobody is left to answer."""
+    """The backend has died, does not respond or has failed. It can answer no request."""
 
 
 def drain(
     link: LauncherEnd, deadline_s: float, clock: Callable[[], float] = time.monotonic
 ) -> Drained:
-    """Have the model unloaded, and wait until the clock shows deadline_s at most."""
+    """Request the unload, and wait until it is done or the clock reaches deadline_s."""
     link.look(0.0)
     if link.beat is None:
         return Drained.UNLOADED
@@ -52,7 +52,8 @@ def drain(
         link.look(POLL_S)
         if link.beat.is_ended:
             link.wait_gone(max(0.0, deadline_s - clock()))
-            # Triton notes it a moment later. A SIGTERM before that is looked at after a second.
+            # Triton registers the unload a moment later. If SIGTERM comes before that, Triton
+            # needs one more second to exit.
             time.sleep(POLL_S)
             return Drained.UNLOADED
         if link.trouble or link.beat.failure:

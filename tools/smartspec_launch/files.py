@@ -1,8 +1,8 @@
-"""The files that Triton is started on: its own are found, the rest is written.
+"""The files that a Triton start needs. Finds the installation and writes the run directory.
 
-Everything that is written lies under one run directory, which one server uses at a time:
+All written files are in one run directory, which one server uses at a time:
     lock                     held by the launcher
-    backends/python/         Triton's Python backend, with the stub of the running Python
+    backends/python/         Triton's Python backend, with the stub for the running Python
     backends/smartspec_py    a link to this package, which Triton sees as a backend
     models/smartspec/        config.pbtxt and 1/engine.json
 """
@@ -31,10 +31,10 @@ CONTAINER_BACKENDS = Path("/opt/tritonserver/backends")
 STUB_NAME = "triton_python_backend_stub"
 CONTAINER_VERSION = Path("/opt/tritonserver/TRITON_VERSION")
 WHEEL_VERSION = (2, 51)
-"""Of nvidia-pytriton 0.7.0; there is no newer one."""
+"""The version in nvidia-pytriton 0.7.0, which is the newest release of that wheel."""
 
 FIXED_VERSION = (2, 69)
-"""Of release 26.05."""
+"""The version in release 26.05."""
 
 WHEEL_MAX_BODY_BYTES = 2 << 20
 MAX_BODY_BYTES = 64 << 20
@@ -44,20 +44,21 @@ PACKAGE_FOLDER = Path(smartspec_py.__file__).resolve().parent
 
 
 class InstallationError(RuntimeError):
-    """There is no usable Triton here; the message says what to install."""
+    """There is no usable Triton on this machine; the message says what to install."""
 
 
 class RunDirError(InstallationError):
-    """The run directory cannot be used; the message names it and what to do."""
+    """The run directory cannot be used; the message names it and says what to do."""
 
 
 @dataclass(frozen=True)
 class Installation:
     """A Triton server on this machine.
 
-    binary: tritonserver. python_backend: the folder of Triton's Python backend.
-    stub: the stub of the running Python; None where the folder's own is right (NVIDIA's container).
-    library_dirs: for LD_LIBRARY_PATH, the first wins. version: of the server; empty: unknown.
+    binary: path of tritonserver. python_backend: the folder of Triton's Python backend.
+    stub: the stub for the running Python; None if the folder already has the right one (NVIDIA's
+    container). library_dirs: for LD_LIBRARY_PATH, in search order.
+    version: the server's version; empty if unknown.
     """
 
     binary: Path
@@ -68,20 +69,20 @@ class Installation:
 
     @property
     def is_fit_for_network(self) -> bool:
-        """Whether its known remote vulnerabilities are fixed (docs/operate/security.md,
-        Security)."""
+        """Whether this version fixes the known remote vulnerabilities
+        (docs/operate/security.md)."""
         return self.version >= FIXED_VERSION
 
     @property
     def max_body_bytes(self) -> int:
-        """The largest request body that it takes without harm."""
+        """The largest request body that this server can parse safely, in bytes."""
         return MAX_BODY_BYTES if self.is_fit_for_network else WHEEL_MAX_BODY_BYTES
 
 
 def find_installation() -> Installation:
-    """The wheel of this environment, else NVIDIA's container.
+    """Find the wheel in this environment, else Triton in NVIDIA's container.
 
-    Raises InstallationError, or InterpreterError where the wheel cannot run this Python.
+    Raises InstallationError, or InterpreterError if the wheel's stub cannot run this Python.
     """
     wheel = importlib.util.find_spec("pytriton")
     if wheel is not None and wheel.submodule_search_locations:
@@ -93,23 +94,23 @@ def find_installation() -> Installation:
         )
     raise InstallationError(
         "no tritonserver found: run `pip install 'smartspec-py[triton]'`, "
-        "or work in NVIDIA's Triton container"
+        "or use NVIDIA's Triton container"
     )
 
 
 def exposure(host: str, version: tuple[int, ...]) -> str:
-    """Why a server of this version must not listen there."""
+    """The reason why a server of this version must not listen on this host."""
     number = ".".join(map(str, version)) or "unknown"
     return (
         f"Triton {number} listening on {host}: its known remote vulnerabilities (CVE-2025-23310, "
         "-23311, -23319, -23320, -23334, CVE-2026-24207 and others) are fixed in "
-        f"{'.'.join(map(str, FIXED_VERSION))} (release 26.05); its gRPC and metrics "
-        "ports would be open to them"
+        f"{'.'.join(map(str, FIXED_VERSION))} (release 26.05); attackers could reach its gRPC and "
+        "metrics ports"
     )
 
 
 def _container_version(path: Path = CONTAINER_VERSION) -> tuple[int, ...]:
-    """As NVIDIA's image has it in a file; empty where that is missing or not a version."""
+    """Read the version file of NVIDIA's image. Empty if it is missing or not a version."""
     try:
         return tuple(int(part) for part in path.read_text().strip().split(".")[:3])
     except (OSError, ValueError):
@@ -131,32 +132,32 @@ def _wheel_installation(package: Path) -> Installation:
     for needed in (binary, stub):
         if not needed.is_file():
             raise InstallationError(
-                f"nvidia-pytriton is incomplete, {needed} is missing: "
+                f"nvidia-pytriton is incomplete: {needed} is missing; "
                 "run `pip install --force-reinstall nvidia-pytriton==0.7.0`"
             )
-    # libpython's folder comes first: the stub must not pick up another build of the same version,
-    # whose extension modules (ssl) would not fit.
+    # libpython's folder comes first. Otherwise the stub may load another build of the same version,
+    # and the extension modules (ssl) do not match that build.
     library_dirs = (libpython_dir, package.parent / "nvidia_pytriton.libs")
     return Installation(binary, server / "backends" / "python", stub, library_dirs)
 
 
 @contextmanager
 def usable(run_dir: Path) -> Iterator[None]:
-    """Within, what goes wrong with files of the run directory raises RunDirError."""
+    """Convert each OSError in the `with` block to a RunDirError."""
     try:
         yield
     except OSError as error:
         raise RunDirError(
             f"the run directory {run_dir} cannot be used: {error.strerror} "
-            f"({error.filename or run_dir}); name one that can be written and has 10 MiB free"
+            f"({error.filename or run_dir}); name a writable directory with 10 MiB free"
         ) from error
 
 
 def lock_run_dir(run_dir: Path) -> int:
-    """Make the directory, and keep other servers out of it until the descriptor is closed.
+    """Create the directory and lock it. Closing the returned descriptor releases the lock.
 
-    No child inherits the descriptor, so that the kernel gives the lock back when this process ends,
-    however it does. Raises RunDirError where another server has it, OSError for the rest.
+    No child process inherits the descriptor, so the kernel releases the lock when this process
+    ends, even after a crash. Raises RunDirError if another server holds the lock, else OSError.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     fd = os.open(run_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -173,12 +174,12 @@ def lock_run_dir(run_dir: Path) -> int:
 def write_backends(
     run_dir: Path, installation: Installation, backend_folder: Path = PACKAGE_FOLDER
 ) -> Path:
-    """Make the directory for --backend-directory; what stood there is replaced."""
+    """Create the directory for --backend-directory. An existing one is replaced."""
     backends = run_dir / "backends"
     shutil.rmtree(backends, ignore_errors=True)
     python = backends / "python"
     python.mkdir(parents=True)
-    # Copies: Triton refuses a library that a link leads out of the backend directory.
+    # Copied, not linked: Triton refuses a library that links to a file outside this directory.
     for source in installation.python_backend.iterdir():
         if source.is_file():
             shutil.copy2(source, python / source.name)
@@ -190,7 +191,7 @@ def write_backends(
 
 
 def write_repository(run_dir: Path, config: ServerConfig, aliases: Sequence[str] = ()) -> Path:
-    """Make the model repository with this config as engine.json; what stood there is replaced."""
+    """Create the model repository with this config as engine.json. An existing one is replaced."""
     models = run_dir / "models"
     shutil.rmtree(models, ignore_errors=True)
     version = models / MODEL_NAME / "1"

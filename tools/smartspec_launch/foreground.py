@@ -20,16 +20,17 @@ from smartspec_py.serving.config import CONTEXT_LINE
 LOOK_S = 0.1
 READY_S = 1.0
 MAX_MISSES = 3
-"""Questions in a row that find the model not ready; one alone may be a server that is busy."""
+"""Failed readiness checks in a row before the server is stopped. One may fail on a busy server."""
 
 
 def run_in_foreground(
     server: TritonServer, console: Console, on_ready: Callable[[], None] | None = None
 ) -> int:
-    """Serve until a signal or a failure; return the exit code for the caller.
+    """Serve until a signal or a failure, and return the exit code.
 
-    Signals end Triton in good order: 0. Whatever else ends it, or keeps it from ending so, is 1.
-    Raises TritonServerError where it does not come up, and what `TritonServer.start` raises.
+    0: a signal stopped Triton, and it shut down cleanly. 1: any other end.
+    Raises TritonServerError if Triton does not become ready, and the errors of
+    `TritonServer.start`.
     """
     with signals_interrupt():
         try:
@@ -52,8 +53,10 @@ def run_in_foreground(
 
 
 def wait_with_progress(server: TritonServer, console: Console) -> None:
-    """Wait for readiness, showing for how long and on a terminal what Triton last logged; then say
-    which context length is served."""
+    """Wait until the server is ready, then print the start time and the context length.
+
+    A terminal shows the elapsed time and Triton's newest log line meanwhile.
+    """
     start = time.monotonic()
 
     def show(line: str) -> None:
@@ -65,7 +68,7 @@ def wait_with_progress(server: TritonServer, console: Console) -> None:
     with console.status("Starting Triton") as status:
         server.wait_ready(show)
     console.print(
-        f"Triton serves after {time.monotonic() - start:.1f} s; log: {server.log_path}",
+        f"Triton is ready after {time.monotonic() - start:.1f} s; log: {server.log_path}",
         soft_wrap=True,
     )
     if phases := phases_text(server.start_phases()):
@@ -75,7 +78,7 @@ def wait_with_progress(server: TritonServer, console: Console) -> None:
 
 
 def announce(address: Address, console: Console, prompt: str = "Hello") -> None:
-    """Print where it listens, and a line to try with this prompt."""
+    """Print the server's URLs and a curl command with this prompt."""
     body = shlex.quote(json.dumps({"text_input": prompt, "max_tokens": 64, "stream": True}))
     for name, url in (
         ("HTTP", address.http_url),
@@ -93,7 +96,7 @@ def announce(address: Address, console: Console, prompt: str = "Hello") -> None:
 
 
 def watch(server: TritonServer, console: Console) -> int:
-    """Return 1 when the server cannot serve any more, after saying why; nothing of it is left."""
+    """Wait until the server fails. Kill all its processes, print the reason and return 1."""
     stopped = threading.Event()
     lost = threading.Event()
     asking = threading.Thread(target=_ask_readiness, args=(server, stopped, lost), daemon=True)
@@ -103,7 +106,8 @@ def watch(server: TritonServer, console: Console) -> int:
             pass
     finally:
         stopped.set()
-    # At once: what is still open ends visibly for its client, and a supervisor can start anew.
+    # Kill at once, without a drain. Clients then see that their streams have ended, and a
+    # supervisor can restart the server.
     server.kill()
     reason = reason or "The model is no longer ready."
     console.print(f"{reason}\n{server.log_tail()}", markup=False)
@@ -111,7 +115,8 @@ def watch(server: TritonServer, console: Console) -> int:
 
 
 def _ask_readiness(server: TritonServer, stopped: threading.Event, lost: threading.Event) -> None:
-    """Notice a Triton that hangs, or has no model, beside a backend that is alive."""
+    """Set `lost` if the model is not ready. This finds a Triton that hangs or has lost its model,
+    although the backend process is alive."""
     misses = 0
     while misses < MAX_MISSES and not stopped.wait(READY_S):
         misses = 0 if server.is_model_ready() else misses + 1
@@ -120,7 +125,7 @@ def _ask_readiness(server: TritonServer, stopped: threading.Event, lost: threadi
 
 @contextmanager
 def signals_interrupt() -> Iterator[None]:
-    """Within, SIGTERM and SIGHUP do what Ctrl-C does: raise KeyboardInterrupt."""
+    """In the `with` block, SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = [signal.signal(number, signal.default_int_handler) for number in numbers]
     try:
@@ -131,5 +136,5 @@ def signals_interrupt() -> Iterator[None]:
 
 
 def _message(line: str) -> str:
-    """A line of Triton's log without its prefix, and safe to print as markup."""
+    """A line of Triton's log without its prefix, escaped for rich markup."""
     return line.partition('] "')[2].rstrip('"').replace("[", r"\[") or "..."

@@ -1,4 +1,4 @@
-"""The front as a child process: command line, start, end."""
+"""Starts and stops the HTTP front as a child process."""
 
 from __future__ import annotations
 
@@ -10,25 +10,27 @@ from smartspec_launch.address import Address
 
 MIN_BODY_BYTES = 1 << 20
 BYTES_PER_TOKEN = 6 * 64
-"""The longest text that is taken has 64 bytes a token (serving/intake.py), and JSON may write one
-byte as six."""
+"""The longest accepted text has 64 bytes per token (serving/intake.py). JSON may encode one byte in
+six."""
 
 UNKNOWN_BODY_BYTES = 8 << 20
-"""Where the models say how long a context is, which is known when they are loaded."""
+"""Limit if the models define the context length, which is known only after they are loaded."""
 
 EXIT_S = 5.0
 
 
 def max_body_bytes(max_context_len: int | None, triton_bears_bytes: int) -> int:
-    """Room for the longest prompt, as far as this Triton survives it. max_context_len: None where
-    it is not set."""
+    """The body limit in bytes: room for the longest prompt, at most what this Triton can parse.
+
+    max_context_len: None if it is not set.
+    """
     if max_context_len is None:
         return min(UNKNOWN_BODY_BYTES, triton_bears_bytes)
     return min(max(MIN_BODY_BYTES, BYTES_PER_TOKEN * max_context_len), triton_bears_bytes)
 
 
 class Front:
-    """Started with its creation. It ends when `stop` is called, or when this process ends."""
+    """The front process. The constructor starts it. It ends on `stop` or with this process."""
 
     def __init__(self, address: Address, max_body: int, log: IO[bytes]) -> None:
         command = [sys.executable, "-m", "smartspec_launch.front"]
@@ -43,11 +45,11 @@ class Front:
         return self._process.pid
 
     def poll(self) -> int | None:
-        """Its exit code; None while it runs."""
+        """The exit code, or None while the front runs."""
         return self._process.poll()
 
     def stop(self, timeout_s: float = EXIT_S) -> None:
-        """Let responses end, timeout_s at most. Idempotent."""
+        """Stop the front. Open responses get timeout_s to end, then it is killed. Idempotent."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:

@@ -1,7 +1,8 @@
-"""What Triton's Python backend needs of the interpreter, and the one command that supplies it.
+"""Checks whether a Python interpreter can run Triton's Python backend.
 
-Only the standard library is used and nothing of this package: `scripts/setup.sh` runs this file by
-each Python it finds, before anything is installed. Exit status 0: usable; 1: not, and why.
+If not, the message has the one command that fixes it. This file uses only the standard library,
+because `scripts/setup.sh` runs it with each Python before anything is installed. Exit status 0:
+usable. 1: not usable, and the reason is printed.
 """
 
 from __future__ import annotations
@@ -20,11 +21,14 @@ NEWEST = (3, 12)
 
 
 class InterpreterError(RuntimeError):
-    """This Python cannot host the backend; the message ends with the one command that helps."""
+    """This Python cannot run the backend; the message ends with the command that fixes it."""
 
 
 class Interpreter(NamedTuple):
-    """The facts that decide. libpython: the shared library that Triton's stub links to, if any."""
+    """Facts about a Python interpreter.
+
+    libpython: the shared library that Triton's stub links to; None if missing.
+    """
 
     version: tuple[int, int]
     base_prefix: str
@@ -33,7 +37,7 @@ class Interpreter(NamedTuple):
 
 
 def this_interpreter() -> Interpreter:
-    """Look at the Python that runs this."""
+    """Inspect the Python that runs this code."""
     return Interpreter(
         version=(sys.version_info.major, sys.version_info.minor),
         base_prefix=sys.base_prefix,
@@ -47,7 +51,7 @@ def check_interpreter(found: Interpreter | None = None, needs_venv: bool = False
     found = found or this_interpreter()
     name = "Python {}.{}".format(*found.version)
     if not OLDEST <= found.version <= NEWEST:
-        raise InterpreterError(f"{name} cannot host Triton's stub; {_command('3.11')}")
+        raise InterpreterError(f"{name} cannot run Triton's stub; {_command('3.11')}")
     missing = []
     if needs_venv and not found.has_venv:
         missing.append("the venv module")
@@ -62,7 +66,7 @@ def check_interpreter(found: Interpreter | None = None, needs_venv: bool = False
 def _find_libpython() -> Path | None:
     version = "{}.{}".format(*sys.version_info)
     libdir = sysconfig.get_config_var("LIBDIR") or "/usr/lib"
-    # A distribution keeps it one level deeper, by architecture.
+    # Linux distributions keep it in a subfolder named after the architecture.
     for folder in (Path(libdir), Path(libdir, sysconfig.get_config_var("MULTIARCH") or "")):
         library = folder / f"libpython{version}.so.1.0"
         if library.exists():
@@ -81,12 +85,12 @@ def _remedy(found: Interpreter) -> str:
 
 
 def _command(version: str) -> str:
-    """How to install the distribution's packages of this version."""
+    """How to install this Python version from the distribution's packages."""
     sudo = "" if os.geteuid() == 0 else "sudo "
     packages = f"python{version} python{version}-venv libpython{version}"
     if shutil.which("apt-get"):
         return f"run: {sudo}apt-get install -y {packages}"
-    return f"install {packages.replace(' ', ', ')} by your distribution's package manager"
+    return f"install {packages.replace(' ', ', ')} with your distribution's package manager"
 
 
 if __name__ == "__main__":

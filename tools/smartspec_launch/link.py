@@ -11,12 +11,12 @@ import socket
 from smartspec_py.serving.link import DRAIN, Beat, received
 
 SILENT_S = 1.5
-"""A process that sends nothing for so long is taken for stopped. Triton 2.51 aborts itself where
-its Python process stands still for about as long and a request comes."""
+"""A process that sends nothing for this time counts as stopped. Triton 2.51 aborts if its Python
+process does not respond for about the same time and a request arrives."""
 
 
 class LauncherEnd:
-    """What the launcher knows of the backend. Used by one thread."""
+    """The launcher's view of the backend process. Used by one thread."""
 
     def __init__(self) -> None:
         self._socket, self._child = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -25,25 +25,25 @@ class LauncherEnd:
         self._silent_s = 0.0
         self._is_dead = False
         self.beat: Beat | None = None
-        """The newest; None before the model has been loaded."""
+        """The newest beat; None before the model has been loaded."""
 
     @property
     def child_fd(self) -> int:
-        """The backend's end, to be inherited by tritonserver."""
+        """The descriptor of the backend's end, which tritonserver inherits."""
         return self._child.fileno()
 
     def hand_over(self) -> None:
-        """Close the backend's end here, once tritonserver has it."""
+        """Close this process's copy of the backend's end, after tritonserver has inherited it."""
         self._child.close()
 
     def look(self, timeout_s: float) -> None:
-        """Wait for the next beat, or the process's death, timeout_s at most."""
+        """Wait up to timeout_s for the next beat or the end of the process."""
         poller = select.poll()
         for source in (self._socket.fileno(), self._pidfd):
             if source is not None:
                 poller.register(source, select.POLLIN)
         ready = [source for source, _ in poller.poll(timeout_s * 1e3)]
-        # What was waited here counts, not what a clock shows: launcher and machine may be
+        # Counts the time spent in poll, not clock time: the launcher or the machine may be
         # suspended.
         self._silent_s = 0.0 if ready else self._silent_s + timeout_s
         self._is_dead |= self._pidfd in ready
@@ -52,29 +52,29 @@ class LauncherEnd:
 
     @property
     def trouble(self) -> str | None:
-        """In a sentence, why the backend is of no use; None where it is alive."""
+        """One sentence that says why the backend cannot serve; None while it can."""
         name = f"Triton's Python process (pid {self.beat.pid})" if self.beat else "The backend"
         if self.beat is not None and self.beat.is_ended:
             return "The model has been unloaded."
         if self._is_dead:
             return f"{name} has died."
         if self._silent_s >= SILENT_S:
-            return f"{name} has stood still for {SILENT_S:g} s."
+            return f"{name} has not responded for {SILENT_S:g} s."
         return None
 
     def request_drain(self) -> None:
-        with contextlib.suppress(OSError):  # nobody is left, or nobody reads
+        with contextlib.suppress(OSError):  # the backend has ended or does not read
             self._socket.send(DRAIN)
 
     def wait_gone(self, timeout_s: float) -> None:
-        """Until the process has ended."""
+        """Wait up to timeout_s until the process has ended."""
         if self._pidfd is not None:
             poller = select.poll()
             poller.register(self._pidfd, select.POLLIN)
             poller.poll(timeout_s * 1e3)
 
     def close(self) -> None:
-        """May be called again."""
+        """Close the link. Idempotent."""
         self._socket.close()
         self._child.close()
         if self._pidfd is not None:
@@ -82,7 +82,7 @@ class LauncherEnd:
             self._pidfd = None
 
     def _receive(self) -> None:
-        """All beats that have come; the end of the stream where every holder of it has ended."""
+        """Read all waiting beats. The stream ends when every process that holds it has ended."""
         with contextlib.suppress(BlockingIOError):
             while True:
                 message = received(self._socket)
@@ -90,7 +90,7 @@ class LauncherEnd:
                     self._is_dead = True
                     return
                 if self.beat is not None and self.beat.is_ended:
-                    continue  # a beat that another thread of the backend had begun before
+                    continue  # another thread of the backend began this beat earlier
                 is_first = self.beat is None
                 self.beat = Beat(**json.loads(message))
                 if is_first:
@@ -102,4 +102,4 @@ class LauncherEnd:
         except ProcessLookupError:
             self._is_dead = True
         except (OSError, AttributeError):
-            pass  # an old kernel, or a Python built on one: silence tells it, later
+            pass  # an old kernel, or a Python built on one: SILENT_S detects the end later

@@ -1,4 +1,4 @@
-"""Triton's model configuration, made from the table of tensors."""
+"""Writes Triton's model configuration (config.pbtxt) from the table of tensors."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from smartspec_py.api.tensor_spec import TensorSpec
 
 
 def config_pbtxt(name: str = MODEL_NAME) -> str:
-    """Triton's model configuration: names and shapes only; all else is in engine.json."""
+    """The model configuration. It has names and shapes only; all else is in engine.json."""
     lines = [
         f'name: "{name}"',
         'backend: "smartspec_py"',
         "max_batch_size: 1",
         "model_transaction_policy { decoupled: true }",
-        # One instance: kind CPU, or Triton would start one process a GPU.
+        # One instance of kind CPU. With kind GPU, Triton would start one process per GPU.
         "instance_group [ { count: 1, kind: KIND_CPU } ]",
     ]
     lines += (*pbtxt_inputs(INPUTS), *pbtxt_outputs(OUTPUTS))
@@ -23,12 +23,12 @@ def config_pbtxt(name: str = MODEL_NAME) -> str:
 
 
 def pbtxt_inputs(tensors: Sequence[TensorSpec]) -> tuple[str, str, str]:
-    """The lines of a configuration's `input`."""
+    """The lines of the `input` section."""
     return _section("input", [_pbtxt_tensor(t, is_optional=t.is_optional) for t in tensors])
 
 
 def pbtxt_outputs(tensors: Sequence[TensorSpec]) -> tuple[str, str, str]:
-    """The lines of a configuration's `output`."""
+    """The lines of the `output` section."""
     return _section("output", [_pbtxt_tensor(t) for t in tensors])
 
 

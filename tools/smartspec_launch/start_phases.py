@@ -1,4 +1,4 @@
-"""How long a start took, phase by phase, by the times of the lines in Triton's log."""
+"""Computes the time of each start phase from the timestamps in Triton's log."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ MARKS = (
     ("profile", ":cache: "),
     ("ports", '"Started HTTPService at '),
 )
-"""Phases in order, each with what the line has that ends it. One whose line is missing, as those of
-another engine are, is left out, and its time counts to the next. engines: of TensorRT-LLM."""
+"""The phases in order, each with a text from the log line that ends it. A phase without such a line
+is left out, and its time counts as part of the next phase. This applies to phases of other engines.
+engines: TensorRT-LLM engines."""
 
 SHORT_S = 0.05
 DAY_S = 86_400
@@ -26,8 +27,10 @@ _TIME = re.compile(r"[IWE]\d{4} (\d\d):(\d\d):(\d\d\.\d+) ")
 
 
 def start_phases(log: str, begin_s: float) -> dict[str, float]:
-    """Seconds of each phase. begin_s: when Triton was started, in seconds since the epoch; its log
-    has the time of day in UTC. Empty where its lines begin otherwise."""
+    """The seconds of each phase. Empty if the log lines do not begin with Triton's timestamps.
+
+    begin_s: when Triton was started, in seconds since the epoch. The log has the UTC time of day.
+    """
     ends: dict[str, float] = {}
     for line in log.splitlines():
         name = next((name for name, mark in MARKS if mark in line), None)
@@ -40,5 +43,5 @@ def start_phases(log: str, begin_s: float) -> dict[str, float]:
 
 
 def phases_text(phases: Mapping[str, float]) -> str:
-    """Such as `imports 2.1 s, target 0.4 s`; without those shorter than SHORT_S."""
+    """Text such as `imports 2.1 s, target 0.4 s`, without phases shorter than SHORT_S."""
     return ", ".join(f"{name} {value:.1f} s" for name, value in phases.items() if value >= SHORT_S)

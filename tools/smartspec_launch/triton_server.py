@@ -1,12 +1,12 @@
-"""One Triton server as a child process: command line, environment, start, readiness, stop.
+"""Runs one Triton server as a child process: command line, environment, start, readiness, stop.
 
-Where the address says so, the HTTP front is a second child: it starts and ends with Triton, and
-writes to the same log.
+If the address has a front, the HTTP front is a second child process. It starts and ends with
+Triton, and writes to the same log.
 
-The server and the stub processes that it forks are a process group of their own, so that a stop
-reaches all of them and a Ctrl-C in the terminal reaches only the caller, who decides. The backend
-is watched, and told to drain, by `smartspec_launch.link`. Model control is explicit, because only
-then can the backend unload itself; over HTTP and gRPC those endpoints are closed to everybody.
+The server and the stub processes that it forks have their own process group. A stop therefore
+reaches all of them, and a Ctrl-C in the terminal reaches only the caller. The launcher watches and
+drains the backend through `smartspec_launch.link`. Model control is explicit, because the backend
+can unload itself only in this mode. Its HTTP and gRPC endpoints are closed to all clients.
 """
 
 from __future__ import annotations
@@ -56,35 +56,35 @@ __all__ = [
 ]
 
 MAX_POOLED_RESPONSES = 1024
-"""Responses that a slow gRPC client may leave in Triton's memory; its own default is unbounded."""
+"""Responses that Triton keeps in memory for a slow gRPC client. Triton's default is unbounded."""
 
 KERNEL_CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 KERNEL_CACHE_SIZE = "256"
-"""On a CPU oneDNN keeps a kernel for every number of tokens that it has met, in bfloat16 up to
-several hundred MiB at its own 1,024. With 256 memory is flat after seconds, and no slower
-(docs/research/log)."""
+"""On a CPU, oneDNN caches one kernel per number of tokens. In bfloat16 its default of 1,024 kernels
+takes up to several hundred MiB. With 256, memory use is constant after seconds and speed is the
+same (docs/research/log)."""
 
 LOG_TAIL_LINES = 15
 DRAIN_MARGIN_S = 5.0
-"""Time beyond `limits.drain_s` that the backend is given to send its last responses."""
+"""Time after `limits.drain_s` in which the backend sends its last responses."""
 
 EXIT_TIMEOUT_S = 8.0
-"""Time that Triton gives idle connections after SIGTERM; its own default is 30 s."""
+"""Time that Triton waits for idle connections after SIGTERM. Triton's default is 30 s."""
 
 EXIT_S = 10.0
 CLOSED_APIS = "model-repository,shared-memory,trace,logging"
-"""Triton's APIs that change or read what is not a client's."""
+"""Triton's administrative APIs, which clients must not use."""
 
 CLOSED_HEADER = "CLOSED:TO:ALL"
-"""Triton opens a restricted API to whoever sends a header, and takes that header on its command
-line alone, where every local user can read it. This one nobody can send: the name of an HTTP header
-ends at its first colon, and gRPC refuses a name with a colon or capitals. So there is no key."""
+"""A request to a restricted API must have this header. Triton takes the header only from its
+command line, which every local user can read. So this header is one that no client can send: the
+name of an HTTP header ends at its first colon, and gRPC refuses names with a colon or capitals."""
 
 GONE_S = 1.0
-"""Time that killed processes are waited for."""
+"""Time to wait for killed processes to end."""
 
 LAST_WORDS_S = 0.7
-"""Time that responses are given to leave Triton when the backend has failed."""
+"""Time for Triton to send the last responses after the backend has failed."""
 
 
 class TritonServerError(RuntimeError):
@@ -92,16 +92,17 @@ class TritonServerError(RuntimeError):
 
 
 class ModelRefusedError(TritonServerError):
-    """The backend found engine.json or a checkpoint at fault; the message is its sentence."""
+    """The backend refused engine.json or a checkpoint; the message is the backend's own."""
 
 
 class TritonServer:
     """Serves one model. `with TritonServer(...) as server:` starts it and stops it.
 
-    run_dir: holds all that is written: see smartspec_launch/files.py; and tritonserver.log.
-    backend_folder: another one than this package, for tests of the launcher itself. aliases: names
-    beside the model's own, see `serving.aliases`. options: of tritonserver, after all others.
-    keeps_files: if not, run_dir is removed behind a `with` in which nothing failed.
+    run_dir: holds all written files (see smartspec_launch/files.py) and tritonserver.log.
+    backend_folder: the backend package; tests of the launcher set another one.
+    aliases: additional names of the model, see `smartspec_launch.aliases`.
+    options: additional options of tritonserver, placed last.
+    keeps_files: if false, run_dir is removed after a `with` block without errors.
     """
 
     def __init__(
@@ -146,12 +147,12 @@ class TritonServer:
     ) -> None:
         code = self.stop()
         if kind is None and code == 0 and not self._keeps_files:
-            # What was measured is not lost for a folder that stays.
+            # An error here must not lose the results of a measurement.
             shutil.rmtree(self._run_dir, ignore_errors=True)
 
     @property
     def pid(self) -> int:
-        """Process id of tritonserver, which is also its process group."""
+        """Process id of tritonserver. It is also the process group id."""
         assert self._process is not None, "not started"
         return self._process.pid
 
@@ -162,7 +163,7 @@ class TritonServer:
         return self._front.pid
 
     def start(self) -> None:
-        """Write the run directory, start the process.
+        """Write the run directory and start the process.
 
         Raises InstallationError or InterpreterError.
         """
@@ -205,8 +206,10 @@ class TritonServer:
         self._link.hand_over()
 
     def poll(self) -> int | None:
-        """Exit code of tritonserver, or of the front where that has ended alone; None while both
-        run. A death by signal s is 128 + s."""
+        """Exit code of tritonserver, or of the front if only the front has ended.
+
+        None while both run. A process ended by signal s has the code 128 + s.
+        """
         assert self._process is not None, "not started"
         code = self._process.poll()
         if code is None and self._front is not None and not self._is_stopped:
@@ -216,18 +219,19 @@ class TritonServer:
         return 128 - code if code is not None and code < 0 else code
 
     def look(self, timeout_s: float) -> str | None:
-        """Wait up to timeout_s; then say, in a sentence, why it cannot serve, or None."""
+        """Wait up to timeout_s. Return one sentence that says why the server cannot serve, or
+        None."""
         self._link.look(timeout_s)
         code = self.poll()
         if code is not None:
             return self.end_message(code)
         if self._link.beat is not None and self._link.beat.failure:
             time.sleep(LAST_WORDS_S)
-            return f"The model has left service: {self._link.beat.failure}"
+            return f"The model has stopped: {self._link.beat.failure}"
         return self._link.trouble
 
     def end_message(self, code: int) -> str:
-        """Which process ended with the code that `poll` has returned."""
+        """A sentence that names the process that ended with this code of `poll`."""
         assert self._process is not None, "not started"
         what = "The HTTP front" if self._process.poll() is None else "Triton"
         return f"{what} ended with exit code {code}."
@@ -235,10 +239,10 @@ class TritonServer:
     def wait_ready(
         self, progress: Callable[[str], None] | None = None, timeout_s: float | None = None
     ) -> None:
-        """Wait until the model serves; `progress` is called with the newest line of the log.
+        """Wait until the model is ready. Calls `progress` with the newest log line.
 
-        timeout_s: None is limits.start_s. Raises TritonServerError as soon as the process ends, or
-        after timeout_s; ModelRefusedError where the backend said what is wrong.
+        timeout_s: None means limits.start_s. Raises TritonServerError when the process ends or
+        after timeout_s. Raises ModelRefusedError if the backend reported the reason.
         """
         timeout_s = self._config.limits.start_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + timeout_s
@@ -250,15 +254,15 @@ class TritonServer:
                 raise TritonServerError(f"{self.end_message(code)}\n{self.log_tail()}")
             if time.monotonic() > deadline:
                 raise TritonServerError(
-                    f"Triton was not ready after {timeout_s:g} s, which limits.start_s (--start-s) "
-                    f"allows: raise it if the log shows progress.\n{self.log_tail()}"
+                    f"Triton was not ready after {timeout_s:g} s, the limit of limits.start_s "
+                    f"(--start-s): raise it if the log shows progress.\n{self.log_tail()}"
                 )
             if progress is not None:
                 progress(self.log_tail(1))
             time.sleep(POLL_S)
 
     def is_model_ready(self) -> bool:
-        """Whether the server answers and the model can serve. A server that hangs counts as not."""
+        """Whether the server responds and the model is ready. False if the server hangs."""
         url = f"{self.address.http_url}/v2/models/{MODEL_NAME}/ready"
         try:
             with DIRECT.open(url, timeout=5.0) as response:
@@ -267,16 +271,16 @@ class TritonServer:
             return False
 
     def start_phases(self) -> dict[str, float]:
-        """Seconds of each phase of the start so far, from Triton's own start on."""
+        """Seconds of each start phase so far, from the start of the Triton process."""
         return start_phases(self._log_text(), self._begin_s)
 
     def logged(self, beginning: str) -> str | None:
-        """The first message of Triton's log that begins so; None where there is none."""
+        """The first message in Triton's log with this beginning, or None."""
         found = re.search(rf'{re.escape(beginning)}[^"\n]+', self._log_text())
         return found and found[0]
 
     def log_tail(self, num_lines: int = LOG_TAIL_LINES) -> str:
-        """The last lines of Triton's log, without the tables that it draws."""
+        """The last lines of Triton's log, without its tables."""
         lines = self._log_text().splitlines()
         lines = [line for line in lines if line.strip() and line[0] not in "+|"]
         return "\n".join(lines[-num_lines:])
@@ -285,29 +289,30 @@ class TritonServer:
         return self.log_path.read_text(encoding="utf-8", errors="replace")
 
     def _refusal(self) -> str | None:
-        """The sentence of a backend that found its engine.json or models at fault, if it did."""
+        """The backend's message if it refused its engine.json or models, else None."""
         found = re.search(r"Internal: TritonModelException: (.+)", self.log_tail())
         return found and found[1]
 
     def stop(self) -> int | None:
-        """Drain, then SIGTERM, then SIGKILL, then whatever is left of the group. Idempotent.
+        """Drain, send SIGTERM, then SIGKILL to the remaining processes of the group. Idempotent.
 
-        Draining refuses new requests and lets those in flight finish for `limits.drain_s`; the
-        backend then ends each with its last response. A backend that has died, stands still or has
-        failed is not waited for. Returns the exit code; None if it never started. A Triton that was
-        killed because it kept a model whose requests were all answered has ended well: 0.
+        During the drain the server refuses new requests. Requests in flight have `limits.drain_s`
+        to finish; the backend then ends each with a last response. There is no wait for a backend
+        that has died, does not respond or has failed. Returns the exit code, or None if the server
+        never started. The code is 0 if Triton had to be killed only because it kept the model
+        after all requests were answered.
         """
         if self._process is None:
             self._ascii_paths.close()
             return None
         if self._process.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
-                # A second Ctrl-C is for now.
+                # A second Ctrl-C ends the wait at once.
                 wait_s = self._config.limits.drain_s + DRAIN_MARGIN_S
                 end = drain(self._link, time.monotonic() + wait_s)
                 self._is_kept = end is Drained.KEPT
                 if self._front is not None:
-                    self._front.stop()  # Triton waits for its idle connections
+                    self._front.stop()  # Triton would wait for the front's idle connections
                 if end not in (Drained.KEPT, Drained.DEAD):
                     self._process.send_signal(signal.SIGTERM)
                     self._process.wait(EXIT_S + EXIT_TIMEOUT_S)
@@ -315,9 +320,9 @@ class TritonServer:
         return self.poll()
 
     def kill(self) -> None:
-        """End whatever is left of the group at once, and remove what it leaves. Idempotent.
+        """Kill the remaining processes of the group at once, and clean up. Idempotent.
 
-        A stub outlives a server that crashed or was killed, and so does their shared memory.
+        If the server crashed or was killed, its stub and their shared memory still exist.
         """
         if self._process is None or self._is_stopped:
             return
@@ -326,7 +331,7 @@ class TritonServer:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(GONE_S)
         if self._front is not None:
-            self._front.stop(GONE_S / 2)  # it tells its clients that their streams have broken off
+            self._front.stop(GONE_S / 2)  # it reports broken streams to its clients
         self._link.wait_gone(GONE_S)
         self._link.close()
         remove_shared_memory(self._shm_prefix)
@@ -341,10 +346,9 @@ class TritonServer:
 
 
 def server_environment(installation: Installation) -> dict[str, str]:
-    """The caller's environment, with the running Python's own packages for the stub to find."""
+    """The caller's environment, changed so that the stub finds the packages of this Python."""
     environment = dict(os.environ)
-    # The stub looks for `python3` on PATH and takes that interpreter's site-packages; it ignores
-    # PYTHONPATH.
+    # The stub uses the site-packages of the first `python3` on PATH. It ignores PYTHONPATH.
     environment["PATH"] = os.pathsep.join(
         [str(Path(sys.executable).parent), environment.get("PATH", os.defpath)]
     )
@@ -393,7 +397,7 @@ def server_command(
 
 
 def _help_text(binary: Path, environment: dict[str, str]) -> str:
-    """Triton's options differ by version, and an unknown one ends it."""
+    """Triton's help text. Options differ by version, and Triton exits on an unknown option."""
     result = subprocess.run(
         [str(binary), "--help"], env=environment, capture_output=True, text=True, check=False
     )

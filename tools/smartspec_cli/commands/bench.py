@@ -1,4 +1,4 @@
-"""`smartspec bench`: what speculation brings on this machine, measured on a live Triton."""
+"""`smartspec bench`: measures the speed-up of speculation on this machine with a live Triton."""
 
 from __future__ import annotations
 

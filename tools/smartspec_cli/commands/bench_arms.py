@@ -1,4 +1,4 @@
-"""`smartspec bench arms`: what each policy costs a request, measured on a live Triton."""
+"""`smartspec bench arms`: the speed of each policy per request, measured on a live Triton."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from smartspec_py.serving.profile import machine_name
 DEFAULT_POLICIES = "none,fixed:1,fixed:2,fixed:3,fixed:4,fixed:5,fixed:6,fixed:7,goodput"
 EACH, MIXED = "each", "mixed"
 PROMPT_SEED = 4_000_037
-"""Keys the prompts; far from the seeds that the shipped pair was trained on."""
+"""Seed of the prompts. It is far from the seeds of the shipped pair's training data."""
 
 
 def arms(
@@ -125,14 +125,14 @@ def arms(
 def _policies(text: str) -> list[str]:
     names = policies_of(text)
     if NONE not in names:
-        fail(f"--policies: {NONE} is the baseline and must be among them", USAGE_ERROR)
+        fail(f"--policies: must include {NONE}, which is the baseline", USAGE_ERROR)
     return names
 
 
 def _round_jobs(
     workload: str, number: int, concurrency: int, max_tokens: int, temperature: float
 ) -> list[Job]:
-    """A round's requests: prompts that no other round has."""
+    """The requests of one round. No other round has the same prompts."""
     jobs = []
     for index in range(concurrency):
         unit = number * concurrency + index
@@ -142,7 +142,8 @@ def _round_jobs(
             "max_tokens": max_tokens,
             "temperature": temperature,
             "seed": unit + 1,
-            # Arms share their prompts: the first would pay for reading them, and no other.
+            # Arms use the same prompts. With the prefix cache, only the first arm would pay for
+            # the prefill.
             "reuse_prefix": False,
         }
         jobs.append(Job(fields))
@@ -150,7 +151,7 @@ def _round_jobs(
 
 
 def best_fixed(arms: Sequence[Arm]) -> Arm | None:
-    """The fixed draft length with the most tokens/s, known only in hindsight."""
+    """The fixed draft length with the most tokens/s, which is known only after the run."""
     fixed = [arm for arm in arms if arm.policy.startswith("fixed:")]
     return max(fixed, key=lambda arm: arm.tokens_per_s, default=None)
 
@@ -171,7 +172,7 @@ def _table(arms: Sequence[Arm], title: str) -> Table:
         )
     table.caption = (
         "tokens/s: geometric mean over the rounds; over: ratio of these means; "
-        "drafted, gained: tokens a decoding step and sequence"
+        "drafted, gained: tokens per decoding step and sequence"
     )
     return table
 

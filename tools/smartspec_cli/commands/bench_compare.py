@@ -1,4 +1,4 @@
-"""`smartspec bench compare`: two runs under load against each other."""
+"""`smartspec bench compare`: compares two runs of `bench load`."""
 
 from __future__ import annotations
 

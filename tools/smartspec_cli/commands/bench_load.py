@@ -1,4 +1,4 @@
-"""`smartspec bench load`: policies under open-loop load, in turns on one live Triton server."""
+"""`smartspec bench load`: compares policies under open-loop load on one live Triton server."""
 
 from __future__ import annotations
 
@@ -52,16 +52,16 @@ TABLE_WIDTH = 120
 def load(
     model: Annotated[Path, typer.Option(help="Hugging Face directory of the target model.")],
     draft: Annotated[Path, typer.Option(help="Hugging Face directory of the draft model.")],
-    form: Annotated[str, typer.Option(help=f"{', '.join(FORMS)}: what follows, unless said.")] = (
-        "short"
-    ),
+    form: Annotated[
+        str, typer.Option(help=f"Defaults of the options below: {', '.join(FORMS)}.")
+    ] = "short",
     policies: Annotated[str | None, typer.Option(help="Policies, separated by commas.")] = None,
     shapes: Annotated[
         str | None, typer.Option(help=f"Shapes of the load: {', '.join(SHAPES)}.")
     ] = None,
     workloads: Annotated[
         str | None,
-        typer.Option(help=f"Texts of steady and closed: {', '.join(WORKLOADS)}, {MIXED}."),
+        typer.Option(help=f"Workloads of steady and closed: {', '.join(WORKLOADS)}, {MIXED}."),
     ] = None,
     loads: Annotated[
         str | None, typer.Option(help="Loads of steady, as shares of the saturation rate of none.")
@@ -116,7 +116,7 @@ def load(
     lockstep: Annotated[
         bool,
         typer.Option(
-            "--lockstep", help="Without Triton, policies in turns step by step; see above."
+            "--lockstep", help="Run without Triton; policies take turns step by step. See above."
         ),
     ] = False,
     json_file: Annotated[
@@ -177,14 +177,14 @@ them. Idle time is skipped. It needs the memory of one engine per policy.
 {DEFINITIONS}
 
 The command prints beforehand how long the run takes. The document is written after every phase, so
-that an interrupted run keeps what it measured; with --json - it is written to stdout at the end.
+that an interrupted run keeps its results. With --json - it is written to stdout at the end.
 """
 
 
 def _run(
     measure: Callable[[Kept, Console], None], about: About, json_file: Path, csv_file: Path | None
 ) -> NoReturn:
-    """Measure, print; what was measured before an interruption or an error as well."""
+    """Measure and print the results. After an interruption or error, print the results so far."""
     from smartspec_bench.client import BenchError
     from smartspec_bench.session import Kept
 
@@ -261,7 +261,7 @@ def _told(console: Console, message: str, code: int) -> int:
 
 
 def _listener(console: Console, shown: Progress) -> Listener:
-    """Prints the ceilings and a line a phase; shows what happens now."""
+    """Prints the ceilings and one line per phase, and shows the progress."""
     from smartspec_bench.session import Listener
 
     def measured(ceilings: Ceilings, num_phases: int, left_s: float) -> None:

@@ -1,4 +1,4 @@
-"""`smartspec bench merge`: several runs of the same kind as one."""
+"""`smartspec bench merge`: combines several runs of the same kind."""
 
 from __future__ import annotations
 

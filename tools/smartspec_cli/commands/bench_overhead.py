@@ -1,4 +1,4 @@
-"""`smartspec bench overhead`: tokens/s through front and Triton against the bare engine."""
+"""`smartspec bench overhead`: tokens/s through the front and Triton, and of the engine alone."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def overhead(
     ] = None,
     config: Annotated[
         Path | None,
-        typer.Option(help="An engine.json instead of a pair, such as one of the fake engine."),
+        typer.Option(help="An engine.json instead of a pair, for example of the fake engine."),
     ] = None,
     rows: Annotated[
         str, typer.Option(help="Numbers of requests at the same time, separated by commas.")
@@ -72,8 +72,8 @@ def overhead(
 ) -> None:
     """Send the same requests through the front, to Triton, and to a server in this process.
 
-    The order changes from round to round. Averages are geometric means over the rounds. Ratios are
-    of tokens/s: Triton over the process, and the front over Triton, with 95 % intervals.
+    The order differs in each round. Averages are geometric means over the rounds. Ratios compare
+    tokens/s, with 95 % intervals: Triton to the process, and the front to Triton.
     """
     check_outputs(json=json_file)
     sizes, names = sizes_of(rows), policies_of(policies)

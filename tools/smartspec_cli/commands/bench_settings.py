@@ -1,4 +1,4 @@
-"""Options of `smartspec bench load` to its settings."""
+"""Converts the options of `smartspec bench load` to settings."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from smartspec_sim.latency import Slo, parse_slo
 
 
 def changed(form: str, **options: Any) -> Settings:
-    """The settings of a form, with the options that were given; None is not given. A wrong value
-    ends the command."""
+    """The settings of a form, changed by the given options. A wrong value ends the command.
+
+    options: values by name; None if the option was not given.
+    """
     if form not in FORMS:
         fail(f"--form: {form!r} must be one of {', '.join(FORMS)}", USAGE_ERROR)
     given = {name: value for name, value in options.items() if value is not None}
@@ -26,7 +28,7 @@ def changed(form: str, **options: Any) -> Settings:
     _check_among("workloads", settings.workloads, (*WORKLOADS, MIXED))
     _check_among("shift-workloads", settings.shift_workloads, (*WORKLOADS, MIXED))
     if len(settings.shift_workloads) < 2:
-        fail("--shift-workloads: must be two or more, or nothing changes", USAGE_ERROR)
+        fail("--shift-workloads: must be two or more workloads", USAGE_ERROR)
     return settings
 
 
@@ -36,9 +38,9 @@ def _check_policies(policies: Sequence[str]) -> None:
             parse_policy(name)
         except ValueError as error:
             fail(f"--policies: {name!r} must be {error}", USAGE_ERROR)
-    for name, why in ((NONE, "the baseline"), (JUDGED, "what is judged")):
+    for name, why in ((NONE, "the baseline"), (JUDGED, "the policy under test")):
         if name not in policies:
-            fail(f"--policies: {name} is {why} and must be among them", USAGE_ERROR)
+            fail(f"--policies: must include {name}, which is {why}", USAGE_ERROR)
 
 
 def _check_among(option: str, names: Sequence[str], allowed: Sequence[str]) -> None:
@@ -48,12 +50,12 @@ def _check_among(option: str, names: Sequence[str], allowed: Sequence[str]) -> N
 
 
 def names_of(text: str | None) -> tuple[str, ...] | None:
-    """Separated by commas, each once."""
+    """Names separated by commas, without duplicates."""
     return None if text is None else tuple(dict.fromkeys(text.split(",")))
 
 
 def shares_of(option: str, text: str | None) -> tuple[float, ...] | None:
-    """Numbers separated by commas; ends the command for what is none, or not above 0."""
+    """Numbers separated by commas. Ends the command if a part is not a number above 0."""
     if text is None:
         return None
     try:

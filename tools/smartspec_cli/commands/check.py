@@ -1,4 +1,4 @@
-"""`smartspec check`: does speculation change the text of this pair?"""
+"""`smartspec check`: checks whether speculation changes the text of this pair."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ MAX_CONTEXT_LEN = 512
 NUM_ROWS = 8
 
 CACHE_SHARE = 0.4
-"""Of what all rows full would hold: little enough that mixed batches preempt one another."""
+"""Cache size as a share of all rows full. Small enough to cause preemptions in mixed batches."""
 
 NUM_SHOWN = 5
 
@@ -57,7 +57,7 @@ PENALTIES: tuple[dict[str, Any], ...] = (
     {"presence_penalty": 0.4, "frequency_penalty": 0.3, "min_tokens": 24},
     {"bias_words": (" the",), "bias_weights": (-2.0,), "bad_words": ("and",)},
 )
-"""What the requests ask for beside temperature, in turn."""
+"""Sampling fields besides temperature. The requests use these sets in turn."""
 
 
 def check(
@@ -79,19 +79,19 @@ def check(
     prompts: Annotated[int, typer.Option(help="Prompts per workload.", min=1)] = 5,
     seed: Annotated[int, typer.Option(help="Seed of prompts and sampling.")] = 1,
     runtime: Annotated[
-        str, typer.Option(help="What computes on a CPU: auto, torch or openvino.")
+        str, typer.Option(help="Runtime on a CPU: auto, torch or openvino.")
     ] = "auto",
     batch_invariant: Annotated[
-        bool, typer.Option(help="On a CPU: compute the same bits whatever shares a pass.")
+        bool, typer.Option(help="On a CPU: results do not depend on the other requests in a batch.")
     ] = False,
     json_file: JsonFile = None,
 ) -> None:
     """Compare the text of every policy and proposer with that of no speculation.
 
-    Each request runs alone and in mixed batches, beside requests that are cancelled and preempted.
-    Policies that choose by cost are told that drafts are nearly free, so that they draft. If a text
-    differs, the step is examined: two almost equally likely tokens are a near-tie, caused by
-    rounding. In float32 there should be none. Any other difference is a fault.
+    Each request runs alone and in mixed batches, together with requests that are cancelled and
+    preempted. Policies that choose by cost get a cost model with almost free drafts, so that they
+    draft. If a text differs, the step is examined. Two almost equally likely tokens are a near-tie,
+    caused by rounding. In float32 there should be none. Any other difference is a fault.
 
     Prints PASS (exit code 0) or FAIL (1). FAIL means a fault, or a policy that drafted nothing.
     """
@@ -180,7 +180,7 @@ def _run(
 def _judged(
     engine: Engine, intake: Intake, divergences: Sequence[Divergence]
 ) -> list[tuple[Divergence, TieVerdict]]:
-    """Every divergence with what it is; the server has stopped, so that its engine is free."""
+    """Each divergence with its verdict. The server has stopped, so its engine can be used here."""
     from smartspec_bench.nearties import judge
     from smartspec_py.engines.torch.target import TorchTarget
     from smartspec_testing.local import LocalSink
@@ -212,9 +212,9 @@ def _requests(temperatures: Sequence[float], prompts: int, seed: int) -> list[Ge
 
 
 def _table(reports: Sequence[CheckReport]) -> Table:
-    """Narrow enough for 80 columns."""
+    """A table that fits in 80 columns."""
     table = Table(
-        title="Tokens with speculation against tokens without",
+        title="Tokens with speculation compared with tokens without",
         box=SIMPLE_HEAD,
         padding=0,
     )
@@ -229,21 +229,21 @@ def _table(reports: Sequence[CheckReport]) -> Table:
     cancelled = sum(r.num_cancelled for r in reports)
     preempted = sum(r.num_preemptions for r in reports)
     table.caption = (
-        "cached: prompt tokens taken from the prefix cache; differ: texts. "
-        f"Beside them {cancelled} cancelled requests, {preempted} preemptions."
+        "cached: prompt tokens served from the prefix cache; differ: texts. "
+        f"There were also {cancelled} cancelled requests and {preempted} preemptions."
     )
     return table
 
 
 def _show(verdicts: Sequence[tuple[Divergence, TieVerdict]], console: Console) -> None:
-    """Faults first, and a few of each."""
+    """Print up to NUM_SHOWN divergences, faults first."""
     ordered = sorted(verdicts, key=lambda pair: pair[1].is_near_tie)
     for divergence, verdict in ordered[:NUM_SHOWN]:
         kind = "near-tie" if verdict.is_near_tie else "FAULT"
         console.print(
             f"{kind}: {divergence.arm}, {divergence.mode}: token {divergence.index} is "
-            f"{divergence.found} instead of {divergence.expected}; their scores are "
-            f"{verdict.gap:.2g} apart, rounding explains {verdict.allowed:.2g}",
+            f"{divergence.found} instead of {divergence.expected}; their scores differ by "
+            f"{verdict.gap:.2g}, and rounding explains up to {verdict.allowed:.2g}",
             highlight=False,
         )
 
@@ -289,7 +289,5 @@ def _verdict_line(summary: Mapping[str, Any]) -> str:
     else:
         line += "no text differs"
     if summary["without_drafts"]:
-        line += (
-            f"; nothing was drafted, so nothing compared, in {'; '.join(summary['without_drafts'])}"
-        )
+        line += f"; no drafts, so nothing was compared, in {'; '.join(summary['without_drafts'])}"
     return line

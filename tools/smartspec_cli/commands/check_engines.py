@@ -1,4 +1,4 @@
-"""`smartspec check-engines`: whether TensorRT-LLM engines can serve speculation, by their files."""
+"""`smartspec check-engines`: checks from their files if TensorRT-LLM engines can speculate."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ def check_engines(
     sequences: Annotated[int, typer.Option(help="Largest batch size.", min=1)] = 64,
     context_len: Annotated[
         int | None,
-        typer.Option(help="Longest sequence, prompt and text; default: the target's own.", min=1),
+        typer.Option(help="Longest prompt plus text, in tokens; default: the target's own.", min=1),
     ] = None,
     tokenizer: Annotated[
         Path | None,
-        typer.Option(help="Directory with tokenizer.json; default: `tokenizer` beside TARGET."),
+        typer.Option(help="Directory with tokenizer.json; default: `tokenizer` next to TARGET."),
     ] = None,
     logits: Annotated[
         bool, typer.Option("--logits", help="Verify drafts by the draft model's logits.")
     ] = False,
     json_file: JsonFile = None,
 ) -> None:
-    """Check engine directories by their files; no TensorRT-LLM and no GPU is needed.
+    """Check the files of engine directories. This needs no TensorRT-LLM and no GPU.
 
-    Exit code 1 where there are errors.
+    Exit code 1 means that there are errors.
     """
     try:
         num_tokens = _num_tokens(target, tokenizer)

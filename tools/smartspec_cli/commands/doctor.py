@@ -1,4 +1,4 @@
-"""`smartspec doctor`: is TensorRT-LLM here, is it as documented, and how does it behave?"""
+"""`smartspec doctor`: checks the TensorRT-LLM installation and its behaviour."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def doctor(
         Path | None, typer.Option(help="Hugging Face directory of the draft model.")
     ] = None,
     report: Annotated[
-        Path | None, typer.Option(help="File for the report; the JSON goes beside it.")
+        Path | None, typer.Option(help="File for the report; its JSON is written next to it.")
     ] = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Check TensorRT-LLM where it is installed: run it first, inside the container.
+    """Check the TensorRT-LLM installation. Run it first, inside the container.
 
-    Compares the bindings with the signatures that the adapter was written for. With engines, it
-    also finds out by experiment what the documentation does not say. Exit code 1: something is
-    missing, or the adapter would not work.
+    It compares the bindings with the signatures that the adapter needs. With engines, it also runs
+    experiments for behaviour that is not documented. Exit code 1: something is missing, or the
+    adapter would not work.
     """
     for option, directory in (("--target", target), ("--draft", draft)):
         if directory is not None and not (directory / "config.json").is_file():
@@ -56,13 +56,13 @@ def doctor(
 
 
 def _tell(part: str) -> None:
-    """A line each, not a spinner: where the process dies, the last one names the culprit."""
+    """Print one line per part, not a spinner. After a crash the last line names the failed part."""
     typer.echo(f"doctor: {part}", err=True)
 
 
 @contextmanager
 def _stdout_to_stderr() -> Iterator[None]:
-    """TensorRT-LLM writes to stdout, from Python when imported and from C++ when run."""
+    """Redirect stdout to stderr. TensorRT-LLM writes to stdout from Python and from C++."""
     sys.stdout.flush()
     saved = os.dup(1)
     os.dup2(2, 1)

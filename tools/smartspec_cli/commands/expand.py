@@ -1,4 +1,4 @@
-"""`smartspec expand`: a model of larger cost that computes the same."""
+"""`smartspec expand`: makes a larger model with the same output."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def expand(
     ] = 0,
     head_dim: Annotated[
         int | None,
-        typer.Option(help="Width of an attention head: the source's, or 4, 16, .. times it."),
+        typer.Option(help="Width of an attention head: the source's, or that times 4, 16, ..."),
     ] = None,
 ) -> None:
-    """Make a model cost more without changing its answers.
+    """Make a model slower and larger without changing its answers.
 
-    It adds layers and dimensions that cancel out. The logits stay the same; time and memory become
-    those of the larger size. Use it to measure speculation at a size without training it.
+    It adds layers and dimensions that cancel out. The logits stay the same, and time and memory
+    become those of the larger size. Use it to measure speculation at a size without training.
     """
     from smartspec_bench.expand import PRESETS, SizeError, presets_for
     from smartspec_bench.expand import expand as expand_model
@@ -50,4 +50,4 @@ def expand(
         fail(f"--preset: {preset} is too small for {source} ({error}): use {fitting}", USAGE_ERROR)
     except (OSError, ValueError) as error:
         fail(f"cannot expand {source}: {error}")
-    typer.echo(f"{out}: {num_parameters / 1e6:.1f} M parameters, the answers of {source}")
+    typer.echo(f"{out}: {num_parameters / 1e6:.1f} M parameters, same answers as {source}")

@@ -1,4 +1,4 @@
-"""`smartspec explain`: why steps were planned as they were, and how well plans came true."""
+"""`smartspec explain`: shows why steps got their plans, and how accurate the plans were."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def explain(
     ] = None,
     steps: Annotated[int, typer.Option(help="Number of most recent steps.", min=1, max=1024)] = 256,
     step: Annotated[
-        int, typer.Option(help="Which of them to show whole: 0 is the first, -1 the last.")
+        int, typer.Option(help="The step to show in detail: 0 is the first, -1 the last.")
     ] = -1,
     sequence: Annotated[
         int | None, typer.Option(help="Request to show; default: the first of the step.")
@@ -47,10 +47,10 @@ def explain(
 ) -> None:
     """Show why a step got its draft lengths, and how accurate recent plans were.
 
-    For a step: the plan beside one draft length for all requests. For a request: every draft
-    length, with the others unchanged. For the window of recent steps: expected and actual tokens
-    and step times, the goodput lost to wrong estimates, guard switches, and predicted and observed
-    acceptance rates.
+    For a step: the plan, and plans with one draft length for all requests. For a request: every
+    draft length, with the others unchanged. For the window of recent steps: expected and actual
+    tokens and step times, the goodput lost to wrong estimates, guard switches, and predicted and
+    observed acceptance rates.
     """
     check_outputs(json=json_file)
     if (url is None) == (trace is None):
@@ -60,17 +60,17 @@ def explain(
         save.write_text(text, encoding="utf-8")
     found = replace(found, steps=found.steps[-steps:])
     if not found.steps:
-        fail("the trace has no step that planned anything")
+        fail("the trace has no step with a plan: send requests first")
     try:
         shown = found.steps[step]
     except IndexError:
-        fail(f"--step: got {step}, the trace has {len(found.steps)} steps", USAGE_ERROR)
+        fail(f"--step: got {step}, but the trace has {len(found.steps)} steps", USAGE_ERROR)
     decision = shown.decision
     chosen = sequence if sequence is not None else decision.views[0].sequence
     try:
         lengths = options(shown, chosen)
     except KeyError:
-        fail(f"--sequence: {chosen} was not in that step", USAGE_ERROR)
+        fail(f"--sequence: {chosen} is not in the plan of this step", USAGE_ERROR)
     plans, report = candidates(shown), window(found.steps)
     console = result_console(json_file)
     console.print(_step_table(shown, plans))
@@ -91,7 +91,7 @@ def explain(
 
 
 def _fetched(url: str, steps: int) -> tuple[StepTraceFile, str]:
-    """From a running server."""
+    """The step trace of a running server, parsed and as text."""
     try:
         text = step_trace(url, steps)
         return parse_steps(url, text), text
@@ -118,13 +118,13 @@ def _step_table(step: StepRecord, plans: Sequence[Candidate]) -> Table:
         f"{count} {what}"
         for count, what in (
             (step.num_prefill_tokens, "prompt tokens"),
-            (settings.num_prefilling, "requests whose prompts are read"),
+            (settings.num_prefilling, "requests in prefill"),
             (settings.num_background, "sequences in a burst"),
         )
         if count
     ]
-    table.caption = f"what happened: {step.num_generated} tokens in {1e3 * step.total_s:.1f} ms" + (
-        f", beside {', '.join(beside)}" if beside else ""
+    table.caption = f"actual: {step.num_generated} tokens in {1e3 * step.total_s:.1f} ms" + (
+        f", together with {', '.join(beside)}" if beside else ""
     )
     return table
 
@@ -147,10 +147,10 @@ def _candidate_table(title: str, found: Sequence[Candidate]) -> Table:
 
 def _show_window(report: WindowReport, console: Console) -> None:
     if not report.num_steps:
-        console.print("Every step of the window read prompts too: nothing to compare.")
+        console.print("Every step of the window had prompt chunks, so nothing can be compared.")
         return
     table = Table(title=f"{report.num_steps} steps without prompt chunks")
-    for column in ("", "expected", "realised"):
+    for column in ("", "expected", "actual"):
         table.add_column(column, justify="right" if column else "left")
     expected = report.expected_tokens / report.expected_s
     realised = report.realised_tokens / report.realised_s
@@ -158,12 +158,12 @@ def _show_window(report: WindowReport, console: Console) -> None:
     table.add_row("seconds", f"{report.expected_s:.2f}", f"{report.realised_s:.2f}")
     table.add_row("tokens/s", f"{expected:.1f}", f"{realised:.1f}")
     table.caption = (
-        f"a step's seconds are off by {100 * report.time_error:.0f} % on average; estimated regret "
+        f"mean error of step times {100 * report.time_error:.0f} %; estimated regret "
         f"{100 * report.regret:.1f} %; {report.num_switches} switches"
     )
     console.print(table)
     if report.reliability:
-        bins = Table(title="Acceptance of drafts that were tried")
+        bins = Table(title="Acceptance of verified drafts")
         for column in ("predicted", "observed", "drafts"):
             bins.add_column(column, justify="right")
         for one in report.reliability:

@@ -1,4 +1,4 @@
-"""`smartspec load`: open-loop load on a running server, and what its clients would have seen."""
+"""`smartspec load`: sends open-loop load to a running server and reports client latencies."""
 
 from __future__ import annotations
 
@@ -68,7 +68,9 @@ def load(
         Path | None,
         typer.Option(help="For trace arrivals: a file of times in seconds, one per line."),
     ] = None,
-    requests: Annotated[int, typer.Option(help="At most.", min=1, max=10_000_000)] = 1000,
+    requests: Annotated[
+        int, typer.Option(help="Largest number of requests.", min=1, max=10_000_000)
+    ] = 1000,
     duration: Annotated[
         float, typer.Option(help="Longest time of sending in seconds.", min=0.001)
     ] = 60.0,
@@ -85,7 +87,7 @@ def load(
         typer.Option(help="Your own prompts: JSON lines of prompt and max_tokens, or ShareGPT."),
     ] = None,
     max_tokens: Annotated[
-        int, typer.Option(help="Tokens to generate for prompts that do not say.", min=1)
+        int, typer.Option(help="Tokens to generate for prompts without max_tokens.", min=1)
     ] = 64,
     temperature: Annotated[
         float, typer.Option(help="Sampling temperature; 0 is greedy.", min=0)
@@ -134,7 +136,7 @@ def load(
     print_load(result_console(json_file), summary)
     write_json(json_file, summary)
     if unreachable:
-        fail(f"the server at {url} is gone, so sending ended early: {unreachable}")
+        fail(f"the server at {url} is not reachable any more, so sending ended: {unreachable}")
     if not summary["num_finished"]:
         raise typer.Exit(1)
 
@@ -143,8 +145,8 @@ load.__doc__ = f"""Send requests at fixed times, however slow the server is, and
 
 {DEFINITIONS}
 
-send_lag: how late requests left. If it is not small compared with the latencies, this machine is
-the limit. `smartspec simulate --record` reads the file of --jsonl.
+send_lag: how late requests were sent. It should be small compared with the latencies; otherwise the
+client machine is the bottleneck. `smartspec simulate --record` reads the file of --jsonl.
 """
 
 
@@ -157,7 +159,7 @@ async def _run(
     jsonl: Path | None,
     console: Console,
 ) -> tuple[list[Exchange], str]:
-    """What came of the requests; and why no more were sent, where the server was not there."""
+    """The exchanges, and the reason why sending stopped if the server was not reachable."""
     from smartspec_bench.open_loop import OpenLoop
     from smartspec_bench.streams import HttpStreams
 
@@ -172,7 +174,7 @@ async def _run(
         def ended(exchange: Exchange) -> None:
             nonlocal num_ended
             num_ended += 1
-            shown.update(f"{label}: {num_ended:,} are over")
+            shown.update(f"{label}: {num_ended:,} have ended")
             if lines is not None:
                 lines.write(json.dumps(exchange.record()) + "\n")
 
@@ -185,7 +187,7 @@ def _schedule(
     arrivals: str, rate: float, phases: str | None, burstiness: float, times: Path | None, seed: int
 ) -> Iterator[float]:
     if (arrivals == TRACE) != (times is not None):
-        fail("--arrivals trace and --times go together", USAGE_ERROR)
+        fail("--arrivals trace and --times must be given together", USAGE_ERROR)
     if times is not None:
         return trace_times(_read_times(times))
     try:
@@ -202,7 +204,7 @@ def _schedule(
 
 
 def _read_times(path: Path) -> list[float]:
-    """Numbers, or JSON objects with `scheduled_s`, `arrival_s` or `timestamp`; a line each."""
+    """Each line is a number or a JSON object with `scheduled_s`, `arrival_s` or `timestamp`."""
     found = []
     try:
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -215,7 +217,7 @@ def _read_times(path: Path) -> list[float]:
     except (OSError, ValueError, TypeError, StopIteration) as error:
         fail(f"--times: {path.name}, line {len(found) + 1}: {error}", USAGE_ERROR)
     if not found:
-        fail(f"--times: {path.name} holds no time", USAGE_ERROR)
+        fail(f"--times: {path.name} has no times", USAGE_ERROR)
     return found
 
 

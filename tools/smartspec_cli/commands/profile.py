@@ -1,4 +1,4 @@
-"""`smartspec profile`: what passes cost here, and the best draft length for each batch size."""
+"""`smartspec profile`: measures pass times and the best draft length for each batch size."""
 
 from __future__ import annotations
 
@@ -50,23 +50,25 @@ if TYPE_CHECKING:
     from smartspec_py.serving.server import Engine
 
 PROMPT_SEED = 7_000_003
-"""Keys the prompts; far from the seeds that the shipped pair was trained on."""
+"""Seed of the prompts. It is far from the seeds of the shipped pair's training data."""
 
 MAX_DRAFT_LEN = 16
-"""More columns fit no terminal, and a grid of more takes long."""
+"""More columns do not fit in a terminal, and a larger grid takes too long."""
 
 LOUD = 0.1
-"""Rounds that lie further apart do not tell neighbouring draft lengths from one another."""
+"""Spread of the rounds above which neighbouring draft lengths cannot be distinguished."""
 
 _LIMITS = LimitsConfig()
 
 
 @dataclass(frozen=True)
 class Size:
-    """A batch size's line. tokens_per_s, step_s: by draft length from 0. The best draft length by
-    three ways: `grid_search` ran them all; `cost_model` knows the profile and one acceptance;
-    `power_law` is the closed form, not rounded and never 0, None where it could not be fitted.
-    step_line: seconds of a step by that law."""
+    """The results of one batch size. tokens_per_s, step_s: by draft length from 0.
+
+    The best draft length has three sources. grid_search: measured. cost_model: computed from the
+    profile and one acceptance rate. power_law: the closed form, not rounded and never 0; None if it
+    could not be fitted. step_line: the fitted seconds of a step that this law uses.
+    """
 
     batch_size: int
     tokens_per_s: list[float]
@@ -92,7 +94,7 @@ def profile(
     ] = None,
     input_file: Annotated[
         Path | None,
-        typer.Option("--input", help='Own prompts: {"prompt": ".."} a line, or ShareGPT.'),
+        typer.Option("--input", help='Own prompts: one {"prompt": ".."} per line, or ShareGPT.'),
     ] = None,
     prompts: Annotated[int, typer.Option(help="Prompts for each batch size, at least.", min=1)] = 8,
     max_tokens: Annotated[int, typer.Option(help="Tokens to generate per request.", min=2)] = 48,
@@ -116,11 +118,11 @@ def profile(
         int, typer.Option(help="Compute threads; 0 uses one less than the number of cores.", min=0)
     ] = 0,
     runtime: Annotated[
-        str, typer.Option(help="What computes on a CPU: auto, torch or openvino.")
+        str, typer.Option(help="Runtime on a CPU: auto, torch or openvino.")
     ] = "auto",
     batch_invariant: Annotated[
         bool,
-        typer.Option(help="Compute the same bits whatever shares a pass, as in `smartspec serve`."),
+        typer.Option(help="Results do not depend on the batch, as in `smartspec serve`."),
     ] = False,
     profile_cache: Annotated[
         Path | None, typer.Option(help="Profile directory of the server.")
@@ -133,8 +135,8 @@ def profile(
 ) -> None:
     """Time passes as the server does at its first start, and search the best draft lengths.
 
-    For each batch size it runs every draft length on the engine, and shows the fastest beside the
-    choice of the cost model and that of Su et al.'s power law. Run it on an idle machine.
+    For each batch size it runs every draft length on the engine and shows the fastest. It also
+    shows the choices of the cost model and of Su et al.'s power law. Run it on an idle machine.
     """
     try:
         check_pair(model, draft)
@@ -142,11 +144,11 @@ def profile(
     except (PairError, PromptFileError) as error:
         fail(str(error), USAGE_ERROR)
     check_outputs(table=table, json=json_file)
-    # The prompt's step, one in which the draft reads the prompt, and one that counts.
+    # The prefill step, a step in which the draft model reads the prompt, and a measured step.
     least = 1 + 2 * (max_draft_len + 1)
     if max_tokens < least:
-        drafts = f"drafts of {max_draft_len}"
-        fail(f"--max-tokens: got {max_tokens}, must be from {least} for {drafts}", USAGE_ERROR)
+        drafts = f"a draft length of {max_draft_len}"
+        fail(f"--max-tokens: got {max_tokens}, must be at least {least} for {drafts}", USAGE_ERROR)
     from smartspec_bench.grid_search import SearchPlan, batch_sizes
 
     cache = (profile_cache or paths.profile_cache()).resolve()
@@ -165,7 +167,7 @@ def profile(
                 "max_draft_len": max_draft_len,
                 "max_context_len": max_context_len,
                 "max_queue": rows,
-                # A batch begins in one step, each sequence with the last token of its prompt.
+                # One step must have room for the last prompt token of every sequence in a batch.
                 "prefill_chunk": rows if rows > LEAST_CHUNK else None,
             },
         }
@@ -190,7 +192,7 @@ def profile(
 
 
 def _texts(input_file: Path | None) -> Callable[[], Iterator[Prompt]]:
-    """The same prompts at every call. Raises PromptFileError."""
+    """A function that returns the same prompts at each call. Raises PromptFileError."""
     if input_file is None:
         return lambda: generated(MIXED, PROMPT_SEED)
     own = read_prompts(input_file)
@@ -233,7 +235,7 @@ def _built(config: ServerConfig, console: Console) -> Engine:
 
 @contextmanager
 def _told(console: Console) -> Iterator[None]:
-    """Show what the profile logs while it is made, and keep its last word, which names the file."""
+    """Show the profile's log messages as progress. Print the last one, which names the file."""
     logger = logging.getLogger("smartspec_py.serving.profile")
     said: list[str] = []
     level = logger.level
@@ -300,14 +302,14 @@ def _size(found: Found, batch_size: int, by_cost: int, law: PowerLaw | None) -> 
 
 
 def _section(document: Mapping[str, Any]) -> dict[str, Any]:
-    """What engine.json takes; checked as it will be there."""
+    """The `planner` section for engine.json, checked like the section of a real file."""
     table = BatchTableConfig.model_validate(document["batch_table"])
     return {"planner": {"batch_table": table.model_dump(mode="json")}}
 
 
 def _table(sizes: Sequence[Mapping[str, Any]], accept_prob: float) -> Table:
-    """The fastest of each line is marked."""
-    title = f"tokens/s by draft length, at an acceptance of {accept_prob:.2f}"
+    """One row per batch size, with the fastest draft length in bold."""
+    title = f"tokens/s by draft length, at an acceptance rate of {accept_prob:.2f}"
     shown = Table(title=title, padding=0)
     draft_lens = range(len(sizes[0]["tokens_per_s"]))
     for column in ("rows", *map(str, draft_lens), "grid", "cost", "law"):
@@ -319,5 +321,5 @@ def _table(sizes: Sequence[Mapping[str, Any]], accept_prob: float) -> Table:
         by_law = "" if law is None else f"{law:.1f}" if law <= draft_lens[-1] else "more"
         best = (str(size["grid_search"]), str(size["cost_model"]), by_law)
         shown.add_row(str(size["batch_size"]), *speeds, *best)
-    shown.caption = "best draft length by grid search, cost model, power law (which knows no 0)"
+    shown.caption = "best draft length by grid search, cost model, power law (which is never 0)"
     return shown

@@ -1,7 +1,8 @@
-"""`scripts/quickstart`: real Triton, four streamed answers, with and without speculation.
+"""`scripts/quickstart`: streams four answers from Triton, with and without speculation.
 
-The shipped pair is tiny, so it is expanded first: same answers, same acceptance, the cost of a
-model where speculation matters. Runs with and without speculation alternate on one live server.
+The shipped pair is tiny, so it is expanded first. The expanded pair has the same answers and the
+same acceptance rate, at the cost of larger models. Runs with and without speculation alternate on
+one live server.
 """
 
 from __future__ import annotations
@@ -55,11 +56,11 @@ NUM_RUNS = 3
 MAX_TOKENS = 64
 SEED = 2024
 HELD_OUT_STREAM = 1_000_003
-"""Seed of the documents shown; far from the seeds that training draws from."""
+"""Seed of the shown documents. It is far from the seeds of the training data."""
 
 
 class Dtype(StrEnum):
-    """float32 first: only there are texts promised to be the same to the last token."""
+    """float32 is the default: only with it are texts guaranteed to be identical."""
 
     float32 = "float32"
     bfloat16 = "bfloat16"
@@ -67,7 +68,7 @@ class Dtype(StrEnum):
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is compared with no speculation, and how the tokens are drawn."""
+    """The policy to compare with no speculation, and the sampling temperature."""
 
     policy: str
     temperature: float
@@ -134,14 +135,14 @@ def quickstart(
 
 
 def expanded_pair(console: Console) -> Path:
-    """The folder with the expanded target and draft; made once for given sources and sizes."""
+    """The folder with the expanded target and draft, built once for given sources and sizes."""
     from smartspec_bench import expand
 
     sizes = {role: preset.upper() for role, preset in PRESETS.items()}
     console.print(
-        f"The shipped pair is tiny. It is served expanded, the target to {sizes['target']} "
-        f"parameters and the draft to {sizes['draft']}: the same answers and the same acceptance, "
-        "at the cost of models of that size."
+        f"The shipped pair is tiny. It is expanded, the target to {sizes['target']} parameters "
+        f"and the draft to {sizes['draft']}. Answers and acceptance rate stay the same, and the "
+        "cost is that of models of this size."
     )
     digest = hashlib.sha256(Path(expand.__file__).read_bytes())
     for role, preset in PRESETS.items():
@@ -185,7 +186,7 @@ async def compare_one(
     comparison: Comparison,
     console: Console,
 ) -> Row:
-    """Alternate runs with and without speculation; the first is shown as it comes."""
+    """Alternate runs with and without speculation. The first run is printed as it streams."""
 
     def show(response: Mapping[str, Any]) -> None:
         text = response["text_output"]
@@ -218,7 +219,7 @@ def report(
     json_file: Path | None,
     console: Console,
 ) -> None:
-    """Print the table and what it says; the same as JSON where that was asked for."""
+    """Print the table and whether texts differ. Write the same as JSON if json_file is given."""
     console.print()
     console.print(as_table(rows, comparison.policy))
     differing = [row.workload for row in rows if not row.is_same_text]
@@ -243,9 +244,9 @@ def report(
 
 def as_table(rows: Sequence[Row], policy: str) -> Table:
     table = Table(
-        title=f"One request at a time, policy {policy} against none",
+        title=f"One request at a time, policy {policy} compared with none",
         caption=f"median of {NUM_RUNS} runs, prefill included; lengths in tokens per step",
-        box=box.SIMPLE,  # all eight columns fit a terminal of 80
+        box=box.SIMPLE,  # all eight columns fit in 80 characters
         padding=(0, 1, 0, 0),
     )
     for heading in ("workload", "transport"):
@@ -274,7 +275,7 @@ def as_table(rows: Sequence[Row], policy: str) -> Table:
 
 
 def keep_serving(server: TritonServer) -> None:
-    """Serve until Ctrl-C. On stderr, so that the JSON stays the last line of stdout."""
+    """Serve until Ctrl-C. Prints to stderr, so that the JSON is the last line of stdout."""
     from smartspec_bench.workloads import generate
 
     console = Console(stderr=True)

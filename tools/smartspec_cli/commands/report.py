@@ -1,4 +1,4 @@
-"""`smartspec report`: the page of a benchmark run, from its result document."""
+"""`smartspec report`: makes an HTML page from the result document of a benchmark run."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def report(
         Path | None, typer.Option(help="Directory for the charts as PNG files.")
     ] = None,
 ) -> None:
-    """Write one HTML page of a run of `bench load`, or of gpu.json of `scripts/bench --gpu`, with
-    its charts inside; it needs no network. Documents of `bench arms` and `bench overhead` have no
-    page: they print a table.
+    """Write one HTML page for a run of `bench load`, or for gpu.json of `scripts/bench --gpu`.
 
-    The last line of stdout is the page's path.
+    The page contains its charts and needs no network. Documents of `bench arms` and `bench
+    overhead` have no page, because these commands print a table. The last line of stdout is the
+    page's path.
     """
     from smartspec_bench.document import DocumentError
 
@@ -36,7 +36,7 @@ def report(
     except DocumentError as error:
         fail(str(error), USAGE_ERROR)
     except ModuleNotFoundError as error:
-        fail(f"the page needs {error.name}: pip install 'smartspec-py[plot]'")
+        fail(f"the page needs {error.name}: run `pip install 'smartspec-py[plot]'`")
     path = html or result.with_suffix(".html")
     try:
         path.write_text(page(made), encoding="utf-8")
@@ -49,7 +49,7 @@ def report(
 
 
 def _report_of(path: Path) -> Report:
-    """Raises DocumentError."""
+    """The report of a document of either kind. Raises DocumentError."""
     from smartspec_bench.document import kind_of, raw_of, read
     from smartspec_bench.gpu import document as gpu
 

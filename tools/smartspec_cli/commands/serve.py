@@ -1,4 +1,4 @@
-"""`smartspec serve`: a target and a draft on Triton, in the foreground."""
+"""`smartspec serve`: serves a target and a draft on Triton, in the foreground."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _Model = Annotated[
 _Draft = Annotated[
     Path | None,
     typer.Option(
-        help="Hugging Face directory of the draft model; without it, prompt lookup drafts.",
+        help="Hugging Face directory of the draft model; default: prompt lookup makes the drafts.",
         rich_help_panel="Models",
     ),
 ]
@@ -75,7 +75,7 @@ _Dtype = Annotated[
 _Device = Annotated[
     str,
     typer.Option(
-        help="auto (CUDA where there is one), cpu, cuda, cuda:1, ...", rich_help_panel="Models"
+        help="Device: auto (CUDA if available), cpu, cuda, cuda:1, ...", rich_help_panel="Models"
     ),
 ]
 _Threads = Annotated[
@@ -94,8 +94,8 @@ _AllowRemote = Annotated[
     bool,
     typer.Option(
         "--allow-remote",
-        help="Listen on another address than loopback even with a Triton whose known remote "
-        "vulnerabilities are not fixed, as that of the wheel.",
+        help="Allow a --host other than loopback even if this Triton has known remote "
+        "vulnerabilities, as the Triton of the wheel has.",
         rich_help_panel="Address",
     ),
 ]
@@ -103,15 +103,15 @@ _Port = Annotated[int, typer.Option(help="Port on that address.", rich_help_pane
 _Runtime = Annotated[
     str,
     typer.Option(
-        help="What computes on a CPU: openvino, torch, or auto, which is OpenVINO where it is "
-        "installed and knows the model.",
+        help="Runtime on a CPU: openvino, torch, or auto, which is OpenVINO if it is installed "
+        "and supports the model.",
         rich_help_panel="Models",
     ),
 ]
 _Invariant = Annotated[
     bool,
     typer.Option(
-        help="On a CPU: the same bits whatever shares a pass. Steps take longer.",
+        help="On a CPU: results do not depend on the other requests in a batch. Steps take longer.",
         rich_help_panel="Models",
     ),
 ]
@@ -121,13 +121,13 @@ _Sequences = Annotated[
 _Queue = Annotated[
     int,
     typer.Option(
-        help="Requests that may wait beyond those. More are refused.", rich_help_panel="Limits"
+        help="Requests that may wait in the queue. More are refused.", rich_help_panel="Limits"
     ),
 ]
 _Context = Annotated[
     int | None,
     typer.Option(
-        help="Prompt and generated tokens of one request; unset: what models and memory allow.",
+        help="Prompt plus generated tokens of one request; default: what models and memory allow.",
         rich_help_panel="Limits",
     ),
 ]
@@ -138,66 +138,68 @@ _DraftLen = Annotated[
 _Chunk = Annotated[
     int | None,
     typer.Option(
-        help="Prompt tokens that one step reads, of all prompts together.",
-        show_default="by the measured cost of prompts",
+        help="Prompt tokens per step, of all prompts together.",
+        show_default="from the measured cost of prompts",
         rich_help_panel="Limits",
     ),
 ]
 _CacheTokens = Annotated[
     int | None,
     typer.Option(
-        help="Tokens that all requests together may hold in the cache; default: all rows full.",
+        help="KV cache tokens of all requests together; default: enough for all rows at full "
+        "length.",
         rich_help_panel="Limits",
     ),
 ]
 _Drain = Annotated[
     float,
     typer.Option(
-        help="Seconds that requests are given to finish when the server stops.",
+        help="Seconds that requests have to finish when the server stops.",
         rich_help_panel="Limits",
     ),
 ]
 _Start = Annotated[
     float,
     typer.Option(
-        help="Seconds until the model must serve; a start that takes longer is given up.",
+        help="Time limit of the start in seconds. A start that takes longer fails.",
         rich_help_panel="Limits",
     ),
 ]
 _Profile = Annotated[
     float,
     typer.Option(
-        help="Seconds for measuring step costs at a first start; each pass is timed once at least.",
+        help="Seconds for measuring step costs at the first start. Each pass is timed at least "
+        "once.",
         rich_help_panel="Limits",
     ),
 ]
 _Explain = Annotated[
     bool,
     typer.Option(
-        help="Let clients ask what was planned, as `smartspec explain` does; it shows numbers of "
-        "all requests.",
+        help="Let clients read the step trace, as `smartspec explain` does. It has numbers of all "
+        "requests.",
         rich_help_panel="Limits",
     ),
 ]
 _RunDir = Annotated[
     Path | None,
     typer.Option(
-        help="Where Triton's files and its log go; default: the user's cache directory.",
+        help="Directory for Triton's files and its log; default: in the user's cache directory.",
         rich_help_panel="Files",
     ),
 ]
 _Cache = Annotated[
     Path | None,
     typer.Option(
-        help="Where measured step costs are kept; default: the user's cache directory.",
+        help="Directory for measured step costs; default: in the user's cache directory.",
         rich_help_panel="Files",
     ),
 ]
 _BatchTable = Annotated[
     Path | None,
     typer.Option(
-        help="What `smartspec profile --table` wrote, for the policy batch_table; default: made "
-        "from the measured costs.",
+        help="File written by `smartspec profile --table`, for the policy batch_table; default: "
+        "computed from the measured costs.",
         rich_help_panel="Files",
     ),
 ]
@@ -206,16 +208,16 @@ _BatchTable = Annotated[
 _Config = Annotated[
     Path | None,
     typer.Option(
-        help="An engine.json with everything in it, in place of all options but addresses, run "
-        "directory and aliases; TensorRT-LLM engines are served so.",
+        help="An engine.json. It replaces all options except addresses, run directory and aliases. "
+        "Required for TensorRT-LLM engines.",
         rich_help_panel="Files",
     ),
 ]
 _Alias = Annotated[
     list[str] | None,
     typer.Option(
-        help=f"Another name to serve the model under, with TensorRT-LLM's tensors: "
-        f"{' or '.join(ALIASES)}, or any. May be repeated.",
+        help=f"Additional name of the model, with TensorRT-LLM's tensors: "
+        f"{' or '.join(ALIASES)}, or any other. May be repeated.",
         rich_help_panel="Address",
     ),
 ]
@@ -297,8 +299,8 @@ def serve(
 
 
 def _check_files(config: ServerConfig) -> None:
-    """What can be told at once. The rest is the backend's to find: it takes PyTorch, whose import
-    here and then there again would make every start seconds longer."""
+    """Check the files that can be checked quickly. The backend checks the rest, which needs
+    PyTorch. Importing PyTorch here too would make every start seconds longer."""
     engine = config.engine
     if not isinstance(engine, TorchEngineConfig):
         return
@@ -331,13 +333,13 @@ def _server(
 
 
 def _planner_section(path: Path) -> dict[str, Any]:
-    """The section as it will stand in engine.json, where it is checked."""
+    """The `planner` section for engine.json. It is checked with the rest of the configuration."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         return {"planner": document["planner"]}
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = f"{type(error).__name__}: {error}"
-        fail(f"--batch-table: {path} is not what `smartspec profile` writes: {reason}", USAGE_ERROR)
+        fail(f"--batch-table: {path} is not a file of `smartspec profile`: {reason}", USAGE_ERROR)
 
 
 def _run(server: TritonServer) -> int:
@@ -367,7 +369,7 @@ def _check_exposure(address: Address, allow_remote: bool) -> None:
 def _check_address(address: Address) -> None:
     ports = (address.http_port, address.grpc_port, address.metrics_port)
     if len(set(ports)) < 3 or not all(1 <= port <= 65535 for port in ports):
-        fail(f"the three ports must differ and lie in 1..65535 (got {ports})", USAGE_ERROR)
+        fail(f"the three ports must differ and be in 1..65535 (got {ports})", USAGE_ERROR)
     if taken := taken_ports(address):
         numbers = ", ".join(map(str, taken))
         fail(f"cannot listen on {address.host} port {numbers}: choose another host or port")

@@ -1,4 +1,4 @@
-"""Options of a command to a checked configuration."""
+"""Converts the options of a command to a checked configuration."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from smartspec_py.serving.config import ServerConfig
 
 
 def torch_settings(model: Path, draft: Path, **more: object) -> dict[str, Any]:
-    """The `engine` part of a configuration, with paths that hold in any folder."""
+    """The `engine` part of a configuration, with absolute paths."""
     return {"kind": "torch", "model": str(model.resolve()), "draft": str(draft.resolve()), **more}
 
 
 def pair_settings(model: Path, draft: Path, dtype: str, num_threads: int) -> dict[str, Any]:
-    """`torch_settings` of a pair that fits together, with costs kept where the server keeps them; a
-    pair that does not ends the command."""
+    """`torch_settings` of a checked pair, with the server's profile cache.
+
+    A target and draft that do not fit together end the command.
+    """
     try:
         check_pair(model, draft)
     except PairError as error:
@@ -32,7 +34,7 @@ def pair_settings(model: Path, draft: Path, dtype: str, num_threads: int) -> dic
 
 
 def checked_config(settings: dict[str, Any]) -> ServerConfig:
-    """The configuration; a wrong value ends the command with the name of its option."""
+    """The checked configuration. A wrong value ends the command and names its option."""
     try:
         return ServerConfig.model_validate(settings)
     except ValidationError as error:
@@ -43,15 +45,15 @@ def checked_config(settings: dict[str, Any]) -> ServerConfig:
 
 
 def _option(place: Sequence[int | str]) -> str:
-    """The option that a place in the configuration comes from."""
+    """The name of the option that sets this place in the configuration."""
     section, *rest = map(str, place)
-    if section == "planner":  # a file, of which the option is only the name
+    if section == "planner":  # the option names a file with this section
         return f"batch-table: {'.'.join(rest)}" if rest else "batch-table"
     return (rest or [section])[-1].replace("_", "-")
 
 
 def policies_of(text: str, option: str = "policies") -> list[str]:
-    """Names separated by commas; one that is none ends the command."""
+    """Policy names separated by commas. An invalid name ends the command."""
     names = text.split(",")
     for name in names:
         try:
@@ -62,7 +64,7 @@ def policies_of(text: str, option: str = "policies") -> list[str]:
 
 
 def sizes_of(text: str, option: str = "rows") -> list[int]:
-    """Numbers from 1 separated by commas; what is not ends the command."""
+    """Numbers from 1 separated by commas. Anything else ends the command."""
     try:
         sizes = [int(part) for part in text.split(",")]
     except ValueError:

@@ -1,4 +1,4 @@
-"""`smartspec simulate`: what policies would do under a load, on hardware that need not be there."""
+"""`smartspec simulate`: simulates policies under load, without the hardware."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ _of_output = partial(typer.Option, rich_help_panel="Output")
 def simulate(
     workload: Annotated[
         Path | None,
-        _of_load(help="Workload file, TOML or JSON: kinds of requests, phases of load."),
+        _of_load(help="Workload file, TOML or JSON: kinds of requests and phases of load."),
     ] = None,
     record: Annotated[
-        Path | None, _of_load(help="JSONL of recorded requests, as `load --jsonl` writes.")
+        Path | None, _of_load(help="JSONL of recorded requests, written by `load --jsonl`.")
     ] = None,
     oracle: Annotated[
         Path | None,
-        _of_load(help="Oracle trace that acceptance is taken from; see `smartspec trace`."),
+        _of_load(help="Oracle trace with accepted lengths; see `smartspec trace`."),
     ] = None,
     rates: Annotated[str, _of_load(help="Requests/s, separated by commas.")] = "4",
     duration: Annotated[float, _of_load(help="Length of the load in seconds.", min=0.001)] = 60.0,
     prompt: Annotated[float, _of_load(help="Mean prompt tokens.", min=1)] = 227,
     output: Annotated[float, _of_load(help="Mean generated tokens.", min=1)] = 250,
     accept: Annotated[
-        float, _of_load(help="Probability that a draft is accepted if all before it were.")
+        float, _of_load(help="Probability that a draft is accepted if all earlier ones were.")
     ] = 0.7,
     policies: Annotated[str, _of_server(help="Policies, separated by commas.")] = DEFAULT_POLICIES,
     profile: Annotated[
-        Path | None, _of_hardware(help="Profile that a server measured, from its profile cache.")
+        Path | None, _of_hardware(help="Measured profile, from a server's profile cache.")
     ] = None,
     gpu: Annotated[str, _of_hardware(help="GPU by name, instead of a profile.")] = "h100",
     num_gpus: Annotated[int, _of_hardware(help="Number of GPUs that share the target.", min=1)] = 1,
@@ -63,8 +63,8 @@ def simulate(
     wrong: Annotated[
         list[str] | None,
         _of_hardware(
-            help="What steps really take, beside what the planner is told: draft=2, base=0.9, "
-            "slope=1.5, extra_ms=5, host_ms=1; @40 behind it: from second 40 on. May be repeated."
+            help="Actual step times relative to the planner's cost model: draft=2, base=0.9, "
+            "slope=1.5, extra_ms=5, host_ms=1. With @40 they apply from second 40. May be repeated."
         ),
     ] = None,
     rows: Annotated[int, _of_server(help="Requests served at the same time.", min=1, max=512)] = 32,
@@ -74,14 +74,14 @@ def simulate(
         int, _of_server(help="Requests that may wait. More are refused.", min=1)
     ] = 100_000,
     max_cache_tokens: Annotated[
-        int, _of_server(help="KV cache in tokens; 0 uses what the GPU has room for.", min=0)
+        int, _of_server(help="KV cache in tokens; 0 uses all that fits in GPU memory.", min=0)
     ] = 0,
     goodput: Annotated[
         str | None, _of_output(help='Targets in ms, such as "ttft:200 tpot:20 e2e:5000".')
     ] = None,
     what_if: Annotated[
         list[str] | None,
-        _of_load(help="A change to run beside: rate=2x, rows=64, accept=0.5, output=2x, ..."),
+        _of_load(help="A change to run in addition: rate=2x, rows=64, accept=0.5, output=2x, ..."),
     ] = None,
     seed: Annotated[int, _of_load(help="Seed; a workload file has its own.", min=0)] = 1,
     jobs: Annotated[int, _of_output(help="Number of processes.", min=1, max=256)] = 1,
@@ -90,16 +90,16 @@ def simulate(
         _of_output("--json", metavar="FILE", help="Write the result as JSON; - is stdout."),
     ] = None,
     plot: Annotated[
-        Path | None, _of_output(help="Picture of latency against load; needs Altair.")
+        Path | None, _of_output(help="File for a chart of latency by load; needs Altair.")
     ] = None,
 ) -> None:
-    """Simulate policies by the server's own loop and planner on a virtual clock.
+    """Simulate policies with the server's own loop and planner on a virtual clock.
 
-    What is modelled and what is not: docs/evaluate/simulator.md.
+    docs/evaluate/simulator.md describes what is modelled.
 
-    ttft, tpot and e2e (mean/p99) count from when a request was due. tokens/s is
-    token_goodput_tps: generated tokens a second; slo/s is slo_goodput_rps: requests a second that
-    met every target of --goodput.
+    ttft, tpot and e2e are shown as mean/p99. ttft and e2e count from the scheduled time of a
+    request. tokens/s is token_goodput_tps: generated tokens per second. slo/s is slo_goodput_rps:
+    requests per second that met every target of --goodput.
     """
     from smartspec_sim.scenario import Load, Scenario, run_all, runs_of
     from smartspec_sim.simulate import SimLimits
@@ -115,7 +115,7 @@ def simulate(
         base = [Scenario(Load(spec), limits) for spec in specs]
     if oracle is not None:
         if record is not None:
-            fail("--oracle and --record exclude one another", USAGE_ERROR)
+            fail("--oracle and --record cannot be used together", USAGE_ERROR)
         base = _with_texts(base, oracle)
     deviations = _deviations(wrong or [])
     base = [
@@ -137,7 +137,7 @@ def simulate(
 def _show(
     rows: list[dict[str, Any]], notes: tuple[str, ...], json_file: Path | None, plot: Path | None
 ) -> None:
-    """Tables and notes, the JSON document, the picture."""
+    """Print tables and notes, and write the JSON document and the chart."""
     from smartspec_sim.report import PlotError, draw_picture, simulation_tables
 
     console = result_console(json_file)
@@ -176,7 +176,7 @@ def _rates(text: str) -> list[float]:
 def _spec(
     rate: float, duration: float, prompt: float, output: float, accept: float, seed: int
 ) -> WorkloadSpec:
-    """One kind and one phase; lengths vary as ShareGPT's do."""
+    """A workload of one kind and one phase. Lengths vary like those of ShareGPT."""
     from pydantic import ValidationError
 
     from smartspec_sim.workload import KindSpec, LengthSpec, PhaseSpec, WorkloadSpec
@@ -203,7 +203,7 @@ def _given(
     from smartspec_sim.workload import WorkloadError, read_spec
 
     if workload is not None and record is not None:
-        fail("--workload and --record exclude one another", USAGE_ERROR)
+        fail("--workload and --record cannot be used together", USAGE_ERROR)
     try:
         if workload is not None:
             return [Scenario(Load(read_spec(workload)), limits)]
@@ -242,14 +242,14 @@ def _deviations(texts: list[str]) -> tuple[Deviation, ...]:
         fail(f"--wrong: {error}", USAGE_ERROR)
     times = [one.time_s for one in found]
     if len(set(times)) != len(times):
-        fail("--wrong: two from the same time on; put them into one", USAGE_ERROR)
+        fail("--wrong: two changes begin at the same time; combine them in one option", USAGE_ERROR)
     return found
 
 
 def _machine(
     profile: Path | None, gpu: str, num_gpus: int, target: str, draft: str, host_ms: float
 ) -> Callable[[int], Hardware]:
-    """Hardware by the rows it must serve: tables are made as far as that."""
+    """A function from the largest batch size to the hardware. Its tables end at that size."""
     from smartspec_sim.hardware import Hardware, gpu_hardware
 
     @lru_cache
@@ -258,7 +258,7 @@ def _machine(
             cost = _read_profile(profile)
             found = Hardware(cost, notes=(f"measured profile {profile.name}",))
             if batch_size > cost.target.rows[-1]:
-                note = f"above {cost.target.rows[-1]} rows it goes on with the last slope"
+                note = f"above {cost.target.rows[-1]} rows it is extrapolated with the last slope"
                 found = replace(found, notes=(*found.notes, note))
         else:
             name = None if draft == NO_DRAFT_MODEL else draft

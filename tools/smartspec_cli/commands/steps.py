@@ -1,4 +1,4 @@
-"""`smartspec steps`: where the time of a step goes, without Triton."""
+"""`smartspec steps`: times the parts of a step, without Triton."""
 
 from __future__ import annotations
 
@@ -30,13 +30,15 @@ from smartspec_testing.local import generate
 
 PROMPT_SEED = 5_000_011
 NUM_TOKENS = 128
-"""Enough that the first of many sequences still runs when the last has read its prompt."""
+"""Enough tokens that the first sequence still decodes when the last one ends its prefill."""
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Medians over the decoding steps of one policy, in milliseconds. share_outside: of the time
-    of all steps, those that read prompts included, the part spent outside model passes."""
+    """Medians over the decoding steps of one policy, in milliseconds.
+
+    share_outside: the share of time outside model passes, over all steps including prefill.
+    """
 
     batch_size: int
     policy: str
@@ -61,7 +63,7 @@ def steps(
     ] = 0,
     json_file: JsonFile = None,
 ) -> None:
-    """Time the loop's steps in this process: plan, draft, target, and what lies between."""
+    """Time the loop's steps in this process: plan, draft, target and the rest of a step."""
     check_outputs(json=json_file)
     sizes, names = sizes_of(rows), policies_of(policies)
     engine_settings = pair_settings(model, draft, dtype, num_threads)
@@ -92,7 +94,7 @@ def steps(
 
 
 def _time(server: Server, passes_s: Callable[[], float], batch_size: int, policy: str) -> StepTimes:
-    """Serve batch_size requests together, twice; the second time counts."""
+    """Serve batch_size requests together, twice. Only the second run is measured."""
     requests = [
         GenerateParams(
             text=make_document(WORKLOADS[index % len(WORKLOADS)], PROMPT_SEED, index).prompt,
@@ -113,7 +115,7 @@ def _time(server: Server, passes_s: Callable[[], float], batch_size: int, policy
         r for r in server.loop.records if r.batch_size == batch_size and not r.num_prefill_tokens
     ]
     if not records:
-        fail(f"no step had {batch_size} sequences: allow more tokens")
+        fail(f"no decoding step had {batch_size} sequences: reduce --rows")
 
     def median_ms(values: Sequence[float]) -> float:
         return 1e3 * statistics.median(values)

@@ -1,4 +1,4 @@
-"""`smartspec trace`: how many drafts would be accepted, at every position of generated texts."""
+"""`smartspec trace`: records how many drafts would be accepted at every position of a text."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ ALL = "all"
 DEFAULT_PROMPTS = 10
 NUM_ROWS = 8
 BATCH = 4 * NUM_ROWS
-"""Requests that are handed over at once: enough to keep the rows full."""
+"""Requests that are submitted at once: enough to keep the rows full."""
 
 SHOWN_LENGTHS = (1, 3, 5, 7)
 
 
 @dataclass(frozen=True)
 class _Job:
-    """A text to write. workload: its tag in the trace."""
+    """A text to generate. workload: its tag in the trace."""
 
     workload: str
     params: GenerateParams
@@ -55,18 +55,23 @@ def trace(
     draft: Annotated[Path, typer.Option(help="Hugging Face directory of the draft model.")],
     out: Annotated[Path, typer.Option(help="File to write, JSON lines.")],
     oracle: Annotated[
-        bool, typer.Option("--oracle", help="The kind of trace; the only one.")
+        bool, typer.Option("--oracle", help="Kind of trace. There is only this kind.")
     ] = True,
     workloads: Annotated[
-        str | None, typer.Option(help="all (if nothing is said), or some of chat,sql,summarize,qa.")
+        str | None, typer.Option(help="all (the default), or some of chat,sql,summarize,qa.")
     ] = None,
     input_file: Annotated[
         Path | None,
-        typer.Option("--input", help='Own prompts: {"prompt", "max_tokens"} a line, or ShareGPT.'),
+        typer.Option(
+            "--input", help='Own prompts: one {"prompt", "max_tokens"} per line, or ShareGPT.'
+        ),
     ] = None,
     prompts: Annotated[
         int | None,
-        typer.Option(help=f"Prompts a workload ({DEFAULT_PROMPTS}), or of --input (all).", min=1),
+        typer.Option(
+            help=f"Prompts per workload (default {DEFAULT_PROMPTS}) or of --input (default all).",
+            min=1,
+        ),
     ] = None,
     temperatures: Annotated[
         str, typer.Option(help="Sampling temperatures, separated by commas.")
@@ -103,7 +108,7 @@ def trace(
     config = _config(model, draft, dtype, device, max_draft_len, max_context_len)
     traced, refusals = _run(config, jobs, console)
     if not traced:
-        fail(f"no prompt could be served: {refusals[0]}", USAGE_ERROR)
+        fail(f"every prompt was refused; the first error: {refusals[0]}", USAGE_ERROR)
     header = OracleHeader(
         model=model.name,
         draft=draft.name,
@@ -118,7 +123,10 @@ def trace(
     except OSError as error:
         fail(f"--out: {error}")
     if refusals:
-        console.print(f"{len(refusals)} left out: {refusals[0]}", highlight=False)
+        console.print(
+            f"{len(refusals)} requests were refused; the first error: {refusals[0]}",
+            highlight=False,
+        )
     _report(out, _all_rates(traced, max_draft_len), len(refusals), json_file)
 
 
@@ -150,7 +158,7 @@ def _jobs(
     elif workloads is None:
         prompts = [(input_file.stem, prompt) for prompt in read_prompts(input_file)][:num_prompts]
     else:
-        raise ValueError("--workloads and --input: only one of them")
+        raise ValueError("--workloads and --input cannot be used together")
     return [
         _Job(
             workload,
@@ -180,7 +188,7 @@ def _documents(workloads: str, num_prompts: int, seed: int) -> Iterator[tuple[st
 def _run(
     config: ServerConfig, jobs: Sequence[_Job], console: Console
 ) -> tuple[list[OracleSequence], list[str]]:
-    """The traces, and why jobs were refused."""
+    """The traces, and the errors of refused jobs."""
     from smartspec_py.serving.build import build_engine
     from smartspec_py.serving.server import Server
     from smartspec_sim.traces.make import FinishedText, trace_text, write_texts
@@ -212,7 +220,7 @@ def _run(
 def _all_rates(
     traced: Sequence[OracleSequence], max_draft_len: int
 ) -> dict[tuple[str, str], Rates]:
-    """By proposer and workload, with all workloads together where there are several."""
+    """Rates by proposer and workload. Several workloads also get a row for all together."""
     workloads = list(dict.fromkeys(one.workload for one in traced))
     draft_lens = [k for k in SHOWN_LENGTHS if k <= max_draft_len]
     return {
@@ -228,9 +236,9 @@ def _all_rates(
 
 
 def _tables(found: Mapping[tuple[str, str], Rates]) -> Iterator[Table]:
-    """Two, so that each fits a narrow terminal."""
-    by_position = _table("Acceptance by position, given that the drafts before were accepted")
-    by_length = _table("Tokens a step, the target's own included, at fixed draft lengths")
+    """Two tables, so that each fits in a narrow terminal."""
+    by_position = _table("Acceptance by position, if all earlier drafts were accepted")
+    by_length = _table("Tokens per step, including the target's own, at fixed draft lengths")
     some = next(iter(found.values()))
     for position in range(1, len(some.accept_probs) + 1):
         by_position.add_column(str(position), justify="right", no_wrap=True)

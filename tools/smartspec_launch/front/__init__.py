@@ -1,4 +1,4 @@
-"""The HTTP front: a process before Triton's HTTP port that bounds what a request may cost.
+"""The HTTP front: a proxy process for Triton's HTTP port that limits the cost of a request.
 
-It imports neither torch nor Triton. `python -m smartspec_launch.front --help` runs it by itself.
+It imports neither torch nor Triton. `python -m smartspec_launch.front` runs it alone.
 """

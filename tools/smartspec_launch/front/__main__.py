@@ -1,4 +1,4 @@
-"""Runs the front until its standard input is closed, by which it ends with whoever started it."""
+"""Runs the front until its standard input is closed. It therefore ends with its parent process."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from smartspec_launch.front.proxy import Proxy
 
 CONNECT_S = 5.0
 KEEP_ALIVE_S = 75
-"""So long an idle connection stays open: above what pooling clients keep theirs."""
+"""Timeout of an idle connection. It is longer than the timeout of pooling clients."""
 
 SHUTDOWN_S = 2
-"""Time for responses to end when the front is told to: Triton has ended before."""
+"""Time for open responses to end after the front is told to stop. Triton ends before the front."""
 
 
 def main() -> None:
@@ -37,7 +37,10 @@ def main() -> None:
 
 
 async def serve(host: str, port: int, triton_url: str, max_body_bytes: int, lifeline: int) -> None:
-    """lifeline: the file that is open as long as the front is wanted."""
+    """Serve until `lifeline` is closed.
+
+    lifeline: descriptor of a file that the parent process keeps open.
+    """
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),

@@ -1,7 +1,7 @@
-"""What one HTTP request may ask of the server. Pure checks, which raise Refused.
+"""Limits of one HTTP request. Pure checks, which raise Refused.
 
-Triton reads whatever it is sent: release 24.10, the one that comes as a wheel, dies of large
-bodies, deep JSON, many chunks and some headers (docs/operate/security.md, Security).
+Triton has no such limits. Release 24.10, which the wheel contains, crashes on large bodies, deep
+JSON, many chunks and some headers (docs/operate/security.md).
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ Headers = Collection[tuple[bytes, bytes]]
 
 MAX_HEADER_BYTES = 32 * 1024
 MAX_LINE_BYTES = 8000
-"""Of one header. At 8,192 Triton closes the connection without an answer."""
+"""For one header. At 8,192 bytes Triton closes the connection without an answer."""
 
 MAX_CHUNKS = 4096
-"""Of one request with chunked encoding. Each costs the parser some 10 microseconds."""
+"""For one request with chunked encoding. Each chunk takes the parser about 10 microseconds."""
 
 MAX_DEPTH = 32
 MAX_MEMBERS = 512
-"""Of one JSON object. The backend looks each name up: 50,000 names took 7 s."""
+"""For one JSON object. The backend looks up each name, and 50,000 names took 7 s."""
 
 MAX_HELD_BYTES = 256 * 1024 * 1024
-"""Bodies of all requests together."""
+"""For the bodies of all requests together."""
 
 MAX_CONNECTIONS = 4096
 RECEIVE_S = 30.0
-"""From the first byte of a request, or from the connection, to the last byte of its body."""
+"""Time limit from the start of a request, or of the connection, to the last byte of the body."""
 
 SEND_S = 60.0
-"""So long 64 KiB of a response may wait for a client that does not read."""
+"""How long 64 KiB of a response may wait for a client that does not read."""
 
 _MODEL = rb"/v2/models/[\w.-]{1,256}(?:/versions/\d{1,18})?"
 _ROUTES = (
@@ -46,7 +46,7 @@ _ENCODING = rb"[\w*-]+(?:\s*;\s*q=[01](?:\.\d{0,3})?)?"
 _ACCEPT_ENCODING = re.compile(_ENCODING + rb"(?:\s*,\s*" + _ENCODING + rb")*")
 
 _NOT_FORWARDED = {
-    # Of one connection, not of the request (RFC 9110, 7.6.1).
+    # They describe one connection, not the request (RFC 9110, 7.6.1).
     b"connection",
     b"keep-alive",
     b"proxy-authenticate",
@@ -55,12 +55,12 @@ _NOT_FORWARDED = {
     b"trailer",
     b"transfer-encoding",
     b"upgrade",
-    # The body is sent anew, in one piece.
+    # The front sends the body again, in one piece.
     b"content-encoding",
     b"content-length",
     b"expect",
     b"host",
-    # Only of /infer, which is not forwarded; some versions of Triton die of its value.
+    # Used only by /infer, which is not forwarded. Some values crash some versions of Triton.
     b"inference-header-content-length",
 }
 
@@ -75,14 +75,14 @@ class Refused(Exception):
 
 
 def error_body(message: str) -> bytes:
-    """As Triton writes its errors."""
+    """The JSON body of an error, in Triton's format."""
     return json.dumps({"error": message}).encode()
 
 
 def check_route(method: str, path: bytes) -> None:
-    """path: raw, without query."""
+    """Check method and path. path: raw, without the query."""
     if _INFER.fullmatch(path):
-        raise Refused(501, "infer: the model streams, use generate, generate_stream or gRPC")
+        raise Refused(501, "infer: the model streams; use generate, generate_stream or gRPC")
     for route, allowed in _ROUTES:
         if route.fullmatch(path):
             if method != allowed:
@@ -91,14 +91,14 @@ def check_route(method: str, path: bytes) -> None:
     shown = path[:80].decode("ascii", "replace")
     raise Refused(
         404,
-        f"{shown}: not served; served are GET /v2, /v2/health/live, /v2/health/ready and "
+        f"{shown}: not served; available are GET /v2, /v2/health/live, /v2/health/ready and "
         "/v2/models/NAME with /ready, /config and /stats, and POST /v2/models/NAME/generate and "
         "/generate_stream",
     )
 
 
 def check_framing(version: bytes, headers: Headers, max_body_bytes: int) -> None:
-    """Before the body is read. version: such as b"1.1"."""
+    """Check version and headers before the body is read. version: such as b"1.1"."""
     if version not in (b"1.0", b"1.1"):
         raise Refused(505, f"HTTP {version.decode('ascii')}: the version must be 1.0 or 1.1")
     values = dict(headers)
@@ -107,7 +107,7 @@ def check_framing(version: bytes, headers: Headers, max_body_bytes: int) -> None
         raise Refused(
             431,
             f"headers: got {sum(sizes)} bytes, the longest {max(sizes)}, must be at most "
-            f"{MAX_HEADER_BYTES}, each at most {MAX_LINE_BYTES}",
+            f"{MAX_HEADER_BYTES} in total and at most {MAX_LINE_BYTES} each",
         )
     length = values.get(b"content-length")
     if length is not None and b"transfer-encoding" in values:
@@ -125,7 +125,7 @@ def too_large(num_bytes: int, max_body_bytes: int) -> Refused:
 
 
 def check_encoding(headers: Headers) -> None:
-    """A compressed body may be any size when it is inflated."""
+    """Refuse compressed bodies, because their size after decompression is unknown."""
     for name, value in headers:
         if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
             shown = value[:40].decode("ascii", "replace")
@@ -133,10 +133,10 @@ def check_encoding(headers: Headers) -> None:
 
 
 def check_json(body: bytes | bytearray) -> None:
-    """An object, of limited depth and with limited members."""
+    """Check that the body is a JSON object within the limits of depth and members."""
     try:
-        # Latin-1 takes any byte and leaves the structure as it is; what is not UTF-8 is refused
-        # behind this, by the name of its field.
+        # Latin-1 decodes any byte and keeps the JSON structure. The backend refuses text that is
+        # not UTF-8 and names its field.
         text = body.decode("latin-1")
         document = json.loads(text, parse_int=float, object_pairs_hook=_members)
     except RecursionError:
@@ -175,12 +175,12 @@ def _too_deep() -> Refused:
 
 
 def forwarded(headers: Headers) -> list[tuple[str, str]]:
-    """The headers that Triton is sent."""
+    """The request headers that are sent to Triton."""
     found = []
     for name, value in headers:
         if name in _NOT_FORWARDED:
             continue
-        # Triton 24.10 dies of a weight such as q=1e999.
+        # Triton 24.10 crashes on a weight such as q=1e999.
         if name == b"accept-encoding" and not _ACCEPT_ENCODING.fullmatch(value):
             continue
         found.append((name.decode("latin-1"), value.decode("latin-1")))
@@ -188,6 +188,6 @@ def forwarded(headers: Headers) -> list[tuple[str, str]]:
 
 
 def returned(headers: Headers) -> list[tuple[bytes, bytes]]:
-    """The headers of Triton's response that the client is sent."""
+    """The response headers that are sent to the client."""
     hop_by_hop = (b"connection", b"keep-alive", b"transfer-encoding")
     return [(name, value) for name, value in headers if name.lower() not in hop_by_hop]

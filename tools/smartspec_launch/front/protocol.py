@@ -1,8 +1,8 @@
-"""uvicorn's HTTP/1.1 protocol with bounds on what is received: size, chunks, headers, time.
+"""uvicorn's HTTP/1.1 protocol with limits on each request: size, chunks, headers, time.
 
-A request that passes a bound is answered at once and the connection closed; what the client still
-sends is read and dropped for a while, since a close with unread data would reset the connection,
-and the client could lose the answer.
+A request over a limit is answered at once, and the connection is closed. For a short time, the
+front still reads and drops what the client sends. A close with unread data would reset the
+connection, and the client could lose the answer.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from smartspec_launch.front.limits import (
 )
 
 LINGER_S = 5.0
-"""So long a refused connection is read to let the client take its answer."""
+"""How long a refused connection is still read, so that the client receives the answer."""
 
 _BUFFER_FULL = "Receive buffer too long"
-"""h11's words for a header, or the header of a chunk, that does not end."""
+"""h11's message for a header, or the header of a chunk, that exceeds the buffer."""
 
 
 class BoundedConnection(h11.Connection):
-    """Raises RemoteProtocolError with the status of the answer where a request passes a bound."""
+    """Raises RemoteProtocolError, with the status of the answer, for a request over a limit."""
 
     def __init__(self, max_body_bytes: int) -> None:
         super().__init__(h11.SERVER, MAX_HEADER_BYTES)
@@ -64,8 +64,11 @@ class BoundedConnection(h11.Connection):
 
 
 class BoundedProtocol(H11Protocol):
-    """One connection. Beside what BoundedConnection counts: a request arrives within RECEIVE_S from
-    its first byte, or from the connection; and a client that reads too slowly is cut off."""
+    """One connection, with time limits in addition to the limits of BoundedConnection.
+
+    A request must arrive within RECEIVE_S of its first byte or of the connection. The connection of
+    a client that reads too slowly is closed.
+    """
 
     def __init__(self, max_body_bytes: int, **of_uvicorn: Any) -> None:
         super().__init__(**of_uvicorn)
@@ -77,7 +80,7 @@ class BoundedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > MAX_CONNECTIONS:
-            self._refuse(503, f"connections: {MAX_CONNECTIONS} are open, which is the limit")
+            self._refuse(503, f"connections: the limit of {MAX_CONNECTIONS} is reached: try later")
         else:
             self._start_deadline()
 
@@ -92,10 +95,10 @@ class BoundedProtocol(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._set_deadline()  # the next request may have begun to arrive before
+        self._set_deadline()  # a part of the next request may have arrived already
 
     def send_400_response(self, msg: str) -> None:
-        """Called by uvicorn while it handles the error of h11 that says what is wrong."""
+        """uvicorn calls this while it handles an h11 error, which holds the reason."""
         error = sys.exc_info()[1]
         status = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
         message = str(error or msg)
@@ -114,7 +117,7 @@ class BoundedProtocol(H11Protocol):
 
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()
-        # A close waits for what the client has not read.
+        # A close waits until the client has read all data.
         self.loop.call_later(LINGER_S, self.transport.abort)
 
     def shutdown(self) -> None:
@@ -124,7 +127,7 @@ class BoundedProtocol(H11Protocol):
             super().shutdown()
 
     def _set_deadline(self) -> None:
-        """It runs while a part of a request has arrived."""
+        """Start the deadline if a request has arrived in part; stop it otherwise."""
         state = self.conn.their_state
         is_partial = state is h11.SEND_BODY or (state is h11.IDLE and self.conn.trailing_data[0])
         if not is_partial:
@@ -142,10 +145,10 @@ class BoundedProtocol(H11Protocol):
             self._deadline = None
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answer, unless an answer has begun, and close."""
+        """Send an error, unless a response has begun, and close the connection."""
         self._stop_deadline()
         self._is_refused = True
-        if self.cycle is not None:  # the application hears that the client has gone
+        if self.cycle is not None:  # tell the application that the client has disconnected
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         if self.conn.our_state is h11.SEND_BODY:

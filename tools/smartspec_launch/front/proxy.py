@@ -1,9 +1,9 @@
-"""The ASGI application: checks a request, forwards it, passes the response on as it comes.
+"""The ASGI application: checks a request, forwards it and streams the response to the client.
 
-Every request gets one answer: Triton's, a refusal of `limits`, or 502 or 503 where Triton fails. A
-stream that breaks off ends with an event that says so and without the end of chunked encoding, so
-that no client takes it for complete. When a client leaves, the connection to Triton is closed at
-once, by which the backend learns that the request is cancelled.
+Every request gets one answer: Triton's, a refusal by `limits`, or 502 or 503 if Triton fails. A
+broken stream ends with an error event and without the end of chunked encoding, so that no client
+takes it for complete. When a client disconnects, the connection to Triton is closed at once. This
+cancels the request in the backend.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ Send = Callable[[Message], Awaitable[None]]
 
 
 class ClientGone(Exception):
-    """Nobody waits for the answer."""
+    """The client has disconnected and does not wait for the answer."""
 
 
 @dataclass
 class Progress:
-    """What the client has been sent of the response."""
+    """The part of the response that the client has received."""
 
     is_started: bool = False
     is_stream: bool = False
@@ -45,7 +45,7 @@ class Progress:
 
 
 class Proxy:
-    """session: to Triton, at triton_url. One for all requests."""
+    """The ASGI application. session: connections to Triton at triton_url, for all requests."""
 
     def __init__(self, triton_url: str, session: aiohttp.ClientSession) -> None:
         self._triton_url = triton_url
@@ -69,7 +69,7 @@ class Proxy:
             self._held_bytes -= len(body)
 
     async def _receive(self, receive: Receive, body: bytearray) -> None:
-        """Read into `body`, which counts as held."""
+        """Read the request body into `body`. Its bytes count towards MAX_HELD_BYTES."""
         more = True
         while more:
             message = await receive()
@@ -79,7 +79,7 @@ class Proxy:
             self._held_bytes += len(message["body"])
             if self._held_bytes > MAX_HELD_BYTES:
                 raise Refused(
-                    503, f"bodies of all requests together take {MAX_HELD_BYTES} bytes: try later"
+                    503, f"bodies of all requests together exceed {MAX_HELD_BYTES} bytes: try later"
                 )
             more = message["more_body"]
 
@@ -95,14 +95,14 @@ class Proxy:
             ) as response:
                 await _pass_on(response, send, progress)
         except (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError):
-            raise Refused(503, "Triton does not answer: it starts, or it has ended") from None
+            raise Refused(503, "Triton does not answer: it is starting or has ended") from None
         except (aiohttp.ClientError, OSError) as error:
             reason = f"Triton ended the connection: {type(error).__name__}"
             if not progress.is_started:
                 raise Refused(502, reason) from None
             if progress.is_stream and progress.is_between_events:
                 await _send(send, b"data: " + error_body(reason) + b"\n\n", more_body=True)
-            # The response is not complete, by which uvicorn knows to close the connection.
+            # The response is not complete, and uvicorn therefore closes the connection.
 
 
 async def _pass_on(response: aiohttp.ClientResponse, send: Send, progress: Progress) -> None:
@@ -126,7 +126,7 @@ async def _send(send: Send, data: bytes, *, more_body: bool) -> None:
 
 
 async def _until_gone(receive: Receive, work: Awaitable[None]) -> None:
-    """Do the work, unless the client leaves first."""
+    """Do the work. Raises ClientGone if the client disconnects first."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_gone(receive))
     try:
