@@ -27,10 +27,16 @@ from smartspec_py.serving.step_trace import StepTraceFile
 from smartspec_sim.traces.files import TraceError
 from smartspec_sim.traces.steps import parse_steps, read_steps
 
+SERVER = "http://127.0.0.1:8000"
+
 
 def explain(
     url: Annotated[
-        str | None, typer.Option(help="HTTP address of a running server, http://HOST:PORT.")
+        str | None,
+        typer.Option(
+            help=f"HTTP address of a server that was started with --explain. [default: {SERVER}]",
+            show_default=False,
+        ),
     ] = None,
     trace: Annotated[
         Path | None, typer.Option(help="A recorded step trace instead of a server.")
@@ -49,13 +55,13 @@ def explain(
 
     For a step: the plan, and plans with one draft length for all requests. For a request: every
     draft length, with the others unchanged. For the window of recent steps: expected and actual
-    tokens and step times, the goodput lost to wrong estimates, guard switches, and predicted and
-    observed acceptance rates.
+    tokens and step times, the goodput lost to wrong estimates, how often drafting started or
+    stopped for a request, and predicted and observed acceptance rates.
     """
     check_outputs(json=json_file)
-    if (url is None) == (trace is None):
-        fail("give one of --url and --trace", USAGE_ERROR)
-    found, text = _fetched(url, steps) if url is not None else (_read(trace), None)
+    if url is not None and trace is not None:
+        fail("give only one of --url and --trace", USAGE_ERROR)
+    found, text = _fetched(url or SERVER, steps) if trace is None else (_read(trace), None)
     if save is not None and text is not None:
         save.write_text(text, encoding="utf-8")
     found = replace(found, steps=found.steps[-steps:])
@@ -101,8 +107,7 @@ def _fetched(url: str, steps: int) -> tuple[StepTraceFile, str]:
         fail(f"{url}: {error}")
 
 
-def _read(path: Path | None) -> StepTraceFile:
-    assert path is not None
+def _read(path: Path) -> StepTraceFile:
     try:
         return read_steps(path)
     except TraceError as error:
@@ -159,7 +164,8 @@ def _show_window(report: WindowReport, console: Console) -> None:
     table.add_row("tokens/s", f"{expected:.1f}", f"{realised:.1f}")
     table.caption = (
         f"mean error of step times {100 * report.time_error:.0f} %; estimated regret "
-        f"{100 * report.regret:.1f} %; {report.num_switches} switches"
+        f"{100 * report.regret:.1f} %; drafting started or stopped for a request "
+        f"{report.num_switches} times"
     )
     console.print(table)
     if report.reliability:

@@ -55,7 +55,7 @@ def trace(
     draft: Annotated[Path, typer.Option(help="Hugging Face directory of the draft model.")],
     out: Annotated[Path, typer.Option(help="File to write, JSON lines.")],
     oracle: Annotated[
-        bool, typer.Option("--oracle", help="Kind of trace. There is only this kind.")
+        bool, typer.Option("--oracle", help="No effect. Traces are always oracle traces.")
     ] = True,
     workloads: Annotated[
         str | None, typer.Option(help="all (the default), or some of chat,sql,summarize,qa.")

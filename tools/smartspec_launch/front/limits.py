@@ -45,6 +45,13 @@ _INFER = re.compile(_MODEL + rb"/infer")
 _ENCODING = rb"[\w*-]+(?:\s*;\s*q=[01](?:\.\d{0,3})?)?"
 _ACCEPT_ENCODING = re.compile(_ENCODING + rb"(?:\s*,\s*" + _ENCODING + rb")*")
 
+_LISTS_OF_OPENAI = {
+    "messages": "not supported; write the conversation as text in text_input",
+    "stop": "use stop_words",
+    "prompt": "not supported; send one request for each text, in text_input",
+}
+"""Fields of other interfaces. Triton refuses a list without a tensor, but does not name it."""
+
 _NOT_FORWARDED = {
     # They describe one connection, not the request (RFC 9110, 7.6.1).
     b"connection",
@@ -132,8 +139,12 @@ def check_encoding(headers: Headers) -> None:
             raise Refused(415, f"Content-Encoding: got {shown}, must be identity or left out")
 
 
-def check_json(body: bytes | bytearray) -> None:
-    """Check that the body is a JSON object within the limits of depth and members."""
+def check_json(body: bytes | bytearray, path: bytes) -> None:
+    """Check that the body is a JSON object within the limits of depth and members, and that Triton
+    can read its fields.
+
+    path: raw, without query.
+    """
     try:
         # Latin-1 decodes any byte and keeps the JSON structure. The backend refuses text that is
         # not UTF-8 and names its field.
@@ -146,6 +157,11 @@ def check_json(body: bytes | bytearray) -> None:
     if not isinstance(document, dict):
         raise Refused(400, f"body: got {type(document).__name__}, must be a JSON object")
     _check_depth(document)
+    if path.endswith(b"/generate") and document.get("stream") is True:
+        raise Refused(400, "stream: got true, must be false for /generate; use /generate_stream")
+    for name, message in _LISTS_OF_OPENAI.items():
+        if isinstance(document.get(name), list):
+            raise Refused(400, f"{name}: {message}")
 
 
 def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -59,7 +59,7 @@ class Proxy:
             check_encoding(scope["headers"])
             await self._receive(receive, body)
             if scope["method"] == "POST":
-                check_json(body)
+                check_json(body, scope["raw_path"])
             await _until_gone(receive, self._forward(scope, bytes(body), send))
         except Refused as refused:
             await _answer(send, refused.status, refused.message)
