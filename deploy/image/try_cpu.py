@@ -60,7 +60,7 @@ def main() -> None:
     pip = [f"{sys.base_prefix}/bin/python3", "-m", "pip", "--python", IMAGE_PYTHON]
     versions = subprocess.check_output([*pip, "list", "--format=freeze"], env=environment)
     file.write_bytes(versions)
-    print("== Triton's stand-in", flush=True)
+    print("== Triton of the wheel", flush=True)
     wheel = requirements(tomllib.loads(PYPROJECT.read_text(encoding="utf-8")), ["triton"])
     subprocess.run([*pip, "install", "--no-cache-dir", *wheel], env=environment, check=True)
     environment["SMARTSPEC_HOST"] = "127.0.0.1"
