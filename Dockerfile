@@ -1,17 +1,18 @@
-# Two images of one source, for linux/amd64:
+# Two images for linux/amd64:
 #
-#   docker build --target cpu -t smartspec:cpu .    on NVIDIA's Triton image, PyTorch on a CPU, a tiny pair
-#   docker build --target gpu -t smartspec:gpu .    on the one with TensorRT-LLM
+#   docker build --target cpu -t smartspec:cpu .    NVIDIA's Triton image, PyTorch on a CPU, a tiny pair
+#   docker build --target gpu -t smartspec:gpu .    NVIDIA's Triton image with TensorRT-LLM
 #
-# Both serve what /models/smartspec/1/engine.json names, and drain on SIGTERM: give them more time
-# than limits.drain_s plus 20 s (docker stop -t 60). deploy/README.md says how to run them.
+# Both serve the models that /models/smartspec/1/engine.json names, and drain on SIGTERM. The stop
+# timeout must be longer than limits.drain_s plus 20 s (docker stop -t 60). deploy/README.md
+# explains how to run them.
 
-# Not older than 26.05: before, Triton has known remote vulnerabilities (docs/operate/security.md).
+# Use 26.05 or newer: older versions have known remote vulnerabilities (docs/operate/security.md).
 ARG PYTHON_IMAGE=python:3.11.15-slim-bookworm
 ARG TRITON_CPU_IMAGE=nvcr.io/nvidia/tritonserver:26.07-py3
 ARG TRITON_IMAGE=nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3
 
-# The package alone, for both images.
+# Builds the wheel of this package for both images.
 FROM ${PYTHON_IMAGE} AS wheel
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
@@ -23,17 +24,17 @@ FROM ${TRITON_CPU_IMAGE} AS cpu
 LABEL org.opencontainers.image.title="SmartSpec for Triton, CPU" \
       org.opencontainers.image.description="Speculative decoding by goodput; PyTorch on a CPU" \
       org.opencontainers.image.licenses="Apache-2.0"
-# NVIDIA's image starts as root; the packages belong to root and the server does not run as it.
+# NVIDIA's image starts as root. Packages are installed as root; the server runs as user 1000.
 # hadolint ignore=DL3002
 USER 0
-# An index of CPU builds of torch; without it pip takes the build with CUDA, gigabytes more.
+# Index of CPU builds of torch. Without it, pip installs the CUDA build, which is gigabytes larger.
 ARG TORCH_INDEX=""
 WORKDIR /src
-# An environment of its own, which leaves NVIDIA's packages as they are. Debian's Python has no
-# ensurepip, so that pip stays outside.
+# A separate virtual environment, so that NVIDIA's packages do not change. It has no pip, because
+# Debian's Python has no ensurepip.
 RUN python3 -m venv --without-pip /opt/smartspec \
     && install -d -o 1000 -g 1000 /var/cache/smartspec
-# Packages come before the source: a change of the source leaves their layers in the cache.
+# Packages are installed before the source, so that a source change does not rebuild their layers.
 COPY pyproject.toml ./
 COPY deploy/image/requirements.py deploy/image/constraints.txt ./deploy/image/
 RUN python3 deploy/image/requirements.py torch > torch.txt \
@@ -46,7 +47,7 @@ RUN python3 deploy/image/requirements.py project torch openvino > all.txt \
 COPY --from=wheel /dist /dist
 RUN python3 -m pip --python /opt/smartspec/bin/python install --no-cache-dir --no-deps \
         /dist/smartspec_py-*.whl
-# The stub of Triton's Python backend takes the packages of the first python3 on PATH.
+# The stub of Triton's Python backend uses the packages of the first python3 on PATH.
 ENV PATH=/opt/smartspec/bin:$PATH \
     HF_HUB_OFFLINE=1 \
     HOME=/var/cache/smartspec \
@@ -66,19 +67,19 @@ FROM ${TRITON_IMAGE} AS gpu
 LABEL org.opencontainers.image.title="SmartSpec for Triton, GPU" \
       org.opencontainers.image.description="Speculative decoding by goodput; NVIDIA Triton" \
       org.opencontainers.image.licenses="Apache-2.0"
-# NVIDIA's image starts as root; the packages belong to root and the server does not run as it.
+# NVIDIA's image starts as root. Packages are installed as root; the server runs as user 1000.
 # hadolint ignore=DL3002
 USER 0
 WORKDIR /opt/smartspec
 COPY pyproject.toml ./
 COPY deploy/image/requirements.py ./deploy/image/
-# TensorRT-LLM fits one torch, one transformers and one numpy: whatever the image has stays, and
-# only what it lacks is installed.
+# TensorRT-LLM needs exact versions of torch, transformers and numpy. So installed packages do not
+# change, and only missing packages are installed.
 RUN pip list --format=freeze > installed.txt \
     && python3 deploy/image/requirements.py --missing project > missing.txt \
     && pip install --no-cache-dir -c installed.txt -r missing.txt
 COPY --from=wheel /dist /dist
-# The link is for a plain `tritonserver`, which looks for backends there.
+# The link is for use with plain `tritonserver`, which looks for backends in that folder.
 RUN pip install --no-cache-dir --no-deps /dist/smartspec_py-*.whl \
     && ln -s "$(python3 -c 'import pathlib, smartspec_py as s; print(pathlib.Path(s.__file__).parent)')" \
         /opt/tritonserver/backends/smartspec_py \
@@ -93,5 +94,5 @@ USER 1000:1000
 EXPOSE 8000 8001 8002
 HEALTHCHECK --interval=30s --timeout=20s --start-period=1800s --retries=3 \
     CMD ["python3", "/opt/smartspec/healthcheck.py"]
-# NVIDIA's own entry comes first, since it finds the CUDA libraries that fit the driver.
+# NVIDIA's entry point runs first, because it selects the CUDA libraries for the driver.
 ENTRYPOINT ["/opt/nvidia/nvidia_entrypoint.sh", "python3", "/opt/smartspec/entrypoint.py"]

@@ -1,9 +1,10 @@
-# Sourced by the other scripts: makes .venv beside them and installs what they ask for, once.
+# The other scripts source this file. It creates .venv in the repository and installs the extras of a
+# script once.
 #
-#   set_up EXTRAS     leaves $VENV_PYTHON; EXTRAS as in pip's brackets, such as torch,triton,client
+#   set_up EXTRAS     makes $VENV_PYTHON usable; EXTRAS are extras of pip, such as torch,triton,client
 #
-# A stamp that holds the hash of pyproject.toml says that an installation is complete. $PYTHON names
-# another interpreter than the first fit one on PATH; $VENV another place than .venv.
+# A stamp file with the hash of pyproject.toml marks a complete installation. $PYTHON sets the
+# interpreter (default: the first suitable one on PATH), and $VENV sets the folder instead of .venv.
 
 REPOSITORY="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 VENV="${VENV:-$REPOSITORY/.venv}"
@@ -12,11 +13,11 @@ INTERPRETER_CHECK="$REPOSITORY/tools/smartspec_launch/interpreter.py"
 
 say() { printf '%s\n' "$*" >&2; }
 
-# Prints the interpreter to use; where none is fit, says the one command that helps.
+# Prints the interpreter to use. If none is suitable, prints the command that fixes this and fails.
 find_python() {
     local candidate reason="" first_reason=""
     for candidate in ${PYTHON:-python3.11 python3.12 python3}; do
-        # A name on PATH may be a version manager's shim that leads nowhere: run it.
+        # Run it, because a name on PATH may be a broken shim of a version manager.
         "$candidate" -c '' 2>/dev/null || continue
         if ! "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))'; then
             reason="$("$candidate" --version 2>&1) cannot run Triton's stub; $(python_command)"
@@ -30,7 +31,7 @@ find_python() {
     return 1
 }
 
-# The command that installs a Python that this distribution has.
+# Prints the command that installs a suitable Python from this distribution.
 python_command() {
     local version sudo_=""
     [ "$(id -u)" -eq 0 ] || sudo_="sudo "
@@ -44,7 +45,8 @@ python_command() {
     printf 'install Python 3.11 or 3.12 with its venv module and shared libpython\n'
 }
 
-# Runs a command with its output in a log, a dot every few seconds; shows the log if it fails.
+# Runs a command with its output in a log file. Prints a dot every few seconds. If the command fails,
+# prints the end of the log.
 quietly() {
     local log="$VENV/setup.log" dots status=0
     "$@" >"$log" 2>&1 &
@@ -56,12 +58,11 @@ quietly() {
     done
     wait "$child" || status=$?
     say " ${dots:-0} s"
-    [ "$status" -eq 0 ] || { tail -n 20 "$log" >&2; say "The whole output: $log"; }
+    [ "$status" -eq 0 ] || { tail -n 20 "$log" >&2; say "The command failed. Full log: $log"; }
     return "$status"
 }
 
-# Where --help is among the arguments, prints the comment at the top of the script that sources this
-# and ends it.
+# If the arguments contain --help, prints the comment at the top of the calling script and exits.
 help_if_asked() {
     local argument
     for argument in "$@"; do
@@ -86,15 +87,15 @@ set_up() {
     [ ! -e "$stamp" ] || return 0
     if ! "$VENV_PYTHON" -m pip --version >/dev/null 2>&1; then
         python="$(find_python)" || return 1
-        say "Making ${VENV#"$REPOSITORY/"} with $("$python" --version)"
+        say "Creating ${VENV#"$REPOSITORY/"} with $("$python" --version)"
         "$python" -m venv --clear "$VENV" || return 1
     fi
     local pip=("$VENV_PYTHON" -m pip --disable-pip-version-check --no-input)
-    # torch comes first and alone: left to the resolver, it is pulled again with packages for CUDA.
+    # torch is installed first and alone. Otherwise the resolver installs it with packages for CUDA.
     torch="$(sed -n 's/^torch = \["\(.*\)"\].*/\1/p' "$REPOSITORY/pyproject.toml")"
-    printf 'Installing %s (once) ' "$torch" >&2
+    printf 'Installing %s (only once) ' "$torch" >&2
     quietly "${pip[@]}" install "$torch" || return 1
-    printf 'Installing the package with %s (once) ' "$extras" >&2
+    printf 'Installing the package with %s (only once) ' "$extras" >&2
     quietly "${pip[@]}" install -e "$REPOSITORY[$extras]" || return 1
     touch "$stamp"
 }

@@ -176,8 +176,8 @@ NONE, FIXED = report("none", 0), report("fixed:1, draft_model", 60)
         (
             [NONE, FIXED, report("goodput, prompt_lookup", 0)],
             [],
-            "FAIL: 300 tokens compared, 60 drafted, 21 accepted; no text differs; nothing was "
-            "drafted, so nothing compared, in goodput, prompt_lookup alone",
+            "FAIL: 300 tokens compared, 60 drafted, 21 accepted; no text differs; "
+            "no drafts, nothing compared: goodput, prompt_lookup alone",
         ),
         (
             [report("none", 0, 0), report("fixed:1", 9, 0)],

@@ -1,6 +1,8 @@
 """Writes the Grafana dashboard from the table in panels.py.
 
-python deploy/grafana/dashboard.py        writes dashboards/smartspec.json; a test compares
+python deploy/grafana/dashboard.py        writes dashboards/smartspec.json
+
+A test checks that the file matches the table.
 """
 
 from __future__ import annotations
@@ -66,7 +68,7 @@ def _variable(name: str, query: str) -> dict[str, Any]:
 
 
 def _panels() -> list[dict[str, Any]]:
-    """Rows one below the other, three panels side by side."""
+    """All rows, with three panels side by side."""
     panels: list[dict[str, Any]] = []
     y = 0
     for row in ROWS:

@@ -1,6 +1,6 @@
 """The panels of the Grafana dashboard, as a table.
 
-Every query is of the servers that the dashboard's variables choose; WHERE stands for that selector.
+In a query, WHERE is replaced by the selector for the dashboard's variables (model and instance).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ WINDOW = "$__rate_interval"
 
 @dataclass(frozen=True)
 class Query:
-    """expr: PromQL. legend: Grafana's template of a series' name."""
+    """expr: PromQL. legend: Grafana's template for the name of a series."""
 
     expr: str
     legend: str
@@ -20,7 +20,8 @@ class Query:
 
 @dataclass(frozen=True)
 class Panel:
-    """unit: Grafana's name of it. stacked: whether the series add up to something."""
+    """unit: Grafana's name of the unit. stacked: whether the series are stacked, because their sum
+    has a meaning."""
 
     title: str
     unit: str
@@ -75,18 +76,18 @@ ROWS = (
             Panel(
                 "Requests",
                 "short",
-                "Requests that hold a place in the engine, and those that wait for one. Waiting "
-                "for long means overload: scale on it.",
+                "Requests that run in the engine, and requests that wait in the queue. A long "
+                "queue means overload. Use it for autoscaling.",
                 (
                     Query(f"sum({_gauge('num_requests_running')})", "running"),
                     Query(f"sum({_gauge('num_requests_waiting')})", "waiting"),
                 ),
             ),
             Panel(
-                "Tokens a second",
+                "Tokens per second",
                 "short",
-                "Tokens generated and prompt tokens read, by the wall clock; cached prompt tokens "
-                "are not read.",
+                "Generated tokens and prefill tokens per second of wall clock. Prompt tokens from "
+                "the prefix cache are not counted.",
                 (
                     Query(_total("generation_tokens_total"), "generated"),
                     Query(_total("prompt_tokens_total"), "prompt"),
@@ -95,8 +96,8 @@ ROWS = (
             Panel(
                 "Goodput, predicted and actual",
                 "short",
-                "Tokens a second of execution: what plans expected of the last steps, and what "
-                "came of them. Far apart for long means that the estimates are off.",
+                "Tokens per second of execution in recent steps, as predicted by the plans and as "
+                "measured. A lasting difference means that the estimates are wrong.",
                 (
                     Query(
                         f"sum({_gauge('token_goodput_predicted_tokens_per_second')})", "predicted"
@@ -107,20 +108,21 @@ ROWS = (
             Panel(
                 "Time to first token",
                 "s",
-                "From a request's arrival to its first token, waiting included.",
+                "Time from the arrival of a request to its first token, including the queue.",
                 _quantiles("time_to_first_token_seconds"),
             ),
             Panel(
                 "Time per output token",
                 "s",
-                "Mean of a request from its first token to its last; percentiles over requests.",
+                "Mean time per token of a request after its first token. Percentiles over "
+                "requests.",
                 _quantiles("time_per_output_token_seconds"),
             ),
             Panel(
                 "Time in the queue",
                 "s",
-                "From a request's arrival to its first step. Triton's own queue time stays near 0: "
-                "it hands requests over at once.",
+                "Time from the arrival of a request to its first step. Triton's own queue time "
+                "stays near 0, because Triton passes requests to the backend at once.",
                 _quantiles("request_queue_time_seconds"),
             ),
         ),
@@ -131,14 +133,14 @@ ROWS = (
             Panel(
                 "Acceptance rate",
                 "percentunit",
-                "Accepted share of drafted tokens.",
+                "Accepted tokens divided by drafted tokens.",
                 (Query(f"{_total(_ACCEPTED)} / {_total(_DRAFTED)}", "accepted of drafted"),),
             ),
             Panel(
-                "Length of drafts",
+                "Draft length",
                 "short",
-                "Of steps that drafted: tokens drafted and accepted for a sequence, on average. A "
-                "step yields one token more than were accepted.",
+                "Mean drafted and accepted tokens per sequence, in steps with drafts. A step "
+                "generates one token more than it accepts.",
                 (
                     Query(f"{_total(_DRAFTED)} / {_total(_VERIFIED)}", "drafted"),
                     Query(f"{_total(_ACCEPTED)} / {_total(_VERIFIED)}", "accepted"),
@@ -147,8 +149,8 @@ ROWS = (
             Panel(
                 "Planned draft length",
                 "short",
-                "Drafts a sequence in a step, steps without drafts included: the mean, and the "
-                "median and 95th percentile over steps.",
+                "Drafted tokens per sequence and step, including steps without drafts: the mean, "
+                "and the median and 95th percentile over steps.",
                 (
                     Query(
                         f"{_total(_DRAFTED)} / ({_total(_VERIFIED)} + {_total(_UNDRAFTED)})", "mean"
@@ -159,7 +161,7 @@ ROWS = (
             Panel(
                 "Acceptance by position",
                 "percentunit",
-                "Of the drafts that were made at a position, the share that was accepted there.",
+                "Accepted drafts divided by all drafts at each draft position.",
                 (
                     Query(
                         f"{_by('position', 'spec_decode_num_accepted_tokens_per_pos_total')} / "
@@ -169,10 +171,10 @@ ROWS = (
                 ),
             ),
             Panel(
-                "Who decided",
+                "Step decisions",
                 "percentunit",
-                "Share of decoding steps that went as planned, were held back by the guard, or ran "
-                "as a probe. Much of guard means that speculation does not pay.",
+                "Share of decoding steps that ran as planned, were limited by the guard, or ran as "
+                "a probe. A large guard share means that speculation does not pay off.",
                 (
                     Query(
                         f"{_by('decider', 'decoding_steps_total')} / ignoring(decider) group_left "
@@ -185,7 +187,7 @@ ROWS = (
             Panel(
                 "Guard switches",
                 "short",
-                "Times in 15 minutes that the guard forbade speculation, or allowed it again.",
+                "How often in 15 minutes the guard turned speculation off or on again.",
                 (
                     Query(
                         "sum by (instance) (increase(smartspec_guard_switches_total{WHERE}[15m]))",
@@ -199,10 +201,10 @@ ROWS = (
         "Time and estimates",
         (
             Panel(
-                "Where the time goes",
+                "Time by part of a step",
                 "percentunit",
-                "Seconds a second of the wall clock. The rest of a step is reading prompts and "
-                "work of the host; it is estimated from the mean length of sampled steps.",
+                "Seconds per second of wall clock. The rest of a step is prefill and host work. It "
+                "is estimated from the mean time of sampled steps.",
                 (
                     Query(_DRAFT_S, "draft"),
                     Query(_TARGET_S, "target"),
@@ -213,20 +215,21 @@ ROWS = (
             Panel(
                 "Cost factors",
                 "short",
-                "How measured passes differ from the profile; 1 is as profiled. A jump means that "
-                "the machine changed: clocks, neighbours, memory.",
+                "Measured pass time divided by the profile's time. A sudden change means that the "
+                "machine changed: clock rate, other load or memory.",
                 (Query(_gauge("cost_factor"), "{{part}}, {{instance}}"),),
             ),
             Panel(
                 "Error of predicted step times",
                 "percentunit",
-                "Mean relative error over about 100 steps, by the profile alone and as corrected.",
+                "Mean relative error over about 100 steps, for the profile alone and for the "
+                "corrected prediction.",
                 (Query(_gauge("step_latency_relative_error"), "{{predictor}}, {{instance}}"),),
             ),
             Panel(
-                "Length of a step",
+                "Step time",
                 "s",
-                "Percentiles over sampled steps, and the mean that plans expected.",
+                "Percentiles over sampled steps, and the mean that the plans predicted.",
                 (
                     *_quantiles("step_latency_seconds")[:2],
                     Query(f"avg({_gauge('step_latency_predicted_seconds')})", "predicted"),
@@ -235,25 +238,25 @@ ROWS = (
             Panel(
                 "Cache in use",
                 "percentunit",
-                "Used share of the target's cache. Near 1, drafts shrink and requests lose their "
-                "places.",
+                "Used share of the target's KV cache. Near 1, drafts get shorter and requests are "
+                "preempted.",
                 (Query(_gauge("kv_cache_utilization"), "{{instance}}"),),
             ),
             Panel(
                 "Preemptions",
                 "ops",
-                "Requests a second that lost their place and have to read their text again.",
+                "Preempted requests per second. A preempted request repeats its prefill.",
                 (Query(_total("num_preemptions_total"), "preempted"),),
             ),
         ),
     ),
     Row(
-        "Ends and errors",
+        "Finished requests and errors",
         (
             Panel(
-                "Requests that ended",
+                "Finished requests",
                 "reqps",
-                "By why they ended; `cancelled` are clients that left, or were cut by a stop.",
+                "By finish reason. `cancelled`: the client disconnected, or the server stopped.",
                 (
                     Query(_by("finished_reason", "request_success_total"), "{{finished_reason}}"),
                     Query(_total("request_cancelled_total"), "cancelled"),
@@ -263,8 +266,8 @@ ROWS = (
             Panel(
                 "Errors",
                 "reqps",
-                "Requests refused, by reason (unavailable: the queue is full or the server stops), "
-                "and requests that were taken and failed.",
+                "Refused requests by reason, and accepted requests that failed. `unavailable`: the "
+                "queue is full or the server is stopping.",
                 (
                     Query(_by("reason", "request_rejected_total"), "refused: {{reason}}"),
                     Query(_total("request_failed_total"), "failed"),
@@ -274,8 +277,8 @@ ROWS = (
             Panel(
                 "Triton's own counts",
                 "reqps",
-                "Requests as Triton counts them: a request is done for it when it has been handed "
-                "over, long before its text is.",
+                "Requests as Triton counts them. Triton counts a request as done when it passes it "
+                "to the backend, long before the text is complete.",
                 (
                     Query(f"sum(rate(nv_inference_request_success{{WHERE}}[{WINDOW}]))", "success"),
                     Query(

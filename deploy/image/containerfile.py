@@ -1,4 +1,4 @@
-"""Reads a Dockerfile as far as this repository's needs it: stages and their instructions."""
+"""Reads the stages and instructions of this repository's Dockerfile. Not a general parser."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Instruction:
-    """word: in capitals, such as COPY. rest: all behind it, continuation lines joined by spaces."""
+    """word: in capitals, such as COPY. rest: the text after it, with continuation lines joined."""
 
     word: str
     rest: str
@@ -17,7 +17,7 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Copy:
-    """source_stage: of `--from`; None copies from the build context."""
+    """source_stage: the value of `--from`; None copies from the build context."""
 
     sources: tuple[str, ...]
     target: str
@@ -39,7 +39,7 @@ class Stage:
 
 
 def read_stages(path: Path) -> dict[str, Stage]:
-    """Stages by name, in the file's order. Every stage of the file must have a name."""
+    """The stages by name, in the order of the file. Every stage must have a name."""
     stages: dict[str, Stage] = {}
     for instruction in _instructions(path.read_text(encoding="utf-8")):
         if instruction.word == "FROM":

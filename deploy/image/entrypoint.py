@@ -1,14 +1,14 @@
-"""Entry of both images: serves the pair that an engine.json names, and drains before it stops.
+"""Entry point of both images. Serves the pair that engine.json names, and drains before it stops.
 
-Triton alone cannot: of a SIGTERM its Python backend learns nothing, and what was being answered
-is cut off. Here a SIGTERM unloads the model first, which the backend sees; requests in flight then
-have `limits.drain_s` to finish. config.pbtxt is written at every start from the installed package,
-so that a model repository that was made for another version cannot disagree with it.
+Plain Triton does not drain: it does not tell its Python backend about a SIGTERM, and requests in
+flight are cut. Here a SIGTERM unloads the model first. Requests in flight then have
+`limits.drain_s` to finish. Every start writes config.pbtxt from the installed package, so that it
+always matches the version of the package.
 
-    SMARTSPEC_ENGINE_JSON   the file; default /models/smartspec/1/engine.json
+    SMARTSPEC_ENGINE_JSON   path of engine.json; default /models/smartspec/1/engine.json
     SMARTSPEC_HOST          address to listen on; default 0.0.0.0
-    SMARTSPEC_ALIASES       other names for the model, such as ensemble,tensorrt_llm_bls
-    arguments               go to tritonserver as they are
+    SMARTSPEC_ALIASES       additional names of the model, such as ensemble,tensorrt_llm_bls
+    arguments               go to tritonserver unchanged
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def main() -> int:
 
 
 def check_exposure(address: Address) -> None:
-    """Raises InstallationError where this Triton must not listen on this address."""
+    """Raises InstallationError if this Triton must not listen on this address."""
     installation = find_installation()
     if not (address.is_loopback or installation.is_fit_for_network):
         reason = exposure(address.host, installation.version)
@@ -69,7 +69,7 @@ def check_exposure(address: Address) -> None:
 
 
 def with_cache(config: ServerConfig) -> ServerConfig:
-    """The config with a place for measured costs, where its engine has any and names none."""
+    """The config with a default profile_cache, if its engine has this key and it is not set."""
     if getattr(config.engine, "profile_cache", "") is not None:
         return config
     engine = config.engine.model_copy(update={"profile_cache": str(paths.profile_cache())})
@@ -77,7 +77,7 @@ def with_cache(config: ServerConfig) -> ServerConfig:
 
 
 def follow(path: Path, out: TextIO) -> None:
-    """Copy a log to `out` as it grows, for ever: a container's log is what its process prints."""
+    """Copy a growing log to `out`. It never returns. The output is the log of the container."""
     while not path.exists():
         time.sleep(FOLLOW_S)
     with path.open(encoding="utf-8", errors="replace") as log:

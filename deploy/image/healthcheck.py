@@ -1,10 +1,11 @@
-"""Exit status 0 where the model on this machine can serve, 1 where not.
+"""Exit status 0 if the model on this machine can serve, else 1.
 
     healthcheck.py [URL]        default http://127.0.0.1:8000
 
-It asks what only a step loop that runs can answer. /v2/health/ready says that Triton runs, and
-/v2/models/smartspec/ready that the model was loaded: both stay 200 where the loop or its process
-hangs. Standard library only; needs neither room in the queue nor a row.
+Sends a request that only a running step loop can answer. /v2/health/ready only shows that Triton
+runs, and /v2/models/smartspec/ready that the model was loaded. Both stay 200 if the loop or its
+process hangs. The request needs no space in the queue and no row in the batch. This file uses only
+the standard library.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import urllib.error
 import urllib.request
 
 TIMEOUT_S = 15.0
-"""The loop answers at its next step, and a step of a long prompt on a CPU takes seconds."""
+"""The loop answers at its next step. A step with a long prompt on a CPU takes seconds."""
 
 
 def main() -> None:

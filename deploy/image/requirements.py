@@ -1,9 +1,10 @@
-"""Prints requirements of pyproject.toml, one a line, so that no image repeats a pin.
+"""Prints requirements of pyproject.toml, one per line, so that images do not repeat the pins.
 
-    requirements.py project torch    those of the project and of its extra `torch`
-    requirements.py --missing project    less what this Python has, in whatever version
+    requirements.py project torch        requirements of the project and of its extra `torch`
+    requirements.py --missing project    only packages that this Python does not have
 
-The second is for an image that brings its own torch and transformers: what it has stays.
+The second form is for an image with its own torch and transformers. An installed package counts,
+whatever its version.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ PYPROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 
 
 def requirements(document: dict[str, Any], groups: list[str]) -> list[str]:
-    """group: `project`, or the name of an extra. Raises KeyError for any other."""
+    """The requirements of groups: `project` or names of extras. Raises KeyError for others."""
     project = document["project"]
     known = {"project": project["dependencies"], **project["optional-dependencies"]}
     return [requirement for group in groups for requirement in known[group]]
@@ -36,8 +37,8 @@ def is_installed(requirement: str) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--missing", action="store_true", help="only what is not installed")
-    parser.add_argument("groups", nargs="+", help="project, or an extra of it")
+    parser.add_argument("--missing", action="store_true", help="only missing packages")
+    parser.add_argument("groups", nargs="+", help="project, or the name of an extra")
     arguments = parser.parse_args()
     document = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))
     for requirement in requirements(document, arguments.groups):

@@ -1,13 +1,15 @@
-"""Carries out the CPU stages of the Dockerfile without a container engine, and serves from them.
+"""Runs the CPU stages of the Dockerfile without a container engine, and serves from the result.
 
-What is tried: every COPY and RUN of the stages, on their real paths, in a mount namespace where
-those paths are empty directories in memory; then, with the rest of the file system read-only, the
-entry command, the health check, one request, and a stop by SIGTERM in the middle of a stream. What
-is not: NVIDIA's base image. This machine's Python stands in for its Python, and the Triton of the
-wheel, which is older and therefore kept on loopback, with NumPy 1 for its Triton. Nor are the user
-and the image as a file. Run it by `scripts/check_image`, which makes the namespace.
+It runs every COPY and RUN of the stages on their real paths. A mount namespace provides these paths
+as empty directories in memory. Then the rest of the file system becomes read-only. The program runs
+the entry command, the health check, one request, and a stop by SIGTERM during a stream.
 
-    try_cpu.py FILE     FILE is given the versions that pip installed
+It does not test NVIDIA's base image, the user of the image or the image file. This machine's Python
+replaces the Python of the base image. Triton from the wheel, with NumPy 1, replaces its Triton. The
+wheel's Triton is older and therefore listens only on loopback. Run the program with
+`scripts/check_image`, which creates the namespace.
+
+    try_cpu.py FILE     writes the versions that pip installed to FILE
 """
 
 from __future__ import annotations
@@ -30,10 +32,10 @@ from requirements import PYPROJECT, requirements
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SHARED = ("/dist", "/opt/smartspec", "/models", "/var/cache/smartspec")
-"""Paths that a later stage takes over from an earlier one, and so one directory for all."""
+"""Paths that a later stage copies from an earlier one. All stages share one directory for each."""
 
 OWN = "/src"
-"""A path that every stage has for itself."""
+"""A path that is separate for each stage: it is cleared before a stage."""
 
 STAGES = ("wheel", "cpu")
 IMAGE_PYTHON = "/opt/smartspec/bin/python"
@@ -44,13 +46,13 @@ STOP_S = 60.0
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("file", type=Path, help="is given the versions that pip installed")
+    parser.add_argument("file", type=Path, help="file for the versions that pip installed")
     file = parser.parse_args().file
     stages = read_stages(REPOSITORY / "Dockerfile")
     for folder in (*SHARED, OWN):
         subprocess.run(["mount", "-t", "tmpfs", "none", folder], check=True)
     kept = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
-    # The interpreter below this virtual environment stands in for the base image's.
+    # The base interpreter of this virtual environment replaces that of the base image.
     environment = {**kept, "PATH": f"{sys.base_prefix}/bin:/usr/bin:/bin:/usr/sbin:/sbin"}
     for name in STAGES:
         print(f"== {name}", flush=True)
@@ -58,7 +60,7 @@ def main() -> None:
     pip = [f"{sys.base_prefix}/bin/python3", "-m", "pip", "--python", IMAGE_PYTHON]
     versions = subprocess.check_output([*pip, "list", "--format=freeze"], env=environment)
     file.write_bytes(versions)
-    print("== Triton's stand-in", flush=True)
+    print("== Triton of the wheel", flush=True)
     wheel = requirements(tomllib.loads(PYPROJECT.read_text(encoding="utf-8")), ["triton"])
     subprocess.run([*pip, "install", "--no-cache-dir", *wheel], env=environment, check=True)
     environment["SMARTSPEC_HOST"] = "127.0.0.1"
@@ -66,7 +68,7 @@ def main() -> None:
 
 
 def carry_out(stage: Stage, environment: dict[str, str]) -> None:
-    """Do what the stage says, in its order; its ENV stays in the environment."""
+    """Run the instructions of the stage in order. ENV changes `environment`."""
     clear(Path(OWN))
     folder = Path("/")
     for instruction in stage.instructions:
@@ -95,7 +97,7 @@ def set_variables(rest: str, environment: dict[str, str]) -> None:
 
 
 def copy(what: Copy, folder: Path) -> None:
-    """Copies from another stage are there already: see SHARED."""
+    """Copy from the build context. Files of another stage already exist: see SHARED."""
     if what.source_stage is not None:
         return
     target = folder / what.target
@@ -109,11 +111,14 @@ def copy(what: Copy, folder: Path) -> None:
 
 
 def serve(stage: Stage, environment: dict[str, str]) -> None:
-    """Start the image's command, ask it once, stop it while it streams. Raises where one fails."""
+    """Start the entry command, send one request, and stop it during a stream.
+
+    Raises an error if one of these fails.
+    """
     command = json.loads(stage.all("ENTRYPOINT")[-1])
     health = json.loads(stage.all("HEALTHCHECK")[-1].partition("CMD ")[2])
     print("==", *command, flush=True)
-    # As the chart and compose.yaml run it: nothing can be written but what they mount.
+    # Read-only as in the chart and compose.yaml, except for the directories that they mount.
     subprocess.run(["mount", "-t", "tmpfs", "none", "/tmp"], check=True)
     subprocess.run(["mount", "-o", "remount,bind,ro", "/"], check=True)
     process = subprocess.Popen(command, env=environment, cwd="/")

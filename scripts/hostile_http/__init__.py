@@ -1,1 +1,1 @@
-"""Hostile HTTP for a running server: bodies, chunkings, headers, clients that misbehave."""
+"""Hostile HTTP requests for a running server: bodies, chunks, headers and misbehaving clients."""

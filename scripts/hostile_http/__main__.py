@@ -1,4 +1,4 @@
-"""Sends hostile requests in batches, with a normal request after each; prints a table."""
+"""Sends hostile requests in batches, with a normal request after each batch. Prints a table."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAX_SHOWN = 20
 
 @dataclass
 class Result:
-    """Of a run. surprises: what was not as expected, with the number that makes the case again."""
+    """The results of a run. surprises: unexpected answers, with the name to repeat the case."""
 
     num_by_kind: Counter[str] = field(default_factory=Counter)
     surprises_by_kind: Counter[str] = field(default_factory=Counter)
@@ -48,7 +48,7 @@ def run(
     *,
     is_slow: bool,
 ) -> Result:
-    """`count` cases, or as many as begin within max_s; is_slow: and those that wait 30 s."""
+    """Run `count` cases, or those that begin within max_s. is_slow: also run the slow cases."""
     limit = body_limit(address)
     result = Result()
     deadline = time.monotonic() + max_s
@@ -69,7 +69,7 @@ def run(
 
 
 def _cases(seed: int, first: int, last: int, limit: int) -> Iterator[tuple[str, Case]]:
-    """The same for the same seed and number."""
+    """The cases with these numbers. The same seed and number give the same case."""
     for number in range(first, last):
         name = f"{seed}/{number}"
         source = random.Random(name)
@@ -111,18 +111,18 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--concurrency", type=int, default=16)
-    parser.add_argument("--max-s", type=float, default=1800.0, help="no case begins after that")
-    parser.add_argument("--pid", type=int, help="of the server's first process, on this machine")
-    parser.add_argument("--no-slow", action="store_true", help="leave out what waits 30 s")
+    parser.add_argument("--max-s", type=float, default=1800.0, help="time limit in seconds")
+    parser.add_argument("--pid", type=int, help="process id of `smartspec serve` on this machine")
+    parser.add_argument("--no-slow", action="store_true", help="skip the cases that wait 30 s")
     parser.add_argument(
-        "--allow-remote", action="store_true", help="an address that is not loopback"
+        "--allow-remote", action="store_true", help="allow an address other than loopback"
     )
     asked = parser.parse_args()
     url = urlsplit(asked.url)
     host = socket.gethostbyname(url.hostname or "")
     if not (asked.allow_remote or ipaddress.ip_address(host).is_loopback):
         parser.error(
-            f"--url: {url.hostname} is not loopback; --allow-remote attacks it all the same"
+            f"--url: {url.hostname} is not loopback; to attack it anyway, use --allow-remote"
         )
     address = (host, url.port or 8000)
     before = None if asked.pid is None else held(asked.pid)

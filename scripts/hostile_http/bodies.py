@@ -1,4 +1,4 @@
-"""Bodies: what is in them, and how long they are."""
+"""Cases with hostile request bodies: their content and their size."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def random_bytes(random: Random, limit: int) -> Case:
 
 
 def broken_json(random: Random, limit: int) -> Case:
-    """Cut off, or with one byte changed, which may leave it right."""
+    """Truncated JSON, or JSON with one changed byte, which may still be valid."""
     at = random.randrange(len(VALID))
     if random.random() < 0.5:
         return _case("cut JSON", VALID[:at], BAD, limit)
@@ -83,7 +83,7 @@ NAMES = ("text_input", "max_tokens", "temperature", "stop_words", "seed", "param
 
 
 def wrong_types(random: Random, limit: int) -> Case:
-    """Some of these are right, such as a text for a text."""
+    """Values of random types. Some are valid, such as a text for a text field."""
     body = fields(**{random.choice(NAMES): random.choice(WRONG)})
     return _case("wrong types", json.dumps(body).encode(), OK | UNREAD, limit)
 
@@ -122,7 +122,7 @@ def odd_values(random: Random, limit: int) -> Case:
 
 
 def compressed(random: Random, limit: int) -> Case:
-    """A bomb of 10 MB in 10 kB, or a valid request; announced, or not."""
+    """A gzip bomb (10 MB in 10 kB) or a valid request, with or without Content-Encoding."""
     body = gzip.compress(random.choice((b" " * 10_000_000, VALID)))
     if random.random() < 0.3:
         return _case("unannounced gzip", body, BAD, limit)
@@ -132,7 +132,7 @@ def compressed(random: Random, limit: int) -> Case:
 
 
 def padded(random: Random, limit: int) -> Case:
-    """A valid request of about as many bytes as are allowed."""
+    """A valid request with a size near the limit."""
     size = limit + random.choice((-1000, -1, 0, 1, 2, 1000))
     body = VALID + b" " * (size - len(VALID))
     expected = [TOO_LARGE if size > limit else OK]
@@ -142,7 +142,7 @@ def padded(random: Random, limit: int) -> Case:
 
 
 def far_too_large(random: Random, limit: int) -> Case:
-    """Sent whole, or announced and begun."""
+    """A body above the limit: sent completely, or announced and sent in part."""
     size = random.choice((2 * limit, 8_000_000, 20_000_000))
     if random.random() < 0.5:
         return Case("far too large", [request(b"x" * size)], [TOO_LARGE])
@@ -157,7 +157,7 @@ def valid(random: Random, limit: int) -> Case:
 
 
 def own_parameters(random: Random, limit: int) -> Case:
-    """Names that Triton keeps for itself."""
+    """Parameter names that Triton reserves."""
     name = random.choice(
         (
             "triton_enable_empty_final_response",

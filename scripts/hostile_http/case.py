@@ -1,4 +1,4 @@
-"""One hostile connection: what is sent, and which answers are right."""
+"""One hostile connection: the data to send and the allowed answers."""
 
 from __future__ import annotations
 
@@ -16,29 +16,31 @@ OK = frozenset({200})
 BAD = frozenset({400})
 TOO_LARGE = frozenset({413})
 UNREAD = frozenset({400, 500})
-"""What Triton's own parser refuses: it answers 500 where 400 is meant."""
+"""Requests that Triton's own parser refuses. It sometimes answers 500 instead of 400."""
 
 ANY = frozenset({200, 400, 404, 405, 408, 413, 415, 431, 500, 501})
 
 
 class Step(Enum):
-    """What a client does beside sending bytes."""
+    """An action of a client besides sending bytes."""
 
     HALF_CLOSE = auto()
     RESET = auto()
-    """At once, with whatever is unread."""
+    """Reset the connection at once, without reading the rest."""
 
     DRIP = auto()
-    """From here on one byte each 0.2 s."""
+    """Send one byte per 0.2 s from here on."""
 
     PAUSE = auto()
-    """2 s in which nothing is read."""
+    """Read nothing for 2 s."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """expected: one set of statuses for each answer. may_be_silent: the connection may also end
-    without the answer, since the client broke off first."""
+    """One case. expected: the allowed status codes of each answer, in order.
+
+    may_be_silent: the connection may also end without an answer, because the client stops first.
+    """
 
     kind: str
     steps: Sequence[bytes | Step]

@@ -1,4 +1,4 @@
-"""Carries out a case on a connection of its own, and says what was wrong with the answers."""
+"""Runs a case on its own connection and reports wrong answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PAUSE_S = 2.0
 
 
 class _Reader(io.BufferedReader):
-    """HTTPResponse closes what it reads from; the next answer comes from it too."""
+    """A reader that stays open. HTTPResponse closes its reader, which has the next answer too."""
 
     def close(self) -> None:
         pass
@@ -34,7 +34,7 @@ class _Source:
 
 
 def carry_out(case: Case, address: tuple[str, int]) -> str:
-    """What was wrong; empty where all was as expected."""
+    """Run the case. Returns the problem, or an empty text if the answers were as expected."""
     try:
         with socket.create_connection(address, timeout=TIMEOUT_S) as connection:
             if not _send(case, connection):
@@ -45,7 +45,7 @@ def carry_out(case: Case, address: tuple[str, int]) -> str:
 
 
 def _send(case: Case, connection: socket.socket) -> bool:
-    """Whether the connection is still there to be read."""
+    """Send the steps of the case. Returns whether the connection can still be read."""
     drips = False
     for step in case.steps:
         try:
@@ -65,12 +65,12 @@ def _send(case: Case, connection: socket.socket) -> bool:
                 case bytes():
                     connection.sendall(step)
         except (BrokenPipeError, ConnectionResetError):
-            return True  # the answer may have come before
+            return True  # the answer may have arrived earlier
     return True
 
 
 def _drip(data: bytes, connection: socket.socket) -> None:
-    """Until the server has said something."""
+    """Send one byte at a time until the server answers."""
     for byte in data:
         connection.sendall(bytes([byte]))
         connection.settimeout(DRIP_S)
@@ -107,7 +107,7 @@ def _check(case: Case, connection: socket.socket) -> str:
 
 
 def _answer(reader: _Reader, method: str) -> tuple[int, bytes, bool]:
-    """Status, body, and whether the server closes after it."""
+    """Read one answer: its status, its body, and whether the server closes the connection."""
     source: Any = _Source(reader)
     response = http.client.HTTPResponse(source, method=method)
     response.begin()
@@ -126,17 +126,17 @@ def _problem(status: int, body: bytes) -> str:
 
 
 def normal_request(address: tuple[str, int]) -> str:
-    """What is wrong with a valid request."""
+    """Send a valid request. Returns the problem, or an empty text."""
     return carry_out(Case("", [request()], [frozenset({200})]), address)
 
 
 def body_limit(address: tuple[str, int]) -> int:
-    """The bytes that the server says it takes. Raises SystemExit where it does not say."""
+    """The server's body limit in bytes, from its error message. Raises SystemExit without one."""
     announced = request(b"", [("Content-Length", str(10**12))], has_length=False)
     with socket.create_connection(address, timeout=TIMEOUT_S) as connection:
         connection.sendall(announced)
         _, body, _ = _answer(_Reader(socket.SocketIO(connection, "r")), "POST")
     found = re.search(rb"at most (\d+)", body)
     if found is None or int(found[1]) < len(VALID):
-        raise SystemExit(f"POST {GENERATE} with 10^12 bytes: the answer names no limit: {body!r}")
+        raise SystemExit(f"POST {GENERATE} with 10^12 bytes: the answer has no limit: {body!r}")
     return int(found[1])

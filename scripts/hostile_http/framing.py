@@ -1,4 +1,4 @@
-"""Chunks, headers, paths, and clients that break off or wait."""
+"""Cases with hostile chunks, headers and paths, and with clients that disconnect or wait."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def bad_length(random: Random, limit: int) -> Case:
 
 
 def two_framings(random: Random, limit: int) -> Case:
-    """What request smuggling needs."""
+    """Conflicting framing headers, as used for request smuggling."""
     n = str(len(VALID))
     headers = random.choice(
         (
@@ -201,7 +201,7 @@ def pipelined(random: Random, limit: int) -> Case:
 
 
 def reset(random: Random, limit: int) -> Case:
-    """In each phase of a request, of a short answer or of a long one."""
+    """A reset at different points of a request, with a short or a long answer."""
     long = str(fields(max_tokens=300, stream=True)).replace("'", '"').replace("True", "true")
     sent = random.choice((request(), request(long.encode(), path=STREAM)))
     at = random.choice((0, 1, 30, len(sent) - 10, len(sent)))
@@ -239,7 +239,7 @@ LATE = frozenset({408})
 
 
 def slow_cases() -> list[Case]:
-    """Each takes as long as the server waits."""
+    """Cases that last as long as the server waits."""
     stream = b'{"text_input": "Question:", "max_tokens": 200, "stream": true}'
     begun = request()[:-5]
     return [

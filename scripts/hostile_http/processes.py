@@ -1,4 +1,4 @@
-"""What the server's processes hold, as Linux shows it."""
+"""Reads the resources of the server's processes from /proc and /dev/shm."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ SHM = Path("/dev/shm")
 
 @dataclass(frozen=True)
 class Held:
-    """Of a process and all below it. rss_mib: resident memory. shm_files, shm_mib: of the whole
-    machine."""
+    """The resources of a process and all its descendants.
+
+    rss_mib: resident memory. shm_files, shm_mib: shared memory of the whole machine.
+    """
 
     num_processes: int
     rss_mib: float
@@ -23,7 +25,7 @@ class Held:
 
 
 def held(pid: int) -> Held:
-    """Raises OSError where the process is not there."""
+    """The resources held by this process and its descendants. Raises OSError if it has ended."""
     pids = [pid, *_below(pid)]
     regions = [path for path in SHM.iterdir() if path.is_file()]
     return Held(

@@ -289,5 +289,5 @@ def _verdict_line(summary: Mapping[str, Any]) -> str:
     else:
         line += "no text differs"
     if summary["without_drafts"]:
-        line += f"; no drafts, so nothing was compared, in {'; '.join(summary['without_drafts'])}"
+        line += f"; no drafts, nothing compared: {'; '.join(summary['without_drafts'])}"
     return line

@@ -27,8 +27,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- default (include "smartspec.name" .) .Values.serviceAccount.name -}}
 {{- end -}}
 
-{{/* Fails where a pod would be killed while it drains. 20 s: the backend's last responses and
-Triton's own end. */}}
+{{/* Fails if a pod would be killed during its drain. 20 s: time for the last responses of the
+backend and for Triton to exit. */}}
 {{- define "smartspec.gracePeriod" -}}
 {{- $limits := dig "limits" dict (default dict .Values.engineJson) -}}
 {{- $drain := ceil (float64 (default 20 (get $limits "drain_s"))) -}}
@@ -39,7 +39,7 @@ Triton's own end. */}}
 {{- .Values.terminationGracePeriodSeconds -}}
 {{- end -}}
 
-{{/* Those of the values, and the GPUs, which Kubernetes wants as a limit. */}}
+{{/* The resources of the values, plus the GPUs, which Kubernetes requires as a limit. */}}
 {{- define "smartspec.resources" -}}
 {{- $resources := deepCopy .Values.resources -}}
 {{- if gt (int .Values.gpu.count) 0 -}}
