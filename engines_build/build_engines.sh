@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# From two Hugging Face models to two TensorRT-LLM engines and the tokenizer, ready to be served.
-# Made for the container nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3; see
+# Builds two TensorRT-LLM engines and the tokenizer from two Hugging Face models. It is made for the
+# container nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3. See
 # docs/tensorrt-llm/build-engines.md, and --help for the flags.
 #
 #   engines_build/build_engines.sh TARGET_HF DRAFT_HF OUT [flags]

@@ -1,12 +1,12 @@
-"""Measure the tiny pair, as stored (bf16, run in float32), on documents training never saw.
+"""Measures the tiny pair (stored in bf16, run in float32) on documents that training never saw.
 
 For every workload, over `num_prompts` held-out documents:
 
-    exact              share of the target's greedy answers equal to the reference, to the last byte
-    names_from_prompt  share of the names and numbers in them that stand in the prompt
-    perplexity         of each model on the reference answers, end of text included
-    acceptance         share of the target's greedy tokens that are the draft's argmax too
-    accepted_at_4      mean number of accepted tokens a step when four are drafted, greedily
+    exact              share of the target's greedy answers that equal the reference exactly
+    names_from_prompt  share of the names and numbers in the answers that occur in the prompt
+    perplexity         of each model on the reference answers, including the end of text
+    acceptance         share of the target's greedy tokens that are also the draft's argmax
+    accepted_at_4      mean number of accepted tokens per step with four greedy drafts
 """
 
 import json
@@ -27,13 +27,13 @@ END_ID = 0
 MAX_NEW_TOKENS = 120
 DRAFT_LEN = 4
 BATCH = 50
-DETERMINISTIC = ("sql", "qa")  # the workloads whose answers are functions of their prompts
-FACTUAL = ("summarize", "qa")  # those whose answers only name what the prompt names
+DETERMINISTIC = ("sql", "qa")  # workloads whose prompt determines the answer
+FACTUAL = ("summarize", "qa")  # workloads whose answers use only names from the prompt
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Both models in float32 and their tokenizer."""
+    """Both models in float32, and their tokenizer."""
 
     tokenizer: Tokenizer
     target: LlamaForCausalLM
@@ -41,7 +41,7 @@ class Pair:
 
 
 def evaluate(target: Path, draft: Path, seed: int, num_prompts: int) -> dict[str, object]:
-    """Measure each workload; `seed` has to differ from the training seed."""
+    """Measure each workload; `seed` must differ from the training seed."""
     pair = Pair(Tokenizer.from_file(str(target / "tokenizer.json")), _load(target), _load(draft))
     workloads = {
         workload: _measure(pair, [generate(workload, seed, i) for i in range(num_prompts)])
@@ -59,7 +59,7 @@ def evaluate(target: Path, draft: Path, seed: int, num_prompts: int) -> dict[str
 
 
 def write_evaluation(folder: Path, seed: int, num_prompts: int) -> None:
-    """Evaluate `folder`/target and `folder`/draft into `folder`/evaluation.json."""
+    """Evaluate `folder`/target and `folder`/draft, and write `folder`/evaluation.json."""
     result = evaluate(folder / "target", folder / "draft", seed, num_prompts)
     text = json.dumps(result, indent=2)
     (folder / "evaluation.json").write_text(text + "\n")
@@ -101,7 +101,7 @@ def _measure(pair: Pair, examples: list[Example]) -> dict[str, float]:
 
 
 def _names(text: str) -> set[str]:
-    """Numbers and capitalised words of four letters or more."""
+    """Numbers, and capitalised words of four letters or more."""
     return set(re.findall(r"\d+|\b[A-Z][a-z]{3,}", text))
 
 
@@ -110,7 +110,7 @@ def _mean(values: list[float]) -> float:
 
 
 def _greedy(model: LlamaForCausalLM, prompts: list[list[int]]) -> list[list[int]]:
-    """Greedy continuations up to and including the end of text; prompts are padded on the left."""
+    """Greedy continuations, including the end of text; prompts are padded on the left."""
     answers = []
     for batch in _batched(prompts):
         longest = max(map(len, batch))
@@ -132,7 +132,7 @@ def _batched(items: list[list[int]]) -> list[list[list[int]]]:
 def _answer_logits(
     model: LlamaForCausalLM, prompt: list[int], answer: list[int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits (answer, vocab) that predict the answer's tokens (answer,)."""
+    """Logits (answer, vocab) that predict the tokens of the answer, and these tokens (answer,)."""
     logits = model(torch.tensor([prompt + answer[:-1]]), use_cache=False).logits[0]
     return logits[len(prompt) - 1 :], torch.tensor(answer)
 
@@ -151,7 +151,7 @@ def _losses(
 def _agreements(
     draft: LlamaForCausalLM, prompts: list[list[int]], answers: list[list[int]]
 ) -> list[list[bool]]:
-    """For every token of the target's answers, whether the draft's argmax is the same."""
+    """For every token of the target's answers, whether the draft's argmax is the same token."""
     runs = []
     for prompt, answer in zip(prompts, answers, strict=True):
         logits, tokens = _answer_logits(draft, prompt, answer)
@@ -160,9 +160,9 @@ def _agreements(
 
 
 def _accepted_lengths(run: list[bool]) -> list[int]:
-    """Accepted tokens of each step that drafts four: [T, T, F, T] is two steps, 2 and 1.
+    """Accepted tokens of each step with four drafts: [T, T, F, T] is two steps, 2 and 1.
 
-    An accepted draft is the target's own token, so its context is the one that `run` was taken in.
+    An accepted draft equals the target's token. So later tokens have the same context as in `run`.
     """
     lengths, start = [], 0
     while start < len(run):

@@ -1,17 +1,18 @@
-"""Train and evaluate the tiny target/draft pair that ships with the repository.
+"""Train and evaluate the tiny target/draft pair that is part of the repository.
 
-The roles, in the order in which they are run (all on CPU, all from `--seed`):
+The roles, in the order in which to run them (all on CPU, with random numbers from `--seed`):
 
-    tokenizer   byte-level BPE, 2,048 entries, on generated documents
-    copy        the first lesson: repeated random spans, of more and more symbols
+    tokenizer   byte-level BPE, 2,048 entries, trained on generated documents
+    copy        the copy lesson: repeated random spans, with a growing number of symbols
     target      a Llama model that answers the four workloads; starts from the copy lesson
     draft       a smaller Llama model with the same tokenizer; starts from a part of that lesson
-    evaluate    exactness, perplexity and acceptance on documents never trained on
+    evaluate    exactness, perplexity and acceptance on documents that training never saw
 
-What makes copying appear (measured, see tiny/README.md): rotary base 100, heads of 16, untied
-embeddings, AdamW (0.9, 0.98) without weight decay, documents from their start, and above all a
-first lesson of repeated spans with few symbols. Without it, documents with repeated spans among
-them showed no copying after 1,450 steps (3.1 M tokens); the lesson takes about 1,130 (1.7 M).
+These choices make the models learn to copy (measured, see tiny/README.md): rotary base 100, heads
+of 16, untied embeddings, AdamW (0.9, 0.98) without weight decay, and documents from their start.
+The most important one is a first lesson of repeated spans with few symbols. It takes about 1,130
+steps (1.7 M tokens). Without it, training on documents mixed with repeated spans had not learned
+to copy after 1,450 steps (3.1 M tokens).
 """
 
 import argparse
@@ -33,31 +34,32 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTraine
 from smartspec_bench.workloads import Example, generate, stream
 
 ROLES = ("tokenizer", "copy", "target", "draft", "evaluate")
-HELD_OUT_SEED = 1_000_000  # added to the seed: documents that training never saw
+HELD_OUT_SEED = 1_000_000  # added to the seed for documents that training never saw
 END = "<|end|>"
 VOCAB_SIZE = 2048
 MAX_POSITIONS = 2048
 HEAD_SIZE = 16
-PROMPT_WEIGHT = 0.2  # of a prompt token's loss, against 1 for an answer token
-REPEAT_SHARE = 0.15  # of the sequences that are repeated random spans
+PROMPT_WEIGHT = 0.2  # loss weight of a prompt token; an answer token has 1
+REPEAT_SHARE = 0.15  # share of sequences that are repeated random spans
 PEAK_RATE = 2e-3
 WARMUP_STEPS = 100
 COPY_WARMUP_STEPS = 50
-LEARNT_LOSS = 0.5  # nats, below which the copying lessons double their symbols
+LEARNT_LOSS = 0.5  # nats; below this loss, the copy lesson doubles its symbols
 SAVE_EVERY_S = 60.0
 LOG_EVERY_STEPS = 50
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a model; heads are always of `HEAD_SIZE`."""
+    """Sizes of a model; all heads have `HEAD_SIZE`."""
 
     num_layers: int
     hidden_size: int
     intermediate_size: int
 
 
-# What a draft saw most of it drafts best: acceptance is to differ by workload, as it does in life.
+# The draft drafts best what it saw most. Its shares make the acceptance rate differ by workload, as
+# in real use.
 SHARES = {
     "target": {"chat": 1, "sql": 1, "summarize": 1, "qa": 1},
     "draft": {"chat": 2, "sql": 3, "summarize": 2, "qa": 3},
@@ -74,7 +76,7 @@ class Batch:
 
 
 def train_tokenizer(out: Path, seed: int) -> None:
-    """Write a Hugging Face fast tokenizer; `<|end|>` is id 0, the end of text and the padding."""
+    """Write a Hugging Face fast tokenizer; `<|end|>` has id 0 and is end of text and padding."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -121,7 +123,7 @@ def _document_row(tokenizer: Tokenizer, example: Example) -> tuple[list[int], li
 
 
 def _repeat_row(span: list[int], length: int) -> tuple[list[int], list[float]]:
-    """A span said again and again up to `length` tokens: only what can be copied has weight."""
+    """A span repeated up to `length` tokens. Only tokens that can be copied have weight."""
     tokens = (span * (length // len(span) + 1))[:length]
     return tokens, [0.0] * len(span) + [1.0] * (length - len(span))
 
@@ -135,7 +137,7 @@ def _pad(rows: list[tuple[list[int], list[float]]]) -> Batch:
 
 
 def mixed_documents(seed: int, shares: dict[str, int]) -> Iterator[Example]:
-    """Documents without end, each workload as often as its share says."""
+    """Documents without end; each workload occurs in proportion to its share."""
     turn = [workload for workload, share in shares.items() for _ in range(share)]
     for index in count():
         workload = turn[index % len(turn)]
@@ -145,9 +147,9 @@ def mixed_documents(seed: int, shares: dict[str, int]) -> Iterator[Example]:
 def document_batches(
     tokenizer: Tokenizer, seed: int, rows_per_batch: int, shares: dict[str, int]
 ) -> Iterator[Batch]:
-    """Batches without end; every one mixes the workloads, whose lengths are alike.
+    """Batches without end. Every batch mixes the workloads, because their lengths are similar.
 
-    Repeated spans take their tokens from documents: those never seen there teach nothing.
+    Repeated spans use only tokens from the documents. Other tokens would not help.
     """
     rng = random.Random(seed)
     documents = mixed_documents(seed, shares)
@@ -166,7 +168,7 @@ def document_batches(
 
 
 class Alphabet:
-    """The symbols of the copying lessons: 64 tokens of documents, doubled whenever learnt."""
+    """The symbols of the copy lesson: 64 tokens of documents, doubled each time they are learnt."""
 
     def __init__(self, tokenizer: Tokenizer, seed: int) -> None:
         self._rng = random.Random(seed)
@@ -188,7 +190,7 @@ class Alphabet:
         )
 
     def grow(self) -> bool:
-        """Double the symbols; false where there are not as many."""
+        """Double the number of symbols; return False if there are not enough."""
         if 2 * self.size > len(self._known):
             return False
         self.size *= 2
@@ -196,10 +198,10 @@ class Alphabet:
 
 
 def sampled_loss(model: LlamaForCausalLM, batch: Batch) -> torch.Tensor:
-    """Mean cross-entropy in nats of next tokens, each kept with its weight as probability.
+    """Mean cross-entropy in nats of next tokens. A token's weight is its probability to be used.
 
-    The expectation is that of the weighted mean, but only the kept positions (about half of them)
-    pay for the vocabulary, the dearest part of a step at this size.
+    The expected value is that of the weighted mean. But only the used positions (about half) need
+    logits over the vocabulary, the most expensive part of a step at this size.
     """
     hidden = model.model(batch.tokens[:, :-1], use_cache=False).last_hidden_state
     weights = batch.weights[:, 1:]
@@ -214,7 +216,7 @@ def make_optimizer(model: LlamaForCausalLM) -> torch.optim.AdamW:
 def train_step(
     model: LlamaForCausalLM, optimizer: torch.optim.AdamW, batch: Batch, rate: float
 ) -> float:
-    """One update at learning rate `rate`; returns the loss in nats before it."""
+    """One update with learning rate `rate`; returns the loss in nats before the update."""
     optimizer.param_groups[0]["lr"] = rate
     loss = sampled_loss(model, batch)
     loss.backward()
@@ -225,13 +227,13 @@ def train_step(
 
 
 def rate_at(step: int, progress: float) -> float:
-    """Warm-up by steps, then a cosine over `progress` in [0, 1] down to 2 % of the peak."""
+    """Linear warm-up, then a cosine over `progress` in [0, 1] down to 2 % of the peak rate."""
     warmup = min(1.0, (step + 1) / WARMUP_STEPS)
     return PEAK_RATE * warmup * (0.02 + 0.49 * (1 + math.cos(math.pi * min(progress, 1.0))))
 
 
 def save(model: LlamaForCausalLM, tokenizer: Path, out: Path, report: dict[str, object]) -> None:
-    """Write bf16 weights, configs, tokenizer and the training record; the model keeps float32."""
+    """Write bf16 weights, configs, tokenizer and training record; the model stays in float32."""
     copy = LlamaForCausalLM(model.config).to(torch.bfloat16)
     copy.load_state_dict(model.state_dict())
     copy.save_pretrained(out)
@@ -242,7 +244,7 @@ def save(model: LlamaForCausalLM, tokenizer: Path, out: Path, report: dict[str, 
 
 
 def learn_to_copy(args: argparse.Namespace) -> None:
-    """The first lesson: repeated spans alone, until nearly all tokens of documents are copied."""
+    """The copy lesson: only repeated spans, until nearly all tokens of documents are copied."""
     model = build(SHAPES["target"], args.seed)
     optimizer = make_optimizer(model)
     alphabet = Alphabet(load_tokenizer(args.tokenizer), args.seed)
@@ -267,7 +269,7 @@ def learn_to_copy(args: argparse.Namespace) -> None:
 
 
 def train(args: argparse.Namespace) -> None:
-    """Train on documents for `args.minutes` of wall-clock time, saving every minute."""
+    """Train on documents for `args.minutes` of wall-clock time, and save every minute."""
     model = build(SHAPES[args.role], args.seed)
     if args.init:
         start_from(model, args.init)
@@ -295,10 +297,10 @@ def train(args: argparse.Namespace) -> None:
 
 @torch.no_grad()
 def start_from(model: LlamaForCausalLM, folder: Path) -> None:
-    """Take over the weights of a larger model: its first layers, and their first MLP neurons.
+    """Copy the weights of a larger model: its first layers, and their first MLP neurons.
 
-    The copying lesson lives in the attention of the first two layers: without the third, and
-    without most neurons, nearly all of it is left, so that the draft need not learn it again.
+    The first two attention layers do most of the copying. Without the third layer and most neurons,
+    nearly all of this ability remains, so the draft does not have to learn it again.
     """
     source = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
     for name, parameter in model.named_parameters():
@@ -308,7 +310,7 @@ def start_from(model: LlamaForCausalLM, folder: Path) -> None:
 def describe(
     args: argparse.Namespace, step: int, num_tokens: int, elapsed_s: float, mean_loss: float
 ) -> dict[str, object]:
-    """What a checkpoint was made with, for training.json."""
+    """The record of a training run for training.json."""
     return {
         "role": args.role,
         "seed": args.seed,
@@ -336,10 +338,10 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument("--tokenizer", type=Path, help="folder that the tokenizer role wrote")
     parser.add_argument("--init", type=Path, help="folder of the model to start from")
-    parser.add_argument("--minutes", type=float, default=24.0, help="of wall clock")
+    parser.add_argument("--minutes", type=float, default=24.0, help="training time, wall clock")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--rows", type=int, default=16, help="sequences a step")
-    parser.add_argument("--prompts", type=int, default=200, help="a workload, to evaluate on")
+    parser.add_argument("--rows", type=int, default=16, help="sequences per step")
+    parser.add_argument("--prompts", type=int, default=200, help="prompts per workload to evaluate")
     return parser.parse_args()
 
 

@@ -226,7 +226,7 @@ def test_serve_says_what_the_backend_refuses(tmp_path: Path) -> None:
     assert not {"torch", "transformers"} & imported
     *_, said = done.stderr.splitlines()
     positions = "256 positions, fewer than the max_context_len of 512: lower it to at most 256"
-    assert said == f"smartspec: the draft {draft} reaches {positions}"
+    assert said == f"smartspec: the draft {draft} supports {positions}"
 
 
 @pytest.mark.triton

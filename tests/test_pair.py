@@ -126,7 +126,7 @@ def test_differing_tokenizers_are_refused(
                 "architectures": ["GptOssForCausalLM"],
                 "num_hidden_layers": 2,
             },
-            r"of the type gpt_oss and has layers of sliding_attention, .*: give a model with full",
+            r"of the type gpt_oss and has layers of type sliding_attention, .*: use a model",
         ),
         (
             {
@@ -134,7 +134,7 @@ def test_differing_tokenizers_are_refused(
                 "architectures": ["PhimoeForCausalLM"],
                 "sliding_window": 4096,
             },
-            r"has layers of sliding_attention, .* one of gemma2, ",
+            r"has layers of type sliding_attention, .* types: gemma2, ",
         ),
     ],
 )
@@ -252,8 +252,8 @@ def test_a_context_that_either_model_does_not_reach_is_refused(tmp_path: Path) -
     check_pair(long, short, max_context_len=32)
     check_pair(long, None, max_context_len=64)
     for target, draft, max_context_len, sentence in (
-        (long, None, 65, "long reaches 64 positions, fewer than the max_context_len of 65: lower "),
-        (long, short, 64, "the draft .* reaches 32 positions, .* lower it to at most 32"),
+        (long, None, 65, "long supports 64 positions, fewer than the max_context_len of 65: "),
+        (long, short, 64, "the draft .* supports 32 positions, .* lower it to at most 32"),
     ):
         with pytest.raises(PairError, match=sentence):
             check_pair(target, draft, max_context_len=max_context_len)

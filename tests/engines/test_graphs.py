@@ -351,7 +351,7 @@ def test_a_model_that_cannot_be_captured_says_what_to_do(monkeypatch: pytest.Mon
         raise RuntimeError("operation not permitted when stream is capturing")
 
     monkeypatch.setattr(GraphRunner, "_graph", fail)
-    with pytest.raises(ModelError, match=r"stream is capturing.*engine\.cuda_graphs: false"):
+    with pytest.raises(ModelError, match=r"stream is capturing.*set engine\.cuda_graphs to false"):
         padded.warm(8)
 
 

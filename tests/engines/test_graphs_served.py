@@ -75,5 +75,5 @@ def test_a_model_that_cannot_be_captured_is_served_all_the_same(
     monkeypatch.setattr(build_torch, "uses_graphs", lambda config, device: True)
     engine = build_torch.build_torch(CONFIG, LIMITS, tmp_path)
     assert not isinstance(engine.target.runner, GraphRunner)
-    assert "no capture. It is served without them." in caplog.text
+    assert "no capture. The model is served without CUDA graphs." in caplog.text
     assert all(served(engine, "fixed:3"))

@@ -179,7 +179,7 @@ def test_misuse_is_a_bug() -> None:
     table = RowTable(1)
     fill(table, 1, LONG)
     assert len(table) == 1
-    with pytest.raises(AssertionError, match="has a row already"):
+    with pytest.raises(AssertionError, match="already has a row"):
         fill(table, 1, LONG)
     with pytest.raises(AssertionError, match="no row is free"):
         fill(table, 2, LONG)

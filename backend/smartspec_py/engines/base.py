@@ -1,21 +1,22 @@
-"""The Protocols between the step loop and what executes it.
+"""The Protocols between the step loop and the engine that runs the model.
 
-A target takes work by `submit` and reports by `poll`; it never calls back and starts no threads.
-PyTorch runs all that was submitted in the next poll; TensorRT-LLM keeps a `Decode` burst in flight
-over many polls while other sequences verify. The loop treats both alike: a sequence is *in flight*
-from `submit` until an event of it has `is_last`.
+A target takes work with `submit` and reports results with `poll`. It never calls back, and it
+starts no threads. A sequence is *in flight* from `submit` until one of its events has `is_last`.
+The loop treats all engines alike:
+- PyTorch runs all submitted work in the next poll.
+- TensorRT-LLM keeps a `Decode` burst in flight over many polls while other sequences verify.
 
 Rules of a target:
-- A sequence begins with `begin`, which may find that leading tokens of it are cached; its first
-  `Prefill` starts behind those. When its last chunk is done, the event carries the next token.
-- The target keeps the sequence's tokens: what it was given in `begin`, and what it emitted.
-  `Verify` and `Decode` go on from there.
-- `Verify(drafts)` emits the accepted drafts and one token of the target's own: 1 to k+1 tokens.
-- `Decode(max_tokens)` emits up to max_tokens, in one event or in many.
-- `cancel` is asynchronous: events of the work in flight may still come, one of them `is_last`.
-- `release` frees what the sequence holds; it is called when nothing of it is in flight. A sequence
-  that was preempted begins again later, with the tokens that it has by then.
-- A failure that concerns one sequence is an event with `error`; an exception is the engine's end.
+- A sequence starts with `begin`, which returns the number of its leading tokens that are cached.
+  The first `Prefill` starts after these tokens. The event of the last chunk has the next token.
+- The target keeps the tokens of the sequence: those given to `begin` and those it generated.
+  `Verify` and `Decode` continue after these tokens.
+- `Verify(drafts)` generates the accepted drafts and one more token: 1 to k+1 tokens.
+- `Decode(max_tokens)` generates up to max_tokens, in one event or in several.
+- `cancel` is asynchronous. Work in flight may still cause events, and one of them has `is_last`.
+- `release` frees all resources of a sequence. Call it only when the sequence is not in flight.
+- A preempted sequence starts again later with `begin`, with all tokens that it has by then.
+- A failure of one sequence is an event with `error`. An exception means that the engine failed.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from smartspec_py.core.types import FinishReason, SamplingParams, SequenceId, Ve
 
 
 class Prefill(NamedTuple):
-    """Read known tokens [start, start + len(tokens)); `is_last` also draws the next token."""
+    """Process known tokens [start, start + len(tokens)). `is_last` also generates the next one."""
 
     sequence: SequenceId
     tokens: tuple[int, ...]
@@ -37,9 +38,9 @@ class Prefill(NamedTuple):
 
 
 class Verify(NamedTuple):
-    """Check the drafts, which follow the last token of the sequence. Never empty.
+    """Check the drafts, which follow the last token of the sequence. There is at least one draft.
 
-    draft_probs: see `Draft.probs`; wanted where the sequence is verified by rejection.
+    draft_probs: see `Draft.probs`; required if the sequence is verified by rejection.
     """
 
     sequence: SequenceId
@@ -58,18 +59,19 @@ Work = Prefill | Verify | Decode
 
 
 class Event(NamedTuple):
-    """What one poll reports of one sequence.
+    """The result that one poll reports for one sequence.
 
-    tokens: newly generated, in order. num_drafted, num_accepted: of the verification, 0 elsewhere.
-    is_last: the work that was submitted is done; the sequence is ready for its next.
-    finish: set where the engine itself saw the end (end token, length).
-    pass_s: seconds of the pass that produced it, 0.0 where the engine cannot tell. The pass of a
-        step is the longest of its events.
-    error: why the sequence cannot go on; None otherwise.
-    log_probs: log-probability of each of `tokens` under the target's own logits; empty where the
-        sequence did not ask.
+    tokens: the new tokens, in order.
+    num_drafted, num_accepted: drafts of the verification; 0 for other work.
+    is_last: the submitted work is done, and the sequence can take the next work.
+    finish: set if the engine itself found the end (end token or length).
+    pass_s: seconds of the model pass; 0.0 if the engine cannot measure it. The pass time of a step
+        is the maximum over its events.
+    error: why the sequence cannot continue; None if it can.
+    log_probs: log-probability of each of `tokens` under the unmodified logits of the target; empty
+        if the sequence did not ask for them.
     hidden: the target's last hidden states [len(tokens), width] from which the tokens were drawn;
-        None where the target was not built to give them.
+        None if the target was not built to return them.
     """
 
     sequence: SequenceId
@@ -86,24 +88,24 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TargetCapabilities:
-    """What a target can do; the loop asks this, never the engine's type.
+    """What a target can do. The loop reads this and never checks the type of the engine.
 
-    max_sequences: sequences it holds at once.
-    max_context_len: prompt and generated tokens of a sequence.
-    max_draft_len: drafts it verifies at once.
-    max_decode_tokens: largest `Decode` burst; 1 where every token is a step of the loop.
-    max_prefill_tokens: largest `Prefill` chunk; None where it takes prompts whole.
-    verifies_sampling: whether it verifies exactly whatever is not plain greedy text; if not, such
-        requests run without drafts.
-    verifies_rejection: whether it verifies, without verifies_sampling, text that is drawn by
-        temperature, top_k and top_p alone, by rejection, of drafts that come with their
-        probabilities.
-    vocab_size: tokens that it can be given and can emit.
-    bytes_per_token: of cache, for each token of a sequence; 0 where it cannot tell.
-    max_cache_tokens: tokens of all sequences that it has room for; None: as many as
+    max_sequences: sequences that it holds at the same time.
+    max_context_len: prompt and generated tokens of one sequence.
+    max_draft_len: drafts of one sequence that it verifies in one pass.
+    max_decode_tokens: the largest `Decode` burst; 1 if every token is a step of the loop.
+    max_prefill_tokens: the largest `Prefill` chunk; None if it takes only whole prompts.
+    verifies_sampling: whether it verifies all kinds of sampling exactly. If not, such requests run
+        without drafts, except for those of verifies_rejection.
+    verifies_rejection: whether it verifies sampled text by rejection even without
+        verifies_sampling. Such text may use temperature, top_k and top_p only, and its drafts must
+        come with their probabilities.
+    vocab_size: token ids that it accepts and generates are below this number.
+    bytes_per_token: cache bytes per token of a sequence; 0 if unknown.
+    max_cache_tokens: cache capacity in tokens, for all sequences together; None means room for
         max_sequences of max_context_len.
-    unsupported: fields of a request, by their names on the wire, that it cannot serve other than at
-        their defaults; such requests are refused.
+    unsupported: request fields (names in the API) that must keep their default values. Other
+        values are rejected.
     """
 
     max_sequences: int
@@ -122,20 +124,20 @@ class TargetCapabilities:
         return not self.why_unverified(sampling)
 
     def why_unverified(self, sampling: SamplingParams) -> str:
-        """Empty where drafts of such text can be verified."""
+        """Why drafts of such text cannot be verified; empty if they can."""
         if self.verifies_sampling or sampling.is_plain_greedy:
             return ""
         if not self.verifies_rejection:
             return "this engine verifies drafts of plain greedy text only"
         if sampling.shapes_logits or sampling.min_p:
-            return "this engine verifies drafts with temperature, top_k and top_p alone"
+            return "this engine verifies drafts with temperature, top_k and top_p only"
         if sampling.verification is not Verification.REJECTION:
             return "this engine verifies sampled text by rejection only: set verification to it"
         return ""
 
 
 class Target(Protocol):
-    """The model whose text is served."""
+    """The model that generates the served text."""
 
     @property
     def capabilities(self) -> TargetCapabilities: ...
@@ -148,17 +150,17 @@ class Target(Protocol):
         sampling: SamplingParams,
         reuses_prefix: bool = True,
     ) -> int:
-        """Make room for a sequence with these known tokens, of which num_prompt are its prompt.
+        """Make room for a sequence with these known tokens; the first num_prompt are its prompt.
 
-        Returns how many leading tokens need not be read because they are cached, fewer than all;
-        0 unless reuses_prefix.
+        Returns the number of leading tokens that are cached and need no prefill. It is less than
+        len(tokens), and 0 without reuses_prefix.
         """
         ...
 
     def submit(self, work: Sequence[Work]) -> None: ...
 
     def poll(self, timeout_s: float) -> list[Event]:
-        """Run or await what was submitted; returns at once when nothing is in flight."""
+        """Run or await the submitted work; return at once if nothing is in flight."""
         ...
 
     def cancel(self, sequence: SequenceId) -> None: ...
@@ -169,8 +171,11 @@ class Target(Protocol):
 
 
 class DraftTask(NamedTuple):
-    """Ask for `draft_len` tokens that may follow `tokens` (all known tokens of the sequence, the
-    first num_prompt of them its prompt). reuses_prefix: see `Target.begin`."""
+    """A request for up to `draft_len` draft tokens that follow `tokens`.
+
+    tokens: all known tokens of the sequence; the first num_prompt are its prompt.
+    reuses_prefix: see `Target.begin`.
+    """
 
     sequence: SequenceId
     tokens: Sequence[int]
@@ -181,8 +186,11 @@ class DraftTask(NamedTuple):
 
 
 class Draft(NamedTuple):
-    """Drafted tokens. probs: [len(tokens), vocab_size], the distribution that each was drawn from,
-    in the form of the target's engine; None where they were not drawn but chosen."""
+    """Drafted tokens.
+
+    probs: [len(tokens), vocab_size], the distribution from which each token was drawn, in the
+        array type of the target's engine; None if the tokens were not sampled.
+    """
 
     tokens: tuple[int, ...] = ()
     probs: Any = None
@@ -193,15 +201,15 @@ NO_DRAFT = Draft()
 
 @dataclass(frozen=True, slots=True)
 class ProposerCapabilities:
-    """max_draft_len: the most tokens it drafts at once; 0 where it never drafts.
-    has_passes: whether drafting takes passes of a model, one a token.
-    bytes_per_token: of cache, for each token that it has read.
-    reads_hidden: whether it wants the hidden states of every event.
+    """max_draft_len: the most tokens of one draft; 0 if it never drafts.
+    has_passes: whether drafting runs a model, with one pass per token.
+    bytes_per_token: cache bytes per token that it has processed.
+    reads_hidden: whether it needs the hidden states of every event.
     has_hindsight: whether it is a `HindsightProposer`.
-    cohorts: acceptance that is assumed at first of each cohort that its drafts fall into; empty
-        where they are told apart by their requests alone. See `HindsightProposer.cohort`.
-    gives_probs: whether drafts of sampled text come with the probabilities that they were drawn by,
-        where the target needs them; see `TargetCapabilities.verifies_rejection`.
+    cohorts: the initial acceptance rate of each cohort of drafts; empty if drafts are not divided
+        into cohorts. See `HindsightProposer.cohort`.
+    gives_probs: whether drafts of sampled text come with their probabilities when the target needs
+        them; see `TargetCapabilities.verifies_rejection`.
     """
 
     max_draft_len: int
@@ -214,65 +222,70 @@ class ProposerCapabilities:
 
 
 SHORT_LAG = 4
-"""Tokens that a draft model reads on the way, in a pass that it makes anyway: so few are no lag to
-the planner. More of them take a pass of their own."""
+"""A draft model catches up on this many missed tokens in a pass that it makes anyway, so the
+planner does not charge for them. More missed tokens need a separate pass."""
 
 
 class Proposer(Protocol):
-    """Whatever drafts the target's next tokens. A wrong draft costs time, never correctness."""
+    """Drafts the next tokens of the target. A wrong draft costs time but never changes the text."""
 
     @property
     def capabilities(self) -> ProposerCapabilities: ...
 
     def num_available(self, sequence: SequenceId, tokens: Sequence[int]) -> int:
-        """The most tokens that it could draft now after these; 0 where it has none."""
+        """The most tokens that it can draft now after these tokens; 0 if none."""
         ...
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
-        """Drafts for each task, in order; each may be shorter than asked, or empty."""
+        """One draft per task, in order; each may be shorter than requested, or empty."""
         ...
 
     def observe(self, sequence: SequenceId, num_accepted: int, hidden: Any = None) -> None:
-        """Say how many tokens of the sequence's last drafts were kept.
+        """Report how many tokens of the last drafts of the sequence were accepted.
 
-        Called after a verification of its own drafts; with hidden states after every event.
+        Called after each verification of its own drafts. A proposer with `reads_hidden` is called
+        after every event.
         """
         ...
 
     def draft_lag(self, sequence: SequenceId, context_len: int) -> int:
-        """Tokens that `propose` would have to read first because it missed them."""
+        """The number of known tokens that `propose` must process before it can draft."""
         ...
 
     def release(self, sequence: SequenceId) -> None:
-        """Forget the sequence; nothing happens where it is not known."""
+        """Forget the sequence; do nothing if it is unknown."""
         ...
 
     def close(self) -> None: ...
 
 
 class HindsightProposer(Proposer, Protocol):
-    """One whose drafts cost so little that they can be held against a step that did without."""
+    """A proposer whose drafts are almost free. They can be compared with the tokens of a step that
+    did not use them."""
 
     def hindsight(
         self, sequence: SequenceId, tokens: Sequence[int], generated: Sequence[int]
     ) -> tuple[int, int]:
-        """Of the drafts that it had after `tokens`, at most as many as were generated then: how
-        many there were, and how many would have been accepted."""
+        """Compare the drafts that it had after `tokens` with the tokens that were then generated.
+
+        Returns the number of drafts, at most len(generated), and how many of them would have been
+        accepted.
+        """
         ...
 
     def cohort(self, sequence: SequenceId) -> str:
-        """One of its `cohorts`: that of the drafts that it has now for the sequence."""
+        """The name, in `cohorts`, of the cohort of its current drafts for the sequence."""
         ...
 
 
 class Profilable(Protocol):
-    """An engine whose passes can be timed before it serves."""
+    """An engine whose passes can be timed before it serves requests."""
 
     def time_pass(
         self, batch_size: int, tokens_per_row: int, context_len: int, num_logits: int | None = None
     ) -> float:
-        """Seconds of one pass on made-up tokens; leaves no trace in the engine.
+        """Seconds of one pass on arbitrary tokens. The state of the engine does not change.
 
-        num_logits: the last positions of each row whose logits are wanted; None: all of them.
+        num_logits: compute logits for this many last positions of each row; None means all.
         """
         ...

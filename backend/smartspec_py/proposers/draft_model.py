@@ -1,11 +1,11 @@
-"""Proposes with a smaller model that shares the target's tokenizer.
+"""Drafts with a smaller model that shares the target's tokenizer.
 
-The draft model keeps its own cache of rows. A sequence enters it when it is first asked for
-drafts, not before: a request that never speculates costs it nothing. What the cache missed in the
-meantime (`draft_lag`) is read first, in chunks; the planner charges for it.
+The draft model has its own cache of rows. A sequence enters the cache when it first asks for
+drafts. So a request that never speculates costs the draft model nothing. Tokens that the cache
+missed (`draft_lag`) are prefilled first, in chunks; the planner charges for this.
 
-Where all sequences of a step are plain greedy text, and the runner can, all passes are made in a
-row, without a wait for the device between them.
+If all sequences of a step are plain greedy text and the runner supports it, all passes run in a row
+without a wait for the device between them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from smartspec_py.engines.torch.runner import Runner
 from smartspec_py.engines.torch.sampling import DraftRequest, draft_tokens
 
 CATCH_UP_CHUNK = 512
-"""Missed tokens, of all sequences together, that are read in a pass."""
+"""Missed tokens that one pass prefills, for all sequences together."""
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class _Sequence(CachedSequence):
     """row.num_cached counts provisional drafts until `num_valid` is known.
 
     num_known: tokens of the sequence at its last proposal. num_valid: leading tokens of the row
-    that are the sequence's, as far as is known.
+    that are known to belong to the sequence.
     """
 
     num_known: int = 0
@@ -47,7 +47,7 @@ class _Sequence(CachedSequence):
 
 @dataclass(slots=True)
 class _Drafting:
-    """A task under way: what was drafted so far, and from which distributions."""
+    """A task in progress: the drafts so far, and the distributions they were drawn from."""
 
     task: DraftTask
     state: _Sequence
@@ -60,7 +60,7 @@ class _Drafting:
         return len(self.tokens) < self.task.draft_len and not has_ended
 
     def read(self, num_tokens: int) -> None:
-        """The row holds so many tokens now."""
+        """Record that the row now holds num_tokens tokens."""
         self.state.row.num_cached = num_tokens
         self.state.num_valid = min(num_tokens, self.state.num_known)
 
@@ -128,7 +128,7 @@ class DraftModelProposer(CachedModel[_Sequence]):
         self._free(sequence)
 
     def _enter(self, task: DraftTask) -> _Sequence:
-        """The sequence's state, brought up to the task's tokens."""
+        """The state of the sequence, updated with the task's tokens."""
         state = self._sequences.get(task.sequence)
         if state is None:
             row = self._allocate(task.sequence, task.tokens, task.reuses_prefix)
@@ -141,12 +141,12 @@ class DraftModelProposer(CachedModel[_Sequence]):
         return state
 
     def _forget_unreported(self) -> None:
-        """Drafts that nobody reported on, as after a cancel, are not the sequence's tokens."""
+        """Discard drafts without a report, for example after a cancel. They are not text."""
         for state in self._sequences.values():
             state.row.num_cached = min(state.row.num_cached, state.num_valid)
 
     def _catch_up(self, draftings: Sequence[_Drafting]) -> None:
-        """Bring every row to within SHORT_LAG of its last known token, many rows a pass."""
+        """Prefill every row until it lacks at most SHORT_LAG known tokens; many rows per pass."""
         while behind := [d for d in draftings if _lag(d) > SHORT_LAG]:
             inputs, left = [], CATCH_UP_CHUNK
             for drafting in behind:
@@ -160,7 +160,7 @@ class DraftModelProposer(CachedModel[_Sequence]):
             self.runner.forward(inputs)
 
     def _can_run_ahead(self, draftings: Sequence[_Drafting]) -> bool:
-        """Whether the runner can draft without anybody reading a token in between."""
+        """Whether the runner can run all passes before the host reads a token."""
         return (
             self.runner.can_draft_greedy
             and bool(draftings)
@@ -168,17 +168,17 @@ class DraftModelProposer(CachedModel[_Sequence]):
         )
 
     def _run_ahead(self, draftings: Sequence[_Drafting]) -> None:
-        """All passes at once. What the runner drafted behind an end token is dropped."""
+        """Run all passes at once. Drafts after an end token are dropped."""
         inputs = [_unread(drafting) for drafting in draftings]
         drafts = self.runner.draft_greedy(inputs, [d.task.draft_len for d in draftings])
         for drafting, tokens in zip(draftings, drafts, strict=True):
             kept = tokens[: drafting.task.sampling.num_before_end(tokens) + 1]
             drafting.tokens.extend(kept)
-            # The last draft was read by nobody.
+            # The model did not process the last draft.
             drafting.read(len(drafting.task.tokens) + len(kept) - 1)
 
     def _pass(self, draftings: Sequence[_Drafting]) -> None:
-        """Each sequence reads what it has not read, and gets one more draft."""
+        """Process the unread tokens of each sequence, and draft one more token for each."""
         inputs, requests = [], []
         for drafting in draftings:
             task, state = drafting.task, drafting.state
@@ -198,7 +198,7 @@ class DraftModelProposer(CachedModel[_Sequence]):
 
 
 def _unread(drafting: _Drafting) -> RowInput:
-    """What the row does not hold yet: known tokens, or the last draft."""
+    """The tokens that the row does not hold yet: known tokens, or the last draft."""
     row = drafting.state.row
     tokens = drafting.tokens[-1:] or drafting.task.tokens[row.num_cached :]
     return RowInput(row.index, row.num_cached, tokens, 1)

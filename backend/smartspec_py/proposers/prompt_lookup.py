@@ -1,14 +1,16 @@
-"""Proposes what followed the last few tokens when they occurred before, in prompt or output.
+"""Drafts the tokens that followed an earlier occurrence of the last tokens, in prompt or output.
 
-No model is asked, so a draft costs microseconds. It pays where the text repeats itself or its
-prompt: code that is edited, passages that are cited, tables.
+Prompt lookup uses no model, so a draft costs microseconds. It helps if the text repeats itself or
+its prompt: edited code, quoted passages, tables.
 
-The rule: the longest tail of max_ngram down to min_ngram tokens that occurred earlier, there its
-latest occurrence. The drafts are the tokens that followed. How good they are depends on the match:
-the longer it is the better, and where earlier occurrences were followed by different tokens they
-are hardly ever right. So drafts are told apart by both. Where those run out at the end of the
-text, they go on with the drafts themselves: an occurrence that ended p tokens before the end is
-continued with period p, as "a b a b" is with "a b a b ...".
+The rule: take the longest tail, from max_ngram down to min_ngram tokens, that occurred earlier, and
+use its latest occurrence. The drafts are the tokens that followed it. If these run out at the end
+of the text, the drafts continue with themselves. An occurrence that ended p tokens before the end
+is continued with period p, as in "a b a b" followed by "a b ...".
+
+The quality of drafts depends on the match. Longer matches are better. If earlier occurrences were
+followed by different tokens, drafts are rarely accepted. So drafts are divided into cohorts by
+both.
 """
 
 from __future__ import annotations
@@ -22,30 +24,30 @@ from smartspec_py.core.types import SequenceId
 from smartspec_py.engines.base import Draft, DraftTask, ProposerCapabilities
 
 NOT_FOUND = 0
-"""Stands for `no earlier occurrence`; none ends before it has begun."""
+"""Means that there is no earlier occurrence. No occurrence ends at position 0."""
 
 AGREED = {2: 0.4, 3: 0.5, 4: 0.6, 5: 0.7, 16: 0.85}
-"""By the tokens of a match, at least: acceptance that is assumed at first. On the four workloads
-the first draft is right in 0.81, 0.86, 0.50, 0.87 and 0.89 of the cases; assumed is less, since
-texts that repeat themselves so much are rare."""
+"""Minimum tokens of a match, and the initial acceptance rate for such a match. On the four
+workloads, the first draft was right in 0.81, 0.86, 0.50, 0.87 and 0.89 of the cases. The initial
+rates are lower, because few texts repeat themselves that much."""
 
 DISAGREED = "disagreed"
 """The cohort of matches whose earlier occurrences were followed by different tokens."""
 
 COHORTS = {**{f"{n} tokens": prob for n, prob in AGREED.items()}, DISAGREED: 0.15}
-"""For DISAGREED it was 0.05 on the workloads."""
+"""The initial acceptance rate of each cohort. On the workloads it was 0.05 for DISAGREED."""
 
 
 @dataclass(slots=True)
 class _Index:
-    """Where the n-grams of one sequence were last seen.
+    """Where the n-grams of one sequence occurred last.
 
-    num_known: tokens at the last call. found: the match of the tail of these tokens, a position
-    such that tokens[found] followed the earlier occurrence; NOT_FOUND where there is none.
+    num_known: tokens at the last call. found: position of the token that followed the earlier
+        occurrence of the tail; NOT_FOUND if there is none.
     cohort: of that match, see COHORTS.
-    ends: for each n, shortest first, the position after the latest occurrence of each n-gram that
-        ends before the last known token, negative where occurrences were followed by different
-        tokens. The tail itself is not in it, so it cannot find itself.
+    ends: for each n, shortest first, the position after the latest occurrence of each n-gram.
+        It is negative if occurrences were followed by different tokens. N-grams that end at the
+        last known token are not included, so the tail does not find itself.
     """
 
     ends: tuple[tuple[int, dict[tuple[int, ...], int]], ...]
@@ -55,8 +57,11 @@ class _Index:
 
 
 class PromptLookupProposer:
-    """N-gram lookup as a `Proposer`. Each token is indexed once, so that a step costs the same at
-    any context length; an index holds at most one entry for each token and n."""
+    """N-gram lookup as a `Proposer`.
+
+    Each token is indexed once, so a step costs the same at any context length. An index holds at
+    most one entry per token and n.
+    """
 
     def __init__(self, max_draft_len: int, max_ngram: int = 4, min_ngram: int = 2) -> None:
         """Raises ValueError unless max_draft_len >= 0 and 1 <= min_ngram <= max_ngram."""
@@ -73,28 +78,28 @@ class PromptLookupProposer:
         return self._capabilities
 
     def num_available(self, sequence: SequenceId, tokens: Sequence[int]) -> int:
-        """max_draft_len where the tail occurred before, else 0.
+        """max_draft_len if the tail occurred before, else 0.
 
-        `tokens` may only have grown since the last call. The answer is kept: `propose` with the
+        Since the last call, `tokens` may only have grown. The result is cached: `propose` with the
         same tokens does not search again.
         """
         return self._capabilities.max_draft_len if self._find(sequence, tokens) else 0
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
-        """As many drafts as asked, fewer where an end token is among them, none without a match.
+        """As many drafts as requested, fewer if they contain an end token, none without a match.
 
-        Nothing after an end token is worth verifying. What was known of the text decides alone:
-        a longer draft begins with the shorter one.
+        Drafts end after an end token, because later tokens are never used. Drafts depend only on
+        the known text: a longer draft begins with the shorter one.
         """
         return [self._draft(task) for task in tasks]
 
     def observe(self, sequence: SequenceId, num_accepted: int, hidden: Any = None) -> None:
-        """Nothing to learn: what was accepted comes back among the known tokens."""
+        """Does nothing: accepted tokens arrive as known tokens in the next call."""
 
     def hindsight(
         self, sequence: SequenceId, tokens: Sequence[int], generated: Sequence[int]
     ) -> tuple[int, int]:
-        """See `HindsightProposer`. Not searched again where these tokens were looked up before."""
+        """See `HindsightProposer`. The result of the last lookup of these tokens is reused."""
         found = self._find(sequence, tokens)
         if found == NOT_FOUND:
             return 0, 0
@@ -104,11 +109,11 @@ class PromptLookupProposer:
         return num, num_right
 
     def cohort(self, sequence: SequenceId) -> str:
-        """Of the match at the last look; there must have been one."""
+        """The cohort of the match of the last lookup. There must have been a match."""
         return self._indexes[sequence].cohort
 
     def draft_lag(self, sequence: SequenceId, context_len: int) -> int:
-        """Always 0: no pass reads what was missed."""
+        """Always 0: prompt lookup runs no model pass."""
         return 0
 
     def release(self, sequence: SequenceId) -> None:
@@ -118,7 +123,7 @@ class PromptLookupProposer:
         self._indexes.clear()
 
     def _draft(self, task: DraftTask) -> Draft:
-        assert 0 <= task.draft_len <= self._capabilities.max_draft_len, "more than it ever drafts"
+        assert 0 <= task.draft_len <= self._capabilities.max_draft_len, "more than max_draft_len"
         if task.draft_len == 0:
             return Draft()
         found = self._find(task.sequence, task.tokens)
@@ -149,7 +154,7 @@ def _following(tokens: Sequence[int], found: int, num: int) -> list[int]:
 
 
 def _add(index: _Index, tokens: Sequence[int]) -> None:
-    """Index the n-grams that end at the token that was last, up to the one before the new last."""
+    """Index the n-grams that end from the previous last token up to the token before the last."""
     for n, ends in index.ends:
         for end in range(max(index.num_known, n), len(tokens)):
             ngram = tuple(tokens[end - n : end])
@@ -160,7 +165,7 @@ def _add(index: _Index, tokens: Sequence[int]) -> None:
 
 
 def _match(index: _Index, tokens: Sequence[int]) -> None:
-    """Shortest tail first: where it never occurred, no longer one did."""
+    """Find the longest match. Short tails come first: if one never occurred, no longer one did."""
     found, length = NOT_FOUND, 0
     for n, ends in index.ends:
         end = ends.get(tuple(tokens[-n:]))
@@ -172,7 +177,7 @@ def _match(index: _Index, tokens: Sequence[int]) -> None:
 
 
 def _agreed(tokens: Sequence[int], found: int, length: int) -> str:
-    """The cohort of a match of `length` tokens or more."""
+    """The cohort of a match of at least `length` tokens."""
     while length < min(max(AGREED), found) and tokens[found - length - 1] == tokens[~length]:
         length += 1
     return f"{max((n for n in AGREED if n <= length), default=min(AGREED))} tokens"

@@ -1,11 +1,11 @@
-"""The sizes to which short passes are padded, and what such a padded pass looks like.
+"""The sizes to which short passes are padded, and the layout of a padded pass.
 
-A captured pass has fixed shapes, so passes are rounded up to a bucket: cache rows 0..R-1, T tokens
-of each, C keys to look at. Token j of row r stands at r * T + j. Where a row has fewer tokens, or
-none, a token of padding stands: it has position 0, writes its keys to the scratch slot behind the
-rows, and nobody reads its logits. So padding changes nothing that another pass can see.
+A captured pass has fixed shapes, so a pass is padded to a bucket: cache rows 0..R-1, T tokens per
+row, and C keys per row. Token j of row r has index r * T + j. A row with fewer tokens is filled
+with padding tokens. A padding token has position 0, writes its keys to the scratch slot after the
+last row, and its logits are not used. So padding changes nothing that another pass can read.
 
-Pure layout: lists of numbers, no device.
+This file only computes layouts as lists of numbers. It uses no device.
 """
 
 from __future__ import annotations
@@ -17,20 +17,19 @@ from dataclasses import dataclass
 from smartspec_py.engines.torch.packed import MAX_SHORT, RowInput
 
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, MAX_SHORT)
-"""Tokens a row: those at which passes are profiled."""
+"""Tokens per row. Passes are profiled at these widths."""
 
 MIN_CONTEXT_LEN = 256
-"""The shortest context; each longer one is twice as long. Less padding would mean more graphs."""
+"""The shortest context; each next one is twice as long. Smaller ratios would need more graphs."""
 
 MAX_TOKENS = 512
-"""Tokens of a padded pass beyond which it is better not captured: its kernels take longer than
-their launches, and its logits are what a graph holds most memory for. A pass of one token a row is
-captured however many rows there are."""
+"""Larger passes are not captured. Their kernels take longer than the launches, and their logits
+would use most of the memory of a graph. Passes with one token per row are always captured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """num_rows: R, from row 0 on. width: T, tokens a row. context_len: C, keys a row."""
+    """num_rows: R, counted from row 0. width: T, tokens per row. context_len: C, keys per row."""
 
     num_rows: int
     width: int
@@ -43,14 +42,14 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Ladder:
-    """The sizes that there are buckets of, ascending; the last rows and context are the most."""
+    """The sizes of all buckets, ascending. Rows and contexts end with the maximum."""
 
     rows: tuple[int, ...]
     context_lens: tuple[int, ...]
     widths: tuple[int, ...] = WIDTHS
 
     def bucket_for(self, num_rows: int, width: int, context_len: int) -> Bucket | None:
-        """The least bucket that holds so much; None where there is none: the pass is not padded."""
+        """The smallest bucket that fits; None if there is none, and then the pass is not padded."""
         rows = _least(self.rows, num_rows)
         tokens = _least(self.widths, width)
         keys = _least(self.context_lens, context_len)
@@ -59,7 +58,7 @@ class Ladder:
         return Bucket(rows, tokens, keys)
 
     def bucket_of(self, inputs: Sequence[RowInput]) -> Bucket | None:
-        """The same for a pass over these inputs, one at least."""
+        """The bucket of a pass over these inputs; at least one input is required."""
         return self.bucket_for(
             1 + max(item.row for item in inputs),
             max(len(item.tokens) for item in inputs),
@@ -67,13 +66,13 @@ class Ladder:
         )
 
     def decode_bucket(self, num_rows: int, context_len: int) -> Bucket:
-        """The same for one token a row, of which there always is one."""
+        """The bucket of a pass with one token per row. It always exists."""
         bucket = self.bucket_for(num_rows, 1, context_len)
         assert bucket is not None, f"no cache has {num_rows} rows of {context_len} tokens"
         return bucket
 
     def buckets(self, max_width: int) -> list[Bucket]:
-        """All of those that passes of up to so many tokens a row can need, the largest first."""
+        """All buckets that passes of up to max_width tokens per row can need, largest first."""
         widest = _least(self.widths, max_width) or self.widths[-1]
         found = [
             Bucket(rows, width, context_len)
@@ -91,7 +90,7 @@ class Ladder:
 
 
 def make_ladder(num_rows: int, max_len: int) -> Ladder:
-    """Rows and contexts double up to num_rows and max_len."""
+    """Row counts and context lengths double, up to num_rows and max_len."""
     return Ladder(_doubling(1, num_rows), _doubling(MIN_CONTEXT_LEN, max_len))
 
 
@@ -105,7 +104,7 @@ def _least(sizes: Sequence[int], needed: int) -> int | None:
 
 
 def _doubling(first: int, last: int) -> tuple[int, ...]:
-    """first, twice that, and so on below last; then last."""
+    """first, 2 * first, 4 * first and so on while below last; then last."""
     sizes = []
     while first < last:
         sizes.append(first)
@@ -115,8 +114,8 @@ def _doubling(first: int, last: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class PaddedPass:
-    """token_ids, positions, slots: [R * T]. wanted: the tokens whose logits are asked for, in the
-    order of the inputs."""
+    """token_ids, positions, slots: [R * T]. wanted: indices of the tokens whose logits are needed,
+    in the order of the inputs."""
 
     token_ids: list[int]
     positions: list[int]
@@ -127,8 +126,10 @@ class PaddedPass:
 def lay_out(
     inputs: Sequence[RowInput], bucket: Bucket, max_len: int, scratch_slot: int
 ) -> PaddedPass:
-    """The inputs in their bucket; none at all is a pass of padding. Slots are counted through the
-    rows, max_len of them a row."""
+    """Place the inputs in their bucket; without inputs, the pass has only padding.
+
+    Slots are numbered row by row, with max_len slots per row.
+    """
     token_ids = [0] * bucket.num_tokens
     positions = [0] * bucket.num_tokens
     slots = [scratch_slot] * bucket.num_tokens
@@ -146,7 +147,7 @@ def lay_out(
 
 @dataclass(frozen=True, slots=True)
 class DraftPass:
-    """A pass over one token a row that is only known on the device. positions, slots: [R]."""
+    """A pass over one token per row; only the device knows the token. positions, slots: [R]."""
 
     bucket: Bucket
     positions: list[int]
@@ -160,11 +161,10 @@ def lay_out_drafts(
     max_len: int,
     scratch_slot: int,
 ) -> list[DraftPass]:
-    """The passes that read the drafts of each input, all but its last, one a pass. All of them have
-    as many rows.
+    """The passes that process the drafts, one draft per input and pass, except the last draft.
 
-    An input that has its draft_len, or whose row is full, goes on as padding: what is drafted for
-    it then means nothing, and is written nowhere.
+    All passes have the same number of rows. An input that reached its draft_len, or whose row is
+    full, continues as padding. Its further tokens have no meaning and are not written to the cache.
     """
     passes = []
     num_rows = 1 + max(item.row for item in inputs)

@@ -1,4 +1,4 @@
-"""Makes a PyTorch engine out of engine.json: device, precision, models, profile."""
+"""Builds a PyTorch engine from engine.json: device, precision, models and profile."""
 
 from __future__ import annotations
 
@@ -54,16 +54,17 @@ from smartspec_py.serving.profile import (
 logger = logging.getLogger(__name__)
 
 MAX_PROFILED_CONTEXT = 512
-"""Passes are timed at half of the context, and at no more than this: the rest is extrapolated."""
+"""Passes are timed at half of the context, but at most at this length. Longer ones are
+extrapolated."""
 
 
 def build_torch(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Engine:
-    """Load target and draft, and their cost. Raises ConfigError, naming the key.
+    """Load target and draft model, and measure their cost. Raises ConfigError with the key's name.
 
-    In a thread that ends with it: whichever thread ran an operator on several cores keeps a team of
-    threads until it ends. With the loop's there would be two, more threads than cores, and OpenMP
-    then lets them sleep between operators instead of waiting: a step on two cores took 42 ms
-    instead of 23 (docs/research/performance.md).
+    The build runs in a thread that ends with it. A thread that runs an operator on several cores
+    keeps its OpenMP worker threads until it ends. Together with the workers of the loop's thread,
+    there would be more threads than cores. OpenMP then lets workers sleep between operators instead
+    of spinning: a step on two cores took 42 ms instead of 23 (docs/research/performance.md).
     """
     logger.info("engine libraries imported")
     with ThreadPoolExecutor(1, "smartspec-build") as thread:
@@ -96,8 +97,8 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
         proposer = DraftModelProposer(runners[1], num_rows, longest, reuses_prefixes=reuses)
     logger.info("%s on %s, %s, %d threads", model.name, device, dtype, num_threads)
     if not any(isinstance(one, CausalRunner) for one in runners):
-        # PyTorch is left with small operators, whose team of threads would wait for more work on
-        # the cores that OpenVINO's threads need.
+        # PyTorch then runs only small operators. Its worker threads would spin on the cores that
+        # OpenVINO's threads need.
         torch.set_num_threads(1)
     about = "; ".join(one.about for one in runners)
     logger.info("computed by %s", about)
@@ -114,7 +115,7 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
     cost = cached_profile(target, proposer, shape, cache, identity, limits.profile_s)
     proposers = {} if proposer is None else {DRAFT_MODEL: proposer}
     for one in runners:
-        one.time_pass(1, 1, 0)  # where the profile was read, the first request would wait for it
+        one.time_pass(1, 1, 0)  # warm up: with a cached profile, the first request would be slow
     path = profile_path(shape, cache, identity)
     ends = end_tokens(model, vocab_size)
     return Engine(tokenizer, ends, target, proposers, cost, path, about)
@@ -123,7 +124,7 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
 def _with_context_len(
     limits: LimitsConfig, folders: Sequence[Path], device: torch.device, dtype: torch.dtype
 ) -> LimitsConfig:
-    """With the context length that is served; says in the log which, and what limits it."""
+    """Set the served context length, and log its value and what limits it."""
     length, reason = limits.max_context_len, "limits.max_context_len"
     if length is None:
         length, reason = choose_context_len(folders, device, dtype, limits.max_sequences)
@@ -142,13 +143,15 @@ def _shape(limits: LimitsConfig) -> ProfileShape:
 
 
 def uses_graphs(config: TorchEngineConfig, device: torch.device) -> bool:
-    """Whether short passes are captured: a CPU has nothing to capture."""
+    """Whether short passes are captured as CUDA graphs; never on a CPU."""
     return config.cuda_graphs and device.type == "cuda"
 
 
 def device_and_dtype(config: TorchEngineConfig, model: Path) -> tuple[torch.device, torch.dtype]:
-    """On what and in what the models run; model: the target's folder. Raises ConfigError where
-    this machine cannot."""
+    """The device and the precision of the models. model: the folder of the target.
+
+    Raises ConfigError if this machine does not support the configured values.
+    """
     device = _device(config.device)
     if config.batch_invariant and device.type != "cpu":
         raise ConfigError(f"engine.json: engine.batch_invariant: only on cpu, not on {device.type}")
@@ -156,10 +159,10 @@ def device_and_dtype(config: TorchEngineConfig, model: Path) -> tuple[torch.devi
 
 
 def _runner(key: str, own: RunnerConfig, max_width: int, config: TorchEngineConfig) -> Runner:
-    """Ready for decoding passes of max_width tokens a row.
+    """Load a runner that is ready for decoding passes of max_width tokens per row.
 
-    Where those cannot be captured they are launched kernel by kernel, which is slower and no reason
-    not to serve. Raises ConfigError, naming the key, where the engine cannot serve the model.
+    If its passes cannot be captured, they are launched kernel by kernel. This is slower, but the
+    model is served. Raises ConfigError, with the key's name, if the engine cannot serve the model.
     """
     try:
         if (compiled := _openvino_runner(own, config.runtime)) is not None:
@@ -173,15 +176,17 @@ def _runner(key: str, own: RunnerConfig, max_width: int, config: TorchEngineConf
     try:
         runner.warm(max_width)
     except ModelError as error:
-        logger.warning("%s. It is served without them.", error)
-        del runner  # its cache, before there is another
+        logger.warning("%s. The model is served without CUDA graphs.", error)
+        del runner  # free its cache before the next one is allocated
         return load_runner(own)
     return runner
 
 
 def _openvino_runner(own: RunnerConfig, runtime: str) -> Runner | None:
-    """None where PyTorch computes the model: OpenVINO has kernels for fewer processors. Raises
-    ConfigError where OpenVINO is asked for and cannot be used, and ModelError."""
+    """None if PyTorch computes the model. OpenVINO has kernels for fewer processors.
+
+    Raises ConfigError if OpenVINO is configured but cannot be used. Raises ModelError.
+    """
     if runtime == "torch":
         return None
     reason = _no_openvino(own)
@@ -194,7 +199,7 @@ def _openvino_runner(own: RunnerConfig, runtime: str) -> Runner | None:
             reason = next(iter(str(error).strip().splitlines()), "no reason given")
             if runtime == "auto":
                 logger.warning(
-                    "OpenVINO cannot compute %s (%s): PyTorch does", own.path.name, reason
+                    "OpenVINO cannot compute %s (%s): PyTorch computes it", own.path.name, reason
                 )
     if runtime == "openvino":
         raise ConfigError(f"engine.json: engine.runtime: openvino cannot be used: {reason}")
@@ -202,7 +207,7 @@ def _openvino_runner(own: RunnerConfig, runtime: str) -> Runner | None:
 
 
 def _no_openvino(own: RunnerConfig) -> str:
-    """Why OpenVINO cannot be used; empty where it can. Raises ModelError."""
+    """Why OpenVINO cannot be used; empty if it can. Raises ModelError."""
     if own.device.type != "cpu":
         return f"the device is {own.device.type}"
     if own.batch_invariant:
@@ -213,7 +218,7 @@ def _no_openvino(own: RunnerConfig) -> str:
         return "it is not installed: pip install smartspec-py[openvino]"
     hf_config = load_config(own)
     if not can_write_out(hf_config):
-        return f"there is no graph for such {hf_config.model_type} models"
+        return f"models of type {hf_config.model_type} with this config are not supported"
     return ""
 
 
@@ -226,20 +231,23 @@ def _device(name: str) -> torch.device:
         device = torch.device("meta")
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(
-            f"engine.json: engine.device: {name!r} is no device of this engine: give auto, cpu, "
-            "cuda or cuda:1"
+            f"engine.json: engine.device: {name!r} is not supported: set auto, cpu, cuda or a "
+            "device number such as cuda:1"
         )
     if device.type == "cuda" and (device.index or 0) >= (found := torch.cuda.device_count()):
         raise ConfigError(
-            f"engine.json: engine.device: {name!r}, but PyTorch sees {found} CUDA devices: "
-            "give another, or cpu"
+            f"engine.json: engine.device: {name!r} does not exist, because PyTorch finds {found} "
+            "CUDA devices: set another device, or cpu"
         )
     return device
 
 
 def _dtype(name: str, device: torch.device, model: Path) -> torch.dtype:
-    """auto: that of the checkpoint. On a CPU float32 instead, which loses nothing, of bfloat16
-    where the processor cannot multiply it, and of float16."""
+    """The configured precision; for auto, that of the checkpoint.
+
+    On a CPU, auto uses float32 instead of float16, and instead of bfloat16 if the processor has no
+    instructions for it. This loses no precision.
+    """
     if name == "auto":
         config = json.loads((model / "config.json").read_text(encoding="utf-8"))
         name = config.get("dtype") or config.get("torch_dtype") or "float32"

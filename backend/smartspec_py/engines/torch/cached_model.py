@@ -1,4 +1,4 @@
-"""What the target and the draft model have in common: a model, and the sequences in its rows."""
+"""The common part of target and draft model: a model, and the sequences in its cache rows."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from smartspec_py.engines.torch.runner import Runner
 
 @dataclass(slots=True)
 class CachedSequence:
-    """row: holds keys of the sequence's first tokens. history: all tokens that are known for good,
-    as the sampling needs them; None where it does not look at earlier tokens."""
+    """row: the cache row, which holds keys of the sequence's first tokens. history: all final
+    tokens, for sampling; None if sampling does not depend on earlier tokens."""
 
     row: Row
     history: TokenHistory | None
@@ -25,7 +25,7 @@ S = TypeVar("S", bound=CachedSequence)
 
 
 class CachedModel(Generic[S]):
-    """Rows 0..num_rows-1 of the runner's cache, and who holds them."""
+    """Rows 0..num_rows-1 of the runner's cache, and the sequences that use them."""
 
     def __init__(self, runner: Runner, num_rows: int, *, reuses_prefixes: bool = True) -> None:
         self.runner = runner
@@ -48,15 +48,15 @@ class CachedModel(Generic[S]):
         self._sequences.clear()
 
     def _allocate(self, sequence: SequenceId, tokens: Sequence[int], reuses_prefix: bool) -> Row:
-        """A row that holds as many of the tokens, but for the last, as any other has. `tokens` may
-        only grow from now on."""
+        """A row that reuses the longest prefix found in any row, except for the last token. From
+        now on, the caller may only append to `tokens`."""
         row, source = self.rows.allocate(sequence, tokens, len(tokens) - 1 if reuses_prefix else 0)
         if source is not None:
             self.runner.cache.copy_row(source, row.index, row.num_cached)
         return row
 
     def _free(self, sequence: SequenceId) -> None:
-        """The row is for others; those in use are brought together where they have spread."""
+        """Free the row. If the rows in use are no longer adjacent, move them together."""
         self.rows.release(sequence)
         for move in self.rows.moves():
             self.runner.cache.copy_row(*move)

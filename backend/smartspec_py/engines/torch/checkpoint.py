@@ -1,4 +1,4 @@
-"""Can a model's directory be loaded? Answered from its files, before any weights are read."""
+"""Checks from the files alone, before weights are loaded, whether a model can be loaded."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-"""In the order in which Transformers looks for them; sharded ones have an index of this name."""
+"""In the order in which Transformers looks for them; the index of shards has the same name."""
 
 
 class PairError(ValueError):
-    """Target and draft, or one of them, cannot be served; one sentence that says why and what to
-    do."""
+    """The target, the draft model or their combination cannot be served. The message is one
+    sentence that says why and what to do."""
 
 
 def check_files(name: str, folder: Path) -> None:
-    """Raise PairError unless the directory has a configuration and whole weights."""
+    """Raise PairError unless the directory has a configuration and complete weights."""
     if not folder.is_dir():
         raise PairError(f"{name} is not a directory: give a local Hugging Face model directory")
     if read_json(name, folder, "config.json") is None:
@@ -38,7 +38,7 @@ def check_files(name: str, folder: Path) -> None:
 
 
 def _weight_files(name: str, folder: Path) -> list[str]:
-    """Names of the files that hold the weights; they may be missing."""
+    """Names of the weight files; they may be missing."""
     for single in WEIGHTS:
         index = read_json(name, folder, f"{single}.index.json")
         if index is not None:
@@ -52,8 +52,7 @@ def _weight_files(name: str, folder: Path) -> list[str]:
 
 
 def _check_length(name: str, path: Path) -> None:
-    """A header of safetensors says how long the file is. Of *.bin nothing is known before it is
-    read."""
+    """Check the length of a safetensors file against its header. *.bin files are not checked."""
     from safetensors import SafetensorError, safe_open
 
     if path.suffix != ".safetensors":
@@ -68,8 +67,8 @@ def _check_length(name: str, path: Path) -> None:
 
 
 def check_config(name: str, folder: Path) -> None:
-    """Raise PairError where config.json asks for code that is not here: the model's own, or that of
-    a quantization."""
+    """Raise PairError if config.json requires code that is not installed: custom code of the model,
+    or the code of a quantization method."""
     document = read_json(name, folder, "config.json") or {}
     _check_code(name, document)
     _check_quantization(name, document.get("quantization_config"))
@@ -87,7 +86,7 @@ def _check_code(name: str, document: dict[str, Any]) -> None:
     if document.get("model_type") not in CONFIG_MAPPING or not is_known:
         raise PairError(
             f"{name} needs custom code (auto_map in its config.json), which this server never "
-            "runs: give a model of a type that Transformers has itself"
+            "runs: use a model type that is part of Transformers"
         )
 
 
@@ -102,7 +101,7 @@ def _check_quantization(name: str, quantization: Any) -> None:
         AutoHfQuantizer.from_config(quantization, pre_quantized=True).validate_environment(
             device_map=None, weights_only=True
         )
-    except Exception as error:  # each method raises its own kinds, for a missing package or a GPU
+    except Exception as error:  # each method raises its own types: no package, no GPU and so on
         method = quantization.get("quant_method") if isinstance(quantization, dict) else None
         raise PairError(
             f"{name} is quantized (quantization_config in its config.json, quant_method {method}), "
@@ -115,7 +114,7 @@ def _first_line(error: Exception) -> str:
 
 
 def read_json(name: str, folder: Path, file: str) -> dict[str, Any] | None:
-    """The document; None where there is no such file. Raises PairError."""
+    """The parsed file; None if it does not exist. Raises PairError."""
     try:
         document = json.loads((folder / file).read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -1,7 +1,8 @@
-"""The context length of the PyTorch engine where engine.json does not set it.
+"""The context length of the PyTorch engine if engine.json does not set it.
 
-Rows of the cache are reserved at the start, all as long as the context. So it is the longest that
-the models reach and whose rows fit into a share of the memory that the weights leave free.
+Cache rows are reserved at the start, and each has room for the full context. The context length is
+the longest that all models support and whose rows fit into a share of the free memory. Free memory
+is what remains after the weights are loaded.
 """
 
 from __future__ import annotations
@@ -17,24 +18,25 @@ from smartspec_py.engines.torch.runner import bytes_per_token
 from smartspec_py.serving.config import DEFAULT_CONTEXT_LEN
 
 CACHE_SHARE = 0.5
-"""Of the memory that is left: passes, CUDA graphs and other programs need some too."""
+"""Share of the memory left after the weights. Passes, CUDA graphs and other programs need some
+too."""
 
 STEP = 512
-"""The context is a multiple of it where memory limits it. Passes are timed at contexts that depend
-on it, so that a start with a little less memory finds the costs of the one before."""
+"""A context length that memory limits is a multiple of this. The cached profile depends on the
+context length, so a start with slightly less free memory can still use it."""
 
 MEMORY_GROUPS = (
     ("memory.max", "memory.stat", "anon"),
     ("memory/memory.limit_in_bytes", "memory/memory.stat", "total_rss"),
 )
-"""Of cgroups v2 and v1, as a container sees its own: limit, statistics, and what cannot be taken
-back from its processes."""
+"""For cgroups v2 and v1, as seen inside a container: the limit, the statistics, and the field with
+the memory that cannot be reclaimed."""
 
 
 def choose_context_len(
     folders: Sequence[Path], device: torch.device, dtype: torch.dtype, num_rows: int
 ) -> tuple[int, str]:
-    """The context length for these models together, and a sentence that says what limits it."""
+    """The context length for these models together, and the reason for it in words."""
     configs = [
         AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         for folder in folders
@@ -50,13 +52,13 @@ def choose_context_len(
     left = free_bytes(device) - weights
     fitting = max(DEFAULT_CONTEXT_LEN, int(CACHE_SHARE * left / row_bytes) // STEP * STEP)
     if reach <= fitting:
-        return reach, f"all positions of {name}" if name else "the models name no limit"
+        return reach, f"all positions of {name}" if name else "the models set no limit"
     share = f"{CACHE_SHARE:.0%} of the {max(0, left) / 2**30:.1f} GiB that the weights leave free"
     return fitting, f"{num_rows} rows of this length fit in {share}; {name} has {reach} positions"
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that can be had; on a CPU no more than the container may still take."""
+    """Free memory; on a CPU, at most what the container may still use."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     lines = Path("/proc/meminfo").read_text().splitlines()
@@ -65,7 +67,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def left_in_groups(root: Path) -> list[int]:
-    """Bytes up to the limit of the control group, if there is one."""
+    """Bytes left up to the limit of the control group; empty if there is no limit."""
     found = []
     for limit, statistics, kept in MEMORY_GROUPS:
         try:
@@ -73,12 +75,12 @@ def left_in_groups(root: Path) -> list[int]:
             rows = dict(line.split() for line in (root / statistics).read_text().splitlines())
             found.append(most - int(rows[kept]))
         except (OSError, ValueError, KeyError):
-            continue  # of another version, or without a limit
+            continue  # another cgroup version, or no limit
     return found
 
 
 def _weight_bytes(config: Any, dtype: torch.dtype) -> int:
-    """In the precision that they are loaded in, whatever the files have."""
+    """Bytes of the weights in the precision in which they are loaded."""
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             config, trust_remote_code=False

@@ -1,26 +1,26 @@
-"""Short passes as replays of CUDA graphs: one launch instead of several hundred.
+"""Short passes as CUDA graphs: one launch instead of several hundred.
 
-A decoding or verifying pass of a small batch takes a GPU less time than it takes a CPU to launch
-its kernels. Captured once and replayed, they are launched together. A graph has fixed shapes and
-addresses, so a pass is padded to a bucket (`buckets`), its inputs are copied to one static buffer,
-and its logits are written to another. Prompt chunks, longer than MAX_SHORT, go the plain way, and a
-pass that has one goes with it.
+For small batches, launching the kernels of a pass takes longer than the GPU needs to run them. A
+captured graph launches all kernels at once. A graph has fixed shapes and addresses. So a pass is
+padded to a bucket (`buckets`), its inputs are copied to one static buffer, and its logits are
+written to another. Inputs longer than MAX_SHORT (prompt chunks) are not captured. A pass that
+contains one is launched kernel by kernel as a whole.
 
-What this costs:
-- The last bucket's padding. `time_pass` goes the same way, so the profile charges it.
-- Memory. All graphs share one pool, which is as large as the largest of them needs. PyTorch allows
-  that for graphs that are replayed in the order of their capture, so that none overwrites what
-  another still has to give. These are replayed in any order, but one after another on one stream,
-  each computes all that it reads from the pool, and what outlives a pass (keys, inputs, logits)
-  lies outside. The nodes of the graphs come on top: there are as many graphs as the ladder has
-  buckets and no more, and none is evicted. The static logits are float32, for the tokens of the
-  largest bucket.
-- Time at the start, when `warm` captures what decoding needs. Other buckets, such as those of the
-  short rest of a prompt, are captured when they are first needed, with a stall.
+Costs:
+- Padding to the bucket. `time_pass` uses the same path, so the profile includes this cost.
+- Memory. All graphs share one pool, as large as the largest graph needs. PyTorch allows this for
+  graphs that are replayed in the order of their capture, so that no graph overwrites results that
+  are still needed. Here the order varies, but it is safe: graphs run one after another on one
+  stream, a graph reads nothing from the pool that it did not compute itself, and all data that
+  outlives a pass (keys, inputs, logits) is outside the pool. The nodes of the graphs need extra
+  memory. There are at most as many graphs as buckets, and none is evicted. The static logits are
+  float32 and have room for the tokens of the largest bucket.
+- Startup time: `warm` captures the buckets that decoding needs. Other buckets, such as those for
+  the short last chunk of a prompt, are captured at first use, which delays that pass.
 
-On a CPU the same code is a dry run: static buffers, padding and scratch slot are the same, and the
-"graph" is a plain call of what would be captured. That is how it was tested: IT WAS NEVER RUN ON A
-GPU. The CUDA part follows PyTorch's documents (CUDA semantics, "CUDA Graphs"; `torch.cuda.graph`).
+On a CPU the same code is a dry run. Static buffers, padding and scratch slot are the same, and the
+"graph" is a plain call of the function. This is how the code was tested: IT WAS NEVER RUN ON A GPU.
+The CUDA part follows PyTorch's documentation (CUDA semantics, "CUDA Graphs"; `torch.cuda.graph`).
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from smartspec_py.engines.torch.runner import CausalRunner, ModelError, PassOutp
 logger = logging.getLogger(__name__)
 
 NUM_INPUTS = 4
-"""Numbers of each token that are staged: its id, position and slot, and one of `wanted`."""
+"""Staged numbers per token: its id, its position, its slot, and one entry of `wanted`."""
 
 NUM_WARM_UPS = 3
-"""Passes before a capture, as in PyTorch's own example: libraries choose kernels and take their
-workspaces in them, which a capture could not."""
+"""Passes before a capture, as in PyTorch's example. In these, libraries choose kernels and allocate
+workspaces, which is not possible during a capture."""
 
 Graph = Callable[[], None]
-"""Runs a captured pass over what is in the static buffers."""
+"""Runs a captured pass over the contents of the static buffers."""
 
 
 class GraphRunner(CausalRunner):
@@ -69,28 +69,28 @@ class GraphRunner(CausalRunner):
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
         self.num_replays = 0
         self.num_eager = 0
-        """Passes that were replayed, and that were not."""
+        """Passes that were replayed, and passes that were launched kernel by kernel."""
 
     @property
     def num_graphs(self) -> int:
-        """Buckets captured so far."""
+        """Number of buckets captured so far."""
         return len(self._graphs)
 
     @torch.inference_mode()
     def warm(self, max_width: int) -> None:
-        """Capture all buckets of up to so many tokens a row, the largest first: the others then
-        find room in the memory that it took."""
+        """Capture all buckets of up to max_width tokens per row. The largest is first, so that the
+        others fit into the memory that it allocated."""
         start = time.perf_counter()
         try:
             for bucket in self.ladder.buckets(max_width):
                 self._graph(bucket)
         except RuntimeError as error:
             raise ModelError(
-                f"{self.config.path}: its passes cannot be captured as CUDA graphs ({error}); "
-                "engine.cuda_graphs: false spares the attempt"
+                f"{self.config.path}: its passes cannot be captured as CUDA graphs ({error}): "
+                "set engine.cuda_graphs to false to skip the capture"
             ) from error
         logger.info(
-            "%s: %d sizes of pass captured in %.1f s",
+            "%s: captured passes of %d sizes in %.1f s",
             self.config.path.name,
             self.num_graphs,
             time.perf_counter() - start,
@@ -115,8 +115,8 @@ class GraphRunner(CausalRunner):
     def draft_greedy(
         self, inputs: Sequence[RowInput], draft_lens: Sequence[int]
     ) -> list[list[int]]:
-        """See `CausalRunner`. Each token is fed to the next pass on the device; the host waits once
-        for all of them."""
+        """See `CausalRunner`. Each drafted token stays on the device as input of the next pass. The
+        host waits only once, for all tokens together."""
         drafts = [self.forward(inputs).logits.argmax(-1)]
         start = time.perf_counter()
         passes = lay_out_drafts(
@@ -127,7 +127,7 @@ class GraphRunner(CausalRunner):
         for later, place in zip(passes, places, strict=True):
             graph = self._graph(later.bucket)
             static = self._static_inputs(later.bucket)
-            # Whatever a pass of another shape left there, padding must be tokens that exist.
+            # Padding needs valid token ids. A pass of another shape may have left other numbers.
             static[0].zero_().index_copy_(0, rows, drafts[-1])
             static[1:3].copy_(place)
             self._replay(graph)
@@ -137,10 +137,10 @@ class GraphRunner(CausalRunner):
         return [tokens[:num] for tokens, num in zip(by_input, draft_lens, strict=True)]
 
     def _graph(self, bucket: Bucket) -> Graph:
-        """Captured where it is not yet; that stages padding."""
+        """The graph of a bucket. The first call captures it, which overwrites the staged inputs."""
         graph = self._graphs.get(bucket)
         if graph is None:
-            self._stage([], bucket)  # so that trial passes touch no row
+            self._stage([], bucket)  # so that warm-up passes write to no row
             body = self._body(bucket)
             if self._pool is None:
                 graph = _dry_run(body)
@@ -154,7 +154,8 @@ class GraphRunner(CausalRunner):
         self.num_replays += 1
 
     def _body(self, bucket: Bucket) -> Graph:
-        """A pass over what is staged for this bucket, all on the device and in fixed places."""
+        """A pass over the staged inputs of this bucket. All its tensors are on the device and have
+        fixed addresses."""
         num_tokens = bucket.num_tokens
         token_ids, positions, slots, _ = self._static_inputs(bucket)
 
@@ -180,7 +181,7 @@ class GraphRunner(CausalRunner):
         return run
 
     def _stage(self, inputs: Sequence[RowInput], bucket: Bucket) -> torch.Tensor:
-        """Copy a pass to the static buffer, in one transfer. Returns its wanted tokens there."""
+        """Copy a pass to the static buffer in one transfer. Returns its wanted tokens there."""
         laid_out = lay_out(inputs, bucket, self.config.max_len, self.cache.scratch_slot)
         num_wanted = len(laid_out.wanted)
         unused = [0] * (bucket.num_tokens - num_wanted)
@@ -192,28 +193,28 @@ class GraphRunner(CausalRunner):
         return static[3, :num_wanted]
 
     def _static_inputs(self, bucket: Bucket) -> torch.Tensor:
-        """[NUM_INPUTS, R * T]: contiguous, and at the same place for every bucket."""
+        """[NUM_INPUTS, R * T]: contiguous, and at the same address for every bucket."""
         return self._staged[: NUM_INPUTS * bucket.num_tokens].view(NUM_INPUTS, bucket.num_tokens)
 
     def _to_device(self, values: Sequence[Any]) -> torch.Tensor:
         return self._on_host(values).to(self.config.device, non_blocking=True)
 
     def _on_host(self, values: Sequence[Any]) -> torch.Tensor:
-        """Integers, pinned for a GPU: a fresh tensor each time, since PyTorch gives pinned memory
-        out again only when the copies from it are done."""
+        """Integers, in pinned memory for a GPU. Each call makes a new tensor: PyTorch reuses pinned
+        memory only after the copies from it are done."""
         return torch.tensor(values, dtype=torch.long, pin_memory=self._pool is not None)
 
 
 def _dry_run(body: Graph) -> Graph:
-    """The body itself, after one trial pass, as there are some before a capture."""
+    """The body itself, after one warm-up pass as before a capture."""
     body()
     return body
 
 
 def _capture(body: Graph, device: torch.device, pool: Any) -> Graph:
-    """The body as a CUDA graph, which shares the pool's memory with others.
+    """The body as a CUDA graph that shares the pool's memory with other graphs.
 
-    body: reads and writes tensors that outlive the graph; whatever else it makes is the pool's.
+    body: reads and writes tensors that outlive the graph. Its other tensors come from the pool.
     """
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.device(device):
@@ -228,5 +229,5 @@ def _capture(body: Graph, device: torch.device, pool: Any) -> Graph:
             with torch.cuda.graph(graph, pool=pool):
                 body()
         finally:
-            torch.cuda.set_stream(current)  # a capture that fails may leave its own behind
+            torch.cuda.set_stream(current)  # a failed capture may leave its own stream active
     return graph.replay

@@ -1,8 +1,8 @@
-"""How linear layers are multiplied by their weights on a CPU.
+"""Matrix products of linear layers on a CPU.
 
-A plain product of few rows brings the weights into its kernel's order anew in every call. So they
-are packed once, for oneDNN where PyTorch has it. For `batch_invariant` every product has the same
-number of rows, so that the bits of a row do not depend on how many others there are.
+A plain product of few rows reorders the weights for its kernel in every call. So the weights are
+packed once, with oneDNN if PyTorch has it. With `batch_invariant`, every product has the same
+number of rows. Then the bits of a row do not depend on the number of other rows.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ Product = Callable[[torch.Tensor], torch.Tensor]
 """[.., n, in_features] -> [.., n, out_features]."""
 
 PACKED_ROWS = 32
-"""oneDNN orders the weights for a number of rows, and computes with any."""
+"""oneDNN orders the weights for this number of rows. The result works for any number."""
 
 INVARIANT_ROWS = 16
-"""Of each product where bits must not depend on the batch."""
+"""Rows of each product if bits must not depend on the batch."""
 
 
 def pack_linears(model: torch.nn.Module, batch_invariant: bool = False) -> None:
-    """Packed weights take the place of the plain ones: what stays there has their shape and no
-    memory. Tied embeddings keep theirs."""
+    """Replace the weights of all linear layers by packed ones. `weight` keeps its shape but uses no
+    memory. Tied embeddings keep their weights."""
     for layer in [one for one in model.modules() if isinstance(one, torch.nn.Linear)]:
         weight = layer.weight.detach()
         product = _product(weight, None if layer.bias is None else layer.bias.detach())
@@ -40,7 +40,7 @@ def _product(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
     try:
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_ROWS)
         multiply = torch.ops.mkldnn._linear_pointwise.default
-    except (RuntimeError, AttributeError):  # a PyTorch or a processor without oneDNN
+    except (RuntimeError, AttributeError):  # PyTorch or the processor lacks oneDNN
         return partial(F.linear, weight=weight, bias=bias)
     num_outputs = len(weight)
 

@@ -1,11 +1,11 @@
-"""Llama's decoder and those that share its layout, written out for packed tokens.
+"""The decoder of Llama and of models with the same layout, written for packed tokens.
 
-Transformers' own classes serve any model; of a small pass, half the time goes to calling them. Here
-queries, keys and values are one product, gate and up another, the rotation of queries and keys is
-one complex multiplication, and in the last layer only what is asked for goes beyond attention. What
-lies between two products runs with cold caches and is kept short: norms of three operators, no
-calls of modules. One thread, a draft of 4 M parameters: 0.6 of a pass;
-docs/research/performance.md.
+Transformers' classes support any model, but in a small pass half the time is spent in their calls.
+Here one product computes queries, keys and values, and another computes gate and up. One complex
+multiplication rotates queries and keys. In the last layer, only the wanted tokens continue after
+attention. The code between two products runs with cold caches, so it is short: norms with three
+operators and no module calls. With one thread and a draft model of 4 M parameters, a pass takes 0.6
+of the time (docs/research/performance.md).
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from smartspec_py.engines.torch.packed import (
 )
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-"""`model_type` of what is computed this way: RMS norms before attention and a gated MLP, rotation
-of whole heads; with biases and norms of queries and keys where a layer has them."""
+"""Supported values of `model_type`. These models have RMS norms before attention, a gated MLP and
+rotation of whole heads. Layers may have biases, and norms of queries and keys."""
 
 FIXED_ROTATIONS = ("default", "linear", "llama3", "yarn")
-"""Kinds of rotary embedding whose angles depend on nothing but the position."""
+"""Kinds of rotary embedding whose angles depend only on the position."""
 
 
 def can_write_out(config: Any) -> bool:
-    """Whether a model of this config of Transformers can become a `LlamaDecoder`."""
+    """Whether a model with this Transformers config can become a `LlamaDecoder`."""
     return (
         config.model_type in FAMILIES
         and config.hidden_act == "silu"
@@ -39,15 +39,15 @@ def can_write_out(config: Any) -> bool:
 
 
 class LlamaDecoder(torch.nn.Module):
-    """What a causal model of Transformers computes, up to the rounding of sums.
+    """Computes the same as the causal model of Transformers, except for rounding.
 
-    Its linear layers are ordinary ones, which `linears` may pack. config: Transformers' own.
+    Its linear layers are ordinary ones, which `linears` may pack. config: of Transformers.
     """
 
     rotations: torch.Tensor
 
     def __init__(self, model: Any, max_len: int) -> None:
-        """Takes the weights over; the model is used up. max_len: positions there are."""
+        """Takes over the weights; do not use the model afterwards. max_len: number of positions."""
         super().__init__()
         self.config = model.config
         inner = model.model
@@ -59,14 +59,14 @@ class LlamaDecoder(torch.nn.Module):
         self._windows = [attention_window(layer, self.config, max_len) for layer in inner.layers]
         for index, layer in enumerate(inner.layers):
             self._layers.append(_Layer(layer, self.config))
-            # So that there is never more than one layer twice.
+            # Free each layer after its conversion, so that at most one layer is in memory twice.
             inner.layers[index] = torch.nn.Identity()
         self.layers = torch.nn.ModuleList(layer.parts() for layer in self._layers)
         self.norm = _Norm(inner.norm)
         self.head = model.lm_head
 
     def forward(self, packed: PackedBatch, cache: RowCache) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of the wanted tokens: logits [M, vocabulary], states [M, hidden_size] behind the last
+        """For the wanted tokens: logits [M, vocabulary], and states [M, hidden_size] after the last
         norm."""
         rotation = self.rotations.index_select(0, packed.positions[0])
         attend = PassAttention(packed, cache)
@@ -83,7 +83,7 @@ class LlamaDecoder(torch.nn.Module):
 
 
 def attention_window(layer: Any, config: Any, max_len: int) -> int | None:
-    """Positions that the layer's queries see; None where that is all of them."""
+    """Positions that the layer's queries see; None if they see all."""
     owner = config if config.model_type == "mistral" else layer.self_attn
     window: int | None = getattr(owner, "sliding_window", None)
     return None if window is None or window >= max_len else window
@@ -100,8 +100,8 @@ class _Norm(torch.nn.Module):
 
 
 class _Layer:
-    """No module, and calls what its modules do directly: behind a large product, which leaves
-    nothing else in the processor's caches, every function on the way takes microseconds."""
+    """Not a module. It calls the operations of its modules directly. A large product evicts
+    everything else from the processor's caches, and then each function call takes microseconds."""
 
     def __init__(self, layer: Any, config: Any) -> None:
         attention, mlp = layer.self_attn, layer.mlp
@@ -122,13 +122,13 @@ class _Layer:
         self.down = mlp.down_proj
 
     def parts(self) -> torch.nn.ModuleList:
-        """Its modules: the linear layers, which `linears` looks for, and norms of heads."""
+        """Its modules: the linear layers, which `linears` looks for, and the head norms."""
         return torch.nn.ModuleList(
             part for part in vars(self).values() if isinstance(part, torch.nn.Module)
         )
 
     def _head_norm(self, attention: Any, name: str) -> _Norm | None:
-        """Qwen3's, in the order of `_interleaved`."""
+        """The head norm of Qwen3, in the order of `_interleaved`."""
         if not hasattr(attention, name):
             return None
         norm = _Norm(getattr(attention, name))
@@ -154,7 +154,7 @@ class _Layer:
     def finish(
         self, states: torch.Tensor, attended: torch.Tensor, wanted: torch.Tensor | None
     ) -> torch.Tensor:
-        """attended: [N, heads * D]. wanted: the tokens to go on with; None for all."""
+        """attended: [N, heads * D]. wanted: the tokens to continue with; None means all."""
         attended = attended.to(states.dtype)
         if wanted is not None:
             attended, states = attended.index_select(0, wanted), states.index_select(0, wanted)
@@ -165,7 +165,7 @@ class _Layer:
 
 
 def rotation_table(rotary: Any, max_len: int) -> torch.Tensor:
-    """Complex numbers [max_len, 1, D / 2]: what a pair of a head is multiplied by at a position."""
+    """Complex numbers [max_len, 1, D / 2]: the factor of each pair of a head at each position."""
     device = rotary.inv_freq.device
     positions = torch.arange(max_len, device=device)[None]
     cos, sin = rotary(torch.zeros(1, device=device), positions)
@@ -174,9 +174,11 @@ def rotation_table(rotary: Any, max_len: int) -> torch.Tensor:
 
 
 def _interleave(weight: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """Rows of each head from (0, 1, ..) to (0, D / 2, 1, D / 2 + 1, ..): Transformers rotates the
-    first half of a head with the second, a complex number is two that stand side by side. Products
-    of queries and keys do not depend on the order."""
+    """Reorder the rows of each head from (0, 1, ..) to (0, D / 2, 1, D / 2 + 1, ..).
+
+    Transformers rotates the first half of a head with the second half. A complex number needs the
+    two values next to each other. Products of queries and keys do not depend on the order.
+    """
     by_half = weight.view(-1, 2, head_dim // 2, *weight.shape[1:])
     return by_half.transpose(1, 2).reshape(weight.shape)
 
@@ -187,7 +189,7 @@ def _interleaved(layer: torch.nn.Linear, head_dim: int) -> torch.nn.Linear:
 
 
 def _joined(*layers: torch.nn.Linear) -> torch.nn.Linear:
-    """One layer whose outputs are those of all, one after another."""
+    """One layer whose outputs are those of all layers, concatenated."""
     biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
     assert len(biases) in (0, len(layers)), "only some of the layers have a bias"
     weight = torch.cat([layer.weight.detach() for layer in layers])

@@ -1,7 +1,8 @@
 """Noise as a fixed function of its keys: (seed, position, stream) and, for Gumbel noise, the token.
 
-Counter-based, by SplitMix64's finaliser, so that any number can be had alone, in any order, on any
-device. The numbers are fixed for ever: stored texts would change with them.
+The generator is counter-based and uses SplitMix64's finaliser. So each number can be computed
+alone, in any order and on any device. Never change the numbers: texts that were stored with a seed
+would change with them.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ _STREAM_STEP = 0xD1B54A32D192ED03
 
 
 class Stream(Enum):
-    """What a number is for. Numbers of one position that meet in one decision must be independent,
-    or the text's distribution is not the target's."""
+    """The purpose of a number. Numbers of one position that are used in the same decision must be
+    independent. Otherwise the text does not follow the target's distribution."""
 
-    TARGET = 0  # the target's own draw; of the draft model as well where both are coupled
-    DRAFT = 1  # the draft model's draw that is verified by rejection
-    ACCEPT = 2  # whether that draft is accepted
-    RESIDUAL = 3  # the draw that replaces it if it is not
+    TARGET = 0  # the target's own draw; also the draft model's draw in coupled verification
+    DRAFT = 1  # the draft model's draw if drafts are verified by rejection
+    ACCEPT = 2  # whether such a draft is accepted
+    RESIDUAL = 3  # the draw that replaces a rejected draft
 
 
 def noise_key(seed: int, position: int, stream: Stream = Stream.TARGET) -> int:
-    """Mix the three into one key; a signed 64-bit integer, as PyTorch wants it."""
+    """Mix the three values into one key: a signed 64-bit integer, as PyTorch needs."""
     key = _mix((_mix(seed & _MASK) + (position + 1) * _GOLDEN) & _MASK)
     if stream is not Stream.TARGET:
         key = _mix(key ^ (stream.value * _STREAM_STEP & _MASK))
@@ -45,7 +46,7 @@ def uniform_noise(keys: torch.Tensor) -> torch.Tensor:
 
 def _uniform(keys: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     bits = _mix_tensor_(keys + (tokens + 1) * _signed(_GOLDEN))
-    # 52 bits and a half are exact in float64, so that no uniform is 0 or 1.
+    # 52 bits plus one half are exact in float64, so no result is 0 or 1.
     bits.bitwise_right_shift_(12).bitwise_and_((1 << 52) - 1)
     return bits.double().add_(0.5).mul_(2.0**-52)
 
@@ -57,7 +58,7 @@ def _mix(x: int) -> int:
 
 
 def _mix_tensor_(x: torch.Tensor) -> torch.Tensor:
-    """`_mix` on an int64 tensor, in place; products wrap, right shifts must be masked."""
+    """`_mix` on an int64 tensor, in place. Products wrap around; right shifts need a mask."""
     x.bitwise_xor_(_shift(x, 30)).mul_(_signed(0xBF58476D1CE4E5B9))
     x.bitwise_xor_(_shift(x, 27)).mul_(_signed(0x94D049BB133111EB))
     return x.bitwise_xor_(_shift(x, 31))

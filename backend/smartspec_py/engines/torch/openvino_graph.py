@@ -1,8 +1,8 @@
-"""Llama's decoder and those that share its layout as a graph of OpenVINO's operators.
+"""The decoder of Llama and of models with the same layout, as a graph of OpenVINO operators.
 
-Made from the weights of a model of Transformers, so that nothing is exported and no file written.
-Attention is OpenVINO's own over paged keys and values, which it writes as well. Its operator has
-inputs for much that is not used here; they are empty.
+The graph is built from the weights of a Transformers model, without an export and without files.
+Attention is OpenVINO's own operator for paged keys and values. It also writes them. The operator
+has many inputs that are not used here; these are empty.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from openvino.op import _PagedAttentionExtension
 from smartspec_py.engines.torch.llama import attention_window, rotation_table
 
 BLOCK_LEN = 32
-"""Tokens of a block of keys and values; the operator's own on a CPU."""
+"""Tokens per block of keys and values, as OpenVINO's attention operator uses on a CPU."""
 
 INPUTS = {
     "token_ids": np.int64,
@@ -31,8 +31,8 @@ INPUTS = {
     "block_indices": np.int32,
     "block_indices_begins": np.int32,
 }
-"""Vectors. By token: its id and position; which tokens' logits are wanted. By sequence: tokens that
-are cached, where its new ones begin, its blocks and where those begin."""
+"""Vectors. Per token: its id and position. `wanted`: the tokens whose logits are needed. Per
+sequence: cached tokens, index of the first new token, its blocks, and where its blocks begin."""
 
 TYPES = {torch.bfloat16: ov.Type.bf16, torch.float16: ov.Type.f16}
 
@@ -41,19 +41,21 @@ LONGEST = "max_context_len"
 
 
 def cache_names(num_layers: int) -> list[str]:
-    """Inputs [num_blocks, kv_heads, BLOCK_LEN, head_dim], which a pass writes to."""
+    """Names of the cache inputs [num_blocks, kv_heads, BLOCK_LEN, head_dim]; a pass writes them."""
     return [f"{name}_cache.{i}" for i in range(num_layers) for name in ("key", "value")]
 
 
 def make_graph(
     model: Any, max_len: int, vocab_size: int, gives_hidden: bool, num_threads: int
 ) -> tuple[ov.Model, list[Any]]:
-    """Results, of the wanted tokens: logits [M, vocab_size], and if asked for states
-    [M, hidden_size] behind the last norm. OpenVINO computes what leads to a result in float32: with
-    the states as one, that is all that lies between products.
+    """Build the graph. Its results, for the wanted tokens, are logits [M, vocab_size] and, with
+    gives_hidden, states [M, hidden_size] after the last norm.
 
-    max_len: positions there are. num_threads: that compute it. The graph, compiled or not, reads
-    the weights' own memory: keep the objects of the list as long.
+    OpenVINO computes the operators that lead to a result in float32. If the states are a result,
+    these are all operators between the matrix products.
+
+    max_len: number of positions. num_threads: threads that will run the graph. The graph, compiled
+    or not, reads the memory of the weights. Keep the returned list as long as the graph.
     """
     graph = _Graph(model, max_len, num_threads)
     return graph.build(model, vocab_size, gives_hidden), graph.memory
@@ -107,15 +109,15 @@ class _Graph:
         return op.add(states, self._linear(mlp.down_proj, gated))
 
     def _silu(self, states: Any) -> Any:
-        """Written with a sigmoid, OpenVINO computes the MLP as one operator where there is AMX:
-        0.90 to 0.95 of a pass of up to 32 tokens. That operator of 2026.4 divides by zero with one
-        thread, and does not see a swish that names its beta."""
+        """If SiLU is written with a sigmoid, OpenVINO runs the MLP as one operator on processors
+        with AMX. A pass of up to 32 tokens then takes 0.90 to 0.95 of the time. With one thread,
+        this operator of 2026.4 divides by zero. A swish with an explicit beta does not use it."""
         if self.num_threads == 1:
             return op.swish(states, _float(1.0))
         return op.multiply(states, op.sigmoid(states))
 
     def _rotated(self, states: Any, attention: Any, norm: str) -> Any:
-        """[N, 1, heads * D] -> the same as [N, heads * D], after the norm of heads, if there is."""
+        """[N, 1, heads * D] -> [N, heads * D], rotated. Head norms, if any, are applied first."""
         half, width = self.head_dim // 2, self.head_dim
         heads = op.reshape(states, _ints(0, 0, -1, width), special_zero=True)
         if hasattr(attention, norm):
@@ -129,7 +131,7 @@ class _Graph:
         return op.reshape(op.transpose(rotated, _ints(0, 2, 1, 3)), _ints(0, -1), special_zero=True)
 
     def _by_position(self, table: torch.Tensor) -> Any:
-        """[max_len, D / 2] -> [N, 1, 1, D] by the tokens' positions."""
+        """[max_len, D / 2] -> [N, 1, 1, D], selected by the positions of the tokens."""
         both = op.constant(torch.cat([table, table], dim=-1).float().numpy())
         found = op.gather(both, self.inputs["positions"], _int(0))
         return op.unsqueeze(op.unsqueeze(found, _int(1)), _int(1))
@@ -137,7 +139,7 @@ class _Graph:
     def _attend(
         self, index: int, queries: Any, keys: Any, values: Any, scaling: float, window: int
     ) -> Any:
-        """[N, heads * D]. window: positions that a query sees; 0 for all."""
+        """Attention output [N, heads * D]. window: positions that a query sees; 0 means all."""
         inputs = self.inputs
         nothing, no_floats = (
             op.constant(np.zeros(0, np.int32)),
@@ -149,7 +151,7 @@ class _Graph:
             *(inputs["past_lens"], inputs["subsequence_begins"]),
             *(inputs["block_indices"], inputs["block_indices_begins"]),
             *(_float(scaling), op.constant(np.int32(window)), no_floats, self.longest),
-            # Scores, rotated blocks, sparse attention, sinks, evicted blocks, a mask among queries.
+            # Scores, rotated blocks, sparse attention, sinks, evicted blocks, mask between queries.
             *(nothing, nothing, nothing, no_floats, no_floats, zero, zero),
             *(op.constant(np.zeros((0, 0, 0, 0), np.float32)), zero),
             *(nothing, nothing, nothing, nothing, op.constant(np.zeros(0, np.uint8)), nothing),
@@ -172,8 +174,8 @@ class _Graph:
         return out if layer.bias is None else op.add(out, self._weight(layer.bias))
 
     def _weight(self, weight: torch.Tensor) -> Any:
-        """float32 to the graph, on the memory of the weight. OpenVINO keeps it as it is, and
-        multiplies it in the precision of its settings."""
+        """The weight as float32 in the graph, on its own memory. OpenVINO keeps the stored
+        precision, and multiplies in the precision of its settings."""
         weight = weight.detach().contiguous()
         if weight.dtype == torch.float32:
             tensor = ov.Tensor(weight.numpy(), shared_memory=True)
@@ -189,8 +191,8 @@ class _Graph:
 
 
 def _compressed() -> ov.Model:
-    """A model with one conversion that is marked such that OpenVINO keeps the weights in their own
-    precision, and does not convert them for good. Python cannot make the mark."""
+    """A model with one marked conversion. The mark makes OpenVINO keep weights in their stored
+    precision instead of converting them once. The Python API cannot set this mark."""
     inputs = op.parameter([1, 64], np.float32)
     made = op.matmul(inputs, op.constant(np.ones((64, 64), np.float32)), False, True)
     model = ov.Model([op.result(made)], [inputs], "compressed")

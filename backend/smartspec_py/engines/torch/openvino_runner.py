@@ -1,7 +1,7 @@
-"""A model computed by OpenVINO on a CPU: the same passes as `CausalRunner`'s, by other kernels.
+"""Runs a model with OpenVINO on a CPU: the same passes as `CausalRunner`, with other kernels.
 
-Whole passes are faster than PyTorch's operators called one by one, most of all with many sequences
-of one token (docs/research/performance.md). Models are those that `llama` writes out.
+Whole passes are faster than separate calls of PyTorch operators, most of all with many sequences
+of one token (docs/research/performance.md). It supports the same models as `llama`.
 """
 
 from __future__ import annotations
@@ -33,20 +33,21 @@ from smartspec_py.engines.torch.runner import (
 )
 
 MAX_SPLIT = 4
-"""Up to so many new tokens of a row are attended as sequences of one token each, which share the
-row's blocks: OpenVINO has a kernel for those that is faster than the one for several, until keys
-are read too often. All keys of a pass are written before any is read."""
+"""Up to this many new tokens of a row are attended as separate sequences of one token each, which
+share the row's blocks. OpenVINO's kernel for one token is faster than its kernel for several. With
+more tokens it is slower, because it reads the keys once per token. A pass writes all its keys
+before it reads any."""
 
 PRECISIONS = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
 class OpenVinoRunner(Runner):
-    """A model that OpenVINO has compiled. config.dtype: what it multiplies in."""
+    """A model that OpenVINO compiled. config.dtype: the precision of the products."""
 
     cache: BlockCache
 
     def __init__(self, model: Any, config: RunnerConfig) -> None:
-        """model: of Transformers; it is not needed afterwards."""
+        """model: of Transformers; it is not used after this call."""
         super().__init__(config)
         precision = PRECISIONS[config.dtype]
         num_threads = torch.get_num_threads()
@@ -94,7 +95,7 @@ class OpenVinoRunner(Runner):
                 for one, end in zip(inputs, ends, strict=True)
                 for position in range(one.position, end)
             ],
-            "wanted": wanted or [0],  # no rows at all are more than some operators take
+            "wanted": wanted or [0],  # some operators fail with no rows
             "past_lens": [one.position for one in inputs],
             "subsequence_begins": begins,
             "block_indices": [block for found in blocks for block in found],
@@ -104,7 +105,7 @@ class OpenVinoRunner(Runner):
             self._request.set_tensor(name, ov.Tensor(np.asarray(given[name], dtype)))
         self._request.set_tensor(LONGEST, ov.Tensor(np.asarray(max(ends), np.int32)))
         num_results = len(given["wanted"])
-        # Memory of their own: the next pass would write over OpenVINO's.
+        # Each pass gets its own output memory; the next pass would overwrite OpenVINO's buffer.
         logits = torch.empty(num_results, self.config.vocab_size)
         self._request.set_output_tensor(0, ov.Tensor(logits.numpy(), shared_memory=True))
         hidden = None
@@ -118,7 +119,7 @@ class OpenVinoRunner(Runner):
 
 
 def _parts(one: RowInput) -> list[RowInput]:
-    """The input, or one for each of its tokens, see MAX_SPLIT; logits of the last ones."""
+    """The input, or one input per token (see MAX_SPLIT). Only the last num_logits have logits."""
     num_tokens = len(one.tokens)
     if not 1 < num_tokens <= MAX_SPLIT:
         return [one]
@@ -130,14 +131,16 @@ def _parts(one: RowInput) -> list[RowInput]:
 
 
 def load_openvino_runner(config: RunnerConfig) -> OpenVinoRunner:
-    """Load weights from a local directory, in the precision of its files: those of bfloat16 are
-    read in half the time, and as exact, also where they are multiplied in float32. Raises
-    ModelError."""
+    """Load weights from a local directory, in the precision of its files.
+
+    bfloat16 weights are read in half the time of float32, with exact results even if the products
+    use float32. Raises ModelError.
+    """
     return OpenVinoRunner(load_model(config, _stored_dtype(config.path)), config)
 
 
 def _stored_dtype(folder: Path) -> torch.dtype:
-    """The one that all weights have in their files; float32 where there is more than one."""
+    """The precision of all weights in the files; float32 if they differ."""
     found = set()
     for path in folder.glob("*.safetensors"):
         with safe_open(path, "pt") as file:
@@ -147,8 +150,8 @@ def _stored_dtype(folder: Path) -> torch.dtype:
 
 
 class BlockCache:
-    """Keys and values in blocks of BLOCK_LEN tokens. Each row owns as many as it can need, one
-    behind the other."""
+    """Keys and values in blocks of BLOCK_LEN tokens. Each row owns as many adjacent blocks as its
+    maximum length needs."""
 
     def __init__(self, compiled: ov.CompiledModel, hf_config: Any, config: RunnerConfig) -> None:
         self._per_row = -(-config.max_len // BLOCK_LEN)
@@ -163,12 +166,12 @@ class BlockCache:
             _bytes(tensor)[...] = 0
 
     def blocks(self, row: int, num_tokens: int) -> range:
-        """Those of a row's first tokens."""
+        """The blocks of the row's first num_tokens tokens."""
         first = row * self._per_row
         return range(first, first + -(-num_tokens // BLOCK_LEN))
 
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
-        """Copy the keys and values of a row's first tokens, and what else is in their blocks."""
+        """Copy the keys and values of the row's first num_tokens tokens, in whole blocks."""
         read, written = self.blocks(source, num_tokens), self.blocks(destination, num_tokens)
         for tensor in self.tensors.values():
             by_block = _bytes(tensor)
@@ -176,5 +179,5 @@ class BlockCache:
 
 
 def _bytes(tensor: ov.Tensor) -> Any:
-    """[blocks, bytes], on the tensor's own memory."""
+    """View [blocks, bytes] of the tensor's memory."""
     return tensor.data.view(np.uint8).reshape(tensor.shape[0], -1)

@@ -1,14 +1,14 @@
 """One batched pass over many sequences with different numbers of new tokens.
 
-The tokens of all sequences are packed into a single row, so that every linear layer sees exactly
-the tokens there are: verifications of different lengths and prompt chunks share a pass without
-padding. Only attention knows rows. Each sequence owns a row of one static buffer of keys and
-values; position p of row r is written in place, and a query at position p sees the keys at
-positions 0..p of its own row. What lies behind is stale and never seen, so that taking back a
-rejected draft is nothing but writing over it later.
+The tokens of all sequences are packed into a single row without padding. Linear layers process
+exactly these tokens, so verifications of different lengths and prompt chunks share a pass. Only
+attention handles rows separately. Each sequence owns one row of a static buffer of keys and values.
+The keys of position p are written to place p of the row. A query at position p sees the keys at
+positions 0..p of its own row. Keys after p are stale and never read. So a rejected draft needs no
+removal; later tokens overwrite it.
 
-Models are Hugging Face's: their attention is replaced through Transformers' attention interface
-and their cache by `RowCache`.
+Models come from Hugging Face. Their attention is replaced through Transformers' attention
+interface, and their cache is replaced by `RowCache`.
 """
 
 from __future__ import annotations
@@ -25,27 +25,28 @@ from transformers.cache_utils import Cache
 ATTENTION_NAME = "smartspec_packed"
 
 MAX_SHORT = 16
-"""Inputs up to this many tokens are attended together, padded to the longest; longer ones
-(prompt chunks) are attended one by one."""
+"""Inputs of up to this many tokens share one attention call, padded to the longest. Longer inputs
+(prompt chunks) get separate attention calls."""
 
 CALL_KEYS = 512
-"""Keys that attention on a CPU reads in the time of a call of its own, or so."""
+"""Approximate number of keys that CPU attention reads in the time that one more call costs."""
 
 KEY_BLOCK = 512
-"""PyTorch's attention on a CPU goes through the keys in blocks of so many. How its matrix product
-sums a shorter one depends on the processor."""
+"""PyTorch's attention on a CPU processes the keys in blocks of this size. In a shorter block, the
+order of the sums depends on the processor."""
 
 QUERY_TILE = 4
-"""With fewer queries than this, the same product sums in another order."""
+"""With fewer queries than this, the matrix product sums in another order."""
 
 NUM_SCRATCH = 16
-"""Slots behind the rows, where padded passes write what nobody reads (see `buckets`). One would do;
-sixteen leave every layer of the cache on a border of 64 bytes."""
+"""Slots after the rows, where padded passes write keys that are never read (see `buckets`). One
+slot is enough; with sixteen, every layer of the cache starts at a multiple of 64 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowInput:
-    """New tokens of one row, the first of them at `position`; logits for the last `num_logits`."""
+    """New tokens of one row; the first is at `position`. Logits are computed for the last
+    `num_logits`."""
 
     row: int
     position: int
@@ -55,14 +56,15 @@ class RowInput:
 
 @dataclass(frozen=True, slots=True)
 class AttentionGroup:
-    """Rows whose attention is computed at once.
+    """Rows whose attention is computed in one call.
 
     first, last: the group's tokens in the packed row, [first, last).
     row_lo, row_hi: the cache rows that are read, [row_lo, row_hi).
-    width: query tokens a row, context_len: keys a row, both after padding.
-    mask: bool [rows, 1, width, context_len], True where the query may look.
-    gather: [rows * width] index of each padded query's token in the group; None where the group
-        is already rectangular. scatter: [last - first] where each token stands in the padded form.
+    width, context_len: query tokens per row and keys per row, both after padding.
+    mask: bool [rows, 1, width, context_len], True where the query sees the key.
+    gather: [rows * width] index in the group of each padded query's token; None if the group needs
+        no padding.
+    scatter: [last - first] index of each token in the padded form; None like gather.
     """
 
     first: int
@@ -78,9 +80,9 @@ class AttentionGroup:
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
-    """token_ids, positions, slots: [1, N], [1, N], [N]; wanted: [M] tokens whose logits are asked.
+    """token_ids, positions: [1, N]. slots: [N]. wanted: [M] tokens whose logits are needed.
 
-    The order of the inputs is kept in `wanted`: M logits, input after input.
+    `wanted` keeps the order of the inputs: first all logits of the first input, and so on.
     """
 
     token_ids: torch.Tensor
@@ -96,13 +98,12 @@ def pack(
     device: torch.device,
     batch_invariant: bool = False,
 ) -> PackedBatch:
-    """Lay out the inputs: short ones, which are attended together, in the order of their rows, then
-    the others.
+    """Lay out the inputs: first the short ones in the order of their rows, then the long ones.
 
-    batch_invariant: attention is padded so that no query's sums depend on what shares the pass;
-    max_len must then be a `padded_len`.
+    batch_invariant: pad attention so that the sums of a query do not depend on other inputs of the
+        pass. Then max_len must be a result of `padded_len`.
     """
-    assert not batch_invariant or max_len == padded_len(max_len), "padding would leave the row"
+    assert not batch_invariant or max_len == padded_len(max_len), "padding would exceed the row"
     short = sorted((i for i in inputs if len(i.tokens) <= MAX_SHORT), key=lambda i: i.row)
     long = [i for i in inputs if len(i.tokens) > MAX_SHORT]
     if device.type == "cpu" and not batch_invariant:
@@ -137,8 +138,11 @@ def pack(
 
 
 def _calls(items: Sequence[RowInput]) -> list[list[RowInput]]:
-    """Cut the inputs, in the order of their rows, where padding all to the longest context would
-    read more than twice what there is, and a call's worth."""
+    """Split the inputs, in the order of their rows, into attention calls.
+
+    A new call begins where padding to the longest context would read more than twice the real
+    keys, and at least CALL_KEYS keys more than that.
+    """
     calls: list[list[RowInput]] = []
     longest = total = 0
     for item in items:
@@ -152,7 +156,7 @@ def _calls(items: Sequence[RowInput]) -> list[list[RowInput]]:
 
 
 def padded_len(context_len: int) -> int:
-    """The least length >= context_len at which the sums over keys are those of every longer one."""
+    """The smallest length >= context_len that gives the same sums over keys as any longer one."""
     return _round_up(context_len, KEY_BLOCK)
 
 
@@ -163,8 +167,8 @@ def _round_up(value: int, multiple: int) -> int:
 def _group(
     items: Sequence[RowInput], first: int, device: torch.device, batch_invariant: bool
 ) -> AttentionGroup:
-    """Rows row_lo..row_hi of the cache, padded to the widest; rows between that have no input
-    compute padding."""
+    """One attention call over rows row_lo..row_hi of the cache, padded to the longest input. Rows
+    without an input in between compute padding."""
     row_lo, row_hi = items[0].row, items[-1].row + 1
     num_rows, width = row_hi - row_lo, max(len(item.tokens) for item in items)
     context_len = max(item.position + len(item.tokens) for item in items)
@@ -206,10 +210,10 @@ _Read = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 class RowCache(Cache):
-    """Keys and values of all rows in one static buffer, and the moving of a row.
+    """Keys and values of all rows in one static buffer.
 
-    storage: [layers, 2, num_rows * max_len + NUM_SCRATCH, kv_heads, head_dim]. `buffer` is what
-    attention and the moving of rows see of it: [layers, 2, rows, max_len, kv_heads, head_dim].
+    storage: [layers, 2, num_rows * max_len + NUM_SCRATCH, kv_heads, head_dim]. `buffer` is the view
+    of storage without scratch slots: [layers, 2, rows, max_len, kv_heads, head_dim].
     """
 
     def __init__(self, storage: torch.Tensor, num_rows: int) -> None:
@@ -220,7 +224,7 @@ class RowCache(Cache):
         by_token = (num_rows, self.max_len, *storage.shape[3:])
         self.buffer = by_slot.view(*storage.shape[:2], *by_token)
         self._flat = [(layer[0], layer[1]) for layer in storage]
-        # Keys of the first layer, its values, keys of the second, ..
+        # Keys of the first layer, values of the first layer, keys of the second layer, ..
         self._by_row = self.buffer.flatten(0, 1).transpose(2, 3)
         self.slots = torch.empty(0, dtype=torch.long)
 
@@ -247,13 +251,13 @@ class RowCache(Cache):
         values.index_copy_(0, self.slots, new_values.to(values.dtype))
 
     def read_by(self, group: AttentionGroup) -> _Read:
-        """Of every layer, views of the keys and values that a group reads, [its rows, kv_heads,
-        context_len, D]."""
+        """For every layer, views of the keys and values that a group reads: [rows of the group,
+        kv_heads, context_len, D]."""
         read = self._by_row[:, group.row_lo : group.row_hi, :, : group.context_len].unbind()
         return list(zip(read[::2], read[1::2], strict=True))
 
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
-        """Copy the keys and values of a row's first tokens."""
+        """Copy the keys and values of the row's first num_tokens tokens."""
         self.buffer[:, :, destination, :num_tokens] = self.buffer[:, :, source, :num_tokens]
 
 
@@ -269,7 +273,7 @@ def packed_attention(
     softcap: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """As Transformers calls it: query [1, heads, N, D] -> [1, N, heads, D]."""
+    """The function that Transformers calls: query [1, heads, N, D] -> [1, N, heads, D]."""
     assert attention is not None, "the model does not pass keyword arguments on to its attention"
     tokens = query[0].transpose(0, 1)
     attended = attention(module.layer_idx, tokens, sliding_window, scaling, softcap)
@@ -279,14 +283,15 @@ def packed_attention(
 def additive_mask(
     group: AttentionGroup, num_shared: int, dtype: torch.dtype, window: int | None = None
 ) -> torch.Tensor:
-    """What is added to scores: 0 or minus infinity, [rows, 1, num_shared * width, context_len].
+    """The mask that is added to scores: 0 or minus infinity, [rows, 1, num_shared * width,
+    context_len].
 
     num_shared: query heads that share a key head, see `attend`. window: a query at position p sees
-    the keys at p - window + 1 to p; None for all up to p.
+    the keys at p - window + 1 to p; None means all keys up to p.
     """
     seen = group.mask
     if window is not None and window < group.context_len:
-        # The key at j is outside the window exactly where the one at j + window is visible.
+        # The key at j is outside the window exactly if the key at j + window is visible.
         seen = seen.clone()
         seen[..., :-window] &= ~group.mask[..., window:]
     mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
@@ -294,7 +299,7 @@ def additive_mask(
 
 
 class PassAttention:
-    """Attention of one pass: what is the same in all of its layers is made once."""
+    """Attention of one pass. Masks and views are made once and used in all layers."""
 
     def __init__(self, packed: PackedBatch, cache: RowCache) -> None:
         self._dtype = cache.dtype
@@ -310,8 +315,8 @@ class PassAttention:
         scaling: float | None = None,
         softcap: float | None = None,
     ) -> torch.Tensor:
-        """[N, heads, D] -> [N, heads * D] in the cache's precision, over what the layer's rows hold
-        by now. window: see `additive_mask`. softcap: see `attend`."""
+        """[N, heads, D] -> [N, heads * D] in the cache's precision, over the keys now in the rows.
+        window: see `additive_mask`. softcap: see `attend`."""
         queries, parts = queries.to(self._dtype), []
         for group, read, masks in self._calls:
             keys, values = read[layer]
@@ -334,8 +339,8 @@ def attend(
 ) -> torch.Tensor:
     """tokens [N, heads, D] of a group -> [N, heads * D].
 
-    keys, values: of its rows, [rows, kv_heads, context_len, D]. mask: see `additive_mask`.
-    softcap: scores are squashed to within +- this before they are masked.
+    keys, values: of the group's rows, [rows, kv_heads, context_len, D]. mask: see `additive_mask`.
+    softcap: scores are limited to +-softcap by tanh before masking.
     """
     num_heads, head_dim = tokens.shape[1:]
     num_rows, num_kv_heads = keys.shape[:2]
@@ -343,8 +348,8 @@ def attend(
     queries = padded.view(num_rows, group.width, num_heads, head_dim).transpose(1, 2)
     num_shared = num_heads // num_kv_heads
     if num_shared > 1:
-        # Query heads that share a key head stand in as further query tokens of that head: the
-        # keys are then read once and never copied.
+        # Query heads that share a key head are treated as more query tokens of that head. Then
+        # the keys are read once and never copied.
         queries = queries.reshape(num_rows, num_kv_heads, num_shared * group.width, head_dim)
     if softcap is None:
         out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scaling)

@@ -1,7 +1,7 @@
-"""Can this draft speculate for this target? Answered from their files, before anything is loaded.
+"""Checks from the files alone whether a draft model can draft for a target.
 
-The drafted token ids are the target's, so both models must mean the same by every id. The models'
-own `vocab_size` may differ: checkpoints are padded beyond what their tokenizer uses.
+Drafted token ids are used as the target's ids, so each id must mean the same token in both models.
+The `vocab_size` of the models may differ, because checkpoints are padded beyond their tokenizer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from smartspec_py.engines.torch.checkpoint import PairError, check_config, check
 __all__ = ["PairError", "check_pair", "check_pair_files"]
 
 WINDOWED = ("gemma2", "gemma3_text", "mistral", "qwen2", "qwen3", "starcoder2")
-"""Types whose sliding windows were compared with Transformers; others mask in their own ways."""
+"""Model types whose sliding windows match Transformers in tests. Other types mask differently."""
 
 TOKENIZER_NAME = "tokenizer.json"
 OTHER_TOKENIZER = "choose a draft that was trained with the target's tokenizer"
@@ -23,7 +23,7 @@ OTHER_TOKENIZER = "choose a draft that was trained with the target's tokenizer"
 
 @dataclass(frozen=True)
 class _Model:
-    """What is read of one model's directory. role: target or draft, as messages name it."""
+    """The contents of one model's directory. role: target or draft, as messages name it."""
 
     role: str
     folder: Path
@@ -40,9 +40,11 @@ class _Model:
 def check_pair(
     target_dir: Path, draft_dir: Path | None, max_context_len: int | None = None
 ) -> None:
-    """Raise PairError unless the target, and the draft if there is one, can be served together,
-    with requests of up to max_context_len tokens if that is given."""
-    # All that needs no library comes first: importing one takes seconds.
+    """Raise PairError unless the target and the draft, if any, can be served together.
+
+    max_context_len: also check that they support requests of this many tokens.
+    """
+    # Checks without libraries come first: importing a library takes seconds.
     check_pair_files(target_dir, draft_dir)
     target = _read_model("target", target_dir)
     _check_context(target, max_context_len)
@@ -57,8 +59,8 @@ def check_pair(
 
 
 def check_pair_files(target_dir: Path, draft_dir: Path | None) -> None:
-    """What `check_pair` finds without Transformers and PyTorch: files that are missing or cut off.
-    Raises PairError."""
+    """The part of `check_pair` without Transformers and PyTorch: missing or truncated files. Raises
+    PairError."""
     for role, folder in _folders(target_dir, draft_dir).items():
         check_files(f"the {role} {folder}", folder)
 
@@ -68,7 +70,7 @@ def _folders(target_dir: Path, draft_dir: Path | None) -> dict[str, Path]:
 
 
 def _read_model(role: str, folder: Path, other: _Model | None = None) -> _Model:
-    """other: another model, whose tokenizer this one shares if the files are equal."""
+    """other: a model that is already read; equal tokenizer files are not parsed again."""
     name = f"the {role} {folder}"
     config = _read_config(name, folder)
     _check_architecture(name, config)
@@ -82,13 +84,13 @@ def _read_model(role: str, folder: Path, other: _Model | None = None) -> _Model:
 
 
 def _has_same_tokenizer(folder: Path, other: Path) -> bool:
-    """Of many pairs it is the same file, of 10 MB and more, which takes half a second to read."""
+    """Many pairs have identical files of 10 MB or more. Parsing one takes half a second."""
     path = folder / TOKENIZER_NAME
     return path.is_file() and path.read_bytes() == (other / TOKENIZER_NAME).read_bytes()
 
 
 def _read_tokenizer(name: str, folder: Path) -> tuple[dict[str, Any], dict[str, int]]:
-    """The document, and every token of it."""
+    """The parsed tokenizer.json, and the id of every token."""
     tokenizer = read_json(name, folder, TOKENIZER_NAME)
     if tokenizer is None:
         raise PairError(
@@ -109,7 +111,7 @@ def _read_config(name: str, folder: Path) -> Any:
         reason = str(error).strip().splitlines()[0]
         raise PairError(
             f"{name} has a config.json that Transformers cannot use ({reason}): "
-            "give a model of a type that it knows"
+            "use a model type that Transformers supports"
         ) from error
     return config.get_text_config(decoder=True) if not config.is_encoder_decoder else config
 
@@ -138,9 +140,9 @@ def _check_architecture(name: str, config: Any) -> None:
         layers.discard("sliding_attention")
     if layers:
         raise PairError(
-            f"{name} is of the type {config.model_type} and has layers of "
-            f"{', '.join(sorted(layers))}, which the PyTorch engine does not compute: give a model "
-            f"with full attention in all layers, or with sliding windows one of "
+            f"{name} is of the type {config.model_type} and has layers of type "
+            f"{', '.join(sorted(layers))}, which the PyTorch engine does not support: use a model "
+            f"with full attention in all layers, or one with sliding windows of these types: "
             f"{', '.join(WINDOWED)}"
         )
 
@@ -151,12 +153,12 @@ def _has_window(config: Any) -> bool:
 
 
 def _token_ids(name: str, folder: Path) -> dict[str, int]:
-    """Every token of the tokenizer, added ones included."""
+    """The id of every token, including added tokens."""
     from tokenizers import Tokenizer
 
     try:
         tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_NAME))
-    except Exception as error:  # tokenizers raises nothing narrower
+    except Exception as error:  # tokenizers raises no more specific type
         raise PairError(
             f"{name} has a tokenizer.json that cannot be used ({error}): replace it"
         ) from error
@@ -173,7 +175,7 @@ def _check_room(model: _Model) -> None:
     if highest >= model.config.vocab_size:
         raise PairError(
             f"{model.name} has a vocab_size of {model.config.vocab_size}, but its tokenizer has "
-            f"the token id {highest}: give the tokenizer that the model was trained with"
+            f"the token id {highest}: use the tokenizer that the model was trained with"
         )
 
 
@@ -181,7 +183,7 @@ def _check_context(model: _Model, max_context_len: int | None) -> None:
     longest = getattr(model.config, "max_position_embeddings", None)
     if longest is not None and max_context_len is not None and max_context_len > longest:
         raise PairError(
-            f"{model.name} reaches {longest} positions, fewer than the max_context_len of "
+            f"{model.name} supports {longest} positions, fewer than the max_context_len of "
             f"{max_context_len}: lower it to at most {longest}"
         )
 
@@ -204,7 +206,7 @@ def _compare_vocabularies(target: _Model, draft: _Model) -> None:
 
 
 def _compare_merges(target: _Model, draft: _Model) -> None:
-    """The same tokens may be put together in another order, which gives other tokens for a text."""
+    """Equal vocabularies with merges in another order split the same text into other tokens."""
     ours, theirs = _merges(target.tokenizer), _merges(draft.tokenizer)
     if ours == theirs:
         return
@@ -222,7 +224,7 @@ def _compare_merges(target: _Model, draft: _Model) -> None:
 
 
 def _merges(tokenizer: dict[str, Any]) -> list[tuple[str, str]]:
-    """Merges of a BPE tokenizer, none of any other; older files hold each as one string."""
+    """The merges of a BPE tokenizer; empty for other kinds. Older files store one string each."""
     merges = tokenizer.get("model", {}).get("merges") or []
     return [_pair(merge) for merge in merges]
 

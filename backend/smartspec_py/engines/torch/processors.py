@@ -1,24 +1,24 @@
-"""What a request asks of the logits: biases, bans and penalties.
+"""Changes of the logits that a request asks for: biases, bans and penalties.
 
-Shaping, for a row of float32 logits at an absolute position, in this order:
+A row of float32 logits at an absolute position is shaped in this order:
 
 1. `logit_bias` is added.
-2. Bans, to -inf: the last token of each of `bad_words` where the tokens before it end with the
-   rest of the word (so a word of one token always); all end tokens while fewer than `min_tokens`
-   were generated, that is, while position - num_prompt < min_tokens.
-3. `repetition_penalty` of every token that is known: positive logits are divided by it, negative
+2. Banned tokens get -inf. The last token of a word in `bad_words` is banned if the tokens before it
+   end with the rest of the word (so a word of one token always). All end tokens are banned while
+   fewer than `min_tokens` tokens are generated, that is, position - num_prompt < min_tokens.
+3. `repetition_penalty` applies to every known token: positive logits are divided by it, negative
    ones multiplied.
-4. `presence_penalty` once, `frequency_penalty` for each time, off the logits of generated tokens.
+4. `presence_penalty` is subtracted once from the logit of each generated token, and
+   `frequency_penalty` once per occurrence.
 
-Drafts that precede the position in the same step count as generated: the target verifies a draft as
-it would after having written the ones before it. A row that 1 and 2 leave without any token draws
-the most probable token of its unprocessed logits instead: a wish that cannot be met gives way, the
-request goes on.
+Drafts before the position count as generated tokens. So the target verifies a draft as if the
+drafts before it were already part of the text. If steps 1 and 2 leave no token in a row, the row
+draws the most probable token of its unprocessed logits. The request continues without an error.
 
 Temperature and truncation follow in `truncation.py`.
 
-Tokens beyond the row's vocabulary, which a tokenizer may have, cannot be drawn: naming them does
-nothing.
+A tokenizer may have tokens beyond the row's vocabulary. They cannot be drawn, so settings that name
+them have no effect.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from smartspec_py.core.types import SamplingParams
 
 
 class TokenHistory:
-    """The tokens of one sequence, counted as they come; the first num_prompt are its prompt.
+    """The tokens of one sequence, counted as they arrive; the first num_prompt are its prompt.
 
-    Wanted only where `SamplingParams.shapes_logits`.
+    Needed only if `SamplingParams.shapes_logits`.
     """
 
     def __init__(self, num_prompt: int) -> None:
@@ -45,13 +45,13 @@ class TokenHistory:
         self._tokens: list[int] = []
         self._slots: dict[int, int] = {}
         self._distinct = np.zeros(64, np.int64)
-        self._counts = np.zeros(64, np.int64)  # of each distinct token, where it was generated
+        self._counts = np.zeros(64, np.int64)  # occurrences of each token in the generated text
 
     def __len__(self) -> int:
         return len(self._tokens)
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Append tokens that are known for good; drafts are not."""
+        """Append tokens that are final; do not append drafts."""
         for token in tokens:
             slot = self._slots.setdefault(token, len(self._slots))
             if slot == len(self._distinct):
@@ -62,15 +62,15 @@ class TokenHistory:
             self._tokens.append(token)
 
     def tail(self, num_tokens: int) -> tuple[int, ...]:
-        """The last tokens, at most so many."""
+        """The last num_tokens tokens, or all if there are fewer."""
         return tuple(self._tokens[-num_tokens:]) if num_tokens > 0 else ()
 
     def count_with(
         self, drafts: Sequence[int], num_rows: int
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-        """Tokens [m], how often each was generated [num_rows, m], and whether it is known there.
+        """Tokens [m], how often each is generated [num_rows, m], and whether it is known there.
 
-        The last row counts all drafts, each row before it one draft less.
+        The last row counts all drafts. Each earlier row counts one draft less than the next.
         """
         num_known = len(self._slots)
         new: dict[int, int] = {}
@@ -92,7 +92,7 @@ class TokenHistory:
 class Span:
     """num_rows rows of logits of one sequence, from first_row on, at positions from `position` on.
 
-    The last row follows history and all drafts, each row before it one draft less.
+    The last row comes after the history and all drafts. Each earlier row has one draft less.
     """
 
     first_row: int
@@ -104,15 +104,15 @@ class Span:
 
     def __post_init__(self) -> None:
         num_before = len(self.history) + len(self.drafts) - (self.num_rows - 1)
-        assert self.position == num_before, "the history is not what precedes the position"
+        assert self.position == num_before, "the history must end right before the position"
 
     def drafts_before(self, row: int) -> tuple[int, ...]:
-        """The drafts that precede its row, counted from 0."""
+        """The drafts before this row; rows are counted from 0."""
         return self.drafts[: len(self.drafts) - (self.num_rows - 1 - row)]
 
 
 class ShapedLogits:
-    """The logits of a pass as draws see them: copies of the shaped rows, the others as they are."""
+    """The logits of a pass for drawing: shaped copies of some rows, all other rows unchanged."""
 
     def __init__(self, logits: torch.Tensor, spans: Sequence[Span]) -> None:
         self.raw = logits
@@ -131,7 +131,7 @@ class ShapedLogits:
         return taken
 
     def argmax(self) -> torch.Tensor:
-        """The best token of every row."""
+        """The most probable token of every row."""
         tokens = self.raw.argmax(-1)
         if self._slots:
             index = torch.tensor(list(self._slots), device=self.raw.device)
@@ -147,7 +147,7 @@ def shape_logits(logits: torch.Tensor, spans: Sequence[Span]) -> torch.Tensor:
     _add_biases(rows, spans)
     _ban(rows, spans)
     _penalise(rows, spans)
-    # 0 and not the token's logit, so that even logits that are all -inf give a distribution.
+    # The logit becomes 0, so that even logits that are all -inf give a distribution.
     is_dead = rows.amax(-1, keepdim=True) == -torch.inf
     return rows.scatter_(-1, best, rows.gather(-1, best).masked_fill_(is_dead, 0.0))
 
@@ -191,7 +191,7 @@ def _banned_tokens(span: Span, row: int) -> Iterator[int]:
 
 
 def _penalise(rows: torch.Tensor, spans: Sequence[Span]) -> None:
-    """Every token that a span knows, in each of its rows, in one go for all spans."""
+    """Apply penalties to all known tokens of all spans, in one operation."""
     parts, first_row = [], 0
     for span in spans:
         if span.sampling.counts_tokens:
@@ -208,8 +208,8 @@ def _penalise(rows: torch.Tensor, spans: Sequence[Span]) -> None:
 
 
 def _penalties(span: Span, first_row: int, vocab_size: int) -> tuple[npt.NDArray[Any], ...]:
-    """Places in the flattened rows, each with its repetition factor (1 where the token is not
-    known) and what is taken off."""
+    """Indices in the flattened rows, the repetition factor of each (1 for unknown tokens), and the
+    value to subtract."""
     sampling = span.sampling
     tokens, counts, is_known = span.history.count_with(span.drafts, span.num_rows)
     is_drawable = tokens < vocab_size
@@ -221,7 +221,7 @@ def _penalties(span: Span, first_row: int, vocab_size: int) -> tuple[npt.NDArray
 
 
 def _rows_of(spans: Sequence[Span]) -> Iterator[tuple[Span, int]]:
-    """Each shaped row: its span, and its number within it."""
+    """For each shaped row: its span, and its index in the span."""
     return ((span, row) for span in spans for row in range(span.num_rows))
 
 

@@ -1,14 +1,14 @@
-"""Which sequence owns which row of a cache, and what the unowned rows remember.
+"""Which sequence owns which cache row, and which tokens the free rows still hold.
 
-A row keeps the keys of its sequence when that is released, until somebody else needs the row: a new
-sequence that begins with the same tokens takes them over, in place or by copy, and reads only the
-rest. So prefix reuse needs no memory of its own, and ends where every row is in use.
+A released row keeps its keys until another sequence needs the row. A new sequence that starts with
+the same tokens reuses these keys, in place or by copy, and prefills only the rest. So prefix reuse
+needs no extra memory. It is not possible while all rows are in use.
 
-Rows in use should lie close together, because a batch reads all rows between the lowest and the
-highest. A new sequence therefore takes a row among the lowest `num_used + 1`; and where sequences
-ended and left gaps, `moves` says which rows to bring down.
+Rows in use should be adjacent, because a batch reads all rows between the lowest and the highest. A
+new sequence therefore takes one of the lowest `num_used + 1` rows. When ended sequences leave gaps,
+`moves` returns the rows to move down.
 
-Pure bookkeeping: the caller copies what it is told to.
+This file only does the bookkeeping. The caller copies the rows.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ from typing import NamedTuple
 from smartspec_py.core.types import SequenceId
 
 MIN_REUSED = 8
-"""Shorter common beginnings are read again: it costs less than copying them."""
+"""Shorter common prefixes are not reused. Prefilling them costs less than a copy."""
 
 MAX_SPREAD = 2
-"""Rows are brought together when they spread over more than so many times their number."""
+"""Rows in use are moved together when they span more than this many times their number."""
 
 MIN_SPREAD = 4
-"""They are left where they are while they spread over no more rows than this."""
+"""Rows in use are not moved while they span at most this many rows."""
 
 
 @dataclass(slots=True)
 class Row:
-    """tokens: of the sequence, a list that is only appended to. num_cached: how many the row holds.
+    """tokens: of the sequence, a list that only grows. num_cached: how many of them the row holds.
 
-    owner: None where the row only remembers. last_used: counts allocations, for the oldest memory.
+    owner: None if the row is free and only keeps old keys. last_used: number of allocations at the
+    last use; the smallest is the oldest.
     """
 
     index: int
@@ -44,8 +45,8 @@ class Row:
 
 
 class Placement(NamedTuple):
-    """row: now owned. source: the row whose first `row.num_cached` tokens must be copied to it;
-    None where nothing is reused, or in place."""
+    """row: the row that the sequence now owns. source: copy the first `row.num_cached` tokens from
+    this row; None if nothing is reused or the keys are already in place."""
 
     row: Row
     source: int | None = None
@@ -75,8 +76,8 @@ class RowTable:
         return self._of[sequence]
 
     def allocate(self, sequence: SequenceId, tokens: Sequence[int], most_reused: int) -> Placement:
-        """Own a row for a sequence with these tokens; at most `most_reused` of them are reused."""
-        assert sequence not in self._of, f"sequence {sequence} has a row already"
+        """Assign a row to a sequence with these tokens. At most `most_reused` tokens are reused."""
+        assert sequence not in self._of, f"sequence {sequence} already has a row"
         assert len(self._of) < len(self._rows), "no row is free: admission must prevent this"
         source, num_reused = self._best_source(tokens[:most_reused])
         near = self._rows[: len(self._of) + 1]
@@ -91,19 +92,19 @@ class RowTable:
         return Placement(row, source.index if copied and source is not None else None)
 
     def release(self, sequence: SequenceId) -> None:
-        """The row is free, and remembers."""
+        """Free the row. It keeps its keys for reuse."""
         row = self._of.pop(sequence)
         row.owner = None
         row.last_used = self._num_allocations
 
     def moves(self) -> Iterator[Move]:
-        """Bring rows in use together, where they have spread out; to be carried out in order."""
+        """Moves that bring scattered rows in use together. Apply them in order."""
         while self._is_spread():
             high = max(self._of.values(), key=lambda row: row.index)
             gaps = (row for row in self._rows[: len(self._of)] if row.owner is None)
             low = min(gaps, key=_oldest_memory)
-            # They change places, so that a sequence keeps its `Row`. What is left above remembers
-            # what was moved, but for the drafts that may stand behind the known tokens.
+            # The rows swap places, so that a sequence keeps its `Row`. The upper row still holds
+            # the moved keys, without those of drafts after the known tokens.
             low.tokens, low.last_used = high.tokens, high.last_used
             low.num_cached = min(high.num_cached, len(high.tokens))
             self._rows[low.index], self._rows[high.index] = high, low
@@ -117,7 +118,7 @@ class RowTable:
         return spread > max(MIN_SPREAD, MAX_SPREAD * len(self._of))
 
     def _best_source(self, tokens: Sequence[int]) -> tuple[Row | None, int]:
-        """The row that holds most of the beginning of `tokens`, and how much; (None, 0) if none."""
+        """The row with the longest common prefix with `tokens`, and its length; else (None, 0)."""
         best, most = None, 0
         for row in self._rows if self._reuses_prefixes else ():
             common = _num_common(row.tokens, tokens, row.num_cached)
@@ -127,12 +128,12 @@ class RowTable:
 
 
 def _oldest_memory(row: Row) -> tuple[bool, int, int]:
-    """Rows that remember nothing first, then the one that was used longest ago."""
+    """Sort key: empty rows first, then the row that was used longest ago."""
     return row.num_cached > 0, row.last_used, row.index
 
 
 def _num_common(left: Sequence[int], right: Sequence[int], most: int) -> int:
-    """Leading tokens that both have in common, at most `most`."""
+    """Length of the common prefix, at most `most`. Prefixes shorter than MIN_REUSED return 0."""
     most = min(most, len(left), len(right))
     if list(left[:MIN_REUSED]) != list(right[:MIN_REUSED]):
         return 0

@@ -1,6 +1,6 @@
-"""One Hugging Face causal language model with its rows: loading it, and a packed pass.
+"""One Hugging Face causal language model with its cache rows: loading it, and running a pass.
 
-Target and draft model are the same thing here; they differ in who calls `forward`.
+The target and the draft model both use this code. They differ only in the caller of `forward`.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from smartspec_py.engines.torch.packed import (
 
 
 class ModelError(ValueError):
-    """The model cannot be served by this engine; the message says why."""
+    """This engine cannot serve the model; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunnerConfig:
-    """max_len: tokens a row can hold. vocab_size: tokens of the tokenizer; a model's padding
-    beyond that is cut off its logits. gives_hidden: keep the last hidden states of each pass.
-    batch_invariant: logits do not depend, in any bit, on how many tokens and rows share a pass;
-    only on a CPU.
+    """max_len: tokens that a row can hold. vocab_size: tokens of the tokenizer; logits beyond it
+    are removed, because models pad their vocabulary. gives_hidden: return the last hidden states of
+    each pass. batch_invariant: logits are bit-identical for any number of tokens and rows in the
+    pass; only on a CPU.
     """
 
     path: Path
@@ -55,16 +55,16 @@ class RunnerConfig:
 
     @property
     def row_len(self) -> int:
-        """Tokens a row of the buffer has room for, padding included."""
+        """Tokens that a row of the buffer has room for, including padding."""
         return padded_len(self.max_len) if self.batch_invariant else self.max_len
 
 
 @dataclass(frozen=True, slots=True)
 class PassOutput:
-    """Of every position that was asked for, input after input.
+    """The result of a pass, for each requested position, in the order of the inputs.
 
-    logits: [n, vocab_size], float32. hidden: [n, width], the states from which they were computed;
-    None unless the runner gives them.
+    logits: [n, vocab_size], float32. hidden: [n, width], the states from which the logits were
+    computed; None unless the runner returns them.
     """
 
     logits: torch.Tensor
@@ -72,59 +72,61 @@ class PassOutput:
 
 
 class RowStore(Protocol):
-    """Keys and values by rows."""
+    """Keys and values, organised by rows."""
 
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
-        """Copy the keys and values of a row's first tokens."""
+        """Copy the keys and values of the row's first num_tokens tokens."""
 
 
 class Runner(ABC):
-    """A loaded model and its cache. Not thread-safe: the loop owns it."""
+    """A loaded model and its cache. Not thread-safe: only the loop may use it."""
 
     cache: RowStore
 
     can_draft_greedy = False
-    """Whether `draft_greedy` is there, because it spares anything."""
+    """Whether `draft_greedy` is implemented. It is only where it saves time."""
 
     def __init__(self, config: RunnerConfig) -> None:
         self.config = config
         self.passes_s = 0.0
-        """Seconds spent in passes so far; on a GPU only until they are launched."""
+        """Seconds spent in passes so far; on a GPU, only the time until they are launched."""
 
     @property
     @abstractmethod
     def about(self) -> str:
-        """What computes the model, in words. A profile of the one tells nothing of another."""
+        """The software that computes the model. A profile is valid for this software only."""
 
     @property
     @abstractmethod
     def bytes_per_token(self) -> int:
-        """Of keys and values, for each token of a row."""
+        """Bytes of keys and values per token of a row."""
 
     @abstractmethod
     def forward(self, inputs: Sequence[RowInput]) -> PassOutput:
-        """One pass over all inputs; writes their keys and values to their rows."""
+        """Run one pass over all inputs, and write their keys and values to their rows."""
 
     def warm(self, max_width: int) -> None:  # noqa: B027
-        """Prepare decoding passes of up to so many tokens a row; here there is nothing to prepare.
+        """Prepare decoding passes of up to max_width tokens per row; the default does nothing.
 
-        Raises ModelError where the model cannot be run as prepared.
+        Raises ModelError if the model cannot run with this preparation.
         """
 
     def draft_greedy(
         self, inputs: Sequence[RowInput], draft_lens: Sequence[int]
     ) -> list[list[int]]:
-        """The best token after each input, the best one after that, and so on: draft_lens of them,
-        at least one each. Every input asks for the logits of its last token alone.
+        """Draft draft_lens greedy tokens, at least one, after each input. Each token follows the
+        previous draft. Every input must request the logits of its last token only.
 
-        The keys of all but the last of them are then in the input's row, as far as that reaches.
+        Afterwards the input's row has the keys of all drafts but the last, as far as the row has
+        room.
         """
-        raise NotImplementedError("only a runner that says can_draft_greedy drafts ahead")
+        raise NotImplementedError("draft_greedy needs a runner with can_draft_greedy")
 
     def time_pass(
         self, batch_size: int, tokens_per_row: int, context_len: int, num_logits: int | None = None
     ) -> float:
-        """Seconds of one pass whose logits reach the host. Overwrites the rows that it uses.
+        """Seconds of one pass, including the copy of the best tokens to the host. The pass
+        overwrites the rows that it uses.
 
         num_logits: see `Profilable`.
         """
@@ -140,12 +142,12 @@ class Runner(ABC):
 
 
 class CausalRunner(Runner):
-    """A model that PyTorch computes."""
+    """A model that PyTorch runs."""
 
     cache: RowCache
 
     def __init__(self, model: Any, config: RunnerConfig) -> None:
-        """model: see `prepared`; or one of Transformers, with the engine's attention."""
+        """model: a result of `prepared`, or a Transformers model with the engine's attention."""
         super().__init__(config)
         self._model = model
         self.cache = RowCache(_new_storage(model.config, config), config.num_rows)
@@ -165,7 +167,7 @@ class CausalRunner(Runner):
         return output
 
     def _run(self, packed: PackedBatch) -> PassOutput:
-        """The model over tokens that are on the device. Nothing here waits for it."""
+        """Run the model on tokens that are on the device, without waiting for the result."""
         config = self.config
         self.cache.slots = packed.slots
         if isinstance(self._model, LlamaDecoder):
@@ -176,7 +178,7 @@ class CausalRunner(Runner):
         return PassOutput(logits, hidden if config.gives_hidden else None)
 
     def _transformers_pass(self, packed: PackedBatch) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As `LlamaDecoder.forward`."""
+        """The same as `LlamaDecoder.forward`, for a Transformers model."""
         gives_hidden = self.config.gives_hidden
         out = self._model(
             input_ids=packed.token_ids,
@@ -199,13 +201,13 @@ class CausalRunner(Runner):
 def load_runner(
     config: RunnerConfig, runner_class: type[CausalRunner] = CausalRunner
 ) -> CausalRunner:
-    """Load weights from a local directory. Raises ModelError when the engine cannot serve it."""
+    """Load weights from a local directory. Raises ModelError if the engine cannot serve them."""
     return runner_class(prepared(load_model(config), config), config)
 
 
 def load_config(config: RunnerConfig) -> Any:
-    """The model's config, of Transformers. Raises ModelError when the engine cannot serve it."""
-    # Nothing is ever fetched, whatever the directory's files refer to.
+    """The model's Transformers config. Raises ModelError if the engine cannot serve the model."""
+    # Never download anything, whatever the files in the directory refer to.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     if not (config.path / "config.json").is_file():
         raise ModelError(f"{config.path} has no config.json: give a Hugging Face model directory")
@@ -217,10 +219,10 @@ def load_config(config: RunnerConfig) -> Any:
 
 
 def load_model(config: RunnerConfig, stored: torch.dtype | None = None) -> Any:
-    """A model of Transformers from a local directory, whole and on the device.
+    """A Transformers model from a local directory, loaded completely and moved to the device.
 
-    stored: the precision that weights are kept in, where that is not the one that they are
-    multiplied in. Raises ModelError when the engine cannot serve it.
+    stored: the precision of the weights in memory, if it differs from the precision of the
+    products. Raises ModelError if the engine cannot serve the model.
     """
     load_config(config)
     disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -233,7 +235,7 @@ def load_model(config: RunnerConfig, stored: torch.dtype | None = None) -> Any:
             trust_remote_code=False,
             output_loading_info=True,
         )
-    except Exception as error:  # what a damaged *.bin raises is pickle's
+    except Exception as error:  # a damaged *.bin can raise any exception of pickle
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ModelError(f"{config.path} cannot be loaded ({reason}): replace its files") from error
     model, info = loaded
@@ -244,7 +246,7 @@ def load_model(config: RunnerConfig, stored: torch.dtype | None = None) -> Any:
 
 
 def _check_complete(missing: Collection[str], config: RunnerConfig) -> None:
-    """Transformers draws weights that no file has at random."""
+    """Transformers initialises missing weights at random, so they must be an error here."""
     if missing:
         raise ModelError(
             f"{config.path}: the weight files lack {len(missing)} tensors, such as {min(missing)}: "
@@ -253,24 +255,26 @@ def _check_complete(missing: Collection[str], config: RunnerConfig) -> None:
 
 
 def _check_finite(model: Any, config: RunnerConfig) -> None:
-    """Logits that are not finite give empty texts, and no error."""
+    """Non-finite logits would give empty texts without an error, so reject such weights."""
     for name, weight in model.named_parameters():
         if not weight.is_floating_point() or not weight.numel():
             continue
-        # By the least and greatest value, which are NaN where any is: one read, and no copy, which
-        # `isfinite` makes.
+        # The minimum and maximum are NaN if any weight is. This reads the weights once and makes
+        # no copy, unlike `isfinite`.
         if not all(math.isfinite(value.to(config.dtype)) for value in weight.detach().aminmax()):
             raise ModelError(
                 f"{config.path}: the weights {name} are not all finite in "
                 f"{str(config.dtype).removeprefix('torch.')}: replace the file that holds them, or "
-                "give another dtype"
+                "set another dtype"
             )
 
 
 def prepared(model: Any, config: RunnerConfig) -> Any:
-    """A model of Transformers as it is computed here; the given one is used up: written out where
-    that can be, and with packed weights on a CPU. Sums that must not depend on the batch stay as
-    Transformers has them."""
+    """The Transformers model in the form that runs here; do not use the given model afterwards.
+
+    Supported models become a `LlamaDecoder`, except with batch_invariant, whose order of sums needs
+    the Transformers classes. On a CPU, weights are packed.
+    """
     if not config.batch_invariant and can_write_out(model.config):
         model = LlamaDecoder(model, config.row_len)
     if config.device.type == "cpu":
@@ -290,7 +294,7 @@ def _check_supported(hf_config: Any, config: RunnerConfig) -> None:
 
 
 def bytes_per_token(hf_config: Any, device: torch.device, dtype: torch.dtype) -> int:
-    """Of the keys and values of a model that is computed in dtype."""
+    """Bytes of keys and values per token, for a model that is computed in dtype."""
     num_heads, head_dim = key_shape(hf_config)
     size = _cache_dtype(device, dtype).itemsize
     return int(hf_config.num_hidden_layers * 2 * num_heads * head_dim * size)
@@ -304,13 +308,13 @@ def _new_storage(hf_config: Any, config: RunnerConfig) -> torch.Tensor:
 
 
 def key_shape(hf_config: Any) -> tuple[int, int]:
-    """Of a token's keys in a layer: heads, width of one."""
+    """Shape of a token's keys in one layer: number of heads, width of a head."""
     num_heads = getattr(hf_config, "num_key_value_heads", None) or hf_config.num_attention_heads
     head_dim = getattr(hf_config, "head_dim", None)
     return num_heads, head_dim or hf_config.hidden_size // hf_config.num_attention_heads
 
 
 def _cache_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
-    """float32 on a CPU: on some processors PyTorch's attention takes 2 to 4 times as long for one
-    query in bfloat16."""
+    """float32 on a CPU: on some processors, PyTorch's attention with one query takes 2 to 4 times
+    as long in bfloat16."""
     return torch.float32 if device.type == "cpu" else dtype

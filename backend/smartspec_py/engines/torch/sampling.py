@@ -1,24 +1,27 @@
-"""Draws tokens and verifies drafts; both ways give exactly the target's distribution.
+"""Draws tokens and verifies drafts. Both ways to verify keep the target's distribution exactly.
 
-A row of logits is processed as `processors` says: shaping, temperature, truncation. Greedy, that is
-temperature 0 or top_k 1, is the best token of the shaped row.
+`processors` and `truncation` first process a row of logits: shaping, temperature, truncation.
+Greedy rows (temperature 0 or top_k 1) take the best token of the shaped row.
 
-*Coupled* (the default): same seed, same text. The token at absolute position t is the argmax of
+*Coupled* verification (the default): the same seed gives the same text. The token at absolute
+position t is the argmax of
 
     log p(token) + gumbel(seed, t, token)
 
-over the tokens that are left. By the Gumbel-max rule that is an exact draw from p. A draft model
-proposes with the same noise, and a draft is accepted exactly when it equals the target's own draw;
-so the text depends neither on the draft nor on how many tokens were speculated (Daliri et al.,
-"Coupling without communication and drafter-invariant speculative decoding", 2024).
+over the tokens that truncation keeps. By the Gumbel-max rule, this is an exact draw from p. The
+draft model draws with the same noise, and a draft is accepted if it equals the target's own draw.
+So the text depends neither on the draft model nor on the draft lengths (Daliri et al., "Coupling
+without communication and drafter-invariant speculative decoding", 2024).
 
-*Rejection*: a draft x that was drawn from q is accepted with probability min(1, p(x) / q(x)), else
-replaced by a draw from max(p - q, 0), normalised (Leviathan et al., "Fast inference from
-transformers via speculative decoding", 2023). That accepts 1 - TV(p, q) of the drafts, the most
-that any rule can, but the text depends on what was drafted. Greedy rows are verified as coupled.
+*Rejection* verification: a draft x that was drawn from q is accepted with probability
+min(1, p(x) / q(x)). A rejected draft is replaced by a draw from max(p - q, 0), normalised
+(Leviathan et al., "Fast inference from transformers via speculative decoding", 2023). This accepts
+1 - TV(p, q) of the drafts, the maximum for any rule, but the text depends on the drafts. Greedy
+rows are verified as in coupled verification.
 
-Noise is hashed only for the tokens that truncation leaves. Integer hashing is the same on every
-device; near-ties of the perturbed scores may still fall differently where logits differ.
+Noise is computed only for the tokens that truncation keeps. Its integer hashing gives the same
+result on every device. If logits differ slightly, near-ties of the scores can still give another
+token.
 """
 
 from __future__ import annotations
@@ -35,17 +38,18 @@ from smartspec_py.engines.torch.processors import ShapedLogits, Span, TokenHisto
 from smartspec_py.engines.torch.truncation import Candidates, truncate, truncation_kind
 
 _MAX_SCORES = 1 << 24
-"""Scores of whole vocabularies held at once: 128 MiB of float64, a few times that in between."""
+"""Scores held at once: 128 MiB of float64. Intermediate results take a few times as much."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyRequest:
     """One sequence of a target's pass: len(drafts) + 1 rows of logits.
 
-    position: absolute, of the first token to draw. history: the tokens before it; wanted where
-    sampling.shapes_logits. draft_probs: [len(drafts), vocab], what each draft was drawn from; None
-    where drafts were chosen. What was drawn is handed in whatever it is: to leave a draft out for
-    its value, however unlikely, would bias what comes instead. To end with it is harmless.
+    position: absolute position of the first token to draw.
+    history: the tokens before it; required if sampling.shapes_logits.
+    draft_probs: [len(drafts), vocab], the distribution of each draft; None if the drafts were not
+        sampled. Pass every sampled draft, even an unlikely one: dropping a draft because of its
+        value would bias the text. Ending the drafts after a token because of its value is safe.
     """
 
     sampling: SamplingParams
@@ -57,8 +61,8 @@ class VerifyRequest:
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
-    """tokens: the accepted drafts and one more. log_probs: of each under the unprocessed logits,
-    natural; empty unless asked for."""
+    """tokens: the accepted drafts and one more token. log_probs: natural log-probability of each
+    token under the unprocessed logits; empty unless requested."""
 
     tokens: tuple[int, ...]
     num_accepted: int
@@ -67,8 +71,11 @@ class VerifyResult:
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
-    """One token to draft, at this absolute position. history: the tokens before the step's drafts;
-    wanted where sampling.shapes_logits. provisional: the step's drafts before this one."""
+    """One token to draft.
+
+    position: absolute. history: the tokens before the drafts of this step; required if
+    sampling.shapes_logits. provisional: drafts of this step before this token.
+    """
 
     sampling: SamplingParams
     position: int
@@ -78,7 +85,7 @@ class DraftRequest:
 
 @dataclass(frozen=True, slots=True)
 class _Draw:
-    """One token to draw from a row of logits; by rejection, in view of the draft there."""
+    """One token to draw from a row of logits. draft: the draft at this position, for rejection."""
 
     row: int
     sampling: SamplingParams
@@ -88,7 +95,7 @@ class _Draw:
 
 
 def verify(logits: torch.Tensor, requests: Sequence[VerifyRequest]) -> list[VerifyResult]:
-    """Verify each request by its rows of logits [sum of len(drafts) + 1, vocab], float32."""
+    """Verify the requests with their rows of logits [sum of len(drafts) + 1, vocab], float32."""
     firsts = _first_rows(requests)
     rows = _shaped(logits, requests, firsts)
     accepted = _verify_by_rejection(rows, requests, firsts)
@@ -113,8 +120,8 @@ def draft_tokens(
 ) -> tuple[list[int], list[torch.Tensor | None]]:
     """Draft one token from each row of logits [len(requests), vocab], float32.
 
-    With it what each was drawn from, [vocab] float32; None where it is the best token or was drawn
-    with the target's noise.
+    Also returns the distribution of each draw, [vocab] float32. It is None for greedy tokens and
+    for draws with the target's noise.
     """
     spans = [
         Span(row, 1, one.sampling, one.position, _history(one), one.provisional)
@@ -154,16 +161,16 @@ def _shaped(
 
 
 def _history(one: VerifyRequest | DraftRequest) -> TokenHistory:
-    assert one.history is not None, "logits cannot be shaped without the history"
+    assert one.history is not None, "shaping logits needs the history"
     return one.history
 
 
 def _verify_by_rejection(
     rows: ShapedLogits, requests: Sequence[VerifyRequest], firsts: Sequence[int]
 ) -> dict[int, int]:
-    """Drafts accepted, by first row, of the requests that are verified by rejection.
+    """Number of accepted drafts, by first row, for requests that are verified by rejection.
 
-    One wait for the device; in return, only one row of each needs noise afterwards.
+    This waits for the device once. In return, only one row per request needs noise afterwards.
     """
     drafted = {
         first: _drafted(request, first)
@@ -185,7 +192,7 @@ def _verify_by_rejection(
 
 
 def _drafted(request: VerifyRequest, first: int) -> list[_Draw]:
-    """A draw for each draft."""
+    """One draw per draft."""
     probs = request.draft_probs
     return [
         _Draw(
@@ -200,7 +207,7 @@ def _drafted(request: VerifyRequest, first: int) -> list[_Draw]:
 
 
 def _accept(rows: ShapedLogits, group: Sequence[_Draw]) -> torch.Tensor:
-    """Whether each draft is accepted: u q(x) < p(x); a chosen draft has q(x) = 1."""
+    """Whether each draft is accepted: u q(x) < p(x). A draft without draft_probs has q(x) = 1."""
     candidates = _candidates(rows, group)
     p = (candidates.probs() * (candidates.tokens == _drafts(group, rows.raw))).sum(-1)
     u = uniform_noise(_keys(group, Stream.ACCEPT, rows.raw))
@@ -209,7 +216,7 @@ def _accept(rows: ShapedLogits, group: Sequence[_Draw]) -> torch.Tensor:
 
 
 def _replace(rows: ShapedLogits, group: Sequence[_Draw]) -> torch.Tensor:
-    """Tokens [n] for rejected drafts, from max(p - q, 0); from p where rounding left none."""
+    """Tokens [n] for rejected drafts, from max(p - q, 0); from p if rounding makes this all 0."""
     candidates = _candidates(rows, group)
     p = candidates.probs()
     probs = [draw.draft_probs for draw in group if draw.draft_probs is not None]
@@ -226,7 +233,7 @@ def _replace(rows: ShapedLogits, group: Sequence[_Draw]) -> torch.Tensor:
 def _plan_draws(
     requests: Sequence[VerifyRequest], firsts: Sequence[int], accepted: dict[int, int]
 ) -> tuple[list[_Draw], list[_Draw]]:
-    """What is drawn from p, and what replaces a rejected draft; greedy rows need neither."""
+    """The draws from p, and the draws that replace a rejected draft. Greedy rows need neither."""
     draws, replacements = [], []
     for request, first in zip(requests, firsts, strict=True):
         sampling, num_drafts = request.sampling, len(request.drafts)
@@ -244,7 +251,7 @@ def _plan_draws(
 
 
 def _groups(draws: Sequence[_Draw], logits: torch.Tensor) -> Iterator[list[_Draw]]:
-    """Draws that go through the same operations, as many at once as memory should hold."""
+    """Groups of draws that use the same operations, limited in size by memory."""
     groups: dict[object, list[_Draw]] = {}
     for draw in draws:
         kind = truncation_kind(draw.sampling)

@@ -1,7 +1,7 @@
-"""The PyTorch target: one packed pass a poll, whatever was submitted.
+"""The PyTorch target: each poll runs one packed pass over all submitted work.
 
-The page to read is `poll`: one target pass over all work, one verification of every position asked,
-and for each sequence the drafts that were accepted and one token more.
+Start reading at `poll`. It runs one target pass over all work and verifies all requested positions.
+For each sequence it returns the accepted drafts and one more token.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from smartspec_py.engines.torch.sampling import VerifyRequest, VerifyResult, ver
 
 @dataclass(slots=True)
 class _Sequence(CachedSequence):
-    """tokens: all that are known; the row holds all but the last, once the prompt has been read."""
+    """tokens: all known tokens. After the prefill, the row holds all of them but the last."""
 
     tokens: list[int]
     sampling: SamplingParams
@@ -30,7 +30,7 @@ class _Sequence(CachedSequence):
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """One work item as a row of the pass. request: what is drawn there; None inside a prompt."""
+    """One work item as a row of the pass. request: what to draw; None inside a prompt."""
 
     sequence: SequenceId
     row_input: RowInput
@@ -88,7 +88,7 @@ class TorchTarget(CachedModel[_Sequence]):
         return events
 
     def cancel(self, sequence: SequenceId) -> None:
-        """Nothing to do: work in flight ends with the next poll."""
+        """Does nothing: work in flight ends with the next poll."""
 
     def release(self, sequence: SequenceId) -> None:
         del self._sequences[sequence]
@@ -114,8 +114,8 @@ class TorchTarget(CachedModel[_Sequence]):
     def _settle(
         self, item: _Item, result: VerifyResult | None, hidden: torch.Tensor | None, pass_s: float
     ) -> Event:
-        """Keep what was accepted: of a verification, the row then holds the token known before
-        this pass and the accepted drafts; of a prompt's chunk, all of it."""
+        """Update the sequence with the result. After a verification, the row also holds the last
+        known token and the accepted drafts. After a prompt chunk, it holds the whole chunk."""
         state = self._sequences[item.sequence]
         if result is None or item.request is None:
             state.row.num_cached += len(item.row_input.tokens)

@@ -1,9 +1,9 @@
 """Temperature and truncation: from shaped logits to the tokens that may be drawn.
 
-Temperature, then top-k; top-p over what top-k leaves, renormalised; and min-p, which
-drops what is less than min_p times as probable as the best, whatever top-k and top-p leave. The
-best token always stays; of equal logits, which half-precision models have many of, the lower token
-counts as the better, so that a cut does not depend on the batch or the device.
+Temperature is first, then top-k, then top-p over the renormalised tokens that top-k keeps. min-p
+drops tokens that are less than min_p times as probable as the best token. It does not depend on
+top-k and top-p. The best token is always kept. Half-precision models often have equal logits; then
+the lower token id counts as better. So the result does not depend on the batch or the device.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from smartspec_py.engines.torch.noise import gumbel_noise
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Scores [n, m], float64, of tokens [n or 1, m]; -inf where truncation cut.
+    """Scores [n, m], float64, of tokens [n or 1, m]; -inf for tokens that truncation drops.
 
-    A score is a processed logit over the temperature.
+    A score is a processed logit divided by the temperature.
     """
 
     scores: torch.Tensor
     tokens: torch.Tensor
 
     def draw(self, keys: torch.Tensor) -> torch.Tensor:
-        """One token [n] of each row, with the noise of these keys [n]."""
+        """Draw one token per row, [n], with the noise of these keys [n]."""
         best = (self.scores + gumbel_noise(keys, self.tokens)).argmax(-1, keepdim=True)
         return self._tokens_of_rows().gather(-1, best)[:, 0]
 
@@ -47,12 +47,12 @@ class Candidates:
 
 
 def truncation_kind(sampling: SamplingParams) -> tuple[bool, bool, bool]:
-    """Rows of one kind are truncated together: each needs another share of the vocabulary."""
+    """Rows of one kind are truncated together. Other kinds need other parts of the vocabulary."""
     return sampling.top_k > 0, sampling.top_p < 1.0, sampling.min_p > 0.0
 
 
 def truncate(logits: torch.Tensor, params: Sequence[SamplingParams]) -> Candidates:
-    """Temperature and truncation of shaped logits [n, vocab], float32, of rows of one kind."""
+    """Apply temperature and truncation to shaped logits [n, vocab], float32; all of one kind."""
     vocab_size, device = logits.shape[-1], logits.device
     temperature = _column([p.temperature for p in params], device)
     has_top_k, has_top_p, has_min_p = truncation_kind(params[0])
@@ -67,13 +67,13 @@ def truncate(logits: torch.Tensor, params: Sequence[SamplingParams]) -> Candidat
     tokens = _best_tokens(logits, width)
     scores = _cut(logits.gather(-1, tokens).double() / temperature, params)
     if width == vocab_size:
-        # One wait for the device is less than hashing noise for a whole vocabulary.
+        # Waiting for the device once costs less than hashing noise for a whole vocabulary.
         width = _largest_count(scores > -torch.inf)
     return Candidates(scores[:, :width], tokens[:, :width])
 
 
 def _cut(scores: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
-    """Scores of the best tokens [n, m], from the best down, with -inf where truncation cuts."""
+    """Scores of the best tokens [n, m], in descending order, with -inf where truncation drops."""
     has_top_k, has_top_p, has_min_p = truncation_kind(params[0])
     is_probable = _is_probable(scores, params) if has_min_p else None
     if has_top_k:
@@ -90,15 +90,15 @@ def _cut(scores: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor
 
 
 def _is_probable(scores: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
-    """What min-p leaves."""
+    """Whether min-p keeps each token."""
     log_min_p = _column([math.log(p.min_p) for p in params], scores.device)
     return scores >= scores.amax(-1, keepdim=True) + log_min_p
 
 
 def _best_tokens(logits: torch.Tensor, width: int) -> torch.Tensor:
-    """The best `width` tokens of each row [n, width], from the best down; ties: the lower token."""
-    # float32 bits as integers of the same order, then the token: no two keys are equal. Adding 0
-    # makes -0.0 the 0.0 that it equals.
+    """The best `width` tokens of each row [n, width], best first; on ties the lower token id."""
+    # A key is the float32 bits as an integer of the same order, then the token, so all keys differ.
+    # Adding 0 turns -0.0 into 0.0.
     bits = (logits + 0.0).view(torch.int32)
     ordered = (bits >> 31).bitwise_and_(0x7FFFFFFF).bitwise_xor_(bits)
     keys = ordered.long().bitwise_left_shift_(32)

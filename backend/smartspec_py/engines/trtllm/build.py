@@ -1,8 +1,8 @@
-"""Makes an engine of TensorRT-LLM engine directories, as engine.json has them; or of fakes.
+"""Builds an engine from the TensorRT-LLM engine directories in engine.json, or from fakes.
 
-Two executors share one process and its GPU memory. So that neither is given what the other needs,
-the room for keys and values is divided before either is loaded, see `trtllm_memory`.
-Loading has never been run by this project; the rest is tested over fakes.
+Two executors share one process and its GPU memory. The memory for keys and values is divided before
+either is loaded, so that neither takes what the other needs; see `memory`. This project never ran
+the loading code. The rest is tested with fakes.
 """
 
 from __future__ import annotations
@@ -42,13 +42,15 @@ from smartspec_py.serving.profile import ProfileShape, cached_profile, profile_p
 logger = logging.getLogger(__name__)
 
 FREE_FRACTION = 0.95
-"""Of what is free when an executor is loaded. Its cache is bounded by tokens already; the bindings
-take 0.9 where nothing is said."""
+"""Share of the free memory that an executor may use. max_tokens already limits its cache; without
+this setting, the bindings use 0.9."""
 
 
 def build_trtllm(config: TrtllmEngineConfig, limits: LimitsConfig, folder: Path) -> intake.Engine:
-    """Check the directories, load the engines and time their passes. Raises ConfigError, naming the
-    key and what to rebuild."""
+    """Check the directories, load the engines and time their passes.
+
+    Raises ConfigError with the key's name and what to rebuild.
+    """
     model = existing("engine.tokenizer", folder / config.tokenizer)
     tokenizer = load_tokenizer("engine.tokenizer", model)
     vocab_size = num_token_ids(tokenizer)
@@ -57,8 +59,8 @@ def build_trtllm(config: TrtllmEngineConfig, limits: LimitsConfig, folder: Path)
         from tensorrt_llm.bindings import executor as bindings
     except ImportError as error:
         raise ConfigError(
-            f"engine.json: engine.kind: trtllm needs the package tensorrt_llm ({error}); it is in "
-            "the container that the Dockerfile's stage gpu begins from"
+            f"engine.json: engine.kind: trtllm needs the package tensorrt_llm ({error}): use the "
+            "container that the Dockerfile's stage gpu begins from"
         ) from error
     logger.info("engine libraries imported")
     num_tokens = config.cache_tokens or free_cache_tokens(engines, config.memory_fraction)
@@ -69,11 +71,11 @@ def build_trtllm(config: TrtllmEngineConfig, limits: LimitsConfig, folder: Path)
             bindings.ModelType.DECODER_ONLY,
             _executor_config(bindings, engine, num_tokens, has_logits),
         )
-        for engine in engines  # the target first: where memory is short, its error is the plainer
+        for engine in engines  # target first: if memory is short, its error message is clearer
     ]
     for engine, executor in zip(engines, executors, strict=True):
         num_tokens = min(num_tokens, loaded_cache_tokens(executor, bindings, engine, num_tokens))
-    logger.info("room for %d tokens in each cache", num_tokens)
+    logger.info("each cache has room for %d tokens", num_tokens)
     capabilities = replace(
         capabilities_of(engines[0], limits, config.decode_burst),
         vocab_size=vocab_size,
@@ -106,7 +108,8 @@ def build_trtllm(config: TrtllmEngineConfig, limits: LimitsConfig, folder: Path)
 def _engines(
     config: TrtllmEngineConfig, limits: LimitsConfig, folder: Path, num_tokens: int
 ) -> list[Engine]:
-    """Target and draft, by their files. Raises ConfigError where they cannot serve these limits."""
+    """Target and draft engine, read from their files. Raises ConfigError if they cannot serve these
+    limits."""
     paths = {Role.TARGET: existing("engine.target", folder / config.target)}
     if config.draft is not None:
         paths[Role.DRAFT] = existing("engine.draft", folder / config.draft)
@@ -126,8 +129,8 @@ def _engines(
 def capabilities_of(engine: Engine, limits: LimitsConfig, decode_burst: int) -> TargetCapabilities:
     """What a target engine can do within the limits.
 
-    Every prompt carries the text so far and up to max_draft_len drafts, and a request without
-    drafts reserves max_draft_len as well: so its limits of length shrink by it.
+    A request's prompt holds the text so far and up to max_draft_len drafts. A request without
+    drafts reserves max_draft_len too. So the longest text is shorter by max_draft_len.
     """
     max_draft_len = engine.count("build_config.max_draft_len")
     longest = _longest_text(engine) - max_draft_len
@@ -145,16 +148,16 @@ def capabilities_of(engine: Engine, limits: LimitsConfig, decode_burst: int) -> 
 
 
 def _longest_text(engine: Engine) -> int:
-    """Tokens of a request, its drafts and what it generates included."""
+    """Tokens of the longest request, including its drafts and generated tokens."""
     names = ("max_input_len", "max_seq_len", "max_num_tokens")
     return min(engine.count(f"build_config.{name}") for name in names)
 
 
 def _executor_config(bindings: Bindings, engine: Engine, num_tokens: int, has_logits: bool) -> Any:
-    """No chunked context: it drops drafts silently where not all fit."""
+    """Chunked context is off: it drops drafts silently if not all of them fit."""
     return bindings.ExecutorConfig(
         kv_cache_config=bindings.KvCacheConfig(
-            enable_block_reuse=True,  # without it the executor refuses external drafts
+            enable_block_reuse=True,  # otherwise the executor rejects external drafts
             max_tokens=num_tokens,
             free_gpu_memory_fraction=FREE_FRACTION,
         ),
@@ -165,8 +168,8 @@ def _executor_config(bindings: Bindings, engine: Engine, num_tokens: int, has_lo
 
 
 def _parallel_config(bindings: Bindings, engine: Engine) -> Any:
-    """On one GPU the executor runs in this process. On several, processes of its own run the ranks,
-    and this one talks to the first: the server is no MPI job."""
+    """None on one GPU: the executor runs in this process. On several GPUs, worker processes run the
+    ranks, and this process talks to the first. The server does not have to be an MPI job."""
     if engine.num_ranks == 1:
         return None
     import tensorrt_llm
@@ -184,8 +187,8 @@ def _parallel_config(bindings: Bindings, engine: Engine) -> Any:
 def _shape(
     capabilities: TargetCapabilities, limits: LimitsConfig, max_num_tokens: int
 ) -> ProfileShape:
-    """Passes are timed at a context at which a whole batch fits into one iteration: what more take
-    is charged by `CostModel.max_charged_tokens`."""
+    """The passes to time. At their context length, a whole batch fits into one iteration. The cost
+    of further iterations is charged by `CostModel.max_charged_tokens`."""
     rows, most = capabilities.max_sequences, capabilities.max_draft_len + 1
     fitting = max_num_tokens // rows - most
     context_len = max(LEAST_CONTEXT, min(capabilities.max_context_len // 2, fitting))

@@ -1,10 +1,10 @@
-"""A draft engine on TensorRT-LLM's executor: one request a sequence and step, of k tokens.
+"""A draft engine on TensorRT-LLM's executor: one request of k tokens per sequence and step.
 
-As the target's, its requests bring the whole text, and what was read before is reused from its
-blocks. All requests of a step are enqueued in one call and awaited together; what the target has in
-flight meanwhile runs on.
+Like the target's requests, each request sends the whole text, and cached blocks are reused. One
+call enqueues all requests of a step, and one wait collects the results. Meanwhile the target's work
+in flight continues.
 
-Tested against `smartspec_testing.fake_executor`; never run on the real executor by this project.
+Tested with `smartspec_testing.fake_executor`. This project never ran it on the real executor.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from smartspec_py.engines.trtllm.requests import (
 logger = logging.getLogger(__name__)
 
 DRAFT_NOISE = 1
-"""Stream of noise; the target's is 0."""
+"""Stream of the draft's noise; the target uses stream 0."""
 
 DRAFT_TIMEOUT_S = 2.0
-"""A step waits so long for drafts, and as long as READ_TOKENS_PER_S say for texts that are read
-first; then it goes on without, and the requests are cancelled."""
+"""A step waits this long for drafts, plus the time to prefill uncached text at READ_TOKENS_PER_S.
+Then it continues without drafts, and the requests are cancelled."""
 
 READ_TOKENS_PER_S = 2000
-"""What a slow draft engine reads: estimated, on the low side. New texts of a burst take seconds."""
+"""Prefill speed of a slow draft engine; a low estimate. New texts of a burst take seconds."""
 
 
 class TrtllmDraftProposer(ExecutorModel):
-    """A `Proposer` over an executor of a draft engine.
+    """A `Proposer` that uses the executor of a draft engine.
 
-    max_context_len: tokens of a text with its drafts. gives_logits: the engine returns the logits
-    that sampled drafts were drawn from, and the target verifies by them.
+    max_context_len: maximum tokens of a text with its drafts. gives_logits: the engine returns the
+    logits from which drafts were sampled, and the target uses them for verification.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class TrtllmDraftProposer(ExecutorModel):
 
     @property
     def capabilities(self) -> ProposerCapabilities:
-        """Bytes are not counted: its blocks are a pool of their own (`serving.trtllm_memory`)."""
+        """bytes_per_token is 0, because its blocks are in a separate pool (see `memory`)."""
         return self._capabilities
 
     def num_available(self, sequence: SequenceId, tokens: Sequence[int]) -> int:
@@ -76,14 +76,14 @@ class TrtllmDraftProposer(ExecutorModel):
         return max(0, min(self._capabilities.max_draft_len, room))
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
-        """Drafts of the most probable tokens, or drawn where the sequence is sampled.
+        """Draft the most probable tokens, or draw drafts if the sequence is sampled.
 
-        A request that fails or takes too long has no drafts; where the executor
-        refuses the call, none has any.
+        A request that fails or takes too long has no drafts. If the executor rejects the call, no
+        request has drafts.
         """
         try:
             request_ids = self._executor.enqueue_requests([self._request(task) for task in tasks])
-        except RuntimeError as error:  # what the C++ side throws
+        except RuntimeError as error:  # exceptions of the C++ code
             self._warn(str(error))
             return [NO_DRAFT] * len(tasks)
         num_unread = sum(self.draft_lag(task.sequence, len(task.tokens)) for task in tasks)
@@ -97,7 +97,7 @@ class TrtllmDraftProposer(ExecutorModel):
         return drafts
 
     def _request(self, task: DraftTask) -> Any:
-        # The loop's own list is handed on: the bindings copy it, and to do so here costs more.
+        # Pass the loop's own list. The bindings copy it anyway, and a copy here costs more.
         tokens = task.tokens if isinstance(task.tokens, list) else list(task.tokens)
         return self._bindings.Request(
             tokens,
@@ -111,14 +111,14 @@ class TrtllmDraftProposer(ExecutorModel):
         return self._gives_logits and not sampling.is_greedy
 
     def _await(self, request_ids: Sequence[int], timeout_s: float) -> dict[int, Any]:
-        """Results by request; those that failed, or are late and are cancelled, are left out."""
+        """Results by request. Failed requests are left out; late ones are cancelled first."""
         found: dict[int, Any] = {}
         left = set(request_ids)
         until_s = self._clock() + timeout_s
         while left and (left_s := until_s - self._clock()) > 0.0:
             for response in self._executor.await_responses(timedelta(seconds=left_s)):
                 if response.request_id not in left:
-                    continue  # of an earlier step, cancelled then
+                    continue  # from an earlier step, already cancelled
                 if response.has_error():
                     self._warn(str(response.error_msg))
                 elif response.result.is_final:
@@ -132,7 +132,7 @@ class TrtllmDraftProposer(ExecutorModel):
         return found
 
     def _warn(self, reason: str) -> None:
-        """Once: where drafts keep failing, acceptance and the guard see it, and metrics show it."""
+        """Log only the first failure. Acceptance rate, guard and metrics show repeated failures."""
         if not self._has_failed:
             logger.warning("the draft engine failed a request: %s", reason)
         self._has_failed = True
@@ -146,23 +146,24 @@ class TrtllmDraftProposer(ExecutorModel):
         return Draft(tokens, probs=drawn_from(logits, task.sampling))
 
     def observe(self, sequence: SequenceId, num_accepted: int, hidden: Any = None) -> None:
-        """Its blocks are found by their tokens: those of rejected drafts are simply not used."""
+        """Count accepted drafts as cached. The executor finds blocks by their tokens, so blocks of
+        rejected drafts are not used."""
         self._num_cached[sequence] = self._num_cached.get(sequence, 0) + num_accepted
 
     def draft_lag(self, sequence: SequenceId, context_len: int) -> int:
-        """What was read, accepted drafts included, is taken to be in its blocks still."""
+        """Assumes that all tokens processed so far, with accepted drafts, are still cached."""
         return max(0, context_len - 1 - self._num_cached.get(sequence, 0))
 
     def release(self, sequence: SequenceId) -> None:
-        """Cached blocks age out by themselves."""
+        """The executor evicts the sequence's cached blocks when it needs room."""
         self._num_cached.pop(sequence, None)
 
 
 def drawn_from(logits: Any, sampling: SamplingParams) -> Any:
-    """Logits of the distribution that drafts were drawn from; both [num_tokens, vocab_size].
+    """Logits of the distribution from which drafts were drawn; both [num_tokens, vocab_size].
 
-    The executor's rejection takes q as the softmax of what it is given, and applies temperature,
-    top_k and top_p to the target's side alone. So they are applied here, in its order.
+    For rejection, the executor takes the softmax of these logits as q. It applies temperature,
+    top_k and top_p to the target only. So they are applied here, in the executor's order.
     """
     import torch
 
@@ -172,7 +173,7 @@ def drawn_from(logits: Any, sampling: SamplingParams) -> Any:
         scaled = scaled.masked_fill(scaled < least, -torch.inf)
     if sampling.top_p < 1.0:
         probs, order = scaled.softmax(dim=-1).sort(dim=-1, descending=True)
-        # A token is kept while those before it have less than top_p together.
+        # A token is kept if the tokens before it have a total probability below top_p.
         is_out = probs.cumsum(dim=-1) - probs >= sampling.top_p
         scaled = scaled.masked_fill(is_out.gather(-1, order.argsort(dim=-1)), -torch.inf)
     return scaled.to(logits.dtype)

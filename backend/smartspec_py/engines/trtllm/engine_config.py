@@ -1,7 +1,7 @@
-"""An engine directory as `trtllm-build` writes it: `config.json` and one `rankN.engine` a GPU.
+"""An engine directory as `trtllm-build` writes it: `config.json`, and one `rankN.engine` per GPU.
 
-Read as JSON, so that neither TensorRT nor a GPU is needed. Where a key has another type than
-`trtllm-build` writes, it counts as missing; what follows from that is said by `engine_dir`.
+The files are read as JSON, without TensorRT or a GPU. A key whose value has an unexpected type
+counts as missing. `engine_dir` reports the consequences.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from pathlib import Path
 from typing import Any
 
 TRTLLM_VERSION = "1.2.1"
-"""The TensorRT-LLM that this project is written for; of containers 26.04 to 26.07."""
+"""The TensorRT-LLM version that this project supports; it is in containers 26.04 to 26.07."""
 
 
 class Role(StrEnum):
-    """What an engine is for."""
+    """The purpose of an engine."""
 
     TARGET = "target"
     DRAFT = "draft"
 
 
 class EngineDirError(ValueError):
-    """The directory is no engine directory. key: the file; reason: what is wrong with it; remedy:
-    what to do, where it is not to build the directory anew."""
+    """The directory is not a valid engine directory. key: the file. reason: what is wrong with it.
+    remedy: what to do; empty if the directory must be rebuilt."""
 
     def __init__(self, key: str, reason: str, remedy: str = "") -> None:
         super().__init__(f"{key}: {reason}")
@@ -46,7 +46,7 @@ class Engine:
     rank_sizes: Mapping[str, int]
 
     def get(self, key: str) -> Any:
-        """The value at a dotted key, such as `build_config.max_draft_len`; None where none is."""
+        """The value at a dotted key such as `build_config.max_draft_len`; None if it is missing."""
         value: Any = self.config
         for name in key.split("."):
             if not hasattr(value, "get"):
@@ -55,7 +55,7 @@ class Engine:
         return value
 
     def count(self, key: str, default: int = 0) -> int:
-        """The value at a key that holds a count."""
+        """The value at a key that holds a count; default if it is not an integer."""
         value = self.get(key)
         return value if type(value) is int else default
 
@@ -65,13 +65,13 @@ class Engine:
 
     @property
     def num_ranks(self) -> int:
-        """GPUs, and so files: tensor times pipeline times context parallel ranks."""
+        """Number of GPUs and of files: tensor times pipeline times context parallel ranks."""
         names = ("tp_size", "pp_size", "cp_size")
         return math.prod(self.count(f"pretrained_config.mapping.{name}", 1) for name in names)
 
     @property
     def rank_files(self) -> list[str]:
-        """Names of the files that there must be."""
+        """Names of the required engine files."""
         return [f"rank{rank}.engine" for rank in range(self.num_ranks)]
 
     @property
@@ -80,7 +80,7 @@ class Engine:
 
     @property
     def padded_vocab_size(self) -> int:
-        """Columns of the logits: the vocabulary rounded up to whole shares of each tensor rank."""
+        """Columns of the logits: the vocabulary, rounded up to a multiple of tp_size."""
         return math.ceil(self.vocab_size / self.tp_size) * self.tp_size
 
     @property
@@ -89,11 +89,11 @@ class Engine:
 
 
 def read_engine(role: Role, folder: Path) -> Engine:
-    """Raises EngineDirError where there is no config.json of an engine that can be read."""
+    """Raises EngineDirError if config.json is missing, unreadable or not of an engine."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
-        reason = "no such file" if folder.is_dir() else f"{folder} is not a directory"
+        reason = "missing" if folder.is_dir() else f"{folder} is not a directory"
         raise EngineDirError("config.json", reason) from None
     except (OSError, ValueError) as error:
         raise EngineDirError("config.json", f"unreadable: {error}") from error

@@ -1,10 +1,10 @@
-"""Which engine directories cannot be served? Answered from their files, without TensorRT.
+"""Finds engine directories that cannot be served, from their files and without TensorRT.
 
-The rules are those of TensorRT-LLM's external-draft mode, read in its documentation and source
-(docs/tensorrt-llm/build-engines.md names them); none was tried on a GPU by this project. Every
-verification is a new request that brings the whole text as its prompt, so lengths are those of
-whole sequences. What is served, but not as intended, `smartspec check-engines` says
-(`smartspec_trtllm.findings`).
+The rules are those of TensorRT-LLM's external-draft mode. They were taken from its documentation
+and source (docs/tensorrt-llm/build-engines.md names them). This project tested none of them on a
+GPU. Every verification is a new request with the whole text as its prompt, so all lengths refer to
+whole sequences. Settings that work but are not recommended are reported by
+`smartspec check-engines` (`smartspec_trtllm.findings`).
 """
 
 from __future__ import annotations
@@ -23,16 +23,19 @@ from smartspec_py.engines.trtllm.engine_config import (
 )
 
 NO_SPECULATION, EXTERNAL_DRAFTS = 1, 2
-"""Bits of `build_config.speculative_decoding_mode`: NONE and DRAFT_TOKENS_EXTERNAL."""
+"""Values of `build_config.speculative_decoding_mode`: NONE and DRAFT_TOKENS_EXTERNAL."""
 
 
 LENGTHS = ("max_input_len", "max_seq_len")
-"""Of a sequence, in `build_config`."""
+"""Keys in `build_config` for the length of a sequence."""
 
 
 class Fault(NamedTuple):
-    """engine: target, draft or pair. key: where in config.json, or a file. value: what is there.
-    needed: what must be there, and why. remedy: what to rebuild, by its flag; may be empty."""
+    """A reason why engines cannot be served.
+
+    engine: target, draft or pair. key: a key in config.json, or a file. value: the value found.
+    needed: the required value, and why. remedy: what to rebuild, with the flag; may be empty.
+    """
 
     engine: str
     key: str
@@ -42,15 +45,18 @@ class Fault(NamedTuple):
 
     def __str__(self) -> str:
         remedy = f"; {self.remedy}" if self.remedy else ""
-        return f"engine.{self.engine}: {self.key} is {self.value}, needed is {self.needed}{remedy}"
+        return f"engine.{self.engine}: {self.key} is {self.value}, must be {self.needed}{remedy}"
 
 
 @dataclass(frozen=True)
 class Load:
-    """What is to be served. k: longest draft, tokens. sequences: at once. context_len: tokens of
-    the longest sequence, prompt and text; None: as long as the target allows.
-    num_tokens: ids that the tokenizer knows, the highest plus one; None: not known.
-    uses_logits: whether drafts are accepted by the draft's logits, not by tokens alone."""
+    """The planned use of the engines.
+
+    k: tokens of the longest draft. sequences: number served at the same time.
+    context_len: tokens of the longest sequence, prompt and text; None means the target's maximum.
+    num_tokens: highest token id of the tokenizer plus one; None if unknown.
+    uses_logits: whether drafts are accepted by the draft's logits, not by tokens only.
+    """
 
     k: int
     sequences: int
@@ -59,7 +65,7 @@ class Load:
     uses_logits: bool = False
 
     def longest(self, target: Engine | None) -> int:
-        """Tokens of the longest sequence; 0 where that is not known."""
+        """Tokens of the longest sequence; 0 if unknown."""
         if self.context_len or target is None:
             return self.context_len or 0
         lengths = [target.count(f"build_config.{name}") for name in LENGTHS]
@@ -67,7 +73,7 @@ class Load:
 
 
 class _Rule(NamedTuple):
-    """is_met: of the value at `key`. flag: of trtllm-build."""
+    """A check of one key. is_met: tests the value at `key`. flag: the flag of trtllm-build."""
 
     key: str
     is_met: Callable[[Any], bool]
@@ -91,14 +97,12 @@ _RULES = (
     _Rule(
         "build_config.kv_cache_type",
         lambda value: str(value).upper() == "PAGED",
-        "PAGED: in-flight batching and block reuse work on pages",
+        "PAGED: in-flight batching and block reuse need pages",
         "--kv_cache_type paged",
     ),
-    _plugin(
-        "use_paged_context_fmha", "without it block reuse is turned off, which external drafts need"
-    ),
-    _plugin("context_fmha", "paged context attention is a part of it"),
-    _plugin("remove_input_padding", "in-flight batching packs its input"),
+    _plugin("use_paged_context_fmha", "without it block reuse is off, which external drafts need"),
+    _plugin("context_fmha", "paged context attention needs it"),
+    _plugin("remove_input_padding", "in-flight batching needs packed input"),
     _Rule(
         "build_config.plugin_config.gpt_attention_plugin",
         lambda value: bool(value) and value != "disable",
@@ -117,20 +121,20 @@ _MODES = {
     Role.TARGET: _Rule(
         _MODE,
         lambda value: value == EXTERNAL_DRAFTS,
-        f"{EXTERNAL_DRAFTS}, drafts from outside",
+        f"{EXTERNAL_DRAFTS}, external drafts",
         "--speculative_decoding_mode draft_tokens_external",
     ),
     Role.DRAFT: _Rule(
         _MODE,
         lambda value: value in (None, NO_SPECULATION),
-        f"{NO_SPECULATION}, none: it drafts, and verifies nothing",
+        f"{NO_SPECULATION}, none: a draft engine does not verify drafts",
         "without --speculative_decoding_mode",
     ),
 }
 
 
 def read_engines(paths: Mapping[Role, Path]) -> tuple[dict[Role, Engine], list[Fault]]:
-    """The engines that can be read, and why the others cannot."""
+    """The readable engines, and the reasons why others cannot be read."""
     engines, faults = {}, []
     for role, folder in paths.items():
         try:
@@ -142,7 +146,7 @@ def read_engines(paths: Mapping[Role, Path]) -> tuple[dict[Role, Engine], list[F
 
 
 def faults_of(engines: Mapping[Role, Engine], load: Load) -> Iterator[Fault]:
-    """Why the engines cannot serve this."""
+    """The reasons why the engines cannot serve this load."""
     longest = load.longest(engines.get(Role.TARGET))
     for engine in engines.values():
         yield from _check_files(engine)
@@ -155,18 +159,19 @@ def faults_of(engines: Mapping[Role, Engine], load: Load) -> Iterator[Fault]:
 
 def _check_files(engine: Engine) -> Iterator[Fault]:
     if not engine.get("version"):
-        needed = f"a version, {TRTLLM_VERSION}: without one it is of an old builder"
-        yield fault(engine, "version", None, needed, "build it anew with trtllm-build")
+        needed = f"a version, {TRTLLM_VERSION}: an engine without one is from an old builder"
+        yield fault(engine, "version", None, needed, "rebuild it with trtllm-build")
     lacking = [name for name in engine.rank_files if not engine.rank_sizes.get(name)]
     if lacking:
         needed = f"{engine.num_ranks} files that are not empty, one for each of tp * pp * cp ranks"
-        remedy = "build it anew: build_engines.sh --force"
+        remedy = "rebuild it: build_engines.sh --force"
         yield fault(engine, lacking[0], "missing or empty", needed, remedy)
 
 
 def _check_sizes(engine: Engine, load: Load, longest: int) -> Iterator[Fault]:
-    """The target resends text and drafts as a prompt, and reserves max_draft_len without drafts.
-    Each prompt is charged in full, cached or not, against the tokens of one iteration."""
+    """Check the length limits. The target resends text and drafts as a prompt, and reserves
+    max_draft_len even without drafts. The token limit of an iteration counts each whole prompt,
+    cached or not."""
     is_target = engine.role is Role.TARGET
     draft_len = engine.count("build_config.max_draft_len")
     reserve = max(load.k, draft_len) if is_target else 0
@@ -174,11 +179,11 @@ def _check_sizes(engine: Engine, load: Load, longest: int) -> Iterator[Fault]:
     drafts, work = (f" and {reserve} drafts", "verification") if is_target else ("", "draft")
     charged = longest and longest + (load.k if is_target else 0)
     sizes = {
-        "max_draft_len": (max(load.k, 1), "the longest draft: longer ones are refused"),
+        "max_draft_len": (max(load.k, 1), "the longest draft: longer drafts are rejected"),
         "max_input_len": (whole, f"a whole sequence of {longest}{drafts}"),
         "max_seq_len": (whole, f"a whole sequence of {longest}{drafts}"),
         "max_batch_size": (load.sequences, "sequences at once"),
-        "max_num_tokens": (charged, f"one {work} of {longest} tokens is charged whole"),
+        "max_num_tokens": (charged, f"one {work} of {longest} tokens counts in full"),
     }
     if not is_target:
         del sizes["max_draft_len"]
@@ -194,7 +199,7 @@ def _check_sizes(engine: Engine, load: Load, longest: int) -> Iterator[Fault]:
 def _check_both(target: Engine, draft: Engine, load: Load) -> Iterator[Fault]:
     versions = (target.get("version"), draft.get("version"))
     if all(versions) and versions[0] != versions[1]:
-        needed = "the same in both: one process loads one TensorRT-LLM"
+        needed = "the same in both, because one process loads one version of TensorRT-LLM"
         yield of_both("version", versions, needed, "build both in one container")
     if not share_vocabulary(target, draft, load):
         known = "" if load.num_tokens is None else f", from {load.num_tokens}, the tokenizer's"
@@ -208,23 +213,23 @@ def _check_both(target: Engine, draft: Engine, load: Load) -> Iterator[Fault]:
 
 
 def share_vocabulary(target: Engine, draft: Engine, load: Load) -> bool:
-    """Whether sizes differ beyond the tokenizer's at most, by padding."""
+    """Whether the vocabularies are equal, except for padding beyond the tokenizer's tokens."""
     sizes = (target.vocab_size, draft.vocab_size)
     return sizes[0] == sizes[1] or min(sizes) >= (load.num_tokens or max(sizes))
 
 
 def logits_faults(target: Engine, draft: Engine, load: Load) -> Iterator[Fault]:
-    """What stands against accepting drafts by logits."""
+    """The reasons why drafts cannot be accepted by logits."""
     dtypes = (target.logits_dtype, draft.logits_dtype)
     if dtypes[0] != dtypes[1]:
-        needed = "the same in both, where drafts are accepted by logits"
+        needed = "the same in both if drafts are accepted by logits"
         remedy = "trtllm-build --logits_dtype float32"
         yield of_both("pretrained_config.logits_dtype", dtypes, needed, remedy)
     padded = (target.padded_vocab_size, draft.padded_vocab_size)
     if padded[0] != padded[1] and share_vocabulary(target, draft, load):
         needed = (
-            f"the same width of logits (padded {padded[0]}, {padded[1]}), where drafts are "
-            "accepted by logits; by tokens, padding beyond the tokenizer does no harm"
+            f"the same width of logits (padded {padded[0]}, {padded[1]}) if drafts are accepted by "
+            "logits; acceptance by tokens ignores padding beyond the tokenizer"
         )
         remedy = "accept drafts by tokens" if load.uses_logits else ""
         sizes = (target.vocab_size, draft.vocab_size)

@@ -1,8 +1,8 @@
-"""GPU memory of TensorRT-LLM engines: how many tokens their caches are given, and really have.
+"""GPU memory of TensorRT-LLM engines: the cache size that is requested, and the real cache size.
 
-All that is taken beside keys and values is estimated from config.json, never measured by this
-project. The real size of a cache is read back after loading: the executor makes it smaller than it
-was asked for where memory is short, and says so in its log alone.
+Memory for other things than keys and values is estimated from config.json. This project never
+measured it. The real cache size is read after loading. If memory is short, the executor makes the
+cache smaller than requested and reports this only in its log.
 """
 
 from __future__ import annotations
@@ -18,23 +18,24 @@ from smartspec_py.serving.config import ConfigError
 logger = logging.getLogger(__name__)
 
 LEAST_CONTEXT = 16
-"""Tokens of a context, at least: of a cache, and of texts on which passes are timed."""
+"""The smallest context in tokens, for a cache and for the texts on which passes are timed."""
 
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-"""Of an element of activations, and of keys and values that are not quantised; those that are have
-1."""
+"""Bytes per element of activations, and of keys and values without quantization. Quantized keys and
+values have 1 byte."""
 
 WIDE_ACTIVATIONS = 2
 HIDDEN_ACTIVATIONS = 3
-"""That live at once for each token of an iteration: gate and up of a layer; its input, its output
-and the residual."""
+"""Activations per token of an iteration that exist at the same time: gate and up of a layer; its
+input, its output and the residual."""
 
 NUM_ASKS = 3
-"""Requests until there are statistics: those of worker processes may come behind the response."""
+"""Requests to try until there are statistics. Those of worker processes may arrive after the
+response."""
 
 
 def bytes_per_token(engine: engine_config.Engine) -> int:
-    """Of keys and values on one rank."""
+    """Bytes of keys and values per token, on one rank."""
     heads = engine.count("pretrained_config.num_attention_heads", 1)
     kv_heads = engine.count("pretrained_config.num_key_value_heads", heads)
     width = engine.count("pretrained_config.hidden_size") // heads
@@ -46,9 +47,11 @@ def bytes_per_token(engine: engine_config.Engine) -> int:
 
 
 def cache_tokens(engines: Sequence[engine_config.Engine], num_bytes: int) -> int:
-    """Tokens that fit into each cache, as many in both, where num_bytes hold all that the engines
-    have on the first GPU: weights, activations, the decoders' buffers, keys and values. May be
-    negative."""
+    """Tokens that fit into each cache, if both caches have the same number of tokens.
+
+    num_bytes: memory on the first GPU for everything that the engines have there: weights,
+    activations, the decoders' buffers, keys and values. The result may be negative.
+    """
     taken = sum(
         _weight_bytes(engine) + activation_bytes(engine) + _decoder_bytes(engine)
         for engine in engines
@@ -57,7 +60,7 @@ def cache_tokens(engines: Sequence[engine_config.Engine], num_bytes: int) -> int
 
 
 def activation_bytes(engine: engine_config.Engine) -> int:
-    """Of an iteration of max_num_tokens on one rank; an estimate."""
+    """Bytes of an iteration of max_num_tokens on one rank; an estimate."""
     hidden = engine.count("pretrained_config.hidden_size")
     wide = engine.count("pretrained_config.intermediate_size", 4 * hidden)
     width = WIDE_ACTIVATIONS * -(-wide // engine.tp_size) + HIDDEN_ACTIVATIONS * hidden
@@ -73,15 +76,15 @@ def _weight_bytes(engine: engine_config.Engine) -> int:
 
 
 def _decoder_bytes(engine: engine_config.Engine) -> int:
-    """Of the two buffers [max_batch_size, max_draft_len + 1, padded vocabulary] in float32."""
+    """Bytes of two buffers [max_batch_size, max_draft_len + 1, padded vocabulary] in float32."""
     rows = engine.count("build_config.max_batch_size")
     width = engine.count("build_config.max_draft_len") + 1
     return 2 * rows * width * engine.padded_vocab_size * 4
 
 
 def free_cache_tokens(engines: Sequence[engine_config.Engine], fraction: float) -> int:
-    """`cache_tokens` of a fraction of the memory that is free now. Raises ConfigError where it has
-    no room."""
+    """`cache_tokens` for a fraction of the memory that is free now. Raises ConfigError if there is
+    no room for a cache."""
     import torch
 
     free_bytes, _ = torch.cuda.mem_get_info(0)
@@ -89,9 +92,9 @@ def free_cache_tokens(engines: Sequence[engine_config.Engine], fraction: float) 
     if found < LEAST_CONTEXT:
         activations = sum(map(activation_bytes, engines)) / 2**30
         raise ConfigError(
-            f"engine.json: engine.memory_fraction: {fraction} of {free_bytes / 2**30:.1f} GiB that "
-            "are free has no room for a cache beside the weights of both engines and their "
-            f"activations, {activations:.1f} GiB by estimate: build with a smaller "
+            f"engine.json: engine.memory_fraction: {fraction} of {free_bytes / 2**30:.1f} GiB free "
+            "memory has no room for a cache after the weights of both engines and their "
+            f"activations (an estimated {activations:.1f} GiB): build with a smaller "
             "--max-num-tokens, or set engine.cache_tokens"
         )
     return found
@@ -100,14 +103,17 @@ def free_cache_tokens(engines: Sequence[engine_config.Engine], fraction: float) 
 def loaded_cache_tokens(
     executor: Any, bindings: Bindings, engine: engine_config.Engine, num_asked: int
 ) -> int:
-    """Tokens that the cache of a loaded executor has room for, by its statistics; num_asked where
-    they do not tell. It runs a request, without which there are none."""
+    """Tokens that the cache of a loaded executor has room for; num_asked if unknown.
+
+    The number comes from the executor's statistics. They exist only after a request, so this runs
+    one.
+    """
     for _ in range(NUM_ASKS):
         finish(executor, executor.enqueue_requests([bindings.Request([1], 1)]))
         for entry in reversed(executor.get_latest_iteration_stats()):
             if entry.kv_cache_stats is not None:
                 return _room(entry.kv_cache_stats, engine, num_asked)
-    logger.warning("engine.%s: its statistics do not tell the size of its cache", engine.role)
+    logger.warning("engine.%s: its statistics do not report the size of its cache", engine.role)
     return num_asked
 
 
@@ -115,7 +121,7 @@ def _room(stats: Any, engine: engine_config.Engine, num_asked: int) -> int:
     found = int(stats.max_num_blocks) * int(stats.tokens_per_block)
     if found + int(stats.tokens_per_block) <= num_asked:
         logger.warning(
-            "engine.%s: its cache has room for %d tokens, not for the %d that were asked for: "
+            "engine.%s: its cache has room for %d tokens instead of the requested %d, because "
             "memory was short when it was loaded",
             engine.role,
             found,

@@ -1,4 +1,4 @@
-"""What requests to TensorRT-LLM's executor have in common, those of a target and of a draft."""
+"""The common part of target and draft requests to TensorRT-LLM's executor."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 from smartspec_py.core.types import SamplingParams, SequenceId
 
 Bindings = Any
-"""The module `tensorrt_llm.bindings.executor`, or what stands for it."""
+"""The module `tensorrt_llm.bindings.executor`, or a fake of it."""
 
 WAIT_S = 1.0
-"""A wait for responses, after which time_pass waits again."""
+"""Timeout of one wait for responses; `finish` then waits again."""
 
 BURST = 17
-"""Tokens of a request whose generation steps are timed; the first comes with its prompt."""
+"""Tokens of a request whose generation steps are timed. The first comes with the prompt pass."""
 
 LEAST_S = 1e-4
-"""Of a difference of two times, which a disturbance may make negative."""
+"""Minimum of a difference of two times, because noise may make the difference negative."""
 
 SALT = 0x5EED
-"""Over the ids of sequences, so that a salt is not a small number that others may use too."""
+"""Upper bits of a salt, so that it is not a small number that other software may use too."""
 
 
 def end_id(sampling: SamplingParams) -> int | None:
@@ -30,21 +30,21 @@ def end_id(sampling: SamplingParams) -> int | None:
 
 
 def stop_words(sampling: SamplingParams) -> list[list[int]] | None:
-    """The end tokens after the first, one token each: a request takes a single end_id."""
+    """The end tokens after the first, as words of one token; a request has only one end_id."""
     return [[token] for token in sampling.end_tokens[1:]] or None
 
 
 def cache_salt(sequence: SequenceId) -> int:
-    """Keeps cached blocks of a sequence from all others, and finds them again in its next request:
-    blocks are shared among requests of equal salt."""
+    """A salt that only requests of this sequence use. The executor shares cached blocks only
+    between requests with the same salt."""
     return (SALT << 32) + sequence
 
 
 class SamplingConfigs:
-    """Makes them for requests; that of greedy text once, as a request copies what it is given.
+    """Makes the sampling configs of requests. The greedy one is made once, as requests copy it.
 
-    stream: of the noise. Drafts must be drawn from another one than they are verified by: with the
-    same numbers on both sides what is accepted would depend on what was drawn.
+    stream: of the noise. Draft and target must use different streams. With the same numbers on both
+    sides, acceptance would depend on the drawn tokens.
     """
 
     def __init__(self, bindings: Bindings, stream: int = 0) -> None:
@@ -53,9 +53,9 @@ class SamplingConfigs:
         self._greedy = self._make(top_k=1)
 
     def of(self, sampling: SamplingParams, position: int) -> Any:
-        """For a request whose first new token is at `position`.
+        """The config of a request whose first new token is at `position`.
 
-        top_p is always set: with neither top_k nor top_p the executor is greedy.
+        It always sets top_p: with neither top_k nor top_p, the executor is greedy.
         """
         if sampling.is_greedy:
             return self._greedy
@@ -71,17 +71,17 @@ class SamplingConfigs:
 def request_seed(seed: int, position: int, stream: int = 0) -> int:
     """Seed of the request whose first new token is at `position`; 64 bits.
 
-    The odd strides, 2^64 over the golden ratio and over its square, keep the ranges of different
-    seeds and streams apart.
+    The odd strides are 2^64 divided by the golden ratio and by its square. They keep the ranges of
+    different seeds and streams apart.
     """
     return (seed * 0x9E3779B97F4A7C15 + stream * 0x61C8864680B583EB + position) % 2**64
 
 
 class ExecutorModel:
-    """An engine behind an executor; target and draft alike.
+    """An engine behind an executor; the common part of target and draft.
 
-    executor, bindings: a `bindings.Executor`, and the module that it is of:
-    `tensorrt_llm.bindings.executor` or its fake. clock: seconds, of which polls take some.
+    executor: a `bindings.Executor`. bindings: its module, `tensorrt_llm.bindings.executor` or a
+    fake. clock: time in seconds.
     """
 
     def __init__(
@@ -99,13 +99,12 @@ class ExecutorModel:
     def time_pass(
         self, batch_size: int, tokens_per_row: int, context_len: int, num_logits: int | None = None
     ) -> float:
-        """See `Profilable`; from the outside, enqueueing and responses included.
+        """See `Profilable`. The time includes enqueueing and responses.
 
-        Where logits of the last position alone are wanted, texts of all these tokens are read; of
-        tokens_per_row 1, texts of context_len go on by a token; of more, they are verified with
-        that many drafts less one. What was read before is reused, as while serving: each row's text
-        is always the same, so that reading it costs time only once. Raises RuntimeError where the
-        executor fails one.
+        With num_logits 1, new texts of context_len + tokens_per_row tokens are prefilled. Otherwise
+        each row has a fixed text of context_len tokens, which is cached as during serving.
+        With tokens_per_row 1, it is the time of one generation step after this text. With more, it
+        is the time to verify tokens_per_row - 1 drafts. Raises RuntimeError if a request fails.
         """
         vocabulary = range(self._vocab_size)
         fresh = random.Random(f"{batch_size, tokens_per_row, context_len} {self._clock()}")
@@ -126,7 +125,7 @@ class ExecutorModel:
     def _seconds(
         self, texts: Sequence[list[int]], max_tokens: int = 1, drafts: Sequence[list[int]] = ()
     ) -> float:
-        """Of greedy requests for these texts, all at once. drafts: to verify, of each text."""
+        """Seconds for one greedy request per text, all at once. drafts: to verify, per text."""
         bindings = self._bindings
         configs = [bindings.ExternalDraftTokensConfig(one) for one in drafts] or [None] * len(texts)
         requests = [
@@ -145,7 +144,7 @@ class ExecutorModel:
 
 
 def finish(executor: Any, request_ids: Sequence[int]) -> None:
-    """Await the last response of each. Raises RuntimeError with the message of one that failed."""
+    """Await the last response of each request. Raises RuntimeError if a request fails."""
     left = set(request_ids)
     while left:
         for response in executor.await_responses(timedelta(seconds=WAIT_S)):

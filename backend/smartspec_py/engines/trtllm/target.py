@@ -1,25 +1,26 @@
-"""A target on TensorRT-LLM's executor, by its external-draft mode.
+"""A target on TensorRT-LLM's executor, which uses its external-draft mode.
 
-The executor keeps no sequences: every request is new and brings its whole text as the prompt, of
-which the KV cache reuse spares most of the work. So the sequences are kept here, and each piece of
-work becomes one request; all requests of a step are enqueued in one call.
+The executor keeps no sequences. Every request is new and sends the whole text as its prompt; reuse
+of the KV cache avoids most of the work. So this file keeps the sequences, and each piece of work is
+one request. One call enqueues all requests of a step.
 
-- `Prefill`: all tokens that are known, max_tokens = 1.
+- `Prefill`: all known tokens, max_tokens = 1.
 - `Verify`: all tokens and k drafts, max_tokens = k + 1; the executor ends it after one step.
-- `Decode`: all tokens, max_tokens of the burst, streaming. Bursts run on while others verify.
+- `Decode`: all tokens, max_tokens of the burst, streaming. Bursts continue while others verify.
 
-A poll waits for the verifications in flight, so that a step's verifications are planned, run and
-measured together; what bursts bring meanwhile comes with them. The time of a pass is taken here,
-from enqueueing to the response: the executor's own statistics have the latency of an earlier
-iteration with the idle time before it, see `fake_executor`.
+A poll waits for the verifications in flight, so that those of one step are planned, run and
+measured together. It also returns the tokens of bursts that arrive meanwhile. The pass time is
+measured here, from enqueueing to the response. The executor's own statistics report the latency of
+an earlier iteration, including the idle time before it; see `fake_executor`.
 
-A request's noise starts with its seed, so equal seeds would draw every request of a sequence from
-the same numbers. The seed sent is therefore mixed with the position, and sampled text depends on
-how it was cut into requests. At temperature > 0 drafts without logits are accepted with a bias, so
-none are taken; with the logits that they were drawn from the executor rejects as Leviathan et al.
-do, which a request asks for by `verification: rejection` and engine.json by `sampled_verification`.
+The noise of a request starts with its seed. With equal seeds, every request of a sequence would
+draw from the same numbers. So the seed is mixed with the position, and sampled text depends on how
+it was divided into requests. At temperature > 0, drafts without logits are accepted with a bias, so
+such drafts are not used. With the draft's logits, the executor verifies by rejection as Leviathan
+et al. do. A request selects this with `verification: rejection`, and engine.json enables it with
+`sampled_verification`.
 
-Tested against `smartspec_testing.fake_executor`; never run on the real executor by this project.
+Tested with `smartspec_testing.fake_executor`. This project never ran it on the real executor.
 """
 
 from __future__ import annotations
@@ -54,13 +55,14 @@ UNSUPPORTED = frozenset(
         "return_log_probs",
     }
 )
-"""Not passed on yet: how the executor counts them over requests that resend all is not known."""
+"""Not passed on yet. Each request resends the text, and it is unknown how the executor would count
+these settings then."""
 
 
 @dataclass(slots=True)
 class _Sequence:
-    """tokens: prompt and generated; each request brings all of them. salt: of its cached blocks;
-    None where they are shared with whoever begins alike."""
+    """tokens: prompt and generated tokens; each request sends all of them. salt: of its cached
+    blocks; None if they are shared with sequences that start with the same tokens."""
 
     tokens: list[int]
     sampling: SamplingParams
@@ -69,8 +71,8 @@ class _Sequence:
 
 @dataclass(slots=True)
 class _InFlight:
-    """A piece of work, the request that carries it out, and how many tokens it has brought.
-    start_s: when it was enqueued; None once it has brought something."""
+    """A piece of work, its request, and the number of tokens that it has returned so far. start_s:
+    when it was enqueued; None after the first response."""
 
     work: Work
     request_id: int
@@ -79,9 +81,9 @@ class _InFlight:
 
 
 class TrtllmTarget(ExecutorModel):
-    """A `Target` over an executor.
+    """A `Target` that uses an executor.
 
-    Misuse raises KeyError for a sequence that is not held, ValueError for the rest.
+    Raises KeyError for a sequence that was not begun, and ValueError for other misuse.
     """
 
     def __init__(
@@ -92,7 +94,7 @@ class TrtllmTarget(ExecutorModel):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if capabilities.max_prefill_tokens is not None or capabilities.verifies_sampling:
-            raise ValueError("the executor takes whole prompts, and draws with noise of its own")
+            raise ValueError("the executor takes whole prompts only, and draws with its own noise")
         super().__init__(executor, bindings, capabilities.vocab_size, clock)
         self._configs = SamplingConfigs(bindings)
         self._capabilities = capabilities
@@ -113,16 +115,16 @@ class TrtllmTarget(ExecutorModel):
         sampling: SamplingParams,
         reuses_prefix: bool = True,
     ) -> int:
-        """The executor finds for itself which of the tokens it has cached."""
+        """Keep the tokens. Returns 0, because the executor finds cached tokens by itself."""
         if sequence in self._held:
             raise ValueError(f"sequence {sequence} has begun already")
-        known = list(map(int, tokens))  # the bindings convert no NumPy integers
+        known = list(map(int, tokens))  # the bindings do not convert NumPy integers
         salt = None if reuses_prefix else cache_salt(sequence)
         self._held[sequence] = _Sequence(known, sampling, salt)
         return 0
 
     def submit(self, work: Sequence[Work]) -> None:
-        """Raises RuntimeError where the executor takes no more requests at all."""
+        """Raises RuntimeError if the executor no longer takes requests."""
         if not self._executor.can_enqueue_requests():
             raise RuntimeError("the executor takes no requests")
         for item in work:
@@ -134,7 +136,7 @@ class TrtllmTarget(ExecutorModel):
         start_s = self._clock()
         try:
             request_ids = self._executor.enqueue_requests(requests)
-        except RuntimeError as error:  # what the C++ side throws at a request that cannot run
+        except RuntimeError as error:  # the C++ code throws if one request cannot run
             self._enqueue_each(fitting, requests, error)
             return
         for item, request_id in zip(fitting, request_ids, strict=True):
@@ -145,31 +147,31 @@ class TrtllmTarget(ExecutorModel):
             raise ValueError(f"sequence {work.sequence} already has work in flight")
         held = self._held[work.sequence]
         if isinstance(work, Prefill) and list(work.tokens) != held.tokens:
-            raise ValueError(f"sequence {work.sequence}: prompts are taken whole")
+            raise ValueError(f"sequence {work.sequence}: Prefill must contain the whole prompt")
         if isinstance(work, Verify) and not (work.drafts and self._can_verify(work, held.sampling)):
-            raise ValueError(f"sequence {work.sequence}: no drafts, or no greedy text, to verify")
+            raise ValueError(f"sequence {work.sequence}: no drafts, or the text cannot be verified")
 
     def _can_verify(self, work: Verify, sampling: SamplingParams) -> bool:
-        """Sampled text only with the logits that the drafts were drawn from."""
+        """Sampled text needs the logits from which the drafts were drawn."""
         has_logits = sampling.is_greedy or work.draft_probs is not None
         return has_logits and self._capabilities.can_verify(sampling)
 
     def _refuses(self, work: Work) -> bool:
-        """Whether the executor would reject it, and with it maybe others of the same call."""
+        """Whether the executor would reject it, and perhaps other requests of the same call."""
         most = self._capabilities.max_draft_len
         if not isinstance(work, Verify) or len(work.drafts) <= most:
             return False
-        self._refuse(work, f"{len(work.drafts)} drafts are above max_draft_len {most}")
+        self._refuse(work, f"{len(work.drafts)} drafts are more than max_draft_len {most}")
         return True
 
     def _refuse(self, work: Work, reason: object) -> None:
-        self._refused.append(Event(work.sequence, error=f"request refused: {reason}"))
+        self._refused.append(Event(work.sequence, error=f"request rejected: {reason}"))
 
     def _enqueue_each(
         self, work: Sequence[Work], requests: Sequence[Any], error: RuntimeError
     ) -> None:
-        """Find out which is refused, and let the others run. Some may have been taken before the
-        refusal and now run twice: responses with ids that nobody knows are left alone."""
+        """Find the rejected request, and let the others run. The failed call may have started some
+        of them, which then run twice. Responses with unknown ids are ignored."""
         if len(requests) == 1:
             self._refuse(work[0], error)
             return
@@ -204,15 +206,15 @@ class TrtllmTarget(ExecutorModel):
         )
 
     def poll(self, timeout_s: float) -> list[Event]:
-        """Events for the responses of the executor, and for each request that it refused.
+        """Events for the responses of the executor, and for each request that it rejected.
 
-        The first event of each work has the seconds since it was enqueued, the others have none.
+        The first event of each work has the seconds since it was enqueued; later events have 0.
         Returns when no verification is in flight, or after timeout_s.
         """
         events, self._refused = self._refused, []
         if not self._in_flight:
             return events
-        left_s = 0.0 if events else timeout_s  # a refusal does not wait
+        left_s = 0.0 if events else timeout_s  # do not wait if there is a rejection to report
         until_s = self._clock() + left_s
         while True:
             responses = self._executor.await_responses(timedelta(seconds=left_s))
@@ -246,7 +248,7 @@ class TrtllmTarget(ExecutorModel):
         has_ended = len(tokens) < len(reported)
         finish = FinishReason.STOP if has_ended else self._finish(flight, state, result)
         if finish == FinishReason.STOP and not has_ended:
-            reported = (*tokens, *state.sampling.end_tokens[:1])  # end_id itself is not reported
+            reported = (*tokens, *state.sampling.end_tokens[:1])  # the executor omits end_id
         num_drafted, num_accepted = _verification(flight.work, reported)
         return Event(sequence, tokens, num_drafted, num_accepted, result.is_final, finish, pass_s)
 
@@ -255,7 +257,7 @@ class TrtllmTarget(ExecutorModel):
         del self._sequence_of[flight.request_id]
 
     def _finish(self, flight: _InFlight, state: _Sequence, result: Any) -> FinishReason | None:
-        """LENGTH with all tokens that were asked for ends the work; with fewer, the sequence."""
+        """LENGTH after all requested tokens ends only the work; after fewer, the sequence."""
         reasons, reason = self._bindings.FinishReason, result.finish_reasons[0]
         if reason in (reasons.END_ID, reasons.STOP_WORDS):
             return FinishReason.STOP
@@ -264,30 +266,30 @@ class TrtllmTarget(ExecutorModel):
         return FinishReason.LENGTH if is_cut or is_full else None
 
     def cancel(self, sequence: SequenceId) -> None:
-        """Ends the work, not the sequence: its tokens so far, and late ones, are kept."""
+        """Ends the work, not the sequence. Tokens generated so far, and late ones, are kept."""
         if sequence not in self._held:
             raise KeyError(f"sequence {sequence} is not held")
         if sequence in self._in_flight:
             self._executor.cancel_request(self._in_flight[sequence].request_id)
 
     def release(self, sequence: SequenceId) -> None:
-        """The executor holds nothing between requests: its cached blocks age out by themselves."""
+        """The executor holds nothing between requests. It evicts old cached blocks by itself."""
         if sequence in self._in_flight:
             raise ValueError(f"sequence {sequence} has work in flight")
         del self._held[sequence]
 
 
 def _num_asked(work: Work) -> int:
-    """max_tokens of the request that carries out the work."""
+    """max_tokens of the request for this work."""
     if isinstance(work, Decode):
         return work.max_tokens
     return len(work.drafts) + 1 if isinstance(work, Verify) else 1
 
 
 def _verification(work: Work, drawn: tuple[int, ...]) -> tuple[int, int]:
-    """num_drafted and num_accepted; 0 and 0 where nothing was verified, as after an early cancel.
+    """num_drafted and num_accepted; both 0 if nothing was verified, as after an early cancel.
 
-    drawn: with the end token, which counts as accepted where it was drafted.
+    drawn: includes the end token, which counts as accepted if it was drafted.
     """
     if not isinstance(work, Verify) or not drawn:
         return 0, 0
