@@ -1,0 +1,283 @@
+"""Measured figures in the pages: each sentence below has the figures of its result file.
+
+A sentence is a template. The test fills it with the values of the file, and looks for it in the
+page. When a file changes, the failure shows the sentence that the page should have.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smartspec_bench.document import Document, Phase
+from smartspec_bench.document import read as read_load
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "docs" / "results"
+AMD, INTEL = "lockstep-amd.json", "lockstep-intel.json"
+STEP = ("step", 0.0)
+
+Values = tuple[Any, ...]
+
+
+@cache
+def load(name: str) -> Document:
+    return read_load(RESULTS / name)
+
+
+@cache
+def study(name: str) -> Any:
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def mean(name: str, place: tuple[str, float], policy: str, value: Callable[[Phase], Any]) -> float:
+    """Geometric mean over the repeats of a policy at a shape and load."""
+    found = [
+        value(one)
+        for one in load(name).phases
+        if (one.shape, one.load) == place and one.policy == policy
+    ]
+    return math.exp(statistics.mean(map(math.log, found)))
+
+
+def places(name: str) -> set[tuple[str, float]]:
+    return {(one.shape, one.load) for one in load(name).phases}
+
+
+def over_none(name: str, value: Callable[[Phase], Any]) -> list[float]:
+    """Of goodput, at each shape and load."""
+    return [
+        mean(name, place, "goodput", value) / mean(name, place, "none", value)
+        for place in places(name)
+    ]
+
+
+def latency_ratios(name: str) -> list[float]:
+    """Mean latency over none's, as compared pair by pair."""
+    return [
+        one.ratio
+        for one in load(name).comparisons
+        if (one.against, one.metric) == ("none", "e2e_ms.mean") and one.policy == "goodput"
+    ]
+
+
+def p99(phase: Phase) -> Any:
+    return phase.e2e_ms.p99
+
+
+def ttft(phase: Phase) -> Any:
+    return phase.ttft_ms.mean
+
+
+def e2e(phase: Phase) -> Any:
+    return phase.e2e_ms.mean
+
+
+def p99_over_best_fixed(name: str) -> float:
+    """At the step of load, over the fixed length with the lowest mean latency."""
+    fixed = {one.policy for one in load(name).phases if one.policy.startswith("fixed")}
+    best = min(fixed, key=lambda policy: mean(name, STEP, policy, e2e))
+    return mean(name, STEP, "goodput", p99) / mean(name, STEP, best, p99)
+
+
+def percent(ratio: float) -> int:
+    return round(100 * (ratio - 1))
+
+
+def cost() -> Values:
+    runs = (AMD, INTEL)
+    most = max(max(over_none(name, ttft)) for name in runs)
+    return percent(most), percent(max(map(p99_over_best_fixed, runs)))
+
+
+def slower() -> Values:
+    ratios = latency_ratios(AMD)
+    return (
+        min(ratios),
+        max(ratios),
+        *(percent(max(over_none(name, of))) for name in (AMD, INTEL) for of in (p99, ttft)),
+    )
+
+
+def verdicts() -> Values:
+    compared = [one for one in load(AMD).comparisons if one.metric == "e2e_ms.mean"]
+    counts = Counter(one.verdict for one in compared)
+    ratios = latency_ratios(AMD)
+    return counts["met"], sum(counts.values()), counts["open"], min(ratios), max(ratios)
+
+
+def first_minute(name: str) -> Values:
+    """Goodput over the better of the others, by part of the minute, mean over rounds."""
+    rounds = study(name)["rounds"]
+    return tuple(
+        statistics.mean(
+            one["goodput"][i] / max(one["none"][i], one["fixed:3"][i]) for one in rounds
+        )
+        for i in range(3)
+    )
+
+
+def useless_and_dear() -> Values:
+    names = ("never-slower-useless.json", "never-slower-17m.json")
+    return tuple(ratio for name in names for ratio in sorted(latency_ratios(name)))
+
+
+def first_tokens() -> Values:
+    loads = study("first_token")["loads"].values()
+    return tuple(
+        max(one[policy][3] for one in loads) for policy in ("goodput", "a prompt counts 0")
+    )
+
+
+def measured_first_token() -> Values:
+    return (max(max(over_none(name, ttft)) for name in (AMD, INTEL)),)
+
+
+def grid() -> Values:
+    cells = study("grid")["cells"]
+    return sum(cell["to_best"]["value"] >= 0.98 for cell in cells), len(cells)
+
+
+def overhead() -> Values:
+    return (-percent(min(one["ratio"]["value"] for one in study("overhead-88m")["sizes"])),)
+
+
+def fidelity() -> Values:
+    """Up to 0.7 of saturation."""
+    points = [one for one in study("fidelity")["points"] if one["share"] is not None]
+    near = [abs(one["ratios"]["e2e_ms_mean"]["ratio"] - 1) <= 0.1 for one in points]
+    return sum(near), len(near)
+
+
+def adapter() -> Values:
+    rows = study("adapter")["rows"]
+    return (1e3 * max(row["own_s"] for row in rows if row["num_sequences"] == 64),)
+
+
+def contract() -> Values:
+    uses = study("contract")["uses"]
+    return sum(use["is_recorded"] for use in uses), len(uses)
+
+
+def spread() -> Values:
+    cases = study("spread")["cases"]
+    assert min(case["over_fixed"]["value"] for case in cases) >= 0.98
+    return (len(cases),)
+
+
+def front() -> Values:
+    by_size = {one["batch_size"]: one["front_ratio"]["value"] for one in study("front")["sizes"]}
+    return (100 * (1 - by_size[1]),)
+
+
+def by_hand() -> Values:
+    return tuple(one["goodput"][0] for one in study("peer")["by_hand"])
+
+
+FIGURES = [
+    (
+        "README.md",
+        "the first token comes up to {} % later than without speculation, and where the load "
+        "changes p99 is up to {} % higher than that of the best fixed length",
+        cost,
+    ),
+    ("README.md", "which cost [about {} % at most]", overhead),
+    (
+        "docs/faq.md",
+        "{:.2f} to {:.2f} of that without speculation. But p99 latency was up to {} % higher, and "
+        "the mean time to first token up to {} % higher ([lockstep-amd.json]"
+        "(results/lockstep-amd.json), 2026-11-23). On an Intel machine with an older version it "
+        "was {} % and {} %",
+        slower,
+    ),
+    (
+        "docs/research/studies.md",
+        "{} of {} comparisons shown, {} open, none missed; mean latency {:.2f} to {:.2f} of that "
+        "without speculation",
+        verdicts,
+    ),
+    (
+        "docs/research/studies.md",
+        "SmartSpec reaches {:.2f}, {:.2f} and {:.2f} of the better",
+        lambda: first_minute("first_minute-amd"),
+    ),
+    (
+        "docs/research/studies.md",
+        "{:.2f}, {:.2f} and {:.2f} on Intel",
+        lambda: first_minute("first_minute"),
+    ),
+    (
+        "docs/concepts/draft-length.md",
+        "the first five had {:.2f} of the throughput of a fixed length of 3, and requests 6 to 20 "
+        "had {:.2f}",
+        lambda: first_minute("first_minute-amd")[:2],
+    ),
+    (
+        "docs/research/studies.md",
+        "latency is {:.2f} to {:.2f} of that without speculation, thanks to prompt lookup "
+        "([file](../results/never-slower-useless.json)). With one that costs a fifth of the target "
+        "it is {:.2f} and {:.2f}",
+        useless_and_dear,
+    ),
+    (
+        "docs/concepts/draft-length.md",
+        "at most {:.2f} times that without speculation, instead of {:.2f} times",
+        first_tokens,
+    ),
+    (
+        "docs/concepts/draft-length.md",
+        "the first token came up to {:.2f} times as late",
+        measured_first_token,
+    ),
+    ("docs/research/studies.md", "{} of {} cells of batch size, acceptance", grid),
+    ("docs/research/studies.md", "What do Triton and HTTP cost?** Up to {} %", overhead),
+    ("docs/research/studies.md", "never below 0.98 of the best fixed length in {} cases", spread),
+    ("docs/research/studies.md", "{:.2f} ms of Python per step at 64 sequences", adapter),
+    ("docs/research/studies.md", "{} of {} names", contract),
+    ("docs/evaluate/simulator.md", "at {} of {} points up to 0.7 of saturation", fidelity),
+    ("docs/operate/security.md", "The front costs {:.1f} % of the throughput", front),
+    ("docs/comparison.md", "it took {:.2f}, {:.2f} and {:.2f} times the time of vLLM", by_hand),
+]
+
+
+@pytest.mark.parametrize(("page", "sentence", "values"), FIGURES)
+def test_a_figure_is_that_of_its_file(
+    page: str, sentence: str, values: Callable[[], Values]
+) -> None:
+    text = " ".join((ROOT / page).read_text(encoding="utf-8").split())
+    assert sentence.format(*values()) in text
+
+
+PROCESSORS = {
+    "Intel Xeon with AMX": "family 6 model 167",
+    "Intel Xeon without bfloat16": "without bfloat16",
+}
+
+
+def measured_on_cpus() -> Iterator[tuple[str, str, list[str]]]:
+    """Processor, dtype and the three ratios of each row of the table."""
+    text = (ROOT / "docs" / "comparison.md").read_text(encoding="utf-8")
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if cells[0] in PROCESSORS:
+            yield cells[0], cells[1], cells[2:]
+
+
+@pytest.mark.parametrize(("processor", "dtype", "ratios"), list(measured_on_cpus()))
+def test_ratios_to_peers_are_those_of_the_peer_page(
+    processor: str, dtype: str, ratios: list[str]
+) -> None:
+    text = (RESULTS / "peer.md").read_text(encoding="utf-8")
+    [section] = re.findall(rf"^## {dtype}$(.*?)^## ", text, re.MULTILINE | re.DOTALL)
+    rows = [line for line in section.splitlines() if PROCESSORS[processor] in line]
+    cells = [row.strip("|").split("|")[-1].strip() for row in rows]
+    assert [cell.partition(", ")[0] for cell in cells] == ratios
