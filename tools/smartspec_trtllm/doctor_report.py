@@ -1,4 +1,4 @@
-"""A diagnosis as Markdown."""
+"""Writes a diagnosis as Markdown."""
 
 from __future__ import annotations
 
