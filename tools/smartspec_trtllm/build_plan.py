@@ -118,7 +118,7 @@ def make_plan(target_dir: Path, draft_dir: Path, out: Path, options: BuildOption
 
 
 def _check_places(target_dir: Path, draft_dir: Path, out: Path) -> None:
-    """Check that the output does not contain the models, as a step empties its output first."""
+    """Check that output and models do not overlap, because a step empties its output first."""
     whole = out.resolve()
     for role, folder in ((Role.TARGET, target_dir), (Role.DRAFT, draft_dir)):
         source = folder.resolve()

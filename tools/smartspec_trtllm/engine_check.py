@@ -82,7 +82,7 @@ def _warnings(engine: Engine, load: Load, longest: int) -> Iterator[Fault]:
     if extra:
         needed = f"{engine.num_ranks} files; this one is from another build"
         remedy = "rebuild it: build_engines.sh --force"
-        yield fault(engine, extra[0], "not wanted", needed, remedy)
+        yield fault(engine, extra[0], "not expected", needed, remedy)
     key = "build_config.max_beam_width"
     if engine.get(key) != 1:
         needed = "1: external drafts do not support beam search; more only wastes memory"
