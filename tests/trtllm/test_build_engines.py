@@ -185,7 +185,7 @@ def test_a_failure_stops_the_build_and_names_the_log(workshop: Workshop) -> None
     assert answer.returncode == 1
     assert workshop.calls() == ALL[:2]
     log = workshop.out / "logs" / "02-build-target.log"
-    assert f"build-target ended with exit code 3; the whole log: {log}" in answer.stderr
+    assert f"build-target failed with exit code 3; full log: {log}" in answer.stderr
     assert "out of memory" in answer.stderr
     assert "Traceback" not in answer.stderr
     assert workshop.build().returncode == 0
@@ -195,7 +195,7 @@ def test_a_failure_stops_the_build_and_names_the_log(workshop: Workshop) -> None
 def test_a_tool_that_ends_well_without_its_files_has_failed(workshop: Workshop) -> None:
     answer = workshop.build(break_at="checkpoints/draft forget")
     assert answer.returncode == 1
-    assert f"ended well, but {workshop.out}/checkpoints/draft lacks rank0" in answer.stderr
+    assert f"exit code 0, but {workshop.out}/checkpoints/draft lacks rank0" in answer.stderr
 
 
 def test_a_half_written_engine_never_counts_as_done(workshop: Workshop) -> None:
@@ -226,7 +226,7 @@ def test_files_of_others_are_never_removed(workshop: Workshop) -> None:
     (workshop.out / "target" / "thesis.txt").write_text("mine")
     answer = workshop.build()
     assert answer.returncode == 2
-    assert "out/target: holds files that no earlier build here made" in answer.stderr
+    assert "out/target: contains files that no earlier build made" in answer.stderr
     assert (workshop.out / "target" / "thesis.txt").read_text() == "mine"
 
 

@@ -241,7 +241,7 @@ REFUSED: list[tuple[BuildOptions, dict[str, Any], dict[str, Any], str]] = [
         BuildOptions(ModelOptions(1, Quantization.NONE, KvCacheDtype.FP8)),
         QWEN_14B,
         QWEN_HALF_B,
-        "--kv-cache-dtype: fp8 is not made together with none for a qwen model",
+        "--kv-cache-dtype: fp8 cannot be combined with none for a qwen model",
     ),
     (
         BuildOptions(ModelOptions(1, Quantization.FP8, KvCacheDtype.INT8)),
@@ -255,20 +255,20 @@ REFUSED: list[tuple[BuildOptions, dict[str, Any], dict[str, Any], str]] = [
         QWEN_HALF_B,
         "intermediate_size 13824 over 8 ranks is not a multiple",
     ),
-    (BuildOptions(max_draft_len=0), LLAMA_8B, LLAMA_1B, "--max-draft-len: got 0, must lie in 1"),
+    (BuildOptions(max_draft_len=0), LLAMA_8B, LLAMA_1B, "--max-draft-len: got 0, must be in 1"),
     (BuildOptions(max_draft_len=65), LLAMA_8B, LLAMA_1B, "--max-draft-len: got 65"),
     (BuildOptions(max_batch_size=0), LLAMA_8B, LLAMA_1B, "--max-batch-size: got 0"),
     (
         BuildOptions(max_context_len=40000),
         QWEN_14B,
         QWEN_HALF_B,
-        "--max-context-len: got 40000, must lie in 2..32768",
+        "--max-context-len: got 40000, must be in 2..32768",
     ),
     (
         BuildOptions(max_context_len=4096, max_num_tokens=4100),
         LLAMA_8B,
         LLAMA_1B,
-        "--max-num-tokens: got 4100, must lie in 4103..",
+        "--max-num-tokens: got 4100, must be in 4103..",
     ),
     (BuildOptions(), LLAMA_8B | {"vocab_size": 2}, LLAMA_1B, "vocab_size: the target"),
 ]
@@ -296,7 +296,7 @@ def test_a_draft_with_another_vocabulary_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("out", ["T", "T/engines", "."])
 def test_an_output_that_would_empty_a_model_is_refused(tmp_path: Path, out: str) -> None:
-    with pytest.raises(BuildError, match="lie in one another"):
+    with pytest.raises(BuildError, match="must not contain"):
         plan_for_out(tmp_path, out)
     assert (tmp_path / "T" / "config.json").is_file()
 

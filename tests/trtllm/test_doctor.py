@@ -112,7 +112,7 @@ def test_sampling_is_judged_by_counting(target, made, behaviour, answer):
 
 def test_sampling_is_not_settled_where_one_token_is_certain(target):
     """The fake that follows the rule draws a token of its own for each seed."""
-    with pytest.raises(UnsettledError, match="none has two tokens"):
+    with pytest.raises(UnsettledError, match="prompts has two tokens"):
         sampling_without_logits(bench(target))
 
 
@@ -203,7 +203,7 @@ def test_without_tensorrt_llm_it_says_what_to_do(monkeypatch):
     assert "Traceback" not in text + errors
     assert "tensorrt_llm cannot be imported" in errors
     assert "trtllm-python-py3" in errors
-    assert "nvidia-smi names no GPU" in errors
+    assert "nvidia-smi lists no GPU" in errors
     assert "There are no bindings to compare." in text
 
 

@@ -188,5 +188,5 @@ def test_the_priority_is_what_the_signature_says():
     found = default_priority(Bench(planted(Request=class_with(init)), Path()))
     assert found.answer == "0.7"
     silent = planted(Request=class_with(SimpleNamespace(__doc__=None)))
-    with pytest.raises(UnsettledError, match="does not tell"):
+    with pytest.raises(UnsettledError, match="cannot be read"):
         default_priority(Bench(silent, Path()))

@@ -1,1 +1,1 @@
-"""What is particular to TensorRT-LLM: its executor bindings as documented, and their check."""
+"""Tools for TensorRT-LLM: the documented executor bindings, their check, and engine builds."""

@@ -1,6 +1,6 @@
-"""`engines_build/build_engines.sh`: from two Hugging Face models to two engines that can be served.
+"""`engines_build/build_engines.sh`: builds two engines from two Hugging Face models.
 
-The commands follow the documentation of TensorRT-LLM 1.2.1; this project has not run them.
+The commands follow the documentation of TensorRT-LLM 1.2.1. This project has never run them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DEFAULTS = BuildOptions()
 
 
 class Dtype(StrEnum):
-    """Of weights and activations that are not quantised; auto: the model's own."""
+    """Precision of unquantized weights and activations. auto: the precision of the model."""
 
     AUTO = "auto"
     FLOAT16 = "float16"
@@ -37,39 +37,49 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command(context_settings={"help_option_names": ["-h", "--help"]})
 def build_engines(
     target: Annotated[Path, typer.Argument(help="Hugging Face directory of the target.")],
-    draft: Annotated[Path, typer.Argument(help="That of the draft.")],
-    out: Annotated[Path, typer.Argument(help="Gets target, draft and tokenizer.")],
-    dtype: Annotated[Dtype, typer.Option(help="Of what is not quantised.")] = Dtype.AUTO,
-    tp: Annotated[int, typer.Option(help="GPUs of the target.", min=1)] = 1,
-    draft_tp: Annotated[int, typer.Option(help="GPUs of the draft.", min=1)] = 1,
-    quantization: Annotated[Quantization, typer.Option(help="Of the target.")] = Quantization.NONE,
+    draft: Annotated[Path, typer.Argument(help="Hugging Face directory of the draft model.")],
+    out: Annotated[Path, typer.Argument(help="Output folder for target, draft and tokenizer.")],
+    dtype: Annotated[Dtype, typer.Option(help="Precision of unquantized parts.")] = Dtype.AUTO,
+    tp: Annotated[int, typer.Option(help="GPUs for the target.", min=1)] = 1,
+    draft_tp: Annotated[int, typer.Option(help="GPUs for the draft model.", min=1)] = 1,
+    quantization: Annotated[
+        Quantization, typer.Option(help="Quantization of the target.")
+    ] = Quantization.NONE,
     draft_quantization: Annotated[
-        Quantization, typer.Option(help="Of the draft.")
+        Quantization, typer.Option(help="Quantization of the draft model.")
     ] = Quantization.NONE,
     kv_cache_dtype: Annotated[
-        KvCacheDtype, typer.Option(help="Of the target's cache.")
+        KvCacheDtype, typer.Option(help="Precision of the target's KV cache.")
     ] = KvCacheDtype.AUTO,
     draft_kv_cache_dtype: Annotated[
-        KvCacheDtype, typer.Option(help="Of the draft's cache.")
+        KvCacheDtype, typer.Option(help="Precision of the draft model's KV cache.")
     ] = KvCacheDtype.AUTO,
     max_context_len: Annotated[
-        int, typer.Option(help="Longest sequence, prompt and text.")
+        int, typer.Option(help="Tokens of the longest sequence, prompt and text.")
     ] = _DEFAULTS.max_context_len,
-    max_draft_len: Annotated[int, typer.Option(help="Longest draft.")] = _DEFAULTS.max_draft_len,
+    max_draft_len: Annotated[
+        int, typer.Option(help="Tokens of the longest draft.")
+    ] = _DEFAULTS.max_draft_len,
     max_batch_size: Annotated[
-        int, typer.Option(help="Sequences at once.")
+        int, typer.Option(help="Maximum sequences in a batch.")
     ] = _DEFAULTS.max_batch_size,
     max_num_tokens: Annotated[
         int | None,
-        typer.Option(help="Tokens of an iteration; default: 8 whole sequences, within bounds."),
+        typer.Option(help="Tokens of an iteration; default: up to 8 sequences of maximum length."),
     ] = None,
     calib_dataset: Annotated[
         str | None,
-        typer.Option(help="Texts to calibrate with; default: the script's, which downloads."),
+        typer.Option(help="Calibration data set; by default, the script downloads one."),
     ] = None,
-    examples: Annotated[Path, typer.Option(help="Examples of TensorRT-LLM.")] = _DEFAULTS.examples,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Run every step again.")] = False,
+    examples: Annotated[
+        Path, typer.Option(help="Folder with the examples of TensorRT-LLM.")
+    ] = _DEFAULTS.examples,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the commands without running them.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Run all steps, even if nothing has changed.")
+    ] = False,
 ) -> None:
     """Build the engines of a target and a draft for TensorRT-LLM's external-draft mode."""
     options = BuildOptions(
@@ -88,7 +98,7 @@ def build_engines(
             plan = make_plan(target, draft, out, options)
             typer.echo(script(plan, out, options))
             return
-        # Stamps compare commands: they must not depend on where this is called from.
+        # Stamps compare commands, so the commands must not depend on the current directory.
         out = out.absolute()
         plan = make_plan(target.absolute(), draft.absolute(), out, options)
         check_tools(plan)
@@ -100,12 +110,12 @@ def build_engines(
     except StepFailed as error:
         _fail(str(error), 1)
     except KeyboardInterrupt:
-        _fail("interrupted: the step that ran will be run again", 130)
+        _fail("interrupted: the next build runs the unfinished step again", 130)
     _validate(plan, out, options)
 
 
 def script(plan: Plan, out: Path, options: BuildOptions) -> str:
-    """The commands as a shell takes them, a flag a line."""
+    """The commands as a shell script, with one flag per line."""
     lines = [f"# note: {note}" for note in plan.notes]
     for number, step in enumerate(plan.steps, start=1):
         lines += [f"# {number}/{len(plan.steps)} {step.name}", shell_text(step.command)]

@@ -1,4 +1,4 @@
-"""A Hugging Face model directory, as far as building an engine depends on it."""
+"""The fields of a Hugging Face model directory that matter for building an engine."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 from smartspec_py.engines.trtllm.engine_config import Role
 
 FAMILIES = {"llama": "llama", "qwen2": "qwen"}
-"""`model_type` of config.json: the folder of its convert_checkpoint.py in TensorRT-LLM."""
+"""From `model_type` in config.json to the folder of convert_checkpoint.py in TensorRT-LLM."""
 
 
 class BuildError(ValueError):
-    """Nothing was run: one sentence with the field, its value and the remedy."""
+    """The build cannot start. The message is one sentence with field, value and remedy."""
 
 
 @dataclass(frozen=True)
 class HfModel:
-    """num_*: of config.json. quantization: its quantization_config, empty where none is."""
+    """num_*: from config.json. quantization: its quantization_config, or empty."""
 
     role: Role
     folder: Path
@@ -35,21 +35,21 @@ class HfModel:
 
 
 def read_model(role: Role, folder: Path) -> HfModel:
-    """Raises BuildError where config.json lacks a field or is of another kind of model."""
+    """Raises BuildError if config.json lacks a field, or if the model type is not supported."""
     path = folder / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise BuildError(
-            f"{role} {folder}: no config.json that can be read ({error}): give a local Hugging "
-            "Face model directory"
+            f"{role} {folder}: config.json cannot be read ({error}): give a local Hugging Face "
+            "model directory"
         ) from error
     model_type = config.get("model_type")
     if model_type not in FAMILIES:
         known = ", ".join(FAMILIES)
         raise BuildError(
             f"model_type: {role} {folder} has {model_type!r}, must be one of {known}: choose "
-            "such a model, or build its engine by hand and try it with `smartspec check-engines`"
+            "such a model, or build its engine by hand and test it with `smartspec check-engines`"
         )
     return HfModel(
         role=role,
@@ -69,12 +69,12 @@ def read_model(role: Role, folder: Path) -> HfModel:
 def _count(role: Role, path: Path, config: Mapping[str, Any], key: str) -> int:
     value = config.get(key)
     if type(value) is not int or value < 1:
-        raise BuildError(f"{key}: the {role}'s {path} has {value!r}, must be a count from 1")
+        raise BuildError(f"{key}: the {role}'s {path} has {value!r}, must be an integer >= 1")
     return value
 
 
 def check_tp(model: HfModel, tp: int) -> None:
-    """A rank takes whole heads and an equal share of each layer."""
+    """Check that each rank gets whole heads and an equal share of each layer."""
     option = "--tp" if model.role is Role.TARGET else "--draft-tp"
     shares = {
         "num_attention_heads": model.num_heads,

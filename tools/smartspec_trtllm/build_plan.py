@@ -1,7 +1,7 @@
-"""The commands that lead from two Hugging Face directories to two engines. Pure: nothing is run.
+"""The commands that build two engines from two Hugging Face directories. Runs no command.
 
-Flags are those of TensorRT-LLM 1.2.1 as documented; docs/tensorrt-llm/build-engines.md says why
-each is there.
+The flags are those that TensorRT-LLM 1.2.1 documents. docs/tensorrt-llm/build-engines.md explains
+each.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from smartspec_trtllm.build_tokenizer import (
 )
 
 MAX_DRAFT_LEN = 64
-"""As limits.max_draft_len of engine.json."""
+"""The same limit as limits.max_draft_len in engine.json."""
 
 WHOLE_SEQUENCES = 8
-"""Longest sequences whose verifications the default of max_num_tokens lets into one iteration."""
+"""With the default of max_num_tokens, this many of the longest verifications fit an iteration."""
 
 MIN_NUM_TOKENS, MOST_NUM_TOKENS = 8192, 65536
-"""The default of trtllm-build; and a bound, as activations take memory for every token."""
+"""The default of trtllm-build, and an upper bound, as activations need memory for every token."""
 
 ALIGNMENT = 64
-"""max_num_tokens is rounded up to a multiple of it."""
+"""max_num_tokens is rounded up to a multiple of this."""
 
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """What is chosen for one of the two models. tp: tensor parallel ranks."""
+    """Options of one of the two models. tp: tensor parallel ranks."""
 
     tp: int = 1
     quantization: Quantization = Quantization.NONE
@@ -51,7 +51,7 @@ class ModelOptions:
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """Lengths in tokens. max_num_tokens: None for `default_max_num_tokens`."""
+    """Lengths are in tokens. max_num_tokens: None means `default_max_num_tokens`."""
 
     target: ModelOptions = ModelOptions()
     draft: ModelOptions = ModelOptions()
@@ -66,8 +66,8 @@ class BuildOptions:
 
 @dataclass(frozen=True)
 class Step:
-    """A command. inputs: directories whose files decide what comes out. output: its directory;
-    expected: files that must lie there, and not be empty, when it has ended well."""
+    """A command. inputs: directories with files that affect the result. output: its output
+    directory. expected: files that must exist there, not empty, after success."""
 
     name: str
     command: tuple[str, ...]
@@ -82,7 +82,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Plan:
-    """steps: in order. notes: what a person should know. num_tokens: ids of the tokenizer."""
+    """steps: in order. notes: hints for the user. num_tokens: token ids of the tokenizer."""
 
     steps: tuple[Step, ...]
     notes: tuple[str, ...]
@@ -92,10 +92,10 @@ class Plan:
 def default_max_num_tokens(max_context_len: int, max_draft_len: int, max_batch_size: int) -> int:
     """Tokens of an iteration.
 
-    The scheduler of 1.x charges a verification with its whole text and drafts, cached or not, so
-    the default of trtllm-build would let one or two long sequences into an iteration. Here
-    `WHOLE_SEQUENCES` of the longest fit, or more shorter ones, within `MOST_NUM_TOKENS`; always
-    one.
+    The scheduler of 1.x counts a verification with its whole text and drafts, cached or not. So the
+    default of trtllm-build would allow only one or two long sequences per iteration. This default
+    has room for `WHOLE_SEQUENCES` of the longest sequences, or for more shorter ones. It is at most
+    `MOST_NUM_TOKENS`, but always enough for one sequence.
     """
     verification = max_context_len + max_draft_len
     useful = min(max_batch_size, WHOLE_SEQUENCES) * verification
@@ -104,7 +104,7 @@ def default_max_num_tokens(max_context_len: int, max_draft_len: int, max_batch_s
 
 
 def make_plan(target_dir: Path, draft_dir: Path, out: Path, options: BuildOptions) -> Plan:
-    """Raises BuildError where the models or options do not fit, before anything is run."""
+    """Raises BuildError if models or options do not fit together; nothing has run then."""
     target, draft = read_model(Role.TARGET, target_dir), read_model(Role.DRAFT, draft_dir)
     _check_places(target_dir, draft_dir, out)
     _check_lengths(target, draft, options)
@@ -118,13 +118,14 @@ def make_plan(target_dir: Path, draft_dir: Path, out: Path, options: BuildOption
 
 
 def _check_places(target_dir: Path, draft_dir: Path, out: Path) -> None:
-    """A step empties its output directory first."""
+    """Check that output and models do not overlap, because a step empties its output first."""
     whole = out.resolve()
     for role, folder in ((Role.TARGET, target_dir), (Role.DRAFT, draft_dir)):
         source = folder.resolve()
         if source.is_relative_to(whole) or whole.is_relative_to(source):
             raise BuildError(
-                f"OUT: {out} and the {role} {folder} lie in one another: name another directory"
+                f"OUT: {out} must not contain the {role} {folder} or be inside it: choose another "
+                "directory"
             )
 
 
@@ -136,17 +137,17 @@ def _check_lengths(target: HfModel, draft: HfModel, options: BuildOptions) -> No
     _check_range("--max-context-len", options.max_context_len, 2, longest, why)
     if options.max_num_tokens is not None:
         least = options.max_context_len + options.max_draft_len
-        why = ": one verification of the longest sequence is charged whole"
+        why = ": one verification of the longest sequence counts in full"
         _check_range("--max-num-tokens", options.max_num_tokens, least, 2**20, why)
 
 
 def _check_range(name: str, value: int, low: int, high: int, why: str = "") -> None:
     if not low <= value <= high:
-        raise BuildError(f"{name}: got {value}, must lie in {low}..{high}{why}")
+        raise BuildError(f"{name}: got {value}, must be in {low}..{high}{why}")
 
 
 def _check_vocabularies(target: HfModel, draft: HfModel) -> int:
-    """The number of token ids, which both models must mean the same by."""
+    """The number of token ids; each id must mean the same token in both models."""
     try:
         ours, theirs = token_ids(target.folder), token_ids(draft.folder)
     except TokenizerError as error:
@@ -162,7 +163,7 @@ def _check_vocabularies(target: HfModel, draft: HfModel) -> int:
         if model.vocab_size < num_tokens:
             raise BuildError(
                 f"vocab_size: the {model.role} {model.folder} has {model.vocab_size}, less than "
-                f"the {num_tokens} ids of the tokenizer: give the tokenizer it was trained with"
+                f"the {num_tokens} ids of the tokenizer: use the tokenizer it was trained with"
             )
     return num_tokens
 

@@ -1,8 +1,8 @@
-"""Which tool makes a checkpoint of a quantisation, with which flags, and for which models.
+"""For each quantization: the tool that makes the checkpoint, its flags and the supported models.
 
-After the READMEs of examples/models/core/llama, .../qwen and examples/quantization of TensorRT-LLM.
-convert_checkpoint.py quantises by the weights alone, smoothquant and an int8 cache excepted;
-quantize.py calibrates on texts, needs a GPU and as a rule the whole model in its memory.
+The source is the READMEs of examples/models/core/llama, .../qwen and examples/quantization of
+TensorRT-LLM. convert_checkpoint.py uses the weights only, except for smoothquant and an int8 cache.
+quantize.py calibrates on texts. It needs a GPU, usually with memory for the whole model.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from smartspec_trtllm.build_models import BuildError, HfModel
 
 
 class Quantization(StrEnum):
-    """Of weights and, behind the `a`, activations."""
+    """Of weights and, after the `a`, of activations."""
 
     NONE = "none"
     FP8 = "fp8"
@@ -29,7 +29,7 @@ class Quantization(StrEnum):
 
 
 class KvCacheDtype(StrEnum):
-    """auto: that of the activations."""
+    """Precision of the KV cache. auto: the precision of the activations."""
 
     AUTO = "auto"
     FP8 = "fp8"
@@ -45,7 +45,7 @@ class Tool(StrEnum):
 
 @dataclass(frozen=True)
 class Recipe:
-    """kv_cache: dtypes that go with it, beside auto. families: models that it is documented for.
+    """kv_cache: supported cache precisions besides auto. families: models with documented support.
     group_size: weights that share a scale; each rank must hold whole groups."""
 
     tool: Tool
@@ -91,13 +91,13 @@ RECIPES = {
 }
 
 FOR_EXTERNAL_DRAFTS = frozenset({Quantization.NONE, Quantization.FP8})
-"""What examples/draft_target_model/README.md lists: FP16, BF16 and FP8."""
+"""Quantizations that examples/draft_target_model/README.md lists: FP16, BF16 and FP8."""
 
 
 def checkpoint_flags(
     model: HfModel, quantization: Quantization, kv_cache: KvCacheDtype, tp: int
 ) -> tuple[Tool, tuple[str, ...]]:
-    """The tool, and its flags beside directories, dtype and ranks. Raises BuildError."""
+    """The tool, and its flags except directories, dtype and ranks. Raises BuildError."""
     recipe = RECIPES[quantization]
     _check_source(model, quantization)
     _check_family(model, quantization, recipe)
@@ -109,7 +109,7 @@ def checkpoint_flags(
 
 
 def option(model: HfModel, name: str) -> str:
-    """The option as it is spelt for this model."""
+    """The name of the option for this model."""
     return f"--{name}" if model.role is Role.TARGET else f"--draft-{name}"
 
 
@@ -117,7 +117,7 @@ def _check_source(model: HfModel, quantization: Quantization) -> None:
     method = model.quantization.get("quant_method")
     has_gptq = method == "gptq"
     if method and not (has_gptq and quantization is Quantization.GPTQ):
-        remedy = "choose gptq" if has_gptq else "give the model before it was quantised"
+        remedy = "choose gptq" if has_gptq else "give the model without quantization"
         raise BuildError(
             f"{option(model, 'quantization')}: {quantization} cannot start from the {model.role} "
             f"{model.folder}, whose quant_method is {method!r}: {remedy}"
@@ -134,8 +134,8 @@ def _check_source(model: HfModel, quantization: Quantization) -> None:
         value = model.quantization.get(key, wanted)
         if value != wanted:
             raise BuildError(
-                f"quantization_config.{key}: the {model.role} {model.folder} has {value}, the "
-                f"converter knows only {wanted}: give another GPTQ checkpoint"
+                f"quantization_config.{key}: the {model.role} {model.folder} has {value}, but the "
+                f"converter supports only {wanted}: give another GPTQ checkpoint"
             )
 
 
@@ -156,9 +156,9 @@ def _check_kv_cache(
         allowed -= {KvCacheDtype.FP8}  # its converter has no --fp8_kv_cache
     if kv_cache not in allowed:
         raise BuildError(
-            f"{option(model, 'kv-cache-dtype')}: {kv_cache} is not made together with "
+            f"{option(model, 'kv-cache-dtype')}: {kv_cache} cannot be combined with "
             f"{quantization} for a {model.family} model: choose one of "
-            f"{', '.join(sorted(allowed))}, or another quantisation"
+            f"{', '.join(sorted(allowed))}, or another quantization"
         )
 
 
@@ -177,7 +177,7 @@ def _group_size(model: HfModel, quantization: Quantization, recipe: Recipe) -> i
 def _check_groups(
     model: HfModel, quantization: Quantization, group_size: int | None, tp: int
 ) -> None:
-    """Layers split by their input must leave whole groups to each rank."""
+    """Check that the layers that are split by their input give whole groups to each rank."""
     if group_size is None:
         return
     widths = {
@@ -187,9 +187,9 @@ def _check_groups(
     for key, width in widths.items():
         if width // tp % group_size:
             raise BuildError(
-                f"{option(model, 'quantization')}: {quantization} has groups of {group_size}, and "
+                f"{option(model, 'quantization')}: {quantization} has groups of {group_size}, but "
                 f"{key} {width} over {tp} ranks is not a multiple of it in the {model.role} "
-                f"{model.folder}: choose fewer ranks or another quantisation"
+                f"{model.folder}: choose fewer ranks or another quantization"
             )
 
 

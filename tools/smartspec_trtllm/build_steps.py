@@ -1,8 +1,8 @@
-"""Runs the steps of a plan, each only where something has changed since it last ended well.
+"""Runs the steps of a plan, but skips steps without changes since their last success.
 
-Beside the engines, in OUT/stamps, lies a stamp for each step: the command, what its inputs looked
-like, and the sizes of the files it made. It is marked as done after the files are there, so that a
-step which failed or was cut off in the middle is run again, from an empty directory.
+OUT/stamps has a stamp for each step: the command, a fingerprint of its inputs, and the sizes of its
+output files. A stamp is marked as done only when the files exist. So a step that failed or was
+interrupted runs again, with an empty output directory.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from smartspec_trtllm.build_models import BuildError
 from smartspec_trtllm.build_plan import Plan, Step
 
 TAIL_LINES = 20
-"""Of a failed step's log, shown."""
+"""Lines shown from the log of a failed step."""
 
 WEIGHTS = (".safetensors", ".bin", ".pt")
 OTHERS = (".json", ".jinja", ".model", ".txt")
 
 
 class StepFailed(RuntimeError):
-    """A step ended badly. log: all that it said."""
+    """A step failed. log: file with its full output."""
 
     def __init__(self, step: Step, reason: str, log: Path) -> None:
         tail = "\n".join(log.read_text(errors="replace").splitlines()[-TAIL_LINES:])
-        super().__init__(f"{tail}\n{step.name} {reason}; the whole log: {log}")
+        super().__init__(f"{tail}\n{step.name} {reason}; full log: {log}")
         self.log = log
 
 
 def check_tools(plan: Plan) -> None:
-    """Raises BuildError where a command or script is not there."""
+    """Raises BuildError if a command or script is missing."""
     remedy = (
         "run this in the container nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3, "
         "or name its examples with --examples"
@@ -51,9 +51,9 @@ def check_tools(plan: Plan) -> None:
 
 
 def run_plan(plan: Plan, out: Path, *, force: bool, say: Callable[[str], None]) -> None:
-    """Raises StepFailed at the first step that fails; what is done before it stays done.
+    """Raises StepFailed at the first step that fails; completed steps stay completed.
 
-    Raises BuildError where an output directory holds something that no step here made.
+    Raises BuildError if an output directory contains files that no earlier build made.
     """
     for folder in ("logs", "stamps", "checkpoints"):
         (out / folder).mkdir(parents=True, exist_ok=True)
@@ -72,7 +72,8 @@ def run_plan(plan: Plan, out: Path, *, force: bool, say: Callable[[str], None]) 
 
 
 def _fingerprint(step: Step) -> str:
-    """Of TensorRT-LLM and the inputs: small files by content, weights by size and last change."""
+    """Hash of the TensorRT-LLM version and the inputs: small files by content, weights by size and
+    modification time."""
     digest = hashlib.sha256(_trtllm_version().encode())
     for path in sorted(path for folder in step.inputs for path in folder.iterdir()):
         if path.suffix in OTHERS:
@@ -84,7 +85,7 @@ def _fingerprint(step: Step) -> str:
 
 
 def _trtllm_version() -> str:
-    """Asked of the installed package, as importing it takes long; empty where none is."""
+    """From the installed package, because importing it takes long; empty if not installed."""
     try:
         return metadata.version("tensorrt_llm")
     except metadata.PackageNotFoundError:
@@ -100,7 +101,7 @@ def _is_done(step: Step, stamp: Path, before: dict[str, Any]) -> bool:
 
 
 def _sizes(step: Step) -> dict[str, int]:
-    """Bytes of the expected files; 0 where one is missing."""
+    """Bytes of the expected files; 0 for a missing file."""
     paths = {name: step.output / name for name in step.expected}
     return {name: path.stat().st_size if path.is_file() else 0 for name, path in paths.items()}
 
@@ -115,22 +116,22 @@ def _run(step: Step, stamp: Path, before: dict[str, Any], log: Path) -> None:
             step.command, stdout=stream, stderr=subprocess.STDOUT, check=False
         ).returncode
     if code:
-        raise StepFailed(step, f"ended with exit code {code}", log)
+        raise StepFailed(step, f"failed with exit code {code}", log)
     sizes = _sizes(step)
     missing = [name for name, size in sizes.items() if not size]
     if missing:
-        reason = f"ended well, but {step.output} lacks {', '.join(missing)}"
+        reason = f"ended with exit code 0, but {step.output} lacks {', '.join(missing)}"
         raise StepFailed(step, reason, log)
     write_json(stamp, {**before, "is_done": True, "sizes": sizes})
 
 
 def _clear(step: Step, stamp: Path) -> None:
-    """Empty what an earlier build left; nothing else is ever removed."""
+    """Remove the output of an earlier build; never remove anything else."""
     if not step.output.exists():
         return
     if not stamp.exists() and any(step.output.iterdir()):
         raise BuildError(
-            f"{step.output}: holds files that no earlier build here made: name another OUT, or "
+            f"{step.output}: contains files that no earlier build made: choose another OUT, or "
             "remove the directory"
         )
     shutil.rmtree(step.output)

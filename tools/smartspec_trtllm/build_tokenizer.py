@@ -1,4 +1,4 @@
-"""The tokenizer beside the engines, and whether target and draft mean the same by a token id."""
+"""The tokenizer for the engines, and a comparison of the token ids of target and draft."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ FILES = (
     "vocab.json",
     "merges.txt",
 )
-"""What a Hugging Face directory may hold of a tokenizer, and the two that name the end token."""
+"""The tokenizer files of a Hugging Face directory, and the two files that name the end token."""
 
 
 class TokenizerError(ValueError):
-    """One sentence that names the file and what to do."""
+    """The message is one sentence that names the file and what to do."""
 
 
 def tokenizer_files(folder: Path) -> tuple[Path, ...]:
-    """Those of `FILES` that are there."""
+    """The existing files of `FILES`."""
     return tuple(folder / name for name in FILES if (folder / name).is_file())
 
 
 def num_token_ids(folder: Path) -> int:
-    """The highest token id plus one: rows of the vocabulary that are no padding."""
+    """The highest token id plus one: the rows of the vocabulary without padding."""
     return max(token_ids(folder).values()) + 1
 
 
 def token_ids(folder: Path) -> dict[str, int]:
-    """Every token of tokenizer.json, added ones included."""
+    """The id of every token in tokenizer.json, including added tokens."""
     path = folder / "tokenizer.json"
     remedy = "save a fast tokenizer there, with AutoTokenizer.from_pretrained(...).save_pretrained"
     try:
@@ -47,21 +47,21 @@ def token_ids(folder: Path) -> dict[str, int]:
         raise TokenizerError(f"{path} does not exist: {remedy}") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         name = type(error).__name__
-        raise TokenizerError(f"{path} is no tokenizer ({name}: {error}): {remedy}") from error
+        raise TokenizerError(f"{path} is not a tokenizer ({name}: {error}): {remedy}") from error
     if not ids:
         raise TokenizerError(f"{path} has no tokens: {remedy}")
     return ids
 
 
 def _ids(vocab: Any) -> dict[str, int]:
-    """A unigram vocabulary lists (token, score) in the order of ids."""
+    """Ids by token. A unigram vocabulary is a list of (token, score) in the order of ids."""
     if hasattr(vocab, "items"):
         return {str(token): int(number) for token, number in vocab.items()}
     return {str(token): number for number, (token, _) in enumerate(vocab)}
 
 
 def difference(target: dict[str, int], draft: dict[str, int]) -> str | None:
-    """The lowest token id that means another token; None where both mean the same."""
+    """The lowest token id with different tokens, in words; None if there is none."""
     if target == draft:
         return None
     ours = {number: token for token, number in target.items()}

@@ -1,7 +1,7 @@
-"""The contract with TensorRT-LLM's executor bindings: a stand-in that checks how they are used.
+"""A wrapper for TensorRT-LLM's executor bindings that checks each use against their signatures.
 
-The bindings themselves are not at hand where the tests run, so a misspelt keyword would show only
-in production: `ContractBindings` shows it in a test.
+The bindings are not installed where the tests run. Without this check, a misspelt keyword would
+fail only in production. `ContractBindings` makes it fail in a test.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ __all__ = ["ContractBindings", "ContractError", "load_contract"]
 
 
 class ContractBindings:
-    """Stands where `tensorrt_llm.bindings.executor` stands, and passes on to `inner`, its fake.
+    """Replaces `tensorrt_llm.bindings.executor` and forwards to `inner`, a fake of it.
 
-    Every constructor, method, attribute and enum member that is used through it is checked and
-    kept. An executor that was made from the fake directly must be wrapped by `checked`, so that
-    what it returns is checked as well:
+    It checks and records every constructor, method, attribute and enum member that is used through
+    it. Wrap an executor that was made directly from the fake with `checked`, so that its results
+    are checked too:
 
         bindings = ContractBindings(fake_executor)
         target = TrtllmTarget(bindings.checked(Executor(limits)), bindings, capabilities)
@@ -46,13 +46,13 @@ class ContractBindings:
         return _Class(contract.classes[name], getattr(self._inner, name), self._recorder)
 
     def checked(self, value: Any) -> Any:
-        """`value`, an object of the fake, so that its members are checked."""
+        """A wrapper of `value`, an object of the fake, that checks the use of its members."""
         return _wrap(value, self._recorder)
 
     def used(self) -> frozenset[str]:
-        """What was touched: `Request`, `Request(end_id)`, `Result.is_final`, `FinishReason.END_ID`.
+        """Names used: `Request`, `Request(end_id)`, `Result.is_final`, `FinishReason.END_ID`.
 
-        All of it is in `load_contract().names`, since anything else raised.
+        All of them are in `load_contract().names`. Any other name would have raised.
         """
         return frozenset(self._recorder.used)
 
@@ -69,7 +69,7 @@ class _Recorder:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Signature:
-        """The overload that takes the call."""
+        """The overload that accepts the call."""
         problems = [signature.problem(args, kwargs) for signature in signatures]
         for signature, problem in zip(signatures, problems, strict=True):
             if problem is None:
@@ -78,7 +78,7 @@ class _Recorder:
 
 
 class _Enum:
-    """Members come out as they are, so that they compare with those in results."""
+    """Returns members without a wrapper, so that they compare equal to those in results."""
 
     def __init__(self, name: str, inner: Any, recorder: _Recorder) -> None:
         self._name, self._inner, self._recorder = name, inner, recorder
@@ -91,7 +91,7 @@ class _Enum:
 
 
 class _Class:
-    """A class: to be called, or asked for what is static or nested."""
+    """A class: it can be called, and it has static and nested members."""
 
     def __init__(self, contract: ClassContract, inner: Any, recorder: _Recorder) -> None:
         self._contract, self._inner, self._recorder = contract, inner, recorder
@@ -118,7 +118,7 @@ class _Class:
 
 
 class _Object:
-    """An object of the fake. Its own state is in slots that no name of the bindings can meet."""
+    """An object of the fake. Its own state is in slots whose names cannot occur in the bindings."""
 
     __slots__ = ("_contract_", "_inner_", "_recorder_")
 
@@ -172,7 +172,7 @@ class _Method:
 
 
 def _check_attribute(contract: ClassContract, name: str, value: Any) -> None:
-    """Attributes bear the names of the constructor's arguments, and so are of their kinds."""
+    """Check a value by the constructor's argument of the same name; both have the same type."""
     for init in contract.inits:
         signature = Signature(tuple(a for a in init.arguments if a.name == name))
         problem = signature.problem((), {name: value}) if signature.arguments else None
@@ -181,7 +181,7 @@ def _check_attribute(contract: ClassContract, name: str, value: Any) -> None:
 
 
 def _wrap(value: Any, recorder: _Recorder) -> Any:
-    """Objects whose class is in the contract, alone or in lists; anything else as it is."""
+    """Wrap objects whose class is in the contract, also in lists. Return others unchanged."""
     if isinstance(value, list | tuple):
         return type(value)(_wrap(item, recorder) for item in value)
     for base in type(value).__mro__:

@@ -1,7 +1,7 @@
-"""What the executor bindings of TensorRT-LLM take and give, from `signatures.json`.
+"""The documented signatures of TensorRT-LLM's executor bindings, from `signatures.json`.
 
-That file lists the classes, arguments, attributes and enums of `tensorrt_llm.bindings.executor` as
-read in its sources, each with the file it was read in.
+That file lists the classes, arguments, attributes and enums of `tensorrt_llm.bindings.executor`, as
+found in its sources. Each entry names its source file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _EXIT_ARGUMENTS = ("exc_type", "exc_value", "traceback")
 
 
 class ContractError(Exception):
-    """Something that the bindings do not have, or a value that they would not take."""
+    """A name that the bindings do not have, or a value that they would not accept."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,12 @@ class Argument:
 
 @dataclass(frozen=True)
 class Signature:
-    """One way to call something."""
+    """One way to call a function or constructor."""
 
     arguments: tuple[Argument, ...]
 
     def problem(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
-        """What is wrong with a call, naming the argument and the value; None where nothing is."""
+        """What is wrong with a call, with argument and value; None if nothing is."""
         positional = [a for a in self.arguments if not a.is_keyword_only]
         if len(args) > len(positional):
             excess = args[len(positional)]
@@ -65,8 +65,9 @@ class Signature:
 
 @dataclass(frozen=True)
 class ClassContract:
-    """inits: the constructor's overloads, none where it is not constructed. nested: inner names.
-    submodule: below the module of the bindings, "" where it is in that itself."""
+    """inits: the constructor's overloads; empty if the class is never constructed. nested: names of
+    nested classes and enums. submodule: below the module of the bindings; "" for the module itself.
+    """
 
     name: str
     inits: tuple[Signature, ...]
@@ -84,7 +85,7 @@ class ClassContract:
 
 @dataclass(frozen=True)
 class Contract:
-    """version: of TensorRT-LLM. enums: members by name; nested names have a dot in them."""
+    """version: of TensorRT-LLM. enums: members by name; names of nested enums contain a dot."""
 
     version: str
     classes: Mapping[str, ClassContract]
@@ -92,7 +93,7 @@ class Contract:
 
     @property
     def names(self) -> frozenset[str]:
-        """All that `ContractBindings.used` can name: classes, members, and enum members."""
+        """All names that `ContractBindings.used` can return: classes, members, enum members."""
         members = {f"{c.name}.{m}" for c in self.classes.values() for m in c.members}
         arguments = {
             f"{c.name}({a.name})"
@@ -105,7 +106,7 @@ class Contract:
 
 
 def read_signatures() -> dict[str, Any]:
-    """The JSON as it stands; its `cli` and `engine_dir` are about building engines."""
+    """The parsed JSON file; its keys `cli` and `engine_dir` are about building engines."""
     text = files(__package__).joinpath("signatures.json").read_text(encoding="utf-8")
     document: dict[str, Any] = json.loads(text)
     return document
@@ -152,7 +153,7 @@ def _class_contract(
 
 
 def _signature(arguments: Sequence[Any], keyword_only_from: str | None = None) -> Signature:
-    """From rows of name, kind, is required, default; or names alone, whose kind is not known."""
+    """From rows of name, kind, is required, default; or from names only, whose kind is unknown."""
     rows: list[list[Any]] = [[a, "Any", True, None] if isinstance(a, str) else a for a in arguments]
     names = [row[0] for row in rows]
     first = names.index(keyword_only_from) if keyword_only_from else len(names)

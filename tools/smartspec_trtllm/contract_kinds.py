@@ -1,4 +1,4 @@
-"""Whether a value is of a kind that `signatures.json` names, e.g. "Optional[list[int]]"."""
+"""Checks whether a value has a kind of `signatures.json`, for example "Optional[list[int]]"."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
     "datetime.timedelta": lambda value: isinstance(value, timedelta),
     "Callable": callable,
 }
-"""Plain numbers only: the bindings convert no NumPy scalars."""
+"""Plain numbers only: the bindings do not convert NumPy scalars."""
 
 _GENERIC = re.compile(r"(Optional|list|dict|tuple)\[(.*)\]")
 
 
 def is_of_kind(value: Any, kind: str) -> bool:
-    """Every other name in `kind` is that of a class, of which `value` or a base of it must be."""
+    """Other names in `kind` are class names; `value` must be an instance of such a class."""
     if match := _GENERIC.fullmatch(kind):
         return _is_of_generic_kind(value, *match.groups())
     return any(_is_of_plain_kind(value, option) for option in kind.split("|"))

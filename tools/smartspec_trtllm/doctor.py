@@ -1,8 +1,8 @@
-"""`smartspec doctor`: what is installed, whether the bindings are as documented, and how the
-executor behaves where no document says.
+"""`smartspec doctor`: checks the installation, the bindings and the behaviour of the executor.
 
-Every experiment ends in a finding: an exception is one, too, and does not keep the others from
-being made.
+It reports what is installed and whether the bindings match their documentation. Experiments show
+behaviour that is not documented. Every experiment ends in a finding. An exception is a finding too,
+and the next experiments still run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ALL_EXPERIMENTS: tuple[Experiment, ...] = (
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """differences: None where there are no bindings to compare. findings: empty without a target
+    """differences: None if there are no bindings to compare. findings: empty without a target
     engine."""
 
     expected_version: str
@@ -40,7 +40,7 @@ class Diagnosis:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether nothing is missing, and nothing that the adapter uses differs."""
+        """Whether nothing is missing and nothing that the adapter uses differs."""
         differences = self.differences or ()
         return not self.environment.missing and not any(d.breaks_adapter for d in differences)
 
@@ -59,10 +59,10 @@ class Diagnosis:
 def diagnose(
     target: Path | None, draft: Path | None, tell: Callable[[str], None] = lambda text: None
 ) -> Iterator[Diagnosis]:
-    """Once without experiments, and again after each: one may take the whole process with it.
+    """Yields a diagnosis before the experiments and after each, as one may end the whole process.
 
-    target, draft: engine directories; without a target nothing is run. tell: hears of each part
-    that begins.
+    target, draft: engine directories; without a target, no experiment runs. tell: called with the
+    name of each part before it starts.
     """
     tell("environment")
     environment, bindings = find_environment()
@@ -84,7 +84,7 @@ def diagnose(
 def experiment(
     bench: Bench, experiments: Sequence[Experiment], tell: Callable[[str], None]
 ) -> Iterator[Finding]:
-    """One finding for each. After an exception the executor is not trusted: the next is new."""
+    """One finding per experiment. After an exception, the next one gets a new executor."""
     for made in experiments:
         tell(made.__name__)
         try:
@@ -105,7 +105,7 @@ def _unsettled(made: Experiment, reason: str) -> Finding:
 
 
 def _close(bench: Bench) -> None:
-    """An executor that cannot even be shut down is left behind."""
+    """Close the executor. If it cannot be shut down, drop it."""
     try:
         bench.close()
     except Exception:

@@ -1,4 +1,4 @@
-"""Executors for the experiments of `smartspec doctor`, and requests on them."""
+"""Executors and requests for the experiments of `smartspec doctor`."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from typing import Any
 from smartspec_trtllm.doctor_finding import UnsettledError
 
 TIMEOUT_S = 120.0
-"""For the responses of one experiment."""
+"""Time limit for the responses of one experiment."""
 
 CACHE_TOKENS = 32_768
-"""Of the KV cache of each executor: little, so that two fit on one GPU."""
+"""KV cache size of each executor: small, so that two executors fit on one GPU."""
 
 MEMORY_FRACTION = 0.4
 
 
 @dataclass
 class Bench:
-    """bindings: the module. draft_dir: None runs the experiments that need two on the target."""
+    """bindings: the module. draft_dir: if None, experiments with two executors use the target."""
 
     bindings: Any
     target_dir: Path
@@ -53,16 +53,16 @@ class Bench:
 
     @property
     def max_draft_len(self) -> int:
-        """Raises UnsettledError where the target takes no drafts."""
+        """Raises UnsettledError if the target does not support drafts."""
         if not self.build.get("max_draft_len"):
             raise UnsettledError(
-                "the target takes no drafts: build it with "
+                "the target does not support drafts: build it with "
                 "--speculative_decoding_mode draft_tokens_external and --max_draft_len"
             )
         return int(self.build["max_draft_len"])
 
     def open(self, engine_dir: Path, **options: Any) -> Any:
-        """A new executor; options are of `ExecutorConfig`."""
+        """A new executor; options are those of `ExecutorConfig`."""
         kv_cache = self.bindings.KvCacheConfig(enable_block_reuse=True, max_tokens=CACHE_TOKENS)
         kv_cache.free_gpu_memory_fraction = MEMORY_FRACTION
         config = self.bindings.ExecutorConfig(kv_cache_config=kv_cache, **options)
@@ -71,28 +71,28 @@ class Bench:
 
     @property
     def executor(self) -> Any:
-        """One on the target, kept for the experiments that need no other."""
+        """An executor of the target, shared by the experiments that need no other."""
         if self._executor is None:
             self._executor = self.open(self.target_dir)
         return self._executor
 
     def close(self) -> None:
-        """Give its memory back; the next experiment opens a new one."""
+        """Free the executor's memory; the next experiment opens a new executor."""
         executor, self._executor = self._executor, None
         if executor is not None and executor.can_enqueue_requests():
             executor.shutdown()
 
     def forget(self) -> None:
-        """Do without the executor that cannot be closed."""
+        """Drop an executor that cannot be closed."""
         self._executor = None
 
     def next_seed(self, num_seeds: int) -> int:
-        """The first of so many seeds that nobody else gets."""
+        """The first of num_seeds consecutive seeds that no other call returns."""
         first, self._next_seed = self._next_seed, self._next_seed + num_seeds
         return first
 
     def prompt(self, length: int, key: int) -> list[int]:
-        """Tokens below 1,000 that are other ones for each key."""
+        """Tokens below 1,000, different for each key."""
         highest = min(self.vocab_size, 1000) - 2
         return [
             1 + (key * 97 + index * index * 13 + index * 7) % highest for index in range(length)
@@ -108,7 +108,7 @@ class Bench:
         metrics: bool = False,
         **options: Any,
     ) -> Any:
-        """Greedy where options do not say otherwise; the prompt is left out of the output."""
+        """A request, greedy unless options say otherwise; its output excludes the prompt."""
         b = self.bindings
         if drafts:
             config = b.ExternalDraftTokensConfig(list(drafts), logits=draft_logits)
@@ -125,7 +125,7 @@ class Bench:
         return [results[number] for number in ids]
 
     def finals(self, ids: set[int], executor: Any) -> dict[int, Any]:
-        """The final results of these requests, by id; responses of others are dropped."""
+        """The final results of these requests, by id; other responses are dropped."""
         found: dict[int, Any] = {}
         deadline_s = self.now() + TIMEOUT_S
         while ids - found.keys():
@@ -139,7 +139,7 @@ class Bench:
         return found
 
     def text(self, tokens: Sequence[int], num_tokens: int) -> list[int]:
-        """What the target goes on with, greedily. Raises UnsettledError where it is shorter."""
+        """The target's greedy continuation. Raises UnsettledError if it is too short."""
         (result,) = self.ask([self.request(tokens, num_tokens)])
         text = list(result.output_token_ids[0])
         if len(text) < num_tokens:

@@ -1,4 +1,4 @@
-"""What `smartspec doctor` is run in: TensorRT-LLM, TensorRT, the GPU and its driver."""
+"""The environment of `smartspec doctor`: TensorRT-LLM, TensorRT, the GPU and its driver."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any
 from smartspec_trtllm.contract_data import read_signatures
 
 BACKEND_DIR = Path("/opt/tritonserver/backends/tensorrtllm")
-"""Where Triton's containers keep the backend that is written in C++."""
+"""The folder of the C++ backend in Triton's containers."""
 
 _QUERY = ("--query-gpu=name,driver_version,memory.total,compute_cap", "--format=csv,noheader")
 
 
 @dataclass(frozen=True)
 class Missing:
-    """what: the thing and what happened. remedy: how to get it."""
+    """what: the missing thing and the error. remedy: how to get it."""
 
     what: str
     remedy: str
@@ -28,8 +28,8 @@ class Missing:
 
 @dataclass(frozen=True)
 class Environment:
-    """gpus: a line of name, driver, memory and compute capability each. backend_files: of the C++
-    backend. Versions are None where they could not be found out."""
+    """gpus: name, driver, memory and compute capability, one line per GPU. backend_files: of the
+    C++ backend. Versions are None if unknown."""
 
     python: str
     tensorrt_llm: str | None
@@ -41,7 +41,7 @@ class Environment:
 
 
 def find_environment() -> tuple[Environment, Any]:
-    """And the module of the executor's bindings, None where there is none."""
+    """The environment, and the module of the executor's bindings; None if it is missing."""
     missing: list[Missing] = []
     package = _imported("tensorrt_llm", missing)
     bindings = _imported("tensorrt_llm.bindings", missing) if package else None
@@ -51,7 +51,7 @@ def find_environment() -> tuple[Environment, Any]:
     tensorrt = _imported("tensorrt", [])
     gpus = query_gpus()
     if not gpus:
-        missing.append(Missing("nvidia-smi names no GPU", _NO_GPU))
+        missing.append(Missing("nvidia-smi lists no GPU", _NO_GPU))
     environment = Environment(
         python=platform.python_version(),
         tensorrt_llm=_version(package),
@@ -65,7 +65,7 @@ def find_environment() -> tuple[Environment, Any]:
 
 
 def query_gpus() -> tuple[str, ...]:
-    """By nvidia-smi; none where it is not there or fails."""
+    """The GPUs that nvidia-smi lists; empty if it is missing or fails."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return ()
@@ -74,7 +74,7 @@ def query_gpus() -> tuple[str, ...]:
 
 
 def _imported(name: str, missing: list[Missing]) -> Any:
-    """Raises nothing that an import of the package may raise: libraries of the driver among it."""
+    """Import a package. If it fails, also because of driver libraries, record it as missing."""
     try:
         return importlib.import_module(name)
     except (ImportError, OSError, RuntimeError) as error:
@@ -90,10 +90,10 @@ def _version(package: Any) -> str | None:
 def _remedy() -> str:
     pin = read_signatures()["pin"]
     return (
-        f"run inside a Triton container that carries TensorRT-LLM {pin['trtllm']}: "
+        f"run inside a Triton container with TensorRT-LLM {pin['trtllm']}, such as "
         f"{pin['containers'][0]}, started with --gpus all"
     )
 
 
 _TOO_NEW = "use TensorRT-LLM 1.2.1: its bindings were removed after 1.3.0rc20"
-_NO_GPU = "start the container with --gpus all on a machine whose NVIDIA driver is installed"
+_NO_GPU = "start the container with --gpus all on a machine with an installed NVIDIA driver"

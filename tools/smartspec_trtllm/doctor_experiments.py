@@ -1,7 +1,7 @@
-"""The open points about the executor, each settled by a small experiment on a real one.
+"""Open questions about the executor, each answered by a small experiment on a real one.
 
-An experiment takes a `Bench` and returns a `Finding`. It raises UnsettledError where it cannot be
-carried out; `doctor` makes a finding of any exception.
+An experiment takes a `Bench` and returns a `Finding`. It raises UnsettledError if it cannot run.
+`doctor` makes a finding of any exception.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from smartspec_trtllm.doctor_finding import Finding, UnsettledError
 from smartspec_trtllm.doctor_signatures import signatures_of
 
 NUM_BLOCKS = 4
-"""Length of the prompts that are to be found in the cache, in blocks."""
+"""Length in blocks of the prompts that the cache should find."""
 
 CHARGE_BUDGET = 512
 NUM_CHARGED_PROMPTS = 12
 NUM_TIMED = 7
 
 IDLE_S = 0.2
-"""Between two requests: much longer than either."""
+"""Pause between two requests: much longer than a request."""
 
 
 def default_priority(bench: Bench) -> Finding:
@@ -33,16 +33,16 @@ def default_priority(bench: Bench) -> Finding:
             if parameter.name == "priority":
                 return Finding(
                     "default_priority",
-                    "Which priority has a request that names none?",
+                    "Which priority does a request have by default?",
                     str(parameter.default),
                     "from the constructor's signature",
-                    "Nothing: the adapter names none, so all its requests are equal.",
+                    "Nothing: the adapter sets none, so all its requests have the same priority.",
                 )
-    raise UnsettledError("the constructor of Request does not tell its signature")
+    raise UnsettledError("the signature of Request's constructor cannot be read")
 
 
 def two_executors(bench: Bench) -> Finding:
-    """A second executor in this process, beside the first, and one request to each."""
+    """Start a second executor in this process, and send one request to each."""
     request = bench.request(bench.prompt(8, 1), 2)
     first = bench.executor
     second_dir = bench.draft_dir or bench.target_dir
@@ -60,8 +60,8 @@ def two_executors(bench: Bench) -> Finding:
         "Do a target and a draft executor run in one process, both in leader mode?",
         answer,
         evidence,
-        "works: engine.draft can be served beside engine.target. fails: leave engine.draft out of "
-        "engine.json, which drafts by prompt lookup then.",
+        "works: engine.draft can be served beside engine.target. fails: remove engine.draft from "
+        "engine.json, so that prompt lookup drafts instead.",
     )
 
 
@@ -72,33 +72,33 @@ def finish_of_full_acceptance(bench: Bench) -> Finding:
     (result,) = bench.ask([bench.request(prompt, k + 1, text[:k])])
     if len(result.output_token_ids[0]) != k + 1:
         got = len(result.output_token_ids[0])
-        raise UnsettledError(f"{got} of {k + 1} tokens came: the drafts were not all accepted")
+        raise UnsettledError(f"got {got} of {k + 1} tokens: not all drafts were accepted")
     reason = _name(result.finish_reasons[0])
     return Finding(
         "finish_of_full_acceptance",
-        "Which finish reason has a verification whose k drafts are all accepted, with "
+        "Which finish reason does a verification have if all k drafts are accepted and "
         "max_tokens = k + 1?",
         reason,
-        f"k = {k}, {k + 1} tokens came, is_final is {result.is_final}",
-        "LENGTH and NOT_FINISHED are both taken for the end of the step alone. Any other would end "
-        "the text: report it.",
+        f"k = {k}, got {k + 1} tokens, is_final is {result.is_final}",
+        "LENGTH and NOT_FINISHED both end only the step. Any other reason would end the text: "
+        "report it.",
     )
 
 
 def reused_tokens_charged(bench: Bench) -> Finding:
-    """Prompts that are cached and together exceed the budget, three to a budget."""
+    """Send cached prompts that together exceed the token budget; three fit into it."""
     build = bench.build
     length = CHARGE_BUDGET // 3
     if build["max_batch_size"] < 4 or build["max_input_len"] < length:
         raise UnsettledError("needs max_batch_size of 4 and max_input_len of 170 at least")
-    bench.close()  # two executors on one GPU are another question
+    bench.close()  # free the memory; two executors on one GPU are tested elsewhere
     options = {"max_num_tokens": min(CHARGE_BUDGET, build["max_num_tokens"])}
     length = options["max_num_tokens"] // 3
     prompt = bench.prompt(length, 3)
     with bench.open(bench.target_dir, **options) as executor:
         bench.ask([bench.request(prompt, 1)], executor)
         executor.get_latest_iteration_stats()
-        # One more token each, so that none is a copy of another.
+        # The last token differs, so that no prompt equals another.
         requests = [bench.request([*prompt[:-1], n + 1], 1) for n in range(NUM_CHARGED_PROMPTS)]
         bench.ask(requests, executor)
         batches = [s.inflight_batching_stats for s in executor.get_latest_iteration_stats()]
@@ -112,7 +112,7 @@ def reused_tokens_charged(bench: Bench) -> Finding:
         f"{NUM_CHARGED_PROMPTS} cached prompts of {length} tokens, a budget of "
         f"{options['max_num_tokens']}: at most {most} of them, and {tokens} context tokens, in one "
         "iteration",
-        "yes: leave engine.charges_cached_tokens true, and build with --max_num_tokens of about "
+        "yes: keep engine.charges_cached_tokens true, and build with --max_num_tokens of about "
         "max_sequences times the usual context. no: set engine.charges_cached_tokens to false.",
     )
 
@@ -132,12 +132,12 @@ def specdec_stats(bench: Bench) -> Finding:
         "Do the iteration statistics count drafts?",
         "yes" if any(counts) else "no",
         f"after one verification of 1 draft, num_draft_tokens: {counts or 'none'}",
-        "Nothing: the adapter counts from the tokens it gets.",
+        "Nothing: the adapter counts drafts from the tokens it gets.",
     )
 
 
 def iteration_latency(bench: Bench) -> Finding:
-    """Requests of one iteration with pauses between: what the statistics say when each is done."""
+    """Compare the latency in the statistics with the measured time. Pause between requests."""
     request = bench.request(bench.prompt(16, 9), 1)
     _seconds(bench, request)
     bench.executor.get_latest_iteration_stats()
@@ -148,7 +148,7 @@ def iteration_latency(bench: Bench) -> Finding:
         entries = bench.executor.get_latest_iteration_stats()
         seen.append((took_s, sum(float(entry.iter_latency_ms) for entry in entries) / 1e3))
     if not all(took_s < IDLE_S / 2 for took_s, _ in seen):
-        raise UnsettledError(f"a request of one token took {max(seen)[0]:.2f} s: use a free GPU")
+        raise UnsettledError(f"a request of one token took {max(seen)[0]:.2f} s: use an idle GPU")
     took_s, told_s = seen[-1]
     if told_s > IDLE_S / 2:
         answer = "of the iteration before, with idle time"
@@ -157,15 +157,15 @@ def iteration_latency(bench: Bench) -> Finding:
     pairs = "; ".join(f"{1e3 * told:.1f} ms for one of {1e3 * took:.1f} ms" for took, told in seen)
     return Finding(
         "iteration_latency",
-        "Whose time is iter_latency_ms in the statistics that are there with a response?",
+        "Which iteration's time is iter_latency_ms in the statistics available with a response?",
         answer,
         f"with {IDLE_S:.1f} s between two requests of one iteration: {pairs}",
-        "Nothing: the adapter times passes by its own clock.",
+        "Nothing: the adapter measures passes with its own clock.",
     )
 
 
 def reuse_after_cancel(bench: Bench) -> Finding:
-    """Blocks that are found after a request that ended, and after one that was cancelled."""
+    """Count reused blocks after a request that ended, and after one that was cancelled."""
     length = NUM_BLOCKS * int(bench.build.get("plugin_config", {}).get("tokens_per_block", 32))
     ended, cancelled = bench.prompt(length + 1, 5), bench.prompt(length + 1, 6)
     bench.ask([bench.request(ended, 1)])
@@ -176,15 +176,15 @@ def reuse_after_cancel(bench: Bench) -> Finding:
     bench.finals({number}, executor)
     counts = [_num_reused(bench, prompt) for prompt in (ended, cancelled)]
     if counts[0] == 0:
-        raise UnsettledError("no blocks were found even after a request that ended by itself")
+        raise UnsettledError("no blocks were found even after a request that was not cancelled")
     return Finding(
         "reuse_after_cancel",
         "Are a cancelled request's blocks kept for reuse?",
         "yes" if counts[1] else "no",
         f"blocks found for a prompt of {length + 1} tokens: {counts[0]} after an end, {counts[1]} "
         "after a cancel",
-        "yes: a cancelled burst costs nothing but its steps. no: it costs the prompt's work again; "
-        "set engine.decode_burst small, so that bursts end rather than are cancelled.",
+        "yes: a cancelled burst costs only its steps. no: its prompt must be computed again; set a "
+        "small engine.decode_burst, so that bursts end before they are cancelled.",
     )
 
 
@@ -194,7 +194,7 @@ def _num_reused(bench: Bench, prompt: list[int]) -> int:
 
 
 def post_processor_positions(bench: Bench) -> Finding:
-    """A callback that forces one token, which is also every draft: how many come back?"""
+    """Force one token with a callback, and use it as every draft. Count how often it comes back."""
     k = min(bench.max_draft_len, 3)
     prompt = bench.prompt(16, 7)
     text = bench.text(prompt, k + 1)
@@ -218,13 +218,13 @@ def post_processor_positions(bench: Bench) -> Finding:
         answer,
         f"k = {k}: {num_forced} of {len(tokens)} tokens were the forced one; shapes seen: {shapes}",
         "all: guided text can be verified. some or none: requests with a callback must run "
-        "without drafts, as they do.",
+        "without drafts, as they do now.",
     )
 
 
 @contextmanager
 def _on_stream(stream: int) -> Iterator[None]:
-    """The CUDA stream that the executor computes on; 0 where there is none."""
+    """The CUDA stream that the executor uses; 0 means none."""
     context: Any = nullcontext()
     if stream:
         import torch
@@ -236,7 +236,7 @@ def _on_stream(stream: int) -> Iterator[None]:
 
 
 def cost_of_verification(bench: Bench) -> Finding:
-    """Of one sequence alone: a verification of cached text against a generated token."""
+    """For one sequence: compare a verification after cached text with a generated token."""
     k = bench.max_draft_len
     prompt = bench.prompt(min(256, bench.build["max_input_len"] - k - 1), 8)
     num_tokens = 16
@@ -255,8 +255,8 @@ def cost_of_verification(bench: Bench) -> Finding:
         f"{verify_s * 1e3:.2f} ms for {k} drafts on a cached prompt of {len(prompt)} tokens, "
         f"{token_s * 1e3:.2f} ms for a generated token, {first_s * 1e3:.2f} ms for a request of "
         "one token",
-        "A verification must bring more tokens than this to be worth its while. The profile "
-        "measures it by batch size; above 3 or so look at max_num_tokens and at the block size.",
+        "A verification must generate more tokens than this to be useful. The profile measures the "
+        "cost by batch size. If it is above about 3, check max_num_tokens and the block size.",
     )
 
 
@@ -267,7 +267,7 @@ def _seconds(bench: Bench, request: Any) -> float:
 
 
 def _name(member: Any) -> str:
-    """FinishReason.LENGTH of nanobind, of pybind11 and of IntEnum is LENGTH here."""
+    """LENGTH for FinishReason.LENGTH of nanobind, pybind11 or IntEnum."""
     return str(getattr(member, "name", member))
 
 
@@ -285,4 +285,4 @@ RISKY_EXPERIMENTS: tuple[Callable[[Bench], Finding], ...] = (
     post_processor_positions,
     two_executors,
 )
-"""They come last, since they are the likeliest to end the process from inside the C++ code."""
+"""They run last, because they are most likely to crash the process in C++ code."""

@@ -1,4 +1,4 @@
-"""What `smartspec doctor` finds: one question, and what the executor at hand says to it."""
+"""The findings of `smartspec doctor`: a question, and the answer of the installed executor."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ UNSETTLED = "not settled"
 
 @dataclass(frozen=True)
 class Finding:
-    """answer: short, one of few where it can be. evidence: what was seen. meaning: what follows
-    from it for the adapter and for engine.json."""
+    """answer: short, and one of a few values if possible. evidence: what was measured. meaning:
+    the consequence for the adapter and for engine.json."""
 
     name: str
     question: str
@@ -24,4 +24,4 @@ class Finding:
 
 
 class UnsettledError(Exception):
-    """An experiment could not be carried out; its text says why, and what would help."""
+    """An experiment could not run; the message says why, and what would help."""

@@ -1,4 +1,4 @@
-"""A diagnosis as Markdown."""
+"""Writes a diagnosis as Markdown."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def markdown(diagnosis: Diagnosis) -> str:
         lines += _table(("finding", "answer", "question"), rows)
         for finding in diagnosis.findings:
             lines += ["", f"### {finding.name}: {finding.answer}", "", finding.question, ""]
-            lines += [f"- Seen: {finding.evidence}", f"- So: {finding.meaning}"]
+            lines += [f"- Evidence: {finding.evidence}", f"- Meaning: {finding.meaning}"]
     return "\n".join(lines) + "\n"
 
 
@@ -63,7 +63,7 @@ def _differences(differences: Sequence[Difference] | None, expected: str) -> Ite
         yield "There are no bindings to compare."
         return
     if not differences:
-        yield f"They are as documented for {expected}."
+        yield f"The bindings are as documented for {expected}."
         return
     counts = sum(d.breaks_adapter for d in differences)
     yield f"{len(differences)} differences from {expected}; {counts} of them break the adapter."

@@ -1,13 +1,13 @@
-"""Whether verification keeps the distribution of sampled text, by counting.
+"""Tests by counting whether verification keeps the distribution of sampled text.
 
-Of the two likeliest tokens (top_k = 2) one is drafted. Without drafts it comes with some
-probability p, which is estimated; a verification keeps the distribution if its first token is the
-drafted one just as often. A draft that is rejected and then drawn again comes with p + (1 - p) p
-instead, which is at least 0.09 more where p is in 0.1..0.9.
+One of the two most probable tokens (top_k = 2) is drafted. Without drafts, it has some probability
+p, which is estimated. A verification keeps the distribution if its first token is the drafted one
+equally often. If a rejected draft could be drawn again, its probability would be p + (1 - p) p.
+This is at least 0.09 more if p is in 0.1..0.9.
 
-Each comparison counts NUM_SAMPLES requests with seeds of their own on either side, and calls the
-two shares different where they are more than MAX_Z standard errors apart: by chance alone that
-happens once in 15,000 times.
+Each side of a comparison has NUM_SAMPLES requests with their own seeds. The two shares count as
+different if they are more than MAX_Z standard errors apart. By chance, this happens once in 15,000
+comparisons.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ DRAFT_PROBS = (0.75, 0.25)
 
 @dataclass(frozen=True)
 class Pair:
-    """A prompt and its two likeliest tokens; temperature: at which neither is rare."""
+    """A prompt and its two most probable tokens. temperature: one at which neither is rare."""
 
     prompt: list[int]
     tokens: tuple[int, int]
@@ -53,15 +53,15 @@ def sampling_without_logits(bench: Bench) -> Finding:
         "sampling_without_logits",
         "Does verification without draft logits keep the distribution of sampled text?",
         "yes" if abs(z) < MAX_Z else "no",
-        f"the drafted token comes {plain:.3f} of the time without drafts, {verified:.3f} with it "
+        f"share of the drafted token: {plain:.3f} without drafts, {verified:.3f} with it "
         f"drafted, {z:+.1f} standard errors; drawing again would give {redrawn:.3f}",
-        "no, as expected: sampled text is verified with logits or not at all, which is what the "
-        "adapter does. yes: logits could be spared; tell the project.",
+        "no, as expected: sampled text needs logits for verification, and the adapter works this "
+        "way. yes: logits are not necessary; tell the project.",
     )
 
 
 def sampling_with_logits(bench: Bench) -> Finding:
-    """Drafts from a distribution q of our own, given as logits; the text must not show it."""
+    """Draw drafts from a chosen distribution q, given as logits; the text must not depend on it."""
     _ = bench.max_draft_len
     pair = _find_pair(bench, TEMPERATURE)
     plain = _share(_sample(bench, pair, lambda seed: {}), pair.tokens[0])
@@ -75,14 +75,14 @@ def sampling_with_logits(bench: Bench) -> Finding:
         "sampling_with_logits",
         f"Which draft logits keep the distribution at temperature {pair.temperature:g}?",
         " and ".join(exact) or "none",
-        f"a token that comes {plain:.3f} of the time without drafts comes {seen}",
-        "as drawn is what the adapter passes: engine.sampled_verification may be logits. Anything "
-        "else alone: set it to none, which serves sampled requests without speculation.",
+        f"share of a token: {plain:.3f} without drafts, {seen}",
+        "as drawn is what the adapter passes: engine.sampled_verification may be logits. Any other "
+        "answer: set it to none, which serves sampled requests without speculation.",
     )
 
 
 def _drafts(bench: Bench, pair: Pair, row: Sequence[float]) -> Callable[[int], dict[str, Any]]:
-    """All other tokens are ruled out, as the adapter rules out those that top_k leaves out."""
+    """All other tokens get -inf, as in the adapter for tokens that top_k drops."""
     import torch
 
     logits = torch.full((1, bench.vocab_size), -torch.inf)
@@ -98,7 +98,7 @@ def _drafts(bench: Bench, pair: Pair, row: Sequence[float]) -> Callable[[int], d
 
 
 def _find_pair(bench: Bench, temperature: float) -> Pair:
-    """A prompt after which neither of the two likeliest tokens is rare."""
+    """Find a prompt after which neither of the two most probable tokens is rare."""
     for key in range(NUM_PROMPTS):
         prompt = bench.prompt(12, 100 + key)
         candidate = Pair(prompt, (0, 0), temperature)
@@ -108,7 +108,7 @@ def _find_pair(bench: Bench, temperature: float) -> Pair:
             if num_likely / NUM_TRIED <= BALANCED[1]:
                 return Pair(prompt, (likely, other), temperature)
     raise UnsettledError(
-        f"of {NUM_PROMPTS} prompts none has two tokens of a share in {BALANCED} at "
+        f"none of {NUM_PROMPTS} prompts has two tokens with a share in {BALANCED} at "
         f"temperature {temperature:g}"
     )
 
@@ -119,7 +119,7 @@ def _sample(
     options: Callable[[int], dict[str, Any]],
     num_samples: int = NUM_SAMPLES,
 ) -> list[int]:
-    """The first token of each request; requests differ in their seed alone."""
+    """The first token of each request; requests differ only in their seed."""
     first_seed = bench.next_seed(num_samples)
     tokens: list[int] = []
     for start in range(first_seed, first_seed + num_samples, NUM_AT_ONCE):
@@ -136,12 +136,12 @@ def _request(bench: Bench, pair: Pair, seed: int, options: dict[str, Any]) -> An
 
 def _share(tokens: Sequence[int], token: int) -> float:
     if not tokens:
-        raise UnsettledError("no tokens came")
+        raise UnsettledError("no tokens were generated")
     return sum(other == token for other in tokens) / len(tokens)
 
 
 def _z(first: float, second: float) -> float:
-    """Standard errors between two shares of NUM_SAMPLES each."""
+    """Distance of two shares of NUM_SAMPLES each, in standard errors."""
     pooled = (first + second) / 2
     error = math.sqrt(2 * pooled * (1 - pooled) / NUM_SAMPLES)
     return (second - first) / error if error else 0.0

@@ -1,8 +1,8 @@
-"""The bindings at hand against `signatures.json`: what is missing, what is new, what changed.
+"""Compares the installed bindings with `signatures.json`: missing, new and changed names.
 
-Compiled classes tell their constructor's signature only as text: nanobind in `__nb_signature__` and
-in the docstring, where pybind11 has it too. Names, order of kinds (positional or keyword-only) and
-defaults are compared; types are not, since the same type is written in many ways.
+Compiled classes have their constructor's signature only as text. nanobind has it in
+`__nb_signature__` and in the docstring, pybind11 only in the docstring. Names, kinds (positional or
+keyword-only), order and defaults are compared. Types are not, because a type has many spellings.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Difference:
-    """name: as in `Contract.names`. is_used: by the adapter."""
+    """name: as in `Contract.names`. is_used: whether the adapter uses it."""
 
     kind: Kind
     name: str
@@ -48,7 +48,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Parameter:
-    """default: as the text has it, None where there is none."""
+    """default: its source text; None if there is no default."""
 
     name: str
     is_keyword_only: bool
@@ -56,7 +56,7 @@ class Parameter:
 
 
 def compare(bindings: Any, uses: AdapterUses | None = None) -> list[Difference]:
-    """bindings: the module; uses: what the adapter uses, read from its source where None."""
+    """bindings: the module. uses: what the adapter uses; if None, it is read from its source."""
     contract, uses = load_contract(), uses or adapter_uses()
     found = [
         Difference(kind, name, detail, uses.is_used(name))
@@ -137,7 +137,7 @@ def _constructor(found: Any, expected: ClassContract) -> Iterator[_Row]:
 
 
 def _likeness(expected: Signature, found: Sequence[Parameter]) -> int:
-    """Names in both, less those in one of the two alone: len(expected.arguments) where equal."""
+    """Number of common names minus number of other names; len(expected.arguments) if equal."""
     names, others = {a.name for a in expected.arguments}, {p.name for p in found}
     return len(names & others) - len(names ^ others)
 
@@ -184,7 +184,7 @@ def _parameter(where: str, expected: Argument, found: Parameter) -> Iterator[_Ro
 
 
 def _is_default(expected: Any, found: str) -> bool | None:
-    """None where the text found is no literal and names no such member."""
+    """Whether the defaults are equal; None if the found text cannot be interpreted."""
     if isinstance(expected, str) and " " in expected:
         return None  # a remark, not a value
     try:
@@ -201,7 +201,7 @@ def _is_default(expected: Any, found: str) -> bool | None:
 
 
 def signatures_of(found: Any) -> Iterator[list[Parameter]]:
-    """The constructor's overloads; none where nothing can be read."""
+    """The constructor's overloads; empty if they cannot be read."""
     for text in _signature_texts(found.__init__):
         if "__init__(" in text:
             yield parse_signature(text)
@@ -217,8 +217,8 @@ def _signature_texts(init: Any) -> list[str]:
 
 
 def _with_defaults(text: str, defaults: Sequence[Any]) -> str:
-    """nanobind writes the n-th default as `\\n`, or `\\=n` where it is given as text, and keeps it
-    beside the signature (nanobind's stubgen.py reads it so)."""
+    """Insert defaults into a signature of nanobind. It writes the n-th default as `\\n`, or as
+    `\\=n` if it is text, and stores the value separately (as nanobind's stubgen.py reads it)."""
 
     def default(match: re.Match[str]) -> str:
         value = defaults[int(match[2])]
@@ -243,7 +243,7 @@ def parse_signature(text: str) -> list[Parameter]:
 
 
 def _parts(text: str) -> list[str]:
-    """What the commas outside of inner brackets part, up to the bracket that closes the outer."""
+    """The parts between top-level commas, up to the closing bracket."""
     parts, start = [], 0
     for index, sign in _top_level(text):
         if sign in ",)":
@@ -255,7 +255,7 @@ def _parts(text: str) -> list[str]:
 
 
 def _split_default(part: str) -> tuple[str, str | None]:
-    """What stands before and after the "=", which is not one inside a type."""
+    """The text before and after the top-level "="; a "=" inside a type does not count."""
     for index, sign in _top_level(part):
         if sign == "=":
             return part[:index], part[index + 1 :].strip()
@@ -263,7 +263,7 @@ def _split_default(part: str) -> tuple[str, str | None]:
 
 
 def _top_level(text: str) -> Iterator[tuple[int, str]]:
-    """The signs that stand in no bracket and no quotes, with their places."""
+    """Characters outside of brackets and quotes, with their positions."""
     depth, quote = 0, ""
     for index, sign in enumerate(text):
         if quote:

@@ -1,4 +1,4 @@
-"""What the adapter uses of the bindings, read from its source."""
+"""Finds what the adapter uses of the bindings, by reading its source."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from smartspec_trtllm.contract_data import load_contract
 
 @dataclass(frozen=True)
 class AdapterUses:
-    """arguments: as `Request(end_id)`. attributes: names alone, since the source does not say of
-    which class an object is: `is_used` may say yes too often, never no too often."""
+    """arguments: as `Request(end_id)`. attributes: names without class, because the source does not
+    show the class of an object. So `is_used` may be true by mistake, but never false."""
 
     arguments: frozenset[str]
     attributes: frozenset[str]
 
     def is_used(self, name: str) -> bool:
-        """name: `Request`, `Request(end_id)`, `Result.is_final`, `FinishReason.END_ID`."""
+        """name: such as `Request`, `Request(end_id)`, `Result.is_final`, `FinishReason.END_ID`."""
         if name.endswith(")"):
             return name in self.arguments
         return re.split(r"\.", name)[-1] in self.attributes
@@ -50,7 +50,7 @@ def uses_of(sources: Iterable[str]) -> AdapterUses:
 
 @dataclass(frozen=True)
 class Call:
-    """Of a class of the bindings. num_positional: arguments without a keyword."""
+    """A call of a class of the bindings. num_positional: number of arguments without keyword."""
 
     name: str
     num_positional: int
@@ -58,7 +58,7 @@ class Call:
 
 
 def calls_of_bindings(tree: ast.AST) -> Iterator[Call]:
-    """Calls of members of a name `bindings` or `_bindings`; not where that is the fake itself."""
+    """Calls of members of `bindings` or `_bindings`, except where that is the fake itself."""
     for node in ast.iter_child_nodes(tree):
         if _imports_double(node):
             continue
@@ -72,7 +72,7 @@ def calls_of_bindings(tree: ast.AST) -> Iterator[Call]:
 
 
 def _argument_names(call: Call) -> list[str]:
-    """Positional ones by the first overload that takes the call."""
+    """Names of all arguments; positional ones follow the first overload that fits the call."""
     contract = load_contract().classes.get(call.name)
     for init in contract.inits if contract else ():
         names = [argument.name for argument in init.arguments]

@@ -1,4 +1,4 @@
-"""All that is to be said of engine directories: what the backend refuses, and lesser findings."""
+"""All findings about engine directories: errors of the backend, warnings and notes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from smartspec_py.engines.trtllm.engine_dir import (
 
 
 class Severity(StrEnum):
-    """error: will not be served. warning: served, but not as intended. note: good to know."""
+    """error: cannot be served. warning: can be served, but not as intended. note: information."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -50,7 +50,7 @@ def check_pair(
     num_tokens: int | None = None,
     uses_logits: bool = False,
 ) -> tuple[Finding, ...]:
-    """What is wrong with the engines for this use; errors first. See `Load` for the arguments."""
+    """Problems of the engines for this use; errors first. See `Load` for the arguments."""
     load = Load(k, sequences, context_len, num_tokens, uses_logits)
     paths = {Role.TARGET: target} | ({} if draft is None else {Role.DRAFT: draft})
     engines, unreadable = read_engines(paths)
@@ -73,23 +73,23 @@ def _warnings(engine: Engine, load: Load, longest: int) -> Iterator[Fault]:
     version = engine.get("version")
     if version and version != TRTLLM_VERSION:
         needed = (
-            f"{TRTLLM_VERSION}, which this project is written for: an engine runs on the version "
-            "of TensorRT-LLM and TensorRT that built it, and the bindings of others may differ"
+            f"{TRTLLM_VERSION}, which this project supports: an engine runs only on the version "
+            "of TensorRT-LLM and TensorRT that built it, and other bindings may differ"
         )
         remedy = "build and serve in container 26.04 to 26.07"
         yield fault(engine, "version", version, needed, remedy)
     extra = sorted(set(engine.rank_sizes) - set(engine.rank_files))
     if extra:
-        needed = f"{engine.num_ranks} files; this one is of another build"
-        remedy = "build it anew: build_engines.sh --force"
-        yield fault(engine, extra[0], "not wanted", needed, remedy)
+        needed = f"{engine.num_ranks} files; this one is from another build"
+        remedy = "rebuild it: build_engines.sh --force"
+        yield fault(engine, extra[0], "not expected", needed, remedy)
     key = "build_config.max_beam_width"
     if engine.get(key) != 1:
-        needed = "1: external drafts know no beam search; more takes memory for nothing"
+        needed = "1: external drafts do not support beam search; more only wastes memory"
         yield fault(engine, key, engine.get(key), needed, "trtllm-build --max_beam_width 1")
     key = "pretrained_config.mapping.pp_size"
     if engine.get(key) not in (None, 1):
-        needed = "1: external drafts are documented for tensor parallel engines alone"
+        needed = "1: external drafts are documented for tensor parallel engines only"
         yield fault(engine, key, engine.get(key), needed, "convert_checkpoint.py --pp_size 1")
     key = "build_config.max_draft_len"
     if engine.role is Role.DRAFT and engine.get(key):
@@ -100,7 +100,8 @@ def _warnings(engine: Engine, load: Load, longest: int) -> Iterator[Fault]:
 
 
 def _iterations(engine: Engine, load: Load, longest: int) -> Iterator[Fault]:
-    """Each prompt is charged in full, cached or not, against the tokens of one iteration."""
+    """Warn if a step needs several iterations. The token limit counts each whole prompt, cached or
+    not."""
     key = "build_config.max_num_tokens"
     is_target = engine.role is Role.TARGET
     length = longest + (load.k if is_target else 0)

@@ -1,4 +1,4 @@
-"""Findings about engine directories, as a table for people."""
+"""Prints findings about engine directories as a table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.NOTE:
 
 
 def show(findings: tuple[Finding, ...], console: Console) -> None:
-    """A table of the findings, and a line that sums them up."""
+    """Print a table of the findings, and a summary line."""
     if findings:
         console.print(_table(findings))
     counts = Counter(finding.severity for finding in findings)
@@ -43,5 +43,5 @@ def _table(findings: tuple[Finding, ...]) -> Table:
 
 
 def _short(key: str) -> str:
-    """Without the sections of config.json; a file's name stays whole."""
+    """The key without the sections of config.json; file names stay unchanged."""
     return key.rpartition(".")[2] if "_config." in key else key

@@ -141,7 +141,7 @@ class DraftModelProposer(CachedModel[_Sequence]):
         return state
 
     def _forget_unreported(self) -> None:
-        """Discard drafts without a report, for example after a cancel. They are not text."""
+        """Discard drafts without a report, as after a cancel. They are not part of the text."""
         for state in self._sequences.values():
             state.row.num_cached = min(state.row.num_cached, state.num_valid)
 

@@ -140,8 +140,8 @@ def pack(
 def _calls(items: Sequence[RowInput]) -> list[list[RowInput]]:
     """Split the inputs, in the order of their rows, into attention calls.
 
-    A new call begins where padding to the longest context would read more than twice the real
-    keys, and at least CALL_KEYS keys more than that.
+    A new call begins where padding to the longest context would read more keys than twice the real
+    ones plus CALL_KEYS.
     """
     calls: list[list[RowInput]] = []
     longest = total = 0

@@ -2,7 +2,7 @@
 
 A released row keeps its keys until another sequence needs the row. A new sequence that starts with
 the same tokens reuses these keys, in place or by copy, and prefills only the rest. So prefix reuse
-needs no extra memory. It is not possible while all rows are in use.
+needs no extra memory. Old prefixes are lost when their rows are needed for new sequences.
 
 Rows in use should be adjacent, because a batch reads all rows between the lowest and the highest. A
 new sequence therefore takes one of the lowest `num_used + 1` rows. When ended sequences leave gaps,

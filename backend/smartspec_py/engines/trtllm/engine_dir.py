@@ -204,8 +204,8 @@ def _check_both(target: Engine, draft: Engine, load: Load) -> Iterator[Fault]:
     if not share_vocabulary(target, draft, load):
         known = "" if load.num_tokens is None else f", from {load.num_tokens}, the tokenizer's"
         needed = f"the same in both{known}: drafted ids are the target's"
-        remedy = "choose a draft of the target's family; name the tokenizer with --tokenizer if "
-        remedy += "only the padding differs"
+        remedy = "choose a draft of the target's family; if only the padding differs, set the "
+        remedy += "tokenizer with --tokenizer"
         sizes = (target.vocab_size, draft.vocab_size)
         yield of_both("pretrained_config.vocab_size", sizes, needed, remedy)
     if load.uses_logits:

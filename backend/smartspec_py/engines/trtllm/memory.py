@@ -1,6 +1,6 @@
 """GPU memory of TensorRT-LLM engines: the cache size that is requested, and the real cache size.
 
-Memory for other things than keys and values is estimated from config.json. This project never
+Memory for everything except keys and values is estimated from config.json. This project never
 measured it. The real cache size is read after loading. If memory is short, the executor makes the
 cache smaller than requested and reports this only in its log.
 """
