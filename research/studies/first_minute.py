@@ -1,10 +1,11 @@
 """How soon is `goodput` right? A fresh server's first requests, one at a time.
 
-Each policy has an engine, a step loop and a clock of its own, in lockstep
-(`smartspec_bench.lockstep`), and begins with what a server without any stored state knows: the
-profile. All get the same prompts, from the four workloads in turn. Rates are tokens a second over
-the requests of a group, the prompts' time included; a round is another draw of prompts, and begins
-anew.
+Each policy has its own engine, step loop and clock, in lockstep (`smartspec_bench.lockstep`). It
+starts with what a server without stored state knows: the profile. One more `goodput` starts as
+after a restart, with what `goodput` had learned by the end of the round before. All get the same
+prompts, from the four workloads in turn. Rates are tokens per second over the requests of a group,
+including the time of the prompts. A round uses other prompts and starts anew. The first round is
+only there to be learned from.
 """
 
 from __future__ import annotations
@@ -22,11 +23,15 @@ from smartspec_bench.prompts import MIXED, PROMPT_SEED, Prompt, generated
 from smartspec_cli.commands.quickstart import CACHE, expanded_pair
 from smartspec_cli.commands.settings import checked_config, pair_settings
 from smartspec_py.serving.build import build_engine
+from smartspec_py.serving.learned import MOST_KEPT
 from studies.document import publish, table
 
 POLICIES = ("none", "fixed:3", "goodput")
+RESTARTED = "goodput, restarted"
 GROUPS = {"1 to 5": (0, 5), "6 to 20": (5, 20), "21 to 60": (20, 60)}
-ASKED = {"1 to 5": 0.90, "6 to 20": 0.97, "21 to 60": 1.0}
+ASKED = {"1 to 5": (0.90, 1.0), "6 to 20": (0.97, 1.0), "21 to 60": (1.0, 1.0)}
+"""Of `goodput`, and of the same after a restart."""
+
 NUM_REQUESTS, MAX_TOKENS, NUM_ROUNDS = 60, 48, 3
 SEED_STEP = 1000
 
@@ -39,7 +44,10 @@ def sides_of(policies: Sequence[str], dtype: str) -> dict[str, Side]:
         {"engine": {**settings, "profile_cache": str(CACHE / "profiles")}, "limits": limits}
     )
     fields = {"max_tokens": MAX_TOKENS, "reuse_prefix": False}
-    return {name: Side(name, build_engine(config, Path.cwd()), config, fields) for name in policies}
+    return {
+        name: Side(name.partition(",")[0], build_engine(config, Path.cwd()), config, fields)
+        for name in policies
+    }
 
 
 def measure(sides: Mapping[str, Side], prompts: Sequence[Prompt]) -> dict[str, list[float]]:
@@ -61,30 +69,33 @@ def main() -> None:
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/results")
     policies = tuple(sys.argv[2].split(",")) if len(sys.argv) > 2 else POLICIES
     dtype = sys.argv[3] if len(sys.argv) > 3 else "float32"
-    first = sides_of(policies, dtype)
-    rounds = []
-    for number in range(NUM_ROUNDS):
-        # The engines stay; what was learned goes.
-        sides = {name: side.renewed() for name, side in first.items()}
+    sides = sides_of((*policies, RESTARTED), dtype)
+    rounds: list[dict[str, list[float]]] = []
+    for number in range(NUM_ROUNDS + 1):
+        # The engines stay. What was learned is dropped, except for what a restart keeps.
+        learned = sides["goodput"].state()
+        sides = {name: side.renewed() for name, side in sides.items()}
+        if number:
+            sides[RESTARTED].restore(learned, MOST_KEPT)
         prompts = list(islice(generated(MIXED, PROMPT_SEED + SEED_STEP * number), NUM_REQUESTS))
         rounds.append(measure(sides, prompts))
-        print(f"round {number + 1} of {NUM_ROUNDS}: {rounds[-1]}", file=sys.stderr, flush=True)
+        print(f"round {number} of {NUM_ROUNDS}: {rounds[-1]}", file=sys.stderr, flush=True)
+    rounds = rounds[1:]
     rows = []
     for index, group in enumerate(GROUPS):
-        rates = {p: statistics.mean(one[p][index] for one in rounds) for p in policies}
-        ratios = [
-            one[policies[-1]][index] / max(one[p][index] for p in policies[:-1]) for one in rounds
-        ]
-        rows.append(
-            [
-                group,
-                *(f"{rates[p]:.1f}" for p in policies),
-                f"{statistics.mean(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
-                f"{ASKED[group]:.2f}",
+        named = (*policies, RESTARTED)
+        rates = {p: statistics.mean(one[p][index] for one in rounds) for p in named}
+        cells = [group, *(f"{rates[p]:.1f}" for p in named)]
+        for name, asked in zip((policies[-1], RESTARTED), ASKED[group], strict=True):
+            ratios = [
+                one[name][index] / max(one[p][index] for p in policies[:-1]) for one in rounds
             ]
-        )
-    header = ["requests", *(f"{p}, tokens/s" for p in policies)]
-    header += [f"{policies[-1]} / the best of the others (rounds)", "asked"]
+            mean = statistics.mean(ratios)
+            cells += [f"{mean:.2f} ({min(ratios):.2f} to {max(ratios):.2f})", f"{asked:.2f}"]
+        rows.append(cells)
+    header = ["requests", *(f"{p}, tokens/s" for p in named)]
+    for name in (policies[-1], RESTARTED):
+        header += [f"{name} / the better of the others (rounds)", "asked"]
     publish(folder, "first_minute", "The first minute", [table(header, rows)], {"rounds": rounds})
 
 

@@ -148,6 +148,14 @@ class Side:
         """The same on the same engine, with nothing learned."""
         return Side(self.policy, self.engine, self.config, self._fields)
 
+    def state(self) -> dict[str, Any]:
+        """What the loop has learned, as a server stores it."""
+        return self._loop.loop.state()
+
+    def restore(self, state: Mapping[str, Any], kept: float) -> None:
+        """Start with a share of the evidence of another side."""
+        self._loop.loop.restore(state, kept)
+
     def begin(self, feed: Feed) -> None:
         assert self.is_over, "the phase before is not over"
         self._feed = feed
