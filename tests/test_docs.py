@@ -14,6 +14,8 @@ import pytest
 
 from smartspec_cli.reference import commands
 from smartspec_py.api.contract import INPUTS
+from smartspec_py.core.types import SpecMetrics
+from smartspec_py.serving.messages import SpecRecord
 from studies.headline import README, page
 
 ROOT = Path(__file__).parents[1]
@@ -129,6 +131,16 @@ def test_lines_are_short(path: Path) -> None:
         if len(line) > MAX_COLUMNS and not re.search(r"^\s*\||\]\(", line)
     ]
     assert not wide
+
+
+def test_the_example_of_metrics_is_what_a_server_sends() -> None:
+    """Four verifications, as (drafted, accepted)."""
+    text = (ROOT / "docs" / "reference" / "tensors.md").read_text(encoding="utf-8")
+    [example] = re.findall(r"```json\n(.*?)```", text, re.DOTALL)
+    record = SpecRecord(num_spec_tokens=3)
+    for drafted, accepted in ((3, 3), (3, 3), (2, 1), (2, 0)):
+        record.add(drafted, accepted)
+    assert json.loads(record.to_json(SpecMetrics.SUMMARY)) == json.loads(example)
 
 
 def test_the_results_are_those_of_the_runs() -> None:
