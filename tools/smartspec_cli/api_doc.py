@@ -56,6 +56,34 @@ The column `sent` says which responses have the tensor. In JSON, Triton writes a
 element as a value instead of a list.
 """
 
+_METRICS = """\
+### The document in `metrics`
+
+A *verification* is a step of the request that had drafts. Without one, the document is `{}`.
+
+```json
+{"speculative_decoding": {
+  "mean_acceptance_length": 2.75,
+  "draft_acceptance_rate": 0.7,
+  "acceptance_histogram": [1, 1, 0, 2],
+  "num_spec_steps": 4,
+  "num_accepted_draft_tokens": 7,
+  "num_draft_tokens": 10,
+  "num_spec_tokens": 3
+}}
+```
+
+| key | meaning |
+|---|---|
+| `mean_acceptance_length` | mean tokens per verification, including the target's own |
+| `draft_acceptance_rate` | accepted over drafted tokens |
+| `acceptance_histogram` | entry j: verifications that accepted j drafts |
+| `num_spec_steps` | verifications |
+| `num_accepted_draft_tokens`, `num_draft_tokens` | tokens |
+| `num_spec_tokens` | the largest draft length of the request |
+| `per_step_accepted`, `per_step_drafted` | with `detailed`: the numbers of each verification |
+"""
+
 _ERRORS = """\
 ## Errors
 
@@ -73,7 +101,7 @@ Triton 2.51 answers 400 to every error of a model. Over gRPC the message comes i
 status code is set only if the client sends the header `triton_grpc_error: true`. An error after the
 first event of `generate_stream` is an event with the key `error` and status 200.
 
-Triton itself refuses, before the backend sees the request:
+Triton itself, or the HTTP front, refuses before the backend sees the request:
 
 | what | over HTTP | over gRPC |
 |---|---|---|
@@ -82,7 +110,10 @@ is missing |
 | a wrong type | 500, `Unable to parse` | `INVALID_ARGUMENT`, named |
 | a wrong number of elements | 400 | `INVALID_ARGUMENT`, named |
 | a tensor with an unknown name | does not exist | `INVALID_ARGUMENT`, named |
-| a body that is not a JSON object | 500 | does not exist |
+| a body that is not a JSON object | 400 from the [front](../operate/security.md#the-http-front), \
+500 from plain `tritonserver` | does not exist |
+| `stream: true` for `generate` | 400 from the front; 200 with the key `error` from plain \
+`tritonserver` | does not exist |
 | a list, an object or null as the value of an unknown key | 400, named | does not exist |
 
 Triton cuts an integer beyond INT32 to its lower 32 bits. It turns a number beyond FP32 into
@@ -107,7 +138,7 @@ def api_markdown() -> str:
     parts.append(_TOGETHER + "\n" + _OUTPUTS_HEAD)
     rows = (_output_row(spec) for spec in OUTPUTS)
     parts.append(_table(("tensor", "type", "shape", "sent", "meaning"), rows))
-    parts.append(_ERRORS + "\n" + _REFUSED_HEAD)
+    parts.append(_METRICS + "\n" + _ERRORS + "\n" + _REFUSED_HEAD)
     parts.append(_table(("name", "answer"), _refused_rows()))
     return "\n".join(parts)
 
@@ -137,7 +168,7 @@ def _refused_rows() -> Iterable[tuple[str, ...]]:
     for name, why in UNSUPPORTED.items():
         yield f"`{name}`", why
     for name, ours in RENAMED.items():
-        yield f"`{name}`", f"unknown; here it is `{ours}`"
+        yield f"`{name}`", f"unknown; use `{ours}`"
 
 
 def _shape(dims: tuple[int, ...]) -> str:
