@@ -59,5 +59,5 @@ def test_a_stub_that_cannot_name_a_path_says_so(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(ConfigError, match=r"/nowhere-é does not exist$"):
         existing("engine.model", Path("/nowhere-é"))
     monkeypatch.setattr("os.fsencode", refuse)
-    with pytest.raises(ConfigError, match=r"engine\.model: /nowhere-é .* only ASCII paths: give"):
+    with pytest.raises(ConfigError, match=r"engine\.model: /nowhere-é .* not ASCII: use a"):
         existing("engine.model", Path("/nowhere-é"))
