@@ -132,11 +132,11 @@ def test_a_column_that_nobody_has_a_number_for_is_left_out(full: ElementTree.Ele
 
 
 def test_machine_versions_ceilings_and_command_stand_on_it(full: ElementTree.Element) -> None:
-    assert text(section(full, "repeat")) == f"To repeat it {ABOUT.command}"
+    assert text(section(full, "repeat")) == f"Command to repeat the run {ABOUT.command}"
     machine = text(section(full, "machine"))
     assert "torch 2.13.0" in machine
     assert "max_draft_len 7, batch_invariant unset" in machine
-    assert "pass of the target, 8 at once 15.3 ms" in text(section(full, "ceilings"))
+    assert "target pass, 8 sequences 15.3 ms" in text(section(full, "ceilings"))
     assert "token_goodput_tps: tokens of finished" in text(section(full, "definitions"))
 
 
@@ -203,8 +203,8 @@ def nothing(document: Document) -> Document:
         (
             one_load,
             {
-                "latency": "A line against the rate needs two rates, and one was run.",
-                "over-time": "No load that changes was run",
+                "latency": "A chart of latency over rate needs at least two rates.",
+                "over-time": "The run has no changing load",
             },
         ),
         (
@@ -218,18 +218,18 @@ def nothing(document: Document) -> Document:
         (
             closed_only,
             {
-                "latency": "No steady load was run",
-                "drafts": "The run kept no counts of draft lengths.",
-                "time": "The server's shares of time are not known.",
+                "latency": "The run has no steady load",
+                "drafts": "The document has no counts of draft lengths.",
+                "time": "The document has no time shares of the server.",
             },
         ),
-        (no_series, {"over-time": "The run kept no series over time."}),
+        (no_series, {"over-time": "The document has no series over time."}),
         (
             nothing,
             {
-                "asked": "No phase was run to its end.",
-                "phases": "No phase was run to its end.",
-                "ceilings": "No ceilings were measured.",
+                "asked": "No phase was completed.",
+                "phases": "No phase was completed.",
+                "ceilings": "No limits of the machine were measured.",
             },
         ),
     ],

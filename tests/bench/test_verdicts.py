@@ -95,7 +95,7 @@ def test_failed_requests_leave_it_open() -> None:
 def test_one_repeat_proves_nothing() -> None:
     made = [phase(policy, 100.0, 0) for policy in ("none", "fixed:1", "goodput")]
     assert comparisons(made) == []
-    assert summary([]) == ["No verdict: fewer than two repeats of any point are complete."]
+    assert summary([]) == ["No verdict: no point has two complete repeats."]
 
 
 def test_a_phase_without_an_answer_is_no_pair() -> None:

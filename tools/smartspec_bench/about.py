@@ -1,4 +1,4 @@
-"""What ran where: the first part of the document."""
+"""Describes the run and the machine: the first part of the document."""
 
 from __future__ import annotations
 
@@ -29,25 +29,28 @@ DEFINITIONS = f"""\
 {latency.DEFINITIONS}
 
 itl: (last token - first chunk) / (tokens after the first chunk), per request. In closed phases a
-request is due when the one before has ended.
+request is due when the previous one has ended.
 
-draft length: tokens drafted per step and request. acceptance rate: accepted divided by drafted
-tokens. speed-up: mean e2e of none divided by that of the policy.
+draft length: tokens drafted per step and request. acceptance rate: accepted tokens / drafted
+tokens. speed-up: mean e2e of none / mean e2e of the policy.
 
-load: share of the saturation rate of none, measured with a queue that is never empty. ratio: mean
-e2e of the policy divided by the other's, under the same arrivals and prompts, as geometric mean
-over the repeats; below 1 the policy is faster. Intervals are 95 %, Student's t on the logarithms of
-the ratios. best fixed: the fixed length with the lowest mean e2e, chosen on one half of the repeats
-and compared on the other half, and the other way round.
+load: rate / saturation rate of none. The saturation rate is measured with a queue that is never
+empty. ratio: mean e2e of the policy / mean e2e of the other policy, with the same arrivals and
+prompts. It is the geometric mean over the repeats. Below 1 the policy is faster. Intervals are
+95 %, by Student's t on the logarithms of the ratios. best fixed: the fixed length with the lowest
+mean e2e. Each half of the repeats is compared with the length that is best in the other half.
 
-verdict: met or missed if the whole interval is on one side of the bound; open if the bound is
-inside it, or if requests failed."""
+verdict: met or missed if the whole interval is on one side of the bound. open if the interval
+includes the bound, or if requests failed."""
 
 
 def describe(
     form: str, model: Path, draft: Path, limits: LimitsConfig, settings_text: str
 ) -> About:
-    """settings_text: dtype and threads, for the name of the pair."""
+    """Describe this run on this machine.
+
+    settings_text: dtype and number of threads, shown with the pair.
+    """
     return About(
         title=f"{model.name} with {draft.name} under load",
         date=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -74,7 +77,7 @@ def _versions() -> dict[str, str]:
 
 
 def _commit() -> str:
-    """Of the checkout that this package is in; `-dirty` where files differ; empty without one."""
+    """The commit of the checkout of this package, with `-dirty` if files differ; else empty."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,6 +1,6 @@
-"""Sends a phase to the live server, and reads what the server counts.
+"""Sends the requests of a phase to a live server, and reads the server's metrics.
 
-Open loop is `open_loop`. Closed means: the next request leaves when the last one has ended.
+The open loop is `open_loop`. In a closed loop the next request is sent when the previous one ends.
 """
 
 from __future__ import annotations
@@ -22,16 +22,20 @@ from smartspec_py.serving.metric_families import DRAFT_TIME, RUNNING, VERIFY_TIM
 POLL_S = 0.2
 IDLE_TIMEOUT_S = 60.0
 MAX_OUT = 4096
-"""Requests out at once; as many as the benchmark's server lets wait, so that none is refused."""
+"""Limit of requests in flight. It equals the queue limit of the benchmark's server, so that the
+server refuses none."""
 
 
 class BenchError(RuntimeError):
-    """The server cannot be measured; the message says why."""
+    """The server cannot be measured. The message says why."""
 
 
 @dataclass
 class FullQueue:
-    """All requests, and the time in which the queue was full and the slots were apart."""
+    """All requests of a saturated server, and the interval that counts, in seconds.
+
+    The interval begins when the first requests of all slots have ended; see `Client.full_queue`.
+    """
 
     exchanges: list[Exchange] = field(default_factory=list)
     from_s: float = math.inf
@@ -47,9 +51,9 @@ class FullQueue:
 
 
 class Client:
-    """One server's. Use within `async with`.
+    """A client of one server. Use it in `async with`.
 
-    fields: of every request, without its text and policy. timeout_s: of each request.
+    fields: fields of every request, except text and policy. timeout_s: limit per request.
     """
 
     def __init__(self, address: Address, fields: Mapping[str, Any], timeout_s: float) -> None:
@@ -71,7 +75,7 @@ class Client:
         return await loop.run([one.time_s for one in due], iter([one.prompt for one in due]))
 
     async def closed_loop(self, policy: str, prompts: Iterable[Prompt]) -> list[Exchange]:
-        """One request at a time, until the prompts are over."""
+        """Send one request at a time, until all prompts are used."""
         exchanges: list[Exchange] = []
         now_s = seconds_from_now()
         for prompt in prompts:
@@ -84,11 +88,11 @@ class Client:
     async def full_queue(
         self, policy: str, prompts: Iterator[Prompt], num_slots: int, duration_s: float
     ) -> FullQueue:
-        """Every slot always has a request out. Those that are out when the time is over end too.
+        """Keep one request in flight per slot for duration_s, then wait for the remaining ones.
 
-        Slots that begin together would go on together: all read prompts, then all decode. So the
-        first requests have bounds of 1 / num_slots, 2 / num_slots, .. of `max_tokens`, and time
-        counts from when each of them has ended: then the slots are as far apart as they ever are.
+        Slots that start together would stay in phase: all prefill, then all decode. To prevent
+        that, the first requests generate only 1 / num_slots, 2 / num_slots, .. of `max_tokens`.
+        The measured interval begins when all first requests have ended.
         """
         queue = FullQueue()
         now_s, num_ended, most = seconds_from_now(), 0, self._fields["max_tokens"]
@@ -120,37 +124,38 @@ class Client:
         return {**self._with(policy), **prompt.fields}
 
     async def pass_times_s(self) -> tuple[float, float]:
-        """Seconds that the server has spent drafting, and in the target's passes of decoding work,
-        since it started."""
+        """Seconds in draft passes, and seconds in target passes that decode, since server start."""
         values = await self._values()
         return values[DRAFT_TIME.name], values[VERIFY_TIME.name]
 
     async def wait_idle(self) -> None:
-        """Until no request runs or waits. Raises BenchError after a minute."""
+        """Wait until no request runs or waits. Raises BenchError after IDLE_TIMEOUT_S."""
         deadline_s = time.monotonic() + IDLE_TIMEOUT_S
         while True:
             values = await self._values()
             if not values[RUNNING.name] and not values[WAITING.name]:
                 return
             if time.monotonic() > deadline_s:
-                raise BenchError(f"the server was not idle after {IDLE_TIMEOUT_S:.0f} s")
+                raise BenchError(
+                    f"the server still has requests after {IDLE_TIMEOUT_S:.0f} s; "
+                    "stop other clients and run again"
+                )
             await asyncio.sleep(POLL_S)
 
     async def _values(self) -> dict[str, float]:
-        """Of the families that are asked here; 0 where the server has not shown one yet."""
+        """Values of the needed metrics; 0 if the server does not report one yet."""
         import aiohttp
 
         try:
             async with aiohttp.ClientSession() as session, session.get(self._metrics_url) as reply:
                 text = await reply.text()
         except (aiohttp.ClientError, OSError) as error:
-            raise BenchError(f"metrics: {type(error).__name__}: {error}") from error
+            raise BenchError(f"cannot read metrics: {type(error).__name__}: {error}") from error
         return {family.name: value_in(text, family) or 0.0 for family in _ASKED}
 
 
 def value_in(text: str, family: Family) -> float | None:
-    """The sum over all labels in what a metrics port shows (Prometheus' text format); None where
-    the family is not there."""
+    """The sum of a metric over all labels, from Prometheus text; None if the metric is absent."""
     lines = [line for line in text.splitlines() if line.startswith(f"{family.name}{{")]
     return sum(float(line.rpartition(" ")[2]) for line in lines) if lines else None
 

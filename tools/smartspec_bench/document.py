@@ -1,7 +1,7 @@
-"""The result document of a run under load: JSON, read and written here and nowhere else.
+"""The result document of a load run, as JSON. Only this module reads and writes it.
 
-Milliseconds end in _ms, requests a second in _rps, tokens a second in _tps. What is not known is
-null, or an empty list or object; nothing is left out.
+Names end in _ms for milliseconds, _rps for requests per second, _tps for tokens per second.
+Every key is present. A value that is not known is null, or an empty list or object.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ OTHERS = {"smartspec-arms": "bench arms", "smartspec-overhead": "bench overhead"
 
 
 class DocumentError(ValueError):
-    """The file is no result document; the message names the file and the first wrong place."""
+    """The file is not a result document. The message names the file and the first wrong key."""
 
 
 @dataclass(frozen=True)
 class About:
-    """What ran where. date: of the start, ISO 8601. pair: the target and the draft.
+    """The run and the machine. date: start of the run, ISO 8601. pair: target and draft model.
 
-    limits: the server's, by their names in engine.json. definitions: of the measures, as text.
+    limits: of the server, by their names in engine.json. definitions: of the metrics, as text.
     """
 
     title: str
@@ -51,11 +51,11 @@ class About:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What this machine can do at most, measured before the phases.
+    """Limits of this machine, measured before the phases.
 
-    saturation_rps: by policy, with the queue never empty. target_pass_ms: a decoding pass of the
-    target without drafts, by its number of sequences. copy_gb_per_s: bytes read and written by a
-    copy in memory, of 1e9.
+    saturation_rps: by policy, with a queue that is never empty. target_pass_ms: time of a target
+    decode pass without drafts, by number of sequences. copy_gb_per_s: memory copy bandwidth, bytes
+    read plus bytes written, in units of 1e9 bytes.
     """
 
     saturation_rps: dict[str, float] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class Ceilings:
 
 @dataclass(frozen=True)
 class Spread:
-    """Of one measure over the requests of a phase; None where no request had it."""
+    """Mean and percentiles of one metric over the requests of a phase; None without values."""
 
     mean: float | None = None
     p50: float | None = None
@@ -77,10 +77,10 @@ class Spread:
 
 @dataclass(frozen=True)
 class Series:
-    """A phase over time, about a point a second; lists of equal length, or all empty.
+    """A phase over time, one point per second. The lists have equal lengths, or all are empty.
 
-    rate_rps: requests that came due. running: requests out, waiting ones included. draft_len: mean
-    of the steps whose tokens came in that second; 0 where there was none.
+    rate_rps: requests that became due. running: requests in flight, including waiting ones.
+    draft_len: mean over the steps whose tokens arrived in that second; 0 without steps.
     """
 
     time_s: list[float] = field(default_factory=list)
@@ -91,16 +91,15 @@ class Series:
 
 @dataclass(frozen=True)
 class Phase:
-    """One stretch of load under one policy.
+    """One period of load under one policy.
 
-    shape: steady, step, shift, mix or closed. load: share of the saturation rate of `none`; 0
-    where it changes, or where the next request waits for the last. rate_rps: mean of the requests
-    due; 0 where closed. seed: of arrivals and prompts, the same for every policy. duration_s: from
-    the first request due to the last token.
-    draft_len_counts: decoding steps of a sequence with 0, 1, 2, .. drafts. accepted_counts: those
-    with drafts, of which 0, 1, 2, .. were accepted.
-    time_shares: draft, target (passes of decoding work) and host (all else, reading prompts
-    included), of the time in which a request was out. itl_ms, tpot_ms: see about.definitions.
+    shape: steady, step, shift, mix or closed. load: share of the saturation rate of `none`; 0 for
+    step and closed. rate_rps: mean rate of due requests; 0 for closed. seed: of arrivals and
+    prompts, the same for every policy. duration_s: from the first due request to the last token.
+    draft_len_counts: number of decoding steps of a sequence with 0, 1, 2, .. drafts.
+    accepted_counts: number of steps with drafts, by number of accepted drafts 0, 1, 2, ..
+    time_shares: draft, target (target passes that decode) and host (the rest, including prefill),
+    as shares of the time with a request in flight. itl_ms, tpot_ms: see about.definitions.
     """
 
     policy: str
@@ -131,8 +130,11 @@ class Phase:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One question at one point, over all repeats. ratio: policy over against, with a 95 %
-    interval. bound: what the claim allows the ratio to be. verdict: met, missed or open."""
+    """One comparison at one point, over all repeats.
+
+    ratio: metric of `policy` / metric of `against`, with its 95 % interval. bound: limit of the
+    ratio in the claim; None if the claim has none. verdict: met, missed or open.
+    """
 
     shape: str
     workload: str
@@ -162,7 +164,7 @@ class Document:
     version: int = VERSION
 
     def to_json(self) -> dict[str, Any]:
-        """With format and version first, for a person who opens the file."""
+        """The document with format and version first, so that readers see them at the top."""
         return {"format": self.format, "version": self.version, **asdict(self)}
 
 
@@ -176,7 +178,7 @@ def read(path: Path) -> Document:
 
 
 def raw_of(path: Path) -> Any:
-    """What the file holds. Raises DocumentError."""
+    """The parsed JSON of the file. Raises DocumentError."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -184,12 +186,12 @@ def raw_of(path: Path) -> Any:
 
 
 def kind_of(raw: Any) -> tuple[Any, Any]:
-    """Format and version."""
+    """Format and version; None where they are missing."""
     return (raw.get("format"), raw.get("version")) if isinstance(raw, dict) else (None, None)
 
 
 def checked(path: Path, raw: Any, adapter: TypeAdapter[T], kind: tuple[str, int], needed: str) -> T:
-    """needed: what it must be, in words. Raises DocumentError."""
+    """Validate a document. needed: the expected kind, for the message. Raises DocumentError."""
     if kind_of(raw) != kind:
         raise DocumentError(f"{path}: must be {needed}, but is {_what_is(raw)}")
     try:
@@ -201,7 +203,7 @@ def checked(path: Path, raw: Any, adapter: TypeAdapter[T], kind: tuple[str, int]
 
 
 def _what_is(raw: Any) -> str:
-    """What a file holds instead of a document of `bench load`."""
+    """Describes the content of a file that has another kind, for the error message."""
     if not isinstance(raw, dict):
         return f"a JSON {type(raw).__name__}"
     name = raw.get("format", "smartspec-arms" if "arms" in raw else None)
@@ -212,12 +214,12 @@ def _what_is(raw: Any) -> str:
 
 
 def write(path: Path, document: Document) -> None:
-    """Whole or not at all: an interruption leaves the file of before."""
+    """Write atomically. An interruption leaves the previous file unchanged."""
     write_text(path, entry_lines(document.to_json()))
 
 
 def entry_lines(document: Mapping[str, Any]) -> str:
-    """JSON with a line for each key, and for each entry of a list under a key."""
+    """JSON with one line per key, and one line per entry of a top-level list."""
     parts = []
     for key, value in document.items():
         text = json.dumps(value, allow_nan=False)

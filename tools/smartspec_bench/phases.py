@@ -1,4 +1,4 @@
-"""From the exchanges of a turn to its phase in the document. Pure."""
+"""Computes the phase of the document from the exchanges of a turn. Pure."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from smartspec_bench.streams import Exchange
 from smartspec_sim.latency import RequestTiming, Slo, statistics_ms, summarise
 
 POINT_S = 1.0
-"""Of a series."""
+"""Seconds between two points of a series."""
 
 
 def phase_of(
     turn: Turn, exchanges: Sequence[Exchange], slo: Slo | None, passes_s: tuple[float, float]
 ) -> Phase:
-    """passes_s: what the server spent in the phase on drafting, and in the target's passes."""
+    """passes_s: the server's seconds in draft passes and in target passes during the phase."""
     timings = [exchange.timing for exchange in exchanges]
     found = summarise(timings, slo)
     finished = [exchange for exchange in exchanges if exchange.timing.is_finished]
@@ -57,7 +57,7 @@ def phase_of(
 
 
 def _rate_rps(turn: Turn) -> float:
-    """Expected of the whole phase; 0 where closed."""
+    """Expected mean rate of the phase; 0 for closed."""
     stretches = turn.point.stretches
     if not stretches:
         return 0.0
@@ -66,13 +66,16 @@ def _rate_rps(turn: Turn) -> float:
 
 
 def itl_s(exchange: Exchange) -> float | None:
-    """From the first chunk to the last token, over the tokens behind that chunk."""
+    """Time from the first chunk to the last token, per token after the first chunk.
+
+    None if all tokens are in the first chunk.
+    """
     num_later = exchange.num_tokens - exchange.chunk_tokens[0]
     return (exchange.chunk_s[-1] - exchange.chunk_s[0]) / num_later if num_later else None
 
 
 def _verifications(exchange: Exchange) -> list[tuple[int, int]]:
-    """Drafted and accepted of each step with drafts; empty without detailed metrics."""
+    """Drafted and accepted tokens of each step with drafts; empty without detailed metrics."""
     document: dict[str, Any] = json.loads(exchange.last.get("metrics") or "{}")
     found = document.get("speculative_decoding", {})
     drafted, accepted = found.get("per_step_drafted", []), found.get("per_step_accepted", [])
@@ -80,8 +83,11 @@ def _verifications(exchange: Exchange) -> list[tuple[int, int]]:
 
 
 def draft_lens(exchange: Exchange) -> list[int]:
-    """Of all decoding steps. The server tells those with drafts in order, and how many steps there
-    were; those without drafts are put between them in even distances."""
+    """The draft lengths of all decoding steps.
+
+    The server reports the steps with drafts in order, and the total number of steps. Steps without
+    drafts are assumed to be spread evenly among the others.
+    """
     drafted = [num for num, _ in _verifications(exchange)]
     num_steps = int(exchange.last.get("num_steps", 0))
     places = [index * len(drafted) // max(1, num_steps) for index in range(num_steps + 1)]
@@ -94,10 +100,10 @@ def _histogram(values: Sequence[int]) -> list[int]:
 
 
 def series_of(exchanges: Sequence[Exchange]) -> Series:
-    """A point for each second from the first request due; its time is the second's middle.
+    """One point per second from the first due request. Its time is the middle of the second.
 
-    The steps of a request are dealt out over its chunks behind the first in equal parts, since a
-    slow client may get several steps in one chunk.
+    The steps of a request are distributed evenly over its chunks after the first one, because a
+    slow client can receive several steps in one chunk.
     """
     ends = [e.chunk_s[-1] for e in exchanges if e.chunk_s]
     start_s = min((e.scheduled_s for e in exchanges), default=0.0)
@@ -125,13 +131,13 @@ def series_of(exchanges: Sequence[Exchange]) -> Series:
 
 
 def _overlap_s(exchange: Exchange, from_s: float) -> float:
-    """Seconds of [from_s, from_s + POINT_S] in which the request was out."""
+    """Seconds of [from_s, from_s + POINT_S] in which the request was in flight."""
     end_s = min(exchange.chunk_s[-1], from_s + POINT_S)
     return max(0.0, end_s - max(exchange.scheduled_s, from_s))
 
 
 def _drafts_over_time(exchange: Exchange) -> list[tuple[float, int]]:
-    """When each decoding step's tokens came, and its draft length."""
+    """The arrival time of the tokens of each decoding step, and its draft length."""
     lens = draft_lens(exchange)
     times = exchange.chunk_s[1:] or exchange.chunk_s
     return [(times[index * len(times) // len(lens)], num) for index, num in enumerate(lens)]
@@ -140,8 +146,10 @@ def _drafts_over_time(exchange: Exchange) -> list[tuple[float, int]]:
 def time_shares(
     timings: Sequence[RequestTiming], passes_s: tuple[float, float]
 ) -> dict[str, float]:
-    """Of the time in which a request was out: drafting, the target's passes of decoding work, and
-    the rest, in which prompts are read as well."""
+    """Shares of the time with a request in flight: draft passes, target passes, and the rest.
+
+    Only target passes that decode count as target; the rest includes prefill.
+    """
     busy_s = _busy_s([(t.sent_s, t.last_s) for t in timings if t.last_s is not None])
     if not busy_s or not passes_s[1]:
         return {}
@@ -150,7 +158,7 @@ def time_shares(
 
 
 def _busy_s(spans: Sequence[tuple[float, float]]) -> float:
-    """Length of their union."""
+    """Length of the union of the spans, in seconds."""
     total_s, end_s = 0.0, 0.0
     for start, end in sorted(spans):
         total_s += max(0.0, end - max(start, end_s))

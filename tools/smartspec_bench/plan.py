@@ -1,9 +1,9 @@
-"""What a run sends, and in which order. Pure: the same settings and seed give the same run.
+"""The requests of a run and their order. Pure: the same settings and seed give the same run.
 
-A point is a question: a shape of load on a workload, asked of every policy. A turn is a point under
-one policy in one repeat. The policies of a point follow each other directly, with the same arrivals
-and prompts, in an order that is drawn anew each time; so are the points of a repeat. What drifts on
-the machine then favours nobody, and a repeat is a complete pair for every ratio.
+A point is a shape of load on a workload, measured with every policy. A turn is a point with one
+policy in one repeat. The policies of a point run directly after each other, with the same arrivals
+and prompts. The order of policies, and of points in a repeat, is random for each repeat. So drift
+of the machine has no systematic effect, and each repeat has a complete pair for every ratio.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from smartspec_sim.arrivals import RatePhase, arrival_times, poisson_gaps, stead
 STEADY, STEP, SHIFT, MIX, CLOSED = "steady", "step", "shift", "mix", "closed"
 SHAPES = (STEADY, STEP, SHIFT, MIX, CLOSED)
 CHANGING = (STEP, SHIFT, MIX)
-"""Where no fixed length is right all the time."""
+"""Shapes in which the best fixed length changes during the phase."""
 
 NONE, JUDGED, GLOBAL = "none", "goodput", "goodput_global"
 MIXED = "mixed"
 
 IDLE_S = 0.6
-"""Between phases: the server is idle, and has shown its last counts."""
+"""Pause after each phase, so that the server's metrics are up to date."""
 
 SEEDS_A_POINT = 1000
 
 
 @dataclass(frozen=True)
 class Settings:
-    """One run; the defaults of a form stand in `FORMS`.
+    """Settings of one run. `FORMS` has the defaults of each form.
 
-    loads: shares of the saturation rate of `none`. step_loads: of the stretches of a step, each
-    twice `seconds` long. changing_load: of shift and mix, each four times `seconds` long.
-    shift_workloads: one after the other. seconds: of a steady phase; it becomes longer where fewer
-    than min_requests would come. num_closed: requests of a closed phase. saturation_s: of each
-    measurement of a saturation rate.
+    loads: of steady phases, as shares of the saturation rate of `none`. step_loads: of the
+    stretches of a step phase; each lasts 2 * `seconds`. changing_load: of shift and mix phases;
+    each lasts 4 * `seconds`. shift_workloads: of a shift phase, one after the other. seconds:
+    duration of a steady phase; it is longer if fewer than min_requests would arrive. num_closed:
+    requests of a closed phase. saturation_s: duration of each measurement of a saturation rate.
     """
 
     policies: tuple[str, ...]
@@ -80,13 +80,16 @@ FORMS: Mapping[str, Settings] = {
         saturation_s=12.0,
     ),
 }
-"""short: an overview, whose two repeats leave most verdicts open."""
+"""short: an overview. Its two repeats leave most verdicts open."""
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """What the warm-up found. saturation_rps: by policy on mixed. none_rps: of `none`, by workload.
-    solo_s: one request under `none` on an idle server."""
+    """Results of the warm-up.
+
+    saturation_rps: saturation rate on mixed, by policy. none_rps: saturation rate of `none`, by
+    workload. solo_s: latency of one request with `none` on an idle server.
+    """
 
     saturation_rps: Mapping[str, float]
     none_rps: Mapping[str, float]
@@ -95,7 +98,7 @@ class Capacity:
 
 @dataclass(frozen=True)
 class Stretch:
-    """A time of one rate, whose requests are of one workload."""
+    """A period with one rate and one workload."""
 
     duration_s: float
     rate_rps: float
@@ -104,8 +107,11 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Point:
-    """stretches: empty where closed. num_requests: that many come; None: as many as the time and
-    the rates give. index: of the point in the run, from which its seeds are made."""
+    """A shape of load on a workload, measured with every policy.
+
+    index: number of the point in the run; its seeds derive from it. stretches: empty for closed.
+    num_requests: exact number of requests; None means that durations and rates decide.
+    """
 
     index: int
     shape: str
@@ -117,7 +123,7 @@ class Point:
 
     @property
     def sending_s(self) -> float:
-        """Expected."""
+        """Expected seconds of sending."""
         return sum(stretch.duration_s for stretch in self.stretches)
 
 
@@ -137,14 +143,14 @@ class Turn:
 
 @dataclass(frozen=True)
 class Due:
-    """A request; time_s: from the start of the phase, 0 where closed."""
+    """A request. time_s: due time in seconds from the start of the phase; 0 for closed."""
 
     time_s: float
     prompt: Prompt
 
 
 def points(settings: Settings, capacity: Capacity) -> list[Point]:
-    """In the order of the document."""
+    """All points of a run."""
     numbers = count()
 
     def point(
@@ -189,13 +195,13 @@ def points(settings: Settings, capacity: Capacity) -> list[Point]:
 
 
 def needed_workloads(settings: Settings) -> tuple[str, ...]:
-    """Those whose saturation rate a run needs; mixed always, as the machine's own figure."""
+    """Workloads whose saturation rate a run needs. mixed is always one of them."""
     shifted = settings.shift_workloads if SHIFT in settings.shapes else ()
     return tuple(dict.fromkeys((MIXED, *settings.workloads, *shifted)))
 
 
 def turns(found: Sequence[Point], settings: Settings) -> Iterator[Turn]:
-    """All repeats of all points; see the module for their order."""
+    """All turns of all repeats, in the order that the module's docstring describes."""
     rng = random.Random(settings.seed)
     for repeat in range(settings.repeats):
         for point in rng.sample(found, len(found)):
@@ -205,7 +211,7 @@ def turns(found: Sequence[Point], settings: Settings) -> Iterator[Turn]:
 
 
 def requests(turn: Turn) -> list[Due]:
-    """What the turn sends; the same for every policy. Never empty."""
+    """The requests of a turn. They are the same for every policy, and never empty."""
     point = turn.point
     if not point.stretches:
         prompts = _prompts(point.workload, turn.seed)
@@ -235,10 +241,10 @@ def _workload_at(point: Point, time_s: float) -> str:
 
 
 def expected_s(turn: Turn, capacity: Capacity) -> float:
-    """How long a turn takes: its sending, what has queued up by then, and the last request.
+    """Expected seconds of a turn: sending, then serving the queue and the last request.
 
-    The queue is a fluid: it grows by the rate beyond the policy's saturation rate, and never below
-    nothing.
+    The queue is modelled as a fluid. It grows or shrinks by the rate minus the policy's saturation
+    rate, and never falls below 0.
     """
     point = turn.point
     if not point.stretches:

@@ -1,4 +1,4 @@
-"""A run under load on one live server: warm-up, then turn after turn, the document after each."""
+"""A load run on one live server: warm-up, then all turns. It saves the document after each turn."""
 
 from __future__ import annotations
 
@@ -33,7 +33,11 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Load:
-    """What a run asks. minutes: no phase begins later than that after the first; None: all do."""
+    """Options of a run.
+
+    timeout_s: limit per request. minutes: no phase begins later than this after the first phase;
+    None means no limit.
+    """
 
     settings: Settings
     max_tokens: int
@@ -49,15 +53,19 @@ class Load:
             "temperature": self.temperature,
             "stream": True,
             "return_spec_metrics": "detailed",
-            # Policies share their prompts: the first would pay for reading them, and no other.
+            # Policies share their prompts: with the prefix cache only the first would prefill them.
             "reuse_prefix": False,
         }
 
 
 @dataclass(frozen=True)
 class Listener:
-    """measured: told of the ceilings and of the seconds to come. say: told of what happens now.
-    ended: told of each phase, and of the seconds that are left."""
+    """Callbacks of a run.
+
+    say: receives a message about the current work. measured: receives the machine's limits, the
+    number of phases and the expected seconds. ended: receives a finished phase, the number of
+    remaining phases and the remaining seconds.
+    """
 
     say: Say
     measured: Callable[[Ceilings, int, float], None]
@@ -65,10 +73,10 @@ class Listener:
 
 
 class Kept:
-    """The document of what was measured so far, in memory and on disk."""
+    """The document of all measurements so far, in memory and on disk."""
 
     def __init__(self, about: About, path: Path | None) -> None:
-        """path: None keeps it in memory alone. Raises OSError where it cannot be written."""
+        """path: file to write; None for memory only. Raises OSError if it cannot be written."""
         self._path = path
         self.keep(Document(about))
 
@@ -81,7 +89,7 @@ class Kept:
 async def run(
     address: Address, max_sequences: int, load: Load, kept: Kept, listener: Listener
 ) -> None:
-    """The whole run; `kept` has all that was measured, whenever it ends. Raises BenchError."""
+    """Do the whole run. `kept` has all measurements, even after an error. Raises BenchError."""
     settings = load.settings
     async with Client(address, load.fields, load.timeout_s) as client:
         capacity = await warm_up(client, settings, max_sequences, listener.say)
@@ -92,7 +100,7 @@ async def run(
         listener.measured(found, len(todo), clock.left_s)
         for number, turn in enumerate(todo, start=1):
             if load.minutes is not None and clock.spent_s > 60 * load.minutes:
-                listener.say(f"{load.minutes:g} minutes are over")
+                listener.say(f"The run stops: the limit of {load.minutes:g} minutes is reached.")
                 break
             listener.say(f"{turn.name}, repeat {turn.repeat + 1}")
             phase = await _measure(client, turn, load.slo)
@@ -115,14 +123,14 @@ async def _measure(client: Client, turn: Turn, slo: Slo | None) -> Phase:
 
 
 def with_phase(document: Document, phase: Phase) -> Document:
-    """One phase more, and all judged anew."""
+    """The document with one more phase, and with new comparisons and summary."""
     phases = [*document.phases, phase]
     found = comparisons(phases)
     return replace(document, phases=phases, comparisons=found, summary=summary(found))
 
 
 class _Clock:
-    """What is left, by what was expected and how far that was off so far."""
+    """Estimates the remaining seconds: expected time, scaled by actual / expected time so far."""
 
     def __init__(self, todo: list[Turn], capacity: Capacity) -> None:
         self._capacity = capacity

@@ -1,4 +1,4 @@
-"""What a run prints, and its phases as CSV."""
+"""Terminal output of a run, and its phases as CSV."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PLAIN = (
     *("token_goodput_tps", "slo_goodput_rps", "mean_draft_len", "acceptance_rate"),
 )
 SHOWN = (E2E_MEAN, E2E_P99, TTFT_MEAN, TPOT_MEAN, TOKEN_GOODPUT, DRAFT_LEN)
-"""On a terminal; the page has more."""
+"""Metrics shown on the terminal. The report page has more."""
 
 COMPARED = {
     "e2e_ms mean": E2E_MEAN,
@@ -42,11 +42,11 @@ COMPARED = {
     "tpot_ms mean": TPOT_MEAN,
     "token_goodput_tps": TOKEN_GOODPUT,
 }
-"""Of `bench compare`."""
+"""Metrics of `bench compare`."""
 
 
 def print_about(console: Console, about: About) -> None:
-    """The machine and what is on it, before anything is measured."""
+    """Print machine, models and versions before the measurements."""
     versions = ", ".join(f"{name} {number}" for name, number in about.versions.items())
     for name, text in (
         ("machine", about.machine),
@@ -61,8 +61,8 @@ def print_ceilings(console: Console, ceilings: Ceilings) -> None:
     rates = ", ".join(f"{name} {rps:.2f}" for name, rps in ceilings.saturation_rps.items())
     passes = ", ".join(f"{rows}: {ms:.1f}" for rows, ms in ceilings.target_pass_ms.items())
     console.print(f"saturation, requests/s: {rates}", highlight=False, markup=False)
-    console.print(f"target's pass, ms by sequences: {passes}", highlight=False, markup=False)
-    console.print(f"copy in memory, GB/s: {ceilings.copy_gb_per_s:.1f}", highlight=False)
+    console.print(f"target pass, ms by sequences: {passes}", highlight=False, markup=False)
+    console.print(f"memory copy, GB/s: {ceilings.copy_gb_per_s:.1f}", highlight=False)
     for note in ceilings.notes:
         console.print(note, highlight=False, markup=False)
 
@@ -81,7 +81,7 @@ def phase_line(phase: Phase) -> str:
 def print_results(console: Console, document: Document) -> None:
     points = points_of(document.phases)
     found = document.comparisons
-    title = "goodput over the others: ratio and 95 % interval"
+    title = "goodput / other policies: ratio and 95 % interval"
     console.print(as_rich(means_table(points, SHOWN)))
     console.print(as_rich(verdicts_table(found, title)))
     for line in document.summary:
@@ -98,7 +98,7 @@ def as_rich(table: blocks.Table) -> Table:
 
 
 def write_csv(path: Path, phases: Sequence[Phase]) -> None:
-    """A line a phase; a spread is five columns, such as e2e_ms_p99."""
+    """Write one line per phase. A `Spread` becomes five columns, such as e2e_ms_p99."""
     columns = [*PLAIN, *(f"{name}_{field}" for name in SPREADS for field in FIELDS)]
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
@@ -112,12 +112,12 @@ def write_csv(path: Path, phases: Sequence[Phase]) -> None:
 
 
 def compare_table(before: Document, after: Document) -> Table:
-    """Every point and policy that both runs have: after over before, as geometric means.
+    """The ratio after / before for each point and policy that both runs have.
 
-    The interval is over the repeats, the first against the first and so on. It tells how far the
-    phases of a run scatter; what changed on the machine between the runs is not in it.
+    Ratios are geometric means over the repeats, which are paired by their number. The interval
+    shows the variation between phases. It does not show changes of the machine between the runs.
     """
-    title = f"{after.about.date} over {before.about.date}, geometric means over the repeats"
+    title = f"{after.about.date} / {before.about.date}, geometric means over the repeats"
     table = Table(title=title)
     for column in ("shape", "workload", "load", "policy", "measure"):
         table.add_column(column)

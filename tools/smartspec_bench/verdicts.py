@@ -1,10 +1,9 @@
-"""The claim, point by point: which ratios are asked, what they may be, and what came out. Pure.
+"""Compares goodput with other policies at each point, and judges each ratio by a bound. Pure.
 
-A verdict is met where the whole interval is on the right side of the bound, missed where the whole
-interval is on the wrong side, and open otherwise: more repeats decide it. Over `none` the bound is
-1.00, and harm is what refutes: missed where the interval lies above it, met where it stays below
-1 / 0.98. A point at which requests failed is open whatever its ratios are, since the latency of
-those that failed is in none of them.
+A verdict is met if the whole interval satisfies the bound, and missed if the whole interval
+violates it. Otherwise it is open, and more repeats can decide it. The comparison with `none` looks
+for harm: missed if the whole interval is above 1.00, met if the whole interval is at most 1 / 0.98.
+A point with failed requests is always open, because ratios do not include failed requests.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ BEST_FIXED, FIXED = "best fixed", "fixed"
 
 LATENCY, SPEED_UP = "e2e_ms.mean", "speed_up"
 STEADY_BOUND = 1.03
-"""Of mean latency over the best fixed length's, at a steady load."""
+"""For the ratio of mean latencies, goodput / best fixed length, at a steady load."""
 
 NONE_BOUND, NONE_HARM = 1.0, 1 / 0.98
 SPEED_UP_BOUND = 0.97
-"""Of the best fixed length's speed-up over `none`, at the lowest load."""
+"""For the ratio of speed-ups, goodput / best fixed length, at the lowest load."""
 
 CHANGING_BOUND = 1.0
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a question is asked, with each policy's mean latency by repeat."""
+    """A shape, workload and load, with the mean latency of each policy by repeat."""
 
     shape: str
     workload: str
@@ -48,7 +47,7 @@ class _Place:
 
 
 def comparisons(phases: Sequence[Phase]) -> list[Comparison]:
-    """Of all points that have at least two repeats of both sides."""
+    """The comparisons of all points that have at least two repeats of both policies."""
     places = list(_places(phases))
     lowest = min((place.load for place in places if place.shape == STEADY), default=0.0)
     return [
@@ -102,7 +101,7 @@ def at_most(ratio: Ratio, bound: float) -> str:
 
 
 def no_harm(ratio: Ratio) -> str:
-    """Over `none`; see the module."""
+    """The verdict of the comparison with `none`; see the module's docstring."""
     if ratio.low > NONE_BOUND:
         return MISSED
     return MET if ratio.high <= NONE_HARM else OPEN
@@ -116,7 +115,7 @@ def _compared(
 
 
 def _speed_up(place: _Place, against: str, latency: Ratio) -> Comparison:
-    """Speed-ups over the same `none` are to each other as the latencies the other way round."""
+    """The ratio of speed-ups over the same `none` is the inverse of the ratio of latencies."""
     ratio = Ratio(1 / latency.value, 1 / latency.high, 1 / latency.low, latency.num_pairs)
     verdict = MET if ratio.low >= SPEED_UP_BOUND else OPEN
     if ratio.high < SPEED_UP_BOUND:
@@ -191,22 +190,24 @@ QUESTIONS = (
     (CHANGING, FIXED, LATENCY, "Changing loads and texts: faster than every fixed length"),
     ((MIX,), GLOBAL, LATENCY, "All workloads at once: faster than one length for all"),
 )
-"""Shapes, role, metric, and the part of the claim that they ask for."""
+"""Shapes, role, metric, and the part of the claim that they test."""
 
 
 def summary(found: Sequence[Comparison]) -> list[str]:
-    """A sentence for each part of the claim that was asked, with its worst point."""
+    """One sentence for each tested part of the claim, with its worst point."""
     lines = []
     for shapes, role, metric, question in QUESTIONS:
         asked = [c for c in found if (c.role, c.metric) == (role, metric) and c.shape in shapes]
         if asked:
             lines.append(_answer(question, asked, metric))
-    return lines or ["No verdict: fewer than two repeats of any point are complete."]
+    return lines or ["No verdict: no point has two complete repeats."]
 
 
 def headline(found: Sequence[Comparison]) -> str:
-    """How much faster goodput is than the best fixed length, and than no speculation; empty where
-    it was compared with neither."""
+    """How much faster goodput is than the best fixed length and than no speculation.
+
+    Empty if it was compared with neither.
+    """
     parts = []
     for role, whom in ((BEST_FIXED, "the best fixed length"), (NONE, "no speculation")):
         ratios = [c.ratio for c in found if (c.role, c.metric) == (role, LATENCY)]
@@ -216,7 +217,7 @@ def headline(found: Sequence[Comparison]) -> str:
 
 
 def faster(low: float, high: float) -> str:
-    """In words, two ratios of latencies, the lower first: '5 to 13 % faster' is 0.87 to 0.95."""
+    """Two latency ratios, the lower first, in words: 0.87 and 0.95 are '5 to 13 % faster'."""
     most, least = round(100 * (1 - low)), round(100 * (1 - high))
     if most == least:
         return f"{abs(most)} % {'faster' if most >= 0 else 'slower'}"

@@ -1,6 +1,6 @@
-"""What is reported of a load, measured or simulated; the words are those of `DEFINITIONS`.
+"""The latency summary of a measured or simulated load. `DEFINITIONS` defines its terms.
 
-Pure: times in, summary out.
+Pure functions: request times in, summary out.
 """
 
 from __future__ import annotations
@@ -19,19 +19,21 @@ DEFINITIONS = """\
 ttft: time to first token. e2e: time to last token. tpot: (e2e - ttft) / (tokens - 1). Gaps between
 chunks are not token latencies: a chunk has up to k + 1 tokens.
 
-Times count from when a request was due, so that delays of the client or the server are included (no
-coordinated omission). `from_sent` counts from when it left. Percentiles are linear between ranks.
+Latencies count from the time at which a request was due, so they include delays of the client and
+of the server (no coordinated omission). `from_sent`: latencies from the time of sending.
+Percentiles are interpolated linearly.
 
 token_goodput_tps: generated tokens of finished requests per second. slo_goodput_rps: requests per
-second that met every target. Both over the time from the first request due to the last token."""
+second that met every target. Both rates use the time from the first due request to the last
+token."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestTiming:
     """One request, in seconds from the start of the load.
 
-    scheduled_s: when it was due. sent_s: when it left. first_s, last_s: of its tokens; None where
-    there was none. error: why it did not finish; None where it did.
+    scheduled_s: time at which it was due. sent_s: time of sending. first_s, last_s: times of the
+    first and the last token; None without tokens. error: why it did not finish, else None.
     """
 
     scheduled_s: float
@@ -55,7 +57,7 @@ class RequestTiming:
 
     @property
     def tpot_s(self) -> float | None:
-        """None where there are fewer than two tokens."""
+        """Time per output token; None for fewer than two tokens."""
         if self.first_s is None or self.last_s is None or self.num_tokens < 2:
             return None
         return (self.last_s - self.first_s) / (self.num_tokens - 1)
@@ -63,14 +65,17 @@ class RequestTiming:
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Targets in milliseconds; None asks nothing."""
+    """Latency targets in milliseconds; None means no target."""
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
     e2e_ms: float | None = None
 
     def is_met(self, timing: RequestTiming) -> bool:
-        """From when the request was due. A request of one token has no tpot to miss."""
+        """Whether the request met all targets; latencies count from the time it was due.
+
+        A request with one token meets every tpot target. A failed request meets no target.
+        """
         if not timing.is_finished:
             return False
         start_s = timing.scheduled_s
@@ -83,26 +88,28 @@ class Slo:
 
 
 def parse_slo(text: str) -> Slo:
-    """`ttft:200 tpot:20 e2e:5000`, each at most once. Raises ValueError."""
+    """Parse targets such as `ttft:200 tpot:20 e2e:5000`. Raises ValueError."""
     targets: dict[str, float] = {}
     for part in text.split():
         name, _, value = part.partition(":")
         name = "e2e" if name == "e2el" else name  # vLLM's word
         if name not in SLO_NAMES or name in targets:
-            raise ValueError(f"{part!r}: must be ttft, tpot or e2e, each once, with milliseconds")
+            raise ValueError(f"{part!r}: must be ttft:MS, tpot:MS or e2e:MS, each at most once")
         try:
             targets[name] = float(value)
         except ValueError:
-            raise ValueError(f"{part!r}: {value!r} is no number of milliseconds") from None
+            raise ValueError(
+                f"{part!r}: {value!r} is not a number; give milliseconds, such as ttft:200"
+            ) from None
         if not targets[name] > 0:
-            raise ValueError(f"{part!r}: must be above 0 ms")
+            raise ValueError(f"{part!r}: the target must be above 0 ms")
     if not targets:
-        raise ValueError("names no target")
+        raise ValueError("no target given; give at least one, such as ttft:200")
     return Slo(targets.get("ttft"), targets.get("tpot"), targets.get("e2e"))
 
 
 def summarise(timings: Sequence[RequestTiming], slo: Slo | None = None) -> dict[str, Any]:
-    """The summary as a JSON document; milliseconds in it end in _ms."""
+    """The summary as a JSON document. Names of values in milliseconds end in _ms."""
     finished = [timing for timing in timings if timing.is_finished]
     start_s = min((timing.scheduled_s for timing in timings), default=0.0)
     end_s = max((timing.last_s for timing in finished if timing.last_s is not None), default=0.0)
@@ -128,7 +135,7 @@ def summarise(timings: Sequence[RequestTiming], slo: Slo | None = None) -> dict[
 
 
 def with_errors(timings: Sequence[RequestTiming], slo: Slo | None = None) -> dict[str, Any]:
-    """The summary, and how many requests ended with each error, the most frequent first."""
+    """The summary, plus the number of requests per error, in descending order."""
     errors = Counter(timing.error for timing in timings if timing.error is not None)
     return {**summarise(timings, slo), "errors": dict(errors.most_common())}
 
@@ -144,7 +151,7 @@ def _latencies(
 
 
 def statistics_ms(seconds: Sequence[float]) -> dict[str, float | None]:
-    """mean, p50, p90, p95 and p99 in milliseconds; None where there is nothing."""
+    """mean, p50, p90, p95 and p99 in milliseconds; all None without values."""
     names = ["mean", *(f"p{q}" for q in PERCENTILES)]
     if not seconds:
         return dict.fromkeys(names)

@@ -1,4 +1,4 @@
-"""The report of a run of `bench load`: what was asked, the answer, and all that was measured."""
+"""The report of a `bench load` run: the question, the result and all measurements."""
 
 from __future__ import annotations
 
@@ -37,39 +37,42 @@ from smartspec_bench.report.tables import (
 from smartspec_bench.verdicts import headline
 
 QUESTION = (
-    "A small draft model proposes tokens, and the target model checks them in one pass. How many "
-    "it proposes is the draft length. The policy goodput chooses it anew at every step, for each "
-    "request. Does that answer requests sooner than any fixed draft length, and than no "
-    "speculation at all, whatever the load?"
+    "A small draft model proposes tokens, and the target model checks them in one pass. The number "
+    "of proposed tokens is the draft length. The policy goodput chooses the draft length of each "
+    "request at every step. Is its latency lower than with any fixed draft length, and lower than "
+    "without speculation, at every load?"
 )
 VERDICT_TEXT = (
-    "The ratio is goodput over the other policy under the same requests, with a 95 % interval over "
-    "repeats. Met: the interval is on the right side of the bound. Missed: it is on the wrong "
-    "side. Open: the runs do not tell, or requests failed."
+    "The ratio divides goodput's value by the other policy's value for the same requests. The 95 % "
+    "interval is over the repeats. Met: the whole interval satisfies the bound. Missed: the whole "
+    "interval violates it. Open: the interval includes the bound, or requests failed."
 )
 FINDINGS_TEXT = (
-    "Ratios by question, from the lowest to the highest over its loads. Of latencies, below 1 is "
-    "better; of speed-ups and rates, above 1."
+    "The lowest and the highest ratio of each question, over all its loads. For latencies, a ratio "
+    "below 1 is better. For speed-ups and rates, a ratio above 1 is better."
 )
 LATENCY_TEXT = (
-    "Axes of latency are logarithmic. Points are means over repeats; their bars reach from the "
-    "lowest repeat to the highest."
+    "Latency axes are logarithmic. Points are means over repeats. Bars extend from the lowest "
+    "repeat to the highest."
 )
 RATIO_TEXT = (
-    "Only for ratios the bars are 95 % intervals; one that leaves the chart goes on. A dotted line "
-    "stands at the rate that saturates the server without speculation."
+    "In the chart of ratios the bars are 95 % intervals. Long intervals are cut off at the edge of "
+    "the chart. A dotted line marks the rate that saturates the server without speculation."
 )
 OVER_TIME_TEXT = (
-    "One phase of each policy. A draft length is the mean of a second's steps; it is 0 as well "
-    "where no step came."
+    "One phase per policy. The draft length is the mean over the steps of each second. It is also "
+    "0 in seconds without a step."
 )
 TERMS = [
-    ("load, %", "the rate as a share of that at which the server without speculation is saturated"),
-    ("e2e, TTFT, ITL, TPOT", "end-to-end latency, time to first token, between tokens, per token"),
-    ("send lag", "how long after it was due a request was sent: the load generator's own delay"),
+    ("load, %", "the rate, as a share of the rate that saturates the server without speculation"),
+    (
+        "e2e, TTFT, ITL, TPOT",
+        "end-to-end latency, time to first token, inter-token latency, time per output token",
+    ),
+    ("send lag", "delay of the load generator: time sent minus time due"),
     ("none, fixed:k", "no speculation; k draft tokens at every step"),
-    ("goodput", "the draft length of each request and step, for the most expected tokens a second"),
-    ("goodput_global", "the same, but one draft length for the whole batch"),
+    ("goodput", "draft length per request and step that maximizes the expected tokens per second"),
+    ("goodput_global", "like goodput, but with one draft length for the whole batch"),
 ]
 
 
@@ -88,12 +91,12 @@ def report(document: Document) -> Report:
             "Where the time goes",
             document,
             charts,
-            "Of the time in which the server was busy, at the lowest and the highest load.",
+            "Shares of the time in which the server was busy, at the lowest and the highest load.",
         ),
         Section("phases", "Phases", list(_phases(points, document.phases))),
         Section("machine", "Machine and versions", [Table(("", ""), _machine(about), num_words=2)]),
-        Section("ceilings", "Ceilings of this machine", list(_ceilings(document.ceilings))),
-        Section("repeat", "To repeat it", [Text(about.command, "code")]),
+        Section("ceilings", "Limits of this machine", list(_ceilings(document.ceilings))),
+        Section("repeat", "Command to repeat the run", [Text(about.command, "code")]),
         Section(
             "definitions",
             "Definitions",
@@ -104,10 +107,10 @@ def report(document: Document) -> Report:
 
 
 def _how(document: Document) -> Iterator[str]:
-    """How it was run, in numbers."""
+    """The size of the run: phases, policies, workloads, repeats and requests."""
     phases = document.phases
     if not phases:
-        yield "No phase was run to its end."
+        yield "No phase was completed."
         return
     shapes = Counter(phase.shape for phase in phases)
     policies = plural(len({phase.policy for phase in phases}), "policy", "policies")
@@ -123,11 +126,11 @@ def _how(document: Document) -> Iterator[str]:
     minutes = sum(one.duration_s for one in phases) / 60
     yield f"{plural(sent, 'request')} in {minutes:.1f} minutes of load; {failed:,} failed."
     if repeats == 1:
-        yield "There is one repeat: nothing here tells how much another run would differ."
+        yield "There is one repeat, so the variation between runs is not known."
 
 
 def _answer(document: Document) -> Iterator[Block]:
-    """How much faster it is, the parts of the claim, and a table."""
+    """The headline, the summary of the claim, and a table of the findings."""
     asked = [one for one in document.comparisons if one.bound is not None]
     findings = _findings(asked)
     nothing = "The run compared no policies."
@@ -144,8 +147,10 @@ def _answer(document: Document) -> Iterator[Block]:
 
 
 def _findings(asked: Sequence[Comparison]) -> list[tuple[str, ...]]:
-    """Each question over all loads of a workload, in the order of the document: question, where,
-    ratios from lowest to highest, their intervals, verdicts."""
+    """One row per question and workload, over all its loads, in the order of the document.
+
+    Columns: question, shape and workload, lowest and highest ratio, intervals, verdicts.
+    """
     groups: dict[tuple[str, ...], list[Comparison]] = {}
     for one in asked:
         key = (one.policy, one.role, one.metric, one.shape, one.workload)
@@ -168,7 +173,7 @@ def _findings(asked: Sequence[Comparison]) -> list[tuple[str, ...]]:
 
 
 def _tally(asked: Sequence[Comparison]) -> list[tuple[str, int]]:
-    """Verdicts with their counts; the usual three first."""
+    """Verdicts with their counts. The verdicts of `MARKS` come first."""
     counts = Counter(one.verdict for one in asked)
     return [(name, counts[name]) for name in (*MARKS, *sorted(set(counts) - {*MARKS}))]
 
@@ -183,16 +188,16 @@ def _verdicts(comparisons: Sequence[Comparison]) -> Iterator[Block]:
     if asked:
         yield verdicts_table(asked, "Question")
     if others:
-        title = f"Ratios without a bound, for reading only ({len(others)})"
+        title = f"Ratios without a bound, for information only ({len(others)})"
         yield Folded(title, [verdicts_table(others)])
     sentences = [one.text for one in comparisons]
-    yield Folded(f"All of them in sentences ({len(sentences)})", [Bullets(sentences)])
+    yield Folded(f"All comparisons as text ({len(sentences)})", [Bullets(sentences)])
 
 
 def _charted(
     name: str, title: str, document: Document, charts: Mapping[str, Sequence[Chart]], text: str = ""
 ) -> Section:
-    """A section of charts, or why it has none, or no line against the rate."""
+    """A section of charts. A note says why charts, or lines over the rate, are absent."""
     found = charts[name]
     absent = _absent(document, name, bool(found))
     blocks: list[Block] = [Text(absent, "note")] if absent else []
@@ -209,20 +214,20 @@ def _absent(document: Document, name: str, is_drawn: bool) -> str:
         return ""
     shapes = {phase.shape for phase in document.phases}
     return {
-        LATENCY: "A line against the rate needs two rates, and one was run."
+        LATENCY: "A chart of latency over rate needs at least two rates. This run has one."
         if STEADY in shapes
-        else "No steady load was run, so there is no line of latency against rate.",
-        OVER_TIME: "The run kept no series over time."
+        else "The run has no steady load, so there is no chart of latency over rate.",
+        OVER_TIME: "The document has no series over time."
         if shapes & {*CHANGING}
-        else "No load that changes was run, so there is nothing to show over time.",
-        DRAFTS: "The run kept no counts of draft lengths.",
-        TIME: "The server's shares of time are not known.",
+        else "The run has no changing load, so there is no chart over time.",
+        DRAFTS: "The document has no counts of draft lengths.",
+        TIME: "The document has no time shares of the server.",
     }[name]
 
 
 def _phases(points: Sequence[Point], phases: Sequence[Phase]) -> Iterator[Block]:
     if not points:
-        yield Text("No phase was run to its end.", "note")
+        yield Text("No phase was completed.", "note")
         return
     metrics = [metric for metric in TABLE if any(point.values(metric) for point in points)]
     yield means_table(points, metrics)
@@ -233,7 +238,7 @@ def _phases(points: Sequence[Point], phases: Sequence[Phase]) -> Iterator[Block]
         "Every phase, in the order of the run",
         num_words=3,
     )
-    yield Folded(f"Every phase by itself ({len(phases)})", [every])
+    yield Folded(f"All single phases ({len(phases)})", [every])
 
 
 def _phase(phase: Phase, metrics: Sequence[Metric]) -> tuple[str, ...]:
@@ -264,9 +269,9 @@ def _machine(about: About) -> list[tuple[str, str]]:
         ("models", about.pair),
         ("versions", versions or MISSING),
         ("commit", about.commit or MISSING),
-        ("server's limits", limits or MISSING),
+        ("server limits", limits or MISSING),
         ("form of the run", about.form),
-        ("began", about.date),
+        ("start", about.date),
     ]
 
 
@@ -276,14 +281,14 @@ def _ceilings(ceilings: Ceilings) -> Iterator[Block]:
         for policy, rate in ceilings.saturation_rps.items()
     ]
     rows += [
-        (f"pass of the target, {sequences} at once", f"{digits(time_ms)} ms")
+        (f"target pass, {sequences} sequences", f"{digits(time_ms)} ms")
         for sequences, time_ms in ceilings.target_pass_ms.items()
     ]
     if ceilings.copy_gb_per_s is not None:
-        rows.append(("copy in memory", f"{digits(ceilings.copy_gb_per_s)} GB/s"))
+        rows.append(("memory copy bandwidth", f"{digits(ceilings.copy_gb_per_s)} GB/s"))
     rows += [("note", note) for note in ceilings.notes]
     if not rows:
-        yield Text("No ceilings were measured.", "note")
+        yield Text("No limits of the machine were measured.", "note")
         return
-    yield Text("What this machine can do at most, measured before the load.")
+    yield Text("The highest rates and the fastest passes, measured before the load.")
     yield Table(("", ""), rows, num_words=2)

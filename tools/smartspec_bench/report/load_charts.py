@@ -1,4 +1,4 @@
-"""The charts of a run under load. Vega labels every mark of them, for readers who cannot see."""
+"""The charts of a load run. Vega adds a text label to every mark, for screen readers."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ LATENCY, DRAFTS, OVER_TIME, TIME = "latency", "drafts", "over-time", "time"
 
 RATE_AXIS = "offered rate, requests/s"
 MOST_SHOWN = 3.0
-"""An interval of two repeats may span decades: the chart ends this factor beyond the points."""
+"""Intervals of two repeats can be very wide. The axis ends at this factor beyond the points."""
 
 
 def charts_of(document: Document) -> dict[str, list[Chart]]:
-    """By section, those that the document has numbers for."""
+    """Charts by section. A chart is omitted if the document has no numbers for it."""
     places = by_place(points_of(document.phases))
     saturation = document.ceilings.saturation_rps.get(NONE)
     latency, drafts = list[Chart](), list[Chart]()
@@ -77,9 +77,9 @@ def _against_rate(
         RATE_AXIS,
         label,
         is_log=metric.is_time,
-        x_rules={} if saturation_rps is None else {"none saturates": saturation_rps},
+        x_rules={} if saturation_rps is None else {"saturation of none": saturation_rps},
     )
-    title = f"{label[0].upper()}{label[1:].partition(', ')[0]} against rate: {workload}"
+    title = f"{label[0].upper()}{label[1:].partition(', ')[0]} over rate: {workload}"
     yield Chart(_name(metric.name, workload), title, spec)
 
 
@@ -105,7 +105,7 @@ def _ratios(comparisons: Sequence[Comparison], workload: str) -> Iterator[Chart]
         ],
         list(dict.fromkeys(one.role for one in asked)),
         RATE_AXIS,
-        "latency, ratio (below 1: less)",
+        "latency ratio (below 1: goodput is faster)",
         is_log=True,
         domain=[
             max(min(one.low for one in asked), min(values) / MOST_SHOWN),
@@ -113,12 +113,12 @@ def _ratios(comparisons: Sequence[Comparison], workload: str) -> Iterator[Chart]
         ],
         y_rule=1.0,
     )
-    title = f"Mean end-to-end latency of {asked[0].policy}, over that of others: {workload}"
+    title = f"Mean end-to-end latency of {asked[0].policy} / other policies: {workload}"
     yield Chart(_name("ratio", workload), title, spec)
 
 
 def _by_policy(points: Sequence[Point]) -> Iterator[Chart]:
-    """Of a load that is no line against the rate."""
+    """Latency by policy, for loads that have no chart over the rate."""
     known = [point for point in points if point.values(E2E_MEAN)]
     if not known:
         return
@@ -131,14 +131,14 @@ def _by_policy(points: Sequence[Point]) -> Iterator[Chart]:
         }
         for point in known
     ]
-    spec = charts.ranges(rows, _policies(known), "end-to-end latency, ms: mean (dot), p99 (stroke)")
+    spec = charts.ranges(rows, _policies(known), "end-to-end latency, ms: mean (dot), p99 (tick)")
     place = (points[0].shape, points[0].workload)
     title = f"Latency by policy: {', '.join(place)}"
     yield Chart(_name("by-policy", *place), title, spec)
 
 
 def _over_time(phases: Sequence[Phase]) -> Iterator[Chart]:
-    """Of loads that change, the first repeat that kept a series, of each policy."""
+    """For each changing load, the first repeat with a series, for each policy."""
     kept = [
         phase
         for phase in phases
@@ -167,7 +167,7 @@ def _over_time(phases: Sequence[Phase]) -> Iterator[Chart]:
 
 
 def _histograms(points: Sequence[Point]) -> Iterator[Chart]:
-    sides = {"drafted": "draft_len_counts", "accepted of a step with drafts": "accepted_counts"}
+    sides = {"drafted": "draft_len_counts", "accepted, steps with drafts": "accepted_counts"}
     rows: list[dict[str, Any]] = []
     for policy in _policies(points):
         phases = [phase for point in points if point.policy == policy for phase in point.phases]
@@ -182,13 +182,13 @@ def _histograms(points: Sequence[Point]) -> Iterator[Chart]:
         return
     place = (points[0].shape, points[0].workload)
     groups = [policy for policy in _policies(points) if any(r["group"] == policy for r in rows)]
-    title = f"Steps by draft length, and by accepted drafts: {', '.join(place)}"
+    title = f"Steps by draft length and by number of accepted drafts: {', '.join(place)}"
     spec = charts.histograms(rows, groups, list(sides))
     yield Chart(_name("histograms", *place), title, spec)
 
 
 def _time_shares(points: Sequence[Point]) -> Iterator[Chart]:
-    """Of the lowest and the highest rate, which tell the rest."""
+    """Time shares at the lowest and the highest rate. Rates between them are omitted."""
     known = [point for point in points if _shares(point)]
     ends = {point.level for point in (known[:1] + known[-1:])}
     shown = {_label(point): _shares(point) for point in known if point.level in ends}
@@ -201,7 +201,7 @@ def _time_shares(points: Sequence[Point]) -> Iterator[Chart]:
         for part, share in shares.items()
     ]
     place = (points[0].shape, points[0].workload)
-    title = f"Where a step's time goes: {', '.join(place)}"
+    title = f"Time shares of a step: {', '.join(place)}"
     spec = charts.stacked(rows, list(shown), parts, "share of the server's busy time")
     yield Chart(_name("time-shares", *place), title, spec)
 
@@ -212,7 +212,7 @@ def _label(point: Point) -> str:
 
 
 def _shares(point: Point) -> Mapping[str, float]:
-    """Means over the repeats that know them."""
+    """Means over the repeats that have time shares."""
     known = [phase.time_shares for phase in point.phases if phase.time_shares]
     parts = dict.fromkeys(part for shares in known for part in shares)
     return {part: sum(one.get(part, 0.0) for one in known) / len(known) for part in parts}
@@ -228,5 +228,5 @@ def _sum(counts: Sequence[Sequence[int]]) -> list[int]:
 
 
 def _name(*parts: str) -> str:
-    """Letters, digits and hyphens: a file's name and an id."""
+    """A name of letters, digits and hyphens, for files and element ids."""
     return re.sub(r"[^a-z0-9]+", "-", "-".join(parts).lower()).strip("-")

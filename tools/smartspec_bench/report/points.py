@@ -1,4 +1,4 @@
-"""Phases that repeat one another, put together; the numbers of a phase that a report shows."""
+"""Groups the repeats of a phase, and lists the metrics that reports show."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from smartspec_bench.plan import GLOBAL, JUDGED, NONE, STEADY
 
 @dataclass(frozen=True)
 class Metric:
-    """A number of a phase, at `path` in the document. label: of axes; column: of tables."""
+    """A number of a phase.
+
+    path: of attributes of `Phase`. column: heading in tables. label: title of axes.
+    """
 
     name: str
     path: str
@@ -21,13 +24,13 @@ class Metric:
     label: str = ""
 
     def of(self, phase: Phase) -> float | None:
-        """None where it is not known."""
+        """The value, or None if it is not known."""
         value: float | None = attrgetter(self.path)(phase)
         return value
 
     @property
     def is_time(self) -> bool:
-        """Then its axis is logarithmic."""
+        """Whether it is a time. Its axis is then logarithmic."""
         return self.label.endswith(", ms")
 
 
@@ -37,7 +40,7 @@ TTFT_MEAN = Metric("ttft-mean", "ttft_ms.mean", "TTFT mean, ms", "mean time to f
 TPOT_MEAN = Metric("tpot-mean", "tpot_ms.mean", "TPOT mean, ms", "mean time per token, ms")
 TOKEN_GOODPUT = Metric(
     *("token-goodput", "token_goodput_tps", "token_goodput_tps"),
-    "generated tokens a second (token_goodput_tps)",
+    "generated tokens per second (token_goodput_tps)",
 )
 SLO_GOODPUT = Metric("slo-goodput", "slo_goodput_rps", "slo_goodput_rps")
 DRAFT_LEN = Metric("draft-len", "mean_draft_len", "draft length, mean", "mean draft length, tokens")
@@ -61,7 +64,7 @@ TABLE = (
 
 @dataclass(frozen=True)
 class Point:
-    """Repeats of one policy under one load. rate_rps: the mean over them."""
+    """All repeats of one policy under one load. rate_rps: mean over the repeats."""
 
     shape: str
     workload: str
@@ -72,16 +75,16 @@ class Point:
 
     @property
     def level(self) -> float:
-        """What tells loads of one shape apart; see `points_of`."""
+        """Identifies the load among loads of one shape; see `level_of`."""
         return level_of(self.phases[0])
 
     def values(self, metric: Metric) -> list[float]:
-        """Of the repeats that have it."""
+        """Values of the repeats that have the metric."""
         found = (metric.of(phase) for phase in self.phases)
         return [value for value in found if value is not None and math.isfinite(value)]
 
     def mean(self, metric: Metric) -> float | None:
-        """Over repeats, each counted once."""
+        """Mean over the repeats with equal weights; None without values."""
         values = self.values(metric)
         return sum(values) / len(values) if values else None
 
@@ -90,13 +93,15 @@ class Point:
 
 
 def level_of(phase: Phase) -> float:
-    """A steady load is known by its share of saturation, or else its rate; one that changes by
-    its shape alone, as its rate is what happened to come due."""
+    """The share of saturation of a steady load, or its rate if the share is 0.
+
+    Other loads have level 0. Their shape identifies them, and their rate depends on the seed.
+    """
     return (phase.load or phase.rate_rps) if phase.shape == STEADY else 0.0
 
 
 def points_of(phases: Iterable[Phase]) -> list[Point]:
-    """In the order of shapes and workloads as run, then by load, then by policy."""
+    """Points, sorted by first appearance of shape and workload, then by load and policy."""
     groups: dict[tuple[str, str, float, str], list[Phase]] = {}
     for phase in phases:
         key = (phase.shape, phase.workload, level_of(phase), phase.policy)
@@ -114,7 +119,7 @@ def _point(phases: Sequence[Phase]) -> Point:
 
 
 def by_place(points: Sequence[Point]) -> list[list[Point]]:
-    """Those of each shape and workload, in the order of `points`."""
+    """Groups by shape and workload, in the order of `points`."""
     groups: dict[tuple[str, str], list[Point]] = {}
     for point in points:
         groups.setdefault((point.shape, point.workload), []).append(point)
@@ -122,12 +127,12 @@ def by_place(points: Sequence[Point]) -> list[list[Point]]:
 
 
 def has_line(points: Sequence[Point]) -> bool:
-    """Whether there are several rates of a steady load. points: of one place."""
+    """Whether the points have several rates of a steady load. points: of one group."""
     return len({point.level for point in points if point.shape == STEADY}) > 1
 
 
 def ordered(policies: Iterable[str]) -> list[str]:
-    """Each once: the adaptive ones, none, the fixed by length, then the rest by name."""
+    """Unique policies: adaptive ones, none, fixed ones by length, then the others by name."""
     first = [JUDGED, GLOBAL, NONE]
 
     def key(policy: str) -> tuple[int, int, str]:
@@ -140,6 +145,6 @@ def ordered(policies: Iterable[str]) -> list[str]:
 
 
 def fixed_len(policy: str) -> int | None:
-    """K of `fixed:K`."""
+    """K of `fixed:K`; None for other policies."""
     kind, _, number = policy.partition(":")
     return int(number) if kind == "fixed" and number.isdigit() else None

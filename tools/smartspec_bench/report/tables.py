@@ -1,4 +1,4 @@
-"""Tables of a run under load, for its page and for the terminal."""
+"""Tables of a load run, for the page and for the terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from smartspec_bench.report.points import Metric, Point
 
 WORDS = ("policy", "shape", "workload")
 BEST_FIXED = "best fixed"
-"""The role whose policy differs from point to point."""
+"""A role. The policy that has it can differ between points."""
 
 
 def means_table(points: Sequence[Point], metrics: Sequence[Metric]) -> Table:
@@ -19,7 +19,7 @@ def means_table(points: Sequence[Point], metrics: Sequence[Metric]) -> Table:
     return Table(
         (*WORDS, *counts, *(metric.column for metric in metrics)),
         [_point(point, metrics) for point in points],
-        "Means over repeats; sent and failed are sums",
+        "Means over the repeats. Sent and failed are sums.",
         num_words=3,
     )
 
@@ -61,7 +61,7 @@ def marked(verdict: str) -> str:
 
 
 def _place(one: Comparison) -> str:
-    """Shape, workload, and for steady loads the rate."""
+    """Shape and workload; for steady loads, workload and rate."""
     if one.shape != STEADY:
         return f"{one.shape}, {one.workload}"
     share = f" ({percent(one.load)} %)" if one.load else ""
@@ -69,7 +69,7 @@ def _place(one: Comparison) -> str:
 
 
 def measure(name: str) -> str:
-    """A comparison's metric in words: `e2e_ms.mean` is the mean end-to-end latency."""
+    """The metric of a comparison in words: `e2e_ms.mean` is "mean end-to-end latency"."""
     field, _, statistic = name.partition(".")
     words = {
         "e2e_ms": "end-to-end latency",
