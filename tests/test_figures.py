@@ -123,9 +123,7 @@ def first_minute(name: str, side: str = "goodput") -> Values:
     """A side over the better of the others, by part of the minute, mean over rounds."""
     rounds = study(name)["rounds"]
     return tuple(
-        statistics.mean(
-            one[side][i] / max(one["none"][i], one["fixed:3"][i]) for one in rounds
-        )
+        statistics.mean(one[side][i] / max(one["none"][i], one["fixed:3"][i]) for one in rounds)
         for i in range(3)
     )
 

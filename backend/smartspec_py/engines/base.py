@@ -11,7 +11,8 @@ Rules of a target:
   The first `Prefill` starts after these tokens. The event of the last chunk has the next token.
 - The target keeps the tokens of the sequence: those given to `begin` and those it generated.
   `Verify` and `Decode` continue after these tokens.
-- `Verify(drafts)` generates the accepted drafts and one more token: 1 to k+1 tokens.
+- `Verify(drafts)` generates the accepted drafts and one more token: 1 to k+1 tokens. Drafts are a
+  chain, or a tree if the target `verifies_trees`.
 - `Decode(max_tokens)` generates up to max_tokens, in one event or in several.
 - `cancel` is asynchronous. Work in flight may still cause events, and one of them has `is_last`.
 - `release` frees all resources of a sequence. Call it only when the sequence is not in flight.
@@ -27,6 +28,9 @@ from typing import Any, NamedTuple, Protocol
 
 from smartspec_py.core.types import FinishReason, SamplingParams, SequenceId, Verification
 
+ROOT = -1
+"""The parent of drafts that directly follow the last token of the sequence."""
+
 
 class Prefill(NamedTuple):
     """Process known tokens [start, start + len(tokens)). `is_last` also generates the next one."""
@@ -41,11 +45,13 @@ class Verify(NamedTuple):
     """Check the drafts, which follow the last token of the sequence. There is at least one draft.
 
     draft_probs: see `Draft.probs`; required if the sequence is verified by rejection.
+    parents: see `Draft.parents`.
     """
 
     sequence: SequenceId
     drafts: tuple[int, ...]
     draft_probs: Any = None
+    parents: tuple[int, ...] = ()
 
 
 class Decode(NamedTuple):
@@ -63,6 +69,7 @@ class Event(NamedTuple):
 
     tokens: the new tokens, in order.
     num_drafted, num_accepted: drafts of the verification; 0 for other work.
+    path: indices of the accepted drafts, if the drafts were a tree; otherwise empty.
     is_last: the submitted work is done, and the sequence can take the next work.
     finish: set if the engine itself found the end (end token or length).
     pass_s: seconds of the model pass; 0.0 if the engine cannot measure it. The pass time of a step
@@ -84,6 +91,7 @@ class Event(NamedTuple):
     error: str | None = None
     log_probs: tuple[float, ...] = ()
     hidden: Any = None
+    path: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +108,7 @@ class TargetCapabilities:
     verifies_rejection: whether it verifies sampled text by rejection even without
         verifies_sampling. Such text may use temperature, top_k and top_p only, and its drafts must
         come with their probabilities.
+    verifies_trees: whether drafts may be a tree. Drafts that are verified by rejection may not.
     vocab_size: token ids that it accepts and generates are below this number.
     bytes_per_token: cache bytes per token of a sequence; 0 if unknown.
     max_cache_tokens: cache capacity in tokens, for all sequences together; None means room for
@@ -119,6 +128,7 @@ class TargetCapabilities:
     max_cache_tokens: int | None = None
     unsupported: frozenset[str] = frozenset()
     verifies_rejection: bool = False
+    verifies_trees: bool = False
 
     def can_verify(self, sampling: SamplingParams) -> bool:
         return not self.why_unverified(sampling)
@@ -190,10 +200,13 @@ class Draft(NamedTuple):
 
     probs: [len(tokens), vocab_size], the distribution from which each token was drawn, in the
         array type of the target's engine; None if the tokens were not sampled.
+    parents: for each token the index of the token before it, or ROOT; empty for a chain. A parent
+        comes before its children. Children of one parent are different tokens.
     """
 
     tokens: tuple[int, ...] = ()
     probs: Any = None
+    parents: tuple[int, ...] = ()
 
 
 NO_DRAFT = Draft()

@@ -99,7 +99,7 @@ class GraphRunner(CausalRunner):
     @torch.inference_mode()
     def forward(self, inputs: Sequence[RowInput]) -> PassOutput:
         bucket = self.ladder.bucket_of(inputs)
-        if bucket is None:
+        if bucket is None or any(item.parents for item in inputs):
             self.num_eager += 1
             return super().forward(inputs)
         start = time.perf_counter()

@@ -31,12 +31,15 @@ from smartspec_py.engines.torch.runner import (
     key_shape,
     load_model,
 )
+from smartspec_py.engines.torch.tree import visibility
 
 MAX_SPLIT = 4
 """Up to this many new tokens of a row are attended as separate sequences of one token each, which
 share the row's blocks. OpenVINO's kernel for one token is faster than its kernel for several. With
 more tokens it is slower, because it reads the keys once per token. A pass writes all its keys
 before it reads any."""
+
+NO_MASK = np.zeros(0, dtype=bool)
 
 PRECISIONS = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
@@ -90,16 +93,13 @@ class OpenVinoRunner(Runner):
         blocks = [self.cache.blocks(one.row, end) for one, end in zip(inputs, ends, strict=True)]
         given: dict[str, Any] = {
             "token_ids": [token for one in inputs for token in one.tokens],
-            "positions": [
-                position
-                for one, end in zip(inputs, ends, strict=True)
-                for position in range(one.position, end)
-            ],
+            "positions": [position for one in inputs for position in one.positions],
             "wanted": wanted or [0],  # some operators fail with no rows
             "past_lens": [one.position for one in inputs],
             "subsequence_begins": begins,
             "block_indices": [block for found in blocks for block in found],
             "block_indices_begins": np.cumsum([0, *map(len, blocks)]),
+            **_tree_masks(inputs),
         }
         for name, dtype in INPUTS.items():
             self._request.set_tensor(name, ov.Tensor(np.asarray(given[name], dtype)))
@@ -121,13 +121,21 @@ class OpenVinoRunner(Runner):
 def _parts(one: RowInput) -> list[RowInput]:
     """The input, or one input per token (see MAX_SPLIT). Only the last num_logits have logits."""
     num_tokens = len(one.tokens)
-    if not 1 < num_tokens <= MAX_SPLIT:
+    if one.parents or not 1 < num_tokens <= MAX_SPLIT:
         return [one]
     first = num_tokens - one.num_logits
     return [
         RowInput(one.row, one.position + i, [token], int(i >= first))
         for i, token in enumerate(one.tokens)
     ]
+
+
+def _tree_masks(inputs: Sequence[RowInput]) -> dict[str, Any]:
+    if not any(one.parents for one in inputs):
+        return {"tree_masks": (), "tree_mask_begins": ()}
+    masks = [visibility(one.parents).ravel() if one.parents else NO_MASK for one in inputs]
+    begins = np.cumsum([0, *map(len, masks)])
+    return {"tree_masks": np.concatenate(masks), "tree_mask_begins": begins}
 
 
 def load_openvino_runner(config: RunnerConfig) -> OpenVinoRunner:
@@ -176,6 +184,17 @@ class BlockCache:
         for tensor in self.tensors.values():
             by_block = _bytes(tensor)
             by_block[written.start : written.stop] = by_block[read.start : read.stop]
+
+    def move_tokens(self, row: int, slots: Sequence[int], first: int) -> None:
+        """See `RowStore`."""
+        read = [(row * self._per_row + slot // BLOCK_LEN, slot % BLOCK_LEN) for slot in slots]
+        start = row * self._per_row * BLOCK_LEN + first
+        for tensor in self.tensors.values():
+            num_blocks, num_heads = tensor.shape[0], tensor.shape[1]
+            by_token = _bytes(tensor).reshape(num_blocks, num_heads, BLOCK_LEN, -1)
+            kept = [by_token[block, :, place].copy() for block, place in read]
+            for slot, token in enumerate(kept, start=start):
+                by_token[slot // BLOCK_LEN, :, slot % BLOCK_LEN] = token
 
 
 def _bytes(tensor: ov.Tensor) -> Any:

@@ -5,7 +5,9 @@ exactly these tokens, so verifications of different lengths and prompt chunks sh
 attention handles rows separately. Each sequence owns one row of a static buffer of keys and values.
 The keys of position p are written to place p of the row. A query at position p sees the keys at
 positions 0..p of its own row. Keys after p are stale and never read. So a rejected draft needs no
-removal; later tokens overwrite it.
+removal; later tokens overwrite it. A draft of a tree sees its ancestors instead of all drafts
+before it. When drafts of a tree are accepted, `move_tokens` moves their keys to where a chain would
+have written them.
 
 Models come from Hugging Face. Their attention is replaced through Transformers' attention
 interface, and their cache is replaced by `RowCache`.
@@ -21,6 +23,8 @@ import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface
 from transformers.cache_utils import Cache
+
+from smartspec_py.engines.torch.tree import depths, visibility
 
 ATTENTION_NAME = "smartspec_packed"
 
@@ -46,12 +50,20 @@ slot is enough; with sixteen, every layer of the cache starts at a multiple of 6
 @dataclass(frozen=True, slots=True)
 class RowInput:
     """New tokens of one row; the first is at `position`. Logits are computed for the last
-    `num_logits`."""
+    `num_logits`. parents: if the tokens after the first are a tree, see `tree`; else empty."""
 
     row: int
     position: int
     tokens: Sequence[int]
     num_logits: int
+    parents: Sequence[int] = ()
+
+    @property
+    def positions(self) -> list[int]:
+        """Of each token. The slot of token i in the row is position + i."""
+        if self.parents:
+            return [self.position + depth for depth in depths(self.parents)]
+        return list(range(self.position, self.position + len(self.tokens)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +129,7 @@ def pack(
         firsts[item.row] = num_tokens
         num_tokens += len(item.tokens)
     token_ids = [token for item in ordered for token in item.tokens]
-    positions = [item.position + j for item in ordered for j in range(len(item.tokens))]
+    positions = [position for item in ordered for position in item.positions]
     slots = [
         item.row * max_len + item.position + j for item in ordered for j in range(len(item.tokens))
     ]
@@ -186,6 +198,12 @@ def _group(
             scatter.append(base + j)
     is_rectangular = num_tokens == num_rows * width
     queries = torch.tensor(starts, device=device)[:, None] + torch.arange(width, device=device)
+    mask = causal_mask(queries, context_len)
+    for item in items:
+        if item.parents:
+            num, first_key = len(item.tokens), item.position
+            seen = torch.from_numpy(visibility(item.parents)).to(device)
+            mask[item.row - row_lo, 0, :num, first_key : first_key + num] = seen
     return AttentionGroup(
         first=first,
         last=first + num_tokens,
@@ -193,7 +211,7 @@ def _group(
         row_hi=row_hi,
         width=width,
         context_len=context_len,
-        mask=causal_mask(queries, context_len),
+        mask=mask,
         gather=None if is_rectangular else torch.tensor(gather, device=device),
         scatter=None if is_rectangular else torch.tensor(scatter, device=device),
     )
@@ -259,6 +277,10 @@ class RowCache(Cache):
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
         """Copy the keys and values of the row's first num_tokens tokens."""
         self.buffer[:, :, destination, :num_tokens] = self.buffer[:, :, source, :num_tokens]
+
+    def move_tokens(self, row: int, slots: Sequence[int], first: int) -> None:
+        """See `RowStore`."""
+        self.buffer[:, :, row, first : first + len(slots)] = self.buffer[:, :, row, list(slots)]
 
 
 def packed_attention(

@@ -77,6 +77,9 @@ class RowStore(Protocol):
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
         """Copy the keys and values of the row's first num_tokens tokens."""
 
+    def move_tokens(self, row: int, slots: Sequence[int], first: int) -> None:
+        """Move the keys and values of these slots of the row to the slots from `first` on."""
+
 
 class Runner(ABC):
     """A loaded model and its cache. Not thread-safe: only the loop may use it."""

@@ -19,6 +19,10 @@ min(1, p(x) / q(x)). A rejected draft is replaced by a draw from max(p - q, 0), 
 1 - TV(p, q) of the drafts, the maximum for any rule, but the text depends on the drafts. Greedy
 rows are verified as in coupled verification.
 
+Drafts can be a tree. The target's own draw after a draft is what it would be after the same tokens
+in a chain, because the noise depends on the position only. If a child of the draft is that token,
+the child is accepted. So coupled verification of a tree also gives the same text.
+
 Noise is computed only for the tokens that truncation keeps. Its integer hashing gives the same
 result on every device. If logits differ slightly, near-ties of the scores can still give another
 token.
@@ -33,8 +37,10 @@ from itertools import accumulate
 import torch
 
 from smartspec_py.core.types import NO_TOKEN, SamplingParams, Verification
+from smartspec_py.engines.base import ROOT
 from smartspec_py.engines.torch.noise import Stream, noise_key, uniform_noise
 from smartspec_py.engines.torch.processors import ShapedLogits, Span, TokenHistory
+from smartspec_py.engines.torch.tree import accepted_path, depths, path_to
 from smartspec_py.engines.torch.truncation import Candidates, truncate, truncation_kind
 
 _MAX_SCORES = 1 << 24
@@ -47,6 +53,8 @@ class VerifyRequest:
 
     position: absolute position of the first token to draw.
     history: the tokens before it; required if sampling.shapes_logits.
+    parents: if the drafts are a tree, see `tree`; row i + 1 of the logits follows draft i. Empty
+        for a chain. Drafts that are verified by rejection must be a chain.
     draft_probs: [len(drafts), vocab], the distribution of each draft; None if the drafts were not
         sampled. Pass every sampled draft, even an unlikely one: dropping a draft because of its
         value would bias the text. Ending the drafts after a token because of its value is safe.
@@ -57,16 +65,27 @@ class VerifyRequest:
     history: TokenHistory | None = None
     drafts: tuple[int, ...] = ()
     draft_probs: torch.Tensor | None = None
+    parents: tuple[int, ...] = ()
+
+    @property
+    def depths(self) -> Sequence[int]:
+        """Of each row of logits: how many drafts are before its token."""
+        return depths(self.parents) if self.parents else range(len(self.drafts) + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
-    """tokens: the accepted drafts and one more token. log_probs: natural log-probability of each
-    token under the unprocessed logits; empty unless requested."""
+    """tokens: the accepted drafts and one more token. path: indices of the accepted drafts.
+    log_probs: natural log-probability of each token under the unprocessed logits; empty unless
+    requested."""
 
     tokens: tuple[int, ...]
-    num_accepted: int
+    path: Sequence[int]
     log_probs: tuple[float, ...] = ()
+
+    @property
+    def num_accepted(self) -> int:
+        return len(self.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +128,10 @@ def verify(logits: torch.Tensor, requests: Sequence[VerifyRequest]) -> list[Veri
     results, drawn_tokens = [], tokens.tolist()
     for request, first in zip(requests, firsts, strict=True):
         drawn_here = drawn_tokens[first : first + len(request.drafts) + 1]
-        num_accepted = accepted.get(first, _count_equal(request.drafts, drawn_here))
-        emitted = (*request.drafts[:num_accepted], drawn_here[num_accepted])
-        results.append(VerifyResult(emitted, num_accepted))
+        path = _accepted(request, drawn_here, accepted.get(first))
+        last = path[-1] + 1 if path else 0
+        emitted = (*(request.drafts[i] for i in path), drawn_here[last])
+        results.append(VerifyResult(emitted, path))
     return _with_log_probs(results, logits, requests, firsts)
 
 
@@ -145,6 +165,17 @@ def draft_tokens(
     return drafts, probs
 
 
+def _accepted(
+    request: VerifyRequest, drawn: Sequence[int], num_by_rejection: int | None
+) -> Sequence[int]:
+    """Indices of the accepted drafts. drawn: the token drawn from each of the request's rows."""
+    if num_by_rejection is not None:
+        return range(num_by_rejection)
+    if request.parents:
+        return accepted_path(request.drafts, request.parents, drawn)
+    return range(_count_equal(request.drafts, drawn))
+
+
 def _first_rows(requests: Sequence[VerifyRequest]) -> list[int]:
     return list(accumulate((len(request.drafts) + 1 for request in requests), initial=0))[:-1]
 
@@ -153,11 +184,25 @@ def _shaped(
     logits: torch.Tensor, requests: Sequence[VerifyRequest], firsts: Sequence[int]
 ) -> ShapedLogits:
     spans = [
-        Span(first, len(one.drafts) + 1, one.sampling, one.position, _history(one), one.drafts)
+        span
         for one, first in zip(requests, firsts, strict=True)
         if one.sampling.shapes_logits
+        for span in _spans(one, first)
     ]
     return ShapedLogits(logits, spans)
+
+
+def _spans(one: VerifyRequest, first: int) -> list[Span]:
+    """One span for a chain. In a tree each row has its own drafts before it, so its own span."""
+    history = _history(one)
+    if not one.parents:
+        return [Span(first, len(one.drafts) + 1, one.sampling, one.position, history, one.drafts)]
+    found = []
+    for draft, depth in enumerate(one.depths, start=ROOT):
+        before = tuple(one.drafts[i] for i in path_to(draft, one.parents))
+        row = first + draft + 1
+        found.append(Span(row, 1, one.sampling, one.position + depth, history, before))
+    return found
 
 
 def _history(one: VerifyRequest | DraftRequest) -> TokenHistory:
@@ -179,6 +224,10 @@ def _verify_by_rejection(
         and request.drafts
         and not request.sampling.is_greedy
     }
+    assert not any(
+        request.parents and first in drafted
+        for request, first in zip(requests, firsts, strict=True)
+    ), "a tree cannot be verified by rejection"
     if not drafted:
         return {}
     is_accepted = torch.zeros(len(rows.raw), dtype=torch.bool, device=rows.raw.device)
@@ -245,7 +294,8 @@ def _plan_draws(
             continue
         skipped = num_accepted or 0
         draws += [
-            _Draw(first + i, sampling, request.position + i) for i in range(skipped, num_drafts + 1)
+            _Draw(first + skipped + i, sampling, request.position + depth)
+            for i, depth in enumerate(request.depths[skipped:])
         ]
     return draws, replacements
 
@@ -297,7 +347,7 @@ def _with_log_probs(
     wanted = [i for i, request in enumerate(requests) if request.sampling.log_probs]
     if not wanted:
         return results
-    rows = [firsts[i] + j for i in wanted for j in range(len(results[i].tokens))]
+    rows = [firsts[i] + row for i in wanted for row in (0, *(d + 1 for d in results[i].path))]
     tokens = [token for i in wanted for token in results[i].tokens]
     index = torch.tensor(rows, device=logits.device)
     chosen = torch.tensor(tokens, device=logits.device)[:, None]
@@ -305,5 +355,5 @@ def _with_log_probs(
     for i in wanted:
         tokens_of = results[i].tokens
         log_probs = tuple(next(found) for _ in tokens_of)
-        results[i] = VerifyResult(tokens_of, results[i].num_accepted, log_probs)
+        results[i] = VerifyResult(tokens_of, results[i].path, log_probs)
     return results

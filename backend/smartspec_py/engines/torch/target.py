@@ -103,12 +103,13 @@ class TorchTarget(CachedModel[_Sequence]):
             read = RowInput(row.index, work.start, work.tokens, int(work.is_last))
             request = VerifyRequest(state.sampling, end, state.history) if work.is_last else None
             return _Item(work.sequence, read, request)
-        drafts, probs = (work.drafts, work.draft_probs) if isinstance(work, Verify) else ((), None)
-        tokens = (state.tokens[-1], *drafts)
+        verified = work if isinstance(work, Verify) else Verify(work.sequence, ())
+        _, drafts, probs, parents = verified
+        tokens, position = (state.tokens[-1], *drafts), row.num_cached + 1
         return _Item(
             work.sequence,
-            RowInput(row.index, row.num_cached, tokens, len(tokens)),
-            VerifyRequest(state.sampling, row.num_cached + 1, state.history, drafts, probs),
+            RowInput(row.index, row.num_cached, tokens, len(tokens), parents),
+            VerifyRequest(state.sampling, position, state.history, drafts, probs, parents),
         )
 
     def _settle(
@@ -120,8 +121,12 @@ class TorchTarget(CachedModel[_Sequence]):
         if result is None or item.request is None:
             state.row.num_cached += len(item.row_input.tokens)
             return Event(item.sequence, pass_s=pass_s)
-        num_drafts = len(item.request.drafts)
-        state.row.num_cached += len(item.row_input.tokens) - num_drafts + result.num_accepted
+        num_drafts, path = len(item.request.drafts), result.path
+        first = state.row.num_cached + len(item.row_input.tokens) - num_drafts
+        if path and path[-1] != len(path) - 1:
+            slots = [first + draft for draft in path]
+            self.runner.cache.move_tokens(state.row.index, slots, first)
+        state.row.num_cached = first + len(path)
         state.tokens.extend(result.tokens)
         if state.history is not None:
             state.history.extend(result.tokens)
@@ -132,5 +137,6 @@ class TorchTarget(CachedModel[_Sequence]):
             num_accepted=result.num_accepted,
             pass_s=pass_s,
             log_probs=result.log_probs,
-            hidden=None if hidden is None else hidden[: len(result.tokens)],
+            hidden=None if hidden is None else hidden[[0, *(draft + 1 for draft in path)]],
+            path=tuple(path) if item.request.parents else (),
         )
