@@ -8,10 +8,12 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from smartspec_bench.expand import PRESETS, Size, expand, expanded
+from smartspec_bench.expand import PRESETS, Size, expand, expand_medusa, expanded
 from smartspec_bench.expand_heads import widen_heads
+from smartspec_py.engines.torch.medusa import load_heads
 
-TARGET = Path(__file__).parents[1] / "engines_build" / "tiny" / "target"
+TINY = Path(__file__).parents[1] / "engines_build" / "tiny"
+TARGET = TINY / "target"
 
 
 @pytest.fixture
@@ -162,3 +164,30 @@ def test_a_width_whose_theta_leaves_float32_is_refused(source: Path, tmp_path: P
     with pytest.raises(ValueError, match=r"10000 \*\* 16 is no rope_theta"):
         widen_heads(source, tmp_path / "wide", 256)
     assert not (tmp_path / "wide").exists()
+
+
+def test_expanded_heads_make_the_same_guesses(tmp_path: Path) -> None:
+    heads = TINY / "heads"
+    num_parameters = expand_medusa(heads, tmp_path / "heads", 512)
+    assert num_parameters == 4 * (512 * 512 + 512)
+    expand(TINY / "target", tmp_path / "target", **PRESETS["17m"])
+
+    def guesses(folder: Path, target: Path, states: torch.Tensor) -> torch.Tensor:
+        loaded = load_heads(folder, target, 2048, torch.float32, torch.device("cpu"))
+        return loaded.logits(states)
+
+    torch.manual_seed(0)
+    states = torch.randn(20, 128)
+    wide = torch.cat([states, torch.zeros(20, 512 - 128)], dim=1)
+    expected = guesses(heads, TINY / "target", states)
+    found = guesses(tmp_path / "heads", tmp_path / "target", wide)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_heads_that_cannot_be_expanded(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="hidden_size: cannot shrink from 128 to 64"):
+        expand_medusa(TINY / "heads", tmp_path / "out", 64)
+    config = json.loads((TINY / "heads" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"shares_lm_head": False}))
+    with pytest.raises(ValueError, match="shares_lm_head"):
+        expand_medusa(tmp_path, tmp_path / "out", 512)

@@ -25,6 +25,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 INIT_STD = 0.02
+HEADS_FILE = "medusa_lm_head.safetensors"
 _TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt")
 _OTHER_FILES = ("generation_config.json", "chat_template*")
 
@@ -91,6 +92,44 @@ def expanded(
     _check_sizes(old, new)
     note = {"source": source.name, "from": old, "to": new, "seed": generator.initial_seed()}
     return _config(config, new, note), _expand_weights(weights, old, new, generator)
+
+
+def has_medusa(source: Path) -> bool:
+    """Whether the folder holds Medusa heads and not a model."""
+    return "medusa_num_heads" in json.loads((source / "config.json").read_text(encoding="utf-8"))
+
+
+def expand_medusa(source: Path, out: Path, hidden_size: int, *, seed: int = 0) -> int:
+    """Write the Medusa heads of `source` for a target that was expanded to this hidden size.
+
+    In new dimensions, the target's states are zero. New rows read nothing else and have no bias, so
+    what a block adds there is zero. Returns the number of parameters. Raises ValueError if the
+    heads have LM heads of their own, which would have to fit the expanded target, or are larger.
+    """
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    if not config.get("shares_lm_head"):
+        raise ValueError(
+            "shares_lm_head: only heads that share the target's LM head can be expanded"
+        )
+    old = config["hidden_size"]
+    if hidden_size < old:
+        raise SizeError(f"hidden_size: cannot shrink from {old} to {hidden_size}")
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for name, tensor in load_file(source / HEADS_FILE).items():
+        grown = torch.zeros((hidden_size,) * tensor.dim(), dtype=tensor.dtype)
+        if tensor.dim() == 2:
+            grown[:, old:] = torch.empty(hidden_size, hidden_size - old).normal_(
+                std=INIT_STD, generator=generator
+            )
+        grown[tuple(slice(size) for size in tensor.shape)] = tensor
+        tensors[name] = grown
+    out.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, out / HEADS_FILE, metadata={"format": "pt"})
+    (out / HEADS_FILE).chmod(0o644)
+    config["hidden_size"] = hidden_size
+    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    return sum(tensor.numel() for tensor in tensors.values())
 
 
 def presets_for(source: Path) -> list[str]:

@@ -204,7 +204,7 @@ SPECULATION = (
         "source of the drafts",
         NAME,
         default="the server's",
-        model_range="draft_model or prompt_lookup, if the server has it",
+        model_range="draft_model, heads or prompt_lookup, if the server has it",
     ),
     TensorSpec(
         "verification",

@@ -125,12 +125,14 @@ class DraftOption(NamedTuple):
     draft_lag: tokens that the proposer must read before it can propose (0: it is up to date, or so
         nearly that it reads the rest on the way).
     has_draft_passes: whether drafting takes passes of a draft model; looking up takes none.
+    draft_s: seconds that drafting takes at any length, beside draft passes.
     """
 
     max_draft_len: int
     accept_probs: Sequence[float] | NDArray[np.float64]
     draft_lag: int = 0
     has_draft_passes: bool = True
+    draft_s: float = 0.0
 
 
 @dataclass(slots=True)

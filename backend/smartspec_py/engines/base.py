@@ -223,6 +223,8 @@ class ProposerCapabilities:
         into cohorts. See `HindsightProposer.cohort`.
     gives_probs: whether drafts of sampled text come with their probabilities when the target needs
         them; see `TargetCapabilities.verifies_rejection`.
+    draft_s: seconds to draft for one sequence alone, and for each of many together, at any draft
+        length. Used only without has_passes.
     """
 
     max_draft_len: int
@@ -232,6 +234,7 @@ class ProposerCapabilities:
     gives_probs: bool = False
     has_hindsight: bool = False
     cohorts: Mapping[str, float] = field(default_factory=dict)
+    draft_s: tuple[float, float] = (0.0, 0.0)
 
 
 SHORT_LAG = 4

@@ -12,7 +12,7 @@ from pathlib import Path
 from threadpoolctl import ThreadpoolController
 
 from smartspec_py.proposers.prompt_lookup import PromptLookupProposer
-from smartspec_py.serving.config import PROMPT_LOOKUP, ConfigError, ServerConfig
+from smartspec_py.serving.config import HEADS, PROMPT_LOOKUP, ConfigError, ServerConfig
 from smartspec_py.serving.intake import Engine
 
 
@@ -31,7 +31,10 @@ def build_engine(config: ServerConfig, folder: Path) -> Engine:
     )
     engine = replace(engine, proposers={**engine.proposers, PROMPT_LOOKUP: lookup})
     if config.proposer != "auto" and config.proposer not in engine.proposers:
-        raise ConfigError(f"engine.json: proposer: {config.proposer}, but engine.draft is not set")
+        missing = "heads" if config.proposer == HEADS else "draft"
+        raise ConfigError(
+            f"engine.json: proposer: {config.proposer}, but engine.{missing} is not set"
+        )
     return engine
 
 

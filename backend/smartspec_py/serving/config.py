@@ -37,6 +37,7 @@ ENGINE_GROUP = "smartspec_py.engines"
 
 DRAFT_MODEL = "draft_model"
 PROMPT_LOOKUP = "prompt_lookup"
+HEADS = "heads"
 """Names of proposers in requests and engine.json."""
 
 
@@ -67,7 +68,8 @@ class TorchEngineConfig(EngineConfig):
 
     kind: the kind of engine.
     model: directory of the target model.
-    draft: directory of the draft model. Without one, drafts come from prompt lookup.
+    draft: directory of the draft model. Without one, drafts come from heads and prompt lookup.
+    heads: directory of Medusa heads that were trained for the target model.
     dtype: auto uses the checkpoint's type. On a CPU, auto uses float32, or bfloat16 if the
         processor multiplies bfloat16.
     device: cpu, cuda or cuda:N. auto uses CUDA if there is a GPU.
@@ -85,6 +87,7 @@ class TorchEngineConfig(EngineConfig):
     kind: Literal["torch"] = "torch"
     model: str
     draft: str | None = None
+    heads: str | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: str = "auto"
     num_threads: Annotated[int, Field(ge=0, le=1024)] = 0
@@ -268,8 +271,8 @@ class ServerConfig(_Layer):
     lookup: prompt lookup.
     planner: the table of the policy `batch_table`.
     policy: policy of requests that name none.
-    proposer: proposer of requests that name none. auto chooses at each step between the draft model
-        and prompt lookup.
+    proposer: proposer of requests that name none. auto chooses at each step among all that the
+        server has.
     explain: allow clients to ask for `explain_steps`. It shows numbers of all requests.
     """
 
@@ -278,7 +281,7 @@ class ServerConfig(_Layer):
     lookup: LookupConfig = LookupConfig()
     planner: PlannerConfig = PlannerConfig()
     policy: str = "goodput"
-    proposer: Literal["auto", "draft_model", "prompt_lookup"] = "auto"
+    proposer: Literal["auto", "draft_model", "heads", "prompt_lookup"] = "auto"
     explain: bool = False
 
     @field_validator("planner")

@@ -10,7 +10,7 @@ import itertools
 import math
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -127,6 +127,8 @@ class Intake:
         self._check_limits(params, prompt)
         sampling = self._sampling(params)
         proposer, no_speculation = self._proposer(params, sampling)
+        alternatives = self._alternatives(params, proposer, sampling)
+        usable = [] if proposer is None else [proposer, *alternatives]
         request = Request(
             sequence=next(self._ids),
             tokens=prompt,
@@ -134,9 +136,9 @@ class Intake:
             max_tokens=params.max_tokens,
             sampling=sampling,
             policy=params.policy or self._defaults.policy,
-            max_draft_len=self._max_draft_len(params, proposer),
+            max_draft_len=self._max_draft_len(params, usable),
             proposer=proposer,
-            alternatives=self._alternatives(params, proposer, sampling),
+            alternatives=alternatives,
             slo_s_per_token=None if params.tpot_slo_ms is None else params.tpot_slo_ms / 1e3,
             cohort=_cohort(params, sampling),
             reuses_prefix=params.reuse_prefix,
@@ -285,14 +287,13 @@ class Intake:
             return True
         return self._engine.proposers[proposer].capabilities.gives_probs
 
-    def _max_draft_len(self, params: GenerateParams, proposer: str | None) -> int:
-        """The request's largest draft length: the lowest of all limits."""
-        if proposer is None:
-            return 0
+    def _max_draft_len(self, params: GenerateParams, proposers: Sequence[str]) -> int:
+        """The request's largest draft length, with any of these proposers."""
+        longest = [self._engine.proposers[name].capabilities.max_draft_len for name in proposers]
         limits = [
             self._limits.max_draft_len,
             self._engine.target.capabilities.max_draft_len,
-            self._engine.proposers[proposer].capabilities.max_draft_len,
+            max(longest, default=0),
         ]
         if params.num_draft_tokens is not None:
             limits.append(params.num_draft_tokens)

@@ -61,6 +61,7 @@ class Speculation:
         self._options: dict[SequenceId, tuple[str, ...]] = {}
         self._drafter: dict[SequenceId, str] = {}
         self._has_passes = {n: p.capabilities.has_passes for n, p in proposers.items()}
+        self._draft_s = {n: p.capabilities.draft_s for n, p in proposers.items()}
 
     def views(
         self, requests: Sequence[Request], room: Mapping[SequenceId, int], now: float
@@ -72,6 +73,7 @@ class Speculation:
         """
         candidates = [self._candidates(request, room) for request in requests]
         probs = iter(self._accept_probs(requests, candidates))
+        drafts_s = self._drafts_s(len(requests))
         views = []
         for request, of_one in zip(requests, candidates, strict=True):
             context_len = len(request.tokens)
@@ -80,7 +82,7 @@ class Speculation:
                 context_len,
                 request.max_tokens + request.num_prompt - context_len,
                 request.policy,
-                tuple([self._option(request, candidate, next(probs)) for candidate in of_one]),
+                tuple([self._option(request, one, next(probs), drafts_s) for one in of_one]),
             )
             if request.slo_s_per_token is not None:
                 view.slo_s_per_token = request.slo_s_per_token
@@ -238,14 +240,28 @@ class Speculation:
                 found[index] = row if cap == depth else row[:cap]
         return found
 
-    def _option(self, request: Request, candidate: _Candidate, probs: Floats) -> DraftOption:
+    def _drafts_s(self, num_sequences: int) -> dict[str, float]:
+        """Seconds that each proposer needs per sequence if it drafts for so many."""
+        share = 1.0 / max(1, num_sequences)
+        return {
+            name: alone_s * share + together_s * (1.0 - share)
+            for name, (alone_s, together_s) in self._draft_s.items()
+        }
+
+    def _option(
+        self,
+        request: Request,
+        candidate: _Candidate,
+        probs: Floats,
+        drafts_s: Mapping[str, float],
+    ) -> DraftOption:
         name, num_available = candidate
         proposer = self._proposers.get(name)
         if proposer is None:
             return NO_OPTION
         lag = proposer.draft_lag(request.sequence, len(request.tokens))
         lag = lag if lag > SHORT_LAG else 0
-        return DraftOption(num_available, probs, lag, self._has_passes[name])
+        return DraftOption(num_available, probs, lag, self._has_passes[name], drafts_s[name])
 
     def _caching(self, request: Request) -> Proposer | None:
         """The request's proposer that has a cache. There is at most one."""

@@ -32,7 +32,7 @@ from smartspec_cli.commands import (
 )
 from smartspec_cli.commands.settings import checked_config, temperatures_of, torch_settings
 from smartspec_py.engines.torch.pair import PairError, check_pair
-from smartspec_py.serving.config import DRAFT_MODEL, PROMPT_LOOKUP, ConfigError, ServerConfig
+from smartspec_py.serving.config import DRAFT_MODEL, HEADS, PROMPT_LOOKUP, ConfigError, ServerConfig
 from smartspec_py.serving.request import GenerateParams, RequestError
 
 if TYPE_CHECKING:
@@ -63,6 +63,9 @@ PENALTIES: tuple[dict[str, Any], ...] = (
 def check(
     model: Annotated[Path, typer.Option(help="Hugging Face directory of the target model.")],
     draft: Annotated[Path, typer.Option(help="Hugging Face directory of the draft model.")],
+    heads: Annotated[
+        Path | None, typer.Option(help="Directory of Medusa heads of the target model.")
+    ] = None,
     dtype: Annotated[
         str, typer.Option(help="Precision. In float32 there must be no difference.")
     ] = "float32",
@@ -107,6 +110,7 @@ def check(
             "engine": torch_settings(
                 model,
                 draft,
+                heads=None if heads is None else str(heads.resolve()),
                 dtype=dtype,
                 device=device,
                 runtime=runtime,
@@ -121,7 +125,8 @@ def check(
             },
         }
     )
-    reports, verdicts = _run(config, requests, _arms(max_draft_len), tokens, console)
+    arms = _arms(max_draft_len, has_heads=heads is not None)
+    reports, verdicts = _run(config, requests, arms, tokens, console)
     shown_at = result_console(json_file)
     shown_at.print(_table(reports))
     _show(verdicts, shown_at)
@@ -131,14 +136,14 @@ def check(
     raise typer.Exit(0 if summary["verdict"] == PASS else 1)
 
 
-def _arms(max_draft_len: int) -> list[CheckArm]:
+def _arms(max_draft_len: int, *, has_heads: bool) -> list[CheckArm]:
     lengths = range(1, max_draft_len + 1)
+    others = (PROMPT_LOOKUP, HEADS) if has_heads else (PROMPT_LOOKUP,)
     return [
         CheckArm("none"),
         *(CheckArm(f"fixed:{k}", DRAFT_MODEL) for k in lengths),
-        *(CheckArm(f"fixed:{k}", PROMPT_LOOKUP) for k in (1, max_draft_len)),
-        CheckArm("goodput", DRAFT_MODEL),
-        CheckArm("goodput", PROMPT_LOOKUP),
+        *(CheckArm(f"fixed:{k}", name) for name in others for k in (1, max_draft_len)),
+        *(CheckArm("goodput", name) for name in (DRAFT_MODEL, *others)),
     ]
 
 

@@ -12,7 +12,9 @@ from smartspec_cli.commands import USAGE_ERROR, fail
 
 
 def expand(
-    source: Annotated[Path, typer.Argument(help="Hugging Face directory of a Llama model.")],
+    source: Annotated[
+        Path, typer.Argument(help="Hugging Face directory of a Llama model, or of Medusa heads.")
+    ],
     out: Annotated[Path, typer.Argument(help="Directory to write; it must not exist.")],
     preset: Annotated[str, typer.Option(help="Size to expand to: 4m, 17m or 88m.")] = "88m",
     seed: Annotated[
@@ -27,8 +29,9 @@ def expand(
 
     It adds layers and dimensions that cancel out. The logits stay the same, and time and memory
     become those of the larger size. Use it to measure speculation at a size without training.
+    Expand Medusa heads with the same preset as their target.
     """
-    from smartspec_bench.expand import PRESETS, SizeError, presets_for
+    from smartspec_bench.expand import PRESETS, SizeError, has_medusa, presets_for
     from smartspec_bench.expand import expand as expand_model
     from smartspec_bench.expand_heads import widen_heads
 
@@ -38,6 +41,9 @@ def expand(
         fail(f"{source} is not a Hugging Face model directory: no config.json", USAGE_ERROR)
     if out.exists():
         fail(f"{out} exists: name a new directory", USAGE_ERROR)
+    if has_medusa(source):
+        _expand_heads(source, out, PRESETS[preset]["hidden_size"], seed)
+        return
     try:
         with tempfile.TemporaryDirectory() as between:
             origin = source
@@ -51,3 +57,13 @@ def expand(
     except (OSError, ValueError) as error:
         fail(f"cannot expand {source}: {error}")
     typer.echo(f"{out}: {num_parameters / 1e6:.1f} M parameters, same answers as {source}")
+
+
+def _expand_heads(source: Path, out: Path, hidden_size: int, seed: int) -> None:
+    from smartspec_bench.expand import expand_medusa
+
+    try:
+        num_parameters = expand_medusa(source, out, hidden_size, seed=seed)
+    except (OSError, ValueError) as error:
+        fail(f"cannot expand {source}: {error}")
+    typer.echo(f"{out}: {num_parameters / 1e6:.1f} M parameters, same guesses as {source}")

@@ -50,7 +50,14 @@ _Model = Annotated[
 _Draft = Annotated[
     Path | None,
     typer.Option(
-        help="Hugging Face directory of the draft model; default: prompt lookup makes the drafts.",
+        help="Hugging Face directory of the draft model; default: no draft model.",
+        rich_help_panel="Models",
+    ),
+]
+_Heads = Annotated[
+    Path | None,
+    typer.Option(
+        help="Directory of Medusa heads that were trained for the target model.",
         rich_help_panel="Models",
     ),
 ]
@@ -64,7 +71,7 @@ _Policy = Annotated[
 _Proposer = Annotated[
     str,
     typer.Option(
-        help="Default proposer: draft_model, prompt_lookup, or auto for both.",
+        help="Default proposer: draft_model, heads, prompt_lookup, or auto for all.",
         rich_help_panel="Models",
     ),
 ]
@@ -226,6 +233,7 @@ _Alias = Annotated[
 def serve(
     model: _Model = None,
     draft: _Draft = None,
+    heads: _Heads = None,
     policy: _Policy = _DEFAULT_POLICY,
     proposer: _Proposer = "auto",
     dtype: _Dtype = "auto",
@@ -269,6 +277,7 @@ def serve(
             "kind": "torch",
             "model": str(model.resolve()),
             "draft": None if draft is None else str(draft.resolve()),
+            "heads": None if heads is None else str(heads.resolve()),
             "dtype": dtype,
             "device": device,
             "num_threads": num_threads,

@@ -64,9 +64,9 @@ class Step:
     first_ways: [B], the row of each sequence's option 0; the others follow it. owners: [R], whose
     way it is. caps: [R], the most drafts. survivals: [R, K], s(1)..s(K), IMPOSSIBLE beyond the cap.
     gains: [R, K + 1], the tokens that 0..K drafts add, s(1) + .. + s(k), likewise. entries_s: [R],
-    seconds that the first draft brings by itself: reading what the draft cache missed is paid once
-    and serves every later step, so it is spread over the steps that may still come, taken to be
-    remaining / TOKENS_A_STEP.
+    seconds that the first draft brings by itself: `DraftOption.draft_s`, and reading what the draft
+    cache missed. The latter is paid once and serves every later step, so it is spread over the
+    steps that may still come, taken to be remaining / TOKENS_A_STEP.
     has_passes: [R]. verify_s: seconds of target pass and host by the number of drafts in the step,
     from 0 to the most there can be. pass_s: seconds of a draft pass by its rows.
     batch_size: sequences of the whole step. held_tokens, held_rows: tokens, and rows in the draft
@@ -204,7 +204,7 @@ def step_of(
         num_ways = np.array(list(map(len, options)))
         first_ways = np.cumsum(num_ways) - num_ways
         owners = np.repeat(owners, num_ways)
-    cap_list, probs, lags, has_passes = zip(*ways, strict=True)
+    cap_list, probs, lags, has_passes, drafts_s = zip(*ways, strict=True)
     caps = np.array(cap_list)
     most = caps if len(ways) == batch_size else np.maximum.reduceat(caps, first_ways)
     num_tokens = np.arange(batch_size, batch_size + int(most.sum()) + 1, dtype=np.float64)
@@ -220,6 +220,8 @@ def step_of(
     if any(lags):
         num_steps = np.maximum(np.array(remaining) / TOKENS_A_STEP, 1.0)
         entries_s = cost.catch_up_s * np.array(lags) / num_steps[owners]
+    if any(drafts_s):
+        entries_s = entries_s + np.array(drafts_s)
     if cost.max_charged_tokens:
         entries_s = entries_s + _charges_s(np.array(context_lens) + most, cost)[owners]
     return Step(

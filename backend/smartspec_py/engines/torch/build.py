@@ -14,10 +14,11 @@ from pathlib import Path
 import torch
 import transformers
 
-from smartspec_py.engines.base import SHORT_LAG
+from smartspec_py.engines.base import SHORT_LAG, Proposer
 from smartspec_py.engines.torch.context import choose_context_len
 from smartspec_py.engines.torch.graphs import GraphRunner
 from smartspec_py.engines.torch.llama import can_write_out
+from smartspec_py.engines.torch.medusa import MedusaHeads, load_heads
 from smartspec_py.engines.torch.pair import PairError, check_pair
 from smartspec_py.engines.torch.runner import (
     CausalRunner,
@@ -29,9 +30,11 @@ from smartspec_py.engines.torch.runner import (
 )
 from smartspec_py.engines.torch.target import TorchTarget
 from smartspec_py.proposers.draft_model import DraftModelProposer
+from smartspec_py.proposers.heads import HeadsProposer
 from smartspec_py.serving.config import (
     CONTEXT_LINE,
     DRAFT_MODEL,
+    HEADS,
     ConfigError,
     LimitsConfig,
     TorchEngineConfig,
@@ -74,6 +77,7 @@ def build_torch(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -
 def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Engine:
     model = existing("engine.model", folder / config.model)
     draft = None if config.draft is None else existing("engine.draft", folder / config.draft)
+    heads = None if config.heads is None else existing("engine.heads", folder / config.heads)
     tokenizer = load_tokenizer("engine.model", model)
     try:
         check_pair(model, draft, limits.max_context_len)
@@ -86,15 +90,18 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
     limits = _with_context_len(limits, [model, draft] if draft else [model], device, dtype)
     num_rows, context_len, reuses = limits.max_sequences, limits.context_len, limits.reuse_prefixes
     own = RunnerConfig(model, device, dtype, num_rows, context_len, vocab_size)
-    invariant = replace(own, batch_invariant=config.batch_invariant)
-    runner = _runner("engine.model", invariant, limits.max_draft_len + 1, config)
+    of_target = replace(own, batch_invariant=config.batch_invariant, gives_hidden=heads is not None)
+    medusa = None if heads is None else _heads(heads, own)
+    runner = _runner("engine.model", of_target, limits.max_draft_len + 1, config)
     capabilities = stepwise_capabilities(limits, vocab_size, runner.bytes_per_token)
     target = TorchTarget(runner, capabilities, reuses_prefixes=reuses)
     runners, proposer = [runner], None
+    proposers: dict[str, Proposer] = {}
     if draft is not None:
         runners.append(_runner("engine.draft", replace(own, path=draft), SHORT_LAG + 1, config))
         longest = limits.max_draft_len
         proposer = DraftModelProposer(runners[1], num_rows, longest, reuses_prefixes=reuses)
+        proposers[DRAFT_MODEL] = proposer
     logger.info("%s on %s, %s, %d threads", model.name, device, dtype, num_threads)
     if not any(isinstance(one, CausalRunner) for one in runners):
         # PyTorch then runs only small operators. Its worker threads would spin on the cores that
@@ -106,19 +113,27 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
         fingerprint(model),
         fingerprint(draft) if draft else "no draft",
         f"{_device_name(device)}, {dtype}, {num_threads} threads",
-        about,
+        about + (", with states" if medusa else ""),
         "in CUDA graphs" if isinstance(runner, GraphRunner) else "launched one by one",
         f"torch {torch.__version__}, transformers {transformers.__version__}",
     ]
     shape = _shape(limits)
     cache = folder / config.profile_cache if config.profile_cache else None
     cost = cached_profile(target, proposer, shape, cache, identity, limits.profile_s)
-    proposers = {} if proposer is None else {DRAFT_MODEL: proposer}
+    if medusa is not None:
+        proposers[HEADS] = HeadsProposer(medusa, num_rows, limits.max_draft_len)
     for one in runners:
         one.time_pass(1, 1, 0)  # warm up: with a cached profile, the first request would be slow
     path = profile_path(shape, cache, identity)
     ends = end_tokens(model, vocab_size)
     return Engine(tokenizer, ends, target, proposers, cost, path, about)
+
+
+def _heads(folder: Path, target: RunnerConfig) -> MedusaHeads:
+    try:
+        return load_heads(folder, target.path, target.vocab_size, target.dtype, target.device)
+    except ModelError as error:
+        raise ConfigError(f"engine.json: engine.heads: {error}") from error
 
 
 def _with_context_len(

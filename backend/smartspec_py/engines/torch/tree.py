@@ -1,8 +1,8 @@
 """Trees of drafts that the target verifies in one pass.
 
-A tree is the tuple `parents`: for each draft the index of the draft before it, or ROOT if it follows
-the last known token. A parent comes before its children, and children of one parent are different
-tokens. In a pass, token 0 of the row is the last known token and token i + 1 is draft i.
+A tree is given by `parents`: for each draft the index of the draft before it, or ROOT if it follows
+the last known token. Parents come before their children, and children of one parent differ. In a
+pass, token 0 of the row is the last known token, and token i + 1 is draft i.
 
 The slot of a token in the cache is its index. Its position, which rotates keys and chooses the
 noise, is its depth. Both are the same only in a chain.
