@@ -1,15 +1,15 @@
-"""What a step costs, in seconds: a table measured once, and interpolation between its points.
+"""The seconds of a step: a table that is measured once, with interpolation between its points.
 
 A step of B sequences that drafts k_i tokens for sequence i takes
 
     T = sum over passes p of draft_s(n_p)  +  catch-up  +  target_s(B, B + sum k_i)  +  host_s(B)
 
-where n_p is the number of sequences with k_i >= p. Costs on real machines are flat, then a slope,
-and jagged in between, so nothing is fitted: between measured points the model is linear, outside
-them it goes on with the last slope.
+where n_p is the number of sequences with k_i >= p. On real machines, costs are flat at first, then
+rise, with jumps. So no formula is fitted: the model is linear between measured points, and
+continues the last slope beyond them.
 
-What serving shows to have changed since the profile was taken is a handful of factors on these
-tables (`core.learn.corrections` learns them); all of them are neutral in a profile.
+While serving, `core.learn.corrections` learns a few factors on these tables. In a profile, all
+factors are neutral.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ Floats = NDArray[np.float64]
 class PassTable:
     """Measured seconds of one batched pass of a model.
 
-    rows: numbers of sequences, ascending. tokens_per_row: tokens a sequence, ascending.
-    seconds: [len(rows)][len(tokens_per_row)], measured with `context_len` tokens a row, where the
-    pass before had as many tokens.
-    context_s: additional seconds for each token of context of each row.
-    change_s: [len(rows)], additional seconds where the pass before had another number of tokens;
-    empty where that makes no difference.
+    rows: batch sizes, ascending. tokens_per_row: tokens per sequence, ascending.
+    seconds: [len(rows)][len(tokens_per_row)], measured with `context_len` tokens of context per
+    sequence, after a pass with the same number of tokens.
+    context_s: additional seconds per token of context of each sequence.
+    change_s: [len(rows)], additional seconds if the pass before had another number of tokens;
+    empty if this makes no difference.
     """
 
     rows: tuple[int, ...]
@@ -53,9 +53,9 @@ class PassTable:
             raise ValueError("change_s must have one entry for each of rows, or none")
 
     def pass_s(self, batch_size: int, num_tokens: float, context_len: float = -1.0) -> float:
-        """Seconds of a pass of `num_tokens` tokens in all, over `batch_size` sequences.
+        """Seconds of a pass over `batch_size` sequences with `num_tokens` tokens in total.
 
-        context_len: mean tokens of context a row; negative: as measured.
+        context_len: mean context length of the sequences; negative: as measured.
         """
         return float(self.passes_s(batch_size, np.array([num_tokens]), context_len)[0])
 
@@ -71,7 +71,7 @@ class PassTable:
         return found
 
     def one_token_s(self, batch_size: int, context_len: float = -1.0) -> float:
-        """`pass_s` with one token a row, from a cache."""
+        """`pass_s` with one token per sequence, from a cache."""
         if batch_size <= 0:
             return 0.0
         seconds = float(self._line(batch_size)[1][0])
@@ -81,10 +81,9 @@ class PassTable:
 
     @cached_property
     def one_token_by_rows(self) -> Floats:
-        """`one_token_s` at the measured context by number of rows, shape [MAX_ROWS + 1].
+        """`one_token_s` at the measured context by batch size, shape [MAX_ROWS + 1].
 
-        A table, so that passes of many sizes are one look-up. It belongs to the measurement and is
-        shared by every corrected cost model over it.
+        All corrected cost models share this table.
         """
         measured = [line[0] for line in self.seconds]
         far = _interpolate(MAX_ROWS, self.rows, measured)
@@ -94,7 +93,7 @@ class PassTable:
         return found
 
     def _line(self, batch_size: int) -> tuple[Floats, Floats]:
-        """Seconds against tokens in all for this many rows, with a last point far out."""
+        """Numbers of tokens and their seconds for this batch size, with a last point far out."""
         found = self._lines.get(batch_size)
         if found is None:
             seconds = [
@@ -114,24 +113,24 @@ class PassTable:
 
 @dataclass(frozen=True)
 class CostModel:
-    """The cost of a step, from one table for the target and one for the draft model.
+    """The cost of a step, from a table for the target and a table for the draft model.
 
-    draft: None where proposing costs nothing worth counting (prompt lookup).
-    host_s, host_row_s: seconds of the loop's own work in a step, and for each sequence in it.
-    catch_up_s: seconds for each token that a stale draft cache must read first.
-    prompt: passes of one row that read so many tokens of a prompt, without context, of which only
-    the last asks for logits. None where they were not measured: a prompt's tokens are then taken to
-    cost what drafts to be checked do.
+    draft: None if there is no draft model.
+    host_s, host_row_s: seconds of the loop's own work per step, and per sequence in it.
+    catch_up_s: seconds per token that a draft cache must process before it can draft.
+    prompt: passes that process so many prompt tokens of one sequence without context, with logits
+    for the last token only. None if they were not measured: prompt tokens then cost as much as
+    drafts.
 
-    The rest says how passes differ from the tables; with T0 the pass of one token a row,
+    The other fields describe how passes differ from the tables. With T0 the pass of one token per
+    sequence,
 
         target = target_base * T0 + target_slope * (T - T0) + target_extra_s
 
-    draft_factor: on passes of the draft model (`catch_up_s` is taken as it is). prefill_factor: on
-    what a prompt chunk adds to a pass.
-    max_charged_tokens: where the engine's scheduler counts the whole text of a sequence whose
-    drafts are verified, cached or not, the tokens that it lets into one iteration; see
-    `extra_iterations_s`. 0 where what is cached is not counted.
+    draft_factor: factor on passes of the draft model, but not on `catch_up_s`. prefill_factor:
+    factor on the time that a prompt chunk adds to a pass.
+    max_charged_tokens: tokens that the engine's scheduler accepts in one iteration, if it counts
+    cached tokens of verified sequences too; see `extra_iterations_s`. 0 if it does not count them.
     """
 
     target: PassTable
@@ -149,7 +148,7 @@ class CostModel:
 
     @property
     def of_profile(self) -> CostModel:
-        """The tables as they were measured, without what serving has shown of them."""
+        """The tables as measured, without learned factors."""
         return replace(
             self,
             target_base=1.0,
@@ -160,11 +159,11 @@ class CostModel:
         )
 
     def target_s(self, batch_size: int, num_tokens: int, context_len: float) -> float:
-        """Seconds of a target pass that checks `num_tokens` tokens in all."""
+        """Seconds of a target pass with `num_tokens` tokens in total."""
         return float(self.targets_s(batch_size, np.array([num_tokens]), context_len)[0])
 
     def targets_s(self, batch_size: int, num_tokens: Floats, context_len: float) -> Floats:
-        """`target_s` for each of several numbers of tokens, in their shape."""
+        """`target_s` for several numbers of tokens; the result has their shape."""
         seconds = self.target.passes_s(batch_size, num_tokens, context_len)
         if batch_size <= 0 or self._has_target_of_profile:
             return seconds
@@ -173,8 +172,8 @@ class CostModel:
         return np.maximum(self.target_slope * seconds + fixed_s, 0.0)
 
     def change_s(self, batch_size: int) -> float:
-        """Additional seconds of a target pass that has another number of tokens than the pass
-        before it: the engine must prepare for it."""
+        """Additional seconds of a target pass if the pass before had another number of tokens. The
+        engine must then prepare its operators again."""
         if not self.target.change_s or batch_size <= 0:
             return 0.0
         return self.target_base * float(
@@ -182,22 +181,22 @@ class CostModel:
         )
 
     def draft_s(self, batch_size: int) -> float:
-        """Seconds of one draft pass that adds a token to each of `batch_size` sequences."""
+        """Seconds of a draft pass that drafts a token for each of `batch_size` sequences."""
         return float(self.draft_pass_s[batch_size])
 
     def step_host_s(self, batch_size: int) -> float:
         return self.host_s + self.host_row_s * batch_size
 
     def prefill_s(self, num_tokens: int) -> float:
-        """Seconds that a prompt chunk of so many tokens adds to a pass that runs anyway."""
+        """Seconds that a prompt chunk adds to a pass that also decodes."""
         table = self.prompt or self.target
         alone = table.pass_s(1, max(1, num_tokens)) - table.one_token_s(1)
         return self.prefill_factor * max(0.0, alone)
 
     def extra_iterations_s(self, num_charged_tokens: float) -> float:
-        """Seconds of the iterations after the first that a step takes which verifies texts of so
-        many tokens in all, drafts included. Not rounded up: one that is not full is shared with
-        what else runs, and its tokens are in `target_s` already."""
+        """Seconds of the engine iterations after the first, in a step that verifies texts with this
+        many tokens, drafts included. The number of iterations is not rounded up, because other work
+        shares the last one, and its tokens are already part of `target_s`."""
         if not self.max_charged_tokens:
             return 0.0
         num_extra = max(0.0, num_charged_tokens / self.max_charged_tokens - 1.0)
@@ -205,7 +204,7 @@ class CostModel:
 
     @cached_property
     def draft_pass_s(self) -> Floats:
-        """Seconds of a draft pass by number of rows, shape [MAX_ROWS + 1]; entry 0 is 0."""
+        """Seconds of a draft pass by batch size, shape [MAX_ROWS + 1]; entry 0 is 0."""
         if self.draft is None:
             return np.zeros(MAX_ROWS + 1)
         return self.draft.one_token_by_rows * self.draft_factor
@@ -216,14 +215,14 @@ class CostModel:
 
 
 FAR_TOKENS = 64
-"""Times the longest measured row: the last slope is followed so far, and no pass is longer."""
+"""The last slope continues to this many times the longest measured row. No pass is longer."""
 
 MAX_ROWS = 1024
-"""More sequences than any engine here takes at once; bounds the look-up tables above."""
+"""Size of the tables above: more sequences than any engine here runs at once."""
 
 
 def _interpolate(x: float, xs: tuple[int, ...], ys: list[float] | tuple[float, ...]) -> float:
-    """Linear between the points, the last slope beyond them, the first value before them."""
+    """Linear between the points; the last slope after them, and the first value before them."""
     if x <= xs[0] or len(xs) == 1:
         return ys[0]
     hi = next((i for i, value in enumerate(xs) if value >= x), len(xs) - 1)

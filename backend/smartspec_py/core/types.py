@@ -1,9 +1,9 @@
-"""The glossary: the values that the parts of the system hand to one another.
+"""The values that the parts of the system exchange.
 
-Everything here is free of I/O, clocks and threads, and means the same in the planner, the step
-loop, the engines and the simulator. Values are not changed once they were handed on; what a step
-makes for every sequence is not declared frozen, since making one would take twice as long. Times
-are seconds and end in `_s`; counts begin with `num_`.
+Nothing here uses I/O, clocks or threads. The values mean the same in the planner, the step loop,
+the engines and the simulator. Do not change a value after you have passed it on. Values that a step
+creates for every sequence are not declared frozen, because creating a frozen one takes twice as
+long. Times are in seconds and end in `_s`. Counts begin with `num_`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 SequenceId = int
-"""Names one request inside the loop and the engines; never reused while the server lives."""
+"""Identifies a request in the loop and the engines. It is never reused while the server runs."""
 
 NO_TOKEN = -1
-"""Stands for `no such token`."""
+"""Means that there is no such token."""
 
 
 class FinishReason(StrEnum):
@@ -33,7 +33,7 @@ class FinishReason(StrEnum):
 
 
 class Verification(StrEnum):
-    """How drafts are verified, see `engines.torch.sampling`: both by the target's distribution."""
+    """How drafts are verified; see `engines.torch.sampling`. Both keep the distribution."""
 
     COUPLED = "coupled"  # equal to the target's own draw: same seed, same text
     REJECTION = "rejection"  # by probability, with independent noise: more accepted when hot
@@ -49,18 +49,19 @@ class SpecMetrics(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How one request draws its tokens; `engines.torch.sampling` has the exact rule and its order.
+    """How a request draws its tokens. The exact rules are in `engines.torch.sampling`.
 
-    temperature: 0 is greedy. top_k: 0 is off. top_p: in (0, 1], 1 is off. min_p: in [0, 1], least
+    temperature: 0 is greedy. top_k: 0 is off. top_p: in (0, 1], 1 is off. min_p: in [0, 1], lowest
         probability relative to the most probable token; 0 is off.
-    seed: keys the noise.
-    end_tokens: generation stops at the first of them and does not emit it; empty is none.
-    repetition_penalty: divides positive and multiplies negative logits of tokens that are in the
-        prompt or were generated; 1 is off. presence_penalty, frequency_penalty: taken off the
-        logits of generated tokens, once and for each time; 0 is off.
-    logit_bias: (token, added to its logit). bad_words: token sequences never completed.
-    min_tokens: no end token can be drawn before so many were generated.
-    log_probs: whether the log-probability of each token is asked for.
+    seed: the seed of the noise.
+    end_tokens: generation stops at the first of these, which is not emitted.
+    repetition_penalty: divides positive and multiplies negative logits of tokens in the prompt or
+        the generated text; 1 is off. presence_penalty, frequency_penalty: subtracted from the
+        logits of generated tokens, once, or once per occurrence; 0 is off.
+    logit_bias: pairs of a token and the number to add to its logit. bad_words: token sequences that
+        are never completed.
+    min_tokens: no end token is drawn before this many tokens are generated.
+    log_probs: whether to return the log-probability of each token.
     """
 
     temperature: float = 0.0
@@ -103,11 +104,11 @@ class SamplingParams:
 
     @property
     def is_plain_greedy(self) -> bool:
-        """Nothing but the most probable token of the model's own logits."""
+        """Whether each token is the most probable one of the model's unchanged logits."""
         return self.is_greedy and not self.shapes_logits
 
     def num_before_end(self, tokens: Sequence[int]) -> int:
-        """How many tokens precede the first end token; all of them where there is none."""
+        """The number of tokens before the first end token; all tokens if there is none."""
         for index, token in enumerate(tokens):
             if token in self.end_tokens:
                 return index
@@ -117,14 +118,13 @@ class SamplingParams:
 class DraftOption(NamedTuple):
     """A way to draft for a sequence.
 
-    max_draft_len: the most drafts that make sense now: the least of the request's own limit, the
-        engine's, the proposer's, and the room left before max_tokens and the context limit.
-    accept_probs: for each position up to max_draft_len, the estimated probability that the draft
-        there is accepted given that all drafts before it in the same step were. An array is read
-        faster than a tuple.
-    draft_lag: tokens that the proposer must read before it can propose (0: it is up to date, or so
-        nearly that it reads the rest on the way).
-    has_draft_passes: whether drafting takes passes of a draft model; looking up takes none.
+    max_draft_len: the largest useful draft length now: the lowest limit of request, engine,
+        proposer, max_tokens and context length.
+    accept_probs: for each position up to max_draft_len, the estimated probability that this draft
+        is accepted if all drafts before it in the step are. An array is read faster than a tuple.
+    draft_lag: tokens that the proposer must process before it can draft; 0 also if there are so few
+        that it processes them in its first pass.
+    has_draft_passes: whether drafting takes passes of a draft model.
     draft_s: seconds that drafting takes at any length, beside draft passes.
     """
 
@@ -137,16 +137,16 @@ class DraftOption(NamedTuple):
 
 @dataclass(slots=True)
 class SequenceView:
-    """What a policy may know of one sequence that is ready for its next step.
+    """What a policy knows about a sequence that is ready for its next step.
 
-    context_len: tokens known so far, prompt and generated.
+    context_len: known tokens, prompt and generated.
     remaining: tokens that the request may still generate.
-    policy: the policy that the request is served under.
-    options: the ways to draft for it, one at least; a policy that does not choose takes the first.
-    slo_s_per_token: seconds a generated token that the request may take on average; None is no
-        target.
-    slack_s: seconds by which it is ahead of that so far (negative: behind), counted from its first
-        token: slo_s_per_token times the tokens since, less the time since.
+    policy: the request's policy.
+    options: the ways to draft for it, at least one. Policies that do not choose use the first.
+    slo_s_per_token: the request's latency target, mean seconds per generated token; None if it has
+        no target.
+    slack_s: seconds by which the request is ahead of its target (negative: behind). This is
+        slo_s_per_token times the tokens after the first, minus the time since the first token.
     """
 
     sequence: SequenceId
@@ -160,12 +160,13 @@ class SequenceView:
 
 @dataclass(frozen=True, slots=True)
 class SpecPlan:
-    """One step's decision, with what it was expected to bring (both 0.0 when nothing is ready).
+    """The decision for one step, and its expected result. Both expected values are 0.0 if no
+    sequence is ready.
 
-    draft_lens: tokens to draft for each sequence that is ready; 0 is no speculation.
-    expected_tokens: tokens that the step is expected to generate.
-    expected_s: seconds that its decoding part is expected to take.
-    choices: which of `SequenceView.options` a sequence drafts with; 0 for those left out.
+    draft_lens: tokens to draft for each ready sequence; 0 means no speculation.
+    expected_tokens: expected generated tokens of the step.
+    expected_s: expected seconds of the step, without prompt chunks.
+    choices: index in `SequenceView.options` by sequence; 0 for sequences that are left out.
     """
 
     draft_lens: dict[SequenceId, int] = field(default_factory=dict)
@@ -174,7 +175,7 @@ class SpecPlan:
     choices: dict[SequenceId, int] = field(default_factory=dict)
 
     def option(self, view: SequenceView) -> DraftOption:
-        """What a sequence drafts with, if it drafts."""
+        """The option that a sequence uses if it drafts."""
         return view.options[self.choices.get(view.sequence, 0)]
 
     @property
@@ -185,19 +186,19 @@ class SpecPlan:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredStep:
-    """What is learned from: what a step ran, brought and took. Times are seconds.
+    """The measurements of a step, from which costs are learned.
 
-    batch_size: sequences that decoded. num_tokens: theirs in the target's pass, drafts included.
-    context_len: mean tokens of context a row. num_generated: tokens that requests kept.
-    draft_rows: rows of each draft pass, as run; none where drafts were looked up.
-    target_s: the target's pass, prompt chunks included.
-    draft_s: the draft passes together, catch-up included.
-    total_s: all of the step. plan_s: of it, deciding what to draft.
-    num_prefill_tokens: prompt tokens that shared the pass.
-    num_catch_up_tokens: tokens that stale draft caches read first.
-    num_charged_tokens: tokens of the texts that were verified, drafts included; see
+    batch_size: sequences that decoded. num_tokens: their tokens in the target's pass, with drafts.
+    context_len: mean context length of the sequences. num_generated: tokens that requests got.
+    draft_rows: batch size of each draft pass; empty if no draft model ran.
+    target_s: seconds of the target's pass, with prompt chunks.
+    draft_s: seconds of all draft passes, with catch-up.
+    total_s: seconds of the whole step. plan_s: the part for planning.
+    num_prefill_tokens: prompt tokens in the same pass.
+    num_catch_up_tokens: tokens that draft caches had to process first.
+    num_charged_tokens: tokens of the verified texts, with drafts; see
         `CostModel.max_charged_tokens`.
-    is_repeat: whether the target's pass had as many tokens as the one before it.
+    is_repeat: whether the target's pass had as many tokens as the pass before it.
     """
 
     batch_size: int
@@ -220,11 +221,11 @@ class MeasuredStep:
 
     @property
     def host_s(self) -> float:
-        """What the step took beside its passes."""
+        """Seconds of the step outside its passes."""
         return max(0.0, self.total_s - self.target_s - self.draft_s)
 
     @property
     def spent_s(self) -> float:
-        """For what it generated: without a plan that drafted nothing, which a server that never
-        speculates is spared."""
+        """Seconds to compare with steps of a server that never speculates: without the time of a
+        plan that drafted nothing."""
         return self.total_s if self.is_speculating else self.total_s - self.plan_s

@@ -1,6 +1,6 @@
-"""Whether to plan at all: planning takes time that a server which never speculates is spared.
+"""Whether to plan at all. Planning takes time that a server without speculation does not spend.
 
-Time is given; nothing here reads a clock.
+Nothing here reads a clock; times are arguments.
 """
 
 from __future__ import annotations
@@ -11,46 +11,47 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class PlanBudgetSettings:
     share: float = 0.01
-    """Of the time, for plans that are not worth it: no more than noise hides."""
+    """Share of the time for plans that are not worth it: as little as noise."""
 
     max_rested: int = 64
-    """Steps without a plan after such a one, at most: after a plan that stalled, 2 s at 30 ms a
-    step. Mean times of plans are over as many, as those that the host's time is learned from."""
+    """Most steps without a plan after such a plan: about 2 s with steps of 30 ms. Mean times of
+    plans are also over this many steps."""
 
 
 class PlanBudget:
-    """Time for plans that are not worth it: a share of all.
+    """Limits the time for plans that are not worth it to a share of all time.
 
-    Where steps are short and drafts bring little, planning anew at every step would itself be what
-    makes a server slower than one that does not speculate. After a plan that drafts nothing, or
-    brings less than it takes to plan, nothing is drafted until the next plan would be within
-    `share`, for `max_rested` steps at most, and until there are half or twice the sequences.
+    With short steps and little gain from drafts, planning at every step would make a server slower
+    than one without speculation. A plan is not worth it if it drafts nothing, or gains less time
+    than planning takes. After such a plan, nothing is planned or drafted until the next plan is
+    within `share`. This lasts at most `max_rested` steps. It ends earlier if the number of
+    sequences halves or doubles.
     """
 
     def __init__(self, settings: PlanBudgetSettings = PlanBudgetSettings()) -> None:
         self._settings = settings
         self._owed_s = 0.0
         self._batch_size = 0
-        """Of the last plan."""
+        """Batch size of the last plan."""
         self._plan_s = 0.0
-        """Mean of the plans that were made."""
+        """Mean seconds of the plans that were made."""
         self._spent_s = 0.0
-        """Mean over all steps, which is what the host's learned time has of it."""
+        """Mean planning seconds over all steps. The learned host time contains this."""
 
     def allows(self, batch_size: int) -> bool:
         is_alike = batch_size < 2 * self._batch_size and self._batch_size < 2 * batch_size
         return self._owed_s <= 0.0 or not is_alike
 
     def pays(self, tokens: float, seconds: float, none_tokens: float, none_s: float) -> bool:
-        """Whether a plan brings more than it takes to plan. tokens, seconds: expected of it;
-        none_tokens, none_s: of a step without drafts. Seconds with the host's learned time."""
+        """Whether a plan gains more time than planning takes. tokens, seconds: expected with the
+        plan. none_tokens, none_s: expected without drafts. Both contain the learned host time."""
         with_plan_s = seconds - self._spent_s + self._plan_s
         return tokens * (none_s - self._spent_s) > none_tokens * with_plan_s
 
     def observe(
         self, batch_size: int, plan_s: float | None, step_s: float, is_poor: bool = False
     ) -> None:
-        """plan_s: None where nothing was planned. is_poor: whether the plan was not worth it."""
+        """plan_s: None if nothing was planned. is_poor: whether the plan was not worth it."""
         share, most = self._settings.share, self._settings.max_rested
         if plan_s is not None:
             self._batch_size = batch_size
