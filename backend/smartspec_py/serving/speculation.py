@@ -117,7 +117,7 @@ class Speculation:
         counts: dict[str, list[tuple[SequenceId, int, int, str]]] = defaultdict(list)
         num_events = Counter(request.sequence for request, _ in steps)
         for request, event in steps:
-            for name in request.proposers:
+            for name in _drafting(request):
                 drafted = accepted = 0
                 if name == self._drafter.get(request.sequence):
                     _, _, drafted, accepted, *_ = event
@@ -143,7 +143,7 @@ class Speculation:
         """(drafted, accepted) as if this proposer had drafted in this step; (0, 0) if unknown."""
         proposer = self._knowing.get(name)
         options = self._options.get(request.sequence, ())
-        if proposer is None or request.policy == "none" or name not in options:
+        if proposer is None or name not in options:
             return 0, 0
         return proposer.hindsight(request.sequence, request.tokens, event.tokens)
 
@@ -159,7 +159,7 @@ class Speculation:
 
     def read_prompt(self, request: Request, event: Event) -> None:
         """Pass the first token's hidden states to proposers that use them."""
-        for name in request.proposers:
+        for name in _drafting(request):
             if self._proposers[name].capabilities.reads_hidden:
                 self._proposers[name].observe(request.sequence, 0, event.hidden)
 
@@ -267,6 +267,11 @@ class Speculation:
         """The request's proposer that has a cache. There is at most one."""
         proposers = (self._proposers[name] for name in request.proposers)
         return next((p for p in proposers if p.capabilities.bytes_per_token), None)
+
+
+def _drafting(request: Request) -> tuple[str, ...]:
+    """Names of the proposers that learn from the request; none if it never drafts."""
+    return () if request.policy == "none" else request.proposers
 
 
 def _task(request: Request, draft_len: int) -> DraftTask:
