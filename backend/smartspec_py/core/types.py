@@ -1,9 +1,9 @@
-"""The glossary: the values that the parts of the system hand to one another.
+"""The glossary: the values that the parts of the system exchange.
 
-Everything here is free of I/O, clocks and threads, and means the same in the planner, the step
-loop, the engines and the simulator. Values are not changed once they were handed on; what a step
-makes for every sequence is not declared frozen, since making one would take twice as long. Times
-are seconds and end in `_s`; counts begin with `num_`.
+Nothing here uses I/O, clocks or threads. Each type has the same meaning in the planner, the step
+loop, the engines and the simulator. Values are not changed after they are passed on. Types that a
+step creates for every sequence are not frozen dataclasses, because creating those takes twice as
+long. Times are in seconds and end in `_s`. Counts begin with `num_`.
 """
 
 from __future__ import annotations
@@ -17,50 +17,57 @@ import numpy as np
 from numpy.typing import NDArray
 
 SequenceId = int
-"""Names one request inside the loop and the engines; never reused while the server lives."""
+"""ID of one request inside the loop and the engines. It is not reused while the server runs."""
 
 NO_TOKEN = -1
-"""Stands for `no such token`."""
+"""Placeholder where there is no token."""
 
 
 class FinishReason(StrEnum):
-    """Why a request ended. The values are what the client reads in `finish_reason`."""
+    """Why a request ended. Clients receive these values in `finish_reason`."""
 
     STOP = "stop"  # the end token or a stop word
     LENGTH = "length"  # max_tokens were generated
-    CANCELLED = "cancelled"  # the client went away, or the server had to stop
-    DEADLINE = "deadline"  # deadline_ms passed while it generated
+    CANCELLED = "cancelled"  # the client cancelled or disconnected, or the server stopped
+    DEADLINE = "deadline"  # deadline_ms passed during generation
 
 
 class Verification(StrEnum):
-    """How drafts are verified, see `engines.torch.sampling`: both by the target's distribution."""
+    """How drafts are verified. Both ways keep the target's distribution; see
+    `engines.torch.sampling`."""
 
-    COUPLED = "coupled"  # equal to the target's own draw: same seed, same text
-    REJECTION = "rejection"  # by probability, with independent noise: more accepted when hot
+    COUPLED = "coupled"  # accept a draft equal to the target's own sample: same seed, same text
+    REJECTION = "rejection"  # rejection sampling: accepts more drafts at high temperatures
 
 
 class SpecMetrics(StrEnum):
-    """How much of a request's speculation its last response reports."""
+    """Level of detail of the speculation metrics in a request's last response."""
 
     NONE = "none"
     SUMMARY = "summary"
-    DETAILED = "detailed"  # with an entry for each step
+    DETAILED = "detailed"  # also one entry per step
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How one request draws its tokens; `engines.torch.sampling` has the exact rule and its order.
+    """How the tokens of one request are sampled. `engines.torch.sampling` has the exact rules and
+    their order.
 
-    temperature: 0 is greedy. top_k: 0 is off. top_p: in (0, 1], 1 is off. min_p: in [0, 1], least
-        probability relative to the most probable token; 0 is off.
-    seed: keys the noise.
-    end_tokens: generation stops at the first of them and does not emit it; empty is none.
-    repetition_penalty: divides positive and multiplies negative logits of tokens that are in the
-        prompt or were generated; 1 is off. presence_penalty, frequency_penalty: taken off the
-        logits of generated tokens, once and for each time; 0 is off.
-    logit_bias: (token, added to its logit). bad_words: token sequences never completed.
-    min_tokens: no end token can be drawn before so many were generated.
-    log_probs: whether the log-probability of each token is asked for.
+    temperature: 0 is greedy.
+    top_k: 0 is off.
+    top_p: in (0, 1]; 1 is off.
+    min_p: in [0, 1]; smallest probability relative to the most probable token. 0 is off.
+    seed: seed of the random numbers.
+    end_tokens: generation stops at the first of them, which is not emitted. It may be empty.
+    repetition_penalty: applies to tokens of the prompt and to generated tokens. It divides positive
+        logits and multiplies negative ones. 1 is off.
+    presence_penalty: subtracted once from the logit of each token generated so far. 0 is off.
+    frequency_penalty: subtracted once per occurrence of a generated token. 0 is off.
+    logit_bias: pairs of a token and the value added to its logit.
+    bad_words: token sequences that are never completed.
+    min_tokens: number of tokens to generate before an end token can be sampled.
+    verification: how drafts are verified.
+    log_probs: whether to return the log-probability of each token.
     """
 
     temperature: float = 0.0
@@ -84,7 +91,7 @@ class SamplingParams:
 
     @property
     def counts_tokens(self) -> bool:
-        """Whether logits depend on how often tokens occurred."""
+        """Whether a penalty makes logits depend on earlier tokens."""
         return (
             self.repetition_penalty != 1.0
             or self.presence_penalty != 0.0
@@ -103,11 +110,11 @@ class SamplingParams:
 
     @property
     def is_plain_greedy(self) -> bool:
-        """Nothing but the most probable token of the model's own logits."""
+        """Whether each token is the most probable one by the model's unchanged logits."""
         return self.is_greedy and not self.shapes_logits
 
     def num_before_end(self, tokens: Sequence[int]) -> int:
-        """How many tokens precede the first end token; all of them where there is none."""
+        """Number of tokens before the first end token; all of them if there is no end token."""
         for index, token in enumerate(tokens):
             if token in self.end_tokens:
                 return index
@@ -115,17 +122,18 @@ class SamplingParams:
 
 
 class DraftOption(NamedTuple):
-    """A way to draft for a sequence.
+    """One method of drafting for a sequence.
 
-    max_draft_len: the most drafts that make sense now: the least of the request's own limit, the
-        engine's, the proposer's, and the room left before max_tokens and the context limit.
+    max_draft_len: largest useful draft length in this step. It is the minimum of the limits of the
+        request, engine and proposer, and of the tokens left before max_tokens and the context
+        limit.
     accept_probs: for each position up to max_draft_len, the estimated probability that the draft
-        there is accepted given that all drafts before it in the same step were. An array is read
-        faster than a tuple.
-    draft_lag: tokens that the proposer must read before it can propose (0: it is up to date, or so
-        nearly that it reads the rest on the way).
-    has_draft_passes: whether drafting takes passes of a draft model; looking up takes none.
-    draft_s: seconds that drafting takes at any length, beside draft passes.
+        is accepted, given that all earlier drafts of the step were accepted. An array is faster
+        to read than a tuple.
+    draft_lag: tokens that the proposer must process before it can propose. 0 if its cache is up to
+        date, or if it processes the few missing tokens as part of drafting.
+    has_draft_passes: whether drafting runs passes of a draft model. Prompt lookup runs none.
+    draft_s: seconds of drafting in addition to draft passes, the same for any draft length.
     """
 
     max_draft_len: int
@@ -137,16 +145,17 @@ class DraftOption(NamedTuple):
 
 @dataclass(slots=True)
 class SequenceView:
-    """What a policy may know of one sequence that is ready for its next step.
+    """The input of a policy for one sequence that is ready for its next step.
 
-    context_len: tokens known so far, prompt and generated.
+    context_len: tokens of the prompt and generated tokens so far.
     remaining: tokens that the request may still generate.
-    policy: the policy that the request is served under.
-    options: the ways to draft for it, one at least; a policy that does not choose takes the first.
-    slo_s_per_token: seconds a generated token that the request may take on average; None is no
-        target.
-    slack_s: seconds by which it is ahead of that so far (negative: behind), counted from its first
-        token: slo_s_per_token times the tokens since, less the time since.
+    policy: name of the request's policy.
+    options: the methods of drafting for it, at least one. A policy that does not choose between
+        methods uses the first.
+    slo_s_per_token: latency target, in seconds per generated token on average; None if the request
+        has no target.
+    slack_s: seconds by which the request is ahead of its latency target; negative if it is behind.
+        It is slo_s_per_token times the tokens after the first, minus the time since the first.
     """
 
     sequence: SequenceId
@@ -160,12 +169,13 @@ class SequenceView:
 
 @dataclass(frozen=True, slots=True)
 class SpecPlan:
-    """One step's decision, with what it was expected to bring (both 0.0 when nothing is ready).
+    """The decision for one step, with its expected result.
 
-    draft_lens: tokens to draft for each sequence that is ready; 0 is no speculation.
-    expected_tokens: tokens that the step is expected to generate.
-    expected_s: seconds that its decoding part is expected to take.
-    choices: which of `SequenceView.options` a sequence drafts with; 0 for those left out.
+    draft_lens: draft length of each sequence that is ready; 0 is no speculation.
+    expected_tokens: tokens that the step is expected to generate; 0.0 if no sequence is ready.
+    expected_s: expected seconds of its decoding part; 0.0 if no sequence is ready.
+    choices: for each sequence, the index into `SequenceView.options` that it drafts with. A
+        sequence that is missing here uses option 0.
     """
 
     draft_lens: dict[SequenceId, int] = field(default_factory=dict)
@@ -174,7 +184,7 @@ class SpecPlan:
     choices: dict[SequenceId, int] = field(default_factory=dict)
 
     def option(self, view: SequenceView) -> DraftOption:
-        """What a sequence drafts with, if it drafts."""
+        """The drafting method of a sequence, used if its draft length is not 0."""
         return view.options[self.choices.get(view.sequence, 0)]
 
     @property
@@ -185,19 +195,23 @@ class SpecPlan:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredStep:
-    """What is learned from: what a step ran, brought and took. Times are seconds.
+    """The measurements of one step, as input of the learners. Times are in seconds.
 
-    batch_size: sequences that decoded. num_tokens: theirs in the target's pass, drafts included.
-    context_len: mean tokens of context a row. num_generated: tokens that requests kept.
-    draft_rows: rows of each draft pass, as run; none where drafts were looked up.
-    target_s: the target's pass, prompt chunks included.
-    draft_s: the draft passes together, catch-up included.
-    total_s: all of the step. plan_s: of it, deciding what to draft.
-    num_prefill_tokens: prompt tokens that shared the pass.
-    num_catch_up_tokens: tokens that stale draft caches read first.
-    num_charged_tokens: tokens of the texts that were verified, drafts included; see
+    batch_size: sequences that decoded.
+    num_tokens: their tokens in the target pass, drafts included.
+    context_len: mean context length per row, in tokens.
+    num_generated: tokens that were added to requests.
+    draft_rows: number of rows of each draft pass; empty if no draft pass ran, as with prompt
+        lookup.
+    target_s: duration of the target pass, prompt chunks included.
+    draft_s: total duration of the draft passes, catch-up included.
+    total_s: duration of the whole step.
+    plan_s: part of total_s that choosing draft lengths took.
+    num_prefill_tokens: prompt tokens in the same target pass.
+    num_catch_up_tokens: tokens that outdated draft caches had to process first.
+    num_charged_tokens: context and drafts of the verified sequences, in tokens; see
         `CostModel.max_charged_tokens`.
-    is_repeat: whether the target's pass had as many tokens as the one before it.
+    is_repeat: whether the target pass had as many tokens as the previous one.
     """
 
     batch_size: int
@@ -220,11 +234,11 @@ class MeasuredStep:
 
     @property
     def host_s(self) -> float:
-        """What the step took beside its passes."""
+        """Duration of the step without its passes."""
         return max(0.0, self.total_s - self.target_s - self.draft_s)
 
     @property
     def spent_s(self) -> float:
-        """For what it generated: without a plan that drafted nothing, which a server that never
-        speculates is spared."""
+        """Duration of the step for comparisons with a server that never speculates. If nothing
+        was drafted, it excludes the planning time, because such a server does not plan."""
         return self.total_s if self.is_speculating else self.total_s - self.plan_s
