@@ -1,6 +1,6 @@
-"""Whether to plan at all: planning takes time that a server which never speculates is spared.
+"""Decides whether to plan a step at all. A server that never speculates has no planning time.
 
-Time is given; nothing here reads a clock.
+Times are arguments; this module does not read a clock.
 """
 
 from __future__ import annotations
@@ -11,46 +11,54 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class PlanBudgetSettings:
     share: float = 0.01
-    """Of the time, for plans that are not worth it: no more than noise hides."""
+    """Largest share of the time for plans that gain less than they cost. A loss of this size is
+    within measurement noise."""
 
     max_rested: int = 64
-    """Steps without a plan after such a one, at most: after a plan that stalled, 2 s at 30 ms a
-    step. Mean times of plans are over as many, as those that the host's time is learned from."""
+    """Largest number of steps without planning after a plan that was not worth its time. At 30 ms
+    per step, a plan that stalled stops planning for 2 s at most. It is also the averaging length of
+    planning times, similar to that of the learned host time."""
 
 
 class PlanBudget:
-    """Time for plans that are not worth it: a share of all.
+    """Limits the time for plans that are not worth it to a share of the total time.
 
-    Where steps are short and drafts bring little, planning anew at every step would itself be what
-    makes a server slower than one that does not speculate. After a plan that drafts nothing, or
-    brings less than it takes to plan, nothing is drafted until the next plan would be within
-    `share`, for `max_rested` steps at most, and until there are half or twice the sequences.
+    If steps are short and drafts gain little, planning at every step can make the server slower
+    than one that does not speculate. A plan is poor if it drafts nothing or gains less than the
+    planning time. After a poor plan, steps draft nothing until another plan is within `share`.
+    Planning resumes earlier after `max_rested` steps of the usual duration, or if the number of
+    sequences halves or doubles.
     """
 
     def __init__(self, settings: PlanBudgetSettings = PlanBudgetSettings()) -> None:
         self._settings = settings
         self._owed_s = 0.0
         self._batch_size = 0
-        """Of the last plan."""
+        """Batch size of the last plan."""
         self._plan_s = 0.0
-        """Mean of the plans that were made."""
+        """Mean planning time per plan."""
         self._spent_s = 0.0
-        """Mean over all steps, which is what the host's learned time has of it."""
+        """Mean planning time per step, over all steps. The learned host time contains this
+        time."""
 
     def allows(self, batch_size: int) -> bool:
         is_alike = batch_size < 2 * self._batch_size and self._batch_size < 2 * batch_size
         return self._owed_s <= 0.0 or not is_alike
 
     def pays(self, tokens: float, seconds: float, none_tokens: float, none_s: float) -> bool:
-        """Whether a plan brings more than it takes to plan. tokens, seconds: expected of it;
-        none_tokens, none_s: of a step without drafts. Seconds with the host's learned time."""
+        """Whether a plan gains more than its planning time.
+
+        tokens, seconds: expected for the plan. none_tokens, none_s: expected for a step without
+        drafts. Both times include the learned host time.
+        """
         with_plan_s = seconds - self._spent_s + self._plan_s
         return tokens * (none_s - self._spent_s) > none_tokens * with_plan_s
 
     def observe(
         self, batch_size: int, plan_s: float | None, step_s: float, is_poor: bool = False
     ) -> None:
-        """plan_s: None where nothing was planned. is_poor: whether the plan was not worth it."""
+        """Account for a step. plan_s: None if the step was not planned. is_poor: whether the plan
+        gained less than its planning time."""
         share, most = self._settings.share, self._settings.max_rested
         if plan_s is not None:
             self._batch_size = batch_size
