@@ -226,7 +226,7 @@ FAR_TOKENS = 64
 longer."""
 
 MAX_ROWS = 1024
-"""Size of the look-up tables above. No engine here runs more sequences in one batch."""
+"""Rows of the look-up tables of draft passes. No engine here runs a larger batch."""
 
 
 def _interpolate(x: float, xs: tuple[int, ...], ys: list[float] | tuple[float, ...]) -> float:

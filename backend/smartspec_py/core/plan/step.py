@@ -42,7 +42,7 @@ sequence is ahead of its latency target (or behind it). One step is too short to
 TOKENS_A_STEP = 2.0
 """Typical number of tokens per step of a sequence that drafts. One-time costs are spread over the
 remaining steps, which are the remaining tokens divided by this number. With 1.0, requests would
-resume drafting and never recover the cost."""
+resume drafting although they never recover the cost."""
 
 PREFILLING_TOKENS = 8.0
 """Value of a step for each request in prefill during that step, in tokens. A larger value favors
