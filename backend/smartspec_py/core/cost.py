@@ -1,15 +1,15 @@
-"""The seconds of a step: a table that is measured once, with interpolation between its points.
+"""Predicts the duration of a step, in seconds, by interpolation in a table measured once.
 
-A step of B sequences that drafts k_i tokens for sequence i takes
+A step of B sequences with draft lengths k_i takes
 
     T = sum over passes p of draft_s(n_p)  +  catch-up  +  target_s(B, B + sum k_i)  +  host_s(B)
 
-where n_p is the number of sequences with k_i >= p. On real machines, costs are flat at first, then
-rise, with jumps. So no formula is fitted: the model is linear between measured points, and
-continues the last slope beyond them.
+where n_p is the number of sequences with k_i >= p. Measured costs are constant for small passes
+and grow for large ones, with jumps in between. Therefore no curve is fitted. The model is linear
+between measured points and continues the last slope beyond them.
 
-While serving, `core.learn.corrections` learns a few factors on these tables. In a profile, all
-factors are neutral.
+A few factors scale these tables. `core.learn.corrections` learns them while serving, to follow
+changes since the profile was measured. In a profile these factors have no effect.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ Floats = NDArray[np.float64]
 class PassTable:
     """Measured seconds of one batched pass of a model.
 
-    rows: batch sizes, ascending. tokens_per_row: tokens per sequence, ascending.
+    rows: numbers of sequences, ascending.
+    tokens_per_row: numbers of tokens per sequence, ascending.
     seconds: [len(rows)][len(tokens_per_row)], measured with `context_len` tokens of context per
-    sequence, after a pass with the same number of tokens.
-    context_s: additional seconds per token of context of each sequence.
-    change_s: [len(rows)], additional seconds if the pass before had another number of tokens;
-    empty if this makes no difference.
+        row, after a pass with the same number of tokens.
+    context_s: additional seconds per token of context, per row.
+    change_s: [len(rows)], additional seconds if the previous pass had a different number of tokens;
+        empty if that makes no difference.
     """
 
     rows: tuple[int, ...]
@@ -46,21 +47,21 @@ class PassTable:
     def __post_init__(self) -> None:
         for name, axis in (("rows", self.rows), ("tokens_per_row", self.tokens_per_row)):
             if not axis or axis[0] < 1 or any(a >= b for a, b in pairwise(axis)):
-                raise ValueError(f"{name} must ascend from at least 1, got {axis}")
+                raise ValueError(f"{name} must ascend from 1 or more, got {axis}")
         if [len(line) for line in self.seconds] != [len(self.tokens_per_row)] * len(self.rows):
-            raise ValueError("seconds must have one line for each of rows and one column a token")
+            raise ValueError("seconds must have the shape [len(rows)][len(tokens_per_row)]")
         if len(self.change_s) not in (0, len(self.rows)):
-            raise ValueError("change_s must have one entry for each of rows, or none")
+            raise ValueError("change_s must be empty or have one entry per entry of rows")
 
     def pass_s(self, batch_size: int, num_tokens: float, context_len: float = -1.0) -> float:
-        """Seconds of a pass over `batch_size` sequences with `num_tokens` tokens in total.
+        """Seconds of a pass with `num_tokens` tokens in total and `batch_size` sequences.
 
-        context_len: mean context length of the sequences; negative: as measured.
+        context_len: mean context length per row, in tokens; negative: as in the measurement.
         """
         return float(self.passes_s(batch_size, np.array([num_tokens]), context_len)[0])
 
     def passes_s(self, batch_size: int, num_tokens: Floats, context_len: float = -1.0) -> Floats:
-        """`pass_s` for each of several numbers of tokens, shape [n]."""
+        """`pass_s` for several numbers of tokens, shape [n]."""
         if batch_size <= 0:
             return np.zeros(len(num_tokens))
         tokens, seconds = self._line(batch_size)
@@ -71,7 +72,7 @@ class PassTable:
         return found
 
     def one_token_s(self, batch_size: int, context_len: float = -1.0) -> float:
-        """`pass_s` with one token per sequence, from a cache."""
+        """`pass_s` with one token per row; faster, because the interpolation is cached."""
         if batch_size <= 0:
             return 0.0
         seconds = float(self._line(batch_size)[1][0])
@@ -81,9 +82,10 @@ class PassTable:
 
     @cached_property
     def one_token_by_rows(self) -> Floats:
-        """`one_token_s` at the measured context by batch size, shape [MAX_ROWS + 1].
+        """`one_token_s` at the measured context length, by number of rows; shape [MAX_ROWS + 1].
 
-        All corrected cost models share this table.
+        This table allows one look-up for passes of many sizes. It depends on the measurement only,
+        so all cost models with other factors share it.
         """
         measured = [line[0] for line in self.seconds]
         far = _interpolate(MAX_ROWS, self.rows, measured)
@@ -93,7 +95,8 @@ class PassTable:
         return found
 
     def _line(self, batch_size: int) -> tuple[Floats, Floats]:
-        """Numbers of tokens and their seconds for this batch size, with a last point far out."""
+        """Points (total tokens, seconds) for this number of rows, as two arrays. The last point
+        extrapolates to FAR_TOKENS times the longest measured row."""
         found = self._lines.get(batch_size)
         if found is None:
             seconds = [
@@ -113,24 +116,25 @@ class PassTable:
 
 @dataclass(frozen=True)
 class CostModel:
-    """The cost of a step, from a table for the target and a table for the draft model.
+    """The cost of a step, from one table for the target and one for the draft model.
 
-    draft: None if there is no draft model.
-    host_s, host_row_s: seconds of the loop's own work per step, and per sequence in it.
-    catch_up_s: seconds per token that a draft cache must process before it can draft.
-    prompt: passes that process so many prompt tokens of one sequence without context, with logits
-    for the last token only. None if they were not measured: prompt tokens then cost as much as
-    drafts.
+    draft: None if the cost of proposing is negligible, as with prompt lookup.
+    host_s, host_row_s: seconds of the loop's own work, per step and per sequence in the step.
+    catch_up_s: seconds per token that an outdated draft cache must process before drafting.
+    prompt: passes of one row over a prompt chunk without earlier context. Only the last token of
+        the chunk needs logits. If None, a prompt token costs as much as a draft to verify.
 
-    The other fields describe how passes differ from the tables. With T0 the pass of one token per
-    sequence,
+    The factors below correct the tables. T is the pass by the table, T0 that with one token per
+    row:
 
         target = target_base * T0 + target_slope * (T - T0) + target_extra_s
 
-    draft_factor: factor on passes of the draft model, but not on `catch_up_s`. prefill_factor:
-    factor on the time that a prompt chunk adds to a pass.
-    max_charged_tokens: tokens that the engine's scheduler accepts in one iteration, if it counts
-    cached tokens of verified sequences too; see `extra_iterations_s`. 0 if it does not count them.
+    draft_factor: multiplies passes of the draft model, but not `catch_up_s`.
+    prefill_factor: multiplies the time that a prompt chunk adds to a pass.
+
+    max_charged_tokens: token limit of one iteration, if the engine's scheduler counts all tokens
+        of a sequence whose drafts are verified, including cached ones. 0 if the scheduler does not
+        count cached tokens. See `extra_iterations_s`.
     """
 
     target: PassTable
@@ -148,7 +152,7 @@ class CostModel:
 
     @property
     def of_profile(self) -> CostModel:
-        """The tables as measured, without learned factors."""
+        """The cost model as measured, without the learned factors."""
         return replace(
             self,
             target_base=1.0,
@@ -159,11 +163,11 @@ class CostModel:
         )
 
     def target_s(self, batch_size: int, num_tokens: int, context_len: float) -> float:
-        """Seconds of a target pass with `num_tokens` tokens in total."""
+        """Seconds of a target pass over `num_tokens` tokens in total."""
         return float(self.targets_s(batch_size, np.array([num_tokens]), context_len)[0])
 
     def targets_s(self, batch_size: int, num_tokens: Floats, context_len: float) -> Floats:
-        """`target_s` for several numbers of tokens; the result has their shape."""
+        """`target_s` for several numbers of tokens, shape [n]."""
         seconds = self.target.passes_s(batch_size, num_tokens, context_len)
         if batch_size <= 0 or self._has_target_of_profile:
             return seconds
@@ -172,8 +176,8 @@ class CostModel:
         return np.maximum(self.target_slope * seconds + fixed_s, 0.0)
 
     def change_s(self, batch_size: int) -> float:
-        """Additional seconds of a target pass if the pass before had another number of tokens. The
-        engine must then prepare its operators again."""
+        """Additional seconds of a target pass whose number of tokens differs from the previous
+        pass, because the engine must prepare for a new size."""
         if not self.target.change_s or batch_size <= 0:
             return 0.0
         return self.target_base * float(
@@ -181,22 +185,25 @@ class CostModel:
         )
 
     def draft_s(self, batch_size: int) -> float:
-        """Seconds of a draft pass that drafts a token for each of `batch_size` sequences."""
+        """Seconds of one draft pass that drafts one token for each of `batch_size` sequences."""
         return float(self.draft_pass_s[batch_size])
 
     def step_host_s(self, batch_size: int) -> float:
         return self.host_s + self.host_row_s * batch_size
 
     def prefill_s(self, num_tokens: int) -> float:
-        """Seconds that a prompt chunk adds to a pass that also decodes."""
+        """Seconds that a prompt chunk of `num_tokens` tokens adds to a target pass."""
         table = self.prompt or self.target
         alone = table.pass_s(1, max(1, num_tokens)) - table.one_token_s(1)
         return self.prefill_factor * max(0.0, alone)
 
     def extra_iterations_s(self, num_charged_tokens: float) -> float:
-        """Seconds of the engine iterations after the first, in a step that verifies texts with this
-        many tokens, drafts included. The number of iterations is not rounded up, because other work
-        shares the last one, and its tokens are already part of `target_s`."""
+        """Seconds of the iterations after the first in a step that verifies drafts.
+
+        num_charged_tokens: total tokens of the verified sequences, context and drafts. The number
+        of iterations is not rounded up. An iteration that is not full also runs other work, and
+        `target_s` already includes its tokens.
+        """
         if not self.max_charged_tokens:
             return 0.0
         num_extra = max(0.0, num_charged_tokens / self.max_charged_tokens - 1.0)
@@ -204,7 +211,7 @@ class CostModel:
 
     @cached_property
     def draft_pass_s(self) -> Floats:
-        """Seconds of a draft pass by batch size, shape [MAX_ROWS + 1]; entry 0 is 0."""
+        """Seconds of a draft pass, by number of rows; shape [MAX_ROWS + 1], and entry 0 is 0."""
         if self.draft is None:
             return np.zeros(MAX_ROWS + 1)
         return self.draft.one_token_by_rows * self.draft_factor
@@ -215,14 +222,16 @@ class CostModel:
 
 
 FAR_TOKENS = 64
-"""The last slope continues to this many times the longest measured row. No pass is longer."""
+"""The last slope is extrapolated to this multiple of the longest measured row; no pass is
+longer."""
 
 MAX_ROWS = 1024
-"""Size of the tables above: more sequences than any engine here runs at once."""
+"""Rows of the look-up tables of draft passes. No engine here runs a larger batch."""
 
 
 def _interpolate(x: float, xs: tuple[int, ...], ys: list[float] | tuple[float, ...]) -> float:
-    """Linear between the points; the last slope after them, and the first value before them."""
+    """Linear interpolation. Before the first point it returns the first value; after the last
+    point it continues the last slope."""
     if x <= xs[0] or len(xs) == 1:
         return ys[0]
     hi = next((i for i, value in enumerate(xs) if value >= x), len(xs) - 1)

@@ -1,8 +1,8 @@
-"""The values that the parts of the system exchange.
+"""The glossary: the values that the parts of the system exchange.
 
-Nothing here uses I/O, clocks or threads. The values mean the same in the planner, the step loop,
-the engines and the simulator. Do not change a value after you have passed it on. Values that a step
-creates for every sequence are not declared frozen, because creating a frozen one takes twice as
+Nothing here uses I/O, clocks or threads. Each type has the same meaning in the planner, the step
+loop, the engines and the simulator. Values are not changed after they are passed on. Types that a
+step creates for every sequence are not frozen dataclasses, because creating those takes twice as
 long. Times are in seconds and end in `_s`. Counts begin with `num_`.
 """
 
@@ -17,50 +17,56 @@ import numpy as np
 from numpy.typing import NDArray
 
 SequenceId = int
-"""Identifies a request in the loop and the engines. It is never reused while the server runs."""
+"""ID of one request inside the loop and the engines. It is not reused while the server runs."""
 
 NO_TOKEN = -1
-"""Means that there is no such token."""
+"""Placeholder where there is no token."""
 
 
 class FinishReason(StrEnum):
-    """Why a request ended. The values are what the client reads in `finish_reason`."""
+    """Why a request ended. Clients receive these values in `finish_reason`."""
 
     STOP = "stop"  # the end token or a stop word
     LENGTH = "length"  # max_tokens were generated
-    CANCELLED = "cancelled"  # the client went away, or the server had to stop
-    DEADLINE = "deadline"  # deadline_ms passed while it generated
+    CANCELLED = "cancelled"  # the client cancelled or disconnected, or the server stopped
+    DEADLINE = "deadline"  # deadline_ms passed during generation
 
 
 class Verification(StrEnum):
-    """How drafts are verified; see `engines.torch.sampling`. Both keep the distribution."""
+    """How drafts are verified. Both ways keep the target's distribution; see
+    `engines.torch.sampling`."""
 
-    COUPLED = "coupled"  # equal to the target's own draw: same seed, same text
-    REJECTION = "rejection"  # by probability, with independent noise: more accepted when hot
+    COUPLED = "coupled"  # accept a draft equal to the target's own sample: same seed, same text
+    REJECTION = "rejection"  # rejection sampling: accepts more drafts at high temperatures
 
 
 class SpecMetrics(StrEnum):
-    """How much of a request's speculation its last response reports."""
+    """Level of detail of the speculation metrics in a request's last response."""
 
     NONE = "none"
     SUMMARY = "summary"
-    DETAILED = "detailed"  # with an entry for each step
+    DETAILED = "detailed"  # also one entry per step
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How a request draws its tokens. The exact rules are in `engines.torch.sampling`.
+    """How the tokens of one request are sampled. `engines.torch.sampling` has the exact rules and
+    their order.
 
-    temperature: 0 is greedy. top_k: 0 is off. top_p: in (0, 1], 1 is off. min_p: in [0, 1], lowest
-        probability relative to the most probable token; 0 is off.
-    seed: the seed of the noise.
-    end_tokens: generation stops at the first of these, which is not emitted.
-    repetition_penalty: divides positive and multiplies negative logits of tokens in the prompt or
-        the generated text; 1 is off. presence_penalty, frequency_penalty: subtracted from the
-        logits of generated tokens, once, or once per occurrence; 0 is off.
-    logit_bias: pairs of a token and the number to add to its logit. bad_words: token sequences that
-        are never completed.
-    min_tokens: no end token is drawn before this many tokens are generated.
+    temperature: 0 is greedy.
+    top_k: 0 is off.
+    top_p: in (0, 1]; 1 is off.
+    min_p: in [0, 1]; smallest probability relative to the most probable token. 0 is off.
+    seed: seed of the random numbers.
+    end_tokens: generation stops at the first of them, which is not emitted. It may be empty.
+    repetition_penalty: applies to tokens of the prompt and to generated tokens. It divides positive
+        logits and multiplies negative ones. 1 is off.
+    presence_penalty: subtracted once from the logit of each token generated so far. 0 is off.
+    frequency_penalty: subtracted once per occurrence of a generated token. 0 is off.
+    logit_bias: pairs of a token and the value added to its logit.
+    bad_words: token sequences that are never completed.
+    min_tokens: number of tokens to generate before an end token can be sampled.
+    verification: how drafts are verified.
     log_probs: whether to return the log-probability of each token.
     """
 
@@ -85,7 +91,7 @@ class SamplingParams:
 
     @property
     def counts_tokens(self) -> bool:
-        """Whether logits depend on how often tokens occurred."""
+        """Whether a penalty makes logits depend on earlier tokens."""
         return (
             self.repetition_penalty != 1.0
             or self.presence_penalty != 0.0
@@ -104,11 +110,11 @@ class SamplingParams:
 
     @property
     def is_plain_greedy(self) -> bool:
-        """Whether each token is the most probable one of the model's unchanged logits."""
+        """Whether each token is the most probable one by the model's unchanged logits."""
         return self.is_greedy and not self.shapes_logits
 
     def num_before_end(self, tokens: Sequence[int]) -> int:
-        """The number of tokens before the first end token; all tokens if there is none."""
+        """Number of tokens before the first end token; all of them if there is no end token."""
         for index, token in enumerate(tokens):
             if token in self.end_tokens:
                 return index
@@ -116,16 +122,18 @@ class SamplingParams:
 
 
 class DraftOption(NamedTuple):
-    """A way to draft for a sequence.
+    """One method of drafting for a sequence.
 
-    max_draft_len: the largest useful draft length now: the lowest limit of request, engine,
-        proposer, max_tokens and context length.
-    accept_probs: for each position up to max_draft_len, the estimated probability that this draft
-        is accepted if all drafts before it in the step are. An array is read faster than a tuple.
-    draft_lag: tokens that the proposer must process before it can draft; 0 also if there are so few
-        that it processes them in its first pass.
-    has_draft_passes: whether drafting takes passes of a draft model.
-    draft_s: seconds that drafting takes at any length, beside draft passes.
+    max_draft_len: largest useful draft length in this step. It is the minimum of the limits of the
+        request, engine and proposer, and of the tokens left before max_tokens and the context
+        limit.
+    accept_probs: for each position up to max_draft_len, the estimated probability that the draft
+        is accepted, given that all earlier drafts of the step were accepted. An array is faster
+        to read than a tuple.
+    draft_lag: tokens that the proposer must process before it can propose. 0 if its cache is up to
+        date, or if it processes the few missing tokens as part of drafting.
+    has_draft_passes: whether drafting runs passes of a draft model. Prompt lookup runs none.
+    draft_s: seconds of drafting in addition to draft passes, the same for any draft length.
     """
 
     max_draft_len: int
@@ -137,16 +145,17 @@ class DraftOption(NamedTuple):
 
 @dataclass(slots=True)
 class SequenceView:
-    """What a policy knows about a sequence that is ready for its next step.
+    """The input of a policy for one sequence that is ready for its next step.
 
-    context_len: known tokens, prompt and generated.
+    context_len: tokens of the prompt and generated tokens so far.
     remaining: tokens that the request may still generate.
-    policy: the request's policy.
-    options: the ways to draft for it, at least one. Policies that do not choose use the first.
-    slo_s_per_token: the request's latency target, mean seconds per generated token; None if it has
-        no target.
-    slack_s: seconds by which the request is ahead of its target (negative: behind). This is
-        slo_s_per_token times the tokens after the first, minus the time since the first token.
+    policy: name of the request's policy.
+    options: the methods of drafting for it, at least one. A policy that does not choose between
+        methods uses the first.
+    slo_s_per_token: latency target, in seconds per generated token on average; None if the request
+        has no target.
+    slack_s: seconds by which the request is ahead of its latency target; negative if it is behind.
+        It is slo_s_per_token times the tokens after the first, minus the time since the first.
     """
 
     sequence: SequenceId
@@ -160,13 +169,13 @@ class SequenceView:
 
 @dataclass(frozen=True, slots=True)
 class SpecPlan:
-    """The decision for one step, and its expected result. Both expected values are 0.0 if no
-    sequence is ready.
+    """The decision for one step, with its expected result.
 
-    draft_lens: tokens to draft for each ready sequence; 0 means no speculation.
-    expected_tokens: expected generated tokens of the step.
-    expected_s: expected seconds of the step, without prompt chunks.
-    choices: index in `SequenceView.options` by sequence; 0 for sequences that are left out.
+    draft_lens: draft length of each sequence that is ready; 0 is no speculation.
+    expected_tokens: tokens that the step is expected to generate; 0.0 if no sequence is ready.
+    expected_s: expected seconds of its decoding part; 0.0 if no sequence is ready.
+    choices: for each sequence, the index into `SequenceView.options` that it drafts with. A
+        sequence that is missing here uses option 0.
     """
 
     draft_lens: dict[SequenceId, int] = field(default_factory=dict)
@@ -175,7 +184,7 @@ class SpecPlan:
     choices: dict[SequenceId, int] = field(default_factory=dict)
 
     def option(self, view: SequenceView) -> DraftOption:
-        """The option that a sequence uses if it drafts."""
+        """The drafting method of a sequence, used if its draft length is not 0."""
         return view.options[self.choices.get(view.sequence, 0)]
 
     @property
@@ -186,19 +195,23 @@ class SpecPlan:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredStep:
-    """The measurements of a step, from which costs are learned.
+    """The measurements of one step, as input of the learners. Times are in seconds.
 
-    batch_size: sequences that decoded. num_tokens: their tokens in the target's pass, with drafts.
-    context_len: mean context length of the sequences. num_generated: tokens that requests got.
-    draft_rows: batch size of each draft pass; empty if no draft model ran.
-    target_s: seconds of the target's pass, with prompt chunks.
-    draft_s: seconds of all draft passes, with catch-up.
-    total_s: seconds of the whole step. plan_s: the part for planning.
-    num_prefill_tokens: prompt tokens in the same pass.
-    num_catch_up_tokens: tokens that draft caches had to process first.
-    num_charged_tokens: tokens of the verified texts, with drafts; see
+    batch_size: sequences that decoded.
+    num_tokens: their tokens in the target pass, drafts included.
+    context_len: mean context length per row, in tokens.
+    num_generated: tokens that were added to requests.
+    draft_rows: number of rows of each draft pass; empty if no draft pass ran, as with prompt
+        lookup.
+    target_s: duration of the target pass, prompt chunks included.
+    draft_s: total duration of the draft passes, catch-up included.
+    total_s: duration of the whole step.
+    plan_s: part of total_s that choosing draft lengths took.
+    num_prefill_tokens: prompt tokens in the same target pass.
+    num_catch_up_tokens: tokens that outdated draft caches had to process first.
+    num_charged_tokens: context and drafts of the verified sequences, in tokens; see
         `CostModel.max_charged_tokens`.
-    is_repeat: whether the target's pass had as many tokens as the pass before it.
+    is_repeat: whether the target pass had as many tokens as the previous one.
     """
 
     batch_size: int
@@ -221,11 +234,11 @@ class MeasuredStep:
 
     @property
     def host_s(self) -> float:
-        """Seconds of the step outside its passes."""
+        """Duration of the step without its passes."""
         return max(0.0, self.total_s - self.target_s - self.draft_s)
 
     @property
     def spent_s(self) -> float:
-        """Seconds to compare with steps of a server that never speculates: without the time of a
-        plan that drafted nothing."""
+        """Duration of the step for comparisons with a server that never speculates. If nothing
+        was drafted, it excludes the planning time, because such a server does not plan."""
         return self.total_s if self.is_speculating else self.total_s - self.plan_s

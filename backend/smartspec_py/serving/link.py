@@ -1,16 +1,17 @@
 """The link between a launcher and the backend that it started: one pair of sockets.
 
-tritonserver inherits the backend's end, and its Python process from it; LINK_VARIABLE names it. It
-has no address and no key, so that nobody else can use it.
+tritonserver inherits the backend's end, and its Python process inherits it from tritonserver. The
+environment variable LINK_VARIABLE has its descriptor. The link has no address, so other processes
+cannot connect to it.
 
     backend to launcher     a `Beat`, every BEAT_S
     launcher to backend     DRAIN
 
-A launcher that is killed closes its end; the backend then ends Triton's whole process group, which
-nobody would watch or stop any more. (Linux could do that as well, by PR_SET_PDEATHSIG, but would
-also do it when the thread ends that started Triton.)
+If the launcher is killed, its end is closed. The backend then kills Triton's whole process group,
+because no process supervises it any more. (PR_SET_PDEATHSIG of Linux is not used. It would also
+kill Triton when only the launcher's thread that started it ends.)
 
-This is the backend's end; `smartspec_launch.link` has the launcher's.
+This module is the backend's end. `smartspec_launch.link` is the launcher's end.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 LINK_VARIABLE = "SMARTSPEC_LINK"
-"""`FD,PREFIX`: the inherited descriptor, and how the names of Triton's shared memory begin."""
+"""Environment variable `FD,PREFIX`: the inherited descriptor, and the prefix of the names of
+Triton's shared memory regions."""
 
 BEAT_S = 0.25
 
@@ -39,9 +41,12 @@ _MAX_FAILURE = 2000
 
 @dataclass(frozen=True)
 class Beat:
-    """pid: of Triton's Python process. num_open: requests whose last response was not sent yet.
-    failure: why the model left service; empty while it serves. is_ended: Triton has
-    let go of the model, and the process is about to end."""
+    """A status message of the backend.
+
+    pid: process ID of Triton's Python process. num_open: requests without a final response.
+    failure: why the model no longer serves requests; empty while it serves. is_ended: Triton has
+    unloaded the model, and the process is about to end.
+    """
 
     pid: int
     num_open: int = 0
@@ -50,10 +55,10 @@ class Beat:
 
 
 class BackendEnd:
-    """Beats from a thread of its own, and calls back from it.
+    """Sends beats and calls the callbacks, both from its own thread.
 
-    status: the next beat; None sends none. on_drain: the launcher wants no more requests.
-    on_orphaned: the launcher is gone; given how the names of Triton's shared memory begin.
+    status: returns the next beat; None if none is to be sent. on_drain: called if the launcher asks
+    to accept no more requests. on_orphaned: called if the launcher has ended.
     """
 
     def __init__(
@@ -70,13 +75,14 @@ class BackendEnd:
         threading.Thread(target=self._run, name="smartspec-link", daemon=True).start()
 
     def beat(self) -> None:
-        """Send the next beat now; any thread may."""
+        """Send the next beat now. Any thread may call it."""
         beat = self._status()
         if beat is not None:
             self._send(beat)
 
     def end(self) -> None:
-        """Say that Triton finalizes the model. To close big engines can take long, in silence."""
+        """Send the last beat, when Triton finalizes the model. Closing a large engine can take a
+        long time, without beats."""
         self._send(Beat(os.getpid(), is_ended=True))
         self._is_ended = True
 
@@ -89,7 +95,7 @@ class BackendEnd:
                     return
 
     def _receive(self) -> bool:
-        """Whether the launcher is there."""
+        """Read one message. Returns whether the launcher is still connected."""
         message = received(self._socket)
         if message == DRAIN:
             self._on_drain()
@@ -97,12 +103,12 @@ class BackendEnd:
 
     def _send(self, beat: Beat) -> None:
         text = json.dumps(asdict(beat) | {"failure": beat.failure[:_MAX_FAILURE]})
-        with contextlib.suppress(OSError):  # a launcher that is suspended, or gone
+        with contextlib.suppress(OSError):  # the launcher is suspended or has ended
             self._socket.send(text.encode(), socket.MSG_DONTWAIT)
 
 
 def received(source: socket.socket) -> bytes:
-    """The next message; empty where the other end is closed, with or without messages unread."""
+    """The next message; empty if the other end is closed, even if it had unread messages."""
     try:
         return source.recv(_MAX_BYTES)
     except ConnectionResetError:
@@ -112,7 +118,7 @@ def received(source: socket.socket) -> bytes:
 def inherited_link(
     status: Callable[[], Beat | None], on_drain: Callable[[], None]
 ) -> BackendEnd | None:
-    """The backend's end; None where no launcher started this Triton."""
+    """The backend's end; None if this Triton was not started by a launcher."""
     value = os.environ.pop(LINK_VARIABLE, None)
     if value is None:
         return None
@@ -121,12 +127,13 @@ def inherited_link(
 
 
 def _end_group(shm_prefix: str) -> None:
-    """tritonserver and this process, which share a group of their own."""
+    """Remove Triton's shared memory, then kill tritonserver and this process. They share a process
+    group."""
     remove_shared_memory(shm_prefix)
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
 def remove_shared_memory(prefix: str) -> None:
-    """Triton's regions of that name."""
+    """Remove Triton's shared memory regions whose names have this prefix."""
     for region in SHM_FOLDER.glob(f"{prefix}*"):
         region.unlink(missing_ok=True)

@@ -3,7 +3,7 @@
 Live corrections follow the last few hundred steps with a few factors. The planner uses them for the
 next step. A simulation of the server needs the step times at every load instead. The difference
 between serving and profiling depends on the number of rows. Therefore this module keeps long-term
-means by rows and returns them as a cost model.
+means for each number of rows and returns them as a cost model.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FORGETTING = 0.9995
 """Decay factor of a mean at each new step. A mean covers about 2,000 steps."""
 
 FEWEST_STEPS = 20.0
-"""Fewest steps for a mean of its own. Means with fewer steps are interpolated."""
+"""Smallest number of steps for a separate mean. Means with fewer steps are interpolated."""
 
 LEAST_SPREAD = 1e-6
 """Smallest variance of rows, relative to their mean square, for which a slope is fitted."""
@@ -75,8 +75,8 @@ class _MeanRatios:
 
     def __init__(self, rows: Sequence[int]) -> None:
         self._logs = [math.log(num) for num in rows]
-        # Measured seconds, predicted ones and steps; each fades as others are added to it. Plain
-        # floats: this is done in every step, and at this size arrays cost ten times as much.
+        # Decayed sums of measured seconds, predicted seconds and steps, for each number of rows.
+        # Plain floats: this runs in every step, and arrays of this size are ten times slower.
         self._sums = [(0.0, 0.0, 0.0) for _ in rows]
 
     def observe(self, batch_size: int, measured_s: float, predicted_s: float) -> None:

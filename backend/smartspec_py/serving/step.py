@@ -1,7 +1,7 @@
-"""One step of the loop, as values: what was decided, and the record of what it did and took.
+"""Types for one step of the loop: the decision, and the record of its results and durations.
 
-The loop makes one record for each step. Controller, metrics, traces and explanations read it; it is
-not changed.
+The loop creates one record per step. The controller, metrics, traces and explanations read it. It
+is not changed after it is created.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from smartspec_py.engines.base import Event
 
 
 class Reason(StrEnum):
-    """Why a step was planned as it was."""
+    """The reason for the draft lengths of a step."""
 
-    PLANNED = "planned"  # the planner's choice
-    GUARD = "guard"  # speculation was measured to lose time here
-    PROBE = "probe"  # run for what it teaches
+    PLANNED = "planned"  # chosen by the planner
+    GUARD = "guard"  # no drafts: by measurement, speculation loses time
+    PROBE = "probe"  # run to measure the difference that drafts make
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A plan and all that it was made of: `plan` is what the planner says to views, cost, settings.
+    """A plan and its inputs. The planner returns `plan` for these views, cost and settings.
 
-    settings: with what happens beside the views (`num_background`, `num_prefilling`), and the draft
-    lengths that the planner was not free to choose (`forced`); see `PlannerSettings`.
+    settings: includes the other work of the step (`num_background`, `num_prefilling`), and the
+        draft lengths that the planner did not choose (`forced`); see `PlannerSettings`.
     """
 
     plan: SpecPlan
@@ -40,20 +40,24 @@ class Decision:
 
     @property
     def num_decoding(self) -> int:
-        """Sequences that generate in the step, those beside the views included."""
+        """Number of sequences that generate in the step, including those without a view."""
         return len(self.views) + self.settings.num_background
 
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """What a step decided, did and took. Times are seconds by the loop's clock.
+    """The decision, results and durations of a step. Times are in seconds by the loop's clock.
 
-    events: of the step, those of prompt chunks included. num_generated: tokens that requests kept.
-    drafted: drafts by sequence, of those that had any; they may be fewer than planned.
-    start_s: when its decision began. between_s: from the end of the step before until then, 0 where
-    the loop was idle. views_s, plan_s, draft_s: describing the sequences, deciding, drafting.
-    target_s: the pass of its decoding work. total_s: from start_s to the events' end, so that what
-    the parts leave is the loop's own work.
+    events: events of the step, including those of prompt chunks.
+    num_prefill_tokens: prompt tokens of the step.
+    num_generated: tokens that were added to requests.
+    drafted: number of drafts by sequence, for sequences with drafts. It may be less than planned.
+    start_s: start time of the step, before its views are made.
+    between_s: time from the end of the previous step to start_s; 0 if the loop was idle.
+    views_s, plan_s, draft_s: durations of making the views, planning and drafting.
+    target_s: duration of the target pass of the decoding work.
+    total_s: time from start_s until the events have been applied. The remainder, without the parts
+        above, is the loop's own work.
     """
 
     decision: Decision
@@ -71,27 +75,27 @@ class StepRecord:
 
     @property
     def batch_size(self) -> int:
-        """Sequences that were planned for."""
+        """Number of planned sequences."""
         return len(self.decision.views)
 
     @property
     def num_target_tokens(self) -> int:
-        """Of the target's pass: prompt chunks, a token for each sequence, and drafts."""
+        """Tokens of the target pass: prompt chunks, one token per sequence, and drafts."""
         return self.num_prefill_tokens + self.decision.num_decoding + sum(self.drafted.values())
 
     @property
     def num_drafted(self) -> int:
-        """Drafts that were verified, by the step's events."""
+        """Number of verified drafts, counted in the step's events."""
         return sum(event.num_drafted for event in self.events)
 
     @property
     def verifications(self) -> list[tuple[int, int]]:
-        """(num_drafted, num_accepted) of each sequence that verified drafts."""
+        """(num_drafted, num_accepted) of each sequence with verified drafts."""
         return [(e.num_drafted, e.num_accepted) for e in self._decoding if e.num_drafted]
 
     @property
     def num_undrafted(self) -> int:
-        """Steps of sequences without drafts; each token of a burst is one."""
+        """Number of tokens generated without drafts. Each counts as one step of its sequence."""
         return sum(len(event.tokens) for event in self._decoding if not event.num_drafted)
 
     @property

@@ -1,9 +1,9 @@
-"""Step traces: what the planner saw at every step, what it chose, and what came of it.
+"""Step traces: the planner's inputs, its choice and the result, for each step.
 
-A plan is a pure function of views, cost model and settings, so a recorded step can be decided
-again: as it was recorded the plan must be the same, and with another cost the difference is what
-that change does. JSON keeps every float as it was. docs/reference/traces.md has the fields. They
-are read by `smartspec_sim.traces.steps`.
+A plan is a pure function of views, cost model and settings. So a recorded step can be planned
+again. The same inputs must give the same plan. With another cost model, the difference shows the
+effect of that model. Floats in the JSON are exact. docs/reference/traces.md describes the fields.
+`smartspec_sim.traces.steps` reads these files.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 STEP_FORMAT = "smartspec step trace"
 STEP_VERSION = 5
-"""Raise it when the meaning of a stored number changes."""
+"""Increase it if the meaning of a stored number changes."""
 
 NUMBERS = (
     "num_prefill_tokens",
@@ -40,7 +40,7 @@ NUMBERS = (
     "target_s",
     "total_s",
 )
-"""Fields of a `StepRecord` that are stored as they are."""
+"""Fields of a `StepRecord` that are stored unchanged."""
 
 FACTORS = (
     "host_s",
@@ -51,20 +51,23 @@ FACTORS = (
     "target_extra_s",
     "draft_factor",
 )
-"""Fields of a cost model that live corrections move; the others are tables."""
+"""Fields of a cost model that are stored per step, because they are learned while serving."""
 
 
 MAX_BYTES = 4 * 2**20
-"""Of an answer, its last step aside; older steps are left out."""
+"""Size limit of an explanation. Older steps are left out. The last step added may exceed it."""
 
 REST = 4.0
-"""Seconds of rest for a second of work: the thread takes a fifth of a core at most."""
+"""Seconds that the thread sleeps per second of work, so that it uses at most a fifth of a core."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepTraceFile:
-    """profile: what costs were corrected from. about: models, machine, settings, date, as the
-    caller has them. batch_table: of the policy of that name."""
+    """The content of a step trace.
+
+    about: models, machine, settings and date, from the caller. profile: the cost model without
+    corrections. batch_table: table of the policy `batch_table`.
+    """
 
     about: Mapping[str, Any]
     profile: CostModel
@@ -73,9 +76,9 @@ class StepTraceFile:
 
 
 def cost_from_json(raw: Mapping[str, Any]) -> CostModel:
-    """Raises KeyError, TypeError or ValueError for what is no cost model.
+    """The cost model in this JSON object. `prompt` may be missing, as in older files.
 
-    One that was written before prompts were measured has no `prompt`.
+    Raises KeyError, TypeError or ValueError if it is not a cost model.
     """
     draft, prompt = raw["draft"], raw.get("prompt")
     tables = {
@@ -94,8 +97,11 @@ def steps_text(trace: StepTraceFile) -> str:
 
 
 def step_line(step: StepRecord) -> str:
-    """The line of a step in the file. Mappings by sequence are lists of pairs: the keys of a JSON
-    object would be text. Of events no tokens are kept, but how many there were."""
+    """The line of a step in the file.
+
+    Mappings by sequence are stored as lists of pairs, because the keys of a JSON object are
+    strings. For events, the number of tokens is stored, but not the tokens.
+    """
     decision, settings, planned = step.decision, step.decision.settings, step.decision.plan
     return _line(
         {
@@ -134,7 +140,7 @@ def _table_from_json(raw: Mapping[str, Any]) -> PassTable:
 
 
 def tupled(value: Any) -> Any:
-    """Lists, however deep, as the tuples that JSON made them from."""
+    """Convert lists to tuples, including nested ones."""
     return tuple(map(tupled, value)) if isinstance(value, list) else value
 
 
@@ -144,7 +150,7 @@ def lines_text(
     header: Mapping[str, Any],
     lines: Iterable[Mapping[str, Any]] = (),
 ) -> str:
-    """What such a file holds."""
+    """The text of a trace file: a header line, then one line per object."""
     objects = ({"format": file_format, "version": version, **header}, *lines)
     return "".join(map(_line, objects))
 
@@ -154,19 +160,21 @@ def _line(line: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Arrays as lists, and NumPy's numbers as numbers."""
+    """Convert NumPy arrays to lists, and NumPy numbers to Python numbers."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
-    raise TypeError(f"{type(value).__name__} cannot be written")
+    raise TypeError(f"{type(value).__name__} cannot be stored as JSON")
 
 
 class Explainer:
-    """Step traces for clients that ask for an explanation, one at a time, beside the step loop.
+    """Makes step traces for clients that ask for an explanation, one at a time.
 
-    Turning steps into JSON holds Python's lock, which the loop needs too. So its thread rests after
-    each step several times as long as the step took, and an answer is bounded in bytes.
+    It works in a thread beside the step loop. Conversion to JSON holds Python's global interpreter
+    lock, which the loop needs too. So after each step the thread sleeps several times as long as
+    the conversion took. The size of an explanation is limited.
 
-    profile: what the loop's cost model began with. batch_table: that of the planner."""
+    profile: the loop's cost model without corrections. batch_table: the planner's table.
+    """
 
     def __init__(self, profile: CostModel, batch_table: BatchTable | None) -> None:
         self._profile = profile
@@ -175,30 +183,31 @@ class Explainer:
         self._stopped = threading.Event()
 
     def reserve(self) -> None:
-        """Begin an explanation. Raises RequestError(UNAVAILABLE) while another is being made."""
+        """Reserve the explainer. Raises RequestError(UNAVAILABLE) if it is in use."""
         if not self._busy.acquire(blocking=False):
             raise RequestError(
                 ErrorCode.UNAVAILABLE,
-                "explain_steps: another explanation is being made, ask again when it has ended",
+                "explain_steps: the server is making another explanation; retry when it is done",
             )
 
     def release(self) -> None:
-        """End it."""
+        """Release the explainer for the next explanation."""
         self._busy.release()
 
     def make(
         self, records: Sequence[StepRecord], num_steps: int, done: Callable[[str | None], None]
     ) -> None:
-        """Make the trace of the last num_steps records that planned something, and release.
+        """Make the trace of the last num_steps records with planned sequences, then release.
 
-        done: given the trace, or None where the server stops; in a thread of its own.
+        The work runs in a new thread. done: called in that thread with the trace, or with None if
+        the explainer is stopped or fails.
         """
 
         def run() -> None:
             try:
                 done(self.trace(records, num_steps))
             except Exception:
-                logger.exception("an explanation could not be made")
+                logger.exception("An explanation could not be made.")
                 done(None)
             finally:
                 self.release()
@@ -206,7 +215,7 @@ class Explainer:
         threading.Thread(target=run, name="smartspec-explainer", daemon=True).start()
 
     def trace(self, records: Sequence[StepRecord], num_steps: int) -> str | None:
-        """The trace as text; None where the explainer was stopped."""
+        """The trace as text; None if the explainer is stopped."""
         header = StepTraceFile({}, self._profile, [], self._batch_table)
         lines: list[str] = []
         num_bytes = 0
@@ -222,6 +231,6 @@ class Explainer:
         return steps_text(header) + "".join(reversed(lines))
 
     def stop(self, timeout_s: float) -> None:
-        """End what is being made, and make no more."""
+        """Stop the current explanation and refuse new ones. Waits at most timeout_s."""
         self._stopped.set()
         self._busy.acquire(timeout=timeout_s)

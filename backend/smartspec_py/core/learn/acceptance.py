@@ -1,32 +1,34 @@
-"""Estimates of the probability that a draft is accepted, given that those before it were.
+"""Estimates the probability that a draft is accepted, given that all earlier drafts are accepted.
 
-Drafts that are expected to be alike are a cohort: those for requests of the same workload, or
-look-ups whose matches are alike. Of cohort c, at position j of a step,
+A cohort is a group of drafts with similar acceptance, such as the drafts for requests of the same
+workload, or prompt lookups with similar matches. For cohort c and position j of a step,
 
     p[c, j] = (position_trials mean_c + accepted[c, j]) / (position_trials + trials[c, j])
 
-A draft that was right so far is more likely to be right again than the first one, so one rate for
-all positions would underrate deep drafts. mean_c is the rate of the cohort over all positions,
-shrunk to what is assumed of it: of a cohort that the proposer describes what it says, of another
-one the rate of all others. So a rare cohort begins with what is known.
+Acceptance depends on the position. After an accepted draft, the next one is more likely to be
+accepted. A single rate would underestimate later positions. mean_c is the acceptance rate of the
+cohort over all positions, shrunk towards a prior. The prior is the rate given by the proposer for
+this cohort, or else the rate of all other cohorts. So the estimate of a rare cohort starts from a
+good value.
 
-A request that is not like its cohorts is told by what was accepted of its drafts beside what was
-expected of them by p. The odds of all its drafts are those of p times
+A request may differ from its cohort. Its number of accepted drafts is compared with the number
+expected by p. The odds of p are multiplied by
 
     f = (w/2 + accepted) / (w/2 + expected) * (w/2 + trials - expected) / (w/2 + trials - accepted)
 
-to the power of the share of its cohort's evidence that is not its own: what a cohort has learned
-from one request alone is not held against that request again.
+to the power of x. x is the share of the cohort's evidence that comes from other requests. Otherwise
+evidence from the request itself would count twice, because the cohort already contains it.
 
-How much its own evidence should weigh (w), and how soon its text changes, differs from one use to
-another. So there are several experts, each with a weight and a memory of its own, and the estimate
-is the mean of theirs, weighted by how well each would have predicted what came so far.
+The best weight w of the request's own evidence differs between workloads, and so does the rate at
+which texts change. Therefore there are several experts, each with its own w and memory. The
+estimate is the mean of the experts, weighted by how well each predicted the results so far.
 
-Counts are forgotten by a constant factor at every step, more slowly at steps without drafts. So
-evidence that is not renewed fades, a request that was switched off drifts back to its cohort, that
-to the others, and those to `initial_mean`: "off" is never for good.
+Counts decay by a constant factor at every step, and more slowly at steps without drafts. Evidence
+that is not renewed loses its weight. So the estimate of a request without drafts returns to its
+cohort, a cohort returns to the other cohorts, and all return to `initial_mean`. Speculation is
+therefore never disabled forever.
 
-Time is counted in steps; nothing here reads a clock.
+Time is counted in steps; this module does not read a clock.
 """
 
 from __future__ import annotations
@@ -49,45 +51,49 @@ Bools = NDArray[np.bool_]
 @dataclass(frozen=True)
 class AcceptanceSettings:
     initial_mean: float = 0.7
-    """Assumed before anything was seen: published draft models range over 0.5 to 0.9."""
+    """Acceptance rate assumed before any observation. Published draft models have 0.5 to 0.9."""
 
     initial_trials: float = 8.0
-    """Weight of what is assumed of a cohort in its mean, in trials: two steps of a few requests."""
+    """Weight of the prior in a cohort's mean, in trials. It equals two steps of a few requests."""
 
     position_trials: float = 64.0
-    """Weight of the mean of a cohort in the rate of a position, in trials: positions differ less
-    than cohorts do, and deep ones are tried seldom."""
+    """Weight of the cohort's mean in the rate of a position, in trials. It is large because
+    positions differ less than cohorts, and later positions have few trials."""
 
     experts: tuple[tuple[float, float], ...] = ((8.0, 0.85), (8.0, 0.98), (64.0, 0.99))
-    """Of each the weight w in trials, and what it keeps of a request's counts at a step with
-    drafts. The first sees a change of text within ten steps, the second requests that differ much;
-    for the last they are alike but for chance. Together they predict as well as the best of them
-    (docs/research/log). Steps without drafts contradict nothing, and keep what the last one
-    keeps."""
+    """For each expert, the weight w in trials, and the decay factor of a request's counts at a step
+    with drafts. The first expert detects a change of the text within ten steps. The second suits
+    requests that differ a lot. The third assumes that requests differ only by chance. Together
+    they predict as well as the best of them (docs/research/log). At a step without drafts, all
+    experts use the decay factor of the last one, because such a step is no evidence."""
 
     forgetting: float = 0.999
-    """Kept of a cohort's counts, and of the log-likelihoods of experts, for each step of a request
-    that drafted: half is 693 of them old."""
+    """Decay factor of a cohort's counts, and of the log-likelihoods of experts, per step of a
+    request with drafts. The half-life is 693 such steps."""
 
     idle_forgetting: float = 0.998
-    """Kept of a cohort's counts at a step in which nobody of it drafted, however many there are:
-    all resume at once then. At 0.999 for each of 32 requests they did so every 50 steps and lost
-    2.5 % of goodput where not to speculate was right (docs/research/log)."""
+    """Decay factor of a cohort's counts at a step without drafts for the cohort. It does not depend
+    on the number of requests, because all of them resume drafting at once. With 0.999 per request,
+    32 requests resumed every 50 steps. That lost 2.5 % of goodput on a workload where speculation
+    does not pay off (docs/research/log)."""
 
     max_cohorts: int = 256
-    """Cohorts that are told apart; of more, the one that was used longest ago is forgotten."""
+    """Largest number of cohorts. Beyond it, the least recently used cohort is removed."""
 
 
 class AcceptanceTracker:
-    """Of one proposer. `observe` writes, `accept_probs` reads; both take all sequences of a step at
-    once, since a step has few microseconds for each. `release` forgets a request."""
+    """The estimates for one proposer.
+
+    `observe` adds results, `accept_probs` returns estimates, and `release` removes a request. The
+    first two handle all sequences of a step in one call, which is faster.
+    """
 
     def __init__(
         self,
         assumed: Mapping[str, float] | None = None,
         settings: AcceptanceSettings = AcceptanceSettings(),
     ) -> None:
-        """assumed: mean acceptance of cohorts before they were seen; of others that of the rest."""
+        """assumed: prior acceptance rates by cohort. Other cohorts use the rate of the rest."""
         self._assumed = assumed or {}
         self._settings = settings
         self._weights, self._memories = np.array(settings.experts).T / ((2.0,), (1.0,))
@@ -98,22 +104,26 @@ class AcceptanceTracker:
         self._requests: dict[int, int] = {}
         self._free: list[int] = []
         self._shown = np.zeros((1, 3, len(settings.experts)))
-        """By request: accepted, expected and trials, as each expert remembers them."""
+        """Decayed counts per request and expert: accepted, expected and trials. Shape [requests, 3,
+        experts]; row 0 stays 0, for requests without observations."""
 
     @property
     def sequences(self) -> set[int]:
-        """Those of which an estimate of their own is kept."""
+        """Sequences with counts of their own."""
         return set(self._requests)
 
     def mean_of(self, cohort: str = "") -> float:
-        """What is expected of a request of this cohort that has shown nothing yet."""
+        """Expected acceptance rate of a new request of this cohort."""
         return float(self._means([cohort])[0])
 
     def accept_probs(
         self, sequences: Sequence[int], num_positions: int, cohorts: Sequence[str] | None = None
     ) -> Floats:
-        """For each of the first positions of a step; shape [len(sequences), num_positions].
-        cohorts: of each sequence; None where nothing tells them apart."""
+        """Acceptance probabilities of positions 0..num_positions - 1 of a step.
+
+        cohorts: the cohort of each sequence; None if there is only one cohort. Returns shape
+        [len(sequences), num_positions].
+        """
         rates, trials = self._rates(cohorts or [""] * len(sequences), num_positions)
         return self._mean_of_experts(self._expert_probs(self._rows_of(sequences), rates, trials))
 
@@ -124,8 +134,11 @@ class AcceptanceTracker:
         num_accepted: Sequence[int],
         cohorts: Sequence[str] | None = None,
     ) -> None:
-        """Take in one decoding step of each of these sequences; both counts are 0 where none was
-        drafted. cohorts: as in `accept_probs`, of what was drafted in this step."""
+        """Add the results of one decoding step of each of these sequences.
+
+        num_drafted, num_accepted: 0 for a sequence without drafts. cohorts: as in `accept_probs`,
+        for the drafts of this step.
+        """
         if not sequences:
             return
         names = list(cohorts or [""] * len(sequences))
@@ -148,13 +161,13 @@ class AcceptanceTracker:
         self._observe_cohorts(names, is_accepted, is_tried)
 
     def release(self, sequence: int) -> None:
-        """Forget the sequence; what it taught of its cohorts stays."""
+        """Remove the sequence. Its results remain in the counts of its cohorts."""
         row = self._requests.pop(sequence, None)
         if row is not None:
             self._free.append(row)
 
     def state(self) -> dict[str, Any]:
-        """What requests have in common, as JSON has it."""
+        """The counts that are shared by requests, as JSON values."""
         return {
             "experts": self._likelihoods.tolist(),
             "cohorts": {
@@ -164,11 +177,11 @@ class AcceptanceTracker:
         }
 
     def restore(self, state: Mapping[str, Any], kept: float) -> None:
-        """Begin with that much of the evidence of a `state`. Raises ValueError where it is of other
-        experts."""
+        """Start from a saved `state`. kept: factor for its evidence. Raises ValueError if the state
+        has another number of experts."""
         num = len(self._likelihoods)
         if len(state["experts"]) != num:
-            raise ValueError(f"{len(state['experts'])} experts, not {num}")
+            raise ValueError(f"the state has {len(state['experts'])} experts, not {num}")
         self._likelihoods = kept * np.array(state["experts"])
         for name, of_one in state["cohorts"].items():
             row = self._row(name)
@@ -180,7 +193,7 @@ class AcceptanceTracker:
         return self._accepted, self._trials
 
     def _means(self, cohorts: Sequence[str]) -> Floats:
-        """Of each of these cohorts, over all positions."""
+        """The mean acceptance rate of each of these cohorts, over all positions."""
         num, weight = len(self._rows), self._settings.initial_trials
         accepted, trials = self._accepted[:num].sum(axis=1), self._trials[:num].sum(axis=1)
         all_accepted, all_trials = accepted.sum(), trials.sum()
@@ -197,7 +210,7 @@ class AcceptanceTracker:
         return found
 
     def _rates(self, cohorts: Sequence[str], num_positions: int) -> tuple[Floats, Floats]:
-        """Of each sequence p, [len(cohorts), num_positions], and the trials of its cohort."""
+        """p of each sequence, shape [len(cohorts), num_positions], and its cohort's trials."""
         names = list(dict.fromkeys(cohorts))
         rows = [self._row(name) for name in names]
         weight = self._settings.position_trials
@@ -211,7 +224,7 @@ class AcceptanceTracker:
         return rates[each], trials[each]
 
     def _expert_probs(self, rows: Ints, rates: Floats, cohort_trials: Floats) -> Floats:
-        """The estimate of each expert; rates: [n, K]. Shape [n, K, experts]."""
+        """The estimate of each expert, shape [n, K, experts]. rates: p, shape [n, K]."""
         accepted, expected, trials = self._shown[rows].transpose(1, 0, 2)
         weights = self._weights
         factors = (weights + accepted) / (weights + expected)
@@ -223,7 +236,7 @@ class AcceptanceTracker:
         return found
 
     def _mean_of_experts(self, probs: Floats) -> Floats:
-        """The mean over the experts, by how well they predicted."""
+        """The mean over the experts, weighted by how well they predicted earlier results."""
         trust = np.exp(self._likelihoods - self._likelihoods.max())
         found: Floats = probs @ (trust / trust.sum())
         return found
@@ -234,7 +247,7 @@ class AcceptanceTracker:
         self._likelihoods += np.log(likely[is_tried]).sum(axis=0)
 
     def _rows_of(self, sequences: Sequence[int]) -> Ints:
-        """Of each in `_shown`; 0 is that of requests that have shown nothing."""
+        """The row of each sequence in `_shown`; 0 for sequences without observations."""
         return np.array([self._requests.get(sequence, 0) for sequence in sequences])
 
     def _begin(self, sequence: int) -> int:

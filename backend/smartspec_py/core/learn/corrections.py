@@ -1,24 +1,29 @@
-"""Learns from live steps how costs differ from the profile: a few factors, never the tables.
+"""Learns from live steps how costs differ from the profile.
 
-Parts of a step that were timed apart are learned apart. With T0 the target pass of one token a row
-and T the pass as it was, both of the profile,
+It learns a few factors and does not change the tables. Parts of a step that are timed separately
+are learned separately. T is the target pass and T0 the same pass with one token per row, both by
+the profile:
 
-    target  = base * T0 + slope * (T - T0) + extra_s        base 1, slope 1, extra_s 0 in a profile
-    draft   = draft_factor * (passes + catch-up)            1
-    host    = host_s + host_row_s * rows                    as in the profile, mostly 0
+    target  = base * T0 + slope * (T - T0) + extra_s        in a profile 1, 1 and 0
+    draft   = draft_factor * (passes + catch-up)            in a profile 1
+    host    = host_s + host_row_s * rows                    as in the profile, usually 0
 
 Each is a regression of relative errors with forgetting and a ridge towards the profile (see
-`core.learn.regression`), so that evidence that is not renewed fades and the profile returns.
+`core.learn.regression`). Without new evidence, the values return to the profile.
 
-Of the target's pass the ridge knows three kinds of change, from the likely to the unlikely. The
-machine got slower or faster: the base, and the slope by half of that. The profile was off at some
-number of rows: base and slope there, with the numbers of rows between interpolated. Drafts got
-dearer beside the rest, or every pass by as much: slope or extra_s alone. Where steps are all alike
-(one k, one number of rows) all three explain them, and the ridge decides: the machine is to blame,
-in the main. So what one sequence teaches of the machine is believed of a batch, and what it teaches
-of drafts is hardly.
+The ridge of the target pass distinguishes three kinds of change, here from likely to unlikely:
 
-Time is counted in steps; nothing here reads a clock, and memory does not grow.
+1. The machine became slower or faster. The base changes, and the slope by half as much.
+2. The profile is wrong at some number of rows. Base and slope change there. Numbers of rows in
+   between are interpolated.
+3. Only the cost of drafts changed (the slope), or every pass takes a constant time longer
+   (extra_s).
+
+If all steps have the same draft length and batch size, each kind can explain the measurements. The
+ridge then attributes most of the difference to the machine. So measurements with one sequence
+change the base for large batches too, but hardly the cost of drafts there.
+
+Time is counted in steps. This module does not read a clock, and its memory use is constant.
 """
 
 from __future__ import annotations
@@ -38,25 +43,27 @@ from smartspec_py.core.types import MeasuredStep
 @dataclass(frozen=True)
 class CorrectionSettings:
     largest_factor: float = 10.0
-    """Of every factor, and the least is its inverse: a profile that is wrong by more is not to be
-    mended by factors, and errors are relative to no less than a tenth of what was measured."""
+    """Upper bound of every factor; the lower bound is its inverse. A profile with larger errors
+    should be measured again. Relative errors are divided by at least a tenth of the measured
+    value."""
 
     shared: float = 0.5
-    """Of what the base is off by, the slope is taken to be off as well. A slower machine is all of
-    it, and something that every pass waits for is nothing of it."""
+    """Share of the change of the base that the slope is expected to have too. It is 1 for a slower
+    machine, and 0 for a constant wait in every pass. The value is between the two."""
 
     target_sds: tuple[float, float, float] = (1.0, 0.1, 0.1)
-    """How far passes may be off before anything was seen, at all numbers of rows alike: by the
-    machine, in what drafts add beside that, and by so many passes of one token; standard
-    deviations. Where steps are all alike, their squares share out the blame."""
+    """Prior standard deviations of changes that are the same at all numbers of rows: the speed of
+    the machine, the additional cost of drafts, and a constant time in passes of one token. If all
+    steps are alike, a difference is divided among the three in proportion to their squares."""
 
     rows_sds: tuple[float, float] = (0.05, 0.2)
-    """The same of the first two at one number of rows, beside the others: a profile is off there
-    because few passes were timed, and drafts are a difference of two of them."""
+    """Prior standard deviations of changes at one number of rows: of the base and of the slope. A
+    profile is inexact there, because it measures few passes. The slope is less exact, because it
+    is a difference of two passes."""
 
     unseen_steps: int = 500
-    """Steps without speculation after which a profile may be wrong about it without being found
-    out: as many as save up all the probes of a budget."""
+    """Number of steps without speculation after which a step with drafts is wanted, to check the
+    cost of drafts. In this time the probe budget fills up."""
 
     regression: RegressionSettings = field(default_factory=RegressionSettings)
     """See `core.learn.regression`."""
@@ -64,8 +71,11 @@ class CorrectionSettings:
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """What the profile says of a step, in seconds: the features of the fits. passes_s: draft
-    passes and catch-up."""
+    """The profile's prediction for a step, in seconds. The fits use it as features.
+
+    one_token_s: target pass with one token per row. drafts_s: additional time of the target pass to
+    verify drafts. passes_s: draft passes and catch-up. prefill_s: additional time of prompt chunks.
+    """
 
     one_token_s: float
     drafts_s: float
@@ -74,7 +84,7 @@ class Predicted:
 
 
 def predicted(profile: CostModel, step: MeasuredStep) -> Predicted:
-    """Seconds of a step as the profile has them, without what was learned."""
+    """The prediction for a step by the profile alone, without learned factors."""
     rows = max(1, step.batch_size)
     num_tokens = max(rows, step.num_tokens)
     alone_s = profile.target.one_token_s(rows, step.context_len)
@@ -91,7 +101,7 @@ def predicted(profile: CostModel, step: MeasuredStep) -> Predicted:
 
 
 class CostCorrections:
-    """`observe` takes in a step, `at` is the profile with what was learned so far."""
+    """`observe` learns from a step. `at` returns the profile with the learned factors."""
 
     def __init__(
         self, profile: CostModel, settings: CorrectionSettings = CorrectionSettings()
@@ -100,7 +110,7 @@ class CostCorrections:
         self._settings = settings
         regression = settings.regression
         self._kept = regression.forgetting
-        # Seconds in which extra_s and host time are counted, so that sizes are those of factors.
+        # Unit of extra_s and host times, so that their values are about as large as factors.
         self._unit_s = max(profile.target.one_token_s(1), 1e-9)
         self._log_rows = np.log(np.array(profile.target.rows, dtype=np.float64))
         num = len(self._log_rows)
@@ -123,11 +133,12 @@ class CostCorrections:
         self._corrected: dict[int, CostModel] = {}
         self._num_unspeculated = 0
         self._errors = [0.0, 0.0, 0.0]
-        """Means with forgetting: by the profile, as corrected, and of 1."""
+        """Decayed means: error of the profile, error after correction, and the weight, which is the
+        decayed mean of 1."""
 
     def at(self, batch_size: int) -> CostModel:
-        """The profile as corrected for steps of so many sequences. It shares the profile's tables:
-        making one costs microseconds."""
+        """The corrected profile for steps of this batch size. It shares the profile's tables, so it
+        is created in microseconds."""
         rows = max(1, batch_size)
         found = self._corrected.get(rows)
         if found is None:
@@ -136,29 +147,33 @@ class CostCorrections:
 
     @property
     def mean_errors(self) -> tuple[float, float]:
-        """Mean absolute relative error of the predicted seconds of recent steps: by the profile,
-        and as corrected before the step was learned from. Steps with prompt chunks are left out."""
+        """Mean absolute relative errors of the predicted duration of recent steps.
+
+        The first is that of the profile. The second is that of the corrected profile before it
+        learned from the step. Steps with prompt chunks are excluded.
+        """
         by_profile, corrected, weight = self._errors
         return (by_profile / weight, corrected / weight) if weight else (0.0, 0.0)
 
     def state(self) -> list[dict[str, Any]]:
-        """What was learned, as JSON has it."""
+        """The learned state, as JSON values."""
         return [fit.state() for fit in self._fits]
 
     def restore(self, state: Sequence[Mapping[str, Any]], kept: float) -> None:
-        """kept: of the evidence. Raises ValueError for a state of another profile."""
+        """Start from a saved state. kept: factor for its evidence. Raises ValueError for a state of
+        another profile."""
         for fit, of_one in zip(self._fits, state, strict=True):
             fit.restore(of_one, kept)
         self._corrected.clear()
 
     def wants_drafts(self) -> bool:
-        """Whether a step that drafts would teach something: those that never do tell nothing of
-        what it costs. The caller runs one where its budget for probes allows."""
+        """Whether a step with drafts is needed to learn the cost of drafts, because recent steps
+        had none. The caller runs one if its probe budget allows it."""
         return self._num_unspeculated >= self._settings.unseen_steps
 
     def observe(self, step: MeasuredStep) -> Predicted:
-        """Learn from a step; parts of it that cannot be told apart teach nothing. Returns what the
-        profile says of it, which others learn from as well."""
+        """Learn from a step. Parts that cannot be measured separately are not used. Returns the
+        profile's prediction for the step, which other learners need too."""
         known = predicted(self._profile, step)
         rows = max(1, step.batch_size)
         pass_s = known.one_token_s + self._settings.shared * known.drafts_s
@@ -173,7 +188,7 @@ class CostCorrections:
         if is_pure:
             self._note_errors(step, known, whole_s)
             self._target.observe(target, step.target_s, target_s)
-            # Relative to the step, which it is to predict: host time alone may be next to nothing.
+            # Errors are relative to the whole step, because host time alone may be almost 0.
             self._host.observe(
                 host, step.host_s, max(whole_s, step.total_s / self._settings.largest_factor)
             )
@@ -188,13 +203,13 @@ class CostCorrections:
         return known
 
     def _features(self, batch_size: int, pass_s: float, drafts_s: float, unit_s: float) -> Floats:
-        """What the values of the target's regression are multiplied by, in the order of its sds."""
+        """The features of the target's regression, in the order of its sds."""
         shares = self._shares_at(batch_size)
         alike = (pass_s, drafts_s, unit_s)
         return np.concatenate((alike, pass_s * shares, drafts_s * shares))
 
     def _shares_at(self, batch_size: int) -> Floats:
-        """What each measured number of rows has to say of this one; they sum to 1."""
+        """Interpolation weights of the measured numbers of rows for this one; their sum is 1."""
         found = self._shares.get(batch_size)
         if found is None:
             log = math.log(batch_size)

@@ -1,32 +1,40 @@
-"""May contradict the planner: is speculating faster than not speculating, by what was measured?
+"""Disables speculation if measurements show that it is slower than no speculation.
 
-The planner compares plans by its own model of acceptance and cost; where that is wrong, it is wrong
-about both sides. The guard knows tokens and seconds only: those of steps that speculated, and those
-of steps that did not, in the same bucket of (rows, context). The profile serves as the unit, so
-that steps of 8 and of 15 rows can be put together: a step *earns* the steps without drafts that its
-tokens would take, *spends* its seconds over those of such a step by the profile, and a rate is what
-is earned over what is spent. Rates of both kinds are compared, so that a profile that is off by a
-factor does not matter.
+The planner compares plans by its model of acceptance and cost, which may be wrong. The guard uses
+measured tokens and seconds only. In each bucket of (rows, context), it compares steps with drafts
+to steps without drafts. The profile is the unit, so that steps of 8 and of 15 rows can be combined:
 
-    watch     windows of speculating steps against a reference of k = 0 steps that ages; a suspicion
-              (2 standard errors below `bar`) begins a trial
-    trial     every fourth step is one without drafts, and only what is measured now counts, on both
-              sides: a machine that became slower does so for both. 3.5 standard errors below `bar`
-              after 32, 64, 128, .. speculating steps: off. 2 above: watch
-    off       no speculation for a pause that is 100 times what the trial lost, so that trying again
-              costs 1 % of the time. Then a trial
+    earned    number of steps without drafts that would generate the tokens of the step
+    spent     duration of the step, divided by that of a step without drafts by the profile
+    rate      earned / spent
 
-False alarms: a trial has at most 11 looks, at growing evidence. Speculation that is exactly as fast
-as `bar` is turned off in less than 2 % of trials. One that gains 5 % has first to be suspected, and
-then to be mistaken by 3.5 standard errors from a truth that lies further away: less than 1 % of
-trials, and trials are rare. The odds hold for steps that vary independently; where a few sequences
-of poor acceptance stay for long, turning off is right for as long.
+The guard compares the rates with and without drafts. A constant factor in the errors of the profile
+therefore cancels out.
 
-Steps of more than three times the usual one are left out as outliers, unless they are more than one
-in 32: then they are no accident, but perhaps the price of speculating, and count. A price that is
-paid more seldom is not seen.
+A bucket has three states:
 
-Time is counted in steps of a bucket; nothing here reads a clock, and there are a few dozen buckets.
+    watch     Windows of speculating steps are compared to a reference of steps without drafts. Old
+              reference steps lose weight. A window that is 2 standard errors below `bar` starts a
+              trial.
+    trial     Every fourth step has no drafts. Only steps of the trial count, with and without
+              drafts, because the speed of the machine may have changed. The result is checked
+              after 32, 64, 128, .. speculating steps. 3.5 standard errors below `bar`: off. 2
+              above: watch.
+    off       No speculation for a pause 100 times as long as the time that the trial lost. So
+              repeated trials cost 1 % of the time. After the pause, a trial starts.
+
+False alarms: a trial has at most 11 checks, each with more evidence. If speculation is exactly as
+fast as `bar`, less than 2 % of trials disable it. If speculation gains 5 %, less than 1 % of trials
+disable it, and such trials are rare. These rates assume that steps vary independently. If a few
+sequences with low acceptance run for a long time, it is right to disable speculation during that
+time.
+
+Steps longer than three times the usual duration are ignored as outliers if they are fewer than one
+in 32. More frequent long steps may be caused by speculation, so they count. The guard does not
+detect a loss by long steps that are rarer than that.
+
+Time is counted in steps of a bucket; this module does not read a clock. There are a few dozen
+buckets.
 """
 
 from __future__ import annotations
@@ -49,53 +57,61 @@ Floats = NDArray[np.float64]
 @dataclass(frozen=True)
 class GuardSettings:
     bar: float = 0.98
-    """Least rate of speculating relative to not speculating that is let pass: the promise."""
+    """Smallest accepted rate with speculation, relative to the rate without."""
 
     share: float = 0.01
-    """Of the time for probes, and again for what lost trials lose: noise hides that much."""
+    """Share of the time for probes. Trials that show a loss may lose the same share again. Losses
+    of this size are within measurement noise."""
 
     most_probes: float = 5.0
-    """Probes that may be saved up: enough of them to see what drafts cost."""
+    """Largest number of probes that can be saved up. It is enough to measure the cost of drafts."""
 
     windows: tuple[int, ...] = (32, 512, 4096, 32768)
-    """Speculating steps of a window: the short ones see a great loss soon, the long ones a small
-    one. A reference fades over the second, a trial and a pause last as long as the last at most."""
+    """Speculating steps per window. Short windows detect a large loss early, and long windows
+    detect a small loss. The second value is also the averaging length of the reference. The last is
+    the largest length of a trial and of a pause."""
 
     suspect_errors: float = 2.0
-    """Standard errors from `bar` at which a window is suspicious, and a trial is won: a wrong
-    suspicion costs a trial of that many steps, a quarter of them without drafts."""
+    """Distance from `bar`, in standard errors, at which a window below it starts a trial and a
+    trial above it ends with speculation enabled. A false alarm of a window costs one trial of the
+    window's length, with a quarter of the steps without drafts."""
 
     off_errors: float = 3.5
-    """The same at which a trial is lost: 11 looks at it, each wrong once in 4,000 times."""
+    """Distance below `bar`, in standard errors, at which a trial disables speculation. A trial has
+    up to 11 checks, and each is wrong once in 4,000 times."""
 
     reference_every: int = 4
-    """In a trial, one step in this many has no drafts, even if the probe budget is used up: as far
-    as is known, speculation is not faster there."""
+    """In a trial, one step in this many has no drafts, even if the probe budget is used up. As far
+    as is known, speculation is not faster there, so these steps lose no time."""
 
     step_sd: float = 0.2
-    """Relative deviation of one step that is assumed beside those seen, for the first few."""
+    """Relative deviation of one step that is assumed in addition to the measured deviations. It
+    matters only while there are few steps."""
 
     long_step: float = 3.0
-    """Usual steps from which one is long: an outlier, or the price of speculating. Left out while
-    they are fewer than one in the shortest window: counted, 1 % of outliers of 20 steps hid a loss
-    of 20 % for 1,500 steps. A probe is charged for no more, either."""
+    """A step is long if its duration exceeds this multiple of the usual duration. It may be an
+    outlier or caused by speculation. Long steps are ignored while there are fewer than one per
+    shortest window. Otherwise 1 % of outliers, each as long as 20 steps, hid a loss of 20 % for
+    1,500 steps. The charge for a probe has the same limit."""
 
 
 class ProbeBudget:
-    """Seconds for probes: a share of all seconds, saved up for a few of them."""
+    """Limits probes to a share of the time. Unused time is saved up for a few probes."""
 
     def __init__(self, settings: GuardSettings = GuardSettings()) -> None:
         self._settings = settings
         self._saved = 1.0
-        """Probes. Short runs should not be made of them, so it begins with one."""
+        """Number of saved probes. It starts with one, so that short runs have few probes."""
         self._mean_s = 0.0
 
     def allows(self) -> bool:
         return self._saved >= 1.0
 
     def observe(self, step_s: float, is_probe: bool) -> None:
-        """Account for a step. A probe costs its seconds, in units of the usual step: what it loses
-        is less, but to know how much takes the model that it is to test."""
+        """Account for a step. A probe is charged its full duration, in units of the usual step.
+
+        The time that it loses is shorter. But computing it needs the model that the probe tests.
+        """
         share, largest = self._settings.share, self._settings.long_step
         self._mean_s = self._mean_s or step_s
         size = min(step_s / self._mean_s, 1.0 / share) if self._mean_s > 0 else 1.0
@@ -106,10 +122,10 @@ class ProbeBudget:
 
 
 class Guard:
-    """`observe` takes in a step, `allows` says whether the next may speculate.
+    """`observe` learns from a step. `allows` returns whether the next step may speculate.
 
-    profile: of the machine, uncorrected. budget: shared with whoever else probes; the caller
-    accounts for every step there.
+    profile: the profile of the machine, without corrections. budget: probe budget, shared with
+    other users of probes. The caller must call its `observe` for every step.
     """
 
     def __init__(
@@ -122,19 +138,20 @@ class Guard:
         self.num_switches = 0
 
     def allows(self, batch_size: int, context_len: float) -> bool:
-        """False where speculating was found to lose time, until it is tried again."""
+        """Whether speculation is enabled. False from a trial that showed a loss until the next
+        trial."""
         cell = self._cells.get(_bucket(batch_size, context_len))
         return cell is None or cell.state is not State.OFF
 
     def wants_reference(self, batch_size: int, context_len: float) -> bool:
-        """Whether a step that is to speculate had better not, for comparison."""
+        """Whether a step should run without its planned drafts, as a reference."""
         cell = self._cells.get(_bucket(batch_size, context_len))
         if cell is not None and cell.state is State.TRIAL:
             return cell.num_unreferenced >= self._settings.reference_every - 1
         return self._budget.allows()
 
     def observe(self, step: MeasuredStep) -> None:
-        """Learn from a step that read no prompt chunks."""
+        """Learn from a step without prompt chunks."""
         if min(step.batch_size, step.num_generated) <= 0 or step.spent_s <= 0.0:
             return
         key = _bucket(step.batch_size, step.context_len)
@@ -145,16 +162,15 @@ class Guard:
         self.num_switches += was_off is not (cell.state is State.OFF)
 
     def state(self) -> dict[str, Any]:
-        """Where speculation is off for how many steps, and what steps without it brought; as JSON
-        has it."""
+        """The remaining pause and the reference of each bucket, as JSON values."""
         return {
             f"{rows} {context}": {"pause": cell.pause, "reference": cell.reference.tolist()}
             for (rows, context), cell in self._cells.items()
         }
 
     def restore(self, state: Mapping[str, Any], kept: float) -> None:
-        """kept: of the evidence, and of the pauses that are left. Raises ValueError for a state of
-        another form."""
+        """Start from a saved state. kept: factor for its evidence and its remaining pauses. Raises
+        ValueError for a state of another form."""
         for key, of_one in state.items():
             rows, context = map(int, key.split())
             cell = self._cells[rows, context] = _Cell(self._settings)
@@ -175,12 +191,17 @@ def _nothing() -> Floats:
 
 @dataclass(slots=True)
 class _Cell:
-    """What is known of one bucket.
+    """The state and the measurements of one bucket.
 
-    Evidence of some steps is the sum of the outer products of (1, earned, spent), which can fade.
-    usual: what a step spends on average. num_unreferenced: speculating steps since one without
-    drafts. clear_from: speculating steps from which a trial may be won: a loss by rare long steps
-    shows in no short trial. pause: steps without speculation that are left.
+    The evidence of some steps is the sum of the outer products of (1, earned, spent), shape [3, 3].
+    reference: evidence of steps without drafts. windows: evidence of each window.
+    trial, trial_reference: evidence of the steps with and without drafts in the current trial.
+    usual: mean of spent, with long steps limited. long_share: share of long steps.
+    num_unreferenced: speculating steps since the last step without drafts.
+    next_look: speculating steps of the trial at which it is checked next.
+    clear_from: speculating steps after which a trial can end with speculation enabled. A loss by
+        rare long steps is not visible in a short trial.
+    pause: remaining steps without speculation.
     """
 
     settings: GuardSettings
@@ -200,7 +221,7 @@ class _Cell:
         self.windows = [_nothing() for _ in self.settings.windows]
 
     def observe(self, step: MeasuredStep, none_s: float) -> None:
-        """none_s: what the step takes without drafts by the profile."""
+        """none_s: seconds of the step without drafts, by the profile."""
         shortest, memory, *_ = self.settings.windows
         spent = step.spent_s / none_s
         longest = self.settings.long_step * self.usual
@@ -224,7 +245,8 @@ class _Cell:
             self.trial_reference += evidence
 
     def _add_speculating(self, evidence: Floats) -> None:
-        """Windows go on filling in a trial: short ones that cry wolf must not starve the long."""
+        """Windows also grow during a trial. Otherwise false alarms of short windows would keep long
+        windows from filling up."""
         if self.state is State.TRIAL:
             self.trial += evidence
             if self.trial[0, 0] >= self.next_look and self.trial_reference[0, 0]:
@@ -261,7 +283,8 @@ class _Cell:
             self.state = State.WATCH
 
     def _turn_off(self) -> None:
-        """For a pause by what the trial lost, in steps without drafts."""
+        """Disable speculation. The pause depends on the time that the trial lost, in units of steps
+        without drafts."""
         _, earned, spent = self.trial[0]
         _, earned_none, spent_none = self.trial_reference[0]
         lost = spent * earned_none / spent_none - earned
@@ -271,13 +294,13 @@ class _Cell:
             window[:] = 0.0
 
     def _log_ratio(self, speculating: Floats, none: Floats) -> tuple[float, float]:
-        """Log of the ratio of both rates to the bar, and its standard error; below 0 is a loss."""
+        """Log of (ratio of both rates / bar), and its standard error. A loss is below 0."""
         (rate, variance), (none_rate, none_variance) = map(self._rate, (speculating, none))
         return math.log(rate / none_rate / self.settings.bar), math.sqrt(variance + none_variance)
 
     def _rate(self, evidence: Floats) -> tuple[float, float]:
-        """Earned over spent, and its relative variance: that of earned - rate * spent, which has a
-        mean of 0."""
+        """The rate and its relative variance. The variance is that of earned - rate * spent, whose
+        mean is 0."""
         num_steps, earned, spent = evidence[0].tolist()
         rate = earned / spent
         residual = np.array((0.0, 1.0, -rate))
@@ -287,5 +310,5 @@ class _Cell:
 
 
 def _bucket(batch_size: int, context_len: float) -> tuple[int, int]:
-    """Rows by powers of two; context by powers of four, from 256 on."""
+    """Bucket of rows, in powers of 2, and of context, in powers of 4 from 256 on."""
     return batch_size.bit_length(), ((int(context_len) >> 8).bit_length() + 1) // 2

@@ -1,17 +1,17 @@
-"""Recursive ridge regression with forgetting, for what is learned from one step after another.
+"""Recursive ridge regression with forgetting, updated after every step.
 
 The values minimise, within bounds,
 
     sum over observations of  weight * forgetting^age * (error / scale)^2
     + sum over values of  noise^2 * log(1 + ((value - prior) / sd)^2)
 
-In information form: the ridge stands beside the evidence and outlasts it, so that evidence which is
-not renewed gives way to the prior, and the matrix that is solved is never singular. By its form, a
-Cauchy distribution's, what moves a value by one sd is held against it; what moves it by ten was not
-foreseen by the sds, and is followed.
+The evidence is stored in information form, without the ridge. The evidence decays and the ridge
+does not. So a value without new evidence returns to its prior, and the matrix to solve is never
+singular. The ridge has the form of a Cauchy distribution. It resists a change of
+one sd. It hardly resists a change of ten sds, because such a change contradicts the prior.
 
-An outlier moves nothing: an error far from the median of the last few hardly counts. A change that
-lasts becomes that median, and then evidence is forgotten fast until the change is followed.
+Outliers have almost no effect: an error far from the median of the last few gets a small weight. If
+a change lasts, the median moves to it. Older evidence then decays fast until the values fit.
 """
 
 from __future__ import annotations
@@ -31,29 +31,32 @@ Floats = NDArray[np.float64]
 @dataclass(frozen=True)
 class RegressionSettings:
     noise: float = 0.05
-    """Standard deviation of a pass's seconds, relative. Sets what a step weighs against the ridge;
-    errors are counted in it, or in what they deviate by on this machine, where that is more."""
+    """Relative standard deviation of the duration of a pass. It sets the weight of a step relative
+    to the ridge. It is also the unit of errors, unless the measured deviation is larger."""
 
     forgetting: float = 0.99
-    """Kept of the evidence at each step: it is 100 steps long, as far apart as probes are."""
+    """Decay factor of the evidence per step. The evidence covers about 100 steps, which is the
+    usual distance between probes."""
 
     recent: int = 5
-    """Errors whose median is believed: up to two of them may be outliers. After a change evidence
-    is as long as that, and what was learned before is gone in a dozen steps. Otherwise the values
-    are solved for once in so many steps: one adds less to 100 others than its noise."""
+    """Number of recent errors in the median, which tolerates two outliers. After a change, evidence
+    covers this many steps, and older evidence is gone after a dozen steps. Without a change, the
+    values are solved only once in this many steps. A single step changes evidence of 100 steps by
+    less than its noise."""
 
     change: float = 2.0
-    """Standard deviations of the median of recent errors that are a change: it has about 0.5 of
-    them itself, so noise passes it once in 10,000 steps."""
+    """Size of the median of recent errors that counts as a change, in standard deviations of one
+    error. The median itself deviates by about 0.5 of them, so noise exceeds the limit once in
+    10,000 steps."""
 
     far: float = 0.25
-    """Relative error beside the median from which a step counts less, by the fourth power: 5
-    standard deviations. An outlier counts for nothing; a probe that contradicts the steps around it
-    by a third still counts."""
+    """Relative distance of an error from the median beyond which the weight of a step decreases
+    with the fourth power. It is 5 standard deviations. Outliers have almost no weight, but a probe
+    that differs by a third from other steps still has some."""
 
 
 class RidgeRegression:
-    """measured = sum of features * values."""
+    """Fits `values` in measured = sum of features * values."""
 
     def __init__(
         self,
@@ -63,7 +66,8 @@ class RidgeRegression:
         high: float,
         settings: RegressionSettings = RegressionSettings(),
     ) -> None:
-        """prior, sds, low: of each value; high: of all of them."""
+        """prior, sds, low: prior, its standard deviation and lower bound of each value. high: upper
+        bound of all values."""
         self._settings = settings
         self._prior = np.array(prior, dtype=np.float64)
         self._low, self._high = np.array(low, dtype=np.float64), high
@@ -80,9 +84,9 @@ class RidgeRegression:
         return float(features @ self.values)
 
     def observe(self, features: Floats, measured: float, scale: float) -> None:
-        """scale: what errors are relative to, in the unit of `measured`."""
-        # A profile taken on a loud machine can predict nothing, or less, for a pass that took time;
-        # and what was learned from passes that took none can predict none of any.
+        """Learn from one measurement. scale: the error is divided by it; same unit as measured."""
+        # Predictions can be 0 or negative for a pass that takes time: with a profile from a noisy
+        # machine, or after passes with a duration of 0. So scale has a lower bound.
         prior = float(features @ self._prior)
         scale = max(scale, measured / self._high, prior / self._high) or 1.0
         x = features / scale
@@ -96,26 +100,29 @@ class RidgeRegression:
         self._solve_in_turn()
 
     def fade(self) -> None:
-        """A step that tells nothing: what is known gets a step older."""
+        """Let the evidence decay at a step without a measurement."""
         if self.values is not self._prior:
             self._forget(self._settings.forgetting)
             self._solve_in_turn()
 
     def state(self) -> dict[str, Any]:
-        """The evidence, as JSON has it."""
+        """The evidence, as JSON values."""
         return {"evidence": self._evidence.tolist(), "pull": self._pull.tolist()}
 
     def restore(self, state: Mapping[str, Any], kept: float) -> None:
-        """Begin with that much of the evidence of a `state`. Raises ValueError where it is of other
-        values."""
+        """Start from a saved `state`. kept: factor for its evidence. Raises ValueError if the state
+        has another shape or values that are not finite."""
         evidence, pull = np.array(state["evidence"]), np.array(state["pull"])
         if evidence.shape != self._evidence.shape or not np.isfinite(evidence).all():
-            raise ValueError(f"evidence of shape {evidence.shape}, not {self._evidence.shape}")
+            raise ValueError(
+                f"evidence must be finite, of shape {self._evidence.shape}, not {evidence.shape}"
+            )
         self._evidence, self._pull = kept * evidence, kept * pull
         self.values = self._solution()
 
     def _solve_in_turn(self) -> None:
-        """The first few steps, and every so many from then on, since solving takes most time."""
+        """Solve for the values at the first `recent` steps and then every `recent` steps, or after
+        a change. Solving takes most of the time."""
         self._num_steps += 1
         few = self._settings.recent
         if self._num_steps <= few or self._num_steps % few == 0 or self._has_changed:
@@ -127,7 +134,7 @@ class RidgeRegression:
         return abs(self._median) > self._settings.change * sd
 
     def _tamed(self, error: float) -> tuple[float, float]:
-        """The error as far as it is to be believed, and what it weighs."""
+        """The error, limited to `far` from the median, and its weight."""
         self._recent.append(error)
         self._median = sorted(self._recent)[len(self._recent) // 2]
         beside = error - self._median
@@ -142,7 +149,7 @@ class RidgeRegression:
         self._evidence *= kept
 
     def _matrix(self) -> Floats:
-        """Evidence and ridge; the ridge is that of a Cauchy distribution, by the last values."""
+        """Evidence plus ridge. The Cauchy ridge is evaluated at the last values."""
         far = (self.values - self._prior) / self._sds
         ridge = (self._settings.noise / self._sds) ** 2 / (1.0 + far * far)
         matrix = self._evidence.copy()
@@ -150,7 +157,8 @@ class RidgeRegression:
         return matrix
 
     def _solution(self) -> Floats:
-        """Values that fall outside are put on their bounds, and the others are solved for again."""
+        """The minimising values. Values outside their bounds are set to the bounds,
+        and the others are solved again."""
         matrix = self._matrix()
         found = self._prior + np.linalg.solve(matrix, self._pull)
         is_free = np.ones(len(found), dtype=bool)

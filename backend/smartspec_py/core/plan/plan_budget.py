@@ -1,6 +1,6 @@
-"""Whether to plan at all. Planning takes time that a server without speculation does not spend.
+"""Decides whether to plan a step at all. A server that never speculates has no planning time.
 
-Nothing here reads a clock; times are arguments.
+Times are arguments; this module does not read a clock.
 """
 
 from __future__ import annotations
@@ -11,20 +11,22 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class PlanBudgetSettings:
     share: float = 0.01
-    """Share of the time for plans that are not worth it: as little as noise."""
+    """Largest share of the time for plans that gain less than they cost. A loss of this size is
+    within measurement noise."""
 
     max_rested: int = 64
-    """Most steps without a plan after such a plan: about 2 s with steps of 30 ms. Mean times of
-    plans are also over this many steps."""
+    """Largest number of steps without planning after a plan that was not worth its time. At 30 ms
+    per step, a plan that stalled stops planning for 2 s at most. It is also the averaging length of
+    planning times, similar to that of the learned host time."""
 
 
 class PlanBudget:
-    """Limits the time for plans that are not worth it to a share of all time.
+    """Limits the time for plans that are not worth it to a share of the total time.
 
-    With short steps and little gain from drafts, planning at every step would make a server slower
-    than one without speculation. A plan is not worth it if it drafts nothing, or gains less time
-    than planning takes. After such a plan, nothing is planned or drafted until the next plan is
-    within `share`. This lasts at most `max_rested` steps. It ends earlier if the number of
+    If steps are short and drafts gain little, planning at every step can make the server slower
+    than one that does not speculate. A plan is poor if it drafts nothing or gains less than the
+    planning time. After a poor plan, steps draft nothing until another plan is within `share`.
+    Planning resumes earlier after `max_rested` steps of the usual duration, or if the number of
     sequences halves or doubles.
     """
 
@@ -34,24 +36,29 @@ class PlanBudget:
         self._batch_size = 0
         """Batch size of the last plan."""
         self._plan_s = 0.0
-        """Mean seconds of the plans that were made."""
+        """Mean planning time per plan."""
         self._spent_s = 0.0
-        """Mean planning seconds over all steps. The learned host time contains this."""
+        """Mean planning time per step, over all steps. The learned host time contains this
+        time."""
 
     def allows(self, batch_size: int) -> bool:
         is_alike = batch_size < 2 * self._batch_size and self._batch_size < 2 * batch_size
         return self._owed_s <= 0.0 or not is_alike
 
     def pays(self, tokens: float, seconds: float, none_tokens: float, none_s: float) -> bool:
-        """Whether a plan gains more time than planning takes. tokens, seconds: expected with the
-        plan. none_tokens, none_s: expected without drafts. Both contain the learned host time."""
+        """Whether a plan gains more than its planning time.
+
+        tokens, seconds: expected for the plan. none_tokens, none_s: expected for a step without
+        drafts. Both times include the learned host time.
+        """
         with_plan_s = seconds - self._spent_s + self._plan_s
         return tokens * (none_s - self._spent_s) > none_tokens * with_plan_s
 
     def observe(
         self, batch_size: int, plan_s: float | None, step_s: float, is_poor: bool = False
     ) -> None:
-        """plan_s: None if nothing was planned. is_poor: whether the plan was not worth it."""
+        """Account for a step. plan_s: None if the step was not planned. is_poor: whether the plan
+        gained less than its planning time."""
         share, most = self._settings.share, self._settings.max_rested
         if plan_s is not None:
             self._batch_size = batch_size

@@ -1,8 +1,8 @@
-"""Decides how many tokens to draft for every sequence of a step.
+"""Chooses the draft length of every sequence in a step.
 
-`plan` is a pure function of the views, the cost model and the settings: the same inputs give the
-same plan. A policy is a name (`policies`); those that need no search choose first, and the
-sequences under `goodput` then share what they cost together with those.
+`plan` is a pure function of the views, the cost model and the settings. The same inputs give the
+same plan. Each sequence has a policy, given by name (`policies`). Policies without a search choose
+first. `goodput` chooses last, for the cost of the whole step with the earlier choices.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ def plan(
     cost: CostModel,
     settings: PlannerSettings = DEFAULT_SETTINGS,
 ) -> SpecPlan:
-    """Choose a draft length, and a way to draft, for each view; say what the step should bring.
+    """Choose a draft length and a drafting method for each view.
 
-    Raises ValueError for a policy that does not exist, or that the settings lack something for.
+    The plan also has the expected tokens and seconds. Raises ValueError if a policy does not exist
+    or if the settings lack a value that it needs.
     """
     if not views:
         return SpecPlan()
@@ -76,7 +77,7 @@ def _planned(views: Sequence[SequenceView], step: Step, settings: PlannerSetting
 
 
 def _policy(asked: str | int) -> Policy:
-    """By name, or of a forced draft length."""
+    """The policy for a name or for a forced draft length."""
     return FixedLength(asked) if isinstance(asked, int) else parse_policy(asked)
 
 
@@ -98,9 +99,9 @@ def evaluate(
     choices: Mapping[SequenceId, int] | None = None,
     settings: PlannerSettings = DEFAULT_SETTINGS,
 ) -> SpecPlan:
-    """The plan with these draft lengths: its expected tokens and its seconds.
+    """The plan with the given draft lengths, and its expected tokens and seconds.
 
-    choices: by sequence the option that it drafts with, as in `SpecPlan.choices`.
+    choices: the option of each sequence, as in `SpecPlan.choices`.
     """
     if not views:
         return SpecPlan()

@@ -1,16 +1,17 @@
-"""The policies by name: siblings that choose draft lengths for their sequences of a step.
+"""The policies by name. Each chooses the draft lengths of its sequences in a step.
 
 | name | draft length |
 |---|---|
 | `none` | 0 |
 | `fixed:K` | K |
-| `batch_table` | one for all, by the number of sequences in the step (Su et al.) |
-| `goodput_global` | one for all, the best by goodput (SmartSpec) |
-| `goodput` | one for each, the best by goodput |
+| `batch_table` | the same for all sequences, by batch size (Su et al.) |
+| `goodput_global` | the same for all sequences, with the best goodput (SmartSpec) |
+| `goodput` | chosen per sequence, with the best goodput |
 
-Each is capped by what makes sense for the sequence, so that one for which prompt lookup finds
-nothing gets 0 under any of them. A step may mix them: every policy takes what those above it have
-chosen as given, and those below it as without drafts.
+The draft length is limited by the sequence's `max_draft_len`. If prompt lookup finds no match, the
+draft length is 0 under every policy. The sequences of a step may have different policies. Policies
+choose in the order of the table. Each policy treats earlier choices as fixed and assumes no drafts
+for the sequences of later policies.
 """
 
 from __future__ import annotations
@@ -34,40 +35,48 @@ MAX_FIXED_DRAFT_LEN = 64
 POLICY_NAMES = (
     f"none, fixed:K with K in 1..{MAX_FIXED_DRAFT_LEN}, batch_table, goodput_global, or goodput"
 )
-"""What a policy may be called, for error messages."""
+"""The valid policy names, for error messages."""
 
 
 @dataclass(frozen=True)
 class BatchTable:
-    """The draft length by batch size. rows: batch sizes, ascending from at least 1. draft_lens: one
-    for each. Raises ValueError where they are not that."""
+    """The draft length by batch size.
+
+    rows: batch sizes, ascending, at least 1. draft_lens: one draft length per batch size, at least
+    0. Raises ValueError for other values.
+    """
 
     rows: tuple[int, ...]
     draft_lens: tuple[int, ...]
 
     def __post_init__(self) -> None:
         if not self.rows or self.rows[0] < 1 or any(a >= b for a, b in pairwise(self.rows)):
-            raise ValueError(f"rows must ascend from at least 1, got {self.rows}")
+            raise ValueError(f"rows must ascend from 1 or more, got {self.rows}")
         if len(self.draft_lens) != len(self.rows) or min(self.draft_lens) < 0:
-            raise ValueError("draft_lens must hold a number from 0 for each of rows")
+            raise ValueError("draft_lens must have one number, 0 or more, per entry of rows")
 
     def draft_len(self, batch_size: int) -> int:
-        """That of the next larger batch in the table, since longer drafts are the dearer mistake in
-        a batch that is larger than they were meant for; beyond the table that of its last."""
+        """The entry of the smallest batch size in the table that is not smaller than batch_size.
+
+        Rounding up is safer, because drafts that are too long for a batch cost more than drafts
+        that are too short. Beyond the table, the last entry is used.
+        """
         return self.draft_lens[min(bisect_left(self.rows, batch_size), len(self.rows) - 1)]
 
 
 @dataclass(frozen=True)
 class PlannerSettings:
-    """What the planner needs beside views and costs.
+    """Inputs of the planner in addition to views and costs.
 
-    batch_table: for sequences under `batch_table`. num_background: sequences that generate a token
-    in the same pass without being planned, because the engine was given a burst of tokens for them
-    to generate. num_prefilling: requests whose prompts are read beside the step, and that gain
-    nothing by drafts. last_num_tokens: of the target's pass before; a pass with another number is
-    charged `CostModel.change_s`. 0 charges every pass, None charges none: that is what a length
-    costs that stays. forced: draft lengths by sequence that take the place of what its policy would
-    choose, capped by what makes sense for it.
+    batch_table: table for sequences with the policy `batch_table`.
+    num_background: sequences that generate one token in the same pass but are not planned. The
+        engine already has the order to generate a burst of tokens for them.
+    num_prefilling: requests in prefill during the step. They gain nothing from drafts.
+    last_num_tokens: tokens of the previous target pass. A pass with a different number costs
+        `CostModel.change_s` more. 0 charges every pass. None charges no pass, which is the cost of
+        a draft length that stays the same.
+    forced: draft lengths by sequence that replace the choice of its policy, limited by
+        `max_draft_len`.
     """
 
     batch_table: BatchTable | None = None
@@ -78,7 +87,7 @@ class PlannerSettings:
 
 
 class Policy(Protocol):
-    """Chooses for all sequences of a step at once. turn: the order in which policies choose."""
+    """Chooses for all its sequences in a step at once. Policies with a lower turn choose first."""
 
     @property
     def name(self) -> str: ...
@@ -91,7 +100,7 @@ class Policy(Protocol):
 
 @dataclass(frozen=True)
 class FixedLength:
-    """`none` (0) and `fixed:K`."""
+    """`none` (draft length 0) and `fixed:K`."""
 
     draft_len: int
     turn: ClassVar[int] = 0
@@ -121,7 +130,8 @@ class ByBatchSize:
 
 @dataclass(frozen=True)
 class OneForAll:
-    """`goodput_global`: SmartSpec's, one k a step, every k from 0 scored."""
+    """`goodput_global`: the policy of SmartSpec. It scores every draft length k from 0 and uses the
+    best for all sequences."""
 
     name: ClassVar[str] = "goodput_global"
     turn: ClassVar[int] = 2
@@ -136,7 +146,7 @@ class OneForAll:
 
 @dataclass(frozen=True)
 class OneForEach:
-    """`goodput`: a length, and where there are several ways to draft a way, for each sequence."""
+    """`goodput`: chooses a draft length per sequence, and a drafting method if it has several."""
 
     name: ClassVar[str] = "goodput"
     turn: ClassVar[int] = 3
@@ -151,7 +161,8 @@ _BY_NAME = {policy.name: policy for policy in _SIBLINGS}
 
 @lru_cache(maxsize=256)
 def parse_policy(name: str) -> Policy:
-    """The policy of this name. Raises ValueError, whose message is what is allowed, without one."""
+    """The policy of this name. Raises ValueError for an unknown name; its message lists the valid
+    names."""
     found = _BY_NAME.get(name)
     if found is not None:
         return found
@@ -170,9 +181,10 @@ def batch_table_of(
     max_draft_len: int,
     context_len: int = 0,
 ) -> BatchTable:
-    """The table by grid search: for each batch size the fastest k in 0..max_draft_len.
+    """Compute the table by grid search: for each batch size, the fastest k in 0..max_draft_len.
 
-    accept_prob: one for all positions, as in the paper, which has no feedback from acceptance.
+    accept_prob: one probability for all positions. The paper does not use measured acceptance
+    either.
     """
     lengths = [_grid_search(cost, accept_prob, n, max_draft_len, context_len) for n in rows]
     return BatchTable(tuple(rows), tuple(lengths))

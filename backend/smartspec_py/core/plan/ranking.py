@@ -1,17 +1,20 @@
-"""Slots ranked by what they are worth, and the best prefix of the ranking.
+"""Ranks draft slots by their value and finds the best prefix of the ranking.
 
-A slot is a (sequence, position) that a draft can take; it is worth its survival. Since s_i(j) does
-not rise with j, a prefix of the slots ranked by survival holds positions 1..k_i of each sequence.
-For each depth of draft passes, every prefix is scored. Nothing stops at the first drop, since
-measured costs are jagged. Exact where the cost of a depth is affine in its slots and all slots cost
-the same, up to MAX_CUTS slots; beyond, prefixes are scored in strides, and one by one around the
-best.
+A slot is one draft position of one sequence. Its value is its survival s_i(j), the probability that
+the draft is accepted. Survival does not increase with j. Therefore a prefix of the ranking contains
+positions 1..k_i of each sequence, which are draft lengths.
 
-Slots do not cost the same where a sequence has an entry cost (a stale draft cache), or some take
-draft passes and some none. The ranking then goes by net worth: the price of a row in a draft pass
-is taken off, and a sequence's first slots are bundled with its entry, ranked by their mean.
+For each number of draft passes, called the depth, every prefix is scored by goodput. The search
+does not stop when the score decreases, because measured costs have jumps. The result is optimal if
+all slots cost the same, the cost of each depth is affine in its slots, and there are at most
+MAX_CUTS slots. With more slots, it first scores every n-th prefix, then each prefix near the best.
 
-Here each sequence has one way to draft.
+Slots have different costs if a sequence has a fixed cost, such as an outdated draft cache, or if
+only some sequences run draft passes. The ranking then uses the net value. It subtracts the cost of
+a row in a draft pass. A sequence's first slots are ranked together with its fixed cost, by their
+mean net value.
+
+In this module each sequence has one drafting method.
 """
 
 from __future__ import annotations
@@ -23,18 +26,20 @@ import numpy as np
 from smartspec_py.core.plan.step import Choice, Floats, Ints, Step, at_least
 
 MAX_CUTS = 64
-"""Prefixes of the ranking that are scored for each depth, before a closer look at the best."""
+"""Number of prefixes that are scored for each depth before the search is refined near the best."""
 
 
 def uniform(step: Step, draft_len: int) -> Choice:
-    """One draft length for all, capped by each."""
+    """The same draft length for all sequences, limited by each sequence's maximum."""
     ways = step.first_ways
     return Choice(ways, np.minimum(step.caps[ways], draft_len))
 
 
 def uniform_sums(step: Step) -> tuple[Floats, Floats]:
-    """Tokens and seconds of one draft length for all, 0..K, two arrays of [K + 1]; each sequence
-    has one way."""
+    """Expected tokens and seconds of each uniform draft length 0..K; two arrays of shape [K + 1].
+
+    Each sequence must have one way.
+    """
     num_drafts = np.zeros(step.depth + 1, dtype=np.int64)
     num_slots = at_least(step.caps, step.depth)
     np.cumsum(num_slots, out=num_drafts[1:])
@@ -51,7 +56,7 @@ def uniform_sums(step: Step) -> tuple[Floats, Floats]:
 
 
 def uniform_scores(step: Step) -> Floats:
-    """Tokens a second of one draft length for all, 0..K, shape [K + 1]."""
+    """Tokens per second of each uniform draft length 0..K, shape [K + 1]."""
     tokens, seconds = uniform_sums(step)
     scores: Floats = tokens / seconds
     return scores
@@ -59,10 +64,10 @@ def uniform_scores(step: Step) -> Floats:
 
 @dataclass(frozen=True)
 class _Ranking:
-    """Slots, best first; arrays of [n].
+    """Slots, best first; arrays of shape [n].
 
-    sequences: whose. passes: the draft pass that the slot takes part in, 0 for none. tokens:
-    survivals. entries_s: None where no slot has any.
+    sequences: index of the sequence. passes: the draft pass that produces the slot; 0 if none.
+    tokens: survivals. entries_s: fixed costs of the first slots; None if there are none.
     """
 
     sequences: Ints
@@ -72,9 +77,9 @@ class _Ranking:
 
 
 def best_prefix(step: Step, price: float) -> tuple[Choice, float]:
-    """The best cut of the best depth of the ranking, and its score; each sequence has one way.
+    """The best prefix of the ranking at the best depth, and its score in tokens per second.
 
-    price: tokens that a second is worth, for the ranking.
+    Each sequence must have one way. price: value of a second, in tokens; used for the ranking.
     """
     slots = _ranking(step, price)
     num_slots = len(slots.tokens)
@@ -92,7 +97,8 @@ def best_prefix(step: Step, price: float) -> tuple[Choice, float]:
 
 def _ranking(step: Step, price: float) -> _Ranking:
     worth = _net_worth(step, price)
-    # By position, then sequence: the sort keeps that order among equals, and is faster for it.
+    # Flattened by position, then sequence. The stable sort keeps this order among equal values, and
+    # it is faster on input in this order.
     slots = (-worth.T).ravel().argsort(kind="stable")[: int(step.caps.sum())]
     positions = slots // step.num_sequences
     sequences = slots - positions * step.num_sequences
@@ -106,7 +112,7 @@ def _ranking(step: Step, price: float) -> _Ranking:
 
 
 def _net_worth(step: Step, price: float) -> Floats:
-    """What slots are ranked by, shape [B, K]; does not rise along a row."""
+    """Net values that slots are ranked by, shape [B, K]. They do not increase along a row."""
     worth = step.survivals
     num_drafted = int(np.count_nonzero(step.has_passes))
     if 0 < num_drafted < step.num_sequences:
@@ -121,10 +127,10 @@ def _net_worth(step: Step, price: float) -> Floats:
 
 
 def _best_cut(step: Step, slots: _Ranking, cuts: range) -> tuple[int, int, float]:
-    """Depth, number of slots and score of the best of these cuts.
+    """Depth, number of slots and score of the best of these cuts. A cut is a prefix length.
 
-    A candidate of depth d takes the slots before the cut that are in draft passes 0..d. Nothing is
-    summed slot by slot: slots are first counted by (pass, stride), shape [K + 1, cuts].
+    A candidate of depth d contains the slots before the cut that are in draft passes 0..d. For
+    speed, slots are first counted by (pass, stride), shape [K + 1, cuts], and then summed.
     """
     num_slots, shape = min(len(slots.tokens), cuts[-1]), (step.depth + 1, len(cuts))
     cells = (np.arange(num_slots) - (cuts.start - cuts.step)) // cuts.step

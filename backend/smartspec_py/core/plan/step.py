@@ -1,13 +1,17 @@
-"""A step's expected tokens and seconds, as arrays over all that can be drafted in it.
+"""Expected tokens and seconds of a step, as arrays over all drafts that are possible in it.
 
 Goodput is SmartSpec's: generated tokens per second of execution (Liu et al., "Optimizing
 Speculative Decoding for Serving LLMs Using Goodput", arXiv 2406.14066), without a latency target.
-Symbols: a_j, the probability that draft j is accepted given that all before it were; k, the draft
-length; s(j) = a_1 .. a_j, the survival: the probability that the first j drafts are all accepted;
-E = 1 + s(1) + .. + s(k), the tokens that a sequence gains in a step; T, the seconds of the step.
+Symbols:
 
-`step_of` makes the arrays from views and a cost model; whoever chooses (`ranking`, `search`,
-`policies`) knows nothing else. Arrays are not written to.
+    k       the draft length
+    a_j     the probability that draft j is accepted, given that all earlier drafts are accepted
+    s(j)    a_1 .. a_j, the survival: the probability that the first j drafts are all accepted
+    E       1 + s(1) + .. + s(k), the expected tokens of a sequence in a step
+    T       the seconds of the step
+
+`step_of` builds the arrays from views and a cost model. `ranking`, `search` and `policies` use
+these arrays only and do not modify them.
 """
 
 from __future__ import annotations
@@ -29,29 +33,34 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 IMPOSSIBLE = -np.inf
-"""The tokens that a draft deeper than allowed brings."""
+"""Value of a draft beyond the maximum draft length, so that it is never chosen."""
 
 RECOVERY_TOKENS = 32
-"""Tokens over which a sequence spends what it is ahead of its latency target, or makes good what it
-is behind: in one step it could do neither."""
+"""Number of tokens over which the slack of a sequence is spread. Slack is the time by which the
+sequence is ahead of its latency target (or behind it). One step is too short to use it up."""
 
 TOKENS_A_STEP = 2.0
-"""What a sequence that drafts gains in a step, about: what is paid once is spread over so many
-fewer steps than tokens. One a step would let requests resume that never earn it back."""
+"""Typical number of tokens per step of a sequence that drafts. One-time costs are spread over the
+remaining steps, which are the remaining tokens divided by this number. With 1.0, requests would
+resume drafting although they never recover the cost."""
 
 PREFILLING_TOKENS = 8.0
-"""What a step is worth to a request whose prompt is read beside it, in tokens. With 8 first tokens
-come at most 1.14 times as late as without speculation, with 4 up to 1.3 times, with 16 at most 1.06
-times (docs/results/first_token.md). But with 16 eight requests at once, with short outputs, are
-served at 0.96 of the best fixed length, with 8 at 0.98, and with 4 at 1.015 (docs/research/log)."""
+"""Value of a step for each request in prefill during that step, in tokens. A larger value favors
+shorter steps. The time to first token is at most 1.14 times that without speculation (1.3 times
+with 4.0, 1.06 times with 16.0; docs/results/first_token.md). With eight concurrent requests and
+short outputs, goodput is 0.98 of the best fixed length (1.015 with 4.0, 0.96 with 16.0;
+docs/research/log)."""
 
 MIN_STEP_S = 1e-9
-"""Keeps goodput finite where a cost model says that a step costs nothing."""
+"""Shortest duration of a step, so that goodput is finite even if the cost model returns 0."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A way and a draft length for each of B sequences; ways are rows of `Step`. Both [B]."""
+    """A drafting method and a draft length for each of B sequences.
+
+    ways: [B], rows of `Step`. lengths: [B], draft lengths.
+    """
 
     ways: Ints
     lengths: Ints
@@ -59,21 +68,32 @@ class Choice:
 
 @dataclass(frozen=True)
 class Step:
-    """What B sequences can do in a step, with R ways to draft (B where each has one).
+    """The possible drafts of B sequences in a step.
 
-    first_ways: [B], the row of each sequence's option 0; the others follow it. owners: [R], whose
-    way it is. caps: [R], the most drafts. survivals: [R, K], s(1)..s(K), IMPOSSIBLE beyond the cap.
-    gains: [R, K + 1], the tokens that 0..K drafts add, s(1) + .. + s(k), likewise. entries_s: [R],
-    seconds that the first draft brings by itself: `DraftOption.draft_s`, and reading what the draft
-    cache missed. The latter is paid once and serves every later step, so it is spread over the
-    steps that may still come, taken to be remaining / TOKENS_A_STEP.
-    has_passes: [R]. verify_s: seconds of target pass and host by the number of drafts in the step,
-    from 0 to the most there can be. pass_s: seconds of a draft pass by its rows.
-    batch_size: sequences of the whole step. held_tokens, held_rows: tokens, and rows in the draft
-    passes 1..K, that the step has anyway, among them a token for each sequence that generates
-    beside those of the views, and prefilling_tokens, which nobody gets: what the step is worth to
-    requests whose prompts are read in it. limits_s: [B], seconds a generated token that a sequence
-    may take from now on, infinite without a target; None where no sequence has one.
+    A "way" is one drafting method of one sequence. There are R ways; R = B if each sequence has
+    one. K is the largest draft length of any way.
+
+    first_ways: [B], the row of each sequence's option 0. Its other options are in the next rows.
+    owners: [R], the index of the sequence that the way belongs to.
+    caps: [R], the maximum draft length.
+    survivals: [R, K], s(1)..s(K); IMPOSSIBLE beyond the cap.
+    gains: [R, K + 1], the expected accepted drafts s(1) + .. + s(k) for k = 0..K; IMPOSSIBLE
+        beyond the cap.
+    entries_s: [R], fixed cost of drafting at all, in seconds: `DraftOption.draft_s`, the catch-up
+        of the draft cache, and the extra iterations of `CostModel.extra_iterations_s`. Catch-up is
+        needed once and benefits all later steps. It is therefore divided by the estimated number of
+        remaining steps, remaining / TOKENS_A_STEP.
+    has_passes: [R], whether the way runs draft passes.
+    verify_s: seconds of the target pass and the host, by the total number of drafts in the step,
+        from 0 to the maximum.
+    pass_s: seconds of a draft pass, by its number of rows.
+    batch_size: number of sequences of the whole step.
+    held_tokens: expected tokens that do not depend on the choice. They include one token for each
+        sequence, also for those that generate without a view, and prefilling_tokens.
+    held_rows: [K], rows of the draft passes 1..K that do not depend on the choice.
+    prefilling_tokens: value of the step for requests in prefill. No request receives these tokens.
+    limits_s: [B], maximum seconds per generated token from now on; infinite without a latency
+        target. None if no sequence has a target.
     """
 
     first_ways: Ints
@@ -97,33 +117,33 @@ class Step:
 
     @property
     def depth(self) -> int:
-        """The most drafts of any way, K."""
+        """K, the largest draft length of any way."""
         return self.survivals.shape[1]
 
     @cached_property
     def is_drafted(self) -> bool:
-        """Whether every way takes draft passes."""
+        """Whether all ways run draft passes."""
         return bool(self.has_passes.all())
 
     @cached_property
     def has_entries(self) -> bool:
-        """Whether a first draft brings seconds by itself."""
+        """Whether any way has a fixed cost."""
         return bool(self.entries_s.any())
 
     @cached_property
     def allowed_s(self) -> Floats:
-        """The longest that the step may take for a sequence to be within its latency target, by
-        its way and length; shape [R, K + 1]. Only where there are targets."""
+        """Longest step, in seconds, in which a sequence meets its latency target, for each way and
+        draft length; shape [R, K + 1]. It requires limits_s."""
         assert self.limits_s is not None
         allowed = self.limits_s[self.owners][:, None] * (1.0 + np.maximum(self.gains, 0.0))
         return np.where(self.gains >= 0.0, allowed, IMPOSSIBLE)
 
     def nothing(self) -> Choice:
-        """No drafts for anybody."""
+        """Draft length 0 for all sequences."""
         return Choice(self.first_ways, np.zeros(self.num_sequences, dtype=np.int64))
 
     def rows_by_pass(self, choice: Choice) -> Ints:
-        """Sequences in the draft passes 1..K, shape [K]."""
+        """Number of rows of the draft passes 1..K, shape [K]."""
         passes = choice.lengths
         if not self.is_drafted:
             passes = passes * self.has_passes[choice.ways]
@@ -140,7 +160,7 @@ class Step:
         return float(self.verify_s[choice.lengths.sum()] + drafting + catch_up)
 
     def among(self, members: Ints, held: Choice) -> Step:
-        """The step of these sequences alone, with all others held as they are."""
+        """The step restricted to these sequences. All others keep their part of `held`."""
         is_member = np.zeros(self.num_sequences, dtype=bool)
         is_member[members] = True
         ways = np.flatnonzero(is_member[self.owners])
@@ -163,7 +183,7 @@ class Step:
         )
 
     def with_ways(self, ways: Ints) -> Step:
-        """The step in which each sequence has this one way; ways: [B]."""
+        """The step in which each sequence has only the given way; ways: [B]."""
         if len(self.owners) == self.num_sequences:
             return self
         return replace(
@@ -179,7 +199,7 @@ class Step:
 
 
 def at_least(lengths: Ints, depth: int) -> Ints:
-    """How many of the lengths are at least 1..depth, shape [depth]."""
+    """For each j in 1..depth, the number of lengths that are at least j; shape [depth]."""
     return np.bincount(lengths, minlength=depth + 1)[:0:-1].cumsum()[::-1]
 
 
@@ -193,8 +213,10 @@ def step_of(
     num_prefilling: int = 0,
     last_num_tokens: int | None = None,
 ) -> Step:
-    """The arrays of these views, of which there must be one. The other arguments: see
-    `PlannerSettings`."""
+    """Build the step of these views. At least one view is required.
+
+    num_background, num_prefilling, last_num_tokens: see `PlannerSettings`.
+    """
     batch_size = len(views)
     context_lens, remaining, options, targets = zip(*map(_FIELDS, views), strict=True)
     assert all(options), "a view without an option"
@@ -243,18 +265,18 @@ def step_of(
 
 
 def _charges_s(text_lens: Ints, cost: CostModel) -> Floats:
-    """What its text adds to the iterations of a step by its being verified; shape of text_lens, the
-    tokens of each sequence with its drafts.
+    """Seconds of extra iterations that each sequence causes if its drafts are verified.
 
-    Right where all draft, which is then the sum; where some do, they are charged their share of an
-    excess that they may not reach alone.
+    text_lens: [B], context and drafts of each sequence, in tokens. The result has the same shape.
+    The sum is exact if all sequences draft. If only some of them draft, it is too high: each is
+    charged its share of the excess of all.
     """
     num_charged = float(text_lens.sum())
     return text_lens * (cost.extra_iterations_s(num_charged) / num_charged)
 
 
 def _limits_s(views: Sequence[SequenceView]) -> Floats:
-    """`Step.limits_s`: what a sequence is ahead or behind is spread over its next tokens."""
+    """`Step.limits_s`. The slack of a sequence is spread over its next tokens."""
     return np.array(
         [
             view.slo_s_per_token + view.slack_s / max(1, min(view.remaining, RECOVERY_TOKENS))
