@@ -31,6 +31,7 @@ def test_relative_paths_hold_wherever_the_file_is_copied_to(
         "kind": "torch",
         "model": str(tmp_path / "target"),
         "draft": None,
+        "heads": None,
         "dtype": "auto",
         "device": "cpu",
         "num_threads": 0,
