@@ -128,6 +128,22 @@ def first_minute(name: str, side: str = "goodput") -> Values:
     )
 
 
+def heads() -> Values:
+    """Goodput over no speculation: heads, draft model, all three; one and eight at once."""
+    found = study("heads-amd")
+    rates = found["tokens_per_s"]
+
+    def ratio(size: str, proposers: str) -> float:
+        arm = found["arms"].index(f"goodput: {proposers}")
+        return statistics.mean(one[arm] / one[0] for one in rates[size])
+
+    draft_model, medusa, all_three = "draft model, lookup", "heads, lookup", "all three"
+    return (
+        *(ratio(size, which) for size in ("1", "8") for which in (medusa, draft_model)),
+        *(ratio(size, all_three) for size in ("1", "8")),
+    )
+
+
 def useless_and_dear() -> Values:
     names = ("never-slower-useless.json", "never-slower-17m.json")
     return tuple(ratio for name in names for ratio in sorted(latency_ratios(name)))
@@ -239,6 +255,12 @@ FIGURES = [
         "([file](../results/never-slower-useless.json)). With one that costs a fifth of the target "
         "it is {:.2f} and {:.2f}",
         useless_and_dear,
+    ),
+    (
+        "docs/research/studies.md",
+        "one request at a time {:.2f} with heads and prompt lookup, {:.2f} with the draft model "
+        "and prompt lookup; 8 at once {:.2f} and {:.2f}. All three together: {:.2f} and {:.2f}",
+        heads,
     ),
     (
         "docs/concepts/draft-length.md",
