@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch_models import CONFIGS, MAX_LEN, OPENVINO, VOCAB_SIZE, check_rows, make_target
 
-from smartspec_py.core.types import SamplingParams, Verification
-from smartspec_py.engines.base import ROOT, Decode, Prefill, Verify, Work
+from smartspec_py.core.types import ROOT, SamplingParams, Verification
+from smartspec_py.engines.base import Decode, Prefill, Verify, Work
 from smartspec_py.engines.torch.sampling import VerifyRequest, verify
 from smartspec_py.engines.torch.target import TorchTarget
 from smartspec_py.engines.torch.tree import accepted_path, depths, path_to, visibility

@@ -22,6 +22,9 @@ SequenceId = int
 NO_TOKEN = -1
 """Placeholder where there is no token."""
 
+ROOT = -1
+"""The parent of drafts that directly follow the last known token of the sequence."""
+
 
 class FinishReason(StrEnum):
     """Why a request ended. Clients receive these values in `finish_reason`."""
@@ -121,6 +124,17 @@ class SamplingParams:
         return len(tokens)
 
 
+class Tree(NamedTuple):
+    """The shape of a tree of drafts.
+
+    parents: for each draft the index of the draft before it, or ROOT. Parents come first.
+    ranks: for each draft the number of the guess for its depth; 0 is the best one.
+    """
+
+    parents: tuple[int, ...]
+    ranks: tuple[int, ...]
+
+
 class DraftOption(NamedTuple):
     """One method of drafting for a sequence.
 
@@ -128,8 +142,8 @@ class DraftOption(NamedTuple):
         request, engine and proposer, and of the tokens left before max_tokens and the context
         limit.
     accept_probs: for each position up to max_draft_len, the estimated probability that the draft
-        is accepted, given that all earlier drafts of the step were accepted. An array is faster
-        to read than a tuple.
+        is accepted, given that all earlier drafts of the step were accepted. For the nodes of a
+        tree, see `TreeSpace.ranked`. An array is faster to read than a tuple.
     draft_lag: tokens that the proposer must process before it can propose. 0 if its cache is up to
         date, or if it processes the few missing tokens as part of drafting.
     has_draft_passes: whether drafting runs passes of a draft model. Prompt lookup runs none.

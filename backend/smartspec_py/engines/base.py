@@ -26,10 +26,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from smartspec_py.core.types import FinishReason, SamplingParams, SequenceId, Verification
+import numpy as np
+from numpy.typing import NDArray
 
-ROOT = -1
-"""The parent of drafts that directly follow the last token of the sequence."""
+from smartspec_py.core.types import (
+    FinishReason,
+    SamplingParams,
+    SequenceId,
+    Tree,
+    Verification,
+)
 
 
 class Prefill(NamedTuple):
@@ -185,6 +191,7 @@ class DraftTask(NamedTuple):
 
     tokens: all known tokens of the sequence; the first num_prompt are its prompt.
     reuses_prefix: see `Target.begin`.
+    tree: the planned tree of draft_len nodes; None for a chain. See `TreeProposer`.
     """
 
     sequence: SequenceId
@@ -193,6 +200,7 @@ class DraftTask(NamedTuple):
     draft_len: int
     sampling: SamplingParams
     reuses_prefix: bool = True
+    tree: Tree | None = None
 
 
 class Draft(NamedTuple):
@@ -223,6 +231,8 @@ class ProposerCapabilities:
         into cohorts. See `HindsightProposer.cohort`.
     gives_probs: whether drafts of sampled text come with their probabilities when the target needs
         them; see `TargetCapabilities.verifies_rejection`.
+    tree_depth: largest depth of its trees if it is a `TreeProposer`; 0 if it drafts chains.
+    tree_width: most guesses for one position.
     draft_s: seconds to draft for one sequence alone, and for each of many together, at any draft
         length. Used only without has_passes.
     """
@@ -234,6 +244,8 @@ class ProposerCapabilities:
     gives_probs: bool = False
     has_hindsight: bool = False
     cohorts: Mapping[str, float] = field(default_factory=dict)
+    tree_depth: int = 0
+    tree_width: int = 1
     draft_s: tuple[float, float] = (0.0, 0.0)
 
 
@@ -291,6 +303,19 @@ class HindsightProposer(Proposer, Protocol):
 
     def cohort(self, sequence: SequenceId) -> str:
         """The name, in `cohorts`, of the cohort of its current drafts for the sequence."""
+        ...
+
+
+class TreeProposer(HindsightProposer, Protocol):
+    """A proposer with several guesses for each position, which do not depend on each other.
+
+    Its drafts are a tree (`core.plan.trees`). Hindsight and acceptance estimates are about the
+    chain of its best guesses.
+    """
+
+    def rank_probs(self) -> NDArray[np.float64]:
+        """Probability that a guess is right if the best one is wrong, [tree_depth, tree_width], by
+        depth and rank. Column 0 has no meaning."""
         ...
 
 

@@ -4,6 +4,9 @@ Head i guesses the token i + 2 positions after the token whose state it reads. T
 the target drew its last token is known, so all heads guess at once and no model runs. A guess does
 not know the guesses before it. So heads are cheap, and the later ones are right less often than a
 draft model.
+
+If the target verifies trees, the drafts are a tree: for each depth several guesses of its head. The
+proposer learns how often each rank of guess is right if the best one is wrong.
 """
 
 from __future__ import annotations
@@ -11,18 +14,32 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from itertools import takewhile
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from smartspec_py.core.types import SequenceId
+from smartspec_py.core.types import NO_TOKEN, ROOT, SequenceId, Tree
 from smartspec_py.engines.base import NO_DRAFT, Draft, DraftTask, ProposerCapabilities
 from smartspec_py.engines.torch.cached_model import history_of
 from smartspec_py.engines.torch.processors import TokenHistory
-from smartspec_py.engines.torch.sampling import DraftRequest, draft_tokens
+from smartspec_py.engines.torch.sampling import DraftRequest, guess_tokens
+from smartspec_py.engines.torch.tree import depths
 
 NUM_TIMINGS = 5
 """How often drafting is timed. The fastest counts, because other processes only slow it down."""
+
+RANK_PRIOR = 0.3
+"""Assumed probability that one of the other guesses is right if the best one is wrong. It was 0.22
+to 0.45 with four guesses on the four workloads. Guess r has a share proportional to 1 / r^2."""
+
+RANK_TRIALS = 64.0
+"""Weight of this assumption, in wrong best guesses of a depth."""
+
+RANK_MEMORY = 0.999
+"""Decay factor of the counts of a depth for each wrong best guess."""
 
 
 class Heads(Protocol):
@@ -42,50 +59,91 @@ class Heads(Protocol):
         ...
 
 
+class _Guesses(NamedTuple):
+    """Guesses for the tokens after the first num_known. tokens: by depth, best first."""
+
+    num_known: int
+    tokens: list[list[int]]
+
+
 @dataclass(slots=True)
 class _Sequence:
     """state: [hidden_size], from which the last token was drawn. history: for sampling; None if it
-    does not depend on earlier tokens, or if nothing was drafted yet."""
+    does not depend on earlier tokens, or if nothing was drafted yet. guesses: the last ones."""
 
     state: torch.Tensor
     history: TokenHistory | None = None
+    guesses: _Guesses | None = None
 
 
 @dataclass(slots=True)
 class _Drafting:
-    """A task in progress. row: of the logits."""
+    """A task in progress. depth: number of heads that it needs. guesses, probs: of each head so
+    far."""
 
     task: DraftTask
-    row: int
+    depth: int
     history: TokenHistory | None
-    tokens: list[int]
-    probs: list[torch.Tensor]
+    guesses: list[list[int]]
+    probs: list[torch.Tensor | None]
 
     @property
-    def wants_more(self) -> bool:
-        has_ended = bool(self.tokens) and self.tokens[-1] in self.task.sampling.end_tokens
-        return len(self.tokens) < self.task.draft_len and not has_ended
+    def request(self) -> DraftRequest:
+        """For the next head. The guesses before it count as the best ones."""
+        best = tuple([guesses[0] for guesses in self.guesses])
+        position = len(self.task.tokens) + len(best)
+        return DraftRequest(self.task.sampling, position, self.history, best)
 
-    @property
     def draft(self) -> Draft:
-        return Draft(tuple(self.tokens), torch.stack(self.probs) if self.probs else None)
+        """The planned tree or chain, without missing guesses and nodes after an end token."""
+        task = self.task
+        tree = task.tree or Tree(tuple(range(ROOT, task.draft_len - 1)), (0,) * task.draft_len)
+        places, at = {ROOT: ROOT}, {ROOT: ROOT}  # of nodes that can have children: index and depth
+        tokens: list[int] = []
+        parents: list[int] = []
+        probs = []
+        for node, (parent, rank) in enumerate(zip(*tree, strict=True)):
+            if parent not in places:
+                continue
+            depth = at[parent] + 1
+            token = self.guesses[depth][rank]
+            if token == NO_TOKEN:
+                continue
+            if token not in task.sampling.end_tokens:
+                places[node], at[node] = len(tokens), depth
+            tokens.append(token)
+            parents.append(places[parent])
+            if (prob := self.probs[depth]) is not None:
+                probs.append(prob)
+        given = torch.stack(probs) if probs else None
+        return Draft(tuple(tokens), given, () if task.tree is None else tuple(parents))
 
 
 class HeadsProposer:
-    """Medusa heads as a `Proposer`. It knows only sequences whose hidden states were reported."""
+    """Medusa heads as a `TreeProposer`. It knows only sequences whose hidden states were
+    reported."""
 
-    def __init__(self, heads: Heads, max_sequences: int, longest: int) -> None:
-        """longest: the most tokens of a draft, even if there are more heads."""
+    def __init__(self, heads: Heads, max_sequences: int, longest: int, width: int = 1) -> None:
+        """longest: the most tokens of a draft. width: guesses of a head; 1 for chains."""
         self._heads = heads
         self._sequences: dict[SequenceId, _Sequence] = {}
         states = torch.zeros(max_sequences, heads.hidden_size, device=heads.device)
+        is_tree = width > 1 and longest > 1
         self._capabilities = ProposerCapabilities(
-            max_draft_len=min(heads.num_heads, longest),
+            max_draft_len=longest if is_tree else min(heads.num_heads, longest),
             has_passes=False,
             reads_hidden=True,
+            has_hindsight=True,
             gives_probs=True,
+            tree_depth=min(heads.num_heads, longest) if is_tree else 0,
+            tree_width=width if is_tree else 1,
             draft_s=(_seconds(heads, states[:1]), _seconds(heads, states) / max_sequences),
         )
+        shares = np.arange(1.0, width) ** -2.0
+        prior = RANK_PRIOR * RANK_TRIALS * shares / max(1.0, shares.sum())
+        self._right = np.zeros((heads.num_heads, width))
+        self._right[:, 1:] = prior
+        self._wrong = np.full((heads.num_heads, 1), RANK_TRIALS)
 
     @property
     def capabilities(self) -> ProposerCapabilities:
@@ -94,6 +152,10 @@ class HeadsProposer:
     def num_available(self, sequence: SequenceId, tokens: Sequence[int]) -> int:
         return self._capabilities.max_draft_len if sequence in self._sequences else 0
 
+    def rank_probs(self) -> NDArray[np.float64]:
+        probs: NDArray[np.float64] = self._right / self._wrong
+        return probs[: self._capabilities.tree_depth]
+
     @torch.inference_mode()
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         able = [task for task in tasks if task.draft_len and task.sequence in self._sequences]
@@ -101,17 +163,36 @@ class HeadsProposer:
             return [NO_DRAFT for _ in tasks]
         states = torch.stack([self._sequences[task.sequence].state for task in able])
         logits = self._heads.logits(states)
-        started = {
-            task.sequence: _Drafting(task, row, self._history(task), [], [])
-            for row, task in enumerate(able)
-        }
-        for head in range(max(task.draft_len for task in able)):
-            active = [drafting for drafting in started.values() if drafting.wants_more]
-            if active:
-                _draft_one(active, logits[:, head])
-        return [
-            started[task.sequence].draft if task.sequence in started else NO_DRAFT for task in tasks
+        started = [_Drafting(task, _depth(task), self._history(task), [], []) for task in able]
+        for head in range(max(drafting.depth for drafting in started)):
+            rows = [row for row, drafting in enumerate(started) if head < drafting.depth]
+            active = [started[row] for row in rows]
+            requests = [drafting.request for drafting in active]
+            found = guess_tokens(logits[rows, head], requests, self._capabilities.tree_width)
+            for drafting, guesses, prob in zip(active, *found, strict=True):
+                drafting.guesses.append(guesses)
+                drafting.probs.append(prob)
+        for drafting in started:
+            self._keep(drafting.task, drafting.guesses)
+        drafts = {drafting.task.sequence: drafting.draft() for drafting in started}
+        return [drafts.get(task.sequence, NO_DRAFT) for task in tasks]
+
+    def hindsight(
+        self, sequence: SequenceId, tokens: Sequence[int], generated: Sequence[int]
+    ) -> tuple[int, int]:
+        """See `HindsightProposer`, for the best guesses. (0, 0) if it did not draft."""
+        known = self._sequences.get(sequence)
+        if known is None or known.guesses is None or known.guesses.num_known != len(tokens):
+            return 0, 0
+        are_right = [
+            tokens[0] == token
+            for tokens, token in zip(known.guesses.tokens, generated, strict=False)
         ]
+        return len(are_right), sum(takewhile(bool, are_right))
+
+    def cohort(self, sequence: SequenceId) -> str:
+        """Not used, because there are no cohorts."""
+        return ""
 
     def observe(self, sequence: SequenceId, num_accepted: int, hidden: Any = None) -> None:
         """Keep the last state. The copy frees the states of the whole pass."""
@@ -139,23 +220,28 @@ class HeadsProposer:
             known.history.extend(task.tokens[len(known.history) :])
         return known.history
 
+    def _keep(self, task: DraftTask, guesses: list[list[int]]) -> None:
+        """Keep the guesses, and compare the last ones with the tokens that were generated."""
+        known = self._sequences[task.sequence]
+        if known.guesses is not None:
+            self._learn(known.guesses.tokens, task.tokens[known.guesses.num_known :])
+        known.guesses = _Guesses(len(task.tokens), guesses)
 
-def _draft_one(active: Sequence[_Drafting], logits: torch.Tensor) -> None:
-    """Draft one more token for each. logits: [n, vocab_size] of the head for this position."""
-    requests = [
-        DraftRequest(
-            one.task.sampling,
-            len(one.task.tokens) + len(one.tokens),
-            one.history,
-            tuple(one.tokens),
-        )
-        for one in active
-    ]
-    tokens, probs = draft_tokens(logits[[one.row for one in active]], requests)
-    for one, token, prob in zip(active, tokens, probs, strict=True):
-        one.tokens.append(token)
-        if prob is not None:
-            one.probs.append(prob)
+    def _learn(self, guesses: Sequence[Sequence[int]], generated: Sequence[int]) -> None:
+        """Count which guess was right where the best one was wrong. It stops where none was."""
+        for depth, (tokens, token) in enumerate(zip(guesses, generated, strict=False)):
+            if tokens[0] == token:
+                continue
+            self._right[depth] *= RANK_MEMORY
+            self._wrong[depth] = RANK_MEMORY * self._wrong[depth] + 1.0
+            if token not in tokens:
+                return
+            self._right[depth, tokens.index(token)] += 1.0
+
+
+def _depth(task: DraftTask) -> int:
+    """Number of heads that the task needs."""
+    return task.draft_len if task.tree is None else max(depths(task.tree.parents))
 
 
 @torch.inference_mode()

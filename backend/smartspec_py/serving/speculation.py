@@ -15,7 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from smartspec_py.core.learn.acceptance import AcceptanceTracker
-from smartspec_py.core.types import DraftOption, SequenceId, SequenceView, SpecPlan
+from smartspec_py.core.plan.trees import TreeSpace
+from smartspec_py.core.types import (
+    DraftOption,
+    SequenceId,
+    SequenceView,
+    SpecPlan,
+    Tree,
+    Verification,
+)
 from smartspec_py.engines.base import (
     SHORT_LAG,
     Draft,
@@ -23,10 +31,12 @@ from smartspec_py.engines.base import (
     Event,
     HindsightProposer,
     Proposer,
+    TreeProposer,
 )
 from smartspec_py.serving.request import Request
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 NO_PROBS: Floats = np.zeros(0)
 NO_OPTION = DraftOption(0, NO_PROBS, has_draft_passes=False)
@@ -57,6 +67,13 @@ class Speculation:
             for name, proposer in proposers.items()
             if proposer.capabilities.has_hindsight
         }
+        self._trees = {
+            name: (cast(TreeProposer, one), TreeSpace(depth, one.capabilities.tree_width))
+            for name, one in proposers.items()
+            if (depth := one.capabilities.tree_depth)
+        }
+        # For each sequence that can draft a tree: its ranked nodes, see `TreeSpace`.
+        self._nodes: dict[SequenceId, Ints] = {}
         # For each sequence in its last step: the candidate proposers, and the one that drafted.
         self._options: dict[SequenceId, tuple[str, ...]] = {}
         self._drafter: dict[SequenceId, str] = {}
@@ -99,7 +116,7 @@ class Speculation:
                 sequence = request.sequence
                 name = self._options[sequence][spec_plan.choices.get(sequence, 0)]
                 self._drafter[sequence] = name
-                tasks[name].append(_task(request, draft_len))
+                tasks[name].append(_task(request, draft_len, self._tree(name, sequence, draft_len)))
         found = {}
         for name, of_one in tasks.items():
             drafts = self._proposers[name].propose(of_one)
@@ -124,6 +141,8 @@ class Speculation:
                 proposer = self._proposers[name]
                 if drafted or proposer.capabilities.reads_hidden:
                     proposer.observe(request.sequence, accepted, event.hidden)
+                if event.path:  # of a tree; estimates are about the chain of best guesses
+                    drafted = 0
                 if not drafted and num_events[request.sequence] == 1:
                     drafted, accepted = self._hindsight(name, request, event)
                 if drafted or not proposer.capabilities.cohorts:
@@ -168,6 +187,7 @@ class Speculation:
         self.drop_cache(request)
         self._options.pop(request.sequence, None)
         self._drafter.pop(request.sequence, None)
+        self._nodes.pop(request.sequence, None)
         for name in request.proposers:
             self._acceptance[name].release(request.sequence)
 
@@ -191,7 +211,8 @@ class Speculation:
     def check_integrity(self, live: Iterable[Request]) -> None:
         """Raise AssertionError if there are estimates of requests that no longer exist."""
         known = {request.sequence for request in live}
-        assert self._options.keys() | self._drafter.keys() <= known, "options of requests gone"
+        kept = self._options.keys() | self._drafter.keys() | self._nodes.keys()
+        assert kept <= known, "options of requests gone"
         for name, acceptance in self._acceptance.items():
             strangers = acceptance.sequences - known
             assert not strangers, f"{name} keeps estimates of {sorted(strangers)[:5]}"
@@ -212,6 +233,10 @@ class Speculation:
             if most:
                 proposer = self._proposers[name]
                 num_available = proposer.num_available(request.sequence, request.tokens)
+            if num_available and name in self._trees:
+                space = self._trees[name][1]
+                longest = len(space) if _takes_trees(request) else space.depth
+                num_available = min(num_available, longest)
             found.append(_Candidate(name, min(most, num_available)))
         if len(found) > 1:
             found = [candidate for candidate in found if candidate.num_available] or found[:1]
@@ -222,23 +247,44 @@ class Speculation:
         self, requests: Sequence[Request], candidates: Sequence[Sequence[_Candidate]]
     ) -> list[Floats]:
         """For each candidate of each request, in order, an array of shape [num_available]."""
-        groups: dict[str, list[tuple[int, SequenceId, int, str]]] = defaultdict(list)
+        groups: dict[tuple[str, bool], list[tuple[int, SequenceId, int, str]]] = defaultdict(list)
         num_candidates = 0
         for request, of_one in zip(requests, candidates, strict=True):
             for name, num_available in of_one:
                 if num_available:
                     cohort = self._cohort(name, request)
                     candidate = (num_candidates, request.sequence, num_available, cohort)
-                    groups[name].append(candidate)
+                    is_tree = name in self._trees and _takes_trees(request)
+                    groups[name, is_tree].append(candidate)
                 num_candidates += 1
         found = [NO_PROBS] * num_candidates
-        for name, group in groups.items():
+        for (name, is_tree), group in groups.items():
             indices, sequences, caps, kinds = zip(*group, strict=True)
             depth = max(caps)
-            probs = self._acceptance[name].accept_probs(sequences, depth, kinds)
+            if is_tree:
+                probs = self._tree_probs(name, sequences, depth, kinds)
+            else:
+                probs = self._acceptance[name].accept_probs(sequences, depth, kinds)
             for index, cap, row in zip(indices, caps, probs, strict=True):
                 found[index] = row if cap == depth else row[:cap]
         return found
+
+    def _tree_probs(
+        self, name: str, sequences: Sequence[SequenceId], num_nodes: int, cohorts: Sequence[str]
+    ) -> Floats:
+        """`DraftOption.accept_probs` of the best num_nodes nodes, shape [n, num_nodes]."""
+        proposer, space = self._trees[name]
+        chain = self._acceptance[name].accept_probs(sequences, space.depth, cohorts)
+        nodes, probs = space.ranked(chain, proposer.rank_probs(), num_nodes)
+        self._nodes.update(zip(sequences, nodes, strict=True))
+        return probs
+
+    def _tree(self, name: str, sequence: SequenceId, draft_len: int) -> Tree | None:
+        """The planned tree; None if it is a chain."""
+        if name not in self._trees or sequence not in self._nodes:
+            return None
+        tree = self._trees[name][1].tree(self._nodes[sequence][:draft_len].tolist())
+        return tree if any(tree.ranks) else None
 
     def _drafts_s(self, num_sequences: int) -> dict[str, float]:
         """Seconds that each proposer needs per sequence if it drafts for so many."""
@@ -274,7 +320,13 @@ def _drafting(request: Request) -> tuple[str, ...]:
     return () if request.policy == "none" else request.proposers
 
 
-def _task(request: Request, draft_len: int) -> DraftTask:
+def _takes_trees(request: Request) -> bool:
+    """Whether its drafts may be a tree. Sampled drafts that are verified by rejection may not."""
+    sampling = request.sampling
+    return sampling.is_greedy or sampling.verification is Verification.COUPLED
+
+
+def _task(request: Request, draft_len: int, tree: Tree | None) -> DraftTask:
     return DraftTask(
         request.sequence,
         request.tokens,
@@ -282,6 +334,7 @@ def _task(request: Request, draft_len: int) -> DraftTask:
         draft_len,
         request.sampling,
         request.reuses_prefix,
+        tree,
     )
 
 

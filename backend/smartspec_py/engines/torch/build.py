@@ -19,7 +19,7 @@ from smartspec_py.engines.torch.context import choose_context_len
 from smartspec_py.engines.torch.graphs import GraphRunner
 from smartspec_py.engines.torch.llama import can_write_out
 from smartspec_py.engines.torch.medusa import MedusaHeads, load_heads
-from smartspec_py.engines.torch.pair import PairError, check_pair
+from smartspec_py.engines.torch.pair import PairError, check_pair, has_window
 from smartspec_py.engines.torch.runner import (
     CausalRunner,
     ModelError,
@@ -93,7 +93,10 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
     of_target = replace(own, batch_invariant=config.batch_invariant, gives_hidden=heads is not None)
     medusa = None if heads is None else _heads(heads, own)
     runner = _runner("engine.model", of_target, limits.max_draft_len + 1, config)
-    capabilities = stepwise_capabilities(limits, vocab_size, runner.bytes_per_token)
+    capabilities = replace(
+        stepwise_capabilities(limits, vocab_size, runner.bytes_per_token),
+        verifies_trees=not has_window(load_config(own)),
+    )
     target = TorchTarget(runner, capabilities, reuses_prefixes=reuses)
     runners, proposer = [runner], None
     proposers: dict[str, Proposer] = {}
@@ -121,7 +124,8 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
     cache = folder / config.profile_cache if config.profile_cache else None
     cost = cached_profile(target, proposer, shape, cache, identity, limits.profile_s)
     if medusa is not None:
-        proposers[HEADS] = HeadsProposer(medusa, num_rows, limits.max_draft_len)
+        width = limits.max_tree_width if capabilities.verifies_trees else 1
+        proposers[HEADS] = HeadsProposer(medusa, num_rows, limits.max_draft_len, width)
     for one in runners:
         one.time_pass(1, 1, 0)  # warm up: with a cached profile, the first request would be slow
     path = profile_path(shape, cache, identity)

@@ -134,8 +134,8 @@ def _check_architecture(name: str, config: Any) -> None:
             "give a model that AutoModelForCausalLM loads"
         )
     layers = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
-    if not getattr(config, "layer_types", None) and _has_window(config):
-        layers = {"sliding_attention"}
+    if has_window(config):
+        layers.add("sliding_attention")
     if config.model_type in WINDOWED:
         layers.discard("sliding_attention")
     if layers:
@@ -147,7 +147,10 @@ def _check_architecture(name: str, config: Any) -> None:
         )
 
 
-def _has_window(config: Any) -> bool:
+def has_window(config: Any) -> bool:
+    """Whether a layer attends to a sliding window."""
+    if layers := getattr(config, "layer_types", None):
+        return "sliding_attention" in layers
     window = getattr(config, "sliding_window", None)
     return window is not None and getattr(config, "use_sliding_window", True) is not False
 

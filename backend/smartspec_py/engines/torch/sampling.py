@@ -36,12 +36,11 @@ from itertools import accumulate
 
 import torch
 
-from smartspec_py.core.types import NO_TOKEN, SamplingParams, Verification
-from smartspec_py.engines.base import ROOT
+from smartspec_py.core.types import NO_TOKEN, ROOT, SamplingParams, Verification
 from smartspec_py.engines.torch.noise import Stream, noise_key, uniform_noise
 from smartspec_py.engines.torch.processors import ShapedLogits, Span, TokenHistory
 from smartspec_py.engines.torch.tree import accepted_path, depths, path_to
-from smartspec_py.engines.torch.truncation import Candidates, truncate, truncation_kind
+from smartspec_py.engines.torch.truncation import Candidates, best_tokens, truncate, truncation_kind
 
 _MAX_SCORES = 1 << 24
 """Scores held at once: 128 MiB of float64. Intermediate results take a few times as much."""
@@ -140,8 +139,20 @@ def draft_tokens(
 ) -> tuple[list[int], list[torch.Tensor | None]]:
     """Draft one token from each row of logits [len(requests), vocab], float32.
 
-    Also returns the distribution of each draw, [vocab] float32. It is None for greedy tokens and
-    for draws with the target's noise.
+    Also returns the distribution of each draw, as `guess_tokens` does.
+    """
+    guesses, probs = guess_tokens(logits, requests, 1)
+    return [token for (token,) in guesses], probs
+
+
+def guess_tokens(
+    logits: torch.Tensor, requests: Sequence[DraftRequest], width: int
+) -> tuple[list[list[int]], list[torch.Tensor | None]]:
+    """The `width` best guesses from each row of logits [len(requests), vocab], float32.
+
+    The first guess is the draft. The others are the next best ones with the same noise; NO_TOKEN if
+    there is none, as for draws from the row's own distribution. That distribution is also returned,
+    [vocab] float32. It is None for greedy tokens and for draws with the target's noise.
     """
     spans = [
         Span(row, 1, one.sampling, one.position, _history(one), one.provisional)
@@ -151,18 +162,26 @@ def draft_tokens(
     rows = ShapedLogits(logits, spans)
     sampled = [(row, one) for row, one in enumerate(requests) if not one.sampling.is_greedy]
     draws = [_Draw(row, one.sampling, one.position) for row, one in sampled]
-    tokens = rows.argmax()
+    tokens = logits.new_full((len(requests), width), NO_TOKEN, dtype=torch.long)
+    tokens[:, 0] = rows.argmax()
+    greedy = [row for row, one in enumerate(requests) if one.sampling.is_greedy]
+    if width > 1 and greedy:
+        tokens[greedy] = best_tokens(rows.take(greedy), width)
     probs: list[torch.Tensor | None] = [None] * len(requests)
     for group in _groups(draws, logits):
         candidates = _candidates(rows, group)
         is_coupled = group[0].sampling.verification is Verification.COUPLED
-        stream = Stream.TARGET if is_coupled else Stream.DRAFT
-        tokens[_index(group, logits)] = candidates.draw(_keys(group, stream, logits))
-        if not is_coupled:
+        if is_coupled:
+            keys = _keys(group, Stream.TARGET, logits)
+            drawn = candidates.best(keys, width)
+            tokens[_index(group, logits), : drawn.shape[-1]] = drawn
+        else:
+            drawn = candidates.draw(_keys(group, Stream.DRAFT, logits))
+            tokens[_index(group, logits), 0] = drawn
             for draw, drawn_from in zip(group, candidates.spread(logits.shape[-1]), strict=True):
                 probs[draw.row] = drawn_from
-    drafts: list[int] = tokens.tolist()
-    return drafts, probs
+    guesses: list[list[int]] = tokens.tolist()
+    return guesses, probs
 
 
 def _accepted(

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from smartspec_py.engines.base import ROOT
+from smartspec_py.core.types import ROOT
 
 
 def depths(parents: Sequence[int]) -> list[int]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from smartspec_py.core.types import SamplingParams
+from smartspec_py.core.types import NO_TOKEN, SamplingParams
 from smartspec_py.engines.torch.noise import gumbel_noise
 
 
@@ -32,6 +32,18 @@ class Candidates:
         """Draw one token per row, [n], with the noise of these keys [n]."""
         best = (self.scores + gumbel_noise(keys, self.tokens)).argmax(-1, keepdim=True)
         return self._tokens_of_rows().gather(-1, best)[:, 0]
+
+    def best(self, keys: torch.Tensor, num: int) -> torch.Tensor:
+        """The token that `draw` returns, and the next best ones with the same noise, best first.
+
+        Shape [n, min(num, m)]; NO_TOKEN where fewer tokens are kept.
+        """
+        if num == 1:
+            return self.draw(keys)[:, None]
+        scores = self.scores + gumbel_noise(keys, self.tokens)
+        best = scores.topk(min(num, scores.shape[-1]))
+        tokens = self._tokens_of_rows().gather(-1, best.indices)
+        return tokens.masked_fill(best.values == -torch.inf, NO_TOKEN)
 
     def probs(self) -> torch.Tensor:
         """[n, m], float32."""
@@ -64,7 +76,7 @@ def truncate(logits: torch.Tensor, params: Sequence[SamplingParams]) -> Candidat
         width = min(max(p.top_k for p in params), vocab_size)
     elif not has_top_p:
         width = _largest_count(_is_probable(logits.double() / temperature, params))
-    tokens = _best_tokens(logits, width)
+    tokens = best_tokens(logits, width)
     scores = _cut(logits.gather(-1, tokens).double() / temperature, params)
     if width == vocab_size:
         # Waiting for the device once costs less than hashing noise for a whole vocabulary.
@@ -95,7 +107,7 @@ def _is_probable(scores: torch.Tensor, params: Sequence[SamplingParams]) -> torc
     return scores >= scores.amax(-1, keepdim=True) + log_min_p
 
 
-def _best_tokens(logits: torch.Tensor, width: int) -> torch.Tensor:
+def best_tokens(logits: torch.Tensor, width: int) -> torch.Tensor:
     """The best `width` tokens of each row [n, width], best first; on ties the lower token id."""
     # A key is the float32 bits as an integer of the same order, then the token, so all keys differ.
     # Adding 0 turns -0.0 into 0.0.
