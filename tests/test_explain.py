@@ -241,3 +241,17 @@ def test_the_command_shows_a_lookup_and_writes_json(tmp_path: Path) -> None:
     assert document["step"]["candidates"][0]["tokens_per_s"] == pytest.approx(500)
     assert document["step"]["candidates"][0]["options"] == [1]
     assert "2 requests in prefill" in " ".join(result.stderr.split())
+
+
+def test_a_tree_is_shown_with_its_accepted_nodes(tmp_path: Path) -> None:
+    """Its nodes are not trials of a chain: they are not counted in the acceptance table."""
+    tree = DraftOption(3, (0.5, 0.6, 0.7), 0, False, is_tree=True)
+    views = [SequenceView(1, 50, 40, "goodput", (tree,))]
+    one = step(views, evaluate(views, [3], COST), [2])
+    one = replace(one, events=[one.events[0]._replace(path=(0, 2))])
+    path = tmp_path / "steps.jsonl"
+    write_steps(path, StepTraceFile({}, COST, [one]))
+    result = CliRunner().invoke(app, ["explain", "--trace", str(path)])
+    assert result.exit_code == 0, result.output
+    assert "the 3 best nodes of a tree, accepted 2: 1, 3" in " ".join(result.stdout.split())
+    assert window([one]).reliability == []

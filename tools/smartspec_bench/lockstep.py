@@ -113,9 +113,15 @@ class Side:
     """One policy. `begin` a phase, `step` until it `is_over`. Times are seconds from its begin."""
 
     def __init__(
-        self, policy: str, engine: Engine, config: ServerConfig, fields: Mapping[str, Any]
+        self,
+        policy: str,
+        engine: Engine,
+        config: ServerConfig,
+        fields: Mapping[str, Any],
+        watch: Stopwatch | None = None,
     ) -> None:
-        """fields: of every request's `GenerateParams`, without text and policy."""
+        """fields: of every request's `GenerateParams`, without text and policy. watch: None is a
+        new one."""
         self.policy = policy
         self.engine = engine
         self.config = config
@@ -123,7 +129,7 @@ class Side:
         self.passes_s = (0.0, 0.0)
         """Seconds of the phase spent on drafting, and in the target's passes."""
         self.exchanges: list[Exchange] = []
-        self.watch = Stopwatch()
+        self.watch = watch or Stopwatch()
         self._fields = fields
         self._intake = Intake(
             engine, config.limits, defaults_of(engine, config), clock=self.watch.now

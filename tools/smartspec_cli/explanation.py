@@ -172,15 +172,17 @@ def _judged(
 
 
 def _reliability(steps: Sequence[StepRecord]) -> list[ReliabilityBin | None]:
-    """One bin per tenth of predicted acceptance; None for an empty bin."""
+    """One bin per tenth of predicted acceptance; None for an empty bin. Trees are left out: their
+    predictions are about paths."""
     predicted, accepted, trials = [0.0] * NUM_BINS, [0] * NUM_BINS, [0] * NUM_BINS
     for step in steps:
         decision = step.decision
         drafted = {view.sequence: decision.plan.option(view) for view in decision.views}
         for event in step.events:
-            if event.sequence not in drafted:
-                continue  # its tokens were planned in an earlier step
-            probs = drafted[event.sequence].accept_probs
+            option = drafted.get(event.sequence)
+            if option is None or option.is_tree:
+                continue  # without an option, its tokens were planned in an earlier step
+            probs = option.accept_probs
             for j in range(accept_trials(event.num_drafted, event.num_accepted)):
                 bin_ = _bin(float(probs[j]))
                 predicted[bin_] += float(probs[j])
@@ -247,9 +249,10 @@ def _scaled(cost: CostModel, target: float, draft: float) -> CostModel:
 
 
 def _recalibrated(view: SequenceView, reliability: Sequence[ReliabilityBin | None]) -> SequenceView:
-    """Add the observed error of its bin to each acceptance probability of every option."""
+    """Add the observed error of its bin to each acceptance probability of every chain."""
     moved = (
-        one._replace(accept_probs=_moved(one.accept_probs, reliability)) for one in view.options
+        one if one.is_tree else one._replace(accept_probs=_moved(one.accept_probs, reliability))
+        for one in view.options
     )
     return replace(view, options=tuple(moved))
 

@@ -252,24 +252,13 @@ class SimProposer:
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         if self._has_passes:
-            self._clock.sleep(self._propose_s(tasks))
+            lags = [self.draft_lag(task.sequence, len(task.tokens)) for task in tasks]
+            self._clock.sleep(drafting_s(self._cost, [task.draft_len for task in tasks], lags))
             for task in tasks:
                 known = len(task.tokens)
                 self._num_computed_tokens[task.sequence] = known
                 self._last_task[task.sequence] = (known, task.draft_len)
         return [_draft(self._number, task.draft_len) for task in tasks]
-
-    def _propose_s(self, tasks: Sequence[DraftTask]) -> float:
-        lengths = sorted([task.draft_len for task in tasks])
-        lags = [self.draft_lag(task.sequence, len(task.tokens)) for task in tasks]
-        late = [lag for lag in lags if lag > SHORT_LAG]
-        passes_s, begun = 0.0, 0
-        for index, length in enumerate(lengths):
-            # Passes begun + 1 .. length have as many rows as tasks are at least so long.
-            if length > begun:
-                passes_s += (length - begun) * self._cost.draft_s(len(lengths) - index)
-                begun = length
-        return passes_s + self._cost.draft_s(len(late)) + self._cost.catch_up_s * sum(late)
 
     def observe(self, sequence: SequenceId, num_accepted: int, hidden: Any = None) -> None:
         if (task := self._last_task.get(sequence)) is not None:
@@ -288,6 +277,19 @@ class SimProposer:
 
     def close(self) -> None:
         self._num_computed_tokens.clear()
+
+
+def drafting_s(cost: CostModel, draft_lens: Sequence[int], lags: Sequence[int]) -> float:
+    """Seconds of the draft passes for these sequences, catch-up included."""
+    lengths = sorted(draft_lens)
+    late = [lag for lag in lags if lag > SHORT_LAG]
+    passes_s, begun = 0.0, 0
+    for index, length in enumerate(lengths):
+        # Passes begun + 1 .. length have as many rows as tasks are at least so long.
+        if length > begun:
+            passes_s += (length - begun) * cost.draft_s(len(lengths) - index)
+            begun = length
+    return passes_s + cost.draft_s(len(late)) + cost.catch_up_s * sum(late)
 
 
 @lru_cache(maxsize=1024)

@@ -72,3 +72,18 @@ class Stopwatch:
         finally:
             self.ran_s += time.monotonic() - self._since_s
             self._since_s = None
+
+
+class VirtualStopwatch(Stopwatch):
+    """A stopwatch that moves only by `sleep`. What is slept while it runs counts as run."""
+
+    def now(self) -> float:
+        return self._slept_s
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        before_s = self._slept_s
+        try:
+            yield
+        finally:
+            self.ran_s += self._slept_s - before_s

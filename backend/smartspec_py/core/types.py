@@ -148,6 +148,7 @@ class DraftOption(NamedTuple):
         date, or if it processes the few missing tokens as part of drafting.
     has_draft_passes: whether drafting runs passes of a draft model. Prompt lookup runs none.
     draft_s: seconds of drafting in addition to draft passes, the same for any draft length.
+    is_tree: whether the drafts are the nodes of a tree. The planner does not use this.
     """
 
     max_draft_len: int
@@ -155,6 +156,7 @@ class DraftOption(NamedTuple):
     draft_lag: int = 0
     has_draft_passes: bool = True
     draft_s: float = 0.0
+    is_tree: bool = False
 
 
 @dataclass(slots=True)

@@ -38,6 +38,10 @@ from smartspec_py.serving.request import Request
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
+MAX_NODES = 512
+"""Most nodes of all trees that the planner chooses from, so that planning takes less than 1 ms.
+With many requests, large trees do not pay off."""
+
 NO_PROBS: Floats = np.zeros(0)
 NO_OPTION = DraftOption(0, NO_PROBS, has_draft_passes=False)
 """The option of a sequence without a proposer."""
@@ -88,7 +92,8 @@ class Speculation:
         room: most tokens that each may draft, where memory is limited. now: by the clock of the
         request's times.
         """
-        candidates = [self._candidates(request, room) for request in requests]
+        most_nodes = MAX_NODES // max(1, len(requests))
+        candidates = [self._candidates(request, room, most_nodes) for request in requests]
         probs = iter(self._accept_probs(requests, candidates))
         drafts_s = self._drafts_s(len(requests))
         views = []
@@ -217,8 +222,12 @@ class Speculation:
             strangers = acceptance.sequences - known
             assert not strangers, f"{name} keeps estimates of {sorted(strangers)[:5]}"
 
-    def _candidates(self, request: Request, room: Mapping[SequenceId, int]) -> list[_Candidate]:
+    def _candidates(
+        self, request: Request, room: Mapping[SequenceId, int], most_nodes: int
+    ) -> list[_Candidate]:
         """The request's proposers that can draft now, at least one entry.
+
+        most_nodes: of a tree, beyond a chain, unless the policy is a fixed length.
 
         The names are stored in `_options`. Other proposers would only cost the planner time.
         """
@@ -234,9 +243,7 @@ class Speculation:
                 proposer = self._proposers[name]
                 num_available = proposer.num_available(request.sequence, request.tokens)
             if num_available and name in self._trees:
-                space = self._trees[name][1]
-                longest = len(space) if _takes_trees(request) else space.depth
-                num_available = min(num_available, longest)
+                num_available = min(num_available, self._num_nodes(name, request, most_nodes))
             found.append(_Candidate(name, min(most, num_available)))
         if len(found) > 1:
             found = [candidate for candidate in found if candidate.num_available] or found[:1]
@@ -279,6 +286,13 @@ class Speculation:
         self._nodes.update(zip(sequences, nodes, strict=True))
         return probs
 
+    def _num_nodes(self, name: str, request: Request, most_nodes: int) -> int:
+        space = self._trees[name][1]
+        if not _takes_trees(request):
+            return space.depth
+        is_fixed = request.policy.startswith("fixed:")
+        return len(space) if is_fixed else min(len(space), max(space.depth, most_nodes))
+
     def _tree(self, name: str, sequence: SequenceId, draft_len: int) -> Tree | None:
         """The planned tree; None if it is a chain."""
         if name not in self._trees or sequence not in self._nodes:
@@ -307,7 +321,10 @@ class Speculation:
             return NO_OPTION
         lag = proposer.draft_lag(request.sequence, len(request.tokens))
         lag = lag if lag > SHORT_LAG else 0
-        return DraftOption(num_available, probs, lag, self._has_passes[name], drafts_s[name])
+        is_tree = name in self._trees and _takes_trees(request)
+        return DraftOption(
+            num_available, probs, lag, self._has_passes[name], drafts_s[name], is_tree
+        )
 
     def _caching(self, request: Request) -> Proposer | None:
         """The request's proposer that has a cache. There is at most one."""

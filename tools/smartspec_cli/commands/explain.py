@@ -22,6 +22,7 @@ from smartspec_cli.commands import (
     write_json,
 )
 from smartspec_cli.explanation import Candidate, WindowReport, candidates, options, window
+from smartspec_py.core.types import SequenceId
 from smartspec_py.serving.step import StepRecord
 from smartspec_py.serving.step_trace import StepTraceFile
 from smartspec_sim.traces.files import TraceError
@@ -80,7 +81,7 @@ def explain(
     plans, report = candidates(shown), window(found.steps)
     console = result_console(json_file)
     console.print(_step_table(shown, plans))
-    console.print(_candidate_table(f"Sequence {chosen}, draft length", lengths))
+    console.print(_sequence_table(shown, chosen, lengths))
     _show_window(report, console)
     document = {
         "window": asdict(report),
@@ -131,6 +132,23 @@ def _step_table(step: StepRecord, plans: Sequence[Candidate]) -> Table:
     table.caption = f"actual: {step.num_generated} tokens in {1e3 * step.total_s:.1f} ms" + (
         f", together with {', '.join(beside)}" if beside else ""
     )
+    return table
+
+
+def _sequence_table(step: StepRecord, sequence: SequenceId, found: Sequence[Candidate]) -> Table:
+    table = _candidate_table(f"Sequence {sequence}, draft length", found)
+    option = next(
+        step.decision.plan.option(view) for view in step.decision.views if view.sequence == sequence
+    )
+    for event in step.events:
+        if event.sequence == sequence and event.num_drafted:
+            nodes = f": {', '.join(str(node + 1) for node in event.path)}" if event.path else ""
+            of = (
+                f"the {event.num_drafted} best nodes of a tree"
+                if option.is_tree
+                else (f"{event.num_drafted} drafts")
+            )
+            table.caption = f"verified: {of}, accepted {event.num_accepted}{nodes}"
     return table
 
 

@@ -93,7 +93,8 @@ def step_from_json(
 
 def _event_from_json(raw: Mapping[str, Any]) -> Event:
     tokens = (NO_TOKEN,) * raw["num_tokens"]
-    return Event(raw["sequence"], tokens, raw["num_drafted"], raw["num_accepted"])
+    path = tuple(raw.get("path", ()))
+    return Event(raw["sequence"], tokens, raw["num_drafted"], raw["num_accepted"], path=path)
 
 
 def view_from_json(raw: Mapping[str, Any]) -> SequenceView:

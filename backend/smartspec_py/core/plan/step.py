@@ -226,7 +226,7 @@ def step_of(
         num_ways = np.array(list(map(len, options)))
         first_ways = np.cumsum(num_ways) - num_ways
         owners = np.repeat(owners, num_ways)
-    cap_list, probs, lags, has_passes, drafts_s = zip(*ways, strict=True)
+    cap_list, probs, lags, has_passes, drafts_s, _ = zip(*ways, strict=True)
     caps = np.array(cap_list)
     most = caps if len(ways) == batch_size else np.maximum.reduceat(caps, first_ways)
     num_tokens = np.arange(batch_size, batch_size + int(most.sum()) + 1, dtype=np.float64)
