@@ -144,6 +144,22 @@ def heads() -> Values:
     )
 
 
+def tree_rates(arm: str, *sizes: str) -> Values:
+    """Tokens per second on mixed texts over no speculation."""
+    found = study("trees")
+    index = found["arms"].index(arm)
+    return tuple(
+        of_size[index]["mixed"]["tokens_per_s"] / of_size[0]["mixed"]["tokens_per_s"]
+        for of_size in (found["slots"][size] for size in sizes)
+    )
+
+
+def tree_drafts() -> Values:
+    found = study("trees")
+    index = found["arms"].index("goodput: tree of heads")
+    return tuple(found["slots"][size][index]["mixed"]["drafts"] for size in ("1", "8", "32"))
+
+
 def useless_and_dear() -> Values:
     names = ("never-slower-useless.json", "never-slower-17m.json")
     return tuple(ratio for name in names for ratio in sorted(latency_ratios(name)))
@@ -261,6 +277,26 @@ FIGURES = [
         "one request at a time {:.2f} with heads and prompt lookup, {:.2f} with the draft model "
         "and prompt lookup; 8 at once {:.2f} and {:.2f}. All three together: {:.2f} and {:.2f}",
         heads,
+    ),
+    (
+        "docs/research/studies.md",
+        "trees of heads reaches {:.2f} of no speculation with one request, {:.2f} with 8 and "
+        "{:.2f} with 32; with chains of heads {:.2f}, {:.2f} and {:.2f}",
+        lambda: (
+            *tree_rates("goodput: tree of heads", "1", "8", "32"),
+            *tree_rates("goodput: chain of heads", "1", "8", "32"),
+        ),
+    ),
+    (
+        "docs/research/studies.md",
+        "It chooses {:.1f}, {:.1f} and {:.1f} drafts per step. A fixed tree of 32 drafts reaches "
+        "{:.2f}, {:.2f} and {:.2f}. All proposers together reach {:.2f} with trees and {:.2f}",
+        lambda: (
+            *tree_drafts(),
+            *tree_rates("heads, tree of 32", "1", "8", "32"),
+            *tree_rates("goodput: all, trees", "1"),
+            *tree_rates("goodput: all, chains", "1"),
+        ),
     ),
     (
         "docs/concepts/draft-length.md",
