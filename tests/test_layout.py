@@ -33,6 +33,7 @@ LAYERS = (
     "smartspec_py",
     "smartspec_trtllm",
     "smartspec_launch",
+    "smartspec_openai",
     "smartspec_testing",
     "smartspec_sim",
     "smartspec_bench",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import textwrap
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -20,6 +20,7 @@ from pydantic.fields import FieldInfo
 
 from smartspec_cli.api_doc import api_markdown
 from smartspec_cli.app import app
+from smartspec_openai.schema import ChatRequest, CompletionRequest, Generation
 from smartspec_py.serving.config import (
     BatchTableConfig,
     LimitsConfig,
@@ -33,6 +34,14 @@ from smartspec_py.serving.config import (
 FOLDER = Path(__file__).parents[2] / "docs" / "reference"
 
 COLUMNS = 100
+
+_OPENAI_HEAD = """\
+# Fields of the OpenAI-compatible endpoint
+
+Generated from the code by `python -m smartspec_cli.reference`. How to use the endpoint:
+[OpenAI-compatible endpoint](../operate/openai.md). Fields that OpenAI does not have are the
+[request fields](tensors.md) with the same names.
+"""
 
 _COMMANDS_HEAD = """\
 # Command line
@@ -134,6 +143,28 @@ def engine_json_markdown() -> str:
     return "\n".join(parts)
 
 
+def openai_markdown() -> str:
+    """The page of the fields of the OpenAI-compatible endpoint."""
+    shared = Generation.model_fields
+    parts = [_OPENAI_HEAD, "## Both routes\n", _fields(shared)]
+    for title, model in (
+        ("/v1/chat/completions", ChatRequest),
+        ("/v1/completions", CompletionRequest),
+    ):
+        own = {name: field for name, field in model.model_fields.items() if name not in shared}
+        parts += [f"## `POST {title}`\n", _fields(own)]
+    return "\n".join(parts)
+
+
+def _fields(fields: Mapping[str, FieldInfo]) -> str:
+    """A list of fields: type, range, default and meaning."""
+    lines = [
+        _item(f"`{name}` ({', '.join(_rules(field))}): {field.description}")
+        for name, field in fields.items()
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def _keys(model: type[BaseModel]) -> str:
     """A list of the model's keys: type, range, default and meaning, which is in the docstring."""
     summary, meanings = _documented(model)
@@ -216,6 +247,7 @@ PAGES = {
     "tensors.md": api_markdown,
     "command-line.md": command_line_markdown,
     "engine-json.md": engine_json_markdown,
+    "openai.md": openai_markdown,
 }
 
 

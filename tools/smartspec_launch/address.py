@@ -82,7 +82,7 @@ def free_address(host: str = "127.0.0.1") -> Address:
 def behind_front(address: Address) -> Address:
     """The same address with a front on its HTTP port. Triton's own HTTP gets a free port."""
     candidates = random.sample(INTERNAL_PORTS, 100)
-    port = next(port for port in candidates if _can_bind(LOOPBACK, port))
+    port = next(port for port in candidates if can_bind(LOOPBACK, port))
     return replace(address, triton_http_port=port)
 
 
@@ -91,11 +91,12 @@ def taken_ports(address: Address) -> list[int]:
     return [
         port
         for port in (address.http_port, address.grpc_port, address.metrics_port)
-        if not _can_bind(address.host, port)
+        if not can_bind(address.host, port)
     ]
 
 
-def _can_bind(host: str, port: int) -> bool:
+def can_bind(host: str, port: int) -> bool:
+    """Whether the port is free."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         # Triton sets this option too: a port whose last connection is in TIME_WAIT is free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

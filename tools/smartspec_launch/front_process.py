@@ -1,12 +1,17 @@
-"""Starts and stops the HTTP front as a child process."""
+"""Processes beside Triton: the HTTP front, and the OpenAI-compatible endpoint."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import IO
 
-from smartspec_launch.address import Address
+from smartspec_launch.address import DIRECT, Address
+from smartspec_py.api.contract import MODEL_NAME
 
 MIN_BODY_BYTES = 1 << 20
 BYTES_PER_TOKEN = 6 * 64
@@ -17,6 +22,8 @@ UNKNOWN_BODY_BYTES = 8 << 20
 """Limit if the models define the context length, which is known only after they are loaded."""
 
 EXIT_S = 5.0
+START_S = 20.0
+POLL_S = 0.1
 
 
 def max_body_bytes(max_context_len: int | None, triton_bears_bytes: int) -> int:
@@ -29,15 +36,18 @@ def max_body_bytes(max_context_len: int | None, triton_bears_bytes: int) -> int:
     return min(max(MIN_BODY_BYTES, BYTES_PER_TOKEN * max_context_len), triton_bears_bytes)
 
 
-class Front:
-    """The front process. The constructor starts it. It ends on `stop` or with this process."""
+class Companion:
+    """A process beside Triton. It starts at once, and ends on `stop` or with this process."""
 
-    def __init__(self, address: Address, max_body: int, log: IO[bytes]) -> None:
-        command = [sys.executable, "-m", "smartspec_launch.front"]
-        command += [f"--host={address.host}", f"--port={address.http_port}"]
-        command += [f"--triton={address.triton_url}", f"--max-body-bytes={max_body}"]
+    def __init__(self, name: str, command: Sequence[str], log: IO[bytes]) -> None:
+        """name: for messages, such as "The HTTP front". command: arguments of Python."""
+        self.name = name
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
+            [sys.executable, *command],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
         )
 
     @property
@@ -45,11 +55,11 @@ class Front:
         return self._process.pid
 
     def poll(self) -> int | None:
-        """The exit code, or None while the front runs."""
+        """The exit code, or None while it runs."""
         return self._process.poll()
 
     def stop(self, timeout_s: float = EXIT_S) -> None:
-        """Stop the front. Open responses get timeout_s to end, then it is killed. Idempotent."""
+        """Stop it. Open responses get timeout_s to end, then it is killed. Idempotent."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
@@ -57,3 +67,49 @@ class Front:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+def start_front(address: Address, max_body: int, log: IO[bytes]) -> Companion:
+    """Start the HTTP front of this address."""
+    command = ["-m", "smartspec_launch.front"]
+    command += [f"--host={address.host}", f"--port={address.http_port}"]
+    command += [f"--triton={address.triton_url}", f"--max-body-bytes={max_body}"]
+    return Companion("The HTTP front", command, log)
+
+
+@dataclass(frozen=True)
+class OpenAi:
+    """How to start the OpenAI-compatible endpoint. model_dir: of the target, with its tokenizer.
+    chat_template: None uses that of the model. api_key_file: None uses the environment."""
+
+    port: int
+    model_dir: Path
+    chat_template: Path | None = None
+    api_key_file: Path | None = None
+
+    def start(self, address: Address, context_len: int, log: IO[bytes]) -> Companion:
+        """context_len: of the served model."""
+        command = ["-m", "smartspec_openai", "--ends-with-stdin"]
+        command += [f"--host={address.host}", f"--port={self.port}", f"--name={MODEL_NAME}"]
+        command += [f"--triton={address.grpc_url}", f"--metrics-url={address.metrics_url}"]
+        command += [f"--model-dir={self.model_dir}", f"--context-len={context_len}"]
+        for option, path in (
+            ("chat-template", self.chat_template),
+            ("api-key-file", self.api_key_file),
+        ):
+            command += [] if path is None else [f"--{option}={path}"]
+        return Companion("The OpenAI-compatible endpoint", command, log)
+
+    def url(self, address: Address) -> str:
+        return f"http://{address.reach}:{self.port}/v1"
+
+    def is_up(self, address: Address, companion: Companion) -> bool:
+        """Wait until it answers. False if it ends first."""
+        deadline = time.monotonic() + START_S
+        while companion.poll() is None and time.monotonic() < deadline:
+            try:
+                with DIRECT.open(f"http://{address.reach}:{self.port}/health", timeout=1.0):
+                    return True
+            except OSError:
+                time.sleep(POLL_S)
+        return False

@@ -37,11 +37,11 @@ from smartspec_launch.files import (
     write_backends,
     write_repository,
 )
-from smartspec_launch.front_process import Front, max_body_bytes
+from smartspec_launch.front_process import Companion, OpenAi, max_body_bytes, start_front
 from smartspec_launch.link import LauncherEnd
 from smartspec_launch.start_phases import start_phases
 from smartspec_py.api.contract import MODEL_NAME
-from smartspec_py.serving.config import ServerConfig
+from smartspec_py.serving.config import CONTEXT_LINE, ServerConfig
 from smartspec_py.serving.link import LINK_VARIABLE, remove_shared_memory
 
 __all__ = [
@@ -126,7 +126,8 @@ class TritonServer:
         self._aliases, self._options = tuple(aliases), tuple(options)
         self._keeps_files = keeps_files
         self._process: subprocess.Popen[bytes] | None = None
-        self._front: Front | None = None
+        self._front: Companion | None = None
+        self._companions: list[Companion] = []
         self._is_stopped = False
         self._is_kept = False
         self._shm_prefix = f"smartspec_{secrets.token_hex(4)}_"
@@ -202,18 +203,33 @@ class TritonServer:
             if self.address.triton_http_port is not None:
                 limits = self._config.limits
                 most = max_body_bytes(limits.max_context_len, installation.max_body_bytes)
-                self._front = Front(self.address, most, log)
+                self._front = start_front(self.address, most, log)
+                self._companions.append(self._front)
         self._link.hand_over()
 
-    def poll(self) -> int | None:
-        """Exit code of tritonserver, or of the front if only the front has ended.
+    def start_openai(self, openai: OpenAi) -> bool:
+        """Start the OpenAI-compatible endpoint of a server that is ready. False if it ends."""
+        with self.log_path.open("ab") as log:
+            companion = openai.start(self.address, self.context_len, log)
+        self._companions.append(companion)
+        return openai.is_up(self.address, companion)
 
-        None while both run. A process ended by signal s has the code 128 + s.
+    @property
+    def context_len(self) -> int:
+        """Prompt and generated tokens of one request, of a server that is ready."""
+        found = re.search(r"\d+", self.logged(CONTEXT_LINE) or "")
+        return int(found[0]) if found else self._config.limits.context_len
+
+    def poll(self) -> int | None:
+        """Exit code of tritonserver, or of a process beside it if only that has ended.
+
+        None while all run. A process ended by signal s has the code 128 + s.
         """
         assert self._process is not None, "not started"
         code = self._process.poll()
-        if code is None and self._front is not None and not self._is_stopped:
-            code = self._front.poll()
+        if code is None and not self._is_stopped:
+            codes = (companion.poll() for companion in self._companions)
+            code = next((one for one in codes if one is not None), None)
         if self._is_kept and code == -signal.SIGKILL:
             return 0
         return 128 - code if code is not None and code < 0 else code
@@ -233,7 +249,9 @@ class TritonServer:
     def end_message(self, code: int) -> str:
         """A sentence that names the process that ended with this code of `poll`."""
         assert self._process is not None, "not started"
-        what = "The HTTP front" if self._process.poll() is None else "Triton"
+        what = "Triton"
+        if self._process.poll() is None:
+            what = next(one.name for one in self._companions if one.poll() is not None)
         return f"{what} ended with exit code {code}."
 
     def wait_ready(
@@ -311,8 +329,8 @@ class TritonServer:
                 wait_s = self._config.limits.drain_s + DRAIN_MARGIN_S
                 end = drain(self._link, time.monotonic() + wait_s)
                 self._is_kept = end is Drained.KEPT
-                if self._front is not None:
-                    self._front.stop()  # Triton would wait for the front's idle connections
+                for companion in self._companions:
+                    companion.stop()  # Triton would wait for their idle connections
                 if end not in (Drained.KEPT, Drained.DEAD):
                     self._process.send_signal(signal.SIGTERM)
                     self._process.wait(EXIT_S + EXIT_TIMEOUT_S)
@@ -330,8 +348,8 @@ class TritonServer:
             os.killpg(self.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(GONE_S)
-        if self._front is not None:
-            self._front.stop(GONE_S / 2)  # it reports broken streams to its clients
+        for companion in self._companions:
+            companion.stop(GONE_S / 2)  # it reports broken streams to its clients
         self._link.wait_gone(GONE_S)
         self._link.close()
         remove_shared_memory(self._shm_prefix)

@@ -14,10 +14,11 @@ from rich.console import Console
 from smartspec_cli.commands import USAGE_ERROR, fail
 from smartspec_cli.commands.settings import checked_config
 from smartspec_launch import paths
-from smartspec_launch.address import behind_front
+from smartspec_launch.address import behind_front, can_bind
 from smartspec_launch.aliases import ALIASES
 from smartspec_launch.files import InstallationError, exposure, find_installation
 from smartspec_launch.foreground import run_in_foreground
+from smartspec_launch.front_process import OpenAi
 from smartspec_launch.interpreter import InterpreterError
 from smartspec_launch.paths import with_absolute_paths
 from smartspec_launch.triton_server import (
@@ -36,6 +37,8 @@ from smartspec_py.serving.config import (
     TorchEngineConfig,
     read_config,
 )
+
+OPENAI_PORT = 9000
 
 NAME = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -107,6 +110,28 @@ _AllowRemote = Annotated[
     ),
 ]
 _Port = Annotated[int, typer.Option(help="Port on that address.", rich_help_panel="Address")]
+_OpenAiPort = Annotated[
+    int | None,
+    typer.Option(
+        help="Port of the OpenAI-compatible endpoint; 0: none. Default: 9000 if it is free.",
+        show_default=False,
+        rich_help_panel="Address",
+    ),
+]
+_ChatTemplate = Annotated[
+    Path | None,
+    typer.Option(
+        help="Chat template in Jinja; default: the model's own.", rich_help_panel="Address"
+    ),
+]
+_ApiKeyFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="File with API keys of the OpenAI-compatible endpoint, one per line; default: "
+        "$SMARTSPEC_API_KEY, or no key.",
+        rich_help_panel="Address",
+    ),
+]
 _Runtime = Annotated[
     str,
     typer.Option(
@@ -246,6 +271,9 @@ def serve(
     http_port: _Port = _ADDRESS.http_port,
     grpc_port: _Port = _ADDRESS.grpc_port,
     metrics_port: _Port = _ADDRESS.metrics_port,
+    openai_port: _OpenAiPort = None,
+    chat_template: _ChatTemplate = None,
+    api_key_file: _ApiKeyFile = None,
     max_sequences: _Sequences = _LIMITS.max_sequences,
     max_queue: _Queue = _LIMITS.max_queue,
     max_context_len: _Context = _LIMITS.max_context_len,
@@ -267,9 +295,10 @@ def serve(
     _check_exposure(address, allow_remote)
     if config is not None:
         found = _read(config)
+        openai = _openai(found, address, openai_port, chat_template, api_key_file)
         server = _server(found, address, run_dir, alias)
         _check_files(found)
-        raise typer.Exit(_run(server))
+        raise typer.Exit(_run(server, openai))
     if model is None:
         fail("--model, or --config with an engine.json, must be given", USAGE_ERROR)
     settings = {
@@ -302,9 +331,10 @@ def serve(
         "explain": explain,
     }
     checked = checked_config(settings)
+    openai = _openai(checked, address, openai_port, chat_template, api_key_file)
     server = _server(checked, address, run_dir, alias)
     _check_files(checked)
-    raise typer.Exit(_run(server))
+    raise typer.Exit(_run(server, openai))
 
 
 def _check_files(config: ServerConfig) -> None:
@@ -351,9 +381,57 @@ def _planner_section(path: Path) -> dict[str, Any]:
         fail(f"--batch-table: {path} is not a file of `smartspec profile`: {reason}", USAGE_ERROR)
 
 
-def _run(server: TritonServer) -> int:
+def _openai(
+    config: ServerConfig,
+    address: Address,
+    port: int | None,
+    chat_template: Path | None,
+    api_key_file: Path | None,
+) -> OpenAi | None:
+    """The OpenAI-compatible endpoint; None if there is none."""
+    for option, path in (("--chat-template", chat_template), ("--api-key-file", api_key_file)):
+        if path is not None and not path.is_file():
+            fail(f"{option}: {path} is not a file", USAGE_ERROR)
+    folder = getattr(config.engine, "tokenizer", None) or getattr(config.engine, "model", None)
+    if port == 0 or folder is None or not Path(folder).is_dir():
+        return None
+    if port is None and not can_bind(address.host, OPENAI_PORT):
+        typer.echo(
+            f"smartspec: port {OPENAI_PORT} is taken, so there is no OpenAI-compatible endpoint: "
+            "choose a port with --openai-port.",
+            err=True,
+        )
+        return None
+    if port is not None:
+        _check_openai_port(address, port)
+    return OpenAi(port or OPENAI_PORT, Path(folder), chat_template, api_key_file)
+
+
+def _check_openai_port(address: Address, port: int) -> None:
+    others = (address.http_port, address.grpc_port, address.metrics_port)
+    if not 1 <= port <= 65535 or port in others:
+        fail(
+            f"--openai-port: got {port}, must be in 1..65535 and differ from the other ports",
+            USAGE_ERROR,
+        )
+    if not can_bind(address.host, port):
+        fail(f"--openai-port: cannot listen on {address.host} port {port}: choose another one")
+
+
+def _run(server: TritonServer, openai: OpenAi | None) -> int:
+    console = Console(stderr=True)
+
+    def start_openai() -> None:
+        if openai is None:
+            return
+        if not server.start_openai(openai):
+            raise TritonServerError(
+                f"The OpenAI-compatible endpoint has ended.\n{server.log_tail()}"
+            )
+        console.print(f"  OpenAI  {openai.url(server.address)}", highlight=False)
+
     try:
-        return run_in_foreground(server, Console(stderr=True))
+        return run_in_foreground(server, console, start_openai)
     except ModelRefusedError as error:
         fail(str(error).removeprefix("engine.json: "), USAGE_ERROR)
     except (InterpreterError, InstallationError, TritonServerError) as error:

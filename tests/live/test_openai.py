@@ -1,0 +1,139 @@
+"""The OpenAI-compatible endpoint in front of a real Triton, asked by the `openai` package."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from servers import TINY
+from wire import generate
+
+import openai
+from smartspec_launch.address import DIRECT
+from smartspec_launch.front_process import OpenAi
+from smartspec_launch.triton_server import TritonServer
+from smartspec_py.api.contract import MODEL_NAME
+
+pytestmark = pytest.mark.triton
+
+MESSAGES = [{"role": "user", "content": "The simple museum is beautiful. What should we do?"}]
+PROMPT = "Task: chat\nUser: The simple museum is beautiful. What should we do?\nAnswer:"
+
+
+@pytest.fixture(scope="module")
+def url(torch_server: TritonServer) -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    endpoint = OpenAi(port, TINY / "target")
+    assert torch_server.start_openai(endpoint), torch_server.log_tail()
+    return endpoint.url(torch_server.address)
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as found:
+        yield found
+
+
+def test_the_text_is_that_of_triton(torch_server: TritonServer, client: openai.OpenAI) -> None:
+    for sampling in ({"temperature": 0.0}, {"temperature": 0.9, "seed": 5, "top_p": 0.9}):
+        expected = generate(torch_server, text_input=PROMPT, max_tokens=24, **sampling)
+        completion = client.completions.create(
+            model=MODEL_NAME, prompt=PROMPT, max_tokens=24, **sampling
+        )
+        chat = client.chat.completions.create(
+            model=MODEL_NAME, messages=MESSAGES, max_tokens=24, **sampling
+        )
+        stream = client.chat.completions.create(
+            model=MODEL_NAME, messages=MESSAGES, max_tokens=24, stream=True, **sampling
+        )
+        streamed = "".join(chunk.choices[0].delta.content for chunk in stream)
+        assert completion.choices[0].text == expected["text_output"]
+        assert chat.choices[0].message.content == expected["text_output"]
+        assert streamed == expected["text_output"]
+        assert chat.choices[0].finish_reason == expected["finish_reason"]
+        assert chat.usage.completion_tokens == expected["num_output_tokens"]
+        assert chat.usage.prompt_tokens == expected["num_input_tokens"]
+
+
+def test_several_choices_and_stop(client: openai.OpenAI) -> None:
+    found = client.chat.completions.create(
+        model=MODEL_NAME, messages=MESSAGES, n=3, seed=1, max_tokens=12, temperature=1.5
+    )
+    assert [choice.index for choice in found.choices] == [0, 1, 2]
+    assert len({choice.message.content for choice in found.choices}) > 1
+    plain = client.completions.create(model=MODEL_NAME, prompt=PROMPT, temperature=0, max_tokens=24)
+    text = plain.choices[0].text
+    word = text.split()[2]
+    stopped = client.completions.create(
+        model=MODEL_NAME, prompt=PROMPT, temperature=0, max_tokens=24, stop=[word]
+    )
+    assert stopped.choices[0].text == text[: text.index(word)]
+    assert stopped.choices[0].finish_reason == "stop"
+
+
+def test_own_fields(client: openai.OpenAI) -> None:
+    found = client.completions.create(
+        model=MODEL_NAME,
+        prompt=PROMPT,
+        max_tokens=40,
+        temperature=0,
+        extra_body={"speculation_policy": "fixed:2", "return_spec_metrics": "summary"},
+    )
+    assert found.speculative_decoding["num_draft_tokens"] > 0
+
+
+def test_errors(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="max_tokens: got 5000, must be") as raised:
+        client.completions.create(model=MODEL_NAME, prompt=PROMPT, max_tokens=5000)
+    assert raised.value.param == "max_tokens"
+    long = [{"role": "user", "content": "museum " * 3000}]
+    with pytest.raises(openai.BadRequestError, match=r"messages: got .* tokens"):
+        client.chat.completions.create(model=MODEL_NAME, messages=long)
+    with pytest.raises(openai.NotFoundError):
+        client.completions.create(model="gpt", prompt=PROMPT)
+    assert client.models.list().data[0].id == MODEL_NAME
+
+
+def test_a_disconnect_ends_the_requests(torch_server: TritonServer, url: str) -> None:
+    """Streamed or not: rows are free for others, and nothing is left running."""
+
+    async def run() -> None:
+        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+            asked = {"model": MODEL_NAME, "prompt": PROMPT, "extra_body": {"ignore_eos": True}}
+            stream = await client.completions.create(**asked, max_tokens=450, stream=True)
+            await anext(stream)
+            await stream.close()
+            whole = asyncio.ensure_future(client.completions.create(**asked, max_tokens=450, n=3))
+            await asyncio.sleep(0.2)
+            whole.cancel()
+
+    asyncio.run(run())
+    deadline = time.monotonic() + 5
+    while num_running(torch_server) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert num_running(torch_server) == 0
+
+
+def num_running(server: TritonServer) -> int:
+    with DIRECT.open(server.address.metrics_url, timeout=5) as response:
+        lines = response.read().decode().splitlines()
+    (line,) = [one for one in lines if one.startswith("smartspec_num_requests_running{")]
+    return int(float(line.rsplit(" ", 1)[1]))
+
+
+def test_a_key_file_without_keys_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("\n")
+    command = [sys.executable, "-m", "smartspec_openai", "--triton=127.0.0.1:1"]
+    command += [f"--model-dir={TINY / 'target'}", "--context-len=64"]
+    command += [f"--api-key-file={tmp_path / 'keys'}"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert "has no API key" in ended.stderr

@@ -1,0 +1,1 @@
+"""An OpenAI-compatible HTTP endpoint in front of Triton. It imports no engine."""

@@ -1,0 +1,23 @@
+"""Errors in OpenAI's format."""
+
+from __future__ import annotations
+
+from typing import Any
+
+KINDS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error"}
+
+
+class ApiError(Exception):
+    """An answer with this status. param: the field that is wrong, if one is."""
+
+    def __init__(
+        self, status: int, message: str, param: str | None = None, retry_after_s: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param = status, message, param
+        self.retry_after_s = retry_after_s
+
+    @property
+    def body(self) -> dict[str, Any]:
+        kind = KINDS.get(self.status, "server_error" if self.status >= 500 else KINDS[400])
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": None}}

@@ -1,0 +1,204 @@
+"""The request bodies of OpenAI's API, and the tensors of the model that they become.
+
+Every field is used, or refused by name. Fields that the model itself checks have no range here: its
+errors name the field, the value and the range, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+MAX_CHOICES = 16
+"""Largest n, and most prompts of one request."""
+
+Words = str | list[str]
+
+
+def _int32(value: int) -> int:
+    if not -(1 << 31) <= value < 1 << 31:
+        raise ValueError("must fit in 32 bits")
+    return value
+
+
+def _float32(value: float) -> float:
+    if abs(value) > MAX_FLOAT32:
+        raise ValueError("must fit in 32 bits")
+    return value
+
+
+MAX_FLOAT32 = 3.4e38
+Int32 = Annotated[int, AfterValidator(_int32)]
+Float32 = Annotated[float, AfterValidator(_float32)]
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    include_usage: bool = Field(False, description="send the token counts in the last chunk")
+
+
+class Generation(BaseModel):
+    """Fields of both kinds of request."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str | None = Field(None, description="name of the model; the one that is served")
+    max_tokens: Int32 | None = Field(
+        None,
+        ge=1,
+        description="most tokens to generate; default: the rest of the context",
+    )
+    temperature: float = Field(1.0, ge=0, le=2, description="0 is greedy")
+    top_p: float = Field(
+        1.0, gt=0, le=1, description="draw from the smallest set of tokens with this probability"
+    )
+    n: int = Field(1, ge=1, le=MAX_CHOICES, description="number of texts for each prompt")
+    stop: Words | None = Field(None, description="stop at any of these; the text ends before it")
+    seed: int | None = Field(
+        None, description="same seed, same text; choice i uses seed + i. Default: random"
+    )
+    presence_penalty: float = Field(
+        0.0, ge=-2, le=2, description="subtracted once from the logit of each generated token"
+    )
+    frequency_penalty: float = Field(
+        0.0, ge=-2, le=2, description="subtracted for each time a token was generated"
+    )
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
+        None, description="added to the logits of tokens, by token id"
+    )
+    stream: bool = Field(False, description="send the text as it is generated")
+    stream_options: StreamOptions | None = Field(None, description="only with stream")
+    user: str | None = Field(None, description="no effect")
+
+    top_k: Int32 | None = Field(None, description="draw from the k most probable tokens")
+    min_p: Float32 | None = Field(None, description="exclude improbable tokens; see request fields")
+    repetition_penalty: Float32 | None = Field(None, description="see request fields")
+    min_tokens: Int32 | None = Field(None, description="tokens before the text can end")
+    ignore_eos: bool | None = Field(None, description="continue past end tokens")
+    speculation_policy: str | None = Field(
+        None, description="none, fixed:K, batch_table, goodput_global or goodput"
+    )
+    proposer: str | None = Field(None, description="source of the drafts")
+    verification: str | None = Field(None, description="coupled or rejection")
+    num_draft_tokens: Int32 | None = Field(None, description="largest draft length; 0: no drafts")
+    tpot_slo_ms: Float32 | None = Field(None, description="target time per token, in milliseconds")
+    deadline_ms: Int32 | None = Field(None, description="generation stops after this time")
+    request_priority: Int32 | None = Field(None, description="higher is served first")
+    workload: str | None = Field(None, description="name of a group of similar requests")
+    reuse_prefix: bool | None = Field(None, description="reuse the cached prefix of a request")
+    return_spec_metrics: Literal["none", "summary", "detailed"] | None = Field(
+        None, description="add `speculative_decoding`: statistics of the first choice"
+    )
+
+    @property
+    def stop_words(self) -> list[str]:
+        if self.stop is None:
+            return []
+        return [self.stop] if isinstance(self.stop, str) else self.stop
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_tokens
+
+    def tensors(self) -> dict[str, Any]:
+        """Inputs of the model that do not depend on the prompt or the choice, by name."""
+        given = {name: getattr(self, name) for name in PASSED}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+class CompletionRequest(Generation):
+    """`POST /v1/completions`."""
+
+    prompt: Words = Field(description="one prompt or several")
+    echo: bool = Field(False, description="put the prompt before the text")
+
+
+class TextPart(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(BaseModel):
+    """A message. Other keys are passed to the chat template."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """Parts of text are joined, because many templates take only strings."""
+        found = self.model_dump(exclude_none=True)
+        if isinstance(self.content, list):
+            found["content"] = "".join(part.text for part in self.content)
+        return found
+
+
+class TextFormat(BaseModel):
+    """The only response format."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["text"]
+
+
+class ChatRequest(Generation):
+    """`POST /v1/chat/completions`."""
+
+    messages: list[Message] = Field(min_length=1, description="the conversation so far")
+    max_completion_tokens: Int32 | None = Field(
+        None, ge=1, description="newer name of max_tokens; give only one of them"
+    )
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, description="variables for the chat template"
+    )
+    add_generation_prompt: bool = Field(True, description="end the prompt where the answer begins")
+    response_format: TextFormat | None = Field(None, description="text")
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+
+class TokenizeRequest(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    model: str | None = None
+    prompt: str
+    add_special_tokens: bool = True
+
+
+class DetokenizeRequest(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    model: str | None = None
+    tokens: list[Annotated[int, Field(ge=0)]]
+
+
+PASSED: Mapping[str, str] = {
+    "temperature": "FP32",
+    "top_p": "FP32",
+    "presence_penalty": "FP32",
+    "frequency_penalty": "FP32",
+    "top_k": "INT32",
+    "min_p": "FP32",
+    "repetition_penalty": "FP32",
+    "min_tokens": "INT32",
+    "ignore_eos": "BOOL",
+    "speculation_policy": "BYTES",
+    "proposer": "BYTES",
+    "verification": "BYTES",
+    "num_draft_tokens": "INT32",
+    "tpot_slo_ms": "FP32",
+    "deadline_ms": "INT32",
+    "request_priority": "INT32",
+    "workload": "BYTES",
+    "reuse_prefix": "BOOL",
+    "return_spec_metrics": "BYTES",
+}
+"""Fields that are tensors of the model with the same name and meaning, and their types."""
