@@ -14,7 +14,7 @@ from oracle import Kind, every_plan, random_cost, random_views
 
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.plan import ranking
-from smartspec_py.core.plan.planner import evaluate, plan
+from smartspec_py.core.plan.planner import PlannerSettings, evaluate, plan
 from smartspec_py.core.types import SequenceView, SpecPlan
 
 Record = Callable[[str, object], None]
@@ -47,6 +47,21 @@ def cases(kind: Kind, seed: int, num: int) -> Sequence[tuple[list[SequenceView],
         cost = random_cost(rng, kind)
         found += [(random_views(rng, kind), cost) for _ in range(10)]
     return found
+
+
+def test_a_plan_that_is_forced_to_no_drafts_is_evaluated_alike() -> None:
+    """It takes a shorter way through the code."""
+    for number, (views, cost) in enumerate(cases(Kind(catch_up_s=0.05), 5, 50)):
+        forced = {view.sequence: 0 for view in views}
+        before = (None, len(views), 7)[number % 3]
+        settings = PlannerSettings(
+            forced=forced, num_background=number % 2, num_prefilling=1, last_num_tokens=before
+        )
+        expected = evaluate(views, [0] * len(views), cost, settings=settings)
+        found = plan(views, cost, settings)
+        assert found.draft_lens == expected.draft_lens
+        assert found.expected_tokens == pytest.approx(expected.expected_tokens)
+        assert found.expected_s == pytest.approx(expected.expected_s)
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -23,7 +23,7 @@ from smartspec_py.core.plan.policies import (
     parse_policy,
 )
 from smartspec_py.core.plan.search import Outcome, outcome
-from smartspec_py.core.plan.step import Choice, Ints, Step, step_of
+from smartspec_py.core.plan.step import MIN_STEP_S, Choice, Ints, Step, step_of
 from smartspec_py.core.types import SequenceId, SequenceView, SpecPlan
 
 __all__ = [
@@ -51,8 +51,23 @@ def plan(
     """
     if not views:
         return SpecPlan()
+    if settings.forced and all(settings.forced.get(view.sequence) == 0 for view in views):
+        return _without_drafts(views, cost, settings)
     step = _step_of(views, cost, settings)
     return _planned(views, step, settings)
+
+
+def _without_drafts(
+    views: Sequence[SequenceView], cost: CostModel, settings: PlannerSettings
+) -> SpecPlan:
+    """`evaluate` for no drafts, without the time for a step's options."""
+    num_tokens = len(views) + settings.num_background
+    context_len = sum(view.context_len for view in views) / len(views)
+    seconds = cost.target_s(num_tokens, num_tokens, context_len) + cost.step_host_s(num_tokens)
+    if settings.last_num_tokens not in (None, num_tokens):
+        seconds += cost.change_s(num_tokens)
+    draft_lens = dict.fromkeys([view.sequence for view in views], 0)
+    return SpecPlan(draft_lens, float(num_tokens), max(seconds, MIN_STEP_S))
 
 
 def _step_of(views: Sequence[SequenceView], cost: CostModel, settings: PlannerSettings) -> Step:
