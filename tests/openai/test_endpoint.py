@@ -176,6 +176,25 @@ def test_errors_of_the_model() -> None:
     assert found[1] == full.body, "no [DONE] after an error"
 
 
+def test_chunks_have_counts_if_asked() -> None:
+    body = {"messages": HELLO, "stream": True, "return_spec_metrics": "detailed"}
+    first = events(client().post("/v1/chat/completions", json=body).text)[0]
+    assert first["choices"][0]["speculation"] == {
+        "num_tokens": 1,
+        "num_steps": 0,
+        "num_drafted": 0,
+        "num_accepted": 0,
+    }
+
+
+def test_the_page_needs_nothing_from_elsewhere() -> None:
+    found = client(api_keys=("key",)).get("/")
+    assert found.status_code == 200
+    assert "https:" not in found.text
+    assert "http:" not in found.text
+    assert "default-src 'self'" in found.headers["content-security-policy"]
+
+
 def test_too_many_requests_are_refused() -> None:
     answer = client(max_requests=0).post("/v1/completions", json={"prompt": "x"})
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")

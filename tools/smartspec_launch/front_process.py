@@ -21,6 +21,9 @@ six."""
 UNKNOWN_BODY_BYTES = 8 << 20
 """Limit if the models define the context length, which is known only after they are loaded."""
 
+OPENAI_PORT = 9000
+"""Default port of the OpenAI-compatible endpoint."""
+
 EXIT_S = 5.0
 START_S = 20.0
 POLL_S = 0.1
@@ -102,6 +105,10 @@ class OpenAi:
 
     def url(self, address: Address) -> str:
         return f"http://{address.reach}:{self.port}/v1"
+
+    def announcement(self, address: Address) -> str:
+        page = self.url(address).removesuffix("v1")
+        return f"OpenAI-compatible endpoint: {self.url(address)}; in a browser: {page}"
 
     def is_up(self, address: Address, companion: Companion) -> bool:
         """Wait until it answers. False if it ends first."""

@@ -66,7 +66,7 @@ class Answer:
     """An answer in progress.
 
     num_texts: choices of each prompt; choice i belongs to prompt i // num_texts. echoes: text
-    before each choice.
+    before each choice. shows_steps: whether chunks have counts of tokens, steps and drafts.
     """
 
     model: str
@@ -79,6 +79,7 @@ class Answer:
     num_prompt_tokens: int = 0
     num_tokens: int = 0
     metrics: str | None = None
+    shows_steps: bool = False
 
     def __post_init__(self) -> None:
         self.texts = [""] * self.num_choices
@@ -118,7 +119,15 @@ class Answer:
         """The chunk of a piece that was added."""
         content = self._content(number, piece.text, "delta")
         self._begun.add(number)
-        return self._document(self._chunk_kind, [self._choice(number, content)])
+        choice = self._choice(number, content)
+        if self.shows_steps:
+            choice["speculation"] = {
+                "num_tokens": piece.num_tokens,
+                "num_steps": piece.num_steps,
+                "num_drafted": piece.num_drafted,
+                "num_accepted": piece.num_accepted,
+            }
+        return self._document(self._chunk_kind, [choice])
 
     def last_chunk(self) -> dict[str, Any]:
         """The chunk with the token counts."""

@@ -9,12 +9,13 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import aiohttp
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 
 from smartspec_openai.answers import Answer, events, pieces_of
@@ -33,6 +34,12 @@ from smartspec_openai.triton import Model
 
 T = TypeVar("T")
 UINT64 = 1 << 64
+PAGE = Path(__file__).with_name("page.html")
+PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'self' 'unsafe-inline'; img-src data:; "
+    "frame-ancestors 'none'"
+}
+
 GONE_STATUS = 499
 """Nobody reads it: the client has disconnected."""
 
@@ -83,6 +90,7 @@ class Endpoint:
         echoes = [prompt for prompt in prompts for _ in range(asked.n)] if echo else []
         is_chat = isinstance(asked, ChatRequest)
         answer = Answer(self.settings.name, is_chat, len(choices), asked.n, echoes)
+        answer.shows_steps = asked.return_spec_metrics == "detailed"
         pieces = self._counted(choices)
         try:
             if not asked.stream:
@@ -170,6 +178,7 @@ def create_app(model: Model, prompts: Prompts, settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        await asyncio.to_thread(prompts.load)
         yield
         await model.close()
 
@@ -212,6 +221,10 @@ def create_app(model: Model, prompts: Prompts, settings: Settings) -> FastAPI:
     def detokenize(asked: DetokenizeRequest) -> dict[str, str]:
         endpoint.check_model(asked.model)
         return {"prompt": prompts.decode(asked.tokens)}
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> Response:
+        return HTMLResponse(PAGE.read_text(encoding="utf-8"), headers=PAGE_HEADERS)
 
     @app.get("/health")
     async def health() -> Response:

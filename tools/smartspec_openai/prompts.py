@@ -40,9 +40,9 @@ class Prompts:
         self._special = {name: _content(config.get(name)) for name in special if config.get(name)}
         self._begin_tokens = self._tokenizer.encode("").ids
 
-    @property
-    def has_template(self) -> bool:
-        return self._template is not None
+    def load(self) -> None:
+        """Import what templates need. Without this, the first chat takes 0.7 s longer."""
+        import transformers.utils.chat_template_utils  # noqa: F401
 
     def of_chat(
         self,

@@ -90,7 +90,9 @@ class Generation(BaseModel):
     workload: str | None = Field(None, description="name of a group of similar requests")
     reuse_prefix: bool | None = Field(None, description="reuse the cached prefix of a request")
     return_spec_metrics: Literal["none", "summary", "detailed"] | None = Field(
-        None, description="add `speculative_decoding`: statistics of the first choice"
+        None,
+        description="add `speculative_decoding`: statistics of the first choice. detailed "
+        "adds counts of tokens, steps and drafts so far to each chunk",
     )
 
     @property

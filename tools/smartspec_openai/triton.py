@@ -36,6 +36,7 @@ class Piece:
     """A part of a text. finish_reason: empty until the last piece, then that of the model.
 
     num_prompt, metrics: on the last piece only. metrics: JSON, if asked for.
+    num_steps, num_drafted, num_accepted: of the request so far.
     """
 
     text: str
@@ -43,6 +44,9 @@ class Piece:
     finish_reason: str = ""
     num_prompt: int = 0
     metrics: str | None = None
+    num_steps: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
 
 
 class Model(Protocol):
@@ -112,6 +116,9 @@ def _piece(result: Any) -> Piece:
         values["finish_reason"].decode(),
         values.get("num_input_tokens", 0),
         metrics.decode() if metrics else None,
+        values.get("num_steps", 0),
+        values.get("total_draft_tokens", 0),
+        values.get("total_accepted_draft_tokens", 0),
     )
 
 

@@ -33,9 +33,10 @@ from smartspec_cli.commands import (
     result_console,
     write_json,
 )
-from smartspec_launch.address import behind_front
+from smartspec_launch.address import behind_front, can_bind
 from smartspec_launch.files import InstallationError
 from smartspec_launch.foreground import announce, signals_interrupt, wait_with_progress, watch
+from smartspec_launch.front_process import OPENAI_PORT, OpenAi
 from smartspec_launch.interpreter import InterpreterError
 from smartspec_launch.triton_server import TritonServer, TritonServerError, free_address
 from smartspec_py.core.plan.planner import parse_policy
@@ -280,6 +281,11 @@ def keep_serving(server: TritonServer) -> None:
 
     console = Console(stderr=True)
     announce(server.address, console, generate("qa", HELD_OUT_STREAM, 0).prompt)
+    is_free = can_bind(server.address.host, OPENAI_PORT)
+    port = OPENAI_PORT if is_free else free_address().http_port
+    openai = OpenAi(port, SHIPPED_PAIR / "target")
+    if server.start_openai(openai):
+        console.print(openai.announcement(server.address), highlight=False)
     try:
         if watch(server, console):
             raise TritonServerError("the server ended")

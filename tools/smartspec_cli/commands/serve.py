@@ -18,7 +18,7 @@ from smartspec_launch.address import behind_front, can_bind
 from smartspec_launch.aliases import ALIASES
 from smartspec_launch.files import InstallationError, exposure, find_installation
 from smartspec_launch.foreground import run_in_foreground
-from smartspec_launch.front_process import OpenAi
+from smartspec_launch.front_process import OPENAI_PORT, OpenAi
 from smartspec_launch.interpreter import InterpreterError
 from smartspec_launch.paths import with_absolute_paths
 from smartspec_launch.triton_server import (
@@ -37,8 +37,6 @@ from smartspec_py.serving.config import (
     TorchEngineConfig,
     read_config,
 )
-
-OPENAI_PORT = 9000
 
 NAME = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -428,7 +426,7 @@ def _run(server: TritonServer, openai: OpenAi | None) -> int:
             raise TritonServerError(
                 f"The OpenAI-compatible endpoint has ended.\n{server.log_tail()}"
             )
-        console.print(f"  OpenAI  {openai.url(server.address)}", highlight=False)
+        console.print(openai.announcement(server.address), highlight=False)
 
     try:
         return run_in_foreground(server, console, start_openai)
