@@ -144,6 +144,19 @@ def heads() -> Values:
     )
 
 
+def openai_cost() -> Values:
+    """Throughput over gRPC by streams, and how much later the first token of one stream comes."""
+
+    def mean(streams: str, path: str, name: str) -> float:
+        return statistics.mean(one[name] for one in study("openai_cost")["streams"][streams][path])
+
+    def ratio(streams: str) -> float:
+        return mean(streams, "OpenAI", "tokens_per_s") / mean(streams, "gRPC", "tokens_per_s")
+
+    later_ms = mean("1", "OpenAI", "first_ms") - mean("1", "gRPC", "first_ms")
+    return ratio("1"), ratio("8"), ratio("32"), later_ms
+
+
 def tree_rates(arm: str, *sizes: str) -> Values:
     """Tokens per second on mixed texts over no speculation."""
     found = study("trees")
@@ -277,6 +290,12 @@ FIGURES = [
         "one request at a time {:.2f} with heads and prompt lookup, {:.2f} with the draft model "
         "and prompt lookup; 8 at once {:.2f} and {:.2f}. All three together: {:.2f} and {:.2f}",
         heads,
+    ),
+    (
+        "docs/operate/openai.md",
+        "had {:.2f}, {:.2f} and {:.2f} of the throughput of Triton's gRPC stream with 1, 8 and 32 "
+        "streams. The first token of a single stream came {:.1f} ms later",
+        openai_cost,
     ),
     (
         "docs/research/studies.md",

@@ -20,6 +20,9 @@ logger = logging.getLogger("smartspec_openai")
 MAX_PENDING = 64
 """Pieces that are kept for a client that reads slowly. Then the request is read no further."""
 
+END_S = 1.0
+"""Time for the streams to end after their last pieces."""
+
 FINISH_REASONS = {"stop": "stop", "length": "length", "deadline": "length"}
 """OpenAI has no name for a deadline."""
 
@@ -55,6 +58,7 @@ async def pieces_of(model: Model, choices: Sequence[Tensors]) -> AsyncIterator[t
                 raise ApiError(503, "the server ended the request: send it again later")
             num_left -= bool(found.finish_reason)
             yield number, found
+        await asyncio.wait(tasks, timeout=END_S)
     finally:
         for task in tasks:
             task.cancel()

@@ -77,15 +77,18 @@ class TritonModel:
             yield {"model_name": self._name, "inputs": inputs}
 
         responses = self._client.stream_infer(requests())
+        is_over = False
         try:
+            # To the stream's own end: Triton 2.51 may keep a request that is cancelled there.
             async for result, error in responses:
                 if error is not None:
                     raise _refusal(str(error.message()))
-                piece = _piece(result)
-                yield piece
-                if piece.finish_reason:
-                    return
-            raise ApiError(503, "the server ended the request: send it again later")
+                if result.get_response().outputs:
+                    piece = _piece(result)
+                    is_over = bool(piece.finish_reason)
+                    yield piece
+            if not is_over:
+                raise ApiError(503, "the server ended the request: send it again later")
         except (grpc.RpcError, InferenceServerException) as error:
             raise ApiError(503, "the model is not available: send it again later") from error
         finally:
