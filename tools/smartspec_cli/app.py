@@ -21,6 +21,7 @@ COMMANDS = (
     "simulate",
     "load",
     "explain",
+    "top",
     "doctor",
     "check-engines",
     "bench",
