@@ -7,6 +7,8 @@ always matches the version of the package.
 
     SMARTSPEC_ENGINE_JSON   path of engine.json; default /models/smartspec/1/engine.json
     SMARTSPEC_HOST          address to listen on; default 0.0.0.0
+    SMARTSPEC_OPENAI_PORT   port of the OpenAI-compatible endpoint; default 9000; 0: none
+    SMARTSPEC_API_KEY       its API keys, one per line; without, it needs none
     SMARTSPEC_ALIASES       additional names of the model, such as ensemble,tensorrt_llm_bls
     arguments               go to tritonserver unchanged
 """
@@ -26,6 +28,7 @@ from smartspec_launch import paths
 from smartspec_launch.address import Address, behind_front
 from smartspec_launch.files import InstallationError, exposure, find_installation, usable
 from smartspec_launch.foreground import run_in_foreground
+from smartspec_launch.front_process import OPENAI_PORT, OpenAi, tokenizer_dir
 from smartspec_launch.interpreter import InterpreterError
 from smartspec_launch.triton_server import TritonServer, TritonServerError
 from smartspec_py.serving.config import (
@@ -54,10 +57,17 @@ def main() -> int:
             folder.mkdir(parents=True, exist_ok=True)
             server.log_path.unlink(missing_ok=True)
         threading.Thread(target=follow, args=(server.log_path, sys.stdout), daemon=True).start()
-        return run_in_foreground(server, Console(stderr=True))
+        return run_in_foreground(server, Console(stderr=True), lambda: start_openai(server, config))
     except (ConfigError, InterpreterError, InstallationError, TritonServerError) as error:
         print(error, file=sys.stderr)
         return 1
+
+
+def start_openai(server: TritonServer, config: ServerConfig) -> None:
+    """Raises TritonServerError if the endpoint ends at once."""
+    port, folder = int(os.environ.get("SMARTSPEC_OPENAI_PORT", OPENAI_PORT)), tokenizer_dir(config)
+    if port and folder is not None and not server.start_openai(OpenAi(port, folder)):
+        raise TritonServerError("The OpenAI-compatible endpoint has ended.")
 
 
 def check_exposure(address: Address) -> None:

@@ -229,7 +229,7 @@ def test_fewest_above_most_is_refused() -> None:
 def test_only_inference_and_metrics_are_let_in_and_nothing_out() -> None:
     policy = render({})["NetworkPolicy"]["spec"]
     ports = [[each["port"] for each in rule["ports"]] for rule in policy["ingress"]]
-    assert ports == [["http", "grpc"], ["metrics"]]
+    assert ports == [["http", "grpc", "openai"], ["metrics"]]
     assert policy["policyTypes"] == ["Ingress", "Egress"]
     assert policy["egress"] == []
 

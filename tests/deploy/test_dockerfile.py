@@ -78,7 +78,7 @@ def test_base_images_are_pinned() -> None:
 def test_final_stages_run_as_a_user_without_network_and_tell_their_health(name: str) -> None:
     stage = STAGES[name]
     assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", final(stage, "USER"))
-    assert final(stage, "EXPOSE").split() == ["8000", "8001", "8002"]
+    assert final(stage, "EXPOSE").split() == ["8000", "8001", "8002", "9000"]
     environment = " ".join(stage.all("ENV"))
     assert "HF_HUB_OFFLINE=1" in environment
     assert "TRANSFORMERS_OFFLINE=1" in environment

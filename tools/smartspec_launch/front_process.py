@@ -12,6 +12,7 @@ from typing import IO
 
 from smartspec_launch.address import DIRECT, Address
 from smartspec_py.api.contract import MODEL_NAME
+from smartspec_py.serving.config import ServerConfig
 
 MIN_BODY_BYTES = 1 << 20
 BYTES_PER_TOKEN = 6 * 64
@@ -78,6 +79,12 @@ def start_front(address: Address, max_body: int, log: IO[bytes]) -> Companion:
     command += [f"--host={address.host}", f"--port={address.http_port}"]
     command += [f"--triton={address.triton_url}", f"--max-body-bytes={max_body}"]
     return Companion("The HTTP front", command, log)
+
+
+def tokenizer_dir(config: ServerConfig) -> Path | None:
+    """The directory with the tokenizer of the served model; None if its engine has none."""
+    given = getattr(config.engine, "tokenizer", None) or getattr(config.engine, "model", None)
+    return Path(given) if given is not None and Path(given).is_dir() else None
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from smartspec_launch.address import behind_front, can_bind
 from smartspec_launch.aliases import ALIASES
 from smartspec_launch.files import InstallationError, exposure, find_installation
 from smartspec_launch.foreground import run_in_foreground
-from smartspec_launch.front_process import OPENAI_PORT, OpenAi
+from smartspec_launch.front_process import OPENAI_PORT, OpenAi, tokenizer_dir
 from smartspec_launch.interpreter import InterpreterError
 from smartspec_launch.paths import with_absolute_paths
 from smartspec_launch.triton_server import (
@@ -390,8 +390,8 @@ def _openai(
     for option, path in (("--chat-template", chat_template), ("--api-key-file", api_key_file)):
         if path is not None and not path.is_file():
             fail(f"{option}: {path} is not a file", USAGE_ERROR)
-    folder = getattr(config.engine, "tokenizer", None) or getattr(config.engine, "model", None)
-    if port == 0 or folder is None or not Path(folder).is_dir():
+    folder = tokenizer_dir(config)
+    if port == 0 or folder is None:
         return None
     if port is None and not can_bind(address.host, OPENAI_PORT):
         typer.echo(
@@ -402,7 +402,7 @@ def _openai(
         return None
     if port is not None:
         _check_openai_port(address, port)
-    return OpenAi(port or OPENAI_PORT, Path(folder), chat_template, api_key_file)
+    return OpenAi(port or OPENAI_PORT, folder, chat_template, api_key_file)
 
 
 def _check_openai_port(address: Address, port: int) -> None:
