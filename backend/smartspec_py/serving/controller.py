@@ -86,6 +86,14 @@ class Controller:
         self._corrections.restore(state["corrections"], kept)
         self._guard.restore(state["guard"], kept)
 
+    def rests(self, batch_size: int, has_targets: bool) -> bool:
+        """Whether to skip the search for a plan, because recent plans cost more than they gained.
+
+        batch_size: decoding sequences of the step. has_targets: whether one has a latency target,
+        which may require drafts.
+        """
+        return not (has_targets or self._plan_budget.allows(batch_size))
+
     def plan(
         self, views: Sequence[SequenceView], num_prefilling: int = 0, num_background: int = 0
     ) -> Decision:
@@ -109,7 +117,8 @@ class Controller:
         context_len = _mean_context_len(views)
         if not self._guard.allows(batch_size, context_len):
             return self._decide(views, _undrafted(settings, free), Reason.GUARD)
-        if self._rests(batch_size, free):
+        has_targets = any(view.slo_s_per_token is not None for view in free)
+        if self.rests(batch_size, has_targets):
             return self._decide(views, _undrafted(settings, free))
         decision = self._decide(views, settings)
         if any(decision.plan.draft_lens[view.sequence] for view in free):
@@ -147,14 +156,6 @@ class Controller:
     ) -> Decision:
         cost = self._corrections.at(len(views) + settings.num_background)
         return Decision(plan(views, cost, settings), views, cost, settings, reason)
-
-    def _rests(self, batch_size: int, free: Sequence[SequenceView]) -> bool:
-        """Whether to skip the search for a plan, because recent plans cost more than they gained.
-
-        False if a sequence has a latency target, which may require drafts.
-        """
-        has_targets = any(view.slo_s_per_token is not None for view in free)
-        return not (has_targets or self._plan_budget.allows(batch_size))
 
     def _observe_plan(self, decision: Decision, step: MeasuredStep) -> None:
         batch_size, planned = step.batch_size, decision.plan

@@ -101,11 +101,13 @@ class StepLoop:
             self._show(start)
         ready = self._batcher.ready()
         room = self._scheduler.cache.draft_room(ready, self._batcher.live.values())
-        views = self._speculation.views(ready, room, start)
-        viewed = self._clock()
         num_prefilling = self._batcher.num_prefilling
         # Without bursts, no work continues past its step, so there is nothing to count.
         num_background = self._batcher.num_background if self._burst > 1 else 0
+        has_targets = any(request.slo_s_per_token is not None for request in ready)
+        rests = self.controller.rests(len(ready) + num_background, has_targets)
+        views = self._speculation.views(ready, room, start, rests=rests)
+        viewed = self._clock()
         decision = self.controller.plan(views, num_prefilling, num_background)
         planned = self._clock()
         drafts = self._speculation.propose(ready, decision.plan)

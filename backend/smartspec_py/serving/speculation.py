@@ -33,6 +33,7 @@ from smartspec_py.engines.base import (
     Proposer,
     TreeProposer,
 )
+from smartspec_py.serving.controller import LEARNING
 from smartspec_py.serving.request import Request
 
 Floats = NDArray[np.float64]
@@ -85,15 +86,26 @@ class Speculation:
         self._draft_s = {n: p.capabilities.draft_s for n, p in proposers.items()}
 
     def views(
-        self, requests: Sequence[Request], room: Mapping[SequenceId, int], now: float
+        self,
+        requests: Sequence[Request],
+        room: Mapping[SequenceId, int],
+        now: float,
+        *,
+        rests: bool = False,
     ) -> list[SequenceView]:
         """The planner's view of each request.
 
         room: most tokens that each may draft, where memory is limited. now: by the clock of the
-        request's times.
+        request's times. rests: whether no plan is searched for; then there are no drafts for
+        requests whose policy searches.
         """
         most_nodes = MAX_NODES // max(1, len(requests))
         candidates = [self._candidates(request, room, most_nodes) for request in requests]
+        if rests:
+            candidates = [
+                [of_one[0]._replace(num_available=0)] if request.policy in LEARNING else of_one
+                for request, of_one in zip(requests, candidates, strict=True)
+            ]
         probs = iter(self._accept_probs(requests, candidates))
         drafts_s = self._drafts_s(len(requests))
         views = []
