@@ -64,10 +64,9 @@ def main() -> int:
 
 
 def start_openai(server: TritonServer, config: ServerConfig) -> None:
-    """Raises TritonServerError if the endpoint ends at once."""
     port, folder = int(os.environ.get("SMARTSPEC_OPENAI_PORT", OPENAI_PORT)), tokenizer_dir(config)
-    if port and folder is not None and not server.start_openai(OpenAi(port, folder)):
-        raise TritonServerError("The OpenAI-compatible endpoint has ended.")
+    if port and folder is not None:
+        server.start_openai(OpenAi(port, folder))
 
 
 def check_exposure(address: Address) -> None:

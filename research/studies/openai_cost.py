@@ -95,7 +95,7 @@ def main() -> None:
         server = TritonServer(config, Path(run_dir), behind_front(free_address()))
         with server:
             server.wait_ready()
-            assert server.start_openai(openai), server.log_tail()
+            assert openai.is_up(server.address, server.start_openai(openai)), server.log_tail()
             found = asyncio.run(measure(server, openai.url(server.address)))
     rows: list[list[Any]] = []
     for num, of_num in found.items():

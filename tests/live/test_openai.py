@@ -32,7 +32,8 @@ def url(torch_server: TritonServer) -> str:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     endpoint = OpenAi(port, TINY / "target")
-    assert torch_server.start_openai(endpoint), torch_server.log_tail()
+    companion = torch_server.start_openai(endpoint)
+    assert endpoint.is_up(torch_server.address, companion), torch_server.log_tail()
     return endpoint.url(torch_server.address)
 
 

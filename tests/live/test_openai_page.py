@@ -107,7 +107,8 @@ def test_a_message_is_answered_with_and_without_speculation(
     """By keyboard, at two widths: both texts are the same, steps with accepted drafts are
     coloured, the server's values are shown, and nothing is wider than the window."""
     endpoint = OpenAi(free_address().http_port, TINY / "target")
-    assert torch_server.start_openai(endpoint), torch_server.log_tail()
+    companion = torch_server.start_openai(endpoint)
+    assert endpoint.is_up(torch_server.address, companion), torch_server.log_tail()
     page = endpoint.url(torch_server.address).removesuffix("v1")
 
     async def run() -> None:

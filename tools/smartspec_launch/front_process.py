@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+import urllib.error
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,12 +119,14 @@ class OpenAi:
         return f"OpenAI-compatible endpoint: {self.url(address)}; in a browser: {page}"
 
     def is_up(self, address: Address, companion: Companion) -> bool:
-        """Wait until it answers. False if it ends first."""
+        """Wait until it answers, whatever Triton does. False if it ends first."""
         deadline = time.monotonic() + START_S
         while companion.poll() is None and time.monotonic() < deadline:
             try:
-                with DIRECT.open(f"http://{address.reach}:{self.port}/health", timeout=1.0):
+                with DIRECT.open(f"{self.url(address)}/models", timeout=1.0):
                     return True
+            except urllib.error.HTTPError:
+                return True  # it asks for an API key
             except OSError:
                 time.sleep(POLL_S)
         return False

@@ -207,12 +207,12 @@ class TritonServer:
                 self._companions.append(self._front)
         self._link.hand_over()
 
-    def start_openai(self, openai: OpenAi) -> bool:
-        """Start the OpenAI-compatible endpoint of a server that is ready. False if it ends."""
+    def start_openai(self, openai: OpenAi) -> Companion:
+        """Start the OpenAI-compatible endpoint of a server that is ready. Does not wait."""
         with self.log_path.open("ab") as log:
             companion = openai.start(self.address, self.context_len, log)
         self._companions.append(companion)
-        return openai.is_up(self.address, companion)
+        return companion
 
     @property
     def context_len(self) -> int:

@@ -284,8 +284,8 @@ def keep_serving(server: TritonServer) -> None:
     is_free = can_bind(server.address.host, OPENAI_PORT)
     port = OPENAI_PORT if is_free else free_address().http_port
     openai = OpenAi(port, SHIPPED_PAIR / "target")
-    if server.start_openai(openai):
-        console.print(openai.announcement(server.address), highlight=False)
+    if openai.is_up(server.address, server.start_openai(openai)):
+        console.print(openai.announcement(server.address), highlight=False, soft_wrap=True)
     try:
         if watch(server, console):
             raise TritonServerError("the server ended")

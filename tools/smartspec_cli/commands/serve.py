@@ -420,13 +420,9 @@ def _run(server: TritonServer, openai: OpenAi | None) -> int:
     console = Console(stderr=True)
 
     def start_openai() -> None:
-        if openai is None:
-            return
-        if not server.start_openai(openai):
-            raise TritonServerError(
-                f"The OpenAI-compatible endpoint has ended.\n{server.log_tail()}"
-            )
-        console.print(openai.announcement(server.address), highlight=False)
+        if openai is not None:
+            server.start_openai(openai)
+            console.print(openai.announcement(server.address), highlight=False, soft_wrap=True)
 
     try:
         return run_in_foreground(server, console, start_openai)
