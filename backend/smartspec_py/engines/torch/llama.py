@@ -55,14 +55,14 @@ class LlamaDecoder(torch.nn.Module):
         self.register_buffer(
             "rotations", rotation_table(inner.rotary_emb, max_len), persistent=False
         )
-        self._layers: list[_Layer] = []
+        self._layers: list[Layer] = []
         self._windows = [attention_window(layer, self.config, max_len) for layer in inner.layers]
         for index, layer in enumerate(inner.layers):
-            self._layers.append(_Layer(layer, self.config))
+            self._layers.append(Layer(layer, self.config))
             # Free each layer after its conversion, so that at most one layer is in memory twice.
             inner.layers[index] = torch.nn.Identity()
         self.layers = torch.nn.ModuleList(layer.parts() for layer in self._layers)
-        self.norm = _Norm(inner.norm)
+        self.norm = Norm(inner.norm)
         self.head = model.lm_head
 
     def forward(self, packed: PackedBatch, cache: RowCache) -> tuple[torch.Tensor, torch.Tensor]:
@@ -89,7 +89,9 @@ def attention_window(layer: Any, config: Any, max_len: int) -> int | None:
     return None if window is None or window >= max_len else window
 
 
-class _Norm(torch.nn.Module):
+class Norm(torch.nn.Module):
+    """An RMS norm. norm: of Transformers."""
+
     def __init__(self, norm: Any) -> None:
         super().__init__()
         self.weight, self.eps = norm.weight, norm.variance_epsilon
@@ -99,8 +101,10 @@ class _Norm(torch.nn.Module):
         return F.rms_norm(states, self.shape, self.weight, self.eps)
 
 
-class _Layer:
-    """Not a module. It calls the operations of its modules directly. A large product evicts
+class Layer:
+    """A decoder layer. layer, config: of Transformers.
+
+    Not a module. It calls the operations of its modules directly. A large product evicts
     everything else from the processor's caches, and then each function call takes microseconds."""
 
     def __init__(self, layer: Any, config: Any) -> None:
@@ -113,12 +117,12 @@ class _Layer:
             _interleaved(attention.k_proj, self.head_dim),
             attention.v_proj,
         )
-        self.attention_norm = _Norm(layer.input_layernorm)
+        self.attention_norm: torch.nn.Module = Norm(layer.input_layernorm)
         self.query_norm = self._head_norm(attention, "q_norm")
         self.key_norm = self._head_norm(attention, "k_norm")
         self.out = attention.o_proj
         self.gate_up = _joined(mlp.gate_proj, mlp.up_proj)
-        self.mlp_norm = _Norm(layer.post_attention_layernorm)
+        self.mlp_norm = Norm(layer.post_attention_layernorm)
         self.down = mlp.down_proj
 
     def parts(self) -> torch.nn.ModuleList:
@@ -127,11 +131,11 @@ class _Layer:
             part for part in vars(self).values() if isinstance(part, torch.nn.Module)
         )
 
-    def _head_norm(self, attention: Any, name: str) -> _Norm | None:
+    def _head_norm(self, attention: Any, name: str) -> Norm | None:
         """The head norm of Qwen3, in the order of `_interleaved`."""
         if not hasattr(attention, name):
             return None
-        norm = _Norm(getattr(attention, name))
+        norm = Norm(getattr(attention, name))
         norm.weight = torch.nn.Parameter(_interleave(norm.weight.detach(), self.head_dim))
         return norm
 

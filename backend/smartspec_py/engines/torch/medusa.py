@@ -15,9 +15,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors import safe_open
-from safetensors.torch import load_file
 
+from smartspec_py.engines.torch.head_files import LM_HEAD_NAMES, load_tensors, target_tensor
 from smartspec_py.engines.torch.runner import ModelError
 
 FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", "model.safetensors")
@@ -26,9 +25,6 @@ BLOCK = re.compile(r"^(?:blocks\.)?(\d+)\.(?:layers\.)?(\d+)\.(?:linear\.)?(weig
 """Head, layer and kind. In FasterDecoding's layout, the last layer of a head is its LM head."""
 
 LM_HEAD = re.compile(r"^lm_heads\.(\d+)\.weight$")
-
-TARGET_LM_HEADS = ("lm_head.weight", "model.embed_tokens.weight", "embed_out.weight")
-"""Where a target's LM head is: the second one if it is tied to the embedding."""
 
 
 class MedusaHeads:
@@ -90,7 +86,7 @@ def load_heads(
     target: directory of the target model. vocab_size: tokens of the tokenizer; logits beyond it are
     removed. Raises ModelError, which names what does not fit.
     """
-    tensors = _tensors(folder)
+    tensors = load_tensors(folder, FILES, "Medusa heads")
     config = _config(target)
     hidden_size, num_rows = config["hidden_size"], config["vocab_size"]
     blocks, lm_heads = _parted(tensors)
@@ -108,7 +104,9 @@ def load_heads(
                 f"{vocab_size} tokens: use heads that were trained for this target"
             )
     most = num_rows if token_map is not None else vocab_size
-    shared = None if lm_heads else _target_lm_head(folder, target)[:most].to(device, dtype)
+    shared = None
+    if not lm_heads:
+        shared = target_tensor(folder, target, LM_HEAD_NAMES, "LM heads")[:most].to(device, dtype)
     rows = [
         shared if shared is not None else lm_heads[i][:most].to(device, dtype)
         for i in range(len(blocks))
@@ -171,33 +169,5 @@ def _check(
             )
 
 
-def _tensors(folder: Path) -> dict[str, torch.Tensor]:
-    path = next((folder / name for name in FILES if (folder / name).is_file()), None)
-    if path is None:
-        raise ModelError(f"{folder} has no Medusa heads: it needs one of {', '.join(FILES)}")
-    try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        loaded: dict[str, torch.Tensor] = torch.load(path, map_location="cpu", weights_only=True)
-        return loaded
-    except Exception as error:  # a damaged file can raise any exception of pickle
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise ModelError(f"{path} cannot be loaded ({reason}): replace the file") from error
-
-
 def _config(target: Path) -> Any:
     return json.loads((target / "config.json").read_text(encoding="utf-8"))
-
-
-def _target_lm_head(folder: Path, target: Path) -> torch.Tensor:
-    """The LM head of the target, from its files."""
-    for name in TARGET_LM_HEADS:
-        for path in sorted(target.glob("*.safetensors")):
-            with safe_open(path, "pt") as file:
-                if name in file.keys():  # noqa: SIM118
-                    found: torch.Tensor = file.get_tensor(name)
-                    return found
-    raise ModelError(
-        f"{folder} has no LM heads and needs that of the target, but {target} has no safetensors "
-        f"file with {TARGET_LM_HEADS[0]}: convert the target to safetensors"
-    )

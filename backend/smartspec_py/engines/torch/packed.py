@@ -15,8 +15,8 @@ interface, and their cache is replaced by `RowCache`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -95,6 +95,7 @@ class PackedBatch:
     """token_ids, positions: [1, N]. slots: [N]. wanted: [M] tokens whose logits are needed.
 
     `wanted` keeps the order of the inputs: first all logits of the first input, and so on.
+    firsts: by row the index of its first token, in the order of the packed tokens.
     """
 
     token_ids: torch.Tensor
@@ -102,6 +103,7 @@ class PackedBatch:
     slots: torch.Tensor
     wanted: torch.Tensor
     groups: tuple[AttentionGroup, ...]
+    firsts: Mapping[int, int] = field(default_factory=dict)
 
 
 def pack(
@@ -146,6 +148,7 @@ def pack(
         groups=tuple(
             _group(items, firsts[items[0].row], device, batch_invariant) for items in together
         ),
+        firsts=firsts,
     )
 
 

@@ -1,0 +1,357 @@
+"""EAGLE-3 heads (Li et al., arXiv 2503.01840): loading one, and running its passes.
+
+The head is a draft model of one decoder layer whose input also has hidden states. Slot j of its
+cache holds token j together with the target's states at token j - 1: the inputs of some layers of
+the target, fused into one vector. After these tokens it drafts the token at j + 1. For further
+drafts, its own last state takes the place of the fused one.
+
+A row has no key at slot 0, because token 0 has no state before it. If the target did not return the
+states of later tokens either, such as those of a cached prefix, the row begins where they begin.
+
+Two layouts are read: that of the EAGLE project (`midlayer.`) and that of speculators (`layers.0.`).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import (
+    LlamaDecoderLayer,
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+)
+
+from smartspec_py.engines.torch.head_files import LM_HEAD_NAMES, load_tensors, target_tensor
+from smartspec_py.engines.torch.linears import pack_linears
+from smartspec_py.engines.torch.llama import FIXED_ROTATIONS, Layer, Norm, rotation_table
+from smartspec_py.engines.torch.packed import (
+    PackedBatch,
+    PassAttention,
+    RowCache,
+    RowInput,
+    pack,
+)
+from smartspec_py.engines.torch.runner import (
+    CausalRunner,
+    ModelError,
+    PassOutput,
+    RunnerConfig,
+    load_config,
+)
+
+FILES = ("model.safetensors", "pytorch_model.bin")
+EMBEDDING_NAMES = ("model.embed_tokens.weight",)
+LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+NOT_WEIGHTS = ("d2t", "t2d", "verifier_")
+"""How tensors begin that are not weights of the head."""
+
+
+@dataclass(frozen=True, slots=True)
+class EagleConfig:
+    """layer: of the head's decoder layer. layer_ids: the target's layers whose inputs it reads.
+    num_drafted: tokens of its vocabulary. The flags are those of speculators."""
+
+    layer: LlamaConfig
+    layer_ids: tuple[int, ...]
+    num_drafted: int
+    norm_before_residual: bool
+    norm_before_fc: bool
+    fc_norm: bool
+    norm_output: bool
+
+
+def is_eagle(folder: Path) -> bool:
+    """Whether config.json describes an EAGLE or speculators head."""
+    document = _document(folder)
+    names = [document.get("speculators_model_type", ""), *(document.get("architectures") or ())]
+    return "draft_vocab_size" in document or any("eagle" in str(one).lower() for one in names)
+
+
+def read_config(folder: Path, target: Any) -> EagleConfig:
+    """The head's configuration. target: the target's Transformers config.
+
+    Raises ModelError, which names the field that is not supported.
+    """
+    document = _document(folder)
+    of_layer = document.get("transformer_layer_config") or document
+    nested = document.get("eagle_config") or {}
+    flags = document | nested
+    layer = LlamaConfig.from_dict(of_layer)
+    _check_supported(folder, document, of_layer, layer)
+    layer_ids = _layer_ids(document, nested, target.num_hidden_layers)
+    if not all(0 <= one < target.num_hidden_layers for one in layer_ids):
+        raise ModelError(
+            f"{folder}: the head reads the inputs of the layers {layer_ids}, but the target has "
+            f"layers 0 to {target.num_hidden_layers - 1}: set {LAYER_IDS} in its config.json"
+        )
+    return EagleConfig(
+        layer=layer,
+        layer_ids=layer_ids,
+        num_drafted=document.get("draft_vocab_size") or target.vocab_size,
+        norm_before_residual=bool(flags.get("norm_before_residual")),
+        norm_before_fc=bool(flags.get("norm_before_fc")),
+        fc_norm=bool(flags.get("fc_norm")),
+        norm_output=bool(flags.get("norm_output")),
+    )
+
+
+def _document(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return found if isinstance(found, dict) else {}
+
+
+def _layer_ids(
+    document: Mapping[str, Any], nested: Mapping[str, Any], num_layers: int
+) -> tuple[int, ...]:
+    """speculators counts the layers whose inputs are read. Configs with `eagle_config` count those
+    whose outputs are read, which are one lower."""
+    if ids := document.get(LAYER_IDS):
+        return tuple(ids)
+    if ids := nested.get(LAYER_IDS):
+        return tuple(one + 1 for one in ids)
+    return (2, num_layers // 2, num_layers - 3)
+
+
+def _check_supported(
+    folder: Path, document: Mapping[str, Any], of_layer: Mapping[str, Any], layer: LlamaConfig
+) -> None:
+    """Raise ModelError for the first field with an unsupported value."""
+    rope: Any = layer.rope_parameters
+    quantization = document.get("quantization_config") or of_layer.get("quantization_config")
+    windows = "sliding_attention" in (of_layer.get("layer_types") or ())
+    checks: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
+        ("speculators_model_type", document.get("speculators_model_type", "eagle3"), ("eagle3",)),
+        ("model_type", of_layer.get("model_type", "llama"), ("llama",)),
+        ("num_hidden_layers", layer.num_hidden_layers, (1,)),
+        ("hidden_act", layer.hidden_act, ("silu",)),
+        ("rope_type", rope["rope_type"], FIXED_ROTATIONS),
+        ("use_sliding_window", bool(of_layer.get("use_sliding_window") or windows), (False,)),
+        ("quantization_config", quantization, (None,)),
+    )
+    for name, value, allowed in checks:
+        if value not in allowed:
+            names = ", ".join(map(str, allowed))
+            raise ModelError(f"{folder}: {name} is {value}, but EAGLE heads need one of: {names}")
+
+
+class EagleHead(torch.nn.Module):
+    """The head on packed tokens. `config` is that of its layer.
+
+    token_ids: the target's token of each row of the LM head; None if these are the first tokens.
+    """
+
+    rotations: torch.Tensor
+
+    def __init__(
+        self, weights: Any, config: EagleConfig, max_len: int, token_ids: torch.Tensor | None
+    ) -> None:
+        """weights: a result of `_module` with its weights, which is not used after this call."""
+        super().__init__()
+        self.config, self._of = config.layer, config
+        self.embedding, self.fc, self.lm_head = weights.embed_tokens, weights.fc, weights.lm_head
+        layer = weights.layers[0]
+        rotary = LlamaRotaryEmbedding(config.layer)
+        table = rotation_table(rotary, max_len).to(self.fc.weight.device)
+        self.register_buffer("rotations", table, persistent=False)
+        self.token_ids = token_ids
+        self._embedding_norm, self._state_norm = (
+            Norm(layer.input_layernorm),
+            Norm(layer.hidden_norm),
+        )
+        self._norm = Norm(weights.norm)
+        self._whole_norm = Norm(weights.input_norm) if config.norm_before_fc else None
+        self._part_norms = [Norm(one) for one in weights.fc_norm] if config.fc_norm else None
+        self._layer = Layer(layer, config.layer)
+        self._layer.attention_norm = torch.nn.Identity()
+        self.parts = self._layer.parts()
+
+    def fuse(self, states: torch.Tensor) -> torch.Tensor:
+        """The target's states [N, width of all layers] -> [N, hidden_size]."""
+        if self._whole_norm is not None:
+            states = self._whole_norm(states)
+        if self._part_norms is not None:
+            parts = states.chunk(len(self._part_norms), dim=-1)
+            pairs = zip(self._part_norms, parts, strict=True)
+            states = torch.cat([norm(part) for norm, part in pairs], dim=-1)
+        fused: torch.Tensor = self.fc(states)
+        return fused
+
+    def forward(
+        self, packed: PackedBatch, cache: RowCache, states: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """states: fused or the head's own, [N, hidden_size]. For the wanted tokens: logits of the
+        head's vocabulary, and the states to feed back."""
+        normed = self._state_norm(states)
+        embedded = self._embedding_norm(self.embedding(packed.token_ids[0]))
+        rotation = self.rotations.index_select(0, packed.positions[0])
+        keys, values, queries = self._layer.project(torch.cat([embedded, normed], -1), rotation)
+        cache.write(0, keys, values)
+        attended = PassAttention(packed, cache)(0, queries)
+        residual = normed if self._of.norm_before_residual else states
+        own = self._layer.finish(residual, attended, packed.wanted)
+        normed = self._norm(own)
+        return self.lm_head(normed), normed if self._of.norm_output else own
+
+
+def load_eagle(folder: Path, config: EagleConfig, own: RunnerConfig) -> EagleRunner:
+    """Load the head of a target.
+
+    own: how it is run; `path` is the directory of the target. Raises ModelError, which names what
+    does not fit.
+    """
+    target = load_config(own)
+    tensors = {
+        name.replace("midlayer.", "layers.0."): tensor
+        for name, tensor in load_tensors(folder, FILES, "EAGLE head").items()
+    }
+    token_ids = _token_ids(folder, tensors, config.num_drafted, target.vocab_size)
+    weights = {name: tensor for name, tensor in tensors.items() if not name.startswith(NOT_WEIGHTS)}
+    for name, names in (("embed_tokens", EMBEDDING_NAMES), ("lm_head", LM_HEAD_NAMES)):
+        if f"{name}.weight" not in weights:
+            weights[f"{name}.weight"] = target_tensor(folder, own.path, names, name)
+    module = _module(config, target)
+    _check_weights(folder, weights, module)
+    placed = {name: tensor.to(own.device, own.dtype) for name, tensor in weights.items()}
+    module.load_state_dict(placed, assign=True)
+    ids = token_ids[token_ids < own.vocab_size].to(own.device)
+    rows = module.lm_head.weight.detach()[(token_ids < own.vocab_size).to(own.device)]
+    module.lm_head.weight = torch.nn.Parameter(rows, requires_grad=False)
+    has_all = ids.tolist() == list(range(own.vocab_size))
+    head = EagleHead(module, config, own.max_len, None if has_all else ids)
+    if own.device.type == "cpu":
+        pack_linears(head)
+    return EagleRunner(head.eval(), own)
+
+
+def _token_ids(
+    folder: Path, tensors: Mapping[str, torch.Tensor], num_drafted: int, vocab_size: int
+) -> torch.Tensor:
+    """The target's token of each of the head's tokens. d2t holds the differences between both."""
+    if "d2t" not in tensors and num_drafted != vocab_size:
+        raise ModelError(
+            f"{folder}: draft_vocab_size is {num_drafted}, but the target has {vocab_size} tokens "
+            "and the weight file lacks d2t: copy the whole checkpoint"
+        )
+    offsets = tensors.get("d2t", torch.zeros(num_drafted, dtype=torch.long))
+    if len(offsets) != num_drafted:
+        raise ModelError(f"{folder}: d2t has {len(offsets)} entries, but needs {num_drafted}")
+    found = torch.arange(num_drafted) + offsets.long()
+    if not (int(found.min()) >= 0 and int(found.max()) < vocab_size):
+        raise ModelError(
+            f"{folder}: d2t has tokens {int(found.min())} to {int(found.max())}, but the target "
+            f"has {vocab_size} tokens: use a head that was trained for this target"
+        )
+    return found
+
+
+def _module(config: EagleConfig, target: Any) -> Any:
+    """The head's modules by the names of speculators, without memory."""
+    layer, width, num_read = config.layer, config.layer.hidden_size, len(config.layer_ids)
+    eps = layer.rms_norm_eps
+    made: Any = torch.nn.Module()
+    with torch.device("meta"):
+        made.embed_tokens = torch.nn.Embedding(target.vocab_size, width)
+        made.fc = torch.nn.Linear(num_read * target.hidden_size, width, bias=False)
+        made.lm_head = torch.nn.Linear(width, config.num_drafted, bias=False)
+        made.norm = LlamaRMSNorm(width, eps)
+        if config.norm_before_fc:
+            made.input_norm = LlamaRMSNorm(num_read * target.hidden_size, eps)
+        if config.fc_norm:
+            norms = [LlamaRMSNorm(target.hidden_size, eps) for _ in range(num_read)]
+            made.fc_norm = torch.nn.ModuleList(norms)
+        only: Any = LlamaDecoderLayer(layer, 0)
+        only.hidden_norm = LlamaRMSNorm(width, eps)
+        for name in ("q_proj", "k_proj", "v_proj"):
+            old = getattr(only.self_attn, name)
+            has_bias = old.bias is not None
+            new = torch.nn.Linear(2 * width, old.out_features, bias=has_bias)
+            setattr(only.self_attn, name, new)
+        made.layers = torch.nn.ModuleList([only])
+    return made
+
+
+def _check_weights(folder: Path, weights: Mapping[str, torch.Tensor], module: Any) -> None:
+    shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+    if missing := shapes.keys() - weights.keys():
+        raise ModelError(
+            f"{folder}: the weight file lacks {min(missing)}: use an EAGLE-3 checkpoint"
+        )
+    if unknown := weights.keys() - shapes.keys():
+        raise ModelError(f"{folder}: the weight {min(unknown)} is not supported in EAGLE-3 heads")
+    for name, tensor in weights.items():
+        if tuple(tensor.shape) != shapes[name]:
+            raise ModelError(
+                f"{folder}: {name} is {tuple(tensor.shape)}, but must be {shapes[name]}: use a "
+                "head that was trained for this target"
+            )
+        if not tensor.isfinite().all():
+            raise ModelError(f"{folder}: the weights {name} are not all finite: replace the file")
+
+
+@dataclass(frozen=True, slots=True)
+class HeadInput(RowInput):
+    """first: the row's first slot with a key. states: of the target, one per token, at the token
+    before it; None uses the state that the row's last pass returned."""
+
+    first: int = 0
+    states: torch.Tensor | None = None
+
+
+class EagleRunner(CausalRunner):
+    """An EAGLE-3 head and its cache. In a pass, either all inputs have states of the target or none
+    has."""
+
+    def __init__(self, head: EagleHead, config: RunnerConfig) -> None:
+        super().__init__(head, config)
+        width: int = head.config.hidden_size
+        shape = config.num_rows, width
+        self._states = torch.zeros(shape, dtype=config.dtype, device=config.device)
+
+    @torch.inference_mode()
+    def forward(self, inputs: Sequence[RowInput]) -> PassOutput:
+        start = time.perf_counter()
+        config = self.config
+        packed = pack(inputs, config.row_len, config.device)
+        _hide_unused(packed, inputs)
+        self.cache.slots = packed.slots
+        drafted, states = self._model(packed, self.cache, self._input_states(inputs, packed))
+        self._states[[one.row for one in inputs for _ in range(one.num_logits)]] = states
+        logits = self._all_logits(drafted.float())
+        self.passes_s += time.perf_counter() - start
+        return PassOutput(logits)
+
+    def _input_states(self, inputs: Sequence[RowInput], packed: PackedBatch) -> torch.Tensor:
+        """One state per packed token."""
+        by_row = {one.row: one for one in inputs}
+        ordered = [by_row[row] for row in packed.firsts]
+        given = [one.states for one in ordered if isinstance(one, HeadInput)]
+        known = [states for states in given if states is not None]
+        if known:
+            assert len(known) == len(inputs), "only some inputs have states of the target"
+            fused: torch.Tensor = self._model.fuse(torch.cat(known).to(self._states))
+            return fused
+        return torch.cat([self._states[one.row].expand(len(one.tokens), -1) for one in ordered])
+
+    def _all_logits(self, drafted: torch.Tensor) -> torch.Tensor:
+        """Logits of the target's vocabulary. Tokens that the head lacks are never drafted."""
+        if self._model.token_ids is None:
+            return drafted
+        found = drafted.new_full((len(drafted), self.config.vocab_size), -torch.inf)
+        found[:, self._model.token_ids] = drafted
+        return found
+
+
+def _hide_unused(packed: PackedBatch, inputs: Sequence[RowInput]) -> None:
+    """Mask the slots before the row's first key."""
+    first = {one.row: one.first for one in inputs if isinstance(one, HeadInput)}
+    for group in packed.groups:
+        for row in range(group.row_lo, group.row_hi):
+            group.mask[row - group.row_lo, ..., : first.get(row, 0)] = False

@@ -1,0 +1,320 @@
+"""EAGLE-3 heads: both checkpoint layouts against a short reference, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from smartspec_py.engines.torch.eagle import (
+    EagleRunner,
+    HeadInput,
+    is_eagle,
+    load_eagle,
+    read_config,
+)
+from smartspec_py.engines.torch.packed import RowInput
+from smartspec_py.engines.torch.runner import ModelError, RunnerConfig, load_config
+
+HIDDEN, OF_TARGET, HEADS, KEY_HEADS, HEAD_DIM, MLP = 16, 24, 4, 2, 6, 20
+ROWS, VOCAB, DRAFTED = 40, 36, 12  # the target pads its vocabulary
+NUM_LAYERS, THETA, EPS = 7, 100.0, 1e-5
+CPU = torch.device("cpu")
+
+TARGET = LlamaConfig(
+    hidden_size=OF_TARGET,
+    intermediate_size=8,
+    num_hidden_layers=NUM_LAYERS,
+    num_attention_heads=2,
+    vocab_size=ROWS,
+    max_position_embeddings=64,
+)
+LAYER = {
+    "model_type": "llama",
+    "hidden_size": HIDDEN,
+    "intermediate_size": MLP,
+    "num_hidden_layers": 1,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KEY_HEADS,
+    "head_dim": HEAD_DIM,
+    "hidden_act": "silu",
+    "rms_norm_eps": EPS,
+    "rope_theta": THETA,
+    "vocab_size": ROWS,
+    "max_position_embeddings": 64,
+}
+EAGLE = LAYER | {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": DRAFTED}
+SPECULATORS = {
+    "architectures": ["Eagle3Speculator"],
+    "speculators_model_type": "eagle3",
+    "draft_vocab_size": DRAFTED,
+    "transformer_layer_config": LAYER,
+    "target_hidden_size": OF_TARGET,
+}
+FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+
+
+def weights(layer: str, *flags: str) -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+
+    def norm(size: int) -> torch.Tensor:
+        return 1.0 + torch.randn(size) / 4
+
+    width, of_keys = HEADS * HEAD_DIM, KEY_HEADS * HEAD_DIM
+    found = {
+        "embed_tokens.weight": torch.randn(ROWS, HIDDEN),
+        "fc.weight": torch.randn(HIDDEN, 3 * OF_TARGET) / 4,
+        f"{layer}.input_layernorm.weight": norm(HIDDEN),
+        f"{layer}.hidden_norm.weight": norm(HIDDEN),
+        f"{layer}.post_attention_layernorm.weight": norm(HIDDEN),
+        f"{layer}.self_attn.q_proj.weight": torch.randn(width, 2 * HIDDEN) / 4,
+        f"{layer}.self_attn.k_proj.weight": torch.randn(of_keys, 2 * HIDDEN) / 4,
+        f"{layer}.self_attn.v_proj.weight": torch.randn(of_keys, 2 * HIDDEN) / 4,
+        f"{layer}.self_attn.o_proj.weight": torch.randn(HIDDEN, width) / 4,
+        f"{layer}.mlp.gate_proj.weight": torch.randn(MLP, HIDDEN) / 4,
+        f"{layer}.mlp.up_proj.weight": torch.randn(MLP, HIDDEN) / 4,
+        f"{layer}.mlp.down_proj.weight": torch.randn(HIDDEN, MLP) / 4,
+        "norm.weight": norm(HIDDEN),
+        "lm_head.weight": torch.randn(DRAFTED, HIDDEN),
+        "d2t": 3 * torch.arange(DRAFTED) - torch.arange(DRAFTED),  # tokens 0, 3, .., 33
+        "t2d": torch.arange(ROWS) % 3 == 0,
+    }
+    if "norm_before_fc" in flags:
+        found["input_norm.weight"] = norm(3 * OF_TARGET)
+    if "fc_norm" in flags:
+        found |= {f"fc_norm.{i}.weight": norm(OF_TARGET) for i in range(3)}
+    return found
+
+
+def rms(states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return states / (states.pow(2).mean(-1, keepdim=True) + EPS).sqrt() * weight
+
+
+def rotated(heads: torch.Tensor) -> torch.Tensor:
+    """[heads, N, D], turned by the position."""
+    half = HEAD_DIM // 2
+    angles = torch.arange(heads.shape[1])[:, None] * THETA ** (-torch.arange(half) / half)
+    left, right = heads[..., :half], heads[..., half:]
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)
+
+
+class Reference:
+    """The head without a cache: every draft reads the whole sequence again."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor], layer: str, *flags: str) -> None:
+        self.w = {name.removeprefix(f"{layer}."): one for name, one in tensors.items()}
+        self.flags = flags
+
+    def fuse(self, states: torch.Tensor) -> torch.Tensor:
+        if "norm_before_fc" in self.flags:
+            states = rms(states, self.w["input_norm.weight"])
+        if "fc_norm" in self.flags:
+            parts = states.split(OF_TARGET, -1)
+            normed = [rms(one, self.w[f"fc_norm.{i}.weight"]) for i, one in enumerate(parts)]
+            states = torch.cat(normed, -1)
+        return states @ self.w["fc.weight"].T
+
+    def run(self, tokens: list[int], states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """tokens [N], states [N, H] before each -> logits [DRAFTED] and state after the last."""
+        w = self.w
+        hidden = rms(states, w["hidden_norm.weight"])
+        embedded = rms(w["embed_tokens.weight"][tokens], w["input_layernorm.weight"])
+        both = torch.cat([embedded, hidden], -1)
+        q, k, v = (
+            (both @ w[f"self_attn.{n}_proj.weight"].T)
+            .view(len(tokens), -1, HEAD_DIM)
+            .transpose(0, 1)
+            for n in "qkv"
+        )
+        k, v = (one.repeat_interleave(HEADS // KEY_HEADS, 0) for one in (k, v))
+        scores = rotated(q) @ rotated(k).transpose(1, 2) / HEAD_DIM**0.5
+        scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf)
+        mixed = (scores.softmax(-1) @ v).transpose(0, 1).flatten(1)
+        x = mixed @ w["self_attn.o_proj.weight"].T
+        x = x + (hidden if "norm_before_residual" in self.flags else states)
+        y = rms(x, w["post_attention_layernorm.weight"])
+        y = F.silu(y @ w["mlp.gate_proj.weight"].T) * (y @ w["mlp.up_proj.weight"].T)
+        x = (x + y @ w["mlp.down_proj.weight"].T)[-1]
+        out = rms(x, w["norm.weight"])
+        return w["lm_head.weight"] @ out, out if "norm_output" in self.flags else x
+
+    def chain(self, tokens: list[int], states: torch.Tensor, drafts: list[int]) -> torch.Tensor:
+        """Logits before each draft and after the last one. tokens: those that have a state."""
+        tokens, fused, found = list(tokens), self.fuse(states), []
+        for draft in (*drafts, -1):
+            logits, state = self.run(tokens, fused)
+            found.append(logits)
+            tokens.append(draft)
+            fused = torch.cat([fused, state[None]])
+        return torch.stack(found)
+
+
+def write(folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Path:
+    made = folder / "head"
+    made.mkdir()
+    (made / "config.json").write_text(json.dumps(config))
+    if "speculators_model_type" in config:
+        save_file(
+            {name: one.contiguous() for name, one in tensors.items()}, made / "model.safetensors"
+        )
+    else:
+        torch.save(tensors, made / "pytorch_model.bin")
+    return made
+
+
+def own(folder: Path, config: LlamaConfig = TARGET) -> RunnerConfig:
+    path = folder / "target"
+    torch.manual_seed(1)
+    LlamaForCausalLM(config).save_pretrained(path)
+    return RunnerConfig(path, CPU, torch.float32, num_rows=3, max_len=64, vocab_size=VOCAB)
+
+
+def loaded(folder: Path, document: dict[str, Any], tensors: dict[str, torch.Tensor]) -> EagleRunner:
+    head, config = write(folder, document, tensors), own(folder)
+    assert is_eagle(head)
+    return load_eagle(head, read_config(head, load_config(config)), config)
+
+
+TOKENS = {2: [5, 9, 33, 0, 12, 7, 30, 3, 1], 0: [8, 8, 35, 21]}
+"""By row: tokens that have a state before them."""
+
+
+def compare(runner: EagleRunner, reference: Reference, first: int = 1) -> None:
+    """Two rows read their tokens, one of them in two passes, and then two drafts each."""
+    torch.manual_seed(2)
+    states = {row: torch.randn(len(tokens), 3 * OF_TARGET) for row, tokens in TOKENS.items()}
+    drafts = {2: [4, 6], 0: [9, 9]}
+    runner.forward([HeadInput(2, first, TOKENS[2][:5], 0, first=first, states=states[2][:5])])
+    inputs: list[RowInput] = [
+        HeadInput(2, first + 5, TOKENS[2][5:], 1, first=first, states=states[2][5:]),
+        HeadInput(0, first, TOKENS[0], 1, first=first, states=states[0]),
+    ]
+    found = [runner.forward(inputs).logits]
+    for i in range(2):
+        inputs = [
+            HeadInput(row, first + len(TOKENS[row]) + i, drafts[row][i : i + 1], 1, first=first)
+            for row in TOKENS
+        ]
+        found.append(runner.forward(inputs).logits)
+    for place, row in enumerate(TOKENS):
+        expected = reference.chain(TOKENS[row], states[row], drafts[row])
+        logits = torch.stack([one[place] for one in found])
+        assert logits.shape == (3, VOCAB)
+        torch.testing.assert_close(logits[:, ::3], expected, atol=1e-4, rtol=1e-4)
+        assert int(logits.isfinite().sum()) == 3 * DRAFTED
+
+
+@pytest.mark.parametrize("first", [1, 7])
+def test_the_eagle_layout(tmp_path: Path, first: int) -> None:
+    """first: the row begins later if earlier states are unknown. Rotations are relative."""
+    tensors = weights("midlayer")
+    compare(loaded(tmp_path, EAGLE, tensors), Reference(tensors, "midlayer"), first)
+
+
+@pytest.mark.parametrize(
+    "flags", [(), ("norm_before_residual",), FLAGS[:2], ("fc_norm", "norm_output")], ids=str
+)
+def test_the_speculators_layout(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    tensors = weights("layers.0", *flags)
+    document = SPECULATORS | dict.fromkeys(flags, True)
+    compare(loaded(tmp_path, document, tensors), Reference(tensors, "layers.0", *flags))
+
+
+def test_a_head_that_shares_embedding_and_lm_head(tmp_path: Path) -> None:
+    """All tokens of the target, and its hidden size."""
+    config = LlamaConfig(**TARGET.to_dict() | {"hidden_size": HIDDEN})
+    tensors = weights("midlayer")
+    for name in ("embed_tokens.weight", "lm_head.weight", "d2t", "t2d"):
+        del tensors[name]
+    tensors["fc.weight"] = tensors["fc.weight"][:, : 3 * HIDDEN].clone()
+    head, ours = write(tmp_path, EAGLE | {"draft_vocab_size": ROWS}, tensors), own(tmp_path, config)
+    runner = load_eagle(head, read_config(head, load_config(ours)), ours)
+    target = LlamaForCausalLM.from_pretrained(ours.path)
+    reference = Reference(
+        tensors
+        | {
+            "embed_tokens.weight": target.model.embed_tokens.weight.detach(),
+            "lm_head.weight": target.lm_head.weight.detach(),
+        },
+        "midlayer",
+    )
+    states = torch.randn(4, 3 * HIDDEN)
+    found = runner.forward([HeadInput(0, 1, TOKENS[0], 1, first=1, states=states)]).logits
+    expected = reference.chain(TOKENS[0], states, [])
+    torch.testing.assert_close(found, expected[:, :VOCAB], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("config", "layer_ids"),
+    [
+        (EAGLE, (2, 3, 4)),
+        (SPECULATORS | {"eagle_aux_hidden_state_layer_ids": [1, 3, 6]}, (1, 3, 6)),
+        (EAGLE | {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 2, 5]}}, (1, 3, 6)),
+    ],
+    ids=["default", "inputs", "outputs"],
+)
+def test_which_layers_are_read(
+    tmp_path: Path, config: dict[str, Any], layer_ids: tuple[int, ...]
+) -> None:
+    assert read_config(write(tmp_path, config, {}), TARGET).layer_ids == layer_ids
+
+
+def layer_of(**fields: Any) -> dict[str, Any]:
+    return {**SPECULATORS, "transformer_layer_config": LAYER | fields}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (SPECULATORS | {"speculators_model_type": "dflash"}, "speculators_model_type is dflash"),
+        (layer_of(model_type="qwen3"), "model_type is qwen3, but EAGLE heads need one of: llama"),
+        (EAGLE | {"num_hidden_layers": 2}, "num_hidden_layers is 2"),
+        (EAGLE | {"hidden_act": "gelu"}, "hidden_act is gelu"),
+        (layer_of(use_sliding_window=True), "use_sliding_window is True"),
+        (layer_of(layer_types=["sliding_attention"]), "use_sliding_window is True"),
+        (EAGLE | {"quantization_config": {"quant_method": "fp8"}}, "quantization_config is"),
+        (EAGLE | {"eagle_aux_hidden_state_layer_ids": [2, 3, 7]}, r"\(2, 3, 7\), .* layers 0 to 6"),
+    ],
+)
+def test_refused_before_loading(tmp_path: Path, config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        read_config(write(tmp_path, config, {}), TARGET)
+
+
+GOOD = weights("midlayer")
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({n: t for n, t in GOOD.items() if n != "fc.weight"}, "lacks fc.weight"),
+        (GOOD | {"fc.bias": torch.zeros(HIDDEN)}, "the weight fc.bias is not supported"),
+        (
+            GOOD | {"fc.weight": torch.zeros(16, 48)},
+            r"fc.weight is \(16, 48\), but must be \(16, 72\)",
+        ),
+        (
+            GOOD | {"norm.weight": torch.full((HIDDEN,), torch.nan)},
+            "norm.weight are not all finite",
+        ),
+        ({n: t for n, t in GOOD.items() if n != "d2t"}, "the weight file lacks d2t"),
+        (GOOD | {"d2t": torch.zeros(5, dtype=torch.long)}, "d2t has 5 entries, but needs 12"),
+        (GOOD | {"d2t": torch.full((DRAFTED,), 30)}, "d2t has tokens 30 to 41, but .* 40 tokens"),
+    ],
+)
+def test_refused_weights(tmp_path: Path, tensors: dict[str, torch.Tensor], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        loaded(tmp_path, EAGLE, tensors)
+
+
+def test_folders_without_an_eagle_head(tmp_path: Path) -> None:
+    assert not is_eagle(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"medusa_num_heads": 4}))
+    assert not is_eagle(tmp_path)
