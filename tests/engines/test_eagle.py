@@ -1,8 +1,12 @@
-"""EAGLE-3 heads: both checkpoint layouts against a short reference, and what is refused."""
+"""EAGLE-3 heads: both checkpoint layouts against a short reference, what is refused, and the drafts
+of the proposer in a random sequence of steps."""
 
 from __future__ import annotations
 
 import json
+import random
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +16,8 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from smartspec_py.core.types import SamplingParams
+from smartspec_py.engines.base import Decode, DraftTask, Prefill, TargetCapabilities, Verify, Work
 from smartspec_py.engines.torch.eagle import (
     EagleRunner,
     HeadInput,
@@ -19,8 +25,19 @@ from smartspec_py.engines.torch.eagle import (
     load_eagle,
     read_config,
 )
+from smartspec_py.engines.torch.graphs import GraphRunner
+from smartspec_py.engines.torch.openvino_runner import load_openvino_runner
 from smartspec_py.engines.torch.packed import RowInput
-from smartspec_py.engines.torch.runner import ModelError, RunnerConfig, load_config
+from smartspec_py.engines.torch.runner import (
+    ModelError,
+    Runner,
+    RunnerConfig,
+    load_config,
+    load_runner,
+)
+from smartspec_py.engines.torch.target import TorchTarget
+from smartspec_py.proposers import eagle
+from smartspec_py.proposers.eagle import EagleProposer
 
 HIDDEN, OF_TARGET, HEADS, KEY_HEADS, HEAD_DIM, MLP = 16, 24, 4, 2, 6, 20
 ROWS, VOCAB, DRAFTED = 40, 36, 12  # the target pads its vocabulary
@@ -34,6 +51,7 @@ TARGET = LlamaConfig(
     num_attention_heads=2,
     vocab_size=ROWS,
     max_position_embeddings=64,
+    initializer_range=0.3,
 )
 LAYER = {
     "model_type": "llama",
@@ -318,3 +336,167 @@ def test_folders_without_an_eagle_head(tmp_path: Path) -> None:
     assert not is_eagle(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"medusa_num_heads": 4}))
     assert not is_eagle(tmp_path)
+
+
+MAX_DRAFT_LEN = 5
+GREEDY = SamplingParams()
+
+
+def target_of(config: RunnerConfig, load: Callable[[RunnerConfig], Runner]) -> TorchTarget:
+    runner = load(config)
+    capabilities = TargetCapabilities(
+        max_sequences=3,
+        max_context_len=64,
+        max_draft_len=MAX_DRAFT_LEN,
+        max_decode_tokens=1,
+        max_prefill_tokens=64,
+        verifies_sampling=True,
+        vocab_size=VOCAB,
+    )
+    return TorchTarget(runner, capabilities)
+
+
+class Driver:
+    """Steps with random drafts, chunks and sequences. Every draft of the head is compared with the
+    reference, which reads the whole text again. What is verified are mostly the right tokens, so
+    that any number of drafts is accepted.
+
+    first: by sequence, the first token that has a state before it.
+    """
+
+    def __init__(
+        self, target: TorchTarget, proposer: EagleProposer, reference: Reference, path: Path
+    ) -> None:
+        self.target, self.proposer, self.reference = target, proposer, reference
+        self.model = LlamaForCausalLM.from_pretrained(path).eval()
+        self.rng = random.Random(3)
+        self.tokens: dict[int, list[int]] = {}
+        self.unread: dict[int, int] = {}
+        self.first: dict[int, int] = {}
+        self.num_drafts = self.num_accepted = 0
+
+    def begin(self, sequence: int, tokens: list[int]) -> None:
+        self.tokens[sequence] = tokens
+        self.unread[sequence] = self.target.begin(sequence, tokens, len(tokens), GREEDY)
+        self.first[sequence] = self.unread[sequence] + 1
+
+    @torch.inference_mode()
+    def expected(self, sequence: int, num_drafts: int) -> list[int]:
+        tokens, first = self.tokens[sequence], self.first[sequence]
+        found = self.model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
+        states = torch.cat([found[i][0] for i in (2, 3, 4)], -1)
+        drafts: list[int] = []
+        while len(drafts) < num_drafts:
+            logits = self.reference.chain(tokens[first:], states[first - 1 : -1], drafts)
+            drafts.append(3 * int(logits[-1].argmax()))
+        return drafts
+
+    @torch.inference_mode()
+    def right(self, sequence: int, num_tokens: int) -> list[int]:
+        """What the target generates next, except that a token is wrong now and then."""
+        known = list(self.tokens[sequence])
+        for _ in range(num_tokens):
+            known.append(int(self.model(torch.tensor([known])).logits[0, -1, :VOCAB].argmax()))
+        found = known[-num_tokens:]
+        if self.rng.random() < 0.5:
+            found[self.rng.randrange(num_tokens)] = self.rng.randrange(VOCAB)
+        return found
+
+    def step(self) -> None:
+        work: list[Work] = []
+        tasks = []
+        for sequence, start in self.unread.items():
+            tokens = self.tokens[sequence]
+            if start < len(tokens):
+                end = min(len(tokens), start + self.rng.randrange(1, 9))
+                chunk = tuple(tokens[start:end])
+                work.append(Prefill(sequence, chunk, start, end == len(tokens)))
+                self.unread[sequence] = 64 if end == len(tokens) else end
+            elif self.rng.random() < 0.8:
+                draft_len = self.rng.choice((0, 0, 1, 3, MAX_DRAFT_LEN))
+                tasks.append(DraftTask(sequence, tokens, len(tokens), draft_len, GREEDY))
+        for task, draft in zip(tasks, self.proposer.propose(tasks), strict=True):
+            assert list(draft.tokens) == self.expected(task.sequence, task.draft_len)
+            self.num_drafts += len(draft.tokens)
+            if draft.tokens:
+                right = self.right(task.sequence, task.draft_len)
+                work.append(Verify(task.sequence, tuple(right)))
+            else:
+                work.append(Decode(task.sequence, 1))
+        self.rng.shuffle(work)
+        self.target.submit(work)
+        for event in self.target.poll(0.0):
+            self.proposer.observe(event.sequence, event.num_accepted, event.hidden)
+            self.tokens[event.sequence] += event.tokens
+            self.num_accepted += event.num_accepted
+
+    def end(self, sequence: int) -> None:
+        self.target.release(sequence)
+        self.proposer.release(sequence)
+        del self.unread[sequence]
+
+
+def batch_invariant(config: RunnerConfig) -> Runner:
+    return load_runner(replace(config, batch_invariant=True))
+
+
+def with_graphs(config: RunnerConfig) -> Runner:
+    return load_runner(config, GraphRunner)
+
+
+@pytest.mark.parametrize(
+    "load",
+    [load_runner, batch_invariant, with_graphs, load_openvino_runner],
+    ids=lambda f: f.__name__,
+)
+def test_drafts_do_not_depend_on_the_steps_before(
+    tmp_path: Path, load: Callable[[RunnerConfig], Runner]
+) -> None:
+    """Six sequences through three rows. The last three find a prefix of 12 tokens in the cache."""
+    tensors = weights("midlayer")
+    head, config = write(tmp_path, EAGLE, tensors), own(tmp_path)
+    runner = load_eagle(head, read_config(head, load_config(config)), config)
+    target = target_of(replace(config, state_layers=(2, 3, 4)), load)
+    proposer = EagleProposer(runner, 3, MAX_DRAFT_LEN)
+    driver = Driver(target, proposer, Reference(tensors, "midlayer"), config.path)
+    shared = [(7 * i) % VOCAB for i in range(12)]
+    todo = [shared[:3], [5, 4], [*shared, 1, 2], [*shared, 3], [*shared, 4, 4], shared]
+    firsts = []
+    for sequence, prompt in enumerate(todo):
+        driver.begin(sequence, prompt)
+        while len(driver.unread) == 3 or (sequence == 5 and driver.unread):
+            driver.step()
+            for number in [n for n in driver.unread if len(driver.tokens[n]) > 34]:
+                firsts.append(driver.first[number])
+                driver.end(number)
+    assert sorted(firsts)[:3] == [1, 1, 1]
+    assert sorted(firsts)[3:] == [12, 13, 13]
+    assert driver.num_drafts > 60
+    assert driver.num_accepted > 30
+
+
+def test_states_that_were_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most 4 states wait, so after a chunk of 9 tokens and 6 decoded ones, the head begins at
+    token 16 - 4 = 12."""
+    monkeypatch.setattr(eagle, "KEPT_STATES", 4)
+    tensors = weights("midlayer")
+    head, config = write(tmp_path, EAGLE, tensors), own(tmp_path)
+    runner = load_eagle(head, read_config(head, load_config(config)), config)
+    target = target_of(replace(config, state_layers=(2, 3, 4)), load_runner)
+    proposer = EagleProposer(runner, 3, MAX_DRAFT_LEN)
+    driver = Driver(target, proposer, Reference(tensors, "midlayer"), config.path)
+    tokens = list(range(9))
+    driver.begin(0, tokens)
+    assert proposer.num_available(0, tokens) == 0
+    assert proposer.draft_lag(0, 9) == 8
+    for work in (Prefill(0, tuple(tokens), 0, True), *[Decode(0, 1)] * 6):
+        target.submit([work])
+        (event,) = target.poll(0.0)
+        proposer.observe(0, 0, event.hidden)
+        driver.tokens[0] += event.tokens
+    assert len(tokens) == 16
+    assert proposer.num_available(0, tokens) == MAX_DRAFT_LEN
+    assert proposer.draft_lag(0, 16) == 3
+    driver.first[0] = 12
+    (draft,) = proposer.propose([DraftTask(0, tokens, 9, 3, GREEDY)])
+    assert list(draft.tokens) == driver.expected(0, 3)

@@ -84,7 +84,9 @@ class Event(NamedTuple):
     log_probs: log-probability of each of `tokens` under the unmodified logits of the target; empty
         if the sequence did not ask for them.
     hidden: the target's last hidden states [len(tokens), width] from which the tokens were drawn;
-        None if the target was not built to return them.
+        None if the target was not built to return them. Or states inside the target for each token
+        that the pass read and that belongs to the sequence: the whole chunk of a prompt, or the
+        last known token and the accepted drafts.
     """
 
     sequence: SequenceId
@@ -272,7 +274,7 @@ class Proposer(Protocol):
         """Report how many tokens of the last drafts of the sequence were accepted.
 
         Called after each verification of its own drafts. A proposer with `reads_hidden` is called
-        after every event.
+        after every event with hidden states.
         """
         ...
 

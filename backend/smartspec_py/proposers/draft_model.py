@@ -34,7 +34,7 @@ CATCH_UP_CHUNK = 512
 
 
 @dataclass(slots=True)
-class _Sequence(CachedSequence):
+class DraftSequence(CachedSequence):
     """row.num_cached counts provisional drafts until `num_valid` is known.
 
     num_known: tokens of the sequence at its last proposal. num_valid: leading tokens of the row
@@ -46,11 +46,11 @@ class _Sequence(CachedSequence):
 
 
 @dataclass(slots=True)
-class _Drafting:
+class Drafting:
     """A task in progress: the drafts so far, and the distributions they were drawn from."""
 
     task: DraftTask
-    state: _Sequence
+    state: DraftSequence
     tokens: list[int]
     probs: list[torch.Tensor]
 
@@ -70,7 +70,7 @@ class _Drafting:
         return Draft(tuple(self.tokens), probs)
 
 
-class DraftModelProposer(CachedModel[_Sequence]):
+class DraftModelProposer(CachedModel[DraftSequence]):
     """A causal language model as a `Proposer`."""
 
     def __init__(
@@ -96,7 +96,7 @@ class DraftModelProposer(CachedModel[_Sequence]):
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         self._forget_unreported()
         started = {
-            task.sequence: _Drafting(task, self._enter(task), [], [])
+            task.sequence: Drafting(task, self._enter(task), [], [])
             for task in tasks
             if task.draft_len > 0
         }
@@ -127,13 +127,13 @@ class DraftModelProposer(CachedModel[_Sequence]):
         state.row.num_cached = min(state.row.num_cached, state.num_valid, len(state.row.tokens))
         self._free(sequence)
 
-    def _enter(self, task: DraftTask) -> _Sequence:
+    def _enter(self, task: DraftTask) -> DraftSequence:
         """The state of the sequence, updated with the task's tokens."""
         state = self._sequences.get(task.sequence)
         if state is None:
             row = self._allocate(task.sequence, task.tokens, task.reuses_prefix)
             history = history_of(task.sampling, task.num_prompt)
-            state = _Sequence(row, history, num_valid=row.num_cached)
+            state = DraftSequence(row, history, num_valid=row.num_cached)
             self._sequences[task.sequence] = state
         if state.history is not None:
             state.history.extend(task.tokens[len(state.history) :])
@@ -145,7 +145,7 @@ class DraftModelProposer(CachedModel[_Sequence]):
         for state in self._sequences.values():
             state.row.num_cached = min(state.row.num_cached, state.num_valid)
 
-    def _catch_up(self, draftings: Sequence[_Drafting]) -> None:
+    def _catch_up(self, draftings: Sequence[Drafting]) -> None:
         """Prefill every row until it lacks at most SHORT_LAG known tokens; many rows per pass."""
         while behind := [d for d in draftings if _lag(d) > SHORT_LAG]:
             inputs, left = [], CATCH_UP_CHUNK
@@ -154,12 +154,12 @@ class DraftModelProposer(CachedModel[_Sequence]):
                 last = min(row.num_cached + left, len(tokens) - 1)
                 chunk = tokens[row.num_cached : last]
                 if chunk:
-                    inputs.append(RowInput(row.index, row.num_cached, chunk, 0))
+                    inputs.append(self._input(drafting, chunk, 0))
                     row.num_cached = drafting.state.num_valid = last
                     left -= len(chunk)
             self.runner.forward(inputs)
 
-    def _can_run_ahead(self, draftings: Sequence[_Drafting]) -> bool:
+    def _can_run_ahead(self, draftings: Sequence[Drafting]) -> bool:
         """Whether the runner can run all passes before the host reads a token."""
         return (
             self.runner.can_draft_greedy
@@ -167,9 +167,9 @@ class DraftModelProposer(CachedModel[_Sequence]):
             and all(drafting.task.sampling.is_plain_greedy for drafting in draftings)
         )
 
-    def _run_ahead(self, draftings: Sequence[_Drafting]) -> None:
+    def _run_ahead(self, draftings: Sequence[Drafting]) -> None:
         """Run all passes at once. Drafts after an end token are dropped."""
-        inputs = [_unread(drafting) for drafting in draftings]
+        inputs = [self._unread(drafting) for drafting in draftings]
         drafts = self.runner.draft_greedy(inputs, [d.task.draft_len for d in draftings])
         for drafting, tokens in zip(draftings, drafts, strict=True):
             kept = tokens[: drafting.task.sampling.num_before_end(tokens) + 1]
@@ -177,12 +177,12 @@ class DraftModelProposer(CachedModel[_Sequence]):
             # The model did not process the last draft.
             drafting.read(len(drafting.task.tokens) + len(kept) - 1)
 
-    def _pass(self, draftings: Sequence[_Drafting]) -> None:
+    def _pass(self, draftings: Sequence[Drafting]) -> None:
         """Process the unread tokens of each sequence, and draft one more token for each."""
         inputs, requests = [], []
         for drafting in draftings:
             task, state = drafting.task, drafting.state
-            unread = _unread(drafting)
+            unread = self._unread(drafting)
             inputs.append(unread)
             drafting.read(unread.position + len(unread.tokens))
             position = len(task.tokens) + len(drafting.tokens)
@@ -196,13 +196,16 @@ class DraftModelProposer(CachedModel[_Sequence]):
             if prob is not None:
                 drafting.probs.append(prob)
 
+    def _unread(self, drafting: Drafting) -> RowInput:
+        """The tokens that the row does not hold yet: known tokens, or the last draft."""
+        known = drafting.task.tokens[drafting.state.row.num_cached :]
+        return self._input(drafting, drafting.tokens[-1:] or known, 1)
 
-def _unread(drafting: _Drafting) -> RowInput:
-    """The tokens that the row does not hold yet: known tokens, or the last draft."""
-    row = drafting.state.row
-    tokens = drafting.tokens[-1:] or drafting.task.tokens[row.num_cached :]
-    return RowInput(row.index, row.num_cached, tokens, 1)
+    def _input(self, drafting: Drafting, tokens: Sequence[int], num_logits: int) -> RowInput:
+        """These tokens, after those that the row holds."""
+        row = drafting.state.row
+        return RowInput(row.index, row.num_cached, tokens, num_logits)
 
 
-def _lag(drafting: _Drafting) -> int:
+def _lag(drafting: Drafting) -> int:
     return len(drafting.task.tokens) - 1 - drafting.state.row.num_cached

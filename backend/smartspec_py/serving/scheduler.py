@@ -210,9 +210,10 @@ class Scheduler:
             request.num_steps += 1 if event.num_drafted else len(event.tokens)
             request.num_drafted += event.num_drafted
             request.num_accepted += event.num_accepted
-        elif event.tokens or event.finish is not None:
-            request.move_to(RequestState.DECODING)
+        else:
             self._speculation.read_prompt(request, event)
+            if event.tokens or event.finish is not None:
+                request.move_to(RequestState.DECODING)
         tokens, reason, end_token = _keep(request, event)
         if tokens:
             request.last_token_s = self._clock()

@@ -194,8 +194,8 @@ class Speculation:
                 self._acceptance[name].restore(of_one, kept)
 
     def read_prompt(self, request: Request, event: Event) -> None:
-        """Pass the first token's hidden states to proposers that use them."""
-        for name in _drafting(request):
+        """Pass the prompt's hidden states to proposers that use them."""
+        for name in _drafting(request) if event.hidden is not None else ():
             if self._proposers[name].capabilities.reads_hidden:
                 self._proposers[name].observe(request.sequence, 0, event.hidden)
 

@@ -16,6 +16,13 @@ import transformers
 
 from smartspec_py.engines.base import SHORT_LAG, Proposer
 from smartspec_py.engines.torch.context import choose_context_len
+from smartspec_py.engines.torch.eagle import (
+    EagleConfig,
+    EagleRunner,
+    is_eagle,
+    load_eagle,
+    read_config,
+)
 from smartspec_py.engines.torch.graphs import GraphRunner
 from smartspec_py.engines.torch.llama import can_write_out
 from smartspec_py.engines.torch.medusa import MedusaHeads, load_heads
@@ -30,6 +37,7 @@ from smartspec_py.engines.torch.runner import (
 )
 from smartspec_py.engines.torch.target import TorchTarget
 from smartspec_py.proposers.draft_model import DraftModelProposer
+from smartspec_py.proposers.eagle import EagleProposer
 from smartspec_py.proposers.heads import HeadsProposer
 from smartspec_py.serving.config import (
     CONTEXT_LINE,
@@ -90,8 +98,14 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
     limits = _with_context_len(limits, [model, draft] if draft else [model], device, dtype)
     num_rows, context_len, reuses = limits.max_sequences, limits.context_len, limits.reuse_prefixes
     own = RunnerConfig(model, device, dtype, num_rows, context_len, vocab_size)
-    of_target = replace(own, batch_invariant=config.batch_invariant, gives_hidden=heads is not None)
-    medusa = None if heads is None else _heads(heads, own)
+    eagle = None if heads is None else _eagle_config(heads, own, draft)
+    medusa = None if heads is None or eagle else _heads(heads, own)
+    of_target = replace(
+        own,
+        batch_invariant=config.batch_invariant,
+        gives_hidden=medusa is not None,
+        state_layers=eagle.layer_ids if eagle else (),
+    )
     runner = _runner("engine.model", of_target, limits.max_draft_len + 1, config)
     capabilities = replace(
         stepwise_capabilities(limits, vocab_size, runner.bytes_per_token),
@@ -105,6 +119,11 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
         longest = limits.max_draft_len
         proposer = DraftModelProposer(runners[1], num_rows, longest, reuses_prefixes=reuses)
         proposers[DRAFT_MODEL] = proposer
+    if heads is not None and eagle is not None:
+        head = _eagle(heads, eagle, own)
+        runners.append(head)
+        proposer = EagleProposer(head, num_rows, limits.max_draft_len)
+        proposers[HEADS] = proposer
     logger.info("%s on %s, %s, %d threads", model.name, device, dtype, num_threads)
     if not any(isinstance(one, CausalRunner) for one in runners):
         # PyTorch then runs only small operators. Its worker threads would spin on the cores that
@@ -112,9 +131,10 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
         torch.set_num_threads(1)
     about = "; ".join(one.about for one in runners)
     logger.info("computed by %s", about)
+    drafter = heads if eagle else draft
     identity = [
         fingerprint(model),
-        fingerprint(draft) if draft else "no draft",
+        fingerprint(drafter) if drafter else "no draft",
         f"{_device_name(device)}, {dtype}, {num_threads} threads",
         about + (", with states" if medusa else ""),
         "in CUDA graphs" if isinstance(runner, GraphRunner) else "launched one by one",
@@ -131,6 +151,28 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
     path = profile_path(shape, cache, identity)
     ends = end_tokens(model, vocab_size)
     return Engine(tokenizer, ends, target, proposers, cost, path, about)
+
+
+def _eagle_config(folder: Path, own: RunnerConfig, draft: Path | None) -> EagleConfig | None:
+    """None if the folder has no EAGLE head. Raises ConfigError."""
+    if not is_eagle(folder):
+        return None
+    if draft is not None:
+        raise ConfigError(
+            "engine.json: engine.heads: an EAGLE head and a draft model cannot be loaded together: "
+            "leave out engine.draft, or engine.heads"
+        )
+    try:
+        return read_config(folder, load_config(own))
+    except ModelError as error:
+        raise ConfigError(f"engine.json: engine.heads: {error}") from error
+
+
+def _eagle(folder: Path, config: EagleConfig, own: RunnerConfig) -> EagleRunner:
+    try:
+        return load_eagle(folder, config, own)
+    except ModelError as error:
+        raise ConfigError(f"engine.json: engine.heads: {error}") from error
 
 
 def _heads(folder: Path, target: RunnerConfig) -> MedusaHeads:

@@ -63,7 +63,8 @@ class GraphRunner(CausalRunner):
         self._staged = torch.zeros(NUM_INPUTS * max_tokens, dtype=torch.long, device=device)
         self._every = torch.arange(max_tokens, device=device)
         self._logits = torch.zeros(max_tokens, vocab_size, device=device)
-        hidden_size = model.config.hidden_size if config.gives_hidden else 0
+        num_states = len(config.state_layers) or int(config.gives_hidden)
+        hidden_size = num_states * model.config.hidden_size
         self._hidden = torch.zeros(max_tokens, hidden_size, dtype=config.dtype, device=device)
         self._graphs: dict[Bucket, Graph] = {}
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
@@ -106,8 +107,9 @@ class GraphRunner(CausalRunner):
         graph = self._graph(bucket)
         wanted = self._stage(inputs, bucket)
         self._replay(graph)
-        hidden = self._hidden.index_select(0, wanted) if self.config.gives_hidden else None
-        output = PassOutput(self._logits.index_select(0, wanted), hidden)
+        output = PassOutput(
+            self._logits.index_select(0, wanted), self._states(inputs, wanted, bucket)
+        )
         self.passes_s += time.perf_counter() - start
         return output
 
@@ -135,6 +137,15 @@ class GraphRunner(CausalRunner):
         self.passes_s += time.perf_counter() - start
         by_input: list[list[int]] = torch.stack(drafts, dim=1).tolist()
         return [tokens[:num] for tokens, num in zip(by_input, draft_lens, strict=True)]
+
+    def _states(
+        self, inputs: Sequence[RowInput], wanted: torch.Tensor, bucket: Bucket
+    ) -> torch.Tensor | None:
+        """The states that the pass returns; see `PassOutput`."""
+        if self.config.state_layers:
+            firsts = [(one.row * bucket.width, len(one.tokens)) for one in inputs]
+            return torch.cat([self._hidden[first : first + num] for first, num in firsts])
+        return self._hidden.index_select(0, wanted) if self.config.gives_hidden else None
 
     def _graph(self, bucket: Bucket) -> Graph:
         """The graph of a bucket. The first call captures it, which overwrites the staged inputs."""

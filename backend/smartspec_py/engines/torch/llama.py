@@ -10,6 +10,7 @@ of the time (docs/research/performance.md).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -65,21 +66,27 @@ class LlamaDecoder(torch.nn.Module):
         self.norm = Norm(inner.norm)
         self.head = model.lm_head
 
-    def forward(self, packed: PackedBatch, cache: RowCache) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self, packed: PackedBatch, cache: RowCache, state_layers: Sequence[int] = ()
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """For the wanted tokens: logits [M, vocabulary], and states [M, hidden_size] after the last
-        norm."""
+        norm. With state_layers, the states are the inputs of these layers for all tokens."""
         rotation = self.rotations.index_select(0, packed.positions[0])
         attend = PassAttention(packed, cache)
         states = self.embedding(packed.token_ids[0])
         last = len(self._layers) - 1
+        inputs = {}
         for index, layer in enumerate(self._layers):
+            if index in state_layers:
+                inputs[index] = states
             keys, values, queries = layer.project(states, rotation)
             cache.write(index, keys, values)
             wanted = packed.wanted if index == last else None
             attended = attend(index, queries, self._windows[index])
             states = layer.finish(states, attended, wanted)
         states = self.norm(states)
-        return self.head(states), states
+        given = torch.cat([inputs[i] for i in state_layers], -1) if state_layers else states
+        return self.head(states), given
 
 
 def attention_window(layer: Any, config: Any, max_len: int) -> int | None:

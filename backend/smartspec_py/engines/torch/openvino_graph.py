@@ -50,10 +50,16 @@ def cache_names(num_layers: int) -> list[str]:
 
 
 def make_graph(
-    model: Any, max_len: int, vocab_size: int, gives_hidden: bool, num_threads: int
+    model: Any,
+    max_len: int,
+    vocab_size: int,
+    gives_hidden: bool,
+    num_threads: int,
+    state_layers: Sequence[int] = (),
 ) -> tuple[ov.Model, list[Any]]:
     """Build the graph. Its results, for the wanted tokens, are logits [M, vocab_size] and, with
-    gives_hidden, states [M, hidden_size] after the last norm.
+    gives_hidden, states [M, hidden_size] after the last norm. With state_layers, the second result
+    is the inputs of these layers for all tokens.
 
     OpenVINO computes the operators that lead to a result in float32. If the states are a result,
     these are all operators between the matrix products.
@@ -62,7 +68,7 @@ def make_graph(
     or not, reads the memory of the weights. Keep the returned list as long as the graph.
     """
     graph = _Graph(model, max_len, num_threads)
-    return graph.build(model, vocab_size, gives_hidden), graph.memory
+    return graph.build(model, vocab_size, gives_hidden, state_layers), graph.memory
 
 
 class _Graph:
@@ -84,17 +90,23 @@ class _Graph:
         self.cos = self._by_position(table.real)
         self.sin = self._by_position(table.imag)
 
-    def build(self, model: Any, vocab_size: int, gives_hidden: bool) -> ov.Model:
+    def build(
+        self, model: Any, vocab_size: int, gives_hidden: bool, state_layers: Sequence[int]
+    ) -> ov.Model:
         inner = model.model
         tokens = op.gather(
             self._weight(inner.embed_tokens.weight), self.inputs["token_ids"], _int(0)
         )
         states = op.unsqueeze(tokens, _int(1))  # [N, 1, hidden_size]
+        inputs = []
         for index, layer in enumerate(inner.layers):
+            inputs.append(states)
             states = self._layer(index, layer, states)
         states = self._norm(inner.norm, op.gather(states, self.inputs["wanted"], _int(0)))
         logits = self._linear(model.lm_head, states, model.lm_head.weight[:vocab_size])
         wanted = [logits, states] if gives_hidden else [logits]
+        if state_layers:
+            wanted = [logits, op.concat([inputs[i] for i in state_layers], -1)]
         results = [op.result(op.squeeze(one, _int(1))) for one in wanted]
         return ov.Model(results, [*self.inputs.values(), self.longest, *self.caches], "decoder")
 

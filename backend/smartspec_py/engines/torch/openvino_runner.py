@@ -62,7 +62,12 @@ class OpenVinoRunner(Runner):
             "ENABLE_CPU_PINNING": False,
         }
         graph, self._memory = make_graph(
-            model, config.max_len, config.vocab_size, config.gives_hidden, num_threads
+            model,
+            config.max_len,
+            config.vocab_size,
+            config.gives_hidden,
+            num_threads,
+            config.state_layers,
         )
         compiled = ov.Core().compile_model(graph, "CPU", settings)
         self._request = compiled.create_infer_request()
@@ -109,13 +114,16 @@ class OpenVinoRunner(Runner):
         logits = torch.empty(num_results, self.config.vocab_size)
         self._request.set_output_tensor(0, ov.Tensor(logits.numpy(), shared_memory=True))
         hidden = None
-        if self.config.gives_hidden:
-            hidden = torch.empty(num_results, self._hidden_size)
+        layers, num_wanted = self.config.state_layers, len(wanted)
+        if self.config.gives_hidden or layers:
+            num_states = int(begins[-1]) if layers else num_results
+            hidden = torch.empty(num_states, self._hidden_size * max(1, len(layers)))
             self._request.set_output_tensor(1, ov.Tensor(hidden.numpy(), shared_memory=True))
         self._request.infer()
         self.passes_s += time.perf_counter() - start
-        num_wanted = len(wanted)
-        return PassOutput(logits[:num_wanted], None if hidden is None else hidden[:num_wanted])
+        if hidden is not None and not layers:
+            hidden = hidden[:num_wanted]
+        return PassOutput(logits[:num_wanted], hidden)
 
 
 def _parts(one: RowInput) -> list[RowInput]:

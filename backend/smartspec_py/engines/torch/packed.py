@@ -105,6 +105,11 @@ class PackedBatch:
     groups: tuple[AttentionGroup, ...]
     firsts: Mapping[int, int] = field(default_factory=dict)
 
+    def tokens_of(self, one: RowInput) -> slice:
+        """Where the tokens of an input are."""
+        first = self.firsts[one.row]
+        return slice(first, first + len(one.tokens))
+
 
 def pack(
     inputs: Sequence[RowInput],

@@ -10,7 +10,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -40,8 +40,9 @@ class ModelError(ValueError):
 class RunnerConfig:
     """max_len: tokens that a row can hold. vocab_size: tokens of the tokenizer; logits beyond it
     are removed, because models pad their vocabulary. gives_hidden: return the last hidden states of
-    each pass. batch_invariant: logits are bit-identical for any number of tokens and rows in the
-    pass; only on a CPU.
+    each pass. state_layers: return the inputs of these layers instead, one after another.
+    batch_invariant: logits are bit-identical for any number of tokens and rows in the pass; only on
+    a CPU.
     """
 
     path: Path
@@ -52,6 +53,7 @@ class RunnerConfig:
     vocab_size: int
     gives_hidden: bool = False
     batch_invariant: bool = False
+    state_layers: tuple[int, ...] = ()
 
     @property
     def row_len(self) -> int:
@@ -64,7 +66,8 @@ class PassOutput:
     """The result of a pass, for each requested position, in the order of the inputs.
 
     logits: [n, vocab_size], float32. hidden: [n, width], the states from which the logits were
-    computed; None unless the runner returns them.
+    computed; None unless the runner returns them. With `RunnerConfig.state_layers`, hidden has the
+    inputs of these layers for every token of the inputs.
     """
 
     logits: torch.Tensor
@@ -166,23 +169,29 @@ class CausalRunner(Runner):
         config = self.config
         packed = pack(inputs, config.row_len, config.device, config.batch_invariant)
         output = self._run(packed)
+        if output.hidden is not None and config.state_layers:
+            states = [output.hidden[packed.tokens_of(one)] for one in inputs]
+            output = replace(output, hidden=torch.cat(states))
         self.passes_s += time.perf_counter() - start
         return output
 
     def _run(self, packed: PackedBatch) -> PassOutput:
-        """Run the model on tokens that are on the device, without waiting for the result."""
+        """Run the model on tokens that are on the device, without waiting for the result. States
+        for every token are in the order of the packed tokens."""
         config = self.config
         self.cache.slots = packed.slots
         if isinstance(self._model, LlamaDecoder):
-            logits, hidden = self._model(packed, self.cache)
+            logits, hidden = self._model(packed, self.cache, config.state_layers)
         else:
             logits, hidden = self._transformers_pass(packed)
         logits = logits[:, : config.vocab_size].float()
-        return PassOutput(logits, hidden if config.gives_hidden else None)
+        gives_states = config.gives_hidden or config.state_layers
+        return PassOutput(logits, hidden if gives_states else None)
 
     def _transformers_pass(self, packed: PackedBatch) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The same as `LlamaDecoder.forward`, for a Transformers model."""
-        gives_hidden = self.config.gives_hidden
+        layers = self.config.state_layers
+        gives_hidden = self.config.gives_hidden or bool(layers)
         out = self._model(
             input_ids=packed.token_ids,
             position_ids=packed.positions,
@@ -192,8 +201,12 @@ class CausalRunner(Runner):
             attention=PassAttention(packed, self.cache),
             output_hidden_states=gives_hidden,
         )
-        hidden = out.hidden_states[-1][0, packed.wanted] if gives_hidden else None
-        return out.logits[0], hidden
+        if not gives_hidden:
+            return out.logits[0], None
+        states = out.hidden_states  # the input of each layer, and the last one after the norm
+        if layers:
+            return out.logits[0], torch.cat([states[i][0] for i in layers], -1)
+        return out.logits[0], states[-1][0, packed.wanted]
 
     @property
     def bytes_per_token(self) -> int:

@@ -81,8 +81,10 @@ class TorchTarget(CachedModel[_Sequence]):
         pass_s = time.perf_counter() - start
         events, first = [], 0
         for item in items:
-            hidden = None if out.hidden is None else out.hidden[first:]
-            first += item.row_input.num_logits
+            hidden, last = None, first + self._num_states(item.row_input)
+            if out.hidden is not None and last > first:
+                hidden = out.hidden[first:last].clone()  # frees the states of the whole pass
+            first = last
             result = next(results) if item.request else None
             events.append(self._settle(item, result, hidden, pass_s))
         return events
@@ -93,6 +95,11 @@ class TorchTarget(CachedModel[_Sequence]):
     def release(self, sequence: SequenceId) -> None:
         del self._sequences[sequence]
         self._free(sequence)
+
+    def _num_states(self, row_input: RowInput) -> int:
+        """Number of states that a pass returns for this input."""
+        has_all = self.runner.config.state_layers
+        return len(row_input.tokens) if has_all else row_input.num_logits
 
     def _item(self, work: Work) -> _Item:
         state = self._sequences[work.sequence]
@@ -116,17 +123,21 @@ class TorchTarget(CachedModel[_Sequence]):
         self, item: _Item, result: VerifyResult | None, hidden: torch.Tensor | None, pass_s: float
     ) -> Event:
         """Update the sequence with the result. After a verification, the row also holds the last
-        known token and the accepted drafts. After a prompt chunk, it holds the whole chunk."""
+        known token and the accepted drafts. After a prompt chunk, it holds the whole chunk.
+
+        hidden: the states of this item."""
         state = self._sequences[item.sequence]
         if result is None or item.request is None:
             state.row.num_cached += len(item.row_input.tokens)
-            return Event(item.sequence, pass_s=pass_s)
+            return Event(item.sequence, pass_s=pass_s, hidden=hidden)
         num_drafts, path = len(item.request.drafts), result.path
         first = state.row.num_cached + len(item.row_input.tokens) - num_drafts
         if path and path[-1] != len(path) - 1:
             slots = [first + draft for draft in path]
             self.runner.cache.move_tokens(state.row.index, slots, first)
         state.row.num_cached = first + len(path)
+        if num_drafts and hidden is not None:
+            hidden = hidden[[0, *(draft + 1 for draft in path)]]
         state.tokens.extend(result.tokens)
         if state.history is not None:
             state.history.extend(result.tokens)
@@ -137,6 +148,6 @@ class TorchTarget(CachedModel[_Sequence]):
             num_accepted=result.num_accepted,
             pass_s=pass_s,
             log_probs=result.log_probs,
-            hidden=None if hidden is None else hidden[[0, *(draft + 1 for draft in path)]],
+            hidden=hidden,
             path=tuple(path) if item.request.parents else (),
         )
