@@ -64,11 +64,11 @@ class Blocks(torch.nn.Module):
 
 
 @torch.no_grad()
-def write_texts(
+def write_answers(
     target: LlamaForCausalLM, tokenizer: Tokenizer, prompts: list[str], temperature: float
-) -> States:
-    """Let the target answer the prompts; temperature 0 is greedy."""
-    states, tokens, texts = [], [], []
+) -> list[tuple[list[int], list[int]]]:
+    """Let the target answer the prompts; temperature 0 is greedy. Tokens of prompts and answers."""
+    found = []
     for first in range(0, len(prompts), ROWS):
         encoded = [tokenizer.encode(prompt).ids for prompt in prompts[first : first + ROWS]]
         longest = max(map(len, encoded))
@@ -85,12 +85,21 @@ def write_texts(
             pad_token_id=END_ID,
         )
         for row, prompt in zip(written[:, longest:].tolist(), encoded, strict=True):
-            answer = row[: row.index(END_ID) + 1] if END_ID in row else row
-            known = torch.tensor([prompt + answer])
-            found = target.model(known).last_hidden_state[0, len(prompt) - 1 : -1]
-            states.append(found)
-            tokens.append(torch.tensor(answer))
-            texts.append(torch.full((len(answer),), first + len(texts)))
+            found.append((prompt, row[: row.index(END_ID) + 1] if END_ID in row else row))
+    return found
+
+
+@torch.no_grad()
+def write_texts(
+    target: LlamaForCausalLM, tokenizer: Tokenizer, prompts: list[str], temperature: float
+) -> States:
+    """The target's answers to the prompts, and its states."""
+    states, tokens, texts = [], [], []
+    for prompt, answer in write_answers(target, tokenizer, prompts, temperature):
+        found = target.model(torch.tensor([prompt + answer])).last_hidden_state
+        states.append(found[0, len(prompt) - 1 : -1])
+        tokens.append(torch.tensor(answer))
+        texts.append(torch.full((len(answer),), len(texts)))
     return States(torch.cat(states).clone(), torch.cat(tokens), torch.cat(texts))
 
 
