@@ -69,7 +69,8 @@ class TorchEngineConfig(EngineConfig):
     kind: the kind of engine.
     model: directory of the target model.
     draft: directory of the draft model. Without one, drafts come from heads and prompt lookup.
-    heads: directory of Medusa heads that were trained for the target model.
+    heads: directory of Medusa heads, or of an EAGLE-3 head, that were trained for the target
+        model. An EAGLE-3 head cannot be combined with a draft model.
     dtype: auto uses the checkpoint's type. On a CPU, auto uses float32, or bfloat16 if the
         processor multiplies bfloat16.
     device: cpu, cuda or cuda:N. auto uses CUDA if there is a GPU.

@@ -62,9 +62,13 @@ PENALTIES: tuple[dict[str, Any], ...] = (
 
 def check(
     model: Annotated[Path, typer.Option(help="Hugging Face directory of the target model.")],
-    draft: Annotated[Path, typer.Option(help="Hugging Face directory of the draft model.")],
+    draft: Annotated[
+        Path | None,
+        typer.Option(help="Hugging Face directory of the draft model. Needed without --heads."),
+    ] = None,
     heads: Annotated[
-        Path | None, typer.Option(help="Directory of Medusa heads of the target model.")
+        Path | None,
+        typer.Option(help="Directory of Medusa heads or of an EAGLE-3 head of the target model."),
     ] = None,
     dtype: Annotated[
         str, typer.Option(help="Precision. In float32 there must be no difference.")
@@ -100,6 +104,8 @@ def check(
     """
     check_outputs(json=json_file)
     console = Console(stderr=True)
+    if draft is None and heads is None:
+        fail("nothing to check: give --draft, --heads or both", USAGE_ERROR)
     try:
         check_pair(model, draft)
         requests = _requests(temperatures_of(temperatures), prompts, seed)
@@ -125,7 +131,8 @@ def check(
             },
         }
     )
-    arms = _arms(max_draft_len, has_heads=heads is not None)
+    drafters = {DRAFT_MODEL: draft, PROMPT_LOOKUP: model, HEADS: heads}
+    arms = _arms(max_draft_len, [name for name, path in drafters.items() if path])
     reports, verdicts = _run(config, requests, arms, tokens, console)
     shown_at = result_console(json_file)
     shown_at.print(_table(reports))
@@ -136,14 +143,14 @@ def check(
     raise typer.Exit(0 if summary["verdict"] == PASS else 1)
 
 
-def _arms(max_draft_len: int, *, has_heads: bool) -> list[CheckArm]:
-    lengths = range(1, max_draft_len + 1)
-    others = (PROMPT_LOOKUP, HEADS) if has_heads else (PROMPT_LOOKUP,)
+def _arms(max_draft_len: int, names: Sequence[str]) -> list[CheckArm]:
+    """names: the proposers. The draft model is checked with all draft lengths."""
+    lengths = {DRAFT_MODEL: range(1, max_draft_len + 1)}
+    some = (1, max_draft_len)
     return [
         CheckArm("none"),
-        *(CheckArm(f"fixed:{k}", DRAFT_MODEL) for k in lengths),
-        *(CheckArm(f"fixed:{k}", name) for name in others for k in (1, max_draft_len)),
-        *(CheckArm("goodput", name) for name in (DRAFT_MODEL, *others)),
+        *(CheckArm(f"fixed:{k}", name) for name in names for k in lengths.get(name, some)),
+        *(CheckArm("goodput", name) for name in names),
     ]
 
 

@@ -58,7 +58,7 @@ _Draft = Annotated[
 _Heads = Annotated[
     Path | None,
     typer.Option(
-        help="Directory of Medusa heads that were trained for the target model.",
+        help="Directory of Medusa heads, or of an EAGLE-3 head, trained for the target model.",
         rich_help_panel="Models",
     ),
 ]

@@ -15,9 +15,10 @@ from smartspec_py.engines.torch.pair import PairError, check_pair
 from smartspec_py.serving.config import ServerConfig
 
 
-def torch_settings(model: Path, draft: Path, **more: object) -> dict[str, Any]:
+def torch_settings(model: Path, draft: Path | None, **more: object) -> dict[str, Any]:
     """The `engine` part of a configuration, with absolute paths."""
-    return {"kind": "torch", "model": str(model.resolve()), "draft": str(draft.resolve()), **more}
+    of_draft = None if draft is None else str(draft.resolve())
+    return {"kind": "torch", "model": str(model.resolve()), "draft": of_draft, **more}
 
 
 def pair_settings(model: Path, draft: Path, dtype: str, num_threads: int) -> dict[str, Any]:
