@@ -322,6 +322,7 @@ def test_steps_tells_where_the_time_goes(tmp_path: Path, monkeypatch: pytest.Mon
     ("command", "sentence"),
     [
         (["check", *MODELS, "--dtype", "int4"], "--dtype"),
+        (["check", "--model", TARGET], "--draft, --heads or both"),
         (["check", *MODELS, "--temperatures", "hot"], "--temperatures"),
         (["check", *MODELS, "--max-draft-len", "100"], "--max-draft-len"),
         (

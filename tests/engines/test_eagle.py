@@ -292,7 +292,7 @@ def layer_of(**fields: Any) -> dict[str, Any]:
     ("config", "message"),
     [
         (SPECULATORS | {"speculators_model_type": "dflash"}, "speculators_model_type is dflash"),
-        (layer_of(model_type="qwen3"), "model_type is qwen3, but EAGLE heads need one of: llama"),
+        (layer_of(model_type="qwen3"), "model_type is qwen3, but for EAGLE heads only llama"),
         (EAGLE | {"num_hidden_layers": 2}, "num_hidden_layers is 2"),
         (EAGLE | {"hidden_act": "gelu"}, "hidden_act is gelu"),
         (layer_of(use_sliding_window=True), "use_sliding_window is True"),

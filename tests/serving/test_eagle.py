@@ -149,6 +149,18 @@ def test_the_profile_times_the_heads_passes(head: Path) -> None:
     assert engine.proposers[HEADS].capabilities.bytes_per_token == 2 * WIDTH * 4
 
 
+def test_heads_that_do_not_fit_are_refused(head: Path, tmp_path: Path) -> None:
+    config = json.loads((head / "config.json").read_text())
+    config["eagle_aux_hidden_state_layer_ids"] = [1, 2, 3]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=r"engine\.heads: .* target has layers 0 to 2"):
+        build_engine(config_of(tmp_path, {}), Path.cwd())
+    config["eagle_aux_hidden_state_layer_ids"] = [0, 1, 2]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=r"engine\.heads: .* has no EAGLE head: it needs one of"):
+        build_engine(config_of(tmp_path, {}), Path.cwd())
+
+
 def test_a_draft_model_cannot_be_loaded_too(head: Path) -> None:
     config = config_of(head, {}, draft=str(TINY / "draft"))
     with pytest.raises(ConfigError, match=r"engine\.heads: an EAGLE head and a draft model cannot"):

@@ -139,7 +139,10 @@ def _check_supported(
     for name, value, allowed in checks:
         if value not in allowed:
             names = ", ".join(map(str, allowed))
-            raise ModelError(f"{folder}: {name} is {value}, but EAGLE heads need one of: {names}")
+            raise ModelError(
+                f"{folder}: {name} is {value}, but for EAGLE heads only {names} is supported: use "
+                "another head"
+            )
 
 
 class EagleHead(torch.nn.Module):
@@ -351,7 +354,9 @@ class EagleRunner(CausalRunner):
 
 def _hide_unused(packed: PackedBatch, inputs: Sequence[RowInput]) -> None:
     """Mask the slots before the row's first key."""
-    first = {one.row: one.first for one in inputs if isinstance(one, HeadInput)}
+    firsts = {one.row: one.first for one in inputs if isinstance(one, HeadInput)}
     for group in packed.groups:
-        for row in range(group.row_lo, group.row_hi):
-            group.mask[row - group.row_lo, ..., : first.get(row, 0)] = False
+        rows = range(group.row_lo, group.row_hi)
+        first = torch.tensor([firsts.get(row, 0) for row in rows], device=group.mask.device)
+        keys = torch.arange(group.context_len, device=group.mask.device)
+        group.mask.logical_and_(keys >= first[:, None, None, None])
