@@ -4,10 +4,10 @@ The head shares everything with the draft model: its cache, how it catches up on
 missed, and how it drafts. In addition, each token that it reads needs the target's states at the
 token before it. They come with the target's events and are kept until the head reads their tokens.
 
-States are missing for tokens that the target took from its prefix cache, for tokens before the
-cache of the head was dropped, and for all but the last KEPT_STATES tokens that the head has not
-read. Then the head begins at the first token with a state and never sees the tokens before it. This
-lowers acceptance but changes no text.
+States are missing for tokens that the target took from its prefix cache. The head then takes its
+own keys of these tokens from its cache. If it never read them, it begins at the first token with a
+state and never sees the tokens before it. It also does so after its cache was dropped, and if more
+than KEPT_STATES tokens wait. This lowers acceptance but changes no text.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ KEPT_STATES = 2048
 @dataclass(slots=True)
 class _States:
     """The target's states that the head has not read, [n, width] each. The last one is that of the
-    token before the last known one. first: the first token of the head's row."""
+    token before the last known one. first: the first token that the head sees. It is at least 1,
+    because token 0 has no state before it."""
 
     parts: deque[torch.Tensor] = field(default_factory=deque)
     num: int = 0
-    first: int = 0
+    first: int = 1
 
     def add(self, states: torch.Tensor) -> None:
         self.parts.append(states)
@@ -55,8 +56,15 @@ class _States:
 class EagleProposer(DraftModelProposer):
     """An EAGLE-3 head as a `Proposer`. It knows only sequences whose states were reported."""
 
-    def __init__(self, runner: EagleRunner, max_sequences: int, max_draft_len: int) -> None:
-        super().__init__(runner, max_sequences, max_draft_len, reuses_prefixes=False)
+    def __init__(
+        self,
+        runner: EagleRunner,
+        max_sequences: int,
+        max_draft_len: int,
+        *,
+        reuses_prefixes: bool = True,
+    ) -> None:
+        super().__init__(runner, max_sequences, max_draft_len, reuses_prefixes=reuses_prefixes)
         self._capabilities = replace(self._capabilities, reads_hidden=True)
         self._states: dict[SequenceId, _States] = {}
 
@@ -96,11 +104,13 @@ class EagleProposer(DraftModelProposer):
         return states.num if states else 0
 
     def _enter(self, task: DraftTask) -> DraftSequence:
-        """Move the row's start to the first token with a state if states before it are missing."""
+        """The row continues at the first token with a state. If it lacks tokens before that one, it
+        begins there, and other sequences must not reuse it."""
         state, states = super()._enter(task), self._states[task.sequence]
-        first = len(task.tokens) - states.num
-        if first > state.row.num_cached:
-            states.first = state.row.num_cached = state.num_valid = first
+        row, start = state.row, len(task.tokens) - states.num
+        if start > max(1, row.num_cached):
+            states.first, row.tokens = start, ()
+        row.num_cached = state.num_valid = start
         return state
 
     def _input(self, drafting: Drafting, tokens: Sequence[int], num_logits: int) -> RowInput:

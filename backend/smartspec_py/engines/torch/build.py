@@ -122,7 +122,8 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
     if heads is not None and eagle is not None:
         head = _eagle(heads, eagle, own)
         runners.append(head)
-        proposer = EagleProposer(head, num_rows, limits.max_draft_len)
+        longest = limits.max_draft_len
+        proposer = EagleProposer(head, num_rows, longest, reuses_prefixes=reuses)
         proposers[HEADS] = proposer
     logger.info("%s on %s, %s, %d threads", model.name, device, dtype, num_threads)
     if not any(isinstance(one, CausalRunner) for one in runners):

@@ -5,8 +5,8 @@ cache holds token j together with the target's states at token j - 1: the inputs
 the target, fused into one vector. After these tokens it drafts the token at j + 1. For further
 drafts, its own last state takes the place of the fused one.
 
-A row has no key at slot 0, because token 0 has no state before it. If the target did not return the
-states of later tokens either, such as those of a cached prefix, the row begins where they begin.
+A row has no key at slot 0, because token 0 has no state before it. If states of later tokens are
+missing too, the row begins at a later slot; see `proposers.eagle`.
 
 Two layouts are read: that of the EAGLE project (`midlayer.`) and that of speculators (`layers.0.`).
 """

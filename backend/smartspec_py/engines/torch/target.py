@@ -61,6 +61,8 @@ class TorchTarget(CachedModel[_Sequence]):
     ) -> int:
         known = list(tokens)
         row = self._allocate(sequence, known, reuses_prefix)
+        if self.runner.config.state_layers and row.num_cached:
+            row.num_cached -= 1  # a head reads the next token with the state at this one
         history = history_of(sampling, num_prompt)
         if history is not None:
             history.extend(known)
