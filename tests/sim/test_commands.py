@@ -77,7 +77,7 @@ def test_simulate_with_costs_that_differ_from_what_is_told() -> None:
         (["--max-cache-tokens", "9"], "--max-cache-tokens: got 9"),
         (["--gpu", "abacus"], "--gpu: 'abacus'"),
         (["--target", "llama-3.1-70b", "--draft", "none"], "GB of weights"),
-        (["--gpu", "l4", "--rows", "512", "--draft", "none"], "--rows at most"),
+        (["--gpu", "l4", "--rows", "512", "--draft", "none"], "--rows to at most"),
         (["--what-if", "luck=2x"], "--what-if"),
         (["--wrong", "luck=2"], "--wrong: 'luck=2'"),
         (["--wrong", "draft=2@soon"], "--wrong: 'draft=2@soon'"),

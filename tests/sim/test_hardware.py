@@ -83,7 +83,7 @@ def test_no_pass_takes_less_than_a_smaller_one(pair: tuple[str, int, str, str]) 
         (("h100", 1, "llama-3-8b", "gpt-9", 8), "--draft: 'gpt-9'"),
         (("h100", 1, "vicuna-7b", "eagle", 8), "--draft: eagle"),
         # 141.2 GB of weights, and 72 GB usable.
-        (("h100", 1, "llama-3.1-70b", None, 8), "141.2 GB of weights; 1 x h100 have room for 72.0"),
+        (("h100", 1, "llama-3.1-70b", None, 8), "1 x h100 can hold only 72.0 GB"),
     ],
 )
 def test_what_does_not_exist_or_fit_says_so(arguments: tuple[object, ...], word: str) -> None:
@@ -97,7 +97,7 @@ def test_cache_that_does_not_fit_says_what_would() -> None:
     hardware = gpu_hardware("l4", 1, "llama-3-8b", None, 32)
     check_fits(hardware, 20, 2048)
     with pytest.raises(
-        HardwareError, match=r"--rows at most 20, or --max-cache-tokens at most 422"
+        HardwareError, match=r"--rows to at most 20, or --max-cache-tokens to at most 422"
     ):
         check_fits(hardware, 21, 2048)
 

@@ -435,7 +435,7 @@ def test_scenarios_are_run_under_every_policy() -> None:
 
 
 def test_a_scenario_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(HardwareError, match="--rows at most"):
+    with pytest.raises(HardwareError, match="--rows to at most"):
         runs_of([change(SCENARIO, "rows=512,prompt=20x,output=20x")], ["none"], h100)
 
 

@@ -1,2 +1,2 @@
-"""Load and its simulation: arrivals, workloads, hardware, and the server's own loop on a virtual
-clock. docs/evaluate/simulator.md says what is modelled and what is not."""
+"""The simulator: arrivals, workloads, hardware, and the server's own step loop on a virtual clock.
+docs/evaluate/simulator.md lists what it models and what it does not."""

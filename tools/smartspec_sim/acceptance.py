@@ -1,9 +1,9 @@
-"""How many drafts of a text a proposer gets right, at every position and for every draft length.
+"""The number of correct drafts at each position of a text, for every draft length.
 
-Under the sampling contract the text does not depend on what was drafted, and drafts that were
-accepted are the text. So whether the draft at a position is right depends on the text before it
-and on nothing else, and one number a position answers for every draft length: how many drafts in a
-row, from there on, are right. Position 0 is the first generated token.
+Under coupled verification, the text does not depend on the drafts. Accepted drafts are part of the
+text. So whether a draft is correct depends only on the text before it. One number per position is
+enough for all draft lengths: the number of consecutive correct drafts from this position on.
+Position 0 is the first generated token.
 """
 
 from __future__ import annotations
@@ -15,35 +15,35 @@ import numpy as np
 
 
 class Acceptance(Protocol):
-    """What is known of one request's text and one proposer."""
+    """The acceptance of one proposer's drafts for one request."""
 
     def accepted(self, position: int, num_drafted: int) -> int:
-        """Of num_drafted drafts, the first for the token at `position`, how many are kept."""
+        """Number of accepted drafts, out of num_drafted drafts that begin at `position`."""
         ...
 
     def available(self, position: int) -> int:
-        """The most drafts that there are at this position; what matched, of prompt lookup."""
+        """Maximum number of drafts at this position. For prompt lookup: the length of the match."""
         ...
 
 
 ALWAYS = 1 << 16
-"""More drafts than anybody asks for."""
+"""More drafts than any step requests."""
 
 
 class DraftRuns:
-    """Runs of right drafts by position; past the last position nothing is right."""
+    """Runs of correct drafts by position. No draft after the last position is correct."""
 
     __slots__ = ("_available", "_runs")
 
     def __init__(self, runs: Sequence[int], available: Sequence[int] | None = None) -> None:
-        """runs: at each position, drafts from there on that are right before one is wrong.
-        available: see above; None is always enough."""
+        """runs: at each position, the number of correct drafts before the first wrong one.
+        available: maximum number of drafts at each position; None means no maximum."""
         self._runs = runs
         self._available = available
 
     @classmethod
     def of(cls, is_right: Iterable[bool]) -> DraftRuns:
-        """From right or wrong at each position: (True, True, False, True) has runs 2, 1, 0, 1."""
+        """Build runs from one flag per position: (True, True, False, True) has runs 2, 1, 0, 1."""
         runs, run = [], 0
         for right in reversed(list(is_right)):
             run = run + 1 if right else 0
@@ -64,11 +64,12 @@ class DraftRuns:
 def draw_runs(
     rng: np.random.Generator, num_positions: int, accept_prob: float, persistence: float
 ) -> DraftRuns:
-    """Runs of a text whose drafts are right with probability accept_prob at every position.
+    """Draw the runs of a text whose drafts are correct with probability accept_prob.
 
-    persistence: correlation between neighbouring positions, 0 to below 1. A draft behind a right
-    one is right with probability a + persistence (1 - a), as in life, where easy stretches of text
-    make long runs; behind a wrong one with a (1 - persistence).
+    persistence: correlation between neighbouring positions, at least 0 and below 1. With a for
+    accept_prob, the probability of a correct draft is a + persistence (1 - a) after a correct
+    draft, and a (1 - persistence) after a wrong one. Real text also has easy passages with long
+    runs.
     """
     uniform = rng.random(num_positions)
     if persistence == 0.0:

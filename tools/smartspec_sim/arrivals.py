@@ -1,9 +1,9 @@
-"""When requests arrive: absolute times in seconds from the start of the load, ascending.
+"""Arrival times of requests, in seconds from the start of the load, in ascending order.
 
-Pure and seeded, shared by the simulator and the open-loop runner. A process is made of two parts:
-gaps of mean 1, which say how bursty arrivals are, and a rate over time, which stretches them. For
-Poisson gaps that change of time is exact: the result is the Poisson process with that rate. For the
-others it keeps the mean rate, and the burstiness in units of the rate at that time.
+The functions are pure and seeded. The simulator and the open-loop runner share them. An arrival
+process has two parts. Gaps of mean 1 define the burstiness, and a rate over time scales the gaps.
+For Poisson gaps the result is exactly the Poisson process with this rate. For other gaps, scaling
+keeps the mean rate, and keeps the burstiness relative to the current rate.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from itertools import repeat, takewhile
 
 @dataclass(frozen=True, slots=True)
 class RatePhase:
-    """A stretch of time with a rate, in requests a second.
+    """A period of time with a request rate, in requests per second.
 
-    end_rate: None is a constant rate; else the rate moves there in a straight line.
+    end_rate: rate at the end of a linear ramp; None means a constant rate.
     """
 
     duration_s: float
@@ -33,7 +33,7 @@ class RatePhase:
             if not 0 <= rate < math.inf:
                 raise ValueError(f"{name}: got {rate}, must be at least 0 and finite")
         if math.isinf(self.duration_s) and self.end_rate is not None:
-            raise ValueError("end_rate: a phase without end can have no other rate at its end")
+            raise ValueError("end_rate: must not be set for a phase of infinite duration")
 
     @property
     def last_rate(self) -> float:
@@ -41,7 +41,7 @@ class RatePhase:
 
     @property
     def num_expected(self) -> float:
-        """Arrivals expected in it: the area under the rate."""
+        """Expected number of arrivals in the phase: the integral of the rate."""
         if self.rate == self.last_rate:
             return self.rate * self.duration_s if self.rate else 0.0
         return (self.rate + self.last_rate) / 2 * self.duration_s
@@ -49,9 +49,9 @@ class RatePhase:
     def time_of(self, count: float) -> float:
         """Seconds into the phase at which `count` arrivals are expected.
 
-        Solves rate t + slope t^2 / 2 = count in the form that stays exact for small slopes. With
-        rate 1 at first and 3 after 4 s the slope is 1/2, and 2 arrivals are expected at
-        t = 2 * 2 / (1 + sqrt(1 + 2)) = 1.464: 1.464 + 1.464^2 / 4 = 2.
+        Solves rate t + slope t^2 / 2 = count, in the form that stays accurate for small slopes.
+        Example: the rate is 1 at the start and 3 after 4 s, so the slope is 1/2. 2 arrivals are
+        expected at t = 2 * 2 / (1 + sqrt(1 + 2)) = 1.464, because 1.464 + 1.464^2 / 4 = 2.
         """
         slope = (self.last_rate - self.rate) / self.duration_s
         root = math.sqrt(max(0.0, self.rate * self.rate + 2 * slope * count))
@@ -59,13 +59,16 @@ class RatePhase:
 
 
 def constant_gaps() -> Iterator[float]:
-    """Evenly spaced."""
+    """Gaps that are all 1."""
     return repeat(1.0)
 
 
 def gamma_gaps(burstiness: float, seed: int) -> Iterator[float]:
-    """Gamma-distributed gaps of mean 1 with shape `burstiness`, the word and sense of vLLM's bench:
-    1 is Poisson, less is burstier, more is more even; the gaps' variance is 1 / burstiness."""
+    """Gamma-distributed gaps of mean 1, with shape `burstiness` and variance 1 / burstiness.
+
+    The term is that of vLLM's benchmark. 1 is a Poisson process, lower values are burstier, higher
+    values are more even. Raises ValueError.
+    """
     if not 0 < burstiness < math.inf:
         raise ValueError(f"burstiness: got {burstiness}, must be above 0 and finite")
     rng = random.Random(seed)
@@ -81,15 +84,15 @@ def poisson_gaps(seed: int) -> Iterator[float]:
 
 
 def steady(rate: float, duration_s: float = math.inf) -> tuple[RatePhase, ...]:
-    """One rate for all the time."""
+    """One phase with a constant rate."""
     return (RatePhase(duration_s, rate),)
 
 
 def arrival_times(gaps: Iterable[float], phases: Sequence[RatePhase]) -> Iterator[float]:
-    """Arrivals with these gaps under these rates, until the phases end.
+    """Arrival times with these gaps and rates, until the last phase ends.
 
-    The n-th arrival is where the area under the rate reaches the sum of the first n gaps. Even gaps
-    under (2 s at 1/s, then 2 s at 2/s) arrive at 1, 2, 2.5, 3, 3.5 and 4 s.
+    The n-th arrival is at the time when the integral of the rate equals the sum of the first n
+    gaps. Constant gaps, 2 s at 1/s and then 2 s at 2/s, give 1, 2, 2.5, 3, 3.5 and 4 s.
     """
     position = 0.0
     area, start_s, index = 0.0, 0.0, 0
@@ -109,13 +112,14 @@ def _is_past(phase: RatePhase, count: float) -> bool:
 
 
 def trace_times(timestamps: Iterable[float]) -> Iterator[float]:
-    """Recorded times, in any order and from any origin: sorted, the first at 0."""
+    """Recorded times, sorted and shifted so that the first is 0. Input may have any order and
+    origin."""
     times = sorted(timestamps)
     return (time - times[0] for time in times)
 
 
 def until(times: Iterable[float], end_s: float) -> Iterator[float]:
-    """Those before end_s."""
+    """The times before end_s."""
     return takewhile(lambda time: time < end_s, times)
 
 
@@ -123,7 +127,7 @@ PATTERNS = ("poisson", "gamma", "constant")
 
 
 def pattern_gaps(pattern: str, burstiness: float, seed: int) -> Iterator[float]:
-    """Gaps by the name of a pattern; burstiness counts for gamma only. Raises ValueError."""
+    """Gaps of a pattern, by its name. Only gamma uses burstiness. Raises ValueError."""
     if pattern == "poisson":
         return poisson_gaps(seed)
     if pattern == "gamma":
@@ -134,8 +138,11 @@ def pattern_gaps(pattern: str, burstiness: float, seed: int) -> Iterator[float]:
 
 
 def parse_phases(text: str) -> tuple[RatePhase, ...]:
-    """`SECONDS:RATE` or `SECONDS:RATE-RATE`, separated by commas: `40:1,40:16,40:48`, or the ramp
-    `60:1-16`. Raises ValueError, whose message names the part."""
+    """Parse phases `SECONDS:RATE` or `SECONDS:RATE-RATE`, separated by commas.
+
+    Examples: `40:1,40:16,40:48`, or the ramp `60:1-16`. The message of a ValueError names the
+    invalid part.
+    """
     return tuple(_parse_phase(part.strip()) for part in text.split(","))
 
 

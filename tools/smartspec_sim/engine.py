@@ -1,14 +1,15 @@
-"""Engines that keep counts and compute no token: what the simulator's loop runs on.
+"""Engines of the simulator. They count tokens but do not compute them.
 
-A token is a placeholder. A draft's is the number of its proposer, by which the target knows whose
-acceptance counts; all others are 0. A poll is one packed pass of everything that was submitted, as
-the PyTorch engine's is: verifications, single tokens and prompt chunks share it, and it takes
+All tokens are placeholders. A draft token is the number of its proposer, which selects the
+acceptance that the target applies. All other tokens are 0. One poll runs one packed pass over all
+submitted work, as in the PyTorch engine. Verifications, single tokens and prompt chunks share the
+pass. On the virtual clock it takes, in seconds,
 
     target_s(rows, tokens, mean context of the rows)  +  prefill_s(prompt tokens)  +  host_s(rows)
 
-seconds of a virtual clock; rows and tokens of the first term are those that decode, or one of each
-where nobody does. Where a cost model knows nothing of prompts, their chunks are rows and tokens
-like others. Decode bursts, which TensorRT-LLM has, and the reuse of prefixes are not modelled.
+The first term counts decoding rows and their tokens, or one row and one token if none decodes. A
+cost model without prompt costs counts prompt chunks as normal rows and tokens. Prefix reuse and the
+decode bursts of TensorRT-LLM are not modelled.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ ONE = (PLACEHOLDER,)
 
 
 class SimText(Protocol):
-    """What the engines know of a request's text. acceptances: in the order of `PROPOSERS`; None
-    where that one does not draft for it."""
+    """The properties of a request's text that the engines use. acceptances: in the order of
+    `PROPOSERS`; None for a proposer that does not draft for this request."""
 
     @property
     def prompt_len(self) -> int: ...
@@ -51,7 +52,7 @@ class SimText(Protocol):
 
 
 class _State:
-    """num_known: tokens of the sequence, prompt and generated. num_prompt: of the prompt."""
+    """num_known: prompt and generated tokens of the sequence. num_prompt: prompt tokens."""
 
     __slots__ = ("num_known", "num_prompt")
 
@@ -67,7 +68,7 @@ def sim_capabilities(
     max_prefill_tokens: int | None = None,
     bytes_per_token: int = 0,
 ) -> TargetCapabilities:
-    """longest: tokens of a sequence. max_prefill_tokens: None is as many as that."""
+    """longest: maximum tokens of a sequence. max_prefill_tokens: None means `longest`."""
     return TargetCapabilities(
         max_sequences=batch_size,
         max_context_len=longest,
@@ -81,7 +82,7 @@ def sim_capabilities(
 
 
 class SimTarget:
-    """texts: by sequence; read at each verification."""
+    """A target engine that only counts tokens. texts: by sequence; read at each verification."""
 
     def __init__(
         self,
@@ -101,7 +102,7 @@ class SimTarget:
         self.busy_s = 0.0
 
     def set_cost(self, cost: CostModel) -> None:
-        """What passes take from the next one on."""
+        """Use this cost model from the next pass on."""
         self._cost = cost
 
     @property
@@ -160,18 +161,19 @@ class SimTarget:
         if cost.prompt is None:
             mean = (context + prompt_context) / len(work)
             return change_s + cost.target_s(rows, num_tokens + num_prompt, mean)
-        # A pass of prompts alone begins like one that decodes a token of one row.
+        # A pass with only prompts has the base cost of decoding one token of one row.
         alone_s = cost.target_s(rows, max(1, num_tokens), context / rows)
         return change_s + alone_s + cost.prefill_s(num_prompt)
 
     def _event(self, item: Work, pass_s: float) -> Event:
-        """Arguments by position: by name they take half as long again, and this is called most."""
+        """Passes arguments by position, because keyword arguments take 1.5 times as long and this
+        method is called most often."""
         sequence = item.sequence
         if isinstance(item, Verify):
             state, num_drafted = self._held[sequence], len(item.drafts)
             position = state.num_known - state.num_prompt
             acceptance = self._texts[sequence].acceptances[item.drafts[0]]
-            assert acceptance is not None, "drafts of a proposer that does not draft for it"
+            assert acceptance is not None, "the request has no acceptance for this proposer"
             kept = acceptance.accepted(position, num_drafted)
             state.num_known += kept + 1
             return Event(sequence, placeholders(kept + 1), num_drafted, kept, True, None, pass_s)
@@ -181,7 +183,7 @@ class SimTarget:
         return Event(sequence, ONE, 0, 0, True, None, pass_s)
 
     def cancel(self, sequence: SequenceId) -> None:
-        """Nothing is in flight between two steps."""
+        """Does nothing: no work is in flight between two steps."""
 
     def release(self, sequence: SequenceId) -> None:
         del self._held[sequence]
@@ -191,11 +193,11 @@ class SimTarget:
 
 
 class SimProposer:
-    """Drafts as many placeholders as it is asked for; what they are worth the target knows.
+    """Drafts the requested number of placeholders. The target determines which are accepted.
 
-    The draft model takes `draft_s` of each of its passes, and for those that lag a pass more and
-    `catch_up_s` for each token of the lag; prompt lookup takes no time, and has as many drafts as
-    the text says.
+    Each pass of the draft model takes `draft_s`. Sequences with a draft lag above SHORT_LAG share
+    one more pass, and each token of their lag takes `catch_up_s`. Prompt lookup takes no time, and
+    the text limits its number of drafts.
     """
 
     def __init__(
@@ -221,7 +223,7 @@ class SimProposer:
         self._last_task: dict[SequenceId, tuple[int, int]] = {}  # known tokens, drafts
 
     def set_cost(self, cost: CostModel) -> None:
-        """What passes take from the next one on."""
+        """Use this cost model from the next pass on."""
         self._cost = cost
 
     @property
@@ -263,11 +265,12 @@ class SimProposer:
     def observe(self, sequence: SequenceId, num_accepted: int, hidden: Any = None) -> None:
         if (task := self._last_task.get(sequence)) is not None:
             num_known, num_drafted = task
-            # The last draft was proposed, but never read.
+            # The draft model never computed the last draft it proposed.
             self._num_computed_tokens[sequence] = num_known + min(num_accepted, num_drafted - 1)
 
     def draft_lag(self, sequence: SequenceId, context_len: int) -> int:
-        """As a draft model's: the last known token is always read by the first pass itself."""
+        """Draft lag as in a draft model: the first draft pass itself computes the last known
+        token."""
         lag = context_len - 1 - self._num_computed_tokens.get(sequence, 0)
         return lag if lag > 0 and self._has_passes else 0
 
@@ -280,12 +283,12 @@ class SimProposer:
 
 
 def drafting_s(cost: CostModel, draft_lens: Sequence[int], lags: Sequence[int]) -> float:
-    """Seconds of the draft passes for these sequences, catch-up included."""
+    """Seconds of the draft passes for these sequences, including catch-up."""
     lengths = sorted(draft_lens)
     late = [lag for lag in lags if lag > SHORT_LAG]
     passes_s, begun = 0.0, 0
     for index, length in enumerate(lengths):
-        # Passes begun + 1 .. length have as many rows as tasks are at least so long.
+        # Passes begun + 1 to `length` have one row per task with at least this draft length.
         if length > begun:
             passes_s += (length - begun) * cost.draft_s(len(lengths) - index)
             begun = length

@@ -1,11 +1,13 @@
-"""The formulas of goodput, one a function.
+"""The formulas of goodput, one per function.
 
-Goodput here is SmartSpec's: generated tokens per second of execution (Liu et al., "Optimizing
-Speculative Decoding for Serving LLMs Using Goodput", arXiv 2406.14066). It has no latency target in
-it, unlike the goodput of DistServe or of load generators, which counts requests that met one.
+This is SmartSpec's goodput: generated tokens per second of execution (Liu et al., "Optimizing
+Speculative Decoding for Serving LLMs Using Goodput", arXiv 2406.14066). It includes no latency
+target. The goodput of DistServe and of load generators is different: it counts requests that met a
+latency target.
 
-Symbols: a_j, the probability that draft j is accepted given that all before it were; k, the draft
-length; s(j), the survival: the probability that the first j drafts are all accepted.
+Symbols: a_j is the probability that draft j is accepted, given that all drafts before it were
+accepted. k is the draft length. s(j) is the survival: the probability that the first j drafts are
+all accepted.
 """
 
 from __future__ import annotations
@@ -24,11 +26,11 @@ def survival(accept_probs: Sequence[float] | Floats) -> Floats:
 
 
 def expected_tokens(accept_probs: Sequence[float] | Floats, draft_len: int) -> float:
-    """Tokens that one sequence gains in a step of k drafts: 1 + s(1) + .. + s(k).
+    """Expected tokens of one sequence in a step with k drafts: 1 + s(1) + .. + s(k).
 
-    Accepted drafts and the one token that the target adds itself. With one probability a at every
-    position it is SmartSpec's accepted length (1 - a^(k+1)) / (1 - a). Takes acceptance as
-    independent of everything but the position. Raises IndexError beyond the known positions.
+    Counts accepted drafts and the one token that the target adds. With the same probability a at
+    every position, this is SmartSpec's accepted length (1 - a^(k+1)) / (1 - a). Assumes that
+    acceptance depends only on the position. Raises IndexError beyond the known positions.
     """
     tokens, survives = 1.0, 1.0
     for position in range(draft_len):
@@ -38,9 +40,9 @@ def expected_tokens(accept_probs: Sequence[float] | Floats, draft_len: int) -> f
 
 
 def accept_trials(num_drafted: int, num_accepted: int) -> int:
-    """Drafts that were put to the test: those accepted, and the first that was not.
+    """Number of drafts that were tested: the accepted ones and the first rejected one.
 
-    Drafts behind a rejected one say nothing. Dividing by `num_drafted` instead would read a
+    Drafts after a rejected one carry no information. Dividing by `num_drafted` would estimate a
     conditional probability of 0.7 as 0.39 at k = 5.
     """
     return num_accepted + (1 if num_accepted < num_drafted else 0)

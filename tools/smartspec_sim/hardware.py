@@ -1,17 +1,17 @@
-"""Cost models without a machine to measure: published fits, and a roofline of data sheets.
+"""Cost models for hardware that is not at hand: published fits, and a roofline from data sheets.
 
-A pass of n tokens over B rows with a context of c tokens each takes, by the roofline,
+By the roofline, a pass of n tokens over B rows, each with a context of c tokens, takes
 
     T = max(weights / (MEMORY_SHARE bandwidth), 2 parameters n / (COMPUTE_SHARE flops))
         + B c kv_bytes / (KV_SHARE bandwidth)
 
-with bandwidth and flops those of all GPUs together. The shares are what the published fit of
-Llama-3-8B on an H100 amounts to; that they hold elsewhere is assumed. Where there is a published
-fit it is used for as many rows as it was made for, and the larger of both above. No table falls
-with rows: a fit's negative coefficient is a sign of collinear data, not of a machine.
+Bandwidth and flops are the sums over all GPUs. The shares come from the published fit of Llama-3-8B
+on an H100. We assume that they hold for other models and GPUs too. A published fit is used up to
+the number of rows it was made for. Above it, the larger of fit and roofline is used. Times never
+fall with more rows: a negative coefficient of a fit comes from collinear data.
 
-Sizes of a model are from its published config.json: 2 bytes a parameter, and keys and values in 2
-bytes each, which makes 4 layers kv_heads head_dim bytes a token.
+Model sizes come from the published config.json, with 2 bytes per parameter. Keys and values also
+take 2 bytes each, which is 4 * layers * kv_heads * head_dim bytes per token.
 """
 
 from __future__ import annotations
@@ -26,33 +26,37 @@ from smartspec_py.core.cost import FAR_TOKENS, CostModel, PassTable
 T = TypeVar("T")
 
 MEMORY_SHARE = 0.69
-"""Of the data sheet's bandwidth, for weights: 16.06 GB in the fit's 6.94 ms at 3.35 TB/s."""
+"""Share of the data sheet's bandwidth reached for weights. From the fit: 16.06 GB in 6.94 ms, at
+3.35 TB/s."""
 
 KV_SHARE = 0.80
-"""The same for keys and values: 131,072 bytes in the fit's 4.859e-5 ms."""
+"""The same share for keys and values. From the fit: 131,072 bytes in 4.859e-5 ms."""
 
 COMPUTE_SHARE = 0.88
-"""Of the data sheet's dense BF16 rate: 16.06 GFLOP in the fit's 1.844e-2 ms at 989 TFLOP/s."""
+"""Share of the data sheet's dense BF16 rate. From the fit: 16.06 GFLOP in 1.844e-2 ms, at
+989 TFLOP/s."""
 
 USABLE_MEMORY = 0.9
-"""Of a GPU's memory, for weights and cache; the rest is activations, graphs and the driver."""
+"""Share of a GPU's memory for weights and KV cache. Activations, CUDA graphs and the driver take
+the rest."""
 
 BYTES_PER_PARAMETER = 2
 
 PUBLISHED_ROWS = 32
-"""The fits were made with up to about 30 sequences."""
+"""Largest number of rows of the fits, which used up to about 30 sequences."""
 
 ROW_GRID = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 TOKEN_GRID = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
 class HardwareError(ValueError):
-    """No such hardware, or the models do not fit it; the message says what would."""
+    """The hardware is unknown, or the models do not fit. The message says what is possible."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """memory, bandwidth (a second), flops (dense BF16, a second): of one, by its data sheet."""
+    """One GPU, by its data sheet. memory: bytes. bandwidth: bytes per second. flops: dense BF16
+    operations per second."""
 
     memory: float
     bandwidth: float
@@ -72,7 +76,7 @@ GPUS: Mapping[str, Gpu] = {
 
 @dataclass(frozen=True)
 class ModelSize:
-    """kv_bytes: of cache, for each token."""
+    """kv_bytes: KV cache bytes per token."""
 
     parameters: float
     kv_bytes: int
@@ -96,7 +100,8 @@ MODELS: Mapping[str, ModelSize] = {
 
 @dataclass(frozen=True)
 class Fit:
-    """t = kv_s context tokens of all rows + token_s tokens + row_s rows + base_s."""
+    """Seconds of a pass: kv_s * (context tokens of all rows) + token_s * tokens + row_s * rows +
+    base_s."""
 
     kv_s: float
     token_s: float
@@ -104,7 +109,7 @@ class Fit:
     base_s: float
 
     def pass_s(self, batch_size: int, num_tokens: float) -> float:
-        """Without context, which a table charges by itself."""
+        """Seconds without the term for context, which `PassTable` adds."""
         return self.token_s * num_tokens + self.row_s * batch_size + self.base_s
 
 
@@ -112,26 +117,28 @@ PUBLISHED: Mapping[tuple[str, str, int], Fit] = {
     ("llama-3-8b", "h100", 1): Fit(4.859e-8, 1.844e-5, -4.331e-5, 6.939e-3),
     ("llama-3.1-70b", "h100", 4): Fit(6.244e-8, 6.402e-5, -3.974e-5, 18.345e-3),
 }
-"""Target passes by (model, GPU, number of GPUs): coefficients in the public vLLM fork of
-SmartSpec's first author (branches of 2024-10 to 2025-04), fitted to ShareGPT-like traces."""
+"""Fits of target passes by (model, GPU, number of GPUs). The coefficients are from the public vLLM
+fork of SmartSpec's first author (branches of 2024-10 to 2025-04). They were fitted to traces
+similar to ShareGPT."""
 
 EAGLE = "eagle"
 EAGLE_TARGET = "llama-3-8b"
 EAGLE_PASS_S = 0.4522e-3 + 0.4471e-3 / 3
-"""A draft token of the EAGLE head for Llama-3-8B on an H100, from the same source. A step that
-drafts also has a constant of 0.4471 ms, which a cost by passes cannot say: it is spread over 3."""
+"""Seconds of one draft token of the EAGLE head for Llama-3-8B on an H100, from the same source.
+Each step with drafts also takes a constant 0.4471 ms. A cost per pass has no such constant, so it
+is spread over 3 passes."""
 EAGLE_ROW_S = 5.528e-6
 EAGLE_READ_S = 4.387e-8
 EAGLE_SIZE = ModelSize(0.25e9, 4 * 8 * 128)
-"""One layer of the target, and its cache."""
+"""Size of one layer of the target and of its KV cache."""
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """What the simulator must know of a machine with a pair of models.
+    """A machine with a pair of models, as the simulator needs it.
 
-    target_bytes, draft_bytes: of cache a token; 0 where not known, and then room is not modelled.
-    cache_bytes: room for both caches. notes: where the numbers come from.
+    target_bytes, draft_bytes: KV cache bytes per token. 0 means unknown: memory is not modelled.
+    cache_bytes: memory for both caches. notes: sources of the numbers.
     """
 
     cost: CostModel
@@ -144,9 +151,9 @@ class Hardware:
 def gpu_hardware(
     gpu_name: str, num_gpus: int, target_name: str, draft_name: str | None, max_rows: int
 ) -> Hardware:
-    """The named pair on the named GPUs. draft_name: None drafts without a model.
+    """The named models on the named GPUs. draft_name: None means no draft model.
 
-    Raises HardwareError for an unknown name, or where the weights alone do not fit.
+    Raises HardwareError for an unknown name, or if the weights alone do not fit.
     """
     gpu = _known(GPUS, gpu_name, "--gpu")
     target = _known(MODELS, target_name, "--target")
@@ -155,8 +162,8 @@ def gpu_hardware(
     weights = target.weight_bytes + (draft.weight_bytes if draft else 0.0)
     if weights >= room:
         raise HardwareError(
-            f"{target_name} and {draft_name} have {weights / 1e9:.1f} GB of weights; {num_gpus} x "
-            f"{gpu_name} have room for {room / 1e9:.1f} GB: take more, or larger, GPUs"
+            f"{target_name} and {draft_name} have {weights / 1e9:.1f} GB of weights, but "
+            f"{num_gpus} x {gpu_name} can hold only {room / 1e9:.1f} GB; use more or larger GPUs"
         )
     fit = PUBLISHED.get((target_name, gpu_name, num_gpus))
     table = _target_table(target, gpu, num_gpus, fit, max_rows)
@@ -168,12 +175,12 @@ def gpu_hardware(
     ]
     if draft is None:
         cost = CostModel(table)
-        notes.append("no draft model: drafting takes no time, as prompt lookup does")
+        notes.append("no draft model: drafting takes no time, as with prompt lookup")
     elif draft_name == EAGLE:
         cost = CostModel(table, _eagle_table(max_rows), catch_up_s=EAGLE_READ_S)
         notes.append("draft: published fit of the EAGLE head on an H100")
     else:
-        # A draft model lives on one GPU: split, it would only wait for its parts.
+        # The draft model runs on one GPU: tensor parallelism would only add communication time.
         read_s = 2 * draft.parameters / (COMPUTE_SHARE * gpu.flops)
         cost = CostModel(table, _target_table(draft, gpu, 1, None, max_rows), catch_up_s=read_s)
         notes.append(f"draft: roofline of {draft_name} on one {gpu_name}")
@@ -187,40 +194,41 @@ def gpu_hardware(
 
 
 def check_fits(hardware: Hardware, max_rows: int, max_context_len: int) -> None:
-    """Raise HardwareError where the rows, each as long as the longest, have no room."""
+    """Raise HardwareError if max_rows rows of maximum length do not fit in the cache memory."""
     each = (hardware.target_bytes + hardware.draft_bytes) * max_context_len
     if each * max_rows > hardware.cache_bytes:
         raise HardwareError(
-            f"{max_rows} rows of {max_context_len} tokens take {each * max_rows / 1e9:.1f} GB of "
-            f"cache; beside the weights there is room for {hardware.cache_bytes / 1e9:.1f} GB: "
-            f"--rows at most {hardware.cache_bytes // each}, or --max-cache-tokens at most "
+            f"{max_rows} rows of {max_context_len} tokens need {each * max_rows / 1e9:.1f} GB of "
+            f"cache, but only {hardware.cache_bytes / 1e9:.1f} GB are free beside the weights; set "
+            f"--rows to at most {hardware.cache_bytes // each}, or --max-cache-tokens to at most "
             f"{hardware.cache_bytes // (hardware.target_bytes + hardware.draft_bytes)}"
         )
 
 
 def check_room(hardware: Hardware, max_cache_tokens: int, max_context_len: int) -> None:
-    """Raise HardwareError where so many tokens have no room, or do not hold the longest request."""
+    """Raise HardwareError if max_cache_tokens does not fit in memory, or is too small for the
+    longest request."""
     each = hardware.target_bytes + hardware.draft_bytes
     if not max_context_len <= max_cache_tokens <= hardware.cache_bytes // each:
         raise HardwareError(
-            f"--max-cache-tokens: got {max_cache_tokens}, must be at least {max_context_len}, the "
-            f"longest request, and at most {hardware.cache_bytes // each}, the room there is"
+            f"--max-cache-tokens: got {max_cache_tokens}, must be at least {max_context_len} (the "
+            f"longest request) and at most {hardware.cache_bytes // each} (the free memory)"
         )
 
 
 def check_chunk(cost: CostModel, prefill_chunk: int) -> None:
-    """Raise HardwareError where a prompt chunk is longer than the cost model can tell."""
+    """Raise HardwareError if a prompt chunk is longer than the range of the cost model."""
     measured = (cost.prompt or cost.target).tokens_per_row[-1]
     longest = FAR_TOKENS * measured
     if prefill_chunk > longest:
         raise HardwareError(
-            f"--prefill-chunk: got {prefill_chunk}, must be at most {longest}, which is as far as "
-            f"the profile of {measured} tokens a row is followed"
+            f"--prefill-chunk: got {prefill_chunk}, must be at most {longest}: the profile was "
+            f"measured up to {measured} tokens per row and is extrapolated no further"
         )
 
 
 def roofline(model: ModelSize, gpu: Gpu, num_gpus: int) -> Callable[[int, float], float]:
-    """Seconds of a pass without context, by rows and tokens."""
+    """A function of rows and tokens: seconds of a pass without context."""
     read_s = model.weight_bytes / (MEMORY_SHARE * gpu.bandwidth * num_gpus)
     token_s = 2 * model.parameters / (COMPUTE_SHARE * gpu.flops * num_gpus)
     return lambda batch_size, num_tokens: max(read_s, token_s * num_tokens)
@@ -252,8 +260,8 @@ def _table(
     max_rows: int,
     tokens: tuple[int, ...] = TOKEN_GRID,
 ) -> PassTable:
-    """The function on the grid, made to rise with rows: at each number of tokens a row, no number
-    of rows takes less than a smaller one."""
+    """Evaluate the function on the grid. For the same number of tokens per row, times never fall
+    with more rows."""
     rows = (*(r for r in ROW_GRID if r < max_rows), max_rows)
     columns = [list(accumulate((pass_s(r, r * t) for r in rows), max)) for t in tokens]
     seconds = tuple(zip(*columns, strict=True))
@@ -265,7 +273,7 @@ def _draft_size(name: str | None, target_name: str) -> ModelSize | None:
         return None
     if name == EAGLE:
         if target_name != EAGLE_TARGET:
-            raise HardwareError(f"--draft: {EAGLE} is known for {EAGLE_TARGET} only")
+            raise HardwareError(f"--draft: {EAGLE} is available for {EAGLE_TARGET} only")
         return EAGLE_SIZE
     return _known(MODELS, name, "--draft")
 

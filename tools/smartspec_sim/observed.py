@@ -1,4 +1,4 @@
-"""What a server stored of its costs, for whoever simulates it."""
+"""Reads the costs that a server stored, for simulations of that server."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from smartspec_py.serving.step_trace import cost_from_json
 
 
 def load_observed(path: Path) -> CostModel:
-    """`load_cost`, with passes as they were while serving, where a server has stored that."""
+    """The cost model of a stored profile. Uses pass times observed while serving, if present."""
     document = json.loads(path.read_text(encoding="utf-8"))
     return cost_from_json(document.get("observed") or document["cost"])

@@ -1,4 +1,4 @@
-"""Requests that were recorded, to be simulated as they came or faster."""
+"""Reads recorded requests, to simulate them at their recorded rate or faster."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ from smartspec_sim.workload import REQUEST_STREAM, SimRequest, WorkloadError, on
 
 
 def read_record(path: Path, *, accept: float, seed: int = 1) -> list[SimRequest]:
-    """Requests of a JSONL record, such as `smartspec load --jsonl` writes: a line a request, with
+    """Read a JSONL record, such as `smartspec load --jsonl` writes. Each line is one request:
 
-    - scheduled_s or arrival_s: seconds, from any origin;
-    - num_input_tokens or prompt_len, num_output_tokens or output_len;
-    - accepted: a list, or by proposer a list or an oracle trace's `accepted` and `available`: of
-      the drafts from each position on, how many are right; or accept_prob, from which they are
-      drawn; where there is neither, `accept` is;
-    - kind, proposer (of a single list), priority, deadline_s: as in a spec, and may be left out.
+    - scheduled_s or arrival_s: arrival time in seconds, from any origin.
+    - num_input_tokens or prompt_len: prompt tokens.
+    - num_output_tokens or output_len: generated tokens.
+    - accepted: the number of correct drafts from each position on. A list, or an object with an
+      entry per proposer. An entry is a list, or has `accepted` and `available` of an oracle trace.
+    - accept_prob: the probability from which acceptance is drawn, used without `accepted`.
+      Without both, the argument `accept` is used.
+    - kind, proposer (for a single list), priority, deadline_s: optional, as in a spec.
 
-    Lines of requests that generated nothing are left out. Raises WorkloadError.
+    Requests without prompt or generated tokens are skipped. Raises WorkloadError.
     """
     requests = []
     try:
@@ -40,7 +42,7 @@ def read_record(path: Path, *, accept: float, seed: int = 1) -> list[SimRequest]
     except OSError as error:
         raise WorkloadError(f"{path}: {error.strerror}") from error
     if not requests:
-        raise WorkloadError(f"{path.name}: holds no request that generated a token")
+        raise WorkloadError(f"{path.name}: contains no request with generated tokens")
     first = min(request.arrival_s for request in requests)
     shifted = [replace(r, arrival_s=r.arrival_s - first) for r in requests]
     return sorted(shifted, key=lambda request: (request.arrival_s, request.sequence))
@@ -53,7 +55,7 @@ def _read_line(raw: Mapping[str, Any], number: int, accept: float, seed: int) ->
         return None
     proposer = raw.get("proposer", DRAFT_MODEL)
     if proposer not in PROPOSERS:
-        raise ValueError(f"proposer: {proposer!r} is unknown")
+        raise ValueError(f"proposer: got {proposer!r}, must be one of {', '.join(PROPOSERS)}")
     prob, runs = raw.get("accept_prob"), raw.get("accepted")
     acceptances: tuple[Acceptance | None, ...]
     if isinstance(runs, Mapping):
@@ -89,10 +91,10 @@ def _numbers(raw: Sequence[Any]) -> list[int]:
 
 def _either(raw: Mapping[str, Any], name: str, other: str) -> Any:
     if name not in raw and other not in raw:
-        raise KeyError(f"neither {name} nor {other}")
+        raise KeyError(f"{name} or {other} is required")
     return raw[name] if name in raw else raw[other]
 
 
 def repeat_faster(requests: Sequence[SimRequest], factor: float) -> list[SimRequest]:
-    """The record at `factor` times its rate: arrivals are moved together, nothing is repeated."""
+    """The record at `factor` times its rate. Only arrival times change; no request is repeated."""
     return [replace(request, arrival_s=request.arrival_s / factor) for request in requests]

@@ -1,4 +1,4 @@
-"""Tables and the picture of a simulation or a measured load."""
+"""Tables and the plot of a simulation or a measured load."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from rich.console import Console
 from rich.table import Table
 
 CAPTION = (
-    "ttft, tpot, e2e: mean/p99 in ms from when a request was due; "
-    "drafted, gained: tokens a step and sequence"
+    "ttft, tpot, e2e: mean/p99 in ms from the time a request was due; "
+    "drafted, gained: tokens per step and sequence"
 )
 
 
 class PlotError(RuntimeError):
-    """The picture cannot be drawn; the message says what is missing."""
+    """The plot cannot be drawn; the message says why."""
 
 
 def simulation_tables(rows: Sequence[Mapping[str, Any]]) -> Iterator[Table]:
-    """A table a scenario, with a line for each rate and policy."""
+    """One table per scenario, with a row for each rate and policy."""
     for label in dict.fromkeys(row["scenario"] for row in rows):
         yield _scenario_table(label, [row for row in rows if row["scenario"] == label])
 
 
 def _scenario_table(label: str, rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Narrow enough for 80 columns; the JSON document has the rest."""
+    """Fits in 80 columns. The JSON document has the other values."""
     has_slo = any("slo_goodput_rps" in row for row in rows)
     has_failed = any(row["num_failed"] for row in rows)
     table = Table(title=label, caption=CAPTION, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
@@ -53,7 +53,7 @@ def _scenario_table(label: str, rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def load_table(summary: Mapping[str, Any]) -> Table:
-    """Latencies of a measured load, a line each."""
+    """Latencies of a measured load, one row each."""
     table = Table(title="milliseconds")
     table.add_column("")
     for name in ("mean", "p50", "p90", "p95", "p99"):
@@ -68,7 +68,7 @@ def load_table(summary: Mapping[str, Any]) -> Table:
 
 
 def print_load(console: Console, summary: Mapping[str, Any]) -> None:
-    """summary: by `latency.with_errors`."""
+    """Print the table and the other values. summary: the result of `latency.with_errors`."""
     console.print(load_table(summary))
     errors = (f"{count} x {text}" for text, count in summary["errors"].items())
     for line in (*load_lines(summary), *errors):
@@ -76,7 +76,7 @@ def print_load(console: Console, summary: Mapping[str, Any]) -> None:
 
 
 def load_lines(summary: Mapping[str, Any]) -> list[str]:
-    """What of a measured load is no latency."""
+    """The results of a measured load that are not latencies."""
     lines = [
         f"{summary['num_finished']} of {summary['num_requests']} requests finished in "
         f"{summary['elapsed_s']:.1f} s: {summary['requests_per_s']:.2f} requests/s",
@@ -90,8 +90,11 @@ def load_lines(summary: Mapping[str, Any]) -> list[str]:
 
 
 def draw_picture(rows: Sequence[Mapping[str, Any]], path: Path, latency: str = "e2e_ms") -> None:
-    """Mean latency against request rate, a line for each scenario and policy; the file's ending
-    says the format. Colours are policies, dashes scenarios. Raises PlotError."""
+    """Plot mean latency over request rate, with a line for each scenario and policy.
+
+    Colours show policies, dashes show scenarios. The file's suffix selects the format. Raises
+    PlotError.
+    """
     try:
         alt = import_module("altair")
     except ImportError as error:
@@ -118,7 +121,7 @@ def draw_picture(rows: Sequence[Mapping[str, Any]], path: Path, latency: str = "
 def latency_lines(
     rows: Sequence[Mapping[str, Any]], latency: str
 ) -> dict[tuple[str, str], list[tuple[float, float]]]:
-    """Points of rate and mean latency, by scenario and policy; ascending by rate."""
+    """Points (rate, mean latency) by scenario and policy, in ascending order of rate."""
     lines: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for row in sorted(rows, key=lambda row: float(row["offered_rps"])):
         points = lines.setdefault((row["scenario"], row["policy"]), [])
