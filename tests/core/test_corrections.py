@@ -176,6 +176,18 @@ def test_a_stall_moves_nothing(stall: float, num_seen: int) -> None:
         assert now_s == pytest.approx(expected_s, rel=0.002)
 
 
+def test_a_long_draft_after_many_short_ones_is_believed_at_once() -> None:
+    """A profile in which a fourth token costs something that it does not: short drafts then teach
+    that drafts cost nothing. The first pass of eight tokens shows that they do."""
+    profile = CostModel(PassTable((1,), (1, 4, 5, 8), ((0.012, 0.014, 0.030, 0.036),)))
+    true = CostModel(PassTable((1,), (1, 4, 5, 8), ((0.012, 0.012, 0.030, 0.036),)))
+    noise = noise_of(8)
+    corrections = learned(profile, (step_of(true, [i % 4], noise) for i in range(400)))
+    assert corrections.at(1).target_s(1, 8, 0) < 0.022, "the short drafts taught nothing"
+    corrections.observe(step_of(true, [7]))
+    assert corrections.at(1).target_s(1, 8, 0) == pytest.approx(0.036, rel=0.25)
+
+
 @pytest.mark.parametrize("factor", [0.0, 0.01, 100.0])
 def test_factors_stay_in_bounds(factor: float) -> None:
     low, high = BOUNDS

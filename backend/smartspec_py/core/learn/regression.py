@@ -11,7 +11,8 @@ singular. The ridge has the form of a Cauchy distribution. It resists a change o
 one sd. It hardly resists a change of ten sds, because such a change contradicts the prior.
 
 Outliers have almost no effect: an error far from the median of the last few gets a small weight. If
-a change lasts, the median moves to it. Older evidence then decays fast until the values fit.
+a change lasts, the median moves to it. Older evidence then decays fast until the values fit. A
+measurement that the prior predicts is no outlier, even if the values do not predict it.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ class RegressionSettings:
     far: float = 0.25
     """Relative distance of an error from the median beyond which the weight of a step decreases
     with the fourth power. It is 5 standard deviations. Outliers have almost no weight, but a probe
-    that differs by a third from other steps still has some."""
+    that differs by a third from other steps still has some. A measurement this close to the prior's
+    prediction has its full weight. Otherwise, if short drafts cost less than in the profile, long
+    drafts would seem cheap again and again (docs/research/log)."""
 
 
 class RidgeRegression:
@@ -91,19 +94,23 @@ class RidgeRegression:
         scale = max(scale, measured / self._high, prior / self._high) or 1.0
         x = features / scale
         predicted = self.predict(x)
-        error, weight = self._tamed(measured / scale - predicted)
         settings = self._settings
+        error = measured / scale - predicted
+        is_surprise = abs(error) > settings.far and abs(measured - prior) < settings.far * measured
+        tamed, weight = self._tamed(error)
+        if is_surprise:
+            tamed, weight = error, 1.0
         self._forget(1 - 1 / settings.recent if self._has_changed else settings.forgetting)
         weighted = weight * x
-        self._pull += weighted * (predicted + error - prior / scale)
+        self._pull += weighted * (predicted + tamed - prior / scale)
         self._evidence += weighted[:, None] * x
-        self._solve_in_turn()
+        self._solve_in_turn(is_surprise)
 
     def fade(self) -> None:
         """Let the evidence decay at a step without a measurement."""
         if self.values is not self._prior:
             self._forget(self._settings.forgetting)
-            self._solve_in_turn()
+            self._solve_in_turn(False)
 
     def state(self) -> dict[str, Any]:
         """The evidence, as JSON values."""
@@ -120,12 +127,12 @@ class RidgeRegression:
         self._evidence, self._pull = kept * evidence, kept * pull
         self.values = self._solution()
 
-    def _solve_in_turn(self) -> None:
-        """Solve for the values at the first `recent` steps and then every `recent` steps, or after
-        a change. Solving takes most of the time."""
+    def _solve_in_turn(self, is_due: bool) -> None:
+        """Solve for the values at the first `recent` steps and then every `recent` steps, after a
+        change, or if it is due. Solving takes most of the time."""
         self._num_steps += 1
         few = self._settings.recent
-        if self._num_steps <= few or self._num_steps % few == 0 or self._has_changed:
+        if is_due or self._num_steps <= few or self._num_steps % few == 0 or self._has_changed:
             self.values = self._solution()
 
     @property
