@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from smartspec_py.core.learn.ranks import RankEstimate
 from smartspec_py.core.types import NO_TOKEN, ROOT, SequenceId, Tree
 from smartspec_py.engines.base import NO_DRAFT, Draft, DraftTask, ProposerCapabilities
 from smartspec_py.engines.torch.cached_model import history_of
@@ -30,16 +31,6 @@ from smartspec_py.engines.torch.tree import depths
 
 NUM_TIMINGS = 5
 """How often drafting is timed. The fastest counts, because other processes only slow it down."""
-
-RANK_PRIOR = 0.3
-"""Assumed probability that one of the other guesses is right if the best one is wrong. It was 0.22
-to 0.45 with four guesses on the four workloads. Guess r has a share proportional to 1 / r^2."""
-
-RANK_TRIALS = 64.0
-"""Weight of this assumption, in wrong best guesses of a depth."""
-
-RANK_MEMORY = 0.999
-"""Decay factor of the counts of a depth for each wrong best guess."""
 
 
 class Heads(Protocol):
@@ -139,11 +130,7 @@ class HeadsProposer:
             tree_width=width if is_tree else 1,
             draft_s=(_seconds(heads, states[:1]), _seconds(heads, states) / max_sequences),
         )
-        shares = np.arange(1.0, width) ** -2.0
-        prior = RANK_PRIOR * RANK_TRIALS * shares / max(1.0, shares.sum())
-        self._right = np.zeros((heads.num_heads, width))
-        self._right[:, 1:] = prior
-        self._wrong = np.full((heads.num_heads, 1), RANK_TRIALS)
+        self._ranks = RankEstimate(self._capabilities.tree_depth, width)
 
     @property
     def capabilities(self) -> ProposerCapabilities:
@@ -153,8 +140,7 @@ class HeadsProposer:
         return self._capabilities.max_draft_len if sequence in self._sequences else 0
 
     def rank_probs(self) -> NDArray[np.float64]:
-        probs: NDArray[np.float64] = self._right / self._wrong
-        return probs[: self._capabilities.tree_depth]
+        return self._ranks.probs()
 
     @torch.inference_mode()
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
@@ -223,20 +209,15 @@ class HeadsProposer:
     def _keep(self, task: DraftTask, guesses: list[list[int]]) -> None:
         """Keep the guesses, and compare the last ones with the tokens that were generated."""
         known = self._sequences[task.sequence]
-        if known.guesses is not None:
-            self._learn(known.guesses.tokens, task.tokens[known.guesses.num_known :])
+        if known.guesses is not None and self._capabilities.tree_depth:
+            pairs = zip(known.guesses.tokens, task.tokens[known.guesses.num_known :], strict=False)
+            self._ranks.observe(_rank(token, guesses) for guesses, token in pairs)
         known.guesses = _Guesses(len(task.tokens), guesses)
 
-    def _learn(self, guesses: Sequence[Sequence[int]], generated: Sequence[int]) -> None:
-        """Count which guess was right where the best one was wrong. It stops where none was."""
-        for depth, (tokens, token) in enumerate(zip(guesses, generated, strict=False)):
-            if tokens[0] == token:
-                continue
-            self._right[depth] *= RANK_MEMORY
-            self._wrong[depth] = RANK_MEMORY * self._wrong[depth] + 1.0
-            if token not in tokens:
-                return
-            self._right[depth, tokens.index(token)] += 1.0
+
+def _rank(token: int, guesses: Sequence[int]) -> int | None:
+    """The guess that is this token; None if there is none."""
+    return guesses.index(token) if token in guesses else None
 
 
 def _depth(task: DraftTask) -> int:
