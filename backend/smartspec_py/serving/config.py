@@ -175,7 +175,8 @@ class LimitsConfig(_Layer):
     max_context_len: prompt and generated tokens of one request. null uses what the models (or
         compiled engines) support and memory allows.
     max_draft_len: largest draft length; for a tree, its number of nodes.
-    max_tree_width: most guesses for one position in a tree of drafts. 1 drafts chains only.
+    max_tree_width: most guesses for one position in a tree of drafts. 1 drafts chains only. null
+        uses 4 on a GPU and 1 on a CPU, where verifying a tree costs more than it gains.
     prefill_chunk: prompt tokens that one step reads, of all prompts together. null uses the size
         that the profile finds best.
     max_cache_tokens: bound on the tokens in the target's KV cache of all running requests. The
@@ -194,7 +195,7 @@ class LimitsConfig(_Layer):
     max_queue: Annotated[int, Field(ge=1, le=1_000_000)] = 256
     max_context_len: Annotated[int | None, Field(ge=2, le=1_000_000)] = None
     max_draft_len: Annotated[int, Field(ge=0, le=64)] = 7
-    max_tree_width: Annotated[int, Field(ge=1, le=8)] = 4
+    max_tree_width: Annotated[int | None, Field(ge=1, le=8)] = None
     prefill_chunk: Annotated[int | None, Field(ge=1, le=65_536)] = None
     max_cache_tokens: Annotated[int | None, Field(ge=2, le=1_000_000_000)] = None
     reuse_prefixes: bool = True

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 MAX_TOKENS = 64
 MAX_CONTEXT_LEN = 512
 NUM_ROWS = 8
+TREE_WIDTH = 4
+"""Heads draft trees here on CPUs too."""
 
 CACHE_SHARE = 0.4
 """Cache size as a share of all rows full. Small enough to cause preemptions in mixed batches."""
@@ -124,6 +126,7 @@ def check(
             ),
             "limits": {
                 "max_draft_len": max_draft_len,
+                "max_tree_width": TREE_WIDTH,
                 "max_sequences": NUM_ROWS,
                 "max_queue": 4096,
                 "max_context_len": MAX_CONTEXT_LEN,
