@@ -25,7 +25,7 @@ from smartspec_py.serving.build import build_engine
 from studies.document import publish, table
 
 MAX_TOKENS, NUM_ROUNDS, NUM_THREADS = 64, 3, 1
-SIZES = {1: 20, 8: 40}
+SIZES = {1: 20, 8: 40, 32: 64}
 """Requests at once, and requests of a round."""
 
 

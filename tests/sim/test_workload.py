@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from smartspec_sim.acceptance import DraftRuns, draw_runs
+from smartspec_sim.acceptance import DraftRuns, GuessRanks, draw_runs
 from smartspec_sim.record import read_record, repeat_faster
 from smartspec_sim.traces.oracle import OracleSequence
 from smartspec_sim.workload import (
@@ -150,12 +150,24 @@ def test_a_record_may_hold_what_each_proposer_has(tmp_path: Path) -> None:
     path.write_text(json.dumps(line))
     (request,) = read_record(path, accept=0.5)
     assert request.proposers == ("draft_model", "prompt_lookup")
-    draft_model, lookup = request.acceptances
+    draft_model, lookup, heads = request.acceptances
+    assert heads is None
     assert draft_model is not None
     assert lookup is not None
     assert [draft_model.accepted(position, 7) for position in range(3)] == [0, 1, 0]
     assert [lookup.available(position) for position in range(3)] == [0, 2, 0]
     assert draft_model.available(0) > 1000
+
+
+def test_a_record_of_heads_draws_their_guesses(tmp_path: Path) -> None:
+    line = {"arrival_s": 0, "prompt_len": 1, "output_len": 3, "proposer": "heads"}
+    path = tmp_path / "record.jsonl"
+    path.write_text(json.dumps(line))
+    (request,) = read_record(path, accept=0.5)
+    assert isinstance(request.acceptances[2], GuessRanks)
+    path.write_text(json.dumps(line | {"accepted": [0, 1, 0]}))
+    with pytest.raises(WorkloadError, match="accepted: not for heads"):
+        read_record(path, accept=0.5)
 
 
 @pytest.mark.parametrize("line", ["{", '{"arrival_s": 1}', "[1]", '{"arrival_s": 1, "prompt_len":'])

@@ -175,7 +175,7 @@ def gpu_hardware(
     ]
     if draft is None:
         cost = CostModel(table)
-        notes.append("no draft model: drafting takes no time, as with prompt lookup")
+        notes.append("no draft model: draft passes take no time")
     elif draft_name == EAGLE:
         cost = CostModel(table, _eagle_table(max_rows), catch_up_s=EAGLE_READ_S)
         notes.append("draft: published fit of the EAGLE head on an H100")

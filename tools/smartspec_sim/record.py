@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from smartspec_py.serving.config import DRAFT_MODEL
-from smartspec_sim.acceptance import Acceptance, DraftRuns, draw_runs
+from smartspec_py.serving.config import DRAFT_MODEL, HEADS
+from smartspec_sim.acceptance import Acceptance, DraftRuns, draw_ranks, draw_runs
 from smartspec_sim.engine import PROPOSERS
 from smartspec_sim.workload import REQUEST_STREAM, SimRequest, WorkloadError, only
 
@@ -58,6 +58,9 @@ def _read_line(raw: Mapping[str, Any], number: int, accept: float, seed: int) ->
         raise ValueError(f"proposer: got {proposer!r}, must be one of {', '.join(PROPOSERS)}")
     prob, runs = raw.get("accept_prob"), raw.get("accepted")
     acceptances: tuple[Acceptance | None, ...]
+    has_heads = proposer == HEADS or (isinstance(runs, Mapping) and HEADS in runs)
+    if runs is not None and has_heads:
+        raise ValueError("accepted: not for heads, which have several guesses; give accept_prob")
     if isinstance(runs, Mapping):
         acceptances = tuple(_runs(runs[name]) if name in runs else None for name in PROPOSERS)
     elif runs is not None:
@@ -65,7 +68,12 @@ def _read_line(raw: Mapping[str, Any], number: int, accept: float, seed: int) ->
     else:
         rng = np.random.default_rng([seed, REQUEST_STREAM, number])
         prob = accept if prob is None else float(prob)
-        acceptances = only(proposer, draw_runs(rng, output_len, prob, 0.0))
+        drawn: Acceptance
+        if proposer == HEADS:
+            drawn = draw_ranks(rng, output_len, prob)
+        else:
+            drawn = draw_runs(rng, output_len, prob, 0.0)
+        acceptances = only(proposer, drawn)
     return SimRequest(
         sequence=number,
         arrival_s=float(_either(raw, "arrival_s", "scheduled_s")),

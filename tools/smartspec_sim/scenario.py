@@ -135,7 +135,8 @@ def change(scenario: Scenario, text: str) -> Scenario:
             if not number.is_integer() or not 1 <= number <= most:
                 raise ValueError(f"{part!r}: must be a whole number in 1..{most}")
             field = {"rows": "max_sequences", "draft_len": "max_draft_len"}[name]
-            limits = replace(limits, **{field: int(number)})
+            size: dict[str, Any] = {field: int(number)}
+            limits = replace(limits, **size)
         else:
             raise ValueError(f"{part!r}: must change rate, prompt, output, accept, rows, draft_len")
     return replace(scenario, load=load, limits=limits, label=text)

@@ -17,11 +17,18 @@ from smartspec_py.core.cost import CostModel
 from smartspec_py.core.types import SamplingParams, SequenceId
 from smartspec_py.serving.admission import CacheBudget
 from smartspec_py.serving.build import keep_numpy_in_one_thread
-from smartspec_py.serving.config import DRAFT_MODEL, PROMPT_LOOKUP
+from smartspec_py.serving.config import DRAFT_MODEL, HEADS, PROMPT_LOOKUP
 from smartspec_py.serving.messages import Update
 from smartspec_py.serving.request import Request, RequestError
 from smartspec_py.serving.step import StepRecord
-from smartspec_sim.engine import PLACEHOLDER, SimProposer, SimTarget, sim_capabilities
+from smartspec_sim.engine import (
+    PLACEHOLDER,
+    SimHeads,
+    SimHeadsSpec,
+    SimProposer,
+    SimTarget,
+    sim_capabilities,
+)
 from smartspec_sim.latency import RequestTiming
 from smartspec_sim.workload import SimRequest
 from smartspec_testing.clock import VirtualClock
@@ -37,6 +44,7 @@ class SimLimits:
     """As `limits` of engine.json; defaults are those of a GPU rather than of the embedded CPU.
 
     target_bytes, draft_bytes: of cache a token; cache_bytes: of both caches, 0 is without bound.
+    heads: used by requests that draft with heads.
     """
 
     max_sequences: int = 32
@@ -46,6 +54,7 @@ class SimLimits:
     target_bytes: int = 0
     draft_bytes: int = 0
     cache_bytes: int = 0
+    heads: SimHeadsSpec = field(default_factory=SimHeadsSpec)
 
 
 @dataclass
@@ -152,6 +161,7 @@ class Simulation:
                 DRAFT_MODEL, self._texts, most, cost, self._clock, limits.draft_bytes
             ),
             PROMPT_LOOKUP: SimProposer(PROMPT_LOOKUP, self._texts, most, cost, self._clock),
+            HEADS: SimHeads(self._texts, most, cost, self._clock, limits.heads),
         }
         self._offline = OfflineLoop(
             self.target,

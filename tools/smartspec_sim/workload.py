@@ -19,11 +19,11 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from smartspec_py.core.types import SequenceId
-from smartspec_py.serving.config import DRAFT_MODEL
-from smartspec_sim.acceptance import Acceptance, DraftRuns, draw_runs
+from smartspec_py.serving.config import DRAFT_MODEL, HEADS
+from smartspec_sim.acceptance import Acceptance, DraftRuns, GuessRanks, draw_ranks, draw_runs
 from smartspec_sim.arrivals import RatePhase, arrival_times, pattern_gaps
 from smartspec_sim.engine import PROPOSERS
-from smartspec_sim.traces.oracle import OracleSequence
+from smartspec_sim.traces.oracle import OracleSequence, ProposerTrace
 
 Seconds = Annotated[float, Field(gt=0, le=1e7)]
 Rate = Annotated[float, Field(ge=0, le=1e5)]
@@ -44,7 +44,7 @@ class SimRequest:
     """One request. Times are seconds from the start; deadline_s counts from arrival. tpot_slo_ms:
     target for a generated token, which the planner minds; None is none.
 
-    acceptances: of each of `engine.PROPOSERS`; None where that one does not draft for it.
+    acceptances: of the first of `engine.PROPOSERS`; None for one that does not draft for it.
     """
 
     sequence: SequenceId
@@ -61,7 +61,7 @@ class SimRequest:
     @property
     def proposers(self) -> tuple[str, ...]:
         """Those that draft for it."""
-        pairs = zip(PROPOSERS, self.acceptances, strict=True)
+        pairs = zip(PROPOSERS, self.acceptances, strict=False)
         return tuple(name for name, acceptance in pairs if acceptance is not None)
 
     @property
@@ -92,7 +92,8 @@ class KindSpec(_Layer):
     """A kind of request. Defaults are ShareGPT's lengths and acceptance as SmartSpec reports them.
 
     accept: probability that a draft is right, given that those before it were; accept_sd: spread of
-    it over requests (a beta distribution). persistence: see `sim.acceptance.draw_runs`.
+    it over requests (a beta distribution). persistence: see `sim.acceptance.draw_runs`. With heads,
+    accept is that of the first head, and there is no persistence.
     policy: None is the simulated one. deadline_s: from arrival. tpot_slo_ms: see `SimRequest`.
     """
 
@@ -102,7 +103,7 @@ class KindSpec(_Layer):
     accept: Share = 0.7
     accept_sd: Annotated[float, Field(ge=0, lt=0.5)] = 0.1
     persistence: Annotated[float, Field(ge=0, lt=1)] = 0.2
-    proposer: Literal["draft_model", "prompt_lookup"] = DRAFT_MODEL  # type: ignore[assignment]
+    proposer: Literal["draft_model", "prompt_lookup", "heads"] = DRAFT_MODEL  # type: ignore[assignment]
     policy: str | None = None
     priority: int = 0
     deadline_s: Seconds | None = None
@@ -118,12 +119,17 @@ class KindSpec(_Layer):
     def draw(self, sequence: SequenceId, arrival_s: float, rng: np.random.Generator) -> SimRequest:
         prompt_len, output_len = self.prompt.draw(rng), self.output.draw(rng)
         prob = self._accept_prob(rng)
+        acceptance: Acceptance
+        if self.proposer == HEADS:
+            acceptance = draw_ranks(rng, output_len, prob)
+        else:
+            acceptance = draw_runs(rng, output_len, prob, self.persistence)
         return SimRequest(
             sequence=sequence,
             arrival_s=arrival_s,
             prompt_len=prompt_len,
             output_len=output_len,
-            acceptances=only(self.proposer, draw_runs(rng, output_len, prob, self.persistence)),
+            acceptances=only(self.proposer, acceptance),
             cohort=self.name,
             policy=self.policy,
             priority=self.priority,
@@ -244,7 +250,13 @@ def with_texts(
 
 def _of_text(text: OracleSequence) -> tuple[Acceptance | None, ...]:
     found = [text.proposers.get(name) for name in PROPOSERS]
-    return tuple(None if t is None else DraftRuns(t.accepted, t.available) for t in found)
+    return tuple(None if trace is None else _acceptance(trace) for trace in found)
+
+
+def _acceptance(trace: ProposerTrace) -> Acceptance:
+    if trace.ranks is None:
+        return DraftRuns(trace.accepted, trace.available)
+    return GuessRanks(np.array([list(one) for one in trace.ranks], dtype=np.uint8))
 
 
 def only(proposer: str, acceptance: Acceptance) -> tuple[Acceptance | None, ...]:

@@ -116,7 +116,7 @@ class HeadsProposer:
 
     def __init__(self, heads: Heads, max_sequences: int, longest: int, width: int = 1) -> None:
         """longest: the most tokens of a draft. width: guesses of a head; 1 for chains."""
-        self._heads = heads
+        self.heads = heads
         self._sequences: dict[SequenceId, _Sequence] = {}
         states = torch.zeros(max_sequences, heads.hidden_size, device=heads.device)
         is_tree = width > 1 and longest > 1
@@ -148,7 +148,7 @@ class HeadsProposer:
         if not able:
             return [NO_DRAFT for _ in tasks]
         states = torch.stack([self._sequences[task.sequence].state for task in able])
-        logits = self._heads.logits(states)
+        logits = self.heads.logits(states)
         started = [_Drafting(task, _depth(task), self._history(task), [], []) for task in able]
         for head in range(max(drafting.depth for drafting in started)):
             rows = [row for row, drafting in enumerate(started) if head < drafting.depth]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from smartspec_sim.workload import WorkloadSpec
 
 DEFAULT_POLICIES = "none,fixed:1,fixed:3,fixed:5,goodput"
-NO_DRAFT_MODEL = "none"
+NO_DRAFT_MODEL, HEADS = "none", "heads"
 
 _of_load = partial(typer.Option, rich_help_panel="Load")
 _of_hardware = partial(typer.Option, rich_help_panel="Hardware")
@@ -56,7 +56,13 @@ def simulate(
     gpu: Annotated[str, _of_hardware(help="GPU by name, instead of a profile.")] = "h100",
     num_gpus: Annotated[int, _of_hardware(help="Number of GPUs that share the target.", min=1)] = 1,
     target: Annotated[str, _of_hardware(help="Target model on that GPU.")] = "llama-3-8b",
-    draft: Annotated[str, _of_hardware(help="Draft model, or none.")] = "eagle",
+    draft: Annotated[str, _of_hardware(help="Draft model, heads, or none.")] = "eagle",
+    heads_ms: Annotated[
+        float, _of_hardware(help="Milliseconds of drafting with heads, per step.", min=0)
+    ] = 0.3,
+    tree_width: Annotated[
+        int, _of_server(help="Guesses of a head for one position; 1 drafts chains.", min=1, max=4)
+    ] = 4,
     host_ms: Annotated[
         float, _of_hardware(help="Milliseconds per step outside the passes.", min=0)
     ] = 0.0,
@@ -101,17 +107,26 @@ def simulate(
     request. tokens/s is token_goodput_tps: generated tokens per second. slo/s is slo_goodput_rps:
     requests per second that met every target of --goodput.
     """
+    from smartspec_sim.engine import SimHeadsSpec
     from smartspec_sim.scenario import Load, Scenario, run_all, runs_of
     from smartspec_sim.simulate import SimLimits
 
-    limits = SimLimits(rows, max_queue, max_draft_len, prefill_chunk)
+    limits = SimLimits(
+        rows,
+        max_queue,
+        max_draft_len,
+        prefill_chunk,
+        heads=SimHeadsSpec(heads_ms / 1e3, tree_width),
+    )
     check_outputs(json=json_file, plot=plot)
     names = policies_of(policies)
     slo = _slo(goodput)
     if workload is not None or record is not None:
         base = _given(workload, record, accept, seed, limits)
     else:
-        specs = [_spec(r, duration, prompt, output, accept, seed) for r in _rates(rates)]
+        proposer: Literal["draft_model", "heads"]
+        proposer = "heads" if draft == HEADS else "draft_model"
+        specs = [_spec(r, duration, prompt, output, accept, seed, proposer) for r in _rates(rates)]
         base = [Scenario(Load(spec), limits) for spec in specs]
     if oracle is not None:
         if record is not None:
@@ -131,6 +146,8 @@ def simulate(
     except ValueError as error:
         fail(str(error), USAGE_ERROR)
     notes = (*machine(rows).notes, *(f"steps really take: {text}" for text in wrong or []))
+    if draft == HEADS:
+        notes = (*notes, f"heads: {heads_ms:g} ms per step that drafts")
     _show(found, notes, json_file, plot)
 
 
@@ -174,7 +191,13 @@ def _rates(text: str) -> list[float]:
 
 
 def _spec(
-    rate: float, duration: float, prompt: float, output: float, accept: float, seed: int
+    rate: float,
+    duration: float,
+    prompt: float,
+    output: float,
+    accept: float,
+    seed: int,
+    proposer: Literal["draft_model", "heads"],
 ) -> WorkloadSpec:
     """A workload of one kind and one phase. Lengths vary like those of ShareGPT."""
     from pydantic import ValidationError
@@ -187,6 +210,7 @@ def _spec(
             output=LengthSpec(mean=output, sd=0.8 * output, most=max(1, round(4 * output))),
             accept=accept,
             accept_sd=0.1 if 0.05 <= accept <= 0.95 else 0.0,
+            proposer=proposer,
         )
         phase = PhaseSpec(duration_s=duration, rate=rate)
         return WorkloadSpec(kinds=(kind,), phases=(phase,), seed=seed)
@@ -261,7 +285,7 @@ def _machine(
                 note = f"above {cost.target.rows[-1]} rows it is extrapolated with the last slope"
                 found = replace(found, notes=(*found.notes, note))
         else:
-            name = None if draft == NO_DRAFT_MODEL else draft
+            name = None if draft in (NO_DRAFT_MODEL, HEADS) else draft
             found = gpu_hardware(gpu, num_gpus, target, name, batch_size)
         host_s = found.cost.host_s + host_ms / 1e3
         return replace(found, cost=replace(found.cost, host_s=host_s))

@@ -27,7 +27,7 @@ from smartspec_cli.commands import (
 from smartspec_cli.commands.settings import checked_config, temperatures_of, torch_settings
 from smartspec_launch import paths
 from smartspec_py.engines.torch.pair import PairError, check_pair
-from smartspec_py.serving.config import DRAFT_MODEL, PROMPT_LOOKUP, ConfigError, ServerConfig
+from smartspec_py.serving.config import ConfigError, ServerConfig
 from smartspec_py.serving.request import GenerateParams, RequestError
 from smartspec_sim.traces.files import TraceError
 from smartspec_sim.traces.oracle import OracleHeader, OracleSequence, write_oracle
@@ -52,8 +52,13 @@ class _Job:
 
 def trace(
     model: Annotated[Path, typer.Option(help="Hugging Face directory of the target model.")],
-    draft: Annotated[Path, typer.Option(help="Hugging Face directory of the draft model.")],
     out: Annotated[Path, typer.Option(help="File to write, JSON lines.")],
+    draft: Annotated[
+        Path | None, typer.Option(help="Hugging Face directory of the draft model.")
+    ] = None,
+    heads: Annotated[
+        Path | None, typer.Option(help="Directory of Medusa heads of the target model.")
+    ] = None,
     oracle: Annotated[
         bool, typer.Option("--oracle", help="No effect. Traces are always oracle traces.")
     ] = True,
@@ -97,6 +102,7 @@ def trace(
     `smartspec simulate --oracle` replays the file.
     """
     console = Console(stderr=True)
+    _check_heads(heads)
     try:
         check_pair(model, draft)
         jobs = _jobs(
@@ -105,13 +111,13 @@ def trace(
     except (PairError, ValueError) as error:
         fail(str(error), USAGE_ERROR)
     check_outputs(out=out, json=json_file)
-    config = _config(model, draft, dtype, device, max_draft_len, max_context_len)
+    config = _config(model, draft, heads, dtype, device, max_draft_len, max_context_len)
     traced, refusals = _run(config, jobs, console)
     if not traced:
         fail(f"every prompt was refused; the first error: {refusals[0]}", USAGE_ERROR)
     header = OracleHeader(
         model=model.name,
-        draft=draft.name,
+        draft="none" if draft is None else draft.name,
         dtype=dtype,
         max_draft_len=max_draft_len,
         seed=seed,
@@ -130,11 +136,33 @@ def trace(
     _report(out, _all_rates(traced, max_draft_len), len(refusals), json_file)
 
 
+def _check_heads(folder: Path | None) -> None:
+    if folder is None:
+        return
+    from smartspec_py.engines.torch.eagle import is_eagle
+
+    if is_eagle(folder):
+        fail(f"--heads: {folder} has an EAGLE-3 head; only Medusa heads can be traced", USAGE_ERROR)
+
+
 def _config(
-    model: Path, draft: Path, dtype: str, device: str, max_draft_len: int, max_context_len: int
+    model: Path,
+    draft: Path | None,
+    heads: Path | None,
+    dtype: str,
+    device: str,
+    max_draft_len: int,
+    max_context_len: int,
 ) -> ServerConfig:
     profiles = str(paths.profile_cache().resolve())
-    engine = torch_settings(model, draft, dtype=dtype, device=device, profile_cache=profiles)
+    engine = torch_settings(
+        model,
+        draft,
+        heads=None if heads is None else str(heads.resolve()),
+        dtype=dtype,
+        device=device,
+        profile_cache=profiles,
+    )
     limits = {
         "max_draft_len": max_draft_len,
         "max_sequences": NUM_ROWS,
@@ -230,7 +258,7 @@ def _all_rates(
             max_draft_len,
             draft_lens,
         )
-        for proposer in (DRAFT_MODEL, PROMPT_LOOKUP)
+        for proposer in traced[0].proposers
         for name in (*workloads, *([ALL] if len(workloads) > 1 else []))
     }
 

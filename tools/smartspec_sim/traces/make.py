@@ -16,16 +16,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+import torch
+
 from smartspec_py.core.types import FinishReason, SamplingParams, Verification
 from smartspec_py.engines.base import DraftTask, Proposer
 from smartspec_py.engines.torch.packed import RowInput
 from smartspec_py.engines.torch.processors import TokenHistory
 from smartspec_py.engines.torch.runner import Runner
-from smartspec_py.engines.torch.sampling import DraftRequest, draft_tokens
+from smartspec_py.engines.torch.sampling import DraftRequest, draft_tokens, guess_tokens
+from smartspec_py.engines.torch.target import TorchTarget
 from smartspec_py.proposers.draft_model import DraftModelProposer
-from smartspec_py.serving.config import DRAFT_MODEL, PROMPT_LOOKUP
+from smartspec_py.proposers.heads import Heads, HeadsProposer
+from smartspec_py.serving.config import DRAFT_MODEL, HEADS, PROMPT_LOOKUP
 from smartspec_py.serving.request import GenerateParams, Request, RequestError
 from smartspec_py.serving.server import Engine, Server
+from smartspec_sim.acceptance import HEADS_WIDTH, NO_RANK, GuessRanks
 from smartspec_sim.traces.files import TraceError
 from smartspec_sim.traces.oracle import OracleSequence, ProposerTrace, run_lengths
 from smartspec_testing.local import LocalSink
@@ -110,6 +116,11 @@ def trace_text(
         traces[DRAFT_MODEL] = trace_draft_model(text, draft.runner, max_draft_len)
     lookup = engine.proposers[PROMPT_LOOKUP]
     traces[PROMPT_LOOKUP] = trace_lookup(text, lookup, max_draft_len)
+    heads = engine.proposers.get(HEADS)
+    if heads is not None:
+        assert isinstance(heads, HeadsProposer)
+        assert isinstance(engine.target, TorchTarget)
+        traces[HEADS] = trace_heads(text, engine.target.runner, heads.heads, max_draft_len)
     return OracleSequence(
         workload=workload,
         num_prompt=len(text.prompt),
@@ -132,9 +143,7 @@ def _drafts_given_text(text: FinishedText, runner: Runner) -> Iterator[int]:
     """What the draft model draws at each position of `drawn`."""
     known = [*text.prompt, *text.drawn]
     last_of_prompt, num_read = len(text.prompt) - 1, len(known) - 1
-    for start in range(0, last_of_prompt, PROMPT_CHUNK):
-        chunk = known[start : min(start + PROMPT_CHUNK, last_of_prompt)]
-        runner.forward([RowInput(0, start, chunk, 0)])
+    _read(runner, known[:last_of_prompt])
     history = TokenHistory(len(text.prompt))
     history.extend(text.prompt)
     for start in range(last_of_prompt, num_read, DRAW_CHUNK):
@@ -148,6 +157,52 @@ def _drafts_given_text(text: FinishedText, runner: Runner) -> Iterator[int]:
         ]
         yield from draft_tokens(logits, requests)[0]
         history.extend(written)
+
+
+def trace_heads(
+    text: FinishedText, runner: Runner, heads: Heads, max_draft_len: int
+) -> ProposerTrace:
+    """Acceptance of heads on the target's last hidden state. runner: the target's; overwrites row 0
+    of its cache. At position 0 there is no state yet, so no guess is right."""
+    ranks = [bytes([NO_RANK] * heads.num_heads)]
+    known, num_prompt = [*text.prompt, *text.drawn], len(text.prompt)
+    _read(runner, known[: num_prompt - 1])
+    history = TokenHistory(num_prompt)
+    history.extend(text.prompt)
+    for start in range(num_prompt - 1, len(known) - 2, DRAW_CHUNK):
+        chunk = known[start : min(start + DRAW_CHUNK, len(known) - 2)]
+        states = runner.forward([RowInput(0, start, chunk, len(chunk))]).hidden
+        assert states is not None, "the target does not return hidden states"
+        for logits in heads.logits(states.float()):
+            history.extend(known[len(history) : len(history) + 1])
+            ranks.append(_ranks(text, logits, history, known[len(history) :]))
+    is_right = GuessRanks(np.array([list(one) for one in ranks], dtype=np.uint8))
+    most = [min(max_draft_len, text.max_tokens - pos - 1) for pos in range(len(ranks))]
+    accepted = [is_right.accepted(pos, max(0, num)) for pos, num in enumerate(most)]
+    available = [min(max_draft_len, heads.num_heads)] * len(ranks)
+    return ProposerTrace(bytes(accepted), bytes(available), tuple(ranks))
+
+
+def _ranks(
+    text: FinishedText, logits: torch.Tensor, history: TokenHistory, true: Sequence[int]
+) -> bytes:
+    """The right guess of each head, or NO_RANK. logits: [num_heads, vocab]. true: the tokens after
+    the history."""
+    best: tuple[int, ...] = ()
+    found = bytearray()
+    for depth in range(len(logits)):
+        request = DraftRequest(text.sampling, len(history) + depth, history, best)
+        (guesses,), _ = guess_tokens(logits[depth : depth + 1], [request], HEADS_WIDTH)
+        is_there = depth < len(true) and true[depth] in guesses
+        found.append(guesses.index(true[depth]) if is_there else NO_RANK)
+        best = (*best, guesses[0])
+    return bytes(found)
+
+
+def _read(runner: Runner, tokens: Sequence[int]) -> None:
+    """Let row 0 of the cache begin with these tokens."""
+    for start in range(0, len(tokens), PROMPT_CHUNK):
+        runner.forward([RowInput(0, start, tokens[start : start + PROMPT_CHUNK], 0)])
 
 
 def trace_lookup(text: FinishedText, proposer: Proposer, max_draft_len: int) -> ProposerTrace:

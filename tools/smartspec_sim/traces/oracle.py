@@ -57,10 +57,13 @@ class ProposerTrace:
 
     accepted: leading drafts that are right when it drafts as many as it may.
     available: drafts that it has there; None where it always has as many as it may.
+    ranks: of heads, for each position and head the right guess, see `acceptance.GuessRanks`; then
+        accepted is about the chain of best guesses. None for other proposers.
     """
 
     accepted: bytes
     available: bytes | None = None
+    ranks: tuple[bytes, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,7 @@ class OracleSequence:
     def __post_init__(self) -> None:
         """Raises TraceError where the arrays do not have an entry for each position."""
         for name, one in self.proposers.items():
-            for counts in (one.accepted, one.available):
+            for counts in (one.accepted, one.available, one.ranks):
                 if counts is not None and len(counts) != self.num_positions:
                     raise TraceError(f"{name}: {len(counts)} positions, not {self.num_positions}")
 
@@ -176,6 +179,7 @@ def _to_json(sequence: OracleSequence) -> dict[str, Any]:
     proposers = {
         name: {"accepted": list(one.accepted)}
         | ({} if one.available is None else {"available": list(one.available)})
+        | ({} if one.ranks is None else {"ranks": list(map(list, one.ranks))})
         for name, one in sequence.proposers.items()
     }
     return {
@@ -192,7 +196,9 @@ def _to_json(sequence: OracleSequence) -> dict[str, Any]:
 def _from_json(raw: dict[str, Any]) -> OracleSequence:
     proposers = {
         name: ProposerTrace(
-            bytes(one["accepted"]), bytes(one["available"]) if "available" in one else None
+            bytes(one["accepted"]),
+            bytes(one["available"]) if "available" in one else None,
+            tuple(map(bytes, one["ranks"])) if "ranks" in one else None,
         )
         for name, one in raw.pop("proposers").items()
     }
