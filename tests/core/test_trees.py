@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from itertools import combinations, product
 
 import numpy as np
 import pytest
+from oracle import Kind, random_cost
 
+from smartspec_py.core.plan.planner import plan
 from smartspec_py.core.plan.trees import TreeSpace
-from smartspec_py.core.types import ROOT
+from smartspec_py.core.types import ROOT, DraftOption, SequenceView
 
 DEPTH, WIDTH = 3, 2
 
@@ -53,12 +56,41 @@ def test_the_first_nodes_are_the_best_tree(seed: int) -> None:
             chosen = paths(space, nodes[row, :size].tolist())
             expected = sum(probs[path] for path in chosen)
             assert np.cumprod(ratios[row])[:size].sum() == pytest.approx(expected)
-            trees = (
-                tree
-                for tree in combinations(probs, size)
-                if all(path[:-1] in tree or len(path) == 1 for path in tree)
-            )
+            trees = [tree for tree in every_tree(probs) if len(tree) == size]
             assert expected == pytest.approx(max(sum(probs[p] for p in tree) for tree in trees))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_planned_trees_are_the_best_of_all_trees(seed: int) -> None:
+    """Every pair of trees of two sequences, each of up to 6 nodes."""
+    cost = random_cost(random.Random(seed), Kind(max_draft_len=6))
+    best, others = probabilities(seed)
+    _, ratios = TreeSpace(DEPTH, WIDTH).ranked(best[:2], others, 6)
+    views, worths = [], []
+    for row in range(2):
+        trees = DraftOption(6, ratios[row], has_draft_passes=False, is_tree=True)
+        views.append(SequenceView(row, 10, 100, "goodput", (trees,)))
+        probs = path_probs(best[row], others)
+        worths.append(
+            [(len(tree), sum(probs[path] for path in tree)) for tree in every_tree(probs)]
+        )
+    goodputs = [
+        (2 + gained + more) / (cost.target_s(2, 2 + num + other, 10) + cost.step_host_s(2))
+        for (num, gained), (other, more) in product(*worths)
+    ]
+    planned = plan(views, cost)
+    assert planned.goodput <= max(goodputs) * (1 + 1e-9)
+    assert planned.goodput >= 0.96 * max(goodputs)
+
+
+def every_tree(probs: Iterable[tuple[int, ...]]) -> list[tuple[tuple[int, ...], ...]]:
+    """All trees of up to 6 of these paths, the empty one included."""
+    return [
+        tree
+        for size in range(7)
+        for tree in combinations(probs, size)
+        if all(path[:-1] in tree or len(path) == 1 for path in tree)
+    ]
 
 
 def test_one_guess_for_each_position_is_a_chain() -> None:
