@@ -200,7 +200,7 @@ def measured(record: StepRecord, last_num_tokens: int) -> MeasuredStep:
         target_s=record.target_s,
         draft_s=record.draft_s if drafting else 0.0,
         total_s=record.between_s + record.total_s,
-        plan_s=record.plan_s,
+        plan_s=record.views_s + record.plan_s,
         num_prefill_tokens=record.num_prefill_tokens,
         num_catch_up_tokens=sum(option.draft_lag for option, _ in drafting),
         num_charged_tokens=num_drafted + sum(texts),
