@@ -420,25 +420,6 @@ def overview(results: Results) -> str:
     return table(header, rows)
 
 
-def by_window(results: Results) -> str:
-    firsts = range(0, AFTER, WINDOW)
-    rows = [
-        [
-            f"{number} {setting.change}",
-            arm,
-            f"{_mean([f.draft_lens[0] for f in results[setting, arm]]):.2f} -> "
-            f"{_mean([f.draft_lens[1] for f in results[setting, arm]]):.2f}",
-            *(_percent(regret(results[setting, arm], f, f + WINDOW)) for f in firsts),
-            f"{_mean([f.num_probes for f in results[setting, arm]]):.0f}",
-            f"{_mean([f.num_guarded for f in results[setting, arm]]):.0f}",
-        ]
-        for number, setting in enumerate(SETTINGS, start=1)
-        for arm in ARMS
-    ]
-    header = ["change", "arm", "mean k", *(f"to {f + WINDOW}" for f in firsts), "probes", "guard"]
-    return table(header, rows)
-
-
 def verdict(results: Results) -> str:
     """What was asked, and where it holds."""
     late = {
@@ -450,13 +431,12 @@ def verdict(results: Results) -> str:
     soon = [steps_until(results[setting, OURS], ASKED) for setting in SETTINGS]
     num_soon = sum(until is not None and until <= ASKED_STEPS for until in soon)
     return (
-        f"Asked: after a change of costs a frozen profile stays above {_percent(FROZEN_ASKED)} "
-        f"regret, ours is below {_percent(ASKED)} within {ASKED_STEPS} steps. From step "
-        f"{ASKED_STEPS} to {AFTER} the frozen profile loses {_range(late[FROZEN])}, above that in "
-        f"{num_frozen} of {len(SETTINGS)} settings; ours loses {_range(late[OURS])}, below that in "
-        f"{num_ours}. Looked at in windows of {WINDOW} steps ours is below and stays there within "
-        f"{ASKED_STEPS} steps in {num_soon} of {len(SETTINGS)}: where the best k after the change "
-        f"is 0 single windows are above (see below)."
+        f"How soon does the controller adapt after a change of costs? A regret below "
+        f"{_percent(ASKED)} within {ASKED_STEPS} steps was asked, where a frozen profile "
+        f"stays above {_percent(FROZEN_ASKED)}. In windows of {WINDOW} steps, {num_soon} of "
+        f"{len(SETTINGS)} settings meet it. From step {ASKED_STEPS} to {AFTER}, the controller "
+        f"loses {_range(late[OURS])}, below the bound in {num_ours} of {len(SETTINGS)}; the frozen "
+        f"profile loses {_range(late[FROZEN])}, above its bound in {num_frozen}."
     )
 
 
@@ -478,34 +458,24 @@ def figures(results: Results) -> dict[str, Any]:
     return {"window": WINDOW, "num_seeds": NUM_SEEDS, "rows": rows}
 
 
-MISSED = """
-**Where it misses.** Where the best k after the change is 0 a few windows of 50 steps are above:
-speculation is off, and now and then a resume, which reads what the draft caches have missed, is
-found not to pay. An earlier version resumed every 30 to 100 steps and lost up to 2.9 % on average
-(docs/research/log). With noise a probe may stall, and then teaches nothing: the next comes 200
-steps later, and a run that waits for it goes on as before.
-"""
+MISSED = """\
+Where the best k after the change is 0, a few windows are above the bound: drafting resumes now and
+then, reads what the draft caches have missed, and does not pay. With noise, a probe may stall and
+then teaches nothing; the next one comes 200 steps later."""
 
-MADE = f"""
-**How it was made.** The server's own loop in the simulator ([simulator.md](../simulator.md)):
-policy `goodput`, one long request a row, so that rows are constant; drafts are right with
-probability a at each position. About {BEFORE} steps after the start passes begin to cost something
-else, and nobody is told. Costs of GPUs are those of `smartspec_sim/hardware.py` (published fit or
-roofline), those of the CPU the measured profile `traces/profile-88m.json` (the shipped pair
-expanded to 88 M and 4 M, bfloat16, one thread, on a machine that had other work). All are charged
-at a context of {CONTEXT_LEN} tokens however long the requests get, so that nothing but the change
-moves the best k.
+MADE = f"""\
+Regrets are those from step {ASKED_STEPS} to {AFTER}: 1 - seconds of the best fixed k / seconds,
+for the same tokens of the same texts. The best k is chosen in hindsight for all {AFTER} steps.
+*frozen* plans by the profile forever and has no guard. *frozen, guard* has one. *ours, noise* has
+passes that vary by 5 %, and one in a hundred takes 20 times as long. Values are sums over
+{NUM_SEEDS} seeds.
 
-*frozen* plans by the profile for ever and has no guard; *frozen, guard* has one; *ours, noise* has
-passes that scatter by 5 % and, one in a hundred, stall for 20 times as long (its regret is counted
-without the noise). Regret is 1 - seconds of the best fixed k / seconds, both for the same tokens of
-the same texts, from where the requests stood at the change; the best k is that of all {AFTER} steps
-together, in hindsight. A window is below 0 where another k did better in it. {NUM_SEEDS} seeds,
-summed up; where they differ in the best k, all are named.
-
-Settings were chosen so that the change moves the best k, and so that the k before was clearly
-best: where several lengths are equally good, a frozen profile may lose nothing.
-"""
+The server's own loop ran in the [simulator](../evaluate/simulator.md) with the policy `goodput`
+and one long request per row; a draft is right with probability a at each position. About {BEFORE}
+steps after the start, passes begin to cost something else. Costs of GPUs are a published fit or a
+roofline, costs of the CPU are the measured profile `traces/profile-88m.json`. All are charged at a
+context of {CONTEXT_LEN} tokens. Settings were chosen so that the change moves the best k, and so
+that the k before was clearly best. The JSON file has the regret of each window."""
 
 
 def main() -> None:
@@ -517,12 +487,8 @@ def main() -> None:
         [
             verdict(results),
             overview(results),
-            MISSED.strip(),
-            f"Regret in each window of {WINDOW} steps after the change; *mean k* before and after "
-            f"it; of the {AFTER} steps, *probes* were run for what they teach, and in *guard* "
-            f"the guard forbade to speculate:",
-            by_window(results),
-            MADE.strip(),
+            MISSED,
+            MADE,
         ],
         figures(results),
     )

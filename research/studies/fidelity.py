@@ -158,8 +158,8 @@ def evaluate(folder: Path, out: Path) -> None:
     publish(
         out,
         "fidelity",
-        "How near the simulator is to the server",
-        page(points, pairs, alone, causes, runs),
+        "How close the simulator is to the server",
+        page(points, runs),
         figures(points, pairs, alone, causes, profile),
     )
     say(f"{sum(point.is_met for point in points)} of {len(points)} points are within their limits")
