@@ -227,7 +227,7 @@ def main() -> None:
 
 
 def write(folder: Path, found: Sequence[Found]) -> None:
-    header = ("left out", "mean", "lowest", "", "highest", "", "latency, lowest", "highest")
+    header = ("left out", "mean", "lowest", "highest", "latency")
     rows = [_summary(found, mechanism) for mechanism in MECHANISMS]
     sections = [VERDICT, table(header, rows), NOTES]
     publish(folder, "ablation", "What each mechanism brings", sections, {"cells": list(found)})
@@ -267,11 +267,8 @@ def _summary(found: Sequence[Found], mechanism: Mechanism) -> list[object]:
     return [
         mechanism.name,
         mean,
-        worst["tokens_per_s"][0],
-        worst["condition"],
-        best["tokens_per_s"][0],
-        best["condition"],
-        *((min(latencies), max(latencies)) if latencies else ("", "")),
+        *(f"{one['tokens_per_s'][0]:.3f} ({one['condition']})" for one in (worst, best)),
+        f"{min(latencies):.3f} to {max(latencies):.3f}" if latencies else "",
     ]
 
 
