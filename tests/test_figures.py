@@ -275,8 +275,8 @@ def by_hand() -> Values:
 FIGURES = [
     (
         "README.md",
-        "the first token comes up to {} % later than without speculation, and where the load "
-        "changes p99 is up to {} % higher than that of the best fixed length",
+        "the first token comes up to {} % later than without speculation. Where the load changes, "
+        "p99 is up to {} % higher than that of the best fixed length",
         cost,
     ),
     ("README.md", "which cost [about {} % at most]", overhead),
@@ -296,12 +296,12 @@ FIGURES = [
     ),
     (
         "docs/research/studies.md",
-        "SmartSpec reaches {:.2f}, {:.2f} and {:.2f} of the better",
+        "requests 1 to 5, 6 to 20 and 21 to 60 reach {:.2f}, {:.2f} and {:.2f} of the throughput",
         lambda: first_minute("first_minute-amd"),
     ),
     (
         "docs/research/studies.md",
-        "{:.2f}, {:.2f} and {:.2f} on Intel",
+        "On Intel they reach {:.2f}, {:.2f} and {:.2f}",
         lambda: first_minute("first_minute"),
     ),
     (
@@ -312,7 +312,7 @@ FIGURES = [
     ),
     (
         "docs/research/studies.md",
-        "Restarted with stored evidence, it reaches {:.2f}, {:.2f} and {:.2f} (AMD)",
+        "After a restart with stored evidence they reach {:.2f}, {:.2f} and {:.2f} (AMD)",
         lambda: first_minute("first_minute-amd", "goodput, restarted"),
     ),
     (
@@ -322,15 +322,15 @@ FIGURES = [
     ),
     (
         "docs/research/studies.md",
-        "latency is {:.2f} to {:.2f} of that without speculation, thanks to prompt lookup "
-        "([file](../results/never-slower-useless.json)). With one that costs a fifth of the target "
-        "it is {:.2f} and {:.2f}",
+        "latency is {:.2f} to {:.2f} of that without speculation, because prompt lookup still "
+        "drafts ([file](../results/never-slower-useless.json)). With one that costs a fifth of the "
+        "target it is {:.2f} and {:.2f}",
         useless_and_dear,
     ),
     (
         "docs/research/studies.md",
-        "one request at a time {:.2f} with heads and prompt lookup, {:.2f} with the draft model "
-        "and prompt lookup; 8 at once {:.2f} and {:.2f}. All three together: {:.2f} and {:.2f}",
+        "with heads and prompt lookup {:.2f}, with the draft model and prompt lookup {:.2f}. With "
+        "8 requests at once it is {:.2f} and {:.2f}. All three together reach {:.2f} and {:.2f}",
         heads,
     ),
     (
