@@ -1,7 +1,7 @@
-"""Ablation: what each mechanism of the controller brings, by leaving it out.
+"""Ablation: what each mechanism of the controller contributes, by leaving it out.
 
-The server's own loop and controller run in the simulator, once as they are and once with one thing
-patched away, on the same requests and texts. See `ablation_loads` for what they are tried on.
+The server's own loop and controller run in the simulator, once unchanged and once with one
+mechanism patched away, on the same requests and texts. `ablation_loads` has the conditions.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from studies.document import publish, table
 
 MIN_SEEDS, MAX_SEEDS = 2, 3
 ENOUGH = 0.003
-"""Standard error of a ratio that is small enough."""
+"""A ratio is exact enough with this standard error."""
 
 
 @dataclass(frozen=True)
 class Mechanism:
-    """name: what is left out. groups: of conditions that it is tried on. changes: the arguments of
+    """name: what is left out. groups: of conditions in which it is tried. changes: the arguments of
     `patch.object`."""
 
     name: str
@@ -72,7 +72,7 @@ def _flat_rates(self: Any, cohorts: Sequence[str], num_positions: int) -> Any:
 
 
 def _with(learner: Any, settings: Any) -> tuple[Any, str, Any]:
-    """Has a learner begin with these settings, the last argument of its constructor."""
+    """Let a learner start with these settings, the last argument of its constructor."""
     *others, _ = learner.__init__.__defaults__
     return learner.__init__, "__defaults__", (*others, settings)
 
@@ -185,8 +185,8 @@ Found = Mapping[str, Any]
 
 
 def ratios(mechanism: Mechanism, condition: Condition, base: dict[int, Measured]) -> Found:
-    """By measure, of without to with: geometric mean over seeds, and its standard error. base: of
-    each seed that was run with everything; grows."""
+    """For each measure the ratio of without to with: geometric mean over seeds, and its standard
+    error. base: results with everything, by seed; missing seeds are added."""
     logs: list[list[float]] = []
     for seed in range(1, MAX_SEEDS + 1):
         if seed not in base:
@@ -211,7 +211,7 @@ def _errors(logs: Sequence[Sequence[float]]) -> Any:
 
 
 def of_condition(index: int) -> list[Found]:
-    """Every mechanism that the condition's group is for."""
+    """All mechanisms that are tried in the condition's group."""
     condition = conditions()[index]
     base: dict[int, Measured] = {}
     return [ratios(m, condition, base) for m in MECHANISMS if condition.group in m.groups]

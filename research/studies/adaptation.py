@@ -1,14 +1,13 @@
-"""Adaptation: costs change in mid-run, each so that another draft length becomes the best.
+"""Adaptation: costs change during the run, so that another draft length becomes the best.
 
-The server's own loop runs in the simulator, on as many long requests as there are rows, so that
-rows are constant and nothing is read beside decoding. After some steps passes begin to cost
-something else, and nobody is told. Compared are the controller as it serves, one whose cost
+The server's own loop runs in the simulator, with as many long requests as rows, so that the number
+of rows is constant and no prompt is read beside decoding. After some steps the cost of passes
+changes, unknown to the controller. Three are compared: the usual controller, one whose cost
 corrections never learn, and the latter with the guard.
 
-Regret of a stretch of steps is 1 - seconds / seconds of the best fixed k, both for the same number
-of tokens of the same texts: whether a draft is right depends on the text alone, so that a fixed k
-can be walked from where the requests stood at the change. The best fixed k is the fastest over the
-whole time after the change, in hindsight.
+Regret is 1 - seconds of the best fixed k / seconds, both for the same number of tokens of the same
+texts. Whether a draft is right depends on the text only, so the steps of a fixed k can be computed
+from the state at the change. The best fixed k is the fastest over the whole time after the change.
 """
 
 from __future__ import annotations
@@ -64,8 +63,8 @@ ARMS = (FROZEN, FROZEN_GUARD, OURS, OURS_NOISY)
 
 @dataclass(frozen=True)
 class Setting:
-    """What is served on what, and what changes. models: GPU, their number, target and draft; None
-    is the measured profile of this project's pair at 88 M."""
+    """What is served on which hardware, and what changes. models: GPU, their number, target and
+    draft. None is the measured profile of this project's 88 M pair."""
 
     change: str
     deviation: Deviation
@@ -82,8 +81,8 @@ class Setting:
 
     @property
     def cost(self) -> CostModel:
-        """As if the context were always CONTEXT_LEN: it grows as requests go on, and would move the
-        best k by itself. Raises HardwareError where so much context does not fit."""
+        """Costs at a constant context of CONTEXT_LEN. A growing context would change the best k by
+        itself. Raises HardwareError if this context does not fit."""
         if self.models is None:
             hardware = Hardware(load_cost(MEASURED))
         else:
@@ -110,12 +109,12 @@ SETTINGS = (
         FIXED, Deviation(extra_ms=5.0), ("a100-80gb", 1, "llama-3.2-3b", "llama-160m"), 48, 0.9
     ),
 )
-"""Where the best k moves, and where it was clearly best before: on a plateau of equally good
-lengths a frozen profile may sit at either end, and lose nothing."""
+"""Settings in which the best k changes and was clearly best before. If several lengths are equally
+good, a frozen profile may lose nothing."""
 
 
 def at_context(table: PassTable, context_len: int) -> PassTable:
-    """Passes that take what they do at this context, whatever the context is."""
+    """Passes that take the time of this context, whatever the context is."""
     seconds = tuple(
         tuple(s + table.context_s * rows * (context_len - table.context_len) for s in line)
         for rows, line in zip(table.rows, table.seconds, strict=True)
@@ -124,7 +123,7 @@ def at_context(table: PassTable, context_len: int) -> PassTable:
 
 
 class NeverLearns(CostCorrections):
-    """Believes the profile for ever, and asks for no probe."""
+    """Always uses the profile, and requests no probe."""
 
     def observe(self, step: MeasuredStep) -> Predicted:
         return predicted(self._profile, step)
@@ -155,8 +154,8 @@ class FrozenController(Controller):
 
 @dataclass(frozen=True)
 class NoisyCost(CostModel):
-    """Passes that scatter by 5 %, and one in a hundred of which stalls for 20 times as long.
-    excess: seconds of each pass that are noise."""
+    """Passes that vary by 5 %; one in a hundred takes 20 times as long. excess: seconds of each
+    pass that are noise."""
 
     rng: random.Random = field(default_factory=random.Random, compare=False)
     excess: list[float] = field(default_factory=list, compare=False)
@@ -220,8 +219,8 @@ def walk(
     draft_len: int,
     num_tokens: float,
 ) -> tuple[Floats, Floats]:
-    """Tokens and seconds after each step of a server that always drafts so many, summed up from 0
-    to at least num_tokens. starts: generated tokens of each text at the beginning."""
+    """Tokens and seconds after each step of a server with this draft length, summed up from 0 to at
+    least num_tokens. starts: generated tokens of each text at the beginning."""
     positions, batch_size = list(starts), len(starts)
     tokens, seconds = [0.0], [0.0]
     while tokens[-1] < num_tokens:
@@ -238,7 +237,7 @@ def walk(
 def fastest(
     cost: CostModel, texts: Sequence[DraftRuns], starts: Sequence[int], num_tokens: float
 ) -> tuple[int, Floats, Floats]:
-    """The draft length that has this many tokens soonest, and its walk."""
+    """The draft length that generates this many tokens fastest, and its steps."""
     walks = [(k, *walk(cost, texts, starts, k, num_tokens)) for k in range(MAX_DRAFT_LEN + 1)]
     return min(walks, key=lambda found: float(np.interp(num_tokens, found[1], found[2])))
 
@@ -261,7 +260,7 @@ class Case:
         self.change_s = BEFORE * float(seconds[-1]) / (len(seconds) - 1)
 
     def simulation(self, arm: str) -> Simulation:
-        """A request for each row, longer than what is looked at."""
+        """A request for each row, longer than the measured steps."""
         requests = [
             SimRequest(row, 0.0, PROMPT_LEN, self.output_len, only(DRAFT_MODEL, text))
             for row, text in enumerate(self.texts, start=1)

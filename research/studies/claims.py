@@ -1,4 +1,4 @@
-"""The claims of the two papers, one row each: theirs, ours, and a verdict made by a stated rule."""
+"""The claims of the two papers, one row each: theirs, ours, and a verdict by a stated rule."""
 
 from __future__ import annotations
 

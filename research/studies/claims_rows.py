@@ -17,13 +17,13 @@ CONTEXT_LEN = 350
 LONGEST = 12
 SU_BATCHES = (1, 2, 4, 8, 16, 32)
 SU_ACCEPT = 0.8
-"""Not given; with less the best s is further from theirs."""
+"""Not known. With a lower one, the best s is further from theirs."""
 SHOWN = ("engine 7B", "fit 8B", "roofline A100 7B")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """source: the paper, and how we know (marks of the page)."""
+    """source: the paper, and how the claim is known (marks of the page)."""
 
     claim: str
     source: str
@@ -34,7 +34,7 @@ class Finding:
 
 
 def graded(*holds: bool) -> str:
-    """Reproduced where all parts hold, in part where some do."""
+    """Reproduced if all parts hold, in part if some do."""
     return REPRODUCED if all(holds) else IN_PART if any(holds) else NOT
 
 
@@ -142,7 +142,7 @@ def _su_table() -> Finding:
 
 
 def acceptance_laws(found: Sequence[Laws]) -> Finding:
-    """The last of them is the shipped pair's, all texts together."""
+    """The last of them is for all texts of the shipped pair together."""
     real = [one for one in found if "pair" in one.name]
     wins = sum(one.geometric.rms < one.power.rms for one in real)
     far_wins = sum(abs(one.geometric.far) < abs(one.power.far) for one in real)

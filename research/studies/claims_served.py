@@ -1,4 +1,4 @@
-"""The claims about serving under a steady load: which runs they take, and what is made of them."""
+"""The claims about serving under a steady load: the runs that they need, and their findings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a study is written down: a page of Markdown to read, and the same figures as JSON."""
+"""Writes the result of a study: a page of Markdown, and the figures as JSON."""
 
 from __future__ import annotations
 

@@ -1,12 +1,14 @@
-"""Endurance: does anything grow while the loop serves for long?
+"""Endurance: does memory grow while the loop serves for long?
 
-The server's own loop on the simulator's engines: 32 rows, policy `goodput`, many small requests:
-with a draft model, with prompt lookup or with both, with priorities and deadlines, some cancelled,
-some with a `workload` tag that nobody else uses; the cache is tight, so that some are preempted.
-Every tenth of the way the loop is drained and the ring of step records emptied, so that nothing is
-left that a request or a step may hold, and memory is looked at.
+The server's own loop on the simulator's engines: 32 rows, policy `goodput`, many small requests.
+They use a draft model, prompt lookup or both, with priorities and deadlines. Some are cancelled,
+some have a `workload` tag of their own, and some are preempted because the cache is small. At each
+tenth of the run, the loop is drained and the ring of step records emptied, so that no request or
+step holds memory. Then memory is measured.
 
-    STEPS=1000000 scripts/study endurance       100,000 steps unless said
+STEPS=1000000 scripts/study endurance
+
+100,000 steps unless STEPS is set.
 """
 
 from __future__ import annotations
@@ -38,23 +40,23 @@ from studies.document import publish, table
 NUM_STEPS = int(os.environ.get("STEPS", "100000"))
 NUM_LOOKS = 10
 WARM_LOOKS = 2
-"""Looks that are left out of what is judged: tables and pools still fill."""
+"""Measurements that are left out of the result, because tables and pools still fill."""
 
 NUM_ROWS, MAX_DRAFT_LEN, CHUNK = 32, 7, 256
 MAX_PROMPT, MAX_OUTPUT = 40, 64
 NUM_TEXTS = 509
-"""Texts that requests share; a prime, so that they come with ever other traits."""
+"""Texts that requests share. A prime number, so that texts and other properties combine
+differently."""
 
 SHARE_OF_ROWS = 0.7
-"""What the cache holds of all rows at their longest."""
+"""Capacity of the cache as a share of all rows at their longest."""
 
 WAITING = 8
 """Requests that are kept in the queue."""
 
 
 class Service:
-    """The loop, its engines, and the clients that keep it busy. Whatever is kept here of a request
-    is forgotten at its end."""
+    """The loop, its engines, and the clients. All data of a request is removed at its end."""
 
     def __init__(self) -> None:
         self._texts: dict[SequenceId, SimRequest] = {}
@@ -89,7 +91,7 @@ class Service:
         self._step()
 
     def drain(self) -> None:
-        """Serve what is there to its end, and forget the records of steps."""
+        """Serve all remaining requests, and drop the records of steps."""
         while self._texts:
             self._step()
         self.loop.check_integrity()
@@ -106,7 +108,7 @@ class Service:
         self._offline.put(served_request(text, "goodput", MAX_DRAFT_LEN))
 
     def _text(self, number: int) -> SimRequest:
-        """Of two kinds, which draft well or badly; but one in 50 has a kind of its own."""
+        """One of two workloads, with high and low acceptance; one request in 50 has its own."""
         index = number % NUM_TEXTS
         draft, lookup = self._acceptances[index]
         kind = f"kind {index % 2}" if number % 50 else f"only {number}"
@@ -131,7 +133,7 @@ class Service:
 
 
 def pool() -> list[tuple[DraftRuns, DraftRuns]]:
-    """For each text what the draft model and what prompt lookup get right of it."""
+    """For each text the runs of right drafts of the draft model and of prompt lookup."""
     rng = np.random.default_rng(1)
     return [
         (
@@ -144,8 +146,8 @@ def pool() -> list[tuple[DraftRuns, DraftRuns]]:
 
 @dataclass(frozen=True)
 class Look:
-    """Memory of a drained loop. rss_kib: resident. num_blocks: that Python has allocated.
-    num_objects: that the garbage collector tracks."""
+    """Memory of a drained loop. rss_kib: resident. num_blocks: allocated by Python. num_objects:
+    tracked by the garbage collector."""
 
     num_steps: int
     num_requests: int
@@ -173,7 +175,7 @@ def resident_kib() -> int:
 
 
 def growth(looks: Sequence[Look], value: Callable[[Look], float]) -> float:
-    """Of the value, for a million steps: the slope of a straight line through the looks."""
+    """Growth of the value per million steps: the slope of a linear fit."""
     steps = np.array([look.num_steps for look in looks], dtype=np.float64)
     values = np.array([value(look) for look in looks])
     return float(np.polyfit(steps, values, 1)[0]) * 1e6

@@ -1,8 +1,8 @@
-"""What prompts are worth to a step, and what requests lose to one another under load.
+"""The value of prompts in a plan, and what requests lose to each other under load.
 
-Speculation makes steps longer. A request whose prompt is read beside a step gains nothing by that,
-and one whose drafts are poor little. The server's own loop and controller in the simulator, on the
-same requests, with `none`, fixed lengths, `goodput`, and `goodput` with other rules.
+Speculation makes steps longer. A request whose prompt is read in the step gains nothing by that,
+and one with few accepted drafts little. The server's own loop and controller run in the simulator,
+on the same requests, with `none`, fixed lengths, `goodput`, and `goodput` with other rules.
 """
 
 from __future__ import annotations

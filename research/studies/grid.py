@@ -1,8 +1,8 @@
-"""Does `goodput` keep its promise at every steady load: 0.98 of the best fixed length and of none?
+"""Does `goodput` reach 0.98 of the best fixed length and of no speculation at every steady load?
 
 A cell is a machine, a number of rows, an acceptance and a context. All texts of a cell have the
-same acceptance at every position: the hardest case for a controller, since nothing can be gained
-over the best fixed length, only lost by estimating, by probes, by the guard.
+same acceptance at every position. This is the hardest case for a controller: it cannot gain over
+the best fixed length, and it can lose by estimates, probes and the guard.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ NUM_WORST = 5
 NUM_TOKENS = {1: 5000, 2: 8000, 4: 9000, 8: 12000, 16: 16000, 32: 26000, 64: 46000, 128: 90000}
 """Of a run, by rows."""
 LONGER, MAX_ERROR = (1, 3, 9), 0.005
-"""A run is repeated with so many times as many, until the standard error is small enough."""
+"""A run is repeated with this factor of tokens, until the standard error is small enough."""
 WARM_UP_ROW_TOKENS = 250
 """Tokens of each row before the window: about a request, 80 to 250 steps."""
 
@@ -89,7 +89,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Without:
-    """What is taken away from the server's loop, to see what it costs."""
+    """Parts that are removed from the server's loop, to see their cost."""
 
     guard: bool = False
     estimates: bool = False

@@ -1,9 +1,9 @@
-"""What a pass of the target costs on this processor, by the ways in which it can be computed.
+"""Pass times of the target on this processor, for each library that can compute it.
 
 Run by `scripts/study passes`, four minutes on a quiet machine, on the pair of `scripts/bench_peer`.
-What speculation is worth is decided here: what do 2, 4, 8 or 16 tokens of a sequence cost, where
-one costs 1? All ways are timed in turn, and the best of the rounds counts. Figures of other
-processors that the folder has are kept.
+The gain of speculation depends on these times: the cost of 2, 4, 8 or 16 tokens of a sequence,
+relative to one. All libraries are timed in turns, and the best of the rounds counts. Results of
+other processors in the folder are kept.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What does a draft length for each request bring over one for all, as requests differ more?
+"""What does a draft length for each request gain over one for all, if requests differ more?
 
-`goodput` against `goodput_global` on the same texts, in the server's own loop; and what a planner
-that knew each request's acceptance would gain, which is the most that better estimates could bring.
+Compares `goodput` with `goodput_global` on the same texts in the server's own loop. Also measures a
+planner that knows each request's acceptance, which is the most that better estimates could gain.
 """
 
 from __future__ import annotations
