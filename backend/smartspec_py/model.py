@@ -87,9 +87,9 @@ class TritonPythonModel:
             engine,
             config,
             metrics=TritonMetrics(self._name, args["model_version"]),
-            on_death=self._leave_service,
+            on_failure=self._stop_serving,
             # A launcher starts the drain. Without one, Triton is asked regularly.
-            is_unwanted=self._is_unloading if self._link is None else lambda: False,
+            should_drain=self._is_unloading if self._link is None else lambda: False,
         )
         server.start()
         self._server = server
@@ -117,7 +117,7 @@ class TritonPythonModel:
     def _beat(self) -> Beat | None:
         """None while the loop hangs. The launcher then ends this process."""
         server = self._server
-        if server is None or not server.is_turning:
+        if server is None or not server.is_responsive:
             return None
         return Beat(os.getpid(), server.num_open, server.failure or "")
 
@@ -131,7 +131,7 @@ class TritonPythonModel:
         ones."""
         return not pb_utils.is_model_ready(self._name)
 
-    def _leave_service(self, reason: str) -> None:
+    def _stop_serving(self, reason: str) -> None:
         """Make the model not ready: without its loop it must get no more requests."""
         pb_utils.Logger.log_error(f"{self._name} is no longer served: {reason}")
         self._unload()
