@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
         nargs="?",
         type=Path,
         default=Path(".smartspec/results"),
-        help="gets gpu.json and gpu.md, written anew after every part (default: %(default)s)",
+        help="gets gpu.json and gpu.md, written again after every part (default: %(default)s)",
     )
     return parser
 

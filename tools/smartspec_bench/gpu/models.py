@@ -76,7 +76,7 @@ def model_on_device(
             hf_config, dtype=dtype, attn_implementation=ATTENTION_NAME, trust_remote_code=False
         )
     model.load_state_dict(dict(weights), strict=True, assign=True)
-    # Made anew on the CPU, as when a model is loaded from a file, and then moved.
+    # Made again on the CPU, as when a model is loaded from a file, and then moved.
     rotary = model.model.rotary_emb
     model.model.rotary_emb = type(rotary)(hf_config).to(device)
     named = chain(model.named_parameters(), model.named_buffers())
