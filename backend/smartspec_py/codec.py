@@ -1,7 +1,7 @@
-"""Tensors to values and back. Beside model.py, the only file that knows Triton.
+"""Converts tensors to values and back. Apart from model.py, the only file that uses Triton's API.
 
-`decode` checks each field by itself, by the table of `api/inputs.py`; what needs the model
-(tokens, limits) is checked by `Server`.
+`decode` checks each field by itself, by the table of `api/inputs.py`. `Server` does the checks that
+need the model (tokens, limits).
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _BLOCKS = dict.fromkeys(
 
 
 def decode(request: Any) -> GenerateParams:
-    """A Triton request as values. Raises RequestError naming the field, value and range."""
+    """Convert a Triton request to values. Raises RequestError, which names the field, the value and
+    the range."""
     _refuse_parameters(request)
     arrays = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
     _check_required(arrays)
@@ -40,13 +41,13 @@ def decode(request: Any) -> GenerateParams:
 
 
 def asks_for_health(request: Any) -> bool:
-    """Whether it is a health check; cheap, and before `decode`."""
+    """Whether it is a health check. Fast, and used before `decode`."""
     tensors = (tensor for tensor in request.inputs() if tensor.name() == "health_check")
     return any(bool(tensor.as_numpy().any()) for tensor in tensors)
 
 
 def encode(reply: Reply) -> Any:
-    """A reply as a Triton response; tensors that do not apply are left out."""
+    """Convert a reply to a Triton response. Tensors that do not apply are left out."""
     values = _outputs(reply)
     return pb_utils.InferenceResponse(
         [
@@ -65,7 +66,7 @@ def encode_explanation(trace: str) -> Any:
 
 def encode_error(error: RequestError) -> Any:
     """An error as a Triton response."""
-    # Not a constant of the module: TritonError comes to be only after its import.
+    # Not a constant of the module, because TritonError does not exist when it is imported.
     codes = {
         ErrorCode.INVALID_ARGUMENT: pb_utils.TritonError.INVALID_ARG,
         ErrorCode.UNAVAILABLE: pb_utils.TritonError.UNAVAILABLE,
@@ -81,7 +82,7 @@ def _refuse_parameters(request: Any) -> None:
 
 
 def _check_required(arrays: Mapping[str, Any]) -> None:
-    """Triton counts the tensors of a request, and does not look which of them are required."""
+    """Check for required tensors. Triton checks only their number."""
     missing = [name for name in _REQUIRED if name not in arrays]
     if missing:
         message = f"{' and '.join(missing)}: required, but the request has no such tensor"
@@ -89,7 +90,7 @@ def _check_required(arrays: Mapping[str, Any]) -> None:
 
 
 def _value(spec: TensorSpec, array: Any) -> Any:
-    """What the tensor says, checked: one element, or the tuple of a list's."""
+    """The checked value of the tensor: one element, or a tuple for a list."""
     elements = array.ravel().tolist()
     if spec.is_list:
         return _list(spec, elements)
@@ -99,7 +100,7 @@ def _value(spec: TensorSpec, array: Any) -> Any:
 
 
 def _list(spec: TensorSpec, elements: list[Any]) -> tuple[Any, ...]:
-    # Clients that always send all tensors send one empty word for none.
+    # Clients that always send all tensors send one empty word if they have none.
     if not any(element != b"" for element in elements):
         return ()
     if len(elements) > spec.max_elements:
@@ -129,7 +130,7 @@ def _check_seeds(given: dict[str, Any]) -> None:
 
 
 def _check_bias(given: dict[str, Any]) -> None:
-    """Weights go with words; those of words that count as not given do so, too."""
+    """Leave out the weights of words that count as not given."""
     words = given.get("embedding_bias_words")
     if words == ():
         given["embedding_bias_weights"] = ()
@@ -140,7 +141,7 @@ def _check_bias(given: dict[str, Any]) -> None:
 
 
 def _outputs(reply: Reply) -> dict[str, Any]:
-    """By tensor; None, or not there at all, where it does not apply."""
+    """Values by tensor; None or missing if the tensor does not apply."""
     progress = reply.progress
     values: dict[str, Any] = {
         "text_output": reply.text.encode(),

@@ -1,8 +1,10 @@
-"""The Triton shell: read, build, start; decode, enqueue; stop.
+"""The Triton model: read, build, start; decode, enqueue; stop.
 
-Triton loads this file from the backend's folder, in a process of its own. Everything it does is
-hand over: `execute` returns at once, and responses leave from the responder's thread. This folder
-is all that it needs beside its dependencies: the package need not be installed.
+Triton loads this file from the backend's folder, in a separate process. `execute` only hands
+requests over and returns at once; responses are sent by the responder's thread.
+
+This folder contains all code that the backend needs, except its dependencies. The package need not
+be installed.
 """
 
 from __future__ import annotations
@@ -66,7 +68,7 @@ class TritonLog(logging.Handler):
 
 
 class TritonPythonModel:
-    """The class that Triton's Python backend looks for."""
+    """The class that Triton's Python backend loads."""
 
     def initialize(self, args: dict[str, str]) -> None:
         pb_utils.Logger.log_info("initialize: Python has imported the backend")
@@ -79,27 +81,27 @@ class TritonPythonModel:
             config = read_config(folder / CONFIG_NAME)
             engine = build_engine(config, folder)
         except ConfigError as error:
-            # Without where it was raised, which Triton would print behind its sentence.
+            # "from None": otherwise Triton would print a traceback after the message.
             raise pb_utils.TritonModelException(str(error)) from None
         server = Server(
             engine,
             config,
             metrics=TritonMetrics(self._name, args["model_version"]),
-            on_death=self._leave_service,
-            # A launcher says when to drain; without one, Triton is asked now and then.
-            is_unwanted=self._is_unloading if self._link is None else lambda: False,
+            on_failure=self._stop_serving,
+            # A launcher starts the drain. Without one, Triton is asked regularly.
+            should_drain=self._is_unloading if self._link is None else lambda: False,
         )
         server.start()
         self._server = server
         if self._link is not None:
-            self._link.beat()  # before Triton calls the model ready: from then on a stop drains it
+            self._link.beat()  # before the model is ready: from then on, a stop drains it
 
     def execute(self, requests: list[Any]) -> None:
         assert self._server is not None
         for request in requests:
             sink = TritonSink(request.get_response_sender())
             try:
-                # Before decoding: what is refused for want of room should cost next to nothing.
+                # Before decoding, so that requests refused for a full queue cost little.
                 if not asks_for_health(request):
                     self._server.check_open()
                 self._server.submit(decode(request), sink)
@@ -113,9 +115,9 @@ class TritonPythonModel:
             self._server.stop()
 
     def _beat(self) -> Beat | None:
-        """Of a loop that does not turn there is none; the launcher ends this process then."""
+        """None while the loop hangs. The launcher then ends this process."""
         server = self._server
-        if server is None or not server.is_turning:
+        if server is None or not server.is_responsive:
             return None
         return Beat(os.getpid(), server.num_open, server.failure or "")
 
@@ -125,14 +127,16 @@ class TritonPythonModel:
             self._unload()
 
     def _is_unloading(self) -> bool:
-        """Triton waits for the requests of a model that it unloads, and refuses new ones."""
+        """Whether Triton unloads this model. It then waits for open requests and refuses new
+        ones."""
         return not pb_utils.is_model_ready(self._name)
 
-    def _leave_service(self, reason: str) -> None:
-        """Turn readiness off: without its loop this model must get no more traffic."""
-        pb_utils.Logger.log_error(f"{self._name} leaves service: {reason}")
+    def _stop_serving(self, reason: str) -> None:
+        """Make the model not ready: without its loop it must get no more requests."""
+        pb_utils.Logger.log_error(f"{self._name} is no longer served: {reason}")
         self._unload()
 
     def _unload(self) -> None:
-        """In a thread of its own: unloading ends in `finalize`, which waits for this one."""
+        """Unload in a separate thread, because unloading ends in `finalize`, which waits for the
+        caller."""
         threading.Thread(target=pb_utils.unload_model, args=(self._name,), daemon=True).start()

@@ -11,16 +11,16 @@ from smartspec_py.serving.metric_families import FAMILIES, Family, Labels, Serie
 
 
 class TritonMetrics:
-    """A `MetricSink`. One thread makes every call of it, from `adopt` on.
+    """A `MetricSink`. From `adopt` on, one thread must make all of its calls.
 
-    Two threads that call the same Triton metric at once kill the whole server with signal 6 or 11,
-    all its clients with it: each call gives up the interpreter's lock and then rewrites the
-    metric's own piece of shared memory. So the sink belongs to the thread that called `adopt`, or,
-    without that, to the first that used it, and asserts that no other calls it.
+    If two threads call the same Triton metric at once, the whole server crashes with signal 6 or
+    11: each call releases the interpreter's lock and then writes to the metric's shared memory. So
+    the sink belongs to the thread that called `adopt`, or else to the first thread that used it,
+    and asserts that no other thread calls it.
     """
 
     def __init__(self, model: str, version: str) -> None:
-        """Declare all families. May run in another thread than what follows: it calls no metric."""
+        """Declare all families. Another thread may call this, because it calls no metric."""
         self._labels = {"model": model, "version": version}
         self._families = {family.name: (family, _declare(family)) for family in FAMILIES}
         self._metrics: dict[Series, Any] = {}
@@ -41,7 +41,7 @@ class TritonMetrics:
         self._metric(name, labels).observe(value)
 
     def _metric(self, name: str, labels: Labels) -> Any:
-        """The one object of a series; made at its first use, by the owner too."""
+        """The object of a series. The owner creates it at its first use."""
         if self._owner is None:
             self.adopt()
         assert self._owner == threading.get_ident(), f"{name}: another thread owns the metrics"

@@ -36,7 +36,7 @@ from smartspec_launch.triton_server import TritonServer, free_address
 from smartspec_py.serving.config import LimitsConfig, ServerConfig
 from smartspec_py.serving.profile import machine_name
 from smartspec_testing.engines import FakeEngineConfig
-from studies.document import table
+from studies.document import table, wrapped
 
 CASES = (
     Case("one stream at a time", 30, concurrency=1),
@@ -86,9 +86,10 @@ def measure(case: Case, url: str, aiperf: Path, folder: Path) -> Found:
 def page(found: Sequence[Found], version: str) -> str:
     made = f"`scripts/aiperf`, AIPerf {version}, {datetime.now(UTC):%Y-%m-%d}, {machine_name()}."
     parts = ["# Our load generators compared with AIPerf", made, _answer(found)]
-    parts += [part for one in found for part in (f"## {one.case.name}", _table(one))]
+    header = ["case", "figure", "ours", "AIPerf", "AIPerf / ours", "by round"]
+    parts.append(table(header, [line for one in found for line in _lines(one)]))
     notes = Path(__file__).with_name("notes.md").read_text(encoding="utf-8").strip()
-    return "\n\n".join([*parts, notes]) + "\n"
+    return "\n\n".join(map(wrapped, [*parts, notes])) + "\n"
 
 
 def _answer(found: Sequence[Found]) -> str:
@@ -96,19 +97,24 @@ def _answer(found: Sequence[Found]) -> str:
         (one.case.name, row): statistics.median(one.ratios(row)) for one in found for row in ROWS
     }
     far = {key: ratio for key, ratio in ratios.items() if abs(ratio - 1) > BAR}
-    text = f"Within {100 * BAR:.0f} % in {len(ratios) - len(far)} of {len(ratios)} figures."
+    text = (
+        "Do our load generators and AIPerf measure the same? Within "
+        f"{100 * BAR:.0f} % in {len(ratios) - len(far)} of {len(ratios)} figures."
+    )
     if not far:
         return text
     listed = "; ".join(f"{name}, {row} {100 * (r - 1):+.1f} %" for (name, row), r in far.items())
-    return f"{text} Larger differences (AIPerf compared with ours): {listed}."
+    return f"{text} Larger difference (AIPerf compared with ours): {listed}."
 
 
-def _table(found: Found) -> str:
-    lines = []
+def _lines(found: Found) -> list[list[object]]:
+    """Of the page's table: medians over the rounds."""
+    lines: list[list[object]] = []
     for row in ROWS:
         ratios = found.ratios(row)
         lines.append(
             [
+                found.case.name,
                 row if row == "requests_per_s" else f"{row}, ms",
                 statistics.median(run[row] for run in found.ours),
                 statistics.median(run[row] for run in found.aiperf),
@@ -116,7 +122,7 @@ def _table(found: Found) -> str:
                 f"{min(ratios):.3f} to {max(ratios):.3f}",
             ]
         )
-    return table(["", "ours", "AIPerf", "AIPerf / ours", "by round"], lines)
+    return lines
 
 
 def write(folder: Path, found: Sequence[Found], version: str) -> None:

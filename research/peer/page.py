@@ -1,46 +1,42 @@
-"""The page of results: a short table for each data type, then every row."""
+"""The page of results: a table for each data type."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator, Sequence
 
-from peer.results import DTYPES, NUM_TOKENS, Block, Compared, Document, Times, summary
+from peer.results import DTYPES, NUM_TOKENS, Block, Compared, Document, summary
 from smartspec_bench.ratios import Ratio
-from studies.document import table
+from studies.document import table, wrapped
 
 NAMES = {"vllm": "vLLM", "openvino": "OpenVINO"}
 INTRODUCTION = (
-    "`scripts/bench_peer`: the pair of research/peer/pair.py (97 M and 5.6 M parameters), 2 "
-    f"threads on either side, {NUM_TOKENS} tokens per request, greedy, prompts of the mixed "
-    "workload, sides in turns, the side that waits stopped.",
-    "Ratios are our time between a request's tokens over the peer's: below 1 we are faster. 95 % "
-    "intervals over the rounds. k is the peer's draft length, fixed at its start; ours is the "
-    "policy of the request. Short tables: the faster peer and the best k are those with the "
-    "highest ratio among what was measured on that processor, and the cell names them.",
+    "How fast is this engine beside vLLM's CPU build and OpenVINO GenAI? `scripts/bench_peer`: the "
+    "pair of `research/peer/pair.py` (97 M and 5.6 M parameters), 2 threads on each side, "
+    f"{NUM_TOKENS} tokens per request, greedy, prompts of the mixed workload, sides in turns.",
+    "Ratios are our time between the tokens of a request divided by the peer's: below 1, this "
+    "engine is faster. In brackets: 95 % intervals over the rounds. *none*: no speculation. The "
+    "last column compares with the peer and the fixed draft length k that were fastest on that "
+    "processor.",
 )
 # fmt: off
 SUMMARY_HEADER = ("processor", "at once", "our none / vLLM's none",
                   "our none / the faster peer's none", "our goodput / vLLM's none",
                   "our goodput / the best of the peers with any k")
-HEADER = ("peer", "k", "at once", "ours", "rounds", "ours, ms a token", "peer, ms a token", "ratio",
-          "first token, ratio", "whole answer, ratio")
 # fmt: on
 
 
 def page(document: Document) -> str:
     """Markdown."""
-    parts = ["# The PyTorch engine beside vLLM's CPU build and OpenVINO GenAI", *INTRODUCTION]
+    parts = ["# Comparison with vLLM and OpenVINO GenAI on CPUs", *INTRODUCTION]
     for each in DTYPES:
         if rows := list(_summary_rows(document, each)):
             parts += [f"## {each}", table(SUMMARY_HEADER, rows)]
-    for (processor, dtype), blocks in _groups(document.blocks):
-        parts += [
-            f"## Every row: {dtype}, {processor}",
-            table(HEADER, [row for block in blocks for row in _rows(block)]),
-            "\n".join(map(_note, blocks)),
-        ]
-    return "\n\n".join(parts) + "\n"
+    notes = [
+        f"- {dtype}, {processor}: {'; '.join(map(_note, blocks))}"
+        for (processor, dtype), blocks in _groups(document.blocks)
+    ]
+    parts += ["## Runs", "\n".join(notes), "The JSON file has every round."]
+    return "\n\n".join(map(wrapped, parts)) + "\n"
 
 
 def _groups(blocks: Sequence[Block]) -> list[tuple[tuple[str, str], list[Block]]]:
@@ -63,31 +59,14 @@ def _summary_rows(document: Document, dtype: str) -> Iterator[Sequence[object]]:
             yield named, hand.batch_size, _figures(hand.none), "-", _figures(hand.goodput), "-"
 
 
-def _rows(block: Block) -> Iterator[Sequence[object]]:
-    for one in block.measured:
-        for policy, times in sorted(one.ours.items()):
-            yield (
-                NAMES[block.peer],
-                block.k or "none",
-                one.batch_size,
-                policy,
-                len(times),
-                _ms(times),
-                _ms(one.theirs),
-                *(shown(one.ratio(policy, figure)) for figure in ("token_s", "first_s", "whole_s")),
-            )
-
-
 def _note(block: Block) -> str:
-    parts = [f"- {NAMES[block.peer]} {block.version}, k = {block.k or 'none'}: {block.date}"]
-    if block.is_quick:
-        parts.append("quick run")
+    parts = [f"{NAMES[block.peer]} {block.version}, k = {block.k or 'none'}, {block.date}"]
     if block.same_texts:
         same, of = block.same_texts
-        parts.append(f"greedy texts that are the same on both sides: {same} of {of}")
+        parts.append(f"{same} of {of} texts equal")
     if block.refused:
         parts.append(f"it failed: {block.refused}")
-    return "; ".join(parts)
+    return ", ".join(parts)
 
 
 def _cell(compared: Compared | None) -> str:
@@ -106,8 +85,3 @@ def shown(ratio: Ratio | None) -> str:
 def _figures(figures: Sequence[float]) -> str:
     value, *bounds = [f"{figure:.2f}" for figure in figures]
     return f"{value} ({' to '.join(bounds)})" if bounds else value
-
-
-def _ms(times: Sequence[Times]) -> str:
-    """Median over the rounds."""
-    return f"{1e3 * statistics.median(one.token_s for one in times):.1f}"

@@ -23,7 +23,7 @@ QUICK: Mapping[int, Beside] = {
     0: (SIZES, ("none", "goodput"), 2),
     3: (SIZES, ("goodput",), 2),
 }
-"""By the peer's drafts per step, for which it is started anew."""
+"""By the peer's drafts per step, for which it must be started again."""
 
 ROUND_S = {1: 1.1, 8: 1.8, 32: 3.8}
 """A round of one side in float32, by requests at once: an estimate until some are measured."""

@@ -1,7 +1,7 @@
-"""What was measured, as peer.json keeps it, and the ratios that follow.
+"""The measurements, as peer.json stores them, and their ratios.
 
-A block is all that was measured beside one start of a peer. A run replaces the blocks that it
-measures, by `Block.key`, and keeps all others: those of another processor above all.
+A block is everything that was measured with one start of a peer. A run replaces the blocks that it
+measures, by `Block.key`, and keeps all others, such as those of other processors.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Starts `smartspec serve` again and again, and says where the time to the first token goes.
+"""Starts `smartspec serve` several times, and reports where the time to the first token goes.
 
-Each repeat starts it twice: cold, with an empty folder for pass times, so that they are measured,
-and cached, with what that start has left there. Files are in the page cache in both. Phases of
-Triton and the backend are read from the times in Triton's log, the others are timed here.
+Each repeat starts it twice: cold, with an empty folder for pass times, so that they are measured;
+and cached, with the pass times of the cold start. In both, files are in the page cache. Phases of
+Triton and the backend are read from the times in Triton's log; the others are timed here.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def timed_start(model: Path, draft: Path, folder: Path) -> Start:
-    """One start, from the command to the first token. folder: of its pass times and its log."""
+    """One start, from the command to the first token. folder: for its pass times and its log."""
     address = free_address()
     begin_s = time.time()
     with serving(model, draft, folder, address) as process:
@@ -123,7 +123,8 @@ def is_ready(address: Address) -> bool:
 
 
 def wait_for_token(address: Address) -> None:
-    """Until the first event of a stream; the rest is read, so that the server ends cleanly."""
+    """Read a stream to its end, so that the server ends cleanly. Returns the time of the first
+    event."""
     url = f"{address.http_url}/v2/models/smartspec/generate_stream"
     request = urllib.request.Request(url, json.dumps(BODY).encode())
     with DIRECT.open(request) as answer:
@@ -133,7 +134,7 @@ def wait_for_token(address: Address) -> None:
 
 
 def median(starts: list[Start]) -> dict[str, float]:
-    """Of each phase for itself, so that they need not sum to that of the whole."""
+    """Medians of each phase, so they need not sum to the median of the total."""
     names = [name for name in (*PHASES, TOTAL) if name in starts[0]]
     return {name: round(statistics.median(start[name] for start in starts), 3) for name in names}
 

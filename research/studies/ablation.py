@@ -1,7 +1,7 @@
-"""Ablation: what each mechanism of the controller brings, by leaving it out.
+"""Ablation: what each mechanism of the controller contributes, by leaving it out.
 
-The server's own loop and controller run in the simulator, once as they are and once with one thing
-patched away, on the same requests and texts. See `ablation_loads` for what they are tried on.
+The server's own loop and controller run in the simulator, once unchanged and once with one
+mechanism patched away, on the same requests and texts. `ablation_loads` has the conditions.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from studies.document import publish, table
 
 MIN_SEEDS, MAX_SEEDS = 2, 3
 ENOUGH = 0.003
-"""Standard error of a ratio that is small enough."""
+"""A ratio is exact enough with this standard error."""
 
 
 @dataclass(frozen=True)
 class Mechanism:
-    """name: what is left out. groups: of conditions that it is tried on. changes: the arguments of
+    """name: what is left out. groups: of conditions in which it is tried. changes: the arguments of
     `patch.object`."""
 
     name: str
@@ -72,7 +72,7 @@ def _flat_rates(self: Any, cohorts: Sequence[str], num_positions: int) -> Any:
 
 
 def _with(learner: Any, settings: Any) -> tuple[Any, str, Any]:
-    """Has a learner begin with these settings, the last argument of its constructor."""
+    """Let a learner start with these settings, the last argument of its constructor."""
     *others, _ = learner.__init__.__defaults__
     return learner.__init__, "__defaults__", (*others, settings)
 
@@ -185,8 +185,8 @@ Found = Mapping[str, Any]
 
 
 def ratios(mechanism: Mechanism, condition: Condition, base: dict[int, Measured]) -> Found:
-    """By measure, of without to with: geometric mean over seeds, and its standard error. base: of
-    each seed that was run with everything; grows."""
+    """For each measure the ratio of without to with: geometric mean over seeds, and its standard
+    error. base: results with everything, by seed; missing seeds are added."""
     logs: list[list[float]] = []
     for seed in range(1, MAX_SEEDS + 1):
         if seed not in base:
@@ -211,7 +211,7 @@ def _errors(logs: Sequence[Sequence[float]]) -> Any:
 
 
 def of_condition(index: int) -> list[Found]:
-    """Every mechanism that the condition's group is for."""
+    """All mechanisms that are tried in the condition's group."""
     condition = conditions()[index]
     base: dict[int, Measured] = {}
     return [ratios(m, condition, base) for m in MECHANISMS if condition.group in m.groups]
@@ -227,51 +227,35 @@ def main() -> None:
 
 
 def write(folder: Path, found: Sequence[Found]) -> None:
-    groups = [table(*_matrix(found, group)) for group in ALL]
-    sections = [
-        VERDICT,
-        "Tokens a second without the mechanism, over those with it: above 1 the controller does "
-        "better without. *Least* and *most* are of all conditions that it was tried on; *latency* "
-        "is the mean from arrival to the last token under open loads, of which less is better.",
-        table(
-            ("left out", "mean", "least", "", "most", "", "latency, least", "most"),
-            [_summary(found, mechanism) for mechanism in MECHANISMS],
-        ),
-        "By condition, tokens a second in percent; with an open load, mean latency and mean time "
-        "to the first token behind it. A dot is less than 0.3 % or than two standard errors.",
-        *groups,
-        NOTES,
-    ]
+    header = ("left out", "mean", "lowest", "highest", "latency")
+    rows = [_summary(found, mechanism) for mechanism in MECHANISMS]
+    sections = [VERDICT, table(header, rows), NOTES]
     publish(folder, "ablation", "What each mechanism brings", sections, {"cells": list(found)})
 
 
 VERDICT = """\
-Most mechanisms bring more than 1 % in some condition and nothing in most. Removed after this run,
-since they bring less than 1 % everywhere: kinds by prompt prefix, and the guard's own filter of
-stalls. Below 1 % and kept: acceptance by position and the experts beside the quick one (on recorded
-drafts of the shipped pair they predict up to 1 % better, and drafts of heads get worse with each
-position), the host's time of the last run (the table of `batch_table` is made with it), and the
-best uniform length (with it no uniform length is better than the plan). A mechanism may show
-nothing here for want of the condition that it is for: *checking x 3 at few rows*, *H200* and
-*chunks of 64* were added after a first run, in which corrections by rows and the price of prompts
-had looked useless. *Rates of their own* bring up to 2.3 % where requests follow one
-another without end: [spread.md](spread.md)."""
+What does each mechanism of the controller contribute? Most bring more than 1 % in some condition
+and nothing in most. Two brought less than 1 % everywhere and were removed after this run: kinds by
+prompt prefix, and the guard's own filter of stalls. Four bring little here and were kept:
+
+- acceptance by position, and the experts beside the first: on recorded drafts of the shipped pair
+  they predict up to 1 % better, and drafts of heads get worse with each position,
+- the host time of the last run: the table of `batch_table` is made with it,
+- the best uniform length: with it, no uniform length is better than the plan.
+
+The table shows tokens per second without the mechanism divided by tokens per second with it: above
+1, the controller does better without. *Latency* is the same ratio of mean latencies under open
+loads: below 1, it does better without."""
 
 
 NOTES = f"""\
-## How it was made
-
-The server's own loop and controller in the simulator, on the same requests and texts with and
-without; a mechanism is patched away for the run. Each cell is the geometric mean over {MIN_SEEDS}
-seeds, and over {MAX_SEEDS} where the standard error of two is above {ENOUGH:.1%}; in some cells it
-still is, and of so few it is itself rough. Seeds and errors are in the JSON file. The pair of 88 M
-on a CPU as it was profiled, unless said; *H100*: an 8B with its EAGLE head, the published fit;
-*H200*: an 8B with a 1B, a roofline. Texts are drawn, not real: a draft is right with a probability
-that differs between requests, and neighbours are correlated by 0.2. Time to plan is charged in the
-last table alone, where a plan takes 2 ms of a step of 8. Noise and stalls themselves
-are not counted, what they make the controller do is. Observed means
-(`serving/observed_cost.py`) decide nothing; what is kept of them is the host's time, see *host time
-of the last run*."""
+The server's own loop and controller ran in the simulator, on the same requests and texts with and
+without the mechanism. Values are geometric means over {MIN_SEEDS} seeds, or {MAX_SEEDS} where the
+standard error of two is above {ENOUGH:.1%}. The 88 M pair on a CPU by its profile, unless a
+condition says otherwise. *H100*: an 8B with an EAGLE head, by a published fit. *H200*: an 8B with
+a 1B, by a roofline. A draft is right with a probability that differs between requests. Planning
+time is charged in the conditions with steps of 8 ms only, with 2 ms per plan. The JSON file has
+every condition, with seeds, errors and times to first token."""
 
 
 def _summary(found: Sequence[Found], mechanism: Mechanism) -> list[object]:
@@ -283,33 +267,9 @@ def _summary(found: Sequence[Found], mechanism: Mechanism) -> list[object]:
     return [
         mechanism.name,
         mean,
-        worst["tokens_per_s"][0],
-        worst["condition"],
-        best["tokens_per_s"][0],
-        best["condition"],
-        *((min(latencies), max(latencies)) if latencies else ("", "")),
+        *(f"{one['tokens_per_s'][0]:.3f} ({one['condition']})" for one in (worst, best)),
+        f"{min(latencies):.3f} to {max(latencies):.3f}" if latencies else "",
     ]
-
-
-def _matrix(found: Sequence[Found], group: str) -> tuple[list[str], list[list[str]]]:
-    names = [one.name for one in conditions() if one.group == group]
-    by_key = {(cell["mechanism"], cell["condition"]): cell for cell in found}
-    rows = []
-    for mechanism in MECHANISMS:
-        if group in mechanism.groups:
-            cells = [by_key[mechanism.name, f"{group}: {name}"] for name in names]
-            rows.append([mechanism.name, *map(_cell, cells)])
-    return [f"{group}: without", *names], rows
-
-
-def _cell(cell: Found) -> str:
-    measures = ("tokens_per_s", "latency_s", "ttft_s")
-    return ", ".join(_percent(*cell[name]) for name in measures if name in cell)
-
-
-def _percent(ratio: float, error: float) -> str:
-    is_clear = abs(ratio - 1) >= max(ENOUGH, 2 * error)
-    return f"{100 * (ratio - 1):+.1f}" if is_clear else "."
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the mechanisms of `ablation` are tried on: a load, what steps take, and what is believed."""
+"""The conditions of `ablation`: a load, the time of steps, and what the planner believes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ APPLICATIONS = tuple(
     for name, accept in (("a", 0.9), ("b", 0.65), ("c", 0.4), ("d", 0.15))
 )
 STRETCH = 60
-"""Tokens of a text after which it drafts well, or badly."""
+"""Tokens of a text after which its acceptance changes between high and low."""
 
 STEADY, TEXTS, LOAD = "steady", "texts", "load"
 COST, DRAFT, SHORT_STEPS = "cost", "draft", "8 ms steps"
@@ -53,12 +53,12 @@ COST, DRAFT, SHORT_STEPS = "cost", "draft", "8 ms steps"
 ROWS = 32
 OPEN_S = 60.0
 HIDDEN_SHARE = 0.25
-"""Of a pass, spent beside it in every step that verifies drafts."""
+"""Share of a pass that every step with drafts takes in addition."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Of one run: tokens a second, and of an open load latencies in seconds."""
+    """Results of one run: tokens per second and, for an open load, latencies in seconds."""
 
     tokens_per_s: float
     latency_s: float
@@ -68,12 +68,11 @@ class Measured:
 
 @dataclass(frozen=True)
 class Condition:
-    """requests: by seed. cost: what steps take; believed: what the planner is told, None the same.
-    later: a time in seconds, and what steps take from then on; nobody is told.
-    plan_s: charged for each plan of a policy that learns. is_open: whether requests come in time,
-    so that latencies say something. is_hidden: see HIDDEN_SHARE. is_noisy: passes scatter and
-    stall; what that adds is known, and not counted in the result. chunk: prompt tokens of
-    a step."""
+    """requests: by seed. cost: time of steps. believed: the planner's cost model; None is the same.
+    later: a time in seconds, and the cost from then on, unknown to the planner. plan_s: charged for
+    each plan of a policy that learns. is_open: whether requests arrive over time, so that latencies
+    have a meaning. is_hidden: see HIDDEN_SHARE. is_noisy: passes vary and stall; the additional
+    time is known and not counted in the result. chunk: prompt tokens per step."""
 
     group: str
     name: str
@@ -95,7 +94,7 @@ class Condition:
     def run(
         self, seed: int, policy: str, *, has_kinds: bool = True, has_host: bool = True
     ) -> Measured:
-        """has_kinds: whether requests say which are alike. has_host: whether the host's time is
+        """has_kinds: whether requests have `workload` tags. has_host: whether the host time is
         known at the start."""
         requests = self.requests(seed)
         if not has_kinds:
@@ -140,9 +139,9 @@ class Condition:
 def _measured(
     timings: Sequence[RequestTiming], elapsed_s: float, excess_s: float | None
 ) -> Measured:
-    """excess_s: of noise; None where there is none. Without it, and where all requests are there
-    from the start, tokens are counted until the last one begins: how rows run empty is an accident
-    of lengths."""
+    """excess_s: additional seconds by noise; None without noise. If all requests are there from the
+    start, tokens are counted until the last one begins, because the end of a run depends on the
+    lengths."""
     num_tokens, end_s = float(sum(t.num_tokens for t in timings)), elapsed_s - (excess_s or 0.0)
     if excess_s is None and timings[-1].scheduled_s == 0.0:
         end_s = max(timing.first_s or 0.0 for timing in timings)
@@ -261,7 +260,7 @@ def _scaled(table: PassTable, factor: float, from_rows: int = 1) -> PassTable:
 
 
 def _steeper(table: PassTable, factor: float, below_rows: int = 1 << 20) -> PassTable:
-    """In which tokens beside the first of each row take so many times as long."""
+    """A pass in which tokens after the first of each row take several times as long."""
     seconds = tuple(
         tuple(line[0] + (factor if rows < below_rows else 1.0) * (s - line[0]) for s in line)
         for rows, line in zip(table.rows, table.seconds, strict=True)
@@ -298,7 +297,8 @@ def _waiting(num_requests: int, **changes: Any) -> Callable[[int], Sequence[SimR
 
 
 def _mixed(num_requests: int) -> Callable[[int], Sequence[SimRequest]]:
-    """Half draft well and half badly; nothing tells them apart beforehand."""
+    """Half of the requests have a high acceptance, half a low one; nothing shows this
+    beforehand."""
     kinds = [
         CHAT.model_copy(update={"name": "", "accept": a, "accept_sd": 0.05}) for a in (0.9, 0.3)
     ]
@@ -308,7 +308,7 @@ def _mixed(num_requests: int) -> Callable[[int], Sequence[SimRequest]]:
 def _applications(
     num_requests: int, has_look_ups: bool = False
 ) -> Callable[[int], Sequence[SimRequest]]:
-    """Four, whose clients say which they are. Look-ups are right in two of them."""
+    """Four applications, whose clients send a `workload` tag. Lookups are right in two of them."""
 
     def requests(seed: int) -> Sequence[SimRequest]:
         rng = np.random.default_rng([seed, 0])
@@ -399,7 +399,7 @@ def _long(cost: CostModel, share: float) -> Callable[[int], Sequence[SimRequest]
 
 @lru_cache
 def _saturation(is_gpu: bool) -> float:
-    """Requests a second that are served where ROWS wait at any time."""
+    """Requests per second that are served if ROWS wait at any time."""
     cost = _gpu() if is_gpu else _cpu()
     found = Condition(LOAD, "", _waiting(300), cost, ROWS).run(1, "none")
     requests = _waiting(300)(1)

@@ -1,14 +1,13 @@
-"""Adaptation: costs change in mid-run, each so that another draft length becomes the best.
+"""Adaptation: costs change during the run, so that another draft length becomes the best.
 
-The server's own loop runs in the simulator, on as many long requests as there are rows, so that
-rows are constant and nothing is read beside decoding. After some steps passes begin to cost
-something else, and nobody is told. Compared are the controller as it serves, one whose cost
+The server's own loop runs in the simulator, with as many long requests as rows, so that the number
+of rows is constant and no prompt is read beside decoding. After some steps the cost of passes
+changes, unknown to the controller. Three are compared: the usual controller, one whose cost
 corrections never learn, and the latter with the guard.
 
-Regret of a stretch of steps is 1 - seconds / seconds of the best fixed k, both for the same number
-of tokens of the same texts: whether a draft is right depends on the text alone, so that a fixed k
-can be walked from where the requests stood at the change. The best fixed k is the fastest over the
-whole time after the change, in hindsight.
+Regret is 1 - seconds of the best fixed k / seconds, both for the same number of tokens of the same
+texts. Whether a draft is right depends on the text only, so the steps of a fixed k can be computed
+from the state at the change. The best fixed k is the fastest over the whole time after the change.
 """
 
 from __future__ import annotations
@@ -64,8 +63,8 @@ ARMS = (FROZEN, FROZEN_GUARD, OURS, OURS_NOISY)
 
 @dataclass(frozen=True)
 class Setting:
-    """What is served on what, and what changes. models: GPU, their number, target and draft; None
-    is the measured profile of this project's pair at 88 M."""
+    """What is served on which hardware, and what changes. models: GPU, their number, target and
+    draft. None is the measured profile of this project's 88 M pair."""
 
     change: str
     deviation: Deviation
@@ -82,8 +81,8 @@ class Setting:
 
     @property
     def cost(self) -> CostModel:
-        """As if the context were always CONTEXT_LEN: it grows as requests go on, and would move the
-        best k by itself. Raises HardwareError where so much context does not fit."""
+        """Costs at a constant context of CONTEXT_LEN. A growing context would change the best k by
+        itself. Raises HardwareError if this context does not fit."""
         if self.models is None:
             hardware = Hardware(load_cost(MEASURED))
         else:
@@ -110,12 +109,12 @@ SETTINGS = (
         FIXED, Deviation(extra_ms=5.0), ("a100-80gb", 1, "llama-3.2-3b", "llama-160m"), 48, 0.9
     ),
 )
-"""Where the best k moves, and where it was clearly best before: on a plateau of equally good
-lengths a frozen profile may sit at either end, and lose nothing."""
+"""Settings in which the best k changes and was clearly best before. If several lengths are equally
+good, a frozen profile may lose nothing."""
 
 
 def at_context(table: PassTable, context_len: int) -> PassTable:
-    """Passes that take what they do at this context, whatever the context is."""
+    """Passes that take the time of this context, whatever the context is."""
     seconds = tuple(
         tuple(s + table.context_s * rows * (context_len - table.context_len) for s in line)
         for rows, line in zip(table.rows, table.seconds, strict=True)
@@ -124,7 +123,7 @@ def at_context(table: PassTable, context_len: int) -> PassTable:
 
 
 class NeverLearns(CostCorrections):
-    """Believes the profile for ever, and asks for no probe."""
+    """Always uses the profile, and requests no probe."""
 
     def observe(self, step: MeasuredStep) -> Predicted:
         return predicted(self._profile, step)
@@ -155,8 +154,8 @@ class FrozenController(Controller):
 
 @dataclass(frozen=True)
 class NoisyCost(CostModel):
-    """Passes that scatter by 5 %, and one in a hundred of which stalls for 20 times as long.
-    excess: seconds of each pass that are noise."""
+    """Passes that vary by 5 %; one in a hundred takes 20 times as long. excess: seconds of each
+    pass that are noise."""
 
     rng: random.Random = field(default_factory=random.Random, compare=False)
     excess: list[float] = field(default_factory=list, compare=False)
@@ -220,8 +219,8 @@ def walk(
     draft_len: int,
     num_tokens: float,
 ) -> tuple[Floats, Floats]:
-    """Tokens and seconds after each step of a server that always drafts so many, summed up from 0
-    to at least num_tokens. starts: generated tokens of each text at the beginning."""
+    """Tokens and seconds after each step of a server with this draft length, summed up from 0 to at
+    least num_tokens. starts: generated tokens of each text at the beginning."""
     positions, batch_size = list(starts), len(starts)
     tokens, seconds = [0.0], [0.0]
     while tokens[-1] < num_tokens:
@@ -238,7 +237,7 @@ def walk(
 def fastest(
     cost: CostModel, texts: Sequence[DraftRuns], starts: Sequence[int], num_tokens: float
 ) -> tuple[int, Floats, Floats]:
-    """The draft length that has this many tokens soonest, and its walk."""
+    """The draft length that generates this many tokens fastest, and its steps."""
     walks = [(k, *walk(cost, texts, starts, k, num_tokens)) for k in range(MAX_DRAFT_LEN + 1)]
     return min(walks, key=lambda found: float(np.interp(num_tokens, found[1], found[2])))
 
@@ -261,7 +260,7 @@ class Case:
         self.change_s = BEFORE * float(seconds[-1]) / (len(seconds) - 1)
 
     def simulation(self, arm: str) -> Simulation:
-        """A request for each row, longer than what is looked at."""
+        """A request for each row, longer than the measured steps."""
         requests = [
             SimRequest(row, 0.0, PROMPT_LEN, self.output_len, only(DRAFT_MODEL, text))
             for row, text in enumerate(self.texts, start=1)
@@ -420,25 +419,6 @@ def overview(results: Results) -> str:
     return table(header, rows)
 
 
-def by_window(results: Results) -> str:
-    firsts = range(0, AFTER, WINDOW)
-    rows = [
-        [
-            f"{number} {setting.change}",
-            arm,
-            f"{_mean([f.draft_lens[0] for f in results[setting, arm]]):.2f} -> "
-            f"{_mean([f.draft_lens[1] for f in results[setting, arm]]):.2f}",
-            *(_percent(regret(results[setting, arm], f, f + WINDOW)) for f in firsts),
-            f"{_mean([f.num_probes for f in results[setting, arm]]):.0f}",
-            f"{_mean([f.num_guarded for f in results[setting, arm]]):.0f}",
-        ]
-        for number, setting in enumerate(SETTINGS, start=1)
-        for arm in ARMS
-    ]
-    header = ["change", "arm", "mean k", *(f"to {f + WINDOW}" for f in firsts), "probes", "guard"]
-    return table(header, rows)
-
-
 def verdict(results: Results) -> str:
     """What was asked, and where it holds."""
     late = {
@@ -450,13 +430,12 @@ def verdict(results: Results) -> str:
     soon = [steps_until(results[setting, OURS], ASKED) for setting in SETTINGS]
     num_soon = sum(until is not None and until <= ASKED_STEPS for until in soon)
     return (
-        f"Asked: after a change of costs a frozen profile stays above {_percent(FROZEN_ASKED)} "
-        f"regret, ours is below {_percent(ASKED)} within {ASKED_STEPS} steps. From step "
-        f"{ASKED_STEPS} to {AFTER} the frozen profile loses {_range(late[FROZEN])}, above that in "
-        f"{num_frozen} of {len(SETTINGS)} settings; ours loses {_range(late[OURS])}, below that in "
-        f"{num_ours}. Looked at in windows of {WINDOW} steps ours is below and stays there within "
-        f"{ASKED_STEPS} steps in {num_soon} of {len(SETTINGS)}: where the best k after the change "
-        f"is 0 single windows are above (see below)."
+        f"How soon does the controller adapt after a change of costs? A regret below "
+        f"{_percent(ASKED)} within {ASKED_STEPS} steps was asked, where a frozen profile "
+        f"stays above {_percent(FROZEN_ASKED)}. In windows of {WINDOW} steps, {num_soon} of "
+        f"{len(SETTINGS)} settings meet it. From step {ASKED_STEPS} to {AFTER}, the controller "
+        f"loses {_range(late[OURS])}, below the bound in {num_ours} of {len(SETTINGS)}; the frozen "
+        f"profile loses {_range(late[FROZEN])}, above its bound in {num_frozen}."
     )
 
 
@@ -478,34 +457,24 @@ def figures(results: Results) -> dict[str, Any]:
     return {"window": WINDOW, "num_seeds": NUM_SEEDS, "rows": rows}
 
 
-MISSED = """
-**Where it misses.** Where the best k after the change is 0 a few windows of 50 steps are above:
-speculation is off, and now and then a resume, which reads what the draft caches have missed, is
-found not to pay. An earlier version resumed every 30 to 100 steps and lost up to 2.9 % on average
-(docs/research/log). With noise a probe may stall, and then teaches nothing: the next comes 200
-steps later, and a run that waits for it goes on as before.
-"""
+MISSED = """\
+Where the best k after the change is 0, a few windows are above the bound: drafting resumes now and
+then, reads what the draft caches have missed, and does not pay. With noise, a probe may stall and
+then teaches nothing; the next one comes 200 steps later."""
 
-MADE = f"""
-**How it was made.** The server's own loop in the simulator ([simulator.md](../simulator.md)):
-policy `goodput`, one long request a row, so that rows are constant; drafts are right with
-probability a at each position. About {BEFORE} steps after the start passes begin to cost something
-else, and nobody is told. Costs of GPUs are those of `smartspec_sim/hardware.py` (published fit or
-roofline), those of the CPU the measured profile `traces/profile-88m.json` (the shipped pair
-expanded to 88 M and 4 M, bfloat16, one thread, on a machine that had other work). All are charged
-at a context of {CONTEXT_LEN} tokens however long the requests get, so that nothing but the change
-moves the best k.
+MADE = f"""\
+Regrets are those from step {ASKED_STEPS} to {AFTER}: 1 - seconds of the best fixed k / seconds,
+for the same tokens of the same texts. The best k is chosen in hindsight for all {AFTER} steps.
+*frozen* plans by the profile forever and has no guard. *frozen, guard* has one. *ours, noise* has
+passes that vary by 5 %, and one in a hundred takes 20 times as long. Values are sums over
+{NUM_SEEDS} seeds.
 
-*frozen* plans by the profile for ever and has no guard; *frozen, guard* has one; *ours, noise* has
-passes that scatter by 5 % and, one in a hundred, stall for 20 times as long (its regret is counted
-without the noise). Regret is 1 - seconds of the best fixed k / seconds, both for the same tokens of
-the same texts, from where the requests stood at the change; the best k is that of all {AFTER} steps
-together, in hindsight. A window is below 0 where another k did better in it. {NUM_SEEDS} seeds,
-summed up; where they differ in the best k, all are named.
-
-Settings were chosen so that the change moves the best k, and so that the k before was clearly
-best: where several lengths are equally good, a frozen profile may lose nothing.
-"""
+The server's own loop ran in the [simulator](../evaluate/simulator.md) with the policy `goodput`
+and one long request per row; a draft is right with probability a at each position. About {BEFORE}
+steps after the start, passes begin to cost something else. Costs of GPUs are a published fit or a
+roofline, costs of the CPU are the measured profile `traces/profile-88m.json`. All are charged at a
+context of {CONTEXT_LEN} tokens. Settings were chosen so that the change moves the best k, and so
+that the k before was clearly best. The JSON file has the regret of each window."""
 
 
 def main() -> None:
@@ -517,12 +486,8 @@ def main() -> None:
         [
             verdict(results),
             overview(results),
-            MISSED.strip(),
-            f"Regret in each window of {WINDOW} steps after the change; *mean k* before and after "
-            f"it; of the {AFTER} steps, *probes* were run for what they teach, and in *guard* "
-            f"the guard forbade to speculate:",
-            by_window(results),
-            MADE.strip(),
+            MISSED,
+            MADE,
         ],
         figures(results),
     )

@@ -218,18 +218,18 @@ def page(rows: list[Row]) -> list[str]:
         for row in rows
     ]
     return [
-        f"**{1e3 * asked.own_s:.2f} ms of the adapter's own Python a step at {ASKED[0]} sequences "
-        f"of {ASKED[1]} tokens; asked is at most {1e3 * ASKED_S:.0f} ms: {verdict}.** Turning the "
-        f"lists into vectors takes {2e3 * asked.convert_s:.2f} ms beside it, once for the draft "
-        "and once for the target.",
-        f"Medians of {NUM_REPEATS} steps in which every sequence drafts {DRAFT_LEN} tokens and "
-        "verifies them, in milliseconds.",
+        "How much does the adapter's own Python take? "
+        f"**{1e3 * asked.own_s:.2f} ms per step at {ASKED[0]} sequences of {ASKED[1]} tokens. The "
+        f"goal of at most {1e3 * ASKED_S:.0f} ms is {verdict}.** The conversion of lists to vectors "
+        f"takes another {2e3 * asked.convert_s:.2f} ms, once for the draft and once for the target.",
+        f"Medians of {NUM_REPEATS} steps in milliseconds. Every sequence drafts {DRAFT_LEN} tokens "
+        "and verifies them.",
         table(header, lines),
         "*submit*, *poll* and *propose* are the adapter's calls, with an executor that answers at "
-        "once and bindings that keep what they are given. *Conversion* is what `std::vector<int>` "
-        "takes to be made of every text twice, measured by a function of one argument that is "
-        "compiled with nanobind, which TensorRT-LLM 1.2's bindings are made with; how much more a "
-        "`Request` does is not known here.",
+        "once and bindings that only store their arguments. *Conversion* is the time to make a "
+        "`std::vector<int>` of every text twice, measured with a function that is compiled with "
+        "nanobind, as the bindings of TensorRT-LLM 1.2 are. The other costs of a `Request` are not "
+        "known.",
     ]
 
 

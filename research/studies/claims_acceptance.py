@@ -1,7 +1,7 @@
 """Which law do accepted drafts follow: Su's power law c s^g, or a constant probability?
 
 Both say how many of s drafts are accepted on average. The power law has two parameters and the
-geometric one has one, so that they are fitted on short drafts and judged on longer ones as well.
+geometric law has one. Therefore they are also fitted on short drafts and tested on longer ones.
 """
 
 from __future__ import annotations
@@ -27,20 +27,22 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 LENGTHS = tuple(range(1, 13))
 """Draft lengths s at which the mean is taken."""
 FITTED_TO = 6
-"""The longest that a fit sees where it is judged by what it says of the others."""
+"""The longest length in the fit that is tested on longer lengths."""
 PROBS = np.linspace(0.01, 0.99, 981)
 POWERS = np.linspace(0.01, 1.0, 991)
 NUM_PROMPTS = 25
 WORKLOADS = ("chat", "sql", "summarize", "qa")
 
 Law = Callable[[Floats, Floats, int], tuple[tuple[float, ...], Floats]]
-"""Given lengths, means and how many of them to fit: the parameters, and what they say of all."""
+"""Arguments: lengths, means, and how many of them to fit. Returns the parameters and the fitted
+values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """rms: of the error in tokens over all lengths, fitted to all. far: mean relative error at the
-    lengths above FITTED_TO, fitted to those up to it; above 0 is too many. parameters: of all."""
+    """rms: error in tokens over all lengths, fitted to all. far: mean relative error at the lengths
+    above FITTED_TO, fitted to those up to it; positive if it predicts too many. parameters: fitted
+    to all."""
 
     parameters: tuple[float, ...]
     rms: float
@@ -118,9 +120,9 @@ def traced_laws(texts: Sequence[OracleSequence]) -> list[Laws]:
 
 
 def _walked(name: str, texts: Sequence[tuple[Sequence[int], int]]) -> Laws:
-    """Means over the steps that a server with each fixed length takes. texts: runs of right drafts
-    by position, and the last position that can be drafted for. Steps whose drafts would reach
-    beyond it are left out, right or wrong, since there the text cuts them short."""
+    """Means over the steps of a server with each fixed length. texts: runs of right drafts by
+    position, and the last position that can be drafted for. Steps whose drafts would reach beyond
+    it are left out, because the end of the text cuts them."""
     means, num_steps = [], 0
     for length in LENGTHS:
         kept = [n for runs, end in texts for n in _steps(runs, end, length)]
@@ -138,7 +140,7 @@ def _steps(runs: Sequence[int], end: int, length: int) -> Iterator[int]:
 
 
 def shipped_texts() -> list[OracleSequence]:
-    """An oracle trace of the shipped pair, greedy, in float32: the same bytes every time."""
+    """An oracle trace of the shipped pair, greedy, in float32. It is the same in every run."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "trace.jsonl"
         pair = REPOSITORY / "engines_build" / "tiny"

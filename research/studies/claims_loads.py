@@ -1,8 +1,8 @@
 """The loads of the papers, as far as they are known, by name.
 
-Lengths and acceptance are those reported of the data sets. A load is a function of one number (a
-rate, an acceptance, a share), so that a case of the study is a few words and can go to another
-process; what it draws depends on that number and on the seed alone, never on the policy.
+Lengths and acceptance are those reported for the data sets. A load is a function of one number (a
+rate, an acceptance, a share), so that a case of the study can be sent to another process. What it
+draws depends on that number and on the seed only, never on the policy.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def changing(_: float) -> list[SimRequest]:
 
 
 def shift(rate: float) -> list[SimRequest]:
-    """Sonnet, then CNN/DailyMail; nobody tells the server which is which."""
+    """Sonnet, then CNN/DailyMail; the server is not told."""
     phases = tuple(
         PhaseSpec(duration_s=SHIFT_S, rate=rate, mix={kind.name: 1.0}) for kind in (SONNET, CNN)
     )
@@ -87,8 +87,8 @@ def shift(rate: float) -> list[SimRequest]:
 
 
 def waiting(num_requests: int, accept_prob: float, accept_sd: float = 0.0) -> list[SimRequest]:
-    """All there from the start: an offline load. Every draft of every request is right with the
-    same probability, which leaves an adaptive policy nothing to gain over the best fixed length."""
+    """All requests are there from the start: an offline load. Every draft of every request is right
+    with the same probability, so an adaptive policy cannot gain over the best fixed length."""
     kind = KindSpec(accept=accept_prob, accept_sd=accept_sd, persistence=0.0)
     return [
         kind.draw(number, 0.0, np.random.default_rng([SEED, number]))
@@ -117,11 +117,9 @@ def lookup(match_share: float) -> list[SimRequest]:
 def matches(
     rng: np.random.Generator, num_positions: int, share: float, accept: float = MATCH_ACCEPT
 ) -> DraftRuns:
-    """Stretches with and without matches, with lengths that forget; a draft is right only in one.
-
-    A stretch ends with probability 1 / MATCH_LEN a token; one begins so often that the share comes
-    out: begin / (begin + end) = share.
-    """
+    """Stretches with and without matches, of random lengths; drafts are right only in a match. A
+    match ends with probability 1 / MATCH_LEN per token, and begins with the probability that gives
+    the share: begin / (begin + end) = share."""
     end = 1 / MATCH_LEN
     begin = end * share / (1 - share)
     uniform = rng.random((num_positions, 2))

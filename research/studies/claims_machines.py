@@ -1,12 +1,10 @@
-"""The machines on which the papers' claims are tried, as cost models.
+"""The machines for the papers' claims, as cost models.
 
-Two are published, one is assumed:
-
-- *fit*: Llama-3-8B with its EAGLE head on an H100, and Llama-3.1-70B on four with a draft of 1B:
-  linear fits in the public vLLM fork of SmartSpec's first author, for up to 32 rows.
-- *engine*: a 7B on an A100 in vLLM of mid-2024, from times that the same author gives in vLLM's
-  pull request 5691. That is the engine of the paper's first version.
-- *roofline*: what the data sheets allow, from `smartspec_sim.hardware`.
+- *fit*: published. Llama-3-8B with its EAGLE head on an H100, and Llama-3.1-70B on four with a 1B
+  draft: linear fits in the public vLLM fork of SmartSpec's first author, for up to 32 rows.
+- *engine*: published. A 7B on an A100 in vLLM of mid-2024, from times that the same author gives in
+  vLLM's pull request 5691. That is the engine of the paper's first version.
+- *roofline*: assumed. The limits by data sheets, from `smartspec_sim.hardware`.
 """
 
 from __future__ import annotations
@@ -26,17 +24,17 @@ MAX_ROWS = 256
 SCORED_ROWS = (24, 48, 96, 192, 384, 768)
 SCORED_MS = (15.4, 17.7, 23.9, 36.4, 54.5, 96.2)
 """vLLM pull request 5691, column BatchExpansionTop1Scorer at 5 drafts and batches of 4 to 128.
-Batch expansion verifies k drafts as k + 1 rows of a batch, so that the column also is the time of a
-decoding pass of so many rows. Keys and values are in it, of a context that is not stated."""
+Batch expansion verifies k drafts as k + 1 rows of a batch, so the column is also the time of a
+decoding pass of that many rows. It includes keys and values of a context that is not stated."""
 
 DRAFT_PASS_S = 1.16e-3
-"""At batch 1, proposing takes 10 % of a step at k = 1 and 25 % at k = 5, verifying 76 and 64 %, in
-the same author's fork: 1.75 and 5.2 ms beside 13.3 ms. On the line between them 3 drafts take
-3.5 ms; a cost by passes has no constant, so that this is a third of it."""
+"""At batch 1, proposing takes 10 % of a step at k = 1 and 25 % at k = 5, and verifying 76 and 64 %,
+in the same author's fork: 1.75 and 5.2 ms beside 13.3 ms. By interpolation, 3 drafts take 3.5 ms.
+The cost per pass has no constant part, so this is a third of it."""
 
 REJECTION_SHARE = 0.12
-"""Rejection sampling beside verifying: 7 to 9 % of a step against 64 to 76 %. It is charged to the
-passes as well, such that it is right at this many."""
+"""Rejection sampling takes 7 to 9 % of a step, verifying 64 to 76 %. It is charged to the passes
+too, so that it is right at this number."""
 SPREAD = 3
 
 ENGINE_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, MAX_ROWS)
@@ -57,7 +55,7 @@ class Gains:
 def gains(
     cost: CostModel, batch_size: int, accept_prob: float, context_len: int, max_draft_len: int
 ) -> Gains:
-    """Expected, by the formulas alone, where all rows draft alike."""
+    """The expectation by the formulas, if all rows draft the same number."""
     goodput = []
     for k in range(max_draft_len + 1):
         target_s = cost.target_s(batch_size, batch_size * (k + 1), context_len)
@@ -75,10 +73,10 @@ def machine(name: str) -> Hardware:
 def engine(target: str = "vicuna-7b", num_gpus: int = 1) -> Hardware:
     """The engine of 2024 on A100s of 80 GB, with a draft of 160M.
 
-    A token of a prompt is charged as one that is decoded: 23 ms for a prompt of 227, what a pass of
-    its own takes, and that engine did not mix prompts with decoding. For another model than the 7B
-    target passes take longer as its weights on each GPU are more, which is a guess; the draft stays
-    on one GPU and takes what it took.
+    A prompt token is charged like a decoded one: 23 ms for a prompt of 227, which is the time of a
+    separate pass, because that engine did not mix prompts with decoding. For models larger than the
+    7B, target passes take longer in proportion to the weights on each GPU, which is a guess. The
+    draft stays on one GPU and takes the same time.
     """
     room = gpu_hardware("a100-80gb", num_gpus, target, "llama-160m", MAX_ROWS)
     larger = MODELS[target].parameters / MODELS["vicuna-7b"].parameters / num_gpus
@@ -98,7 +96,8 @@ def engine(target: str = "vicuna-7b", num_gpus: int = 1) -> Hardware:
 
 
 def _scored_s(batch_size: int) -> float:
-    """Between the published points, and on with the first and the last slope."""
+    """Interpolated between the published points, and extrapolated with the first and the last
+    slope."""
     points = list(zip(SCORED_ROWS, SCORED_MS, strict=True))
     if batch_size <= SCORED_ROWS[0]:
         (x, y), (x2, y2) = points[:2]

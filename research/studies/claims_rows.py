@@ -7,33 +7,23 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import geometric_mean
 
-from studies.claims_acceptance import FITTED_TO, LENGTHS, Laws
+from studies.claims_acceptance import Laws
 from studies.claims_machines import Gains, gains, machine
-from studies.document import table
 
 REPRODUCED, IN_PART, NOT = "reproduced", "in part", "not reproduced"
 
 CONTEXT_LEN = 350
 """ShareGPT's prompt and half its answer, in tokens."""
 LONGEST = 12
-BATCHES = (1, 8, 16, 32, 64, 128)
-PROBS = (0.5, 0.7, 0.9)
 SU_BATCHES = (1, 2, 4, 8, 16, 32)
 SU_ACCEPT = 0.8
-"""Not given; with less the best s is further from theirs."""
-SHOWN = (
-    "engine 7B",
-    "fit 8B",
-    "fit 70B",
-    "roofline A100 7B",
-    "roofline L40S 7B",
-    "roofline H100 7B",
-)
+"""Not known. With a lower one, the best s is further from theirs."""
+SHOWN = ("engine 7B", "fit 8B", "roofline A100 7B")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """source: the paper, and how we know (marks of the page). tables: shown below the rows."""
+    """source: the paper, and how the claim is known (marks of the page)."""
 
     claim: str
     source: str
@@ -41,11 +31,10 @@ class Finding:
     ours: str
     verdict: str
     why: str
-    tables: tuple[str, ...] = ()
 
 
 def graded(*holds: bool) -> str:
-    """Reproduced where all parts hold, in part where some do."""
+    """Reproduced if all parts hold, in part if some do."""
     return REPRODUCED if all(holds) else IN_PART if any(holds) else NOT
 
 
@@ -65,24 +54,13 @@ def _best_by_batch() -> Finding:
     ends = {name: (_best(name, 1, 0.7), _best(name, 64, 0.7)) for name in SHOWN}
     holds = [4 <= ends[n][0] <= 5 and 1 <= ends[n][1] <= 2 for n in ("engine 7B", "fit 8B")]
     roofline = ends["roofline A100 7B"]
-    rows = [
-        (name, prob, *(_with_gain(_gains(name, rows, prob)) for rows in BATCHES))
-        for name in SHOWN
-        for prob in PROBS
-    ]
-    header = ("machine", "acceptance", *(f"batch {rows}" for rows in BATCHES))
     return Finding(
         "best k against batch",
         "SmartSpec [Q]",
         "4-5 at batch 1, 1-2 at batch 64",
         f"acceptance 0.7: engine {_arrow(ends['engine 7B'])}, fit {_arrow(ends['fit 8B'])}",
         graded(*holds),
-        f"needs real costs: on the A100's data sheet alone it would be {_arrow(roofline)}",
-        (
-            f"Best k of 0 to {LONGEST}, and in brackets the speed relative to no drafts. "
-            "By the formulas, with costs known; fits are made for up to 32 rows.\n\n"
-            + table(header, rows),
-        ),
+        f"needs real costs: with the A100's data sheet alone it would be {_arrow(roofline)}",
     )
 
 
@@ -106,7 +84,7 @@ def _best_by_acceptance() -> Finding:
         "3 at acceptance 0.5, 7 at 0.9",
         shown,
         graded(rises, distance == 0),
-        "the batch is not stated; the nearest that we find is "
+        "the batch is not stated; the nearest match is "
         f"{_arrow(pairs[near])}, {near[0]} at batch {near[1]}",
     )
 
@@ -124,8 +102,8 @@ def _su_best() -> Finding:
         f"engine: {best[1]}, {best[8]}, {best[32]} at acceptance {SU_ACCEPT}, {lower[1]}, "
         f"{lower[8]}, {lower[32]} at 0.7; fit: {fit[1]}, {fit[8]}, {fit[32]} at 0.7",
         graded(falls, *holds),
-        "their acceptance is not known, and 0.8 was chosen by us; at batch 1 their drafts must "
-        "have cost less, or been better, than these",
+        "their acceptance is not known, 0.8 is our choice; at batch 1 their drafts must have "
+        "been cheaper or better than these",
     )
 
 
@@ -137,7 +115,7 @@ def _su_speed() -> Finding:
         "2.73 at batch 1, 1.31 at 32",
         f"engine, acceptance {SU_ACCEPT}: {first:.2f} and {last:.2f}",
         graded(abs(first / 2.73 - 1) <= 0.1, abs(last / 1.31 - 1) <= 0.1),
-        "as for the best s: cheaper or better drafts at batch 1 than the engine has",
+        "as above: at batch 1 their drafts must have been cheaper or better",
     )
 
 
@@ -159,32 +137,17 @@ def _su_table() -> Finding:
         "about 7 % faster",
         f"engine, acceptance {SU_ACCEPT}, mean over batches of 1 to 32: {low:.1%} to {high:.1%}",
         graded(low > 0, low <= 0.07 <= high),
-        f"depends on which two: {pairs}; against the best fixed s in hindsight {overall:.1%}",
+        f"depends on the two: {pairs}; against the best fixed s in hindsight {overall:.1%}",
     )
 
 
 def acceptance_laws(found: Sequence[Laws]) -> Finding:
-    """The last of them is the shipped pair's, all texts together."""
+    """The last of them is for all texts of the shipped pair together."""
     real = [one for one in found if "pair" in one.name]
     wins = sum(one.geometric.rms < one.power.rms for one in real)
     far_wins = sum(abs(one.geometric.far) < abs(one.power.far) for one in real)
     pair = real[-1]
     a, (c, g) = pair.geometric.parameters[0], pair.power.parameters
-    rows = [
-        (
-            one.name,
-            *(f"{one.accepted[LENGTHS.index(s)]:.2f}" for s in (1, 4, 8, 12)),
-            one.geometric.rms,
-            one.power.rms,
-            f"{one.geometric.far:+.1%}",
-            f"{one.power.far:+.1%}",
-        )
-        for one in found
-    ]
-    header = (
-        *("texts", "s = 1", "4", "8", "12", "geometric, rms", "power, rms"),
-        *("geometric, far", "power, far"),
-    )
     return Finding(
         "accepted drafts follow c s^g, 0 < g < 1",
         "Su et al. [Q]",
@@ -192,19 +155,10 @@ def acceptance_laws(found: Sequence[Laws]) -> Finding:
         f"shipped pair: {c:.2f} s^{g:.2f} is off by {pair.power.rms:.3f} tokens (rms), geometric "
         f"with a = {a:.2f} by {pair.geometric.rms:.3f}",
         IN_PART if 0 < g < 1 else NOT,
-        f"a power law describes the bend, but the geometric law with one parameter less is nearer "
+        "a power law has the right shape, but the geometric law with one parameter less is nearer "
         f"on {wins} of {len(real)} sets of real texts, and on {far_wins} for drafts longer than "
         "it was fitted to",
-        (
-            "Mean number of accepted drafts at s drafts, and errors of both laws. *rms*: tokens, "
-            f"fitted to s = 1..{LENGTHS[-1]}. *far*: mean relative error at s = {FITTED_TO + 1}.."
-            f"{LENGTHS[-1]}, fitted to s = 1..{FITTED_TO}.\n\n" + table(header, rows),
-        ),
     )
-
-
-def _with_gain(found: Gains) -> str:
-    return f"{found.best} ({found.by_length[found.best]:.2f})"
 
 
 def _arrow(pair: tuple[int, int]) -> str:

@@ -1,4 +1,4 @@
-"""The claims about serving under a steady load: which runs they take, and what is made of them."""
+"""The claims about serving under a steady load: the runs that they need, and their findings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from studies import claims_changing
 from studies.claims_machines import gains, machine
 from studies.claims_rows import CONTEXT_LEN, Finding, graded
 from studies.claims_runs import ADAPTIVE, ALL, ENGINE, FIXED, SWEPT, Case, Outcomes
-from studies.document import table
 
 LARGE, FIT = "engine 33B", "fit 8B"
 RATES = {
@@ -19,7 +18,6 @@ RATES = {
 STEADY = tuple((name, prob) for name in (ENGINE, FIT) for prob in (0.7, 0.8, 0.9))
 STEADY_ROWS = 32
 THEIR_RATES = ((5, 12.0), (3, 16.0))
-THEIRS = {0.7: 0.980, 0.8: 0.971, 0.9: 0.968}
 MATCHED = (0.1, 0.5)
 BUSY_ROWS = 128
 BUSY_ACCEPT = 0.6
@@ -90,7 +88,6 @@ def _order(found: Outcomes, at: Mapping[int, float | None]) -> Finding:
         _reached(at[a]) <= _reached(at[b]) for a, b in pairwise((5, 3, 1))
     )
     near = [at[k] is not None and abs(_reached(at[k]) / rate - 1) <= 0.2 for k, rate in THEIR_RATES]
-    tables = tuple(_sweep(found, name) for name in RATES)
     return Finding(
         "k = 5, then 3, then 1 stop paying as load rises (7B)",
         "SmartSpec [Q]",
@@ -98,8 +95,7 @@ def _order(found: Outcomes, at: Mapping[int, float | None]) -> Finding:
         f"engine: {_said(ENGINE, at)}",
         graded(falls, *near),
         f"the order {'holds' if falls else 'does not hold'}; the rates depend on the engine, whose "
-        "time for prompts and drafts is known only roughly, and on acceptance (0.67 here)",
-        tables,
+        "times for prompts and drafts are rough, and on acceptance (0.67 here)",
     )
 
 
@@ -113,62 +109,33 @@ def _larger_model(crossings: Mapping[str, Mapping[int, float | None]]) -> Findin
         "k of 3 and more hurts above 5 req/s",
         f"engine, 2 GPUs: {_said(LARGE, large)}",
         graded(falls, near),
-        "the larger model is slower, so that the same rate is a larger batch. Its costs are the "
-        "7B's times 2.4, a guess, and the 7B's rates are not theirs: that k = 3 agrees is in part "
-        "luck",
-    )
-
-
-def _sweep(found: Outcomes, name: str) -> str:
-    load, rates = RATES[name]
-    rows = []
-    for index, rate in enumerate(rates):
-        none = found[Case(name, load, rate, "none")]
-        ratios = [_ratios(found, name, policy)[index] for policy in SWEPT[1:]]
-        mean_k = found[Case(name, load, rate, "goodput")].mean_draft_len
-        rows.append((f"{rate:g}", f"{none.latency_s:.2f} s", *ratios, f"{mean_k:.2f}"))
-    header = ("req/s", "none", *SWEPT[1:], "mean k of goodput")
-    return (
-        f"Mean latency on {name}, relative to that without drafts; below 1 is faster. Acceptance "
-        "0.67, different for each request by 0.1.\n\n" + table(header, rows)
+        "a slower model has a larger batch at the same rate. Its costs are a guess (2.4 times the "
+        "7B's), so that k = 3 agrees is partly luck",
     )
 
 
 def _steady(found: Outcomes) -> Finding:
-    rows, shares = [], {}
+    shares = {}
     for name, prob in STEADY:
         tps = {p: found[Case(name, "few", prob, p, STEADY_ROWS)].steady_tps for p in ALL}
         best = max(tps[p] for p in FIXED)
         shares[name, prob] = {p: tps[p] / best for p in (*ADAPTIVE, "batch_table")}
-        share = [shares[name, prob][p] for p in ("goodput", "goodput_global", "batch_table")]
-        gains = [tps[p] / tps["none"] for p in FIXED]
-        rows.append((name, prob, f"{tps['none']:.0f}", *gains, *share, THEIRS[prob]))
     worst = min(shares, key=lambda at: shares[at]["goodput"])
     low, high = shares[worst]["goodput"], max(s["goodput"] for s in shares.values())
     met = sum(s["goodput"] >= 0.99 for s in shares.values())
-    header = (
-        *("machine", "acceptance", "none, tokens/s", *(f"{p} / none" for p in FIXED)),
-        *("goodput / best fixed", "goodput_global", "batch_table", "theirs"),
-    )
     return Finding(
         "steady load: adaptive close to the best fixed k",
         "SmartSpec [A]",
         "0.980, 0.971, 0.968 of it at acceptance 0.7, 0.8, 0.9",
-        f"{low:.3f} to {high:.3f} in {len(shares)} cells; our aim of 0.99 met in {met}",
+        f"{low:.3f} to {high:.3f} in {len(shares)} cells; the goal of 0.99 is met in {met}",
         graded(True, low >= 0.968),
         "the best fixed k is chosen in hindsight for each cell; the lowest is "
         f"{worst[0]} at {worst[1]}",
-        (
-            f"Tokens/s while {STEADY_ROWS} rows are taken and others wait, after a quarter of the "
-            "requests. All requests have the same acceptance, so that nothing is to be gained over "
-            "the best fixed k. Theirs had 1726.8 tokens/s without drafts.\n\n"
-            + table(header, rows),
-        ),
     )
 
 
 def _lookup(found: Outcomes) -> Finding:
-    rows, shares, unmatched = [], [], []
+    shares, unmatched = [], []
     for share in MATCHED:
         outcomes = {
             p: found[Case(ENGINE, "lookup", share, p, STEADY_ROWS)]
@@ -178,8 +145,6 @@ def _lookup(found: Outcomes) -> Finding:
         speeds = {p: one.steady_tps / none for p, one in outcomes.items()}
         shares.append(speeds["goodput"] / max(speeds.values()))
         unmatched.append(outcomes["fixed:5"].undrafted)
-        rows.append((share, f"{none:.0f}", *(s for p, s in speeds.items() if p != "none")))
-    header = ("matched", "none, tokens/s", *(f"{p} / none" for p in (*FIXED, *ADAPTIVE)))
     said = " and ".join(f"{u:.2f}" for u in unmatched)
     return Finding(
         "prompt lookup with few matches: the unmatched draft nothing",
@@ -188,13 +153,8 @@ def _lookup(found: Outcomes) -> Finding:
         f"with matches at {MATCHED[0]} and {MATCHED[1]} of positions, {said} of the steps under "
         f"fixed:5 have none; goodput {min(shares):.3f} of the best of all or more",
         graded(all(u > 0.3 for u in unmatched), min(shares) >= 0.98),
-        "a matched stretch is passed in fewer steps, so that more of the steps than of the "
-        "positions are unmatched; the best is chosen in hindsight",
-        (
-            f"Tokens/s on engine 7B with {STEADY_ROWS} rows, relative to no drafts; a draft is "
-            "right with 0.75 within a matched stretch of 12 tokens on average.\n\n"
-            + table(header, rows),
-        ),
+        "matched text takes fewer steps, so the share of unmatched steps is larger than that of "
+        "positions; the best is chosen in hindsight",
     )
 
 
@@ -217,19 +177,14 @@ def _latency(found: Outcomes) -> Finding:
     speeds = {label: none.latency_s / ours.latency_s for label, (none, ours) in pairs.items()}
     best = max(speeds, key=lambda label: speeds[label])
     chat = max(s for label, s in speeds.items() if "0.67" in label)
-    rows = [(label, s) for label, s in speeds.items() if "0.9," in label]
     return Finding(
         "mean request latency against no speculation",
         "SmartSpec [P]",
         "up to 3.2 times lower",
         f"up to {speeds[best]:.2f} times ({best}); at ShareGPT's acceptance up to {chat:.2f}",
         graded(speeds[best] >= 2, speeds[best] >= 3.2),
-        "theirs is of a configuration that is not stated, ours needs 0.9 of drafts right. Near "
-        "saturation any figure can be had: without drafts requests queue, with them not yet",
-        (
-            "Mean latency without drafts over that with goodput, where 0.9 of drafts are right."
-            "\n\n" + table(("machine and load", "times lower"), rows),
-        ),
+        "their configuration is not stated; ours needs an acceptance of 0.9. Near saturation the "
+        "figure has no limit: without drafts, requests queue",
     )
 
 
@@ -245,13 +200,9 @@ def _where_fixed_loses(found: Outcomes) -> Finding:
         f"goodput_global {shares['goodput_global']:.3f}, goodput {shares['goodput']:.3f}; the best "
         f"fixed k has {fixed:.3f}",
         graded(fixed < 1, shares["goodput_global"] >= 0.97),
-        f"engine 7B, {BUSY_ROWS} rows, acceptance {BUSY_ACCEPT}, chosen such that they lose. "
-        "Theirs was an H100 from batch 16 on: by the published fit speculation pays there, "
-        f"{pays:.2f} times at acceptance 0.5",
-        (
-            f"Tokens/s on engine 7B with {BUSY_ROWS} rows at acceptance {BUSY_ACCEPT}, relative to "
-            "no drafts.\n\n" + table(ALL, [[shares[p] for p in ALL]]),
-        ),
+        f"engine 7B, {BUSY_ROWS} rows, acceptance {BUSY_ACCEPT}, chosen so that fixed k lose. "
+        "Theirs was an H100 from batch 16 on, where speculation pays by the published fit "
+        f"({pays:.2f} times at acceptance 0.5)",
     )
 
 
@@ -277,10 +228,9 @@ def granularity(found: Outcomes) -> str:
             best = min(latency[p] for p in SWEPT if p not in ADAPTIVE)
             to_best.append(latency["goodput"] / best)
     return (
-        f"At the {len(to_best)} steady rates `goodput` has {min(to_best):.3f} to "
-        f"{max(to_best):.3f} of the mean latency of the best of k = 0, 1, 3, 5 in hindsight. A "
-        "length for each request gains nothing over one for all in these loads, where "
-        "acceptance differs by 0.1 between requests: "
-        f"{min(to_global):.3f} to {max(to_global):.3f} of the latency of "
+        f"At the {len(to_best)} steady rates, the mean latency of `goodput` is "
+        f"{min(to_best):.3f} to {max(to_best):.3f} of that of the best of k = 0, 1, 3, 5 in "
+        "hindsight. A length for each request gains nothing over one for all here, because "
+        f"requests differ little: {min(to_global):.3f} to {max(to_global):.3f} of the latency of "
         "`goodput_global`."
     )

@@ -1,15 +1,14 @@
 """Clients that each have one request in the server at all times, on a virtual clock.
 
-The number of rows is constant, and every client sends the same texts in the same order whatever the
-policy is, so that policies are compared token by token: the time in which the clients together got
-tokens n to m of the same streams. Adaptive policies run in the server's own `StepLoop`; a fixed
-draft length needs no loop, its steps follow from the texts, and `fixed_times` adds up what they
-cost. `ClosedLoop` under `fixed:K` must give the same to rounding, which the studies check.
+The number of rows is constant, and every client sends the same texts in the same order under every
+policy. So policies are compared token by token: by the time in which all clients together got
+tokens n to m of the same streams. Adaptive policies run in the server's own `StepLoop`. A fixed
+draft length needs no loop: its steps follow from the texts, and `fixed_times` adds up their cost.
+`ClosedLoop` under `fixed:K` must give the same result, which the studies check. This module also
+has the machines of the studies.
 
-The machines that the studies ask about are here as well.
-
-Prompts are taken as cached, in the target and in the draft, like the turns of a conversation: a
-step is then a step of decoding at a given context, and what prompts cost is asked elsewhere.
+Prompts count as cached, in target and draft, like the turns of a conversation. So a step is a
+decoding step at a given context; other studies measure the cost of prompts.
 """
 
 from __future__ import annotations
@@ -48,7 +47,8 @@ Ints = NDArray[np.int64]
 MAX_DRAFT_LEN = 7
 PREFILL_CHUNK = 512
 OUTPUT_LEN = 256
-"""Tokens of a request; a client's first one is cut at random, so that they do not end together."""
+"""Tokens of a request. A client's first request has a random length, so that they do not end
+together."""
 
 NUM_BATCHES = 20
 """Parts of a window from whose spread the standard error of a ratio is taken."""
@@ -69,8 +69,8 @@ PROFILES = {CPU_88M: "traces/profile-88m.json", CPU_TINY: "profile-tiny.json"}
 
 
 def hardware_of(machine: str, max_rows: int) -> Hardware:
-    """Of a GPU with what its memory holds, of a measured profile the costs alone: those of prompts
-    are left out, of which only the last token is read here."""
+    """The costs of a GPU, limited by its memory, or of a measured profile. Costs of prompts are
+    left out, because only the last token of a prompt is read here."""
     if machine in PROFILES:
         return Hardware(replace(load_cost(RESULTS / PROFILES[machine]), prompt=None))
     return gpu_hardware(*GPUS[machine], max_rows)
@@ -262,11 +262,8 @@ class ClosedLoop:
 
 
 class StudiedController(Controller):
-    """The server's with parts taken away, to see what they cost.
-
-    accept_of: the acceptance of a sequence, in place of what is estimated; None estimates.
-    is_alone: the planner, with neither guard nor probes.
-    """
+    """The server's controller with parts removed, to see their cost. accept_of: the known
+    acceptance of a sequence; None estimates it. is_alone: the planner without guard and probes."""
 
     def __init__(
         self,
@@ -313,9 +310,8 @@ def fixed_times(
 
 @dataclass(frozen=True)
 class _Steps:
-    """What each step did: rows of each draft pass, tokens in the caches of all rows; and tokens
-    generated up to its end. Nobody's draft cache is more than a token behind, which costs nothing.
-    """
+    """Work of each step: rows of each draft pass, cached tokens of all rows; and tokens generated
+    up to its end. Draft caches lack at most one token, which costs nothing."""
 
     draft_rows: list[Ints] = field(default_factory=list)
     contexts: list[float] = field(default_factory=list)

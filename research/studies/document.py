@@ -1,7 +1,9 @@
-"""How a study is written down: a page of Markdown to read, and the same figures as JSON."""
+"""Writes the result of a study: a page of Markdown, and the figures as JSON."""
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,10 +28,31 @@ def publish(
     """
     folder.mkdir(parents=True, exist_ok=True)
     made = f"`scripts/study {name}`, {datetime.now(UTC):%Y-%m-%d}, {machine_name()}."
-    text = "\n\n".join([f"# {title}", made, *sections]) + "\n"
+    text = "\n\n".join([f"# {title}", made, *map(wrapped, sections)]) + "\n"
     (folder / f"{name}.md").write_text(text, encoding="utf-8")
     document = {"study": name, "date": f"{datetime.now(UTC):%Y-%m-%d}", "machine": machine_name()}
     (folder / f"{name}.json").write_text(entry_lines(document | dict(figures)), encoding="utf-8")
+
+
+def wrapped(text: str) -> str:
+    """Paragraphs and lists in lines of at most 100 columns; tables and headings as they are."""
+    blocks = text.strip().split("\n\n")
+    return "\n\n".join(one if one.startswith(("|", "#")) else _wrap(one) for one in blocks)
+
+
+def _wrap(block: str) -> str:
+    items = re.split(r"\n(?=- )", block)
+    filled = [
+        textwrap.fill(
+            re.sub(r"\s+", " ", item).replace(" %", "\0%"),  # a line does not begin with %
+            100,
+            subsequent_indent="  " if item.startswith("- ") else "",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for item in items
+    ]
+    return "\n".join(filled).replace("\0", " ")
 
 
 def _cell(value: object) -> str:

@@ -1,12 +1,14 @@
-"""Endurance: does anything grow while the loop serves for long?
+"""Endurance: does memory grow while the loop serves for long?
 
-The server's own loop on the simulator's engines: 32 rows, policy `goodput`, many small requests:
-with a draft model, with prompt lookup or with both, with priorities and deadlines, some cancelled,
-some with a `workload` tag that nobody else uses; the cache is tight, so that some are preempted.
-Every tenth of the way the loop is drained and the ring of step records emptied, so that nothing is
-left that a request or a step may hold, and memory is looked at.
+The server's own loop on the simulator's engines: 32 rows, policy `goodput`, many small requests.
+They use a draft model, prompt lookup or both, with priorities and deadlines. Some are cancelled,
+some have a `workload` tag of their own, and some are preempted because the cache is small. At each
+tenth of the run, the loop is drained and the ring of step records emptied, so that no request or
+step holds memory. Then memory is measured.
 
-    STEPS=1000000 scripts/study endurance       100,000 steps unless said
+STEPS=1000000 scripts/study endurance
+
+100,000 steps unless STEPS is set.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ from __future__ import annotations
 import gc
 import os
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -39,23 +40,23 @@ from studies.document import publish, table
 NUM_STEPS = int(os.environ.get("STEPS", "100000"))
 NUM_LOOKS = 10
 WARM_LOOKS = 2
-"""Looks that are left out of what is judged: tables and pools still fill."""
+"""Measurements that are left out of the result, because tables and pools still fill."""
 
 NUM_ROWS, MAX_DRAFT_LEN, CHUNK = 32, 7, 256
 MAX_PROMPT, MAX_OUTPUT = 40, 64
 NUM_TEXTS = 509
-"""Texts that requests share; a prime, so that they come with ever other traits."""
+"""Texts that requests share. A prime number, so that texts and other properties combine
+differently."""
 
 SHARE_OF_ROWS = 0.7
-"""What the cache holds of all rows at their longest."""
+"""Capacity of the cache as a share of all rows at their longest."""
 
 WAITING = 8
 """Requests that are kept in the queue."""
 
 
 class Service:
-    """The loop, its engines, and the clients that keep it busy. Whatever is kept here of a request
-    is forgotten at its end."""
+    """The loop, its engines, and the clients. All data of a request is removed at its end."""
 
     def __init__(self) -> None:
         self._texts: dict[SequenceId, SimRequest] = {}
@@ -90,7 +91,7 @@ class Service:
         self._step()
 
     def drain(self) -> None:
-        """Serve what is there to its end, and forget the records of steps."""
+        """Serve all remaining requests, and drop the records of steps."""
         while self._texts:
             self._step()
         self.loop.check_integrity()
@@ -107,7 +108,7 @@ class Service:
         self._offline.put(served_request(text, "goodput", MAX_DRAFT_LEN))
 
     def _text(self, number: int) -> SimRequest:
-        """Of two kinds, which draft well or badly; but one in 50 has a kind of its own."""
+        """One of two workloads, with high and low acceptance; one request in 50 has its own."""
         index = number % NUM_TEXTS
         draft, lookup = self._acceptances[index]
         kind = f"kind {index % 2}" if number % 50 else f"only {number}"
@@ -132,7 +133,7 @@ class Service:
 
 
 def pool() -> list[tuple[DraftRuns, DraftRuns]]:
-    """For each text what the draft model and what prompt lookup get right of it."""
+    """For each text the runs of right drafts of the draft model and of prompt lookup."""
     rng = np.random.default_rng(1)
     return [
         (
@@ -145,8 +146,8 @@ def pool() -> list[tuple[DraftRuns, DraftRuns]]:
 
 @dataclass(frozen=True)
 class Look:
-    """Memory of a drained loop. rss_kib: resident. num_blocks: that Python has allocated.
-    num_objects: that the garbage collector tracks."""
+    """Memory of a drained loop. rss_kib: resident. num_blocks: allocated by Python. num_objects:
+    tracked by the garbage collector."""
 
     num_steps: int
     num_requests: int
@@ -174,19 +175,17 @@ def resident_kib() -> int:
 
 
 def growth(looks: Sequence[Look], value: Callable[[Look], float]) -> float:
-    """Of the value, for a million steps: the slope of a straight line through the looks."""
+    """Growth of the value per million steps: the slope of a linear fit."""
     steps = np.array([look.num_steps for look in looks], dtype=np.float64)
     values = np.array([value(look) for look in looks])
     return float(np.polyfit(steps, values, 1)[0]) * 1e6
 
 
-def verdict(looks: Sequence[Look], grown: Counter[str], service: Service) -> str:
-    """grown: objects by type, of which there are more in the end than after warm-up."""
+def verdict(looks: Sequence[Look], service: Service) -> str:
     warm = looks[WARM_LOOKS:]
     num_requests = warm[-1].num_requests - warm[0].num_requests
     objects = warm[-1].num_objects - warm[0].num_objects
     blocks = warm[-1].num_blocks - warm[0].num_blocks
-    more = ", ".join(f"{name} +{count}" for name, count in grown.most_common(8)) or "none"
     outcomes = ", ".join(f"{count:,} {name}" for name, count in sorted(service.outcomes.items()))
     slopes = (
         f"{growth(warm, lambda one: one.num_objects):+,.0f} objects, "
@@ -194,33 +193,27 @@ def verdict(looks: Sequence[Look], grown: Counter[str], service: Service) -> str
         f"{growth(warm, lambda one: one.rss_kib / 1024):+.2f} MiB"
     )
     return (
+        "Does memory grow while a server runs? "
         f"{service.num_steps:,} steps, {service.num_requests:,} requests ({outcomes}), "
         f"{service.num_tokens:,} tokens, {service.loop.num_preemptions:,} preemptions. After "
         f"warm-up, over {num_requests:,} requests: {objects:+,} objects, {blocks:+,} blocks of "
-        f"memory, {warm[-1].rss_kib - warm[0].rss_kib:+,} KiB resident. By a straight line through "
-        f"the looks a million steps add {slopes}. Types of which there were more in the end: "
-        f"{more}."
+        f"memory, {warm[-1].rss_kib - warm[0].rss_kib:+,} KiB resident. By a linear fit, a million "
+        f"steps add {slopes}."
     )
 
 
-MADE = f"""
-**How it was made.** The server's own loop, scheduler, batcher, controller and estimates on the
-simulator's engines and a virtual clock, {NUM_ROWS} rows; no Triton, no PyTorch and no responder, so
-that what they hold is not in it. Requests of 1 to {MAX_PROMPT} prompt tokens and 8 to {MAX_OUTPUT}
-generated ones; one in 10 has a higher priority, one in 23 a deadline of 0.2 s, one in 50 a
-`workload` tag of its own; every 50 steps the oldest is cancelled; the cache holds {SHARE_OF_ROWS}
-of what the rows could need. At each look the loop is drained, its ring of records emptied and the
-garbage collector run; the first {WARM_LOOKS} looks are warm-up. Blocks are those of Python's own
-allocator, so that numbers and strings count as well. Each look is remembered by the study
-itself, which is one object and a few numbers.
-"""
+MADE = f"""\
+The server's own loop, scheduler, batcher, controller and estimates on the simulator's engines and
+a virtual clock, with {NUM_ROWS} rows. Triton, PyTorch and the responder are not included. Prompts
+have 1 to {MAX_PROMPT} tokens and answers 8 to {MAX_OUTPUT}. There are priorities, deadlines,
+`workload` tags, cancellations and preemptions. At each look the loop is drained and the garbage
+collector runs. The first {WARM_LOOKS} looks are warm-up. Blocks are those of Python's allocator."""
 
 
 def main() -> None:
     service = Service()
     looks: list[Look] = []
     at_start: Counter[str] = Counter()
-    start = time.perf_counter()
     for number in range(1, NUM_LOOKS + 1):
         while service.num_steps < number * NUM_STEPS // NUM_LOOKS:
             service.step()
@@ -228,7 +221,6 @@ def main() -> None:
         if number == WARM_LOOKS:
             at_start = objects_by_type()
         print(f"{looks[-1].num_steps:,} steps, {looks[-1].rss_kib / 1024:.1f} MiB", flush=True)
-    took_s = time.perf_counter() - start
     grown = objects_by_type() - at_start
     rows = [
         [
@@ -238,17 +230,16 @@ def main() -> None:
             f"{one.num_blocks:,}",
             f"{one.num_objects:,}",
         ]
-        for one in looks
+        for one in looks[1::2]
     ]
     publish(
         Path(sys.argv[1]),
         "endurance",
         "Memory over many steps",
         [
-            verdict(looks, grown, service),
+            verdict(looks, service),
             table(["steps", "requests", "resident MiB", "blocks", "objects"], rows),
-            f"{service.num_steps / took_s:.0f} steps a second, looks included.",
-            MADE.strip(),
+            MADE,
         ],
         {
             "looks": [asdict(one) for one in looks],

@@ -1,8 +1,8 @@
-"""How near the simulator is to a real server: the same load on both, point by point.
+"""How close is the simulator to a real server? The same load on both, point by point.
 
 Run by `scripts/study fidelity`, about 12 minutes on a machine that does nothing else. It starts a
-real Triton server, loads it, and replays the records. ROUNDS in the environment changes the
-repeats; FOLDER in it names an earlier measurement, which is then only evaluated anew.
+real Triton server, loads it, and replays the records. The environment variable ROUNDS changes the
+number of repeats. FOLDER names an earlier measurement, which is then only evaluated again.
 """
 
 from __future__ import annotations
@@ -120,7 +120,8 @@ def measure(folder: Path, settings: Settings) -> None:
 
 
 def _warm_up(load: Load, folder: Path, settings: Settings) -> dict[str, float]:
-    """Saturation rates, to choose loads by; and kernels for all sizes of a pass."""
+    """Measures saturation rates, which determine the loads, and warms up kernels for all pass
+    sizes."""
     rates = {}
     for policy in settings.shares:
         run = warm_up_of(policy)
@@ -133,7 +134,8 @@ def _warm_up(load: Load, folder: Path, settings: Settings) -> dict[str, float]:
 
 
 def _runs(settings: Settings, rates: Mapping[str, float], repeat: int) -> list[Run]:
-    """Of one round: every other one goes backwards, so that a drift of the machine hits all."""
+    """Runs of one round. Every second round is in reverse order, so that a drift of the machine
+    affects all."""
     runs = []
     for policy, shares in settings.shares.items():
         name = policy.replace(":", "")
@@ -158,8 +160,8 @@ def evaluate(folder: Path, out: Path) -> None:
     publish(
         out,
         "fidelity",
-        "How near the simulator is to the server",
-        page(points, pairs, alone, causes, runs),
+        "How close the simulator is to the server",
+        page(points, runs),
         figures(points, pairs, alone, causes, profile),
     )
     say(f"{sum(point.is_met for point in points)} of {len(points)} points are within their limits")

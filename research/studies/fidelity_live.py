@@ -1,8 +1,8 @@
-"""What a real server does with the study's load: texts, their oracle, records and step traces.
+"""The study's load on a real server: texts, their oracle, records and step traces.
 
-All prompts of a measurement are answered by known texts: they are written once without drafts, and
-each prompt then asks for as many tokens as its text has. So a request ends by its length, and what
-it would draft with success at each position is known for every draft length.
+All prompts are answered with known texts. They are generated once without drafts, and each prompt
+then asks for as many tokens as its text has. So a request ends by its length, and the accepted
+drafts at each position are known for every draft length.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ BENCH = Path(".smartspec/bench")
 TARGET, DRAFT = "88m", "4m"
 
 PROMPT_SEED = 7_700_017
-"""Keys the prompts; far from the seeds that the shipped pair was trained on."""
+"""Seed of the prompts. It differs from the seeds of the shipped pair's training."""
 
 MAX_TOKENS = 64
 ALL_AT_ONCE = 1000.0
-"""Requests a second that fill the queue before the first of them is over."""
+"""Requests per second that fill the queue before the first of them ends."""
 
 PREFILL_CHUNK = 128
 LIMITS = LimitsConfig(
@@ -42,7 +42,7 @@ LIMITS = LimitsConfig(
     prefill_chunk=PREFILL_CHUNK,
     reuse_prefixes=False,
 )
-"""Prompts come again within a run, and reuse of prefixes is not simulated."""
+"""Prompts occur several times in a run, and the simulator does not model prefix reuse."""
 
 NUM_STEPS = 1024
 """As many as the server keeps."""
@@ -71,7 +71,7 @@ class Run:
 
 
 def warm_up_of(policy: str) -> Run:
-    """The first load of a policy, all at once, of which no figure is taken."""
+    """The first load of a policy, all at once. Its figures are not used."""
     return Run(f"warm-{policy.replace(':', '')}", policy, None, ALL_AT_ONCE, 0)
 
 
@@ -106,8 +106,8 @@ def write_prompts(folder: Path, num_prompts: int, dtype: str) -> None:
 
 
 def read_texts(folder: Path) -> list[OracleSequence]:
-    """By prompt, each as a request for just its length gets it: without the end token's draw.
-    Request i of a run has prompt i modulo their number."""
+    """By prompt, as a request of exactly this length generates it: without the draw of the end
+    token."""
     return [_by_length(text) for text in read_oracle(folder / "oracle.jsonl")[1]]
 
 
@@ -122,8 +122,8 @@ def _by_length(text: OracleSequence) -> OracleSequence:
 
 @contextmanager
 def serving(folder: Path, dtype: str) -> Iterator[TritonServer]:
-    """The server, ready; ended when the block is left. Its profile is measured anew and kept in
-    the folder, to which it adds its host time when it ends."""
+    """The server, ready; it ends with the block. Its profile is measured again and kept in the
+    folder, and the server adds its host time when it ends."""
     engine = TorchEngineConfig(
         model=str((BENCH / TARGET).resolve()),
         draft=str((BENCH / DRAFT).resolve()),
@@ -144,7 +144,7 @@ def profile_path(folder: Path) -> Path:
 
 
 class Load:
-    """Offers runs to a server, one after the other."""
+    """Sends runs to a server, one after the other."""
 
     def __init__(self, server: TritonServer, folder: Path) -> None:
         self._url = server.address.http_url
@@ -152,7 +152,8 @@ class Load:
         self._last_start_s = -1.0
 
     def offer(self, run: Run, num_requests: int, duration_s: float) -> dict[str, Any]:
-        """Send, and keep the record and the steps; what `smartspec load` sums up."""
+        """Send the requests, and store the record and the steps. Returns the summary of `smartspec
+        load`."""
         options = ["--rate", str(run.rate), "--requests", str(num_requests)]
         options += ["--duration", str(duration_s), "--seed", str(100 + run.repeat)]
         options += ["--policy", run.policy, "--jsonl", str(run.record(self._folder))]
@@ -189,7 +190,7 @@ def _write_lines(path: Path, documents: Sequence[dict[str, Any]]) -> None:
 
 
 def _smartspec(*arguments: str) -> str:
-    """Standard output of the command, in a process of its own. Raises with its last words."""
+    """Standard output of the command, run as a process. Raises with its last lines."""
     command = [str(Path(sys.executable).parent / "smartspec"), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,7 +11,6 @@ from studies.document import table
 from studies.fidelity_live import DRAFT, LIMITS, TARGET, Run
 from studies.fidelity_replay import Ratio, Replay, mean_server_s, outside_s, send_lag_s
 from studies.fidelity_steps import (
-    PARTS,
     Line,
     StepPair,
     by_kind,
@@ -47,9 +45,6 @@ class Point:
 
 def page(
     points: Sequence[Point],
-    pairs: Sequence[StepPair],
-    alone: Sequence[tuple[int, float, float]],
-    causes: Mapping[str, Mapping[str, float]],
     runs: Sequence[Run],
 ) -> list[str]:
     repeats = max(run.repeat for run in runs)
@@ -57,23 +52,6 @@ def page(
         _answer(points),
         _points_table(points),
         _full_table([point for point in points if point.share is None]),
-        "## Where they differ",
-        "Every recorded step, charged as the simulator charges it from the step's own rows, "
-        "tokens, drafts and context, beside what it took; milliseconds, measured / charged. "
-        "*Between* is the loop's time from one step to the next.",
-        _lines_table(lines_of(by_kind(pairs)), ["steps", *PARTS]),
-        "Steps without prompts, by rows:",
-        _lines_table(lines_of(by_rows(pairs)), ["rows", *PARTS]),
-        "Steps that read prompts beside decoding:",
-        _lines_table(lines_of(by_prompt(pairs)), ["prompt", *PARTS]),
-        _alone_text(alone),
-        _context_text(pairs),
-        "Outside the loop, and acceptance; milliseconds and tokens a request, means:",
-        _outside_table(points),
-        "Mean latency below saturation, simulated over real, had the simulator charged for what "
-        "was measured:",
-        _causes_table(causes),
-        "## How it was made",
         _method(points, repeats),
     ]
 
@@ -85,12 +63,13 @@ def _answer(points: Sequence[Point]) -> str:
     rates = [abs(point.ratios["saturation_rps"].value - 1) for point in full]
     num = sum(abs(point.ratios["e2e_ms_mean"].value - 1) <= MOST_LATENCY for point in below)
     met = sum(point.is_met for point in full)
+    near = worst.ratios["e2e_ms_mean"].value
     return (
-        f"**Mean latency is within 10 % of the server's at {num} of {len(below)} points up to 0.7 "
-        f"of saturation; the worst is {worst.ratios['e2e_ms_mean'].value:.3f} of it "
-        f"({worst.policy}, {shown_share(worst.share)}). Saturation rate and throughput are within "
-        f"5 % for {met} of {len(full)} policies; the worst rate is off by "
-        f"{100 * max(rates):.1f} %.**"
+        "How close is the simulator to the server? **Mean latency is within 10 % of the server's "
+        f"at {num} of {len(below)} points up to 0.7 of saturation; at the worst point it is "
+        f"{near:.3f} of it ({worst.policy}, {shown_share(worst.share)}). Saturation rate and "
+        f"throughput are within 5 % for {met} of {len(full)} policies; the largest error of a rate "
+        f"is {100 * max(rates):.1f} %.**"
     )
 
 
@@ -99,7 +78,7 @@ def _points_table(points: Sequence[Point]) -> str:
     full = {p.policy: p.ratios["saturation_rps"].real for p in points if p.share is None}
     header = ("policy", "load / saturation", "req/s", "requests", "mean latency, s", "ratio")
     return table(
-        (*header, "of p50", "of p99", "of TTFT", "of tokens/s", "verdict"),
+        (*header, "of p99", "of TTFT", "of tokens/s", "verdict"),
         [
             (
                 point.policy,
@@ -108,7 +87,7 @@ def _points_table(points: Sequence[Point]) -> str:
                 sum(len(one.records) for one in point.replays),
                 _both(point.ratios["e2e_ms_mean"], 1e-3),
                 _with_half(point.ratios["e2e_ms_mean"]),
-                *(point.ratios[n].value for n in ("e2e_ms_p50", "e2e_ms_p99", "ttft_ms_mean")),
+                *(point.ratios[n].value for n in ("e2e_ms_p99", "ttft_ms_mean")),
                 point.ratios["tokens_per_s"].value,
                 "met" if point.is_met else "missed",
             )
@@ -144,118 +123,22 @@ def _full_table(points: Sequence[Point]) -> str:
     )
 
 
-def _lines_table(lines: Sequence[Line], header: Sequence[str]) -> str:
-    names = [name.removesuffix("_s") for name in header]
-    return table(
-        (names[0], "number", "share of time", *names[1:], "charged / measured", "median"),
-        [
-            (
-                line.name,
-                line.num_steps,
-                f"{100 * line.share:.1f} %",
-                *(
-                    f"{1e3 * line.measured[part]:.2f} / {1e3 * line.charged[part]:.2f}"
-                    for part in PARTS
-                ),
-                line.ratio,
-                line.median,
-            )
-            for line in lines
-        ],
-    )
-
-
-def _alone_text(alone: Sequence[tuple[int, float, float]]) -> str:
-    if not alone:
-        return "No prompt was read while nothing else ran."
-    tokens, measured, charged = (statistics.fmean(column) for column in zip(*alone, strict=True))
-    return (
-        f"{len(alone)} prompts of {tokens:.0f} tokens were read while nothing else ran: "
-        f"{1e3 * measured:.1f} ms from scheduling to the first token, charged "
-        f"{1e3 * charged:.1f} ms ({charged / measured:.3f})."
-    )
-
-
-def _context_text(pairs: Sequence[StepPair]) -> str:
-    slopes = context_slopes(pairs)
-    if not slopes:
-        return "Too few steps of one size to say what context costs."
-    shown = "; ".join(
-        f"{rows} rows: {real:.2f} / {charged:.2f} ({num} steps)"
-        for rows, num, real, charged in slopes
-    )
-    return (
-        "A token of context adds to a target pass, in microseconds a row, measured (least squares) "
-        f"/ charged: {shown}."
-    )
-
-
-def _outside_table(points: Sequence[Point]) -> str:
-    def ms(value: float | None) -> str:
-        return "" if value is None else f"{1e3 * value:.1f}"
-
-    return table(
-        ("policy", "load", "send lag", "Triton and wire", "drafted", "accepted", "same"),
-        [
-            (
-                point.policy,
-                shown_share(point.share),
-                ms(mean_server_s(point.replays, send_lag_s)),
-                ms(mean_server_s(point.replays, outside_s)),
-                *(
-                    " / ".join(
-                        f"{statistics.fmean(getattr(r, name)[side] for r in point.replays):.1f}"
-                        for side in (0, 1)
-                    )
-                    for name in ("drafted", "accepted")
-                ),
-                _alike(point.replays),
-            )
-            for point in points
-        ],
-    )
-
-
-def _alike(replays: Sequence[Replay]) -> str:
-    """Requests whose accepted drafts are just as the oracle says, where that can be said."""
-    numbers = [one.num_alike for one in replays if one.num_alike is not None]
-    return f"{sum(numbers)} of {sum(len(one.records) for one in replays)}" if numbers else ""
-
-
-def _causes_table(causes: Mapping[str, Mapping[str, float]]) -> str:
-    policies = list(next(iter(causes.values())))
-    rows = [(name, *(found[policy] for policy in policies)) for name, found in causes.items()]
-    return table(("charged", *policies), rows)
-
-
 def _method(points: Sequence[Point], repeats: int) -> str:
     failed = sum(one.num_failed for point in points for one in point.replays)
     cut = sum(one.num_cut for point in points for one in point.replays)
     return f"""\
-A real Triton server on this machine, pair {TARGET} + {DRAFT} (the shipped pair, expanded without
-changing what it computes), {LIMITS.max_sequences} rows, prompt chunks of {LIMITS.prefill_chunk},
-greedy. `smartspec load` sends the four workloads' prompts in turn, open loop, Poisson, from a
-process of its own; {repeats} repeats of each point, with other arrivals in each, spread over the
-whole measurement. Saturation is all requests at once; its rate is taken over all but the last
-{LIMITS.max_sequences} to end. Loads were chosen as shares of the rate that a warm-up showed; the
-table has them as shares of the rate measured afterwards. Every replay begins with that warm-up's
-record, from which the server had learned too.
+A real Triton server on this machine with the 88 M and 4 M pair (`{TARGET}` + `{DRAFT}`),
+{LIMITS.max_sequences} rows, prompt chunks of {LIMITS.prefill_chunk}, greedy. `smartspec load` sent
+the prompts of the four workloads in an open loop with Poisson arrivals, {repeats} repeats of each
+point. Saturation is all requests at once; its rate leaves out the last {LIMITS.max_sequences} to
+end. The simulator replayed each record with the same arrivals, lengths and policy, the profile
+that the server left, and the exact acceptance of its texts (`smartspec trace --oracle`). Requests
+ended by their length. {failed} requests failed, {cut} ended at another length than their text.
 
-Each record is replayed with the same arrivals, lengths and policy, the profile that this server
-left (`engine.profile_cache`: passes measured at its start, host time learned from its last steps),
-and the exact acceptance of its texts: they are written once without drafts, `smartspec trace
---oracle` says at every position how many drafts of each proposer would be right, and a text does
-not depend on what is drafted. So that lengths are known, each prompt asks for as many tokens as its
-text has, and requests end by their length; one that ends by its end token takes a draw more, which
-the simulator leaves out. In bfloat16 near-ties
-can still change a text; *same* counts the requests that accepted exactly as many drafts as the
-oracle says. {failed} requests failed, {cut} ended at another length than their text.
-
-Ratios, and the columns that begin with *of*, are simulated over real. Of latencies, each is the
-mean over the repeats of each one's mean, median or 99th percentile; +- is half of a 95 % interval
-of the ratio, from the repeats' own ratios (Student's t). A verdict is by the ratio itself: within
-10 % for mean latency and 5 % for throughput up to 0.7 of saturation, within 5 % for saturation rate
-and throughput above."""
+Ratios are simulated over real. +- is half of a 95 % interval over the repeats. A verdict is *met*
+within 10 % for mean latency and 5 % for throughput up to 0.7 of saturation, and within 5 % above.
+The JSON file also has the steps by rows and prompt, prompts alone, context, and the parts outside
+of the loop."""
 
 
 def figures(

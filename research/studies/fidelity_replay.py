@@ -1,4 +1,4 @@
-"""Records of a real server, replayed by the simulator, and how alike the two are.
+"""Replays records of a real server in the simulator, and compares the two.
 
 A record gets the oracle of its texts, and is read and run as `smartspec simulate --record` does.
 """
@@ -33,11 +33,9 @@ T_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
 
 @dataclass(frozen=True)
 class Replay:
-    """A run beside its simulation; timings of both in the order of `records`.
-
-    drafted, accepted: tokens a request, real and simulated. num_alike: requests that accepted as
-    many drafts as the oracle says that a fixed length does; None for other policies.
-    """
+    """A run and its simulation, with timings of both in the order of `records`. drafted, accepted:
+    tokens per request, real and simulated. num_alike: requests that accepted as many drafts as the
+    oracle predicts for a fixed length; None for other policies."""
 
     records: Sequence[Mapping[str, Any]]
     real: Sequence[RequestTiming]
@@ -50,8 +48,8 @@ class Replay:
 
 
 def with_oracle(path: Path, texts: Sequence[OracleSequence]) -> list[dict[str, Any]]:
-    """The lines of a record, by arrival, each with what its text says of the proposers; also
-    written beside it, as NAME.replay.jsonl, for `smartspec simulate --record`."""
+    """The lines of a record, by arrival, each with the oracle of its text. Also written as
+    NAME.replay.jsonl, for `smartspec simulate --record`."""
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     lines.sort(key=lambda line: (line["scheduled_s"], line["index"]))
     for line in lines:
@@ -85,10 +83,8 @@ def replay(
     cost: CostModel,
     limits: LimitsConfig,
 ) -> Replay:
-    """Simulate what was recorded, behind the policy's warm-up: the server had learned from that.
-
-    Requests that failed are in the simulation and in num_failed, but in no latency.
-    """
+    """Simulate the record, after the policy's warm-up, from which the server had learned. Requests
+    that failed are simulated and counted in num_failed, but are in no latency."""
     warm = [_numbered_apart(request) for request in _requests(warm_up, texts)]
     begun = Simulation(warm, policy, cost, sim_limits(limits)).run()
     lines, requests = with_oracle(path, texts), _requests(path, texts)
@@ -206,8 +202,8 @@ def mean_server_s(
 
 
 def outside_s(line: Mapping[str, Any]) -> float:
-    """Of a request's latency from when it left, what the server's loop did not see: Triton before
-    it, the responder, Triton and the wire after it."""
+    """The part of a request's latency that the server's loop does not see: Triton before it, the
+    responder, Triton and the network after it."""
     server = line["server_s"]
     inside_s = server["last_token"] - server["arrival"]
     return float(line["chunk_s"][-1] - line["sent_s"] - inside_s)

@@ -1,9 +1,9 @@
-"""Recorded steps of a real server beside what the simulator charges for them, part by part.
+"""Recorded steps of a real server, compared part by part with what the simulator charges for them.
 
 Each step's work, with its own rows, tokens, drafts and context, is given to the simulator's engines
-with the server's profile. So what differs is the cost model's or the profile's doing, not that of
-arrivals or acceptance. Steps in which nobody decodes are not in a server's trace; what a prompt
-takes when it is read alone follows from the times of requests.
+with the server's profile. So a difference comes from the cost model or the profile, not from
+arrivals or acceptance. Steps without decoding are not in a server's trace. The time of a prompt
+that is read alone follows from the times of requests.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def pairs_of(steps: Sequence[StepRecord], profile: CostModel) -> list[StepPair]:
 
 
 def lines_of(groups: Iterable[tuple[str, Sequence[StepPair]]]) -> list[Line]:
-    """A line a group, in order; empty ones are left out."""
+    """One line per group, in order; empty ones are left out."""
     listed = [(name, steps) for name, steps in groups if steps]
     all_s = sum(sum(step.measured.values()) for _, steps in listed for step in steps)
     return [
@@ -138,9 +138,9 @@ def by_prompt(steps: Sequence[StepPair]) -> list[tuple[str, list[StepPair]]]:
 
 
 def context_slopes(steps: Sequence[StepPair]) -> list[tuple[int, int, float, float]]:
-    """Of decoding steps without drafts and prompts: rows, steps, and microseconds that each token
-    of context of a row adds to the target's pass, as measured (least squares) and as charged; for
-    numbers of rows with steps enough."""
+    """For decoding steps without drafts and prompts: rows, steps, and microseconds that each token
+    of context of a row adds to the target pass, measured (least squares) and charged. Only for
+    numbers of rows with enough steps."""
     found = []
     groups: dict[int, list[StepPair]] = defaultdict(list)
     for step in steps:
@@ -164,8 +164,8 @@ def prompts_alone(
     profile: CostModel,
     prefill_chunk: int,
 ) -> list[tuple[int, float, float]]:
-    """Prompts that were read while nobody decoded and no other prompt was: tokens, seconds from
-    scheduling to the first token, and as charged. Only those of one chunk."""
+    """Prompts that were read while nothing else ran: tokens, seconds from scheduling to the first
+    token, and the charged seconds. Only prompts of one chunk."""
     spans = sorted(
         (s["first_scheduled"], s["first_token"], line["num_input_tokens"])
         for line in records

@@ -1,11 +1,11 @@
-"""How soon is `goodput` right? A fresh server's first requests, one at a time.
+"""How soon is `goodput` right? The first requests of a fresh server, one at a time.
 
 Each policy has its own engine, step loop and clock, in lockstep (`smartspec_bench.lockstep`). It
-starts with what a server without stored state knows: the profile. One more `goodput` starts as
-after a restart, with what `goodput` had learned by the end of the round before. All get the same
-prompts, from the four workloads in turn. Rates are tokens per second over the requests of a group,
-including the time of the prompts. A round uses other prompts and starts anew. The first round is
-only there to be learned from.
+starts with the knowledge of a server without stored state: the profile. A second `goodput` starts
+as after a restart, with what `goodput` had learned by the end of the previous round. All get the
+same prompts, alternating between the four workloads. Rates are tokens per second over the requests
+of a group, including the time of the prompts. Each round uses other prompts and starts without
+learned estimates. The first round only provides estimates for the restart.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What prompts are worth to a step, and what requests lose to one another under load.
+"""The value of prompts in a plan, and what requests lose to each other under load.
 
-Speculation makes steps longer. A request whose prompt is read beside a step gains nothing by that,
-and one whose drafts are poor little. The server's own loop and controller in the simulator, on the
-same requests, with `none`, fixed lengths, `goodput`, and `goodput` with other rules.
+Speculation makes steps longer. A request whose prompt is read in the step gains nothing by that,
+and one with few accepted drafts little. The server's own loop and controller run in the simulator,
+on the same requests, with `none`, fixed lengths, `goodput`, and `goodput` with other rules.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ RULES: dict[str, tuple[str, Changes]] = {
 }
 MEASURES = {
     "latency_s": "mean latency",
-    "p99_s": "99th percentile of latency",
     "ttft_s": "mean first token",
 }
 
@@ -72,48 +71,37 @@ def main() -> None:
         found = list(tracked("first_token", runs, "loads", len(every)))
     names = [field.name for field in fields(Measured)]
     open_loads = [(load, ratios) for load, ratios in zip(every, found, strict=True) if load.is_open]
+    shown = [rule for rule in RULES if rule not in ("none", "the step's rate")]
     tables = [
         table(
-            [f"{title}, over none", *RULES],
+            [f"{title}, over none", *shown],
             [
-                [load.name, *(ratios[rule][names.index(measure)] for rule in RULES)]
+                [load.name, *(ratios[rule][names.index(measure)] for rule in shown)]
                 for load, ratios in open_loads
             ],
         )
-        for measure, title in zip(
-            MEASURES,
-            ("mean latency", "99th percentile of latency", "mean first token"),
-            strict=True,
-        )
+        for measure, title in MEASURES.items()
     ]
-    throughput = table(
-        ["tokens a second at saturation, over none", *RULES],
-        [
-            [load.name, *(ratios[rule][0] for rule in RULES)]
-            for load, ratios in zip(every, found, strict=True)
-            if not load.is_open
-        ],
-    )
     publish(
         Path(sys.argv[1]),
         "first_token",
-        "First tokens, tails and saturation under load",
-        [ANSWER, *tables, throughput, METHOD],
+        "First tokens under load",
+        [ANSWER, *tables, METHOD],
         {"loads": {load.name: ratios for load, ratios in zip(every, found, strict=True)}},
     )
 
 
-ANSWER = """Two rules bound what requests lose to others. A request whose prompt is read counts as
-8 tokens of every step (`core/plan/step.py`): where few decode, nothing is drafted beside a
-prompt, and where many do, they draft as before. And a sequence is judged by its own rate, not by
-that of the step (`core/plan/search.py`): drafts of those that draft well do not slow down the
-others for less than they gain themselves."""
+ANSWER = """\
+How long does speculation delay the first token? A request whose prompt is read counts as 8 tokens
+of every step (`core/plan/step.py`). With few running requests nothing is drafted beside a prompt,
+and with many they draft as before."""
 
-METHOD = f"""How it was made. Loads as in [ablation.md](ablation.md): Poisson arrivals at shares of
-the rate at which `none` is saturated, prompts and outputs of about 120 tokens, acceptance 0.67 with
-a standard deviation of 0.1 between requests, unless said. Ratios are geometric means over
-{len(SEEDS)} seeds. *a prompt counts 0*: instead of 8 tokens. *the step's rate*: no sequence is
-judged by its own. At saturation all requests are there from the start, 32 at once."""
+METHOD = f"""\
+*a prompt counts 0*: 0 instead of 8 tokens. The server's own loop in the simulator, with Poisson
+arrivals at shares of the rate at which `none` is saturated, prompts and outputs of about 120
+tokens, and an acceptance of 0.67 with a standard deviation of 0.1 between requests, unless a load
+says otherwise. Geometric means over {len(SEEDS)} seeds. The JSON file also has p99 latency and the
+throughput at saturation."""
 
 
 if __name__ == "__main__":

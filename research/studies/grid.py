@@ -1,8 +1,8 @@
-"""Does `goodput` keep its promise at every steady load: 0.98 of the best fixed length and of none?
+"""Does `goodput` reach 0.98 of the best fixed length and of no speculation at every steady load?
 
 A cell is a machine, a number of rows, an acceptance and a context. All texts of a cell have the
-same acceptance at every position: the hardest case for a controller, since nothing can be gained
-over the best fixed length, only lost by estimating, by probes, by the guard.
+same acceptance at every position. This is the hardest case for a controller: it cannot gain over
+the best fixed length, and it can lose by estimates, probes and the guard.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from studies.closed_loop import (
     FITTED_70B,
     GPUS,
     MAX_DRAFT_LEN,
-    NUM_BATCHES,
     OUTPUT_LEN,
     ROOFLINE,
     ClosedLoop,
@@ -43,7 +42,7 @@ NUM_WORST = 5
 NUM_TOKENS = {1: 5000, 2: 8000, 4: 9000, 8: 12000, 16: 16000, 32: 26000, 64: 46000, 128: 90000}
 """Of a run, by rows."""
 LONGER, MAX_ERROR = (1, 3, 9), 0.005
-"""A run is repeated with so many times as many, until the standard error is small enough."""
+"""A run is repeated with this factor of tokens, until the standard error is small enough."""
 WARM_UP_ROW_TOKENS = 250
 """Tokens of each row before the window: about a request, 80 to 250 steps."""
 
@@ -90,7 +89,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Without:
-    """What is taken away from the server's loop, to see what it costs."""
+    """Parts that are removed from the server's loop, to see their cost."""
 
     guard: bool = False
     estimates: bool = False
@@ -207,24 +206,17 @@ def _sections(
         _answer(found),
         CAUSES,
         _by(found, "machine", "batch_size", "Rows"),
-        _by(found, "machine", "accept", "Acceptance"),
-        _by(found, "machine", "context_len", "Context"),
-        "The worst cells, and the same cells with parts of the controller taken away. The "
-        "column `whys` counts whose choice the last steps were.",
+        "The five lowest cells, also without guard and probes, and with acceptance known to the "
+        "planner:",
         _worst_table(worst, causes),
         METHOD,
     ]
 
 
-CAUSES = """The three lowest are gains missed, not losses: within 0.01 of no speculation.
-There the best fixed length gains only 1 to 2 % over none, so that an estimate of acceptance that is
-a little too low makes the planner stop. What is known then hardly fades while nothing is drafted,
-and only probes renew it. In the lowest cell (true acceptance 0.300, at which one draft just pays)
-the estimate fell to 0.285 by chance and stayed there for 1,000 steps and more, with a mean draft
-length near 0. With acceptance known to the planner these cells reach 1.000; without guard and
-probes they stay low or get a little better, so that the probes cost about what they may. On the
-GPUs the lowest is 0.988, where acceptance is learned from nothing within the run: 0.999 with it
-known."""
+CAUSES = """\
+The three lowest cells lose at most 0.01 to no speculation. The best fixed length gains only 1 to 2
+% there, so an estimate of acceptance that is a little too low stops the drafting, and only probes
+renew it. With acceptance known to the planner, these cells reach 1.000."""
 
 
 def _answer(found: Sequence[Found]) -> str:
@@ -233,14 +225,14 @@ def _answer(found: Sequence[Found]) -> str:
     lowest = min(found, key=lambda f: f.to_best.value)
     to_none = min(f.to_none.value for f in found)
     error = max(f.to_best.error for f in found)
-    num_wide = sum(f.to_best.error > MAX_ERROR for f in found)
     mean = sum(f.to_best.value for f in found) / len(found)
     return (
+        "How close is `goodput` to the best fixed draft length? "
         f"{len(found) - len(missed)} of {len(found)} cells reach {BAR} of the best fixed length "
         f"(chosen in hindsight among none and 1 to {MAX_DRAFT_LEN}), and {len(found) - len(lost)} "
         f"reach {BAR} of no speculation. Mean {mean:.3f}; lowest {lowest.to_best.value:.3f} "
-        f"({_name(lowest.cell)}); lowest against none {to_none:.3f}. Largest standard error of a "
-        f"ratio to the best: {error:.4f}, in all but {num_wide} cells at most {MAX_ERROR}."
+        f"({_name(lowest.cell)}); lowest against none {to_none:.3f}. The largest standard error of "
+        f"a ratio to the best is {error:.4f}."
     )
 
 
@@ -267,12 +259,12 @@ def _by(found: Sequence[Found], first: str, second: str, title: str) -> str:
             mean = sum(ratios) / max(1, len(ratios))
             line.append(f"{min(ratios):.3f} / {mean:.3f}" if ratios else "-")
         rows.append(line)
-    head = [f"{title}: lowest / mean of the best", *map(str, values)]
+    head = [f"{title}: lowest / mean share of the best", *map(str, values)]
     return table(head, rows)
 
 
 def _worst_table(worst: Sequence[Found], causes: Sequence[dict[str, float]]) -> str:
-    header = ["cell", "best k", "its gain", "mean k", "of the best", "of none", "switches", "whys"]
+    header = ["cell", "best k", "its gain", "mean k", "of the best", "of none"]
     rows = [
         [
             _name(f.cell),
@@ -281,8 +273,6 @@ def _worst_table(worst: Sequence[Found], causes: Sequence[dict[str, float]]) -> 
             f.mean_draft_len,
             f"{f.to_best.value:.3f} ± {f.to_best.error:.3f}",
             f.to_none.value,
-            f.num_switches,
-            ", ".join(f"{why} {num}" for why, num in f.whys.items()),
             *cause.values(),
         ]
         for f, cause in zip(worst, causes, strict=True)
@@ -290,23 +280,18 @@ def _worst_table(worst: Sequence[Found], causes: Sequence[dict[str, float]]) -> 
     return table([*header, *ABLATIONS], rows)
 
 
-METHOD = f"""How it was made. As many clients as rows, each with one request in the server at all
-times, {OUTPUT_LEN} tokens long, the next when it ends; prompts are taken as cached, so that every
-step decodes at about the given context (what prompts cost: `objective.md`). `goodput` runs in the
-server's own loop, with its estimates, corrections, probes and guard, which begin with nothing and
-see only what they would see live, on a virtual clock. Fixed lengths need no loop: their steps
-follow from the texts, and the study stops if the sum of what these cost differs from what the loop
-takes by more than 1e-9. All see the same texts; the ratio is of the times in which the clients
-together get the same tokens, after a warm-up of {WARM_UP_ROW_TOKENS} tokens a row (a quarter of the
-run where that is less). Errors are from {NUM_BATCHES} parts of the window, pair by pair.
+METHOD = f"""\
+Each client has one request of {OUTPUT_LEN} tokens in the server at all times. Prompts count as
+cached, so every step decodes at about the given context. `goodput` runs in the server's own loop
+on a virtual clock and learns from nothing. All policies see the same texts. The ratio is that of
+the times for the same tokens, after a warm-up of {WARM_UP_ROW_TOKENS} tokens per row. Acceptance
+is the same for every position of every text. Steps take exactly what the cost model says: there is
+no noise, and the profile is right.
 
-Acceptance is the same for every position of every text. {FITTED} (EAGLE head) and {FITTED_70B} (1B
-draft): the published fits, up to the 32 rows that they were made for. {ROOFLINE} (1B draft): the
-roofline of the simulator. {CPU_88M}: a profile measured with the shipped pair at the cost of 88 M
-and 4 M parameters, up to 32 rows. {CPU_TINY}: the shipped pair as it is, up to 8 rows; its draft
-model takes 0.6 of a target pass, so that little is to be gained. Cells whose cache does not fit the
-machine are left out. Steps take exactly what the cost model says: noise, and a profile that is
-wrong, are not in this."""
+Costs: {FITTED} (EAGLE head) and {FITTED_70B} (1B draft) are published fits up to 32 rows.
+{ROOFLINE} (1B draft) is the simulator's roofline. {CPU_88M} is a measured profile up to 32 rows.
+{CPU_TINY} is the shipped pair up to 8 rows; its draft model takes 0.6 of a target pass. Cells
+whose cache does not fit are left out. The JSON file has all cells."""
 
 
 if __name__ == "__main__":

@@ -64,7 +64,8 @@ def faster_by(found: Comparison) -> str:
 
 
 def _over_best(document: Document, shape: str, load: float) -> Comparison:
-    """Where load changes there are comparisons with each fixed length: that with the best."""
+    """Where the load changes there are comparisons with each fixed length: the one with the
+    best."""
     found = [
         one
         for one in document.comparisons

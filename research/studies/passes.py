@@ -1,9 +1,9 @@
-"""What a pass of the target costs on this processor, by the ways in which it can be computed.
+"""Pass times of the target on this processor, for each library that can compute it.
 
 Run by `scripts/study passes`, four minutes on a quiet machine, on the pair of `scripts/bench_peer`.
-What speculation is worth is decided here: what do 2, 4, 8 or 16 tokens of a sequence cost, where
-one costs 1? All ways are timed in turn, and the best of the rounds counts. Figures of other
-processors that the folder has are kept.
+The gain of speculation depends on these times: the cost of 2, 4, 8 or 16 tokens of a sequence,
+relative to one. All libraries are timed in turns, and the best of the rounds counts. Results of
+other processors in the folder are kept.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from peer.results import processor
 from smartspec_bench.progress import tracked
 from smartspec_py.engines.torch.openvino_runner import load_openvino_runner
 from smartspec_py.engines.torch.runner import Runner, RunnerConfig, load_runner
-from studies.document import table
+from studies.document import table, wrapped
 
 PAIR = Path(".smartspec/peer/pair")
 NUM_THREADS = 1
@@ -64,22 +64,22 @@ def measure() -> dict[str, Way]:
 
 
 def sections(document: Mapping[str, Any]) -> Iterator[str]:
+    header = ["computed in, by", "sequences", *(f"{n} token{'s' * (n > 1)}" for n in TOKENS)]
     for name, one in document.items():
         yield f"## {name}"
-        yield f"{one['source']}."
-        for rows in map(str, ROWS):
-            yield f"Sequences: {rows}. Milliseconds, and in brackets times those of one token."
-            yield table(
-                ["computed in, by", *(f"{tokens} token{'s' * (tokens > 1)}" for tokens in TOKENS)],
-                [[way, *_cells(ms[rows])] for way, ms in one["ways"].items() if rows in ms],
-            )
+        yield wrapped(f"{one['source']}.")
+        yield table(
+            header,
+            [
+                [way, rows, *map(_cell, of_rows)]
+                for way, ms in one["ways"].items()
+                for rows, of_rows in ms.items()
+            ],
+        )
 
 
-def _cells(ms: list[float | None]) -> list[str]:
-    return [
-        "-" if value is None else f"{value:.1f} ({value / ms[0]:.2f})" if ms[0] else f"{value:.1f}"
-        for value in ms
-    ]
+def _cell(ms: float | None) -> str:
+    return "-" if ms is None else f"{ms:.1f}"
 
 
 def main() -> None:
@@ -94,10 +94,13 @@ def main() -> None:
     path.write_text(json.dumps(document, indent=1) + "\n")
     text = "\n\n".join(
         [
-            "# What a pass costs, by processor and by what computes it",
-            f"The target of research/peer/pair.py (97 M parameters), {CONTEXT_LEN} tokens of "
-            f"context, best of {NUM_ROUNDS} rounds in turn. What it means: "
-            "docs/research/performance.md.",
+            "# Pass times on CPUs",
+            wrapped(
+                "Milliseconds of a target pass by processor, library and number of tokens per "
+                "sequence. The target of `research/peer/pair.py` (97 M parameters), "
+                f"{CONTEXT_LEN} tokens of context, best of {NUM_ROUNDS} rounds in turn. See "
+                "[CPU performance](../research/performance.md)."
+            ),
             *sections(document),
         ]
     )

@@ -185,31 +185,14 @@ def _percent(value: float) -> str:
     return f"{100 * value:.1f} %"
 
 
+HEADER = ("costs", "rows", "workload", "best fixed", "none", *ADAPTIVE, CLAIRVOYANT, "bound")
+
+
 def line(found: Found) -> list[object]:
-    best, goodputs = found.best_fixed, found.goodputs
-    limit = "" if found.bound is None else f"{found.bound / goodputs[best]:.3f}"
-    return [
-        found.case.workload,
-        best,
-        f"{goodputs[best]:.1f}",
-        *(found.ratio(policy, best) for policy in ("none", *ADAPTIVE, CLAIRVOYANT)),
-        limit,
-        _percent(1 - found.ratio("goodput", best)),
-        _percent(1 - found.ratio("goodput", CLAIRVOYANT)),
-    ]
-
-
-HEADER = (
-    "workload",
-    "best fixed",
-    "its tokens/s",
-    "none",
-    *ADAPTIVE,
-    CLAIRVOYANT,
-    "bound",
-    "lost to best fixed",
-    "lost to clairvoyant",
-)
+    best, case = found.best_fixed, found.case
+    limit = "" if found.bound is None else f"{found.bound / found.goodputs[best]:.3f}"
+    ratios = (found.ratio(policy, best) for policy in ("none", *ADAPTIVE, CLAIRVOYANT))
+    return [case.hardware, case.batch_size, case.workload, best, *ratios, limit]
 
 
 def verdict(results: Sequence[Found]) -> str:
@@ -219,40 +202,33 @@ def verdict(results: Sequence[Found]) -> str:
     uniform = [found.ratio("goodput_global", found.best_fixed) for found in results]
     worst = max(results, key=lambda found: 1 - found.ratio("goodput", found.best_fixed)).case
     return (
-        f"Over {len(results)} cases of the shipped pair's real acceptance `goodput` loses "
-        f"{_percent(sum(lost) / len(lost))} of decoding goodput to the best fixed length in "
-        f"hindsight on average (below 0 it gains), from {_percent(min(lost))} to "
-        f"{_percent(max(lost))} (asked: at most 2 %, held in {held} of {len(lost)}); the worst is "
-        f"{worst.workload}, {worst.batch_size} rows, {worst.hardware}. One length for all "
-        f"(`goodput_global`) reaches {min(uniform):.3f} to {max(uniform):.3f} of the best fixed. "
-        f"To a planner that is told which drafts are right it loses {_percent(min(told))} to "
-        f"{_percent(max(told))}: that is what cannot be foreseen, and out of reach of any estimate "
-        f"by rates."
+        f"How much does `goodput` lose to the best fixed length in hindsight? With the real "
+        f"acceptance of the shipped pair, {_percent(sum(lost) / len(lost))} of decoding goodput on "
+        f"average over {len(results)} cases, from {_percent(min(lost))} (a gain) to "
+        f"{_percent(max(lost))} ({worst.workload}, {worst.batch_size} rows, {worst.hardware}). At "
+        f"most 2 % was asked, which {held} of {len(lost)} cases meet. One length for all "
+        f"(`goodput_global`) reaches {min(uniform):.3f} to {max(uniform):.3f} of the best fixed "
+        f"length. Compared with a planner that knows which drafts are right it loses "
+        f"{_percent(min(told))} to {_percent(max(told))}, which no estimate by rates can avoid."
     )
 
 
-MISSED = """
-**Where it misses.** With 32 rows on the CPU no speculation is best, by a little, and what is lost
-there is what draft caches take to catch up: to read the prompt when a request first drafts, and
-what they missed whenever drafting resumes, 3 to 8 % of the time in `qa`. The plan spreads that over
-all tokens that may still come, as if speculation were to last, and resumes for many rows at once.
-"""
+MISSED = """\
+With 32 rows on the CPU, no speculation is best by a little. The loss there comes from catch-up of
+the draft caches: 3 to 8 % of the time in `qa`."""
 
-MADE = """
-**How it was made.** Trace: `smartspec trace --oracle --prompts 40 --temperatures 0,1.0 --seed
-7000003` of the shipped pair in float32, kept in `traces/tiny-oracle.jsonl` (320 texts of at most 64
-tokens); no constant was chosen on its prompts. Only the draft model drafts. The server's own loop
-in the simulator ([simulator.md](../simulator.md)) serves the texts, each once in a closed loop of
-one row, or four times in one of 32 rows, whose last requests leave rows empty, alike for every
-policy. Costs: `traces/profile-88m.json`, measured on one of 2 CPU cores beside other work (the
-pair expanded to 88 M and 4 M, bfloat16), and the published fit of Llama-3-8B with EAGLE on an H100;
-the acceptance is the tiny pair's in both.
+MADE = """\
+Tokens per second over those of the best fixed length, which may be 0. *clairvoyant* maximizes each
+step with known acceptance. *bound* is the shortest way through each text, which no policy can
+beat.
 
-Counted are tokens and seconds of decoding, with draft caches that read a prompt first; what the
-target takes for prompts is not. Ratios are over the best fixed length, no speculation being one.
-*clairvoyant* maximises each step by itself with known acceptance; *bound* is the shortest way
-through each text, which nothing can beat.
-"""
+The oracle trace is `traces/tiny-oracle.jsonl`: `smartspec trace --oracle --prompts 40
+--temperatures 0,1.0 --seed 7000003` of the shipped pair in float32, 320 texts of at most 64
+tokens. No constant was chosen on its prompts. Only the draft model drafts. The server's own loop
+serves the texts in the [simulator](../evaluate/simulator.md): each once with one row, or four
+times with 32 rows. Costs: `traces/profile-88m.json`, measured on one of 2 CPU cores beside other
+work, and the published fit of Llama 3 8B with EAGLE on an H100. Decoding is counted, with the
+prompts that draft caches read, but without the target's prompts."""
 
 
 def main() -> None:
@@ -260,12 +236,6 @@ def main() -> None:
     cases = [Case(h, rows, name) for h in (CPU, GPU) for rows in ROWS for name in names]
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
         results = list(tracked("regret", pool.map(measured, cases), "cases", len(cases)))
-    sections = [verdict(results)]
-    for hardware in (CPU, GPU):
-        for batch_size in ROWS:
-            some = [r for r in results if r.case.hardware == hardware]
-            lines = [line(found) for found in some if found.case.batch_size == batch_size]
-            sections += [f"**{hardware}, {batch_size} rows**", table(HEADER, lines)]
     rows = [
         asdict(found.case)
         | {"tokens_per_s": found.goodputs, "bound": found.bound, "best_fixed": found.best_fixed}
@@ -276,7 +246,7 @@ def main() -> None:
         Path(sys.argv[1]),
         "regret",
         title,
-        [*sections, MISSED.strip(), MADE.strip()],
+        [verdict(results), table(HEADER, map(line, results)), MISSED, MADE],
         {"rows": rows},
     )
 

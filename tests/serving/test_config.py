@@ -82,10 +82,10 @@ def test_a_table_of_batch_sizes_is_read(tmp_path: Path) -> None:
     ("document", "words"),
     [
         # an unknown key, at each level
-        ({"engine": TORCH, "polcy": "none"}, ["polcy"]),
-        ({"engine": {**TORCH, "modle": "x"}}, ["engine.modle"]),
+        ({"engine": TORCH, "polcy": "none"}, ["polcy", "did you mean policy?"]),
+        ({"engine": {**TORCH, "modle": "x"}}, ["engine.modle", "did you mean engine.model?"]),
         ({"engine": {**FAKE, "model": "x"}}, ["engine.model"]),
-        ({"engine": TORCH, "limits": {"max_batch": 1}}, ["limits.max_batch"]),
+        ({"engine": TORCH, "limits": {"max_batch": 1}}, ["limits.max_batch: unknown key"]),
         # a wrong type: nothing is converted silently
         ({"engine": TORCH, "limits": {"max_queue": "7"}}, ["limits.max_queue", "integer", "'7'"]),
         ({"engine": TORCH, "limits": {"max_queue": 1.5}}, ["limits.max_queue"]),

@@ -44,9 +44,9 @@ POLICIES = ["none", "fixed:1", "fixed:4", "goodput"]
 def running(
     engine: Engine,
     limits: LimitsConfig = LIMITS,
-    on_death: Callable[[str], None] = lambda reason: None,
+    on_failure: Callable[[str], None] = lambda reason: None,
 ) -> Iterator[Server]:
-    server = fake_server(engine, limits, on_death=on_death)
+    server = fake_server(engine, limits, on_failure=on_failure)
     server.start()
     try:
         yield server
@@ -147,7 +147,7 @@ def test_the_loop_s_death_reaches_everyone_once(fail_at_step: int) -> None:
     limits = replace(CAPABILITIES, max_sequences=2)
     engine = replace(fake_engine(), target=FakeTarget(limits, fail_at_step=fail_at_step))
     sinks = [LocalSink() for _ in range(4)]
-    server = fake_server(engine, on_death=deaths.append)
+    server = fake_server(engine, on_failure=deaths.append)
     for i, sink in enumerate(sinks):
         server.submit(GenerateParams("hello", 30, stream=i % 2 == 0), sink)
     server.start()
@@ -466,15 +466,15 @@ def test_a_drain_is_a_message_to_the_loop_and_changes_nothing_beside_it() -> Non
 def test_a_drain_ends_what_lasts_too_long_and_is_asked_for_by_whoever_watches() -> None:
     """One row, 8 s of work, 50 ms of grace: the one that writes keeps its text, the one that waits
     has none to keep."""
-    is_unwanted = threading.Event()
+    should_drain = threading.Event()
     limits = LIMITS.model_copy(update={"drain_s": 0.05})
-    server = fake_server(slow_engine(1, step_s=0.002), limits, is_unwanted=is_unwanted.is_set)
+    server = fake_server(slow_engine(1, step_s=0.002), limits, should_drain=should_drain.is_set)
     sinks = [LocalSink(), LocalSink()]
     server.start()
     for sink in sinks:
         server.submit(GenerateParams("hello", 4000, stream=True, policy="none"), sink)
     wait_until(lambda: len(sinks[0].tokens) > 3)
-    is_unwanted.set()
+    should_drain.set()
     for sink in sinks:
         sink.wait(WAIT_S)
     server.stop()

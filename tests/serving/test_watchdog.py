@@ -101,7 +101,7 @@ def test_a_hung_engine_fails_every_request_once_and_ends_the_server(
 ) -> None:
     deaths: list[str] = []
     let_go = threading.Event()
-    server = fake_server(make(let_go), HURRIED, on_death=deaths.append)
+    server = fake_server(make(let_go), HURRIED, on_failure=deaths.append)
     sinks = [LocalSink() for _ in range(3)]
     server.start()
     for sink in sinks:

@@ -1,8 +1,8 @@
 """Policies as interleaved arms on one live server.
 
-A round gives every policy the same prompts and seeds, one policy after the other in an order that
-rotates with the round; under the sampling contract they generate the same tokens, so that only time
-differs. Results are ratios within a round, because the speed of a shared machine drifts.
+A round gives every policy the same prompts and seeds, one policy after the other, in an order that
+rotates with the round. By default all policies generate the same tokens, so that only the time
+differs. Results are ratios within a round, because the speed of a shared machine changes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class Job:
 
 @dataclass(frozen=True)
 class Phase:
-    """A round of one policy, all jobs sent at once. elapsed_s: first send to last end."""
+    """A round of one policy, with all jobs sent at once. elapsed_s: from the first send to the last
+    end."""
 
     num_tokens: int
     num_steps: int
@@ -50,8 +51,8 @@ class Arm:
 
     @property
     def tokens_per_s(self) -> float:
-        """Geometric mean over the rounds: of two arms with the same rounds, the ratio of the means
-        is the mean of the ratios within a round."""
+        """Geometric mean over the rounds. The ratio of two such means is the mean of the ratios
+        within a round, if both have the same rounds."""
         return statistics.geometric_mean(phase.tokens_per_s for phase in self.phases)
 
     @property
@@ -60,7 +61,7 @@ class Arm:
 
     @property
     def mean_acceptance_len(self) -> float:
-        """Tokens of a decoding step: its accepted drafts and one."""
+        """Tokens per decoding step: accepted drafts plus one."""
         return 1.0 + sum(p.num_accepted for p in self.phases) / self._num_steps
 
     @property
@@ -76,9 +77,8 @@ async def run_arms(
 ) -> dict[str, list[Arm]]:
     """Run every round of every group under every policy; returns the arms of each group.
 
-    A group is a kind of load with its rounds, one list of jobs each; groups take turns within a
-    round. The first round is run once more before, uncounted. Raises StreamError when a request
-    fails.
+    A group is a kind of load with its rounds, one list of jobs for each; groups alternate within a
+    round. The first round runs once before the measurement. Raises StreamError if a request fails.
     """
     arms = {name: {policy: Arm(policy) for policy in policies} for name in groups}
     num_rounds = len(next(iter(groups.values())))

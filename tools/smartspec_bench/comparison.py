@@ -11,11 +11,9 @@ from smartspec_bench.streams import Exchange
 
 @dataclass(frozen=True)
 class Row:
-    """A workload's line in the table.
-
-    Lengths are per decoding step with speculation: tokens drafted, and tokens gained, which are the
-    accepted drafts and one. The prompt's step, which gives the first token, is not among them.
-    """
+    """A workload's line in the table. Lengths are per decoding step with speculation: drafted
+    tokens, and gained tokens (accepted drafts plus one). The step of the prompt, which generates
+    the first token, is not counted."""
 
     workload: str
     transport: str
@@ -31,7 +29,7 @@ class Row:
 def summarise(
     workload: str, transport: str, speculated: Sequence[Exchange], plain: Sequence[Exchange]
 ) -> Row:
-    """Medians over the runs; lengths over all of their steps."""
+    """Medians over the runs; lengths are over all of their steps."""
     rate_with = statistics.median(_tokens_per_s(answer) for answer in speculated)
     rate_without = statistics.median(_tokens_per_s(answer) for answer in plain)
     num_steps, num_drafted, num_accepted = (

@@ -1,14 +1,13 @@
 """Does speculation change the text? Compares every way to speculate with none, token by token.
 
-The reference is each request alone, under `none`, its prompt read whole. Then the same requests run
-under every arm (a policy and a proposer), alone and in mixed batches where neighbours have other
-arms and settings, join late, are cancelled, take over cached prefixes, and are preempted where the
-cache is small. A request that differs counts once, at its first difference: what follows it means
-nothing.
+The reference is each request alone, under `none`, with its prompt read in one pass. Then the same
+requests run under every arm (a policy and a proposer): alone, and in mixed batches. There,
+neighbours have other arms and settings, arrive later, are cancelled, reuse cached prefixes, and are
+preempted if the cache is small. A request that differs counts once, at its first difference; later
+differences follow from it.
 
-A run in which nothing is drafted compares nothing. Policies that choose by cost would draft little
-or nothing where drafting is not worth it, so here they plan with costs by which it always is
-(`force_drafting`).
+A run without drafts compares nothing. Policies that choose by cost would draft little where drafts
+do not pay. Therefore they plan here with costs at which drafts always pay (`force_drafting`).
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ WAIT_S = 600.0
 CHEAP_DRAFTS = CostModel(
     target=PassTable((1,), (1, 2), ((1.0, 1.03),)), draft=PassTable((1,), (1,), ((0.03,),))
 )
-"""A draft costs 3 % of a pass of the target, and checking it as much. So even a draft model that is
-rarely right is asked, and lengths still follow acceptance."""
+"""A draft costs 3 % of a target pass, and so does its verification. So even a draft model with a
+low acceptance rate is used, and draft lengths still depend on acceptance."""
 
 
 class CheckError(RuntimeError):
@@ -41,7 +40,7 @@ class CheckError(RuntimeError):
 
 
 class ForcedDrafting(Controller):
-    """Always does what the planner says, by costs that stay as they are."""
+    """Always uses the planner's choice, with constant costs."""
 
     def __init__(self, max_draft_len: int, max_sequences: int) -> None:
         super().__init__(CHEAP_DRAFTS, max_draft_len, max_sequences)
@@ -55,18 +54,18 @@ class ForcedDrafting(Controller):
         return self._decide(views, settings)
 
     def observe(self, record: StepRecord) -> None:
-        """Learn nothing: measured costs could end the drafting."""
+        """Learn nothing: measured costs could stop the drafting."""
 
 
 def force_drafting(server: Server, config: ServerConfig) -> None:
-    """Have every policy but `none` draft wherever it can. Call it before the first request."""
+    """Make every policy but `none` draft wherever it can. Call it before the first request."""
     limits = config.limits
     server.loop.controller = ForcedDrafting(limits.max_draft_len, limits.max_sequences)
 
 
 @dataclass(frozen=True)
 class CheckArm:
-    """A way to speculate. proposer: None is the server's own."""
+    """A way to speculate. proposer: None uses the server's default."""
 
     policy: str
     proposer: str | None = None
@@ -83,8 +82,8 @@ NO_SPECULATION = CheckArm("none")
 
 @dataclass(frozen=True)
 class CheckCase:
-    """A request, and what it gives without speculation: its tokens, with the end token if it ended
-    with one, and its finish reason."""
+    """A request and its result without speculation: its tokens, with the end token if it ended with
+    one, and its finish reason."""
 
     params: GenerateParams
     tokens: tuple[int, ...]
@@ -93,8 +92,8 @@ class CheckCase:
 
 @dataclass(frozen=True)
 class Divergence:
-    """arm, mode: where it was seen. index: of the first generated token that differs; one of the
-    two may end there without an end token, which is None."""
+    """arm, mode: where the difference was found. index: of the first generated token that differs.
+    If one of the texts ends there without an end token, its token is None."""
 
     arm: str
     mode: str
@@ -107,8 +106,8 @@ class Divergence:
 
 @dataclass
 class CheckReport:
-    """num_tokens: tokens compared. num_requests: requests compared. num_cancelled: thrown in.
-    num_cached: prompt tokens that were taken over. num_preemptions: of all requests."""
+    """num_tokens, num_requests: compared. num_cancelled: additional requests that were cancelled.
+    num_cached: prompt tokens from the prefix cache. num_preemptions: of all requests."""
 
     arm: str
     mode: str
@@ -159,7 +158,7 @@ def compare_mixed(
     seed: int,
     ended: Ended = lambda: None,
 ) -> CheckReport:
-    """All requests together under random arms, with more that are cancelled on their way."""
+    """All requests together under random arms, with additional requests that are cancelled."""
     rng = random.Random(seed)
     report = CheckReport("all", "mixed")
     preempted_before = server.loop.num_preemptions
@@ -183,7 +182,7 @@ def compare_mixed(
 
 
 def _cancel_one(server: Server, params: GenerateParams, num_pieces: int) -> None:
-    """A request whose client leaves after so many responses, or before the first."""
+    """A request whose client disconnects after a number of responses, or before the first."""
     sink = _LeavingSink(num_pieces)
     server.submit(replace(params, stream=True), sink)
 
@@ -235,11 +234,9 @@ def check_pair_exactness(
     begin: Callable[[str, int], None] = lambda label, num_requests: None,
     ended: Ended = lambda: None,
 ) -> list[CheckReport]:
-    """Compare at least min_tokens: once alone under each arm, then mixed until it is enough.
-
-    begin: told what runs next, and how many requests the whole check has by what is known then.
-    Raises CheckError where a request fails, and RequestError where one is refused.
-    """
+    """Compare at least min_tokens: once alone under each arm, then mixed until there are enough.
+    begin: called with the next run, and the number of requests of the whole check as far as it is
+    known. Raises CheckError if a request fails, and RequestError if one is refused."""
     begin("reference without speculation", len(requests) * (len(arms) + 2))
     cases = reference(server, requests, ended)
     num_tokens = sum(len(case.tokens) for case in cases)

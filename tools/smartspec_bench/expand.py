@@ -1,18 +1,19 @@
 """Make a Llama-architecture checkpoint cost more without changing what it computes.
 
-Rules of this file: the expanded model gives the same logits over the source's vocabulary, so
-acceptance stays what the small models were trained to; only time and memory are those of the larger
-size. Weights that cannot matter are random, not zero, so that no kernel meets a special case:
+The expanded model gives the same logits over the source's vocabulary. So acceptance is that of the
+small models, and time and memory are those of the larger size. Weights that have no effect are
+random and not zero, so that kernels take no special case:
 
-- what *writes* to the residual stream (embeddings, o_proj, down_proj) is zero in new dimensions;
-- what only *reads* new dimensions, heads or neurons is random, as they carry zeros;
-- new heads, neurons and layers are random up to their output projection, which is zero;
+- parts that *write* to the residual stream (embeddings, o_proj, down_proj) are zero in new
+  dimensions
+- parts that only *read* new dimensions, heads or neurons are random, because these carry zeros
+- new heads, neurons and layers are random up to their output projection, which is zero
 - RMSNorm averages squares over more dimensions: with r = d_old / d_new its weight is scaled by
-  sqrt(r) and its epsilon by r. If r is a power of 1/4 both are exact in bfloat16; otherwise the
-  norms are stored in float32, and the function is kept only by a loader that does not round them.
+  sqrt(r) and its epsilon by r. If r is a power of 1/4, both are exact in bfloat16. Otherwise the
+  norms are stored in float32, and the loader must not round them.
 
-The vocabulary may be padded: logits beyond the source's `vocab_size` mean nothing and have to be
-cut off before sampling.
+The vocabulary may be padded. Logits beyond the source's `vocab_size` have no meaning and must be
+removed before sampling.
 """
 
 import json
@@ -38,7 +39,7 @@ class _RequiredSize(TypedDict):
 
 
 class Size(_RequiredSize, total=False):
-    """What to expand to; without `vocab_size` the vocabulary stays as it is."""
+    """The size to expand to. Without `vocab_size`, the vocabulary stays the same."""
 
     vocab_size: int
 
@@ -81,9 +82,9 @@ def expanded(
     """The config.json and the tensors of the model of `source` at this size.
 
     The tensors are made on the generator's device, so that a model of gigabytes need not pass
-    through the host; what is drawn there depends on the device. Raises ValueError where a size is
-    smaller than the source's, or the source is not a plain Llama model (biases, grouped-query
-    attention), or `hidden_size` is not a multiple of `num_heads`.
+    through the host. The random numbers depend on the device. Raises ValueError if a size is
+    smaller than the source's, if the source is not a plain Llama model (biases, grouped-query
+    attention), or if `hidden_size` is not a multiple of `num_heads`.
     """
     config = json.loads((source / "config.json").read_text())
     weights = load_weights(source)
@@ -151,7 +152,7 @@ def load_weights(source: Path) -> dict[str, torch.Tensor]:
 
 
 def checked_sizes(config: dict[str, Any], weights: dict[str, torch.Tensor]) -> dict[str, int]:
-    """The sizes of a source that this file knows how to expand."""
+    """The sizes of a source that this module can expand."""
     if config.get("model_type") != "llama":
         raise ValueError(f"model_type: expected 'llama', got {config.get('model_type')!r}")
     num_heads = config["num_attention_heads"]
@@ -215,7 +216,8 @@ def _expand_weights(
 
 
 def _silence(name: str, grown: torch.Tensor, source: torch.Tensor | None, old_hidden: int) -> None:
-    """Zero what would write into the residual stream where the source writes nothing."""
+    """Zero the weights that would write into the residual stream where the source writes
+    nothing."""
     if name.endswith(("o_proj.weight", "down_proj.weight")):
         grown.zero_()
     elif name.endswith("embed_tokens.weight") and source is not None:
@@ -225,7 +227,8 @@ def _silence(name: str, grown: torch.Tensor, source: torch.Tensor | None, old_hi
 def _norm(
     source: torch.Tensor | None, old_hidden: int, new_hidden: int, weights: dict[str, torch.Tensor]
 ) -> torch.Tensor:
-    """A norm's weight (new_hidden,); ones where the input is a new layer's or a new dimension's."""
+    """A norm's weight (new_hidden,); ones if the input is that of a new layer or a new
+    dimension."""
     ratio = math.sqrt(old_hidden / new_hidden)
     is_exact = math.frexp(ratio)[0] == 0.5
     dtype = weights["model.norm.weight"].dtype if is_exact else torch.float32

@@ -1,12 +1,10 @@
-"""The grid search of Su et al. (arXiv 2310.18813): every draft length, at every batch size, run.
+"""The grid search of Su et al. (arXiv 2310.18813): runs every draft length at every batch size.
 
-Each batch decodes by the server's own loop, all its sequences from the same step on: a short run
-before has left their prompts in the cache. What counts are steps in which every sequence drafted
-exactly k tokens and none was being read, by the target or by the draft. So reading prompts, which
-is paid once a request, is in no figure; and a batch size is that size and not one that shrinks.
-
-Every k gets the same prompts, one k after the other in an order that rotates, round after round;
-the speed of a shared machine drifts.
+The server's own loop decodes each batch. All sequences start in the same step, because a short run
+before left their prompts in the cache. Only steps count in which every sequence drafted exactly k
+tokens and no prompt was read, by the target or by the draft. So prompt processing, which is paid
+once per request, is not included, and the batch size is constant. Every k gets the same prompts, in
+an order that rotates from round to round, because the speed of a shared machine changes.
 """
 
 from __future__ import annotations
@@ -30,13 +28,14 @@ WARM_TOKENS = 3
 
 
 class GridSearchError(Exception):
-    """The search cannot go on; the message says why."""
+    """The search cannot continue; the message says why."""
 
 
 @dataclass(frozen=True)
 class SearchPlan:
-    """What to run. sizes: batch sizes. num_prompts: for each size at least; small batches take
-    turns. max_seconds: no round begins that would end later; the first always runs."""
+    """Settings of the search. sizes: batch sizes. num_prompts: least number for each size; small
+    batches run several times. max_seconds: no round starts that would end later, except the first.
+    """
 
     sizes: Sequence[int]
     max_draft_len: int
@@ -52,15 +51,15 @@ class SearchPlan:
         return (self.max_draft_len + 1) * sum(self.num_groups(size) for size in self.sizes)
 
     def num_groups(self, size: int) -> int:
-        """Batches of this size that the prompts fill."""
+        """Number of batches of this size that the prompts fill."""
         return -(-self.num_prompts // size)
 
 
 @dataclass(frozen=True)
 class Tally:
     """Steps of one batch size and draft length. num_sequences, num_context: sequences and their
-    tokens of context, counted in every step. num_trials, num_accepted: drafts put to the test, and
-    those kept."""
+    context tokens, counted in every step. num_trials, num_accepted: verified drafts, and accepted
+    drafts."""
 
     num_steps: int = 0
     num_sequences: int = 0
@@ -92,29 +91,29 @@ class Tally:
 
 @dataclass(frozen=True)
 class Found:
-    """What the search measured: rounds[size, draft_len], one tally a round."""
+    """Results of the search: rounds[size, draft_len], one tally per round."""
 
     rounds: Mapping[tuple[int, int], Sequence[Tally]]
     sizes: Sequence[int]
     max_draft_len: int
 
     def tokens_per_s(self, size: int) -> list[float]:
-        """By draft length from 0; medians over the rounds."""
+        """Tokens per second by draft length from 0; medians over the rounds."""
         return [statistics.median(t.tokens_per_s for t in cell) for cell in self._cells(size)]
 
     def step_s(self, size: int) -> list[float]:
-        """Seconds of a step, by draft length from 0; medians over the rounds."""
+        """Seconds per step by draft length from 0; medians over the rounds."""
         return [statistics.median(t.step_s for t in cell) for cell in self._cells(size)]
 
     def best_draft_len(self, size: int) -> int:
-        """With the most tokens/s; the shortest of equals."""
+        """The draft length with the most tokens/s; the shortest if several are equal."""
         speeds = self.tokens_per_s(size)
         return speeds.index(max(speeds))
 
     @property
     def spread(self) -> float:
-        """How far the rounds of a cell lie apart, relative to their median: the middle cell's. What
-        is closer than that is not told apart; 0 where there is one round."""
+        """Spread of the rounds of a cell relative to their median, for the middle cell. Smaller
+        differences are not significant. 0 if there is one round."""
         cells = ([tally.tokens_per_s for tally in cell] for cell in self.rounds.values())
         return statistics.median((max(c) - min(c)) / statistics.median(c) for c in cells)
 
@@ -124,7 +123,7 @@ class Found:
 
     @property
     def accept_prob(self) -> float:
-        """Of a draft, given that those before it were accepted; over all that was drafted."""
+        """Acceptance probability of a draft if those before it were accepted; over all drafts."""
         total = self._sum(range(1, self.max_draft_len + 1))
         return total.num_accepted / max(1, total.num_trials)
 
@@ -135,7 +134,7 @@ class Found:
         return round(total.num_context / total.num_sequences)
 
     def mean_accepted(self) -> list[float]:
-        """Drafts accepted a step and sequence, by draft length from 1; over all batch sizes."""
+        """Accepted drafts per step and sequence, by draft length from 1; over all batch sizes."""
         totals = [self._sum([k]) for k in range(1, self.max_draft_len + 1)]
         return [total.num_accepted / total.num_sequences for total in totals]
 
@@ -159,10 +158,8 @@ def search(
     prompts: Callable[[], Iterator[Prompt]],
     advance: Callable[[str], None],
 ) -> Found:
-    """Run the grid. prompts: gives the same ones at each call, as many as are asked for.
-
-    advance: told before each run. Raises GridSearchError where a prompt cannot be served or no step
-    counts.
+    """Run the grid. prompts: returns the same prompts at each call, as many as requested. advance:
+    called before each run. Raises GridSearchError if a prompt cannot be served or no step counts.
     """
     keys = [(size, k) for size in plan.sizes for k in range(plan.max_draft_len + 1)]
     rounds: dict[tuple[int, int], list[Tally]] = {key: [] for key in keys}
@@ -207,7 +204,7 @@ def _round(
 def _requests(
     batch: Sequence[Prompt], plan: SearchPlan, draft_len: int, max_tokens: int
 ) -> list[GenerateParams]:
-    """All go on to max_tokens, so that the batch keeps its size."""
+    """All sequences continue to max_tokens, so that the batch size is constant."""
     return [
         GenerateParams(
             text=prompt.text,
@@ -235,7 +232,7 @@ def _run(server: Server, requests: Sequence[GenerateParams]) -> tuple[StepRecord
 
 
 def tally_of(records: Iterable[StepRecord], size: int, draft_len: int) -> Tally:
-    """Of the steps that count: `size` sequences, none read, each with `draft_len` drafts."""
+    """Steps that count: `size` sequences, no prompt, `draft_len` drafts for each."""
     return sum((_tally(r) for r in records if _counts(r, size, draft_len)), Tally())
 
 

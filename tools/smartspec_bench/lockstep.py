@@ -1,14 +1,14 @@
-"""Policies under load in lockstep: in one process, each on a loop, engine and clock of its own.
+"""Runs policies under load in lockstep: in one process, each with its own loop, engine and clock.
 
-Two phases on a live server lie minutes apart, and a machine that others use may be a third slower
-in the second. Here the loops take turns step by step: who served for the fewest seconds has the
-next step. So whatever the machine does for longer than a few steps it does to every policy, and it
-cancels in their ratios. A policy's clock runs while its own loop does and at no other time; while a
-loop has nothing to do its clock is moved to the next arrival, so that idle hours cost nothing. Each
-loop learns from its own steps alone, as on a server that has only this policy.
+Two phases on a live server are minutes apart, and a shared machine can be a third slower in the
+second. Here the loops take turns step by step: the policy with the fewest seconds of service runs
+the next step. So a change of the machine's speed that lasts longer than a few steps affects all
+policies equally, and cancels in their ratios.
 
-Steps take what they take: models, texts, planning are real. What is left out is Triton, HTTP and
-the threads beside the loop, which `bench overhead` measures.
+A policy's clock runs only while its own loop runs. If a loop has nothing to do, its clock is set to
+the next arrival, so that idle time costs nothing. Each loop learns from its own steps only, as on a
+server with this policy alone. Models, texts, planning and step times are real. Triton, HTTP and
+other threads are not included; `bench overhead` measures them.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class Feed(Protocol):
     """The requests of a phase, one after another."""
 
     def next_s(self, now_s: float, num_out: int) -> float | None:
-        """When the next is due while `num_out` are out: math.inf is when one of them has ended;
-        None: there is none."""
+        """The time when the next request is due while `num_out` are in flight. math.inf: when one
+        of them has ended. None: there is no further request."""
         ...
 
     def take(self) -> Due:
@@ -88,7 +88,7 @@ class OpenFeed:
 
 
 class SlotFeed:
-    """So many at once: the next is due when one has ended."""
+    """A constant number of requests in flight: the next is due when one has ended."""
 
     def __init__(self, prompts: Iterator[Prompt], num_slots: int) -> None:
         self._prompts = prompts
@@ -110,7 +110,8 @@ class SlotFeed:
 
 
 class Side:
-    """One policy. `begin` a phase, `step` until it `is_over`. Times are seconds from its begin."""
+    """One policy. `begin` starts a phase; `step` until it `is_over`. Times are seconds from its
+    begin."""
 
     def __init__(
         self,
@@ -120,14 +121,14 @@ class Side:
         fields: Mapping[str, Any],
         watch: Stopwatch | None = None,
     ) -> None:
-        """fields: of every request's `GenerateParams`, without text and policy. watch: None is a
-        new one."""
+        """fields: of every request's `GenerateParams`, without text and policy. watch: None creates
+        one."""
         self.policy = policy
         self.engine = engine
         self.config = config
         self.num_ended = 0
         self.passes_s = (0.0, 0.0)
-        """Seconds of the phase spent on drafting, and in the target's passes."""
+        """Seconds of the phase in draft passes, and in target passes."""
         self.exchanges: list[Exchange] = []
         self.watch = watch or Stopwatch()
         self._fields = fields
@@ -151,11 +152,11 @@ class Side:
         self._ran_before_s = 0.0
 
     def renewed(self) -> Side:
-        """The same on the same engine, with nothing learned."""
+        """The same on the same engine, without learned estimates."""
         return Side(self.policy, self.engine, self.config, self._fields)
 
     def state(self) -> dict[str, Any]:
-        """What the loop has learned, as a server stores it."""
+        """The estimates that the loop has learned, in the form in which a server stores them."""
         return self._loop.loop.state()
 
     def restore(self, state: Mapping[str, Any], kept: float) -> None:
@@ -182,8 +183,8 @@ class Side:
         return not self._out and self._feed.next_s(self.now_s, 0) is None
 
     def step(self) -> None:
-        """One step of the loop, with all that has come by then; idle time before it passes at
-        once."""
+        """One step of the loop, with all requests that are due by then. Idle time before it is
+        skipped."""
         due_s = self._feed.next_s(self.now_s, len(self._out))
         if not self._out and due_s is not None and due_s > self.now_s:
             self.watch.sleep(due_s - self.now_s)
@@ -235,7 +236,7 @@ class Side:
 
 
 def serve(sides: Sequence[Side]) -> None:
-    """Their phases, which have begun, to the end of all: in turns, step by step."""
+    """Run phases that have begun until all have ended: in turns, step by step."""
     left = [side for side in sides if not side.is_over]
     while left:
         side = min(left, key=lambda one: one.served_s)
@@ -247,7 +248,7 @@ def serve(sides: Sequence[Side]) -> None:
 def run(
     sides: Mapping[str, Side], max_sequences: int, load: Load, kept: Kept, listener: Listener
 ) -> None:
-    """As `session.run`; sides: by policy, those of all points. Raises BenchError."""
+    """Like `session.run`. sides: by policy, for all points. Raises BenchError."""
     settings = load.settings
     capacity = _warm_up(sides, settings, max_sequences, load.max_tokens, listener.say)
     found = ceilings(capacity, sides[NONE].engine.cost, max_sequences, NOTE)
@@ -285,7 +286,7 @@ def _groups(todo: Iterator[Turn]) -> list[list[Turn]]:
 
 
 def _expected_s(todo: Sequence[Sequence[Turn]], capacity: Capacity) -> float:
-    """As if every policy were as fast as `none`, which serves so many requests a second at best."""
+    """The expected time if every policy is as fast as `none` at its saturation rate."""
     num = sum(len(requests(group[0])) * len(group) for group in todo)
     return num / capacity.none_rps[MIXED]
 
@@ -335,8 +336,8 @@ def _filling(
     settings: Settings,
     max_tokens: int,
 ) -> Iterator[Prompt]:
-    """As `Client.full_queue` has it: the first have bounds of their own, and time counts from when
-    all of those have ended."""
+    """Like `Client.full_queue`: the first requests are shorter, and the interval begins when all of
+    them have ended."""
     prompts = generated(workload, WARM_UP_SEED)
     for number, prompt in enumerate(islice(prompts, num_slots), start=1):
         yield replace(prompt, max_tokens=math.ceil(max_tokens * number / num_slots))

@@ -1,4 +1,4 @@
-"""Several runs of the same kind as one document. Pure."""
+"""Combines several runs of the same kind into one document. Pure."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ SAME = ("form", "pair", "machine", "cores", "commit", "versions", "limits")
 
 
 class MergeError(ValueError):
-    """These runs are no repeats of each other; the message says what differs."""
+    """These runs are not repeats of each other; the message names the difference."""
 
 
 def merged(documents: Sequence[Document]) -> Document:
-    """The repeats of all runs, renumbered in the order given, with comparisons and summary of the
-    whole. All else is the first run's. Series over time are kept of the first repeat alone, which
-    is what the page of a run shows. Raises MergeError."""
+    """The repeats of all runs, renumbered in the given order, with new comparisons and a new
+    summary. All other values are from the first run. Series over time are kept for the first repeat
+    only, because the page of a run shows only these. Raises MergeError."""
     if not documents:
         raise MergeError("results: there must be one at least")
     first = documents[0]
@@ -62,7 +62,7 @@ def _with_first_series(phases: Sequence[Phase]) -> list[Phase]:
 
 
 def _of_one_policy(document: Document) -> list[Phase]:
-    """Seeds belong to points and repeats; all policies of one share it."""
+    """Seeds are per point and repeat; all policies share them."""
     names = {phase.policy for phase in document.phases}
     one = min(names, default="")
     return [phase for phase in document.phases if phase.policy == one]

@@ -1,12 +1,12 @@
-"""Is a difference a near-tie, or a fault? Looks at the step where two texts part.
+"""Decides whether a difference between two texts is a near-tie or a fault.
 
-The same known tokens are run through the target again, cut into passes in several ways, and the two
-tokens are compared as the draw compares them (`engines.torch.sampling`). Sums of low precision
-depend on the cut, so the gap between two scores comes out a little different each time. The
-difference is a near-tie where the smallest gap lies within a few times what the cuts differ by, or
-within the rounding of a few logits. A token that top-k, top-p or min-p cut off is measured by its
-distance from the edge: in score, or in probability mass for top-p. Anything else cannot come from
-rounding: it is a fault.
+It looks at the step where the texts differ. The same known tokens are run through the target again,
+divided into passes in several ways, and the two tokens are compared as sampling compares them
+(`engines.torch.sampling`). In low precision, sums depend on the division, so the gap between two
+scores differs a little each time. The difference is a near-tie if the smallest gap is within a few
+times the differences between divisions, or within the rounding of a few logits. For a token that
+top-k, top-p or min-p removed, the distance from the limit is used: in score, or in probability mass
+for top-p. All other differences cannot come from rounding and are faults.
 """
 
 from __future__ import annotations
@@ -27,21 +27,22 @@ from smartspec_py.serving.request import Request
 from smartspec_testing.scoring import scores
 
 CUTS = (0, 1, 2, 5, 16)
-"""Tokens that the last pass reads; 0 is all in one."""
+"""Tokens that the last pass reads; 0 reads all in one pass."""
 
 SPREADS_ALLOWED = 4.0
-"""Times the spread over the cuts that a gap may have: five cuts do not show the largest."""
+"""Largest gap, relative to the spread over the divisions. Five divisions do not show the largest
+gap."""
 
 ULPS_ALLOWED = 4.0
-"""Roundings of a logit that a gap may have: two scores, each rounded in both of two runs."""
+"""Largest gap in roundings of a logit: two scores, each rounded in both of two runs."""
 
 
 class Scorer(Protocol):
     """A target that can be asked again."""
 
     def logits_after(self, tokens: Sequence[int], last_pass: int) -> torch.Tensor:
-        """Logits [vocab], float32, of the token after these; the last pass reads last_pass tokens,
-        0 reads all in one."""
+        """Logits [vocab], float32, of the token after these. The last pass reads last_pass tokens;
+        0 reads all in one pass."""
         ...
 
     def logit_eps(self) -> float:
@@ -51,7 +52,7 @@ class Scorer(Protocol):
 
 @dataclass(frozen=True)
 class TieVerdict:
-    """gap: the smallest distance seen, in units of perturbed scores. allowed: what rounding
+    """gap: the smallest gap found, in units of perturbed scores. allowed: the gap that rounding
     explains."""
 
     is_near_tie: bool
@@ -61,7 +62,7 @@ class TieVerdict:
 
 @dataclass(frozen=True)
 class _Step:
-    """Where two texts part. tokens: all that are known before it."""
+    """The step where two texts differ. tokens: all tokens before it."""
 
     tokens: Sequence[int]
     num_prompt: int
@@ -71,8 +72,8 @@ class _Step:
 
 
 def judge(scorer: Scorer, request: Request, divergence: Divergence) -> TieVerdict:
-    """request: made anew of the divergence's params. A text that ends without an end token where
-    the other goes on is a fault."""
+    """request: created again from the params of the divergence. If one text ends without an end
+    token and the other continues, it is a fault."""
     if divergence.expected is None or divergence.found is None:
         return TieVerdict(is_near_tie=False, gap=math.inf, allowed=0.0)
     return judge_divergence(
@@ -93,7 +94,7 @@ def judge_divergence(
     expected: int,
     found: int,
 ) -> TieVerdict:
-    """tokens: all that are known before the step where `expected` and `found` were drawn."""
+    """tokens: all tokens before the step where `expected` and `found` were drawn."""
     step = _Step(tokens, num_prompt, sampling, expected, found)
     rows = [scorer.logits_after(tokens, cut) for cut in CUTS if cut < len(tokens)]
     gaps = [_gap(step, logits) for logits in rows]
@@ -108,8 +109,8 @@ def judge_divergence(
 
 
 def _gap(step: _Step, logits: torch.Tensor) -> float:
-    """By how much `expected` wins over `found`; where one is cut off, how far it is from the
-    edge."""
+    """How far the score of `expected` is above that of `found`. If one of them was removed by
+    truncation: how far it is from the limit."""
     history = TokenHistory(step.num_prompt)
     history.extend(step.tokens)
     position = len(step.tokens)

@@ -1,9 +1,9 @@
-"""Open-loop load on a running server: requests leave at their times, whatever the server does.
+"""Open-loop load on a running server: requests are sent at their times, whatever the server does.
 
-Every request has an absolute time at which it is due. Nothing waits for an answer, so a slow server
-does not slow the load down; and latency counts from when a request was due, so that the generator's
-own delays are seen and not left out (`send_lag`). Bounded in number, in time, and in requests that
-are out at once: one that is due while too many are out is not sent, and counts as failed.
+Every request has a time at which it is due. Nothing waits for an answer, so a slow server does not
+reduce the load. Latency counts from the time when a request was due, so that delays of the
+generator are included (`send_lag`). The load is bounded in number, in time, and in requests in
+flight. A request that is due while too many are in flight is not sent, and counts as failed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TOO_MANY_OUT = "not sent: too many requests were out"
 
 @dataclass(frozen=True)
 class Bounds:
-    """max_requests, max_s: of sending. max_out: requests out at once. timeout_s: of each."""
+    """max_requests, max_s: bounds of sending. max_out: most in flight. timeout_s: of each."""
 
     max_requests: int
     max_s: float
@@ -41,7 +41,7 @@ class OpenLoop:
         now: Callable[[], float] | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """fields: of every request; a prompt's own come on top. now: seconds, any origin."""
+        """fields: of every request; fields of a prompt are added. now: seconds, any origin."""
         self._transport = transport
         self._bounds = bounds
         self._fields = fields
@@ -57,10 +57,9 @@ class OpenLoop:
         prompts: Iterator[Prompt],
         ended: Callable[[Exchange], None] = lambda exchange: None,
     ) -> list[Exchange]:
-        """Send a prompt at each time, and await all answers; in the order of sending.
-
-        ended: told of each exchange when it is over. A cancel ends those that are out. Where the
-        server cannot be reached, nothing more is sent: `unreachable` then says why.
+        """Send a prompt at each time, and wait for all answers; they are in the order of sending.
+        ended: called with each exchange when it has ended. A cancellation ends the requests in
+        flight. If the server cannot be reached, nothing more is sent, and `unreachable` says why.
         """
         if self._clock is None:
             self._clock = asyncio.get_running_loop().time
@@ -85,7 +84,7 @@ class OpenLoop:
         return exchanges
 
     async def _until(self, time_s: float) -> None:
-        """Also where the time has passed, others get a turn: their answers must be read."""
+        """Let other tasks run, also if the time has passed, because their answers must be read."""
         await self._sleep(max(0.0, time_s - self._now()))
 
     def _now(self) -> float:

@@ -1,8 +1,9 @@
-"""What the front, Triton, HTTP and the client cost: the same server with and without them.
+"""Measures the cost of the front, Triton, HTTP and the client: the same server with and without
+them.
 
-A round sends the same requests together first through the front, then to Triton without it, then to
-a server in this process; the next round begins with the second, and so on. Ratios of tokens/s are
-taken within a round. While one is measured the others are idle.
+A round sends the same requests first through the front, then to Triton without it, then to a server
+in this process. The next round begins with the second of them, and so on. Ratios of tokens/s are
+taken within a round. While one is measured, the others are idle.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ SEEDS_A_SIZE = 100
 
 @dataclass(frozen=True)
 class Round:
-    """Tokens a second of each side, and the front's processor time: seconds a token."""
+    """Tokens per second of each side, and the front's processor time in seconds per token."""
 
     front_tps: float
     triton_tps: float
@@ -41,7 +42,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Overhead:
-    """ratio: Triton's tokens a second over the local server's. front_ratio: the front's over
+    """ratio: Triton's tokens per second over the local server's. front_ratio: the front's over
     Triton's."""
 
     policy: str
@@ -58,7 +59,8 @@ class Overhead:
 
     @property
     def means(self) -> Round:
-        """Geometric, so that their ratios are the two; of the processor time arithmetic."""
+        """Geometric means, so that their ratios are the means of the ratios. Processor time:
+        arithmetic mean."""
         front, triton, local, cpu = zip(*map(astuple, self.rounds), strict=True)
         means = geometric_mean(front), geometric_mean(triton), geometric_mean(local)
         return Round(*means, front_cpu_s=fmean(cpu))
@@ -66,7 +68,7 @@ class Overhead:
 
 @dataclass(frozen=True)
 class Sides:
-    """front, triton: clients of the one address and of the other. front_pid: its process."""
+    """front, triton: clients of the two addresses. front_pid: process ID of the front."""
 
     front: Client
     triton: Client
@@ -75,7 +77,7 @@ class Sides:
     max_tokens: int
 
     async def front_tps(self, policy: str, prompts: Sequence[Prompt]) -> tuple[float, float]:
-        """Tokens a second, and the front's processor seconds a token."""
+        """Tokens per second, and the front's processor seconds per token."""
         start_s = cpu_s(self.front_pid)
         tps, num_tokens = await self._tps(self.front, policy, prompts)
         return tps, (cpu_s(self.front_pid) - start_s) / num_tokens
@@ -85,7 +87,7 @@ class Sides:
 
     @staticmethod
     async def _tps(client: Client, policy: str, prompts: Sequence[Prompt]) -> tuple[float, int]:
-        """Tokens a second, and tokens. Raises BenchError where a request fails."""
+        """Tokens per second, and number of tokens. Raises BenchError if a request fails."""
         exchanges = await client.open_loop(policy, [Due(0.0, one) for one in prompts])
         for exchange in exchanges:
             if (error := exchange.timing.error) is not None:
@@ -120,7 +122,7 @@ async def measure(
     rounds: int,
     progress: Progress,
 ) -> list[Overhead]:
-    """A first round of each is sent and not counted."""
+    """The first round of each is a warm-up and is not counted."""
     found: dict[tuple[str, int], list[Round]] = {}
     for number in range(-1, rounds):
         for batch_size in sizes:
@@ -147,6 +149,6 @@ async def _round(sides: Sides, policy: str, prompts: Sequence[Prompt], number: i
 
 
 def cpu_s(pid: int) -> float:
-    """Processor time of a process so far, its own and the kernel's for it."""
+    """Processor time of a process so far, in user and kernel mode."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -1,5 +1,5 @@
-"""Fits the two laws of which Su et al. (arXiv 2310.18813) make their closed form of the best draft
-length: what k drafts bring, and what a step of them takes."""
+"""Fits the two laws from which Su et al. (arXiv 2310.18813) derive the best draft length: accepted
+drafts by draft length, and step time by draft length."""
 
 from __future__ import annotations
 
@@ -26,10 +26,8 @@ class StepLine:
 
 
 def fitted_power_law(mean_accepted: Sequence[float]) -> PowerLaw | None:
-    """By least squares in logarithms, to means by draft length from 1.
-
-    None where fewer than two lengths were measured, or one of them accepted nothing.
-    """
+    """Least squares in logarithms, for means by draft length from 1. None if fewer than two lengths
+    were measured, or if one of them has no accepted drafts."""
     if len(mean_accepted) < 2 or min(mean_accepted) <= 0:
         return None
     lengths = np.arange(1, len(mean_accepted) + 1)
@@ -38,10 +36,8 @@ def fitted_power_law(mean_accepted: Sequence[float]) -> PowerLaw | None:
 
 
 def fitted_line(step_s: Sequence[float]) -> StepLine | None:
-    """By least squares, to seconds by draft length from 1; the law means nothing at 0.
-
-    None where fewer than two lengths were measured.
-    """
+    """Least squares for seconds by draft length from 1; the law does not hold at 0. None if fewer
+    than two lengths were measured."""
     if len(step_s) < 2:
         return None
     token_s, base_s = np.polyfit(np.arange(1, len(step_s) + 1), step_s, 1)
@@ -49,8 +45,8 @@ def fitted_line(step_s: Sequence[float]) -> StepLine | None:
 
 
 def law_draft_len(law: PowerLaw | None, line: StepLine | None) -> float | None:
-    """The power law's best k, not rounded; None where there are no such laws, or noise made of them
-    what has no optimum."""
+    """The best k of the power law, not rounded. None if there are no laws, or if they have no
+    optimum because of noise."""
     if law is None or line is None:
         return None
     try:

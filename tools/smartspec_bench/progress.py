@@ -35,10 +35,8 @@ class Progress:
         every_s: float = LINE_EVERY_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """label: what runs now. total: None where it is not known. unit: what it counts, plural.
-
-        console: stderr unless given. every_s: between two lines where there is no terminal.
-        """
+        """label: the current work. total: None if it is not known. unit: what is counted, plural.
+        console: stderr by default. every_s: seconds between two lines without a terminal."""
         self._console = console or Console(stderr=True)
         self._label, self._done, self._total, self._unit = label, 0.0, total, unit
         self._every_s = TERMINAL_EVERY_S if self._console.is_terminal else every_s
@@ -66,7 +64,7 @@ class Progress:
     def update(
         self, label: str | None = None, *, done: float | None = None, total: float | None = None
     ) -> None:
-        """Change what is given; it is shown the next time."""
+        """Change the given values; they are shown with the next update."""
         self._label = self._label if label is None else label
         self._done = self._done if done is None else done
         self._total = self._total if total is None else total
@@ -97,7 +95,7 @@ class Progress:
 def tracked(
     label: str, items: Iterable[_Item], unit: str, total: int | None = None
 ) -> Iterator[_Item]:
-    """The items, with a `Progress` that counts those that are over. total: of items without len."""
+    """The items, with a `Progress` that counts finished items. total: for items without len."""
     with Progress(label, len(items) if isinstance(items, Sized) else total, unit) as progress:
         for item in items:
             yield item

@@ -1,8 +1,7 @@
-"""Prompts: the generator's workloads, or a file in one of two forms.
+"""Prompts: the built-in workloads, or a file in one of two formats.
 
-JSON lines of one's own, or a file in the form of ShareGPT. Of a conversation the first human turn
-is the prompt, since the model writes its own answer; conversations without one, which such files
-have, are left out.
+The formats are JSON lines, and ShareGPT's. In a ShareGPT conversation the first human turn is the
+prompt, because the model writes its own answer. Conversations without a human turn are left out.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from smartspec_bench.workloads import WORKLOADS, generate
 
 MIXED = "mixed"
 PROMPT_SEED = 6_000_011
-"""Keys the prompts; far from the seeds that the shipped pair was trained on."""
+"""Seed of the prompts. It differs from the seeds of the shipped pair's training."""
 
 HUMAN = ("human", "user")
 KEYS = ("prompt", "text_input", "max_tokens", "kind")
@@ -44,7 +43,7 @@ class Prompt:
 
 
 def generated(workload: str, seed: int = PROMPT_SEED) -> Iterator[Prompt]:
-    """Without end; `mixed` takes the workloads in turn."""
+    """An endless sequence of prompts; `mixed` alternates between the workloads."""
     for index in count():
         name = WORKLOADS[index % len(WORKLOADS)] if workload == MIXED else workload
         yield Prompt(generate(name, seed, index).prompt, kind=name)
@@ -56,13 +55,14 @@ def repeated(prompts: Sequence[Prompt]) -> Iterator[Prompt]:
 
 
 def read_prompts(path: Path) -> list[Prompt]:
-    """A file of JSON lines, or of one JSON list, whose entries are of either form:
+    """A file of JSON lines, or of one JSON list, with entries of either format:
 
-    - {"prompt": "..", "max_tokens": 64, "kind": ".."}, of which only the first is needed;
-      `text_input` is taken for `prompt`;
-    - ShareGPT's {"conversations": [{"from": "human", "value": ".."}, ..]}.
+    - {"prompt": "..", "max_tokens": 64, "kind": ".."}, where only the first is required;
+      `text_input` is another name for `prompt`
+    - ShareGPT's {"conversations": [{"from": "human", "value": ".."}, ..]}
 
-    Raises PromptFileError, naming the line or entry, for what is neither, or where nothing is.
+    Raises PromptFileError, which names the line or entry, if an entry has neither format or the
+    file has no entry.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -82,7 +82,7 @@ def read_prompts(path: Path) -> list[Prompt]:
 
 
 def _entries(text: str, name: str) -> Iterator[tuple[str, Any]]:
-    """Each with its place: the entries of an array, or the objects on the lines."""
+    """Each entry with its place: the entries of a list, or the objects of the lines."""
     if text.lstrip().startswith("["):
         for number, entry in enumerate(_parsed(text, name), start=1):
             yield f"{name}, entry {number}", entry

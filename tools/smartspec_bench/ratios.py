@@ -1,10 +1,10 @@
-"""Paired ratios with intervals, and the best fixed length without the winner's curse. Pure.
+"""Paired ratios with intervals, and an unbiased comparison with the best fixed length. Pure.
 
-Every repeat gives one ratio: the policy's mean over the other's, both under the same arrivals and
-prompts, minutes apart at most. Repeats are the unit, not requests: requests of one phase share its
-queue, so they are no independent samples. The interval is Student's t on the logarithms of the
-ratios: with 3 to 10 repeats a bootstrap over repeats covers too little, and the logarithm makes
-"a over b" and "b over a" the same statement.
+Every repeat gives one ratio: the policy's mean over the other's, with the same arrivals and
+prompts, minutes apart at most. Repeats are the unit, not requests, because requests of a phase
+share its queue and are not independent. The interval is Student's t on the logarithms of the
+ratios. With 3 to 10 repeats, a bootstrap covers too little. With logarithms, "a over b" and "b over
+a" are the same statement.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Ratio:
 
 
 def interval(logs: Sequence[float]) -> Ratio | None:
-    """Of logarithms of ratios, one a repeat; None for fewer than two, which have no interval.
+    """From logarithms of ratios, one per repeat; None for fewer than two, which have no interval.
 
     Ratios 1 and e have the logarithms 0 and 1: mean 1/2, standard error 1/2, t 12.706, so the
     interval is e to 0.5 -+ 6.353.
@@ -59,19 +59,19 @@ def paired(policy: Means, against: Means) -> Ratio | None:
 
 @dataclass(frozen=True)
 class CrossFit:
-    """chosen: the best of either half's choice, without repetition."""
+    """chosen: the best lengths of both halves, without repetition."""
 
     ratio: Ratio
     chosen: tuple[str, ...]
 
 
 def cross_fit(policy: Means, fixed: Mapping[str, Means]) -> CrossFit | None:
-    """The policy over the best of the fixed, which each half of the repeats picks for the other.
+    """The policy over the best fixed length, which each half of the repeats chooses for the other.
 
-    Whoever picks the best of seven noisy means and scores it on the same means picks luck as well:
-    the winner looks faster than it is, and the policy worse. So the repeats are split into even
-    and odd; the lowest mean of one half is scored on the other; and the ratios of both are pooled.
-    None for fewer than two repeats, or without a fixed one.
+    The best of seven noisy means looks better than it is, if it is compared on the same repeats. So
+    the repeats are divided into even and odd. The length with the lowest mean in one half is
+    compared on the other half, and the ratios of both halves are combined. None for fewer than two
+    repeats, or without a fixed length.
     """
     if not fixed:
         return None

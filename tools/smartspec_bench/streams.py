@@ -1,7 +1,7 @@
-"""The one client of the endpoint: a request over HTTP or gRPC, and what came of it.
+"""The benchmarks' client: sends a request over HTTP or gRPC, and records the result.
 
-A transport's `stream` yields each response as a dict by output name. The one-file clients of
-clients/ show the same to users.
+A transport's `stream` yields each response as a dict by output name. The single-file clients in
+clients/ show users how to do the same.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from smartspec_py.api.tensor_spec import NUMPY_TYPES
 from smartspec_sim.latency import RequestTiming
 
 SERVER_TIMES = ("arrival", "first_scheduled", "first_token", "last_token")
-"""Of a request as the server saw it; sent where `return_perf_metrics` was asked for."""
+"""Times of a request as the server measured them, sent if `return_perf_metrics` is set."""
 
 TIMED_OUT = "no last response in time"
 NO_FINISH = "the stream ended without a last response"
@@ -33,11 +33,9 @@ ANSWER_S, STEPS_S = 600.0, 60.0
 
 @dataclass
 class Exchange:
-    """One request and what came of it. Times are seconds from the start of the load.
-
-    chunk_s, chunk_tokens: when each response with tokens came, and how many it had.
-    text: of all responses. last: the outputs of the last one.
-    """
+    """One request and its result. Times are seconds from the start of the load. chunk_s,
+    chunk_tokens: arrival time and number of tokens of each response with tokens. text: of all
+    responses. last: the outputs of the last response."""
 
     index: int
     scheduled_s: float
@@ -55,7 +53,7 @@ class Exchange:
         return sum(self.chunk_tokens)
 
     def take(self, response: Mapping[str, Any], now_s: float) -> None:
-        """Add a response's outputs, which came at now_s."""
+        """Add the outputs of a response that arrived at now_s."""
         num_tokens = int(response.get("num_output_tokens", 0))
         self.num_input_tokens += int(response.get("num_input_tokens", 0))
         if num_tokens:
@@ -81,8 +79,8 @@ class Exchange:
 
     @property
     def accept_prob(self) -> float | None:
-        """Probability that a draft is kept, given that those before it were; needs the detailed
-        metrics of the response: accepted drafts over them and the steps that rejected one."""
+        """Probability that a draft is accepted if those before it were. Needs the detailed metrics
+        of the response: accepted drafts, divided by these plus the steps that rejected one."""
         document = json.loads(self.last.get("metrics") or "{}").get("speculative_decoding", {})
         if "per_step_drafted" not in document:
             return None
@@ -94,13 +92,13 @@ class Exchange:
 
     @property
     def server_s(self) -> dict[str, float]:
-        """`SERVER_TIMES` in seconds of the server's monotonic clock; empty where not sent."""
+        """The times in seconds of the server's monotonic clock; empty if they were not sent."""
         found = {name: int(self.last.get(f"{name}_time_ns", 0)) for name in SERVER_TIMES}
         return {name: 1e-9 * ns for name, ns in found.items()} if all(found.values()) else {}
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> Exchange:
-        """What latencies are made of. Raises KeyError, TypeError or ValueError."""
+        """The times from which latencies are computed. Raises KeyError, TypeError or ValueError."""
         names = ("chunk_s", "chunk_tokens", "sent_s", "error")
         values = {name: record[name] for name in names}
         return cls(0, float(record["scheduled_s"]), **values)
@@ -140,11 +138,12 @@ class StreamError(RuntimeError):
 
 
 class UnreachableError(StreamError):
-    """Nobody listens there. The next request would fail as well."""
+    """The server refuses connections. The next request would fail as well."""
 
 
 OWN_LIMITS = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM)
-"""Why a connection may fail although the server is well: this machine has too many."""
+"""A reason for a failed connection that is not the server: this machine has too many connections.
+"""
 
 
 class HttpStreams:
@@ -190,7 +189,7 @@ class HttpStreams:
 
 
 def outputs_of(data: bytes) -> Mapping[str, Any]:
-    """Errors come in a stream whose status was 200."""
+    """Raise the error of a stream whose status was 200."""
     try:
         found: dict[str, Any] = json.loads(data)
     except ValueError:
@@ -201,7 +200,7 @@ def outputs_of(data: bytes) -> Mapping[str, Any]:
 
 
 class GrpcStreams:
-    """ModelStreamInfer, one stream a request on one connection. Use within `async with`."""
+    """ModelStreamInfer, with one stream per request on one connection. Use within `async with`."""
 
     name = "gRPC"
 
@@ -246,8 +245,8 @@ class GrpcStreams:
 
 
 def grpc_inputs(fields: Mapping[str, Any]) -> list[Any]:
-    """As tritonclient's InferInput, by the types of the contract: [1, n] of a list, [1, 1] of
-    anything else. Raises StreamError."""
+    """As tritonclient's InferInput, with the types of the contract: [1, n] for a list, [1, 1] for
+    other values. Raises StreamError."""
     import tritonclient.grpc as triton
 
     dtypes = {tensor.name: tensor.dtype for tensor in INPUTS}
@@ -287,10 +286,8 @@ async def answer(
     timeout_s: float,
     heard: Heard = lambda response: None,
 ) -> bool:
-    """Send a request, and put into the exchange what comes of it, errors included.
-
-    now_s: seconds from the start of the load. False where nobody listens there.
-    """
+    """Send a request and record its result in the exchange, errors included. now_s: seconds from
+    the start of the load. Returns False if the server refuses connections."""
     exchange.sent_s = now_s()
     try:
         async with asyncio.timeout(timeout_s):
@@ -325,8 +322,7 @@ def ask_alone(
     fields: Mapping[str, Any],
     heard: Heard = lambda response: None,
 ) -> list[Mapping[str, Any]]:
-    """The responses to one request, on a connection and an event loop of its own. Raises
-    StreamError."""
+    """The responses to one request, on its own connection and event loop. Raises StreamError."""
     responses: list[Mapping[str, Any]] = []
 
     def take(response: Mapping[str, Any]) -> None:
@@ -348,8 +344,8 @@ def seconds_from_now() -> Callable[[], float]:
 
 
 def step_trace(http_url: str, num_steps: int) -> str:
-    """The server's last steps, as `explain_steps` gives them. Raises OSError, ValueError where the
-    answer is no JSON and KeyError where it has no steps."""
+    """The server's last steps, from `explain_steps`. Raises OSError, ValueError if the answer is
+    not JSON, and KeyError if it has no steps."""
     fields = {"text_input": "-", "max_tokens": 1, "explain_steps": num_steps}
     url = f"{http_url.rstrip('/')}/v2/models/{MODEL_NAME}/generate"
     headers = {"Content-Type": "application/json"}

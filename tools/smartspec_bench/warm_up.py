@@ -1,7 +1,7 @@
-"""Before the phases: what the machine can do at most, and a server that has seen every policy.
+"""Before the phases: measures the machine's limits, and lets the server serve every policy.
 
-Each policy serves a full queue for a while. That makes the kernels of its pass sizes, feeds what
-the server learns of acceptance and cost, and gives its saturation rate.
+Each policy serves a full queue for a while. This compiles the kernels for its pass sizes, lets the
+server learn acceptance and costs, and measures the saturation rate.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WARM_UP_SEED = PROMPT_SEED - 1
 ROWS = (1, 8, 32)
 NUM_SOLO = 3
 EXTRA_SLOTS = 4
-"""Requests beyond those that the engine serves at once: the queue is never empty."""
+"""Requests beyond those that the engine serves at once, so that the queue is never empty."""
 
 COPY_BYTES = 1 << 28
 NUM_COPIES = 5
@@ -57,12 +57,10 @@ async def warm_up(
 
 
 def saturation_rps(queue: FullQueue, num_first: int) -> float:
-    """Tokens a second while the queue was full, over the mean tokens of a request.
-
-    num_first: requests at the start that were cut short; they are in no mean. All others are, also
-    those that ended later, so that long ones are not left out. Raises BenchError where a request
-    failed.
-    """
+    """Tokens per second while the queue was full, divided by the mean tokens of a request.
+    num_first: requests at the start that were shortened; they are not part of the means. All others
+    are, also if they ended later, so that long requests are not left out. Raises BenchError if a
+    request failed."""
     exchanges = queue.exchanges
     failed = [e.timing.error for e in exchanges if e.timing.error is not None]
     if failed:
@@ -98,7 +96,7 @@ def cost_of(address: Address) -> CostModel:
 
 
 def copy_gb_per_s() -> float:
-    """The best of several copies in memory, read and written bytes, of 1e9."""
+    """Memory bandwidth: the best of several copies; bytes read plus written, in units of 1e9."""
     source = np.ones(COPY_BYTES, np.uint8)
     to = np.empty_like(source)
     best_s = float("inf")

@@ -7,6 +7,7 @@ names the key. All defaults are defined here.
 from __future__ import annotations
 
 from collections.abc import Callable
+from difflib import get_close_matches
 from importlib.metadata import entry_points
 from itertools import pairwise
 from pathlib import Path
@@ -327,6 +328,27 @@ def _describe(error: ValidationError) -> str:
     clauses = []
     for item in error.errors(include_url=False):
         place = ".".join(map(str, item["loc"])) or "document"
-        given = "" if item["type"] == "missing" else f" (got {item['input']!r:.80})"
-        clauses.append(f"{place}: {item['msg']}{given}")
+        if item["type"] == "missing":
+            clauses.append(f"{place}: this key is required")
+        elif item["type"] == "extra_forbidden":
+            clauses.append(f"{place}: unknown key{_similar(place)}")
+        else:
+            clauses.append(f"{place}: {item['msg']} (got {item['input']!r:.80})")
     return "; ".join(clauses)
+
+
+def _similar(place: str) -> str:
+    """The valid keys, of any section, whose names are most like that of the wrong key."""
+    places = [
+        *ServerConfig.model_fields,
+        *(f"engine.{name}" for kind in BUILT_IN.values() for name in kind.model_fields),
+        *(
+            f"{section}.{name}"
+            for section, field in ServerConfig.model_fields.items()
+            if isinstance(field.default, _Layer)
+            for name in type(field.default).model_fields
+        ),
+    ]
+    by_name = {known.rpartition(".")[2]: known for known in places if known != place}
+    close = get_close_matches(place.rpartition(".")[2][:64], by_name, n=2, cutoff=0.7)
+    return f"; did you mean {' or '.join(by_name[name] for name in close)}?" if close else ""

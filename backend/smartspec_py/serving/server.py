@@ -56,21 +56,20 @@ class Server:
         config: ServerConfig,
         *,
         metrics: MetricSink | None = None,
-        on_death: Callable[[str], None] = lambda reason: None,
-        is_unwanted: Callable[[], bool] = lambda: False,
+        on_failure: Callable[[str], None] = lambda reason: None,
+        should_drain: Callable[[], bool] = lambda: False,
     ) -> None:
         """metrics: receives metric values. Called only from the responder's thread.
 
-        on_death: called once with the reason if the loop fails, from the loop's or the responder's
-        thread.
-        is_unwanted: called regularly while requests are open. If it returns True, the server
-        drains.
+        on_failure: called once with the reason if the loop fails, from the thread of the loop or
+        the responder.
+        should_drain: called regularly while requests are open. If True, the server drains.
         """
         self._engine = engine
         self._drain_s = config.limits.drain_s
         self._engine_timeout_s = config.limits.engine_timeout_s
-        self._on_death = on_death
-        self._is_unwanted = is_unwanted
+        self._on_failure = on_failure
+        self._should_drain = should_drain
         self._is_draining = False
         self._failure: str | None = None
         self._failing = threading.Lock()
@@ -146,7 +145,7 @@ class Server:
         return self._failure
 
     @property
-    def is_turning(self) -> bool:
+    def is_responsive(self) -> bool:
         """False if the loop hangs and the responder has not reported it.
 
         The responder does not check while no requests are open.
@@ -251,7 +250,7 @@ class Server:
                 f"a step takes longer than limits.engine_timeout_s, which is "
                 f"{self._engine_timeout_s:g} s: an engine hangs"
             )
-        elif not self._is_draining and self._is_unwanted():
+        elif not self._is_draining and self._should_drain():
             self.drain()
 
     def _run(self) -> None:
@@ -265,7 +264,7 @@ class Server:
             self._fail(reason)
 
     def _fail(self, reason: str) -> None:
-        """Reject new requests, fail open ones, and call `on_death`.
+        """Reject new requests, fail open ones, and call `on_failure`.
 
         The loop's requests are not changed: if the loop hangs, its thread may still use them later.
         """
@@ -276,7 +275,7 @@ class Server:
         logger.error("%s", reason)
         self._inbox.close(reason)
         self._responder.fail_all(ErrorCode.INTERNAL, reason)
-        self._on_death(reason)
+        self._on_failure(reason)
 
 
 def defaults_of(engine: Engine, config: ServerConfig) -> Defaults:

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 NEEDED = ("torch", "transformers", "numpy", "safetensors", "tokenizers", "pydantic")
-"""What the package imports on this way; the command line's own libraries are not among them."""
+"""Packages that this command imports. Those of the command line are not among them."""
 
 FAILED, USAGE_ERROR = 1, 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 1 for a fault in the texts, 2 where it cannot run here."""
+    """Returns the exit status: 1 for a fault in the texts, 2 if it cannot run here."""
     started_s = time.monotonic()  # before the imports below, which take seconds
     options = _parser().parse_args(arguments)
     if missing := missing_packages(NEEDED):
@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
         nargs="?",
         type=Path,
         default=Path(".smartspec/results"),
-        help="gets gpu.json and gpu.md, written anew after every part (default: %(default)s)",
+        help="gets gpu.json and gpu.md, written again after every part (default: %(default)s)",
     )
     return parser
 

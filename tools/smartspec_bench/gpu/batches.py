@@ -1,7 +1,7 @@
-"""Part: tokens a second of every policy, with a fixed number of sequences at once.
+"""Part: tokens per second of every policy, with a fixed number of sequences at once.
 
-Policies follow each other directly with the same prompts, and begin with another one in each
-round. A round of a batch counts for all policies or for none of them.
+Policies follow each other directly with the same prompts, and begin with another one in each round.
+A round of a batch counts for all policies or for none of them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WARM_UP_SEED = PROMPT_SEED - 2
 
 @dataclass(frozen=True)
 class BatchResult:
-    """See `Document`. left_out: batches that no round was complete of."""
+    """See `Document`. left_out: batches without a complete round."""
 
     accept_probs: list[float]
     points: list[BatchPoint]
@@ -35,7 +35,7 @@ class BatchResult:
 def measure_batches(
     pair: Pair, plan: Plan, deadline_s: float, say: Callable[[str], None]
 ) -> BatchResult:
-    """Rounds over all batches, until the next would not end before the deadline (monotonic)."""
+    """Run rounds over all batches until the next would end after the deadline (monotonic)."""
     runs: dict[int, list[dict[str, Rate]]] = {num: [] for num in plan.batches}
     most = pair.max_sequences
     say("passes by batch and k")
@@ -70,7 +70,7 @@ def requests(policy: str, seed: int, plan: Plan) -> Iterator[GenerateParams]:
 def _round(
     server: Server, plan: Plan, batch_size: int, number: int, deadline_s: float
 ) -> dict[str, Rate] | None:
-    """None where the deadline came before the last policy had its share."""
+    """None if the deadline passed before the last policy had run."""
     found = {}
     seed = PROMPT_SEED + SEEDS_A_ROUND * batch_size + number
     first = number % len(POLICIES)
@@ -111,11 +111,9 @@ def _rate(policy: str, rounds: Sequence[Rate]) -> PolicyRate:
 
 
 def saturation(server: Server, pair: Pair, plan: Plan, deadline_s: float) -> float | None:
-    """Requests a second of the baseline at the largest batch: tokens a second over the mean tokens
-    of a request, of which all are generated to their ends so that long ones are in the mean.
-
-    None where no step was done before the deadline (monotonic).
-    """
+    """Requests per second of the baseline at the largest batch: tokens per second over the mean
+    tokens of a request. All requests generate to their end, so that long ones are part of the mean.
+    None if no step was done before the deadline (monotonic)."""
     prompts, batch_size = requests(BASELINE, WARM_UP_SEED, plan), pair.max_sequences
     counted = max(batch_size, plan.min_requests)
     run = full_house(server, prompts, batch_size, counted, deadline_s, drains=True)

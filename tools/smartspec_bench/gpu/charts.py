@@ -10,7 +10,7 @@ from smartspec_bench.report.points import ordered
 
 
 def charts_of(document: Document) -> dict[str, Chart]:
-    """By section, of the parts that were measured."""
+    """Charts by section, for the parts that were measured."""
     passes = [
         {"group": f"k = {k}", "x": point.batch_size, "y": ms}
         for point in document.batches

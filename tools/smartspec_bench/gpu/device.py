@@ -1,4 +1,4 @@
-"""The device: which one, what it has, and how fast it copies its own memory."""
+"""The device: its name, its memory, and how fast it copies its own memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class DeviceError(RuntimeError):
 
 
 def choose_device(plan: Plan) -> torch.device:
-    """A dry run takes the CPU, where there is a GPU as well. Raises DeviceError."""
+    """A dry run uses the CPU, even if there is a GPU. Raises DeviceError."""
     if plan.is_dry_run:
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -51,7 +51,7 @@ def describe(device: torch.device, copy_bytes: int) -> DeviceInfo:
 
 
 def memory_bytes(device: torch.device) -> tuple[int, int]:
-    """Free and all of it; of a CPU, the machine's."""
+    """Free and total memory; for a CPU, that of the machine."""
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what PyTorch keeps of tensors that are gone is free as well
         return torch.cuda.mem_get_info(device)
@@ -63,8 +63,8 @@ def memory_bytes(device: torch.device) -> tuple[int, int]:
 
 
 def copy_gb_per_s(device: torch.device, num_bytes: int) -> float:
-    """The best of several copies within the device's memory: bytes read and written, of 1e9, a
-    second. The buffer must be larger than its caches."""
+    """Copy bandwidth: the best of several copies within the device's memory, bytes read plus
+    written, in units of 1e9 per second. The buffer must be larger than the device's caches."""
     source = torch.ones(num_bytes, dtype=torch.uint8, device=device)
     to = torch.empty_like(source)
     best_s = min(_timed_s(device, lambda: to.copy_(source)) for _ in range(NUM_COPIES))
@@ -72,7 +72,8 @@ def copy_gb_per_s(device: torch.device, num_bytes: int) -> float:
 
 
 def _timed_s(device: torch.device, work: Callable[[], object]) -> float:
-    """By the device's own clock where it has one: the host only launches what runs there."""
+    """Measured with the device's own clock if it has one, because the host only launches the
+    work."""
     if device.type != "cuda":
         start_s = time.perf_counter()
         work()

@@ -1,7 +1,8 @@
-"""The document of a run, which is written as JSON; `page` makes a page of it.
+"""The document of a run, as JSON; `page` makes a page of it.
 
-Milliseconds end in _ms, seconds in _s, requests a second in _rps, tokens a second in _tps, 1e9
-bytes in _gb. A part that was not measured (yet) is null or empty, and `left_out` names it.
+Names end in _ms for milliseconds, _s for seconds, _rps for requests per second, _tps for tokens per
+second, _gb for 1e9 bytes. A part that was not measured (yet) is null or empty, and `left_out` names
+it.
 """
 
 from __future__ import annotations
@@ -61,9 +62,9 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class PairInfo:
-    """max_sequences: the largest batch with room in memory. uses_graphs: whether short passes are
-    replays of CUDA graphs; graph_error: why they are not, where capturing failed. build_s,
-    profile_s: making both models and their graphs, timing their passes."""
+    """max_sequences: the largest batch that fits in memory. uses_graphs: whether short passes are
+    replays of CUDA graphs. graph_error: why not, if capturing failed. build_s, profile_s: time for
+    making both models and their graphs, and for timing their passes."""
 
     dtype: str
     target: ModelInfo
@@ -77,8 +78,8 @@ class PairInfo:
 
 @dataclass(frozen=True)
 class ArmExactness:
-    """Texts of one policy against those of none. A text that differs counts once, at its first
-    difference: num_near_ties of those come from rounding, num_faults do not."""
+    """Texts of one policy compared with those of none. A text that differs counts once, at its
+    first difference: num_near_ties of them come from rounding, num_faults do not."""
 
     policy: str
     mode: str
@@ -96,11 +97,10 @@ class ArmExactness:
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """A pass of the target over one token of one sequence, as the loop pays for it: launches, and
-    the way of its token to the host, included. plain_ms: the median of such a pass that is launched
-    kernel by kernel, where it is served otherwise. share: bytes_read over the median time, over the
-    copy bandwidth. context_len: tokens whose keys and values it reads too, which are not counted.
-    """
+    """A pass of the target over one token of one sequence, including launches and the copy of its
+    token to the host. plain_ms: the median of such a pass that is launched kernel by kernel, if it
+    is usually served in another way. share: bytes_read over the median time, divided by the copy
+    bandwidth. context_len: tokens whose keys and values it also reads, which are not counted."""
 
     bytes_read: int
     context_len: int
@@ -114,8 +114,8 @@ class Bandwidth:
 
 @dataclass(frozen=True)
 class PolicyRate:
-    """tokens_tps: of each round. draft_len: mean of a decoding step and sequence, zeros included.
-    accepted: share of the drafted tokens; null where none was drafted."""
+    """tokens_tps: of each round. draft_len: mean per decoding step and sequence, zeros included.
+    accepted: share of the drafted tokens; null if nothing was drafted."""
 
     policy: str
     tokens_tps: list[float]
@@ -129,12 +129,9 @@ class PolicyRate:
 
 @dataclass(frozen=True)
 class BatchPoint:
-    """One number of sequences at once.
-
-    target_ms: of a pass over 1 + k tokens a sequence, by k from 0. draft_ms: of a draft pass.
-    predicted_tps: by k, from those and the measured acceptance; the loop's own time is not in it.
-    rates: measured, by policy.
-    """
+    """One number of sequences at once. target_ms: a pass over 1 + k tokens per sequence, by k from
+    0. draft_ms: a draft pass. predicted_tps: by k, from those and the measured acceptance, without
+    the loop's own time. rates: measured, by policy."""
 
     batch_size: int
     target_ms: list[float]
@@ -148,7 +145,7 @@ class BatchPoint:
 
     @property
     def best_fixed(self) -> PolicyRate:
-        """Chosen in hindsight; the baseline is not among them."""
+        """The best fixed length, chosen after the measurement; the baseline is not among them."""
         fixed = [rate for rate in self.rates if rate.policy.startswith("fixed:")]
         return max(fixed, key=lambda rate: rate.median_tps)
 
@@ -176,8 +173,8 @@ class LoadPoint:
 
 @dataclass(frozen=True)
 class Document:
-    """accept_probs: of draft 1, 2, .., given that those before it were accepted. saturation_rps: of
-    none, at the largest batch."""
+    """accept_probs: of draft 1, 2, .., if those before it were accepted. saturation_rps: of none,
+    at the largest batch."""
 
     is_dry_run: bool
     date: str
@@ -201,14 +198,14 @@ class Document:
         return sum(arm.num_faults for arm in self.exactness)
 
     def to_json(self) -> dict[str, Any]:
-        """With what says how to read it first, for a person who opens the file."""
+        """The document, with the explanations first, for a person who opens the file."""
         return {"format": FORMAT, "version": VERSION, "note": self.note, **asdict(self)}
 
 
 def with_part(
     document: Document, part: str, lacks: list[str], elapsed_s: float, **values: Any
 ) -> Document:
-    """The document with a part that was measured; lacks: what of it did not fit."""
+    """The document with another measured part. lacks: what could not be measured of it."""
     left_out = [name for name in document.left_out if name != part] + lacks
     return replace(document, left_out=left_out, elapsed_s=elapsed_s, **values)
 

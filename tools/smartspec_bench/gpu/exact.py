@@ -1,7 +1,7 @@
-"""Part: are the texts under speculation those without? By the project's own comparison.
+"""Part: are the texts with speculation the same as without?
 
-In bfloat16 a pass over several tokens need not give the bits of passes over one, so that tokens
-whose scores are nearly equal may fall differently; every difference is looked at again, and told a
+In bfloat16, a pass over several tokens need not give the same bits as passes over one token. So
+tokens with nearly equal scores may differ. Every difference is checked, and classified as a
 near-tie or a fault (`smartspec_bench.nearties`). In float32 there should be none.
 """
 
@@ -31,7 +31,7 @@ from smartspec_testing.local import LocalSink
 from smartspec_testing.scoring import TargetScorer
 
 PROMPT_SEED = 8_000_009
-"""Keys the prompts; far from the seeds that the shipped pair was trained on."""
+"""Seed of the prompts. It differs from the seeds of the shipped pair's training."""
 
 MIXED_SEED = 1
 
@@ -39,7 +39,8 @@ MIXED_SEED = 1
 def check_exactness(
     pair: Pair, plan: Plan, deadline_s: float, say: Callable[[str], None]
 ) -> tuple[list[ArmExactness], list[str]]:
-    """Every policy alone, then all in mixed batches; and what of it did not fit."""
+    """Compare every policy alone, then all in mixed batches. Also returns what did not fit in the
+    time."""
     arms = [CheckArm(policy) for policy in LOADED_POLICIES]
     reports, left_out = list[CheckReport](), list[str]()
     with serving(pair) as server:
@@ -71,7 +72,7 @@ def _requests(plan: Plan) -> Sequence[GenerateParams]:
 
 
 def judged(pair: Pair, intake: Intake, report: CheckReport) -> ArmExactness:
-    """The report's counts, with each of its differences looked at again; no server may run."""
+    """The report's counts, with each difference classified; no server may run."""
     near_ties = [_is_near_tie(pair, intake, found) for found in report.divergences]
     return ArmExactness(
         policy=report.arm,

@@ -26,10 +26,12 @@ TIMEOUT_S = 60.0
 def measure_load(
     pair: Pair, plan: Plan, deadline_s: float, say: Callable[[str], None]
 ) -> tuple[float | None, list[LoadPoint], list[str]]:
-    """The saturation rate, a point for each load and policy, and the loads that did not fit.
+    """The saturation rate, a point for each load and policy, and the loads that did not fit in the
+    time.
 
-    A load begins where all of its policies are expected to end before the deadline (monotonic): by
-    what they must generate at the saturation rate, and what the load before has taken beyond that.
+    A load starts if all of its policies are expected to end before the deadline (monotonic). The
+    estimate is the time to generate their tokens at the saturation rate, plus the delay of the
+    previous load.
     """
     points: list[LoadPoint] = []
     left_out: list[str] = []
@@ -75,6 +77,6 @@ def _measure(server: Server, plan: Plan, policy: str, load: float, rate_rps: flo
 
 
 def arrivals(rate_rps: float, duration_s: float) -> Sequence[float]:
-    """Seconds; at least one, however low the rate."""
+    """Seconds of a phase; with a low rate, long enough for one request."""
     times = list(arrival_times(poisson_gaps(ARRIVAL_SEED), steady(rate_rps, duration_s)))
     return times or [0.0]

@@ -1,8 +1,8 @@
-"""Models of any cost, expanded on the device itself.
+"""Models of any cost, expanded on the device.
 
-Nothing is written to disk, and no large tensor passes through the host: a model is made without
-memory (on the meta device), and takes over the expanded tensors as they are. What is in no file of
-weights has to be made apart: of a Llama model, the rotary frequencies.
+Nothing is written to disk, and no large tensor passes through the host. A model is created without
+memory (on the meta device) and takes the expanded tensors. Tensors that are in no weight file, such
+as the rotary frequencies of a Llama model, are created separately.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ from smartspec_py.engines.torch.llama import LlamaDecoder
 from smartspec_py.engines.torch.packed import ATTENTION_NAME
 
 CACHE_SHARE = 0.7
-"""Of the memory that is free behind the weights; the rest is for activations and graphs."""
+"""Share of the memory that is free after loading the weights; the rest is for activations and
+graphs."""
 
 HEAD_DIM = 16
-"""Of the shipped pair, and so of its expansions."""
+"""Vocabulary size of the shipped pair, and so of its expansions."""
 
 EMBEDDINGS = "model.embed_tokens.weight"
 
 
 @dataclass(frozen=True)
 class ExpandedModel:
-    """A model on the device. folder: of its source, whose tokenizer it has."""
+    """A model on the device. folder: its source, which has its tokenizer."""
 
     folder: Path
     model: LlamaDecoder
@@ -67,17 +68,15 @@ def model_on_device(
     device: torch.device,
     dtype: torch.dtype,
 ) -> Any:
-    """A Llama model that owns these tensors; config: of its config.json.
-
-    Raises RuntimeError where a tensor is missing, or is none of the model's.
-    """
+    """A Llama model with these tensors. config: of its config.json. Raises RuntimeError if a tensor
+    is missing or does not belong to the model."""
     hf_config: Any = LlamaConfig.from_dict(dict(config))
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             hf_config, dtype=dtype, attn_implementation=ATTENTION_NAME, trust_remote_code=False
         )
     model.load_state_dict(dict(weights), strict=True, assign=True)
-    # Made anew on the CPU, as when a model is loaded from a file, and then moved.
+    # Made again on the CPU, as when a model is loaded from a file, and then moved.
     rotary = model.model.rotary_emb
     model.model.rotary_emb = type(rotary)(hf_config).to(device)
     named = chain(model.named_parameters(), model.named_buffers())
@@ -93,8 +92,8 @@ def _cache_bytes_per_token(config: Mapping[str, Any], dtype: torch.dtype) -> int
 
 
 def check_memory(sizes: Sequence[Size], device: torch.device, dtype: torch.dtype) -> None:
-    """Before minutes are spent: the weights, and once more the largest tensor, whose random numbers
-    are drawn in float32. Raises DeviceError."""
+    """Check the memory first: the weights, and the largest tensor once more, because its random
+    numbers are drawn in float32. Raises DeviceError."""
     if device.type != "cuda":
         return
     needed = sum(num_weights(size) for size in sizes) * dtype.itemsize
@@ -108,7 +107,7 @@ def check_memory(sizes: Sequence[Size], device: torch.device, dtype: torch.dtype
 
 
 def num_weights(size: Size) -> int:
-    """Of an expansion, norms not counted; the vocabulary must be said."""
+    """Parameters of an expansion, without norms; size must have the vocabulary."""
     hidden, width = size["hidden_size"], HEAD_DIM * size["num_heads"]
     a_layer = 4 * hidden * width + 3 * hidden * size["intermediate_size"]
     return size["num_layers"] * a_layer + 2 * size["vocab_size"] * hidden
@@ -121,7 +120,7 @@ def _largest_tensor(size: Size) -> int:
 def batch_size_that_fits(
     batches: Sequence[int], device: torch.device, models: Sequence[ModelInfo]
 ) -> int:
-    """The largest batch whose caches have room behind the weights. Raises DeviceError."""
+    """The largest batch whose caches fit beside the weights. Raises DeviceError."""
     if device.type != "cuda":
         return batches[-1]
     free, _ = memory_bytes(device)

@@ -1,4 +1,4 @@
-"""The report of the document: its tables, and what they are tables of. `charts` has its charts."""
+"""The report of the document: its tables and their captions. `charts` has its charts."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def _pair(document: Document) -> Section | None:
     why = f" ({pair.graph_error})" if pair.graph_error else ""
     text = (
         f"The shipped pair, expanded and prepared on the device in {pair.build_s:.1f} s, in "
-        f"{pair.dtype}; it says what the small models say. Up to {pair.max_sequences} sequences at "
-        f"once; short passes are {launches}{why}."
+        f"{pair.dtype}. Its texts are those of the small models. Up to {pair.max_sequences} "
+        f"sequences at once. Short passes are {launches}{why}."
     )
     header = ("", "parameters", "read in a pass", "layers", "hidden", "cache of a token")
     return _section("pair", "Pair", header, [_model(name, model) for name, model in models], text)
@@ -97,8 +97,8 @@ def _exactness(document: Document) -> Section | None:
     if not document.exactness:
         return None
     text = (
-        "Greedy texts against those without speculation. A text counts once, where it first "
-        "differs; what no rounding explains is a fault."
+        "Greedy texts compared with those without speculation. A text counts once, at its first "
+        "difference. A difference that rounding does not explain is a fault."
     )
     header = ("policy", "texts", "tokens", "accepted of drafted", "differ", "near-ties", "faults")
     rows = [
@@ -122,10 +122,9 @@ def _passes(document: Document) -> Section | None:
     num_k = len(document.batches[0].target_ms)
     probs = ", ".join(f"{prob:.2f}" for prob in document.accept_probs)
     text = (
-        "Milliseconds of a pass of the target over 1 + k tokens of each sequence, and of the draft "
-        f"over one. With the acceptance of drafts 1, 2, .. ({probs}; each given that those before "
-        "it were accepted) they speak for the k in the last column; the loop's own time is not in "
-        "them."
+        "Milliseconds of a target pass over 1 + k tokens per sequence, and of a draft pass. The "
+        f"last column is the best k by these times and the acceptance of drafts 1, 2, .. ({probs}; "
+        "each if those before it were accepted), without the loop's own time."
     )
     header = ("at once", *(f"k = {k}" for k in range(num_k)), "draft", "best k")
     rows = [
@@ -145,8 +144,8 @@ def _rates(document: Document) -> Section | None:
         return None
     policies = [rate.policy for rate in document.batches[0].rates]
     text = (
-        "Tokens a second while so many requests are out, medians over the rounds; the best fixed "
-        "length is chosen in hindsight."
+        "Tokens per second with a fixed number of requests in flight, medians over the rounds. The "
+        "best fixed length is chosen after the measurement."
     )
     header = ("at once", "rounds", *policies, f"k of {JUDGED}", "over none", "over best fixed")
     rows = map(_rate_row, document.batches)

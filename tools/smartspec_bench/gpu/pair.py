@@ -1,4 +1,4 @@
-"""The pair under test, behind the interfaces of the loop, and a server of it in this process."""
+"""The pair under test, with the loop's interfaces, and a server for it in this process."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Pair:
-    """plain: the target for one sequence, launched kernel by kernel, over the same weights; None
-    where that is how it is served, and where weights cannot be shared."""
+    """plain: the target for one sequence, launched kernel by kernel, with the same weights. None if
+    it is served in this way, or if weights cannot be shared."""
 
     engine: Engine
     config: ServerConfig
@@ -63,14 +63,14 @@ class Pair:
 
 @dataclass(frozen=True)
 class _Built:
-    """A runner; graph_error: why it uses no CUDA graphs, empty where it does."""
+    """A runner. graph_error: why it uses no CUDA graphs; empty if it does."""
 
     runner: CausalRunner
     graph_error: str
 
 
 def build_pair(plan: Plan, device: torch.device, say: Say) -> Pair:
-    """Expand, load and profile. Raises DeviceError where the memory does not suffice."""
+    """Expand, load and profile. Raises DeviceError if there is not enough memory."""
     start_s = time.perf_counter()
     dtype: torch.dtype = getattr(torch, plan.dtype)
     check_memory((plan.target, plan.draft), device, dtype)
@@ -145,11 +145,8 @@ def _cost(target: TorchTarget, draft: DraftModelProposer, limits: LimitsConfig) 
 
 
 def _built(one: ExpandedModel, shape: RunnerConfig, max_width: int, say: Say) -> _Built:
-    """As the engine serves on a GPU, by CUDA graphs; a dry run takes the same code. Kernel by
-    kernel where a model cannot be captured.
-
-    max_width: tokens a row of decoding passes.
-    """
+    """As the engine serves on a GPU, with CUDA graphs; a dry run uses the same code. If a model
+    cannot be captured, kernel by kernel. max_width: tokens per row of decoding passes."""
     config = replace(shape, path=one.folder)
     try:
         return _Built(_captured(one, config, max_width), "")
@@ -172,10 +169,8 @@ def _plain(one: ExpandedModel, shape: RunnerConfig) -> CausalRunner:
 
 @contextmanager
 def serving(pair: Pair) -> Iterator[Server]:
-    """A server of its own for each part, so that none begins with what another has taught it.
-
-    All requests must be over at the end; the models can then be served again.
-    """
+    """A separate server for each part, so that no part begins with what another one has learned.
+    All requests must have ended at the end; the models can then be served again."""
     server = Server(pair.engine, pair.config)
     server.start()
     try:

@@ -1,4 +1,4 @@
-"""Part: what passes take, against what the memory could give, and which k that speaks for."""
+"""Part: pass times, compared with the memory bandwidth, and the best k according to them."""
 
 from __future__ import annotations
 
@@ -15,16 +15,14 @@ from smartspec_sim.goodput import expected_tokens
 
 NUM_PASSES, NUM_WARM_UPS = 30, 3
 NUM_TIMES = 5
-"""Of each size of pass; the first of a size may be slow."""
+"""Passes of each size that are not timed; the first may be slow."""
 
 CONTEXT_LEN = MAX_CONTEXT_LEN // 2
 
 
 def bandwidth(pair: Pair, copy_gb_per_s: float) -> Bandwidth:
-    """Of a pass over one token of one sequence; no server may run.
-
-    The weights alone are counted as read: 14 GB in 4 ms are 3500 GB/s.
-    """
+    """Time a pass over one token of one sequence; no server may run. Only the weights are counted
+    as read: 14 GB in 4 ms are 3500 GB/s."""
     seconds = _passes_s(pair.target)
     bytes_read = pair.info.target.bytes_read
     return Bandwidth(
@@ -40,13 +38,14 @@ def bandwidth(pair: Pair, copy_gb_per_s: float) -> Bandwidth:
 
 
 def _passes_s(engine: Profilable) -> list[float]:
-    """Seconds of each pass over one token of one sequence, after some that do not count."""
+    """Seconds of each pass over one token of one sequence, after a warm-up."""
     seconds = [engine.time_pass(1, 1, CONTEXT_LEN) for _ in range(NUM_WARM_UPS + NUM_PASSES)]
     return seconds[NUM_WARM_UPS:]
 
 
 def accept_probs(records: Sequence[StepRecord]) -> list[float]:
-    """Of draft 1, 2, .., given that those before it were accepted; as far as drafts were tried.
+    """Acceptance probability of draft 1, 2, .., if those before it were accepted, for the drafts
+    that were tried.
 
     Of two verifications of 3 drafts, with 1 and 3 accepted, draft 1 was right both times, draft 2
     once in two, draft 3 once in one: 1, 1/2, 1.
@@ -63,14 +62,15 @@ def accept_probs(records: Sequence[StepRecord]) -> list[float]:
 
 @dataclass(frozen=True)
 class PassTimes:
-    """target_ms: of a pass over 1 + k tokens of each sequence, by k from 0. draft_ms: over one."""
+    """target_ms: of a pass over 1 + k tokens per sequence, by k from 0. draft_ms: of a pass over
+    one."""
 
     target_ms: list[float]
     draft_ms: float
 
 
 def pass_times(pair: Pair, batch_size: int) -> PassTimes:
-    """The best of several, as the cost profile has it, but at every k; no server may run."""
+    """The best of several passes, as in the cost profile, but at every k; no server may run."""
     widths = range(1, MAX_DRAFT_LEN + 2)
     return PassTimes(
         [_best_ms(pair.target, batch_size, width) for width in widths],

@@ -1,15 +1,12 @@
 """What a run measures, and how long each part may take.
 
-The sizes of the run on CUDA cost what a model of 7 B parameters does. The hidden size is 128 * 4^2,
-so that the norms of the expanded pair are exact in bfloat16 (see `smartspec_bench.expand`); 32
-layers, and attention 256 heads of 16 wide, are those of Llama 2 7B (Touvron et al., arXiv
-2307.09288), so that launches and cached bytes of a token are a real model's. The MLP makes up for
-the hidden size:
-
-    32 layers of 4 * 2048 * 4096 + 3 * 2048 * 29440 weights, and a head of 32000 * 2048: 6.93 B
-
-are read in a pass, and 0.07 B of embeddings are looked up. The draft reads 1/40 of that: 2 layers
-of 4 * 2048 * 2048 + 3 * 2048 * 6144, and its head: 0.174 B.
+The models of the run on CUDA cost as much as a model of 7 B parameters. The hidden size is 128 *
+4^2, so that the norms of the expanded pair are exact in bfloat16 (see `smartspec_bench.expand`).
+The 32 layers, and attention of 256 heads of width 16, are like those of Llama 2 7B (Touvron et al.,
+arXiv 2307.09288), so that launches and cached bytes per token are realistic. The MLP is larger
+instead of the hidden size. A pass reads 6.93 B weights: 32 layers of 4 * 2048 * 4096 + 3 * 2048 *
+29440, and a head of 32000 * 2048. Another 0.07 B are embeddings. The draft reads 1/40 of that: 2
+layers of 4 * 2048 * 2048 + 3 * 2048 * 6144, and its head: 0.174 B.
 """
 
 from __future__ import annotations
@@ -37,14 +34,12 @@ BANDWIDTH_GOAL = 0.75
 
 @dataclass(frozen=True)
 class Plan:
-    """is_dry_run: on a CPU, whose figures mean nothing. dtype: by its name in torch.
-
-    batches: numbers of sequences, ascending; those that have no room in memory are left out.
-    prefill_chunk: prompt tokens read in a step. copy_bytes: of the buffer that is copied.
-    exact_prompts: of each workload, for the comparison of texts. min_requests: that a batch must
-    finish to be counted. max_rounds: over all batches. load_s: of each policy under each load.
-    exact_s, batches_s, total_s: what the comparison of texts, the batches and all parts may take.
-    """
+    """is_dry_run: on a CPU, with figures that mean nothing. dtype: by its name in torch. batches:
+    numbers of sequences, ascending; those that do not fit in memory are left out. prefill_chunk:
+    prompt tokens per step. copy_bytes: size of the buffer that is copied. exact_prompts: per
+    workload, for the comparison of texts. min_requests: finished requests that a batch needs to be
+    counted. max_rounds: over all batches. load_s: for each policy under each load. exact_s,
+    batches_s, total_s: time limits of the comparison of texts, the batches and all parts."""
 
     is_dry_run: bool
     dtype: str

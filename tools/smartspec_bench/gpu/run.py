@@ -39,10 +39,8 @@ Say = Callable[[str], None]
 
 def run(plan: Plan, device: torch.device, folder: Path, started_s: float, say: Say) -> Document:
     """Returns the document that it wrote last. started_s: monotonic, from which total_s counts.
-
-    Raises DeviceError where the memory does not suffice. Whatever ends it, the files hold the parts
-    that were measured and name those that were not.
-    """
+    Raises DeviceError if there is not enough memory. After an error, the files have the measured
+    parts and name the others."""
     if plan.is_dry_run:
         torch.set_num_threads(1)  # passes of small models only wait for further threads
     end_s = started_s + plan.total_s
@@ -67,7 +65,7 @@ def run(plan: Plan, device: torch.device, folder: Path, started_s: float, say: S
 
 
 class _Kept:
-    """The document of what was measured so far, in memory and on disk."""
+    """The document of all measurements so far, in memory and on disk."""
 
     def __init__(self, plan: Plan, folder: Path, started_s: float) -> None:
         folder.mkdir(parents=True, exist_ok=True)

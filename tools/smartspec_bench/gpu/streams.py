@@ -1,4 +1,5 @@
-"""Load on a server in this process: a full house, and the transport of `open_loop`."""
+"""Load on a server in this process: a constant number of requests, and the transport of
+`open_loop`."""
 
 from __future__ import annotations
 
@@ -18,11 +19,11 @@ from smartspec_py.serving.step import StepRecord
 from smartspec_testing.local import LocalSink
 
 WAIT_S = 60.0
-"""For requests that were cancelled, or have only their rest to generate."""
+"""Timeout for requests that were cancelled, or that only finish."""
 
 
 class EndingSink(LocalSink):
-    """Tells once that its request is over, from the responder's thread."""
+    """Reports once, from the responder's thread, that its request has ended."""
 
     def __init__(self, ended: Callable[[EndingSink], object], number: int = 0) -> None:
         super().__init__()
@@ -41,7 +42,7 @@ class EndingSink(LocalSink):
 
 @dataclass(frozen=True)
 class Rate:
-    """tokens_tps: tokens over the time of all steps, prompts that were read in them included.
+    """tokens_tps: tokens over the time of all steps, including the prompts that were read in them.
     num_decoded: decoding steps, counted for each sequence."""
 
     tokens_tps: float
@@ -52,8 +53,8 @@ class Rate:
 
 @dataclass(frozen=True)
 class HouseRun:
-    """records: steps from the first with every request decoding to the end of the last request
-    that counts. requests: all that were sent and are over, those that were cancelled included."""
+    """records: steps from the first in which every request decodes to the end of the last counted
+    request. requests: all that were sent and have ended, including cancelled ones."""
 
     records: Sequence[StepRecord]
     requests: Sequence[LocalSink]
@@ -83,11 +84,12 @@ def full_house(
     *,
     drains: bool = False,
 ) -> HouseRun:
-    """Keep num_out requests out until num_counted have ended, or the deadline (monotonic) passes.
+    """Keep num_out requests in flight until num_counted have ended, or until the deadline
+    (monotonic).
 
-    The next leaves when one has ended. drains: those that are still out then generate to their end;
-    else they are cancelled. Rates are read from the loop's own records: nothing is streamed, so
-    that this thread takes no time from the loop. Raises StreamError.
+    The next request is sent when one has ended. drains: requests in flight at the end then generate
+    to their end; otherwise they are cancelled. Rates are read from the loop's records. Nothing is
+    streamed, so that this thread takes no time from the loop. Raises StreamError.
     """
     ended: queue.SimpleQueue[EndingSink] = queue.SimpleQueue()
     sinks: list[EndingSink] = []
@@ -125,7 +127,7 @@ def full_house(
 def _within(
     records: Sequence[StepRecord], begun_s: float, ended_s: float, num_out: int
 ) -> Sequence[StepRecord]:
-    """Those of the time in which all requests decode; of all the time where they never did."""
+    """Steps in which all requests decode; all steps if there were none."""
     kept = [r for r in records if begun_s <= r.start_s and r.start_s + r.total_s <= ended_s]
     full = (index for index, record in enumerate(kept) if record.batch_size >= num_out)
     return kept[next(full, 0) :]
@@ -139,7 +141,7 @@ def params_of(prompt: Prompt, policy: str, max_tokens: int) -> GenerateParams:
 
 
 class LocalStreams:
-    """The `Transport` of `open_loop` into this process; one response a request."""
+    """The `Transport` of `open_loop` to this process, with one response per request."""
 
     def __init__(self, server: Server) -> None:
         self._server = server

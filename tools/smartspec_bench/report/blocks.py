@@ -1,4 +1,4 @@
-"""What a report is made of. `html` makes a page of it, `markdown` a text without charts."""
+"""The parts of a report. `html` makes a page of them, `markdown` a text without charts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 MISSING = "-"
 MARKS = {"met": "✓", "missed": "✗", "open": "?"}
-"""So that verdicts differ by more than colour; a cell that begins with one is in its colour."""
+"""Marks, so that verdicts differ not only by colour. A cell that begins with one has its colour."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Bullets:
 
 @dataclass(frozen=True)
 class Table:
-    """num_words: columns at the left that are words; the others are numbers."""
+    """num_words: columns at the left that are text; the others are numbers."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -66,7 +66,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Report:
-    """head: what stands below the title."""
+    """head: the text below the title."""
 
     title: str
     head: Sequence[Block]
@@ -102,7 +102,7 @@ def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str
 
 
 def digits(value: float | None) -> str:
-    """Three significant ones, thousands apart; a dash where there is no number."""
+    """Three significant digits, with separators; a dash if there is no number."""
     if value is None or not math.isfinite(value):
         return MISSING
     if value == 0:
@@ -118,7 +118,7 @@ def tick(value: float) -> str:
 
 
 def ratio(value: float) -> str:
-    """Three decimals: differences of one in a hundred are what is asked; fewer from 10 on."""
+    """Three decimals, because differences of 1 % matter; fewer from 10 on."""
     return f"{value:.3f}" if abs(value) < 10 else digits(value)
 
 

@@ -1,4 +1,4 @@
-"""Charts, by Vega-Altair: a policy has the same colour, dash and marker in each of them."""
+"""Charts, by Vega-Altair. A policy has the same colour, dash and marker in each of them."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _KNOWN = {
     "target": "#b7cfe6",
     "host": "#dadcdf",
 }
-"""Policies, and parts of a step: those are pale enough for ink on them."""
+"""Colours of policies, and of parts of a step, which are pale so that text on them is readable."""
 _BLUES = ("#4292c6", "#3182bd", "#2171b5", "#1561a5", "#08519c", "#084081", "#08306b")
-"""Of fixed draft lengths, from short to long."""
+"""Colours of fixed draft lengths, from short to long."""
 _OTHERS = ("#806600", "#a3316b", "#8a4b2a", "#3a6b35", "#5b4b9a", "#006d77", "#b5530f", "#555555")
 _DASHES = ([1, 0], [6, 3], [2, 2], [8, 2, 2, 2], [4, 1], [1, 3], [10, 3])
 _MARKERS = (
@@ -41,7 +41,7 @@ _MARKERS = (
 
 
 def colours(names: Sequence[str]) -> list[str]:
-    """Of policies in the order of `ordered`, or of other names."""
+    """Colours of policies in the order of `ordered`, or of other names."""
     fixed = [name for name in names if fixed_len(name) is not None]
     others = [name for name in names if name not in _KNOWN and name not in fixed]
 
@@ -66,9 +66,9 @@ def lines(
     x_rules: Mapping[str, float] | None = None,
     y_rule: float | None = None,
 ) -> dict[str, Any]:
-    """A line a group. rows: group, x, y; low and high, if any, are the ends of a bar. x, y: titles
-    of the axes. domain: of y where it is
-    logarithmic; what is beyond is cut off. x_rules: places by their labels."""
+    """One line per group. rows: group, x, y; low and high, if any, are the ends of a bar. x, y:
+    titles of the axes. domain: of y on a logarithmic axis; values beyond it are cut off. x_rules:
+    positions by their labels."""
     shown = [name for name in groups if any(row["group"] == name for row in rows)]
     legend = alt.Legend(values=shown)
     x_scale = alt.Scale(type="log", base=2) if is_x_log else alt.Scale(zero=True, padding=8)
@@ -108,7 +108,7 @@ def lines(
 
 
 def ranges(rows: Rows, groups: Sequence[str], x: str) -> dict[str, Any]:
-    """A row a group, on a logarithmic axis. rows: group, mean, low, high; far, a stroke."""
+    """One row per group, on a logarithmic axis. rows: group, mean, low, high; far, a stroke."""
     base = _chart(rows).encode(
         y=alt.Y("group:N", title=None, sort=list(groups)),
         color=_colour(groups, legend=None),
@@ -125,7 +125,7 @@ def ranges(rows: Rows, groups: Sequence[str], x: str) -> dict[str, Any]:
 
 
 def stacked(rows: Rows, groups: Sequence[str], parts: Sequence[str], x: str) -> dict[str, Any]:
-    """A bar a group. rows: group, part, share."""
+    """One bar per group. rows: group, part, share."""
     placed = [{**row, "order": parts.index(row["part"])} for row in rows]
     base = _chart(placed).encode(
         x=alt.X("share:Q", title=x, axis=alt.Axis(format="%")),
@@ -143,7 +143,7 @@ def stacked(rows: Rows, groups: Sequence[str], parts: Sequence[str], x: str) -> 
 
 
 def histograms(rows: Rows, groups: Sequence[str], sides: Sequence[str]) -> dict[str, Any]:
-    """A row a group, a column a side. rows: group, side, length, share."""
+    """One row per group, one column per side. rows: group, side, length, share."""
     chart = _chart(rows).mark_bar()
     chart = chart.encode(
         x=alt.X("length:O", title=None, axis=alt.Axis(labelAngle=0)),
@@ -160,8 +160,8 @@ def histograms(rows: Rows, groups: Sequence[str], sides: Sequence[str]) -> dict[
 
 
 def over_time(panels: Mapping[str, Rows], groups: Sequence[str]) -> dict[str, Any]:
-    """Panels by the titles of their y axes, one above the other. rows: group, x, y; a group of
-    another name, such as the load's, is in ink."""
+    """Panels with the titles of their y axes, one above the other. rows: group, x, y. A group with
+    another name, such as the load's, is drawn in the text colour."""
     charts = []
     for title, rows in panels.items():
         is_policy = any(row["group"] in groups for row in rows)
@@ -198,7 +198,7 @@ def _cycled(values: Sequence[Any], names: Sequence[str]) -> alt.Scale:
 
 
 def _spec(chart: Any) -> dict[str, Any]:
-    """With the look that all charts have."""
+    """The chart with the common look of all charts."""
     chart = chart.configure_axis(labelColor=INK, titleColor=INK, titleFontWeight="normal")
     chart = chart.configure_legend(orient="top", columns=5, symbolStrokeWidth=2)
     found: dict[str, Any] = chart.configure_view(stroke=None).to_dict()
