@@ -178,7 +178,8 @@ class LimitsConfig(_Layer):
     max_tree_width: most guesses for one position in a tree of drafts. 1 drafts chains only. null
         uses 4 on a GPU and 1 on a CPU, where verifying a tree costs more than it gains.
     prefill_chunk: prompt tokens that one step reads, of all prompts together. null uses the size
-        that the profile finds best.
+        that the profile finds best. The TensorRT-LLM engine reads whole prompts, at least one per
+        step; null is the longest prompt.
     max_cache_tokens: bound on the tokens in the target's KV cache of all running requests. The
         draft model's caches count with their share. null uses the engine's capacity.
     reuse_prefixes: reuse the cached prefix of an earlier request that begins the same.

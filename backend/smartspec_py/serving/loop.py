@@ -67,8 +67,9 @@ class StepLoop:
         self._post = post
         self._clock = clock
         largest = capabilities.max_prefill_tokens
-        chunk = None if largest is None else prefill_chunk
-        self._batcher = Batcher(capabilities.max_sequences, chunk, largest)
+        self._batcher = Batcher(
+            capabilities.max_sequences, prefill_chunk, largest, takes_chunks=largest is not None
+        )
         self._speculation = Speculation(proposers)
         self._scheduler = Scheduler(
             target, self._speculation, self._batcher, budget, inbox, post, clock
