@@ -27,7 +27,12 @@ from smartspec_py.engines.trtllm.memory import (
 )
 from smartspec_py.engines.trtllm.target import TrtllmTarget
 from smartspec_py.serving.build import build_engine
-from smartspec_py.serving.config import ConfigError, LimitsConfig, ServerConfig
+from smartspec_py.serving.config import (
+    ConfigError,
+    LimitsConfig,
+    ServerConfig,
+    TrtllmEngineConfig,
+)
 from smartspec_py.serving.intake import Engine
 from smartspec_py.serving.request import GenerateParams
 from smartspec_py.serving.server import Server
@@ -241,15 +246,36 @@ def test_several_gpus_are_run_by_workers(tmp_path: Path, bindings: ContractBindi
 
     write_engine(tmp_path / "target", "target")
     engine = read_engine(Role.TARGET, tmp_path / "target")
-    alone = _executor_config(fake_executor, engine, 100, has_logits=False)
+    config = TrtllmEngineConfig.model_validate(ENGINE)
+    alone = _executor_config(fake_executor, engine, 100, config)
     assert alone.parallel_config is None
     document = engine_document("target")
     document["pretrained_config"]["mapping"]["tp_size"] = 4
     split = replace(engine, config=document)
-    config = _executor_config(fake_executor, split, 100, has_logits=False)
-    assert config.parallel_config.device_ids == [0, 1, 2, 3]
-    worker = config.parallel_config.orchestrator_config.worker_executable_path
+    made = _executor_config(fake_executor, split, 100, config)
+    assert made.parallel_config.device_ids == [0, 1, 2, 3]
+    worker = made.parallel_config.orchestrator_config.worker_executable_path
     assert worker == "/opt/tensorrt_llm/bin/executorWorker"
+
+
+@pytest.mark.parametrize(("is_on", "num_replayed"), [(True, 10), (False, 0)])
+def test_the_draft_replays_cuda_graphs(
+    tmp_path: Path, bindings: ContractBindings, is_on: bool, num_replayed: int
+) -> None:
+    """Of 4, 4, 4 and 2 drafts each first comes with a context; 3 + 3 + 3 + 1 iterations follow. The
+    profile left graphs for 1 and 2 sequences. The target runs none."""
+    engine = build(tmp_path, cuda_graphs=is_on)
+    proposer, target = engine.proposers["draft_model"], engine.target
+    assert isinstance(proposer, TrtllmDraftProposer)
+    assert isinstance(target, TrtllmTarget)
+    executor = proposer._executor._inner_
+    before = executor.num_replayed
+    for rows, draft_len in ((2, 4), (2, 4), (1, 4), (1, 2)):
+        tasks = [DraftTask(n, (3, 4, n), 3, draft_len, SamplingParams()) for n in range(rows)]
+        proposer.propose(tasks)
+    assert executor.num_replayed - before == num_replayed
+    assert target._executor._inner_.num_replayed == 0
+    assert "ExtendedRuntimePerfKnobConfig.cuda_graph_mode" in bindings.used()
 
 
 def test_sampled_text_is_verified_by_logits_where_both_ask_for_it(

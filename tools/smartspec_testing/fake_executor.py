@@ -46,6 +46,7 @@ from typing import Any
 
 from smartspec_py.core.cost import CostModel
 from smartspec_testing.clock import Clock, RealClock
+from smartspec_testing.fake_executor_graphs import make_graphs
 from smartspec_testing.fake_executor_jobs import Behaviour, EngineLimits, Job
 from smartspec_testing.fake_executor_limits import (
     check_request,
@@ -111,6 +112,7 @@ class Executor:
     executor_config: without one, nothing is limited beyond the engine, and all logits are kept.
     cost, clock: an iteration lasts `cost.target_s` of its rows and of the tokens it computes, that
     is, those it is charged for less the cached ones; without a cost model it takes no time.
+    launch_s: seconds that an iteration takes beyond that where it replays no CUDA graph.
     hold_back_prob: probability, drawn from `seed`, that an iteration passes a waiting request over
     though it would fit; less than 1. error_prob: that a request ends with an error instead of its
     first step; less than 1 or 1.
@@ -123,6 +125,7 @@ class Executor:
         executor_config: Any = None,
         *,
         cost: CostModel | None = None,
+        launch_s: float = 0.0,
         clock: Clock | None = None,
         hold_back_prob: float = 0.0,
         error_prob: float = 0.0,
@@ -136,7 +139,8 @@ class Executor:
         config = executor_config or permissive_config()
         limits = limits_of(model_path, config)
         self._limits, self._config = limits, config
-        self._cost = cost
+        self._cost, self._launch_s = cost, launch_s
+        self._graphs = make_graphs(config, limits.max_batch_size)
         self._clock = clock or RealClock()
         self._error_prob = error_prob
         self._random = random.Random(seed)
@@ -180,6 +184,11 @@ class Executor:
     def num_free_blocks(self) -> int:
         """Not of the bindings, for tests: see `BlockPool`."""
         return self._blocks.num_free_blocks
+
+    @property
+    def num_replayed(self) -> int:
+        """Not of the bindings, for tests: iterations that replayed a CUDA graph."""
+        return self._graphs.num_replayed
 
     @property
     def num_held_blocks(self) -> int:
@@ -351,11 +360,12 @@ class Executor:
 
     def _spend(self, scheduled: Scheduled) -> None:
         jobs = scheduled.jobs
+        launch_s = 0.0 if self._graphs.replays(scheduled) else self._launch_s
         if self._cost is None or not jobs:
             return
         num_tokens = len(scheduled.generating) + scheduled.num_computed
         context_len = sum(len(job.tokens) for job in jobs) / len(jobs)
-        self._clock.sleep(self._cost.target_s(len(jobs), num_tokens, context_len))
+        self._clock.sleep(launch_s + self._cost.target_s(len(jobs), num_tokens, context_len))
 
     def _step(self, job: Job) -> None:
         """Draw the tokens of one iteration and respond."""

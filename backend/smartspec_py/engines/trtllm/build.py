@@ -41,6 +41,10 @@ from smartspec_py.serving.profile import ProfileShape, cached_profile, profile_p
 
 logger = logging.getLogger(__name__)
 
+NUM_GRAPHS = 16
+"""CUDA graphs that the draft's executor keeps: one for each number of sequences and each range of
+256 tokens of the longest text. By a comment in TensorRT-LLM, one takes 4 to 10 MB."""
+
 FREE_FRACTION = 0.95
 """Share of the free memory that an executor may use. max_tokens already limits its cache; without
 this setting, the bindings use 0.9."""
@@ -69,7 +73,7 @@ def build_trtllm(config: TrtllmEngineConfig, limits: LimitsConfig, folder: Path)
         bindings.Executor(
             str(engine.folder),
             bindings.ModelType.DECODER_ONLY,
-            _executor_config(bindings, engine, num_tokens, has_logits),
+            _executor_config(bindings, engine, num_tokens, config),
         )
         for engine in engines  # target first: if memory is short, its error message is clearer
     ]
@@ -153,8 +157,15 @@ def _longest_text(engine: Engine) -> int:
     return min(engine.count(f"build_config.{name}") for name in names)
 
 
-def _executor_config(bindings: Bindings, engine: Engine, num_tokens: int, has_logits: bool) -> Any:
+def _executor_config(
+    bindings: Bindings, engine: Engine, num_tokens: int, config: TrtllmEngineConfig
+) -> Any:
     """Chunked context is off: it drops drafts silently if not all of them fit."""
+    is_draft = engine.role is Role.DRAFT
+    knobs = bindings.ExtendedRuntimePerfKnobConfig()
+    # Only iterations without contexts use graphs, and a verification is a context.
+    knobs.cuda_graph_mode = is_draft and config.cuda_graphs
+    knobs.cuda_graph_cache_size = NUM_GRAPHS
     return bindings.ExecutorConfig(
         kv_cache_config=bindings.KvCacheConfig(
             enable_block_reuse=True,  # otherwise the executor rejects external drafts
@@ -163,7 +174,8 @@ def _executor_config(bindings: Bindings, engine: Engine, num_tokens: int, has_lo
         ),
         enable_chunked_context=False,
         parallel_config=_parallel_config(bindings, engine),
-        gather_generation_logits=has_logits and engine.role is Role.DRAFT,
+        extended_runtime_perf_knob_config=knobs,
+        gather_generation_logits=config.sampled_verification == "logits" and is_draft,
     )
 
 
