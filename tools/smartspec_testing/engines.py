@@ -113,6 +113,7 @@ def build_fake_trtllm(config: FakeTrtllmConfig, limits: LimitsConfig, folder: Pa
             bytes_per_token=1,
             max_cache_tokens=config.cache_tokens,
             unsupported=UNSUPPORTED,
+            takes_long_bursts=True,
         ),
     )
     draft = TrtllmDraftProposer(

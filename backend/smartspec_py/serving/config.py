@@ -111,7 +111,7 @@ class TrtllmEngineConfig(EngineConfig):
     draft: engine directory of the draft model. Without one, drafts come from prompt lookup.
     tokenizer: a Hugging Face directory with the target's tokenizer and generation_config.json.
     decode_burst: tokens that a sequence without drafts generates in one engine request. It can
-        draft again after them.
+        draft again after them. Sequences that never draft again use one request for all tokens.
     memory_fraction: share of the free GPU memory, at the start, for the weights and KV caches of
         both engines.
     cache_tokens: capacity of each engine's KV cache in tokens. null divides the memory of

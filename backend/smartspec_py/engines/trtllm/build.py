@@ -148,6 +148,7 @@ def capabilities_of(engine: Engine, limits: LimitsConfig, decode_burst: int) -> 
         vocab_size=engine.vocab_size,
         bytes_per_token=bytes_per_token(engine),
         unsupported=UNSUPPORTED,
+        takes_long_bursts=True,
     )
 
 
