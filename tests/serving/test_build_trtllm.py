@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -239,6 +240,33 @@ def test_an_executor_that_tells_nothing_of_its_cache_is_believed(
     engine = EngineDir(Role.TARGET, Path(), {}, {})
     assert loaded_cache_tokens(executor, fake_executor, engine, 77) == 77
     assert "engine.target" in caplog.text
+
+
+@pytest.mark.parametrize("is_running", [False, True])
+def test_mpi_is_set_up_for_workers_before_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    is_running: bool,
+) -> None:  # fmt: skip
+    """Nothing is set for engines of one GPU, and what is set stays. Without TensorRT-LLM the build
+    fails at its import, which comes after."""
+    environ = {"OMPI_MCA_rmaps_base_inherit": "0"}
+    monkeypatch.setattr(os, "environ", environ)
+    if is_running:
+        monkeypatch.setitem(sys.modules, "mpi4py.MPI", ModuleType("mpi4py.MPI"))
+    for num_ranks, num_variables in ((1, 1), (2, 3)):
+        folder = tmp_path / str(num_ranks)
+        folder.mkdir()
+        write_engine(folder / "target", "target")
+        document = engine_document("target")
+        document["pretrained_config"]["mapping"]["tp_size"] = num_ranks
+        (folder / "target" / "config.json").write_text(json.dumps(document))
+        (folder / "target" / "rank1.engine").write_bytes(bytes(1000))
+        with pytest.raises(ConfigError, match="tensorrt_llm"):
+            build(folder)
+        assert len(environ) == num_variables
+    assert environ["OMPI_MCA_rmaps_base_oversubscribe"] == "1"
+    assert environ["OMPI_MCA_rmaps_base_inherit"] == "0"
+    assert ("already running" in caplog.text) == is_running
 
 
 def test_several_gpus_are_run_by_workers(tmp_path: Path, bindings: ContractBindings) -> None:

@@ -8,6 +8,9 @@ the loading code. The rest is tested with fakes.
 from __future__ import annotations
 
 import logging
+import os
+import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,6 +44,16 @@ from smartspec_py.serving.profile import ProfileShape, cached_profile, profile_p
 
 logger = logging.getLogger(__name__)
 
+MPI_SETTINGS = {
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "OMPI_MCA_rmaps_base_inherit": "1",
+    "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
+}
+"""Settings of Open MPI 4 for worker processes that this process spawns in a container. The server
+is not started by mpirun, so it counts as one process on a machine with one slot: more processes
+need oversubscription, and spawned ones do not inherit it by default (Open MPI issue 6130).
+Containers forbid the system call with which processes copy from each other's memory."""
+
 NUM_GRAPHS = 16
 """CUDA graphs that the draft's executor keeps: one for each number of sequences and each range of
 256 tokens of the longest text. By a comment in TensorRT-LLM, one takes 4 to 10 MB."""
@@ -59,6 +72,7 @@ def build_trtllm(config: TrtllmEngineConfig, limits: LimitsConfig, folder: Path)
     tokenizer = load_tokenizer("engine.tokenizer", model)
     vocab_size = num_token_ids(tokenizer)
     engines = _engines(config, limits, folder, vocab_size)
+    _set_up_mpi(engines)  # before the package is imported, because that starts MPI
     try:
         from tensorrt_llm.bindings import executor as bindings
     except ImportError as error:
@@ -178,6 +192,16 @@ def _executor_config(
         extended_runtime_perf_knob_config=knobs,
         gather_generation_logits=config.sampled_verification == "logits" and is_draft,
     )
+
+
+def _set_up_mpi(engines: Sequence[Engine]) -> None:
+    """Set MPI_SETTINGS if there are worker processes. Variables that are set already win."""
+    if all(engine.num_ranks == 1 for engine in engines):
+        return
+    if "mpi4py.MPI" in sys.modules:
+        logger.warning("MPI is already running: %s have no effect", ", ".join(MPI_SETTINGS))
+    for name, value in MPI_SETTINGS.items():
+        os.environ.setdefault(name, value)
 
 
 def _parallel_config(bindings: Bindings, engine: Engine) -> Any:
