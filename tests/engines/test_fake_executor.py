@@ -122,11 +122,13 @@ def test_value_classes_refuse(build, error):
         build()
 
 
-def test_too_many_drafts_are_refused_on_enqueueing():
+def test_too_many_drafts_are_an_error_of_their_request():
     executor = Executor(EngineLimits(max_draft_len=2))
-    with pytest.raises(RuntimeError, match="max_draft_len 2"):
-        executor.enqueue_requests([request(), request(max_tokens=4, drafts=[1, 2, 3])])
-    assert executor.await_responses(NOW) == []
+    first, second = executor.enqueue_requests([request(), request(max_tokens=4, drafts=[1, 2, 3])])
+    (refused,) = executor.await_responses(NOW)
+    assert refused.request_id == second
+    assert "max_draft_len 2" in refused.error_msg
+    assert [response.request_id for response in executor.await_responses()] == [first]
 
 
 def test_drafts_beyond_max_input_len_are_dropped():

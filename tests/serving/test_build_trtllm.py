@@ -15,7 +15,7 @@ import torch
 from harness import LoopHarness, fake_text
 
 from smartspec_py.core.types import SamplingParams, Verification
-from smartspec_py.engines.base import DraftTask
+from smartspec_py.engines.base import DraftTask, Prefill
 from smartspec_py.engines.trtllm.build import capabilities_of
 from smartspec_py.engines.trtllm.draft import TrtllmDraftProposer, drawn_from
 from smartspec_py.engines.trtllm.engine_config import Engine as EngineDir
@@ -35,7 +35,7 @@ from smartspec_py.serving.config import (
     TrtllmEngineConfig,
 )
 from smartspec_py.serving.intake import Engine
-from smartspec_py.serving.request import GenerateParams
+from smartspec_py.serving.request import GenerateParams, RequestError
 from smartspec_py.serving.server import Server
 from smartspec_testing import fake_executor
 from smartspec_testing.fake_executor import DoubleBindings
@@ -145,6 +145,37 @@ def test_without_a_draft_prompts_are_looked_up(tmp_path: Path, bindings: Contrac
     assert set(engine.proposers) == {"prompt_lookup"}
     assert engine.cost.max_charged_tokens == 0
     assert engine.cost.draft is None
+
+
+@pytest.mark.parametrize("gathers", [True, False])
+def test_log_probs_can_be_turned_off(
+    tmp_path: Path, bindings: ContractBindings, gathers: bool
+) -> None:
+    """With them the target gathers logits. Its vocabulary is larger than the tokenizer's."""
+    write_engine(tmp_path / "target", "target")
+    document = engine_document("target")
+    document["pretrained_config"]["vocab_size"] = 2100
+    (tmp_path / "target" / "config.json").write_text(json.dumps(document))
+    engine = build(tmp_path, log_probs=gathers)
+    config = ServerConfig.model_validate({"engine": ENGINE, "limits": LIMITS})
+    asked = GenerateParams(text="Task: qa", max_tokens=9, return_log_probs=True, bias_words=("a",),
+                           bias_weights=(1.0,))  # fmt: skip
+    server = Server(engine, config)
+    if not gathers:
+        with pytest.raises(RequestError, match="return_log_probs"):
+            server.intake.receive(asked, LocalSink())
+        return
+    request = server.intake.receive(asked, LocalSink()).request
+    assert request.proposer is None
+    target = engine.target
+    target.begin(1, request.tokens, request.num_prompt, request.sampling)
+    target.submit([Prefill(1, tuple(request.tokens), 0, True)])
+    (event,) = target.poll(1.0)
+    assert len(event.log_probs) == 1
+    assert {
+        "ExecutorConfig(gather_generation_logits)",
+        "Request(embedding_bias)",
+    } <= bindings.used()
 
 
 @pytest.mark.parametrize(

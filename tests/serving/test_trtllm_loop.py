@@ -18,7 +18,7 @@ from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.types import FinishReason, SamplingParams
 from smartspec_py.engines.base import DraftTask, TargetCapabilities
 from smartspec_py.engines.trtllm.draft import DRAFT_TIMEOUT_S, TrtllmDraftProposer
-from smartspec_py.engines.trtllm.target import UNSUPPORTED, TrtllmTarget
+from smartspec_py.engines.trtllm.target import TrtllmTarget
 from smartspec_py.serving.request import ErrorCode
 from smartspec_testing import fake_executor
 from smartspec_testing.clock import VirtualClock
@@ -88,7 +88,7 @@ class Pair:
             TargetCapabilities(
                 max_sequences=8, max_context_len=592, max_draft_len=8, max_decode_tokens=BURST,
                 max_prefill_tokens=None, verifies_sampling=False, vocab_size=VOCAB_SIZE,
-                unsupported=UNSUPPORTED, takes_long_bursts=True,
+                takes_long_bursts=True,
             ),
             self.clock.now,
         )  # fmt: skip

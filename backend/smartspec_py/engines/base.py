@@ -146,7 +146,11 @@ class TargetCapabilities:
 
     def why_unverified(self, sampling: SamplingParams) -> str:
         """Why drafts of such text cannot be verified; empty if they can."""
-        if self.verifies_sampling or sampling.is_plain_greedy:
+        if self.verifies_sampling:
+            return ""
+        if sampling.log_probs:
+            return "this engine returns log-probabilities of text without drafts only"
+        if sampling.is_plain_greedy:
             return ""
         if not self.verifies_rejection:
             return "this engine verifies drafts of plain greedy text only"

@@ -118,6 +118,8 @@ class TrtllmEngineConfig(EngineConfig):
         memory_fraction so that both caches have the same capacity.
     sampled_verification: logits speculates on requests with temperature above 0 and `verification:
         rejection`, and sends the draft's logits to the target. none serves them without drafts.
+    log_probs: whether requests may set `return_log_probs`. The target then keeps room for logits on
+        the GPU: 8 x max_batch_size x vocabulary, in the type of its logits.
     cuda_graphs: replay generation steps of the draft engine as CUDA graphs.
     charges_cached_tokens: whether the executor counts the whole text of a verification against
         max_num_tokens. `smartspec doctor` finds out.
@@ -132,6 +134,7 @@ class TrtllmEngineConfig(EngineConfig):
     memory_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 0.9
     cache_tokens: Annotated[int | None, Field(ge=2, le=1_000_000_000)] = None
     sampled_verification: Literal["none", "logits"] = "none"
+    log_probs: bool = True
     cuda_graphs: bool = True
     charges_cached_tokens: bool = True
     profile_cache: str | None = None

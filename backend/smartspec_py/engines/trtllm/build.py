@@ -26,7 +26,7 @@ from smartspec_py.engines.trtllm.memory import (
     loaded_cache_tokens,
 )
 from smartspec_py.engines.trtllm.requests import Bindings
-from smartspec_py.engines.trtllm.target import UNSUPPORTED, TrtllmTarget
+from smartspec_py.engines.trtllm.target import TrtllmTarget
 from smartspec_py.serving import intake
 from smartspec_py.serving.config import (
     DRAFT_MODEL,
@@ -99,8 +99,10 @@ def build_trtllm(config: TrtllmEngineConfig, limits: LimitsConfig, folder: Path)
         vocab_size=vocab_size,
         max_cache_tokens=num_tokens,
         verifies_rejection=has_logits and len(engines) == 2,
+        unsupported=frozenset() if config.log_probs else frozenset({"return_log_probs"}),
     )
-    target = TrtllmTarget(executors[0], bindings, capabilities)
+    num_logits = engines[0].vocab_size
+    target = TrtllmTarget(executors[0], bindings, capabilities, num_logits=num_logits)
     draft = None
     if len(engines) == 2:
         draft = TrtllmDraftProposer(
@@ -161,7 +163,6 @@ def capabilities_of(engine: Engine, limits: LimitsConfig, decode_burst: int) -> 
         verifies_sampling=False,
         vocab_size=engine.vocab_size,
         bytes_per_token=bytes_per_token(engine),
-        unsupported=UNSUPPORTED,
         takes_long_bursts=True,
     )
 
@@ -190,7 +191,9 @@ def _executor_config(
         enable_chunked_context=False,
         parallel_config=_parallel_config(bindings, engine),
         extended_runtime_perf_knob_config=knobs,
-        gather_generation_logits=config.sampled_verification == "logits" and is_draft,
+        gather_generation_logits=(
+            config.sampled_verification == "logits" if is_draft else config.log_probs
+        ),
     )
 
 
