@@ -200,6 +200,13 @@ class Speculation:
             if self._proposers[name].capabilities.reads_hidden:
                 self._proposers[name].observe(request.sequence, 0, event.hidden)
 
+    def may_draft(self, request: Request, pause: int) -> bool:
+        """Whether the request may draft in its remaining tokens. pause: number of steps in which
+        the guard allows no drafts."""
+        is_able = bool(request.proposers) and request.max_draft_len > 0
+        is_paused = request.policy in LEARNING and pause >= request.remaining
+        return is_able and request.policy != "none" and not is_paused
+
     def release(self, request: Request) -> None:
         """Free all state of the request."""
         self.drop_cache(request)
