@@ -154,7 +154,8 @@ class AcceptanceTracker:
             probs = self._expert_probs(rows, rates, cohort_trials[each])
             self._score_experts(probs, is_accepted, is_tried)
         for index in np.flatnonzero(rows == 0):
-            rows[index] = self._begin(sequences[index])
+            sequence = sequences[index]  # it may be there twice, with events of a burst
+            rows[index] = self._requests.get(sequence) or self._begin(sequence)
         expected = (rates * is_tried).sum(axis=1)
         kept = np.where(trials[:, None] > 0, self._memories, self._memories[-1])
         observed = np.stack([accepted, expected, trials], axis=1)
