@@ -116,7 +116,7 @@ class StepLoop:
         prefills = self._batcher.prefills(len(ready) + sum(drafted.values()))
         self._scheduler.submit([*prefills, *self._decoding_work(ready, drafts)])
         num_before = self._scheduler.num_generated
-        events = self._events(decision)
+        events = self._events(decision, drafted)
         applied = self._clock()
         if events:
             record = StepRecord(
@@ -188,19 +188,19 @@ class StepLoop:
             self._scheduler.cancel_all()
         self._scheduler.admit()
 
-    def _events(self, decision: Decision) -> list[Event]:
-        """Poll and apply events, until there is one of a planned sequence.
+    def _events(self, decision: Decision, drafted: Mapping[SequenceId, int]) -> list[Event]:
+        """Poll and apply events, until there is one of a drafted sequence; without drafts, any.
 
         A pass may take longer than POLL_S. The record of a step needs the results of its plan.
         """
-        planned = decision.plan.draft_lens
         events: list[Event] = []
         while True:
             found = self._target.poll(POLL_S)
             self._scheduler.apply(found)
             events += found
-            is_answered = any(event.sequence in planned for event in events)
-            if is_answered or not planned or self._inbox.is_closed:
+            if not drafted and (found or not decision.views):
+                return events
+            if self._inbox.is_closed or any(event.sequence in drafted for event in events):
                 return events
             self._take_in(0.0)
 
