@@ -298,8 +298,9 @@ class Scheduler:
 def _keep(request: Request, event: Event) -> tuple[Sequence[int], FinishReason | None, int | None]:
     """The event's tokens up to the request's end, the finish reason if any, and the end token."""
     num_before_end = request.sampling.num_before_end(event.tokens)
-    tokens = event.tokens[: min(num_before_end, request.remaining)]
-    if len(tokens) == request.remaining:
+    remaining = request.remaining
+    tokens = event.tokens[: min(num_before_end, remaining)]
+    if len(tokens) == remaining:
         return tokens, FinishReason.LENGTH, None
     if num_before_end < len(event.tokens):
         return tokens, FinishReason.STOP, event.tokens[num_before_end]
