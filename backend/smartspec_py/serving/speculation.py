@@ -81,7 +81,6 @@ class Speculation:
         self._nodes: dict[SequenceId, Ints] = {}
         # For each sequence in its last step: the candidate proposers, and the one that drafted.
         self._options: dict[SequenceId, tuple[str, ...]] = {}
-        self._drafter: dict[SequenceId, str] = {}
         self._has_passes = {n: p.capabilities.has_passes for n, p in proposers.items()}
         self._draft_s = {n: p.capabilities.draft_s for n, p in proposers.items()}
 
@@ -132,7 +131,7 @@ class Speculation:
             if draft_len:
                 sequence = request.sequence
                 name = self._options[sequence][spec_plan.choices.get(sequence, 0)]
-                self._drafter[sequence] = name
+                request.drafter = name
                 tasks[name].append(_task(request, draft_len, self._tree(name, sequence, draft_len)))
         found = {}
         for name, of_one in tasks.items():
@@ -153,7 +152,7 @@ class Speculation:
         for request, event in steps:
             for name in _drafting(request):
                 drafted = accepted = 0
-                if name == self._drafter.get(request.sequence):
+                if name == request.drafter:
                     _, _, drafted, accepted, *_ = event
                 proposer = self._proposers[name]
                 if drafted or proposer.capabilities.reads_hidden:
@@ -203,7 +202,6 @@ class Speculation:
         """Free all state of the request."""
         self.drop_cache(request)
         self._options.pop(request.sequence, None)
-        self._drafter.pop(request.sequence, None)
         self._nodes.pop(request.sequence, None)
         for name in request.proposers:
             self._acceptance[name].release(request.sequence)
@@ -228,7 +226,7 @@ class Speculation:
     def check_integrity(self, live: Iterable[Request]) -> None:
         """Raise AssertionError if there are estimates of requests that no longer exist."""
         known = {request.sequence for request in live}
-        kept = self._options.keys() | self._drafter.keys() | self._nodes.keys()
+        kept = self._options.keys() | self._nodes.keys()
         assert kept <= known, "options of requests gone"
         for name, acceptance in self._acceptance.items():
             strangers = acceptance.sequences - known

@@ -53,6 +53,8 @@ UNSUPPORTED = frozenset(
         "bad_words",
         "min_tokens",
         "return_log_probs",
+        "return_token_log_probs",
+        "return_prompt_log_probs",
     }
 )
 """Not passed on yet. Each request resends the text, and it is unknown how the executor would count
