@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from openai_check.streams import drop_streams
 from servers import TINY
 from tokenizers import Tokenizer
 from wire import generate
@@ -150,6 +151,15 @@ def test_a_disconnect_ends_the_requests(torch_server: TritonServer, url: str) ->
 
     asyncio.run(run())
     deadline = time.monotonic() + 5
+    while num_running(torch_server) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert num_running(torch_server) == 0
+
+
+def test_dropped_streams_leave_nothing(torch_server: TritonServer, url: str) -> None:
+    """`scripts/openai_checks` drops more of them, and compares memory."""
+    asyncio.run(drop_streams(url, 24, 8, seed=1))
+    deadline = time.monotonic() + 10
     while num_running(torch_server) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert num_running(torch_server) == 0

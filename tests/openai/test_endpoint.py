@@ -79,6 +79,15 @@ def test_streams_end_with_usage_and_done() -> None:
     assert done == "[DONE]"
 
 
+def test_chunks_have_usage_if_asked() -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {"prompt": "Hello there", "stream": True, "stream_options": options}
+    found = events(client().post("/v1/completions", json=body).text)
+    num = len(PROMPTS.encode("Hello there"))
+    counts = [tuple(one["usage"].values()) for one in found[:2]]
+    assert counts == [(num, 1, num + 1), (num, 3, num + 3)]
+
+
 def test_several_prompts_and_echo() -> None:
     body = {"prompt": ["a", "b"], "echo": True, "n": 2}
     answer = client().post("/v1/completions", json=body).json()

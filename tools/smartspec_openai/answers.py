@@ -28,6 +28,7 @@ class Form:
     echoes: by prompt, its text and its first token if its log-probabilities are wanted; else empty.
     tools: names of functions that may be called. with_log_probs: whether choices have them.
     shows_steps: whether chunks have tokens, counts and sources of the drafts.
+    num_prompt: tokens of all prompts, if chunks have token counts; else None.
     """
 
     model: str
@@ -38,6 +39,7 @@ class Form:
     is_one_call: bool = False
     with_log_probs: bool = False
     shows_steps: bool = False
+    num_prompt: int | None = None
 
 
 @dataclass
@@ -122,7 +124,11 @@ class Answer:
             choice["speculation"] = self._step(piece)
         elif self._form.tools and not choice["finish_reason"] and choice["delta"] == {}:
             return ""
-        return f'{self._chunk_head}"choices": [{json.dumps(choice, ensure_ascii=False)}]}}\n\n'
+        usage = ""
+        if self._form.num_prompt is not None:
+            usage = f', "usage": {json.dumps(self._usage(self._form.num_prompt))}'
+        shown = json.dumps(choice, ensure_ascii=False)
+        return f'{self._chunk_head}"choices": [{shown}]{usage}}}\n\n'
 
     def last_chunk(self, with_usage: bool) -> str:
         """The event with the token counts and statistics; empty if neither is wanted."""
@@ -132,12 +138,14 @@ class Answer:
 
     def _totals(self) -> dict[str, Any]:
         """Token counts, and vLLM's document `speculative_decoding` if the model sent one."""
-        usage = {
-            "prompt_tokens": self._num_prompt,
+        return {"usage": self._usage(self._num_prompt), **json.loads(self._metrics or "{}")}
+
+    def _usage(self, num_prompt: int) -> dict[str, int]:
+        return {
+            "prompt_tokens": num_prompt,
             "completion_tokens": self._num_tokens,
-            "total_tokens": self._num_prompt + self._num_tokens,
+            "total_tokens": num_prompt + self._num_tokens,
         }
-        return {"usage": usage, **json.loads(self._metrics or "{}")}
 
     def _take(self, number: int, key: str) -> dict[str, Any]:
         """The choice with what is new in it."""

@@ -12,11 +12,11 @@ from typing import Any
 import aiohttp
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 
 from smartspec_openai.endpoint import Endpoint, Settings
-from smartspec_openai.errors import ApiError
+from smartspec_openai.errors import ERRORS, ApiError
 from smartspec_openai.prompts import Prompts
 from smartspec_openai.schema import (
     ChatRequest,
@@ -30,6 +30,10 @@ PAGE = Path(__file__).with_name("page.html")
 PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'self' 'unsafe-inline'; img-src data:; "
     "frame-ancestors 'none'"
+}
+
+STREAMED: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The answer, whole or as events.", "content": {"text/event-stream": {}}}
 }
 
 HIDDEN_PLACES = ("list[", "TextPart", "str", "function-")
@@ -46,14 +50,14 @@ def create_app(model: Model, prompts: Prompts, settings: Settings) -> FastAPI:
         yield
         await model.close()
 
-    app = FastAPI(title="SmartSpec", lifespan=lifespan, redoc_url=None)
+    app = FastAPI(title="SmartSpec", lifespan=lifespan, redoc_url=None, responses=ERRORS)
     keyed = [Depends(endpoint.check_key)]
 
-    @app.post("/v1/chat/completions", dependencies=keyed)
+    @app.post("/v1/chat/completions", dependencies=keyed, responses=STREAMED)
     async def chat(request: Request, asked: ChatRequest) -> Response:
         return await endpoint.chat(request, asked)
 
-    @app.post("/v1/completions", dependencies=keyed)
+    @app.post("/v1/completions", dependencies=keyed, responses=STREAMED)
     async def complete(request: Request, asked: CompletionRequest) -> Response:
         return await endpoint.complete(request, asked)
 
@@ -78,11 +82,11 @@ def create_app(model: Model, prompts: Prompts, settings: Settings) -> FastAPI:
     async def page() -> Response:
         return HTMLResponse(PAGE.read_text(encoding="utf-8"), headers=PAGE_HEADERS)
 
-    @app.get("/health")
+    @app.get("/health", response_class=PlainTextResponse)
     async def health() -> Response:
-        return Response(status_code=200 if await model.is_ready() else 503)
+        return PlainTextResponse("", 200 if await model.is_ready() else 503)
 
-    @app.get("/metrics", dependencies=keyed)
+    @app.get("/metrics", dependencies=keyed, response_class=PlainTextResponse)
     async def metrics() -> Response:
         if settings.metrics_url is None:
             raise ApiError(404, "the address of Triton's metrics is not known")

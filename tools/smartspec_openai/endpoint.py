@@ -150,6 +150,11 @@ class Endpoint:
             is_one_call=isinstance(asked, ChatRequest) and not asked.parallel_tool_calls,
             with_log_probs=has_log_probs,
             shows_steps=asked.return_spec_metrics == "detailed",
+            num_prompt=(
+                sum(len(self._tokens(prompt)) for prompt in prompts)
+                if asked.streams_usage
+                else None
+            ),
         )
 
     def _choices(self, asked: Generation, prompts: Sequence[Prompt]) -> list[dict[str, Any]]:

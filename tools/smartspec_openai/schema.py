@@ -55,6 +55,7 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     include_usage: bool = Field(False, description="send the token counts in the last chunk")
+    continuous_usage_stats: bool = Field(False, description="send them in every chunk, as vLLM")
 
 
 class Generation(BaseModel):
@@ -120,6 +121,10 @@ class Generation(BaseModel):
             return body
         known = cls.model_fields
         return {name: of for name, of in body.items() if of is not None or name in known}
+
+    @property
+    def streams_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     @property
     def num_top_log_probs(self) -> int | None:
