@@ -250,11 +250,15 @@ class Scheduler:
                 request.first_token_s = request.last_token_s
         self.num_generated += len(tokens)
         request.tokens.extend(tokens)
-        kept: dict[str, Any] = {"tokens": tokens, "log_probs": event.log_probs[: len(tokens)]}
+        kept: dict[str, Any] = {
+            "tokens": tokens,
+            "log_probs": event.log_probs[: len(tokens)],
+            "prompt_log_probs": event.prompt_log_probs,
+        }
         if reason is not None:
             kept |= {"finish_reason": reason, "end_token": end_token}
             self._end(request, RequestState.FINISHED, **kept)
-        elif tokens:
+        elif tokens or event.prompt_log_probs:
             self._post(_update(request, **kept))
 
     def _cut(
@@ -311,7 +315,9 @@ def _update(request: Request, **fields: Any) -> Update:
     """An `Update` with the request's current counts and times, and these fields."""
     return Update(
         request.sequence,
-        progress=Progress(request.num_steps, request.num_drafted, request.num_accepted),
+        progress=Progress(
+            request.num_steps, request.num_drafted, request.num_accepted, request.drafter
+        ),
         times_s=(
             request.arrival_s,
             request.scheduled_s,

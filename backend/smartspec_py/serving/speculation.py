@@ -79,9 +79,8 @@ class Speculation:
         }
         # For each sequence that can draft a tree: its ranked nodes, see `TreeSpace`.
         self._nodes: dict[SequenceId, Ints] = {}
-        # For each sequence in its last step: the candidate proposers, and the one that drafted.
+        # For each sequence in its last step: the candidate proposers.
         self._options: dict[SequenceId, tuple[str, ...]] = {}
-        self._drafter: dict[SequenceId, str] = {}
 
     def views(
         self,
@@ -130,7 +129,7 @@ class Speculation:
             if draft_len:
                 sequence = request.sequence
                 name = self._options[sequence][spec_plan.choices.get(sequence, 0)]
-                self._drafter[sequence] = name
+                request.drafter = name
                 tasks[name].append(_task(request, draft_len, self._tree(name, sequence, draft_len)))
         found = {}
         for name, of_one in tasks.items():
@@ -152,7 +151,7 @@ class Speculation:
             options = self._options.get(request.sequence, ())
             for name in _drafting(request):
                 drafted = accepted = 0
-                if name == self._drafter.get(request.sequence):
+                if name == request.drafter:
                     _, _, drafted, accepted, *_ = event
                 able = self._capabilities[name]
                 if drafted or able.reads_hidden:
@@ -209,7 +208,6 @@ class Speculation:
         """Free all state of the request."""
         self.drop_cache(request)
         self._options.pop(request.sequence, None)
-        self._drafter.pop(request.sequence, None)
         self._nodes.pop(request.sequence, None)
         for name in request.proposers:
             self._acceptance[name].release(request.sequence)
@@ -235,7 +233,7 @@ class Speculation:
     def check_integrity(self, live: Iterable[Request]) -> None:
         """Raise AssertionError if there are estimates of requests that no longer exist."""
         known = {request.sequence for request in live}
-        kept = self._options.keys() | self._drafter.keys() | self._nodes.keys()
+        kept = self._options.keys() | self._nodes.keys()
         assert kept <= known, "options of requests gone"
         for name, acceptance in self._acceptance.items():
             strangers = acceptance.sequences - known
