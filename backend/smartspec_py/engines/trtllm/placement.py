@@ -47,7 +47,7 @@ def _checked(key: str, devices: Devices, engine: Engine, num_found: int, num_nod
         nodes = f", and engine.num_nodes is {num_nodes}" if num_nodes > 1 else ""
         raise ConfigError(
             f"{got}, but tp * pp * cp of the {engine.role} engine is {engine.num_ranks}{nodes}: "
-            "name one GPU per rank of a node, or rebuild with another --tp-size"
+            "name one GPU per rank of a node, or rebuild with another --tp or --draft-tp"
         )
     most = engine.count("pretrained_config.mapping.gpus_per_node", GPUS_PER_NODE)
     limit = min(num_found, most)
