@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 from torch_models import make_proposer, make_target
 
 from smartspec_py.core.types import SamplingParams, Verification
@@ -78,6 +79,11 @@ def test_where_models_are(two_gpus: None, engine: dict[str, Any], target: str, d
 def test_what_is_refused(two_gpus: None, engine: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError, match=rf"^engine\.json: {sentence}"):
         place(config(**engine))
+
+
+def test_a_model_has_one_device() -> None:
+    with pytest.raises(ValidationError, match=r"draft_devices\n.* must be one number"):
+        config(draft="draft", draft_devices=[0, 1])
 
 
 def test_without_a_gpu_the_number_found_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

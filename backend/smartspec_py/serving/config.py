@@ -61,6 +61,12 @@ def _distinct(value: tuple[int, ...] | None) -> tuple[int, ...] | None:
     return value
 
 
+def _single(value: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    if value is not None and len(value) > 1:
+        raise ValueError("must be one number: the PyTorch engine runs a model on one device")
+    return value
+
+
 class EngineConfig(_Layer):
     """The section `engine` of engine.json for one kind of engine, and the engine's builder."""
 
@@ -106,8 +112,8 @@ class TorchEngineConfig(EngineConfig):
     heads: str | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: str = "auto"
-    devices: Annotated[Devices, Field(max_length=1)] | None = None
-    draft_devices: Annotated[Devices, Field(max_length=1)] | None = None
+    devices: Devices | None = None
+    draft_devices: Devices | None = None
     num_threads: Annotated[int, Field(ge=0, le=1024)] = 0
     batch_invariant: bool = False
     runtime: Literal["auto", "torch", "openvino"] = "auto"
@@ -118,6 +124,8 @@ class TorchEngineConfig(EngineConfig):
         from smartspec_py.engines.torch.build import build_torch
 
         return build_torch
+
+    _only_one = field_validator("devices", "draft_devices")(_single)
 
 
 class TrtllmEngineConfig(EngineConfig):
