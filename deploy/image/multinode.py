@@ -102,6 +102,8 @@ PidFile none
 PasswordAuthentication no
 KbdInteractiveAuthentication no
 AllowTcpForwarding no
+ClientAliveInterval 15
+ClientAliveCountMax 4
 X11Forwarding no
 ForceCommand . {folder / "environment"}; exec sh -c "$SSH_ORIGINAL_COMMAND"
 """

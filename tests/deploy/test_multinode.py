@@ -101,23 +101,25 @@ def test_a_group_is_replaced_as_a_whole_and_before_a_new_one_starts() -> None:
     assert update == {"maxSurge": 0, "maxUnavailable": 1}
 
 
-def test_workers_end_after_their_ranks(tmp_path: Path) -> None:
-    """The hook waits while a process is named orted. Here another name, which only one has, for
-    half a second."""
-    [*shell, script] = only_container(pod_of("worker"))["lifecycle"]["preStop"]["exec"]["command"]
-    assert shell == ["sh", "-c"]
-    assert "^orted" in script
-    fake = tmp_path / f"rank{os.getpid()}"
+def test_workers_end_after_the_connection_of_the_leader(tmp_path: Path) -> None:
+    """The hook waits for all processes named sshd but one. Here they have another name, which no
+    other process has, and the second one ends after half a second."""
+    hook = only_container(pod_of("worker"))["lifecycle"]["preStop"]["exec"]["command"]
+    assert hook[:2] == ["sh", "-c"]
+    assert "'^sshd'" in hook[2]
+    fake = tmp_path / f"sshd{os.getpid()}"
     fake.symlink_to("/bin/sleep")
-    hook = ["sh", "-c", script.replace("orted", fake.name)]
-    subprocess.run(hook, timeout=5, check=True)
-    with subprocess.Popen([fake, "0.5"]) as rank:
-        # A zombie keeps its name, so it is reaped beside the hook.
-        reaper = threading.Thread(target=rank.wait)
-        reaper.start()
-        subprocess.run(hook, timeout=5, check=True)
-        reaper.join(5)
-        assert rank.returncode == 0
+    command = ["sh", "-c", hook[2].replace("sshd", fake.name)]
+    with subprocess.Popen([fake, "30"]) as listener:
+        subprocess.run(command, timeout=5, check=True)
+        with subprocess.Popen([fake, "0.5"]) as session:
+            # A zombie keeps its name, so it is reaped beside the hook.
+            reaper = threading.Thread(target=session.wait)
+            reaper.start()
+            subprocess.run(command, timeout=5, check=True)
+            reaper.join(5)
+            assert session.returncode == 0
+        listener.kill()
 
 
 @pytest.mark.parametrize("kind", ["hpa", "keda"])

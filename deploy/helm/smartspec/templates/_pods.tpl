@@ -86,7 +86,7 @@ spec:
 {{- end -}}
 
 {{/* A machine that only runs ranks of the model. It has another name, so that neither the Service
-nor the autoscaler selects it. It ends after its ranks, so that the leader can drain. */}}
+nor the autoscaler selects it. It ends after the leader's server, so that the leader can drain. */}}
 {{- define "smartspec.worker" -}}
 metadata:
   labels:
@@ -112,7 +112,9 @@ spec:
         - { name: ssh, containerPort: 2222 }
       lifecycle:
         preStop:
-          exec: { command: [sh, -c, "while grep -qs '^orted' /proc/[0-9]*/comm; do sleep 1; done"] }
+          exec:
+            # While the leader is connected, there is a process of sshd for it besides the listener.
+            command: [sh, -c, "while [ $(grep -ls '^sshd' /proc/[0-9]*/comm | wc -l) -gt 1 ]; do sleep 1; done"]
       resources: {{- include "smartspec.resources" . | nindent 8 }}
       securityContext: {{- include "smartspec.containerSecurity" . | nindent 8 }}
       volumeMounts: {{- include "smartspec.mounts" . | nindent 8 }}
