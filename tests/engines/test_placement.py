@@ -18,6 +18,7 @@ from smartspec_py.engines.base import DraftTask, Prefill, Verify
 from smartspec_py.engines.torch import build as build_torch
 from smartspec_py.engines.torch.placement import Placement, place
 from smartspec_py.serving.config import ConfigError, LimitsConfig, TorchEngineConfig
+from smartspec_py.serving.intake import cache_budget
 
 PAIR = Path(__file__).parents[2] / "engines_build" / "tiny"
 
@@ -131,4 +132,7 @@ def test_each_model_is_loaded_to_its_own_device(
     target, proposer = engine.target, engine.proposers["draft_model"]
     assert target.runner.config.device == places.target  # type: ignore[attr-defined]
     assert proposer.runner.config.device == places.draft  # type: ignore[attr-defined]
+    # The budget of 64 tokens is the target's alone: 3 layers, keys and values, 8 heads of 16.
+    budget = cache_budget(engine, limits)
+    assert (budget.capacity, budget.largest_draft_bytes) == (64 * 3 * 2 * 8 * 16 * 4, 0)
     target.close()

@@ -125,7 +125,10 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
         of_draft = replace(own, path=draft, device=places.draft)
         runners.append(_runner("engine.draft", of_draft, SHORT_LAG + 1, config))
         longest = limits.max_draft_len
-        proposer = DraftModelProposer(runners[1], num_rows, longest, reuses_prefixes=reuses)
+        is_apart = places.draft != places.target
+        proposer = DraftModelProposer(
+            runners[1], num_rows, longest, reuses_prefixes=reuses, has_own_memory=is_apart
+        )
         proposers[DRAFT_MODEL] = proposer
     if heads is not None and eagle is not None:
         head = _eagle(heads, eagle, own)
