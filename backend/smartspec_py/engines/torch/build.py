@@ -88,6 +88,7 @@ def build_torch(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -
 
 
 def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Engine:
+    places = place(config)
     model = existing("engine.model", folder / config.model)
     draft = None if config.draft is None else existing("engine.draft", folder / config.draft)
     heads = None if config.heads is None else existing("engine.heads", folder / config.heads)
@@ -99,7 +100,6 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
     vocab_size = num_token_ids(tokenizer)
     num_threads = config.num_threads or max(1, (os.cpu_count() or 2) - 1)
     torch.set_num_threads(num_threads)
-    places = place(config)
     device, dtype = places.target, dtype_of(config.dtype, places.target, model)
     models = [(model, device)] + ([(draft, places.draft)] if draft else [])
     limits = _with_context_len(limits, models, dtype)
