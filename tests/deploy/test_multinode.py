@@ -7,6 +7,7 @@ import os
 import shlex
 import subprocess
 import threading
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import jsonschema
 import kubernetes_validate
 import multinode
 import pytest
-from charts import EXAMPLES, render
+from charts import EXAMPLES, Documents, render
 from custom_schemas import validate_custom
 
 from smartspec_py.serving.config import ServerConfig
@@ -23,8 +24,13 @@ from smartspec_py.serving.config import ServerConfig
 VALUES = EXAMPLES["multi-node"]
 
 
-def group(values: dict[str, Any] = VALUES) -> dict[str, Any]:
-    return dict(render(values)["LeaderWorkerSet"])
+@cache
+def rendered() -> Documents:
+    return render(VALUES)
+
+
+def group() -> dict[str, Any]:
+    return rendered()["LeaderWorkerSet"]
 
 
 def templates() -> dict[str, dict[str, Any]]:
@@ -59,7 +65,7 @@ def test_kubernetes_accepts_the_pods(role: str, version: str) -> None:
 
 
 def test_requests_go_to_leaders_only() -> None:
-    documents = render(VALUES)
+    documents = rendered()
     selector = documents["Service"]["spec"]["selector"].items()
     labels = {role: pod["metadata"]["labels"].items() for role, pod in templates().items()}
     assert selector <= labels["leader"]
@@ -69,7 +75,7 @@ def test_requests_go_to_leaders_only() -> None:
 
 
 def test_the_pods_of_a_group_reach_each_other() -> None:
-    policy = render(VALUES)["NetworkPolicy"]["spec"]
+    policy = rendered()["NetworkPolicy"]["spec"]
     [expression] = policy["podSelector"]["matchExpressions"]
     names = {pod["metadata"]["labels"]["app.kubernetes.io/name"] for pod in templates().values()}
     assert set(expression["values"]) == names
