@@ -1,9 +1,10 @@
-"""Puts what the images and the dashboard are made by on the path: they are scripts, no packages."""
+"""Puts this folder and the scripts of the images and the dashboard on the path."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(REPOSITORY / "deploy" / name) for name in ("image", "grafana")]
+HERE = Path(__file__).resolve().parent
+DEPLOY = HERE.parents[1] / "deploy"
+sys.path[:0] = [str(HERE), *(str(DEPLOY / name) for name in ("image", "grafana"))]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+import re
 from typing import Any
 
 import healthcheck
@@ -11,41 +11,27 @@ import helm_python
 import kubernetes_validate
 import pytest
 import yaml
+from charts import CHART, EXAMPLES, FOLDER, Documents, render
 
 from smartspec_py.api.contract import MODEL_NAME
 from smartspec_py.serving.config import LimitsConfig, ServerConfig
 from smartspec_py.serving.metric_families import WAITING
 
-FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "helm"
-CHART = FOLDER / "smartspec"
-EXAMPLES = {path.stem: yaml.safe_load(path.read_text()) for path in (FOLDER / "examples").iterdir()}
 CASES = {"defaults": {}, **EXAMPLES}
 ENGINE_JSON = FOLDER.parent / "model_repository" / "smartspec" / "1" / "engine.json"
-CUSTOM = ("monitoring.coreos.com/v1", "keda.sh/v1alpha1")
+CUSTOM = ("monitoring.coreos.com/v1", "keda.sh/v1alpha1", "leaderworkerset.x-k8s.io/v1")
 """Kinds of operators, which Kubernetes has no schema of."""
 
-Documents = dict[str, dict[str, Any]]
 
-
-def render(values: dict[str, Any]) -> Documents:
-    """What the chart makes of these values, by kind; there is one of each."""
-    with helm_python.Chart.load(CHART) as chart:
-        chart.validate_schema(values)
-        texts = chart.render(values, name="demo", namespace="prod")
-    found = [
-        document
-        for name, text in texts.items()
-        if name.endswith(".yaml")
-        for document in yaml.safe_load_all(text)
-        if document is not None
-    ]
-    kinds = [document["kind"] for document in found]
-    assert len(kinds) == len(set(kinds))
-    return dict(zip(kinds, found, strict=True))
+def template(documents: Documents) -> dict[str, Any]:
+    """The pods that serve."""
+    if workload := documents.get("LeaderWorkerSet"):
+        return dict(workload["spec"]["leaderWorkerTemplate"]["leaderTemplate"])
+    return dict(documents["Deployment"]["spec"]["template"])
 
 
 def pod(documents: Documents) -> dict[str, Any]:
-    return dict(documents["Deployment"]["spec"]["template"]["spec"])
+    return dict(template(documents)["spec"])
 
 
 def container(documents: Documents) -> dict[str, Any]:
@@ -89,13 +75,14 @@ def test_all_that_can_be_asked_for() -> None:
 @pytest.mark.parametrize("values", CASES.values(), ids=CASES)
 def test_selectors_find_the_pods(values: dict[str, Any]) -> None:
     documents = render(values)
-    labels = documents["Deployment"]["spec"]["template"]["metadata"]["labels"].items()
+    labels = template(documents)["metadata"]["labels"].items()
     selectors = [
-        documents["Deployment"]["spec"]["selector"]["matchLabels"],
         documents["Service"]["spec"]["selector"],
         documents["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"],
         pod(documents)["topologySpreadConstraints"][0]["labelSelector"]["matchLabels"],
     ]
+    if "Deployment" in documents:
+        selectors.append(documents["Deployment"]["spec"]["selector"]["matchLabels"])
     if budget := documents.get("PodDisruptionBudget"):
         selectors.append(budget["spec"]["selector"]["matchLabels"])
     assert all(selector.items() <= labels for selector in selectors)
@@ -158,6 +145,19 @@ def test_what_is_written_lies_on_volumes() -> None:
     assert places["/dev/shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "256Mi"}
 
 
+@pytest.mark.parametrize(("stage", "count", "size"), [("cpu", 0, "256Mi"), ("gpu", 1, "1Gi")])
+def test_shared_memory_is_as_large_as_the_page_says(stage: str, count: int, size: str) -> None:
+    page = (FOLDER.parent / "README.md").read_text()
+    [documented] = re.findall(rf"--shm-size (\S+) .*smartspec:{stage}", page)
+    assert documented.upper() == size.removesuffix("i").upper()
+    [volume] = [
+        volume
+        for volume in pod(render({"gpu": {"count": count}}))["volumes"]
+        if volume["name"] == "shared-memory"
+    ]
+    assert volume["emptyDir"]["sizeLimit"] == size
+
+
 @pytest.mark.parametrize("keeps", [False, True])
 def test_costs_can_be_kept_beside_the_models(keeps: bool) -> None:
     """An emptyDir is gone with its pod."""
@@ -202,7 +202,9 @@ def test_a_pod_that_would_be_killed_while_it_drains_is_refused() -> None:
 def test_the_number_of_pods_is_left_to_an_autoscaler() -> None:
     assert render({"replicaCount": 3})["Deployment"]["spec"]["replicas"] == 3
     for name in EXAMPLES:
-        assert "replicas" not in render(EXAMPLES[name])["Deployment"]["spec"]
+        documents = render(EXAMPLES[name])
+        workload = documents.get("Deployment") or documents["LeaderWorkerSet"]
+        assert "replicas" not in workload["spec"]
 
 
 def test_autoscalers_look_at_requests_that_wait() -> None:

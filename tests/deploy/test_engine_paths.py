@@ -43,7 +43,7 @@ def test_compose_and_chart_mount_it_and_the_entry_looks_there() -> None:
     compose = yaml.safe_load((REPOSITORY / "deploy/compose/compose.yaml").read_text())
     mounts = compose["services"]["smartspec-gpu"]["volumes"]
     assert any(mount.split("}")[-1].split(":")[1] == MOUNT for mount in mounts)
-    template = (REPOSITORY / "deploy/helm/smartspec/templates/deployment.yaml").read_text()
+    template = (REPOSITORY / "deploy/helm/smartspec/templates/_pods.tpl").read_text()
     assert f"name: models, mountPath: {MOUNT}, readOnly: true" in template
     assert f"{MOUNT}/smartspec/1/engine.json" == entrypoint.DEFAULT_ENGINE_JSON
 

@@ -34,6 +34,8 @@ def test_relative_paths_hold_wherever_the_file_is_copied_to(
         "heads": None,
         "dtype": "auto",
         "device": "cpu",
+        "devices": None,
+        "draft_devices": None,
         "num_threads": 0,
         "batch_invariant": False,
         "runtime": "auto",

@@ -16,7 +16,7 @@ from transformers import (
     GPTNeoXConfig,
     LlamaConfig,
     MistralConfig,
-    PreTrainedConfig,
+    PretrainedConfig,
     Qwen2Config,
     Qwen3Config,
 )
@@ -77,7 +77,7 @@ LEFT = {
 }
 
 
-def make_model(config: PreTrainedConfig, dtype: torch.dtype = torch.float32) -> Any:
+def make_model(config: PretrainedConfig, dtype: torch.dtype = torch.float32) -> Any:
     """Norms and biases are random too: those of a new model change nothing."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).eval()

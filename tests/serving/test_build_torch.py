@@ -70,18 +70,6 @@ def test_libraries_are_imported_without_looking_for_garbage() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "sentence"),
-    [
-        ("cuda:99", r"^engine\.json: engine\.device: 'cuda:99' does not exist, because"),
-        ("tpu", r"^engine\.json: engine\.device: 'tpu' is not supported: "),
-    ],
-)
-def test_a_device_that_is_not_there_is_refused(device: str, sentence: str) -> None:
-    with pytest.raises(ConfigError, match=sentence):
-        build_torch.device_and_dtype(config(device=device), PAIR / "target")
-
-
-@pytest.mark.parametrize(
     ("role", "dtype", "value"),
     [
         ("model", "float32", math.nan),

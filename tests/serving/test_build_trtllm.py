@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import torch
 from harness import LoopHarness, fake_text
+from pydantic import ValidationError
 
 from smartspec_py.core.types import SamplingParams, Verification
 from smartspec_py.engines.base import DraftTask, Prefill
-from smartspec_py.engines.trtllm.build import capabilities_of
+from smartspec_py.engines.trtllm.build import _parallel_config, capabilities_of
 from smartspec_py.engines.trtllm.draft import TrtllmDraftProposer, drawn_from
 from smartspec_py.engines.trtllm.engine_config import Engine as EngineDir
 from smartspec_py.engines.trtllm.engine_config import Role, read_engine
@@ -24,8 +25,10 @@ from smartspec_py.engines.trtllm.memory import (
     activation_bytes,
     bytes_per_token,
     cache_tokens,
+    free_cache_tokens,
     loaded_cache_tokens,
 )
+from smartspec_py.engines.trtllm.placement import place
 from smartspec_py.engines.trtllm.target import TrtllmTarget
 from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.config import (
@@ -101,6 +104,7 @@ def bindings(monkeypatch: pytest.MonkeyPatch) -> ContractBindings:
     package.bindings = SimpleNamespace(executor=found)
     monkeypatch.setitem(sys.modules, "tensorrt_llm", package)
     monkeypatch.setitem(sys.modules, "tensorrt_llm.bindings", package.bindings)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
     return found
 
 
@@ -283,14 +287,21 @@ def test_mpi_is_set_up_for_workers_before_it_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
     is_running: bool,
 ) -> None:  # fmt: skip
-    """Nothing is set for engines of one GPU, and what is set stays. Without TensorRT-LLM the build
+    """Nothing is set for engines on GPU 0 alone, and what is set stays. Without TensorRT-LLM the build
     fails at its import, which comes after."""
     environ = {"OMPI_MCA_rmaps_base_inherit": "0"}
     monkeypatch.setattr(os, "environ", environ)
     if is_running:
         monkeypatch.setitem(sys.modules, "mpi4py.MPI", ModuleType("mpi4py.MPI"))
-    for num_ranks, num_variables in ((1, 1), (2, 3)):
-        folder = tmp_path / str(num_ranks)
+    cases: list[tuple[int, dict[str, Any], int]] = [
+        (1, {}, 1),
+        (2, {}, 3),
+        (1, {"devices": [1]}, 3),
+    ]
+    for number, (num_ranks, engine, num_variables) in enumerate(cases):
+        environ.clear()
+        environ["OMPI_MCA_rmaps_base_inherit"] = "0"
+        folder = tmp_path / str(number)
         folder.mkdir()
         write_engine(folder / "target", "target")
         document = engine_document("target")
@@ -298,28 +309,11 @@ def test_mpi_is_set_up_for_workers_before_it_starts(
         (folder / "target" / "config.json").write_text(json.dumps(document))
         (folder / "target" / "rank1.engine").write_bytes(bytes(1000))
         with pytest.raises(ConfigError, match="tensorrt_llm"):
-            build(folder)
+            build(folder, **engine)
         assert len(environ) == num_variables
     assert environ["OMPI_MCA_rmaps_base_oversubscribe"] == "1"
     assert environ["OMPI_MCA_rmaps_base_inherit"] == "0"
     assert ("already running" in caplog.text) == is_running
-
-
-def test_several_gpus_are_run_by_workers(tmp_path: Path, bindings: ContractBindings) -> None:
-    from smartspec_py.engines.trtllm.build import _executor_config
-
-    write_engine(tmp_path / "target", "target")
-    engine = read_engine(Role.TARGET, tmp_path / "target")
-    config = TrtllmEngineConfig.model_validate(ENGINE)
-    alone = _executor_config(fake_executor, engine, 100, config)
-    assert alone.parallel_config is None
-    document = engine_document("target")
-    document["pretrained_config"]["mapping"]["tp_size"] = 4
-    split = replace(engine, config=document)
-    made = _executor_config(fake_executor, split, 100, config)
-    assert made.parallel_config.device_ids == [0, 1, 2, 3]
-    worker = made.parallel_config.orchestrator_config.worker_executable_path
-    assert worker == "/opt/tensorrt_llm/bin/executorWorker"
 
 
 @pytest.mark.parametrize(("is_on", "num_replayed"), [(True, 10), (False, 0)])
@@ -340,6 +334,127 @@ def test_the_draft_replays_cuda_graphs(
     assert executor.num_replayed - before == num_replayed
     assert target._executor._inner_.num_replayed == 0
     assert "ExtendedRuntimePerfKnobConfig.cuda_graph_mode" in bindings.used()
+
+
+def engines_of(tp_sizes: dict[Role, int]) -> dict[Role, EngineDir]:
+    found = {}
+    for role, tp_size in tp_sizes.items():
+        document = engine_document(role)
+        document["pretrained_config"]["mapping"]["tp_size"] = tp_size
+        found[role] = EngineDir(role, Path(), document, {"rank0.engine": 1000})
+    return found
+
+
+def trtllm_config(**engine: Any) -> TrtllmEngineConfig:
+    return TrtllmEngineConfig.model_validate({**ENGINE, **engine})
+
+
+@pytest.mark.parametrize(
+    ("engine", "ranks", "target", "draft"),
+    [
+        ({}, (1, 1), (0,), (0,)),
+        ({}, (4, 1), (0, 1, 2, 3), (0,)),
+        ({"devices": [2]}, (1, 1), (2,), (2,)),
+        ({"draft_devices": [1]}, (1, 1), (0,), (1,)),
+        ({"devices": [3, 1], "draft_devices": [0]}, (2, 1), (3, 1), (0,)),
+        ({"devices": [2, 3]}, (2, 2), (2, 3), (2, 3)),
+        ({"num_nodes": 2}, (8, 1), (0, 1, 2, 3), (0,)),
+    ],
+    ids=str,
+)
+def test_each_rank_has_a_gpu(
+    engine: dict[str, Any], ranks: tuple[int, int], target: Any, draft: Any
+) -> None:
+    engines = engines_of(dict(zip(Role, ranks, strict=True)))
+    assert place(trtllm_config(**engine), engines, 4) == {Role.TARGET: target, Role.DRAFT: draft}
+
+
+@pytest.mark.parametrize(
+    ("engine", "ranks", "sentence"),
+    [
+        (
+            {"devices": [0]},
+            (2, 1),
+            r"engine\.devices: got \[0\], but .* target engine is 2:",
+        ),
+        (
+            {"devices": [0, 1], "num_nodes": 2},
+            (2, 1),
+            r"engine\.devices: got \[0, 1\], but .* is 2, and engine\.num_nodes is 2",
+        ),
+        ({"num_nodes": 3}, (4, 1), r"engine\.devices: got \[0, 1\], but .* is 4, and .* is 3"),
+        (
+            {"devices": [4]},
+            (1, 1),
+            r"engine\.devices: got \[4\], must be numbers from 0 to 3",
+        ),
+        ({}, (5, 1), r"engine\.devices: got \[0, 1, 2, 3, 4\], must be numbers from 0 to 3"),
+        (
+            {"draft_devices": [7]},
+            (1, 1),
+            r"engine\.draft_devices: got \[7\], must be numbers",
+        ),
+        (
+            {"draft_devices": [0, 1]},
+            (1, 1),
+            r"engine\.draft_devices: .* draft engine is 1:",
+        ),
+    ],
+    ids=str,
+)
+def test_gpus_that_do_not_fit_the_ranks_are_refused(
+    engine: dict[str, Any], ranks: tuple[int, int], sentence: str
+) -> None:
+    engines = engines_of(dict(zip(Role, ranks, strict=True)))
+    with pytest.raises(ConfigError, match=rf"^engine\.json: {sentence}"):
+        place(trtllm_config(**engine), engines, 4)
+
+
+def test_gpus_of_a_draft_that_is_missing_are_refused() -> None:
+    config = trtllm_config(draft=None, draft_devices=[1])
+    with pytest.raises(ConfigError, match=r"engine\.draft_devices: got \[1\], but there is no"):
+        place(config, engines_of({Role.TARGET: 1}), 4)
+
+
+@pytest.mark.parametrize("key", ["devices", "draft_devices"])
+def test_a_gpu_is_named_once(key: str) -> None:
+    with pytest.raises(ValidationError, match="must name each GPU once"):
+        trtllm_config(**{key: [1, 1]})
+
+
+def test_ranks_on_other_gpus_are_run_by_workers(bindings: ContractBindings) -> None:
+    assert _parallel_config(bindings, (0,), 1) is None
+    found = _parallel_config(bindings, (1,), 1)
+    assert (found.device_ids, found.num_nodes) == ([1], None)
+    assert _parallel_config(bindings, (0, 1), 2).num_nodes == 2
+    worker = found.orchestrator_config.worker_executable_path
+    assert worker == "/opt/tensorrt_llm/bin/executorWorker"
+
+
+def test_a_draft_on_its_own_gpu_takes_no_memory_of_the_target(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """GPU 0 has room for 1,000 tokens of the target, GPU 1 for 3,000 of the draft."""
+    engines = list(engines_of({Role.TARGET: 1, Role.DRAFT: 1}).values())
+    taken = [-cache_tokens([one], 0) * bytes_per_token(one) for one in engines]
+    free = {
+        0: taken[0] + 1000 * bytes_per_token(engines[0]),
+        1: taken[1] + 3000 * bytes_per_token(engines[1]),
+    }
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda gpu: (free[gpu], 0))
+    apart = {Role.TARGET: (0,), Role.DRAFT: (1,)}
+    assert free_cache_tokens(engines, apart, 1.0) == 1000
+    with pytest.raises(ConfigError, match=r"memory_fraction: 1\.0 of .* memory of GPU 0 has no"):
+        free_cache_tokens(engines, {Role.TARGET: (0,), Role.DRAFT: (0,)}, 1.0)
+
+
+def test_the_gpus_of_engine_json_reach_the_executors(
+    tmp_path: Path, bindings: ContractBindings
+) -> None:
+    build(tmp_path, draft_devices=[1])
+    assert "ParallelConfig(device_ids)" in bindings.used()
+    with pytest.raises(ConfigError, match=r"engine\.draft_devices: got \[4\]"):
+        build(tmp_path, draft_devices=[4])
 
 
 def test_sampled_text_is_verified_by_logits_where_both_ask_for_it(

@@ -201,8 +201,8 @@ def test_auto_is_the_precision_of_the_checkpoint_where_the_processor_has_it(
 
     monkeypatch.setattr(build_torch, "cpu_flags", lambda: flags)
     (tmp_path / "config.json").write_text(json.dumps({"torch_dtype": checkpoint}))
-    config = TorchEngineConfig(model=".", device="cpu")
-    assert build_torch.device_and_dtype(config, tmp_path)[1] == getattr(torch, expected)
+    found = build_torch.dtype_of("auto", torch.device("cpu"), tmp_path)
+    assert found == getattr(torch, expected)
 
 
 def test_numpy_computes_in_the_thread_that_calls_it(tmp_path: Path) -> None:

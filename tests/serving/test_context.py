@@ -37,7 +37,7 @@ def chosen(
 ) -> tuple[int, str]:
     """left: bytes that the weights leave free."""
     monkeypatch.setattr(context, "free_bytes", lambda device: weight_bytes() + left)
-    return context.choose_context_len([PAIR / "target", draft], CPU, dtype, 32)
+    return context.choose_context_len([(PAIR / "target", CPU), (draft, CPU)], dtype, 32)
 
 
 @pytest.mark.parametrize(
@@ -63,6 +63,19 @@ def test_half_of_the_memory_that_is_left(
     found, why = chosen(monkeypatch, 2 * 32 * ROW_TOKEN_BYTES * context_len)
     assert found == expected
     assert reason in why
+
+
+def test_each_device_has_memory_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The target's rows alone fill half of 1,024 tokens; the draft's device has room for more."""
+    draft = torch.device("cpu", 0)
+    left = {CPU: 2 * 32 * 3 * 2 * 8 * 16 * 4 * 1100, draft: 10**12}
+    with monkeypatch.context() as patch:
+        patch.setattr(context, "_weight_bytes", lambda config, dtype: 0)
+        patch.setattr(context, "free_bytes", left.__getitem__)
+        models = [(PAIR / "target", CPU), (PAIR / "draft", draft)]
+        assert context.choose_context_len(models, torch.float32, 32)[0] == 1024
+        shared = [(PAIR / "target", CPU), (PAIR / "draft", CPU)]
+        assert context.choose_context_len(shared, torch.float32, 32)[0] == 512
 
 
 def test_the_shorter_model_decides(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -236,7 +236,8 @@ NO_DRAFT = Draft()
 class ProposerCapabilities:
     """max_draft_len: the most tokens of one draft; 0 if it never drafts.
     has_passes: whether drafting runs a model, with one pass per token.
-    bytes_per_token: cache bytes per token that it has processed.
+    bytes_per_token: cache bytes per token that it has processed, in the memory of the target's
+        cache; 0 if its cache is elsewhere.
     reads_hidden: whether it needs the hidden states of every event.
     has_hindsight: whether it is a `HindsightProposer`.
     cohorts: the initial acceptance rate of each cohort of drafts; empty if drafts are not divided

@@ -50,6 +50,24 @@ class _Layer(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
+Devices = Annotated[
+    tuple[Annotated[int, Field(ge=0, le=1023)], ...], Field(min_length=1, strict=False)
+]
+"""Numbers of GPUs, as CUDA counts them."""
+
+
+def _distinct(value: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    if value is not None and len(set(value)) < len(value):
+        raise ValueError("must name each GPU once")
+    return value
+
+
+def _single(value: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    if value is not None and len(value) > 1:
+        raise ValueError("must be one number: the PyTorch engine runs a model on one device")
+    return value
+
+
 class EngineConfig(_Layer):
     """The section `engine` of engine.json for one kind of engine, and the engine's builder."""
 
@@ -75,6 +93,9 @@ class TorchEngineConfig(EngineConfig):
     dtype: auto uses the checkpoint's type. On a CPU, auto uses float32, or bfloat16 if the
         processor multiplies bfloat16.
     device: cpu, cuda or cuda:N. auto uses CUDA if there is a GPU.
+    devices: number of the target's GPU, in a list. null uses the GPU of `device`.
+    draft_devices: number of the draft model's GPU, in a list. null uses the GPU of the target.
+        Never run by this project.
     num_threads: compute threads. 0 uses one less than the number of cores, at least 1, because
         other busy processes slow down a full set of threads.
     batch_invariant: compute the same bits whatever shares the pass, so that speculation changes no
@@ -92,6 +113,8 @@ class TorchEngineConfig(EngineConfig):
     heads: str | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: str = "auto"
+    devices: Devices | None = None
+    draft_devices: Devices | None = None
     num_threads: Annotated[int, Field(ge=0, le=1024)] = 0
     batch_invariant: bool = False
     runtime: Literal["auto", "torch", "openvino"] = "auto"
@@ -103,6 +126,8 @@ class TorchEngineConfig(EngineConfig):
 
         return build_torch
 
+    _only_one = field_validator("devices", "draft_devices")(_single)
+
 
 class TrtllmEngineConfig(EngineConfig):
     """TensorRT-LLM engines, compiled by engines_build/build_engines.sh. Never run by this project.
@@ -111,6 +136,10 @@ class TrtllmEngineConfig(EngineConfig):
     target: engine directory of the target model.
     draft: engine directory of the draft model. Without one, drafts come from prompt lookup.
     tokenizer: a Hugging Face directory with the target's tokenizer and generation_config.json.
+    devices: numbers of the target's GPUs on each node, one per rank. null uses the first ones.
+    draft_devices: the same for the draft. null uses the target's GPUs.
+    num_nodes: machines that the ranks of the target are spread over, all with the same `devices`.
+        The server must be started by mpirun then. The draft stays on the first.
     decode_burst: tokens that a sequence without drafts generates in one engine request. It can
         draft again after them. Sequences that never draft again use one request for all tokens.
     memory_fraction: share of the free GPU memory, at the start, for the weights and KV caches of
@@ -131,6 +160,9 @@ class TrtllmEngineConfig(EngineConfig):
     target: str
     draft: str | None = None
     tokenizer: str
+    devices: Devices | None = None
+    draft_devices: Devices | None = None
+    num_nodes: Annotated[int, Field(ge=1, le=64)] = 1
     decode_burst: Annotated[int, Field(ge=1, le=256)] = 16
     memory_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 0.9
     cache_tokens: Annotated[int | None, Field(ge=2, le=1_000_000_000)] = None
@@ -144,6 +176,8 @@ class TrtllmEngineConfig(EngineConfig):
         from smartspec_py.engines.trtllm.build import build_trtllm
 
         return build_trtllm
+
+    _each_once = field_validator("devices", "draft_devices")(_distinct)
 
 
 BUILT_IN: dict[str, type[EngineConfig]] = {"torch": TorchEngineConfig, "trtllm": TrtllmEngineConfig}

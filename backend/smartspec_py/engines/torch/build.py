@@ -27,6 +27,7 @@ from smartspec_py.engines.torch.graphs import GraphRunner
 from smartspec_py.engines.torch.llama import can_write_out
 from smartspec_py.engines.torch.medusa import MedusaHeads, load_heads
 from smartspec_py.engines.torch.pair import PairError, check_pair, has_window
+from smartspec_py.engines.torch.placement import Placement, place
 from smartspec_py.engines.torch.runner import (
     CausalRunner,
     ModelError,
@@ -87,6 +88,7 @@ def build_torch(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -
 
 
 def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Engine:
+    places = place(config)
     model = existing("engine.model", folder / config.model)
     draft = None if config.draft is None else existing("engine.draft", folder / config.draft)
     heads = None if config.heads is None else existing("engine.heads", folder / config.heads)
@@ -98,8 +100,9 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
     vocab_size = num_token_ids(tokenizer)
     num_threads = config.num_threads or max(1, (os.cpu_count() or 2) - 1)
     torch.set_num_threads(num_threads)
-    device, dtype = device_and_dtype(config, model)
-    limits = _with_context_len(limits, [model, draft] if draft else [model], device, dtype)
+    device, dtype = places.target, dtype_of(config.dtype, places.target, model)
+    models = [(model, device)] + ([(draft, places.draft)] if draft else [])
+    limits = _with_context_len(limits, models, dtype)
     num_rows, context_len, reuses = limits.max_sequences, limits.context_len, limits.reuse_prefixes
     own = RunnerConfig(model, device, dtype, num_rows, context_len, vocab_size)
     eagle = None if heads is None else _eagle_config(heads, own, draft)
@@ -119,9 +122,13 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
     runners, proposer = [runner], None
     proposers: dict[str, Proposer] = {}
     if draft is not None:
-        runners.append(_runner("engine.draft", replace(own, path=draft), SHORT_LAG + 1, config))
+        of_draft = replace(own, path=draft, device=places.draft)
+        runners.append(_runner("engine.draft", of_draft, SHORT_LAG + 1, config))
         longest = limits.max_draft_len
-        proposer = DraftModelProposer(runners[1], num_rows, longest, reuses_prefixes=reuses)
+        is_apart = places.draft != places.target
+        proposer = DraftModelProposer(
+            runners[1], num_rows, longest, reuses_prefixes=reuses, has_own_memory=is_apart
+        )
         proposers[DRAFT_MODEL] = proposer
     if heads is not None and eagle is not None:
         head = _eagle(heads, eagle, own)
@@ -129,7 +136,7 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
         longest = limits.max_draft_len
         proposer = EagleProposer(head, num_rows, longest, reuses_prefixes=reuses)
         proposers[HEADS] = proposer
-    logger.info("%s on %s, %s, %d threads", model.name, device, dtype, num_threads)
+    logger.info("%s on %s, %s, %d threads", model.name, places, dtype, num_threads)
     if not any(isinstance(one, CausalRunner) for one in runners):
         # PyTorch then runs only small operators. Its worker threads would spin on the cores that
         # OpenVINO's threads need.
@@ -140,7 +147,7 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
     identity = [
         fingerprint(model),
         fingerprint(drafter) if drafter else "no draft",
-        f"{_device_name(device)}, {dtype}, {num_threads} threads",
+        f"{_device_names(places)}, {dtype}, {num_threads} threads",
         about + (", with states" if medusa else ""),
         "in CUDA graphs" if isinstance(runner, GraphRunner) else "launched one by one",
         f"torch {torch.__version__}, transformers {transformers.__version__}",
@@ -190,12 +197,12 @@ def _heads(folder: Path, target: RunnerConfig) -> MedusaHeads:
 
 
 def _with_context_len(
-    limits: LimitsConfig, folders: Sequence[Path], device: torch.device, dtype: torch.dtype
+    limits: LimitsConfig, models: Sequence[tuple[Path, torch.device]], dtype: torch.dtype
 ) -> LimitsConfig:
     """Set the served context length, and log its value and what limits it."""
     length, reason = limits.max_context_len, "limits.max_context_len"
     if length is None:
-        length, reason = choose_context_len(folders, device, dtype, limits.max_sequences)
+        length, reason = choose_context_len(models, dtype, limits.max_sequences)
     logger.info("%s%d tokens, prompt and text together (%s)", CONTEXT_LINE, length, reason)
     return limits.model_copy(update={"max_context_len": length})
 
@@ -213,17 +220,6 @@ def _shape(limits: LimitsConfig) -> ProfileShape:
 def uses_graphs(config: TorchEngineConfig, device: torch.device) -> bool:
     """Whether short passes are captured as CUDA graphs; never on a CPU."""
     return config.cuda_graphs and device.type == "cuda"
-
-
-def device_and_dtype(config: TorchEngineConfig, model: Path) -> tuple[torch.device, torch.dtype]:
-    """The device and the precision of the models. model: the folder of the target.
-
-    Raises ConfigError if this machine does not support the configured values.
-    """
-    device = _device(config.device)
-    if config.batch_invariant and device.type != "cpu":
-        raise ConfigError(f"engine.json: engine.batch_invariant: only on cpu, not on {device.type}")
-    return device, _dtype(config.dtype, device, model)
 
 
 def _runner(key: str, own: RunnerConfig, max_width: int, config: TorchEngineConfig) -> Runner:
@@ -290,28 +286,8 @@ def _no_openvino(own: RunnerConfig) -> str:
     return ""
 
 
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = torch.device("meta")
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError(
-            f"engine.json: engine.device: {name!r} is not supported: set auto, cpu, cuda or a "
-            "device number such as cuda:1"
-        )
-    if device.type == "cuda" and (device.index or 0) >= (found := torch.cuda.device_count()):
-        raise ConfigError(
-            f"engine.json: engine.device: {name!r} does not exist, because PyTorch finds {found} "
-            "CUDA devices: set another device, or cpu"
-        )
-    return device
-
-
-def _dtype(name: str, device: torch.device, model: Path) -> torch.dtype:
-    """The configured precision; for auto, that of the checkpoint.
+def dtype_of(name: str, device: torch.device, model: Path) -> torch.dtype:
+    """The configured precision; for auto, that of the checkpoint. model: the folder of the target.
 
     On a CPU, auto uses float32 instead of float16, and instead of bfloat16 if the processor has no
     instructions for it. This loses no precision.
@@ -330,6 +306,12 @@ def cpu_flags() -> set[str]:
     lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
     flags = next((line for line in lines if line.startswith("flags")), "")
     return set(flags.partition(":")[2].split())
+
+
+def _device_names(places: Placement) -> str:
+    """The kinds of devices. Costs do not depend on whether two models share one."""
+    names = [_device_name(places.target), _device_name(places.draft)]
+    return ", draft on ".join(dict.fromkeys(names))
 
 
 def _device_name(device: torch.device) -> str:

@@ -1,8 +1,8 @@
 """The context length of the PyTorch engine if engine.json does not set it.
 
 Cache rows are reserved at the start, and each has room for the full context. The context length is
-the longest that all models support and whose rows fit into a share of the free memory. Free memory
-is what remains after the weights are loaded.
+the longest that all models support and whose rows fit into a share of the free memory of each
+device. Free memory is what remains after the weights are loaded.
 """
 
 from __future__ import annotations
@@ -34,27 +34,42 @@ the memory that cannot be reclaimed."""
 
 
 def choose_context_len(
-    folders: Sequence[Path], device: torch.device, dtype: torch.dtype, num_rows: int
+    models: Sequence[tuple[Path, torch.device]], dtype: torch.dtype, num_rows: int
 ) -> tuple[int, str]:
-    """The context length for these models together, and the reason for it in words."""
+    """The context length for these models together, and the reason for it in words.
+
+    models: the folder of each model, and its device.
+    """
     configs = [
         AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        for folder in folders
+        for folder, _ in models
     ]
     reaches = [
         (config.max_position_embeddings, folder.name)
-        for config, folder in zip(configs, folders, strict=True)
+        for config, (folder, _) in zip(configs, models, strict=True)
         if getattr(config, "max_position_embeddings", None)
     ]
     reach, name = min(reaches, default=(DEFAULT_CONTEXT_LEN, ""))
-    weights = sum(_weight_bytes(config, dtype) for config in configs)
-    row_bytes = num_rows * sum(bytes_per_token(config, device, dtype) for config in configs)
-    left = free_bytes(device) - weights
-    fitting = max(DEFAULT_CONTEXT_LEN, int(CACHE_SHARE * left / row_bytes) // STEP * STEP)
+    of_device: dict[torch.device, list[Any]] = {}
+    for config, (_, device) in zip(configs, models, strict=True):
+        of_device.setdefault(device, []).append(config)
+    fitting, left = min(
+        _fitting(together, device, dtype, num_rows) for device, together in of_device.items()
+    )
     if reach <= fitting:
         return reach, f"all positions of {name}" if name else "the models set no limit"
     share = f"{CACHE_SHARE:.0%} of the {max(0, left) / 2**30:.1f} GiB that the weights leave free"
     return fitting, f"{num_rows} rows of this length fit in {share}; {name} has {reach} positions"
+
+
+def _fitting(
+    configs: Sequence[Any], device: torch.device, dtype: torch.dtype, num_rows: int
+) -> tuple[int, int]:
+    """The context length for which a device with these models has memory, and the bytes that their
+    weights leave free."""
+    row_bytes = num_rows * sum(bytes_per_token(config, device, dtype) for config in configs)
+    left = free_bytes(device) - sum(_weight_bytes(config, dtype) for config in configs)
+    return max(DEFAULT_CONTEXT_LEN, int(CACHE_SHARE * left / row_bytes) // STEP * STEP), left
 
 
 def free_bytes(device: torch.device) -> int:

@@ -38,12 +38,14 @@ from smartspec_py.engines.torch.packed import (
     RowInput,
     pack,
 )
+from smartspec_py.engines.torch.rope import rope_of
 from smartspec_py.engines.torch.runner import (
     CausalRunner,
     ModelError,
     PassOutput,
     RunnerConfig,
     load_config,
+    settle_rope,
 )
 
 FILES = ("model.safetensors", "pytorch_model.bin")
@@ -84,6 +86,7 @@ def read_config(folder: Path, target: Any) -> EagleConfig:
     nested = document.get("eagle_config") or {}
     flags = document | nested
     layer = LlamaConfig.from_dict(of_layer)
+    settle_rope(layer, folder)
     _check_supported(folder, document, of_layer, layer)
     layer_ids = _layer_ids(document, nested, target.num_hidden_layers)
     if not all(0 <= one < target.num_hidden_layers for one in layer_ids):
@@ -124,7 +127,6 @@ def _check_supported(
     folder: Path, document: Mapping[str, Any], of_layer: Mapping[str, Any], layer: LlamaConfig
 ) -> None:
     """Raise ModelError for the first field with an unsupported value."""
-    rope: Any = layer.rope_parameters
     quantization = document.get("quantization_config") or of_layer.get("quantization_config")
     windows = "sliding_attention" in (of_layer.get("layer_types") or ())
     checks: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
@@ -132,7 +134,7 @@ def _check_supported(
         ("model_type", of_layer.get("model_type", "llama"), ("llama",)),
         ("num_hidden_layers", layer.num_hidden_layers, (1,)),
         ("hidden_act", layer.hidden_act, ("silu",)),
-        ("rope_type", rope["rope_type"], FIXED_ROTATIONS),
+        ("rope_type", rope_of(layer)["rope_type"], FIXED_ROTATIONS),
         ("use_sliding_window", bool(of_layer.get("use_sliding_window") or windows), (False,)),
         ("quantization_config", quantization, (None,)),
     )

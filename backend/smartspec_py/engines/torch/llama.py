@@ -21,6 +21,7 @@ from smartspec_py.engines.torch.packed import (
     PassAttention,
     RowCache,
 )
+from smartspec_py.engines.torch.rope import rope_of
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """Supported values of `model_type`. These models have RMS norms before attention, a gated MLP and
@@ -35,7 +36,7 @@ def can_write_out(config: Any) -> bool:
     return (
         config.model_type in FAMILIES
         and config.hidden_act == "silu"
-        and config.rope_parameters["rope_type"] in FIXED_ROTATIONS
+        and rope_of(config)["rope_type"] in FIXED_ROTATIONS
     )
 
 

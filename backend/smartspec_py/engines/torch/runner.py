@@ -30,6 +30,7 @@ from smartspec_py.engines.torch.packed import (
     pack,
     padded_len,
 )
+from smartspec_py.engines.torch.rope import IS_OLD, RopeError, use_new_rope
 
 
 class ModelError(ValueError):
@@ -230,8 +231,19 @@ def load_config(config: RunnerConfig) -> Any:
     hf_config = AutoConfig.from_pretrained(
         config.path, local_files_only=True, trust_remote_code=False
     )
+    settle_rope(hf_config, config.path)
     _check_supported(hf_config, config)
     return hf_config
+
+
+def settle_rope(hf_config: Any, folder: Path) -> None:
+    """See `rope.use_new_rope`. Raises ModelError."""
+    if not IS_OLD:
+        return
+    try:
+        use_new_rope(hf_config)
+    except RopeError as error:
+        raise ModelError(f"{folder}: {error}") from error
 
 
 def load_model(config: RunnerConfig, stored: torch.dtype | None = None) -> Any:
@@ -240,11 +252,12 @@ def load_model(config: RunnerConfig, stored: torch.dtype | None = None) -> Any:
     stored: the precision of the weights in memory, if it differs from the precision of the
     products. Raises ModelError if the engine cannot serve the model.
     """
-    load_config(config)
+    hf_config = load_config(config)
     disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             config.path,
+            config=hf_config,
             dtype=stored or config.dtype,
             attn_implementation=ATTENTION_NAME,
             local_files_only=True,

@@ -125,6 +125,8 @@ class TorchTarget(CachedModel[_Sequence]):
             return _Item(work.sequence, read, request, scored)
         verified = work if isinstance(work, Verify) else Verify(work.sequence, ())
         _, drafts, probs, parents = verified
+        if probs is not None:
+            probs = probs.to(self.runner.config.device)  # the draft may have its own device
         tokens, position = (state.tokens[-1], *drafts), row.num_cached + 1
         return _Item(
             work.sequence,

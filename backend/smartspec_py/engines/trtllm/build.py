@@ -1,8 +1,8 @@
 """Builds an engine from the TensorRT-LLM engine directories in engine.json, or from fakes.
 
-Two executors share one process and its GPU memory. The memory for keys and values is divided before
-either is loaded, so that neither takes what the other needs; see `memory`. This project never ran
-the loading code. The rest is tested with fakes.
+Two executors may share a GPU. Its memory for keys and values is divided before either is loaded, so
+that neither takes what the other needs; see `memory`. `placement` has the choice of GPUs. This
+project never ran the loading code. The rest is tested with fakes.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from smartspec_py.engines.trtllm.memory import (
     free_cache_tokens,
     loaded_cache_tokens,
 )
+from smartspec_py.engines.trtllm.placement import Devices, place
 from smartspec_py.engines.trtllm.requests import Bindings
 from smartspec_py.engines.trtllm.target import TrtllmTarget
 from smartspec_py.serving import intake
@@ -78,7 +79,7 @@ def build_trtllm(config: TrtllmEngineConfig, limits: LimitsConfig, folder: Path)
     tokenizer = load_tokenizer("engine.tokenizer", model)
     vocab_size = num_token_ids(tokenizer)
     engines = _engines(config, limits, folder, vocab_size)
-    _set_up_mpi(engines)  # before the package is imported, because that starts MPI
+    _set_up_mpi(config, engines)  # before the package is imported, because that starts MPI
     try:
         from tensorrt_llm.bindings import executor as bindings
     except ImportError as error:
@@ -87,13 +88,21 @@ def build_trtllm(config: TrtllmEngineConfig, limits: LimitsConfig, folder: Path)
             "container that the Dockerfile's stage gpu begins from"
         ) from error
     logger.info("engine libraries imported")
-    num_tokens = config.cache_tokens or free_cache_tokens(engines, config.memory_fraction)
+    places = _places(config, engines)
+    fraction = config.memory_fraction
+    num_tokens = config.cache_tokens or free_cache_tokens(engines, places, fraction)
     has_logits = config.sampled_verification == "logits"
     executors = [
         bindings.Executor(
             str(engine.folder),
             bindings.ModelType.DECODER_ONLY,
-            _executor_config(bindings, engine, num_tokens, config),
+            _executor_config(
+                bindings,
+                engine,
+                num_tokens,
+                config,
+                _parallel_config(bindings, places[engine.role], _num_nodes(config, engine)),
+            ),
         )
         for engine in engines  # target first: if memory is short, its error message is clearer
     ]
@@ -180,7 +189,11 @@ def _longest_text(engine: Engine) -> int:
 
 
 def _executor_config(
-    bindings: Bindings, engine: Engine, num_tokens: int, config: TrtllmEngineConfig
+    bindings: Bindings,
+    engine: Engine,
+    num_tokens: int,
+    config: TrtllmEngineConfig,
+    parallel_config: Any,
 ) -> Any:
     """Chunked context is off: it drops drafts silently if not all of them fit."""
     is_draft = engine.role is Role.DRAFT
@@ -195,7 +208,7 @@ def _executor_config(
             free_gpu_memory_fraction=FREE_FRACTION,
         ),
         enable_chunked_context=False,
-        parallel_config=_parallel_config(bindings, engine),
+        parallel_config=parallel_config,
         extended_runtime_perf_knob_config=knobs,
         gather_generation_logits=(
             config.sampled_verification == "logits" if is_draft else config.log_probs
@@ -203,9 +216,10 @@ def _executor_config(
     )
 
 
-def _set_up_mpi(engines: Sequence[Engine]) -> None:
-    """Set MPI_SETTINGS if there are worker processes. Variables that are set already win."""
-    if all(engine.num_ranks == 1 for engine in engines):
+def _set_up_mpi(config: TrtllmEngineConfig, engines: Sequence[Engine]) -> None:
+    """Set MPI_SETTINGS if there may be worker processes. Variables that are set already win."""
+    on_first = config.devices is None and config.draft_devices is None
+    if on_first and all(engine.num_ranks == 1 for engine in engines):
         return
     if "mpi4py.MPI" in sys.modules:
         logger.warning("MPI is already running: %s have no effect", ", ".join(MPI_SETTINGS))
@@ -213,17 +227,29 @@ def _set_up_mpi(engines: Sequence[Engine]) -> None:
         os.environ.setdefault(name, value)
 
 
-def _parallel_config(bindings: Bindings, engine: Engine) -> Any:
-    """None on one GPU: the executor runs in this process. On several GPUs, worker processes run the
-    ranks, and this process talks to the first. The server does not have to be an MPI job."""
-    if engine.num_ranks == 1:
+def _places(config: TrtllmEngineConfig, engines: list[Engine]) -> dict[Role, Devices]:
+    import torch
+
+    return place(config, {engine.role: engine for engine in engines}, torch.cuda.device_count())
+
+
+def _num_nodes(config: TrtllmEngineConfig, engine: Engine) -> int:
+    return config.num_nodes if engine.role is Role.TARGET else 1
+
+
+def _parallel_config(bindings: Bindings, devices: Devices, num_nodes: int) -> Any:
+    """None on GPU 0 alone: the executor runs in this process. Otherwise worker processes run the
+    ranks, and this process talks to the first. MPI starts them: on this machine, or on all those
+    that `mpirun` was given when it started the server."""
+    if devices == (0,) and num_nodes == 1:
         return None
     import tensorrt_llm
 
     worker = Path(tensorrt_llm.__file__).parent / "bin" / "executorWorker"
     return bindings.ParallelConfig(
         communication_mode=bindings.CommunicationMode.ORCHESTRATOR,
-        device_ids=list(range(engine.num_ranks)),
+        device_ids=list(devices),
+        num_nodes=num_nodes if num_nodes > 1 else None,
         orchestrator_config=bindings.OrchestratorConfig(
             is_orchestrator=True, worker_executable_path=str(worker)
         ),

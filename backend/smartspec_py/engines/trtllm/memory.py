@@ -8,10 +8,12 @@ cache smaller than requested and reports this only in its log.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from smartspec_py.engines.trtllm import engine_config
+from smartspec_py.engines.trtllm.engine_config import Role
+from smartspec_py.engines.trtllm.placement import Devices
 from smartspec_py.engines.trtllm.requests import Bindings, finish
 from smartspec_py.serving.config import ConfigError
 
@@ -47,10 +49,10 @@ def bytes_per_token(engine: engine_config.Engine) -> int:
 
 
 def cache_tokens(engines: Sequence[engine_config.Engine], num_bytes: int) -> int:
-    """Tokens that fit into each cache, if both caches have the same number of tokens.
+    """Tokens that fit into the cache of each engine of a GPU, if all have the same number.
 
-    num_bytes: memory on the first GPU for everything that the engines have there: weights,
-    activations, the decoders' buffers, keys and values. The result may be negative.
+    num_bytes: memory of the GPU for everything that the engines have there: weights, activations,
+    the decoders' buffers, keys and values. The result may be negative.
     """
     taken = sum(
         _weight_bytes(engine) + activation_bytes(engine) + _decoder_bytes(engine)
@@ -82,22 +84,30 @@ def _decoder_bytes(engine: engine_config.Engine) -> int:
     return 2 * rows * width * engine.padded_vocab_size * 4
 
 
-def free_cache_tokens(engines: Sequence[engine_config.Engine], fraction: float) -> int:
-    """`cache_tokens` for a fraction of the memory that is free now. Raises ConfigError if there is
-    no room for a cache."""
+def free_cache_tokens(
+    engines: Sequence[engine_config.Engine], places: Mapping[Role, Devices], fraction: float
+) -> int:
+    """`cache_tokens` for a fraction of the memory that is free now, on the GPU with the least room.
+
+    places: the GPUs of each engine. More tokens in one cache than in the other would be of no use,
+    because each sequence is in both. Raises ConfigError if a GPU has no room for a cache.
+    """
     import torch
 
-    free_bytes, _ = torch.cuda.mem_get_info(0)
-    found = cache_tokens(engines, int(fraction * free_bytes))
-    if found < LEAST_CONTEXT:
-        activations = sum(map(activation_bytes, engines)) / 2**30
-        raise ConfigError(
-            f"engine.json: engine.memory_fraction: {fraction} of {free_bytes / 2**30:.1f} GiB free "
-            "memory has no room for a cache after the weights of both engines and their "
-            f"activations (an estimated {activations:.1f} GiB): build with a smaller "
-            "--max-num-tokens, or set engine.cache_tokens"
-        )
-    return found
+    found = {}
+    for gpu in sorted({gpu for devices in places.values() for gpu in devices}):
+        here = [engine for engine in engines if gpu in places[engine.role]]
+        free_bytes, _ = torch.cuda.mem_get_info(gpu)
+        found[gpu] = cache_tokens(here, int(fraction * free_bytes))
+        if found[gpu] < LEAST_CONTEXT:
+            activations = sum(map(activation_bytes, here)) / 2**30
+            raise ConfigError(
+                f"engine.json: engine.memory_fraction: {fraction} of {free_bytes / 2**30:.1f} GiB "
+                f"free memory of GPU {gpu} has no room for a cache after the weights of the "
+                f"engines there and their activations (an estimated {activations:.1f} GiB): build "
+                "with a smaller --max-num-tokens, or set engine.cache_tokens"
+            )
+    return min(found.values())
 
 
 def loaded_cache_tokens(

@@ -1,0 +1,82 @@
+"""The devices of the PyTorch engine's models, checked before anything is loaded.
+
+Target and draft model may have different GPUs. Only token ids and, for sampled drafts, their
+distributions pass from one to the other. Heads are on the target's device. This project never ran a
+pair on two GPUs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from smartspec_py.serving.config import ConfigError, TorchEngineConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """draft: also set without a draft model; then equal to target."""
+
+    target: torch.device
+    draft: torch.device
+
+    def __str__(self) -> str:
+        is_shared = self.draft == self.target
+        return str(self.target) if is_shared else f"{self.target}, draft on {self.draft}"
+
+
+def place(config: TorchEngineConfig) -> Placement:
+    """Raises ConfigError, with the key, the value and the range."""
+    if config.devices is not None and config.device not in ("auto", "cuda"):
+        raise ConfigError(
+            f"engine.json: engine.devices: got {list(config.devices)}, but engine.device is "
+            f"{config.device!r}: leave one of them out"
+        )
+    target = _gpu("devices", config.devices) or _device(config.device)
+    if config.batch_invariant and target.type != "cpu":
+        raise ConfigError(f"engine.json: engine.batch_invariant: only on cpu, not on {target.type}")
+    if config.draft_devices is None:
+        return Placement(target, target)
+    got = f"engine.json: engine.draft_devices: got {list(config.draft_devices)}"
+    if config.draft is None:
+        raise ConfigError(f"{got}, but there is no engine.draft: leave it out")
+    if target.type == "cpu":
+        raise ConfigError(f"{got}, but the target is on a CPU: leave it out, or set engine.device")
+    return Placement(target, _gpu("draft_devices", config.draft_devices) or target)
+
+
+def _gpu(key: str, numbers: tuple[int, ...] | None) -> torch.device | None:
+    if numbers is None:
+        return None
+    [number] = numbers
+    if number >= (found := torch.cuda.device_count()):
+        allowed = f"must be [0] to [{found - 1}]" if found else "must be left out"
+        raise ConfigError(
+            f"engine.json: engine.{key}: got [{number}], {allowed}, because PyTorch finds {found} "
+            "CUDA devices"
+        )
+    return torch.device("cuda", number)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(
+            f"engine.json: engine.device: {name!r} is not supported: set auto, cpu, cuda or a "
+            "device number such as cuda:1"
+        )
+    if device.type == "cpu":
+        return device
+    number = device.index or 0
+    if number >= (found := torch.cuda.device_count()):
+        raise ConfigError(
+            f"engine.json: engine.device: {name!r} does not exist, because PyTorch finds {found} "
+            "CUDA devices: set another device, or cpu"
+        )
+    return torch.device("cuda", number)

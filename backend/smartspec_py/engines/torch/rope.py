@@ -1,0 +1,44 @@
+"""Settings of rotary embeddings in the configs of Transformers 4 and 5.
+
+Transformers 5 keeps them in `rope_parameters`, Transformers 4 in `rope_theta` and `rope_scaling`.
+Transformers 4 ignores `rope_parameters` in files that Transformers 5 saved, without an error: the
+model would compute with other angles. NVIDIA's TensorRT-LLM images have Transformers 4.57.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import transformers
+
+IS_OLD = int(transformers.__version__.partition(".")[0]) < 5
+"""Whether this is Transformers 4."""
+
+
+class RopeError(ValueError):
+    """This version of Transformers cannot use the settings; the message says why."""
+
+
+def rope_of(config: Any) -> Mapping[str, Any]:
+    """The settings in the form of Transformers 5, with `rope_type` and `rope_theta`."""
+    if found := getattr(config, "rope_parameters", None):
+        return dict(found)
+    scaling = getattr(config, "rope_scaling", None) or {}
+    return {"rope_type": "default", "rope_theta": config.rope_theta, **scaling}
+
+
+def use_new_rope(config: Any) -> None:
+    """Make Transformers 4 use `rope_parameters`, if the config has them. Raises RopeError."""
+    new = getattr(config, "rope_parameters", None)
+    if not new:
+        return
+    settings = dict(new)
+    theta, factor = settings.pop("rope_theta", None), settings.pop("partial_rotary_factor", 1.0)
+    if theta is None or factor != 1.0 or not hasattr(config, "rope_theta"):
+        raise RopeError(
+            f"Transformers 5 saved config.json, and Transformers {transformers.__version__} cannot "
+            f"use its rope_parameters ({new}): use the checkpoint as published, or Transformers 5"
+        )
+    config.rope_theta = theta
+    config.rope_scaling = None if settings.get("rope_type", "default") == "default" else settings

@@ -1,0 +1,138 @@
+"""Devices of the PyTorch engine, without a GPU: what is refused, and what passes between two.
+
+`cpu` and `cpu:0` are two devices to PyTorch's handles, and one to its operators.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch_models import make_proposer, make_target
+
+from smartspec_py.core.types import SamplingParams, Verification
+from smartspec_py.engines.base import DraftTask, Prefill, Verify
+from smartspec_py.engines.torch import build as build_torch
+from smartspec_py.engines.torch.placement import Placement, place
+from smartspec_py.serving.config import ConfigError, LimitsConfig, TorchEngineConfig
+from smartspec_py.serving.intake import cache_budget
+
+PAIR = Path(__file__).parents[2] / "engines_build" / "tiny"
+
+
+def config(**engine: Any) -> TorchEngineConfig:
+    return TorchEngineConfig(model=str(PAIR / "target"), **engine)
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+
+
+@pytest.mark.parametrize(
+    ("engine", "target", "draft"),
+    [
+        ({}, "cuda:0", "cuda:0"),
+        ({"device": "cpu"}, "cpu", "cpu"),
+        ({"device": "cuda:1"}, "cuda:1", "cuda:1"),
+        ({"devices": [1]}, "cuda:1", "cuda:1"),
+        ({"draft": "draft", "draft_devices": [1]}, "cuda:0", "cuda:1"),
+        ({"draft": "draft", "devices": [1], "draft_devices": [0]}, "cuda:1", "cuda:0"),
+        ({"draft": "draft", "device": "cuda:1", "draft_devices": [1]}, "cuda:1", "cuda:1"),
+    ],
+    ids=str,
+)
+def test_where_models_are(two_gpus: None, engine: dict[str, Any], target: str, draft: str) -> None:
+    assert place(config(**engine)) == Placement(torch.device(target), torch.device(draft))
+
+
+@pytest.mark.parametrize(
+    ("engine", "sentence"),
+    [
+        (
+            {"devices": [2]},
+            r"engine\.devices: got \[2\], must be \[0\] to \[1\], because",
+        ),
+        ({"devices": [0], "device": "cpu"}, r"engine\.devices: got \[0\], but engine\.device is"),
+        ({"devices": [0], "device": "cuda:1"}, r"engine\.devices: got \[0\], but engine\.device"),
+        (
+            {"draft_devices": [1]},
+            r"engine\.draft_devices: got \[1\], but there is no",
+        ),
+        (
+            {"draft": "draft", "draft_devices": [3]},
+            r"engine\.draft_devices: got \[3\], must be \[0\] to \[1\]",
+        ),
+        (
+            {"draft": "draft", "draft_devices": [1], "device": "cpu"},
+            r"engine\.draft_devices: got \[1\], but the target is on a CPU",
+        ),
+        ({"device": "cuda:99"}, r"engine\.device: 'cuda:99' does not exist, because"),
+        ({"device": "tpu"}, r"engine\.device: 'tpu' is not supported: "),
+        ({"batch_invariant": True}, r"engine\.batch_invariant: only on cpu, not on cuda"),
+    ],
+    ids=str,
+)
+def test_what_is_refused(two_gpus: None, engine: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^engine\.json: {sentence}"):
+        place(config(**engine))
+
+
+def test_a_model_has_one_device() -> None:
+    with pytest.raises(ValidationError, match=r"draft_devices\n.* must be one number"):
+        config(draft="draft", draft_devices=[0, 1])
+
+
+def test_without_a_gpu_the_number_found_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    with pytest.raises(ConfigError, match=r"got \[0\], must be left out, .* finds 0 CUDA devices"):
+        place(config(devices=[0]))
+
+
+class OnDraft(torch.Tensor):
+    """A tensor on the draft's device: every operation with it fails, except the move to another."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            if func is torch.Tensor.to:
+                return args[0].as_subclass(torch.Tensor)
+            raise AssertionError(f"{func.__name__} mixes two devices")
+
+
+def test_distributions_of_drafts_move_to_the_target() -> None:
+    target, proposer = make_target("llama, grouped keys"), make_proposer("llama, grouped keys")
+    sampling = SamplingParams(temperature=1.0, seed=5, verification=Verification.REJECTION)
+    prompt = (3, 4, 5, 6)
+    target.begin(1, prompt, len(prompt), sampling)
+    target.submit([Prefill(1, prompt, 0, is_last=True)])
+    [event] = target.poll(1.0)
+    [draft] = proposer.propose([DraftTask(1, prompt + event.tokens, 4, 3, sampling)])
+    probs = draft.probs.as_subclass(OnDraft)
+    with pytest.raises(AssertionError, match="mixes two devices"):
+        probs + 1
+    target.submit([Verify(1, draft.tokens, probs)])
+    [verified] = target.poll(1.0)
+    assert verified.num_drafted == 3
+    assert 1 <= len(verified.tokens) <= 4
+
+
+def test_each_model_is_loaded_to_its_own_device(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    places = Placement(torch.device("cpu"), torch.device("cpu", 0))
+    monkeypatch.setattr(build_torch, "place", lambda config: places)
+    limits = LimitsConfig(max_sequences=1, max_draft_len=1, max_context_len=64, prefill_chunk=8)
+    pair = config(draft=str(PAIR / "draft"), num_threads=1, runtime="torch")
+    engine = build_torch.build_torch(pair, limits, tmp_path)
+    target, proposer = engine.target, engine.proposers["draft_model"]
+    assert target.runner.config.device == places.target  # type: ignore[attr-defined]
+    assert proposer.runner.config.device == places.draft  # type: ignore[attr-defined]
+    # The budget of 64 tokens is the target's alone: 3 layers, keys and values, 8 heads of 16.
+    budget = cache_budget(engine, limits)
+    assert (budget.capacity, budget.largest_draft_bytes) == (64 * 3 * 2 * 8 * 16 * 4, 0)
+    target.close()
