@@ -55,10 +55,10 @@ def _is_whole(request: bytes) -> bool:
 
 
 @contextmanager
-def running_front(triton_url: str) -> Iterator[int]:
-    """Its port."""
+def running_front(triton_url: str, pipe: tuple[int, int] | None = None) -> Iterator[int]:
+    """Its port. pipe: the lifeline and its other end, for tests that write to it."""
     port = free_address().http_port
-    lifeline, end = os.pipe()
+    lifeline, end = pipe or os.pipe()
     run = serve("127.0.0.1", port, triton_url, MAX_BODY_BYTES, lifeline)
     thread = threading.Thread(target=asyncio.run, args=(run,))
     thread.start()

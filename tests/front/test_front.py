@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -18,6 +19,8 @@ from stand_in import MAX_BODY_BYTES, StandIn, running_front
 
 from smartspec_launch.address import free_address
 from smartspec_launch.front import protocol
+from smartspec_py.serving.inbox import Inbox
+from smartspec_py.serving.request import RequestError
 
 GENERATE = "/v2/models/smartspec/generate"
 BODY = b'{"text_input": "a"}'
@@ -287,3 +290,88 @@ def test_it_loads_no_model_library() -> None:
         "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def draining(port: int, pipe: tuple[int, int]) -> None:
+    """Return when the front drains, as `Companion.drain` tells it."""
+    os.write(pipe[1], b"drain\n")
+    for _ in range(500):
+        with connected(port) as connection:
+            connection.request("GET", "/v2/models/smartspec/ready")
+            if connection.getresponse().status == 503:
+                return
+        threading.Event().wait(0.02)
+    raise AssertionError("the front does not drain")
+
+
+def ok(connection: socket.socket, request: bytes) -> None:
+    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+
+
+def test_a_draining_front_refuses_new_requests_with_503(triton: StandIn) -> None:
+    """Triton would say 404. It is still asked whether it is alive."""
+    triton.handler = ok
+    pipe = os.pipe()
+    with running_front(triton.url, pipe) as port:
+        draining(port, pipe)
+        with asked(port) as response:
+            assert error_of(response) == (
+                503,
+                "the server is shutting down: send the request to another server",
+            )
+        with connected(port) as connection:
+            connection.request("GET", "/v2/health/live")
+            assert connection.getresponse().status == 200
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"), [("404 Not Found", 503), ("400 Bad", 503), ("200 OK", 200)]
+)
+def test_a_request_on_its_way_when_the_drain_begins(
+    triton: StandIn, status: str, expected: int
+) -> None:
+    """Triton's refusal becomes 503, its answer passes."""
+    has_come, may_answer = threading.Event(), threading.Event()
+
+    def answer(connection: socket.socket, request: bytes) -> None:
+        if request.startswith(b"GET"):
+            ok(connection, request)
+            return
+        has_come.set()
+        assert may_answer.wait(WAIT_S)
+        connection.sendall(f"HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n".encode())
+
+    triton.handler = answer
+    pipe = os.pipe()
+    with running_front(triton.url, pipe) as port, connected(port) as connection:
+        connection.request("POST", GENERATE, BODY)
+        assert has_come.wait(WAIT_S)
+        draining(port, pipe)
+        may_answer.set()
+        assert connection.getresponse().status == expected
+
+
+def full() -> str:
+    """The backend's message."""
+    with pytest.raises(RequestError) as caught:
+        Inbox(0).check_open()
+    return str(caught.value)
+
+
+FULL = b'{"error":"%s"}' % full().encode()
+OTHER = b'{"error":"seed: the queue is full"}'
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [(FULL, 503), (b"data: " + FULL + b"\n\n", 503), (OTHER, 400), (b"", 400)],
+    ids=["full", "full, as an event", "another", "empty"],
+)
+def test_a_full_queue_becomes_503(triton: StandIn, front: int, body: bytes, status: int) -> None:
+    """Triton answers 400 to every error of a model. The message stays the same."""
+    head = b"HTTP/1.1 400 Bad Request\r\nContent-Length: %d\r\n\r\n" % len(body)
+    triton.handler = lambda connection, _: connection.sendall(head + body)
+    with asked(front) as response:
+        assert response.status == status
+        received = response.read()
+    assert json.loads(received) == json.loads(FULL) if status == 503 else received == body

@@ -287,8 +287,8 @@ def test_mpi_is_set_up_for_workers_before_it_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
     is_running: bool,
 ) -> None:  # fmt: skip
-    """Nothing is set for engines on GPU 0 alone, and what is set stays. Without TensorRT-LLM the build
-    fails at its import, which comes after."""
+    """Nothing is set for engines on GPU 0 alone, and what is set stays. Without TensorRT-LLM the
+    build fails at its import, which comes after."""
     environ = {"OMPI_MCA_rmaps_base_inherit": "0"}
     monkeypatch.setattr(os, "environ", environ)
     if is_running:

@@ -93,13 +93,15 @@ An error affects only its own request, and is its last response.
 |---|---|---|
 | a value outside its range, an unknown name, a missing required tensor | 400 \
 | `INVALID_ARGUMENT` |
-| the queue is full, the deadline passed before the first token, the server is shutting down \
-| 400 | `UNAVAILABLE` |
+| the queue is full, the server is shutting down | 503 from the front, 400 or 404 from plain \
+`tritonserver` | `UNAVAILABLE` |
+| the deadline passed before the first token | 400 | `UNAVAILABLE` |
 | the server failed | 400 | `INTERNAL` |
 
-Triton 2.51 answers 400 to every error of a model. Over gRPC the message comes in the stream; the
-status code is set only if the client sends the header `triton_grpc_error: true`. An error after the
-first event of `generate_stream` is an event with the key `error` and status 200.
+Triton 2.51 answers 400 to every error of a model, and 404 while it unloads one. Over gRPC the
+message comes in the stream; the status code is set only if the client sends the header
+`triton_grpc_error: true`. An error after the first event of `generate_stream` is an event with the
+key `error` and status 200.
 
 Triton itself, or the HTTP front, refuses before the backend sees the request:
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import time
@@ -62,6 +63,13 @@ class Companion:
     def poll(self) -> int | None:
         """The exit code, or None while it runs."""
         return self._process.poll()
+
+    def drain(self) -> None:
+        """Tell it that the server drains: it refuses new requests with 503. Only for the front."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):  # it has ended
+            self._process.stdin.write(b"drain\n")
+            self._process.stdin.flush()
 
     def stop(self, timeout_s: float = EXIT_S) -> None:
         """Stop it. Open responses get timeout_s to end, then it is killed. Idempotent."""

@@ -314,11 +314,11 @@ class TritonServer:
     def stop(self) -> int | None:
         """Drain, send SIGTERM, then SIGKILL to the remaining processes of the group. Idempotent.
 
-        During the drain the server refuses new requests. Requests in flight have `limits.drain_s`
-        to finish; the backend then ends each with a last response. There is no wait for a backend
-        that has died, does not respond or has failed. Returns the exit code, or None if the server
-        never started. The code is 0 if Triton had to be killed only because it kept the model
-        after all requests were answered.
+        During the drain the server refuses new requests, the front with 503. Requests in flight
+        have `limits.drain_s` to finish; the backend then ends each with a last response. There is
+        no wait for a backend that has died, does not respond or has failed. Returns the exit code,
+        or None if the server never started. The code is 0 if Triton had to be killed only because
+        it kept the model after all requests were answered.
         """
         if self._process is None:
             self._ascii_paths.close()
@@ -327,6 +327,8 @@ class TritonServer:
             with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
                 # A second Ctrl-C ends the wait at once.
                 wait_s = self._config.limits.drain_s + DRAIN_MARGIN_S
+                if self._front is not None:
+                    self._front.drain()
                 end = drain(self._link, time.monotonic() + wait_s)
                 self._is_kept = end is Drained.KEPT
                 for companion in self._companions:

@@ -1,4 +1,7 @@
-"""Runs the front until its standard input is closed. It therefore ends with its parent process."""
+"""Runs the front until its standard input is closed. It therefore ends with its parent process.
+
+Any data on the standard input means that the server drains.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ def main() -> None:
 async def serve(host: str, port: int, triton_url: str, max_body_bytes: int, lifeline: int) -> None:
     """Serve until `lifeline` is closed.
 
-    lifeline: descriptor of a file that the parent process keeps open.
+    lifeline: descriptor of a pipe that the parent process keeps open. It writes when it drains.
     """
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0),
@@ -49,8 +52,9 @@ async def serve(host: str, port: int, triton_url: str, max_body_bytes: int, life
         skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
     ) as session:
         protocol: Any = partial(BoundedProtocol, max_body_bytes)
+        proxy = Proxy(triton_url, session)
         config = uvicorn.Config(
-            Proxy(triton_url, session),
+            proxy,
             host=host,
             port=port,
             http=protocol,
@@ -65,13 +69,13 @@ async def serve(host: str, port: int, triton_url: str, max_body_bytes: int, life
             timeout_graceful_shutdown=SHUTDOWN_S,
         )
         server = uvicorn.Server(config)
-        threading.Thread(target=end_with, args=(lifeline, server), daemon=True).start()
+        threading.Thread(target=follow, args=(lifeline, proxy, server), daemon=True).start()
         await server.serve()
 
 
-def end_with(lifeline: int, server: uvicorn.Server) -> None:
+def follow(lifeline: int, proxy: Proxy, server: uvicorn.Server) -> None:
     while os.read(lifeline, 1024):
-        pass
+        proxy.is_draining = True
     server.should_exit = True
 
 

@@ -4,12 +4,17 @@ Every request gets one answer: Triton's, a refusal by `limits`, or 502 or 503 if
 broken stream ends with an error event and without the end of chunked encoding, so that no client
 takes it for complete. When a client disconnects, the connection to Triton is closed at once. This
 cancels the request in the backend.
+
+While the server drains, new requests and readiness checks get 503, so that a load balancer sends
+them to another server. Triton itself answers 404 then, which clients and load balancers take for a
+wrong URL.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +34,13 @@ from smartspec_launch.front.limits import (
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
+
+DRAINING = Refused(503, "the server is shutting down: send the request to another server")
+FULL = b'{"error":"the queue is full'
+"""Beginning of Triton's answer if the backend's queue is full (serving/inbox.py)."""
+
+UNLOADED = (400, 404)
+"""Triton's answers for a model that is being unloaded."""
 
 
 class ClientGone(Exception):
@@ -51,6 +63,7 @@ class Proxy:
         self._triton_url = triton_url
         self._session = session
         self._held_bytes = 0
+        self.is_draining = False
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         body = bytearray()
@@ -60,6 +73,7 @@ class Proxy:
             await self._receive(receive, body)
             if scope["method"] == "POST":
                 check_json(body, scope["raw_path"])
+            self._refuse_if_draining(scope)
             await _until_gone(receive, self._forward(scope, bytes(body), send))
         except Refused as refused:
             await _answer(send, refused.status, refused.message)
@@ -83,6 +97,12 @@ class Proxy:
                 )
             more = message["more_body"]
 
+    def _refuse_if_draining(self, scope: Message) -> None:
+        if self.is_draining and (
+            scope["method"] == "POST" or scope["raw_path"].endswith(b"/ready")
+        ):
+            raise DRAINING
+
     async def _forward(self, scope: Message, body: bytes, send: Send) -> None:
         progress = Progress()
         try:
@@ -93,6 +113,10 @@ class Proxy:
                 headers=forwarded(scope["headers"]),
                 allow_redirects=False,
             ) as response:
+                if response.status in UNLOADED:
+                    self._refuse_if_draining(scope)  # the drain began after the first check
+                if response.status == 400:
+                    _refuse_if_full(await response.read())
                 await _pass_on(response, send, progress)
         except (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError):
             raise Refused(503, "Triton does not answer: it is starting or has ended") from None
@@ -115,10 +139,26 @@ async def _pass_on(response: aiohttp.ClientResponse, send: Send, progress: Progr
         }
     )
     progress.is_started = True
-    async for data in response.content.iter_any():
+    async for data in _parts(response):
         await _send(send, data, more_body=True)
         progress.is_between_events = data.endswith(b"\n\n")
     await _send(send, b"", more_body=False)
+
+
+async def _parts(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    if response.status == 400:  # read already
+        yield await response.read()
+        return
+    async for data in response.content.iter_any():
+        yield data
+
+
+def _refuse_if_full(body: bytes) -> None:
+    """Triton 2.51 answers 400 to every error of a model. Load balancers and clients must see that a
+    full queue is temporary. body: JSON, or an event with it."""
+    message = body.strip().removeprefix(b"data:").lstrip()
+    if message.startswith(FULL):
+        raise Refused(503, json.loads(message)["error"])
 
 
 async def _send(send: Send, data: bytes, *, more_body: bool) -> None:

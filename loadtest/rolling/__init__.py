@@ -1,0 +1,1 @@
+"""The parts of rolling_restart.py: HAProxy, the servers, the load and the report."""
