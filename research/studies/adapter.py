@@ -220,8 +220,9 @@ def page(rows: list[Row]) -> list[str]:
     return [
         "How much does the adapter's own Python take? "
         f"**{1e3 * asked.own_s:.2f} ms per step at {ASKED[0]} sequences of {ASKED[1]} tokens. The "
-        f"goal of at most {1e3 * ASKED_S:.0f} ms is {verdict}.** The conversion of lists to vectors "
-        f"takes another {2e3 * asked.convert_s:.2f} ms, once for the draft and once for the target.",
+        f"goal of at most {1e3 * ASKED_S:.0f} ms is {verdict}.** The conversion of lists to "
+        f"vectors takes another {2e3 * asked.convert_s:.2f} ms, once for the draft and once for "
+        "the target.",
         f"Medians of {NUM_REPEATS} steps in milliseconds. Every sequence drafts {DRAFT_LEN} tokens "
         "and verifies them.",
         table(header, lines),
