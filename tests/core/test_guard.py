@@ -111,7 +111,7 @@ def simulate(
     none_s = PROFILE_ERROR * PROFILE.target_s(batch_size, batch_size, CONTEXT_LEN)
     for i in range(num_steps):
         now = truth(i)
-        is_allowed = run.guard.allows(batch_size, CONTEXT_LEN)
+        is_allowed = not run.guard.pause(batch_size, CONTEXT_LEN)
         is_probe = is_allowed and run.guard.wants_reference(batch_size, CONTEXT_LEN)
         is_speculating = is_allowed and not is_probe
         size, tokens = now.machine, batch_size
@@ -187,7 +187,7 @@ def test_it_comes_back_when_conditions_do() -> None:
     """Lost for 4,000 steps, gained after: the pause at that time is 100 times what a trial lost,
     which was at most 80 steps."""
     run = simulate(lambda i: with_gain(0.7 if i < 4000 else 1.3), 20_000)
-    assert run.guard.allows(8, CONTEXT_LEN)
+    assert not run.guard.pause(8, CONTEXT_LEN)
     back = run.switches[-1]
     assert 4000 <= back <= 12_000
     assert len(run.switches) % 2 == 0
@@ -218,7 +218,7 @@ def test_odds_of_a_lost_trial_at_the_bar() -> None:
             tokens = num_tokens_of(rng, 4, 0.7, DRAFT_LEN) if is_speculating else 4
             step_s = (truth.slowdown if is_speculating else 1.0) * rng.gauss(1, 0.05)
             guard.observe(step(4, CONTEXT_LEN, tokens, step_s, is_speculating))
-            if not guard.allows(4, CONTEXT_LEN):
+            if guard.pause(4, CONTEXT_LEN):
                 num_lost += 1
                 break
     assert num_lost <= 6
@@ -240,12 +240,12 @@ def test_buckets_are_judged_apart() -> None:
         guard.observe(step(1, 100, 1, 1.0, is_speculating=False))
         guard.observe(step(16, 100, 20, 2.5, is_speculating=True))
         guard.observe(step(16, 100, 16, 1.0, is_speculating=False))
-    assert guard.allows(1, 100)
-    assert not guard.allows(16, 100)
-    assert not guard.allows(31, 255)
-    assert guard.allows(15, 100)
-    assert guard.allows(32, 100)
-    assert guard.allows(16, 256)
+    assert not guard.pause(1, 100)
+    assert guard.pause(16, 100)
+    assert guard.pause(31, 255)
+    assert not guard.pause(15, 100)
+    assert not guard.pause(32, 100)
+    assert not guard.pause(16, 256)
     assert guard.num_switches == 1
 
 
@@ -258,7 +258,7 @@ def test_catching_up_counts_in_full() -> None:
     num_allowed = 0
     for _ in range(4000):
         is_probe = guard.wants_reference(8, 0)
-        is_allowed = guard.allows(8, 0) and not is_probe
+        is_allowed = not guard.pause(8, 0) and not is_probe
         has_catch_up = is_allowed and rng.random() < 0.1
         tokens = num_tokens_of(rng, 8, 0.7, DRAFT_LEN) if is_allowed else 8
         slowdown = with_gain(1.4).slowdown * (10 if has_catch_up else 1) if is_allowed else 1.0
@@ -346,7 +346,7 @@ def test_a_planner_that_is_wrong_is_contradicted(mistake: str) -> None:
     guard = Guard(profile, budget)
     tokens = spent = 0.0
     for _ in range(10_000):
-        is_allowed = guard.allows(batch_size, CONTEXT_LEN)
+        is_allowed = not guard.pause(batch_size, CONTEXT_LEN)
         is_probe = is_allowed and guard.wants_reference(batch_size, CONTEXT_LEN)
         now = is_allowed and not is_probe
         generated = num_tokens_of(rng, batch_size, accept_prob, draft_len if now else 0)
@@ -366,4 +366,4 @@ def test_a_profile_that_says_nothing_ends_no_loop() -> None:
         is_speculating = i % 4 > 0
         step_s = 0.030 if is_speculating else 0.010
         guard.observe(step(4, 100.0, 4, step_s, is_speculating))
-    assert not guard.allows(4, 100.0)
+    assert guard.pause(4, 100.0)

@@ -49,7 +49,7 @@ def cases(kind: Kind, seed: int, num: int) -> Sequence[tuple[list[SequenceView],
     return found
 
 
-def test_a_plan_that_is_forced_to_no_drafts_is_evaluated_alike() -> None:
+def test_a_plan_without_drafts_is_evaluated_alike() -> None:
     """It takes a shorter way through the code."""
     for number, (views, cost) in enumerate(cases(Kind(catch_up_s=0.05), 5, 50)):
         forced = {view.sequence: 0 for view in views}
@@ -59,9 +59,12 @@ def test_a_plan_that_is_forced_to_no_drafts_is_evaluated_alike() -> None:
         )
         expected = evaluate(views, [0] * len(views), cost, settings=settings)
         found = plan(views, cost, settings)
-        assert found.draft_lens == expected.draft_lens
-        assert found.expected_tokens == pytest.approx(expected.expected_tokens)
-        assert found.expected_s == pytest.approx(expected.expected_s)
+        unforced = replace(settings, forced={})
+        idle = plan([replace(view, policy="none") for view in views], cost, unforced)
+        for one in (found, idle):
+            assert one.draft_lens == expected.draft_lens
+            assert one.expected_tokens == pytest.approx(expected.expected_tokens)
+            assert one.expected_s == pytest.approx(expected.expected_s)
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -21,6 +21,7 @@ from smartspec_testing.fake_executor import (
     Request,
     SamplingConfig,
 )
+from smartspec_testing.fake_executor_plain import plain
 
 PROMPT = [3, 4]
 GENERATED_ONLY = OutputConfig(exclude_input_from_output=True)
@@ -121,11 +122,13 @@ def test_value_classes_refuse(build, error):
         build()
 
 
-def test_too_many_drafts_are_refused_on_enqueueing():
+def test_too_many_drafts_are_an_error_of_their_request():
     executor = Executor(EngineLimits(max_draft_len=2))
-    with pytest.raises(RuntimeError, match="max_draft_len 2"):
-        executor.enqueue_requests([request(), request(max_tokens=4, drafts=[1, 2, 3])])
-    assert executor.await_responses(NOW) == []
+    first, second = executor.enqueue_requests([request(), request(max_tokens=4, drafts=[1, 2, 3])])
+    (refused,) = executor.await_responses(NOW)
+    assert refused.request_id == second
+    assert "max_draft_len 2" in refused.error_msg
+    assert [response.request_id for response in executor.await_responses()] == [first]
 
 
 def test_drafts_beyond_max_input_len_are_dropped():
@@ -208,6 +211,25 @@ def test_an_iteration_costs_its_charge():
     assert clock.now() == pytest.approx(6.0)
     executor.await_responses()
     assert clock.now() == pytest.approx(7.0)
+
+
+@pytest.mark.parametrize(("cache_size", "num_replayed"), [(0, 6), (1, 6), (2, 7)])
+def test_iterations_of_a_known_shape_replay_a_graph(cache_size, num_replayed):
+    """Bursts of 4 tokens for 2, 1 and 2 sequences: a context, which takes no graph, and 3
+    iterations. The first of a shape leaves its graph, and a cache of one keeps the last alone.
+    Launching takes 1 s, so that 12 iterations take 12 s less one for each replay."""
+    config = plain("ExecutorConfig")()
+    knobs = config.extended_runtime_perf_knob_config
+    knobs.cuda_graph_mode, knobs.cuda_graph_cache_size = True, cache_size
+    clock = VirtualClock()
+    free = CostModel(PassTable((1,), (1,), ((0.0,),)))
+    executor = Executor(EngineLimits(), None, config, cost=free, launch_s=1.0, clock=clock)
+    for rows in (2, 1, 2):
+        executor.enqueue_requests([request(max_tokens=4)] * rows)
+        while executor._scheduler.jobs:
+            executor.await_responses()
+    assert executor.num_replayed == num_replayed
+    assert clock.now() == pytest.approx(12.0 - num_replayed)
 
 
 def test_timeout_passes_on_the_clock():

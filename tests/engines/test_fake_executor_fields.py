@@ -7,6 +7,7 @@ token     21  28  35  42  49  56  63
 
 import json
 import math
+import re
 from datetime import timedelta
 
 import pytest
@@ -88,9 +89,81 @@ def test_a_text_with_replaced_tokens_goes_on_wherever_it_was_cut(options):
         assert whole[:cut] + rest == whole
 
 
+@pytest.mark.parametrize(
+    ("options", "tokens"),
+    [
+        # A presence of 11 exceeds the peaks of 10 and 11, but not that of 12 at position 5.
+        ({"presence_penalty": 11.0}, [21, 28, 35]),
+        ({"repetition_penalty": 2.0}, [21, 28, 35]),
+        ({"bias": {28: -20.0}}, [21, 29, 35]),
+        ({"bias": {500: 11.5}}, [21, 500, 500]),  # peaks of 12, 10 and 11
+        ({"bias": {500: 11.5}, "presence_penalty": 1.0}, [21, 500, 35]),  # once 500 is known
+        ({"bias": {500: 11.5}, "frequency_penalty": 0.4}, [21, 500, 500]),
+        ({"bias": {500: 11.5}, "frequency_penalty": 0.6}, [21, 500, 35]),
+        ({"bias": {500: 11.5}, "repetition_penalty": 1.5}, [21, 500, 35]),
+        # Penalties come after the temperature: 23 - 1 exceeds 22.
+        (
+            {"bias": {500: 11.5}, "presence_penalty": 0.9, "temperature": 0.5, "top_k": 1},
+            [21, 500, 500],
+        ),
+    ],
+)
+def test_bias_and_penalties(options, tokens):
+    bias = torch.zeros(1000)
+    for token, value in options.pop("bias", {}).items():
+        bias[token] = value
+    sampling = SamplingConfig(**options)
+    asked = {"embedding_bias": bias, "sampling_config": sampling}
+    whole = run(request(max_tokens=6, **asked)).output_token_ids[0]
+    assert whole[:3] == tokens
+    for cut in range(1, 6):
+        rest = run(request(PROMPT + whole[:cut], 6 - cut, **asked)).output_token_ids[0]
+        assert whole[:cut] + rest == whole
+
+
+def test_penalties_count_the_prompt():
+    """28 is in the prompt (28, 5), whose text begins with 33 + 14, with a peak of 12."""
+    bias = torch.zeros(1000)
+    bias[28] = 12.5
+    for penalty, token in ((0.0, 28), (3.0, 47)):
+        sampling = SamplingConfig(frequency_penalty=penalty)
+        asked = request([28, 5], 1, embedding_bias=bias, sampling_config=sampling)
+        assert run(asked).output_token_ids[0] == [token]
+
+
+def test_generation_logits_are_the_model_s_and_turned_where_text_is_streamed():
+    executor = Executor(EngineLimits())
+    asked = {"bad_words": [[28]], "output": {"return_generation_logits": True}}
+    executor.enqueue_request(request(streaming=True, **asked))
+    found = [executor.await_responses()[0].result for _ in range(3)]
+    assert [result.output_token_ids[0] for result in found] == [[21], [29], [35]]
+    assert [tuple(result.generation_logits.shape) for result in found] == [(1, 1, 1000)] * 3
+    assert [int(result.generation_logits.argmax()) for result in found] == [21, 28, 35]
+    whole = run(request(**asked)).generation_logits
+    assert whole.shape == (1, 3, 1000)
+
+
+@pytest.mark.parametrize(
+    ("max_draft_len", "normalizes", "is_zero"),
+    [(8, False, True), (0, True, True), (0, False, False)],
+)
+def test_log_probs_are_missing_where_the_sources_write_none(max_draft_len, normalizes, is_zero):
+    """Each response has those of all tokens so far."""
+    config = fake_executor.ExecutorConfig(normalize_log_probs=normalizes)
+    executor = Executor(EngineLimits(max_draft_len=max_draft_len), None, config)
+    executor.enqueue_request(request(streaming=True, output={"return_log_probs": True}))
+    found = [executor.await_responses()[0].result.log_probs[0] for _ in range(3)]
+    assert [len(values) for values in found] == [1, 2, 3]
+    assert all((value == 0.0) == is_zero for value in found[-1])
+
+
 def test_log_probs_are_those_of_the_logits():
     asked = request(output={"return_log_probs": True, "return_generation_logits": True})
-    result = run(asked)
+    config = fake_executor.ExecutorConfig(normalize_log_probs=False, gather_generation_logits=True)
+    executor = Executor(EngineLimits(max_draft_len=0), None, config)
+    executor.enqueue_requests([asked])
+    (response,) = executor.await_responses()
+    result = response.result
     assert result.generation_logits.shape == (1, 3, 1000)
     assert result.generation_logits[0].argmax(-1).tolist() == [21, 28, 35]
     table = result.generation_logits[0].double().log_softmax(-1)
@@ -111,12 +184,9 @@ def test_perf_metrics_of_a_verification():
 @pytest.mark.parametrize(
     ("options", "name"),
     [
-        ({"embedding_bias": object()}, "embedding_bias"),
         ({"num_return_sequences": 2}, "num_return_sequences"),
-        ({"sampling_config": SamplingConfig(repetition_penalty=1.1)}, "repetition_penalty"),
         ({"sampling_config": SamplingConfig(no_repeat_ngram_size=2)}, "no_repeat_ngram_size"),
         ({"lora_config": object()}, "lora_config"),
-        ({"output": {"return_context_logits": True}}, "return_context_logits"),
     ],
 )
 def test_what_would_change_the_text_is_refused_by_name(options, name):
@@ -235,10 +305,15 @@ def test_an_executor_from_a_directory(tmp_path):
         refused, first = executor.await_responses(), executor.await_responses()
         assert [r.error_msg for r in refused] == ["the queue is full: max_queue_size is 2"]
         assert [r.result.output_token_ids for r in first] == [[[21, 28, 35, 42, 49, 6]]]
-        with pytest.raises(RuntimeError, match="max_draft_len 2"):
-            executor.enqueue_request(request(drafts=[1, 2, 3]))
-        with pytest.raises(RuntimeError, match="gather_generation_logits"):
-            executor.enqueue_request(request(output={"return_generation_logits": True}))
+        for asked, reason in (
+            ({"drafts": [1, 2, 3]}, "max_draft_len 2"),
+            ({"output": {"return_generation_logits": True}}, "gather_generation_logits"),
+            ({"output": {"return_context_logits": True}}, "return_context_logits"),
+            ({"embedding_bias": torch.zeros(51)}, r"\[50\], got \(51,\)"),
+        ):
+            executor.enqueue_request(request(**asked))
+            (refused,) = executor.await_responses()
+            assert re.search(reason, refused.error_msg)
     assert not executor.can_enqueue_requests()
 
 
@@ -246,8 +321,8 @@ def test_engines_that_take_no_drafts_and_none_at_all(tmp_path):
     bindings = DoubleBindings()
     engine = write_engine(tmp_path / "draft", mode=1)
     executor = bindings.Executor(engine, bindings.ModelType.DECODER_ONLY, bindings.ExecutorConfig())
-    with pytest.raises(RuntimeError, match="max_draft_len 0"):
-        executor.enqueue_request(request(drafts=[1]))
+    executor.enqueue_request(request(drafts=[1]))
+    assert "max_draft_len 0" in executor.await_responses()[0].error_msg
     with pytest.raises(RuntimeError, match="File does not exist"):
         bindings.Executor(tmp_path / "nothing", None, bindings.ExecutorConfig())
 

@@ -7,6 +7,7 @@ token     21  28  35  42  49  56  63
 
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from math import exp, log1p
 
 import pytest
 from hypothesis import given, settings
@@ -289,6 +290,83 @@ def test_sampled_requests_differ_in_their_seed():
     assert request_seed(5, 2) == 1663341875487337579
     assert (configs[0].temperature, configs[0].top_k, configs[0].top_p) == (0.8, None, 0.9)
     assert executor.requests[1].input_token_ids == [3, 4, 600]
+
+
+@pytest.mark.parametrize(
+    ("fields", "tokens"),
+    [
+        ({"bad_words": ((28,), (49, 56))}, (21, 29, 35, 42, 49, 57, 63)),
+        ({"logit_bias": ((28, -20.0), (500, 10.5))}, (21, 500, 35, 42, 500, 56, 63)),
+        # 500 beats peaks of 10 and 11. With its penalties it has 10.5; or 11.1, 10.7, 10.3; or 7.7.
+        ({"logit_bias": ((500, 11.5),), "presence_penalty": 1.0}, (21, 500, 35, 42, 500, 56, 63)),
+        ({"logit_bias": ((500, 11.5),), "frequency_penalty": 0.4}, (21, 500, 500, 42, 500, 56, 63)),
+        ({"logit_bias": ((500, 11.5),), "repetition_penalty": 1.5}, (21, 500, 35, 42, 49, 56, 63)),
+    ],
+)
+def test_fields_that_change_logits_do_so_wherever_the_text_is_cut(fields, tokens):
+    """The peaks of the rule's tokens are 12 at position 2, then 10, 11, 12, 10, 11, 12."""
+    for lengths in ((1, 6), (1, 1, 1, 1, 1, 1, 1), (1, 3, 3), (1, 2, 4)):
+        target, _ = prefilled(sampling=SamplingParams(**fields))
+        for length in lengths[1:]:
+            target.submit([Decode(1, length)])
+            drain(target)
+        assert tuple(target._held[1].tokens[2:]) == tokens
+
+
+def test_penalties_are_divided_by_the_temperature():
+    """The executor subtracts them after dividing the logits by it. Bias comes before both."""
+    sampling = SamplingParams(
+        temperature=0.5, presence_penalty=1.0, frequency_penalty=0.3, repetition_penalty=1.2
+    )
+    _, executor = prefilled(sampling=sampling)
+    config = executor.requests[0].sampling_config
+    found = (config.presence_penalty, config.frequency_penalty, config.repetition_penalty)
+    assert found == (2.0, 0.6, 1.2)
+    assert not CAPABILITIES.can_verify(sampling)
+
+
+@pytest.mark.parametrize("end_tokens", [(42,), (42, 28), (28, 42), (7, 8, 42, 28)])
+def test_no_end_token_comes_before_min_tokens(end_tokens):
+    """3 of the tokens 21, 28, 35, 42 are to come first. `min_tokens` of the executor keeps its
+    end_id away alone, so a burst of 8 asks for the 2 that are left, and then for 8."""
+    sampling = SamplingParams(end_tokens=end_tokens, min_tokens=3)
+    target, executor = prefilled(sampling=sampling)
+    second = 29 if 28 in end_tokens else 28
+    target.submit([Decode(1, 8)])
+    assert drain(target) == [Event(1, (second,), is_last=False), Event(1, (35,))]
+    target.submit([Decode(1, 8)])
+    assert drain(target) == [Event(1, (), finish=FinishReason.STOP)]
+    assert [request.max_tokens for request in executor.requests] == [1, 2, 8]
+
+
+def test_log_probs_are_the_model_s():
+    """Logits are 0, and a peak on the rule's token, which may not be the one that is drawn."""
+    sampling = SamplingParams(log_probs=True, bad_words=((28,),))
+    target, _ = make()
+    begin(target, 1, PROMPT, sampling)
+    events = target.poll(1.0)
+    target.submit([Decode(1, 2)])
+    events += drain(target)
+    assert [event.tokens for event in events] == [(21,), (29,), (35,)]
+    expected = [
+        [-log1p(999 * exp(-12))],
+        [-10 - log1p(999 * exp(-10))],
+        [-log1p(999 * exp(-11))],
+    ]
+    for event, values in zip(events, expected, strict=True):
+        assert event.log_probs == pytest.approx(values, abs=1e-5)
+    assert "log-probabilities" in CAPABILITIES.why_unverified(SamplingParams(log_probs=True))
+
+
+def test_tokens_without_logits_are_no_matter():
+    """Of a tokenizer with more tokens than the engine."""
+    sampling = SamplingParams(logit_bias=((28, -20.0), (1000, 5.0)), bad_words=((35, 1000), (29,)))
+    target, executor = prefilled(sampling=sampling)
+    target.submit([Decode(1, 2)])
+    drain(target)
+    assert executor.requests[-1].embedding_bias.shape == (1000,)
+    assert executor.requests[-1].bad_words == [[29]]
+    assert target._held[1].tokens == [3, 4, 21, 30, 35]
 
 
 @pytest.mark.parametrize(

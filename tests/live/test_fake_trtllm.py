@@ -76,11 +76,27 @@ def test_bad_input_is_refused_alike(
     assert status == 400, body
 
 
-def test_what_the_engine_cannot_do_is_refused_by_name(server: TritonServer) -> None:
-    for field, value in (("repetition_penalty", 1.2), ("min_tokens", 2), ("bad_words", ["a"])):
-        status, body = post(server, GOOD | {field: value}, "generate")
-        assert status == 400
-        assert field in body
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"repetition_penalty": 1.2}, "plain greedy"),
+        ({"presence_penalty": 0.5, "frequency_penalty": 0.5, "temperature": 0.5}, "plain greedy"),
+        ({"min_tokens": 2, "end_id": 7}, "plain greedy"),
+        ({"bad_words": ["a"]}, "plain greedy"),
+        ({"embedding_bias_words": ["a"], "embedding_bias_weights": [-5.0]}, "plain greedy"),
+        ({"return_log_probs": True}, "log-probabilities"),
+    ],
+)
+def test_fields_that_are_served_without_drafts_say_so(
+    server: TritonServer, fields: dict[str, Any], reason: str
+) -> None:
+    answer = generate(server, **GOOD | fields, speculation_policy="fixed:4")
+    assert answer["num_output_tokens"] == GOOD["max_tokens"]
+    assert answer["total_draft_tokens"] == 0
+    assert reason in answer["no_speculation"]
+    if "return_log_probs" in fields:
+        assert len(answer["output_log_probs"]) == GOOD["max_tokens"]
+        assert all(-0.1 < value < 0.0 for value in answer["output_log_probs"])
 
 
 def test_sampled_text_says_why_it_is_not_speculated_on(server: TritonServer) -> None:

@@ -182,17 +182,20 @@ def test_overflow_looks_at_the_target_s_cache_alone() -> None:
     assert ledger(21, {1: 10}).overflows(live)
 
 
-def test_victims_have_lower_priority_a_later_rank_and_nothing_in_flight() -> None:
+def test_victims_have_lower_priority_a_later_rank_and_no_prompt_in_flight() -> None:
     """Ranks: arrival less 10 s a level. The newcomer's is 8 - 20 = -12."""
     newcomer = live_one(8, 5, priority=2)
     same = live_one(9, 5, priority=2)
     lower, lowest = live_one(3, 5, priority=1), live_one(4, 5)
-    in_flight = live_one(5, 5)
-    in_flight.is_in_flight = True
+    reading, decoding = live_one(5, 5), live_one(7, 5)
+    for in_flight in (reading, decoding):
+        in_flight.is_in_flight = True
+        in_flight.move_to(RequestState.PREFILLING)
+    decoding.move_to(RequestState.DECODING)
     long_ago = live_one(6, 5)
     long_ago.arrival_s = -12.5
-    live = [same, lower, lowest, in_flight, long_ago]
-    assert victims(live, newcomer) == [lowest, lower]
+    live = [same, lower, lowest, reading, decoding, long_ago]
+    assert victims(live, newcomer) == [decoding, lowest, lower]
 
 
 def prompt_of(length: int, first: int = 10) -> tuple[int, ...]:

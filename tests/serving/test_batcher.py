@@ -11,9 +11,11 @@ def request(number: int, num_prompt: int) -> Request:
     return Request(number, list(range(num_prompt)), num_prompt, 4, SamplingParams(), "goodput", 4)
 
 
-def batcher(prompts: list[int], prefill_chunk: int | None, max_sequences: int = 8) -> Batcher:
+def batcher(
+    prompts: list[int], prefill_chunk: int, max_sequences: int = 8, *, takes_chunks: bool = True
+) -> Batcher:
     """Requests 1, 2, .. with these prompt lengths, as many of them admitted as fit."""
-    made = Batcher(max_sequences, prefill_chunk)
+    made = Batcher(max_sequences, prefill_chunk, takes_chunks=takes_chunks)
     for number, num_prompt in enumerate(prompts, start=1):
         made.add(request(number, num_prompt))
     admit_all(made)
@@ -56,12 +58,10 @@ def read_step(made: Batcher) -> list[tuple[int, int, int, bool]]:
         ),
         # an exact fit leaves nothing, and no empty chunk
         ([4, 4], 4, [[(1, 0, 4, True)], [(2, 0, 4, True)]]),
-        # an engine that takes prompts whole gets them all
-        ([10, 3], None, [[(1, 0, 10, True), (2, 0, 3, True)]]),
     ],
 )
 def test_chunks(
-    prompts: list[int], budget: int | None, steps: list[list[tuple[int, int, int, bool]]]
+    prompts: list[int], budget: int, steps: list[list[tuple[int, int, int, bool]]]
 ) -> None:
     made = batcher(prompts, budget)
     assert [read_step(made) for _ in steps] == steps
@@ -145,6 +145,39 @@ def test_ready_are_those_that_decode_and_have_nothing_in_flight() -> None:
     assert third.state is RequestState.PREFILLING
     first.is_in_flight = True
     assert made.ready() == [second]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "budget", "steps"),
+    [
+        ([10, 3], 13, [[1, 2]]),
+        ([10, 3], 12, [[1], [2]]),
+        # longer than the budget: alone
+        ([3, 10, 3, 2], 8, [[1], [2], [3, 4]]),
+        # strictly by rank: the third would fit beside the first
+        ([5, 6, 3], 8, [[1], [2], [3]]),
+    ],
+)
+def test_whole_prompts_share_the_budget(
+    prompts: list[int], budget: int, steps: list[list[int]]
+) -> None:
+    made = batcher(prompts, budget, takes_chunks=False)
+    found = [read_step(made) for _ in steps]
+    assert [[chunk[0] for chunk in step] for step in found] == steps
+    whole = [(number, 0, length, True) for number, length in enumerate(prompts, start=1)]
+    assert [chunk for step in found for chunk in step] == whole
+    assert read_step(made) == []
+
+
+def test_whole_prompts_in_flight_count() -> None:
+    """Of 8 tokens 5 are in flight: the next prompt of 4 waits, and then takes one of 3 along."""
+    made = batcher([5, 4, 3], 8, takes_chunks=False)
+    first = made.live[1]
+    first.is_in_flight = True
+    assert made.prefills() == []
+    first.is_in_flight = False
+    first.move_to(RequestState.DECODING)
+    assert [chunk.sequence for chunk in made.prefills()] == [2, 3]
 
 
 def test_a_prompt_in_flight_is_passed_over() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from harness import LoopHarness, fake_text
 
 from smartspec_py.core.types import SamplingParams, Verification
-from smartspec_py.engines.base import DraftTask
+from smartspec_py.engines.base import DraftTask, Prefill
 from smartspec_py.engines.trtllm.build import capabilities_of
 from smartspec_py.engines.trtllm.draft import TrtllmDraftProposer, drawn_from
 from smartspec_py.engines.trtllm.engine_config import Engine as EngineDir
@@ -27,9 +28,14 @@ from smartspec_py.engines.trtllm.memory import (
 )
 from smartspec_py.engines.trtllm.target import TrtllmTarget
 from smartspec_py.serving.build import build_engine
-from smartspec_py.serving.config import ConfigError, LimitsConfig, ServerConfig
+from smartspec_py.serving.config import (
+    ConfigError,
+    LimitsConfig,
+    ServerConfig,
+    TrtllmEngineConfig,
+)
 from smartspec_py.serving.intake import Engine
-from smartspec_py.serving.request import GenerateParams
+from smartspec_py.serving.request import GenerateParams, RequestError
 from smartspec_py.serving.server import Server
 from smartspec_testing import fake_executor
 from smartspec_testing.fake_executor import DoubleBindings
@@ -141,6 +147,37 @@ def test_without_a_draft_prompts_are_looked_up(tmp_path: Path, bindings: Contrac
     assert engine.cost.draft is None
 
 
+@pytest.mark.parametrize("gathers", [True, False])
+def test_log_probs_can_be_turned_off(
+    tmp_path: Path, bindings: ContractBindings, gathers: bool
+) -> None:
+    """With them the target gathers logits. Its vocabulary is larger than the tokenizer's."""
+    write_engine(tmp_path / "target", "target")
+    document = engine_document("target")
+    document["pretrained_config"]["vocab_size"] = 2100
+    (tmp_path / "target" / "config.json").write_text(json.dumps(document))
+    engine = build(tmp_path, log_probs=gathers)
+    config = ServerConfig.model_validate({"engine": ENGINE, "limits": LIMITS})
+    asked = GenerateParams(text="Task: qa", max_tokens=9, return_log_probs=True, bias_words=("a",),
+                           bias_weights=(1.0,))  # fmt: skip
+    server = Server(engine, config)
+    if not gathers:
+        with pytest.raises(RequestError, match="return_log_probs"):
+            server.intake.receive(asked, LocalSink())
+        return
+    request = server.intake.receive(asked, LocalSink()).request
+    assert request.proposer is None
+    target = engine.target
+    target.begin(1, request.tokens, request.num_prompt, request.sampling)
+    target.submit([Prefill(1, tuple(request.tokens), 0, True)])
+    (event,) = target.poll(1.0)
+    assert len(event.log_probs) == 1
+    assert {
+        "ExecutorConfig(gather_generation_logits)",
+        "Request(embedding_bias)",
+    } <= bindings.used()
+
+
 @pytest.mark.parametrize(
     ("build_config", "words"),
     [
@@ -236,20 +273,68 @@ def test_an_executor_that_tells_nothing_of_its_cache_is_believed(
     assert "engine.target" in caplog.text
 
 
+@pytest.mark.parametrize("is_running", [False, True])
+def test_mpi_is_set_up_for_workers_before_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    is_running: bool,
+) -> None:  # fmt: skip
+    """Nothing is set for engines of one GPU, and what is set stays. Without TensorRT-LLM the build
+    fails at its import, which comes after."""
+    environ = {"OMPI_MCA_rmaps_base_inherit": "0"}
+    monkeypatch.setattr(os, "environ", environ)
+    if is_running:
+        monkeypatch.setitem(sys.modules, "mpi4py.MPI", ModuleType("mpi4py.MPI"))
+    for num_ranks, num_variables in ((1, 1), (2, 3)):
+        folder = tmp_path / str(num_ranks)
+        folder.mkdir()
+        write_engine(folder / "target", "target")
+        document = engine_document("target")
+        document["pretrained_config"]["mapping"]["tp_size"] = num_ranks
+        (folder / "target" / "config.json").write_text(json.dumps(document))
+        (folder / "target" / "rank1.engine").write_bytes(bytes(1000))
+        with pytest.raises(ConfigError, match="tensorrt_llm"):
+            build(folder)
+        assert len(environ) == num_variables
+    assert environ["OMPI_MCA_rmaps_base_oversubscribe"] == "1"
+    assert environ["OMPI_MCA_rmaps_base_inherit"] == "0"
+    assert ("already running" in caplog.text) == is_running
+
+
 def test_several_gpus_are_run_by_workers(tmp_path: Path, bindings: ContractBindings) -> None:
     from smartspec_py.engines.trtllm.build import _executor_config
 
     write_engine(tmp_path / "target", "target")
     engine = read_engine(Role.TARGET, tmp_path / "target")
-    alone = _executor_config(fake_executor, engine, 100, has_logits=False)
+    config = TrtllmEngineConfig.model_validate(ENGINE)
+    alone = _executor_config(fake_executor, engine, 100, config)
     assert alone.parallel_config is None
     document = engine_document("target")
     document["pretrained_config"]["mapping"]["tp_size"] = 4
     split = replace(engine, config=document)
-    config = _executor_config(fake_executor, split, 100, has_logits=False)
-    assert config.parallel_config.device_ids == [0, 1, 2, 3]
-    worker = config.parallel_config.orchestrator_config.worker_executable_path
+    made = _executor_config(fake_executor, split, 100, config)
+    assert made.parallel_config.device_ids == [0, 1, 2, 3]
+    worker = made.parallel_config.orchestrator_config.worker_executable_path
     assert worker == "/opt/tensorrt_llm/bin/executorWorker"
+
+
+@pytest.mark.parametrize(("is_on", "num_replayed"), [(True, 10), (False, 0)])
+def test_the_draft_replays_cuda_graphs(
+    tmp_path: Path, bindings: ContractBindings, is_on: bool, num_replayed: int
+) -> None:
+    """Of 4, 4, 4 and 2 drafts each first comes with a context; 3 + 3 + 3 + 1 iterations follow. The
+    profile left graphs for 1 and 2 sequences. The target runs none."""
+    engine = build(tmp_path, cuda_graphs=is_on)
+    proposer, target = engine.proposers["draft_model"], engine.target
+    assert isinstance(proposer, TrtllmDraftProposer)
+    assert isinstance(target, TrtllmTarget)
+    executor = proposer._executor._inner_
+    before = executor.num_replayed
+    for rows, draft_len in ((2, 4), (2, 4), (1, 4), (1, 2)):
+        tasks = [DraftTask(n, (3, 4, n), 3, draft_len, SamplingParams()) for n in range(rows)]
+        proposer.propose(tasks)
+    assert executor.num_replayed - before == num_replayed
+    assert target._executor._inner_.num_replayed == 0
+    assert "ExtendedRuntimePerfKnobConfig.cuda_graph_mode" in bindings.used()
 
 
 def test_sampled_text_is_verified_by_logits_where_both_ask_for_it(

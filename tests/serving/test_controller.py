@@ -10,7 +10,7 @@ from harness import COST, LoopHarness, record
 
 from smartspec_py.core.plan.planner import plan
 from smartspec_py.core.types import DraftOption, SequenceView
-from smartspec_py.serving.controller import PROBE_DRAFT_LEN, Controller
+from smartspec_py.serving.controller import PROBE_DRAFT_LEN, Controller, measured
 from smartspec_py.serving.step import Decision, Reason
 
 
@@ -171,6 +171,11 @@ def test_plans_that_come_to_nothing_take_one_percent_of_the_time() -> None:
     assert num_searched(controller(), views, 650, plan_s=10.0 * step_s) == pytest.approx(10, abs=2)
     likely = [view(n, accept=0.9) for n in range(4)]
     assert num_searched(controller(), likely, 500, plan_s=0.1 * step_s) >= 480  # but for probes
+
+
+def test_the_time_of_the_views_counts_as_planning() -> None:
+    made = record(controller().plan([view(1)]), views_s=0.25, plan_s=0.5)
+    assert measured(made, last_num_tokens=0).plan_s == 0.75
 
 
 def test_a_plan_that_came_to_nothing_is_not_kept_to_when_something_changes() -> None:

@@ -74,6 +74,26 @@ def test_what_was_taken_counts_once(speculation: Speculation, lookup: Asked) -> 
     assert lookup.asked == []
 
 
+def test_no_proposer_works_for_steps_that_are_not_planned(
+    speculation: Speculation, lookup: Asked
+) -> None:
+    """No search for a match, no hindsight, and estimates stay as they are."""
+    request, asked_for = made(), made("fixed:2", sequence=2)
+    before = first_prob(speculation, request)
+    views = speculation.views([request, asked_for], {}, 0.0, rests=True)
+    assert [len(view.options) for view in views] == [1, 2]
+    assert views[0].options[0].max_draft_len == 0
+    speculation.observe([(request, Event(1, (3,))), (asked_for, Event(2, (9,)))])
+    assert lookup.asked == [2]
+    speculation.release(asked_for)
+    state = speculation.state()
+    for _ in range(100):
+        speculation.views([request], {}, 0.0, rests=True)
+        speculation.observe([(request, Event(1, (9,)))])
+    assert speculation.state() == state
+    assert first_prob(speculation, request) == pytest.approx(before, abs=0.05)
+
+
 @pytest.mark.parametrize("policy", ["none", "goodput"])
 def test_nobody_looks_back_for_requests_without_drafts(
     speculation: Speculation, lookup: Asked, policy: str

@@ -18,7 +18,7 @@ from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.types import FinishReason, SamplingParams
 from smartspec_py.engines.base import DraftTask, TargetCapabilities
 from smartspec_py.engines.trtllm.draft import DRAFT_TIMEOUT_S, TrtllmDraftProposer
-from smartspec_py.engines.trtllm.target import UNSUPPORTED, TrtllmTarget
+from smartspec_py.engines.trtllm.target import TrtllmTarget
 from smartspec_py.serving.request import ErrorCode
 from smartspec_testing import fake_executor
 from smartspec_testing.clock import VirtualClock
@@ -63,9 +63,10 @@ class Pair:
         seed: int = 1,
         draft_error_prob: float = 0.0,
         max_num_tokens: int = 600,
+        max_cache_tokens: int | None = None,
         **options: Any,
     ) -> None:
-        """options: of the target's executor."""
+        """max_cache_tokens: of the loop's budget. options: of the target's executor."""
         self.clock = VirtualClock()
         self.bindings = ContractBindings(fake_executor)
         self.calls = Calls()
@@ -87,7 +88,7 @@ class Pair:
             TargetCapabilities(
                 max_sequences=8, max_context_len=592, max_draft_len=8, max_decode_tokens=BURST,
                 max_prefill_tokens=None, verifies_sampling=False, vocab_size=VOCAB_SIZE,
-                unsupported=UNSUPPORTED,
+                takes_long_bursts=True,
             ),
             self.clock.now,
         )  # fmt: skip
@@ -96,8 +97,9 @@ class Pair:
             vocab_size=VOCAB_SIZE, clock=self.clock.now,
         )  # fmt: skip
         self.harness = LoopHarness(
-            target=self.target, proposer=self.proposer, clock=self.clock, cost=COST
-        )
+            target=self.target, proposer=self.proposer, clock=self.clock, cost=COST,
+            max_cache_tokens=max_cache_tokens,
+        )  # fmt: skip
 
     def check_nothing_held(self) -> None:
         self.harness.check_nothing_held()
@@ -122,16 +124,67 @@ def test_text_is_the_same_under_every_policy(policy: str) -> None:
     pair.check_nothing_held()
 
 
-def test_without_speculation_a_request_is_a_burst() -> None:
-    """60 tokens are the prompt's first and 59 more: a request for it, and 8 bursts of up to 8."""
+def test_without_speculation_a_request_is_one_burst() -> None:
+    """60 tokens are the prompt's first and 59 more: a request for it, and one for the rest."""
     pair = Pair()
     for prompt in PROMPTS[:4]:
         pair.harness.submit(prompt, 60, policy="none")
+    pair.harness.submit(PROMPTS[4], 60, max_draft_len=0)
     pair.harness.drain()
     requests = [request for call in pair.calls.of_target for request in call]
-    assert len(requests) == 4 * (1 + 8)
-    assert [r.max_tokens for r in requests if r.streaming] == [8] * 28 + [3] * 4
+    assert len(requests) == 5 * 2
+    assert [r.max_tokens for r in requests if r.streaming] == [59] * 5
     assert not pair.calls.of_draft
+
+
+def test_bursts_are_short_where_the_cache_has_no_room_for_long_ones() -> None:
+    """Prompts of 6 and 7 tokens, texts of 60: of 130 tokens the first reserves 66, and the second
+    would need 67."""
+    pair = Pair(max_cache_tokens=130)
+    numbers = [pair.harness.submit(prompt, 60, policy="none") for prompt in PROMPTS[:2]]
+    pair.harness.drain()
+    for number, prompt in zip(numbers, PROMPTS, strict=False):
+        assert pair.harness.stories[number].tokens == fake_text(prompt, 60)
+    lengths = [r.max_tokens for call in pair.calls.of_target for r in call if r.streaming]
+    assert lengths[0] == 59
+    assert lengths[1] == BURST
+    pair.check_nothing_held()
+
+
+@pytest.mark.parametrize(("num_prompt", "num_preemptions"), [(60, 0), (100, 1)])
+def test_a_long_burst_makes_room_for_a_higher_priority(
+    num_prompt: int, num_preemptions: int
+) -> None:
+    """The first has reserved 106 of 150 tokens, and its burst is cancelled. It then needs about 20,
+    beside which a prompt of 60 tokens fits and one of 100 does not."""
+    prompt = tuple(range(num_prompt))
+    pair = Pair(max_cache_tokens=150)
+    low = pair.harness.submit(PROMPTS[0], 100, policy="none")
+    pair.harness.step(8)
+    assert pair.harness.requests[low].num_reserved_tokens == 6 + 100
+    high = pair.harness.submit(prompt, 20, policy="none", priority=1)
+    pair.harness.drain()
+    assert pair.harness.requests[low].num_preemptions == num_preemptions
+    first_end = pair.harness.requests[high].last_token_s
+    assert first_end is not None
+    assert first_end < (pair.harness.requests[low].last_token_s or 0.0)
+    assert pair.harness.stories[low].tokens == fake_text(PROMPTS[0], 100)
+    assert pair.harness.stories[high].tokens == fake_text(prompt, 20)
+    pair.check_nothing_held()
+
+
+@pytest.mark.parametrize(("pause", "first_burst"), [(500, 59), (20, BURST)])
+def test_a_burst_is_long_where_the_guard_stays_closed_for_it(pause: int, first_burst: int) -> None:
+    """A pause of 20 steps ends within the text, after bursts of 8; then drafts are tried."""
+    pair = Pair()
+    guard = pair.harness.loop.controller._guard
+    guard.restore({"1 0": {"pause": pause, "reference": [[0.0] * 3] * 3}}, 1.0)
+    number = pair.harness.submit(PROMPTS[0], 60)
+    pair.harness.drain()
+    lengths = [r.max_tokens for call in pair.calls.of_target for r in call if r.streaming]
+    assert lengths[0] == first_burst
+    assert pair.harness.stories[number].tokens == fake_text(PROMPTS[0], 60)
+    assert (pair.harness.requests[number].num_drafted > 0) == (pause < 59)
 
 
 def test_with_speculation_a_step_is_a_call_each() -> None:

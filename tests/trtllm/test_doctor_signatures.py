@@ -85,6 +85,7 @@ def test_the_double_differs_from_the_contract_in_its_own_additions_alone():
         "Executor(encoder_engine_buffer)",
         "Executor.num_free_blocks",
         "Executor.num_held_blocks",
+        "Executor.num_replayed",
         "KVCacheEventManager",  # is in a submodule, and nothing makes one here
         "Request.drafts",
         "Response(request_id)",  # is made by the fake alone

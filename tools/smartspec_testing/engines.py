@@ -12,7 +12,7 @@ from pydantic import Field
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.engines.base import TargetCapabilities
 from smartspec_py.engines.trtllm.draft import TrtllmDraftProposer
-from smartspec_py.engines.trtllm.target import UNSUPPORTED, TrtllmTarget
+from smartspec_py.engines.trtllm.target import TrtllmTarget
 from smartspec_py.serving.config import DRAFT_MODEL, EngineConfig, LimitsConfig
 from smartspec_py.serving.intake import Engine
 from smartspec_py.serving.model_files import load_tokenizer, num_token_ids, stepwise_capabilities
@@ -112,7 +112,7 @@ def build_fake_trtllm(config: FakeTrtllmConfig, limits: LimitsConfig, folder: Pa
             vocab_size=vocab_size,
             bytes_per_token=1,
             max_cache_tokens=config.cache_tokens,
-            unsupported=UNSUPPORTED,
+            takes_long_bursts=True,
         ),
     )
     draft = TrtllmDraftProposer(

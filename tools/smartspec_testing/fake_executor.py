@@ -8,9 +8,8 @@ the sources of the names):
 - Requests run by iterations and finish at different times. Who runs: `fake_executor_scheduler`.
   Who does not fit, and everyone behind, waits; who can never fit gets a response with an error.
 - A request with drafts is one context step and ends after it with 1 to k+1 tokens, `is_final`, and
-  the finish reason NOT_FINISHED, unless the end token or max_tokens was really reached. More drafts
-  than the engine was built for are refused on enqueueing; those past `max_input_len` are dropped.
-  With all drafts dropped, it is a request without drafts.
+  the finish reason NOT_FINISHED, unless the end token or max_tokens was really reached. Those past
+  `max_input_len` are dropped. With all drafts dropped, it is a request without drafts.
 - A request without drafts generates up to max_tokens, which is cut to what `max_seq_len` leaves
   beside the drafts (without drafts: beside `max_draft_len`). With `streaming` each iteration
   responds with its token, otherwise one response brings all.
@@ -19,10 +18,14 @@ the sources of the names):
 - Iteration statistics lag as `executionLoop` of executorImpl.cpp makes them: an entry's latency is
   that of the iteration before, and counts from the end of the one before that, idle time included.
   Where an iteration ends all requests, an entry with latency 0.0 is there before its responses.
-- A failure of one request is a response with `has_error()`. After `shutdown` every call raises,
-  but `can_enqueue_requests`, which says False.
+- Requests are validated in `fetchNewRequests`. One that asks for what cannot be, such as more
+  drafts than the engine was built for, is a response with `has_error()`, as any failure of one is.
+  After `shutdown` every call raises, but `can_enqueue_requests`, which says False.
 - Blocks of the KV cache are stored when a request ends, found by later prompts, and lower the time
   of a context step, not its charge: `fake_executor_blocks`.
+- Log-probabilities are 0.0 with an engine for external drafts, whose decoding layer writes none,
+  and where they are normalized over the one token of greedy text. They are always of all tokens
+  that the request generated. Generation logits are the model's, of the new tokens.
 - Fields that would change the text and are not doubled are refused on enqueueing, by name.
 
 Tokens follow the rule of `fake_engine`: `fake_executor_text`. There are no threads: iterations
@@ -46,12 +49,14 @@ from typing import Any
 
 from smartspec_py.core.cost import CostModel
 from smartspec_testing.clock import Clock, RealClock
+from smartspec_testing.fake_executor_graphs import make_graphs
 from smartspec_testing.fake_executor_jobs import Behaviour, EngineLimits, Job
 from smartspec_testing.fake_executor_limits import (
-    check_request,
+    check_doubled,
     limits_of,
     make_blocks,
     permissive_config,
+    problem_of,
 )
 from smartspec_testing.fake_executor_plain import plain
 from smartspec_testing.fake_executor_scheduler import Scheduled, Scheduler
@@ -111,6 +116,7 @@ class Executor:
     executor_config: without one, nothing is limited beyond the engine, and all logits are kept.
     cost, clock: an iteration lasts `cost.target_s` of its rows and of the tokens it computes, that
     is, those it is charged for less the cached ones; without a cost model it takes no time.
+    launch_s: seconds that an iteration takes beyond that where it replays no CUDA graph.
     hold_back_prob: probability, drawn from `seed`, that an iteration passes a waiting request over
     though it would fit; less than 1. error_prob: that a request ends with an error instead of its
     first step; less than 1 or 1.
@@ -123,6 +129,7 @@ class Executor:
         executor_config: Any = None,
         *,
         cost: CostModel | None = None,
+        launch_s: float = 0.0,
         clock: Clock | None = None,
         hold_back_prob: float = 0.0,
         error_prob: float = 0.0,
@@ -136,7 +143,8 @@ class Executor:
         config = executor_config or permissive_config()
         limits = limits_of(model_path, config)
         self._limits, self._config = limits, config
-        self._cost = cost
+        self._cost, self._launch_s = cost, launch_s
+        self._graphs = make_graphs(config, limits.max_batch_size)
         self._clock = clock or RealClock()
         self._error_prob = error_prob
         self._random = random.Random(seed)
@@ -182,6 +190,11 @@ class Executor:
         return self._blocks.num_free_blocks
 
     @property
+    def num_replayed(self) -> int:
+        """Not of the bindings, for tests: iterations that replayed a CUDA graph."""
+        return self._graphs.num_replayed
+
+    @property
     def num_held_blocks(self) -> int:
         """Not of the bindings, for tests: 0 where nothing is in flight."""
         return self._blocks.num_held_blocks
@@ -194,20 +207,21 @@ class Executor:
         return request_id
 
     def enqueue_requests(self, requests: Sequence[Request]) -> list[int]:
-        """Raises RuntimeError, and takes none of them, where one asks for what cannot be."""
+        """Raises RuntimeError, and takes none of them, where the fake cannot do what one asks."""
         self._require_running()
         for request in requests:
-            check_request(request, self._limits, self._config)
+            check_doubled(request)
         return [self._enqueue(request) for request in requests]
 
     def _enqueue(self, request: Request) -> int:
         request_id = self._next_id
         self._next_id += 1
-        job = self._make_job(request_id, request)
-        error = self._scheduler.refusal(job)
-        limit = self._config.max_queue_size
+        error, limit = problem_of(request, self._limits, self._config), self._config.max_queue_size
         if error is None and limit is not None and len(self._scheduler.waiting) >= limit:
             error = f"the queue is full: max_queue_size is {limit}"
+        if error is None:
+            job = self._make_job(request_id, request)
+            error = self._scheduler.refusal(job)
         if error is None:
             self._scheduler.add(job)
         else:
@@ -351,11 +365,12 @@ class Executor:
 
     def _spend(self, scheduled: Scheduled) -> None:
         jobs = scheduled.jobs
+        launch_s = 0.0 if self._graphs.replays(scheduled) else self._launch_s
         if self._cost is None or not jobs:
             return
         num_tokens = len(scheduled.generating) + scheduled.num_computed
         context_len = sum(len(job.tokens) for job in jobs) / len(jobs)
-        self._clock.sleep(self._cost.target_s(len(jobs), num_tokens, context_len))
+        self._clock.sleep(launch_s + self._cost.target_s(len(jobs), num_tokens, context_len))
 
     def _step(self, job: Job) -> None:
         """Draw the tokens of one iteration and respond."""
@@ -367,7 +382,7 @@ class Executor:
             job.first_token_s = self._clock.now()
         position = len(job.tokens)
         new_tokens = [draw.token for draw in draws]
-        job.log_probs += [self._rule.log_prob(position + i) for i in range(len(new_tokens))]
+        job.log_probs += [self._log_prob(position + i) for i in range(len(new_tokens))]
         job.tokens += new_tokens
         job.num_accepted += sum(draw.is_accepted for draw in draws)
         is_final = bool(job.drafts) or finish != FinishReason.NOT_FINISHED
@@ -375,6 +390,11 @@ class Executor:
             self._respond(job, new_tokens, finish, is_final)
         if is_final:
             self._scheduler.remove(job, stores=True)
+
+    def _log_prob(self, position: int) -> float:
+        if self._limits.max_draft_len or self._config.normalize_log_probs:
+            return 0.0
+        return self._rule.log_prob(position)
 
     def _fail(self, job: Job) -> None:
         error = "failed as asked, by error_prob"

@@ -65,14 +65,21 @@ def make_blocks(limits: EngineLimits, config: Any) -> BlockPool:
     return BlockPool(num_blocks, size, config.enable_block_reuse, config.enable_partial_reuse)
 
 
-def check_request(request: Request, limits: EngineLimits, config: Any) -> None:
-    """Raises RuntimeError where the request is refused on enqueueing."""
-    output = request.output_config
+def problem_of(request: Request, limits: EngineLimits, config: Any) -> str | None:
+    """Why the request gets a response with an error; None where its fields are right."""
+    output, bias = request.output_config, request.embedding_bias
     if len(request.drafts) > limits.max_draft_len:
-        raise RuntimeError(f"draft tokens exceed max_draft_len {limits.max_draft_len}")
+        return f"draft tokens exceed max_draft_len {limits.max_draft_len}"
+    if bias is not None and tuple(bias.shape) != (limits.vocab_size,):
+        return f"embedding_bias must be [{limits.vocab_size}], got {tuple(bias.shape)}"
+    if output.return_context_logits:
+        return "return_context_logits: the engine gathers no context logits"
+    if output.return_generation_logits and not config.gather_generation_logits:
+        return "return_generation_logits needs gather_generation_logits=True"
+    return None
+
+
+def check_doubled(request: Request) -> None:
+    """Raises RuntimeError where the fake does not do what a field asks for."""
     if name := undoubled_field(request):
         raise RuntimeError(f"the fake does not act on {name}, which would change the text")
-    if output.return_context_logits:
-        raise RuntimeError("return_context_logits: the engine gathers no context logits")
-    if output.return_generation_logits and not config.gather_generation_logits:
-        raise RuntimeError("return_generation_logits needs gather_generation_logits=True")

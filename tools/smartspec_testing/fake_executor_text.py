@@ -5,17 +5,23 @@ resends all: an input whose last tokens follow the rule for the tokens before th
 text to go on with, any other as a prompt. The one prompt in vocab_size whose own last token follows
 the rule is thus continued as if it were generated.
 
-A token that may not come (a bad word, or the end token before min_tokens) is replaced by the next
-one that may. Logits are made up: 0, and a peak of 10 to 12 on the token that is drawn.
+The model's logits are made up: 0, and a peak of 10 to 12 on the token of the rule. Bias,
+temperature and penalties change them in the order of penaltyKernels.cu: penalties apply after the
+temperature, and all three count the tokens of the input too. The highest logit is drawn; of equal
+ones, the rule's token or the next one after it. A bad word, and the end token before min_tokens,
+may not come. `min_tokens` bans `end_id` alone, not the stop words.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from smartspec_testing.fake_engine import TOKEN_STEP, token_at
 from smartspec_testing.fake_executor_jobs import Behaviour, Job
@@ -45,9 +51,20 @@ class TextRule:
         """
         tokens = request.input_token_ids
         shift = 0 if self.behaviour.sampled_logits else _seed_shift(request)
+        if _is_scored(request):
+            return self._searched_key(tokens, request, shift)
         for last in self._replaced_by(tokens, request):
             key = self._confirmed_key(last, tokens, request, shift)
             if key is not None:
+                return key
+        return sum(tokens) + shift
+
+    def _searched_key(self, tokens: Sequence[int], request: Request, shift: int) -> int:
+        """The same where scores choose tokens: the shortest prompt that the rest follows."""
+        for num_prompt in range(1, len(tokens)):
+            key = sum(tokens[:num_prompt]) + shift
+            positions = range(num_prompt, len(tokens))
+            if all(self._follows(key, position, tokens, request) for position in positions):
                 return key
         return sum(tokens) + shift
 
@@ -75,21 +92,47 @@ class TextRule:
 
     def _follows(self, key: int, position: int, tokens: Sequence[int], request: Request) -> bool:
         token = token_at(key, position, self.vocab_size)
+        if _is_scored(request):
+            found = [
+                self._best(token, tokens[:position], request, ends) for ends in ((), _ends(request))
+            ]
+            return tokens[position] in found
         if token == tokens[position]:
             return True
         before = tokens[:position] if request.bad_words else ()
-        return tokens[position] == self._allowed(token, before, request, bans_end=True)
+        return tokens[position] == self._allowed(token, before, request, _ends(request))
 
     def _allowed(
-        self, token: int, before: Sequence[int], request: Request, *, bans_end: bool
+        self, token: int, before: Sequence[int], request: Request, banned: Collection[int]
     ) -> int:
-        """The token, or the next one that may come after `before`."""
+        """The token that comes after `before`, where the rule says `token`."""
+        if _is_scored(request):
+            return self._best(token, before, request, banned)
         for step in range(self.vocab_size):
             candidate = (token + step) % self.vocab_size
-            is_end = bans_end and candidate == request.end_id
-            if not is_end and not _is_bad_word(candidate, before, request):
+            if candidate not in banned and not _is_bad_word(candidate, before, request):
                 return candidate
         raise ValueError("bad_words leave no token")
+
+    def _best(
+        self, token: int, before: Sequence[int], request: Request, banned: Collection[int]
+    ) -> int:
+        """`_allowed` by the highest score."""
+        sampling, bias = request.sampling_config, request.embedding_bias
+        scores = np.zeros(self.vocab_size)
+        scores[token] = _peak(len(before))
+        if bias is not None:
+            scores += bias.numpy()
+        scores /= sampling.temperature or 1.0
+        for known, count in Counter(before).items():
+            factor = sampling.repetition_penalty or 1.0
+            scores[known] *= factor if scores[known] < 0 else 1.0 / factor
+            scores[known] -= sampling.presence_penalty or 0.0
+            scores[known] -= count * (sampling.frequency_penalty or 0.0)
+        for candidate in range(self.vocab_size):
+            if candidate in banned or _is_bad_word(candidate, before, request):
+                scores[candidate] = -math.inf
+        return (token + int(np.roll(scores, -token).argmax())) % self.vocab_size
 
     def draw_step(self, job: Job) -> tuple[list[Draw], FinishReason]:
         """Of one iteration: one token, and with drafts one more for each that is accepted.
@@ -115,13 +158,10 @@ class TextRule:
 
     def _draw(self, job: Job, text: Sequence[int], index: int) -> Draw:
         request, draft = job.request, next(iter(job.drafts[index:]), None)
-        num_new = job.num_generated + index
-        token = self._allowed(
-            token_at(job.text_key, len(text), self.vocab_size),
-            text,
-            request,
-            bans_end=num_new < (request.sampling_config.min_tokens or 0),
-        )
+        is_early = job.num_generated + index < (request.sampling_config.min_tokens or 0)
+        banned = {request.end_id} if is_early and request.end_id is not None else set[int]()
+        token = token_at(job.text_key, len(text), self.vocab_size)
+        token = self._allowed(token, text, request, banned)
         if request.logits_post_processor and (index == 0 or self.behaviour.processes_all_positions):
             token = self._processed(job, text, token)
         elif self.behaviour.sampled_logits and not request.sampling_config.is_greedy:
@@ -184,11 +224,14 @@ def make_result(
     has_input = not request.streaming and not output.exclude_input_from_output
     reported = (request.input_token_ids if has_input else []) + tokens
     result = Result(is_final, [list(reported)], [finish], job.num_iterations)
-    if output.return_log_probs:
-        result.log_probs = [job.log_probs[len(job.log_probs) - len(tokens) :]]
+    if output.return_log_probs:  # always of all generated tokens, as createResult has it
+        result.log_probs = [list(job.log_probs)]
         result.cum_log_probs = [sum(job.log_probs)]
     if output.return_generation_logits and tokens:
-        result.generation_logits = rule.logits(tokens, len(job.tokens) - len(tokens))
+        start = len(job.tokens) - len(tokens)
+        drawn = [token_at(job.text_key, start + i, rule.vocab_size) for i in range(len(tokens))]
+        logits = rule.logits(drawn, start)
+        result.generation_logits = logits.transpose(0, 1) if request.streaming else logits
     return result
 
 
@@ -211,7 +254,23 @@ def _is_bad_word(token: int, before: Sequence[int], request: Request) -> bool:
 
 
 def _may_be_banned(token: int, before: Sequence[int], request: Request) -> bool:
-    return token == request.end_id or _is_bad_word(token, before, request)
+    return token in _ends(request) or _is_bad_word(token, before, request)
+
+
+def _ends(request: Request) -> set[int]:
+    """Tokens that end the text, and may have been banned in an earlier request."""
+    words = {word[0] for word in request.stop_words or () if len(word) == 1}
+    return words if request.end_id is None else words | {request.end_id}
+
+
+def _is_scored(request: Request) -> bool:
+    """Whether its text depends on more than the rule and on tokens that may not come."""
+    sampling = request.sampling_config
+    return (
+        request.embedding_bias is not None
+        or sampling.repetition_penalty not in (None, 1.0)
+        or bool(sampling.presence_penalty or sampling.frequency_penalty)
+    )
 
 
 def _ends_with_one_of(text: Sequence[int], words: Sequence[Sequence[int]] | None) -> bool:

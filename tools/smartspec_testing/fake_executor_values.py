@@ -166,9 +166,6 @@ def _require_plain_ints(tokens: Sequence[int]) -> None:
 
 
 NEUTRAL = {
-    "repetition_penalty": (None, 1.0),
-    "presence_penalty": (None, 0.0),
-    "frequency_penalty": (None, 0.0),
     "no_repeat_ngram_size": (None, 0),
     "num_return_sequences": (None, 1),
 }
@@ -176,7 +173,6 @@ NEUTRAL = {
 
 _UNDOUBLED = (
     "position_ids",
-    "embedding_bias",
     "prompt_tuning_config",
     "multimodal_input",
     "multimodal_embedding",
@@ -215,7 +211,7 @@ def undoubled_field(request: Request) -> str | None:
 class Result:
     """output_token_ids: [1][number of tokens]; finish_reasons: [1]. log_probs: as the former.
 
-    generation_logits: [1, number of tokens, vocab_size].
+    generation_logits: [1, number of tokens, vocab_size]; with streaming [number, 1, vocab_size].
     """
 
     is_final: bool

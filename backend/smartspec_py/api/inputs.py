@@ -114,13 +114,15 @@ SAMPLING = (
     TensorSpec(
         "presence_penalty",
         "FP32",
-        "subtracted once from the logit of each generated token; the prompt does not count",
+        "subtracted once from the logit of each generated token; the prompt counts with "
+        "TensorRT-LLM only",
         Range(-100.0, 100.0),
     ),
     TensorSpec(
         "frequency_penalty",
         "FP32",
-        "subtracted from a token's logit for each time it was generated; the prompt does not count",
+        "subtracted from a token's logit for each time it was generated; the prompt counts with "
+        "TensorRT-LLM only",
         Range(-100.0, 100.0),
     ),
     TensorSpec(

@@ -222,7 +222,7 @@ class MeasuredStep:
     target_s: duration of the target pass, prompt chunks included.
     draft_s: total duration of the draft passes, catch-up included.
     total_s: duration of the whole step.
-    plan_s: part of total_s that choosing draft lengths took.
+    plan_s: part of total_s that making the views and choosing draft lengths took.
     num_prefill_tokens: prompt tokens in the same target pass.
     num_catch_up_tokens: tokens that outdated draft caches had to process first.
     num_charged_tokens: context and drafts of the verified sequences, in tokens; see

@@ -109,7 +109,9 @@ class TargetCapabilities:
     max_sequences: sequences that it holds at the same time.
     max_context_len: prompt and generated tokens of one sequence.
     max_draft_len: drafts of one sequence that it verifies in one pass.
-    max_decode_tokens: the largest `Decode` burst; 1 if every token is a step of the loop.
+    max_decode_tokens: the largest `Decode` burst of a sequence that may draft again; 1 if every
+        token is a step of the loop.
+    takes_long_bursts: whether a burst may have all remaining tokens of a sequence.
     max_prefill_tokens: the largest `Prefill` chunk; None if it takes only whole prompts.
     verifies_sampling: whether it verifies all kinds of sampling exactly. If not, such requests run
         without drafts, except for those of verifies_rejection.
@@ -137,13 +139,18 @@ class TargetCapabilities:
     unsupported: frozenset[str] = frozenset()
     verifies_rejection: bool = False
     verifies_trees: bool = False
+    takes_long_bursts: bool = False
 
     def can_verify(self, sampling: SamplingParams) -> bool:
         return not self.why_unverified(sampling)
 
     def why_unverified(self, sampling: SamplingParams) -> str:
         """Why drafts of such text cannot be verified; empty if they can."""
-        if self.verifies_sampling or sampling.is_plain_greedy:
+        if self.verifies_sampling:
+            return ""
+        if sampling.log_probs:
+            return "this engine returns log-probabilities of text without drafts only"
+        if sampling.is_plain_greedy:
             return ""
         if not self.verifies_rejection:
             return "this engine verifies drafts of plain greedy text only"

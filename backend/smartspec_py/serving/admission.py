@@ -1,7 +1,8 @@
 """The memory budget for the caches of target and draft, and the rules for preemption.
 
-There is one budget in bytes. Each live request needs its tokens plus one in the target's cache, and
-the tokens that the draft's cache has already read. If memory is short, these rules apply in order:
+There is one budget in bytes. Each live request needs its tokens plus one in the target's cache, or
+all tokens of its burst in flight, and the tokens that the draft's cache has already read. If memory
+is short, these rules apply in order:
 
 1. Drafting uses only the remaining memory. Drafts are shortened or skipped before any request is
    denied memory.
@@ -10,6 +11,8 @@ the tokens that the draft's cache has already read. If memory is short, these ru
 3. If that is not enough, the request with the highest rank value is preempted. It loses its row,
    keeps its tokens, waits by rank, and prefills all its tokens again when it is admitted.
 4. A waiting request also preempts requests that have a lower priority and a higher rank value.
+
+A request whose work is in flight is preempted after its work was cancelled and has ended.
 
 No request starves. Ranks do not change, and requests that arrive much later have higher rank
 values. The request with the lowest rank always fits, since `Server` rejects requests that exceed
@@ -21,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from smartspec_py.serving.request import Request
+from smartspec_py.serving.request import Request, RequestState
 from smartspec_py.serving.speculation import Speculation
 
 HEADROOM = 16
@@ -68,6 +71,11 @@ class CacheLedger:
         headroom = sum(min(HEADROOM, max(0, r.remaining - 1)) for r in (*live, newcomer))
         return need + headroom * self.budget.target_bytes <= self.budget.capacity
 
+    def has_room_for_rest(self, live: Iterable[Request], request: Request) -> bool:
+        """Whether all tokens that a live request may still generate fit now."""
+        rest = max(0, request.remaining - 1) * self.budget.target_bytes
+        return sum(self._target_need(r) for r in live) + rest <= self.budget.capacity
+
     def draft_room(self, ready: Sequence[Request], live: Collection[Request]) -> dict[int, int]:
         """Most tokens that each ready request may draft: an equal share of the remaining memory.
 
@@ -108,7 +116,8 @@ class CacheLedger:
         return max(0, min(request.max_draft_len, (share - entry) // each))
 
     def _target_need(self, request: Request) -> int:
-        return (len(request.tokens) + 1) * self.budget.target_bytes
+        num_tokens = max(len(request.tokens) + 1, request.num_reserved_tokens)
+        return num_tokens * self.budget.target_bytes
 
     def _draft_need(self, request: Request) -> int:
         return self._drafts.num_computed_tokens(request) * self._drafts.bytes_per_token(request)
@@ -116,8 +125,14 @@ class CacheLedger:
 
 def _most_tokens(request: Request) -> int:
     """Most tokens that the request can have after the next step."""
-    most = len(request.tokens) + 1 + request.max_draft_len
+    most = max(len(request.tokens) + 1 + request.max_draft_len, request.num_reserved_tokens)
     return min(most, request.num_prompt + request.max_tokens)
+
+
+def can_yield(request: Request) -> bool:
+    """Whether it can be preempted, perhaps after a cancel. A prompt in flight cannot be cancelled,
+    because it would not be submitted again."""
+    return not (request.is_in_flight and request.state is RequestState.PREFILLING)
 
 
 def victims(live: Iterable[Request], newcomer: Request) -> list[Request]:
@@ -125,6 +140,6 @@ def victims(live: Iterable[Request], newcomer: Request) -> list[Request]:
     lower = (
         r
         for r in live
-        if r.priority < newcomer.priority and r.rank > newcomer.rank and not r.is_in_flight
+        if r.priority < newcomer.priority and r.rank > newcomer.rank and can_yield(r)
     )
     return sorted(lower, key=lambda r: r.rank, reverse=True)

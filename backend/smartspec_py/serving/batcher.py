@@ -2,13 +2,14 @@
 
 Waiting requests are admitted by rank while rows and cache are available (`serving.admission`). The
 rank is the arrival time, shifted by priority. All prefills of a step share one budget of tokens, by
-rank, and run together with decoding. So a long prompt delays a token by at most one chunk.
+rank, and run together with decoding. So a long prompt delays a token by at most one chunk, or by
+the time of the whole prompt if the engine takes whole prompts only.
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from smartspec_py.core.types import SequenceId
 from smartspec_py.engines.base import Prefill
@@ -31,13 +32,19 @@ class Batcher:
     """
 
     def __init__(
-        self, max_batch_size: int, prefill_chunk: int | None, largest_chunk: int | None = None
+        self,
+        max_batch_size: int,
+        prefill_chunk: int,
+        largest_chunk: int | None = None,
+        *,
+        takes_chunks: bool = True,
     ) -> None:
-        """prefill_chunk: prompt tokens per step. None if the engine only takes whole prompts.
-        largest_chunk: most tokens of one prompt per step. None is no limit."""
+        """prefill_chunk: prompt tokens per step. largest_chunk: most tokens of one prompt per step.
+        None is no limit. takes_chunks: whether the engine takes parts of a prompt."""
         self.max_batch_size = max_batch_size
         self._prefill_chunk = prefill_chunk
         self._largest_chunk = largest_chunk
+        self._takes_chunks = takes_chunks
         self.waiting: list[Request] = []
         self.live: dict[SequenceId, Request] = {}
 
@@ -82,8 +89,6 @@ class Batcher:
         num_decode_tokens: tokens that the step decodes, including drafts. If the budget is too
         small for all prompts, it is reduced so that both together fill tiles, see `TILE`.
         """
-        chunks: list[Prefill] = []
-        left, largest = self._prefill_chunk, self._largest_chunk
         reading = sorted(
             (
                 request
@@ -92,23 +97,40 @@ class Batcher:
             ),
             key=_rank,
         )
-        if left is not None and left < sum(
-            one.num_prefill_tokens - one.num_computed_tokens for one in reading
-        ):
+        if not self._takes_chunks:
+            return self._whole_prompts(reading)
+        chunks: list[Prefill] = []
+        left = self._prefill_chunk
+        if left < sum(one.num_prefill_tokens - one.num_computed_tokens for one in reading):
             excess = (left + num_decode_tokens) % TILE
             left -= excess if 2 * excess < left else 0
         for request in reading:
             if left == 0:
                 break
-            most = [bound for bound in (left, largest) if bound is not None]
-            chunk = request.next_chunk(min(most, default=request.num_prefill_tokens))
-            if left is not None:
-                left -= len(chunk)
-            is_last = request.num_computed_tokens + len(chunk) == request.num_prefill_tokens
-            chunks.append(
-                Prefill(request.sequence, tuple(chunk), request.num_computed_tokens, is_last)
-            )
+            chunks.append(_prefill(request, min(left, self._largest_chunk or left)))
+            left -= len(chunks[-1].tokens)
         return chunks
+
+    def _whole_prompts(self, reading: Sequence[Request]) -> list[Prefill]:
+        """Whole prompts by rank, while they and those in flight fit the budget, at least one."""
+        num_tokens = sum(
+            request.num_prefill_tokens
+            for request in self.live.values()
+            if request.state is RequestState.PREFILLING and request.is_in_flight
+        )
+        chunks: list[Prefill] = []
+        for request in reading:
+            num_tokens += request.num_prefill_tokens
+            if num_tokens > max(self._prefill_chunk, request.num_prefill_tokens):
+                break
+            chunks.append(_prefill(request, request.num_prefill_tokens))
+        return chunks
+
+
+def _prefill(request: Request, max_tokens: int) -> Prefill:
+    chunk, start = request.next_chunk(max_tokens), request.num_computed_tokens
+    is_last = start + len(chunk) == request.num_prefill_tokens
+    return Prefill(request.sequence, tuple(chunk), start, is_last)
 
 
 def _rank(request: Request) -> tuple[float, int]:

@@ -112,13 +112,16 @@ class TrtllmEngineConfig(EngineConfig):
     draft: engine directory of the draft model. Without one, drafts come from prompt lookup.
     tokenizer: a Hugging Face directory with the target's tokenizer and generation_config.json.
     decode_burst: tokens that a sequence without drafts generates in one engine request. It can
-        draft again after them.
+        draft again after them. Sequences that never draft again use one request for all tokens.
     memory_fraction: share of the free GPU memory, at the start, for the weights and KV caches of
         both engines.
     cache_tokens: capacity of each engine's KV cache in tokens. null divides the memory of
         memory_fraction so that both caches have the same capacity.
     sampled_verification: logits speculates on requests with temperature above 0 and `verification:
         rejection`, and sends the draft's logits to the target. none serves them without drafts.
+    log_probs: whether requests may set `return_log_probs`. The target then keeps room for logits on
+        the GPU: 8 x max_batch_size x vocabulary, in the type of its logits.
+    cuda_graphs: replay generation steps of the draft engine as CUDA graphs.
     charges_cached_tokens: whether the executor counts the whole text of a verification against
         max_num_tokens. `smartspec doctor` finds out.
     profile_cache: directory of measured step costs. null measures them at every start.
@@ -132,6 +135,8 @@ class TrtllmEngineConfig(EngineConfig):
     memory_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 0.9
     cache_tokens: Annotated[int | None, Field(ge=2, le=1_000_000_000)] = None
     sampled_verification: Literal["none", "logits"] = "none"
+    log_probs: bool = True
+    cuda_graphs: bool = True
     charges_cached_tokens: bool = True
     profile_cache: str | None = None
 
@@ -179,7 +184,8 @@ class LimitsConfig(_Layer):
     max_tree_width: most guesses for one position in a tree of drafts. 1 drafts chains only. null
         uses 4 on a GPU and 1 on a CPU, where verifying a tree costs more than it gains.
     prefill_chunk: prompt tokens that one step reads, of all prompts together. null uses the size
-        that the profile finds best.
+        that the profile finds best. The TensorRT-LLM engine reads whole prompts, at least one per
+        step; null is the longest prompt.
     max_cache_tokens: bound on the tokens in the target's KV cache of all running requests. The
         draft model's caches count with their share. null uses the engine's capacity.
     reuse_prefixes: reuse the cached prefix of an earlier request that begins the same.

@@ -115,8 +115,9 @@ class Controller:
             return self._decide(views, settings)
         batch_size = len(views) + num_background
         context_len = _mean_context_len(views)
-        if not self._guard.allows(batch_size, context_len):
-            return self._decide(views, _undrafted(settings, free), Reason.GUARD)
+        if pause := self._guard.pause(batch_size, context_len):
+            decision = self._decide(views, _undrafted(settings, free), Reason.GUARD)
+            return replace(decision, pause=pause)
         has_targets = any(view.slo_s_per_token is not None for view in free)
         if self.rests(batch_size, has_targets):
             return self._decide(views, _undrafted(settings, free))
@@ -134,6 +135,8 @@ class Controller:
         """Learn from the result of a decision, if there were decoding sequences."""
         views = record.decision.views
         last_num_tokens, self._last_num_tokens = self._last_num_tokens, record.num_target_tokens
+        if not views:  # only bursts in flight
+            self._guard.rest()
         if not views or record.between_s + record.total_s <= 0.0:
             return
         step = measured(record, last_num_tokens)
@@ -200,7 +203,7 @@ def measured(record: StepRecord, last_num_tokens: int) -> MeasuredStep:
         target_s=record.target_s,
         draft_s=record.draft_s if drafting else 0.0,
         total_s=record.between_s + record.total_s,
-        plan_s=record.plan_s,
+        plan_s=record.views_s + record.plan_s,
         num_prefill_tokens=record.num_prefill_tokens,
         num_catch_up_tokens=sum(option.draft_lag for option, _ in drafting),
         num_charged_tokens=num_drafted + sum(texts),

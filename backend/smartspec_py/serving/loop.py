@@ -17,7 +17,7 @@ from typing import Any
 from smartspec_py.core.cost import CostModel
 from smartspec_py.core.plan.planner import BatchTable
 from smartspec_py.core.types import SequenceId
-from smartspec_py.engines.base import NO_DRAFT, Decode, Draft, Event, Proposer, Target, Verify, Work
+from smartspec_py.engines.base import NO_DRAFT, Draft, Event, Proposer, Target, Verify, Work
 from smartspec_py.serving.admission import CacheBudget
 from smartspec_py.serving.batcher import Batcher
 from smartspec_py.serving.controller import Controller
@@ -67,8 +67,9 @@ class StepLoop:
         self._post = post
         self._clock = clock
         largest = capabilities.max_prefill_tokens
-        chunk = None if largest is None else prefill_chunk
-        self._batcher = Batcher(capabilities.max_sequences, chunk, largest)
+        self._batcher = Batcher(
+            capabilities.max_sequences, prefill_chunk, largest, takes_chunks=largest is not None
+        )
         self._speculation = Speculation(proposers)
         self._scheduler = Scheduler(
             target, self._speculation, self._batcher, budget, inbox, post, clock
@@ -114,7 +115,7 @@ class StepLoop:
         proposed = self._clock()
         drafted = {sequence: len(draft.tokens) for sequence, draft in drafts.items()}
         prefills = self._batcher.prefills(len(ready) + sum(drafted.values()))
-        self._scheduler.submit([*prefills, *self._decoding_work(ready, drafts)])
+        self._scheduler.submit([*prefills, *self._decoding_work(ready, drafts, decision.pause)])
         events = self._target.poll(POLL_S)
         num_before = self._scheduler.num_generated
         self._scheduler.apply(events)
@@ -190,14 +191,14 @@ class StepLoop:
         self._scheduler.admit()
 
     def _decoding_work(
-        self, ready: Iterable[Request], drafts: Mapping[SequenceId, Draft]
+        self, ready: Iterable[Request], drafts: Mapping[SequenceId, Draft], pause: int
     ) -> Iterable[Work]:
         for request in ready:
             draft = drafts.get(request.sequence, NO_DRAFT)
             if draft.tokens:
                 yield Verify(request.sequence, draft.tokens, draft.probs, draft.parents)
             else:
-                yield Decode(request.sequence, min(self._burst, request.remaining))
+                yield self._scheduler.decode(request, pause)
 
     def _show(self, now: float) -> None:
         """Post the state of the loop if it has changed.

@@ -129,6 +129,7 @@ class Request:
     engine_s: time of the last submitted work or received event.
     num_prefill_tokens: tokens that the request had when it was last admitted.
     num_computed_tokens: tokens given to the target or found in its cache.
+    num_reserved_tokens: tokens that it may have when its burst in flight ends; 0 without a burst.
     num_cached: prompt tokens found in the cache when the request was first admitted.
     cohort: name of a group of requests with similar acceptance; see `core.learn.acceptance`.
     num_steps: decoding steps, including those without drafts.
@@ -154,6 +155,7 @@ class Request:
     engine_s: float = 0.0
     num_prefill_tokens: int = 0
     num_computed_tokens: int = 0
+    num_reserved_tokens: int = 0
     num_cached: int = 0
     num_preemptions: int = 0
     num_steps: int = 0

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from smartspec_py.core.types import FinishReason, SequenceId
-from smartspec_py.engines.base import Event, Prefill, Target, Work
-from smartspec_py.serving.admission import CacheBudget, CacheLedger, victims
+from smartspec_py.engines.base import Decode, Event, Prefill, Target, Work
+from smartspec_py.serving.admission import CacheBudget, CacheLedger, can_yield, victims
 from smartspec_py.serving.batcher import Batcher
 from smartspec_py.serving.inbox import Inbox, Messages
 from smartspec_py.serving.messages import SHUTTING_DOWN, Progress, Update
@@ -106,21 +106,31 @@ class Scheduler:
             live.remove(victim)
             if self._has_room(request, live):
                 for loser in losers[:count]:
-                    self._preempt(loser)
+                    self._take_from(loser)
                 return
 
     def _make_room(self) -> None:
         """Preempt requests until the live requests fit the budget; see `serving.admission`."""
         while self.cache.overflows(self._live()):
-            idle = [request for request in self.batcher.live.values() if not request.is_in_flight]
-            if not idle:
-                return  # all work is in flight: try again after its events
-            self._preempt(max(idle, key=lambda request: request.rank))
+            able = [request for request in self.batcher.live.values() if can_yield(request)]
+            if not able:
+                return  # only prompts are in flight: try again after their events
+            last = max(able, key=lambda request: request.rank)
+            self._take_from(last)
+            if last.is_in_flight:
+                return
         self._drop_drafts()
 
     def _drop_drafts(self) -> None:
         for request in self.cache.drafts_to_drop(self._live()):
             self._speculation.drop_cache(request)
+
+    def _take_from(self, request: Request) -> None:
+        """Preempt a request. If its work is in flight, cancel it; a later step then preempts it."""
+        if request.is_in_flight:
+            self._target.cancel(request.sequence)
+        else:
+            self._preempt(request)
 
     def _preempt(self, request: Request) -> None:
         self._target.release(request.sequence)
@@ -148,6 +158,23 @@ class Scheduler:
             request.scheduled_s = self._clock()
             request.num_cached = request.num_computed_tokens
 
+    def decode(self, request: Request, pause: int) -> Decode:
+        """The request's next work without drafts; reserves the cache for it.
+
+        It has all remaining tokens if the request will draft nothing in them and the cache has
+        room. Each burst is a request to the engine with the whole text, so few bursts cost less.
+        pause: number of steps in which the guard allows no drafts.
+        """
+        capabilities, left = self._target.capabilities, request.remaining
+        is_long = (
+            capabilities.takes_long_bursts
+            and not self._speculation.may_draft(request, pause)
+            and self.cache.has_room_for_rest(self._live(), request)
+        )
+        num_tokens = left if is_long else min(capabilities.max_decode_tokens, left)
+        request.num_reserved_tokens = len(request.tokens) + num_tokens
+        return Decode(request.sequence, num_tokens)
+
     def submit(self, work: Sequence[Work]) -> None:
         """Give the step's work to the target."""
         now = self._clock()
@@ -170,6 +197,8 @@ class Scheduler:
         now = self._clock()
         for request, event in found:
             request.is_in_flight, request.engine_s = not event.is_last, now
+            if event.is_last:
+                request.num_reserved_tokens = 0
             if not request.is_over:
                 self._advance(request, event)
             if request.is_over:

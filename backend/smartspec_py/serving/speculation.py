@@ -96,16 +96,16 @@ class Speculation:
         """The planner's view of each request.
 
         room: most tokens that each may draft, where memory is limited. now: by the clock of the
-        request's times. rests: whether no plan is searched for; then there are no drafts for
-        requests whose policy searches.
+        request's times. rests: whether no plan is searched for; then requests whose policy
+        searches have no options, and their proposers do not look for drafts.
         """
         most_nodes = MAX_NODES // max(1, len(requests))
-        candidates = [self._candidates(request, room, most_nodes) for request in requests]
-        if rests:
-            candidates = [
-                [of_one[0]._replace(num_available=0)] if request.policy in LEARNING else of_one
-                for request, of_one in zip(requests, candidates, strict=True)
-            ]
+        candidates = [
+            self._no_candidates(request)
+            if rests and request.policy in LEARNING
+            else self._candidates(request, room, most_nodes)
+            for request in requests
+        ]
         probs = iter(self._accept_probs(requests, candidates))
         drafts_s = self._drafts_s(len(requests))
         views = []
@@ -151,6 +151,7 @@ class Speculation:
         counts: dict[str, list[tuple[SequenceId, int, int, str]]] = defaultdict(list)
         num_events = Counter(request.sequence for request, _ in steps)
         for request, event in steps:
+            options = self._options.get(request.sequence, ())
             for name in _drafting(request):
                 drafted = accepted = 0
                 if name == self._drafter.get(request.sequence):
@@ -160,9 +161,10 @@ class Speculation:
                     proposer.observe(request.sequence, accepted, event.hidden)
                 if event.path:  # of a tree; estimates are about the chain of best guesses
                     drafted = 0
-                if not drafted and num_events[request.sequence] == 1:
+                if not drafted and name in options and num_events[request.sequence] == 1:
                     drafted, accepted = self._hindsight(name, request, event)
-                if drafted or not proposer.capabilities.cohorts:
+                # A step whose proposers were not asked is no evidence, and does not count.
+                if drafted or (options and not proposer.capabilities.cohorts):
                     cohort = self._cohort(name, request)
                     counts[name].append((request.sequence, drafted, accepted, cohort))
         for name, of_one in counts.items():
@@ -178,8 +180,7 @@ class Speculation:
     def _hindsight(self, name: str, request: Request, event: Event) -> tuple[int, int]:
         """(drafted, accepted) as if this proposer had drafted in this step; (0, 0) if unknown."""
         proposer = self._knowing.get(name)
-        options = self._options.get(request.sequence, ())
-        if proposer is None or name not in options:
+        if proposer is None:
             return 0, 0
         return proposer.hindsight(request.sequence, request.tokens, event.tokens)
 
@@ -198,6 +199,13 @@ class Speculation:
         for name in _drafting(request) if event.hidden is not None else ():
             if self._proposers[name].capabilities.reads_hidden:
                 self._proposers[name].observe(request.sequence, 0, event.hidden)
+
+    def may_draft(self, request: Request, pause: int) -> bool:
+        """Whether the request may draft in its remaining tokens. pause: number of steps in which
+        the guard allows no drafts."""
+        is_able = bool(request.proposers) and request.max_draft_len > 0
+        is_paused = request.policy in LEARNING and pause >= request.remaining
+        return is_able and request.policy != "none" and not is_paused
 
     def release(self, request: Request) -> None:
         """Free all state of the request."""
@@ -261,6 +269,10 @@ class Speculation:
             found = [candidate for candidate in found if candidate.num_available] or found[:1]
         self._options[request.sequence] = tuple([candidate.name for candidate in found])
         return found or [NO_CANDIDATE]
+
+    def _no_candidates(self, request: Request) -> list[_Candidate]:
+        self._options[request.sequence] = ()
+        return [NO_CANDIDATE]
 
     def _accept_probs(
         self, requests: Sequence[Request], candidates: Sequence[Sequence[_Candidate]]

@@ -30,6 +30,7 @@ class Decision:
 
     settings: includes the other work of the step (`num_background`, `num_prefilling`), and the
         draft lengths that the planner did not choose (`forced`); see `PlannerSettings`.
+    pause: number of steps in which the guard allows no drafts; 0 if it allows them.
     """
 
     plan: SpecPlan
@@ -37,6 +38,7 @@ class Decision:
     cost: CostModel
     settings: PlannerSettings
     reason: Reason = Reason.PLANNED
+    pause: int = 0
 
     @property
     def num_decoding(self) -> int:

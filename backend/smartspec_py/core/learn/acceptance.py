@@ -142,16 +142,17 @@ class AcceptanceTracker:
         if not sequences:
             return
         names = list(cohorts or [""] * len(sequences))
+        if not any(num_drafted):
+            self._observe_idle(sequences, names)
+            return
         accepted = np.array(num_accepted, dtype=np.int64)
         trials = accepted + (accepted < np.array(num_drafted, dtype=np.int64))
-        positions = np.arange(max(1, int(trials.max())))
+        positions = np.arange(int(trials.max()))
         is_tried, is_accepted = positions < trials[:, None], positions < accepted[:, None]
         rates, cohort_trials = self._rates(names, len(positions))
         rows = self._rows_of(sequences)
-        if is_tried.any():
-            self._score_experts(
-                self._expert_probs(rows, rates, cohort_trials), is_accepted, is_tried
-            )
+        probs = self._expert_probs(rows, rates, cohort_trials)
+        self._score_experts(probs, is_accepted, is_tried)
         for index in np.flatnonzero(rows == 0):
             rows[index] = self._begin(sequences[index])
         expected = (rates * is_tried).sum(axis=1)
@@ -258,6 +259,14 @@ class AcceptanceTracker:
         row = self._requests[sequence] = self._free.pop()
         self._shown[row] = 0.0
         return row
+
+    def _observe_idle(self, sequences: Sequence[int], cohorts: Sequence[str]) -> None:
+        """`observe` for a step without drafts: counts only decay."""
+        rows = self._rows_of(sequences)
+        self._shown[rows] *= self._memories[-1]
+        seen = sorted({self._row(name) for name in cohorts})
+        for counts in self._counts:
+            counts[seen] *= self._settings.idle_forgetting
 
     def _observe_cohorts(self, cohorts: Sequence[str], is_accepted: Bools, is_tried: Bools) -> None:
         """is_accepted, is_tried: [n, K]."""

@@ -104,13 +104,14 @@ class RidgeRegression:
         weighted = weight * x
         self._pull += weighted * (predicted + tamed - prior / scale)
         self._evidence += weighted[:, None] * x
-        self._solve_in_turn(is_surprise)
+        is_new = self._num_steps < settings.recent
+        self._solve_in_turn(is_new or is_surprise or self._has_changed)
 
     def fade(self) -> None:
         """Let the evidence decay at a step without a measurement."""
         if self.values is not self._prior:
             self._forget(self._settings.forgetting)
-            self._solve_in_turn(False)
+            self._solve_in_turn()
 
     def state(self) -> dict[str, Any]:
         """The evidence, as JSON values."""
@@ -127,12 +128,11 @@ class RidgeRegression:
         self._evidence, self._pull = kept * evidence, kept * pull
         self.values = self._solution()
 
-    def _solve_in_turn(self, is_due: bool) -> None:
-        """Solve for the values at the first `recent` steps and then every `recent` steps, after a
-        change, or if it is due. Solving takes most of the time."""
+    def _solve_in_turn(self, is_due: bool = False) -> None:
+        """Solve for the values if it is due, else every `recent` steps. Solving takes most of the
+        time."""
         self._num_steps += 1
-        few = self._settings.recent
-        if is_due or self._num_steps <= few or self._num_steps % few == 0 or self._has_changed:
+        if is_due or self._num_steps % self._settings.recent == 0:
             self.values = self._solution()
 
     @property

@@ -38,6 +38,9 @@ __all__ = [
 
 DEFAULT_SETTINGS = PlannerSettings()
 
+NO_DRAFTS = (0, "none", "fixed:0")
+"""Forced lengths and policies that never draft."""
+
 
 def plan(
     views: Sequence[SequenceView],
@@ -51,7 +54,7 @@ def plan(
     """
     if not views:
         return SpecPlan()
-    if settings.forced and all(settings.forced.get(view.sequence) == 0 for view in views):
+    if all(settings.forced.get(view.sequence, view.policy) in NO_DRAFTS for view in views):
         return _without_drafts(views, cost, settings)
     step = _step_of(views, cost, settings)
     return _planned(views, step, settings)

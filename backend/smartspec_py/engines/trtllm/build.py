@@ -8,6 +8,9 @@ the loading code. The rest is tested with fakes.
 from __future__ import annotations
 
 import logging
+import os
+import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +26,7 @@ from smartspec_py.engines.trtllm.memory import (
     loaded_cache_tokens,
 )
 from smartspec_py.engines.trtllm.requests import Bindings
-from smartspec_py.engines.trtllm.target import UNSUPPORTED, TrtllmTarget
+from smartspec_py.engines.trtllm.target import TrtllmTarget
 from smartspec_py.serving import intake
 from smartspec_py.serving.config import (
     DRAFT_MODEL,
@@ -41,6 +44,20 @@ from smartspec_py.serving.profile import ProfileShape, cached_profile, profile_p
 
 logger = logging.getLogger(__name__)
 
+MPI_SETTINGS = {
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "OMPI_MCA_rmaps_base_inherit": "1",
+    "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
+}
+"""Settings of Open MPI 4 for worker processes that this process spawns in a container. The server
+is not started by mpirun, so it counts as one process on a machine with one slot: more processes
+need oversubscription, and spawned ones do not inherit it by default (Open MPI issue 6130).
+Containers forbid the system call with which processes copy from each other's memory."""
+
+NUM_GRAPHS = 16
+"""CUDA graphs that the draft's executor keeps: one for each number of sequences and each range of
+256 tokens of the longest text. By a comment in TensorRT-LLM, one takes 4 to 10 MB."""
+
 FREE_FRACTION = 0.95
 """Share of the free memory that an executor may use. max_tokens already limits its cache; without
 this setting, the bindings use 0.9."""
@@ -55,6 +72,7 @@ def build_trtllm(config: TrtllmEngineConfig, limits: LimitsConfig, folder: Path)
     tokenizer = load_tokenizer("engine.tokenizer", model)
     vocab_size = num_token_ids(tokenizer)
     engines = _engines(config, limits, folder, vocab_size)
+    _set_up_mpi(engines)  # before the package is imported, because that starts MPI
     try:
         from tensorrt_llm.bindings import executor as bindings
     except ImportError as error:
@@ -69,7 +87,7 @@ def build_trtllm(config: TrtllmEngineConfig, limits: LimitsConfig, folder: Path)
         bindings.Executor(
             str(engine.folder),
             bindings.ModelType.DECODER_ONLY,
-            _executor_config(bindings, engine, num_tokens, has_logits),
+            _executor_config(bindings, engine, num_tokens, config),
         )
         for engine in engines  # target first: if memory is short, its error message is clearer
     ]
@@ -81,8 +99,10 @@ def build_trtllm(config: TrtllmEngineConfig, limits: LimitsConfig, folder: Path)
         vocab_size=vocab_size,
         max_cache_tokens=num_tokens,
         verifies_rejection=has_logits and len(engines) == 2,
+        unsupported=frozenset() if config.log_probs else frozenset({"return_log_probs"}),
     )
-    target = TrtllmTarget(executors[0], bindings, capabilities)
+    num_logits = engines[0].vocab_size
+    target = TrtllmTarget(executors[0], bindings, capabilities, num_logits=num_logits)
     draft = None
     if len(engines) == 2:
         draft = TrtllmDraftProposer(
@@ -143,7 +163,7 @@ def capabilities_of(engine: Engine, limits: LimitsConfig, decode_burst: int) -> 
         verifies_sampling=False,
         vocab_size=engine.vocab_size,
         bytes_per_token=bytes_per_token(engine),
-        unsupported=UNSUPPORTED,
+        takes_long_bursts=True,
     )
 
 
@@ -153,8 +173,15 @@ def _longest_text(engine: Engine) -> int:
     return min(engine.count(f"build_config.{name}") for name in names)
 
 
-def _executor_config(bindings: Bindings, engine: Engine, num_tokens: int, has_logits: bool) -> Any:
+def _executor_config(
+    bindings: Bindings, engine: Engine, num_tokens: int, config: TrtllmEngineConfig
+) -> Any:
     """Chunked context is off: it drops drafts silently if not all of them fit."""
+    is_draft = engine.role is Role.DRAFT
+    knobs = bindings.ExtendedRuntimePerfKnobConfig()
+    # Only iterations without contexts use graphs, and a verification is a context.
+    knobs.cuda_graph_mode = is_draft and config.cuda_graphs
+    knobs.cuda_graph_cache_size = NUM_GRAPHS
     return bindings.ExecutorConfig(
         kv_cache_config=bindings.KvCacheConfig(
             enable_block_reuse=True,  # otherwise the executor rejects external drafts
@@ -163,8 +190,21 @@ def _executor_config(bindings: Bindings, engine: Engine, num_tokens: int, has_lo
         ),
         enable_chunked_context=False,
         parallel_config=_parallel_config(bindings, engine),
-        gather_generation_logits=has_logits and engine.role is Role.DRAFT,
+        extended_runtime_perf_knob_config=knobs,
+        gather_generation_logits=(
+            config.sampled_verification == "logits" if is_draft else config.log_probs
+        ),
     )
+
+
+def _set_up_mpi(engines: Sequence[Engine]) -> None:
+    """Set MPI_SETTINGS if there are worker processes. Variables that are set already win."""
+    if all(engine.num_ranks == 1 for engine in engines):
+        return
+    if "mpi4py.MPI" in sys.modules:
+        logger.warning("MPI is already running: %s have no effect", ", ".join(MPI_SETTINGS))
+    for name, value in MPI_SETTINGS.items():
+        os.environ.setdefault(name, value)
 
 
 def _parallel_config(bindings: Bindings, engine: Engine) -> Any:

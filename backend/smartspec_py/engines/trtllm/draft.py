@@ -57,9 +57,6 @@ class TrtllmDraftProposer(ExecutorModel):
     ) -> None:
         super().__init__(executor, bindings, vocab_size, clock)
         self._configs = SamplingConfigs(bindings, stream=DRAFT_NOISE)
-        self._with_logits = bindings.OutputConfig(
-            exclude_input_from_output=True, return_generation_logits=True
-        )
         self._capabilities = ProposerCapabilities(max_draft_len, gives_probs=gives_logits)
         self._max_context_len = max_context_len
         self._gives_logits = gives_logits

@@ -29,6 +29,40 @@ def end_id(sampling: SamplingParams) -> int | None:
     return sampling.end_tokens[0] if sampling.end_tokens else None
 
 
+def num_before_end_allowed(sampling: SamplingParams, num_generated: int) -> int:
+    """Tokens to generate before an end token may come, after num_generated tokens.
+
+    `SamplingConfig.min_tokens` keeps end_id away, but not the stop words that are the other end
+    tokens. So no end token is drawn by `bad_words`, in a request of at most so many tokens.
+    """
+    return max(0, sampling.min_tokens - num_generated) if sampling.end_tokens else 0
+
+
+def bad_words(
+    sampling: SamplingParams, num_generated: int, num_logits: int
+) -> list[list[int]] | None:
+    """Words that must not be completed; the executor looks for their beginning in the prompt too.
+    Words with tokens that have no logits never are."""
+    words = [list(word) for word in sampling.bad_words if max(word) < num_logits]
+    if num_before_end_allowed(sampling, num_generated):
+        words += [[token] for token in sampling.end_tokens]
+    return words or None
+
+
+def embedding_bias(sampling: SamplingParams, num_logits: int) -> Any:
+    """A tensor [num_logits] to add to the logits; None without a bias. The executor converts
+    float32 to float16 if the engine's logits have that type."""
+    if not sampling.logit_bias:
+        return None
+    import torch
+
+    bias = torch.zeros(num_logits)
+    for token, value in sampling.logit_bias:
+        if token < num_logits:
+            bias[token] = value
+    return bias
+
+
 def stop_words(sampling: SamplingParams) -> list[list[int]] | None:
     """The end tokens after the first, as words of one token; a request has only one end_id."""
     return [[token] for token in sampling.end_tokens[1:]] or None
@@ -57,15 +91,30 @@ class SamplingConfigs:
 
         It always sets top_p: with neither top_k nor top_p, the executor is greedy.
         """
-        if sampling.is_greedy:
+        if sampling.is_greedy and not sampling.counts_tokens:
             return self._greedy
+        if sampling.is_greedy:
+            return self._make(top_k=1, **_penalties(sampling, 1.0))
         return self._make(
             top_k=sampling.top_k or None,
             top_p=sampling.top_p,
             min_p=sampling.min_p or None,
             temperature=sampling.temperature,
             seed=request_seed(sampling.seed, position, self._stream),
+            **_penalties(sampling, sampling.temperature),
         )
+
+
+def _penalties(sampling: SamplingParams, temperature: float) -> dict[str, float]:
+    """Arguments of a sampling config. The executor subtracts penalties from logits that are already
+    divided by the temperature."""
+    if not sampling.counts_tokens:
+        return {}
+    return {
+        "repetition_penalty": sampling.repetition_penalty,
+        "presence_penalty": sampling.presence_penalty / temperature,
+        "frequency_penalty": sampling.frequency_penalty / temperature,
+    }
 
 
 def request_seed(seed: int, position: int, stream: int = 0) -> int:
@@ -92,6 +141,9 @@ class ExecutorModel:
         self._vocab_size = vocab_size
         self._clock = clock
         self._output = bindings.OutputConfig(exclude_input_from_output=True)
+        self._with_logits = bindings.OutputConfig(
+            exclude_input_from_output=True, return_generation_logits=True
+        )
 
     def close(self) -> None:
         self._executor.shutdown()

@@ -20,6 +20,11 @@ such drafts are not used. With the draft's logits, the executor verifies by reje
 et al. do. A request selects this with `verification: rejection`, and engine.json enables it with
 `sampled_verification`.
 
+Penalties, biases and bad words apply to text without drafts. All requests of a sequence send its
+whole text, and the executor counts all of it, so it does not matter where the text is divided.
+Log-probabilities are computed here from the model's logits: the decoding layer for external drafts
+writes none.
+
 Tested with `smartspec_testing.fake_executor`. This project never ran it on the real executor.
 """
 
@@ -39,43 +44,40 @@ from smartspec_py.engines.trtllm.requests import (
     Bindings,
     ExecutorModel,
     SamplingConfigs,
+    bad_words,
     cache_salt,
+    embedding_bias,
     end_id,
+    num_before_end_allowed,
     stop_words,
 )
-
-UNSUPPORTED = frozenset(
-    {
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-        "embedding_bias_words",
-        "bad_words",
-        "min_tokens",
-        "return_log_probs",
-    }
-)
-"""Not passed on yet. Each request resends the text, and it is unknown how the executor would count
-these settings then."""
 
 
 @dataclass(slots=True)
 class _Sequence:
     """tokens: prompt and generated tokens; each request sends all of them. salt: of its cached
-    blocks; None if they are shared with sequences that start with the same tokens."""
+    blocks; None if they are shared with sequences that start with the same tokens. bias: see
+    `embedding_bias`."""
 
     tokens: list[int]
+    num_prompt: int
     sampling: SamplingParams
     salt: int | None
+    bias: Any
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.tokens) - self.num_prompt
 
 
 @dataclass(slots=True)
 class _InFlight:
-    """A piece of work, its request, and the number of tokens that it has returned so far. start_s:
-    when it was enqueued; None after the first response."""
+    """A piece of work, its request, the tokens it asked for, and the number that it has returned so
+    far. start_s: when it was enqueued; None after the first response."""
 
     work: Work
     request_id: int
+    num_asked: int
     start_s: float | None
     num_emitted: int = 0
 
@@ -92,11 +94,15 @@ class TrtllmTarget(ExecutorModel):
         bindings: Bindings,
         capabilities: TargetCapabilities,
         clock: Callable[[], float] = time.monotonic,
+        num_logits: int | None = None,
     ) -> None:
+        """num_logits: the vocabulary size of the engine; None is that of the capabilities. It may
+        be larger than the tokenizer's."""
         if capabilities.max_prefill_tokens is not None or capabilities.verifies_sampling:
             raise ValueError("the executor takes whole prompts only, and draws with its own noise")
         super().__init__(executor, bindings, capabilities.vocab_size, clock)
         self._configs = SamplingConfigs(bindings)
+        self._num_logits = num_logits or capabilities.vocab_size
         self._capabilities = capabilities
         self._held: dict[SequenceId, _Sequence] = {}
         self._in_flight: dict[SequenceId, _InFlight] = {}
@@ -120,7 +126,8 @@ class TrtllmTarget(ExecutorModel):
             raise ValueError(f"sequence {sequence} has begun already")
         known = list(map(int, tokens))  # the bindings do not convert NumPy integers
         salt = None if reuses_prefix else cache_salt(sequence)
-        self._held[sequence] = _Sequence(known, sampling, salt)
+        bias = embedding_bias(sampling, self._num_logits)
+        self._held[sequence] = _Sequence(known, num_prompt, sampling, salt, bias)
         return 0
 
     def submit(self, work: Sequence[Work]) -> None:
@@ -185,7 +192,8 @@ class TrtllmTarget(ExecutorModel):
                 self._begin_work(item, request_id, start_s)
 
     def _begin_work(self, work: Work, request_id: int, start_s: float) -> None:
-        self._in_flight[work.sequence] = _InFlight(work, request_id, start_s)
+        num_asked = _num_asked(work, self._held[work.sequence])
+        self._in_flight[work.sequence] = _InFlight(work, request_id, num_asked, start_s)
         self._sequence_of[request_id] = work.sequence
 
     def _request(self, work: Work, sequence: _Sequence) -> Any:
@@ -193,14 +201,17 @@ class TrtllmTarget(ExecutorModel):
         if isinstance(work, Verify):
             tokens = list(map(int, work.drafts))
             drafts = bindings.ExternalDraftTokensConfig(tokens, logits=work.draft_probs)
+        sampling = sequence.sampling
         return bindings.Request(
             sequence.tokens,
-            _num_asked(work),
+            _num_asked(work, sequence),
             streaming=isinstance(work, Decode),
-            sampling_config=self._configs.of(sequence.sampling, len(sequence.tokens)),
-            output_config=self._output,
-            end_id=end_id(sequence.sampling),
-            stop_words=stop_words(sequence.sampling),
+            sampling_config=self._configs.of(sampling, len(sequence.tokens)),
+            output_config=self._with_logits if sampling.log_probs else self._output,
+            end_id=end_id(sampling),
+            bad_words=bad_words(sampling, sequence.num_generated, self._num_logits),
+            stop_words=stop_words(sampling),
+            embedding_bias=sequence.bias,
             external_draft_tokens_config=drafts,
             cache_salt_id=sequence.salt,
         )
@@ -250,7 +261,9 @@ class TrtllmTarget(ExecutorModel):
         if finish == FinishReason.STOP and not has_ended:
             reported = (*tokens, *state.sampling.end_tokens[:1])  # the executor omits end_id
         num_drafted, num_accepted = _verification(flight.work, reported)
-        return Event(sequence, tokens, num_drafted, num_accepted, result.is_final, finish, pass_s)
+        log_probs = _log_probs(result, tokens) if state.sampling.log_probs else ()
+        event = Event(sequence, tokens, num_drafted, num_accepted, result.is_final, finish, pass_s)
+        return event._replace(log_probs=log_probs) if log_probs else event
 
     def _end_work(self, flight: _InFlight) -> None:
         del self._in_flight[flight.work.sequence]
@@ -261,7 +274,7 @@ class TrtllmTarget(ExecutorModel):
         reasons, reason = self._bindings.FinishReason, result.finish_reasons[0]
         if reason in (reasons.END_ID, reasons.STOP_WORDS):
             return FinishReason.STOP
-        is_cut = reason == reasons.LENGTH and flight.num_emitted < _num_asked(flight.work)
+        is_cut = reason == reasons.LENGTH and flight.num_emitted < flight.num_asked
         is_full = result.is_final and len(state.tokens) >= self._capabilities.max_context_len
         return FinishReason.LENGTH if is_cut or is_full else None
 
@@ -279,11 +292,22 @@ class TrtllmTarget(ExecutorModel):
         del self._held[sequence]
 
 
-def _num_asked(work: Work) -> int:
-    """max_tokens of the request for this work."""
+def _num_asked(work: Work, sequence: _Sequence) -> int:
+    """max_tokens of the request for this work. A burst ends where end tokens become allowed."""
     if isinstance(work, Decode):
-        return work.max_tokens
+        num_banned = num_before_end_allowed(sequence.sampling, sequence.num_generated)
+        return min(work.max_tokens, num_banned or work.max_tokens)
     return len(work.drafts) + 1 if isinstance(work, Verify) else 1
+
+
+def _log_probs(result: Any, tokens: tuple[int, ...]) -> tuple[float, ...]:
+    """Log-probabilities by the model's logits, which are [new tokens, 1, vocabulary] with streaming
+    and [1, new tokens, vocabulary] without."""
+    if not tokens:
+        return ()
+    logits = result.generation_logits
+    rows = logits.reshape(-1, logits.shape[-1])[: len(tokens)].float().log_softmax(dim=-1)
+    return tuple(float(row[token]) for row, token in zip(rows, tokens, strict=True))
 
 
 def _verification(work: Work, drawn: tuple[int, ...]) -> tuple[int, int]:
