@@ -70,6 +70,10 @@ def test_every_field_arrives(codec: ModuleType) -> None:
         "request_priority": -100,
         "reuse_prefix": False,
         "return_log_probs": True,
+        "return_token_log_probs": 5,
+        "return_prompt_log_probs": True,
+        "return_output_ids": True,
+        "input_ids": [5, 0],
         "return_perf_metrics": True,
         "return_num_input_tokens": False,
         "return_num_output_tokens": False,
@@ -103,6 +107,10 @@ def test_every_field_arrives(codec: ModuleType) -> None:
         priority=-100,
         reuse_prefix=False,
         return_log_probs=True,
+        num_token_log_probs=5,
+        prompt_log_probs=True,
+        return_output_ids=True,
+        prompt_ids=(5, 0),
         return_perf_metrics=True,
         spec_metrics=SpecMetrics.DETAILED,
         return_num_input_tokens=False,
@@ -128,7 +136,8 @@ def test_values_that_ask_for_nothing(codec: ModuleType, fields: dict[str, Any]) 
 
 NO_NUMBER = float("nan")
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"text_input": ""}, "text_input: got '', must be at least one character"),
+    ({"input_ids": [3, -1]}, "input_ids: got -1, must be at least 0"),
+    ({"return_token_log_probs": 21}, "return_token_log_probs: got 21, must be in 0..20"),
     ({"text_input": NOT_UTF8}, "text_input: got b'\\xff\\xfe\\xfd', must be valid UTF-8"),
     ({"text_input": ["a", "b"]}, "text_input: got [1, 2], must be one value"),
     ({"max_tokens": []}, "max_tokens: got [1, 0], must be one value"),

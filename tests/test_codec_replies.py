@@ -103,6 +103,14 @@ def test_log_probs_have_their_own_shape(codec: ModuleType) -> None:
         assert arrays["cum_log_probs"].tolist() == [[-7.5]]
 
 
+def test_tokens_and_their_drafter(codec: ModuleType) -> None:
+    reply = replace(PIECE, output_ids=(7, 8), token_log_probs='{"output":[]}', drafter="heads")
+    arrays = codec.encode(reply).arrays()
+    assert arrays["output_ids"].tolist() == [[[7, 8]]]
+    assert arrays["token_log_probs"].item() == b'{"output":[]}'
+    assert arrays["drafter"].item() == b"heads"
+
+
 def test_counts_that_are_not_wanted_are_left_out(codec: ModuleType) -> None:
     reply = replace(LAST, num_input_tokens=None, num_output_tokens=None)
     left = set(LAST_ALWAYS) - {"num_input_tokens", "num_output_tokens"}

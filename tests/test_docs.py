@@ -36,6 +36,7 @@ ELSEWHERE = {
     "pip",
     "git",
     "cd",
+    "lm_eval",
     "locust",
 }
 """Programs whose options are not known here."""

@@ -153,9 +153,14 @@ def _outputs(reply: Reply) -> dict[str, Any]:
         "total_draft_tokens": progress.num_drafted,
         "num_steps": progress.num_steps,
         "seed": reply.seed,
+        "output_ids": reply.output_ids,
     }
     if reply.log_probs is not None:
         values |= {"output_log_probs": reply.log_probs, "cum_log_probs": reply.cum_log_prob}
+    if reply.token_log_probs is not None:
+        values["token_log_probs"] = reply.token_log_probs.encode()
+    if reply.drafter:
+        values["drafter"] = reply.drafter.encode()
     if reply.times is not None:
         values |= _BLOCKS | {
             "arrival_time_ns": reply.times.arrival_ns,

@@ -360,7 +360,7 @@ def _look_ups(num_requests: int, has_drafts: bool = True) -> Callable[[int], Seq
 
 
 def _with_look_ups(request: SimRequest, is_repeating: bool, rng: np.random.Generator) -> SimRequest:
-    of_draft, _ = request.acceptances
+    of_draft, *_ = request.acceptances
     found = matches(rng, request.output_len, 0.5, 0.95 if is_repeating else 0.05)
     return replace(request, acceptances=(of_draft, found))
 

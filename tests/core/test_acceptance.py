@@ -153,6 +153,16 @@ def test_requests_are_told_apart_and_share_a_prior() -> None:
     assert 0.4 < accept_prob(tracker, 3) < 0.7
 
 
+def test_a_sequence_that_is_twice_in_a_step_has_one_row() -> None:
+    """As with two events of a burst. Row 0 is of no sequence."""
+    tracker = AcceptanceTracker()
+    for step in range(10):
+        tracker.observe([step, step, 99], [0, 0, 2], [0, 0, 1])
+        tracker.release(step)
+    tracker.release(99)
+    assert len(tracker._free) == len(tracker._shown) - 1
+
+
 def test_release_forgets_the_request_and_keeps_what_it_taught() -> None:
     tracker = AcceptanceTracker()
     observe_all(tracker, [(4, 0)] * 10)

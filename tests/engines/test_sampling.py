@@ -228,11 +228,16 @@ def test_log_probs_are_of_the_unprocessed_logits() -> None:
     history = TokenHistory(1)
     history.extend([0])
     biased = SamplingParams(logit_bias=((0, 9.0),), log_probs=True)
-    plain = SamplingParams(log_probs=True)
+    plain = SamplingParams(log_probs=True, num_top_log_probs=2)
     results = verify(logits, [VerifyRequest(biased, 1, history, (0,)), VerifyRequest(plain, 1)])
     assert [v.tokens for v in results] == [(0, 0), (2,)]
-    assert results[0].log_probs == pytest.approx((math.log(1 / 8),) * 2)
-    assert results[1].log_probs == pytest.approx((math.log(5 / 8),))
+    assert [one.token for one in results[0].log_probs] == [0, 0]
+    assert [one.log_prob for one in results[0].log_probs] == pytest.approx([math.log(1 / 8)] * 2)
+    assert [one.top for one in results[0].log_probs] == [(), ()]
+    (last,) = results[1].log_probs
+    assert [token for token, _ in last.top] == [2, 1]
+    values = [last.log_prob, *(value for _, value in last.top)]
+    assert values == pytest.approx([math.log(5 / 8), math.log(5 / 8), math.log(2 / 8)])
 
 
 def test_scores_explain_the_draws() -> None:

@@ -82,7 +82,7 @@ def plain_text(target: TorchTarget, prompt: list[int], sampling: SamplingParams)
     target.release(99)
     return (
         [token for event in events for token in event.tokens],
-        [value for event in events for value in event.log_probs],
+        [one.log_prob for event in events for one in event.log_probs],
     )
 
 
@@ -129,7 +129,7 @@ def test_texts_with_trees_are_those_without(kind: str) -> None:
         for event, one in zip(target.poll(0.0), work, strict=True):
             number = event.sequence
             texts[number] += event.tokens
-            log_probs[number] += event.log_probs
+            log_probs[number] += [one.log_prob for one in event.log_probs]
             if isinstance(one, Verify) and one.parents:
                 counts["accepted"] += event.num_accepted
                 counts["moved"] += list(event.path) != list(range(event.num_accepted))

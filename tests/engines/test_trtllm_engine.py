@@ -341,7 +341,7 @@ def test_no_end_token_comes_before_min_tokens(end_tokens):
 
 def test_log_probs_are_the_model_s():
     """Logits are 0, and a peak on the rule's token, which may not be the one that is drawn."""
-    sampling = SamplingParams(log_probs=True, bad_words=((28,),))
+    sampling = SamplingParams(log_probs=True, num_top_log_probs=2, bad_words=((28,),))
     target, _ = make()
     begin(target, 1, PROMPT, sampling)
     events = target.poll(1.0)
@@ -354,7 +354,11 @@ def test_log_probs_are_the_model_s():
         [-log1p(999 * exp(-11))],
     ]
     for event, values in zip(events, expected, strict=True):
-        assert event.log_probs == pytest.approx(values, abs=1e-5)
+        assert [one.token for one in event.log_probs] == list(event.tokens)
+        assert [one.log_prob for one in event.log_probs] == pytest.approx(values, abs=1e-5)
+        assert all(len(one.top) == 2 and one.top[0][1] > one.top[1][1] for one in event.log_probs)
+    (banned,) = events[1].log_probs
+    assert banned.top[0][0] == 28
     assert "log-probabilities" in CAPABILITIES.why_unverified(SamplingParams(log_probs=True))
 
 

@@ -42,8 +42,9 @@ def valid_fields(
     rng: random.Random, names: list[str], served: dict[str, list[Any]] | None = None
 ) -> dict[str, Any]:
     """A value for each of the names, and for what they cannot be without. Nobody asks for an
-    explanation: its answer is another."""
-    names = [name for name in names if name not in ("explain_steps", "health_check")]
+    explanation: its answer is another. Prompts are texts, not tokens."""
+    others = ("explain_steps", "health_check", "input_ids")
+    names = [name for name in names if name not in others]
     fields = {name: valid_value(SPECS[name], rng, served or {}) for name in names}
     if "seed" in fields and "random_seed" in fields:
         fields["random_seed"] = fields["seed"]
@@ -102,7 +103,7 @@ def invalid_values(spec: TensorSpec) -> list[Any]:
     elements = _invalid_elements(spec)
     if not spec.is_list:
         return elements
-    good = "word" if spec.dtype == "STRING" else 0.5
+    good = {"STRING": "word", "INT32": 1}.get(spec.dtype, 0.5)
     return [[good, bad] for bad in elements] + [[good] * (spec.max_elements + 1)]
 
 
@@ -110,7 +111,8 @@ def _invalid_elements(spec: TensorSpec) -> list[Any]:
     allowed = spec.allowed
     found: list[Any] = [NOT_UTF8] if spec.dtype == "STRING" else []
     if isinstance(allowed, Text):
-        found += ["", *(["y" * (allowed.max_bytes + 1)] if allowed.max_bytes else [])]
+        found += [""] if not allowed.may_be_empty else []
+        found += ["y" * (allowed.max_bytes + 1)] if allowed.max_bytes else []
     elif isinstance(allowed, Choice):
         tried = {
             "STRING": ["nonsense", "NONE "],

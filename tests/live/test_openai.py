@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from openai_check.streams import drop_streams
 from servers import TINY
+from tokenizers import Tokenizer
 from wire import generate
 
 import openai
@@ -103,6 +105,37 @@ def test_errors(client: openai.OpenAI) -> None:
     assert client.models.list().data[0].id == MODEL_NAME
 
 
+def test_log_probabilities(client: openai.OpenAI) -> None:
+    """Those of a text are the same while it is generated, with drafts, and as part of a prompt."""
+    asked = {"model": MODEL_NAME, "temperature": 0, "max_tokens": 12}
+    fixed = {"extra_body": {"speculation_policy": "fixed:2"}}
+    chat = client.chat.completions.create(
+        **asked, **fixed, messages=MESSAGES, logprobs=True, top_logprobs=2
+    ).choices[0]
+    entries = chat.logprobs.content
+    assert b"".join(bytes(one.bytes) for one in entries).decode() == chat.message.content
+    assert all(one.top_logprobs[0].token == one.token for one in entries)
+    tokens = Tokenizer.from_file(str(TINY / "target" / "tokenizer.json")).encode(PROMPT).ids
+    echoed = client.completions.create(
+        model=MODEL_NAME, prompt=PROMPT + chat.message.content, echo=True, logprobs=1, max_tokens=1
+    ).choices[0]
+    found = echoed.logprobs
+    assert "".join(found.tokens) == echoed.text
+    assert (found.token_logprobs[0], found.top_logprobs[0]) == (None, None)
+    assert [
+        echoed.text[at:][: len(t)] for at, t in zip(found.text_offset, found.tokens, strict=True)
+    ] == found.tokens
+    num = len(entries)
+    assert found.token_logprobs[-num - 1 : -1] == pytest.approx(
+        [one.logprob for one in entries], abs=1e-3
+    )
+    by_tokens = client.completions.create(**asked, prompt=tokens, logprobs=0).choices[0]
+    assert by_tokens.text == chat.message.content
+    assert by_tokens.logprobs.token_logprobs == pytest.approx(
+        [one.logprob for one in entries], abs=1e-3
+    )
+
+
 def test_a_disconnect_ends_the_requests(torch_server: TritonServer, url: str) -> None:
     """Streamed or not: rows are free for others, and nothing is left running."""
 
@@ -118,6 +151,15 @@ def test_a_disconnect_ends_the_requests(torch_server: TritonServer, url: str) ->
 
     asyncio.run(run())
     deadline = time.monotonic() + 5
+    while num_running(torch_server) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert num_running(torch_server) == 0
+
+
+def test_dropped_streams_leave_nothing(torch_server: TritonServer, url: str) -> None:
+    """`scripts/openai_checks` drops more of them, and compares memory."""
+    asyncio.run(drop_streams(url, 24, 8, seed=1))
+    deadline = time.monotonic() + 10
     while num_running(torch_server) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert num_running(torch_server) == 0

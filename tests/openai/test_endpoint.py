@@ -4,56 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from standins import TINY, Echo
 
-from smartspec_openai.answers import pieces_of
-from smartspec_openai.app import Settings, create_app
+from smartspec_openai.app import create_app
+from smartspec_openai.endpoint import Settings
 from smartspec_openai.errors import ApiError
+from smartspec_openai.pieces import pieces_of
 from smartspec_openai.prompts import PromptError, Prompts
 from smartspec_openai.triton import Piece
 
-TINY = Path(__file__).parents[2] / "engines_build" / "tiny" / "target"
 PROMPTS = Prompts(TINY)
 JSON = {"Content-Type": "application/json"}
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 HELLO = [{"role": "user", "content": "Hello!"}]
-
-
-class Echo:
-    """Answers "one two" in two pieces. asked: the tensors of each request, in order.
-
-    error: raised after num_before pieces. num_cancelled: requests that were closed early.
-    """
-
-    def __init__(self, error: ApiError | None = None, num_before: int = 0) -> None:
-        self.asked: list[dict[str, Any]] = []
-        self.error, self.num_before = error, num_before
-        self.num_cancelled = 0
-        self.is_slow = False
-
-    async def generate(self, tensors: Mapping[str, tuple[str, Any]]) -> AsyncIterator[Piece]:
-        self.asked.append({name: value for name, (_, value) in tensors.items()})
-        pieces = [Piece("one", 1), Piece(" two", 2, "stop", 7, '{"speculative_decoding":{}}')]
-        try:
-            for number, piece in enumerate(pieces):
-                if self.error is not None and number == self.num_before:
-                    raise self.error
-                yield piece
-                if self.is_slow:
-                    await asyncio.sleep(60)
-        except (GeneratorExit, asyncio.CancelledError):
-            self.num_cancelled += 1
-            raise
-
-    async def is_ready(self) -> bool:
-        return self.error is None
-
-    async def close(self) -> None:
-        pass
 
 
 def client(model: Echo | None = None, **settings: Any) -> TestClient:
@@ -86,7 +54,7 @@ def test_a_chat_becomes_the_models_prompt() -> None:
     assert (first["max_tokens"], first["stop_words"]) == (9, [b"x"])
     assert PROMPTS.encode(first["embedding_bias_words"][0].decode()) == [300]
     assert first["embedding_bias_weights"] == [5.0]
-    assert (first["tpot_slo_ms"], first["speculation_policy"]) == (30.0, "fixed:2")
+    assert (first["tpot_slo_ms"], first["speculation_policy"]) == (30.0, b"fixed:2")
     assert answer["object"] == "chat.completion"
     assert [choice["message"]["content"] for choice in answer["choices"]] == ["one two"] * 2
     assert [choice["finish_reason"] for choice in answer["choices"]] == ["stop"] * 2
@@ -111,6 +79,15 @@ def test_streams_end_with_usage_and_done() -> None:
     assert done == "[DONE]"
 
 
+def test_chunks_have_usage_if_asked() -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {"prompt": "Hello there", "stream": True, "stream_options": options}
+    found = events(client().post("/v1/completions", json=body).text)
+    num = len(PROMPTS.encode("Hello there"))
+    counts = [tuple(one["usage"].values()) for one in found[:2]]
+    assert counts == [(num, 1, num + 1), (num, 3, num + 3)]
+
+
 def test_several_prompts_and_echo() -> None:
     body = {"prompt": ["a", "b"], "echo": True, "n": 2}
     answer = client().post("/v1/completions", json=body).json()
@@ -128,8 +105,11 @@ def test_several_prompts_and_echo() -> None:
         ({"max_tokens": 2**40}, "max_tokens", "got 1099511627776"),
         ({"top_k": 2**40}, "top_k", "got"),
         ({"max_token": 3}, "max_token", "similar: max_tokens"),
-        ({"tools": []}, "tools", "not supported"),
-        ({"logprobs": True}, "logprobs", "not supported"),
+        ({"functions": []}, "functions", "not supported"),
+        ({"top_logprobs": 2}, "top_logprobs", "only with logprobs"),
+        ({"top_logprobs": 21, "logprobs": True}, "top_logprobs", "got 21"),
+        ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice", "auto"),
+        ({"tools": [{"type": "retrieval"}]}, "tools.0.type", "function"),
         ({"response_format": {"type": "json_object"}}, "response_format.type", "text"),
         ({"n": 17}, "n", "got 17"),
         ({"messages": []}, "messages", "at least 1"),
@@ -184,7 +164,104 @@ def test_chunks_have_counts_if_asked() -> None:
         "num_steps": 0,
         "num_drafted": 0,
         "num_accepted": 0,
+        "drafter": None,
+        "tokens": [],
     }
+
+
+def text_with(*texts: str, reason: str = "stop") -> Echo:
+    """A model that generates these parts of a text."""
+    parts = [Piece(text, 1) for text in texts]
+    return Echo(pieces=[*parts, Piece("", 1, reason, 5)])
+
+
+WITH_TOOLS = {"messages": HELLO, "tools": [TOOL], "stream": True}
+CALLS = ("I look.<tool", '_call>{"name": "weather", "argu', 'ments": {"a": 1}}</tool_call>')
+
+
+def tool_client(model: Echo) -> TestClient:
+    prompts = Prompts(TINY, Path(__file__).with_name("tools.jinja"))
+    return TestClient(create_app(model, prompts, Settings("smartspec", 512)))
+
+
+def test_tool_calls_are_parsed() -> None:
+    """Streamed or not; a text that was cut keeps its finish_reason."""
+    found = events(
+        tool_client(text_with(*CALLS)).post("/v1/chat/completions", json=WITH_TOOLS).text
+    )
+    deltas = [one["choices"][0]["delta"] for one in found[:-1]]
+    assert "".join(delta.get("content", "") for delta in deltas) == "I look."
+    (call,) = [call for delta in deltas for call in delta.get("tool_calls", [])]
+    assert (call["index"], call["type"]) == (0, "function")
+    assert call["function"] == {"name": "weather", "arguments": '{"a": 1}'}
+    assert found[-2]["choices"][0]["finish_reason"] == "tool_calls"
+
+    body = WITH_TOOLS | {"stream": False}
+    model = text_with(*CALLS, "\n<tool_call>" + CALLS[1].removeprefix("_call>") + CALLS[2])
+    whole = tool_client(model).post("/v1/chat/completions", json=body).json()["choices"][0]
+    assert (whole["message"]["content"], whole["finish_reason"]) == ("I look.", "tool_calls")
+    assert len(whole["message"]["tool_calls"]) == 2
+    one = tool_client(model).post(
+        "/v1/chat/completions", json=body | {"parallel_tool_calls": False}
+    )
+    assert len(one.json()["choices"][0]["message"]["tool_calls"]) == 1
+
+    cut = tool_client(text_with(*CALLS[:2], reason="length"))
+    choice = cut.post("/v1/chat/completions", json=body).json()["choices"][0]
+    assert choice["finish_reason"] == "length"
+    assert choice["message"]["content"] == "".join(CALLS[:2])
+
+
+def test_tool_choice_none_leaves_text_as_it_is() -> None:
+    body = WITH_TOOLS | {"stream": False, "tool_choice": "none"}
+    model = text_with(*CALLS)
+    choice = tool_client(model).post("/v1/chat/completions", json=body).json()["choices"][0]
+    assert choice["message"] == {"role": "assistant", "content": "".join(CALLS)}
+    assert b"weather" not in model.asked[0]["text_input"]
+
+
+def scored(*tokens: int) -> list[Any]:
+    return [[token, -0.5, [[token, -0.5], [0, -1.5]]] for token in tokens]
+
+
+def test_log_probs_of_a_chat() -> None:
+    tokens = PROMPTS.encode("yes é", add_special_tokens=False)
+    model = Echo(pieces=[Piece("yes é", 2, "stop", 5, log_probs={"output": scored(*tokens)})])
+    body = {"messages": HELLO, "logprobs": True, "top_logprobs": 2}
+    choice = client(model).post("/v1/chat/completions", json=body).json()["choices"][0]
+    content = choice["logprobs"]["content"]
+    assert bytes(byte for one in content for byte in one["bytes"]).decode() == "yes é"
+    assert [one["logprob"] for one in content] == [-0.5] * len(tokens)
+    assert [len(one["top_logprobs"]) for one in content] == [2] * len(tokens)
+    assert model.asked[0]["return_token_log_probs"] == 2
+    off = client(Echo()).post("/v1/chat/completions", json=body | {"logprobs": False})
+    assert off.status_code == 400
+
+
+def test_log_probs_with_echo() -> None:
+    """Those of the prompt come first; its first token has none."""
+    prompt = PROMPTS.encode("Hello there")
+    logs = {"prompt": scored(*prompt[1:]), "output": scored(300)}
+    model = Echo(pieces=[Piece("x", 1, log_probs=logs), Piece("", 0, "stop", len(prompt))])
+    for given in ("Hello there", prompt, [prompt]):
+        body = {"prompt": given, "echo": True, "logprobs": 1, "stream": True}
+        found = events(client(model).post("/v1/completions", json=body).text)
+        first = found[0]["choices"][0]
+        assert first["text"] == "Hello therex"
+        logs = first["logprobs"]
+        assert logs["token_logprobs"] == [None, *[-0.5] * len(prompt)]
+        assert "".join(logs["tokens"][: len(prompt)]) == "Hello there"
+        assert logs["text_offset"][len(prompt)] == len("Hello there")
+        assert model.asked[-1]["return_prompt_log_probs"]
+    assert model.asked[-1]["input_ids"] == prompt
+    assert (model.asked[-1]["text_input"], model.asked[0]["text_input"]) == (b"", b"Hello there")
+
+
+def test_wrong_prompts() -> None:
+    for prompt in ([], "", [""], [[]], [1, "a"], [1.5], [-1], [True], None, {}):
+        answer = client().post("/v1/completions", json={"prompt": prompt})
+        assert answer.status_code == 400, prompt
+        assert answer.json()["error"]["param"].startswith("prompt"), prompt
 
 
 def test_the_page_needs_nothing_from_elsewhere() -> None:

@@ -164,7 +164,12 @@ def test_log_probs_can_be_turned_off(
     if not gathers:
         with pytest.raises(RequestError, match="return_log_probs"):
             server.intake.receive(asked, LocalSink())
+        top = replace(asked, return_log_probs=False, num_token_log_probs=1)
+        with pytest.raises(RequestError, match="return_token_log_probs"):
+            server.intake.receive(top, LocalSink())
         return
+    with pytest.raises(RequestError, match="return_prompt_log_probs"):
+        server.intake.receive(replace(asked, prompt_log_probs=True), LocalSink())
     request = server.intake.receive(asked, LocalSink()).request
     assert request.proposer is None
     target = engine.target

@@ -105,6 +105,39 @@ def test_what_is_said_is_taken() -> None:
     assert not request.reuses_prefix
 
 
+def test_log_probs_of_a_prompt_need_all_of_it() -> None:
+    asked = GenerateParams("hello", 9, num_token_log_probs=3, prompt_log_probs=True)
+    request, _ = receive(asked)
+    assert (request.sampling.num_top_log_probs, request.sampling.prompt_log_probs) == (3, True)
+    assert request.sampling.log_probs
+    assert not request.reuses_prefix
+
+
+def test_a_prompt_of_tokens_is_not_tokenized() -> None:
+    request, response = receive(GenerateParams("", 9, prompt_ids=(5, 3, 3)))
+    assert (request.tokens, request.num_prompt) == ([5, 3, 3], 3)
+    assert response.num_input_tokens == 3
+
+
+@pytest.mark.parametrize(
+    ("params", "part"),
+    [
+        (GenerateParams("", 9), "text_input: got '', must be at least one character"),
+        (GenerateParams("a", 9, prompt_ids=(1,)), "input_ids: got '1 tokens', must be left out"),
+        (GenerateParams("", 9, prompt_ids=(10**6,)), "input_ids: got 1000000, must be in 0.."),
+        (
+            GenerateParams("", 9, prompt_ids=(1,) * 5000),
+            "got '5000 tokens', must be at most",
+        ),
+        (GenerateParams("", 9, prompt_ids=(1,), exclude_input=False), "exclude_input_in_output"),
+    ],
+)
+def test_wrong_prompts(params: GenerateParams, part: str) -> None:
+    with pytest.raises(InvalidField) as raised:
+        receive(params)
+    assert part in str(raised.value)
+
+
 @pytest.mark.parametrize(
     ("end_id", "ignore_eos", "end_tokens"),
     [(None, False, (42, 43)), (7, False, (7,)), (-1, False, ()), (None, True, ()), (7, True, ())],

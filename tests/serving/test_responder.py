@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 import weakref
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 from harness import TOKENIZER
 
-from smartspec_py.core.types import FinishReason, SpecMetrics
+from smartspec_py.core.types import FinishReason, PromptLogProbs, SpecMetrics, TokenLogProb
 from smartspec_py.serving.messages import Progress, Reply, ResponseState, Times, Update
 from smartspec_py.serving.metrics import ConfigInfo, Meter, MetricSink, NoMetrics
 from smartspec_py.serving.request import ErrorCode, GenerateParams
@@ -362,13 +363,38 @@ def test_every_reply_says_which_tokens_its_text_is_of(desk: Desk) -> None:
     desk.responder.post(response)
     euro = TOKENIZER.encode("€").ids
     for count, token in enumerate([*euro, HELLO[0]], start=1):
-        desk.responder.post(Update(1, [token], log_probs=(-0.5 * count,)))
+        desk.responder.post(Update(1, [token], log_probs=[TokenLogProb(token, -0.5 * count)]))
     desk.finish(response)
     sink.wait(WAIT_S)
     assert sink.text == "€hel"
     assert sink.tokens == [*euro, HELLO[0]]
     assert sink.log_probs == [-0.5, -1.0, -1.5, -2.0]
     assert response.cum_log_prob == -5.0
+
+
+def test_log_probs_of_a_prompt_come_once(desk: Desk) -> None:
+    """A preempted request reads its prompt again, then with its text. The first reply has those of
+    all prompt tokens but the first, and later replies those of their own tokens."""
+    sink = LocalSink()
+    params = GenerateParams("", 9, stream=True, num_token_log_probs=1, return_output_ids=True)
+    text = TextStream(TOKENIZER, HELLO[:3])
+    desk.responder.post(response := ResponseState(1, sink, text, 5, 3, params))
+    one, two, three = (TokenLogProb(t, -1.0 * t, ((t, -0.5),)) for t in (1, 2, 3))
+    desk.responder.post(Update(1, prompt_log_probs=PromptLogProbs(1, (one,))))
+    desk.responder.post(Update(1, prompt_log_probs=PromptLogProbs(1, (one, two))))
+    desk.responder.post(Update(1, HELLO[3:4], log_probs=[three]))
+    desk.responder.post(Update(1, prompt_log_probs=PromptLogProbs(1, (one, two, three))))
+    desk.responder.post(Update(1, HELLO[4:5], log_probs=[three]))
+    desk.finish(response)
+    sink.wait(WAIT_S)
+    documents = [json.loads(each) for each in sink.documents]
+    assert [each.get("prompt") for each in documents if "prompt" in each] == [
+        [[1, -1.0, [[1, -0.5]]], [2, -2.0, [[2, -0.5]]]]
+    ]
+    assert "prompt" in documents[0]
+    outputs = [entry for each in documents for entry in each.get("output", [])]
+    assert outputs == [[3, -3.0, [[3, -0.5]]]] * 2
+    assert sink.output_ids == HELLO[3:5]
 
 
 def test_the_last_reply_alone_has_the_summary(desk: Desk) -> None:
@@ -495,7 +521,8 @@ def test_a_stop_word_ends_the_text_and_the_request(desk: Desk, is_last: bool) ->
     log_probs = [-1.0, -2.0, -3.0, -4.0, -5.0]
     reason = FinishReason.LENGTH if is_last else None
     progress = Progress(1, 4, 4)
-    desk.responder.post(Update(1, HELLO, progress, reason, log_probs=log_probs, end_token=7))
+    scored = [TokenLogProb(t, value) for t, value in zip(HELLO, log_probs, strict=True)]
+    desk.responder.post(Update(1, HELLO, progress, reason, log_probs=scored, end_token=7))
     desk.responder.post(Update(1, HELLO, Progress(2, 8, 8), FinishReason.CANCELLED))
     sink.wait(WAIT_S)
     desk.responder.stop(WAIT_S)

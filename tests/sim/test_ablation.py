@@ -21,3 +21,9 @@ def test_a_cell_of_the_table() -> None:
     found = ratios(by_name["experts: the last one alone"], condition, {})
     assert 0.9 < found["tokens_per_s"][0] < 1.1
     assert found["tokens_per_s"][0] != 1.0
+
+
+def test_requests_of_every_condition_can_be_drawn() -> None:
+    for condition in conditions():
+        if not condition.is_open:  # their rates are measured first
+            assert condition.requests(1), condition.name

@@ -226,8 +226,8 @@ def _type_text(annotation: Any) -> str:
         return " or ".join(_type_text(part) for part in parts)
     if hasattr(annotation, "__metadata__"):
         return _type_text(parts[0])
-    if origin is tuple:
-        return "list"
+    if origin in (tuple, list):
+        return f"list of {_type_text(parts[0])}" if origin is list else "list"
     if annotation is type(None):
         return "null"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):

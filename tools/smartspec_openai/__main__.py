@@ -16,7 +16,8 @@ from typing import Any
 import uvicorn
 
 from smartspec_launch.front.protocol import BoundedProtocol
-from smartspec_openai.app import Settings, create_app
+from smartspec_openai.app import create_app
+from smartspec_openai.endpoint import Settings
 from smartspec_openai.prompts import PromptError, Prompts
 from smartspec_openai.triton import TritonModel
 

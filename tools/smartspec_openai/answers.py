@@ -1,170 +1,197 @@
-"""Generates the choices of a request, and writes answers and chunks in OpenAI's formats."""
+"""Writes answers and chunks in OpenAI's formats."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
+from smartspec_openai import logprobs
 from smartspec_openai.errors import ApiError
-from smartspec_openai.triton import Model, Piece
-
-logger = logging.getLogger("smartspec_openai")
-
-MAX_PENDING = 64
-"""Pieces that are kept for a client that reads slowly. Then the request is read no further."""
-
-END_S = 1.0
-"""Time for the streams to end after their last pieces."""
+from smartspec_openai.logprobs import TokenBytes
+from smartspec_openai.tools import Found, ToolParser
+from smartspec_openai.triton import Piece
 
 FINISH_REASONS = {"stop": "stop", "length": "length", "deadline": "length"}
 """OpenAI has no name for a deadline."""
 
-Tensors = Mapping[str, tuple[str, Any]]
 
+@dataclass(frozen=True)
+class Form:
+    """What an answer has, beside text.
 
-async def pieces_of(model: Model, choices: Sequence[Tensors]) -> AsyncIterator[tuple[int, Piece]]:
-    """The pieces of all choices as they arrive, with the number of the choice.
-
-    Closing the iterator cancels all requests. Raises ApiError.
-    """
-    queue: asyncio.Queue[tuple[int, Piece | ApiError]] = asyncio.Queue(MAX_PENDING)
-
-    async def run(number: int, tensors: Tensors) -> None:
-        try:
-            async with aclosing(model.generate(tensors)) as pieces:  # type: ignore[type-var]
-                async for piece in pieces:
-                    await queue.put((number, piece))
-        except ApiError as error:
-            await queue.put((number, error))
-        except Exception:
-            logger.exception("A choice could not be generated.")
-            await queue.put((number, ApiError(500, "the endpoint failed: see its log")))
-
-    tasks = [asyncio.create_task(run(number, one)) for number, one in enumerate(choices)]
-    num_left = len(tasks)
-    try:
-        while num_left:
-            number, found = await queue.get()
-            if isinstance(found, ApiError):
-                raise found
-            if found.finish_reason and found.finish_reason not in FINISH_REASONS:
-                raise ApiError(503, "the server ended the request: send it again later")
-            num_left -= bool(found.finish_reason)
-            yield number, found
-        await asyncio.wait(tasks, timeout=END_S)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-@dataclass
-class Answer:
-    """An answer in progress.
-
-    num_texts: choices of each prompt; choice i belongs to prompt i // num_texts. echoes: text
-    before each choice. shows_steps: whether chunks have counts of tokens, steps and drafts.
+    num_texts: choices of each prompt; choice i belongs to prompt i // num_texts.
+    echoes: by prompt, its text and its first token if its log-probabilities are wanted; else empty.
+    tools: names of functions that may be called. with_log_probs: whether choices have them.
+    shows_steps: whether chunks have tokens, counts and sources of the drafts.
+    num_prompt: tokens of all prompts, if chunks have token counts; else None.
     """
 
     model: str
     is_chat: bool
-    num_choices: int
     num_texts: int = 1
-    echoes: Sequence[str] = ()
-    texts: list[str] = field(default_factory=list)
-    finish_reasons: list[str | None] = field(default_factory=list)
-    num_prompt_tokens: int = 0
-    num_tokens: int = 0
-    metrics: str | None = None
+    echoes: Sequence[tuple[str, int | None]] = ()
+    tools: Collection[str] = ()
+    is_one_call: bool = False
+    with_log_probs: bool = False
     shows_steps: bool = False
+    num_prompt: int | None = None
 
-    def __post_init__(self) -> None:
-        self.texts = [""] * self.num_choices
-        self.finish_reasons = [None] * self.num_choices
-        self._id = f"{'chatcmpl' if self.is_chat else 'cmpl'}-{uuid.uuid4().hex}"
-        self._created = int(time.time())
-        self._begun: set[int] = set()
+
+@dataclass
+class Choice:
+    """A choice so far, and what is new since the last `take`."""
+
+    parser: ToolParser | None
+    echo: str = ""
+    first_token: int | None = None
+    finish_reason: str | None = None
+    new_text: str = ""
+    new_calls: list[dict[str, Any]] = field(default_factory=list)
+    entries: list[Any] = field(default_factory=list)
+    num_calls: int = 0
+    offset: int = 0
+    has_begun: bool = False
+
+    def add(self, piece: Piece) -> None:
+        found = Found(piece.text) if self.parser is None else self.parser.feed(piece.text)
+        if piece.finish_reason:
+            if self.parser is not None:
+                found.add(self.parser.finish())
+            self.finish_reason = FINISH_REASONS[piece.finish_reason]
+        self.new_text += found.content
+        self.new_calls += found.calls
+        if piece.log_probs is not None:
+            self.entries += piece.log_probs.get("prompt", [])
+            self.entries += piece.log_probs.get("output", [])
+        if self.finish_reason == "stop" and self.num_calls + len(self.new_calls):
+            self.finish_reason = "tool_calls"
+
+    def take_calls(self, is_one_call: bool) -> list[dict[str, Any]]:
+        """The new calls. is_one_call: only the choice's first one."""
+        calls, self.new_calls = self.new_calls, []
+        if is_one_call:
+            calls = calls[: 1 - self.num_calls] if self.num_calls < 1 else []
+        self.num_calls += len(calls)
+        return calls
+
+
+class Answer:
+    """An answer in progress."""
+
+    def __init__(self, form: Form, num_choices: int, token_bytes: TokenBytes) -> None:
+        self._form, self._token_bytes = form, token_bytes
+        self._choices = [self._new_choice(number) for number in range(num_choices)]
+        self._num_prompt = self._num_tokens = 0
+        self._metrics: str | None = None
+        kind = "chat.completion" if form.is_chat else "text_completion"
+        self._document = {
+            "id": f"{'chatcmpl' if form.is_chat else 'cmpl'}-{uuid.uuid4().hex}",
+            "object": kind,
+            "created": int(time.time()),
+            "model": form.model,
+        }
+        chunk = {**self._document, "object": f"{kind}.chunk" if form.is_chat else kind}
+        self._chunk_head = f"data: {json.dumps(chunk)[:-1]}, "
+
+    def _new_choice(self, number: int) -> Choice:
+        form = self._form
+        parser = ToolParser(form.tools) if form.tools else None
+        return Choice(parser, *(form.echoes[number // form.num_texts] if form.echoes else ()))
 
     def add(self, number: int, piece: Piece) -> None:
-        self.texts[number] += piece.text
-        self.num_tokens += piece.num_tokens
+        self._choices[number].add(piece)
+        self._num_tokens += piece.num_tokens
         if piece.finish_reason:
-            self.finish_reasons[number] = FINISH_REASONS[piece.finish_reason]
-            if number % self.num_texts == 0:
-                self.num_prompt_tokens += piece.num_prompt
+            if number % self._form.num_texts == 0:
+                self._num_prompt += piece.num_prompt
             if number == 0:
-                self.metrics = piece.metrics
-
-    @property
-    def usage(self) -> dict[str, int]:
-        return {
-            "prompt_tokens": self.num_prompt_tokens,
-            "completion_tokens": self.num_tokens,
-            "total_tokens": self.num_prompt_tokens + self.num_tokens,
-        }
+                self._metrics = piece.metrics
 
     def whole(self) -> dict[str, Any]:
         """The answer of a request that is not streamed."""
-        choices = [
-            self._choice(number, self._content(number, text, "message"))
-            for number, text in enumerate(self.texts)
-        ]
-        kind = "chat.completion" if self.is_chat else "text_completion"
-        return self._document(kind, choices) | {"usage": self.usage} | self._statistics
+        choices = [self._take(number, "message") for number in range(len(self._choices))]
+        return {**self._document, "choices": choices, **self._totals()}
 
-    def chunk(self, number: int, piece: Piece) -> dict[str, Any]:
-        """The chunk of a piece that was added."""
-        content = self._content(number, piece.text, "delta")
-        self._begun.add(number)
-        choice = self._choice(number, content)
-        if self.shows_steps:
-            choice["speculation"] = {
-                "num_tokens": piece.num_tokens,
-                "num_steps": piece.num_steps,
-                "num_drafted": piece.num_drafted,
-                "num_accepted": piece.num_accepted,
-            }
-        return self._document(self._chunk_kind, [choice])
+    def chunk(self, number: int, piece: Piece) -> str:
+        """The event of a piece that was added; empty if it has nothing to say yet."""
+        choice = self._take(number, "delta")
+        if self._form.shows_steps:
+            choice["speculation"] = self._step(piece)
+        elif self._form.tools and not choice["finish_reason"] and choice["delta"] == {}:
+            return ""
+        usage = ""
+        if self._form.num_prompt is not None:
+            usage = f', "usage": {json.dumps(self._usage(self._form.num_prompt))}'
+        shown = json.dumps(choice, ensure_ascii=False)
+        return f'{self._chunk_head}"choices": [{shown}]{usage}}}\n\n'
 
-    def last_chunk(self) -> dict[str, Any]:
-        """The chunk with the token counts."""
-        return self._document(self._chunk_kind, []) | {"usage": self.usage} | self._statistics
+    def last_chunk(self, with_usage: bool) -> str:
+        """The event with the token counts and statistics; empty if neither is wanted."""
+        if not with_usage and self._metrics is None:
+            return ""
+        return f'{self._chunk_head}"choices": [], {json.dumps(self._totals())[1:]}\n\n'
 
-    @property
-    def _chunk_kind(self) -> str:
-        return "chat.completion.chunk" if self.is_chat else "text_completion"
+    def _totals(self) -> dict[str, Any]:
+        """Token counts, and vLLM's document `speculative_decoding` if the model sent one."""
+        return {"usage": self._usage(self._num_prompt), **json.loads(self._metrics or "{}")}
 
-    @property
-    def _statistics(self) -> dict[str, Any]:
-        """vLLM's document `speculative_decoding`, if the model sent one."""
-        found: dict[str, Any] = json.loads(self.metrics or "{}")
+    def _usage(self, num_prompt: int) -> dict[str, int]:
+        return {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": self._num_tokens,
+            "total_tokens": num_prompt + self._num_tokens,
+        }
+
+    def _take(self, number: int, key: str) -> dict[str, Any]:
+        """The choice with what is new in it."""
+        choice = self._choices[number]
+        is_first, choice.has_begun = not choice.has_begun, True
+        text, choice.new_text = choice.new_text, ""
+        content: dict[str, Any] = {"text": choice.echo + text if is_first else text}
+        if self._form.is_chat:
+            content = {key: self._message(choice, text, is_first, key == "delta")}
+        return {
+            "index": number,
+            **content,
+            "logprobs": self._log_probs(choice) if self._form.with_log_probs else None,
+            "finish_reason": choice.finish_reason,
+        }
+
+    def _message(self, choice: Choice, text: str, is_first: bool, is_delta: bool) -> dict[str, Any]:
+        found: dict[str, Any] = {"role": "assistant"} if is_first else {}
+        num_before = choice.num_calls
+        calls = choice.take_calls(self._form.is_one_call)
+        if text or not self._form.tools:
+            found["content"] = text
+        elif not is_delta:
+            found["content"] = None if calls else ""
+        if calls and is_delta:
+            calls = [{"index": num_before + i, **call} for i, call in enumerate(calls)]
+        return found | ({"tool_calls": calls} if calls else {})
+
+    def _log_probs(self, choice: Choice) -> dict[str, Any]:
+        entries, choice.entries = choice.entries, []
+        if self._form.is_chat:
+            return logprobs.of_chat(entries, self._token_bytes)
+        first, choice.first_token = choice.first_token, None
+        found = logprobs.of_text(first, entries, choice.offset, self._token_bytes)
+        choice.offset += sum(map(len, found["tokens"]))
         return found
 
-    def _content(self, number: int, text: str, key: str) -> dict[str, Any]:
-        is_first = number not in self._begun
-        if not self.is_chat:
-            return {"text": self.echoes[number] + text if self.echoes and is_first else text}
-        role = {"role": "assistant"} if is_first else {}
-        return {key: {**role, "content": text}}
-
-    def _choice(self, number: int, content: Mapping[str, Any]) -> dict[str, Any]:
-        reason = self.finish_reasons[number]
-        return {"index": number, **content, "logprobs": None, "finish_reason": reason}
-
-    def _document(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    def _step(self, piece: Piece) -> dict[str, Any]:
+        texts = [self._token_bytes(token).decode(errors="replace") for token in piece.tokens]
         return {
-            "id": self._id,
-            "object": kind,
-            "created": self._created,
-            "model": self.model,
-            "choices": choices,
+            "num_tokens": piece.num_tokens,
+            "num_steps": piece.num_steps,
+            "num_drafted": piece.num_drafted,
+            "num_accepted": piece.num_accepted,
+            "drafter": piece.drafter or None,
+            "tokens": texts,
         }
 
 
@@ -174,20 +201,13 @@ async def events(
     """The server-sent events of a streamed answer. first: a piece that was already read."""
     async with aclosing(pieces):  # type: ignore[type-var]
         try:
-            yield _event(_added(answer, *first))
+            answer.add(*first)
+            if event := answer.chunk(*first):
+                yield event
             async for number, piece in pieces:
-                yield _event(_added(answer, number, piece))
-            if usage or answer.metrics is not None:
-                yield _event(answer.last_chunk())
-            yield "data: [DONE]\n\n"
+                answer.add(number, piece)
+                if event := answer.chunk(number, piece):
+                    yield event
+            yield answer.last_chunk(usage) + "data: [DONE]\n\n"
         except ApiError as error:
-            yield _event(error.body)
-
-
-def _added(answer: Answer, number: int, piece: Piece) -> dict[str, Any]:
-    answer.add(number, piece)
-    return answer.chunk(number, piece)
-
-
-def _event(document: Mapping[str, Any]) -> str:
-    return f"data: {json.dumps(document, ensure_ascii=False)}\n\n"
+            yield f"data: {json.dumps(error.body)}\n\n"

@@ -4,7 +4,35 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import BaseModel
+
 KINDS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error"}
+
+
+class ErrorFields(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """The body of all answers but 200."""
+
+    error: ErrorFields
+
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody, "description": description}
+    for status, description in (
+        (400, "The request is wrong; the message names the field."),
+        (401, "The API key is missing or wrong."),
+        (404, "There is no such model."),
+        (429, "Too many requests are running."),
+        (500, "The endpoint failed."),
+        (503, "The model is not available or its queue is full."),
+    )
+}
 
 
 class ApiError(Exception):

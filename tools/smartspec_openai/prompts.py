@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,19 @@ NO_TEMPLATE = (
     "this model has no chat template: start the server with --chat-template FILE, or use "
     "/v1/completions"
 )
+
+
+MAX_KNOWN_TOKENS = 1 << 15
+BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
+TEMPLATE_ERRORS = (
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
+"""Errors that a template can raise for messages that it does not expect."""
 
 
 class PromptError(Exception):
@@ -35,10 +50,12 @@ class Prompts:
         except Exception as error:  # tokenizers raises plain Exception
             raise PromptError(f"{path} cannot be read: {error}") from error
         config = _json(folder / "tokenizer_config.json")
-        self._template = _template(folder, config, chat_template)
+        self._templates = _templates(folder, config, chat_template)
         special = ("bos_token", "eos_token", "pad_token", "unk_token")
         self._special = {name: _content(config.get(name)) for name in special if config.get(name)}
         self._begin_tokens = self._tokenizer.encode("").ids
+        self._anchor = self._tokenizer.encode("a", add_special_tokens=False).ids
+        self.token_bytes = lru_cache(MAX_KNOWN_TOKENS)(self._token_bytes)
 
     def load(self) -> None:
         """Import what templates need. Without this, the first chat takes 0.7 s longer."""
@@ -49,21 +66,28 @@ class Prompts:
         messages: Sequence[Mapping[str, Any]],
         variables: Mapping[str, Any],
         add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
         """The prompt. Raises ApiError if the template refuses the messages or if there is none."""
         from jinja2.exceptions import TemplateError
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        if self._template is None:
+        template = self._templates.get("tool_use" if tools else "default")
+        template = template or self._templates.get("default")
+        if template is None:
             raise ApiError(400, NO_TEMPLATE, "messages")
+        if tools and "tools" not in template:
+            raise ApiError(400, "tools: the chat template of this model has no tools", "tools")
+        has_developer = "developer" in template
         try:
             found: Any = render_jinja_template(
-                [[dict(message) for message in messages]],
-                chat_template=self._template,
+                [[_message(message, has_developer) for message in messages]],
+                tools=[dict(tool) for tool in tools] or None,
+                chat_template=template,
                 add_generation_prompt=add_generation_prompt,
                 **{**self._special, **variables},
             )
-        except (TemplateError, TypeError, ValueError) as error:
+        except (TemplateError, *TEMPLATE_ERRORS) as error:
             message = f"messages: the chat template refuses them: {error}"
             raise ApiError(400, message, "messages") from error
         prompt = str(found[0][0])
@@ -78,14 +102,30 @@ class Prompts:
         tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return tokens
 
-    def decode(self, tokens: Sequence[int]) -> str:
+    def decode(self, tokens: Sequence[int], param: str = "tokens") -> str:
         """Raises ApiError for a token that does not exist."""
         size = self._tokenizer.get_vocab_size()
         for token in tokens:
             if token >= size:
-                raise ApiError(400, f"tokens: got {token}, must be in 0..{size - 1}", "tokens")
+                raise ApiError(400, f"{param}: got {token}, must be in 0..{size - 1}", param)
         text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=False)
         return text
+
+    def _token_bytes(self, token: int) -> bytes:
+        """The bytes of a token in the middle of a text. Incomplete characters need the tokenizer's
+        own notation: `<0xE2>`, or letters for bytes as in GPT-2."""
+        before = self._tokenizer.decode(self._anchor, skip_special_tokens=False)
+        both = self._tokenizer.decode([*self._anchor, token], skip_special_tokens=False)
+        text: str = both[len(before) :]
+        if "\ufffd" not in text:
+            return text.encode()
+        written = self._tokenizer.id_to_token(token) or ""
+        if found := BYTE_TOKEN.fullmatch(written):
+            return bytes([int(found[1], 16)])
+        letters = _byte_letters()
+        if all(letter in letters for letter in written):
+            return bytes(letters[letter] for letter in written)
+        return text.encode()
 
     def word(self, token: str) -> str:
         """The text of a token id of logit_bias, which must be encoded as this token again."""
@@ -104,18 +144,46 @@ class Prompts:
         return word
 
 
-def _template(folder: Path, config: Mapping[str, Any], given: Path | None) -> str | None:
+def _message(message: Mapping[str, Any], has_developer: bool) -> dict[str, Any]:
+    """The message for a template. Few templates know the role developer, the newer name of system,
+    and most want the arguments of tool calls as objects."""
+    found = {"content": "", **message}
+    if found["role"] == "developer" and not has_developer:
+        found["role"] = "system"
+    if found.get("tool_calls"):
+        found["tool_calls"] = [_call(call) for call in found["tool_calls"]]
+    return found
+
+
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = dict(call["function"])
+    if isinstance(function.get("arguments"), str):
+        function["arguments"] = json.loads(function["arguments"] or "{}")
+    return {**call, "function": function}
+
+
+@cache
+def _byte_letters() -> dict[str, int]:
+    """The letters that byte-level tokenizers write bytes with: printable ones stand for themselves,
+    the others for letters from 256 on."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    letters = {chr(byte): byte for byte in printable}
+    return letters | {chr(256 + number): byte for number, byte in enumerate(others)}
+
+
+def _templates(folder: Path, config: Mapping[str, Any], given: Path | None) -> dict[str, str]:
+    """By name: "default", and "tool_use" if the model has another one for tools."""
     path = given or folder / "chat_template.jinja"
     if given is not None or path.is_file():
         try:
-            return path.read_text(encoding="utf-8")
+            return {"default": path.read_text(encoding="utf-8")}
         except (OSError, UnicodeDecodeError) as error:
             raise PromptError(f"{path} cannot be read: {error}") from error
     found = config.get("chat_template")
-    if isinstance(found, list):  # several templates with names
-        by_name = {one.get("name"): one.get("template") for one in found}
-        found = by_name.get("default")
-    return found if isinstance(found, str) else None
+    if isinstance(found, list):
+        return {one["name"]: one["template"] for one in found}
+    return {"default": found} if isinstance(found, str) else {}
 
 
 def _content(value: Any) -> str:

@@ -6,13 +6,17 @@ errors name the field, the value and the range, too.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictInt, model_validator
 
 MAX_CHOICES = 16
 """Largest n, and most prompts of one request."""
+
+MAX_TOP_LOG_PROBS = 20
+MAX_TOOLS = 128
 
 Words = str | list[str]
 
@@ -29,15 +33,29 @@ def _float32(value: float) -> float:
     return value
 
 
+def _json_object(text: str) -> str:
+    try:
+        found = json.loads(text or "{}")
+    except RecursionError:
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError("must be a JSON object, as text")
+    return text
+
+
 MAX_FLOAT32 = 3.4e38
 Int32 = Annotated[int, AfterValidator(_int32)]
 Float32 = Annotated[float, AfterValidator(_float32)]
+
+
+TokenId = Annotated[StrictInt, AfterValidator(_int32), Field(ge=0)]
 
 
 class StreamOptions(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     include_usage: bool = Field(False, description="send the token counts in the last chunk")
+    continuous_usage_stats: bool = Field(False, description="send them in every chunk, as vLLM")
 
 
 class Generation(BaseModel):
@@ -95,6 +113,24 @@ class Generation(BaseModel):
         "adds counts of tokens, steps and drafts so far to each chunk",
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, body: Any) -> Any:
+        """Fields that are not supported may be null, as some clients send them."""
+        if not isinstance(body, dict):
+            return body
+        known = cls.model_fields
+        return {name: of for name, of in body.items() if of is not None or name in known}
+
+    @property
+    def streams_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+    @property
+    def num_top_log_probs(self) -> int | None:
+        """Most probable tokens to return at each position; None without log-probabilities."""
+        return None
+
     @property
     def stop_words(self) -> list[str]:
         if self.stop is None:
@@ -108,14 +144,43 @@ class Generation(BaseModel):
     def tensors(self) -> dict[str, Any]:
         """Inputs of the model that do not depend on the prompt or the choice, by name."""
         given = {name: getattr(self, name) for name in PASSED}
-        return {name: value for name, value in given.items() if value is not None}
+        return {
+            name: value.encode() if isinstance(value, str) else value
+            for name, value in given.items()
+            if value is not None
+        }
 
 
 class CompletionRequest(Generation):
     """`POST /v1/completions`."""
 
-    prompt: Words = Field(description="one prompt or several")
-    echo: bool = Field(False, description="put the prompt before the text")
+    prompt: str | list[str] | list[TokenId] | list[list[TokenId]] = Field(
+        description="one prompt or several, as text or as tokens"
+    )
+    echo: bool = Field(
+        False,
+        description="put the prompt before the text; with logprobs also its log-probabilities, "
+        "which need its whole computation",
+    )
+    logprobs: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_TOP_LOG_PROBS,
+        description="return the log-probability of each token, and this many of the most probable "
+        "tokens at its position",
+    )
+
+    @property
+    def num_top_log_probs(self) -> int | None:
+        return self.logprobs
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if self.prompt and isinstance(self.prompt[0], int):
+            return [self.prompt]
+        return cast("list[str | list[int]]", self.prompt)
 
 
 class TextPart(BaseModel):
@@ -125,6 +190,38 @@ class TextPart(BaseModel):
     text: str
 
 
+class Function(BaseModel):
+    """A function of a tool. Other keys are passed to the chat template."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str = Field(pattern=r"^[\w.-]{1,64}$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["function"]
+    function: Function
+
+
+class CalledFunction(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+    arguments: Annotated[str, AfterValidator(_json_object)]
+
+
+class ToolCall(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class Message(BaseModel):
     """A message. Other keys are passed to the chat template."""
 
@@ -132,6 +229,7 @@ class Message(BaseModel):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
+    tool_calls: list[ToolCall] | None = None
 
     def for_template(self) -> dict[str, Any]:
         """Parts of text are joined, because many templates take only strings."""
@@ -161,6 +259,28 @@ class ChatRequest(Generation):
     )
     add_generation_prompt: bool = Field(True, description="end the prompt where the answer begins")
     response_format: TextFormat | None = Field(None, description="text")
+    logprobs: bool = Field(False, description="return the log-probability of each token")
+    top_logprobs: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_TOP_LOG_PROBS,
+        description="with logprobs: return this many of the most probable tokens at each position",
+    )
+    tools: list[Tool] | None = Field(
+        None, max_length=MAX_TOOLS, description="functions that the model may call"
+    )
+    tool_choice: Literal["auto", "none"] | None = Field(
+        None, description="none: give the model no tools. Default: auto"
+    )
+    parallel_tool_calls: bool = Field(True, description="false: return only the first call")
+
+    @property
+    def num_top_log_probs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def usable_tools(self) -> list[Tool]:
+        return [] if self.tool_choice == "none" else self.tools or []
 
     @property
     def token_limit(self) -> int | None:

@@ -1,34 +1,58 @@
-"""Generates text with the served model, over gRPC."""
+"""Generates text with the served model, over gRPC.
+
+Requests and responses are protobuf messages, without the classes of `tritonclient` around them:
+those read every tensor of every response, and the endpoint needs a few.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import re
-from collections.abc import AsyncIterator, Mapping
+import struct
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import grpc
-import numpy as np
-import tritonclient.grpc
-import tritonclient.grpc.aio
-from tritonclient.utils import InferenceServerException
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from smartspec_openai.errors import ApiError
 
-NUMPY_TYPES: Mapping[str, Any] = {
-    "BYTES": np.object_,
-    "INT32": np.int32,
-    "FP32": np.float32,
-    "UINT64": np.uint64,
-    "BOOL": np.bool_,
-}
+FORMATS = {"INT32": "i", "FP32": "f", "UINT64": "Q", "BOOL": "?"}
+"""Types of tensors, and their formats for `struct`."""
 
 REFUSED = re.compile(r"^(\w+): (got|there|must|both)")
 """How the model begins a message about a field."""
 
-FIELDS = {"text_input": "prompt", "stop_words": "stop", "embedding_bias_words": "logit_bias"}
+FIELDS = {
+    "text_input": "prompt",
+    "input_ids": "prompt",
+    "stop_words": "stop",
+    "embedding_bias_words": "logit_bias",
+    "return_token_log_probs": "logprobs",
+    "return_prompt_log_probs": "echo",
+}
 """Tensors with other names than the fields that they come from."""
+
+ALWAYS = ("text_output", "finish_reason", "num_output_tokens", "num_input_tokens")
+IF_ASKED = {
+    "return_output_ids": ("output_ids",),
+    "return_token_log_probs": ("token_log_probs",),
+    "return_spec_metrics": (
+        "metrics",
+        "num_steps",
+        "total_draft_tokens",
+        "total_accepted_draft_tokens",
+        "drafter",
+    ),
+}
+"""Outputs to request, by input. Triton drops the others before it sends a response."""
+
+UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+
+Tensors = Mapping[str, tuple[str, Any]]
+"""Type and value by name. A list has shape [1, n]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +60,8 @@ class Piece:
     """A part of a text. finish_reason: empty until the last piece, then that of the model.
 
     num_prompt, metrics: on the last piece only. metrics: JSON, if asked for.
-    num_steps, num_drafted, num_accepted: of the request so far.
+    num_steps, num_drafted, num_accepted: of the request so far. drafter: of its latest drafts.
+    tokens: of this piece, if asked for. log_probs: see `token_log_probs`, if asked for.
     """
 
     text: str
@@ -47,14 +72,16 @@ class Piece:
     num_steps: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
+    drafter: str = ""
+    tokens: Sequence[int] = ()
+    log_probs: Mapping[str, Any] | None = None
 
 
 class Model(Protocol):
     """The served model."""
 
-    def generate(self, tensors: Mapping[str, tuple[str, Any]]) -> AsyncIterator[Piece]:
-        """tensors: type and value by name; a list has shape [1, n]. Closing the iterator cancels
-        the request. Raises ApiError."""
+    def generate(self, tensors: Tensors) -> AsyncIterator[Piece]:
+        """Closing the iterator cancels the request. Raises ApiError."""
         ...
 
     async def is_ready(self) -> bool: ...
@@ -67,62 +94,93 @@ class TritonModel:
 
     def __init__(self, url: str, name: str) -> None:
         """url: host:port of gRPC."""
-        self._client = tritonclient.grpc.aio.InferenceServerClient(url)
+        self._channel = grpc.aio.insecure_channel(url, options=UNLIMITED)
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._name = name
 
-    async def generate(self, tensors: Mapping[str, tuple[str, Any]]) -> AsyncIterator[Piece]:
-        inputs = [_tensor(name, *given) for name, given in tensors.items()]
-
-        async def requests() -> AsyncIterator[dict[str, Any]]:
-            yield {"model_name": self._name, "inputs": inputs}
-
-        responses = self._client.stream_infer(requests())
+    async def generate(self, tensors: Tensors) -> AsyncIterator[Piece]:
+        request = _request(self._name, tensors)
+        stream = self._stub.ModelStreamInfer()
         is_over = False
         try:
+            await stream.write(request)
+            await stream.done_writing()
             # To the stream's own end: Triton 2.51 may keep a request that is cancelled there.
-            async for result, error in responses:
-                if error is not None:
-                    raise _refusal(str(error.message()))
-                if result.get_response().outputs:
-                    piece = _piece(result)
+            async for message in stream:
+                if message.error_message:
+                    raise _refusal(message.error_message)
+                if message.infer_response.outputs:
+                    piece = _piece(message.infer_response)
                     is_over = bool(piece.finish_reason)
                     yield piece
             if not is_over:
                 raise ApiError(503, "the server ended the request: send it again later")
-        except (grpc.RpcError, InferenceServerException) as error:
+        except grpc.RpcError as error:
             raise ApiError(503, "the model is not available: send it again later") from error
         finally:
-            responses.cancel()
+            stream.cancel()
 
     async def is_ready(self) -> bool:
-        with contextlib.suppress(grpc.RpcError, InferenceServerException):
-            return bool(await self._client.is_model_ready(self._name))
+        asked = service_pb2.ModelReadyRequest(name=self._name)
+        with contextlib.suppress(grpc.RpcError):
+            return bool((await self._stub.ModelReady(asked)).ready)
         return False
 
     async def close(self) -> None:
-        await self._client.close()
+        await self._channel.close()
 
 
-def _tensor(name: str, kind: str, value: Any) -> Any:
-    values = np.array([value if isinstance(value, list) else [value]], dtype=NUMPY_TYPES[kind])
-    found = tritonclient.grpc.InferInput(name, list(values.shape), kind)
-    found.set_data_from_numpy(values)
-    return found
+def _request(name: str, tensors: Tensors) -> Any:
+    request = service_pb2.ModelInferRequest(model_name=name)
+    for tensor, (kind, value) in tensors.items():
+        values = value if isinstance(value, list) else [value]
+        request.inputs.add(name=tensor, datatype=kind, shape=[1, len(values)])
+        if kind == "BYTES":
+            raw = b"".join(struct.pack("<I", len(each)) + each for each in values)
+        else:
+            raw = struct.pack(f"<{len(values)}{FORMATS[kind]}", *values)
+        request.raw_input_contents.append(raw)
+    wanted = [name for asked in IF_ASKED if asked in tensors for name in IF_ASKED[asked]]
+    for output in (*ALWAYS, *wanted):
+        request.outputs.add(name=output)
+    return request
 
 
-def _piece(result: Any) -> Piece:
-    values = {one.name: result.as_numpy(one.name).item() for one in result.get_response().outputs}
-    metrics = values.get("metrics")
-    return Piece(
-        values["text_output"].decode(),
-        values.get("num_output_tokens", 0),
-        values["finish_reason"].decode(),
-        values.get("num_input_tokens", 0),
-        metrics.decode() if metrics else None,
-        values.get("num_steps", 0),
-        values.get("total_draft_tokens", 0),
-        values.get("total_accepted_draft_tokens", 0),
-    )
+def _text(raw: bytes) -> str:
+    """A BYTES tensor of one element, which follows its length in four bytes."""
+    return raw[4:].decode()
+
+
+def _int(raw: bytes) -> int:
+    return int.from_bytes(raw, "little", signed=True)
+
+
+def _ints(raw: bytes) -> tuple[int, ...]:
+    return struct.unpack(f"<{len(raw) // 4}i", raw)
+
+
+READ: Mapping[str, tuple[str, Callable[[bytes], Any]]] = {
+    "text_output": ("text", _text),
+    "finish_reason": ("finish_reason", _text),
+    "num_output_tokens": ("num_tokens", _int),
+    "num_input_tokens": ("num_prompt", _int),
+    "metrics": ("metrics", _text),
+    "num_steps": ("num_steps", _int),
+    "total_draft_tokens": ("num_drafted", _int),
+    "total_accepted_draft_tokens": ("num_accepted", _int),
+    "drafter": ("drafter", _text),
+    "output_ids": ("tokens", _ints),
+    "token_log_probs": ("log_probs", lambda raw: json.loads(_text(raw))),
+}
+"""For each output: the field of `Piece`, and how its bytes are read."""
+
+
+def _piece(response: Any) -> Piece:
+    values = {}
+    for output, raw in zip(response.outputs, response.raw_output_contents, strict=True):
+        field, read = READ[output.name]
+        values[field] = read(raw)
+    return Piece(**values)
 
 
 def _refusal(message: str) -> ApiError:

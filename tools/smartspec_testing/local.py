@@ -20,6 +20,8 @@ class LocalSink:
     text: str = ""
     tokens: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
+    output_ids: list[int] = field(default_factory=list)
+    documents: list[str] = field(default_factory=list)
     summary: Summary | None = None
     num_finals: int = 0
     finish_reason: FinishReason | None = None
@@ -48,6 +50,8 @@ class LocalSink:
         self.pieces.append(reply.text)
         self.tokens.extend(reply.tokens)
         self.log_probs.extend(reply.log_probs or ())
+        self.output_ids.extend(reply.output_ids or ())
+        self.documents += [reply.token_log_probs] if reply.token_log_probs else []
         self.summary = reply.summary
         self.progress, self.seed = reply.progress, reply.seed
         if is_final:

@@ -65,6 +65,21 @@ OUTPUTS = (
         when=_LOG_PROBS,
     ),
     TensorSpec(
+        "output_ids",
+        "INT32",
+        "the tokens of this response",
+        dims=(-1, -1),
+        when="if return_output_ids is true",
+    ),
+    TensorSpec(
+        "token_log_probs",
+        "STRING",
+        "JSON document. `output` has an entry for each token of this response: token, natural "
+        "log-probability, and a list of the most probable tokens with theirs. `prompt`, in the "
+        "first response, has the same for the prompt from its second token on",
+        when="if return_token_log_probs is set",
+    ),
+    TensorSpec(
         "num_cached_tokens",
         "INT32",
         "prompt tokens served from the prefix cache",
@@ -88,6 +103,12 @@ OUTPUTS = (
         "STRING",
         "JSON document with speculation statistics of the request, with vLLM's field names",
         when="last, if return_spec_metrics is summary or detailed",
+    ),
+    TensorSpec(
+        "drafter",
+        "STRING",
+        "the proposer of the latest drafts",
+        when="if return_spec_metrics is detailed, after the first drafts",
     ),
     TensorSpec(
         "explanation",

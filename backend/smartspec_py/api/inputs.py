@@ -15,6 +15,8 @@ from smartspec_py.serving.request import PRIORITY_WORTH_S
 MAX_STOP_WORDS = 16
 MAX_BAD_WORDS = 64
 MAX_BIAS_WORDS = 300
+MAX_TOP_LOG_PROBS = 20
+MAX_PROMPT_IDS = 1 << 18
 WORD = Text(max_bytes=1024)
 NAME = Text(max_bytes=64)
 
@@ -22,11 +24,21 @@ REQUEST = (
     TensorSpec(
         "text_input",
         "STRING",
-        "the prompt, UTF-8",
-        Text(),
+        "the prompt, UTF-8; empty with `input_ids`",
+        Text(may_be_empty=True),
         is_optional=False,
         field="text",
-        model_range="short enough for the context, with room for one token",
+        model_range="at least one token, and short enough for the context with room for one more",
+    ),
+    TensorSpec(
+        "input_ids",
+        "INT32",
+        "the prompt as token ids, instead of `text_input`",
+        Range(0),
+        dims=(-1,),
+        field="prompt_ids",
+        max_elements=MAX_PROMPT_IDS,
+        model_range="below the vocabulary; as many as `text_input` may have",
     ),
     TensorSpec(
         "max_tokens",
@@ -227,6 +239,22 @@ RETURNED = (
         field="exclude_input",
     ),
     TensorSpec("return_log_probs", "BOOL", "return `output_log_probs` and `cum_log_probs`"),
+    TensorSpec(
+        "return_token_log_probs",
+        "INT32",
+        "return `token_log_probs`, with this many of the most probable tokens at each position",
+        Range(0, MAX_TOP_LOG_PROBS),
+        field="num_token_log_probs",
+        default="none",
+    ),
+    TensorSpec(
+        "return_prompt_log_probs",
+        "BOOL",
+        "with `return_token_log_probs`: also for the tokens of the prompt, whose cached prefix is "
+        "then not reused",
+        field="prompt_log_probs",
+    ),
+    TensorSpec("return_output_ids", "BOOL", "return `output_ids`"),
     TensorSpec("return_perf_metrics", "BOOL", "return the times of the request, and block counts"),
     TensorSpec("return_num_input_tokens", "BOOL", "return `num_input_tokens`"),
     TensorSpec("return_num_output_tokens", "BOOL", "return `num_output_tokens`"),

@@ -89,7 +89,6 @@ UNSUPPORTED = {
 """Reasons by name of a request parameter."""
 
 RENAMED = {
-    "input_ids": "text_input",
     "prompt": "text_input",
     "request_output_len": "max_tokens",
     "max_new_tokens": "max_tokens",

@@ -73,15 +73,20 @@ class Choice:
 
 @dataclass(frozen=True)
 class Text:
-    """Non-empty text. max_bytes: largest UTF-8 size; 0 is no limit."""
+    """Text. max_bytes: largest UTF-8 size; 0 is no limit."""
 
     max_bytes: int = 0
+    may_be_empty: bool = False
 
     def holds(self, value: Any) -> bool:
-        return bool(value) and (not self.max_bytes or len(value.encode()) <= self.max_bytes)
+        if not value:
+            return self.may_be_empty
+        return not self.max_bytes or len(value.encode()) <= self.max_bytes
 
     @property
     def text(self) -> str:
+        if self.may_be_empty:
+            return ""
         most = f" and at most {self.max_bytes} bytes" if self.max_bytes else ""
         return "at least one character" + most
 

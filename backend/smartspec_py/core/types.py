@@ -51,6 +51,25 @@ class SpecMetrics(StrEnum):
     DETAILED = "detailed"  # also one entry per step
 
 
+class TokenLogProb(NamedTuple):
+    """The natural log-probability of a token under the unmodified logits of the target.
+
+    top: the most probable tokens at its position and their log-probabilities, best first.
+    """
+
+    token: int
+    log_prob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class PromptLogProbs(NamedTuple):
+    """Log-probabilities of successive tokens of a prompt. first: index of the first one, at least
+    1, because no logits belong to the first token of a prompt."""
+
+    first: int
+    values: tuple[TokenLogProb, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the tokens of one request are sampled. `engines.torch.sampling` has the exact rules and
@@ -71,6 +90,8 @@ class SamplingParams:
     min_tokens: number of tokens to generate before an end token can be sampled.
     verification: how drafts are verified.
     log_probs: whether to return the log-probability of each token.
+    num_top_log_probs: with log_probs, how many of the most probable tokens to return at each
+        position. prompt_log_probs: return the same for the tokens of the prompt.
     """
 
     temperature: float = 0.0
@@ -87,6 +108,8 @@ class SamplingParams:
     min_tokens: int = 0
     verification: Verification = Verification.COUPLED
     log_probs: bool = False
+    num_top_log_probs: int = 0
+    prompt_log_probs: bool = False
 
     @property
     def is_greedy(self) -> bool:

@@ -31,8 +31,10 @@ from numpy.typing import NDArray
 
 from smartspec_py.core.types import (
     FinishReason,
+    PromptLogProbs,
     SamplingParams,
     SequenceId,
+    TokenLogProb,
     Tree,
     Verification,
 )
@@ -81,8 +83,8 @@ class Event(NamedTuple):
     pass_s: seconds of the model pass; 0.0 if the engine cannot measure it. The pass time of a step
         is the maximum over its events.
     error: why the sequence cannot continue; None if it can.
-    log_probs: log-probability of each of `tokens` under the unmodified logits of the target; empty
-        if the sequence did not ask for them.
+    log_probs: of each of `tokens`; empty if the sequence did not ask for them.
+    prompt_log_probs: of the part of the prompt that was read; None if not asked for.
     hidden: the target's last hidden states [len(tokens), width] from which the tokens were drawn;
         None if the target was not built to return them. Or states inside the target for each token
         that the pass read and that belongs to the sequence: the whole chunk of a prompt, or the
@@ -97,9 +99,10 @@ class Event(NamedTuple):
     finish: FinishReason | None = None
     pass_s: float = 0.0
     error: str | None = None
-    log_probs: tuple[float, ...] = ()
+    log_probs: tuple[TokenLogProb, ...] = ()
     hidden: Any = None
     path: tuple[int, ...] = ()
+    prompt_log_probs: PromptLogProbs | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,8 +63,10 @@ class Batcher:
 
     def find(self, sequence: SequenceId) -> Request | None:
         """The request, waiting or live. None if it no longer exists."""
-        waiting = (request for request in self.waiting if request.sequence == sequence)
-        return self.live.get(sequence) or next(waiting, None)
+        found = self.live.get(sequence)
+        if found is None:
+            found = next((one for one in self.waiting if one.sequence == sequence), None)
+        return found
 
     def add(self, request: Request) -> None:
         """Add a request to the waiting requests, sorted by rank."""

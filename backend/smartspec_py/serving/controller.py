@@ -14,13 +14,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from smartspec_py.core.cost import MAX_ROWS, CostModel
 from smartspec_py.core.learn.acceptance import AcceptanceSettings
 from smartspec_py.core.learn.corrections import CostCorrections
 from smartspec_py.core.learn.guard import Guard, ProbeBudget
 from smartspec_py.core.plan.plan_budget import PlanBudget
 from smartspec_py.core.plan.planner import BatchTable, PlannerSettings, batch_table_of, plan
-from smartspec_py.core.types import DraftOption, MeasuredStep, SequenceView
+from smartspec_py.core.plan.step import at_least
+from smartspec_py.core.types import MeasuredStep, SequenceView
 from smartspec_py.serving.observed_cost import ObservedCosts
 from smartspec_py.serving.step import Decision, Reason, StepRecord
 
@@ -186,33 +189,38 @@ def measured(record: StepRecord, last_num_tokens: int) -> MeasuredStep:
     last_num_tokens: of the target's pass before.
     """
     decision, drafted = record.decision, record.drafted
-    drafting = _drafting(record)
-    lengths = [length for _, length in drafting]
-    num_late = sum(option.draft_lag > 0 for option, _ in drafting)
-    num_drafted = sum(drafted.values())
-    texts = (view.context_len for view in decision.views if view.sequence in drafted)
+    num_drafted, num_texts = sum(drafted.values()), 0
+    lengths, lags = [], []  # of sequences that a draft model drafted for
+    for view in decision.views:
+        length = drafted.get(view.sequence)
+        if length:
+            num_texts += view.context_len
+            option = decision.plan.option(view)
+            if option.has_draft_passes:
+                lengths.append(length)
+                lags.append(option.draft_lag)
+    num_late = len(lags) - lags.count(0)
+    rows = at_least(np.array(lengths), max(lengths)).tolist() if lengths else []
     return MeasuredStep(
         batch_size=decision.num_decoding,
         num_tokens=decision.num_decoding + num_drafted,
         context_len=_mean_context_len(decision.views),
         num_generated=record.num_generated,
-        draft_rows=(
-            *((num_late,) if num_late else ()),  # they are read in a pass of their own
-            *(sum(n >= p for n in lengths) for p in range(1, max(lengths, default=0) + 1)),
-        ),
+        # Late sequences are read in a pass of their own.
+        draft_rows=(num_late, *rows) if num_late else tuple(rows),
         target_s=record.target_s,
-        draft_s=record.draft_s if drafting else 0.0,
+        draft_s=record.draft_s if lengths else 0.0,
         total_s=record.between_s + record.total_s,
         plan_s=record.views_s + record.plan_s,
         num_prefill_tokens=record.num_prefill_tokens,
-        num_catch_up_tokens=sum(option.draft_lag for option, _ in drafting),
-        num_charged_tokens=num_drafted + sum(texts),
+        num_catch_up_tokens=sum(lags),
+        num_charged_tokens=num_drafted + num_texts,
         is_repeat=record.num_target_tokens == last_num_tokens,
     )
 
 
 def _mean_context_len(views: Sequence[SequenceView]) -> float:
-    return sum(view.context_len for view in views) / len(views)
+    return sum([view.context_len for view in views]) / len(views)
 
 
 def _undrafted(
@@ -229,14 +237,3 @@ def _prober(free: Sequence[SequenceView]) -> SequenceView | None:
     """The sequence whose first option costs least to start drafting: it has the lowest lag."""
     able = [v for v in free if v.options[0].max_draft_len and v.options[0].has_draft_passes]
     return min(able, key=lambda view: (view.options[0].draft_lag, view.sequence), default=None)
-
-
-def _drafting(record: StepRecord) -> list[tuple[DraftOption, int]]:
-    """Option and number of drafts of each sequence that a draft model drafted for."""
-    found = []
-    for view in record.decision.views:
-        option = record.decision.plan.option(view)
-        length = record.drafted.get(view.sequence, 0)
-        if length and option.has_draft_passes:
-            found.append((option, length))
-    return found

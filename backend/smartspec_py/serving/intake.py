@@ -123,7 +123,7 @@ class Intake:
         """
         arrival_s = self._clock()
         self._check_supported(params)
-        prompt = self._encode_prompt(params.text)
+        prompt = list(self._prompt_ids(params)) or self._encode_prompt(params.text)
         self._check_limits(params, prompt)
         sampling = self._sampling(params)
         proposer, no_speculation = self._proposer(params, sampling)
@@ -141,7 +141,7 @@ class Intake:
             alternatives=alternatives,
             slo_s_per_token=None if params.tpot_slo_ms is None else params.tpot_slo_ms / 1e3,
             cohort=_cohort(params, sampling),
-            reuses_prefix=params.reuse_prefix,
+            reuses_prefix=params.reuse_prefix and not params.prompt_log_probs,
             priority=params.priority,
             arrival_s=arrival_s,
             deadline_s=None if params.deadline_ms is None else arrival_s + params.deadline_ms / 1e3,
@@ -172,7 +172,27 @@ class Intake:
             if value != getattr(_DEFAULT_PARAMS, FIELDS[name]):
                 raise InvalidField(name, value, "left out: this engine does not support it")
 
+    def _prompt_ids(self, params: GenerateParams) -> Sequence[int]:
+        """The prompt as tokens, if the client gave it so; else empty."""
+        ids, vocab_size = params.prompt_ids, self._engine.target.capabilities.vocab_size
+        if ids and params.text:
+            raise InvalidField("input_ids", f"{len(ids)} tokens", "left out with text_input")
+        if ids and not params.exclude_input:
+            raise InvalidField("exclude_input_in_output", False, "true with input_ids")
+        for token in ids:
+            if token >= vocab_size:
+                raise InvalidField("input_ids", token, f"in 0..{vocab_size - 1}")
+        self._check_prompt_len("input_ids", len(ids))
+        return ids
+
+    def _check_prompt_len(self, field: str, num_tokens: int) -> None:
+        if num_tokens >= self._max_context_len:
+            allowed = f"at most {self._max_context_len - 1} tokens, to leave room for one more"
+            raise InvalidField(field, f"{num_tokens} tokens", allowed)
+
     def _encode_prompt(self, text: str) -> list[int]:
+        if not text:
+            raise InvalidField("text_input", text, "at least one character, or use input_ids")
         # Check the size first, because tokenizing a very long text would delay other requests.
         num_bytes = len(text.encode())
         most = MAX_BYTES_PER_TOKEN * self._max_context_len
@@ -183,9 +203,7 @@ class Intake:
         tokens: list[int] = self._engine.tokenizer.encode_batch([text])[0].ids
         if not tokens:
             raise InvalidField("text_input", text, "text of at least one token")
-        if len(tokens) >= self._max_context_len:
-            allowed = f"at most {self._max_context_len - 1} tokens, to leave room for one more"
-            raise InvalidField("text_input", f"{len(tokens)} tokens", allowed)
+        self._check_prompt_len("text_input", len(tokens))
         return tokens
 
     def _check_limits(self, params: GenerateParams, prompt: list[int]) -> None:
@@ -224,7 +242,9 @@ class Intake:
             bad_words=self._bad_words(params),
             min_tokens=params.min_tokens,
             verification=params.verification,
-            log_probs=params.return_log_probs,
+            log_probs=params.return_log_probs or params.num_token_log_probs is not None,
+            num_top_log_probs=params.num_token_log_probs or 0,
+            prompt_log_probs=params.prompt_log_probs,
         )
 
     def _end_tokens(self, params: GenerateParams) -> tuple[int, ...]:

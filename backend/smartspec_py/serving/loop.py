@@ -30,7 +30,7 @@ from smartspec_py.serving.speculation import Speculation
 from smartspec_py.serving.step import Decision, StepRecord
 
 POLL_S = 0.05
-"""Longest wait for an engine with work in flight, before the loop checks its inbox again."""
+"""Longest wait for an engine with work in flight, before the loop checks its inbox."""
 
 IDLE_WAIT_S = 0.5
 """Longest wait of an idle loop for a request, before it checks whether it should end."""
@@ -116,9 +116,8 @@ class StepLoop:
         drafted = {sequence: len(draft.tokens) for sequence, draft in drafts.items()}
         prefills = self._batcher.prefills(len(ready) + sum(drafted.values()))
         self._scheduler.submit([*prefills, *self._decoding_work(ready, drafts, decision.pause)])
-        events = self._target.poll(POLL_S)
         num_before = self._scheduler.num_generated
-        self._scheduler.apply(events)
+        events = self._events(decision, drafted)
         applied = self._clock()
         if events:
             record = StepRecord(
@@ -189,6 +188,22 @@ class StepLoop:
         if self._drain_until_s is not None and self._clock() >= self._drain_until_s:
             self._scheduler.cancel_all()
         self._scheduler.admit()
+
+    def _events(self, decision: Decision, drafted: Mapping[SequenceId, int]) -> list[Event]:
+        """Poll and apply events, until there is one of a drafted sequence; without drafts, any.
+
+        A pass may take longer than POLL_S. The record of a step needs the results of its plan.
+        """
+        events: list[Event] = []
+        while True:
+            found = self._target.poll(POLL_S)
+            self._scheduler.apply(found)
+            events += found
+            if not drafted and (found or not decision.views):
+                return events
+            if self._inbox.is_closed or any(event.sequence in drafted for event in events):
+                return events
+            self._take_in(0.0)
 
     def _decoding_work(
         self, ready: Iterable[Request], drafts: Mapping[SequenceId, Draft], pause: int

@@ -11,7 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from smartspec_py.core.types import FinishReason, SequenceId, SpecMetrics
+from smartspec_py.core.types import (
+    FinishReason,
+    PromptLogProbs,
+    SequenceId,
+    SpecMetrics,
+    TokenLogProb,
+)
 from smartspec_py.serving.request import ErrorCode, GenerateParams
 from smartspec_py.serving.text import TextStream
 
@@ -19,11 +25,12 @@ SHUTTING_DOWN = "the server is shutting down"
 
 
 class Progress(NamedTuple):
-    """Counts of a request so far; see `Request`."""
+    """Counts of a request so far; see `Request`. drafter: the proposer of its latest drafts."""
 
     num_steps: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
+    drafter: str = ""
 
 
 NO_PROGRESS = Progress()
@@ -70,7 +77,10 @@ class Reply:
 
     num_input_tokens, num_output_tokens, log_probs, times: None if the client did not request them.
     times: all 0 before the last response.
-    tokens: tokens that end in the text of this response. They are not sent to the client.
+    tokens: tokens that end in the text of this response. output_ids: the same; None if the client
+        did not request them.
+    token_log_probs: JSON document, see `log_prob_document`; None if not requested.
+    drafter: the proposer of the latest drafts; empty unless detailed metrics were requested.
     finish_reason, summary: only on the last response.
     """
 
@@ -85,6 +95,16 @@ class Reply:
     finish_reason: FinishReason | None = None
     summary: Summary | None = None
     tokens: tuple[int, ...] = ()
+    output_ids: tuple[int, ...] | None = None
+    token_log_probs: str | None = None
+    drafter: str = ""
+
+
+def log_prob_document(prompt: Sequence[TokenLogProb], output: Sequence[TokenLogProb]) -> str:
+    """The tokens of one response as JSON: `output`, and `prompt` in the first response if it was
+    requested. Each is a list of [token, log-probability, [[token, log-probability], ..]]."""
+    document = {"prompt": prompt, "output": output}
+    return json.dumps({name: of for name, of in document.items() if of}, separators=(",", ":"))
 
 
 class SpecRecord:
@@ -163,6 +183,8 @@ class ResponseState:
     max_draft_len: largest draft length of the request.
     no_speculation: see `Summary`.
     unsent, unsent_log_probs: tokens whose text was not sent yet, and their log-probabilities.
+    prompt_log_probs: of the prompt from its second token on. has_sent: whether the client has
+        received a response.
     num_tokens, cum_log_prob: totals of all tokens so far.
     spec: its verifications so far.
     """
@@ -177,7 +199,9 @@ class ResponseState:
     no_speculation: str = ""
     echo: str = ""
     unsent: list[int] = field(default_factory=list)
-    unsent_log_probs: list[float] = field(default_factory=list)
+    unsent_log_probs: list[TokenLogProb] = field(default_factory=list)
+    prompt_log_probs: list[TokenLogProb] = field(default_factory=list)
+    has_sent: bool = False
     num_tokens: int = 0
     cum_log_prob: float = 0.0
     progress: Progress = NO_PROGRESS
@@ -189,6 +213,24 @@ class ResponseState:
         # Same as TensorRT-LLM: a stream contains new tokens only.
         is_wanted = not (self.params.exclude_input or self.params.stream)
         self.echo = self.params.text if is_wanted else ""
+
+    def add_prompt(self, found: PromptLogProbs) -> None:
+        """Add log-probabilities of the prompt. A request that was preempted reads it again."""
+        num_known = len(self.prompt_log_probs)
+        values = found.values[1 + num_known - found.first :]
+        self.prompt_log_probs.extend(values[: self.num_input_tokens - 1 - num_known])
+
+    def log_prob_document(self) -> str | None:
+        """Of the tokens that were not sent yet. None if the client did not request it."""
+        if self.params.num_token_log_probs is None:
+            return None
+        prompt = [] if self.has_sent else self.prompt_log_probs
+        return log_prob_document(prompt, self.unsent_log_probs)
+
+    @property
+    def drafter(self) -> str:
+        is_wanted = self.params.spec_metrics is SpecMetrics.DETAILED
+        return self.progress.drafter if is_wanted else ""
 
     def count(self, progress: Progress) -> None:
         """Set the current counts of the request."""
@@ -224,7 +266,7 @@ class Update(NamedTuple):
 
     progress, num_cached_tokens: totals of the request so far.
     times_s: the fields of `Times`, in seconds.
-    log_probs: one for each token; empty if not requested.
+    log_probs: one for each token; empty if not requested. prompt_log_probs: see `Event`.
     end_token: see `Summary`.
     """
 
@@ -233,7 +275,8 @@ class Update(NamedTuple):
     progress: Progress = NO_PROGRESS
     finish_reason: FinishReason | None = None
     error: tuple[ErrorCode, str] | None = None
-    log_probs: Sequence[float] = ()
+    log_probs: Sequence[TokenLogProb] = ()
+    prompt_log_probs: PromptLogProbs | None = None
     times_s: tuple[float | None, ...] = ()
     num_cached_tokens: int = 0
     end_token: int | None = None

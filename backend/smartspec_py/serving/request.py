@@ -41,7 +41,10 @@ class InvalidField(RequestError):
 class GenerateParams:
     """A request as the client sent it. Each field is within its own range.
 
+    prompt_ids: the prompt as tokens; then text is empty.
     end_id: None uses the model's end tokens.
+    num_token_log_probs: None, or how many of the most probable tokens to return at each position.
+    prompt_log_probs: also for the prompt.
     seed: None uses a random seed.
     num_draft_tokens: largest draft length. None uses the server's limit.
     policy, proposer: None uses the server's default.
@@ -57,6 +60,7 @@ class GenerateParams:
 
     text: str
     max_tokens: int
+    prompt_ids: tuple[int, ...] = ()
     stream: bool = False
     temperature: float = 0.0
     top_k: int = 0
@@ -84,6 +88,9 @@ class GenerateParams:
     workload: str | None = None
     reuse_prefix: bool = True
     return_log_probs: bool = False
+    num_token_log_probs: int | None = None
+    prompt_log_probs: bool = False
+    return_output_ids: bool = False
     return_perf_metrics: bool = False
     spec_metrics: SpecMetrics = SpecMetrics.NONE
     return_num_input_tokens: bool = True
@@ -133,6 +140,7 @@ class Request:
     num_cached: prompt tokens found in the cache when the request was first admitted.
     cohort: name of a group of requests with similar acceptance; see `core.learn.acceptance`.
     num_steps: decoding steps, including those without drafts.
+    drafter: the proposer of its latest drafts. Empty before the first.
     """
 
     sequence: SequenceId
@@ -161,6 +169,7 @@ class Request:
     num_steps: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
+    drafter: str = ""
     scheduled_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None

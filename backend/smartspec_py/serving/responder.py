@@ -260,7 +260,7 @@ class Responder:
         summary: Summary | None = None,
         times: Times = UNKNOWN_TIMES,
     ) -> bool:
-        params = response.params
+        params, log_probs = response.params, response.unsent_log_probs
         num_input = response.num_input_tokens if reason else 0
         reply = Reply(
             text=response.echo + text,
@@ -268,13 +268,17 @@ class Responder:
             num_output_tokens=len(response.unsent) if params.return_num_output_tokens else None,
             progress=response.progress,
             seed=response.seed,
-            log_probs=tuple(response.unsent_log_probs) if params.return_log_probs else None,
+            log_probs=tuple(one.log_prob for one in log_probs) if params.return_log_probs else None,
             cum_log_prob=response.cum_log_prob,
             times=times if params.return_perf_metrics else None,
             finish_reason=reason,
             summary=summary,
             tokens=tuple(response.unsent),
+            output_ids=tuple(response.unsent) if params.return_output_ids else None,
+            token_log_probs=response.log_prob_document(),
+            drafter=response.drafter,
         )
+        response.has_sent = True
         response.echo = ""
         response.unsent.clear()
         response.unsent_log_probs.clear()
@@ -333,7 +337,9 @@ def _absorb(response: ResponseState, update: Update) -> bool:
     response.unsent.extend(update.tokens[:num_kept])
     response.num_tokens += num_kept
     response.unsent_log_probs.extend(log_probs)
-    response.cum_log_prob += sum(log_probs)
+    response.cum_log_prob += sum(one.log_prob for one in log_probs)
+    if update.prompt_log_probs is not None:
+        response.add_prompt(update.prompt_log_probs)
     return text.is_stopped
 
 

@@ -250,11 +250,15 @@ class Scheduler:
                 request.first_token_s = request.last_token_s
         self.num_generated += len(tokens)
         request.tokens.extend(tokens)
-        kept: dict[str, Any] = {"tokens": tokens, "log_probs": event.log_probs[: len(tokens)]}
+        kept: dict[str, Any] = {
+            "tokens": tokens,
+            "log_probs": event.log_probs[: len(tokens)],
+            "prompt_log_probs": event.prompt_log_probs,
+        }
         if reason is not None:
             kept |= {"finish_reason": reason, "end_token": end_token}
             self._end(request, RequestState.FINISHED, **kept)
-        elif tokens:
+        elif tokens or event.prompt_log_probs:
             self._post(_update(request, **kept))
 
     def _cut(
@@ -298,8 +302,9 @@ class Scheduler:
 def _keep(request: Request, event: Event) -> tuple[Sequence[int], FinishReason | None, int | None]:
     """The event's tokens up to the request's end, the finish reason if any, and the end token."""
     num_before_end = request.sampling.num_before_end(event.tokens)
-    tokens = event.tokens[: min(num_before_end, request.remaining)]
-    if len(tokens) == request.remaining:
+    remaining = request.remaining
+    tokens = event.tokens[: min(num_before_end, remaining)]
+    if len(tokens) == remaining:
         return tokens, FinishReason.LENGTH, None
     if num_before_end < len(event.tokens):
         return tokens, FinishReason.STOP, event.tokens[num_before_end]
@@ -310,7 +315,9 @@ def _update(request: Request, **fields: Any) -> Update:
     """An `Update` with the request's current counts and times, and these fields."""
     return Update(
         request.sequence,
-        progress=Progress(request.num_steps, request.num_drafted, request.num_accepted),
+        progress=Progress(
+            request.num_steps, request.num_drafted, request.num_accepted, request.drafter
+        ),
         times_s=(
             request.arrival_s,
             request.scheduled_s,

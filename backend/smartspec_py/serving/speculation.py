@@ -63,27 +63,24 @@ class Speculation:
 
     def __init__(self, proposers: Mapping[str, Proposer]) -> None:
         self._proposers = dict(proposers)
+        self._capabilities = {name: one.capabilities for name, one in proposers.items()}
         self._acceptance = {
-            name: AcceptanceTracker(proposer.capabilities.cohorts)
-            for name, proposer in proposers.items()
+            name: AcceptanceTracker(able.cohorts) for name, able in self._capabilities.items()
         }
         self._knowing = {
-            name: cast(HindsightProposer, proposer)
-            for name, proposer in proposers.items()
-            if proposer.capabilities.has_hindsight
+            name: cast(HindsightProposer, proposers[name])
+            for name, able in self._capabilities.items()
+            if able.has_hindsight
         }
         self._trees = {
-            name: (cast(TreeProposer, one), TreeSpace(depth, one.capabilities.tree_width))
-            for name, one in proposers.items()
-            if (depth := one.capabilities.tree_depth)
+            name: (cast(TreeProposer, proposers[name]), TreeSpace(able.tree_depth, able.tree_width))
+            for name, able in self._capabilities.items()
+            if able.tree_depth
         }
         # For each sequence that can draft a tree: its ranked nodes, see `TreeSpace`.
         self._nodes: dict[SequenceId, Ints] = {}
-        # For each sequence in its last step: the candidate proposers, and the one that drafted.
+        # For each sequence in its last step: the candidate proposers.
         self._options: dict[SequenceId, tuple[str, ...]] = {}
-        self._drafter: dict[SequenceId, str] = {}
-        self._has_passes = {n: p.capabilities.has_passes for n, p in proposers.items()}
-        self._draft_s = {n: p.capabilities.draft_s for n, p in proposers.items()}
 
     def views(
         self,
@@ -132,7 +129,7 @@ class Speculation:
             if draft_len:
                 sequence = request.sequence
                 name = self._options[sequence][spec_plan.choices.get(sequence, 0)]
-                self._drafter[sequence] = name
+                request.drafter = name
                 tasks[name].append(_task(request, draft_len, self._tree(name, sequence, draft_len)))
         found = {}
         for name, of_one in tasks.items():
@@ -149,22 +146,22 @@ class Speculation:
         from the generated tokens. This lets a proposer recover from poor early results.
         """
         counts: dict[str, list[tuple[SequenceId, int, int, str]]] = defaultdict(list)
-        num_events = Counter(request.sequence for request, _ in steps)
+        num_events = Counter([request.sequence for request, _ in steps])
         for request, event in steps:
             options = self._options.get(request.sequence, ())
             for name in _drafting(request):
                 drafted = accepted = 0
-                if name == self._drafter.get(request.sequence):
+                if name == request.drafter:
                     _, _, drafted, accepted, *_ = event
-                proposer = self._proposers[name]
-                if drafted or proposer.capabilities.reads_hidden:
-                    proposer.observe(request.sequence, accepted, event.hidden)
+                able = self._capabilities[name]
+                if drafted or able.reads_hidden:
+                    self._proposers[name].observe(request.sequence, accepted, event.hidden)
                 if event.path:  # of a tree; estimates are about the chain of best guesses
                     drafted = 0
                 if not drafted and name in options and num_events[request.sequence] == 1:
                     drafted, accepted = self._hindsight(name, request, event)
                 # A step whose proposers were not asked is no evidence, and does not count.
-                if drafted or (options and not proposer.capabilities.cohorts):
+                if drafted or (options and not able.cohorts):
                     cohort = self._cohort(name, request)
                     counts[name].append((request.sequence, drafted, accepted, cohort))
         for name, of_one in counts.items():
@@ -173,7 +170,7 @@ class Speculation:
 
     def _cohort(self, name: str, request: Request) -> str:
         """The cohort of the drafts that this proposer has for the request in this step."""
-        if not self._proposers[name].capabilities.cohorts:
+        if not self._capabilities[name].cohorts:
             return request.cohort
         return self._knowing[name].cohort(request.sequence)
 
@@ -197,7 +194,7 @@ class Speculation:
     def read_prompt(self, request: Request, event: Event) -> None:
         """Pass the prompt's hidden states to proposers that use them."""
         for name in _drafting(request) if event.hidden is not None else ():
-            if self._proposers[name].capabilities.reads_hidden:
+            if self._capabilities[name].reads_hidden:
                 self._proposers[name].observe(request.sequence, 0, event.hidden)
 
     def may_draft(self, request: Request, pause: int) -> bool:
@@ -211,7 +208,6 @@ class Speculation:
         """Free all state of the request."""
         self.drop_cache(request)
         self._options.pop(request.sequence, None)
-        self._drafter.pop(request.sequence, None)
         self._nodes.pop(request.sequence, None)
         for name in request.proposers:
             self._acceptance[name].release(request.sequence)
@@ -222,21 +218,22 @@ class Speculation:
             self._proposers[name].release(request.sequence)
 
     def bytes_per_token(self, request: Request) -> int:
-        proposer = self._caching(request)
-        return proposer.capabilities.bytes_per_token if proposer else 0
+        name = self._caching(request)
+        return self._capabilities[name].bytes_per_token if name else 0
 
     def num_computed_tokens(self, request: Request) -> int:
         """Tokens of the request in the proposer's cache."""
-        proposer = self._caching(request)
-        if proposer is None:
+        name = self._caching(request)
+        if name is None:
             return 0
         context_len = len(request.tokens)
-        return max(0, context_len - 1 - proposer.draft_lag(request.sequence, context_len))
+        lag = self._proposers[name].draft_lag(request.sequence, context_len)
+        return max(0, context_len - 1 - lag)
 
     def check_integrity(self, live: Iterable[Request]) -> None:
         """Raise AssertionError if there are estimates of requests that no longer exist."""
         known = {request.sequence for request in live}
-        kept = self._options.keys() | self._drafter.keys() | self._nodes.keys()
+        kept = self._options.keys() | self._nodes.keys()
         assert kept <= known, "options of requests gone"
         for name, acceptance in self._acceptance.items():
             strangers = acceptance.sequences - known
@@ -328,8 +325,8 @@ class Speculation:
         """Seconds that each proposer needs per sequence if it drafts for so many."""
         share = 1.0 / max(1, num_sequences)
         return {
-            name: alone_s * share + together_s * (1.0 - share)
-            for name, (alone_s, together_s) in self._draft_s.items()
+            name: able.draft_s[0] * share + able.draft_s[1] * (1.0 - share)
+            for name, able in self._capabilities.items()
         }
 
     def _option(
@@ -346,14 +343,12 @@ class Speculation:
         lag = proposer.draft_lag(request.sequence, len(request.tokens))
         lag = lag if lag > SHORT_LAG else 0
         is_tree = name in self._trees and _takes_trees(request)
-        return DraftOption(
-            num_available, probs, lag, self._has_passes[name], drafts_s[name], is_tree
-        )
+        has_passes = self._capabilities[name].has_passes
+        return DraftOption(num_available, probs, lag, has_passes, drafts_s[name], is_tree)
 
-    def _caching(self, request: Request) -> Proposer | None:
-        """The request's proposer that has a cache. There is at most one."""
-        proposers = (self._proposers[name] for name in request.proposers)
-        return next((p for p in proposers if p.capabilities.bytes_per_token), None)
+    def _caching(self, request: Request) -> str | None:
+        """Name of the request's proposer that has a cache. There is at most one."""
+        return next((n for n in request.proposers if self._capabilities[n].bytes_per_token), None)
 
 
 def _drafting(request: Request) -> tuple[str, ...]:

@@ -124,8 +124,10 @@ class AcceptanceTracker:
         cohorts: the cohort of each sequence; None if there is only one cohort. Returns shape
         [len(sequences), num_positions].
         """
-        rates, trials = self._rates(cohorts or [""] * len(sequences), num_positions)
-        return self._mean_of_experts(self._expert_probs(self._rows_of(sequences), rates, trials))
+        names, each = _grouped(cohorts or [""] * len(sequences))
+        rates, trials = self._rates(names, num_positions)
+        rows = self._rows_of(sequences)
+        return self._mean_of_experts(self._expert_probs(rows, rates[each], trials[each]))
 
     def observe(
         self,
@@ -141,7 +143,7 @@ class AcceptanceTracker:
         """
         if not sequences:
             return
-        names = list(cohorts or [""] * len(sequences))
+        names, each = _grouped(cohorts or [""] * len(sequences))
         if not any(num_drafted):
             self._observe_idle(sequences, names)
             return
@@ -149,17 +151,18 @@ class AcceptanceTracker:
         trials = accepted + (accepted < np.array(num_drafted, dtype=np.int64))
         positions = np.arange(int(trials.max()))
         is_tried, is_accepted = positions < trials[:, None], positions < accepted[:, None]
-        rates, cohort_trials = self._rates(names, len(positions))
-        rows = self._rows_of(sequences)
-        probs = self._expert_probs(rows, rates, cohort_trials)
+        cohort_rates, cohort_trials = self._rates(names, len(positions))
+        rates, rows = cohort_rates[each], self._rows_of(sequences)
+        probs = self._expert_probs(rows, rates, cohort_trials[each])
         self._score_experts(probs, is_accepted, is_tried)
         for index in np.flatnonzero(rows == 0):
-            rows[index] = self._begin(sequences[index])
+            sequence = sequences[index]  # it may be there twice, with events of a burst
+            rows[index] = self._requests.get(sequence) or self._begin(sequence)
         expected = (rates * is_tried).sum(axis=1)
         kept = np.where(trials[:, None] > 0, self._memories, self._memories[-1])
         observed = np.stack([accepted, expected, trials], axis=1)
         self._shown[rows] = self._shown[rows] * kept[:, None] + observed[..., None]
-        self._observe_cohorts(names, is_accepted, is_tried)
+        self._observe_cohorts(names, each, is_accepted, is_tried)
 
     def release(self, sequence: int) -> None:
         """Remove the sequence. Its results remain in the counts of its cohorts."""
@@ -211,18 +214,12 @@ class AcceptanceTracker:
         return found
 
     def _rates(self, cohorts: Sequence[str], num_positions: int) -> tuple[Floats, Floats]:
-        """p of each sequence, shape [len(cohorts), num_positions], and its cohort's trials."""
-        names = list(dict.fromkeys(cohorts))
-        rows = [self._row(name) for name in names]
+        """p of each cohort, shape [len(cohorts), num_positions], and its trials."""
+        rows = [self._row(name) for name in cohorts]
         weight = self._settings.position_trials
-        rates = weight * self._means(names)[:, None] + self._accepted[rows, :num_positions]
+        rates = weight * self._means(cohorts)[:, None] + self._accepted[rows, :num_positions]
         rates /= weight + self._trials[rows, :num_positions]
-        trials = self._trials[rows].sum(axis=1)
-        if len(names) == 1:
-            return np.broadcast_to(rates, (len(cohorts), num_positions)), trials
-        order = {name: index for index, name in enumerate(names)}
-        each = [order[name] for name in cohorts]
-        return rates[each], trials[each]
+        return rates, self._trials[rows].sum(axis=1)
 
     def _expert_probs(self, rows: Ints, rates: Floats, cohort_trials: Floats) -> Floats:
         """The estimate of each expert, shape [n, K, experts]. rates: p, shape [n, K]."""
@@ -261,23 +258,25 @@ class AcceptanceTracker:
         return row
 
     def _observe_idle(self, sequences: Sequence[int], cohorts: Sequence[str]) -> None:
-        """`observe` for a step without drafts: counts only decay."""
+        """`observe` for a step without drafts: counts only decay. cohorts: without repeats."""
         rows = self._rows_of(sequences)
         self._shown[rows] *= self._memories[-1]
-        seen = sorted({self._row(name) for name in cohorts})
+        seen = [self._row(name) for name in cohorts]
         for counts in self._counts:
             counts[seen] *= self._settings.idle_forgetting
 
-    def _observe_cohorts(self, cohorts: Sequence[str], is_accepted: Bools, is_tried: Bools) -> None:
-        """is_accepted, is_tried: [n, K]."""
-        rows = np.array([self._row(name) for name in cohorts])
-        num_drafting = np.bincount(rows[is_tried[:, 0]], minlength=len(self._trials))
-        seen = np.unique(rows)
+    def _observe_cohorts(
+        self, cohorts: Sequence[str], each: Ints, is_accepted: Bools, is_tried: Bools
+    ) -> None:
+        """cohorts, each: as from `_grouped`. is_accepted, is_tried: [n, K]."""
+        rows = [self._row(name) for name in cohorts]
+        members = (np.arange(len(rows))[:, None] == each).astype(np.float64)
+        num_drafting = members @ is_tried[:, 0]
         busy, idle = self._settings.forgetting, self._settings.idle_forgetting
-        kept = np.where(num_drafting[seen] > 0, busy ** num_drafting[seen], idle)
+        kept = np.where(num_drafting > 0, busy**num_drafting, idle)
         for counts, is_counted in zip(self._counts, (is_accepted, is_tried), strict=True):
-            counts[seen] *= kept[:, None]
-            np.add.at(counts[:, : is_counted.shape[1]], rows, is_counted)
+            counts[rows] *= kept[:, None]
+            counts[rows, : is_counted.shape[1]] += members @ is_counted
 
     def _row(self, cohort: str) -> int:
         found = self._rows.get(cohort)
@@ -289,3 +288,9 @@ class AcceptanceTracker:
             self._rows[cohort] = found
         self._rows.move_to_end(cohort)
         return found
+
+
+def _grouped(cohorts: Sequence[str]) -> tuple[list[str], Ints]:
+    """The different cohorts, and for each sequence the index of its cohort among them."""
+    indices = {name: index for index, name in enumerate(dict.fromkeys(cohorts))}
+    return list(indices), np.array([indices[name] for name in cohorts])

@@ -175,9 +175,9 @@ class RidgeRegression:
             if not is_outside.any():
                 return kept
             is_free &= ~is_outside
-            moved = kept - self._prior
-            pull = self._pull[is_free] - matrix[np.ix_(is_free, ~is_free)] @ moved[~is_free]
+            moved = np.where(is_free, 0.0, kept - self._prior)
+            free = matrix[is_free]
             found = kept
             found[is_free] = self._prior[is_free] + np.linalg.solve(
-                matrix[np.ix_(is_free, is_free)], pull
+                free[:, is_free], self._pull[is_free] - free @ moved
             )

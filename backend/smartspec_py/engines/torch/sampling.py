@@ -36,7 +36,13 @@ from itertools import accumulate
 
 import torch
 
-from smartspec_py.core.types import NO_TOKEN, ROOT, SamplingParams, Verification
+from smartspec_py.core.types import (
+    NO_TOKEN,
+    ROOT,
+    SamplingParams,
+    TokenLogProb,
+    Verification,
+)
 from smartspec_py.engines.torch.noise import Stream, noise_key, uniform_noise
 from smartspec_py.engines.torch.processors import ShapedLogits, Span, TokenHistory
 from smartspec_py.engines.torch.tree import accepted_path, depths, path_to
@@ -75,12 +81,11 @@ class VerifyRequest:
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
     """tokens: the accepted drafts and one more token. path: indices of the accepted drafts.
-    log_probs: natural log-probability of each token under the unprocessed logits; empty unless
-    requested."""
+    log_probs: of each token; empty unless requested."""
 
     tokens: tuple[int, ...]
     path: Sequence[int]
-    log_probs: tuple[float, ...] = ()
+    log_probs: tuple[TokenLogProb, ...] = ()
 
     @property
     def num_accepted(self) -> int:
@@ -368,11 +373,32 @@ def _with_log_probs(
         return results
     rows = [firsts[i] + row for i in wanted for row in (0, *(d + 1 for d in results[i].path))]
     tokens = [token for i in wanted for token in results[i].tokens]
+    num_top = [requests[i].sampling.num_top_log_probs for i in wanted for _ in results[i].tokens]
     index = torch.tensor(rows, device=logits.device)
-    chosen = torch.tensor(tokens, device=logits.device)[:, None]
-    found = iter(logits[index].log_softmax(-1).gather(-1, chosen)[:, 0].tolist())
+    found = iter(token_log_probs(logits[index], tokens, num_top))
     for i in wanted:
         tokens_of = results[i].tokens
         log_probs = tuple(next(found) for _ in tokens_of)
         results[i] = VerifyResult(tokens_of, results[i].path, log_probs)
     return results
+
+
+def token_log_probs(
+    logits: torch.Tensor, tokens: Sequence[int], num_top: Sequence[int]
+) -> list[TokenLogProb]:
+    """The log-probability of each token in its row of logits [len(tokens), vocab], with the num_top
+    most probable tokens of the row."""
+    found = []
+    size = max(1, _MAX_SCORES // logits.shape[-1])
+    for first in range(0, len(tokens), size):
+        part, counts = tokens[first : first + size], num_top[first : first + size]
+        scores = logits[first : first + size].log_softmax(-1)
+        chosen = torch.tensor(part, device=logits.device)[:, None]
+        values = scores.gather(-1, chosen)[:, 0].tolist()
+        best = scores.topk(min(max(counts), scores.shape[-1]))
+        tops = zip(best.indices.tolist(), best.values.tolist(), counts, strict=True)
+        found += [
+            TokenLogProb(token, value, tuple(zip(ids[:num], probs[:num], strict=True)))
+            for token, value, (ids, probs, num) in zip(part, values, tops, strict=True)
+        ]
+    return found

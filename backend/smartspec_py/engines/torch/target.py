@@ -12,12 +12,17 @@ from dataclasses import dataclass
 
 import torch
 
-from smartspec_py.core.types import SamplingParams, SequenceId
+from smartspec_py.core.types import PromptLogProbs, SamplingParams, SequenceId
 from smartspec_py.engines.base import Event, Prefill, TargetCapabilities, Verify, Work
 from smartspec_py.engines.torch.cached_model import CachedModel, CachedSequence, history_of
 from smartspec_py.engines.torch.packed import RowInput
 from smartspec_py.engines.torch.runner import Runner
-from smartspec_py.engines.torch.sampling import VerifyRequest, VerifyResult, verify
+from smartspec_py.engines.torch.sampling import (
+    VerifyRequest,
+    VerifyResult,
+    token_log_probs,
+    verify,
+)
 
 
 @dataclass(slots=True)
@@ -30,11 +35,13 @@ class _Sequence(CachedSequence):
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """One work item as a row of the pass. request: what to draw; None inside a prompt."""
+    """One work item as a row of the pass. request: what to draw; None inside a prompt. scored: the
+    known tokens of a prompt that follow its first logits, if their log-probabilities are wanted."""
 
     sequence: SequenceId
     row_input: RowInput
     request: VerifyRequest | None
+    scored: Sequence[int] = ()
 
 
 class TorchTarget(CachedModel[_Sequence]):
@@ -79,7 +86,8 @@ class TorchTarget(CachedModel[_Sequence]):
         start = time.perf_counter()
         items = [self._item(one) for one in work]
         out = self.runner.forward([item.row_input for item in items])
-        results = iter(verify(out.logits, [item.request for item in items if item.request]))
+        logits, scores = self._score_prompts(out.logits, items)
+        results = iter(verify(logits, [item.request for item in items if item.request]))
         pass_s = time.perf_counter() - start
         events, first = [], 0
         for item in items:
@@ -88,7 +96,8 @@ class TorchTarget(CachedModel[_Sequence]):
                 hidden = out.hidden[first:last].clone()  # frees the states of the whole pass
             first = last
             result = next(results) if item.request else None
-            events.append(self._settle(item, result, hidden, pass_s))
+            event = self._settle(item, result, hidden, pass_s)
+            events.append(event._replace(prompt_log_probs=scores.get(item.sequence)))
         return events
 
     def cancel(self, sequence: SequenceId) -> None:
@@ -105,21 +114,41 @@ class TorchTarget(CachedModel[_Sequence]):
 
     def _item(self, work: Work) -> _Item:
         state = self._sequences[work.sequence]
-        row = state.row
+        row, sampling = state.row, state.sampling
         if isinstance(work, Prefill):
             assert work.start == row.num_cached, f"a chunk at {work.start} of {row.num_cached}"
             end = work.start + len(work.tokens)
-            read = RowInput(row.index, work.start, work.tokens, int(work.is_last))
-            request = VerifyRequest(state.sampling, end, state.history) if work.is_last else None
-            return _Item(work.sequence, read, request)
+            scored = state.tokens[work.start + 1 : end + 1] if sampling.prompt_log_probs else []
+            num_logits = len(scored) + int(work.is_last)
+            read = RowInput(row.index, work.start, work.tokens, num_logits)
+            request = VerifyRequest(sampling, end, state.history) if work.is_last else None
+            return _Item(work.sequence, read, request, scored)
         verified = work if isinstance(work, Verify) else Verify(work.sequence, ())
         _, drafts, probs, parents = verified
         tokens, position = (state.tokens[-1], *drafts), row.num_cached + 1
         return _Item(
             work.sequence,
             RowInput(row.index, row.num_cached, tokens, len(tokens), parents),
-            VerifyRequest(state.sampling, position, state.history, drafts, probs, parents),
+            VerifyRequest(sampling, position, state.history, drafts, probs, parents),
         )
+
+    def _score_prompts(
+        self, logits: torch.Tensor, items: Sequence[_Item]
+    ) -> tuple[torch.Tensor, dict[SequenceId, PromptLogProbs]]:
+        """The logits that tokens are drawn from, and the log-probabilities of parts of prompts."""
+        if not any(item.scored for item in items):
+            return logits, {}
+        kept, found, first = [], {}, 0
+        for item in items:
+            last, num_scored = first + item.row_input.num_logits, len(item.scored)
+            if num_scored:
+                num_top = [self._sequences[item.sequence].sampling.num_top_log_probs] * num_scored
+                scored = logits[first : first + num_scored]
+                values = tuple(token_log_probs(scored, item.scored, num_top))
+                found[item.sequence] = PromptLogProbs(item.row_input.position + 1, values)
+            kept.append(logits[first + num_scored : last])
+            first = last
+        return torch.cat(kept), found
 
     def _settle(
         self, item: _Item, result: VerifyResult | None, hidden: torch.Tensor | None, pass_s: float

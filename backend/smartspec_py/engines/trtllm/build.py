@@ -44,6 +44,12 @@ from smartspec_py.serving.profile import ProfileShape, cached_profile, profile_p
 
 logger = logging.getLogger(__name__)
 
+SCORES = frozenset({"return_log_probs", "return_token_log_probs"})
+"""Fields that need the logits of generated tokens."""
+
+PROMPT_SCORES = frozenset({"return_prompt_log_probs"})
+"""Fields that need the logits of the prompt, which the executor is not asked for."""
+
 MPI_SETTINGS = {
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
     "OMPI_MCA_rmaps_base_inherit": "1",
@@ -99,7 +105,7 @@ def build_trtllm(config: TrtllmEngineConfig, limits: LimitsConfig, folder: Path)
         vocab_size=vocab_size,
         max_cache_tokens=num_tokens,
         verifies_rejection=has_logits and len(engines) == 2,
-        unsupported=frozenset() if config.log_probs else frozenset({"return_log_probs"}),
+        unsupported=PROMPT_SCORES if config.log_probs else PROMPT_SCORES | SCORES,
     )
     num_logits = engines[0].vocab_size
     target = TrtllmTarget(executors[0], bindings, capabilities, num_logits=num_logits)

@@ -38,7 +38,7 @@ from itertools import takewhile
 from operator import eq
 from typing import Any
 
-from smartspec_py.core.types import FinishReason, SamplingParams, SequenceId
+from smartspec_py.core.types import FinishReason, SamplingParams, SequenceId, TokenLogProb
 from smartspec_py.engines.base import Decode, Event, Prefill, TargetCapabilities, Verify, Work
 from smartspec_py.engines.trtllm.requests import (
     Bindings,
@@ -261,7 +261,7 @@ class TrtllmTarget(ExecutorModel):
         if finish == FinishReason.STOP and not has_ended:
             reported = (*tokens, *state.sampling.end_tokens[:1])  # the executor omits end_id
         num_drafted, num_accepted = _verification(flight.work, reported)
-        log_probs = _log_probs(result, tokens) if state.sampling.log_probs else ()
+        log_probs = _log_probs(result, tokens, state.sampling)
         event = Event(sequence, tokens, num_drafted, num_accepted, result.is_final, finish, pass_s)
         return event._replace(log_probs=log_probs) if log_probs else event
 
@@ -300,14 +300,21 @@ def _num_asked(work: Work, sequence: _Sequence) -> int:
     return len(work.drafts) + 1 if isinstance(work, Verify) else 1
 
 
-def _log_probs(result: Any, tokens: tuple[int, ...]) -> tuple[float, ...]:
+def _log_probs(
+    result: Any, tokens: tuple[int, ...], sampling: SamplingParams
+) -> tuple[TokenLogProb, ...]:
     """Log-probabilities by the model's logits, which are [new tokens, 1, vocabulary] with streaming
-    and [1, new tokens, vocabulary] without."""
-    if not tokens:
+    and [1, new tokens, vocabulary] without. Empty unless requested."""
+    if not sampling.log_probs or not tokens:
         return ()
     logits = result.generation_logits
     rows = logits.reshape(-1, logits.shape[-1])[: len(tokens)].float().log_softmax(dim=-1)
-    return tuple(float(row[token]) for row, token in zip(rows, tokens, strict=True))
+    best = rows.topk(sampling.num_top_log_probs)
+    tops = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return tuple(
+        TokenLogProb(token, float(row[token]), tuple(zip(ids, values, strict=True)))
+        for token, row, (ids, values) in zip(tokens, rows, tops, strict=True)
+    )
 
 
 def _verification(work: Work, drawn: tuple[int, ...]) -> tuple[int, int]:

@@ -1,0 +1,1 @@
+"""Checks of the OpenAI-compatible endpoint by clients of others, and by hostile ones."""

@@ -1,0 +1,52 @@
+"""A model that answers from memory, for tests of the endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from smartspec_openai.errors import ApiError
+from smartspec_openai.triton import Piece
+
+TINY = Path(__file__).parents[2] / "engines_build" / "tiny" / "target"
+PIECES = (Piece("one", 1), Piece(" two", 2, "stop", 7, '{"speculative_decoding":{}}'))
+
+
+class Echo:
+    """Answers with these pieces. asked: the tensors of each request, in order.
+
+    error: raised after num_before pieces. num_cancelled: requests that were closed early.
+    """
+
+    def __init__(
+        self,
+        error: ApiError | None = None,
+        num_before: int = 0,
+        pieces: Sequence[Piece] = PIECES,
+    ) -> None:
+        self.pieces = pieces
+        self.asked: list[dict[str, Any]] = []
+        self.error, self.num_before = error, num_before
+        self.num_cancelled = 0
+        self.is_slow = False
+
+    async def generate(self, tensors: Mapping[str, tuple[str, Any]]) -> AsyncIterator[Piece]:
+        self.asked.append({name: value for name, (_, value) in tensors.items()})
+        try:
+            for number, piece in enumerate(self.pieces):
+                if self.error is not None and number == self.num_before:
+                    raise self.error
+                yield piece
+                if self.is_slow:
+                    await asyncio.sleep(60)
+        except (GeneratorExit, asyncio.CancelledError):
+            self.num_cancelled += 1
+            raise
+
+    async def is_ready(self) -> bool:
+        return self.error is None
+
+    async def close(self) -> None:
+        pass

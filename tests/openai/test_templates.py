@@ -1,0 +1,179 @@
+"""Chat templates with the structure of well-known models' templates, through the endpoint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from standins import TINY, Echo
+
+from smartspec_openai.app import create_app
+from smartspec_openai.endpoint import Settings
+from smartspec_openai.prompts import Prompts
+
+LLAMA3 = """{{ bos_token }}{% if tools %}Functions:
+{% for t in tools %}{{ t | tojson }}
+{% endfor %}{% endif %}
+{%- for m in messages %}
+{%- if m.tool_calls %}<|h|>assistant<|/h|>
+{%- set f = m.tool_calls[0].function -%}
+{"name": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}<|eot|>
+{%- else %}<|h|>{{ 'ipython' if m.role == 'tool' else m.role }}<|/h|>{{ m.content | trim }}<|eot|>
+{%- endif %}{% endfor %}{% if add_generation_prompt %}<|h|>assistant<|/h|>{% endif %}"""
+
+QWEN = """{% if tools %}<|im_start|>system
+<tools>
+{%- for t in tools %}{{ t | tojson }}{% endfor %}</tools><|im_end|>
+{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}
+{% if m.content %}{{ m.content }}{% endif %}
+{%- for c in m.tool_calls or [] %}<tool_call>
+{{- c.function | tojson }}</tool_call>{% endfor %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}{% endif %}"""
+
+GEMMA = """{{ bos_token }}{% if messages[0].role == 'system' %}
+{{- raise_exception('System role not supported') }}{% endif %}
+{%- for m in messages %}
+{%- if (m.role == 'user') != (loop.index0 % 2 == 0) %}
+{{- raise_exception('Roles must alternate user/assistant') }}{% endif %}
+{%- set role = 'model' if m.role == 'assistant' else m.role %}<s>{{ role }}
+{{ m.content | trim }}<e>
+{% endfor %}{% if add_generation_prompt %}<s>model
+{% endif %}"""
+
+MISTRAL = """{%- set system = messages[0].content if messages[0].role == 'system' else '' %}
+{%- set loop_messages = messages[1:] if system else messages %}{{ bos_token }}
+{%- for m in loop_messages %}
+{%- if m.role == 'user' %}[INST] {% if loop.last and system %}{{ system }}
+
+{% endif %}{{ m.content }}[/INST]
+{%- elif m.role == 'assistant' %} {{ m.content }}{{ eos_token }}
+{%- else %}{{ raise_exception('Only user and assistant roles are supported') }}{% endif %}
+{%- endfor %}"""
+
+USER = {"role": "user", "content": "Hi there"}
+TALK: list[dict[str, Any]] = [USER, {"role": "assistant", "content": "Yes?"}, USER]
+SYSTEM = {"role": "system", "content": "Be brief."}
+TOOL = {"type": "function", "function": {"name": "time", "parameters": {"type": "object"}}}
+CALL = {"name": "time", "arguments": '{"zone": "CET"}'}
+CALLED = [
+    USER,
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "call_1", "type": "function", "function": CALL}],
+    },
+    {"role": "tool", "tool_call_id": "call_1", "content": "noon"},
+]
+
+
+def client(folder: Path, template: str, model: Echo | None = None) -> TestClient:
+    (folder / "tokenizer.json").write_text((TINY / "tokenizer.json").read_text())
+    config = {"bos_token": "<|b|>", "eos_token": {"content": "<|e|>"}, "chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    app = create_app(model or Echo(), Prompts(folder), Settings("smartspec", 512))
+    return TestClient(app)
+
+
+def prompt(folder: Path, template: str, messages: list[dict[str, Any]], **more: Any) -> str:
+    model = Echo()
+    body = {"messages": messages, **more}
+    answer = client(folder, template, model).post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    return bytes(model.asked[0]["text_input"]).decode()
+
+
+H, E = "<|h|>", "<|eot|>"
+CASES: list[tuple[str, list[dict[str, Any]], dict[str, Any], str]] = [
+    (
+        LLAMA3,
+        [SYSTEM, USER],
+        {},
+        f"<|b|>{H}system<|/h|>Be brief.{E}{H}user<|/h|>Hi there{E}{H}assistant<|/h|>",
+    ),
+    (
+        LLAMA3,
+        CALLED,
+        {"tools": [TOOL]},
+        f"<|b|>Functions:\n{json.dumps(TOOL)}\n{H}user<|/h|>Hi there{E}{H}assistant<|/h|>"
+        f'{{"name": "time", "parameters": {{"zone": "CET"}}}}{E}{H}ipython<|/h|>noon{E}'
+        f"{H}assistant<|/h|>",
+    ),
+    (
+        QWEN,
+        [{"role": "developer", "content": "Be brief."}, USER],
+        {"chat_template_kwargs": {"enable_thinking": False}},
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi there<|im_end|>\n"
+        "<|im_start|>assistant\n<think></think>",
+    ),
+    (
+        QWEN,
+        CALLED[:2],
+        {"tools": [TOOL], "add_generation_prompt": False},
+        f"<|im_start|>system\n<tools>{json.dumps(TOOL)}</tools><|im_end|>\n"
+        "<|im_start|>user\nHi there<|im_end|>\n<|im_start|>assistant\n"
+        '<tool_call>{"name": "time", "arguments": {"zone": "CET"}}</tool_call><|im_end|>\n',
+    ),
+    (
+        GEMMA,
+        TALK,
+        {},
+        "<|b|><s>user\nHi there<e>\n<s>model\nYes?<e>\n<s>user\nHi there<e>\n<s>model\n",
+    ),
+    (
+        MISTRAL,
+        [SYSTEM, *TALK],
+        {},
+        "<|b|>[INST] Hi there[/INST] Yes?<|e|>[INST] Be brief.\n\nHi there[/INST]",
+    ),
+    (
+        MISTRAL,
+        [{"role": "user", "content": [{"type": "text", "text": t} for t in ("Hi", " there")]}],
+        {},
+        "<|b|>[INST] Hi there[/INST]",
+    ),
+]
+
+
+@pytest.mark.parametrize(("template", "messages", "more", "expected"), CASES)
+def test_prompts(
+    template: str, messages: list[Any], more: dict[str, Any], expected: str, tmp_path: Path
+) -> None:
+    assert prompt(tmp_path, template, messages, **more) == expected
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "part"),
+    [
+        (GEMMA, [SYSTEM, USER], "System role not supported"),
+        (GEMMA, [USER, USER], "Roles must alternate"),
+        (MISTRAL, CALLED[::2], "Only user and assistant"),
+        ("{{ messages[0].missing.name }}", [USER], "no attribute 'missing'"),
+        ("{{ 1 / 0 }}", [USER], "division by zero"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", [USER], "recursion"),
+        ("{{ messages[0]['content']['x']['y'] }}", [USER], "no attribute 'x'"),
+    ],
+)
+def test_what_a_template_refuses_is_the_clients_error(
+    template: str, messages: list[Any], part: str, tmp_path: Path
+) -> None:
+    asked = client(tmp_path, template)
+    answer = asked.post("/v1/chat/completions", json={"messages": messages})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "messages"
+    assert part in answer.json()["error"]["message"]
+
+
+def test_tools_need_a_template_with_tools(tmp_path: Path) -> None:
+    asked = client(tmp_path, MISTRAL)
+    body = {"messages": [USER], "tools": [TOOL]}
+    error = asked.post("/v1/chat/completions", json=body).json()["error"]
+    assert (error["param"], error["message"]) == (
+        "tools",
+        "tools: the chat template of this model has no tools",
+    )
+    body["tool_choice"] = "none"
+    assert asked.post("/v1/chat/completions", json=body).status_code == 200

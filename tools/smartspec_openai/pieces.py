@@ -1,0 +1,100 @@
+"""Generates the choices of a request together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from contextlib import aclosing
+from typing import TypeVar
+
+from fastapi import Request
+
+from smartspec_openai.answers import FINISH_REASONS
+from smartspec_openai.errors import ApiError
+from smartspec_openai.triton import Model, Piece, Tensors
+
+T = TypeVar("T")
+
+logger = logging.getLogger("smartspec_openai")
+
+MAX_PENDING = 64
+"""Pieces that are kept for a client that reads slowly. Then the request is read no further."""
+
+END_S = 1.0
+"""Time for the streams to end after their last pieces."""
+
+GONE_STATUS = 499
+"""Nobody reads it: the client has disconnected."""
+
+
+async def pieces_of(model: Model, choices: Sequence[Tensors]) -> AsyncIterator[tuple[int, Piece]]:
+    """The pieces of all choices as they arrive, with the number of the choice.
+
+    Closing the iterator cancels all requests. Raises ApiError.
+    """
+    found = _one(model, choices[0]) if len(choices) == 1 else _several(model, choices)
+    async with aclosing(found) as pieces:  # type: ignore[type-var]
+        async for number, piece in pieces:
+            if piece.finish_reason and piece.finish_reason not in FINISH_REASONS:
+                raise ApiError(503, "the server ended the request: send it again later")
+            yield number, piece
+
+
+async def _one(model: Model, tensors: Tensors) -> AsyncIterator[tuple[int, Piece]]:
+    try:
+        async with aclosing(model.generate(tensors)) as pieces:  # type: ignore[type-var]
+            async for piece in pieces:
+                yield 0, piece
+    except ApiError:
+        raise
+    except Exception as error:
+        logger.exception("A choice could not be generated.")
+        raise ApiError(500, "the endpoint failed: see its log") from error
+
+
+async def _several(model: Model, choices: Sequence[Tensors]) -> AsyncIterator[tuple[int, Piece]]:
+    queue: asyncio.Queue[tuple[int, Piece | ApiError]] = asyncio.Queue(MAX_PENDING)
+
+    async def run(number: int, tensors: Tensors) -> None:
+        try:
+            async with aclosing(_one(model, tensors)) as pieces:  # type: ignore[type-var]
+                async for _, piece in pieces:
+                    await queue.put((number, piece))
+        except ApiError as error:
+            await queue.put((number, error))
+
+    tasks = [asyncio.create_task(run(number, one)) for number, one in enumerate(choices)]
+    num_left = len(tasks)
+    try:
+        while num_left:
+            number, found = await queue.get()
+            if isinstance(found, ApiError):
+                raise found
+            num_left -= bool(found.finish_reason)
+            yield number, found
+        await asyncio.wait(tasks, timeout=END_S)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def unless_gone(request: Request, work: Awaitable[T]) -> T:
+    """The result of the work, which is cancelled if the client disconnects."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnect(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ApiError(GONE_STATUS, "the client has disconnected")
+        return task.result()
+    finally:
+        for one in (task, gone):
+            one.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
