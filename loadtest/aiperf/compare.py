@@ -85,6 +85,7 @@ def measure(case: Case, url: str, aiperf: Path, folder: Path) -> Found:
 
 def page(found: Sequence[Found], version: str) -> str:
     made = f"`scripts/aiperf`, AIPerf {version}, {datetime.now(UTC):%Y-%m-%d}, {machine_name()}."
+    made += " [All figures](aiperf.json)."
     parts = ["# Our load generators compared with AIPerf", made, _answer(found)]
     header = ["case", "figure", "ours", "AIPerf", "AIPerf / ours", "by round"]
     parts.append(table(header, [line for one in found for line in _lines(one)]))

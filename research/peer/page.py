@@ -35,7 +35,7 @@ def page(document: Document) -> str:
         f"- {dtype}, {processor}: {'; '.join(map(_note, blocks))}"
         for (processor, dtype), blocks in _groups(document.blocks)
     ]
-    parts += ["## Runs", "\n".join(notes), "The JSON file has every round."]
+    parts += ["## Runs", "\n".join(notes), "All rounds: [peer.json](peer.json)."]
     return "\n\n".join(map(wrapped, parts)) + "\n"
 
 

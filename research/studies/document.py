@@ -28,7 +28,8 @@ def publish(
     """
     folder.mkdir(parents=True, exist_ok=True)
     made = f"`scripts/study {name}`, {datetime.now(UTC):%Y-%m-%d}, {machine_name()}."
-    text = "\n\n".join([f"# {title}", made, *map(wrapped, sections)]) + "\n"
+    made += f" [All figures]({name}.json)."
+    text = "\n\n".join(map(wrapped, [f"# {title}", made, *sections])) + "\n"
     (folder / f"{name}.md").write_text(text, encoding="utf-8")
     document = {"study": name, "date": f"{datetime.now(UTC):%Y-%m-%d}", "machine": machine_name()}
     (folder / f"{name}.json").write_text(entry_lines(document | dict(figures)), encoding="utf-8")

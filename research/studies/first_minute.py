@@ -35,6 +35,12 @@ ASKED = {"1 to 5": (0.90, 1.0), "6 to 20": (0.97, 1.0), "21 to 60": (1.0, 1.0)}
 NUM_REQUESTS, MAX_TOKENS, NUM_ROUNDS = 60, 48, 3
 SEED_STEP = 1000
 
+QUESTION = f"""\
+How soon is `goodput` right? A fresh server gets {NUM_REQUESTS} requests, one at a time, from the
+four workloads in turn, with the 88 M and 4 M pair in lockstep. *restarted*: with half of the
+evidence that `goodput` had stored after other prompts. Means over {NUM_ROUNDS} rounds; *asked* is
+the goal."""
+
 
 def sides_of(policies: Sequence[str], dtype: str) -> dict[str, Side]:
     pair = expanded_pair(Console(stderr=True))
@@ -96,7 +102,8 @@ def main() -> None:
     header = ["requests", *(f"{p}, tokens/s" for p in named)]
     for name in (policies[-1], RESTARTED):
         header += [f"{name} / the better of the others (rounds)", "asked"]
-    publish(folder, "first_minute", "The first minute", [table(header, rows)], {"rounds": rounds})
+    sections = [QUESTION, table(header, rows)]
+    publish(folder, "first_minute", "The first minute", sections, {"rounds": rounds})
 
 
 if __name__ == "__main__":

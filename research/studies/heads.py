@@ -28,6 +28,11 @@ MAX_TOKENS, NUM_ROUNDS, NUM_THREADS = 64, 3, 1
 SIZES = {1: 20, 8: 40, 32: 64}
 """Requests at once, and requests of a round."""
 
+QUESTION = f"""\
+What do Medusa heads bring on a CPU? The shipped pair and its heads, expanded to 88 M and 4 M, in
+float32 on one thread, all in lockstep. Answers of {MAX_TOKENS} tokens from the four workloads in
+turn, {NUM_ROUNDS} rounds. *lookup*: prompt lookup."""
+
 
 class Arm(NamedTuple):
     """has_draft, has_heads: what the engine loads. proposer: auto leaves the choice to goodput."""
@@ -108,7 +113,7 @@ def main() -> None:
     header = ["drafts"]
     for num_slots in SIZES:
         header += [f"{num_slots} at once, tokens/s", "over no speculation (rounds)"]
-    publish(folder, "heads", "Medusa heads", [table(header, rows)], found)
+    publish(folder, "heads", "Medusa heads", [QUESTION, table(header, rows)], found)
 
 
 if __name__ == "__main__":
