@@ -31,7 +31,11 @@ JSON.stringify({
   texts: ["left", "right"].map((id) =>
     (document.querySelector("#" + id + " .answer") || {}).textContent || ""),
   errors: [...document.querySelectorAll(".error")].map((one) => one.textContent).join(""),
-  coloured: document.querySelectorAll("#left .answer span[class]").length,
+  drafts: document.querySelectorAll("#left .answer .draft_model").length,
+  bars: document.querySelectorAll("#left .steps .draft_model").length,
+  accepted: document.querySelector("#left .facts span:last-child b")?.textContent,
+  result: document.getElementById("result").textContent,
+  turns: document.getElementById("turns").childElementCount,
   values: document.getElementById("values").childElementCount,
   isDone: !document.getElementById("send").disabled,
   width: document.documentElement.scrollWidth,
@@ -125,10 +129,13 @@ def test_a_message_is_answered_with_and_without_speculation(
                 await found.call("Runtime.evaluate", expression=choose + focus)
                 key = {"key": "Enter", "code": "Enter", "windowsVirtualKeyCode": 13, "modifiers": 2}
                 await found.call("Input.dispatchKeyEvent", type="keyDown", **key)
-                state = await found.wait(lambda state: state["isDone"] and state["texts"][1])
+                state = await found.wait(lambda state: state["isDone"] and state["result"])
                 assert state["errors"] == ""
                 assert state["texts"][0] == state["texts"][1] != ""
-                assert state["coloured"] > 0
+                assert state["drafts"] == int(state["accepted"]) > 0
+                assert state["bars"] > 0
+                assert "times as fast. The texts are the same." in state["result"]
+                assert state["turns"] == 2
                 assert state["width"] <= width
             assert found.errors == []
 
