@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,14 +48,10 @@ NO_OPTION = DraftOption(0, NO_PROBS, has_draft_passes=False)
 """The option of a sequence without a proposer."""
 
 
-class _Candidate(NamedTuple):
-    """name: the proposer's name; empty if none. num_available: most tokens that it can draft."""
+_Candidate = tuple[str, int]
+"""The proposer's name, empty if none, and the most tokens that it can draft."""
 
-    name: str
-    num_available: int
-
-
-NO_CANDIDATE = _Candidate("", 0)
+NO_CANDIDATE: _Candidate = ("", 0)
 
 
 class Speculation:
@@ -101,7 +97,7 @@ class Speculation:
         candidates = [self._candidates(request, room, most_nodes) for request in requests]
         if rests:
             candidates = [
-                [of_one[0]._replace(num_available=0)] if request.policy in LEARNING else of_one
+                [(of_one[0][0], 0)] if request.policy in LEARNING else of_one
                 for request, of_one in zip(requests, candidates, strict=True)
             ]
         probs = iter(self._accept_probs(requests, candidates))
@@ -247,7 +243,7 @@ class Speculation:
             most = min(most, room.get(request.sequence, most))
         if request.policy == "none" or most < 0:
             most = 0  # no proposer has to search for drafts
-        found = []
+        found: list[_Candidate] = []
         for name in request.proposers:
             num_available = most
             if most:
@@ -255,10 +251,10 @@ class Speculation:
                 num_available = proposer.num_available(request.sequence, request.tokens)
             if num_available and name in self._trees:
                 num_available = min(num_available, self._num_nodes(name, request, most_nodes))
-            found.append(_Candidate(name, min(most, num_available)))
+            found.append((name, min(most, num_available)))
         if len(found) > 1:
-            found = [candidate for candidate in found if candidate.num_available] or found[:1]
-        self._options[request.sequence] = tuple([candidate.name for candidate in found])
+            found = [one for one in found if one[1]] or found[:1]
+        self._options[request.sequence] = tuple([name for name, _ in found])
         return found or [NO_CANDIDATE]
 
     def _accept_probs(
