@@ -163,7 +163,9 @@ class Guard:
         if min(step.batch_size, step.num_generated) <= 0 or step.spent_s <= 0.0:
             return
         key = _bucket(step.batch_size, step.context_len)
-        cell = self._cells.setdefault(key, _Cell(self._settings))
+        cell = self._cells.get(key)
+        if cell is None:
+            cell = self._cells[key] = _Cell(self._settings)
         was_off = cell.state is State.OFF
         none_s = self._profile.target_s(step.batch_size, step.batch_size, step.context_len)
         cell.observe(step, none_s if none_s > 0.0 else 1.0)
@@ -236,7 +238,7 @@ class _Cell:
         self.usual += (min(spent, longest) - self.usual) / shortest
         self.long_share += ((spent > longest) - self.long_share) / memory
         sums = np.array((1.0, step.num_generated / step.batch_size, spent))
-        evidence = np.outer(sums, sums)
+        evidence = sums[:, None] * sums
         self.reference *= 1.0 - 1.0 / memory
         if self.state is State.OFF:
             self.pause -= 1
