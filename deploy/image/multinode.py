@@ -8,8 +8,8 @@ default host file, by ssh. All machines share one key, which is also the host ke
 So the leader refuses to send ranks to other machines.
 
     LWS_LEADER_ADDRESS      name of the leader, such as smartspec-0.smartspec.prod
-    LWS_GROUP_SIZE          number of machines
-    SMARTSPEC_SLOTS         GPUs per machine
+    LWS_GROUP_SIZE          number of machines; engine.num_nodes of engine.json
+    SMARTSPEC_ENGINE_JSON   path of engine.json, as for entrypoint.py
     SMARTSPEC_SSH_KEY       private key of all machines; the public key is in the same folder, .pub
     SMARTSPEC_WORK_DIR      writable folder; default /var/cache/smartspec/mpi
 """
@@ -23,6 +23,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+
+from entrypoint import DEFAULT_ENGINE_JSON
+
+from smartspec_py.engines.trtllm.engine_config import EngineDirError, Role, read_engine
+from smartspec_py.serving.config import ConfigError, TrtllmEngineConfig, read_config
 
 PORT = 2222
 WAIT_S = 1800.0
@@ -43,8 +48,13 @@ def main() -> None:
         (folder / "sshd_config").write_text(sshd_config(folder, key))
         sshd = shutil.which("sshd") or "/usr/sbin/sshd"  # it must be started by its full path
         os.execv(sshd, [sshd, "-D", "-e", "-f", str(folder / "sshd_config")])
-    hosts = hosts_of(os.environ["LWS_LEADER_ADDRESS"], int(os.environ["LWS_GROUP_SIZE"]))
-    (folder / "hosts").write_text(host_file(hosts, int(os.environ["SMARTSPEC_SLOTS"])))
+    size = int(os.environ["LWS_GROUP_SIZE"])
+    hosts = hosts_of(os.environ["LWS_LEADER_ADDRESS"], size)
+    engine_json = Path(os.environ.get("SMARTSPEC_ENGINE_JSON", DEFAULT_ENGINE_JSON))
+    try:
+        (folder / "hosts").write_text(host_file(hosts, ranks_per_machine(engine_json, size)))
+    except (ConfigError, EngineDirError) as error:
+        sys.exit(str(error))
     (folder / "known_hosts").write_text(f"* {key.with_name(key.name + '.pub').read_text()}")
     ssh = f"ssh -F {folder / 'ssh_config'}"
     (folder / "ssh_config").write_text(ssh_config(folder, key))
@@ -58,6 +68,20 @@ def hosts_of(leader: str, size: int) -> list[str]:
     the leader with its index."""
     name, _, domain = leader.partition(".")
     return [leader, *(f"{name}-{index}.{domain}" for index in range(1, size))]
+
+
+def ranks_per_machine(engine_json: Path, size: int) -> int:
+    """Ranks of the target on each of `size` machines. A machine must have as many slots: otherwise
+    ranks move to another machine, whose GPUs are taken. Raises ConfigError, EngineDirError."""
+    engine = read_config(engine_json).engine
+    if not isinstance(engine, TrtllmEngineConfig):
+        raise ConfigError(f"engine.json: engine.kind: got {engine.kind!r}, must be 'trtllm'")
+    if engine.num_nodes != size:
+        raise ConfigError(
+            f"engine.json: engine.num_nodes: got {engine.num_nodes}, must be {size}, the number of "
+            "machines of the group"
+        )
+    return read_engine(Role.TARGET, engine_json.parent / engine.target).num_ranks // size
 
 
 def host_file(hosts: list[str], slots: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 import shlex
 import subprocess
@@ -19,7 +20,7 @@ import pytest
 from charts import EXAMPLES, Documents, render
 from custom_schemas import validate_custom
 
-from smartspec_py.serving.config import ServerConfig
+from smartspec_py.serving.config import ConfigError, ServerConfig
 
 VALUES = EXAMPLES["multi-node"]
 
@@ -90,10 +91,6 @@ def test_the_example_has_as_many_nodes_and_gpus_as_its_engine_json() -> None:
     assert group()["spec"]["leaderWorkerTemplate"]["size"] == 2
     for pod in templates().values():
         assert only_container(pod)["resources"]["limits"]["nvidia.com/gpu"] == 8
-    environment = {
-        each["name"]: each.get("value") for each in only_container(pod_of("leader"))["env"]
-    }
-    assert environment["SMARTSPEC_SLOTS"] == "8"
 
 
 def pod_of(role: str) -> dict[str, Any]:
@@ -165,6 +162,34 @@ def test_names_of_the_machines() -> None:
         "demo-nodes-0-2.demo-nodes.prod",
     ]
     assert multinode.host_file(["a.b", "c.d"], 8) == "a.b slots=8\nc.d slots=8\n"
+
+
+def engine_json(folder: Path, tp_size: int = 14, **engine: Any) -> Path:
+    (folder / "target").mkdir()
+    mapping = {"tp_size": tp_size, "pp_size": 1, "cp_size": 1}
+    of_engine = {"build_config": {}, "pretrained_config": {"mapping": mapping}}
+    (folder / "target" / "config.json").write_text(json.dumps(of_engine))
+    path = folder / "engine.json"
+    settings = {"kind": "trtllm", "target": "target", "tokenizer": "words", **engine}
+    path.write_text(json.dumps({"engine": settings}))
+    return path
+
+
+def test_a_machine_has_as_many_slots_as_ranks_of_the_target(tmp_path: Path) -> None:
+    """14 ranks on two machines, whose eighth GPU is for the draft."""
+    path = engine_json(tmp_path, num_nodes=2, devices=[0, 1, 2, 3, 4, 5, 6], draft_devices=[7])
+    assert multinode.ranks_per_machine(path, 2) == 7
+
+
+def test_another_number_of_machines_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"engine\.num_nodes: got 1, must be 2"):
+        multinode.ranks_per_machine(engine_json(tmp_path), 2)
+
+
+def test_another_kind_of_engine_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "engine.json").write_text('{"engine": {"kind": "torch", "model": "m"}}')
+    with pytest.raises(ConfigError, match=r"engine\.kind: got 'torch', must be 'trtllm'"):
+        multinode.ranks_per_machine(tmp_path / "engine.json", 2)
 
 
 def test_sessions_have_the_environment_of_the_pod(tmp_path: Path) -> None:

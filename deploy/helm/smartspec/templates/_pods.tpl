@@ -28,11 +28,8 @@ spec:
       {{- with .Values.tritonArgs }}
       args: {{- toYaml . | nindent 8 }}
       {{- end }}
-      {{- if or .Values.engineJson .Values.apiKeySecret (gt $size 1) }}
+      {{- if or .Values.engineJson .Values.apiKeySecret }}
       env:
-        {{- if gt $size 1 }}
-        - { name: SMARTSPEC_SLOTS, value: {{ .Values.gpu.count | quote }} }
-        {{- end }}
         {{- if .Values.engineJson }}
         - { name: SMARTSPEC_ENGINE_JSON, value: /etc/smartspec/engine.json }
         {{- end }}
