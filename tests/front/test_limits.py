@@ -7,7 +7,7 @@ import json
 import pytest
 
 from smartspec_launch.front import limits
-from smartspec_launch.front.limits import Refused
+from smartspec_launch.front.refused import Refused
 
 MODEL = b"/v2/models/smartspec"
 
@@ -118,31 +118,12 @@ def test_json(body: bytes, status: int) -> None:
     assert status_of(limits.check_json, body, MODEL + b"/generate_stream") == status
 
 
-@pytest.mark.parametrize(
-    ("route", "fields", "name"),
-    [
-        (b"/generate", {"stream": True}, "stream"),
-        (b"/generate", {"stream": False}, None),
-        (b"/generate_stream", {"stream": True}, None),
-        (b"/generate_stream", {"stop": ["x"]}, "stop"),
-        (b"/generate_stream", {"stop": False}, None),
-        (b"/generate", {"messages": [{"role": "user", "content": "x"}]}, "messages"),
-        (b"/generate", {"prompt": ["a", "b"]}, "prompt"),
-        (b"/generate", {"stop_words": ["x"]}, None),
-    ],
-)
-def test_fields_that_triton_refuses_without_a_name(
-    route: bytes, fields: dict[str, object], name: str | None
-) -> None:
-    """Triton answers a stream on /generate with status 200, and a list that is no tensor with
-    'invalid type'."""
-    body = json.dumps({"text_input": "x", **fields}).encode()
-    if name is None:
-        limits.check_json(body, MODEL + route)
-        return
-    with pytest.raises(Refused, match=f"^{name}: ") as refused:
-        limits.check_json(body, MODEL + route)
-    assert refused.value.status == 400
+def test_a_stream_needs_its_own_route() -> None:
+    """Triton answers a stream on /generate with status 200 and an error in the body."""
+    body = json.dumps({"stream": True}).encode()
+    assert limits.check_json(body, MODEL + b"/generate_stream") == {"stream": True}
+    with pytest.raises(Refused, match=r"^stream: "):
+        limits.check_json(body, MODEL + b"/generate")
 
 
 @pytest.mark.parametrize(

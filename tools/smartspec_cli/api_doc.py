@@ -109,7 +109,8 @@ Triton itself, or the HTTP front, refuses before the backend sees the request:
 |---|---|---|
 | a missing required tensor | 400, names what is missing | `INVALID_ARGUMENT`, names what \
 is missing |
-| a wrong type | 500, `Unable to parse` | `INVALID_ARGUMENT`, named |
+| a wrong type | 400 from the front, named; 500, `Unable to parse` from plain \
+`tritonserver` | `INVALID_ARGUMENT`, named |
 | a wrong number of elements | 400 | `INVALID_ARGUMENT`, named |
 | a tensor with an unknown name | does not exist | `INVALID_ARGUMENT`, named |
 | a body that is not a JSON object | 400 from the [front](../operate/security.md#the-http-front), \
@@ -118,8 +119,8 @@ is missing |
 `tritonserver` | does not exist |
 | a list, an object or null as the value of an unknown key | 400, named | does not exist |
 
-Triton cuts an integer beyond INT32 to its lower 32 bits. It turns a number beyond FP32 into
-infinity, which the backend then refuses.
+The front refuses an integer beyond INT32 by name; plain `tritonserver` cuts it to its lower 32
+bits. A number beyond FP32 becomes infinity, which the backend refuses.
 """
 
 _REFUSED_HEAD = """\

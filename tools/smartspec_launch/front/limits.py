@@ -11,6 +11,8 @@ import re
 from collections.abc import Collection
 from typing import Any
 
+from smartspec_launch.front.refused import Refused
+
 Headers = Collection[tuple[bytes, bytes]]
 """Names in lower case."""
 
@@ -24,6 +26,9 @@ MAX_CHUNKS = 4096
 MAX_DEPTH = 32
 MAX_MEMBERS = 512
 """For one JSON object. The backend looks up each name, and 50,000 names took 7 s."""
+
+MAX_DIGITS = 20
+"""Of an integer; the largest of 64 bits has as many."""
 
 MAX_HELD_BYTES = 256 * 1024 * 1024
 """For the bodies of all requests together."""
@@ -45,13 +50,6 @@ _INFER = re.compile(_MODEL + rb"/infer")
 _ENCODING = rb"[\w*-]+(?:\s*;\s*q=[01](?:\.\d{0,3})?)?"
 _ACCEPT_ENCODING = re.compile(_ENCODING + rb"(?:\s*,\s*" + _ENCODING + rb")*")
 
-_LISTS_OF_OPENAI = {
-    "messages": "not supported; write the conversation as text in text_input",
-    "stop": "use stop_words",
-    "prompt": "not supported; send one request for each text, in text_input",
-}
-"""Fields of other interfaces. Triton refuses a list without a tensor, but does not name it."""
-
 _NOT_FORWARDED = {
     # They describe one connection, not the request (RFC 9110, 7.6.1).
     b"connection",
@@ -70,15 +68,6 @@ _NOT_FORWARDED = {
     # Used only by /infer, which is not forwarded. Some values crash some versions of Triton.
     b"inference-header-content-length",
 }
-
-
-class Refused(Exception):
-    """The request is not forwarded; the client gets this status and message."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
 
 
 def error_body(message: str) -> bytes:
@@ -139,9 +128,9 @@ def check_encoding(headers: Headers) -> None:
             raise Refused(415, f"Content-Encoding: got {shown}, must be identity or left out")
 
 
-def check_json(body: bytes | bytearray, path: bytes) -> None:
-    """Check that the body is a JSON object within the limits of depth and members, and that Triton
-    can read its fields.
+def check_json(body: bytes | bytearray, path: bytes) -> dict[str, Any]:
+    """The body as a JSON object, within the limits of depth and members. Text in it is decoded as
+    Latin-1.
 
     path: raw, without query.
     """
@@ -149,7 +138,7 @@ def check_json(body: bytes | bytearray, path: bytes) -> None:
         # Latin-1 decodes any byte and keeps the JSON structure. The backend refuses text that is
         # not UTF-8 and names its field.
         text = body.decode("latin-1")
-        document = json.loads(text, parse_int=float, object_pairs_hook=_members)
+        document = json.loads(text, parse_int=_number, object_pairs_hook=_members)
     except RecursionError:
         raise _too_deep() from None
     except ValueError as error:
@@ -159,9 +148,12 @@ def check_json(body: bytes | bytearray, path: bytes) -> None:
     _check_depth(document)
     if path.endswith(b"/generate") and document.get("stream") is True:
         raise Refused(400, "stream: got true, must be false for /generate; use /generate_stream")
-    for name, message in _LISTS_OF_OPENAI.items():
-        if isinstance(document.get(name), list):
-            raise Refused(400, f"{name}: {message}")
+    return document
+
+
+def _number(digits: str) -> int | float:
+    """Python takes long to convert thousands of digits to an integer."""
+    return int(digits) if len(digits) <= MAX_DIGITS else float(digits)
 
 
 def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -20,9 +20,9 @@ from typing import Any
 
 import aiohttp
 
+from smartspec_launch.front.fields import check_fields
 from smartspec_launch.front.limits import (
     MAX_HELD_BYTES,
-    Refused,
     check_encoding,
     check_json,
     check_route,
@@ -30,6 +30,7 @@ from smartspec_launch.front.limits import (
     forwarded,
     returned,
 )
+from smartspec_launch.front.refused import Refused
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -72,7 +73,7 @@ class Proxy:
             check_encoding(scope["headers"])
             await self._receive(receive, body)
             if scope["method"] == "POST":
-                check_json(body, scope["raw_path"])
+                check_fields(check_json(body, scope["raw_path"]))
             self._refuse_if_draining(scope)
             await _until_gone(receive, self._forward(scope, bytes(body), send))
         except Refused as refused:
