@@ -57,10 +57,11 @@ def row(document: Document, shape: str, load: float, text: str) -> str:
 
 
 def faster_by(found: Comparison) -> str:
-    """A ratio of mean latencies, and its interval, in percent saved."""
+    """A ratio of mean latencies, and its interval, in percent saved. Bold if it excludes 0."""
     values = (found.ratio, found.high, found.low)
     mean, least, most = (round(100 * (1 - value)) for value in values)
-    return f"**{mean} %** ({least} to {most})"
+    shown = f"{mean} %" if found.low <= 1 <= found.high else f"**{mean} %**"
+    return f"{shown} ({least} to {most})"
 
 
 def _over_best(document: Document, shape: str, load: float) -> Comparison:
