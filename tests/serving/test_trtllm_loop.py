@@ -173,6 +173,56 @@ def test_a_long_burst_makes_room_for_a_higher_priority(
     pair.check_nothing_held()
 
 
+def test_bursts_of_sequences_that_may_draft_end_together() -> None:
+    """The second is admitted 3 steps later, by which 3 of 8 tokens of the first burst are there; 5
+    are at least half of a burst. One that never drafts is not waited for."""
+    pair = Pair()
+    guard = pair.harness.loop.controller._guard
+    guard.restore({f"{n} 0": {"pause": 30, "reference": [[0.0] * 3] * 3} for n in (1, 2)}, 1.0)
+    pair.harness.submit(PROMPTS[0], 60)
+    pair.harness.step(2)
+    pair.harness.submit(PROMPTS[2], 60, policy="none")
+    pair.harness.step(1)
+    second = pair.harness.submit(PROMPTS[1], 60)
+    while not pair.harness.requests[second].num_reserved_tokens:
+        pair.harness.step(1)
+    left = {
+        number: request.num_reserved_tokens - len(request.tokens)
+        for number, request in pair.harness.requests.items()
+    }
+    assert left[1] == left[second]
+    assert BURST // 2 <= left[second] < BURST < left[2]
+
+
+def test_beside_verifications_a_token_is_a_burst_of_its_own() -> None:
+    """Else the sequence would still be in its burst at the next decision."""
+    pair = Pair()
+    pair.harness.submit(PROMPTS[0], 40, policy="fixed:3")
+    pair.harness.submit(PROMPTS[1], 40, policy="goodput")
+    guard = pair.harness.loop.controller._guard
+    guard.restore({"2 0": {"pause": 10, "reference": [[0.0] * 3] * 3}}, 1.0)
+    pair.harness.drain()
+    mixed = [
+        [r.max_tokens for r in call if r.streaming]
+        for call in pair.calls.of_target
+        if any(r.external_draft_tokens_config for r in call)
+    ]
+    assert any(mixed)
+    assert all(length == 1 for call in mixed for length in call)
+
+
+def test_steps_of_bursts_count_as_steps_without_drafts() -> None:
+    """All 8 tokens of a burst are evidence for the guard, in 8 steps, and its pause passes."""
+    pair = Pair()
+    guard = pair.harness.loop.controller._guard
+    guard.restore({"1 0": {"pause": 30, "reference": [[0.0] * 3] * 3}}, 1.0)
+    pair.harness.submit(PROMPTS[0], 100)
+    pair.harness.step(1 + 2 * BURST)
+    (cell,) = (cell for key, cell in guard._cells.items() if key == (1, 0))
+    assert cell.pause == 30 - 2 * BURST
+    assert cell.reference[0, 0] == pytest.approx(2 * BURST, abs=0.5)
+
+
 @pytest.mark.parametrize(("pause", "first_burst"), [(500, 59), (20, BURST)])
 def test_a_burst_is_long_where_the_guard_stays_closed_for_it(pause: int, first_burst: int) -> None:
     """A pause of 20 steps ends within the text, after bursts of 8; then drafts are tried."""

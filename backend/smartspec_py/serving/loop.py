@@ -198,7 +198,7 @@ class StepLoop:
             if draft.tokens:
                 yield Verify(request.sequence, draft.tokens, draft.probs, draft.parents)
             else:
-                yield self._scheduler.decode(request, pause)
+                yield self._scheduler.decode(request, pause, is_alone=not drafts)
 
     def _show(self, now: float) -> None:
         """Post the state of the loop if it has changed.
