@@ -301,17 +301,17 @@ def test_mpi_is_set_up_for_workers_before_it_starts(
 
 
 def test_several_gpus_are_run_by_workers(tmp_path: Path, bindings: ContractBindings) -> None:
-    from smartspec_py.engines.trtllm.build import _executor_config
+    from smartspec_py.engines.trtllm.build import executor_config
 
     write_engine(tmp_path / "target", "target")
     engine = read_engine(Role.TARGET, tmp_path / "target")
     config = TrtllmEngineConfig.model_validate(ENGINE)
-    alone = _executor_config(fake_executor, engine, 100, config)
+    alone = executor_config(fake_executor, engine, 100, config)
     assert alone.parallel_config is None
     document = engine_document("target")
     document["pretrained_config"]["mapping"]["tp_size"] = 4
     split = replace(engine, config=document)
-    made = _executor_config(fake_executor, split, 100, config)
+    made = executor_config(fake_executor, split, 100, config)
     assert made.parallel_config.device_ids == [0, 1, 2, 3]
     worker = made.parallel_config.orchestrator_config.worker_executable_path
     assert worker == "/opt/tensorrt_llm/bin/executorWorker"

@@ -87,7 +87,7 @@ def build_trtllm(config: TrtllmEngineConfig, limits: LimitsConfig, folder: Path)
         bindings.Executor(
             str(engine.folder),
             bindings.ModelType.DECODER_ONLY,
-            _executor_config(bindings, engine, num_tokens, config),
+            executor_config(bindings, engine, num_tokens, config),
         )
         for engine in engines  # target first: if memory is short, its error message is clearer
     ]
@@ -173,7 +173,7 @@ def _longest_text(engine: Engine) -> int:
     return min(engine.count(f"build_config.{name}") for name in names)
 
 
-def _executor_config(
+def executor_config(
     bindings: Bindings, engine: Engine, num_tokens: int, config: TrtllmEngineConfig
 ) -> Any:
     """Chunked context is off: it drops drafts silently if not all of them fit."""
