@@ -20,6 +20,7 @@ from smartspec_py.engines.base import DraftTask, TargetCapabilities
 from smartspec_py.engines.trtllm.draft import DRAFT_TIMEOUT_S, TrtllmDraftProposer
 from smartspec_py.engines.trtllm.target import TrtllmTarget
 from smartspec_py.serving.request import ErrorCode
+from smartspec_py.serving.step import Reason
 from smartspec_testing import fake_executor
 from smartspec_testing.clock import VirtualClock
 from smartspec_testing.fake_engine import TOKEN_STEP
@@ -221,6 +222,30 @@ def test_steps_of_bursts_count_as_steps_without_drafts() -> None:
     (cell,) = (cell for key, cell in guard._cells.items() if key == (1, 0))
     assert cell.pause == 30 - 2 * BURST
     assert cell.reference[0, 0] == pytest.approx(2 * BURST, abs=0.5)
+
+
+def test_all_steps_of_a_probe_are_charged_and_prompts_alone_are_not() -> None:
+    """A probe without drafts is a burst of 8 tokens: the steps after its first are probes too. A
+    step that only reads a prompt is none, whatever came before."""
+    pair = Pair()
+    controller = pair.harness.loop.controller
+    charged: list[bool] = []
+    observe = controller._budget.observe
+
+    def counting(step_s: float, is_probe: bool) -> None:
+        charged.append(is_probe)
+        observe(step_s, is_probe)
+
+    controller._budget.observe = counting  # type: ignore[method-assign]
+    controller._was_probe = True
+    pair.harness.submit(PROMPTS[0], 200)
+    pair.harness.step(1)
+    assert charged == []
+    pair.harness.drain()
+    reasons = [record.decision.reason for record in pair.harness.loop.records]
+    num_probes = reasons.count(Reason.PROBE)
+    assert num_probes
+    assert sum(charged) == num_probes * BURST
 
 
 @pytest.mark.parametrize(("pause", "first_burst"), [(500, 59), (20, BURST)])

@@ -142,7 +142,8 @@ class Controller:
         if record.between_s + record.total_s <= 0.0:
             return
         if not views:
-            self._observe_bursts(record)
+            if record.decision.num_decoding:
+                self._observe_bursts(record)
             return
         step = measured(record, last_num_tokens)
         if step.target_s > 0.0:  # else the engine cannot tell its passes from the rest
