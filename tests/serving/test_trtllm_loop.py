@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -65,9 +66,11 @@ class Pair:
         draft_error_prob: float = 0.0,
         max_num_tokens: int = 600,
         max_cache_tokens: int | None = None,
+        burst: int = BURST,
         **options: Any,
     ) -> None:
-        """max_cache_tokens: of the loop's budget. options: of the target's executor."""
+        """max_cache_tokens: of the loop's budget. burst: of sequences that may draft again.
+        options: of the target's executor."""
         self.clock = VirtualClock()
         self.bindings = ContractBindings(fake_executor)
         self.calls = Calls()
@@ -87,7 +90,7 @@ class Pair:
             self.bindings.checked(of_target),
             self.bindings,
             TargetCapabilities(
-                max_sequences=8, max_context_len=592, max_draft_len=8, max_decode_tokens=BURST,
+                max_sequences=8, max_context_len=592, max_draft_len=8, max_decode_tokens=burst,
                 max_prefill_tokens=None, verifies_sampling=False, vocab_size=VOCAB_SIZE,
                 takes_long_bursts=True,
             ),
@@ -172,6 +175,32 @@ def test_a_long_burst_makes_room_for_a_higher_priority(
     assert pair.harness.stories[low].tokens == fake_text(PROMPTS[0], 100)
     assert pair.harness.stories[high].tokens == fake_text(prompt, 20)
     pair.check_nothing_held()
+
+
+def test_long_bursts_are_counted_where_others_have_one_token() -> None:
+    pair = Pair(burst=1)
+    pair.harness.submit(PROMPTS[0], 60, policy="none")
+    pair.harness.submit(PROMPTS[1], 20, policy="fixed:2")
+    pair.harness.step(8)
+    assert pair.harness.loop.records[-1].decision.settings.num_background == 1
+
+
+def test_a_step_submits_prompts_within_the_budget() -> None:
+    """Four prompts of 40 tokens and a budget of 64 beside a running request: one in each step, and
+    a token between them."""
+    pair = Pair()
+    running = pair.harness.submit(PROMPTS[0], 100, policy="none")
+    pair.harness.step(3)
+    prompts = [tuple(range(n, n + 40)) for n in range(100, 104)]
+    numbers = [pair.harness.submit(prompt, 4, policy="none") for prompt in prompts]
+    stories, seen = pair.harness.stories, []
+    for number in numbers:
+        while number not in stories or not stories[number].tokens:
+            pair.harness.step(1)
+        seen.append(len(stories[running].tokens))
+    assert [later - earlier for earlier, later in pairwise(seen)] == [1, 1, 1]
+    whole = [[r for r in call if not r.streaming] for call in pair.calls.of_target]
+    assert max(len(call) for call in whole) == 1
 
 
 def test_bursts_of_sequences_that_may_draft_end_together() -> None:
