@@ -13,26 +13,31 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import smartspec_trtllm
 from smartspec_py.core.types import SamplingParams
 from smartspec_py.engines.base import Decode, DraftTask, Prefill, TargetCapabilities, Verify
+from smartspec_py.engines.trtllm.build import capabilities_of, executor_config
 from smartspec_py.engines.trtllm.draft import TrtllmDraftProposer
 from smartspec_py.engines.trtllm.engine_config import Engine, Role
-from smartspec_py.engines.trtllm.memory import loaded_cache_tokens
+from smartspec_py.engines.trtllm.engine_dir import Load, faults_of
+from smartspec_py.engines.trtllm.memory import (
+    activation_bytes,
+    bytes_per_token,
+    loaded_cache_tokens,
+)
 from smartspec_py.engines.trtllm.target import TrtllmTarget
+from smartspec_py.serving.config import LimitsConfig, TrtllmEngineConfig
 from smartspec_testing import fake_executor
 from smartspec_testing.fake_executor import EngineLimits, Executor
 from smartspec_trtllm.contract import ContractBindings, load_contract
-from smartspec_trtllm.doctor_uses import adapter_files, adapter_uses
+from smartspec_trtllm.doctor_uses import adapter_uses
 from studies.document import publish, table
 
 GOLDEN = Path(__file__).parents[2] / "tests" / "trtllm" / "golden"
 SIGNATURES = Path(smartspec_trtllm.__path__[0], "signatures.json")
 
-KEY = re.compile(r'"((?:pretrained_config|build_config)\.[\w.]+)"')
-PLUGIN_KEY = re.compile(r'f"\{_PLUGINS\}\.(\w+)"')
 TOOL = re.compile(r"(convert_checkpoint\.py|quantize\.py|trtllm-build)")
 
 
@@ -87,9 +92,11 @@ def bindings() -> list[Use]:
 
 
 def touched() -> frozenset[str]:
-    """Of a run in which the cache's size is asked for, a prompt is read, drafts are verified and a
-    burst is cancelled."""
+    """Of a run in which an executor is configured, the cache's size is asked for, prompts are read,
+    drafts are verified and a burst is cancelled."""
     found = ContractBindings(fake_executor)
+    config = TrtllmEngineConfig(kind="trtllm", target="", tokenizer="")
+    executor_config(found, Engine(Role.DRAFT, Path(), {}, {}), 512, config)
     limits = EngineLimits()
     engine = Engine(Role.TARGET, Path(), {}, {})
     loaded_cache_tokens(found.checked(Executor(limits)), found, engine, limits.max_seq_len)
@@ -116,7 +123,14 @@ def touched() -> frozenset[str]:
     target.cancel(1)
     while not any(event.is_last for event in target.poll(1.0)):
         continue
-    target.begin(2, prompt, 2, SamplingParams(temperature=0.7), reuses_prefix=False)
+    shaped = SamplingParams(
+        temperature=0.7,
+        presence_penalty=0.5,
+        logit_bias=((5, 1.0),),
+        bad_words=((6, 7),),
+        log_probs=True,
+    )
+    target.begin(2, prompt, 2, shaped, reuses_prefix=False)
     target.submit([Prefill(2, prompt, 0, True)])
     target.poll(1.0)
     target.close()
@@ -150,13 +164,25 @@ def keys(engine_dir: Mapping[str, Any]) -> list[Use]:
     return [Use("config.json", name, name in known) for name in sorted(read_keys())]
 
 
+class ReadEngine(Engine):
+    """Keeps the keys that are read of its config.json."""
+
+    keys: ClassVar[set[str]] = {"version"}
+
+    def get(self, key: str) -> Any:
+        self.keys.add(key)
+        return super().get(key)
+
+
 def read_keys() -> Iterable[str]:
-    found = {"version"}
-    for path in adapter_files():
-        text = path.read_text(encoding="utf-8")
-        found |= {key for key in KEY.findall(text) if key != "build_config.plugin_config"}
-        found |= {f"build_config.plugin_config.{key}" for key in PLUGIN_KEY.findall(text)}
-    return found
+    """Of two engines that are checked and whose memory is divided."""
+    engines = {role: ReadEngine(role, Path(), {}, {}) for role in Role}
+    list(faults_of(engines, Load(4, 8, 512, uses_logits=True)))
+    for engine in engines.values():
+        bytes_per_token(engine)
+        activation_bytes(engine)
+        capabilities_of(engine, LimitsConfig(), 16)
+    return ReadEngine.keys
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from smartspec_py.engines.base import DraftTask, TargetCapabilities
 from smartspec_py.engines.trtllm.draft import DRAFT_TIMEOUT_S, TrtllmDraftProposer
 from smartspec_py.engines.trtllm.target import TrtllmTarget
 from smartspec_py.serving.request import ErrorCode
+from smartspec_py.serving.step import Reason
 from smartspec_testing import fake_executor
 from smartspec_testing.clock import VirtualClock
 from smartspec_testing.fake_engine import TOKEN_STEP
@@ -64,9 +66,11 @@ class Pair:
         draft_error_prob: float = 0.0,
         max_num_tokens: int = 600,
         max_cache_tokens: int | None = None,
+        burst: int = BURST,
         **options: Any,
     ) -> None:
-        """max_cache_tokens: of the loop's budget. options: of the target's executor."""
+        """max_cache_tokens: of the loop's budget. burst: of sequences that may draft again.
+        options: of the target's executor."""
         self.clock = VirtualClock()
         self.bindings = ContractBindings(fake_executor)
         self.calls = Calls()
@@ -86,7 +90,7 @@ class Pair:
             self.bindings.checked(of_target),
             self.bindings,
             TargetCapabilities(
-                max_sequences=8, max_context_len=592, max_draft_len=8, max_decode_tokens=BURST,
+                max_sequences=8, max_context_len=592, max_draft_len=8, max_decode_tokens=burst,
                 max_prefill_tokens=None, verifies_sampling=False, vocab_size=VOCAB_SIZE,
                 takes_long_bursts=True,
             ),
@@ -171,6 +175,106 @@ def test_a_long_burst_makes_room_for_a_higher_priority(
     assert pair.harness.stories[low].tokens == fake_text(PROMPTS[0], 100)
     assert pair.harness.stories[high].tokens == fake_text(prompt, 20)
     pair.check_nothing_held()
+
+
+def test_long_bursts_are_counted_where_others_have_one_token() -> None:
+    pair = Pair(burst=1)
+    pair.harness.submit(PROMPTS[0], 60, policy="none")
+    pair.harness.submit(PROMPTS[1], 20, policy="fixed:2")
+    pair.harness.step(8)
+    assert pair.harness.loop.records[-1].decision.settings.num_background == 1
+
+
+def test_a_step_submits_prompts_within_the_budget() -> None:
+    """Four prompts of 40 tokens and a budget of 64 beside a running request: one in each step, and
+    a token between them."""
+    pair = Pair()
+    running = pair.harness.submit(PROMPTS[0], 100, policy="none")
+    pair.harness.step(3)
+    prompts = [tuple(range(n, n + 40)) for n in range(100, 104)]
+    numbers = [pair.harness.submit(prompt, 4, policy="none") for prompt in prompts]
+    stories, seen = pair.harness.stories, []
+    for number in numbers:
+        while number not in stories or not stories[number].tokens:
+            pair.harness.step(1)
+        seen.append(len(stories[running].tokens))
+    assert [later - earlier for earlier, later in pairwise(seen)] == [1, 1, 1]
+    whole = [[r for r in call if not r.streaming] for call in pair.calls.of_target]
+    assert max(len(call) for call in whole) == 1
+
+
+def test_bursts_of_sequences_that_may_draft_end_together() -> None:
+    """The second is admitted 3 steps later, by which 3 of 8 tokens of the first burst are there; 5
+    are at least half of a burst. One that never drafts is not waited for."""
+    pair = Pair()
+    guard = pair.harness.loop.controller._guard
+    guard.restore({f"{n} 0": {"pause": 30, "reference": [[0.0] * 3] * 3} for n in (1, 2)}, 1.0)
+    pair.harness.submit(PROMPTS[0], 60)
+    pair.harness.step(2)
+    pair.harness.submit(PROMPTS[2], 60, policy="none")
+    pair.harness.step(1)
+    second = pair.harness.submit(PROMPTS[1], 60)
+    while not pair.harness.requests[second].num_reserved_tokens:
+        pair.harness.step(1)
+    left = {
+        number: request.num_reserved_tokens - len(request.tokens)
+        for number, request in pair.harness.requests.items()
+    }
+    assert left[1] == left[second]
+    assert BURST // 2 <= left[second] < BURST < left[2]
+
+
+def test_beside_verifications_a_token_is_a_burst_of_its_own() -> None:
+    """Else the sequence would still be in its burst at the next decision."""
+    pair = Pair()
+    pair.harness.submit(PROMPTS[0], 40, policy="fixed:3")
+    pair.harness.submit(PROMPTS[1], 40, policy="goodput")
+    guard = pair.harness.loop.controller._guard
+    guard.restore({"2 0": {"pause": 10, "reference": [[0.0] * 3] * 3}}, 1.0)
+    pair.harness.drain()
+    mixed = [
+        [r.max_tokens for r in call if r.streaming]
+        for call in pair.calls.of_target
+        if any(r.external_draft_tokens_config for r in call)
+    ]
+    assert any(mixed)
+    assert all(length == 1 for call in mixed for length in call)
+
+
+def test_steps_of_bursts_count_as_steps_without_drafts() -> None:
+    """All 8 tokens of a burst are evidence for the guard, in 8 steps, and its pause passes."""
+    pair = Pair()
+    guard = pair.harness.loop.controller._guard
+    guard.restore({"1 0": {"pause": 30, "reference": [[0.0] * 3] * 3}}, 1.0)
+    pair.harness.submit(PROMPTS[0], 100)
+    pair.harness.step(1 + 2 * BURST)
+    (cell,) = (cell for key, cell in guard._cells.items() if key == (1, 0))
+    assert cell.pause == 30 - 2 * BURST
+    assert cell.reference[0, 0] == pytest.approx(2 * BURST, abs=0.5)
+
+
+def test_all_steps_of_a_probe_are_charged_and_prompts_alone_are_not() -> None:
+    """A probe without drafts is a burst of 8 tokens: the steps after its first are probes too. A
+    step that only reads a prompt is none, whatever came before."""
+    pair = Pair()
+    controller = pair.harness.loop.controller
+    charged: list[bool] = []
+    observe = controller._budget.observe
+
+    def counting(step_s: float, is_probe: bool) -> None:
+        charged.append(is_probe)
+        observe(step_s, is_probe)
+
+    controller._budget.observe = counting  # type: ignore[method-assign]
+    controller._was_probe = True
+    pair.harness.submit(PROMPTS[0], 200)
+    pair.harness.step(1)
+    assert charged == []
+    pair.harness.drain()
+    reasons = [record.decision.reason for record in pair.harness.loop.records]
+    num_probes = reasons.count(Reason.PROBE)
+    assert num_probes
+    assert sum(charged) == num_probes * BURST
 
 
 @pytest.mark.parametrize(("pause", "first_burst"), [(500, 59), (20, BURST)])

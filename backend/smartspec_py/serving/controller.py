@@ -64,6 +64,10 @@ class Controller:
         self.settings = PlannerSettings(batch_table=table)
         self._last_num_tokens = 0
         self._num_plans = 0
+        # Of the last step with a decision, for the steps in which only its bursts run:
+        self._last_context_len = 0.0
+        self._was_probe = False
+        self._was_guarded = False
 
     @property
     def observed_cost(self) -> CostModel:
@@ -138,20 +142,42 @@ class Controller:
         """Learn from the result of a decision, if there were decoding sequences."""
         views = record.decision.views
         last_num_tokens, self._last_num_tokens = self._last_num_tokens, record.num_target_tokens
-        if not views:  # only bursts in flight
-            self._guard.rest()
-        if not views or record.between_s + record.total_s <= 0.0:
+        if record.between_s + record.total_s <= 0.0:
+            return
+        if not views:
+            if record.decision.num_decoding:
+                self._observe_bursts(record)
             return
         step = measured(record, last_num_tokens)
         if step.target_s > 0.0:  # else the engine cannot tell its passes from the rest
             self._observed.observe(step, self._corrections.observe(step))
+        self._last_context_len = step.context_len
+        self._was_probe = record.decision.reason is Reason.PROBE
+        self._was_guarded = all(view.policy in ("none", *LEARNING) for view in views)
         if any(view.policy in LEARNING for view in views):
             self._observe_plan(record.decision, step)
             # The probe budget grows only with the time of sequences that probes can use.
-            self._budget.observe(step.total_s, record.decision.reason is Reason.PROBE)
-        if step.num_prefill_tokens == 0 and all(
-            view.policy in ("none", *LEARNING) for view in views
-        ):
+            self._budget.observe(step.total_s, self._was_probe)
+        if step.num_prefill_tokens == 0 and self._was_guarded:
+            self._guard.observe(step)
+
+    def _observe_bursts(self, record: StepRecord) -> None:
+        """Count a step in which only bursts run like the step that began them. Most tokens without
+        drafts come in such steps, and the first step of a burst takes longer than the others."""
+        batch_size, total_s = record.decision.num_decoding, record.between_s + record.total_s
+        step = MeasuredStep(
+            batch_size,
+            batch_size,
+            self._last_context_len,
+            record.num_generated,
+            draft_rows=(),
+            target_s=0.0,
+            draft_s=0.0,
+            total_s=total_s,
+        )
+        if self._was_probe:
+            self._budget.observe(total_s, is_probe=True)
+        if record.num_prefill_tokens == 0 and self._was_guarded:
             self._guard.observe(step)
 
     def _decide(

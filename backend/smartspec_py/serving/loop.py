@@ -59,7 +59,7 @@ class StepLoop:
         makes one from `cost`. engine_timeout_s: see `LimitsConfig`."""
         self._target = target
         capabilities = target.capabilities
-        self._burst = capabilities.max_decode_tokens
+        self._has_bursts = capabilities.max_decode_tokens > 1 or capabilities.takes_long_bursts
         self.controller = Controller(
             cost, capabilities.max_draft_len, capabilities.max_sequences, batch_table
         )
@@ -104,7 +104,7 @@ class StepLoop:
         room = self._scheduler.cache.draft_room(ready, self._batcher.live.values())
         num_prefilling = self._batcher.num_prefilling
         # Without bursts, no work continues past its step, so there is nothing to count.
-        num_background = self._batcher.num_background if self._burst > 1 else 0
+        num_background = self._batcher.num_background if self._has_bursts else 0
         has_targets = any(request.slo_s_per_token is not None for request in ready)
         rests = self.controller.rests(len(ready) + num_background, has_targets)
         views = self._speculation.views(ready, room, start, rests=rests)
@@ -213,7 +213,7 @@ class StepLoop:
             if draft.tokens:
                 yield Verify(request.sequence, draft.tokens, draft.probs, draft.parents)
             else:
-                yield self._scheduler.decode(request, pause)
+                yield self._scheduler.decode(request, pause, is_alone=not drafts)
 
     def _show(self, now: float) -> None:
         """Post the state of the loop if it has changed.

@@ -158,12 +158,15 @@ class Scheduler:
             request.scheduled_s = self._clock()
             request.num_cached = request.num_computed_tokens
 
-    def decode(self, request: Request, pause: int) -> Decode:
+    def decode(self, request: Request, pause: int, *, is_alone: bool) -> Decode:
         """The request's next work without drafts; reserves the cache for it.
 
         It has all remaining tokens if the request will draft nothing in them and the cache has
         room. Each burst is a request to the engine with the whole text, so few bursts cost less.
-        pause: number of steps in which the guard allows no drafts.
+        Other bursts end together with those in flight, or with the verifications of the step. Then
+        the planner decides about all sequences at once. For a few of them, drafts seldom pay.
+        pause: number of steps in which the guard allows no drafts. is_alone: whether the step
+        verifies nothing.
         """
         capabilities, left = self._target.capabilities, request.remaining
         is_long = (
@@ -171,9 +174,17 @@ class Scheduler:
             and not self._speculation.may_draft(request, pause)
             and self.cache.has_room_for_rest(self._live(), request)
         )
-        num_tokens = left if is_long else min(capabilities.max_decode_tokens, left)
+        burst_len = self._burst_len() if is_alone else 1
+        num_tokens = left if is_long else min(burst_len, left)
         request.num_reserved_tokens = len(request.tokens) + num_tokens
         return Decode(request.sequence, num_tokens)
+
+    def _burst_len(self) -> int:
+        """Tokens until the bursts in flight end, if that is at least half of a whole burst, else
+        those of a whole burst. Long bursts do not count."""
+        longest = self._target.capabilities.max_decode_tokens
+        left = (r.num_reserved_tokens - len(r.tokens) for r in self.batcher.live.values())
+        return max((n for n in left if longest <= 2 * n <= 2 * longest), default=longest)
 
     def submit(self, work: Sequence[Work]) -> None:
         """Give the step's work to the target."""

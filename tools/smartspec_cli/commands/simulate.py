@@ -66,6 +66,14 @@ def simulate(
     host_ms: Annotated[
         float, _of_hardware(help="Milliseconds per step outside the passes.", min=0)
     ] = 0.0,
+    max_num_tokens: Annotated[
+        int,
+        _of_hardware(
+            help="Tokens of an iteration of TensorRT-LLM, which counts the whole text of each "
+            "verification; 0 counts new tokens only.",
+            min=0,
+        ),
+    ] = 0,
     wrong: Annotated[
         list[str] | None,
         _of_hardware(
@@ -138,7 +146,7 @@ def simulate(
         for scenario in base
     ]
     scenarios = _with_changes(base, what_if or [])
-    machine = _machine(profile, gpu, num_gpus, target, draft, host_ms)
+    machine = _machine(profile, gpu, num_gpus, target, draft, host_ms, max_num_tokens)
     try:
         runs = runs_of(scenarios, names, machine, slo)
         with Progress("simulating", len(runs), "runs") as shown:
@@ -271,7 +279,13 @@ def _deviations(texts: list[str]) -> tuple[Deviation, ...]:
 
 
 def _machine(
-    profile: Path | None, gpu: str, num_gpus: int, target: str, draft: str, host_ms: float
+    profile: Path | None,
+    gpu: str,
+    num_gpus: int,
+    target: str,
+    draft: str,
+    host_ms: float,
+    max_num_tokens: int,
 ) -> Callable[[int], Hardware]:
     """A function from the largest batch size to the hardware. Its tables end at that size."""
     from smartspec_sim.hardware import Hardware, gpu_hardware
@@ -287,8 +301,9 @@ def _machine(
         else:
             name = None if draft in (NO_DRAFT_MODEL, HEADS) else draft
             found = gpu_hardware(gpu, num_gpus, target, name, batch_size)
+        charged = max_num_tokens or found.cost.max_charged_tokens
         host_s = found.cost.host_s + host_ms / 1e3
-        return replace(found, cost=replace(found.cost, host_s=host_s))
+        return replace(found, cost=replace(found.cost, host_s=host_s, max_charged_tokens=charged))
 
     return machine
 

@@ -135,21 +135,13 @@ class Guard:
         self._budget = budget
         self._settings = settings
         self._cells: dict[tuple[int, int], _Cell] = {}
-        self._asked = (0, 0)
         self.num_switches = 0
 
     def pause(self, batch_size: int, context_len: float) -> int:
         """Steps until speculation is enabled again, at least 1 from a trial that showed a loss
         until the next trial; 0 if it is enabled."""
-        self._asked = _bucket(batch_size, context_len)
-        cell = self._cells.get(self._asked)
+        cell = self._cells.get(_bucket(batch_size, context_len))
         return max(1, cell.pause) if cell is not None and cell.state is State.OFF else 0
-
-    def rest(self) -> None:
-        """Count a step in which nothing was decided for the pause that was asked for last."""
-        cell = self._cells.get(self._asked)
-        if cell is not None and cell.state is State.OFF:
-            cell.pause = max(0, cell.pause - 1)
 
     def wants_reference(self, batch_size: int, context_len: float) -> bool:
         """Whether a step should run without its planned drafts, as a reference."""

@@ -96,7 +96,7 @@ def build_trtllm(config: TrtllmEngineConfig, limits: LimitsConfig, folder: Path)
         bindings.Executor(
             str(engine.folder),
             bindings.ModelType.DECODER_ONLY,
-            _executor_config(
+            executor_config(
                 bindings,
                 engine,
                 num_tokens,
@@ -188,12 +188,12 @@ def _longest_text(engine: Engine) -> int:
     return min(engine.count(f"build_config.{name}") for name in names)
 
 
-def _executor_config(
+def executor_config(
     bindings: Bindings,
     engine: Engine,
     num_tokens: int,
     config: TrtllmEngineConfig,
-    parallel_config: Any,
+    parallel_config: Any = None,
 ) -> Any:
     """Chunked context is off: it drops drafts silently if not all of them fit."""
     is_draft = engine.role is Role.DRAFT
