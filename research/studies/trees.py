@@ -32,6 +32,7 @@ from smartspec_py.engines.base import (
     Verify,
     Work,
 )
+from smartspec_py.engines.torch.tree import depths
 from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.config import DRAFT_MODEL, HEADS
 from smartspec_py.serving.step import StepRecord
@@ -51,7 +52,7 @@ MAX_TOKENS = 64
 
 
 class Arm(NamedTuple):
-    """width: guesses of a head, 1 for chains."""
+    """width: guesses for one position, 1 for chains."""
 
     name: str
     policy: str
@@ -66,7 +67,8 @@ ARMS = (
     Arm("heads, chain of 4", "fixed:4", HEADS, 1),
     Arm("heads, tree of 8", "fixed:8", HEADS),
     Arm("heads, tree of 32", "fixed:32", HEADS),
-    Arm("goodput: draft model", "goodput", DRAFT_MODEL),
+    Arm("goodput: draft model", "goodput", DRAFT_MODEL, 1),
+    Arm("goodput: trees of draft model", "goodput", DRAFT_MODEL),
     Arm("goodput: chain of heads", "goodput", HEADS, 1),
     Arm("goodput: tree of heads", "goodput", HEADS),
     Arm("goodput: all, chains", "goodput", "auto", 1),
@@ -144,13 +146,17 @@ class ModelledProposer:
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         if self._draft_s is None:
             lags = [self._inner.draft_lag(one.sequence, len(one.tokens)) for one in tasks]
-            self._watch.sleep(drafting_s(self._cost, [one.draft_len for one in tasks], lags))
+            self._watch.sleep(drafting_s(self._cost, list(map(_num_passes, tasks)), lags))
         else:
             self._watch.sleep(max(self._draft_s[0], self._draft_s[1] * len(tasks)))
         return self._inner.propose(tasks)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
+
+
+def _num_passes(task: DraftTask) -> int:
+    return task.draft_len if task.tree is None else max(depths(task.tree.parents))
 
 
 class CountingSide(Side):

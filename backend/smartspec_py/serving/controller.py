@@ -229,11 +229,11 @@ def _prober(free: Sequence[SequenceView]) -> SequenceView | None:
 
 
 def _drafting(record: StepRecord) -> list[tuple[DraftOption, int]]:
-    """Option and number of drafts of each sequence that a draft model drafted for."""
+    """Option and number of draft passes of each sequence that a draft model drafted for."""
     found = []
     for view in record.decision.views:
         option = record.decision.plan.option(view)
         length = record.drafted.get(view.sequence, 0)
         if length and option.has_draft_passes:
-            found.append((option, length))
+            found.append((option, option.passes(length)))
     return found

@@ -48,11 +48,19 @@ NO_OPTION = DraftOption(0, NO_PROBS, has_draft_passes=False)
 """The option of a sequence without a proposer."""
 
 
+MIN_NODES = 64
+"""A draft model's trees are considered if each request may have at least so many nodes, which is up
+to 8 requests. With more requests they gain nothing (docs/results/tree_sources.md), and each way to
+draft takes planning time."""
+
+
 class _Candidate(NamedTuple):
-    """name: the proposer's name; empty if none. num_available: most tokens that it can draft."""
+    """A way to draft. name: the proposer's name; empty if none. num_available: most tokens that it
+    can draft. is_tree: whether they are the nodes of a tree."""
 
     name: str
     num_available: int
+    is_tree: bool = False
 
 
 NO_CANDIDATE = _Candidate("", 0)
@@ -77,10 +85,10 @@ class Speculation:
             for name, one in proposers.items()
             if (depth := one.capabilities.tree_depth)
         }
-        # For each sequence that can draft a tree: its ranked nodes, see `TreeSpace`.
-        self._nodes: dict[SequenceId, Ints] = {}
-        # For each sequence in its last step: the candidate proposers, and the one that drafted.
-        self._options: dict[SequenceId, tuple[str, ...]] = {}
+        # For each proposer and sequence that can draft a tree: ranked nodes, see `TreeSpace`.
+        self._nodes: dict[tuple[str, SequenceId], Ints] = {}
+        # For each sequence in its last step: the candidates, and the proposer that drafted.
+        self._options: dict[SequenceId, tuple[_Candidate, ...]] = {}
         self._drafter: dict[SequenceId, str] = {}
         self._has_passes = {n: p.capabilities.has_passes for n, p in proposers.items()}
         self._draft_s = {n: p.capabilities.draft_s for n, p in proposers.items()}
@@ -131,9 +139,10 @@ class Speculation:
             draft_len = spec_plan.draft_lens[request.sequence]
             if draft_len:
                 sequence = request.sequence
-                name = self._options[sequence][spec_plan.choices.get(sequence, 0)]
-                self._drafter[sequence] = name
-                tasks[name].append(_task(request, draft_len, self._tree(name, sequence, draft_len)))
+                candidate = self._options[sequence][spec_plan.choices.get(sequence, 0)]
+                tree = self._tree(candidate, sequence, draft_len)
+                self._drafter[sequence] = candidate.name
+                tasks[candidate.name].append(_task(request, draft_len, tree))
         found = {}
         for name, of_one in tasks.items():
             drafts = self._proposers[name].propose(of_one)
@@ -179,7 +188,7 @@ class Speculation:
         """(drafted, accepted) as if this proposer had drafted in this step; (0, 0) if unknown."""
         proposer = self._knowing.get(name)
         options = self._options.get(request.sequence, ())
-        if proposer is None or name not in options:
+        if proposer is None or all(name != one.name for one in options):
             return 0, 0
         return proposer.hindsight(request.sequence, request.tokens, event.tokens)
 
@@ -204,8 +213,8 @@ class Speculation:
         self.drop_cache(request)
         self._options.pop(request.sequence, None)
         self._drafter.pop(request.sequence, None)
-        self._nodes.pop(request.sequence, None)
         for name in request.proposers:
+            self._nodes.pop((name, request.sequence), None)
             self._acceptance[name].release(request.sequence)
 
     def drop_cache(self, request: Request) -> None:
@@ -228,7 +237,7 @@ class Speculation:
     def check_integrity(self, live: Iterable[Request]) -> None:
         """Raise AssertionError if there are estimates of requests that no longer exist."""
         known = {request.sequence for request in live}
-        kept = self._options.keys() | self._drafter.keys() | self._nodes.keys()
+        kept = self._options.keys() | self._drafter.keys() | {one for _, one in self._nodes}
         assert kept <= known, "options of requests gone"
         for name, acceptance in self._acceptance.items():
             strangers = acceptance.sequences - known
@@ -241,7 +250,7 @@ class Speculation:
 
         most_nodes: of a tree, beyond a chain, unless the policy is a fixed length.
 
-        The names are stored in `_options`. Other proposers would only cost the planner time.
+        They are stored in `_options`. Other proposers would only cost the planner time.
         """
         most = min(request.max_draft_len, request.remaining - 1)
         if room:
@@ -254,12 +263,20 @@ class Speculation:
             if most:
                 proposer = self._proposers[name]
                 num_available = proposer.num_available(request.sequence, request.tokens)
-            if num_available and name in self._trees:
-                num_available = min(num_available, self._num_nodes(name, request, most_nodes))
-            found.append(_Candidate(name, min(most, num_available)))
+            num_available = min(most, num_available)
+            if not num_available or name not in self._trees:
+                found.append(_Candidate(name, num_available))
+                continue
+            num_nodes = min(num_available, self._num_nodes(name, request, most_nodes))
+            if not self._has_passes[name]:
+                found.append(_Candidate(name, num_nodes, _takes_trees(request)))
+                continue
+            found.append(_Candidate(name, num_available))
+            if most_nodes >= MIN_NODES and request.policy == "goodput" and _takes_trees(request):
+                found.append(_Candidate(name, num_nodes, is_tree=True))
         if len(found) > 1:
             found = [candidate for candidate in found if candidate.num_available] or found[:1]
-        self._options[request.sequence] = tuple([candidate.name for candidate in found])
+        self._options[request.sequence] = tuple(found)
         return found or [NO_CANDIDATE]
 
     def _accept_probs(
@@ -269,11 +286,10 @@ class Speculation:
         groups: dict[tuple[str, bool], list[tuple[int, SequenceId, int, str]]] = defaultdict(list)
         num_candidates = 0
         for request, of_one in zip(requests, candidates, strict=True):
-            for name, num_available in of_one:
+            for name, num_available, is_tree in of_one:
                 if num_available:
                     cohort = self._cohort(name, request)
                     candidate = (num_candidates, request.sequence, num_available, cohort)
-                    is_tree = name in self._trees and _takes_trees(request)
                     groups[name, is_tree].append(candidate)
                 num_candidates += 1
         found = [NO_PROBS] * num_candidates
@@ -295,7 +311,7 @@ class Speculation:
         proposer, space = self._trees[name]
         chain = self._acceptance[name].accept_probs(sequences, space.depth, cohorts)
         nodes, probs = space.ranked(chain, proposer.rank_probs(), num_nodes)
-        self._nodes.update(zip(sequences, nodes, strict=True))
+        self._nodes.update(zip([(name, one) for one in sequences], nodes, strict=True))
         return probs
 
     def _num_nodes(self, name: str, request: Request, most_nodes: int) -> int:
@@ -305,11 +321,12 @@ class Speculation:
         is_fixed = request.policy.startswith("fixed:")
         return len(space) if is_fixed else min(len(space), max(space.depth, most_nodes))
 
-    def _tree(self, name: str, sequence: SequenceId, draft_len: int) -> Tree | None:
+    def _tree(self, candidate: _Candidate, sequence: SequenceId, draft_len: int) -> Tree | None:
         """The planned tree; None if it is a chain."""
-        if name not in self._trees or sequence not in self._nodes:
+        if not candidate.is_tree:
             return None
-        tree = self._trees[name][1].tree(self._nodes[sequence][:draft_len].tolist())
+        name = candidate.name
+        tree = self._trees[name][1].tree(self._nodes[name, sequence][:draft_len].tolist())
         return tree if any(tree.ranks) else None
 
     def _drafts_s(self, num_sequences: int) -> dict[str, float]:
@@ -327,15 +344,18 @@ class Speculation:
         probs: Floats,
         drafts_s: Mapping[str, float],
     ) -> DraftOption:
-        name, num_available = candidate
+        name, num_available, is_tree = candidate
         proposer = self._proposers.get(name)
         if proposer is None:
             return NO_OPTION
         lag = proposer.draft_lag(request.sequence, len(request.tokens))
         lag = lag if lag > SHORT_LAG else 0
-        is_tree = name in self._trees and _takes_trees(request)
+        num_passes = None
+        if is_tree and self._has_passes[name]:
+            nodes = self._nodes[name, request.sequence][:num_available]
+            num_passes = self._trees[name][1].num_passes(nodes)
         return DraftOption(
-            num_available, probs, lag, self._has_passes[name], drafts_s[name], is_tree
+            num_available, probs, lag, self._has_passes[name], drafts_s[name], is_tree, num_passes
         )
 
     def _caching(self, request: Request) -> Proposer | None:

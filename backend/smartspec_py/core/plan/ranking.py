@@ -54,14 +54,14 @@ def _passes_s(step: Step) -> Floats:
     at_held = step.pass_s[step.held_rows]
     if not step.has_trees:  # then only the last pass differs from that of one draft less
         num_rows = at_least(step.caps * step.has_passes, step.depth)
-        more_s = (step.pass_s[step.held_rows + num_rows] - at_held).cumsum()
-        return np.append(0.0, more_s) + at_held.sum()
+        more_s: Floats = (step.pass_s[step.held_rows + num_rows] - at_held).cumsum()
+        return np.append(0.0, more_s) + float(at_held.sum())
     lengths = np.minimum(np.arange(step.depth + 1)[:, None], step.caps)
     passes = step.passes[np.arange(len(step.caps)), lengths]
     last = int(passes.max())
     num_rows = (passes[:, :, None] > np.arange(last)).sum(axis=1)
     found: Floats = step.pass_s[step.held_rows[:last] + num_rows].sum(axis=1)
-    return found + at_held[last:].sum()
+    return found + float(at_held[last:].sum())
 
 
 def uniform_scores(step: Step) -> Floats:
