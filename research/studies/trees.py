@@ -8,11 +8,13 @@ GPU is needed, and none was used. Rates are generated tokens per second of model
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import altair as alt
 
 from smartspec_bench.lockstep import Side, SlotFeed
 from smartspec_bench.prompts import PROMPT_SEED, generated
@@ -44,6 +46,12 @@ from studies.document import publish, table
 GPU, TARGET, DRAFT = "h100", "llama-3-8b", "llama-3.2-1b"
 HEADS_S = 0.3e-3
 """Seconds of four heads on one H100: 0.13 GB of blocks and 1 GB of LM head, read at 3.35 TB/s."""
+
+PLOTTED = (
+    "goodput: trees of draft model",
+    "goodput: tree of heads",
+    "goodput: all, trees",
+)
 
 NUM_DRAFTS = 32
 SLOTS = (1, 2, 4, 8, 16, 32)
@@ -234,15 +242,37 @@ def _serve(side: Side, prompts: Any, num_slots: int) -> None:
         side.step()
 
 
+def plot(figures: Mapping[str, Any], path: Path) -> None:
+    """Drafts per request and step that goodput chose, against the number of requests."""
+    names, slots = figures["arms"], figures["slots"]
+    points = [
+        {"requests": int(num), "drafts": found[names.index(name)]["mixed"]["drafts"], "by": name}
+        for num, found in slots.items()
+        for name in PLOTTED
+    ]
+    scale = alt.Scale(type="log", base=2)
+    alt.Chart(alt.Data(values=points)).mark_line(point=True).encode(
+        x=alt.X("requests:Q", title="requests at once", scale=scale),
+        y=alt.Y("drafts:Q", title="drafts per request and step", scale=scale),
+        color=alt.Color("by:N", title=None, sort=None),
+    ).properties(width=420, height=260).save(path)
+
+
 def main() -> None:
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/results")
     figures: dict[str, Any] = {"arms": [arm.name for arm in ARMS], "slots": {}}
-    rates = [[arm.name] for arm in ARMS]
-    drafts = [[arm.name] for arm in ARMS]
     for num_slots in SLOTS:
         found = [measure(side_of(arm, num_slots), num_slots) for arm in ARMS]
         figures["slots"][num_slots] = found
         print(num_slots, [one["mixed"] for one in found], file=sys.stderr, flush=True)
+    write(folder, figures)
+
+
+def write(folder: Path, figures: dict[str, Any]) -> None:
+    """The page and its plot. figures: by number of requests, what each arm reached."""
+    names, slots = figures["arms"], figures["slots"]
+    rates, drafts = ([[name] for name in names] for _ in range(2))
+    for found in slots.values():
         for index, one in enumerate(found):
             ratios = [one[w]["tokens_per_s"] / found[0][w]["tokens_per_s"] for w in one]
             low, high = min(ratios[1:]), max(ratios[1:])
@@ -260,8 +290,11 @@ def main() -> None:
         table(header, rates),
         "Drafts and accepted drafts per sequence and step, mixed texts:",
         table(header, drafts),
+        "Drafts per request and step that goodput chose, mixed texts:",
+        "![Drafts per request and step against the number of requests](trees.svg)",
     ]
     publish(folder, "trees", "Trees of drafts", sections, figures)
+    plot(figures, folder / "trees.svg")
 
 
 if __name__ == "__main__":
