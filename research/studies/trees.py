@@ -251,7 +251,7 @@ def plot(figures: Mapping[str, Any], path: Path) -> None:
         for name in PLOTTED
     ]
     scale = alt.Scale(type="log", base=2)
-    alt.Chart(alt.Data(values=points)).mark_line(point=True).encode(
+    alt.Chart(alt.InlineData(values=points)).mark_line(point=True).encode(
         x=alt.X("requests:Q", title="requests at once", scale=scale),
         y=alt.Y("drafts:Q", title="drafts per request and step", scale=scale),
         color=alt.Color("by:N", title=None, sort=None),
