@@ -154,6 +154,13 @@ def test_expand_refuses_an_unknown_preset_and_an_existing_folder(tmp_path: Path)
     assert "exists: name a new directory" in text
 
 
+def test_expand_refuses_an_eagle_head(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"draft_vocab_size": 2048}')
+    code, text = invoke("expand", str(tmp_path), str(tmp_path / "out"))
+    assert code == 2
+    assert "has an EAGLE-3 head; only Llama models and Medusa heads" in text
+
+
 def test_expand_says_which_presets_fit(tmp_path: Path) -> None:
     code, text = invoke("expand", TARGET, str(tmp_path / "out"), "--preset", "4m")
     assert (code, text.count("\n")) == (2, 1)

@@ -374,6 +374,15 @@ FIGURES = [
         ),
     ),
     (
+        "docs/research/studies.md",
+        "trees of the draft model reach {:.2f} with one request and {:.2f} with 8, chains {:.2f} "
+        "and {:.2f}",
+        lambda: (
+            *tree_rates("goodput: trees of draft model", "1", "8"),
+            *tree_rates("goodput: draft model", "1", "8"),
+        ),
+    ),
+    (
         "docs/concepts/draft-length.md",
         "at most {:.2f} times that without speculation, instead of {:.2f} times",
         first_tokens,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ from studies.claims_rows import (
     without_serving,
 )
 from studies.claims_runs import Case, Outcome, run_cases
+from studies.claims_trees import chosen_trees
 from studies.document import publish, table
 
 MADE = """\
@@ -47,6 +49,9 @@ Costs, which decide some of the verdicts:
 Loads have the reported lengths and acceptance of the data sets."""
 
 
+TREES = Path("docs/results/trees.json")
+
+
 def main() -> None:
     folder = Path(sys.argv[1])
     found = run_cases(claims_served.cases())
@@ -60,6 +65,7 @@ def main() -> None:
         *claims_served.served(found),
         *changing(found),
         acceptance_laws(laws),
+        chosen_trees(json.loads(TREES.read_text(encoding="utf-8"))),
     ]
     findings.sort(key=lambda finding: finding.source.startswith("Su"))
     notes = claims_served.granularity(found)

@@ -8,11 +8,13 @@ GPU is needed, and none was used. Rates are generated tokens per second of model
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import altair as alt
 
 from smartspec_bench.lockstep import Side, SlotFeed
 from smartspec_bench.prompts import PROMPT_SEED, generated
@@ -32,6 +34,7 @@ from smartspec_py.engines.base import (
     Verify,
     Work,
 )
+from smartspec_py.engines.torch.tree import depths
 from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.config import DRAFT_MODEL, HEADS
 from smartspec_py.serving.step import StepRecord
@@ -44,6 +47,12 @@ GPU, TARGET, DRAFT = "h100", "llama-3-8b", "llama-3.2-1b"
 HEADS_S = 0.3e-3
 """Seconds of four heads on one H100: 0.13 GB of blocks and 1 GB of LM head, read at 3.35 TB/s."""
 
+PLOTTED = (
+    "goodput: trees of draft model",
+    "goodput: tree of heads",
+    "goodput: all, trees",
+)
+
 NUM_DRAFTS = 32
 SLOTS = (1, 2, 4, 8, 16, 32)
 REQUESTS_PER_SLOT, FEWEST_REQUESTS = 4, 24
@@ -51,7 +60,7 @@ MAX_TOKENS = 64
 
 
 class Arm(NamedTuple):
-    """width: guesses of a head, 1 for chains."""
+    """width: guesses for one position, 1 for chains."""
 
     name: str
     policy: str
@@ -66,7 +75,8 @@ ARMS = (
     Arm("heads, chain of 4", "fixed:4", HEADS, 1),
     Arm("heads, tree of 8", "fixed:8", HEADS),
     Arm("heads, tree of 32", "fixed:32", HEADS),
-    Arm("goodput: draft model", "goodput", DRAFT_MODEL),
+    Arm("goodput: draft model", "goodput", DRAFT_MODEL, 1),
+    Arm("goodput: trees of draft model", "goodput", DRAFT_MODEL),
     Arm("goodput: chain of heads", "goodput", HEADS, 1),
     Arm("goodput: tree of heads", "goodput", HEADS),
     Arm("goodput: all, chains", "goodput", "auto", 1),
@@ -144,13 +154,17 @@ class ModelledProposer:
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         if self._draft_s is None:
             lags = [self._inner.draft_lag(one.sequence, len(one.tokens)) for one in tasks]
-            self._watch.sleep(drafting_s(self._cost, [one.draft_len for one in tasks], lags))
+            self._watch.sleep(drafting_s(self._cost, list(map(_num_passes, tasks)), lags))
         else:
             self._watch.sleep(max(self._draft_s[0], self._draft_s[1] * len(tasks)))
         return self._inner.propose(tasks)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
+
+
+def _num_passes(task: DraftTask) -> int:
+    return task.draft_len if task.tree is None else max(depths(task.tree.parents))
 
 
 class CountingSide(Side):
@@ -228,15 +242,37 @@ def _serve(side: Side, prompts: Any, num_slots: int) -> None:
         side.step()
 
 
+def plot(figures: Mapping[str, Any], path: Path) -> None:
+    """Drafts per request and step that goodput chose, against the number of requests."""
+    names, slots = figures["arms"], figures["slots"]
+    points = [
+        {"requests": int(num), "drafts": found[names.index(name)]["mixed"]["drafts"], "by": name}
+        for num, found in slots.items()
+        for name in PLOTTED
+    ]
+    scale = alt.Scale(type="log", base=2)
+    alt.Chart(alt.InlineData(values=points)).mark_line(point=True).encode(
+        x=alt.X("requests:Q", title="requests at once", scale=scale),
+        y=alt.Y("drafts:Q", title="drafts per request and step", scale=scale),
+        color=alt.Color("by:N", title=None, sort=None),
+    ).properties(width=420, height=260).save(path)
+
+
 def main() -> None:
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/results")
     figures: dict[str, Any] = {"arms": [arm.name for arm in ARMS], "slots": {}}
-    rates = [[arm.name] for arm in ARMS]
-    drafts = [[arm.name] for arm in ARMS]
     for num_slots in SLOTS:
         found = [measure(side_of(arm, num_slots), num_slots) for arm in ARMS]
         figures["slots"][num_slots] = found
         print(num_slots, [one["mixed"] for one in found], file=sys.stderr, flush=True)
+    write(folder, figures)
+
+
+def write(folder: Path, figures: dict[str, Any]) -> None:
+    """The page and its plot. figures: by number of requests, what each arm reached."""
+    names, slots = figures["arms"], figures["slots"]
+    rates, drafts = ([[name] for name in names] for _ in range(2))
+    for found in slots.values():
         for index, one in enumerate(found):
             ratios = [one[w]["tokens_per_s"] / found[0][w]["tokens_per_s"] for w in one]
             low, high = min(ratios[1:]), max(ratios[1:])
@@ -254,8 +290,11 @@ def main() -> None:
         table(header, rates),
         "Drafts and accepted drafts per sequence and step, mixed texts:",
         table(header, drafts),
+        "Drafts per request and step that goodput chose, mixed texts:",
+        "![Drafts per request and step against the number of requests](trees.svg)",
     ]
     publish(folder, "trees", "Trees of drafts", sections, figures)
+    plot(figures, folder / "trees.svg")
 
 
 if __name__ == "__main__":

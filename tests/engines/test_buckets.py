@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from smartspec_py.core.types import ROOT
 from smartspec_py.engines.torch.buckets import (
     MAX_TOKENS,
+    MAX_WIDTH,
     Bucket,
     DraftPass,
     Ladder,
@@ -15,7 +17,7 @@ from smartspec_py.engines.torch.buckets import (
     lay_out_drafts,
     make_ladder,
 )
-from smartspec_py.engines.torch.packed import MAX_SHORT, RowInput
+from smartspec_py.engines.torch.packed import RowInput
 
 SMALL = Ladder(rows=(1, 2, 4), context_lens=(8, 10))
 MAX_LEN = 10
@@ -23,7 +25,7 @@ SCRATCH = 40
 """Four rows of ten slots, then scratch."""
 
 ladders = st.builds(make_ladder, st.integers(1, 1024), st.integers(2, 40_000))
-needs = st.tuples(st.integers(1, 1100), st.integers(1, MAX_SHORT + 4), st.integers(1, 45_000))
+needs = st.tuples(st.integers(1, 1100), st.integers(1, MAX_WIDTH + 4), st.integers(1, 45_000))
 
 
 def covers(bucket: Bucket, num_rows: int, width: int, context_len: int) -> bool:
@@ -49,11 +51,11 @@ def test_rows_and_contexts_double_up_to_the_most(
 
 
 def test_the_number_of_graphs() -> None:
-    """32 rows: 6 sizes of 8 widths, none above 512 tokens, by 5 contexts up to 4096. With 128 rows,
-    64 times 12 or 16 and 128 times 6 to 16 are too many tokens. Decoding with up to 7 drafts leaves
-    out the widths 12 and 16."""
-    assert len(make_ladder(32, 4096).buckets(MAX_SHORT)) == 6 * 8 * 5
-    assert len(make_ladder(128, 256).buckets(MAX_SHORT)) == 6 * 8 + 6 + 4
+    """32 rows: 6 sizes of 8 widths, 5 of width 24 and 4 of width 33, none above 512 tokens, by 5
+    contexts up to 4096. With 128 rows, 64 times 12 or 16 and 128 times 6 to 16 are too many tokens.
+    Decoding with up to 7 drafts leaves out the widths from 12 on."""
+    assert len(make_ladder(32, 4096).buckets(MAX_WIDTH)) == (6 * 8 + 5 + 4) * 5
+    assert len(make_ladder(128, 256).buckets(MAX_WIDTH)) == 6 * 8 + 5 + 4 + 6 + 4
     assert len(make_ladder(32, 4096).buckets(8)) == 6 * 6 * 5
 
 
@@ -63,7 +65,7 @@ def test_a_bucket_is_the_least_that_holds_the_pass(
 ) -> None:
     """There is none exactly where no bucket could hold it, or where padding makes it too long."""
     bucket = ladder.bucket_for(*need)
-    holding = [b for b in ladder.buckets(MAX_SHORT) if covers(b, *need)]
+    holding = [b for b in ladder.buckets(MAX_WIDTH) if covers(b, *need)]
     if bucket is None:
         rows, width = (
             next((size for size in sizes if size >= side), None)
@@ -89,7 +91,7 @@ def test_one_token_a_row_always_has_a_bucket(ladder: Ladder, data: st.DataObject
 
 @given(ladders)
 def test_buckets_come_largest_first_and_fit_the_static_buffers(ladder: Ladder) -> None:
-    buckets = ladder.buckets(MAX_SHORT)
+    buckets = ladder.buckets(MAX_WIDTH)
     sizes = [bucket.num_tokens for bucket in buckets]
     assert sizes == sorted(sizes, reverse=True)
     assert len(set(buckets)) == len(buckets)
@@ -105,7 +107,17 @@ def test_a_padded_pass_by_hand() -> None:
     assert found.token_ids == [11, 0, 0, 0, 0, 0, 71, 72, 73, 0, 0, 0]
     assert found.positions == [0, 0, 0, 0, 0, 0, 5, 6, 7, 0, 0, 0]
     assert found.slots == [0, 40, 40, 40, 40, 40, 25, 26, 27, 40, 40, 40]
+    assert found.seen == [1, 1, 1, 1, 1, 1, 0b1, 0b11, 0b111, 1, 1, 1]
     assert found.wanted == [7, 8, 0], "the last two of row 2, then row 0"
+
+
+def test_a_padded_tree_by_hand() -> None:
+    """Two drafts after the root, and one after the second of them."""
+    inputs = [RowInput(1, 5, [71, 72, 73, 74], 4, (ROOT, ROOT, 1))]
+    found = lay_out(inputs, Bucket(2, 4, 10), MAX_LEN, SCRATCH)
+    assert found.positions[4:] == [5, 6, 6, 7]
+    assert found.slots[4:] == [15, 16, 17, 18]
+    assert found.seen == [1, 1, 1, 1, 0b1, 0b11, 0b101, 0b1101]
 
 
 def test_a_pass_of_padding_touches_the_scratch_slot_alone() -> None:
@@ -116,11 +128,11 @@ def test_a_pass_of_padding_touches_the_scratch_slot_alone() -> None:
 
 @st.composite
 def passes(draw: st.DrawFn) -> list[RowInput]:
-    """Some of 8 rows of 64 slots, each with up to MAX_SHORT tokens."""
+    """Some of 8 rows of 64 slots, each with up to 16 tokens."""
     rows = draw(st.lists(st.integers(0, 7), min_size=1, unique=True))
     inputs = []
     for row in rows:
-        tokens = draw(st.lists(st.integers(0, 999), min_size=1, max_size=MAX_SHORT))
+        tokens = draw(st.lists(st.integers(0, 999), min_size=1, max_size=16))
         position = draw(st.integers(0, 64 - len(tokens)))
         inputs.append(RowInput(row, position, tokens, draw(st.integers(0, len(tokens)))))
     return inputs

@@ -26,11 +26,12 @@ from torch_models import (
     make_target,
 )
 
-from smartspec_py.core.types import SamplingParams
+from smartspec_py.core.types import ROOT, SamplingParams
 from smartspec_py.engines.base import DraftTask
+from smartspec_py.engines.torch.buckets import MAX_WIDTH
 from smartspec_py.engines.torch.build import uses_graphs
 from smartspec_py.engines.torch.graphs import GraphRunner
-from smartspec_py.engines.torch.packed import ATTENTION_NAME, MAX_SHORT, RowInput
+from smartspec_py.engines.torch.packed import ATTENTION_NAME, RowInput
 from smartspec_py.engines.torch.runner import CausalRunner, ModelError, RunnerConfig, prepared
 from smartspec_py.engines.torch.target import TorchTarget
 from smartspec_py.proposers.draft_model import DraftModelProposer
@@ -73,15 +74,20 @@ def fill(rng: random.Random, runners: Sequence[CausalRunner], lengths: Sequence[
                 runner.forward([chunk])
 
 
-def random_pass(rng: random.Random, lengths: Sequence[int], max_len: int) -> list[RowInput]:
-    """New tokens for some of the rows, in any order; drafts may begin before a row's end."""
+def random_pass(
+    rng: random.Random, lengths: Sequence[int], max_len: int, tree_share: float = 0.0
+) -> list[RowInput]:
+    """New tokens for some of the rows, in any order; drafts may begin before a row's end.
+    tree_share: of the inputs whose tokens after the first are a tree."""
     rows = rng.sample(range(len(lengths)), rng.randrange(1, len(lengths) + 1))
     inputs = []
     for row in rows:
         position = max(0, lengths[row] - rng.randrange(3))
-        width = min(rng.choice((1, 1, 2, 4, 5, 8, 11, MAX_SHORT)), max_len - position)
+        width = min(rng.choice((1, 1, 2, 4, 5, 8, 11, MAX_WIDTH)), max_len - position)
         tokens = some_tokens(rng, width)
-        inputs.append(RowInput(row, position, tokens, rng.randrange(width + 1)))
+        is_tree = rng.random() < tree_share
+        parents = [rng.randrange(ROOT, i) for i in range(width - 1)] if is_tree else ()
+        inputs.append(RowInput(row, position, tokens, rng.randrange(width + 1), parents))
     return inputs
 
 
@@ -99,7 +105,22 @@ def test_logits_are_those_of_a_packed_pass(kind: str) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     assert padded.num_eager == num_eager
     assert padded.num_replays >= 60
-    assert padded.num_graphs <= len(padded.ladder.buckets(MAX_SHORT))
+    assert padded.num_graphs <= len(padded.ladder.buckets(MAX_WIDTH))
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt-neox"])
+def test_trees_are_padded_like_chains(kind: str) -> None:
+    """Trees of up to 32 drafts beside chains, up to the end of a row."""
+    rng = random.Random(4)
+    plain, padded = make_pair(kind)
+    lengths = [3, 599, 0, 250, 511, 590]
+    fill(rng, [plain, padded], lengths)
+    num_eager = padded.num_eager
+    for _ in range(40):
+        inputs = random_pass(rng, lengths, LONG, tree_share=0.6)
+        expected, found = plain.forward(inputs).logits, padded.forward(inputs).logits
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert padded.num_eager == num_eager
 
 
 def test_hidden_states_are_those_of_a_packed_pass() -> None:
@@ -135,8 +156,8 @@ def test_trial_passes_change_no_key() -> None:
     _, padded = make_pair()
     fill(random.Random(9), [padded], [30, 40])
     before = padded.cache.buffer.clone()
-    padded.warm(MAX_SHORT)
-    assert padded.num_graphs == len(padded.ladder.buckets(MAX_SHORT))
+    padded.warm(MAX_WIDTH)
+    assert padded.num_graphs == len(padded.ladder.buckets(MAX_WIDTH))
     assert torch.equal(padded.cache.buffer, before)
 
 
@@ -279,7 +300,7 @@ def test_first_passes_too_wide_to_pad_are_drafted_from_as_well() -> None:
     fill(rng, [plain, padded], [590, 20, 580])
     padded.warm(1)
     padded.forward([RowInput(0, 590, [3], 0)])
-    unread = [RowInput(0, 500, some_tokens(rng, 20), 1), RowInput(2, 560, some_tokens(rng, 3), 1)]
+    unread = [RowInput(0, 500, some_tokens(rng, 40), 1), RowInput(2, 560, some_tokens(rng, 3), 1)]
     num_eager = padded.num_eager
     assert padded.draft_greedy(unread, [4, 2]) == stepwise(plain, unread, [4, 2])
     assert padded.num_eager == num_eager + 1
@@ -310,14 +331,13 @@ def stepwise(
 
 
 def test_long_and_too_many_tokens_stay_eager() -> None:
-    """A chunk of 17 tokens takes its whole pass with it; 40 rows of 16 tokens are 640, and 64
-    after padding 1024."""
+    """A chunk of 34 tokens takes its whole pass with it; 40 rows of 33 tokens are 1,320."""
     _, padded = make_pair(num_rows=64, max_len=64)
     for inputs, is_eager in (
-        ([RowInput(0, 0, [1] * MAX_SHORT, 1)], False),
-        ([RowInput(0, 0, [1] * (MAX_SHORT + 1), 1)], True),
+        ([RowInput(0, 0, [1] * MAX_WIDTH, 1)], False),
+        ([RowInput(0, 0, [1] * (MAX_WIDTH + 1), 1)], True),
         ([RowInput(0, 0, [1], 1), RowInput(1, 0, [1] * 40, 0)], True),
-        ([RowInput(row, 0, [1] * MAX_SHORT, 1) for row in range(40)], True),
+        ([RowInput(row, 0, [1] * MAX_WIDTH, 1) for row in range(40)], True),
         ([RowInput(row, 0, [1] * 8, 1) for row in range(64)], False),
     ):
         num_eager = padded.num_eager
@@ -370,7 +390,7 @@ def test_who_uses_graphs(device: str, cuda_graphs: bool, expected: bool) -> None
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_captured_passes_on_a_gpu(kind: str) -> None:
     """The same comparison on a device, eager and replayed, each bucket more than once and in any
-    order; and drafts. Tolerances are wider: another shape may take another kernel."""
+    order; with trees; and drafts. Tolerances are wider: another shape may take another kernel."""
     rng = random.Random(3)
     config = RunnerConfig(Path("model"), torch.device("cuda"), torch.float32, 6, LONG, VOCAB_SIZE)
     plain = CausalRunner(ready(kind, config), config)
@@ -380,7 +400,7 @@ def test_captured_passes_on_a_gpu(kind: str) -> None:
     lengths = [3, 599, 0, 250, 511, 590]
     fill(rng, [plain, captured], lengths)
     for _ in range(100):
-        inputs = random_pass(rng, lengths, LONG)
+        inputs = random_pass(rng, lengths, LONG, tree_share=0.3)
         expected, found = plain.forward(inputs).logits, captured.forward(inputs).logits
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
     inputs = [RowInput(0, 3, [5], 1), RowInput(3, 250, [6, 7], 1), RowInput(5, 590, [8], 1)]

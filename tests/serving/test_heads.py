@@ -159,6 +159,13 @@ def test_a_tree_accepts_more_than_a_chain() -> None:
     assert not chains.capabilities.tree_depth
 
 
+def test_num_draft_tokens_limits_the_nodes_of_a_tree() -> None:
+    asked = replace(REQUESTS[0], policy="fixed:7", num_draft_tokens=3)
+    _, (sink,), _ = served([asked], width=4)
+    progress = sink.progress
+    assert 2 * progress.num_steps < progress.num_drafted <= 3 * progress.num_steps
+
+
 def test_drafts_verified_by_rejection_are_chains() -> None:
     asked = replace(REQUESTS[1], policy="fixed:7", verification=Verification.REJECTION)
     _, (sink,), _ = served([asked], width=4)

@@ -172,6 +172,8 @@ class DraftOption(NamedTuple):
     has_draft_passes: whether drafting runs passes of a draft model. Prompt lookup runs none.
     draft_s: seconds of drafting in addition to draft passes, the same for any draft length.
     is_tree: whether the drafts are the nodes of a tree. The planner does not use this.
+    num_passes: for each draft length from 1, the draft passes that it takes. None if every draft
+        takes one. In a tree, one pass drafts all nodes of a depth.
     """
 
     max_draft_len: int
@@ -180,6 +182,13 @@ class DraftOption(NamedTuple):
     has_draft_passes: bool = True
     draft_s: float = 0.0
     is_tree: bool = False
+    num_passes: Sequence[int] | NDArray[np.int64] | None = None
+
+    def passes(self, draft_len: int) -> int:
+        """Draft passes of so many drafts."""
+        if not (self.has_draft_passes and draft_len):
+            return 0
+        return draft_len if self.num_passes is None else int(self.num_passes[draft_len - 1])
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any, NamedTuple, Protocol
 
@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from smartspec_py.core.learn.ranks import RankEstimate
-from smartspec_py.core.types import NO_TOKEN, ROOT, SequenceId, Tree
+from smartspec_py.core.types import NO_TOKEN, ROOT, SamplingParams, SequenceId, Tree
 from smartspec_py.engines.base import NO_DRAFT, Draft, DraftTask, ProposerCapabilities
 from smartspec_py.engines.torch.cached_model import history_of
 from smartspec_py.engines.torch.processors import TokenHistory
@@ -118,7 +118,6 @@ class HeadsProposer:
         """longest: the most tokens of a draft. width: guesses of a head; 1 for chains."""
         self.heads = heads
         self._sequences: dict[SequenceId, _Sequence] = {}
-        states = torch.zeros(max_sequences, heads.hidden_size, device=heads.device)
         is_tree = width > 1 and longest > 1
         self._capabilities = ProposerCapabilities(
             max_draft_len=longest if is_tree else min(heads.num_heads, longest),
@@ -128,9 +127,10 @@ class HeadsProposer:
             gives_probs=True,
             tree_depth=min(heads.num_heads, longest) if is_tree else 0,
             tree_width=width if is_tree else 1,
-            draft_s=(_seconds(heads, states[:1]), _seconds(heads, states) / max_sequences),
         )
         self._ranks = RankEstimate(self._capabilities.tree_depth, width)
+        draft_s = self._seconds(1), self._seconds(max_sequences) / max_sequences
+        self._capabilities = replace(self._capabilities, draft_s=draft_s)
 
     @property
     def capabilities(self) -> ProposerCapabilities:
@@ -214,6 +214,24 @@ class HeadsProposer:
             self._ranks.observe(_rank(token, guesses) for guesses, token in pairs)
         known.guesses = _Guesses(len(task.tokens), guesses)
 
+    def _seconds(self, num_sequences: int) -> float:
+        """Seconds to draft for so many sequences. For sampled text it takes longer, so this is the
+        mean of greedy and sampled text, each the fastest of some calls."""
+        state = torch.zeros(self.heads.hidden_size, device=self.heads.device)
+        self._sequences = {sequence: _Sequence(state) for sequence in range(num_sequences)}
+        longest = min(self.heads.num_heads, self._capabilities.max_draft_len)
+        found = []
+        for sampling in (SamplingParams(), SamplingParams(temperature=1.0)):
+            tasks = [DraftTask(one, [0], 1, longest, sampling) for one in range(num_sequences)]
+            found.append(min(self._timed(tasks) for _ in range(NUM_TIMINGS)))
+        self._sequences.clear()
+        return sum(found) / len(found)
+
+    def _timed(self, tasks: Sequence[DraftTask]) -> float:
+        start = time.perf_counter()
+        self.propose(tasks)
+        return time.perf_counter() - start
+
 
 def _rank(token: int, guesses: Sequence[int]) -> int | None:
     """The guess that is this token; None if there is none."""
@@ -223,14 +241,3 @@ def _rank(token: int, guesses: Sequence[int]) -> int | None:
 def _depth(task: DraftTask) -> int:
     """Number of heads that the task needs."""
     return task.draft_len if task.tree is None else max(depths(task.tree.parents))
-
-
-@torch.inference_mode()
-def _seconds(heads: Heads, states: torch.Tensor) -> float:
-    """Seconds of the fastest of some calls."""
-    found = []
-    for _ in range(NUM_TIMINGS):
-        start = time.perf_counter()
-        heads.logits(states)
-        found.append(time.perf_counter() - start)
-    return min(found)

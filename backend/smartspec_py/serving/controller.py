@@ -216,14 +216,14 @@ def measured(record: StepRecord, last_num_tokens: int) -> MeasuredStep:
     """
     decision, drafted = record.decision, record.drafted
     num_drafted, num_texts = sum(drafted.values()), 0
-    lengths, lags = [], []  # of sequences that a draft model drafted for
+    lengths, lags = [], []  # draft passes and lag of sequences that a draft model drafted for
     for view in decision.views:
         length = drafted.get(view.sequence)
         if length:
             num_texts += view.context_len
             option = decision.plan.option(view)
             if option.has_draft_passes:
-                lengths.append(length)
+                lengths.append(option.passes(length))
                 lags.append(option.draft_lag)
     num_late = len(lags) - lags.count(0)
     rows = at_least(np.array(lengths), max(lengths)).tolist() if lengths else []

@@ -73,12 +73,12 @@ DRAFT_TOKENS = _counter("spec_decode_num_draft_tokens_total", "Tokens drafted")
 ACCEPTED = _counter("spec_decode_num_accepted_tokens_total", "Drafted tokens accepted")
 DRAFT_TOKENS_AT = _counter(
     "spec_decode_num_draft_tokens_per_pos_total",
-    "Verifications with a draft at this position, from 1",
+    "Verifications with at least so many drafts",
     "position",
 )
 ACCEPTED_AT = _counter(
     "spec_decode_num_accepted_tokens_per_pos_total",
-    "Verifications that accepted the draft at this position, from 1",
+    "Verifications that accepted at least so many drafts",
     "position",
 )
 ACCEPTANCE_LENGTH = _gauge(

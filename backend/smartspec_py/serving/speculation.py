@@ -48,11 +48,19 @@ NO_OPTION = DraftOption(0, NO_PROBS, has_draft_passes=False)
 """The option of a sequence without a proposer."""
 
 
+MIN_NODES = 64
+"""A draft model's trees are considered if each request may have at least so many nodes, which is up
+to 8 requests. With more requests they gain nothing (docs/results/tree_sources.md), and each way to
+draft takes planning time."""
+
+
 class _Candidate(NamedTuple):
-    """name: the proposer's name; empty if none. num_available: most tokens that it can draft."""
+    """A way to draft. name: the proposer's name; empty if none. num_available: most tokens that it
+    can draft. is_tree: whether they are the nodes of a tree."""
 
     name: str
     num_available: int
+    is_tree: bool = False
 
 
 NO_CANDIDATE = _Candidate("", 0)
@@ -77,10 +85,10 @@ class Speculation:
             for name, able in self._capabilities.items()
             if able.tree_depth
         }
-        # For each sequence that can draft a tree: its ranked nodes, see `TreeSpace`.
-        self._nodes: dict[SequenceId, Ints] = {}
-        # For each sequence in its last step: the candidate proposers.
-        self._options: dict[SequenceId, tuple[str, ...]] = {}
+        # For each proposer and sequence that can draft a tree: ranked nodes, see `TreeSpace`.
+        self._nodes: dict[tuple[str, SequenceId], Ints] = {}
+        # For each sequence in its last step: the candidates.
+        self._options: dict[SequenceId, tuple[_Candidate, ...]] = {}
 
     def views(
         self,
@@ -128,9 +136,10 @@ class Speculation:
             draft_len = spec_plan.draft_lens[request.sequence]
             if draft_len:
                 sequence = request.sequence
-                name = self._options[sequence][spec_plan.choices.get(sequence, 0)]
-                request.drafter = name
-                tasks[name].append(_task(request, draft_len, self._tree(name, sequence, draft_len)))
+                candidate = self._options[sequence][spec_plan.choices.get(sequence, 0)]
+                tree = self._tree(candidate, sequence, draft_len)
+                request.drafter = candidate.name
+                tasks[candidate.name].append(_task(request, draft_len, tree))
         found = {}
         for name, of_one in tasks.items():
             drafts = self._proposers[name].propose(of_one)
@@ -148,7 +157,7 @@ class Speculation:
         counts: dict[str, list[tuple[SequenceId, int, int, str]]] = defaultdict(list)
         num_events = Counter([request.sequence for request, _ in steps])
         for request, event in steps:
-            options = self._options.get(request.sequence, ())
+            asked = [option.name for option in self._options.get(request.sequence, ())]
             for name in _drafting(request):
                 drafted = accepted = 0
                 if name == request.drafter:
@@ -158,10 +167,10 @@ class Speculation:
                     self._proposers[name].observe(request.sequence, accepted, event.hidden)
                 if event.path:  # of a tree; estimates are about the chain of best guesses
                     drafted = 0
-                if not drafted and name in options and num_events[request.sequence] == 1:
+                if not drafted and name in asked and num_events[request.sequence] == 1:
                     drafted, accepted = self._hindsight(name, request, event)
                 # A step whose proposers were not asked is no evidence, and does not count.
-                if drafted or (options and not able.cohorts):
+                if drafted or (asked and not able.cohorts):
                     cohort = self._cohort(name, request)
                     counts[name].append((request.sequence, drafted, accepted, cohort))
         for name, of_one in counts.items():
@@ -208,8 +217,8 @@ class Speculation:
         """Free all state of the request."""
         self.drop_cache(request)
         self._options.pop(request.sequence, None)
-        self._nodes.pop(request.sequence, None)
         for name in request.proposers:
+            self._nodes.pop((name, request.sequence), None)
             self._acceptance[name].release(request.sequence)
 
     def drop_cache(self, request: Request) -> None:
@@ -233,7 +242,7 @@ class Speculation:
     def check_integrity(self, live: Iterable[Request]) -> None:
         """Raise AssertionError if there are estimates of requests that no longer exist."""
         known = {request.sequence for request in live}
-        kept = self._options.keys() | self._nodes.keys()
+        kept = self._options.keys() | {sequence for _, sequence in self._nodes}
         assert kept <= known, "options of requests gone"
         for name, acceptance in self._acceptance.items():
             strangers = acceptance.sequences - known
@@ -246,7 +255,7 @@ class Speculation:
 
         most_nodes: of a tree, beyond a chain, unless the policy is a fixed length.
 
-        The names are stored in `_options`. Other proposers would only cost the planner time.
+        They are stored in `_options`. Other proposers would only cost the planner time.
         """
         most = min(request.max_draft_len, request.remaining - 1)
         if room:
@@ -259,12 +268,20 @@ class Speculation:
             if most:
                 proposer = self._proposers[name]
                 num_available = proposer.num_available(request.sequence, request.tokens)
-            if num_available and name in self._trees:
-                num_available = min(num_available, self._num_nodes(name, request, most_nodes))
-            found.append(_Candidate(name, min(most, num_available)))
+            num_available = min(most, num_available)
+            if not num_available or name not in self._trees:
+                found.append(_Candidate(name, num_available))
+                continue
+            num_nodes = min(num_available, self._num_nodes(name, request, most_nodes))
+            if not self._capabilities[name].has_passes:
+                found.append(_Candidate(name, num_nodes, _takes_trees(request)))
+                continue
+            found.append(_Candidate(name, num_available))
+            if most_nodes >= MIN_NODES and request.policy == "goodput" and _takes_trees(request):
+                found.append(_Candidate(name, num_nodes, is_tree=True))
         if len(found) > 1:
             found = [candidate for candidate in found if candidate.num_available] or found[:1]
-        self._options[request.sequence] = tuple([candidate.name for candidate in found])
+        self._options[request.sequence] = tuple(found)
         return found or [NO_CANDIDATE]
 
     def _no_candidates(self, request: Request) -> list[_Candidate]:
@@ -278,11 +295,10 @@ class Speculation:
         groups: dict[tuple[str, bool], list[tuple[int, SequenceId, int, str]]] = defaultdict(list)
         num_candidates = 0
         for request, of_one in zip(requests, candidates, strict=True):
-            for name, num_available in of_one:
+            for name, num_available, is_tree in of_one:
                 if num_available:
                     cohort = self._cohort(name, request)
                     candidate = (num_candidates, request.sequence, num_available, cohort)
-                    is_tree = name in self._trees and _takes_trees(request)
                     groups[name, is_tree].append(candidate)
                 num_candidates += 1
         found = [NO_PROBS] * num_candidates
@@ -304,7 +320,7 @@ class Speculation:
         proposer, space = self._trees[name]
         chain = self._acceptance[name].accept_probs(sequences, space.depth, cohorts)
         nodes, probs = space.ranked(chain, proposer.rank_probs(), num_nodes)
-        self._nodes.update(zip(sequences, nodes, strict=True))
+        self._nodes.update(zip([(name, one) for one in sequences], nodes, strict=True))
         return probs
 
     def _num_nodes(self, name: str, request: Request, most_nodes: int) -> int:
@@ -314,11 +330,12 @@ class Speculation:
         is_fixed = request.policy.startswith("fixed:")
         return len(space) if is_fixed else min(len(space), max(space.depth, most_nodes))
 
-    def _tree(self, name: str, sequence: SequenceId, draft_len: int) -> Tree | None:
+    def _tree(self, candidate: _Candidate, sequence: SequenceId, draft_len: int) -> Tree | None:
         """The planned tree; None if it is a chain."""
-        if name not in self._trees or sequence not in self._nodes:
+        if not candidate.is_tree:
             return None
-        tree = self._trees[name][1].tree(self._nodes[sequence][:draft_len].tolist())
+        name = candidate.name
+        tree = self._trees[name][1].tree(self._nodes[name, sequence][:draft_len].tolist())
         return tree if any(tree.ranks) else None
 
     def _drafts_s(self, num_sequences: int) -> dict[str, float]:
@@ -336,15 +353,19 @@ class Speculation:
         probs: Floats,
         drafts_s: Mapping[str, float],
     ) -> DraftOption:
-        name, num_available = candidate
+        name, num_available, is_tree = candidate
         proposer = self._proposers.get(name)
         if proposer is None:
             return NO_OPTION
         lag = proposer.draft_lag(request.sequence, len(request.tokens))
         lag = lag if lag > SHORT_LAG else 0
-        is_tree = name in self._trees and _takes_trees(request)
-        has_passes = self._capabilities[name].has_passes
-        return DraftOption(num_available, probs, lag, has_passes, drafts_s[name], is_tree)
+        has_passes, num_passes = self._capabilities[name].has_passes, None
+        if is_tree and has_passes:
+            nodes = self._nodes[name, request.sequence][:num_available]
+            num_passes = self._trees[name][1].num_passes(nodes)
+        return DraftOption(
+            num_available, probs, lag, has_passes, drafts_s[name], is_tree, num_passes
+        )
 
     def _caching(self, request: Request) -> str | None:
         """Name of the request's proposer that has a cache. There is at most one."""

@@ -58,8 +58,9 @@ PENALTIES: tuple[dict[str, Any], ...] = (
     {"repetition_penalty": 1.2, "min_p": 0.02},
     {"presence_penalty": 0.4, "frequency_penalty": 0.3, "min_tokens": 24},
     {"bias_words": (" the",), "bias_weights": (-2.0,), "bad_words": ("and",)},
+    {"stop_words": (" of", "?")},
 )
-"""Sampling fields besides temperature. The requests use these sets in turn."""
+"""Request fields besides temperature. The requests use these sets in turn."""
 
 
 def check(
@@ -85,7 +86,7 @@ def check(
     max_draft_len: Annotated[
         int, typer.Option(help="Check the policies fixed:1 to fixed:N.", min=1)
     ] = 7,
-    prompts: Annotated[int, typer.Option(help="Prompts per workload.", min=1)] = 5,
+    prompts: Annotated[int, typer.Option(help="Prompts per workload.", min=1)] = 6,
     seed: Annotated[int, typer.Option(help="Seed of prompts and sampling.")] = 1,
     runtime: Annotated[
         str, typer.Option(help="Runtime on a CPU: auto, torch or openvino.")
@@ -147,13 +148,15 @@ def check(
 
 
 def _arms(max_draft_len: int, names: Sequence[str]) -> list[CheckArm]:
-    """names: the proposers. The draft model is checked with all draft lengths."""
+    """names: the proposers. The draft model is checked with all draft lengths. With several
+    proposers, one arm leaves the choice to the planner."""
     lengths = {DRAFT_MODEL: range(1, max_draft_len + 1)}
     some = (1, max_draft_len)
     return [
         CheckArm("none"),
         *(CheckArm(f"fixed:{k}", name) for name in names for k in lengths.get(name, some)),
         *(CheckArm("goodput", name) for name in names),
+        *([CheckArm("goodput")] if len(names) > 1 else []),
     ]
 
 

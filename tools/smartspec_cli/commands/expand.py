@@ -34,11 +34,15 @@ def expand(
     from smartspec_bench.expand import PRESETS, SizeError, has_medusa, presets_for
     from smartspec_bench.expand import expand as expand_model
     from smartspec_bench.expand_heads import widen_heads
+    from smartspec_py.engines.torch.eagle import is_eagle
 
     if preset not in PRESETS:
         fail(f"--preset: {preset!r} must be one of {', '.join(PRESETS)}", USAGE_ERROR)
     if not (source / "config.json").is_file():
         fail(f"{source} is not a Hugging Face model directory: no config.json", USAGE_ERROR)
+    if is_eagle(source):
+        only = "only Llama models and Medusa heads can be expanded"
+        fail(f"{source} has an EAGLE-3 head; {only}", USAGE_ERROR)
     if out.exists():
         fail(f"{out} exists: name a new directory", USAGE_ERROR)
     if has_medusa(source):

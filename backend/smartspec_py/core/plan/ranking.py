@@ -41,18 +41,27 @@ def uniform_sums(step: Step) -> tuple[Floats, Floats]:
     Each sequence must have one way.
     """
     num_drafts = np.zeros(step.depth + 1, dtype=np.int64)
-    num_slots = at_least(step.caps, step.depth)
-    np.cumsum(num_slots, out=num_drafts[1:])
-    num_rows = num_slots
-    if not step.is_drafted:
-        num_rows = at_least(step.caps * step.has_passes, step.depth)
-    at_held = step.pass_s[step.held_rows]
-    seconds = step.verify_s[num_drafts] + at_held.sum()
-    seconds[1:] += (step.pass_s[step.held_rows + num_rows] - at_held).cumsum()
+    np.cumsum(at_least(step.caps, step.depth), out=num_drafts[1:])
+    seconds = step.verify_s[num_drafts] + _passes_s(step)
     seconds[1:] += step.entries_s @ (step.caps > 0)
     tokens = np.full(step.depth + 1, step.held_tokens)
     tokens[1:] += np.maximum(step.survivals, 0.0).sum(axis=0).cumsum()
     return tokens, seconds
+
+
+def _passes_s(step: Step) -> Floats:
+    """Seconds of the draft passes of each uniform draft length."""
+    at_held = step.pass_s[step.held_rows]
+    if not step.has_trees:  # then only the last pass differs from that of one draft less
+        num_rows = at_least(step.caps * step.has_passes, step.depth)
+        more_s: Floats = (step.pass_s[step.held_rows + num_rows] - at_held).cumsum()
+        return np.append(0.0, more_s) + float(at_held.sum())
+    lengths = np.minimum(np.arange(step.depth + 1)[:, None], step.caps)
+    passes = step.passes[np.arange(len(step.caps)), lengths]
+    last = int(passes.max())
+    num_rows = (passes[:, :, None] > np.arange(last)).sum(axis=1)
+    found: Floats = step.pass_s[step.held_rows[:last] + num_rows].sum(axis=1)
+    return found + float(at_held[last:].sum())
 
 
 def uniform_scores(step: Step) -> Floats:
@@ -66,12 +75,15 @@ def uniform_scores(step: Step) -> Floats:
 class _Ranking:
     """Slots, best first; arrays of shape [n].
 
-    sequences: index of the sequence. passes: the draft pass that produces the slot; 0 if none.
+    sequences: index of the sequence. passes: the draft pass that produces the slot; 0 if none. In a
+        tree, that of the deepest node up to the slot.
+    rows: 1 for the first slot of a sequence in its pass, else 0; None if all are 1.
     tokens: survivals. entries_s: fixed costs of the first slots; None if there are none.
     """
 
     sequences: Ints
     passes: Ints
+    rows: Ints | None
     tokens: Floats
     entries_s: Floats | None
 
@@ -102,13 +114,12 @@ def _ranking(step: Step, price: float) -> _Ranking:
     slots = (-worth.T).ravel().argsort(kind="stable")[: int(step.caps.sum())]
     positions = slots // step.num_sequences
     sequences = slots - positions * step.num_sequences
-    passes = positions + 1
-    if not step.is_drafted:
-        passes *= step.has_passes[sequences]
+    passes = step.passes[sequences, positions + 1]
+    rows = passes - step.passes[sequences, positions] if step.has_trees else None
     entries = None
     if step.has_entries:
         entries = step.entries_s[sequences] * (positions == 0)
-    return _Ranking(sequences, passes, step.survivals[sequences, positions], entries)
+    return _Ranking(sequences, passes, rows, step.survivals[sequences, positions], entries)
 
 
 def _net_worth(step: Step, price: float) -> Floats:
@@ -117,7 +128,8 @@ def _net_worth(step: Step, price: float) -> Floats:
     num_drafted = int(np.count_nonzero(step.has_passes))
     if 0 < num_drafted < step.num_sequences:
         row_s = float(step.pass_s[num_drafted] - step.pass_s[1]) / max(1, num_drafted - 1)
-        worth = worth - price * row_s * step.has_passes[:, None]
+        per_slot = step.passes[np.arange(len(step.caps)), step.caps] / np.maximum(step.caps, 1)
+        worth = worth - price * row_s * per_slot[:, None]
     if not step.has_entries:
         return worth
     means = worth.cumsum(axis=1) - price * step.entries_s[:, None]
@@ -138,14 +150,16 @@ def _best_cut(step: Step, slots: _Ranking, cuts: range) -> tuple[int, int, float
         np.maximum(cells, 0, out=cells)
     cells += slots.passes[:num_slots] * len(cuts)
 
-    def summed(weights: Floats | None) -> Floats:
+    def summed(weights: Floats | Ints | None) -> Floats:
         by_cell = np.bincount(cells, weights, shape[0] * shape[1])
         return np.add.accumulate(by_cell.reshape(shape), axis=1)
 
-    counts = summed(None)
+    counts = rows = summed(None)
+    if slots.rows is not None:
+        rows = summed(slots.rows[:num_slots]).astype(np.int64)
     at_held = step.pass_s[step.held_rows]
     seconds = np.zeros(shape)
-    seconds[1:] = step.pass_s[step.held_rows[:, None] + counts[1:]] - at_held[:, None]
+    seconds[1:] = step.pass_s[step.held_rows[:, None] + rows[1:]] - at_held[:, None]
     if slots.entries_s is not None:
         seconds += summed(slots.entries_s[:num_slots])
     seconds = np.add.accumulate(seconds, axis=0)

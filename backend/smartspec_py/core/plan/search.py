@@ -127,10 +127,9 @@ def _best_alone(step: Step) -> Choice:
     It is faster than the general search. Planning time matters most in steps of one sequence.
     """
     lengths = np.arange(step.depth + 1)
-    seconds = np.zeros(step.gains.shape)
     rows = step.held_rows
-    seconds[:, 1:] = (step.pass_s[rows + 1] - step.pass_s[rows]).cumsum()
-    seconds *= step.has_passes[:, None]
+    passes_s = np.append(0.0, (step.pass_s[rows + 1] - step.pass_s[rows]).cumsum())
+    seconds = passes_s[step.passes]
     seconds[:, 1:] += step.entries_s[:, None]
     seconds += step.verify_s.take(lengths, mode="clip") + step.pass_s[rows].sum()
     scores = (step.gains + step.held_tokens) / seconds
@@ -175,8 +174,8 @@ def _selections(step: Step, price: float) -> Iterator[Ints]:
     yield step.first_ways
     token_s = (step.verify_s[-1] - step.verify_s[0]) / max(1, len(step.verify_s) - 1)
     row_s = step.pass_s[step.batch_size] / step.batch_size
-    slot_s = token_s + row_s * step.has_passes
-    worth = step.gains - price * slot_s[:, None] * np.arange(step.depth + 1)
+    slots_s = token_s * np.arange(step.depth + 1) + row_s * step.passes
+    worth = step.gains - price * slots_s
     worth[:, 1:] -= price * step.entries_s[:, None]
     best = worth.max(axis=1)
     last = np.append(step.first_ways[1:], len(step.owners)) - 1

@@ -84,6 +84,7 @@ class Step:
         needed once and benefits all later steps. It is therefore divided by the estimated number of
         remaining steps, remaining / TOKENS_A_STEP.
     has_passes: [R], whether the way runs draft passes.
+    passes: [R, K + 1], number of draft passes by draft length. It does not decrease along a row.
     verify_s: seconds of the target pass and the host, by the total number of drafts in the step,
         from 0 to the maximum.
     pass_s: seconds of a draft pass, by its number of rows.
@@ -92,6 +93,7 @@ class Step:
         sequence, also for those that generate without a view, and prefilling_tokens.
     held_rows: [K], rows of the draft passes 1..K that do not depend on the choice.
     prefilling_tokens: value of the step for requests in prefill. No request receives these tokens.
+    has_trees: whether one pass may draft several drafts of a sequence.
     limits_s: [B], maximum seconds per generated token from now on; infinite without a latency
         target. None if no sequence has a target.
     """
@@ -103,12 +105,14 @@ class Step:
     gains: Floats
     entries_s: Floats
     has_passes: Bools
+    passes: Ints
     verify_s: Floats
     pass_s: Floats
     batch_size: int
     held_tokens: float
     held_rows: Ints
     prefilling_tokens: float = 0.0
+    has_trees: bool = False
     limits_s: Floats | None = None
 
     @property
@@ -144,10 +148,7 @@ class Step:
 
     def rows_by_pass(self, choice: Choice) -> Ints:
         """Number of rows of the draft passes 1..K, shape [K]."""
-        passes = choice.lengths
-        if not self.is_drafted:
-            passes = passes * self.has_passes[choice.ways]
-        return self.held_rows + at_least(passes, self.depth)
+        return self.held_rows + at_least(self.passes[choice.ways, choice.lengths], self.depth)
 
     def tokens(self, choice: Choice) -> float:
         """E = sum over sequences of 1 + s(1) + .. + s(k)."""
@@ -176,6 +177,7 @@ class Step:
             gains=self.gains[ways],
             entries_s=self.entries_s[ways],
             has_passes=self.has_passes[ways],
+            passes=self.passes[ways],
             verify_s=self.verify_s[rest.lengths.sum() :] + catch_up,
             held_tokens=self.tokens(rest),
             held_rows=self.rows_by_pass(rest),
@@ -195,6 +197,7 @@ class Step:
             gains=self.gains[ways],
             entries_s=self.entries_s[ways],
             has_passes=self.has_passes[ways],
+            passes=self.passes[ways],
         )
 
 
@@ -226,7 +229,7 @@ def step_of(
         num_ways = np.array(list(map(len, options)))
         first_ways = np.cumsum(num_ways) - num_ways
         owners = np.repeat(owners, num_ways)
-    cap_list, probs, lags, has_passes, drafts_s, _ = zip(*ways, strict=True)
+    cap_list, probs, lags, has_passes, drafts_s, _, num_passes = zip(*ways, strict=True)
     caps = np.array(cap_list)
     most = caps if len(ways) == batch_size else np.maximum.reduceat(caps, first_ways)
     num_tokens = np.arange(batch_size, batch_size + int(most.sum()) + 1, dtype=np.float64)
@@ -254,14 +257,30 @@ def step_of(
         gains=gains,
         entries_s=entries_s,
         has_passes=np.array(has_passes),
+        passes=_passes(has_passes, num_passes, survivals.shape[1]),
         verify_s=np.maximum(verify_s + cost.step_host_s(in_pass), MIN_STEP_S),
         pass_s=cost.draft_pass_s,
         batch_size=batch_size,
         held_tokens=in_pass + PREFILLING_TOKENS * num_prefilling,
         held_rows=np.zeros(survivals.shape[1], dtype=np.int64),
         prefilling_tokens=PREFILLING_TOKENS * num_prefilling,
+        has_trees=any(one is not None for one in num_passes),
         limits_s=None if targets.count(None) == batch_size else _limits_s(views),
     )
+
+
+def _passes(
+    has_passes: Sequence[bool],
+    num_passes: Sequence[Sequence[int] | Ints | None],
+    depth: int,
+) -> Ints:
+    """`Step.passes`."""
+    found = np.multiply.outer(np.array(has_passes, dtype=np.int64), np.arange(depth + 1))
+    for row, own in enumerate(num_passes):
+        if own is not None:
+            found[row, 1 : len(own) + 1] = own
+            found[row, len(own) + 1 :] = own[-1]
+    return found
 
 
 def _charges_s(text_lens: Ints, cost: CostModel) -> Floats:

@@ -69,6 +69,11 @@ class TreeSpace:
         found[:, 1:] /= found[:, :-1].copy()
         return nodes, found
 
+    def num_passes(self, nodes: Ints) -> Ints:
+        """`DraftOption.num_passes` of these nodes: the largest depth up to each, from 1."""
+        found: Ints = np.maximum.accumulate(self._depths[nodes] + 1)
+        return found
+
     def tree(self, nodes: Sequence[int]) -> Tree:
         """The tree of these nodes, in this order. Parents must come before their children."""
         places = {node: place for place, node in enumerate(nodes)} | {ROOT: ROOT}

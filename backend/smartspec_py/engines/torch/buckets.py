@@ -13,11 +13,17 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from smartspec_py.core.types import ROOT
 from smartspec_py.engines.torch.packed import MAX_SHORT, RowInput
+from smartspec_py.engines.torch.tree import visible_bits
 
-WIDTHS = (1, 2, 3, 4, 6, 8, 12, MAX_SHORT)
-"""Tokens per row. Passes are profiled at these widths."""
+WIDTHS = (1, 2, 3, 4, 6, 8, 12, MAX_SHORT, 24, 33)
+"""Tokens per row. The last ones are for trees of up to 32 drafts."""
+
+MAX_WIDTH = WIDTHS[-1]
+"""Longer inputs are not captured."""
 
 MIN_CONTEXT_LEN = 256
 """The shortest context; each next one is twice as long. Smaller ratios would need more graphs."""
@@ -86,7 +92,7 @@ class Ladder:
     @property
     def max_tokens(self) -> int:
         """Tokens of the largest bucket."""
-        return max(bucket.num_tokens for bucket in self.buckets(MAX_SHORT))
+        return max(bucket.num_tokens for bucket in self.buckets(MAX_WIDTH))
 
 
 def make_ladder(num_rows: int, max_len: int) -> Ladder:
@@ -112,14 +118,14 @@ def _doubling(first: int, last: int) -> tuple[int, ...]:
     return (*sizes, last)
 
 
-@dataclass(frozen=True, slots=True)
-class PaddedPass:
-    """token_ids, positions, slots: [R * T]. wanted: indices of the tokens whose logits are needed,
-    in the order of the inputs."""
+class PaddedPass(NamedTuple):
+    """token_ids, positions, slots: [R * T]. seen: [R * T], see `packed.tree_mask`. wanted: indices
+    of the tokens whose logits are needed, in the order of the inputs."""
 
     token_ids: list[int]
     positions: list[int]
     slots: list[int]
+    seen: list[int]
     wanted: list[int]
 
 
@@ -133,16 +139,18 @@ def lay_out(
     token_ids = [0] * bucket.num_tokens
     positions = [0] * bucket.num_tokens
     slots = [scratch_slot] * bucket.num_tokens
+    seen = [1] * bucket.num_tokens
     wanted: list[int] = []
     for item in inputs:
         num_tokens = len(item.tokens)
         first = item.row * bucket.width
         slot = item.row * max_len + item.position
         token_ids[first : first + num_tokens] = item.tokens
-        positions[first : first + num_tokens] = range(item.position, item.position + num_tokens)
+        positions[first : first + num_tokens] = item.positions
         slots[first : first + num_tokens] = range(slot, slot + num_tokens)
+        seen[first : first + num_tokens] = visible_bits(item.parents or range(ROOT, num_tokens - 2))
         wanted += range(first + num_tokens - item.num_logits, first + num_tokens)
-    return PaddedPass(token_ids, positions, slots, wanted)
+    return PaddedPass(token_ids, positions, slots, seen, wanted)
 
 
 @dataclass(frozen=True, slots=True)

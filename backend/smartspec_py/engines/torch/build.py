@@ -69,6 +69,10 @@ MAX_PROFILED_CONTEXT = 512
 """Passes are timed at half of the context, but at most at this length. Longer ones are
 extrapolated."""
 
+WIDEST_PASS = 16
+"""Tokens per row of the passes of a draft model that are captured at the start if it drafts trees.
+A pass reads the nodes that have children. Of a tree of 32 nodes, these are about half."""
+
 TREE_WIDTH = 4
 """Guesses for one position in a tree on a GPU. On CPUs, chains were faster: with three drafts of
 heads by 3 %, with drafts chosen by goodput by 2 % (docs/research/log)."""
@@ -119,15 +123,24 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
         verifies_trees=not has_window(load_config(own)),
     )
     target = TorchTarget(runner, capabilities, reuses_prefixes=reuses)
+    width = limits.max_tree_width or (1 if device.type == "cpu" else TREE_WIDTH)
+    width = width if capabilities.verifies_trees else 1
     runners, proposer = [runner], None
     proposers: dict[str, Proposer] = {}
     if draft is not None:
         of_draft = replace(own, path=draft, device=places.draft)
-        runners.append(_runner("engine.draft", of_draft, SHORT_LAG + 1, config))
+        own_width = 1 if has_window(load_config(of_draft)) else width
+        widest = SHORT_LAG + 1 if own_width == 1 else WIDEST_PASS
+        runners.append(_runner("engine.draft", of_draft, widest, config))
         longest = limits.max_draft_len
         is_apart = places.draft != places.target
         proposer = DraftModelProposer(
-            runners[1], num_rows, longest, reuses_prefixes=reuses, has_own_memory=is_apart
+            runners[1],
+            num_rows,
+            longest,
+            reuses_prefixes=reuses,
+            tree_width=own_width,
+            has_own_memory=is_apart,
         )
         proposers[DRAFT_MODEL] = proposer
     if heads is not None and eagle is not None:
@@ -156,9 +169,6 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
     cache = folder / config.profile_cache if config.profile_cache else None
     cost = cached_profile(target, proposer, shape, cache, identity, limits.profile_s)
     if medusa is not None:
-        width = limits.max_tree_width or (1 if device.type == "cpu" else TREE_WIDTH)
-        if not capabilities.verifies_trees:
-            width = 1
         proposers[HEADS] = HeadsProposer(medusa, num_rows, limits.max_draft_len, width)
     for one in runners:
         one.time_pass(1, 1, 0)  # warm up: with a cached profile, the first request would be slow

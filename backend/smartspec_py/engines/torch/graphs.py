@@ -3,7 +3,7 @@
 For small batches, launching the kernels of a pass takes longer than the GPU needs to run them. A
 captured graph launches all kernels at once. A graph has fixed shapes and addresses. So a pass is
 padded to a bucket (`buckets`), its inputs are copied to one static buffer, and its logits are
-written to another. Inputs longer than MAX_SHORT (prompt chunks) are not captured. A pass that
+written to another. Inputs longer than MAX_WIDTH (prompt chunks) are not captured. A pass that
 contains one is launched kernel by kernel as a whole.
 
 Costs:
@@ -33,13 +33,14 @@ from typing import Any
 import torch
 
 from smartspec_py.engines.torch.buckets import Bucket, lay_out, lay_out_drafts, make_ladder
-from smartspec_py.engines.torch.packed import AttentionGroup, PackedBatch, RowInput, causal_mask
+from smartspec_py.engines.torch.packed import AttentionGroup, PackedBatch, RowInput, tree_mask
 from smartspec_py.engines.torch.runner import CausalRunner, ModelError, PassOutput, RunnerConfig
 
 logger = logging.getLogger(__name__)
 
-NUM_INPUTS = 4
-"""Staged numbers per token: its id, its position, its slot, and one entry of `wanted`."""
+NUM_INPUTS = 5
+"""Staged numbers per token: its id, its position, its slot, the tokens that it sees, and one entry
+of `wanted`."""
 
 NUM_WARM_UPS = 3
 """Passes before a capture, as in PyTorch's example. In these, libraries choose kernels and allocate
@@ -100,7 +101,7 @@ class GraphRunner(CausalRunner):
     @torch.inference_mode()
     def forward(self, inputs: Sequence[RowInput]) -> PassOutput:
         bucket = self.ladder.bucket_of(inputs)
-        if bucket is None or any(item.parents for item in inputs):
+        if bucket is None:
             self.num_eager += 1
             return super().forward(inputs)
         start = time.perf_counter()
@@ -132,6 +133,7 @@ class GraphRunner(CausalRunner):
             # Padding needs valid token ids. A pass of another shape may have left other numbers.
             static[0].zero_().index_copy_(0, rows, drafts[-1])
             static[1:3].copy_(place)
+            static[3].fill_(1)
             self._replay(graph)
             drafts.append(self._logits.index_select(0, rows).argmax(-1))
         self.passes_s += time.perf_counter() - start
@@ -168,10 +170,12 @@ class GraphRunner(CausalRunner):
         """A pass over the staged inputs of this bucket. All its tensors are on the device and have
         fixed addresses."""
         num_tokens = bucket.num_tokens
-        token_ids, positions, slots, _ = self._static_inputs(bucket)
+        token_ids, positions, slots, seen, _ = self._static_inputs(bucket)
 
         def run() -> None:
-            mask = causal_mask(positions.view(bucket.num_rows, bucket.width), bucket.context_len)
+            by_row = bucket.num_rows, bucket.width
+            starts = positions.view(by_row)[:, 0]
+            mask = tree_mask(starts, seen.view(by_row), bucket.context_len)
             group = AttentionGroup(
                 first=0,
                 last=num_tokens,
@@ -197,11 +201,9 @@ class GraphRunner(CausalRunner):
         num_wanted = len(laid_out.wanted)
         unused = [0] * (bucket.num_tokens - num_wanted)
         static = self._static_inputs(bucket)
-        host = self._on_host(
-            [laid_out.token_ids, laid_out.positions, laid_out.slots, laid_out.wanted + unused]
-        )
+        host = self._on_host([*laid_out[:-1], laid_out.wanted + unused])
         static.copy_(host, non_blocking=True)
-        return static[3, :num_wanted]
+        return static[-1, :num_wanted]
 
     def _static_inputs(self, bucket: Bucket) -> torch.Tensor:
         """[NUM_INPUTS, R * T]: contiguous, and at the same address for every bucket."""

@@ -231,6 +231,22 @@ def causal_mask(queries: torch.Tensor, context_len: int) -> torch.Tensor:
     return (keys <= queries[:, :, None])[:, None]
 
 
+def tree_mask(starts: torch.Tensor, seen: torch.Tensor, context_len: int) -> torch.Tensor:
+    """The mask of rows whose new tokens may be trees, bool [rows, 1, width, context_len].
+
+    starts: [rows], the slot of each row's first new token; all tokens see the slots before it.
+    seen: [rows, width]; bit i of a token is set if it sees new token i of its row.
+    """
+    num_rows, width = seen.shape
+    offsets = torch.arange(width, device=seen.device)
+    # Padding tokens may stand beyond the context, so the mask has room for them at first.
+    keys = torch.arange(context_len + width, device=seen.device)
+    mask = (keys < starts[:, None])[:, None].repeat(1, width, 1)
+    is_seen = (seen[:, :, None] >> offsets).bitwise_and(1).bool()
+    slots = (starts[:, None] + offsets)[:, None].expand(num_rows, width, width)
+    return mask.scatter_(2, slots, is_seen)[:, None, :, :context_len]
+
+
 _Read = list[tuple[torch.Tensor, torch.Tensor]]
 """Keys and values of each layer."""
 
