@@ -69,6 +69,9 @@ ON_DEMAND = {
     "metrics",
     "explanation",
     "no_speculation",
+    "output_ids",
+    "token_log_probs",
+    "drafter",
     *(f"{name}_time_ns" for name in TIMES),
     *(f"kv_cache_{name}_blocks" for name in ("alloc_new", "reused", "alloc_total")),
 }
