@@ -111,6 +111,14 @@ def test_tokens_and_their_drafter(codec: ModuleType) -> None:
     assert arrays["drafter"].item() == b"heads"
 
 
+def test_only_requested_outputs_are_sent(codec: ModuleType) -> None:
+    """Triton itself would free the others without Python's lock."""
+    wanted = frozenset({"text_output", "num_steps", "metrics"})
+    assert set(codec.encode(PIECE, wanted).arrays()) == {"text_output", "num_steps"}
+    assert codec.encode_explanation("trace", wanted).arrays() == {}
+    assert set(codec.encode_explanation("trace").arrays()) == {"explanation"}
+
+
 def test_counts_that_are_not_wanted_are_left_out(codec: ModuleType) -> None:
     reply = replace(LAST, num_input_tokens=None, num_output_tokens=None)
     left = set(LAST_ALWAYS) - {"num_input_tokens", "num_output_tokens"}

@@ -7,7 +7,7 @@ need the model (tokens, limits).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from smartspec_py.serving.request import ErrorCode, GenerateParams, InvalidField
 _INPUT_NAMES = tuple(spec.name for spec in INPUTS)
 _REQUIRED = tuple(spec.name for spec in INPUTS if not spec.is_optional)
 _OUTPUT_TYPES = tuple((spec.name, NUMPY_TYPES[spec.dtype], spec.has_batch) for spec in OUTPUTS)
+_ALL_OUTPUTS = frozenset(spec.name for spec in OUTPUTS)
 _BLOCKS = dict.fromkeys(
     ("kv_cache_alloc_new_blocks", "kv_cache_reused_blocks", "kv_cache_alloc_total_blocks"), 0
 )
@@ -46,22 +47,33 @@ def asks_for_health(request: Any) -> bool:
     return any(bool(tensor.as_numpy().any()) for tensor in tensors)
 
 
-def encode(reply: Reply) -> Any:
-    """Convert a reply to a Triton response. Tensors that do not apply are left out."""
+def wanted_outputs(request: Any) -> frozenset[str]:
+    """Names of the outputs that the client requested; all of them if it named none.
+
+    Others must not be sent. Triton would drop them, but Triton 2.51 frees them without Python's
+    lock, which can end this process by signal 11.
+    """
+    return frozenset(request.requested_output_names())
+
+
+def encode(reply: Reply, wanted: Collection[str] = _ALL_OUTPUTS) -> Any:
+    """Convert a reply to a Triton response. Tensors that do not apply or are not wanted are left
+    out."""
     values = _outputs(reply)
     return pb_utils.InferenceResponse(
         [
             pb_utils.Tensor(name, np.array([[value]] if has_batch else [value], dtype=numpy_type))
             for name, numpy_type, has_batch in _OUTPUT_TYPES
-            if (value := values.get(name)) is not None
+            if name in wanted and (value := values.get(name)) is not None
         ]
     )
 
 
-def encode_explanation(trace: str) -> Any:
+def encode_explanation(trace: str, wanted: Collection[str] = _ALL_OUTPUTS) -> Any:
     """A step trace as a Triton response."""
     text = np.array([[trace.encode()]], dtype=np.object_)
-    return pb_utils.InferenceResponse([pb_utils.Tensor("explanation", text)])
+    tensors = [pb_utils.Tensor("explanation", text)] if "explanation" in wanted else []
+    return pb_utils.InferenceResponse(tensors)
 
 
 def encode_error(error: RequestError) -> Any:

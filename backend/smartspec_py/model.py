@@ -24,7 +24,14 @@ if find_spec("smartspec_py") is None:
     assert _spec is not None
     sys.modules["smartspec_py"] = module_from_spec(_spec)
 
-from smartspec_py.codec import asks_for_health, decode, encode, encode_error, encode_explanation
+from smartspec_py.codec import (
+    asks_for_health,
+    decode,
+    encode,
+    encode_error,
+    encode_explanation,
+    wanted_outputs,
+)
 from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.config import CONFIG_NAME, ConfigError, read_config
 from smartspec_py.serving.link import Beat, inherited_link
@@ -39,17 +46,18 @@ _FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 class TritonSink:
     """A request's response sender as a `Sink`."""
 
-    def __init__(self, sender: Any) -> None:
-        self._sender = sender
+    def __init__(self, request: Any) -> None:
+        self._sender = request.get_response_sender()
+        self._wanted = wanted_outputs(request)
 
     def send(self, reply: Reply, is_final: bool) -> None:
-        self._sender.send(encode(reply), flags=_FINAL if is_final else 0)
+        self._sender.send(encode(reply, self._wanted), flags=_FINAL if is_final else 0)
 
     def fail(self, code: ErrorCode, message: str) -> None:
         self._sender.send(encode_error(RequestError(code, message)), flags=_FINAL)
 
     def explain(self, trace: str) -> None:
-        self._sender.send(encode_explanation(trace), flags=_FINAL)
+        self._sender.send(encode_explanation(trace, self._wanted), flags=_FINAL)
 
     def is_cancelled(self) -> bool:
         return bool(self._sender.is_cancelled())
@@ -99,7 +107,7 @@ class TritonPythonModel:
     def execute(self, requests: list[Any]) -> None:
         assert self._server is not None
         for request in requests:
-            sink = TritonSink(request.get_response_sender())
+            sink = TritonSink(request)
             try:
                 # Before decoding, so that requests refused for a full queue cost little.
                 if not asks_for_health(request):

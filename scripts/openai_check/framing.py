@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from hostile_http.bodies import BODIES
 from hostile_http.case import GENERATE, STREAM, Case, request
 from hostile_http.client import carry_out
-from hostile_http.framing import FRAMINGS
+from hostile_http.framing import FRAMINGS, slow_cases
 
 from openai_check.external import CheckFailed
 
@@ -29,10 +29,10 @@ def hostile(url: str, count: int) -> str:
     parts = urlsplit(url)
     address = (str(parts.hostname), int(parts.port or 80))
     problems = []
-    with ThreadPoolExecutor(16) as pool:
-        for case, found in zip(
-            _cases(count), pool.map(lambda one: carry_out(one, address), _cases(count)), strict=True
-        ):
+    cases = [*map(_own, slow_cases()), *_cases(count)]
+    with ThreadPoolExecutor(24) as pool:
+        results = pool.map(lambda one: carry_out(one, address), cases)
+        for case, found in zip(cases, results, strict=True):
             if found and not found.startswith("200 with"):
                 problems.append(f"{case.kind}: {found}")
     normal = Case("normal", [_sent(request(NORMAL))], [frozenset({200})])
@@ -40,15 +40,18 @@ def hostile(url: str, count: int) -> str:
         problems.append(f"a normal request: {found}")
     if problems:
         raise CheckFailed("\n".join(problems[:10]))
-    return f"{count} connections, then a normal request"
+    return f"{len(cases)} connections, then a normal request"
 
 
 def _cases(count: int) -> Iterator[Case]:
     for number in range(count):
         source = Random(f"1/{number}")
-        case = source.choice(source.choice((BODIES, FRAMINGS)))(source, LIMIT)
-        steps = [_sent(step) if isinstance(step, bytes) else step for step in case.steps]
-        yield replace(case, steps=steps, expected=[NO_FAULT for _ in case.expected])
+        yield _own(source.choice(source.choice((BODIES, FRAMINGS)))(source, LIMIT))
+
+
+def _own(case: Case) -> Case:
+    steps = [_sent(step) if isinstance(step, bytes) else step for step in case.steps]
+    return replace(case, steps=steps, expected=[NO_FAULT for _ in case.expected])
 
 
 def _sent(step: bytes) -> bytes:

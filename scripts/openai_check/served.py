@@ -56,7 +56,10 @@ class Served:
 @contextlib.contextmanager
 def served() -> Iterator[Served]:
     engine = TorchEngineConfig(
-        model=str(SHIPPED_PAIR / "target"), draft=str(SHIPPED_PAIR / "draft"), num_threads=1
+        model=str(SHIPPED_PAIR / "target"),
+        draft=str(SHIPPED_PAIR / "draft"),
+        dtype="float32",
+        num_threads=1,
     )
     config = ServerConfig(engine=engine, limits=LimitsConfig(max_sequences=8, max_context_len=512))
     openai = OpenAi(free_address().http_port, SHIPPED_PAIR / "target")

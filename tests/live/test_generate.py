@@ -69,6 +69,9 @@ ON_DEMAND = {
     "metrics",
     "explanation",
     "no_speculation",
+    "output_ids",
+    "token_log_probs",
+    "drafter",
     *(f"{name}_time_ns" for name in TIMES),
     *(f"kv_cache_{name}_blocks" for name in ("alloc_new", "reused", "alloc_total")),
 }
@@ -101,6 +104,8 @@ def test_what_is_asked_for_is_there(torch_server: TritonServer) -> None:
         **fields,
         speculation_policy="fixed:4",
         return_log_probs=True,
+        return_token_log_probs=1,
+        return_output_ids=True,
         return_perf_metrics=True,
         return_spec_metrics="detailed",
         stop_words=["never there"],
@@ -110,6 +115,10 @@ def test_what_is_asked_for_is_there(torch_server: TritonServer) -> None:
     log_probs = [p for r in responses for p in _as_list(r["output_log_probs"])]
     assert len(log_probs) == 24
     assert all(p <= 0 for p in log_probs)
+    entries = [e for r in responses for e in json.loads(r["token_log_probs"]).get("output", [])]
+    assert [value for _, value, _ in entries] == pytest.approx(log_probs)
+    tokens = [token for r in responses for token in _as_list(r["output_ids"])]
+    assert tokens == [token for token, _, _ in entries]
     assert last["cum_log_probs"] == pytest.approx(sum(log_probs), rel=1e-5)
     times = [last[f"{name}_time_ns"] for name in TIMES]
     assert times == sorted(times)

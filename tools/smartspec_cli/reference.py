@@ -20,7 +20,8 @@ from pydantic.fields import FieldInfo
 
 from smartspec_cli.api_doc import api_markdown
 from smartspec_cli.app import app
-from smartspec_openai.schema import ChatRequest, CompletionRequest, Generation
+from smartspec_openai.chat_schema import ChatRequest
+from smartspec_openai.schema import CompletionRequest, Generation
 from smartspec_py.serving.config import (
     BatchTableConfig,
     LimitsConfig,

@@ -15,11 +15,11 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 
+from smartspec_openai.chat_schema import ChatRequest
 from smartspec_openai.endpoint import Endpoint, Settings
 from smartspec_openai.errors import ERRORS, ApiError
 from smartspec_openai.prompts import Prompts
 from smartspec_openai.schema import (
-    ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,

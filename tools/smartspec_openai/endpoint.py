@@ -14,13 +14,13 @@ from fastapi import Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from smartspec_openai.answers import Answer, Form, events
+from smartspec_openai.chat_schema import ChatRequest
 from smartspec_openai.errors import ApiError
 from smartspec_openai.pieces import pieces_of, unless_gone
 from smartspec_openai.prompts import Prompts
 from smartspec_openai.schema import (
     MAX_CHOICES,
     PASSED,
-    ChatRequest,
     CompletionRequest,
     Generation,
 )
