@@ -1,9 +1,9 @@
 """The smallest number of replicas that meets latency targets.
 
 A fleet of more than SAMPLE replicas is represented by SAMPLE replicas at the same request rate for
-each. This is exact for random routing, where replicas do not affect each other. For the other
-routes it errs on the safe side: the more replicas there are, the more often one is idle. With
-failures or a rolling restart, all replicas are simulated.
+each. For random routing this has the same distribution, because replicas do not affect each other.
+For the other routes it errs on the safe side on average: the more replicas there are, the more
+often one is idle. With failures or a rolling restart, all replicas are simulated.
 """
 
 from __future__ import annotations
