@@ -84,6 +84,8 @@ class Text:
     prompt_len: int
     accept: float
     runs: tuple[int, ...]
+    prefix: str | None = None
+    prefix_len: int = 0
 
     @property
     def output_len(self) -> int:

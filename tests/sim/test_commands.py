@@ -68,6 +68,22 @@ def test_simulate_with_costs_that_differ_from_what_is_told() -> None:
     assert "base=3" in err
 
 
+def test_simulate_a_fleet(tmp_path: Path) -> None:
+    short = [*SMALL, "--duration", "1", "--output", "50", "--policies", "none"]
+    fleet = ["--replicas", "2", "--rolling-restart", "0.5:0.1"]
+    code, out, err = call(simulate, *short, *fleet)
+    assert code == 0, err
+    [row] = json.loads(out)["rows"]
+    assert (row["num_replicas"], row["num_failed"]) == (2, 0)
+    plot = tmp_path / "fleet.svg"
+    targets = ["--target", "p90 ttft < 2 s", "--target", "p50 e2e < 60 s"]
+    code, out, err = call(simulate, *short, *targets, "--plot", str(plot))
+    assert code == 0, err
+    assert "fewest with p90 ttft < 2000 ms, p50 e2e < 60000 ms" in " ".join(err.split())
+    assert [row["num_replicas"] for row in json.loads(out)["rows"]] == [1]
+    assert "replicas with p90 ttft" in plot.read_text()
+
+
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
@@ -75,8 +91,16 @@ def test_simulate_with_costs_that_differ_from_what_is_told() -> None:
         (["--rates", "0"], "--rates"),
         (["--policies", "fast"], "--policies: 'fast'"),
         (["--max-cache-tokens", "9"], "--max-cache-tokens: got 9"),
+        (["--replicas", "2", "--target", "p99 ttft < 1 s"], "--replicas and --target"),
+        (["--target", "llama-3.1-70b"], "--target: got 'llama-3.1-70b', must be like 'p99"),
+        (["--route", "random"], "--route: needs --replicas"),
+        (["--replicas", "2", "--route", "fast"], "--route: got 'fast', must be one of least"),
+        (["--replicas", "2", "--route", "prefix"], "--route: got 'prefix', but no request"),
+        (["--replicas", "2", "--fail", "5"], "--fail: got '5', must be AT:RESTART"),
+        (["--replicas", "2", "--fail=-1:2"], "--fail: got -1 s in '-1:2', must be in 0..1e7"),
+        (["--rolling-restart", "1:2"], "--rolling-restart: needs --replicas"),
         (["--gpu", "abacus"], "--gpu: 'abacus'"),
-        (["--target", "llama-3.1-70b", "--draft", "none"], "GB of weights"),
+        (["--model", "llama-3.1-70b", "--draft", "none"], "GB of weights"),
         (["--gpu", "l4", "--rows", "512", "--draft", "none"], "--rows to at most"),
         (["--what-if", "luck=2x"], "--what-if"),
         (["--wrong", "luck=2"], "--wrong: 'luck=2'"),

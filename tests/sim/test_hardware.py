@@ -79,7 +79,7 @@ def test_no_pass_takes_less_than_a_smaller_one(pair: tuple[str, int, str, str]) 
     ("arguments", "word"),
     [
         (("b17", 1, "llama-3-8b", None, 8), "--gpu: 'b17'"),
-        (("h100", 1, "gpt-9", None, 8), "--target: 'gpt-9'"),
+        (("h100", 1, "gpt-9", None, 8), "--model: 'gpt-9'"),
         (("h100", 1, "llama-3-8b", "gpt-9", 8), "--draft: 'gpt-9'"),
         (("h100", 1, "vicuna-7b", "eagle", 8), "--draft: eagle"),
         # 141.2 GB of weights, and 72 GB usable.

@@ -11,8 +11,7 @@ pass. On the virtual clock it takes, in seconds,
 
 The first term counts decoding rows and their tokens, or one row and one token if none decodes. A
 cost model without prompt costs counts prompt chunks as normal rows and tokens. The last term is 0
-unless the cost model has `max_charged_tokens`. Prefix reuse and the decode bursts of TensorRT-LLM
-are not modelled.
+unless the cost model has `max_charged_tokens`. The decode bursts of TensorRT-LLM are not modelled.
 """
 
 from __future__ import annotations
@@ -41,6 +40,7 @@ from smartspec_py.engines.base import (
 )
 from smartspec_py.serving.config import DRAFT_MODEL, HEADS, PROMPT_LOOKUP
 from smartspec_sim.acceptance import HEADS_DEPTH, HEADS_WIDTH, Acceptance, GuessRanks
+from smartspec_sim.prefixes import PrefixCache
 from smartspec_testing.clock import VirtualClock
 
 PROPOSERS = (DRAFT_MODEL, PROMPT_LOOKUP, HEADS)
@@ -57,6 +57,12 @@ class SimText(Protocol):
 
     @property
     def acceptances(self) -> Sequence[Acceptance | None]: ...
+
+    @property
+    def prefix(self) -> str | None: ...
+
+    @property
+    def prefix_len(self) -> int: ...
 
 
 class _State:
@@ -98,11 +104,14 @@ class SimTarget:
         cost: CostModel,
         clock: VirtualClock,
         texts: Mapping[SequenceId, SimText],
+        prefix_tokens: int = 0,
     ) -> None:
+        """prefix_tokens: room for shared prefixes; see `PrefixCache`."""
         self._capabilities = capabilities
         self._cost = cost
         self._clock = clock
         self._texts = texts
+        self._prefixes = PrefixCache(prefix_tokens) if prefix_tokens else None
         self._held: dict[SequenceId, _State] = {}
         self._work: list[Work] = []
         self._last_num_tokens = 0
@@ -131,7 +140,10 @@ class SimTarget:
     ) -> int:
         assert sequence not in self._held, f"sequence {sequence} has begun already"
         self._held[sequence] = _State(len(tokens), num_prompt)
-        return 0
+        if self._prefixes is None or not reuses_prefix:
+            return 0
+        # At least one token is computed, as in the server.
+        return min(self._prefixes.use(self._texts[sequence].prefix), len(tokens) - 1)
 
     def submit(self, work: Sequence[Work]) -> None:
         assert not self._work, "a pass was not polled"
@@ -198,6 +210,9 @@ class SimTarget:
             return event._replace(path=path) if path else event
         if isinstance(item, Prefill) and not item.is_last:
             return Event(sequence, pass_s=pass_s)
+        if isinstance(item, Prefill) and self._prefixes is not None:
+            text = self._texts[sequence]
+            self._prefixes.add(text.prefix, text.prefix_len)
         self._held[sequence].num_known += 1
         return Event(sequence, ONE, 0, 0, True, None, pass_s)
 

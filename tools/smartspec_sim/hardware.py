@@ -156,7 +156,7 @@ def gpu_hardware(
     Raises HardwareError for an unknown name, or if the weights alone do not fit.
     """
     gpu = _known(GPUS, gpu_name, "--gpu")
-    target = _known(MODELS, target_name, "--target")
+    target = _known(MODELS, target_name, "--model")
     draft = _draft_size(draft_name, target_name)
     room = num_gpus * gpu.memory * USABLE_MEMORY
     weights = target.weight_bytes + (draft.weight_bytes if draft else 0.0)

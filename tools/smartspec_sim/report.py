@@ -24,7 +24,31 @@ class PlotError(RuntimeError):
 def simulation_tables(rows: Sequence[Mapping[str, Any]]) -> Iterator[Table]:
     """One table per scenario, with a row for each rate and policy."""
     for label in dict.fromkeys(row["scenario"] for row in rows):
-        yield _scenario_table(label, [row for row in rows if row["scenario"] == label])
+        of_label = [row for row in rows if row["scenario"] == label]
+        is_fleet = any("num_replicas" in row for row in of_label)
+        yield fleet_table(label, of_label) if is_fleet else _scenario_table(label, of_label)
+
+
+def fleet_table(label: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Replicas and latencies. Fits in 80 columns. A row without latencies means that no number of
+    replicas meets the targets."""
+    caption = "ttft, tpot, e2e: mean/p99 in ms from the time a request was due"
+    targets = dict.fromkeys(text for row in rows for text in row.get("targets", ()))
+    if targets:
+        caption = f"replicas: the fewest with {', '.join(targets)}; {caption}"
+    table = Table(title=label, caption=caption, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in ("req/s", "policy", "replicas", "ttft", "tpot", "e2e", "drafted", "failed"):
+        table.add_column(name, justify="left" if name == "policy" else "right", no_wrap=True)
+    for row in rows:
+        cells = [f"{row['offered_rps']:.2f}", row["policy"]]
+        if "ttft_ms" not in row:
+            table.add_row(*cells, f"over {max(row['tried'])}", *"-----")
+            continue
+        cells.append(str(row["num_replicas"]))
+        for name in ("ttft_ms", "tpot_ms", "e2e_ms"):
+            cells.append(f"{_ms(row[name]['mean'])}/{_ms(row[name]['p99'])}")
+        table.add_row(*cells, f"{row['mean_draft_len']:.2f}", str(row["num_failed"]))
+    return table
 
 
 def _scenario_table(label: str, rows: Sequence[Mapping[str, Any]]) -> Table:
@@ -92,19 +116,23 @@ def load_lines(summary: Mapping[str, Any]) -> list[str]:
 def draw_picture(rows: Sequence[Mapping[str, Any]], path: Path, latency: str = "e2e_ms") -> None:
     """Plot mean latency over request rate, with a line for each scenario and policy.
 
-    Colours show policies, dashes show scenarios. The file's suffix selects the format. Raises
-    PlotError.
+    If the rows are the results of --target, plot the number of replicas instead. Colours show
+    policies, dashes show scenarios. The file's suffix selects the format. Raises PlotError.
     """
     try:
         alt = import_module("altair")
     except ImportError as error:
         raise PlotError("--plot needs altair: pip install 'smartspec-py[plot]'") from error
+    is_search = any("targets" in row for row in rows)
+    lines = replica_lines(rows) if is_search else latency_lines(rows, latency)
     points = [
         {"scenario": scenario, "policy": policy, "x": x, "y": y}
-        for (scenario, policy), line in latency_lines(rows, latency).items()
+        for (scenario, policy), line in lines.items()
         for x, y in line
     ]
     title = f"mean {latency.removesuffix('_ms')}, ms (simulated)"
+    if is_search:
+        title = f"replicas with {', '.join(rows[0]['targets'])} (simulated)"
     chart = alt.Chart(alt.Data(values=points)).mark_line(point=True)
     chart = chart.encode(
         x=alt.X("x:Q", title="offered load, requests/s"),
@@ -127,6 +155,18 @@ def latency_lines(
         points = lines.setdefault((row["scenario"], row["policy"]), [])
         if row[latency]["mean"] is not None:
             points.append((row["offered_rps"], row[latency]["mean"]))
+    return lines
+
+
+def replica_lines(
+    rows: Sequence[Mapping[str, Any]],
+) -> dict[tuple[str, str], list[tuple[float, float]]]:
+    """Points (rate, replicas) by scenario and policy, without those that have no solution."""
+    lines: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for row in sorted(rows, key=lambda row: float(row["offered_rps"])):
+        points = lines.setdefault((row["scenario"], row["policy"]), [])
+        if row["num_replicas"] is not None:
+            points.append((row["offered_rps"], float(row["num_replicas"])))
     return lines
 
 

@@ -9,8 +9,10 @@ there.
 from __future__ import annotations
 
 import gc
+import math
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from smartspec_py.core.cost import CostModel
@@ -19,7 +21,7 @@ from smartspec_py.serving.admission import CacheBudget
 from smartspec_py.serving.build import keep_numpy_in_one_thread
 from smartspec_py.serving.config import DRAFT_MODEL, HEADS, PROMPT_LOOKUP
 from smartspec_py.serving.messages import Update
-from smartspec_py.serving.request import Request, RequestError
+from smartspec_py.serving.request import ErrorCode, Request, RequestError
 from smartspec_py.serving.step import StepRecord
 from smartspec_sim.engine import (
     PLACEHOLDER,
@@ -30,7 +32,7 @@ from smartspec_sim.engine import (
     sim_capabilities,
 )
 from smartspec_sim.latency import RequestTiming
-from smartspec_sim.workload import SimRequest
+from smartspec_sim.workload import SimRequest, longest_context
 from smartspec_testing.clock import VirtualClock
 from smartspec_testing.offline import UNBOUNDED, OfflineLoop
 
@@ -44,7 +46,8 @@ class SimLimits:
     """As `limits` of engine.json; defaults are those of a GPU rather than of the embedded CPU.
 
     target_bytes, draft_bytes: of cache a token; cache_bytes: of both caches, 0 is without bound.
-    heads: used by requests that draft with heads.
+    heads: used by requests that draft with heads. prefix_tokens: room for shared prefixes of
+    prompts, beside that cache; 0 is no reuse.
     """
 
     max_sequences: int = 32
@@ -55,6 +58,7 @@ class SimLimits:
     draft_bytes: int = 0
     cache_bytes: int = 0
     heads: SimHeadsSpec = field(default_factory=SimHeadsSpec)
+    prefix_tokens: int = 0
 
 
 @dataclass
@@ -103,6 +107,24 @@ class CostChange:
     cost: CostModel
 
 
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Simulate without looking for cycles of objects.
+
+    Nothing that a step makes has cycles: looking for them takes 4 % of the time. From then on NumPy
+    computes in the thread that calls it, in all of this process: its own threads took a third of
+    the time.
+    """
+    keep_numpy_in_one_thread()
+    was_collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_collecting:
+            gc.enable()
+
+
 def served_request(request: SimRequest, policy: str, max_draft_len: int) -> Request:
     """As the loop knows it. policy: of requests that name none."""
     deadline_s, slo_ms = request.deadline_s, request.tpot_slo_ms
@@ -125,8 +147,15 @@ def served_request(request: SimRequest, policy: str, max_draft_len: int) -> Requ
     )
 
 
+Ended = Callable[[SequenceId, RequestTiming], object]
+"""Called with each request that has ended."""
+
+
 class Simulation:
-    """One policy on one workload. `run` once; the same arguments give the same result."""
+    """One server with one policy. The same arguments give the same result.
+
+    `run` once serves a workload. For several servers, `fleet.py` calls `put` and `advance`.
+    """
 
     def __init__(
         self,
@@ -137,25 +166,31 @@ class Simulation:
         *,
         believed: CostModel | None = None,
         changes: Sequence[CostChange] = (),
+        longest: int = 0,
+        start_s: float = 0.0,
+        on_end: Ended = lambda sequence, timing: None,
     ) -> None:
         """requests: in order of arrival. cost: what steps take. believed: what the planner takes
         them to at the start; None is the same. changes: of what steps take, in any order; each
-        holds from the first step that begins at its time or later."""
+        holds from the first step that begins at its time or later. longest: tokens of the longest
+        request that `put` will get. start_s: time at which the server starts."""
         self._requests = requests
         self._policy = policy
         self._limits = limits
         self._clock = VirtualClock()
+        self._clock.sleep(start_s)
+        self._on_end = on_end
         self._texts: dict[SequenceId, SimRequest] = {}
         self._served: dict[SequenceId, Request] = {}
         self._timings: dict[SequenceId, RequestTiming] = {}
         self._result = SimResult(policy, [], [request.cohort for request in requests])
         self._changes = deque(sorted(changes, key=lambda change: change.time_s))
-        longest = max((request.context_len for request in requests), default=1)
+        longest = max(1, longest, longest_context(requests))
         most = limits.max_draft_len
         capabilities = sim_capabilities(
             limits.max_sequences, longest, most, bytes_per_token=limits.target_bytes
         )
-        self.target = SimTarget(capabilities, cost, self._clock, self._texts)
+        self.target = SimTarget(capabilities, cost, self._clock, self._texts, limits.prefix_tokens)
         self.proposers = {
             DRAFT_MODEL: SimProposer(
                 DRAFT_MODEL, self._texts, most, cost, self._clock, limits.draft_bytes
@@ -177,43 +212,59 @@ class Simulation:
         self.loop = self._offline.loop
 
     def run(self, progress: Callable[[int], None] | None = None) -> SimResult:
-        """Serve everything to its end. progress: told how many requests are over.
-
-        Nothing that a step makes has cycles: looking for them takes 4 % of the time. From then on
-        NumPy computes in the thread that calls it, in all of this process: its own threads took a
-        third of the time.
-        """
-        keep_numpy_in_one_thread()
-        was_collecting = gc.isenabled()
-        gc.disable()
-        try:
+        """Serve everything to its end. progress: told how many requests are over."""
+        with without_collector():
             return self._run(progress)
-        finally:
-            if was_collecting:
-                gc.enable()
 
     def _run(self, progress: Callable[[int], None] | None) -> SimResult:
-        num_put, result = 0, self._result
-        while len(self._timings) < len(self._requests):
-            num_put = self._put_due(num_put)
-            if not self._offline.is_busy:
-                if num_put == len(self._requests):
-                    break
-                self._skip_to(self._requests[num_put].arrival_s)
-                continue
+        for request in self._requests:
+            self.advance(request.arrival_s, progress)
+            try:
+                self.put(request)
+            except RequestError as error:
+                self._end(request.sequence, request.arrival_s, f"refused: {error}")
+        self.advance(math.inf, progress)
+        self.loop.check_integrity()
+        assert not self.target.num_sequences, "a request was not released"
+        if progress is not None:
+            progress(len(self._timings))
+        result = self.result
+        result.timings = [self._timings[request.sequence] for request in self._requests]
+        return result
+
+    @property
+    def result(self) -> SimResult:
+        """The counts so far, without the timings."""
+        result = self._result
+        result.num_preemptions = self.loop.num_preemptions
+        result.elapsed_s, result.busy_s = self._clock.now(), self.target.busy_s
+        return result
+
+    @property
+    def now_s(self) -> float:
+        """The end of the last step, or the time up to which it was idle."""
+        return self._clock.now()
+
+    @property
+    def is_busy(self) -> bool:
+        return self._offline.is_busy
+
+    @property
+    def first_tokens_s(self) -> dict[SequenceId, float | None]:
+        """Of each request in service, when its first token came."""
+        return {sequence: one.first_token_s for sequence, one in self._served.items()}
+
+    def advance(self, until_s: float, progress: Callable[[int], None] | None = None) -> None:
+        """Run the steps that begin before until_s. A server without requests is idle until then."""
+        result = self._result
+        while self._clock.now() < until_s and self._offline.is_busy:
             self._change_cost()
             self._offline.step()
             result.num_steps += 1
             if progress is not None and result.num_steps % SHOW_EVERY == 0:
                 progress(len(self._timings))
-        self.loop.check_integrity()
-        assert not self.target.num_sequences, "a request was not released"
-        if progress is not None:
-            progress(len(self._timings))
-        result.timings = [self._timings[request.sequence] for request in self._requests]
-        result.num_preemptions = self.loop.num_preemptions
-        result.elapsed_s, result.busy_s = self._clock.now(), self.target.busy_s
-        return result
+        if until_s < math.inf:
+            self._skip_to(until_s)
 
     def _change_cost(self) -> None:
         while self._changes and self._changes[0].time_s <= self._clock.now():
@@ -222,29 +273,19 @@ class Simulation:
             for proposer in self.proposers.values():
                 proposer.set_cost(cost)
 
-    def _put_due(self, num_put: int) -> int:
-        now = self._clock.now()
-        while num_put < len(self._requests) and self._requests[num_put].arrival_s <= now:
-            self._put(self._requests[num_put])
-            num_put += 1
-        return num_put
-
     def _skip_to(self, time_s: float) -> None:
         """Let idle time pass; at least up to time_s, whatever rounding says."""
         while (left := time_s - self._clock.now()) > 0:
             self._clock.sleep(left)
 
-    def _put(self, request: SimRequest) -> None:
+    def put(self, request: SimRequest) -> None:
+        """Serve the request from the next step on. Raises RequestError if the queue is full, or if
+        the request is longer than the cache."""
         need = request.context_len * self._limits.target_bytes
         if 0 < self._limits.cache_bytes < need:
-            self._end(request.sequence, request.arrival_s, "refused: longer than the cache")
-            return
+            raise RequestError(ErrorCode.INVALID_ARGUMENT, "longer than the cache")
         served = served_request(request, self._policy, self._limits.max_draft_len)
-        try:
-            self._offline.put(served)
-        except RequestError:
-            self._end(request.sequence, request.arrival_s, "refused: the queue is full")
-            return
+        self._offline.put(served)
         self._texts[request.sequence] = request
         self._served[request.sequence] = served
 
@@ -273,6 +314,7 @@ class Simulation:
                 num_tokens=served.num_generated,
             )
         self._timings[sequence] = timing
+        self._on_end(sequence, timing)
 
     def _count(self, step: StepRecord) -> None:
         result, verifications, num_undrafted = self._result, step.verifications, step.num_undrafted

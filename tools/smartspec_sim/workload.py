@@ -45,6 +45,8 @@ class SimRequest:
     target for a generated token, which the planner minds; None is none.
 
     acceptances: of the first of `engine.PROPOSERS`; None for one that does not draft for it.
+    prefix: name of the shared prefix that the prompt begins with, of prefix_len tokens; None is
+    none.
     """
 
     sequence: SequenceId
@@ -57,6 +59,8 @@ class SimRequest:
     priority: int = 0
     deadline_s: float | None = None
     tpot_slo_ms: float | None = None
+    prefix: str | None = None
+    prefix_len: int = 0
 
     @property
     def proposers(self) -> tuple[str, ...]:
@@ -95,6 +99,8 @@ class KindSpec(_Layer):
     it over requests (a beta distribution). persistence: see `sim.acceptance.draw_runs`. With heads,
     accept is that of the first head, and there is no persistence.
     policy: None is the simulated one. deadline_s: from arrival. tpot_slo_ms: see `SimRequest`.
+    prefix_len: tokens of a shared prefix, such as a system prompt, in front of `prompt`; 0 is none.
+    num_prefixes: different ones; each request has one of them, with equal probability.
     """
 
     name: str = "chat"
@@ -108,6 +114,8 @@ class KindSpec(_Layer):
     priority: int = 0
     deadline_s: Seconds | None = None
     tpot_slo_ms: Seconds | None = None
+    prefix_len: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    num_prefixes: Annotated[int, Field(ge=1, le=1_000_000)] = 1
 
     @model_validator(mode="after")
     def _spread_fits(self) -> Self:
@@ -124,10 +132,11 @@ class KindSpec(_Layer):
             acceptance = draw_ranks(rng, output_len, prob)
         else:
             acceptance = draw_runs(rng, output_len, prob, self.persistence)
+        prefix = f"{self.name}/{rng.integers(self.num_prefixes)}" if self.prefix_len else None
         return SimRequest(
             sequence=sequence,
             arrival_s=arrival_s,
-            prompt_len=prompt_len,
+            prompt_len=self.prefix_len + prompt_len,
             output_len=output_len,
             acceptances=only(self.proposer, acceptance),
             cohort=self.name,
@@ -135,6 +144,8 @@ class KindSpec(_Layer):
             priority=self.priority,
             deadline_s=self.deadline_s,
             tpot_slo_ms=self.tpot_slo_ms,
+            prefix=prefix,
+            prefix_len=self.prefix_len,
         )
 
     def _accept_prob(self, rng: np.random.Generator) -> float:
@@ -243,6 +254,7 @@ def with_texts(
             output_len=text.num_generated,
             acceptances=_of_text(text),
             cohort=text.workload,
+            prefix=None,
         )
         found.append(changed)
     return found

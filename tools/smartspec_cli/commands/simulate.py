@@ -12,6 +12,7 @@ import typer
 
 from smartspec_bench.progress import Progress
 from smartspec_cli.commands import USAGE_ERROR, check_outputs, fail, result_console, write_json
+from smartspec_cli.commands.fleet_options import DEFAULT_ROUTE, FleetOptions
 from smartspec_cli.commands.settings import policies_of
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ NO_DRAFT_MODEL, HEADS = "none", "heads"
 _of_load = partial(typer.Option, rich_help_panel="Load")
 _of_hardware = partial(typer.Option, rich_help_panel="Hardware")
 _of_server = partial(typer.Option, rich_help_panel="Server")
+_of_fleet = partial(typer.Option, rich_help_panel="Fleet")
 _of_output = partial(typer.Option, rich_help_panel="Output")
 
 
@@ -55,7 +57,7 @@ def simulate(
     ] = None,
     gpu: Annotated[str, _of_hardware(help="GPU by name, instead of a profile.")] = "h100",
     num_gpus: Annotated[int, _of_hardware(help="Number of GPUs that share the target.", min=1)] = 1,
-    target: Annotated[str, _of_hardware(help="Target model on that GPU.")] = "llama-3-8b",
+    model: Annotated[str, _of_hardware(help="Target model on that GPU.")] = "llama-3-8b",
     draft: Annotated[str, _of_hardware(help="Draft model, heads, or none.")] = "eagle",
     heads_ms: Annotated[
         float, _of_hardware(help="Milliseconds of drafting with heads, per step.", min=0)
@@ -93,6 +95,44 @@ def simulate(
     goodput: Annotated[
         str | None, _of_output(help='Targets in ms, such as "ttft:200 tpot:20 e2e:5000".')
     ] = None,
+    replicas: Annotated[
+        int | None,
+        _of_fleet(help="Number of servers behind a load balancer.", min=1, max=10_000),
+    ] = None,
+    target: Annotated[
+        list[str] | None,
+        _of_fleet(
+            help="Find the smallest number of replicas that meets this target, such as "
+            '"p99 ttft < 500 ms". May be repeated.'
+        ),
+    ] = None,
+    route: Annotated[
+        str,
+        _of_fleet(
+            help="Choice of the replica: least (fewest open requests), prefix (the same for the "
+            "same shared prefix) or random."
+        ),
+    ] = DEFAULT_ROUTE,
+    fail_: Annotated[
+        list[str] | None,
+        _of_fleet(
+            "--fail",
+            metavar="AT:RESTART",
+            help="At second AT, the busiest replica fails; it is back after RESTART seconds. May "
+            "be repeated.",
+        ),
+    ] = None,
+    rolling_restart: Annotated[
+        str | None,
+        _of_fleet(
+            metavar="AT:RESTART",
+            help="From second AT on, one replica after another drains and restarts, which takes "
+            "RESTART seconds.",
+        ),
+    ] = None,
+    prefix_cache_tokens: Annotated[
+        int, _of_server(help="Room for shared prefixes of prompts; 0: no reuse.", min=0)
+    ] = 0,
     what_if: Annotated[
         list[str] | None,
         _of_load(help="A change to run in addition: rate=2x, rows=64, accept=0.5, output=2x, ..."),
@@ -112,7 +152,8 @@ def simulate(
     docs/evaluate/simulator.md describes what is modelled.
 
     ttft, tpot and e2e are shown as mean/p99. ttft and e2e count from the scheduled time of a
-    request. tokens/s is token_goodput_tps: generated tokens per second. slo/s is slo_goodput_rps:
+    request. With --replicas or --target, several servers behind a load balancer are simulated.
+    tokens/s is token_goodput_tps: generated tokens per second. slo/s is slo_goodput_rps:
     requests per second that met every target of --goodput.
     """
     from smartspec_sim.engine import SimHeadsSpec
@@ -125,7 +166,9 @@ def simulate(
         max_draft_len,
         prefill_chunk,
         heads=SimHeadsSpec(heads_ms / 1e3, tree_width),
+        prefix_tokens=prefix_cache_tokens,
     )
+    fleet = FleetOptions(replicas, target or [], route, fail_ or [], rolling_restart)
     check_outputs(json=json_file, plot=plot)
     names = policies_of(policies)
     slo = _slo(goodput)
@@ -146,9 +189,11 @@ def simulate(
         for scenario in base
     ]
     scenarios = _with_changes(base, what_if or [])
-    machine = _machine(profile, gpu, num_gpus, target, draft, host_ms, max_num_tokens)
+    machine = _machine(profile, gpu, num_gpus, model, draft, host_ms, max_num_tokens)
     try:
         runs = runs_of(scenarios, names, machine, slo)
+        if fleet.are_given():
+            runs = fleet.runs(runs)
         with Progress("simulating", len(runs), "runs") as shown:
             found = run_all(runs, lambda label, done: shown.update(label, done=done), jobs)
     except ValueError as error:
@@ -282,7 +327,7 @@ def _machine(
     profile: Path | None,
     gpu: str,
     num_gpus: int,
-    target: str,
+    model: str,
     draft: str,
     host_ms: float,
     max_num_tokens: int,
@@ -300,7 +345,7 @@ def _machine(
                 found = replace(found, notes=(*found.notes, note))
         else:
             name = None if draft in (NO_DRAFT_MODEL, HEADS) else draft
-            found = gpu_hardware(gpu, num_gpus, target, name, batch_size)
+            found = gpu_hardware(gpu, num_gpus, model, name, batch_size)
         charged = max_num_tokens or found.cost.max_charged_tokens
         host_s = found.cost.host_s + host_ms / 1e3
         return replace(found, cost=replace(found.cost, host_s=host_s, max_charged_tokens=charged))
