@@ -40,6 +40,9 @@ def main() -> None:
     role, *options = sys.argv[1:] or [""]
     folder = Path(os.environ.get("SMARTSPEC_WORK_DIR", "/var/cache/smartspec/mpi"))
     key = Path(os.environ.get("SMARTSPEC_SSH_KEY", "/etc/smartspec-ssh/key"))
+    if role in ("-h", "--help"):
+        print(__doc__)
+        return
     if role not in ("leader", "worker"):
         sys.exit(f"{__doc__}\ngot {role!r}, must be leader or worker")
     folder.mkdir(parents=True, exist_ok=True)

@@ -81,9 +81,17 @@ def test_haproxy_accepts_the_file() -> None:
     assert "WARNING" not in result.stderr
 
 
-def test_haproxy_asks_for_the_model_and_sends_no_request_twice() -> None:
+SHOWN = (DEPLOY.parent / "loadtest/rolling/haproxy.cfg").read_text()
+
+
+def test_haproxy_asks_for_the_model_and_retries_what_was_refused() -> None:
+    """As in the file with which a rolling restart was shown."""
     assert f"http-check send meth GET uri {READY}" in HAPROXY
-    assert re.findall(r"^\s*retry-on (.+)$", HAPROXY, re.MULTILINE) == ["conn-failure"]
+    for setting in ("retry-on", "retries", "option redispatch", "tune.bufsize"):
+        values = [
+            re.findall(rf"^\s*{setting} ([^#\n]*\w)", one, re.MULTILINE) for one in (HAPROXY, SHOWN)
+        ]
+        assert values[0] == values[1] != [], setting
     backends = re.findall(r"^backend (\w+)$", HAPROXY, re.MULTILINE)
     assert HAPROXY.count("balance leastconn") == len(backends) == 3
 
@@ -103,7 +111,7 @@ def envoy_routes() -> list[dict[str, Any]]:
     [chain] = listener["filter_chains"]
     [manager] = chain["filters"]
     [host] = manager["typed_config"]["route_config"]["virtual_hosts"]
-    assert host["retry_policy"]["retry_on"] == "connect-failure"
+    assert host["retry_policy"]["retry_on"] == "connect-failure,refused-stream,gateway-error"
     return list(host["routes"])
 
 

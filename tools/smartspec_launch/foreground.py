@@ -55,13 +55,15 @@ def run_in_foreground(
 def wait_with_progress(server: TritonServer, console: Console) -> None:
     """Wait until the server is ready, then print the start time and the context length.
 
-    A terminal shows the elapsed time and Triton's newest log line meanwhile.
+    A terminal shows the elapsed time and the backend's newest message meanwhile.
     """
-    start = time.monotonic()
+    start, latest = time.monotonic(), ""
 
     def show(line: str) -> None:
+        nonlocal latest
+        latest = _message(line) or latest
         elapsed_s = time.monotonic() - start
-        status.update(f"Starting Triton, {elapsed_s:.0f} s [dim]{_message(line):.80}[/dim]")
+        status.update(f"Starting Triton, {elapsed_s:.0f} s [dim]{latest:.50}[/dim]")
 
     if not console.is_terminal:
         console.print("Starting Triton")
@@ -136,5 +138,5 @@ def signals_interrupt() -> Iterator[None]:
 
 
 def _message(line: str) -> str:
-    """A line of Triton's log without its prefix, escaped for rich markup."""
-    return line.partition('] "')[2].rstrip('"').replace("[", r"\[") or "..."
+    """The text of a log line of the backend, escaped for rich markup; empty for other lines."""
+    return line.partition("INFO:smartspec_py")[2].partition(":")[2].rstrip('"').replace("[", r"\[")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from smartspec_openai.schema import (
     TokenizeRequest,
 )
 from smartspec_openai.triton import Model
+from smartspec_openai.validation import of_validation
 
 PAGE = Path(__file__).with_name("page.html")
 PAGE_HEADERS = {
@@ -35,9 +35,6 @@ PAGE_HEADERS = {
 STREAMED: dict[int | str, dict[str, Any]] = {
     200: {"description": "The answer, whole or as events.", "content": {"text/event-stream": {}}}
 }
-
-HIDDEN_PLACES = ("list[", "TextPart", "str", "function-")
-"""Names that pydantic adds to the place of an error for the members of a union."""
 
 
 def create_app(model: Model, prompts: Prompts, settings: Settings) -> FastAPI:
@@ -107,12 +104,13 @@ def create_app(model: Model, prompts: Prompts, settings: Settings) -> FastAPI:
 
     @app.exception_handler(RequestValidationError)
     async def refuse_body(_: Request, error: RequestValidationError) -> Response:
-        found = _of_validation(error.errors()[0])
+        found = of_validation(error.errors())
         return JSONResponse(found.body, found.status)
 
     @app.exception_handler(HTTPException)
-    async def refuse_route(_: Request, error: HTTPException) -> Response:
-        found = ApiError(error.status_code, str(error.detail))
+    async def refuse_route(request: Request, error: HTTPException) -> Response:
+        message = f"{request.method} {request.url.path:.80}: {error.detail}; /docs has the routes"
+        found = ApiError(error.status_code, message)
         return JSONResponse(found.body, found.status, headers=error.headers)
 
     @app.exception_handler(UnicodeEncodeError)
@@ -126,23 +124,3 @@ def create_app(model: Model, prompts: Prompts, settings: Settings) -> FastAPI:
         return JSONResponse(found.body, found.status)
 
     return app
-
-
-def _of_validation(error: Mapping[str, Any]) -> ApiError:
-    """One sentence for the first error of a body."""
-    places = [str(place) for place in error["loc"] if place != "body"]
-    name = ".".join(place for place in places if not place.startswith(HIDDEN_PLACES))
-    kind, given = error["type"], error.get("input")
-    if kind == "json_invalid":
-        return ApiError(400, "the body is not valid JSON")
-    if not places:
-        return ApiError(400, "the body must be a JSON object, with Content-Type: application/json")
-    if kind == "missing":
-        return ApiError(400, f"{name}: must be given", name)
-    if kind == "extra_forbidden":
-        known = {*ChatRequest.model_fields, *CompletionRequest.model_fields}
-        near = difflib.get_close_matches(places[-1], sorted(known), 3)
-        hint = f" (similar: {', '.join(near)})" if near else ""
-        return ApiError(400, f"{name}: is not supported; leave it out{hint}", name)
-    shown = repr(given) if len(repr(given)) <= 80 else f"{repr(given)[:77]}..."
-    return ApiError(400, f"{name}: got {shown}: {error['msg'][:1].lower()}{error['msg'][1:]}", name)

@@ -21,13 +21,13 @@ Words = str | list[str]
 
 def _int32(value: int) -> int:
     if not -(1 << 31) <= value < 1 << 31:
-        raise ValueError("must fit in 32 bits")
+        raise ValueError(f"in {-1 << 31}..{(1 << 31) - 1}")
     return value
 
 
 def _float32(value: float) -> float:
     if abs(value) > MAX_FLOAT32:
-        raise ValueError("must fit in 32 bits")
+        raise ValueError(f"from {-MAX_FLOAT32:g} to {MAX_FLOAT32:g}")
     return value
 
 

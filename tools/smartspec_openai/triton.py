@@ -188,4 +188,5 @@ def _refusal(message: str) -> ApiError:
     if found is None:
         return ApiError(503, message, retry_after_s=1)
     name = FIELDS.get(found[1], found[1])
-    return ApiError(400, name + message[len(found[1]) :], name)
+    text = message[len(found[1]) :].replace("text_input has", "the prompt has")
+    return ApiError(400, name + text, name)

@@ -279,7 +279,7 @@ class _Timer:
         return [times.best_s(key) for key in keys]
 
     def _time_again(self, points: Sequence[_Pass], found: list[float]) -> None:
-        """Measure doubtful points again, see `_most`.
+        """Measure again the points that take longer than expected, see `_most`.
 
         If they do not improve, such passes are really slow and their times stay.
         """
@@ -287,7 +287,7 @@ class _Timer:
             doubtful = [i for i in range(len(points)) if found[i] > DOUBT * _most(points, found, i)]
             if not doubtful or self._times.is_over:
                 break
-            logger.info("timing %d doubtful %s passes again", len(doubtful), self._name)
+            logger.info("timing %d %s passes again", len(doubtful), self._name)
             for i in doubtful:
                 found[i] = min(found[i], self._pass_s(points[i]))
 

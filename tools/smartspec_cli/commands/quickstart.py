@@ -60,6 +60,12 @@ HELD_OUT_STREAM = 1_000_003
 """Seed of the shown documents. It is far from the seeds of the training data."""
 
 
+NEXT = (
+    "Next: scripts/quickstart --keep leaves the server running, with a page to chat with it. "
+    "docs/start/your-own-pair.md shows how to serve your own models."
+)
+
+
 class Dtype(StrEnum):
     """float32 is the default: only with it are texts guaranteed to be identical."""
 
@@ -127,6 +133,8 @@ def quickstart(
             report(rows, comparison, engine, json_file, console)
             if keep:
                 keep_serving(server)
+            else:
+                console.print(NEXT, highlight=False)
     except KeyboardInterrupt:
         fail("interrupted", 130)
     except (StreamError, InterpreterError, InstallationError, TritonServerError) as error:
@@ -246,7 +254,7 @@ def report(
 def as_table(rows: Sequence[Row], policy: str) -> Table:
     table = Table(
         title=f"One request at a time, policy {policy} compared with none",
-        caption=f"median of {NUM_RUNS} runs, prefill included; lengths in tokens per step",
+        caption=f"median of {NUM_RUNS} runs, prefill included",
         box=box.SIMPLE,  # all eight columns fit in 80 characters
         padding=(0, 1, 0, 0),
     )
@@ -257,8 +265,8 @@ def as_table(rows: Sequence[Row], policy: str) -> Table:
         "tokens/s\nwithout",
         "tokens/s\nwith",
         "speed-up",
-        "mean\ndraft\nlength",
-        "mean\naccept.\nlength",
+        "drafted\nper\nstep",
+        "tokens\nper\nstep",
     ):
         table.add_column(heading, justify="right")
     for row in rows:

@@ -155,7 +155,7 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
         # OpenVINO's threads need.
         torch.set_num_threads(1)
     about = "; ".join(one.about for one in runners)
-    logger.info("computed by %s", about)
+    logger.info("computed by %s", ", ".join(sorted({one.about for one in runners})))
     drafter = heads if eagle else draft
     identity = [
         fingerprint(model),
