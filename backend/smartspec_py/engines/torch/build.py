@@ -93,14 +93,8 @@ def build_torch(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -
 
 def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Engine:
     places = place(config)
-    model = existing("engine.model", folder / config.model)
-    draft = None if config.draft is None else existing("engine.draft", folder / config.draft)
-    heads = None if config.heads is None else existing("engine.heads", folder / config.heads)
+    model, draft, heads = _files(config, limits, folder)
     tokenizer = load_tokenizer("engine.model", model)
-    try:
-        check_pair(model, draft, limits.max_context_len)
-    except PairError as error:
-        raise ConfigError(f"engine.json: {error}") from error
     vocab_size = num_token_ids(tokenizer)
     num_threads = config.num_threads or max(1, (os.cpu_count() or 2) - 1)
     torch.set_num_threads(num_threads)
@@ -118,36 +112,21 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
         state_layers=eagle.layer_ids if eagle else (),
     )
     runner = _runner("engine.model", of_target, limits.max_draft_len + 1, config)
-    capabilities = replace(
-        stepwise_capabilities(limits, vocab_size, runner.bytes_per_token),
-        verifies_trees=not has_window(load_config(own)),
-    )
-    target = TorchTarget(runner, capabilities, reuses_prefixes=reuses)
+    target = _target(runner, of_target, limits)
     width = limits.max_tree_width or (1 if device.type == "cpu" else TREE_WIDTH)
-    width = width if capabilities.verifies_trees else 1
-    runners, proposer = [runner], None
+    width = width if target.capabilities.verifies_trees else 1
+    runners: list[Runner] = [runner]
+    proposer: DraftModelProposer | EagleProposer | None = None
     proposers: dict[str, Proposer] = {}
     if draft is not None:
         of_draft = replace(own, path=draft, device=places.draft)
-        own_width = 1 if has_window(load_config(of_draft)) else width
-        widest = SHORT_LAG + 1 if own_width == 1 else WIDEST_PASS
-        runners.append(_runner("engine.draft", of_draft, widest, config))
-        longest = limits.max_draft_len
-        is_apart = places.draft != places.target
-        proposer = DraftModelProposer(
-            runners[1],
-            num_rows,
-            longest,
-            reuses_prefixes=reuses,
-            tree_width=own_width,
-            has_own_memory=is_apart,
-        )
+        draft_runner, proposer = _draft_model(of_draft, width, limits, config, places)
+        runners.append(draft_runner)
         proposers[DRAFT_MODEL] = proposer
     if heads is not None and eagle is not None:
         head = _eagle(heads, eagle, own)
         runners.append(head)
-        longest = limits.max_draft_len
-        proposer = EagleProposer(head, num_rows, longest, reuses_prefixes=reuses)
+        proposer = EagleProposer(head, num_rows, limits.max_draft_len, reuses_prefixes=reuses)
         proposers[HEADS] = proposer
     logger.info("%s on %s, %s, %d threads", model.name, places, dtype, num_threads)
     if not any(isinstance(one, CausalRunner) for one in runners):
@@ -156,10 +135,8 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
         torch.set_num_threads(1)
     about = "; ".join(one.about for one in runners)
     logger.info("computed by %s", ", ".join(sorted({one.about for one in runners})))
-    drafter = heads if eagle else draft
     identity = [
-        fingerprint(model),
-        fingerprint(drafter) if drafter else "no draft",
+        *_names(model, heads if eagle else draft),
         f"{_device_names(places)}, {dtype}, {num_threads} threads",
         about + (", with states" if medusa else ""),
         "in CUDA graphs" if isinstance(runner, GraphRunner) else "launched one by one",
@@ -175,6 +152,55 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
     path = profile_path(shape, cache, identity)
     ends = end_tokens(model, vocab_size)
     return Engine(tokenizer, ends, target, proposers, cost, path, about)
+
+
+def _files(
+    config: TorchEngineConfig, limits: LimitsConfig, folder: Path
+) -> tuple[Path, Path | None, Path | None]:
+    """The folders of the target, the draft model and the heads, which exist and fit together."""
+    model = existing("engine.model", folder / config.model)
+    draft = None if config.draft is None else existing("engine.draft", folder / config.draft)
+    heads = None if config.heads is None else existing("engine.heads", folder / config.heads)
+    try:
+        check_pair(model, draft, limits.max_context_len)
+    except PairError as error:
+        raise ConfigError(f"engine.json: {error}") from error
+    return model, draft, heads
+
+
+def _target(runner: Runner, own: RunnerConfig, limits: LimitsConfig) -> TorchTarget:
+    capabilities = replace(
+        stepwise_capabilities(limits, own.vocab_size, runner.bytes_per_token),
+        verifies_trees=not has_window(load_config(own)),
+    )
+    return TorchTarget(runner, capabilities, reuses_prefixes=limits.reuse_prefixes)
+
+
+def _draft_model(
+    own: RunnerConfig,
+    width: int,
+    limits: LimitsConfig,
+    config: TorchEngineConfig,
+    places: Placement,
+) -> tuple[Runner, DraftModelProposer]:
+    """own: of the draft model. width: of its trees, if its attention allows trees."""
+    width = 1 if has_window(load_config(own)) else width
+    widest = SHORT_LAG + 1 if width == 1 else WIDEST_PASS
+    runner = _runner("engine.draft", own, widest, config)
+    proposer = DraftModelProposer(
+        runner,
+        limits.max_sequences,
+        limits.max_draft_len,
+        reuses_prefixes=limits.reuse_prefixes,
+        tree_width=width,
+        has_own_memory=places.draft != places.target,
+    )
+    return runner, proposer
+
+
+def _names(model: Path, drafter: Path | None) -> tuple[str, str]:
+    """What the profile's key says of the models."""
+    return fingerprint(model), fingerprint(drafter) if drafter else "no draft"
 
 
 def _eagle_config(folder: Path, own: RunnerConfig, draft: Path | None) -> EagleConfig | None:
