@@ -134,8 +134,8 @@ def test_wrong_dtype_and_shape(torch_server: TritonServer) -> None:
             list(grpc_stream(torch_server, [*text, tensor]))
 
 
-def test_json_of_a_wrong_type_is_refused(torch_server: TritonServer) -> None:
+def test_json_of_a_wrong_type_is_refused(front_server: TritonServer) -> None:
     """The front names the field. Triton 2.51 would answer 500."""
-    status, answer = post(torch_server, GOOD | {"max_tokens": "many"}, "generate")
+    status, answer = post(front_server, GOOD | {"max_tokens": "many"}, "generate")
     assert status == 400
     assert json.loads(answer)["error"] == 'max_tokens: got "many", must be an integer, at least 1'
