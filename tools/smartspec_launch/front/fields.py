@@ -56,12 +56,12 @@ def _check_value(spec: TensorSpec, value: Any) -> None:
             allowed = f"{kind}, {spec.allowed.text}" if spec.allowed.text else kind
             listed = f"a list with each element {allowed}" if spec.is_list else allowed
             raise Refused(400, f"{spec.name}: got {_shown(element)}, must be {listed}")
-        if types == (int,):
+        if types == (int,) and isinstance(element, int):
             _check_fits(spec, element)
 
 
 def _check_fits(spec: TensorSpec, value: int) -> None:
-    limits = np.iinfo(NUMPY_TYPES[spec.dtype])
+    limits: np.iinfo[Any] = np.iinfo(NUMPY_TYPES[spec.dtype])
     if not limits.min <= value <= limits.max:
         low = int(spec.allowed.low) if isinstance(spec.allowed, Range) else limits.min
         raise Refused(400, f"{spec.name}: got {value}, must be in {low}..{limits.max}")

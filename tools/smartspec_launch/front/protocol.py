@@ -21,11 +21,11 @@ from smartspec_launch.front.limits import (
     MAX_HEADER_BYTES,
     RECEIVE_S,
     SEND_S,
-    Refused,
     check_framing,
     error_body,
     too_large,
 )
+from smartspec_launch.front.refused import Refused
 
 LINGER_S = 5.0
 """How long a refused connection is still read, so that the client receives the answer."""
