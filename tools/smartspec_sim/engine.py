@@ -198,9 +198,7 @@ class SimTarget:
             assert acceptance is not None, "the request has no acceptance for this proposer"
             path: tuple[int, ...] = ()
             if item.parents:
-                assert isinstance(acceptance, GuessRanks), "only heads draft trees"
-                ranks = tuple([draft // len(PROPOSERS) for draft in item.drafts])
-                path = acceptance.path(position, Tree(item.parents, ranks))
+                path = _path(item, self._texts[sequence].acceptances, position)
                 kept = len(path)
             else:
                 kept = acceptance.accepted(position, num_drafted)
@@ -224,6 +222,18 @@ class SimTarget:
 
     def close(self) -> None:
         self._held.clear()
+
+
+def _path(item: Verify, acceptances: Sequence[Acceptance | None], position: int) -> tuple[int, ...]:
+    """The accepted drafts of a tree of heads, or of its branch if these are more."""
+    own, *_, last = by = [draft % len(PROPOSERS) for draft in item.drafts]
+    acceptance, num_own = acceptances[own], by.count(own)
+    assert isinstance(acceptance, GuessRanks), "only heads draft trees"
+    ranks = tuple([draft // len(PROPOSERS) for draft in item.drafts[:num_own]])
+    path = acceptance.path(position, Tree(item.parents[:num_own], ranks))
+    branch = acceptances[last] if last != own else None
+    num_right = branch.accepted(position, len(by) - num_own) if branch else 0
+    return path if num_right <= len(path) else tuple(range(num_own, num_own + num_right))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from smartspec_py.core.learn.acceptance import AcceptanceTracker
-from smartspec_py.core.plan.trees import TreeSpace
 from smartspec_py.core.types import (
     DraftOption,
     SequenceId,
@@ -35,10 +34,9 @@ from smartspec_py.engines.base import (
 )
 from smartspec_py.serving.controller import LEARNING
 from smartspec_py.serving.request import Request
+from smartspec_py.serving.trees import Trees
 
 Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-
 MAX_NODES = 512
 """Most nodes of all trees that the planner chooses from, so that planning takes less than 1 ms.
 With many requests, large trees do not pay off."""
@@ -49,9 +47,9 @@ NO_OPTION = DraftOption(0, NO_PROBS, has_draft_passes=False)
 
 
 MIN_NODES = 64
-"""A draft model's trees are considered if each request may have at least so many nodes, which is up
-to 8 requests. With more requests they gain nothing (docs/results/tree_sources.md), and each way to
-draft takes planning time."""
+"""A draft model's trees, and branches of prompt lookup, are considered if each request may have at
+least so many nodes, which is up to 8 requests. With more requests, trees gain nothing and branches
+lose up to 7 % (docs/research/log), and each way to draft takes planning time."""
 
 
 class _Candidate(NamedTuple):
@@ -80,13 +78,16 @@ class Speculation:
             for name, able in self._capabilities.items()
             if able.has_hindsight
         }
-        self._trees = {
-            name: (cast(TreeProposer, proposers[name]), TreeSpace(able.tree_depth, able.tree_width))
-            for name, able in self._capabilities.items()
-            if able.tree_depth
-        }
-        # For each proposer and sequence that can draft a tree: ranked nodes, see `TreeSpace`.
-        self._nodes: dict[tuple[str, SequenceId], Ints] = {}
+        self._trees = Trees(
+            {
+                name: cast(TreeProposer, proposers[name])
+                for name, able in self._capabilities.items()
+                if able.tree_depth
+            }
+        )
+        free = [name for name, able in self._capabilities.items() if not able.has_passes]
+        self._branching = next((name for name in free if name not in self._trees.spaces), "")
+        """The proposer whose chains are branches of trees; empty if there is none."""
         # For each sequence in its last step: the candidates.
         self._options: dict[SequenceId, tuple[_Candidate, ...]] = {}
 
@@ -132,17 +133,31 @@ class Speculation:
     def propose(self, ready: Sequence[Request], spec_plan: SpecPlan) -> dict[SequenceId, Draft]:
         """Drafts by sequence, as planned or shorter. Sequences without drafts are left out."""
         tasks: dict[str, list[DraftTask]] = defaultdict(list)
+        branches: list[DraftTask] = []
         for request in ready:
-            draft_len = spec_plan.draft_lens[request.sequence]
-            if draft_len:
-                sequence = request.sequence
-                candidate = self._options[sequence][spec_plan.choices.get(sequence, 0)]
-                tree = self._tree(candidate, sequence, draft_len)
-                request.drafter = candidate.name
-                tasks[candidate.name].append(_task(request, draft_len, tree))
+            draft_len, tree = spec_plan.draft_lens[request.sequence], None
+            if not draft_len:
+                continue
+            candidate = self._options[request.sequence][spec_plan.choices.get(request.sequence, 0)]
+            request.drafter = candidate.name
+            if candidate.is_tree:
+                parts = self._trees.parts(candidate.name, request.sequence, draft_len)
+                draft_len, tree, num_branch = parts
+                if not draft_len:
+                    request.drafter, draft_len = self._branching, num_branch
+                elif num_branch:
+                    branches.append(_task(request, num_branch, None))
+            tasks[request.drafter].append(_task(request, draft_len, tree))
+        found = self._proposed(tasks)
+        for sequence, branch in self._proposed({self._branching: branches}).items():
+            if sequence in found:
+                found[sequence] = self._trees.joined(sequence, found[sequence], branch)
+        return found
+
+    def _proposed(self, tasks: Mapping[str, Sequence[DraftTask]]) -> dict[SequenceId, Draft]:
         found = {}
         for name, of_one in tasks.items():
-            drafts = self._proposers[name].propose(of_one)
+            drafts = self._proposers[name].propose(of_one) if of_one else []
             pairs = zip(of_one, drafts, strict=True)
             found.update({task.sequence: draft for task, draft in pairs if draft.tokens})
         return found
@@ -157,6 +172,7 @@ class Speculation:
         counts: dict[str, list[tuple[SequenceId, int, int, str]]] = defaultdict(list)
         num_events = Counter([request.sequence for request, _ in steps])
         for request, event in steps:
+            has_branch = self._trees.observe(event)
             asked = [option.name for option in self._options.get(request.sequence, ())]
             for name in _drafting(request):
                 drafted = accepted = 0
@@ -165,7 +181,9 @@ class Speculation:
                 able = self._capabilities[name]
                 if drafted or able.reads_hidden:
                     self._proposers[name].observe(request.sequence, accepted, event.hidden)
-                if event.path:  # of a tree; estimates are about the chain of best guesses
+                if (
+                    event.path or has_branch
+                ):  # of a tree; estimates are about the chain of best guesses
                     drafted = 0
                 if not drafted and name in asked and num_events[request.sequence] == 1:
                     drafted, accepted = self._hindsight(name, request, event)
@@ -218,7 +236,7 @@ class Speculation:
         self.drop_cache(request)
         self._options.pop(request.sequence, None)
         for name in request.proposers:
-            self._nodes.pop((name, request.sequence), None)
+            self._trees.release(name, request.sequence)
             self._acceptance[name].release(request.sequence)
 
     def drop_cache(self, request: Request) -> None:
@@ -242,7 +260,7 @@ class Speculation:
     def check_integrity(self, live: Iterable[Request]) -> None:
         """Raise AssertionError if there are estimates of requests that no longer exist."""
         known = {request.sequence for request in live}
-        kept = self._options.keys() | {sequence for _, sequence in self._nodes}
+        kept = self._options.keys() | self._trees.sequences
         assert kept <= known, "options of requests gone"
         for name, acceptance in self._acceptance.items():
             strangers = acceptance.sequences - known
@@ -269,7 +287,7 @@ class Speculation:
                 proposer = self._proposers[name]
                 num_available = proposer.num_available(request.sequence, request.tokens)
             num_available = min(most, num_available)
-            if not num_available or name not in self._trees:
+            if not num_available or name not in self._trees.spaces:
                 found.append(_Candidate(name, num_available))
                 continue
             num_nodes = min(num_available, self._num_nodes(name, request, most_nodes))
@@ -292,51 +310,39 @@ class Speculation:
         self, requests: Sequence[Request], candidates: Sequence[Sequence[_Candidate]]
     ) -> list[Floats]:
         """For each candidate of each request, in order, an array of shape [num_available]."""
-        groups: dict[tuple[str, bool], list[tuple[int, SequenceId, int, str]]] = defaultdict(list)
+        groups: dict[tuple[bool, str], list[tuple[int, SequenceId, int, str]]] = defaultdict(list)
         num_candidates = 0
         for request, of_one in zip(requests, candidates, strict=True):
             for name, num_available, is_tree in of_one:
                 if num_available:
                     cohort = self._cohort(name, request)
                     candidate = (num_candidates, request.sequence, num_available, cohort)
-                    groups[name, is_tree].append(candidate)
+                    groups[is_tree, name].append(candidate)
                 num_candidates += 1
         found = [NO_PROBS] * num_candidates
-        for (name, is_tree), group in groups.items():
+        branches: dict[SequenceId, Floats] = {}
+        for (is_tree, name), group in sorted(groups.items()):  # chains first
             indices, sequences, caps, kinds = zip(*group, strict=True)
             depth = max(caps)
             if is_tree:
-                probs = self._tree_probs(name, sequences, depth, kinds)
+                best = self._trees.spaces[name].depth
+                probs = self._acceptance[name].accept_probs(sequences, best, kinds)
+                own = {} if self._capabilities[name].has_passes else branches
+                probs = self._trees.accept_probs(name, sequences, depth, probs, own)
             else:
                 probs = self._acceptance[name].accept_probs(sequences, depth, kinds)
             for index, cap, row in zip(indices, caps, probs, strict=True):
                 found[index] = row if cap == depth else row[:cap]
+            if name == self._branching and MIN_NODES * len(requests) <= MAX_NODES:
+                branches = {s: found[i] for i, s in zip(indices, sequences, strict=True)}
         return found
 
-    def _tree_probs(
-        self, name: str, sequences: Sequence[SequenceId], num_nodes: int, cohorts: Sequence[str]
-    ) -> Floats:
-        """`DraftOption.accept_probs` of the best num_nodes nodes, shape [n, num_nodes]."""
-        proposer, space = self._trees[name]
-        chain = self._acceptance[name].accept_probs(sequences, space.depth, cohorts)
-        nodes, probs = space.ranked(chain, proposer.rank_probs(), num_nodes)
-        self._nodes.update(zip([(name, one) for one in sequences], nodes, strict=True))
-        return probs
-
     def _num_nodes(self, name: str, request: Request, most_nodes: int) -> int:
-        space = self._trees[name][1]
+        space = self._trees.spaces[name]
         if not _takes_trees(request):
             return space.depth
         is_fixed = request.policy.startswith("fixed:")
         return len(space) if is_fixed else min(len(space), max(space.depth, most_nodes))
-
-    def _tree(self, candidate: _Candidate, sequence: SequenceId, draft_len: int) -> Tree | None:
-        """The planned tree; None if it is a chain."""
-        if not candidate.is_tree:
-            return None
-        name = candidate.name
-        tree = self._trees[name][1].tree(self._nodes[name, sequence][:draft_len].tolist())
-        return tree if any(tree.ranks) else None
 
     def _drafts_s(self, num_sequences: int) -> dict[str, float]:
         """Seconds that each proposer needs per sequence if it drafts for so many."""
@@ -361,8 +367,7 @@ class Speculation:
         lag = lag if lag > SHORT_LAG else 0
         has_passes, num_passes = self._capabilities[name].has_passes, None
         if is_tree and has_passes:
-            nodes = self._nodes[name, request.sequence][:num_available]
-            num_passes = self._trees[name][1].num_passes(nodes)
+            num_passes = self._trees.num_passes(name, request.sequence, num_available)
         return DraftOption(
             num_available, probs, lag, has_passes, drafts_s[name], is_tree, num_passes
         )
