@@ -179,6 +179,18 @@ def tree_rates(arm: str, *sizes: str) -> Values:
     )
 
 
+def all_over_single(workload: str, *sizes: str) -> Values:
+    """Tokens per second of all proposers with trees, over the best single proposer."""
+    found = study("trees")
+    singles = [index for index, arm in enumerate(found["arms"]) if "all," not in arm]
+    everything = found["arms"].index("goodput: all, trees")
+    return tuple(
+        of_size[everything][workload]["tokens_per_s"]
+        / max(of_size[index][workload]["tokens_per_s"] for index in singles)
+        for of_size in (found["slots"][size] for size in sizes)
+    )
+
+
 def tree_drafts() -> Values:
     found = study("trees")
     index = found["arms"].index("goodput: tree of heads")
@@ -374,6 +386,16 @@ FIGURES = [
             *tree_rates("heads, tree of 32", "1", "8", "32"),
             *tree_rates("goodput: all, trees", "1"),
             *tree_rates("goodput: all, chains", "1"),
+        ),
+    ),
+    (
+        "docs/research/studies.md",
+        "mixed texts {:.2f} with one request, {:.2f} with 8 and {:.2f} with 32; chat {:.2f}, "
+        "{:.2f} and {:.2f}; sql {:.2f}, {:.2f} and {:.2f}",
+        lambda: tuple(
+            ratio
+            for workload in ("mixed", "chat", "sql")
+            for ratio in all_over_single(workload, "1", "8", "32")
         ),
     ),
     (

@@ -24,7 +24,7 @@ from smartspec_cli.commands.settings import checked_config, torch_settings
 from smartspec_py.serving.build import build_engine
 from studies.document import publish, table
 
-MAX_TOKENS, NUM_ROUNDS, NUM_THREADS = 64, 3, 1
+MAX_TOKENS, NUM_ROUNDS, NUM_THREADS = 64, 2, 1
 SIZES = {1: 20, 8: 40, 32: 64}
 """Requests at once, and requests of a round."""
 
@@ -35,24 +35,26 @@ turn, {NUM_ROUNDS} rounds. *lookup*: prompt lookup."""
 
 
 class Arm(NamedTuple):
-    """has_draft, has_heads: what the engine loads. proposer: auto leaves the choice to goodput."""
+    """has_draft, has_heads: what the engine loads. proposer: auto leaves the choice to goodput.
+    width: most guesses for one position; 1 drafts chains, which is the default on CPUs."""
 
     name: str
     policy: str
     proposer: str
     has_draft: bool
     has_heads: bool
+    width: int = 1
 
 
 ARMS = (
     Arm("no speculation", "none", "auto", True, False),
-    Arm("no speculation, heads loaded", "none", "auto", True, True),
     Arm("draft model, 3 drafts", "fixed:3", "draft_model", True, False),
     Arm("heads, 3 drafts", "fixed:3", "heads", False, True),
-    Arm("goodput: lookup", "goodput", "prompt_lookup", True, False),
     Arm("goodput: draft model, lookup", "goodput", "auto", True, False),
     Arm("goodput: heads, lookup", "goodput", "auto", False, True),
+    Arm("goodput: heads, lookup, trees", "goodput", "auto", False, True, 4),
     Arm("goodput: all three", "goodput", "auto", True, True),
+    Arm("goodput: all three, trees", "goodput", "auto", True, True, 4),
 )
 
 
@@ -68,7 +70,11 @@ def side_of(arm: Arm, pair: Path, heads: Path, num_slots: int) -> Side:
         engine["draft"] = None
     if arm.has_heads:
         engine["heads"] = str(heads)
-    limits = {"max_sequences": max(8, num_slots), "max_context_len": 512}
+    limits = {
+        "max_sequences": max(8, num_slots),
+        "max_context_len": 512,
+        "max_tree_width": arm.width,
+    }
     config = checked_config({"engine": engine, "limits": limits})
     fields: dict[str, Any] = {"max_tokens": MAX_TOKENS, "reuse_prefix": False}
     if arm.proposer != "auto":
