@@ -21,7 +21,8 @@ from pydantic.fields import FieldInfo
 from smartspec_cli.api_doc import api_markdown
 from smartspec_cli.app import app
 from smartspec_openai.chat_schema import ChatRequest
-from smartspec_openai.schema import CompletionRequest, Generation
+from smartspec_openai.schema import PASSED, CompletionRequest, Generation
+from smartspec_py.api.contract import INPUTS
 from smartspec_py.serving.config import (
     BatchTableConfig,
     LimitsConfig,
@@ -158,11 +159,17 @@ def openai_markdown() -> str:
 
 
 def _fields(fields: Mapping[str, FieldInfo]) -> str:
-    """A list of fields: type, range, default and meaning."""
-    lines = [
-        _item(f"`{name}` ({', '.join(_rules(field))}): {field.description}")
-        for name, field in fields.items()
-    ]
+    """A list of fields: type, range, default and meaning. Numbers without a range of their own have
+    that of the tensor that they become."""
+    is_number = [name for name, kind in PASSED.items() if kind in ("INT32", "FP32")]
+    tensors = {spec.name: spec.allowed for spec in INPUTS if spec.name in is_number}
+    lines = []
+    for name, field in fields.items():
+        kind, *rules = _rules(field)
+        allowed = tensors.get(name)
+        if allowed is not None and len(rules) == 1:
+            rules.insert(0, allowed.text)
+        lines.append(_item(f"`{name}` ({', '.join([kind, *rules])}): {field.description}"))
     return "\n".join(lines) + "\n"
 
 

@@ -107,7 +107,7 @@ OUTPUTS = (
     TensorSpec(
         "drafter",
         "STRING",
-        "the proposer of the latest drafts",
+        "the proposer of the latest drafts; a branch counts as part of its tree",
         when="if return_spec_metrics is detailed, after the first drafts",
     ),
     TensorSpec(

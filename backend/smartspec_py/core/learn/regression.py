@@ -55,7 +55,7 @@ class RegressionSettings:
     with the fourth power. It is 5 standard deviations. Outliers have almost no weight, but a probe
     that differs by a third from other steps still has some. A measurement this close to the prior's
     prediction has its full weight. Otherwise, if short drafts cost less than in the profile, long
-    drafts would seem cheap again and again (docs/research/log)."""
+    drafts would seem cheap again and again."""
 
 
 class RidgeRegression:

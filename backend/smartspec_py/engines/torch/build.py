@@ -74,8 +74,8 @@ WIDEST_PASS = 16
 A pass reads the nodes that have children. Of a tree of 32 nodes, these are about half."""
 
 TREE_WIDTH = 4
-"""Guesses for one position in a tree on a GPU. On CPUs, chains were faster: with three drafts of
-heads by 3 %, with drafts chosen by goodput by 2 % (docs/research/log)."""
+"""Guesses for one position in a tree on a GPU. On CPUs, chains were faster: with drafts chosen by
+goodput by 2 to 3 % (docs/results/heads-amd.md)."""
 
 
 def build_torch(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Engine:
