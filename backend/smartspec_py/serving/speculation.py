@@ -37,6 +37,7 @@ from smartspec_py.serving.request import Request
 from smartspec_py.serving.trees import Trees
 
 Floats = NDArray[np.float64]
+
 MAX_NODES = 512
 """Most nodes of all trees that the planner chooses from, so that planning takes less than 1 ms.
 With many requests, large trees do not pay off."""
@@ -86,8 +87,8 @@ class Speculation:
             }
         )
         free = [name for name, able in self._capabilities.items() if not able.has_passes]
+        # The proposer whose chains are branches of trees; empty if there is none.
         self._branching = next((name for name in free if name not in self._trees.spaces), "")
-        """The proposer whose chains are branches of trees; empty if there is none."""
         # For each sequence in its last step: the candidates.
         self._options: dict[SequenceId, tuple[_Candidate, ...]] = {}
 
@@ -181,10 +182,8 @@ class Speculation:
                 able = self._capabilities[name]
                 if drafted or able.reads_hidden:
                     self._proposers[name].observe(request.sequence, accepted, event.hidden)
-                if (
-                    event.path or has_branch
-                ):  # of a tree; estimates are about the chain of best guesses
-                    drafted = 0
+                if event.path or has_branch:
+                    drafted = 0  # of a tree; estimates are about the chain of best guesses
                 if not drafted and name in asked and num_events[request.sequence] == 1:
                     drafted, accepted = self._hindsight(name, request, event)
                 # A step whose proposers were not asked is no evidence, and does not count.

@@ -21,7 +21,6 @@ from smartspec_py.engines.base import Draft, Event, TreeProposer
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-
 NO_BRANCH: Floats = np.zeros(0)
 
 

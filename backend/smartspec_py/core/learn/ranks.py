@@ -48,8 +48,8 @@ class RankEstimate:
 
 
 BRANCH_PRIOR = 0.5
-"""Assumed `BranchEstimate.share`. It was 0.4 to 1.0 for prompt lookup beside heads on the
-four workloads."""
+"""Assumed `BranchEstimate.share`. It was 0.4 to 1.0 for prompt lookup beside heads, on four
+workloads."""
 
 BRANCH_DRAFTS = 20.0
 """Weight of this assumption, in drafts."""
