@@ -253,5 +253,5 @@ def test_a_tree_is_shown_with_its_accepted_nodes(tmp_path: Path) -> None:
     write_steps(path, StepTraceFile({}, COST, [one]))
     result = CliRunner().invoke(app, ["explain", "--trace", str(path)])
     assert result.exit_code == 0, result.output
-    assert "the 3 best nodes of a tree, accepted 2: 1, 3" in " ".join(result.stdout.split())
+    assert "a tree of 3 drafts, accepted 2: 1, 3" in " ".join(result.stdout.split())
     assert window([one]).reliability == []

@@ -143,12 +143,8 @@ def _sequence_table(step: StepRecord, sequence: SequenceId, found: Sequence[Cand
     for event in step.events:
         if event.sequence == sequence and event.num_drafted:
             nodes = f": {', '.join(str(node + 1) for node in event.path)}" if event.path else ""
-            of = (
-                f"the {event.num_drafted} best nodes of a tree"
-                if option.is_tree
-                else (f"{event.num_drafted} drafts")
-            )
-            table.caption = f"verified: {of}, accepted {event.num_accepted}{nodes}"
+            drafts = ("a tree of " if option.is_tree else "") + f"{event.num_drafted} drafts"
+            table.caption = f"verified: {drafts}, accepted {event.num_accepted}{nodes}"
     return table
 
 
