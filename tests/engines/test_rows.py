@@ -30,14 +30,14 @@ def letters(text: str) -> list[int]:
 def fill(table: RowTable, sequence: int, text: str) -> int:
     """Own a row for the text, and read all of it but the last token; returns the row's index."""
     tokens = letters(text)
-    row = table.allocate(sequence, tokens, len(tokens) - 1).row
+    row = table.allocate(sequence, tokens, len(tokens)).row
     row.num_cached = len(tokens) - 1
     return row.index
 
 
 def place(table: RowTable, sequence: int, text: str) -> tuple[int, int | None, int]:
     """Row, source and number of tokens reused of a new sequence."""
-    placement = table.allocate(sequence, letters(text), len(text) - 1)
+    placement = table.allocate(sequence, letters(text), len(text))
     return placement.row.index, placement.source, placement.row.num_cached
 
 
@@ -121,6 +121,12 @@ def test_most_reused_is_the_most() -> None:
     for number, most, num_reused in ((2, 9, 9), (3, 8, 8), (4, 7, 0)):
         placement = table.allocate(number, letters(LONG), most)
         assert placement.row.num_cached == num_reused
+
+
+def test_only_what_was_read_as_a_prompt_is_reused() -> None:
+    table = RowTable(4)
+    table.allocate(1, letters(LONG), 9).row.num_cached = 12
+    assert place(table, 2, LONG + "mn") == (1, 0, 9)
 
 
 def test_nothing_is_reused_where_that_is_switched_off() -> None:

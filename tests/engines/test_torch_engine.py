@@ -320,7 +320,7 @@ MEMORY = [40 + i for i in range(20)]
     ("tokens", "num_generated", "reuses_prefix", "num_cached"),
     [
         (MEMORY, 0, True, 19),  # the last one must be read, to draw what follows it
-        (MEMORY, 5, True, 24),  # the whole row
+        (MEMORY, 5, True, 20),  # of a prompt, only what was read as a prompt
         ([*MEMORY, 1, 2], 0, True, 20),
         ([*MEMORY[:12], 1, 2], 0, True, 12),
         (MEMORY[:9], 0, True, 8),
@@ -333,8 +333,8 @@ MEMORY = [40 + i for i in range(20)]
 def test_how_many_tokens_are_found_in_the_cache(
     tokens: list[int], num_generated: int, reuses_prefix: bool, num_cached: int, is_released: bool
 ) -> None:
-    """20 tokens were read and 5 generated: the row holds 24, all but the last of the 25; and it
-    gives them whether its owner has gone or not."""
+    """20 tokens were read and 5 generated. The row gives those 20, whether its owner has gone or
+    not."""
     target = make_target("llama")
     _, text = write(target, 0, MEMORY, 5)
     if is_released:
@@ -346,9 +346,8 @@ def test_how_many_tokens_are_found_in_the_cache(
     check_rows(target)
 
 
-def test_a_conversation_reads_only_what_is_new() -> None:
-    """Each prompt is the last one, its answer of 12 tokens, and 5 more. The row holds all but the
-    last token of the turn before: 15 + 12 - 1 = 26, then 15 + 2 * 17 - 5 - 1 = 43."""
+def test_a_conversation_reads_again_only_its_last_answer() -> None:
+    """Each prompt is the last one, its answer of 12 tokens, and 5 more."""
     target = make_target("llama")
     said, found = [7 + i for i in range(15)], []
     for turn in range(3):
@@ -357,7 +356,7 @@ def test_a_conversation_reads_only_what_is_new() -> None:
         target.release(turn)
         found.append(num_cached)
         said += answer + [80 + turn] * 5
-    assert found == [0, 26, 43]
+    assert found == [0, 15, 15 + 17]
 
 
 PENALISED = [

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
-from torch_models import CONFIGS, MAX_LEN, OPENVINO, VOCAB_SIZE, check_rows, make_target
+from torch_models import CONFIGS, MAX_LEN, VOCAB_SIZE, check_rows, make_target
 
 from smartspec_py.core.types import ROOT, SamplingParams, Verification
 from smartspec_py.engines.base import Decode, Prefill, Verify, Work
@@ -86,7 +86,7 @@ def plain_text(target: TorchTarget, prompt: list[int], sampling: SamplingParams)
     )
 
 
-@pytest.mark.parametrize("kind", [*CONFIGS, OPENVINO + "llama, grouped keys", OPENVINO + "qwen3"])
+@pytest.mark.parametrize("kind", CONFIGS)
 def test_texts_with_trees_are_those_without(kind: str) -> None:
     """Five sequences with different samplings. A step mixes trees, chains, single tokens and
     prompt chunks; sequences are cancelled and begin again with their text so far."""

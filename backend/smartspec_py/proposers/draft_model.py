@@ -205,7 +205,7 @@ class DraftModelProposer(CachedModel[DraftSequence]):
         """The state of the sequence, updated with the task's tokens."""
         state = self._sequences.get(task.sequence)
         if state is None:
-            row = self._allocate(task.sequence, task.tokens, task.reuses_prefix)
+            row = self._allocate(task.sequence, task.tokens, task.num_prompt, task.reuses_prefix)
             history = history_of(task.sampling, task.num_prompt)
             state = DraftSequence(row, history, num_valid=row.num_cached)
             self._sequences[task.sequence] = state
@@ -228,7 +228,7 @@ class DraftModelProposer(CachedModel[DraftSequence]):
                 last = min(row.num_cached + left, len(tokens) - 1)
                 chunk = tokens[row.num_cached : last]
                 if chunk:
-                    inputs.append(self._input(drafting, chunk, 0))
+                    inputs.append(self._input(drafting, chunk, 0, len(chunk)))
                     row.num_cached = drafting.state.num_valid = last
                     left -= len(chunk)
             self.runner.forward(inputs)
@@ -276,10 +276,12 @@ class DraftModelProposer(CachedModel[DraftSequence]):
         known = drafting.task.tokens[drafting.state.row.num_cached :]
         return self._input(drafting, drafting.tokens[-1:] or known, 1)
 
-    def _input(self, drafting: Drafting, tokens: Sequence[int], num_logits: int) -> RowInput:
+    def _input(
+        self, drafting: Drafting, tokens: Sequence[int], num_logits: int, num_prompt: int = 0
+    ) -> RowInput:
         """These tokens, after those that the row holds."""
         row = drafting.state.row
-        return RowInput(row.index, row.num_cached, tokens, num_logits)
+        return RowInput(row.index, row.num_cached, tokens, num_logits, (), num_prompt)
 
 
 def _lag(drafting: Drafting) -> int:

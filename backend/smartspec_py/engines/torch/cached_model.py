@@ -47,10 +47,11 @@ class CachedModel(Generic[S]):
     def close(self) -> None:
         self._sequences.clear()
 
-    def _allocate(self, sequence: SequenceId, tokens: Sequence[int], reuses_prefix: bool) -> Row:
-        """A row that reuses the longest prefix found in any row, except for the last token. From
-        now on, the caller may only append to `tokens`."""
-        row, source = self.rows.allocate(sequence, tokens, len(tokens) - 1 if reuses_prefix else 0)
+    def _allocate(
+        self, sequence: SequenceId, tokens: Sequence[int], num_prompt: int, reuses_prefix: bool
+    ) -> Row:
+        """See `RowTable.allocate`. From now on, the caller may only append to `tokens`."""
+        row, source = self.rows.allocate(sequence, tokens, num_prompt, reuses_prefix)
         if source is not None:
             self.runner.cache.copy_row(source, row.index, row.num_cached)
         return row

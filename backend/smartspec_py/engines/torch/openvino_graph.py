@@ -30,13 +30,9 @@ INPUTS = {
     "subsequence_begins": np.int32,
     "block_indices": np.int32,
     "block_indices_begins": np.int32,
-    "tree_masks": np.uint8,
-    "tree_mask_begins": np.int32,
 }
 """Vectors. Per token: its id and position. `wanted`: the tokens whose logits are needed. Per
-sequence: cached tokens, index of the first new token, its blocks, and where its blocks begin;
-which of its new tokens a new token sees (empty: those before it), and where that begins. The last
-two are empty if no sequence has a tree."""
+sequence: cached tokens, index of the first new token, its blocks, and where its blocks begin."""
 
 TYPES = {torch.bfloat16: ov.Type.bf16, torch.float16: ov.Type.f16}
 
@@ -171,7 +167,8 @@ class _Graph:
             *(nothing, nothing, nothing, no_floats, no_floats, zero, zero),
             *(op.constant(np.zeros((0, 0, 0, 0), np.float32)), zero),
             *(nothing, nothing, nothing, nothing),
-            *(inputs["tree_masks"], inputs["tree_mask_begins"]),
+            # Masks of trees, and where they begin.
+            *(op.constant(np.zeros(0, np.uint8)), nothing),
         ]
         node = _PagedAttentionExtension([one.output(0) for one in operands])
         info = node.get_rt_info()

@@ -2,12 +2,22 @@
 
 Whole passes are faster than separate calls of PyTorch operators, most of all with many sequences
 of one token (docs/research/performance.md). It supports the same models as `llama`.
+
+The logits of a token have the same bits in every pass, whatever else the pass computes, however
+its prompt was cut into chunks, and whatever part of it was cached. OpenVINO chooses among kernels
+that sum in different orders, so each kind of token is always computed by the same ones:
+- No product has a single row. A lone token is computed twice.
+- Tokens of a prompt are attended together, at least two at a time. See `TorchTarget` for a single
+  token that is left of a prompt.
+- All other tokens, which were generated or are drafts, are attended as separate sequences of one
+  token each that share the row's blocks. A pass writes all its keys before it reads any.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,28 +41,24 @@ from smartspec_py.engines.torch.runner import (
     key_shape,
     load_model,
 )
-from smartspec_py.engines.torch.tree import visibility
 
-MAX_SPLIT = 4
-"""Up to this many new tokens of a row are attended as separate sequences of one token each, which
-share the row's blocks. OpenVINO's kernel for one token is faster than its kernel for several. With
-more tokens it is slower, because it reads the keys once per token. A pass writes all its keys
-before it reads any."""
-
-NO_MASK = np.zeros(0, dtype=bool)
-
-PRECISIONS = {torch.float32: "f32", torch.bfloat16: "bf16"}
+HALF = {torch.bfloat16: "BF16", torch.float16: "FP16"}
+"""Precisions that not every processor has, by their names in OpenVINO."""
 
 
 class OpenVinoRunner(Runner):
-    """A model that OpenVINO compiled. config.dtype: the precision of the products."""
+    """A model that OpenVINO compiled. config.dtype: the precision of the products. It becomes
+    float32 if the processor lacks this precision."""
 
     cache: BlockCache
 
     def __init__(self, model: Any, config: RunnerConfig) -> None:
         """model: of Transformers; it is not used after this call."""
+        core = ov.Core()
+        if HALF.get(config.dtype) not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+            config = replace(config, dtype=torch.float32)
         super().__init__(config)
-        precision = PRECISIONS[config.dtype]
+        precision = HALF.get(config.dtype, "f32").lower()
         num_threads = torch.get_num_threads()
         settings = {
             "INFERENCE_PRECISION_HINT": precision,
@@ -69,7 +75,7 @@ class OpenVinoRunner(Runner):
             num_threads,
             config.state_layers,
         )
-        compiled = ov.Core().compile_model(graph, "CPU", settings)
+        compiled = core.compile_model(graph, "CPU", settings)
         self._request = compiled.create_infer_request()
         self._hidden_size: int = model.config.hidden_size
         self.cache = BlockCache(compiled, model.config, config)
@@ -87,63 +93,57 @@ class OpenVinoRunner(Runner):
 
     def forward(self, inputs: Sequence[RowInput]) -> PassOutput:
         start = time.perf_counter()
-        inputs = [part for one in inputs for part in _parts(one)]
-        ends = [one.position + len(one.tokens) for one in inputs]
-        begins = np.cumsum([0, *(len(one.tokens) for one in inputs)])
+        parts = [part for one in inputs for part in _parts(one)]
+        ends = np.cumsum([len(one.tokens) for one in inputs]).tolist()
         wanted = [
-            end - one.num_logits + i
-            for one, end in zip(inputs, begins[1:], strict=True)
-            for i in range(one.num_logits)
+            token
+            for one, end in zip(inputs, ends, strict=True)
+            for token in range(end - one.num_logits, end)
         ]
-        blocks = [self.cache.blocks(one.row, end) for one, end in zip(inputs, ends, strict=True)]
-        given: dict[str, Any] = {
-            "token_ids": [token for one in inputs for token in one.tokens],
-            "positions": [position for one in inputs for position in one.positions],
-            "wanted": wanted or [0],  # some operators fail with no rows
-            "past_lens": [one.position for one in inputs],
-            "subsequence_begins": begins,
-            "block_indices": [block for found in blocks for block in found],
-            "block_indices_begins": np.cumsum([0, *map(len, blocks)]),
-            **_tree_masks(inputs),
-        }
-        for name, dtype in INPUTS.items():
-            self._request.set_tensor(name, ov.Tensor(np.asarray(given[name], dtype)))
-        self._request.set_tensor(LONGEST, ov.Tensor(np.asarray(max(ends), np.int32)))
-        num_results = len(given["wanted"])
+        if ends[-1] == 1:
+            parts *= 2
+        # Two, because the output layer is a product too, and some operators fail with no rows.
+        self._set_inputs(parts, [*wanted, *[0] * (2 - len(wanted))])
+        num_results, layers = max(2, len(wanted)), self.config.state_layers
         # Each pass gets its own output memory; the next pass would overwrite OpenVINO's buffer.
         logits = torch.empty(num_results, self.config.vocab_size)
         self._request.set_output_tensor(0, ov.Tensor(logits.numpy(), shared_memory=True))
         hidden = None
-        layers, num_wanted = self.config.state_layers, len(wanted)
         if self.config.gives_hidden or layers:
-            num_states = int(begins[-1]) if layers else num_results
+            num_states = max(2, ends[-1]) if layers else num_results
             hidden = torch.empty(num_states, self._hidden_size * max(1, len(layers)))
             self._request.set_output_tensor(1, ov.Tensor(hidden.numpy(), shared_memory=True))
+            hidden = hidden[: ends[-1] if layers else len(wanted)]
         self._request.infer()
         self.passes_s += time.perf_counter() - start
-        if hidden is not None and not layers:
-            hidden = hidden[:num_wanted]
-        return PassOutput(logits[:num_wanted], hidden)
+        return PassOutput(logits[: len(wanted)], hidden)
+
+    def _set_inputs(self, parts: Sequence[RowInput], wanted: Sequence[int]) -> None:
+        ends = [one.position + len(one.tokens) for one in parts]
+        blocks = [self.cache.blocks(one.row, end) for one, end in zip(parts, ends, strict=True)]
+        given: dict[str, Any] = {
+            "token_ids": [token for one in parts for token in one.tokens],
+            "positions": [position for one in parts for position in one.positions],
+            "wanted": wanted,
+            "past_lens": [one.position for one in parts],
+            "subsequence_begins": np.cumsum([0, *(len(one.tokens) for one in parts)]),
+            "block_indices": [block for found in blocks for block in found],
+            "block_indices_begins": np.cumsum([0, *map(len, blocks)]),
+        }
+        for name, dtype in INPUTS.items():
+            self._request.set_tensor(name, ov.Tensor(np.asarray(given[name], dtype)))
+        self._request.set_tensor(LONGEST, ov.Tensor(np.asarray(max(ends), np.int32)))
 
 
 def _parts(one: RowInput) -> list[RowInput]:
-    """The input, or one input per token (see MAX_SPLIT). Only the last num_logits have logits."""
-    num_tokens = len(one.tokens)
-    if one.parents or not 1 < num_tokens <= MAX_SPLIT:
-        return [one]
-    first = num_tokens - one.num_logits
-    return [
-        RowInput(one.row, one.position + i, [token], int(i >= first))
-        for i, token in enumerate(one.tokens)
+    """The tokens of an input by attention: those of a prompt together, others one by one."""
+    assert not one.parents, "OpenVINO verifies chains only"
+    first = one.num_prompt if one.num_prompt > 1 else 0
+    together = [RowInput(one.row, one.position, one.tokens[:first], 0)] if first else []
+    return together + [
+        RowInput(one.row, one.position + i, one.tokens[i : i + 1], 0)
+        for i in range(first, len(one.tokens))
     ]
-
-
-def _tree_masks(inputs: Sequence[RowInput]) -> dict[str, Any]:
-    if not any(one.parents for one in inputs):
-        return {"tree_masks": (), "tree_mask_begins": ()}
-    masks = [visibility(one.parents).ravel() if one.parents else NO_MASK for one in inputs]
-    begins = np.cumsum([0, *map(len, masks)])
-    return {"tree_masks": np.concatenate(masks), "tree_mask_begins": begins}
 
 
 def load_openvino_runner(config: RunnerConfig) -> OpenVinoRunner:
@@ -192,17 +192,6 @@ class BlockCache:
         for tensor in self.tensors.values():
             by_block = _bytes(tensor)
             by_block[written.start : written.stop] = by_block[read.start : read.stop]
-
-    def move_tokens(self, row: int, slots: Sequence[int], first: int) -> None:
-        """See `RowStore`."""
-        read = [(row * self._per_row + slot // BLOCK_LEN, slot % BLOCK_LEN) for slot in slots]
-        start = row * self._per_row * BLOCK_LEN + first
-        for tensor in self.tensors.values():
-            num_blocks, num_heads = tensor.shape[0], tensor.shape[1]
-            by_token = _bytes(tensor).reshape(num_blocks, num_heads, BLOCK_LEN, -1)
-            kept = [by_token[block, :, place].copy() for block, place in read]
-            for slot, token in enumerate(kept, start=start):
-                by_token[slot // BLOCK_LEN, :, slot % BLOCK_LEN] = token
 
 
 def _bytes(tensor: ov.Tensor) -> Any:

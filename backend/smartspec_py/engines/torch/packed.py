@@ -50,13 +50,15 @@ slot is enough; with sixteen, every layer of the cache starts at a multiple of 6
 @dataclass(frozen=True, slots=True)
 class RowInput:
     """New tokens of one row; the first is at `position`. Logits are computed for the last
-    `num_logits`. parents: if the tokens after the first are a tree, see `tree`; else empty."""
+    `num_logits`. parents: if the tokens after the first are a tree, see `tree`; else empty.
+    num_prompt: how many of the first tokens are read as a prompt, see `openvino_runner`."""
 
     row: int
     position: int
     tokens: Sequence[int]
     num_logits: int
     parents: Sequence[int] = ()
+    num_prompt: int = 0
 
     @property
     def positions(self) -> list[int]:

@@ -4,6 +4,10 @@ A released row keeps its keys until another sequence needs the row. A new sequen
 the same tokens reuses these keys, in place or by copy, and prefills only the rest. So prefix reuse
 needs no extra memory. Old prefixes are lost when their rows are needed for new sequences.
 
+Only what was read as a prompt is reused, and only for a prompt: generated tokens are attended
+otherwise (`openvino_runner`), so their keys differ in the last bits from those of the same tokens
+in the prompt of a next turn. The text must not depend on which of them are cached.
+
 Rows in use should be adjacent, because a batch reads all rows between the lowest and the highest. A
 new sequence therefore takes one of the lowest `num_used + 1` rows. When ended sequences leave gaps,
 `moves` returns the rows to move down.
@@ -31,7 +35,8 @@ MIN_SPREAD = 4
 
 @dataclass(slots=True)
 class Row:
-    """tokens: of the sequence, a list that only grows. num_cached: how many of them the row holds.
+    """tokens: of the sequence, a list that only grows; the first num_prompt are its prompt.
+    num_cached: how many of them the row holds.
 
     owner: None if the row is free and only keeps old keys. last_used: number of allocations at the
     last use; the smallest is the oldest.
@@ -40,6 +45,7 @@ class Row:
     index: int
     owner: SequenceId | None = None
     tokens: Sequence[int] = ()
+    num_prompt: int = 0
     num_cached: int = 0
     last_used: int = 0
 
@@ -75,17 +81,26 @@ class RowTable:
     def row(self, sequence: SequenceId) -> Row:
         return self._of[sequence]
 
-    def allocate(self, sequence: SequenceId, tokens: Sequence[int], most_reused: int) -> Placement:
-        """Assign a row to a sequence with these tokens. At most `most_reused` tokens are reused."""
+    def allocate(
+        self,
+        sequence: SequenceId,
+        tokens: Sequence[int],
+        num_prompt: int,
+        reuses_prefix: bool = True,
+    ) -> Placement:
+        """Assign a row to a sequence with these tokens, and reuse the longest prefix of its prompt
+        that any row holds, except for the last token."""
         assert sequence not in self._of, f"sequence {sequence} already has a row"
         assert len(self._of) < len(self._rows), "no row is free: admission must prevent this"
+        most_reused = min(num_prompt, len(tokens) - 1) if reuses_prefix else 0
         source, num_reused = self._best_source(tokens[:most_reused])
         near = self._rows[: len(self._of) + 1]
         row = min((row for row in near if row.owner is None), key=_oldest_memory)
         if source is not None and source.owner is None and source.index < len(near):
             row = source
         self._num_allocations += 1
-        row.owner, row.tokens, row.num_cached = sequence, tokens, num_reused
+        row.owner, row.tokens, row.num_prompt = sequence, tokens, num_prompt
+        row.num_cached = num_reused
         row.last_used = self._num_allocations
         self._of[sequence] = row
         copied = source is not None and source is not row
@@ -105,7 +120,8 @@ class RowTable:
             low = min(gaps, key=_oldest_memory)
             # The rows swap places, so that a sequence keeps its `Row`. The upper row still holds
             # the moved keys, without those of drafts after the known tokens.
-            low.tokens, low.last_used = high.tokens, high.last_used
+            low.tokens, low.num_prompt = high.tokens, high.num_prompt
+            low.last_used = high.last_used
             low.num_cached = min(high.num_cached, len(high.tokens))
             self._rows[low.index], self._rows[high.index] = high, low
             low.index, high.index = high.index, low.index
@@ -121,7 +137,7 @@ class RowTable:
         """The row with the longest common prefix with `tokens`, and its length; else (None, 0)."""
         best, most = None, 0
         for row in self._rows if self._reuses_prefixes else ():
-            common = _num_common(row.tokens, tokens, row.num_cached)
+            common = _num_common(row.tokens, tokens, min(row.num_cached, row.num_prompt))
             if common > most or (common == most and best is not None and row.owner is None):
                 best, most = row, common
         return (best, most) if most >= MIN_REUSED else (None, 0)

@@ -27,21 +27,25 @@ from smartspec_py.engines.torch.sampling import (
 
 @dataclass(slots=True)
 class _Sequence(CachedSequence):
-    """tokens: all known tokens. After the prefill, the row holds all of them but the last."""
+    """tokens: all known tokens; the first num_prompt are the prompt. After the prefill, the row
+    holds all of them but the last."""
 
     tokens: list[int]
+    num_prompt: int
     sampling: SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
 class _Item:
     """One work item as a row of the pass. request: what to draw; None inside a prompt. scored: the
-    known tokens of a prompt that follow its first logits, if their log-probabilities are wanted."""
+    known tokens of a prompt that follow its first logits, if their log-probabilities are wanted.
+    num_again: leading tokens of the row that were read before."""
 
     sequence: SequenceId
     row_input: RowInput
     request: VerifyRequest | None
     scored: Sequence[int] = ()
+    num_again: int = 0
 
 
 class TorchTarget(CachedModel[_Sequence]):
@@ -67,13 +71,13 @@ class TorchTarget(CachedModel[_Sequence]):
         reuses_prefix: bool = True,
     ) -> int:
         known = list(tokens)
-        row = self._allocate(sequence, known, reuses_prefix)
+        row = self._allocate(sequence, known, num_prompt, reuses_prefix)
         if self.runner.config.state_layers and row.num_cached:
             row.num_cached -= 1  # a head reads the next token with the state at this one
         history = history_of(sampling, num_prompt)
         if history is not None:
             history.extend(known)
-        self._sequences[sequence] = _Sequence(row, history, known, sampling)
+        self._sequences[sequence] = _Sequence(row, history, known, num_prompt, sampling)
         return row.num_cached
 
     def submit(self, work: Sequence[Work]) -> None:
@@ -93,7 +97,9 @@ class TorchTarget(CachedModel[_Sequence]):
         for item in items:
             hidden, last = None, first + self._num_states(item.row_input)
             if out.hidden is not None and last > first:
-                hidden = out.hidden[first:last].clone()  # frees the states of the whole pass
+                own = out.hidden[first:last]
+                # A copy frees the states of the whole pass.
+                hidden = own[item.num_again if self.runner.config.state_layers else 0 :].clone()
             first = last
             result = next(results) if item.request else None
             event = self._settle(item, result, hidden, pass_s)
@@ -120,9 +126,15 @@ class TorchTarget(CachedModel[_Sequence]):
             end = work.start + len(work.tokens)
             scored = state.tokens[work.start + 1 : end + 1] if sampling.prompt_log_probs else []
             num_logits = len(scored) + int(work.is_last)
-            read = RowInput(row.index, work.start, work.tokens, num_logits)
+            num_prompt = max(0, min(len(work.tokens), state.num_prompt - work.start))
+            # A single token of a prompt is read together with the one before it: see
+            # `openvino_runner`. Token 0 sees itself only, so any kernel gives the same.
+            num_again = int(num_prompt == 1 and work.start > 0)
+            first = work.start - num_again
+            tokens = state.tokens[first:end]
+            read = RowInput(row.index, first, tokens, num_logits, (), num_prompt + num_again)
             request = VerifyRequest(sampling, end, state.history) if work.is_last else None
-            return _Item(work.sequence, read, request, scored)
+            return _Item(work.sequence, read, request, scored, num_again)
         verified = work if isinstance(work, Verify) else Verify(work.sequence, ())
         _, drafts, probs, parents = verified
         if probs is not None:
@@ -147,7 +159,9 @@ class TorchTarget(CachedModel[_Sequence]):
                 num_top = [self._sequences[item.sequence].sampling.num_top_log_probs] * num_scored
                 scored = logits[first : first + num_scored]
                 values = tuple(token_log_probs(scored, item.scored, num_top))
-                found[item.sequence] = PromptLogProbs(item.row_input.position + 1, values)
+                read = item.row_input
+                start = read.position + len(read.tokens) - read.num_logits
+                found[item.sequence] = PromptLogProbs(start + 1, values)
             kept.append(logits[first + num_scored : last])
             first = last
         return torch.cat(kept), found
@@ -160,11 +174,12 @@ class TorchTarget(CachedModel[_Sequence]):
 
         hidden: the states of this item."""
         state = self._sequences[item.sequence]
+        end = item.row_input.position + len(item.row_input.tokens)
         if result is None or item.request is None:
-            state.row.num_cached += len(item.row_input.tokens)
+            state.row.num_cached = end
             return Event(item.sequence, pass_s=pass_s, hidden=hidden)
         num_drafts, path = len(item.request.drafts), result.path
-        first = state.row.num_cached + len(item.row_input.tokens) - num_drafts
+        first = end - num_drafts
         if path and path[-1] != len(path) - 1:
             slots = [first + draft for draft in path]
             self.runner.cache.move_tokens(state.row.index, slots, first)

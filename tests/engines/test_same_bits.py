@@ -1,0 +1,193 @@
+"""The logits of a token have the same bits in every pass that OpenVINO runs.
+
+The reference serves each sequence alone: the whole prompt in one pass, then one token a pass. It is
+compared with random batches, chunks, drafts, cached prefixes, preemptions and cancels. Bits are
+compared, not tokens: texts differ only at near-ties, logits wherever a sum is in another order.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import openvino as ov
+import pytest
+import torch
+from torch_models import VOCAB_SIZE
+from transformers import LlamaConfig, MistralConfig, Qwen3Config
+from transformers.models.auto.modeling_auto import AutoModelForCausalLM
+
+from smartspec_py.core.types import SamplingParams
+from smartspec_py.engines.base import Event, Prefill, TargetCapabilities, Verify, Work
+from smartspec_py.engines.torch.openvino_runner import OpenVinoRunner
+from smartspec_py.engines.torch.runner import RunnerConfig
+from smartspec_py.engines.torch.target import TorchTarget
+
+MAX_LEN, MAX_SEQUENCES, MAX_DRAFT_LEN, NUM_TOKENS = 640, 4, 16, 40
+GREEDY = SamplingParams()
+
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 192,
+    "intermediate_size": 1152,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.1,
+}
+CONFIGS = {
+    "llama": LlamaConfig(**SIZES),
+    "qwen3, heads of 64": Qwen3Config(**SIZES, head_dim=64),
+    "mistral, window 50": MistralConfig(**SIZES, sliding_window=50),
+}
+
+DTYPES = {torch.float32: "FP32", torch.bfloat16: "BF16"}
+SUPPORTED = ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+
+
+class Recorder(TorchTarget):
+    """A target that keeps the logits of its last pass, [number of wanted tokens, vocabulary]."""
+
+    def __init__(self, kind: str, dtype: torch.dtype, layers: tuple[int, ...] = ()) -> None:
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(CONFIGS[kind]).to(dtype).eval()
+        config = RunnerConfig(
+            Path(), torch.device("cpu"), dtype, MAX_SEQUENCES, MAX_LEN, VOCAB_SIZE,
+            state_layers=layers,
+        )  # fmt: skip
+        capabilities = TargetCapabilities(
+            MAX_SEQUENCES, MAX_LEN, MAX_DRAFT_LEN, 1, MAX_LEN, True, VOCAB_SIZE
+        )
+        super().__init__(OpenVinoRunner(model, config), capabilities)
+        self.last_logits = torch.empty(0)
+        forward = self.runner.forward
+
+        def recorded(inputs: Any) -> Any:
+            out = forward(inputs)
+            self.last_logits = out.logits.clone()
+            return out
+
+        self.runner.forward = recorded  # type: ignore[method-assign]
+
+
+class Reference:
+    """The text and the logits of a prompt, served alone. prompts: computed so far."""
+
+    def __init__(self, target: Recorder) -> None:
+        self._target = target
+        self._found: dict[tuple[int, ...], tuple[list[int], torch.Tensor]] = {}
+
+    def of(self, prompt: list[int]) -> tuple[list[int], torch.Tensor]:
+        key = tuple(prompt)
+        if key not in self._found:
+            target, logits, text = self._target, [], list(prompt)
+            target.begin(0, prompt, len(prompt), GREEDY, reuses_prefix=False)
+            work: Work = Prefill(0, key, 0, True)
+            for _ in range(NUM_TOKENS):
+                target.submit([work])
+                [event] = target.poll(0)
+                logits.append(target.last_logits)
+                text += event.tokens
+                work = Verify(0, ())
+            target.release(0)
+            self._found[key] = text, torch.cat(logits)
+        return self._found[key]
+
+
+class Live:
+    """A sequence of the random run."""
+
+    def __init__(self, prompt: list[int], tokens: list[int], num_read: int) -> None:
+        self.prompt, self.tokens, self.num_read = prompt, tokens, num_read
+
+
+class RandomRun:
+    """Serves prompts that share prefixes, several at a time, and compares all logits."""
+
+    def __init__(self, target: Recorder, reference: Reference, seed: int) -> None:
+        self.target, self.reference, self.rng = target, reference, random.Random(seed)
+        stem = [self.rng.randrange(VOCAB_SIZE) for _ in range(500)]
+        ends = [stem[:400], stem[:33], stem[:65] + [1], stem[:250] + stem[:90], stem[:1], stem[:9]]
+        first_answer = reference.of(stem[:65] + [1])[0]
+        self.prompts = [*ends, [*first_answer, 5, 6, 7]]  # the next turn of a chat
+        self.live: dict[int, Live] = {}
+        self.next_sequence = 1
+        self.num_checked = self.num_reused = self.num_accepted = 0
+
+    def run(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            self._change()
+            work = [w for s, one in self.live.items() if (w := self._work(s, one)) is not None]
+            if work:
+                self.target.submit(work)
+                self._check(work, self.target.poll(0))
+
+    def _change(self) -> None:
+        """Admit, preempt or cancel."""
+        rng = self.rng
+        if len(self.live) < MAX_SEQUENCES and rng.random() < 0.5:
+            prompt = rng.choice(self.prompts)
+            self._begin(prompt, list(prompt))
+        if self.live and rng.random() < 0.1:
+            sequence = rng.choice(list(self.live))
+            one = self.live.pop(sequence)
+            self.target.release(sequence)
+            if rng.random() < 0.7:  # preempted
+                self._begin(one.prompt, one.tokens)
+
+    def _begin(self, prompt: list[int], tokens: list[int]) -> None:
+        sequence, self.next_sequence = self.next_sequence, self.next_sequence + 1
+        num_read = self.target.begin(sequence, tokens, len(prompt), GREEDY)
+        self.num_reused += num_read
+        self.live[sequence] = Live(prompt, tokens, num_read)
+
+    def _work(self, sequence: int, one: Live) -> Work | None:
+        if self.rng.random() < 0.3:
+            return None
+        num_unread = len(one.tokens) - one.num_read
+        if num_unread:
+            num = min(num_unread, self.rng.choice([1, 2, 3, 31, 100, 400]))
+            chunk = tuple(one.tokens[one.num_read :][:num])
+            return Prefill(sequence, chunk, one.num_read, num == num_unread)
+        true = self.reference.of(one.prompt)[0][len(one.tokens) :]
+        num_drafts = min(self.rng.randrange(MAX_DRAFT_LEN + 1), len(true) - 1)
+        drafts = [token if self.rng.random() < 0.9 else 0 for token in true[:num_drafts]]
+        return Verify(sequence, tuple(drafts))
+
+    def _check(self, work: list[Work], events: list[Event]) -> None:
+        first = 0
+        for item, event in zip(work, events, strict=True):
+            one = self.live[event.sequence]
+            if isinstance(item, Prefill):
+                one.num_read += len(item.tokens)
+                num_rows = int(item.is_last)
+            else:
+                num_rows = len(item.drafts) + 1
+            text, expected = self.reference.of(one.prompt)
+            start = len(one.tokens) - len(one.prompt)
+            for i, token in enumerate(event.tokens):
+                assert torch.equal(self.target.last_logits[first + i], expected[start + i]), (
+                    f"token {start + i} after a prompt of {len(one.prompt)}, {item}"
+                )
+                assert token == text[len(one.tokens) + i]
+            first += num_rows
+            self.num_checked += len(event.tokens)
+            self.num_accepted += event.num_accepted
+            one.tokens = [*one.tokens, *event.tokens]
+            if event.tokens:
+                one.num_read = len(one.tokens)
+            if len(one.tokens) >= len(one.prompt) + NUM_TOKENS:
+                self.target.release(event.sequence)
+                del self.live[event.sequence]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_logits_do_not_depend_on_the_pass(kind: str, dtype: torch.dtype) -> None:
+    if DTYPES[dtype] not in SUPPORTED:
+        pytest.skip(f"OpenVINO has no {DTYPES[dtype]} on this processor")
+    target = Recorder(kind, dtype)
+    run = RandomRun(target, Reference(Recorder(kind, dtype)), seed=1)
+    run.run(400)
+    assert run.num_checked > 400 and run.num_reused > 500 and run.num_accepted > 200
