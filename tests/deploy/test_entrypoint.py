@@ -37,7 +37,6 @@ def test_relative_paths_hold_wherever_the_file_is_copied_to(
         "devices": None,
         "draft_devices": None,
         "num_threads": 0,
-        "batch_invariant": False,
         "runtime": "auto",
         "cuda_graphs": True,
         "profile_cache": "/var/cache/smartspec/profiles",

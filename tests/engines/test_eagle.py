@@ -437,17 +437,13 @@ class Driver:
         del self.unread[sequence]
 
 
-def batch_invariant(config: RunnerConfig) -> Runner:
-    return load_runner(replace(config, batch_invariant=True))
-
-
 def with_graphs(config: RunnerConfig) -> Runner:
     return load_runner(config, GraphRunner)
 
 
 @pytest.mark.parametrize(
     "load",
-    [load_runner, batch_invariant, with_graphs, load_openvino_runner],
+    [load_runner, with_graphs, load_openvino_runner],
     ids=lambda f: f.__name__,
 )
 def test_drafts_do_not_depend_on_the_steps_before(

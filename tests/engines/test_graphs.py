@@ -32,7 +32,7 @@ from smartspec_py.engines.torch.buckets import MAX_WIDTH
 from smartspec_py.engines.torch.build import uses_graphs
 from smartspec_py.engines.torch.graphs import GraphRunner
 from smartspec_py.engines.torch.packed import ATTENTION_NAME, RowInput
-from smartspec_py.engines.torch.runner import CausalRunner, ModelError, RunnerConfig, prepared
+from smartspec_py.engines.torch.runner import CausalRunner, ModelError, RunnerConfig
 from smartspec_py.engines.torch.target import TorchTarget
 from smartspec_py.proposers.draft_model import DraftModelProposer
 from smartspec_py.serving.config import TorchEngineConfig
@@ -57,7 +57,7 @@ def make_pair(
 def ready(kind: str, config: RunnerConfig, noise: float = 0.0) -> Any:
     model = make_model(kind, noise=noise).to(config.device)
     model.set_attn_implementation(ATTENTION_NAME)
-    return prepared(model, config)
+    return model
 
 
 def some_tokens(rng: random.Random, count: int) -> list[int]:

@@ -73,7 +73,6 @@ def test_where_models_are(two_gpus: None, engine: dict[str, Any], target: str, d
         ),
         ({"device": "cuda:99"}, r"engine\.device: 'cuda:99' does not exist, because"),
         ({"device": "tpu"}, r"engine\.device: 'tpu' is not supported: "),
-        ({"batch_invariant": True}, r"engine\.batch_invariant: only on cpu, not on cuda"),
     ],
     ids=str,
 )

@@ -25,7 +25,7 @@ from smartspec_py.engines.torch.llama import FAMILIES
 from smartspec_py.engines.torch.openvino_runner import OpenVinoRunner
 from smartspec_py.engines.torch.packed import ATTENTION_NAME
 from smartspec_py.engines.torch.rows import RowTable
-from smartspec_py.engines.torch.runner import CausalRunner, Runner, RunnerConfig, prepared
+from smartspec_py.engines.torch.runner import CausalRunner, Runner, RunnerConfig
 from smartspec_py.engines.torch.target import TorchTarget
 from smartspec_py.proposers.draft_model import DraftModelProposer
 
@@ -110,7 +110,7 @@ def make_runner(
     )
     if with_openvino:
         return OpenVinoRunner(model, config)
-    return CausalRunner(prepared(model, config), config)
+    return CausalRunner(model, config)
 
 
 def make_target(

@@ -142,9 +142,7 @@ def test_openvino_computes_where_it_can() -> None:
 @pytest.mark.parametrize(
     ("changes", "absent", "reason"),
     [
-        ({"batch_invariant": True}, None, "engine.batch_invariant is set"),
         ({"device": torch.device("cuda")}, None, "the device is cuda"),
-        ({"dtype": torch.float16}, None, "the precision is float16"),
         ({}, "can_write_out", "models of type llama with this config are not supported"),
         ({}, "find_spec", r"it is not installed: pip install smartspec-py\[openvino\]"),
     ],

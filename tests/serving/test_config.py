@@ -169,16 +169,6 @@ def test_a_directory_without_a_tokenizer_is_named_by_its_key(tmp_path: Path) -> 
         load_tokenizer("engine.model", tmp_path)
 
 
-def test_batch_invariance_is_refused_where_it_is_not_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    engine = {**TORCH, "model": str(TOKENIZER_FILE.parent), "dtype": "float32", "device": "cuda"}
-    config = read(tmp_path, {"engine": {**engine, "batch_invariant": True}})
-    with pytest.raises(ConfigError, match=r"engine\.batch_invariant: only on cpu, not on cuda"):
-        build_engine(config, tmp_path)
-
-
 @pytest.mark.parametrize(
     ("checkpoint", "flags", "expected"),
     [

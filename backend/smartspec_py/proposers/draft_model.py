@@ -228,7 +228,7 @@ class DraftModelProposer(CachedModel[DraftSequence]):
                 last = min(row.num_cached + left, len(tokens) - 1)
                 chunk = tokens[row.num_cached : last]
                 if chunk:
-                    inputs.append(self._input(drafting, chunk, 0, len(chunk)))
+                    inputs.append(self._input(drafting, chunk, 0))
                     row.num_cached = drafting.state.num_valid = last
                     left -= len(chunk)
             self.runner.forward(inputs)
@@ -276,11 +276,9 @@ class DraftModelProposer(CachedModel[DraftSequence]):
         known = drafting.task.tokens[drafting.state.row.num_cached :]
         return self._input(drafting, drafting.tokens[-1:] or known, 1)
 
-    def _input(
-        self, drafting: Drafting, tokens: Sequence[int], num_logits: int, num_prompt: int = 0
-    ) -> RowInput:
+    def _input(self, drafting: Drafting, tokens: Sequence[int], num_logits: int) -> RowInput:
         """These tokens, after those that the row holds."""
-        row = drafting.state.row
+        row, num_prompt = drafting.state.row, 0 if num_logits else len(tokens)
         return RowInput(row.index, row.num_cached, tokens, num_logits, (), num_prompt)
 
 

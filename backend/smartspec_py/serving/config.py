@@ -91,15 +91,14 @@ class TorchEngineConfig(EngineConfig):
     heads: directory of Medusa heads, or of an EAGLE-3 head, that were trained for the target
         model. An EAGLE-3 head cannot be combined with a draft model.
     dtype: auto uses the checkpoint's type. On a CPU, auto uses float32, or bfloat16 if the
-        processor multiplies bfloat16.
+        processor multiplies bfloat16. OpenVINO computes in float32 if the processor lacks the
+        configured type. Weights stay in the type of their files.
     device: cpu, cuda or cuda:N. auto uses CUDA if there is a GPU.
     devices: number of the target's GPU, in a list. null uses the GPU of `device`.
     draft_devices: number of the draft model's GPU, in a list. null uses the GPU of the target.
         Never run by this project.
     num_threads: compute threads. 0 uses one less than the number of cores, at least 1, because
         other busy processes slow down a full set of threads.
-    batch_invariant: compute the same bits whatever shares the pass, so that speculation changes no
-        text in bfloat16 either. CPU only. Steps take longer.
     runtime: what computes the models on a CPU. auto uses OpenVINO if it is installed and supports
         the model, else PyTorch. Other devices always use PyTorch.
     cuda_graphs: on a GPU, pad short passes and replay them as CUDA graphs. Never run by this
@@ -116,7 +115,6 @@ class TorchEngineConfig(EngineConfig):
     devices: Devices | None = None
     draft_devices: Devices | None = None
     num_threads: Annotated[int, Field(ge=0, le=1024)] = 0
-    batch_invariant: bool = False
     runtime: Literal["auto", "torch", "openvino"] = "auto"
     cuda_graphs: bool = True
     profile_cache: str | None = None

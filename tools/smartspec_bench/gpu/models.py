@@ -20,7 +20,6 @@ from smartspec_bench.expand import Size, expanded
 from smartspec_bench.gpu.device import GB, DeviceError, memory_bytes
 from smartspec_bench.gpu.document import ModelInfo
 from smartspec_bench.gpu.plan import MAX_CONTEXT_LEN
-from smartspec_py.engines.torch.llama import LlamaDecoder
 from smartspec_py.engines.torch.packed import ATTENTION_NAME
 
 CACHE_SHARE = 0.7
@@ -38,7 +37,7 @@ class ExpandedModel:
     """A model on the device. folder: its source, which has its tokenizer."""
 
     folder: Path
-    model: LlamaDecoder
+    model: Any
     info: ModelInfo
 
 
@@ -48,7 +47,7 @@ def expanded_model(
     """The model of `source` at this size, with the engine's attention, ready for a runner."""
     config, tensors = expanded(source, size, torch.Generator(device).manual_seed(seed))
     weights = {name: tensor.to(dtype) for name, tensor in tensors.items()}
-    model = LlamaDecoder(model_on_device(config, weights, device, dtype), MAX_CONTEXT_LEN)
+    model = model_on_device(config, weights, device, dtype)
     num_read = sum(tensor.nbytes for name, tensor in weights.items() if name != EMBEDDINGS)
     return ExpandedModel(
         source,

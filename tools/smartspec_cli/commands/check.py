@@ -91,9 +91,6 @@ def check(
     runtime: Annotated[
         str, typer.Option(help="Runtime on a CPU: auto, torch or openvino.")
     ] = "auto",
-    batch_invariant: Annotated[
-        bool, typer.Option(help="On a CPU: results do not depend on the other requests in a batch.")
-    ] = False,
     json_file: JsonFile = None,
 ) -> None:
     """Compare the text of every policy and proposer with that of no speculation.
@@ -123,7 +120,6 @@ def check(
                 dtype=dtype,
                 device=device,
                 runtime=runtime,
-                batch_invariant=batch_invariant,
             ),
             "limits": {
                 "max_draft_len": max_draft_len,

@@ -120,10 +120,6 @@ def profile(
     runtime: Annotated[
         str, typer.Option(help="Runtime on a CPU: auto, torch or openvino.")
     ] = "auto",
-    batch_invariant: Annotated[
-        bool,
-        typer.Option(help="Results do not depend on the batch, as in `smartspec serve`."),
-    ] = False,
     profile_cache: Annotated[
         Path | None, typer.Option(help="Profile directory of the server.")
     ] = None,
@@ -157,7 +153,6 @@ def profile(
         "device": device,
         "num_threads": num_threads,
         "runtime": runtime,
-        "batch_invariant": batch_invariant,
     }
     config = checked_config(
         {

@@ -138,13 +138,6 @@ _Runtime = Annotated[
         rich_help_panel="Models",
     ),
 ]
-_Invariant = Annotated[
-    bool,
-    typer.Option(
-        help="On a CPU: results do not depend on the other requests in a batch. Steps take longer.",
-        rich_help_panel="Models",
-    ),
-]
 _Sequences = Annotated[
     int, typer.Option(help="Requests served at the same time.", rich_help_panel="Limits")
 ]
@@ -263,7 +256,6 @@ def serve(
     device: _Device = "auto",
     num_threads: _Threads = 0,
     runtime: _Runtime = "auto",
-    batch_invariant: _Invariant = False,
     host: _Host = _ADDRESS.host,
     allow_remote: _AllowRemote = False,
     http_port: _Port = _ADDRESS.http_port,
@@ -309,7 +301,6 @@ def serve(
             "device": device,
             "num_threads": num_threads,
             "runtime": runtime,
-            "batch_invariant": batch_invariant,
             "profile_cache": str((profile_cache or paths.profile_cache()).resolve()),
         },
         "limits": {

@@ -107,7 +107,6 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
     medusa = None if heads is None or eagle else _heads(heads, own)
     of_target = replace(
         own,
-        batch_invariant=config.batch_invariant,
         gives_hidden=medusa is not None,
         state_layers=eagle.layer_ids if eagle else (),
     )
@@ -310,10 +309,6 @@ def _no_openvino(own: RunnerConfig) -> str:
     """Why OpenVINO cannot be used; empty if it can. Raises ModelError."""
     if own.device.type != "cpu":
         return f"the device is {own.device.type}"
-    if own.batch_invariant:
-        return "engine.batch_invariant is set"
-    if own.dtype not in (torch.float32, torch.bfloat16):
-        return f"the precision is {str(own.dtype).removeprefix('torch.')}"
     if find_spec("openvino") is None:
         return "it is not installed: pip install smartspec-py[openvino]"
     hf_config = load_config(own)

@@ -29,7 +29,6 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from smartspec_py.engines.torch.head_files import LM_HEAD_NAMES, load_tensors, target_tensor
-from smartspec_py.engines.torch.linears import pack_linears
 from smartspec_py.engines.torch.llama import FIXED_ROTATIONS, Layer, Norm, rotation_table
 from smartspec_py.engines.torch.packed import (
     PackedBatch,
@@ -231,8 +230,6 @@ def load_eagle(folder: Path, config: EagleConfig, own: RunnerConfig) -> EagleRun
     module.lm_head.weight = torch.nn.Parameter(rows, requires_grad=False)
     has_all = ids.tolist() == list(range(own.vocab_size))
     head = EagleHead(module, config, own.max_len, None if has_all else ids)
-    if own.device.type == "cpu":
-        pack_linears(head)
     return EagleRunner(head.eval(), own)
 
 
@@ -324,7 +321,7 @@ class EagleRunner(CausalRunner):
     def forward(self, inputs: Sequence[RowInput]) -> PassOutput:
         start = time.perf_counter()
         config = self.config
-        packed = pack(inputs, config.row_len, config.device)
+        packed = pack(inputs, config.max_len, config.device)
         _hide_unused(packed, inputs)
         self.cache.slots = packed.slots
         drafted, states = self._model(packed, self.cache, self._input_states(inputs, packed))

@@ -1,26 +1,16 @@
-"""The decoder of Llama and of models with the same layout, written for packed tokens.
+"""Parts of the decoder of Llama and of models with the same layout.
 
-Transformers' classes support any model, but in a small pass half the time is spent in their calls.
-Here one product computes queries, keys and values, and another computes gate and up. One complex
-multiplication rotates queries and keys. In the last layer, only the wanted tokens continue after
-attention. The code between two products runs with cold caches, so it is short: norms with three
-operators and no module calls. With one thread and a draft model of 4 M parameters, a pass takes 0.6
-of the time (docs/research/performance.md).
+The graph of OpenVINO and EAGLE heads use them. A layer is written for packed tokens: one product
+computes queries, keys and values, another gate and up, and one complex multiplication rotates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from smartspec_py.engines.torch.packed import (
-    PackedBatch,
-    PassAttention,
-    RowCache,
-)
 from smartspec_py.engines.torch.rope import rope_of
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -32,62 +22,12 @@ FIXED_ROTATIONS = ("default", "linear", "llama3", "yarn")
 
 
 def can_write_out(config: Any) -> bool:
-    """Whether a model with this Transformers config can become a `LlamaDecoder`."""
+    """Whether a model with this Transformers config has this layout, without other parts."""
     return (
         config.model_type in FAMILIES
         and config.hidden_act == "silu"
         and rope_of(config)["rope_type"] in FIXED_ROTATIONS
     )
-
-
-class LlamaDecoder(torch.nn.Module):
-    """Computes the same as the causal model of Transformers, except for rounding.
-
-    Its linear layers are ordinary ones, which `linears` may pack. config: of Transformers.
-    """
-
-    rotations: torch.Tensor
-
-    def __init__(self, model: Any, max_len: int) -> None:
-        """Takes over the weights; do not use the model afterwards. max_len: number of positions."""
-        super().__init__()
-        self.config = model.config
-        inner = model.model
-        self.embedding = inner.embed_tokens
-        self.register_buffer(
-            "rotations", rotation_table(inner.rotary_emb, max_len), persistent=False
-        )
-        self._layers: list[Layer] = []
-        self._windows = [attention_window(layer, self.config, max_len) for layer in inner.layers]
-        for index, layer in enumerate(inner.layers):
-            self._layers.append(Layer(layer, self.config))
-            # Free each layer after its conversion, so that at most one layer is in memory twice.
-            inner.layers[index] = torch.nn.Identity()
-        self.layers = torch.nn.ModuleList(layer.parts() for layer in self._layers)
-        self.norm = Norm(inner.norm)
-        self.head = model.lm_head
-
-    def forward(
-        self, packed: PackedBatch, cache: RowCache, state_layers: Sequence[int] = ()
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """For the wanted tokens: logits [M, vocabulary], and states [M, hidden_size] after the last
-        norm. With state_layers, the states are the inputs of these layers for all tokens."""
-        rotation = self.rotations.index_select(0, packed.positions[0])
-        attend = PassAttention(packed, cache)
-        states = self.embedding(packed.token_ids[0])
-        last = len(self._layers) - 1
-        inputs = {}
-        for index, layer in enumerate(self._layers):
-            if index in state_layers:
-                inputs[index] = states
-            keys, values, queries = layer.project(states, rotation)
-            cache.write(index, keys, values)
-            wanted = packed.wanted if index == last else None
-            attended = attend(index, queries, self._windows[index])
-            states = layer.finish(states, attended, wanted)
-        states = self.norm(states)
-        given = torch.cat([inputs[i] for i in state_layers], -1) if state_layers else states
-        return self.head(states), given
 
 
 def attention_window(layer: Any, config: Any, max_len: int) -> int | None:
@@ -110,10 +50,7 @@ class Norm(torch.nn.Module):
 
 
 class Layer:
-    """A decoder layer. layer, config: of Transformers.
-
-    Not a module. It calls the operations of its modules directly. A large product evicts
-    everything else from the processor's caches, and then each function call takes microseconds."""
+    """A decoder layer. layer, config: of Transformers. Not a module."""
 
     def __init__(self, layer: Any, config: Any) -> None:
         attention, mlp = layer.self_attn, layer.mlp
@@ -126,26 +63,16 @@ class Layer:
             attention.v_proj,
         )
         self.attention_norm: torch.nn.Module = Norm(layer.input_layernorm)
-        self.query_norm = self._head_norm(attention, "q_norm")
-        self.key_norm = self._head_norm(attention, "k_norm")
         self.out = attention.o_proj
         self.gate_up = _joined(mlp.gate_proj, mlp.up_proj)
         self.mlp_norm = Norm(layer.post_attention_layernorm)
         self.down = mlp.down_proj
 
     def parts(self) -> torch.nn.ModuleList:
-        """Its modules: the linear layers, which `linears` looks for, and the head norms."""
+        """Its modules."""
         return torch.nn.ModuleList(
             part for part in vars(self).values() if isinstance(part, torch.nn.Module)
         )
-
-    def _head_norm(self, attention: Any, name: str) -> Norm | None:
-        """The head norm of Qwen3, in the order of `_interleaved`."""
-        if not hasattr(attention, name):
-            return None
-        norm = Norm(getattr(attention, name))
-        norm.weight = torch.nn.Parameter(_interleave(norm.weight.detach(), self.head_dim))
-        return norm
 
     def project(
         self, states: torch.Tensor, rotation: torch.Tensor
@@ -154,12 +81,7 @@ class Layer:
         num_tokens, num_rotated = len(states), self.num_heads + self.num_kv_heads
         product: torch.Tensor = self.qkv.forward(self.attention_norm.forward(states))
         heads = product.view(num_tokens, -1, self.head_dim)
-        rotated = heads[:, :num_rotated]
-        if self.query_norm is not None and self.key_norm is not None:
-            queries = self.query_norm.forward(rotated[:, : self.num_heads])
-            keys = self.key_norm.forward(rotated[:, self.num_heads :])
-            rotated = torch.cat([queries, keys], dim=1)
-        floats = rotated.float()
+        floats = heads[:, :num_rotated].float()
         torch.view_as_complex(floats.view(num_tokens, num_rotated, -1, 2)).mul_(rotation)
         return floats[:, self.num_heads :], heads[:, num_rotated:], floats[:, : self.num_heads]
 

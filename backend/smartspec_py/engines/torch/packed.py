@@ -32,16 +32,6 @@ MAX_SHORT = 16
 """Inputs of up to this many tokens share one attention call, padded to the longest. Longer inputs
 (prompt chunks) get separate attention calls."""
 
-CALL_KEYS = 512
-"""Approximate number of keys that CPU attention reads in the time that one more call costs."""
-
-KEY_BLOCK = 512
-"""PyTorch's attention on a CPU processes the keys in blocks of this size. In a shorter block, the
-order of the sums depends on the processor."""
-
-QUERY_TILE = 4
-"""With fewer queries than this, the matrix product sums in another order."""
-
 NUM_SCRATCH = 16
 """Slots after the rows, where padded passes write keys that are never read (see `buckets`). One
 slot is enough; with sixteen, every layer of the cache starts at a multiple of 64 bytes."""
@@ -113,25 +103,11 @@ class PackedBatch:
         return slice(first, first + len(one.tokens))
 
 
-def pack(
-    inputs: Sequence[RowInput],
-    max_len: int,
-    device: torch.device,
-    batch_invariant: bool = False,
-) -> PackedBatch:
-    """Lay out the inputs: first the short ones in the order of their rows, then the long ones.
-
-    batch_invariant: pad attention so that the sums of a query do not depend on other inputs of the
-        pass. Then max_len must be a result of `padded_len`.
-    """
-    assert not batch_invariant or max_len == padded_len(max_len), "padding would exceed the row"
+def pack(inputs: Sequence[RowInput], max_len: int, device: torch.device) -> PackedBatch:
+    """Lay out the inputs: first the short ones in the order of their rows, then the long ones."""
     short = sorted((i for i in inputs if len(i.tokens) <= MAX_SHORT), key=lambda i: i.row)
     long = [i for i in inputs if len(i.tokens) > MAX_SHORT]
-    if device.type == "cpu" and not batch_invariant:
-        together = _calls(short)
-    else:
-        together = [short] if short else []
-    together += [[item] for item in long]
+    together = ([short] if short else []) + [[item] for item in long]
     ordered = short + long
     firsts, num_tokens = {}, 0
     for item in ordered:
@@ -152,50 +128,17 @@ def pack(
         positions=torch.tensor([positions], device=device),
         slots=torch.tensor(slots, device=device),
         wanted=torch.tensor(wanted, dtype=torch.long, device=device),
-        groups=tuple(
-            _group(items, firsts[items[0].row], device, batch_invariant) for items in together
-        ),
+        groups=tuple(_group(items, firsts[items[0].row], device) for items in together),
         firsts=firsts,
     )
 
 
-def _calls(items: Sequence[RowInput]) -> list[list[RowInput]]:
-    """Split the inputs, in the order of their rows, into attention calls.
-
-    A new call begins where padding to the longest context would read more keys than twice the real
-    ones plus CALL_KEYS.
-    """
-    calls: list[list[RowInput]] = []
-    longest = total = 0
-    for item in items:
-        length = item.position + len(item.tokens)
-        longest, total = max(longest, length), total + length
-        if not calls or (item.row - calls[-1][0].row + 1) * longest > 2 * total + CALL_KEYS:
-            calls.append([])
-            longest = total = length
-        calls[-1].append(item)
-    return calls
-
-
-def padded_len(context_len: int) -> int:
-    """The smallest length >= context_len that gives the same sums over keys as any longer one."""
-    return _round_up(context_len, KEY_BLOCK)
-
-
-def _round_up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple
-
-
-def _group(
-    items: Sequence[RowInput], first: int, device: torch.device, batch_invariant: bool
-) -> AttentionGroup:
+def _group(items: Sequence[RowInput], first: int, device: torch.device) -> AttentionGroup:
     """One attention call over rows row_lo..row_hi of the cache, padded to the longest input. Rows
     without an input in between compute padding."""
     row_lo, row_hi = items[0].row, items[-1].row + 1
     num_rows, width = row_hi - row_lo, max(len(item.tokens) for item in items)
     context_len = max(item.position + len(item.tokens) for item in items)
-    if batch_invariant:
-        width, context_len = _round_up(width, QUERY_TILE), padded_len(context_len)
     num_tokens = sum(len(item.tokens) for item in items)
     starts = [0] * num_rows
     gather = [0] * (num_rows * width)

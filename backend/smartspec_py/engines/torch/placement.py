@@ -34,8 +34,6 @@ def place(config: TorchEngineConfig) -> Placement:
             f"{config.device!r}: leave one of them out"
         )
     target = _gpu("devices", config.devices) or _device(config.device)
-    if config.batch_invariant and target.type != "cpu":
-        raise ConfigError(f"engine.json: engine.batch_invariant: only on cpu, not on {target.type}")
     if config.draft_devices is None:
         return Placement(target, target)
     got = f"engine.json: engine.draft_devices: got {list(config.draft_devices)}"

@@ -18,8 +18,6 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from smartspec_py.engines.torch.linears import pack_linears
-from smartspec_py.engines.torch.llama import LlamaDecoder, can_write_out
 from smartspec_py.engines.torch.packed import (
     ATTENTION_NAME,
     NUM_SCRATCH,
@@ -28,7 +26,6 @@ from smartspec_py.engines.torch.packed import (
     RowCache,
     RowInput,
     pack,
-    padded_len,
 )
 from smartspec_py.engines.torch.rope import IS_OLD, RopeError, use_new_rope
 
@@ -42,8 +39,6 @@ class RunnerConfig:
     """max_len: tokens that a row can hold. vocab_size: tokens of the tokenizer; logits beyond it
     are removed, because models pad their vocabulary. gives_hidden: return the last hidden states of
     each pass. state_layers: return the inputs of these layers instead, one after another.
-    batch_invariant: logits are bit-identical for any number of tokens and rows in the pass; only on
-    a CPU.
     """
 
     path: Path
@@ -53,13 +48,7 @@ class RunnerConfig:
     max_len: int
     vocab_size: int
     gives_hidden: bool = False
-    batch_invariant: bool = False
     state_layers: tuple[int, ...] = ()
-
-    @property
-    def row_len(self) -> int:
-        """Tokens that a row of the buffer has room for, including padding."""
-        return padded_len(self.max_len) if self.batch_invariant else self.max_len
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,21 +146,20 @@ class CausalRunner(Runner):
     cache: RowCache
 
     def __init__(self, model: Any, config: RunnerConfig) -> None:
-        """model: a result of `prepared`, or a Transformers model with the engine's attention."""
+        """model: of Transformers, with the engine's attention."""
         super().__init__(config)
         self._model = model
         self.cache = RowCache(_new_storage(model.config, config), config.num_rows)
 
     @property
     def about(self) -> str:
-        invariant = ", batch-invariant" if self.config.batch_invariant else ""
-        return f"PyTorch, {type(self._model).__name__}{invariant}"
+        return f"PyTorch, {type(self._model).__name__}"
 
     @torch.inference_mode()
     def forward(self, inputs: Sequence[RowInput]) -> PassOutput:
         start = time.perf_counter()
         config = self.config
-        packed = pack(inputs, config.row_len, config.device, config.batch_invariant)
+        packed = pack(inputs, config.max_len, config.device)
         output = self._run(packed)
         if output.hidden is not None and config.state_layers:
             states = [output.hidden[packed.tokens_of(one)] for one in inputs]
@@ -184,16 +172,13 @@ class CausalRunner(Runner):
         for every token are in the order of the packed tokens."""
         config = self.config
         self.cache.slots = packed.slots
-        if isinstance(self._model, LlamaDecoder):
-            logits, hidden = self._model(packed, self.cache, config.state_layers)
-        else:
-            logits, hidden = self._transformers_pass(packed)
+        logits, hidden = self._model_pass(packed)
         logits = logits[:, : config.vocab_size].float()
         gives_states = config.gives_hidden or config.state_layers
         return PassOutput(logits, hidden if gives_states else None)
 
-    def _transformers_pass(self, packed: PackedBatch) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The same as `LlamaDecoder.forward`, for a Transformers model."""
+    def _model_pass(self, packed: PackedBatch) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Logits of the wanted tokens, and states as in `PassOutput`; None unless needed."""
         layers = self.config.state_layers
         gives_hidden = self.config.gives_hidden or bool(layers)
         out = self._model(
@@ -222,7 +207,7 @@ def load_runner(
     config: RunnerConfig, runner_class: type[CausalRunner] = CausalRunner
 ) -> CausalRunner:
     """Load weights from a local directory. Raises ModelError if the engine cannot serve them."""
-    return runner_class(prepared(load_model(config), config), config)
+    return runner_class(load_model(config), config)
 
 
 def load_config(config: RunnerConfig) -> Any:
@@ -301,28 +286,9 @@ def _check_finite(model: Any, config: RunnerConfig) -> None:
             )
 
 
-def prepared(model: Any, config: RunnerConfig) -> Any:
-    """The Transformers model in the form that runs here; do not use the given model afterwards.
-
-    Supported models become a `LlamaDecoder`, except with batch_invariant, whose order of sums needs
-    the Transformers classes. On a CPU, weights are packed.
-    """
-    if not config.batch_invariant and can_write_out(model.config):
-        model = LlamaDecoder(model, config.row_len)
-    if config.device.type == "cpu":
-        pack_linears(model, config.batch_invariant)
-    return model
-
-
 def _check_supported(hf_config: Any, config: RunnerConfig) -> None:
-    if getattr(hf_config, "attn_logit_softcapping", None):
-        if hf_config.model_type != "gemma2":
-            raise ModelError(f"{config.path}: models with attn_logit_softcapping are not supported")
-        if config.batch_invariant:
-            raise ModelError(
-                f"{config.path}: models with attn_logit_softcapping are not batch-invariant: leave "
-                "out engine.batch_invariant"
-            )
+    if getattr(hf_config, "attn_logit_softcapping", None) and hf_config.model_type != "gemma2":
+        raise ModelError(f"{config.path}: models with attn_logit_softcapping are not supported")
 
 
 def bytes_per_token(hf_config: Any, device: torch.device, dtype: torch.dtype) -> int:
@@ -333,7 +299,7 @@ def bytes_per_token(hf_config: Any, device: torch.device, dtype: torch.dtype) ->
 
 
 def _new_storage(hf_config: Any, config: RunnerConfig) -> torch.Tensor:
-    num_slots = config.num_rows * config.row_len + NUM_SCRATCH
+    num_slots = config.num_rows * config.max_len + NUM_SCRATCH
     shape = (hf_config.num_hidden_layers, 2, num_slots, *key_shape(hf_config))
     dtype = _cache_dtype(config.device, config.dtype)
     return torch.zeros(shape, dtype=dtype, device=config.device)
