@@ -170,7 +170,7 @@ def _files(
 def _target(runner: Runner, own: RunnerConfig, limits: LimitsConfig) -> TorchTarget:
     capabilities = replace(
         stepwise_capabilities(limits, own.vocab_size, runner.bytes_per_token),
-        verifies_trees=not has_window(load_config(own)),
+        verifies_trees=runner.verifies_trees and not has_window(load_config(own)),
     )
     return TorchTarget(runner, capabilities, reuses_prefixes=limits.reuse_prefixes)
 

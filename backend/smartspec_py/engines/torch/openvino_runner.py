@@ -193,6 +193,12 @@ class BlockCache:
             by_block = _bytes(tensor)
             by_block[written.start : written.stop] = by_block[read.start : read.stop]
 
+    def clear_row(self, row: int) -> None:
+        """See `RowStore`."""
+        blocks = self.blocks(row, self._per_row * BLOCK_LEN)
+        for tensor in self.tensors.values():
+            _bytes(tensor)[blocks.start : blocks.stop] = 0
+
 
 def _bytes(tensor: ov.Tensor) -> Any:
     """View [blocks, bytes] of the tensor's memory."""

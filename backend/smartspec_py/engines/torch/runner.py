@@ -70,14 +70,17 @@ class RowStore(Protocol):
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
         """Copy the keys and values of the row's first num_tokens tokens."""
 
-    def move_tokens(self, row: int, slots: Sequence[int], first: int) -> None:
-        """Move the keys and values of these slots of the row to the slots from `first` on."""
+    def clear_row(self, row: int) -> None:
+        """Set the keys and values of the row to 0."""
 
 
 class Runner(ABC):
     """A loaded model and its cache. Not thread-safe: only the loop may use it."""
 
     cache: RowStore
+
+    verifies_trees = False
+    """Whether the tokens of an input may be a tree."""
 
     can_draft_greedy = False
     """Whether `draft_greedy` is implemented. It is only where it saves time."""
@@ -144,6 +147,7 @@ class CausalRunner(Runner):
     """A model that PyTorch runs."""
 
     cache: RowCache
+    verifies_trees = True
 
     def __init__(self, model: Any, config: RunnerConfig) -> None:
         """model: of Transformers, with the engine's attention."""

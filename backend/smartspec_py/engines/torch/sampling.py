@@ -80,8 +80,9 @@ class VerifyRequest:
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
-    """tokens: the accepted drafts and one more token. path: indices of the accepted drafts.
-    log_probs: of each token; empty unless requested."""
+    """tokens: the accepted drafts and one more token; empty if the logits of the latter are not
+    finite. path: indices of the accepted drafts. log_probs: of each token; empty unless requested.
+    """
 
     tokens: tuple[int, ...]
     path: Sequence[int]
@@ -118,7 +119,10 @@ class _Draw:
 
 
 def verify(logits: torch.Tensor, requests: Sequence[VerifyRequest]) -> list[VerifyResult]:
-    """Verify the requests with their rows of logits [sum of len(drafts) + 1, vocab], float32."""
+    """Verify the requests with their rows of logits [sum of len(drafts) + 1, vocab], float32.
+
+    A row with NaN, or whose maximum is infinite, draws NO_TOKEN, which equals no draft.
+    """
     firsts = _first_rows(requests)
     rows = _shaped(logits, requests, firsts)
     accepted = _verify_by_rejection(rows, requests, firsts)
@@ -129,13 +133,14 @@ def verify(logits: torch.Tensor, requests: Sequence[VerifyRequest]) -> list[Veri
         tokens[_index(group, logits)] = drawn
     for group in _groups(replacements, logits):
         tokens[_index(group, logits)] = _replace(rows, group)
+    tokens.masked_fill_(~logits.amax(-1).isfinite(), NO_TOKEN)
     results, drawn_tokens = [], tokens.tolist()
     for request, first in zip(requests, firsts, strict=True):
         drawn_here = drawn_tokens[first : first + len(request.drafts) + 1]
         path = _accepted(request, drawn_here, accepted.get(first))
         last = path[-1] + 1 if path else 0
         emitted = (*(request.drafts[i] for i in path), drawn_here[last])
-        results.append(VerifyResult(emitted, path))
+        results.append(VerifyResult(() if drawn_here[last] == NO_TOKEN else emitted, path))
     return _with_log_probs(results, logits, requests, firsts)
 
 
@@ -368,7 +373,7 @@ def _with_log_probs(
     requests: Sequence[VerifyRequest],
     firsts: Sequence[int],
 ) -> list[VerifyResult]:
-    wanted = [i for i, request in enumerate(requests) if request.sampling.log_probs]
+    wanted = [i for i, one in enumerate(requests) if one.sampling.log_probs and results[i].tokens]
     if not wanted:
         return results
     rows = [firsts[i] + row for i in wanted for row in (0, *(d + 1 for d in results[i].path))]

@@ -6,6 +6,7 @@ For each sequence it returns the accepted drafts and one more token.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,13 +16,20 @@ import torch
 from smartspec_py.core.types import PromptLogProbs, SamplingParams, SequenceId
 from smartspec_py.engines.base import Event, Prefill, TargetCapabilities, Verify, Work
 from smartspec_py.engines.torch.cached_model import CachedModel, CachedSequence, history_of
-from smartspec_py.engines.torch.packed import RowInput
+from smartspec_py.engines.torch.packed import RowCache, RowInput
 from smartspec_py.engines.torch.runner import Runner
 from smartspec_py.engines.torch.sampling import (
     VerifyRequest,
     VerifyResult,
     token_log_probs,
     verify,
+)
+
+logger = logging.getLogger(__name__)
+
+NOT_FINITE = (
+    "the model's logits are not finite: its numbers overflow in this precision; use a wider dtype "
+    "or another checkpoint"
 )
 
 
@@ -146,6 +154,14 @@ class TorchTarget(CachedModel[_Sequence]):
             VerifyRequest(sampling, position, state.history, drafts, probs, parents),
         )
 
+    def _fail(self, sequence: SequenceId) -> Event:
+        row = self._sequences[sequence].row
+        # Attention also multiplies the values that it masks, and 0 times NaN is NaN.
+        self.runner.cache.clear_row(row.index)
+        row.tokens, row.num_cached = (), 0
+        logger.error("sequence %d: %s", sequence, NOT_FINITE)
+        return Event(sequence, error=NOT_FINITE)
+
     def _score_prompts(
         self, logits: torch.Tensor, items: Sequence[_Item]
     ) -> tuple[torch.Tensor, dict[SequenceId, PromptLogProbs]]:
@@ -178,10 +194,13 @@ class TorchTarget(CachedModel[_Sequence]):
         if result is None or item.request is None:
             state.row.num_cached = end
             return Event(item.sequence, pass_s=pass_s, hidden=hidden)
+        if not result.tokens:
+            return self._fail(item.sequence)
         num_drafts, path = len(item.request.drafts), result.path
         first = end - num_drafts
         if path and path[-1] != len(path) - 1:
             slots = [first + draft for draft in path]
+            assert isinstance(self.runner.cache, RowCache)
             self.runner.cache.move_tokens(state.row.index, slots, first)
         state.row.num_cached = first + len(path)
         if num_drafts and hidden is not None:

@@ -121,7 +121,8 @@ def best_tokens(logits: torch.Tensor, width: int) -> torch.Tensor:
 
 
 def _largest_count(is_kept: torch.Tensor) -> int:
-    return int(is_kept.sum(-1).amax())
+    """At least 1, because a row of NaN keeps no token."""
+    return int(is_kept.sum(-1).amax().clamp(min=1))
 
 
 def _column(values: Sequence[float], device: torch.device) -> torch.Tensor:
