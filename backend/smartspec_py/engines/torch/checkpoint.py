@@ -9,6 +9,53 @@ from typing import Any
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 """In the order in which Transformers looks for them; the index of shards has the same name."""
 
+MODELS = {
+    "apertus": "ApertusForCausalLM",
+    "arcee": "ArceeForCausalLM",
+    "biogpt": "BioGptForCausalLM",
+    "cohere": "CohereForCausalLM",
+    "ernie4_5": "Ernie4_5ForCausalLM",
+    "exaone4": "Exaone4ForCausalLM",
+    "gemma": "GemmaForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+    "glm": "GlmForCausalLM",
+    "glm4": "Glm4ForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
+    "gpt_bigcode": "GPTBigCodeForCausalLM",
+    "gpt_neox": "GPTNeoXForCausalLM",
+    "granite": "GraniteForCausalLM",
+    "granitemoe": "GraniteMoeForCausalLM",
+    "helium": "HeliumForCausalLM",
+    "hunyuan_v1_dense": "HunYuanDenseV1ForCausalLM",
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "olmo": "OlmoForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
+    "olmoe": "OlmoeForCausalLM",
+    "opt": "OPTForCausalLM",
+    "persimmon": "PersimmonForCausalLM",
+    "phi": "PhiForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "phimoe": "PhimoeForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen2_moe": "Qwen2MoeForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "seed_oss": "SeedOssForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+    "starcoder2": "Starcoder2ForCausalLM",
+}
+"""The `model_type` and class of the models that the PyTorch engine computes right:
+tests/engines/test_model_types.py compares each with Transformers. Other models may pass positions
+or masks to attention in other ways, and would be served with wrong texts."""
+
+ROTATIONS = ("default", "linear", "llama3", "yarn")
+"""Kinds of rotary embedding whose angles depend only on the position. With others, such as longrope
+and dynamic, Transformers chooses the angles of a whole pass by its longest request, so a text would
+depend on the other requests."""
+
 
 class PairError(ValueError):
     """The target, the draft model or their combination cannot be served. The message is one
@@ -19,8 +66,7 @@ def check_files(name: str, folder: Path) -> None:
     """Raise PairError unless the directory has a configuration and complete weights."""
     if not folder.is_dir():
         raise PairError(f"{name} is not a directory: give a local Hugging Face model directory")
-    if read_json(name, folder, "config.json") is None:
-        raise PairError(f"{name} has no config.json: give a local Hugging Face model directory")
+    check_model(name, folder)
     files = _weight_files(name, folder)
     if not files:
         raise PairError(
@@ -66,31 +112,39 @@ def _check_length(name: str, path: Path) -> None:
         ) from error
 
 
-def check_config(name: str, folder: Path) -> None:
-    """Raise PairError if config.json requires code that is not installed: custom code of the model,
-    or the code of a quantization method."""
-    document = read_json(name, folder, "config.json") or {}
-    _check_code(name, document)
-    _check_quantization(name, document.get("quantization_config"))
-
-
-def _check_code(name: str, document: dict[str, Any]) -> None:
-    from transformers import CONFIG_MAPPING
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    if not document.get("auto_map"):
-        return
-    classes = document.get("architectures") or []
-    known = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
-    is_known = not classes or not known.isdisjoint(classes)
-    if document.get("model_type") not in CONFIG_MAPPING or not is_known:
+def check_model(name: str, folder: Path) -> None:
+    """Raise PairError if config.json describes a model that this engine cannot serve."""
+    document = read_json(name, folder, "config.json")
+    if document is None:
+        raise PairError(f"{name} has no config.json: give a local Hugging Face model directory")
+    kind, classes = document.get("model_type"), document.get("architectures") or []
+    if kind not in MODELS or (classes and MODELS[kind] not in classes):
         raise PairError(
-            f"{name} needs custom code (auto_map in its config.json), which this server never "
-            "runs: use a model type that is part of Transformers"
+            f"{name} has the model_type {kind} and the class {', '.join(classes) or 'not given'}, "
+            "which the PyTorch engine does not serve: use a causal language model of one of these "
+            f"types: {', '.join(MODELS)}"
         )
+    for field in ("rope_scaling", "rope_parameters"):
+        for rotation in _rotations(document.get(field)):
+            if rotation not in ROTATIONS:
+                raise PairError(
+                    f"{name} has a rotary embedding of the type {rotation} ({field} in its "
+                    f"config.json), which is not supported: use a model with one of these types: "
+                    f"{', '.join(ROTATIONS)}"
+                )
 
 
-def _check_quantization(name: str, quantization: Any) -> None:
+def _rotations(settings: Any) -> list[Any]:
+    """The types in the settings, which can differ by the type of layer."""
+    if not isinstance(settings, dict):
+        return []
+    parts = [one for one in settings.values() if isinstance(one, dict)]
+    return [one.get("rope_type", one.get("type", "default")) for one in parts or [settings]]
+
+
+def check_quantization(name: str, folder: Path) -> None:
+    """Raise PairError if the code of the checkpoint's quantization method is not installed."""
+    quantization = (read_json(name, folder, "config.json") or {}).get("quantization_config")
     if not quantization:
         return
     from transformers.quantizers.auto import AutoHfQuantizer

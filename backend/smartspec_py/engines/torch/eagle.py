@@ -28,8 +28,9 @@ from transformers.models.llama.modeling_llama import (
     LlamaRotaryEmbedding,
 )
 
+from smartspec_py.engines.torch.checkpoint import ROTATIONS
 from smartspec_py.engines.torch.head_files import LM_HEAD_NAMES, load_tensors, target_tensor
-from smartspec_py.engines.torch.llama import FIXED_ROTATIONS, Layer, Norm, rotation_table
+from smartspec_py.engines.torch.llama import Layer, Norm, rotation_table
 from smartspec_py.engines.torch.packed import (
     PackedBatch,
     PassAttention,
@@ -133,7 +134,7 @@ def _check_supported(
         ("model_type", of_layer.get("model_type", "llama"), ("llama",)),
         ("num_hidden_layers", layer.num_hidden_layers, (1,)),
         ("hidden_act", layer.hidden_act, ("silu",)),
-        ("rope_type", rope_of(layer)["rope_type"], FIXED_ROTATIONS),
+        ("rope_type", rope_of(layer)["rope_type"], ROTATIONS),
         ("use_sliding_window", bool(of_layer.get("use_sliding_window") or windows), (False,)),
         ("quantization_config", quantization, (None,)),
     )

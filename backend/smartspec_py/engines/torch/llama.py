@@ -11,14 +11,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from smartspec_py.engines.torch.checkpoint import ROTATIONS
 from smartspec_py.engines.torch.rope import rope_of
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """Supported values of `model_type`. These models have RMS norms before attention, a gated MLP and
 rotation of whole heads. Layers may have biases, and norms of queries and keys."""
-
-FIXED_ROTATIONS = ("default", "linear", "llama3", "yarn")
-"""Kinds of rotary embedding whose angles depend only on the position."""
 
 
 def can_write_out(config: Any) -> bool:
@@ -26,7 +24,7 @@ def can_write_out(config: Any) -> bool:
     return (
         config.model_type in FAMILIES
         and config.hidden_act == "silu"
-        and rope_of(config)["rope_type"] in FIXED_ROTATIONS
+        and rope_of(config)["rope_type"] in ROTATIONS
     )
 
 

@@ -10,7 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from smartspec_py.engines.torch.checkpoint import PairError, check_config, check_files, read_json
+from smartspec_py.engines.torch.checkpoint import (
+    PairError,
+    check_files,
+    check_quantization,
+    read_json,
+)
 
 __all__ = ["PairError", "check_pair", "check_pair_files"]
 
@@ -73,7 +78,7 @@ def _read_model(role: str, folder: Path, other: _Model | None = None) -> _Model:
     """other: a model that is already read; equal tokenizer files are not parsed again."""
     name = f"the {role} {folder}"
     config = _read_config(name, folder)
-    _check_architecture(name, config)
+    _check_layers(name, config)
     if other is not None and _has_same_tokenizer(folder, other.folder):
         tokenizer, token_ids = other.tokenizer, other.token_ids
     else:
@@ -104,7 +109,7 @@ def _read_config(name: str, folder: Path) -> Any:
     """The model's configuration, with the defaults of its class filled in."""
     from transformers import AutoConfig
 
-    check_config(name, folder)
+    check_quantization(name, folder)
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (ValueError, KeyError, OSError) as error:
@@ -113,26 +118,10 @@ def _read_config(name: str, folder: Path) -> Any:
             f"{name} has a config.json that Transformers cannot use ({reason}): "
             "use a model type that Transformers supports"
         ) from error
-    return config.get_text_config(decoder=True) if not config.is_encoder_decoder else config
+    return config
 
 
-def _check_architecture(name: str, config: Any) -> None:
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    if config.is_encoder_decoder:
-        raise PairError(
-            f"{name} is an encoder-decoder ({config.model_type}): "
-            "give a decoder-only causal language model"
-        )
-    architectures = config.architectures or []
-    known = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
-    is_causal = config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    if not is_causal or (architectures and known.isdisjoint(architectures)):
-        what = ", ".join(architectures) or config.model_type
-        raise PairError(
-            f"{name} is not a causal language model ({what}): "
-            "give a model that AutoModelForCausalLM loads"
-        )
+def _check_layers(name: str, config: Any) -> None:
     layers = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
     if has_window(config):
         layers.add("sliding_attention")

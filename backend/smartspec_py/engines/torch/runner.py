@@ -224,7 +224,6 @@ def load_config(config: RunnerConfig) -> Any:
         config.path, local_files_only=True, trust_remote_code=False
     )
     settle_rope(hf_config, config.path)
-    _check_supported(hf_config, config)
     return hf_config
 
 
@@ -288,11 +287,6 @@ def _check_finite(model: Any, config: RunnerConfig) -> None:
                 f"{str(config.dtype).removeprefix('torch.')}: replace the file that holds them, or "
                 "set another dtype"
             )
-
-
-def _check_supported(hf_config: Any, config: RunnerConfig) -> None:
-    if getattr(hf_config, "attn_logit_softcapping", None) and hf_config.model_type != "gemma2":
-        raise ModelError(f"{config.path}: models with attn_logit_softcapping are not supported")
 
 
 def bytes_per_token(hf_config: Any, device: torch.device, dtype: torch.dtype) -> int:

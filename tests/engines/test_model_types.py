@@ -1,0 +1,99 @@
+"""Every type of model that is accepted, against Transformers' own attention, by both runners."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import CONFIG_MAPPING, PreTrainedConfig
+from transformers.models.auto.modeling_auto import AutoModelForCausalLM
+
+from smartspec_py.engines.torch.checkpoint import MODELS
+from smartspec_py.engines.torch.llama import can_write_out
+from smartspec_py.engines.torch.openvino_runner import OpenVinoRunner
+from smartspec_py.engines.torch.packed import ATTENTION_NAME, RowInput
+from smartspec_py.engines.torch.runner import CausalRunner, Runner, RunnerConfig
+
+VOCAB_SIZE = 96
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "head_dim": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.3,
+    "query_pre_attn_scalar": 8,
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "ffn_dim": 48,
+    "word_embed_proj_dim": 32,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 256,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+"""Small sizes by the names that any of the types has."""
+
+ROTATIONS: dict[str, dict[str, Any]] = {
+    "linear": {"factor": 2.0},
+    "llama3": {
+        "factor": 4.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 64},
+}
+TOKENS = [(7 * i) % 90 + 3 for i in range(40)]
+
+
+def make_config(kind: str, **more: Any) -> PreTrainedConfig:
+    config_class = CONFIG_MAPPING[kind]
+    names = {name for one in config_class.__mro__ for name in getattr(one, "__annotations__", {})}
+    sizes = {name: value for name, value in SIZES.items() if name in names}
+    return config_class(**sizes, **more)
+
+
+def check(config: PreTrainedConfig) -> None:
+    """Read in several passes, beside a longer row, as in one pass of Transformers."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with torch.inference_mode():
+        for weight in model.parameters():
+            weight.add_(0.02 * torch.randn_like(weight))
+        expected = model(torch.tensor([TOKENS]), use_cache=False).logits[0]
+    model.set_attn_implementation(ATTENTION_NAME)
+    own = RunnerConfig(Path(), torch.device("cpu"), torch.float32, 2, 96, VOCAB_SIZE)
+    runners: list[Runner] = [CausalRunner(model, own)]
+    if can_write_out(config):
+        runners.append(OpenVinoRunner(model, own))
+    for runner in runners:
+        runner.forward([RowInput(0, 0, [9] * 50, 0), RowInput(1, 0, TOKENS[:20], 0, (), 20)])
+            [RowInput(0, 0, [9] * 50, 0, (), 50), RowInput(1, 0, TOKENS[:20], 0, (), 20)]
+        )
+        first = runner.forward([RowInput(1, 20, TOKENS[20:26], 6), RowInput(0, 50, [4], 1)])
+        second = runner.forward([RowInput(0, 51, [4, 5], 2), RowInput(1, 26, TOKENS[26:], 14)])
+        found = torch.cat([first.logits[:6], second.logits[2:]])
+        largest = float(expected.abs().max())
+        torch.testing.assert_close(found, expected[20:], rtol=0.0, atol=1e-4 * largest)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_type(kind: str) -> None:
+    check(make_config(kind))
+
+
+@pytest.mark.parametrize("rotation", ROTATIONS)
+def test_rotation(rotation: str) -> None:
+    settings = {"rope_type": rotation, "rope_theta": 1e4, **ROTATIONS[rotation]}
+    check(make_config("llama", rope_parameters=settings, tie_word_embeddings=True))
