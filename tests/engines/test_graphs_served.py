@@ -6,14 +6,15 @@ A dry run: the whole way from engine.json is that of a GPU, but for the captures
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from smartspec_bench.workloads import WORKLOADS
 from smartspec_bench.workloads import generate as document
 from smartspec_py.engines.torch import build as build_torch
-from smartspec_py.engines.torch.graphs import GraphRunner
-from smartspec_py.engines.torch.runner import ModelError
+from smartspec_py.engines.torch.buckets import Bucket
+from smartspec_py.engines.torch.graphs import Graph, GraphRunner
 from smartspec_py.serving.config import DRAFT_MODEL, LimitsConfig, ServerConfig, TorchEngineConfig
 from smartspec_py.serving.intake import Engine
 from smartspec_py.serving.request import GenerateParams
@@ -68,12 +69,25 @@ def test_served_texts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_a_model_that_cannot_be_captured_is_served_all_the_same(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(self: GraphRunner, max_width: int) -> None:
-        raise ModelError("no capture")
+    """The third capture of each model fails. The model is not loaded again."""
+    loaded = []
+    load = build_torch.load_runner
 
-    monkeypatch.setattr(GraphRunner, "warm", fail)
+    def counted(*args: Any) -> Any:
+        loaded.append(args)
+        return load(*args)
+
+    def fail(self: GraphRunner, bucket: Bucket) -> Graph:
+        if self.num_graphs == 2:
+            raise RuntimeError("no capture")
+        return captured(self, bucket)
+
+    captured = GraphRunner._captured
+    monkeypatch.setattr(build_torch, "load_runner", counted)
+    monkeypatch.setattr(GraphRunner, "_captured", fail)
     monkeypatch.setattr(build_torch, "uses_graphs", lambda config, device: True)
     engine = build_torch.build_torch(CONFIG, LIMITS, tmp_path)
-    assert not isinstance(engine.target.runner, GraphRunner)
-    assert "no capture. The model is served without CUDA graphs." in caplog.text
+    assert len(loaded) == 2
+    assert engine.target.runner.num_graphs == 0
+    assert "cannot be captured as CUDA graphs (no capture)" in caplog.text
     assert all(served(engine, "fixed:3"))

@@ -138,7 +138,6 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
         *_names(model, heads if eagle else draft),
         f"{_device_names(places)}, {dtype}, {num_threads} threads",
         about + (", with states" if medusa else ""),
-        "in CUDA graphs" if isinstance(runner, GraphRunner) else "launched one by one",
         f"torch {torch.__version__}, transformers {transformers.__version__}",
     ]
     shape = _shape(limits)
@@ -260,8 +259,7 @@ def uses_graphs(config: TorchEngineConfig, device: torch.device) -> bool:
 def _runner(key: str, own: RunnerConfig, max_width: int, config: TorchEngineConfig) -> Runner:
     """Load a runner that is ready for decoding passes of max_width tokens per row.
 
-    If its passes cannot be captured, they are launched kernel by kernel. This is slower, but the
-    model is served. Raises ConfigError, with the key's name, if the engine cannot serve the model.
+    Raises ConfigError, with the key's name, if the engine cannot serve the model.
     """
     try:
         if (compiled := _openvino_runner(own, config.runtime)) is not None:
@@ -272,12 +270,7 @@ def _runner(key: str, own: RunnerConfig, max_width: int, config: TorchEngineConf
     except ModelError as error:
         raise ConfigError(f"engine.json: {key}: {error}") from error
     logger.info("loaded %s", key)
-    try:
-        runner.warm(max_width)
-    except ModelError as error:
-        logger.warning("%s. The model is served without CUDA graphs.", error)
-        del runner  # free its cache before the next one is allocated
-        return load_runner(own)
+    runner.warm(max_width)
     return runner
 
 

@@ -15,8 +15,10 @@ Costs:
   outlives a pass (keys, inputs, logits) is outside the pool. The nodes of the graphs need extra
   memory. There are at most as many graphs as buckets, and none is evicted. The static logits are
   float32 and have room for the tokens of the largest bucket.
-- Startup time: `warm` captures the buckets that decoding needs. Other buckets, such as those for
-  the short last chunk of a prompt, are captured at first use, which delays that pass.
+- Startup time: `warm` captures the buckets that decoding needs. Nothing is captured later, because
+  a capture delays a pass and can fail. Passes of other sizes are launched kernel by kernel.
+
+If a capture fails at the start, all passes are launched kernel by kernel.
 
 On a CPU the same code is a dry run. Static buffers, padding and scratch slot are the same, and the
 "graph" is a plain call of the function. This is how the code was tested: IT WAS NEVER RUN ON A GPU.
@@ -34,7 +36,7 @@ import torch
 
 from smartspec_py.engines.torch.buckets import Bucket, lay_out, lay_out_drafts, make_ladder
 from smartspec_py.engines.torch.packed import AttentionGroup, PackedBatch, RowInput, tree_mask
-from smartspec_py.engines.torch.runner import CausalRunner, ModelError, PassOutput, RunnerConfig
+from smartspec_py.engines.torch.runner import CausalRunner, PassOutput, RunnerConfig
 
 logger = logging.getLogger(__name__)
 
@@ -52,8 +54,6 @@ Graph = Callable[[], None]
 
 class GraphRunner(CausalRunner):
     """A `CausalRunner` whose short passes are padded and captured."""
-
-    can_draft_greedy = True
 
     def __init__(self, model: Any, config: RunnerConfig) -> None:
         super().__init__(model, config)
@@ -73,9 +73,18 @@ class GraphRunner(CausalRunner):
         """Passes that were replayed, and passes that were launched kernel by kernel."""
 
     @property
+    def about(self) -> str:
+        return super().about + (" in CUDA graphs" if self._graphs else "")
+
+    @property
     def num_graphs(self) -> int:
-        """Number of buckets captured so far."""
+        """Number of captured buckets."""
         return len(self._graphs)
+
+    @property
+    def can_draft_greedy(self) -> bool:
+        """Only with graphs: see `Runner.draft_greedy`."""
+        return bool(self._graphs)
 
     @torch.inference_mode()
     def warm(self, max_width: int) -> None:
@@ -84,12 +93,16 @@ class GraphRunner(CausalRunner):
         start = time.perf_counter()
         try:
             for bucket in self.ladder.buckets(max_width):
-                self._graph(bucket)
+                self._graphs[bucket] = self._captured(bucket)
         except RuntimeError as error:
-            raise ModelError(
-                f"{self.config.path}: its passes cannot be captured as CUDA graphs ({error}): "
-                "set engine.cuda_graphs to false to skip the capture"
-            ) from error
+            self._graphs.clear()
+            logger.warning(
+                "%s: its passes cannot be captured as CUDA graphs (%s), so they are slower: set "
+                "engine.cuda_graphs to false to skip the capture",
+                self.config.path.name,
+                error,
+            )
+            return
         logger.info(
             "%s: captured passes of %d sizes in %.1f s",
             self.config.path.name,
@@ -100,11 +113,11 @@ class GraphRunner(CausalRunner):
     @torch.inference_mode()
     def forward(self, inputs: Sequence[RowInput]) -> PassOutput:
         bucket = self.ladder.bucket_of(inputs)
-        if bucket is None:
+        graph = self._graphs.get(bucket) if bucket else None
+        if bucket is None or graph is None:
             self.num_eager += 1
             return super().forward(inputs)
         start = time.perf_counter()
-        graph = self._graph(bucket)
         wanted = self._stage(inputs, bucket)
         self._replay(graph)
         output = PassOutput(
@@ -127,7 +140,7 @@ class GraphRunner(CausalRunner):
         rows = self._to_device([item.row for item in inputs])
         places = self._to_device([[later.positions, later.slots] for later in passes])
         for later, place in zip(passes, places, strict=True):
-            graph = self._graph(later.bucket)
+            graph = self._graphs[later.bucket]
             static = self._static_inputs(later.bucket)
             # Padding needs valid token ids. A pass of another shape may have left other numbers.
             static[0].zero_().index_copy_(0, rows, drafts[-1])
@@ -148,18 +161,13 @@ class GraphRunner(CausalRunner):
             return torch.cat([self._hidden[first : first + num] for first, num in firsts])
         return self._hidden.index_select(0, wanted) if self.config.gives_hidden else None
 
-    def _graph(self, bucket: Bucket) -> Graph:
-        """The graph of a bucket. The first call captures it, which overwrites the staged inputs."""
-        graph = self._graphs.get(bucket)
-        if graph is None:
-            self._stage([], bucket)  # so that warm-up passes write to no row
-            body = self._body(bucket)
-            if self._pool is None:
-                graph = _dry_run(body)
-            else:
-                graph = _capture(body, self.config.device, self._pool)
-            self._graphs[bucket] = graph
-        return graph
+    def _captured(self, bucket: Bucket) -> Graph:
+        """Capture the graph of a bucket. This overwrites the staged inputs."""
+        self._stage([], bucket)  # so that warm-up passes write to no row
+        body = self._body(bucket)
+        if self._pool is None:
+            return _dry_run(body)
+        return _capture(body, self.config.device, self._pool)
 
     def _replay(self, graph: Graph) -> None:
         graph()
@@ -238,7 +246,8 @@ def _capture(body: Graph, device: torch.device, pool: Any) -> Graph:
                 body()
         current.wait_stream(side)
         try:
-            with torch.cuda.graph(graph, pool=pool):
+            # PyTorch's default stream for captures is on the device of the first capture.
+            with torch.cuda.graph(graph, pool=pool, stream=side):
                 body()
         finally:
             torch.cuda.set_stream(current)  # a failed capture may leave its own stream active

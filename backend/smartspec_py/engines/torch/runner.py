@@ -82,9 +82,6 @@ class Runner(ABC):
     verifies_trees = False
     """Whether the tokens of an input may be a tree."""
 
-    can_draft_greedy = False
-    """Whether `draft_greedy` is implemented. It is only where it saves time."""
-
     def __init__(self, config: RunnerConfig) -> None:
         self.config = config
         self.passes_s = 0.0
@@ -96,6 +93,11 @@ class Runner(ABC):
         """The software that computes the model. A profile is valid for this software only."""
 
     @property
+    def can_draft_greedy(self) -> bool:
+        """Whether `draft_greedy` is implemented. It is only where it saves time."""
+        return False
+
+    @property
     @abstractmethod
     def bytes_per_token(self) -> int:
         """Bytes of keys and values per token of a row."""
@@ -105,10 +107,7 @@ class Runner(ABC):
         """Run one pass over all inputs, and write their keys and values to their rows."""
 
     def warm(self, max_width: int) -> None:  # noqa: B027
-        """Prepare decoding passes of up to max_width tokens per row; the default does nothing.
-
-        Raises ModelError if the model cannot run with this preparation.
-        """
+        """Prepare decoding passes of up to max_width tokens per row; the default does nothing."""
 
     def draft_greedy(
         self, inputs: Sequence[RowInput], draft_lens: Sequence[int]
