@@ -26,7 +26,6 @@ from smartspec_py.engines.torch.eagle import (
     read_config,
 )
 from smartspec_py.engines.torch.graphs import GraphRunner
-from smartspec_py.engines.torch.openvino_runner import load_openvino_runner
 from smartspec_py.engines.torch.packed import RowInput
 from smartspec_py.engines.torch.runner import (
     ModelError,
@@ -437,13 +436,19 @@ class Driver:
         del self.unread[sequence]
 
 
+def with_openvino(config: RunnerConfig) -> Runner:
+    from smartspec_py.engines.torch.openvino_runner import load_openvino_runner
+
+    return load_openvino_runner(config)
+
+
 def with_graphs(config: RunnerConfig) -> Runner:
     return load_runner(config, GraphRunner)
 
 
 @pytest.mark.parametrize(
     "load",
-    [load_runner, with_graphs, load_openvino_runner],
+    [load_runner, with_graphs, with_openvino],
     ids=lambda f: f.__name__,
 )
 def test_drafts_do_not_depend_on_the_steps_before(

@@ -12,7 +12,6 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from smartspec_py.engines.torch.checkpoint import MODELS
 from smartspec_py.engines.torch.llama import can_write_out
-from smartspec_py.engines.torch.openvino_runner import OpenVinoRunner
 from smartspec_py.engines.torch.packed import ATTENTION_NAME, RowInput
 from smartspec_py.engines.torch.runner import CausalRunner, Runner, RunnerConfig
 
@@ -76,6 +75,8 @@ def check(config: PreTrainedConfig) -> None:
     own = RunnerConfig(Path(), torch.device("cpu"), torch.float32, 2, 96, VOCAB_SIZE)
     runners: list[Runner] = [CausalRunner(model, own)]
     if can_write_out(config):
+        from smartspec_py.engines.torch.openvino_runner import OpenVinoRunner
+
         runners.append(OpenVinoRunner(model, own))
     for runner in runners:
         runner.forward([RowInput(0, 0, [9] * 50, 0), RowInput(1, 0, TOKENS[:20], 0, (), 20)])

@@ -27,7 +27,6 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from smartspec_py.core.types import SamplingParams
 from smartspec_py.engines.base import Decode, DraftTask, Prefill, Verify, Work
-from smartspec_py.engines.torch.openvino_runner import OpenVinoRunner
 from smartspec_py.engines.torch.packed import RowInput
 from smartspec_py.engines.torch.runner import CausalRunner, PassOutput, RunnerConfig
 from smartspec_py.engines.torch.target import TorchTarget
@@ -248,6 +247,8 @@ def test_openvino_in_bfloat16_with_any_number_of_threads(num_threads: int) -> No
     tokens = [(7 * i) % VOCAB_SIZE for i in range(70)]
     with torch.no_grad():
         expected = model(torch.tensor([tokens])).logits[0, -1]
+    from smartspec_py.engines.torch.openvino_runner import OpenVinoRunner
+
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     try:

@@ -6,6 +6,7 @@ import gc
 import math
 import shutil
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -167,7 +168,7 @@ def test_a_pair_that_openvino_computes_leaves_pytorch_one_thread(tmp_path: Path)
 def test_a_model_that_openvino_fails_to_compile_is_served_by_pytorch(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(config: RunnerConfig) -> None:
+    def fail(config: RunnerConfig, counts: Sequence[int]) -> None:
         raise RuntimeError("no kernel for this processor\nat core.cpp:117")
 
     monkeypatch.setattr("smartspec_py.engines.torch.openvino_runner.load_openvino_runner", fail)

@@ -97,8 +97,9 @@ class TorchEngineConfig(EngineConfig):
     devices: number of the target's GPU, in a list. null uses the GPU of `device`.
     draft_devices: number of the draft model's GPU, in a list. null uses the GPU of the target.
         Never run by this project.
-    num_threads: compute threads. 0 uses one less than the number of cores, at least 1, because
-        other busy processes slow down a full set of threads.
+    num_threads: compute threads. 0 uses one less than the number of cores, because other busy
+        processes slow down a full set of threads. With 2 to 4 cores, it uses all of them if passes
+        are then clearly faster.
     runtime: what computes the models on a CPU. auto uses OpenVINO if it is installed and supports
         the model, else PyTorch. Other devices always use PyTorch.
     cuda_graphs: on a GPU, pad short passes and replay them as CUDA graphs. Never run by this

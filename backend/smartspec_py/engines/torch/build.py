@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,7 +19,6 @@ from smartspec_py.engines.base import SHORT_LAG, Proposer
 from smartspec_py.engines.torch.context import choose_context_len
 from smartspec_py.engines.torch.eagle import (
     EagleConfig,
-    EagleRunner,
     is_eagle,
     load_eagle,
     read_config,
@@ -37,6 +37,7 @@ from smartspec_py.engines.torch.runner import (
     load_runner,
 )
 from smartspec_py.engines.torch.target import TorchTarget
+from smartspec_py.engines.torch.threads import set_fastest, thread_counts
 from smartspec_py.proposers.draft_model import DraftModelProposer
 from smartspec_py.proposers.eagle import EagleProposer
 from smartspec_py.proposers.heads import HeadsProposer
@@ -44,6 +45,7 @@ from smartspec_py.serving.config import (
     CONTEXT_LINE,
     DRAFT_MODEL,
     HEADS,
+    PROMPT_LOOKUP,
     ConfigError,
     LimitsConfig,
     TorchEngineConfig,
@@ -69,10 +71,6 @@ MAX_PROFILED_CONTEXT = 512
 """Passes are timed at half of the context, but at most at this length. Longer ones are
 extrapolated."""
 
-WIDEST_PASS = 16
-"""Tokens per row of the passes of a draft model that are captured at the start if it drafts trees.
-A pass reads the nodes that have children. Of a tree of 32 nodes, these are about half."""
-
 TREE_WIDTH = 4
 """Guesses for one position in a tree on a GPU. On CPUs, chains were faster: with drafts chosen by
 goodput by 2 to 3 % (docs/results/heads-amd.md)."""
@@ -91,60 +89,60 @@ def build_torch(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -
         return thread.submit(_build, config, limits, folder).result()
 
 
+@dataclass(frozen=True, slots=True)
+class _Heads:
+    """The heads of a target: one of both, or none."""
+
+    eagle: EagleConfig | None = None
+    medusa: MedusaHeads | None = None
+
+
 def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Engine:
     places = place(config)
-    model, draft, heads = _files(config, limits, folder)
+    model, draft, head_folder = _files(config, limits, folder)
     tokenizer = load_tokenizer("engine.model", model)
     vocab_size = num_token_ids(tokenizer)
-    num_threads = config.num_threads or max(1, (os.cpu_count() or 2) - 1)
-    torch.set_num_threads(num_threads)
-    device, dtype = places.target, dtype_of(config.dtype, places.target, model)
-    models = [(model, device)] + ([(draft, places.draft)] if draft else [])
+    dtype = dtype_of(config.dtype, places.target, model)
+    models = [(model, places.target)] + ([(draft, places.draft)] if draft else [])
     limits = _with_context_len(limits, models, dtype)
-    num_rows, context_len, reuses = limits.max_sequences, limits.context_len, limits.reuse_prefixes
-    own = RunnerConfig(model, device, dtype, num_rows, context_len, vocab_size)
-    eagle = None if heads is None else _eagle_config(heads, own, draft)
-    medusa = None if heads is None or eagle else _heads(heads, own)
-    of_target = replace(
-        own,
-        gives_hidden=medusa is not None,
-        state_layers=eagle.layer_ids if eagle else (),
+    own = RunnerConfig(
+        model, places.target, dtype, limits.max_sequences, limits.context_len, vocab_size
     )
-    runner = _runner("engine.model", of_target, limits.max_draft_len + 1, config)
-    target = _target(runner, of_target, limits)
-    width = limits.max_tree_width or (1 if device.type == "cpu" else TREE_WIDTH)
-    width = width if target.capabilities.verifies_trees else 1
-    runners: list[Runner] = [runner]
-    proposer: DraftModelProposer | EagleProposer | None = None
-    proposers: dict[str, Proposer] = {}
-    if draft is not None:
-        of_draft = replace(own, path=draft, device=places.draft)
-        draft_runner, proposer = _draft_model(of_draft, width, limits, config, places)
-        runners.append(draft_runner)
-        proposers[DRAFT_MODEL] = proposer
-    if heads is not None and eagle is not None:
-        head = _eagle(heads, eagle, own)
-        runners.append(head)
-        proposer = EagleProposer(head, num_rows, limits.max_draft_len, reuses_prefixes=reuses)
-        proposers[HEADS] = proposer
-    logger.info("%s on %s, %s, %d threads", model.name, places, dtype, num_threads)
+    heads = _load_heads(head_folder, own, draft)
+    runner = _target_runner(own, heads, limits, config)
+    num_threads = torch.get_num_threads()
+    target = _target(runner, own, limits)
+    proposer = _proposer(own, draft, head_folder, heads, limits, config, places)
+    runners = [runner] + ([proposer.runner] if proposer else [])
     if not any(isinstance(one, CausalRunner) for one in runners):
         # PyTorch then runs only small operators. Its worker threads would spin on the cores that
         # OpenVINO's threads need.
         torch.set_num_threads(1)
     about = "; ".join(one.about for one in runners)
-    logger.info("computed by %s", ", ".join(sorted({one.about for one in runners})))
     identity = [
-        *_names(model, heads if eagle else draft),
-        f"{_device_names(places)}, {dtype}, {num_threads} threads",
-        about + (", with states" if medusa else ""),
+        fingerprint(model),
+        fingerprint((head_folder if heads.eagle else draft) or model) if proposer else "no draft",
+        f"{_device_names(places)}, {runner.config.dtype}, {num_threads} threads",
+        about + (", with states" if heads.medusa else ""),
         f"torch {torch.__version__}, transformers {transformers.__version__}",
     ]
     shape = _shape(limits)
     cache = folder / config.profile_cache if config.profile_cache else None
     cost = cached_profile(target, proposer, shape, cache, identity, limits.profile_s)
-    if medusa is not None:
-        proposers[HEADS] = HeadsProposer(medusa, num_rows, limits.max_draft_len, width)
+    proposers: dict[str, Proposer] = {}
+    if proposer is not None:
+        proposers[HEADS if heads.eagle else DRAFT_MODEL] = proposer
+    if heads.medusa is not None:
+        width = limits.max_tree_width or (1 if places.target.type == "cpu" else TREE_WIDTH)
+        width = width if target.capabilities.verifies_trees else 1
+        proposers[HEADS] = HeadsProposer(
+            heads.medusa, limits.max_sequences, limits.max_draft_len, width
+        )
+    logger.info(
+        "%s on %s: %s, %s, %d threads; drafts from %s",
+        *(model.name, places, str(runner.config.dtype).removeprefix("torch."), about),
+        *(num_threads, ", ".join([*proposers, PROMPT_LOOKUP])),
+    )
     for one in runners:
         one.time_pass(1, 1, 0)  # warm up: with a cached profile, the first request would be slow
     path = profile_path(shape, cache, identity)
@@ -174,60 +172,77 @@ def _target(runner: Runner, own: RunnerConfig, limits: LimitsConfig) -> TorchTar
     return TorchTarget(runner, capabilities, reuses_prefixes=limits.reuse_prefixes)
 
 
-def _draft_model(
+def _target_runner(
+    own: RunnerConfig, heads: _Heads, limits: LimitsConfig, config: TorchEngineConfig
+) -> Runner:
+    """Load the target. This also sets the number of PyTorch's threads."""
+    own = replace(
+        own,
+        gives_hidden=heads.medusa is not None,
+        state_layers=heads.eagle.layer_ids if heads.eagle else (),
+    )
+    counts = thread_counts(config.num_threads)
+    runner = _runner("engine.model", own, limits.max_draft_len + 1, config, counts)
+    if runner.config.dtype != own.dtype:
+        logger.warning(
+            "engine.dtype: this processor has no instructions for %s: products are in %s, and "
+            "weights stay in the type of their files",
+            *(str(one).removeprefix("torch.") for one in (own.dtype, runner.config.dtype)),
+        )
+    return runner
+
+
+def _proposer(
     own: RunnerConfig,
-    width: int,
+    draft: Path | None,
+    head_folder: Path | None,
+    heads: _Heads,
     limits: LimitsConfig,
     config: TorchEngineConfig,
     places: Placement,
-) -> tuple[Runner, DraftModelProposer]:
-    """own: of the draft model. width: of its trees, if its attention allows trees."""
-    width = 1 if has_window(load_config(own)) else width
-    widest = SHORT_LAG + 1 if width == 1 else WIDEST_PASS
-    runner = _runner("engine.draft", own, widest, config)
-    proposer = DraftModelProposer(
-        runner,
-        limits.max_sequences,
-        limits.max_draft_len,
-        reuses_prefixes=limits.reuse_prefixes,
-        tree_width=width,
+) -> DraftModelProposer | None:
+    """The draft model or EAGLE head; None without either. own: of the target."""
+    num_rows, longest, reuses = limits.max_sequences, limits.max_draft_len, limits.reuse_prefixes
+    if head_folder is not None and heads.eagle is not None:
+        with _named("engine.heads"):
+            head = load_eagle(head_folder, heads.eagle, own)
+        return EagleProposer(head, num_rows, longest, reuses_prefixes=reuses)
+    if draft is None:
+        return None
+    of_draft = replace(own, path=draft, device=places.draft)
+    return DraftModelProposer(
+        _runner("engine.draft", of_draft, SHORT_LAG + 1, config),
+        num_rows,
+        longest,
+        reuses_prefixes=reuses,
         has_own_memory=places.draft != places.target,
     )
-    return runner, proposer
 
 
-def _names(model: Path, drafter: Path | None) -> tuple[str, str]:
-    """What the profile's key says of the models."""
-    return fingerprint(model), fingerprint(drafter) if drafter else "no draft"
-
-
-def _eagle_config(folder: Path, own: RunnerConfig, draft: Path | None) -> EagleConfig | None:
-    """None if the folder has no EAGLE head. Raises ConfigError."""
-    if not is_eagle(folder):
-        return None
-    if draft is not None:
-        raise ConfigError(
-            "engine.json: engine.heads: an EAGLE head and a draft model cannot be loaded together: "
-            "leave out engine.draft, or engine.heads"
+def _load_heads(folder: Path | None, target: RunnerConfig, draft: Path | None) -> _Heads:
+    """Medusa heads, or the configuration of an EAGLE head. Raises ConfigError."""
+    if folder is None:
+        return _Heads()
+    with _named("engine.heads"):
+        if is_eagle(folder) and draft is not None:
+            raise ModelError(
+                "an EAGLE head and a draft model cannot be loaded together: leave out "
+                "engine.draft, or engine.heads"
+            )
+        if is_eagle(folder):
+            return _Heads(eagle=read_config(folder, load_config(target)))
+        return _Heads(
+            medusa=load_heads(folder, target.path, target.vocab_size, target.dtype, target.device)
         )
+
+
+@contextmanager
+def _named(key: str) -> Iterator[None]:
+    """Errors of the engine as ConfigError with the key's name."""
     try:
-        return read_config(folder, load_config(own))
+        yield
     except ModelError as error:
-        raise ConfigError(f"engine.json: engine.heads: {error}") from error
-
-
-def _eagle(folder: Path, config: EagleConfig, own: RunnerConfig) -> EagleRunner:
-    try:
-        return load_eagle(folder, config, own)
-    except ModelError as error:
-        raise ConfigError(f"engine.json: engine.heads: {error}") from error
-
-
-def _heads(folder: Path, target: RunnerConfig) -> MedusaHeads:
-    try:
-        return load_heads(folder, target.path, target.vocab_size, target.dtype, target.device)
-    except ModelError as error:
-        raise ConfigError(f"engine.json: engine.heads: {error}") from error
+        raise ConfigError(f"engine.json: {key}: {error}") from error
 
 
 def _with_context_len(
@@ -256,25 +271,31 @@ def uses_graphs(config: TorchEngineConfig, device: torch.device) -> bool:
     return config.cuda_graphs and device.type == "cuda"
 
 
-def _runner(key: str, own: RunnerConfig, max_width: int, config: TorchEngineConfig) -> Runner:
+def _runner(
+    key: str,
+    own: RunnerConfig,
+    max_width: int,
+    config: TorchEngineConfig,
+    counts: Sequence[int] = (),
+) -> Runner:
     """Load a runner that is ready for decoding passes of max_width tokens per row.
 
-    Raises ConfigError, with the key's name, if the engine cannot serve the model.
+    counts: numbers of threads to choose from; empty keeps the number. Raises ConfigError, with the
+    key's name, if the engine cannot serve the model.
     """
-    try:
-        if (compiled := _openvino_runner(own, config.runtime)) is not None:
-            logger.info("loaded %s", key)
-            return compiled
-        runner_class = GraphRunner if uses_graphs(config, own.device) else CausalRunner
-        runner = load_runner(own, runner_class)
-    except ModelError as error:
-        raise ConfigError(f"engine.json: {key}: {error}") from error
+    with _named(key):
+        runner = _openvino_runner(own, config.runtime, counts)
+        if runner is None:
+            runner_class = GraphRunner if uses_graphs(config, own.device) else CausalRunner
+            runner = load_runner(own, runner_class)
+            if counts:
+                set_fastest(counts, partial(runner.time_pass, 1, 1, 0))
     logger.info("loaded %s", key)
     runner.warm(max_width)
     return runner
 
 
-def _openvino_runner(own: RunnerConfig, runtime: str) -> Runner | None:
+def _openvino_runner(own: RunnerConfig, runtime: str, counts: Sequence[int] = ()) -> Runner | None:
     """None if PyTorch computes the model. OpenVINO has kernels for fewer processors.
 
     Raises ConfigError if OpenVINO is configured but cannot be used. Raises ModelError.
@@ -286,7 +307,7 @@ def _openvino_runner(own: RunnerConfig, runtime: str) -> Runner | None:
         from smartspec_py.engines.torch.openvino_runner import load_openvino_runner
 
         try:
-            return load_openvino_runner(own)
+            return load_openvino_runner(own, counts)
         except RuntimeError as error:
             reason = next(iter(str(error).strip().splitlines()), "no reason given")
             if runtime == "auto":

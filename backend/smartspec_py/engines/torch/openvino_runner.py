@@ -16,7 +16,7 @@ that sum in different orders, so each kind of token is always computed by the sa
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ from smartspec_py.engines.torch.runner import (
     key_shape,
     load_model,
 )
+from smartspec_py.engines.torch.threads import set_fastest
 
 HALF = {torch.bfloat16: "BF16", torch.float16: "FP16"}
 """Precisions that not every processor has, by their names in OpenVINO."""
@@ -92,6 +93,33 @@ class OpenVinoRunner(Runner):
         return num_bytes // (self.cache.num_blocks * BLOCK_LEN)
 
     def forward(self, inputs: Sequence[RowInput]) -> PassOutput:
+        """In two passes if an input has tokens of both kinds: in one pass, OpenVINO gives wrong
+        results for a sequence that shares blocks with one of several tokens."""
+        mixed = [one for one in inputs if 1 < one.num_prompt < len(one.tokens)]
+        if not mixed:
+            return self._pass(inputs)
+        halves = [_halves(one) for one in mixed]
+        rests = iter([rest for _, rest in halves])
+        both = [[first for first, _ in halves], [next(rests) if i in mixed else i for i in inputs]]
+        outputs = [self._pass(half) for half in both]
+        order = [(0, first) for first in both[0]], [(1, rest) for rest in both[1]]
+        firsts = iter(order[0])
+        by_input = [
+            part
+            for one, rest in zip(inputs, order[1], strict=True)
+            for part in ((next(firsts), rest) if one in mixed else (rest,))
+        ]
+        logits = _joined([out.logits for out in outputs], by_input, lambda one: one.num_logits)
+        hidden = [out.hidden for out in outputs if out.hidden is not None]
+        has_all = bool(self.config.state_layers)
+        return PassOutput(
+            logits,
+            _joined(hidden, by_input, lambda one: len(one.tokens) if has_all else one.num_logits)
+            if hidden
+            else None,
+        )
+
+    def _pass(self, inputs: Sequence[RowInput]) -> PassOutput:
         start = time.perf_counter()
         parts = [part for one in inputs for part in _parts(one)]
         ends = np.cumsum([len(one.tokens) for one in inputs]).tolist()
@@ -135,6 +163,29 @@ class OpenVinoRunner(Runner):
         self._request.set_tensor(LONGEST, ov.Tensor(np.asarray(max(ends), np.int32)))
 
 
+def _halves(one: RowInput) -> tuple[RowInput, RowInput]:
+    """The tokens of the prompt, and the others."""
+    first, num_rest = one.num_prompt, len(one.tokens) - one.num_prompt
+    num_logits = max(0, one.num_logits - num_rest)
+    return (
+        RowInput(one.row, one.position, one.tokens[:first], num_logits, (), first),
+        RowInput(one.row, one.position + first, one.tokens[first:], one.num_logits - num_logits),
+    )
+
+
+def _joined(
+    given: Sequence[torch.Tensor],
+    order: Sequence[tuple[int, RowInput]],
+    num: Callable[[RowInput], int],
+) -> torch.Tensor:
+    """The rows of several outputs in the order of the inputs, which are in order of each output."""
+    starts, parts = [0] * len(given), []
+    for output, one in order:
+        parts.append(given[output][starts[output] :][: num(one)])
+        starts[output] += num(one)
+    return torch.cat(parts)
+
+
 def _parts(one: RowInput) -> list[RowInput]:
     """The tokens of an input by attention: those of a prompt together, others one by one."""
     assert not one.parents, "OpenVINO verifies chains only"
@@ -146,13 +197,27 @@ def _parts(one: RowInput) -> list[RowInput]:
     ]
 
 
-def load_openvino_runner(config: RunnerConfig) -> OpenVinoRunner:
+def load_openvino_runner(config: RunnerConfig, counts: Sequence[int] = ()) -> OpenVinoRunner:
     """Load weights from a local directory, in the precision of its files.
 
     bfloat16 weights are read in half the time of float32, with exact results even if the products
-    use float32. Raises ModelError.
+    use float32. counts: numbers of threads to choose from, see `threads`; empty keeps the number.
+    Raises ModelError.
     """
-    return OpenVinoRunner(load_model(config, _stored_dtype(config.path)), config)
+    model = load_model(config, _stored_dtype(config.path))
+    if counts:
+        tried: dict[int, OpenVinoRunner] = {}
+
+        def pass_s() -> float:
+            count = torch.get_num_threads()
+            if count not in tried:
+                tried.clear()
+                tried[count] = OpenVinoRunner(model, replace(config, num_rows=1))
+            return tried[count].time_pass(1, 1, 0)
+
+        set_fastest(counts, pass_s)
+        tried.clear()
+    return OpenVinoRunner(model, config)
 
 
 def _stored_dtype(folder: Path) -> torch.dtype:

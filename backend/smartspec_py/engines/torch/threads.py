@@ -1,0 +1,44 @@
+"""The number of compute threads on a CPU, if engine.json leaves it open.
+
+With all cores but one, other busy processes do not slow down a pass. With few cores, the last one
+is worth more: passes are timed with both numbers, and all cores are used if they are clearly
+faster.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+
+import torch
+
+MAX_TRIED_CORES = 4
+"""With more cores, the last one gains too little for a timing to tell."""
+
+MIN_GAIN = 0.9
+"""All cores are used if a pass then takes less than this share of the time."""
+
+NUM_PASSES = 5
+
+
+def thread_counts(configured: int) -> tuple[int, ...]:
+    """The numbers to try, ascending. configured: 0 leaves the number open."""
+    cores = os.cpu_count() or 1
+    if configured or not 1 < cores <= MAX_TRIED_CORES:
+        return (configured or max(1, cores - 1),)
+    return cores - 1, cores
+
+
+def set_fastest(counts: Sequence[int], pass_s: Callable[[], float]) -> None:
+    """Make PyTorch use one of these numbers of threads.
+
+    pass_s: the seconds of one pass. The first pass with each number is not counted.
+    """
+    chosen, least = counts[0], float("inf")
+    for count in counts if len(counts) > 1 else ():
+        torch.set_num_threads(count)
+        pass_s()
+        seconds = min(pass_s() for _ in range(NUM_PASSES))
+        if seconds < MIN_GAIN * least:
+            chosen, least = count, seconds
+    torch.set_num_threads(chosen)
