@@ -114,8 +114,9 @@ NUM_SUGGESTED = 3
 
 
 def asks_for_nothing(name: str, value: object) -> bool:
-    """Whether a client turns off a feature that is not supported."""
-    return name in UNSUPPORTED and value is False
+    """Whether the parameter may be ignored: it turns off a feature that is not supported, or is
+    the client's `id` of the request, which Triton passes on."""
+    return name == "id" or (name in UNSUPPORTED and value is False)
 
 
 def why_refused(name: str, inputs: Collection[str]) -> str:

@@ -99,7 +99,7 @@ def build_pair(plan: Plan, device: torch.device, say: Say) -> Pair:
     return Pair(
         engine=Engine(
             tokenizer,
-            end_tokens(TARGET_FOLDER, vocab_size),
+            end_tokens(TARGET_FOLDER, vocab_size, tokenizer),
             target,
             {DRAFT_MODEL: draft},
             cost,

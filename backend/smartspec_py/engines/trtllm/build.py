@@ -39,6 +39,7 @@ from smartspec_py.serving.model_files import (
     end_tokens,
     existing,
     load_tokenizer,
+    log_unused_defaults,
     num_token_ids,
 )
 from smartspec_py.serving.profile import ProfileShape, cached_profile, profile_path
@@ -137,7 +138,9 @@ def build_trtllm(config: TrtllmEngineConfig, limits: LimitsConfig, folder: Path)
         cost = replace(cost, max_charged_tokens=charged)
     proposers: dict[str, Proposer] = {} if draft is None else {DRAFT_MODEL: draft}
     path = profile_path(shape, cache, identity)
-    return intake.Engine(tokenizer, end_tokens(model, vocab_size), target, proposers, cost, path)
+    ends = end_tokens(model, vocab_size, tokenizer)
+    log_unused_defaults(model)
+    return intake.Engine(tokenizer, ends, target, proposers, cost, path)
 
 
 def _engines(
