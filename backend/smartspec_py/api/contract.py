@@ -14,6 +14,7 @@ MODEL_NAME = "smartspec"
 INPUTS = tuple(spec for group in INPUT_GROUPS.values() for spec in group)
 
 _LOG_PROBS = "if return_log_probs is true"
+_DETAILED = "if return_spec_metrics is detailed, after the first drafts"
 _PERF = "if return_perf_metrics is true"
 _NO_BLOCKS = "always 0: this cache has no blocks; see `num_cached_tokens`"
 
@@ -105,11 +106,12 @@ OUTPUTS = (
         when="last, if return_spec_metrics is summary or detailed",
     ),
     TensorSpec(
-        "drafter",
+        "proposer",
         "STRING",
-        "the proposer of the latest drafts; a branch counts as part of its tree",
-        when="if return_spec_metrics is detailed, after the first drafts",
+        "the proposer of the latest drafts",
+        when=_DETAILED,
     ),
+    TensorSpec("drafter", "STRING", "older name of `proposer`; one more release", when=_DETAILED),
     TensorSpec(
         "explanation",
         "STRING",

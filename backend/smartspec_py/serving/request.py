@@ -1,6 +1,6 @@
 """A request: its parameters, its state, and the allowed state transitions.
 
-The loop thread owns every `Request`; `Scheduler` is its only writer from its arrival on.
+The loop thread owns every `Request`. `Scheduler` changes it; `Speculation` notes its `drafter`.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class Request:
     num_cached: prompt tokens found in the cache when the request was first admitted.
     cohort: name of a group of requests with similar acceptance; see `core.learn.acceptance`.
     num_steps: decoding steps, including those without drafts.
-    drafter: the proposer of its latest drafts. Empty before the first.
+    drafter: name of the proposer of its latest drafts. Empty before the first.
     """
 
     sequence: SequenceId

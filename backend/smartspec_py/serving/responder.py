@@ -280,7 +280,7 @@ class Responder:
             tokens=tuple(response.unsent),
             output_ids=tuple(response.unsent) if params.return_output_ids else None,
             token_log_probs=response.log_prob_document(),
-            drafter=response.drafter,
+            proposer=response.proposer,
         )
         response.has_sent = True
         response.echo = ""

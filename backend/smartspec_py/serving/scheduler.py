@@ -1,8 +1,7 @@
 """The scheduler: moves requests from state to state, from arrival to their last update.
 
-Only `take`, `expire`, `admit`, `submit`, `apply` and the methods that end all requests change a
-request. Each request ends with exactly one last `Update` for the responder. When a live request has
-ended and none of its work is in flight, `_release_if_idle` frees its engine resources.
+Each request ends with exactly one last `Update` for the responder. When a live request has ended
+and none of its work is in flight, `_release_if_idle` frees its engine resources.
 """
 
 from __future__ import annotations
