@@ -3,8 +3,8 @@
 A profile is valid for a pair of models, a machine, settings, library versions and a driver. If any
 of them changes, the server measures again. This takes a few seconds, or longer if passes are long.
 After `limits.profile_s`, no new rounds start. If a start is interrupted, the next start continues
-with its measurements. The profile does not include the loop's own time, because it is only known
-while serving. The server writes it to the same file when it stops.
+with its measurements. The file of a profile also stores what a server has learned
+(`serving.learned`).
 """
 
 from __future__ import annotations
@@ -92,10 +92,10 @@ class _Pass(NamedTuple):
 class PassTimes:
     """Seconds of each pass: the best of several rounds.
 
-    The times are also stored in a file. After an interrupted start, the next start reuses them.
+    They are stored until the profile is complete, so that the next start can continue.
 
-    budget_s: after this many seconds, each pass is measured only once. path: the file. None stores
-    nothing. clock: seconds, any origin.
+    budget_s: after this many seconds, each pass is measured only once. path: the file of the
+    profile. None stores nothing. clock: seconds, any origin.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class PassTimes:
         self._until_s = clock() + budget_s
         self._path = path
         self._next_keep_s = -math.inf
-        self._times = {} if path is None else _load(path)
+        self._times = {} if path is None else _stored_times(path)
 
     @property
     def is_over(self) -> bool:
@@ -127,27 +127,42 @@ class PassTimes:
         if self._path is not None and self._clock() >= self._next_keep_s:
             self._next_keep_s = self._clock() + KEEP_S
             try:
-                write_json(self._path, self._times)
+                write_json(self._path, {"times": self._times})
             except OSError:  # logged once, when the profile itself cannot be written
                 self._path = None
 
-    def remove(self) -> None:
-        """Delete the file. Called when the profile is complete."""
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
 
-
-def _load(path: Path) -> dict[str, tuple[int, float]]:
+def _stored_times(path: Path) -> dict[str, tuple[int, float]]:
+    """The times of an interrupted start; empty if there are none."""
+    rows = read_profile(path).get("times", {})
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
         times = {key: (int(rounds), float(best_s)) for key, (rounds, best_s) in rows.items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        logger.warning("%s cannot be used (%s): measuring again", path, error)
+        return {}
+    if times:
+        logger.info("an earlier start already timed %d passes: %s", len(times), path)
+    return times
+
+
+def read_profile(path: Path) -> dict[str, Any]:
+    """The document of a profile; empty if there is none. A damaged one is logged, not raised."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse)
+        if not isinstance(document, dict):
+            raise ValueError("not a JSON object")
     except (FileNotFoundError, NotADirectoryError):
         return {}
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        logger.warning("%s cannot be read (%s): measuring again", path, error)
+    except (OSError, ValueError) as error:
+        logger.warning("%s cannot be read: %s", path, error)
         return {}
-    logger.info("an earlier start already timed %d passes: %s", len(times), path)
-    return times
+    return document
+
+
+def _refuse(constant: str) -> None:
+    """Reject NaN and infinities, which Python's JSON parser accepts. They would spread to all
+    estimates."""
+    raise ValueError(f"{constant} is not a finite number")
 
 
 def write_json(path: Path, document: Any) -> None:
@@ -340,22 +355,19 @@ def cached_profile(
     path = profile_path(shape, folder, identity)
     if path is None:
         return profile(target, draft, shape, PassTimes(budget_s))
-    try:
-        cost = load_cost(path)
-    except (FileNotFoundError, NotADirectoryError):
-        pass
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        logger.warning("%s cannot be read (%s): measuring again", path, error)
-    else:
-        logger.info("profile read from %s", path)
-        return cost
+    if "cost" in (document := read_profile(path)):
+        try:
+            cost = cost_from_json(document["cost"])
+        except (ValueError, KeyError, TypeError) as error:
+            logger.warning("%s cannot be used (%s): measuring again", path, error)
+        else:
+            logger.info("profile read from %s", path)
+            return cost
     start = time.perf_counter()
-    times = PassTimes(budget_s, path.with_suffix(".unfinished"))
-    cost = profile(target, draft, shape, times)
+    cost = profile(target, draft, shape, PassTimes(budget_s, path))
     seconds = time.perf_counter() - start
     try:
         store_cost(cost, path, _whole_identity(shape, identity))
-        times.remove()
     except OSError as error:
         logger.warning(
             "engine.profile_cache: the profile, measured in %.1f s, cannot be stored (%s). The "
@@ -387,29 +399,6 @@ def store_cost(cost: CostModel, path: Path, identity: Sequence[str] = ()) -> Non
 def load_cost(path: Path) -> CostModel:
     """Raises OSError, KeyError, TypeError or ValueError if the file is not a stored profile."""
     return cost_from_json(json.loads(path.read_text(encoding="utf-8"))["cost"])
-
-
-def store_observed(path: Path, observed: CostModel) -> None:
-    """Store this cost model's host time in the stored profile, and the whole cost model beside it.
-
-    The next server uses only the host time. A simulation of this server starts with the whole cost
-    model. If the profile is missing or damaged, this is logged and not raised.
-    """
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        document["cost"] |= {"host_s": observed.host_s, "host_row_s": observed.host_row_s}
-        document["observed"] = asdict(observed)
-        cost_from_json(document["cost"])
-        write_json(path, document)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        logger.warning("the observed costs cannot be stored in %s: %s", path, error)
-    else:
-        logger.info(
-            "host time, %.2f ms per step and %.3f ms per row, stored in %s",
-            1e3 * observed.host_s,
-            1e3 * observed.host_row_s,
-            path,
-        )
 
 
 def machine_name() -> str:
