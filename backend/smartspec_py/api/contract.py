@@ -81,10 +81,7 @@ OUTPUTS = (
         when="if return_token_log_probs is set",
     ),
     TensorSpec(
-        "num_cached_tokens",
-        "INT32",
-        "prompt tokens served from the prefix cache",
-        when="last",
+        "num_cached_tokens", "INT32", "prompt tokens served from the prefix cache", when="last"
     ),
     TensorSpec(
         "arrival_time_ns",
@@ -96,9 +93,10 @@ OUTPUTS = (
     TensorSpec("first_scheduled_time_ns", "INT64", "start of the prefill", when=_PERF),
     TensorSpec("first_token_time_ns", "INT64", "time of the first token", when=_PERF),
     TensorSpec("last_token_time_ns", "INT64", "time of the last token", when=_PERF),
-    TensorSpec("kv_cache_alloc_new_blocks", "INT32", _NO_BLOCKS, when=_PERF),
-    TensorSpec("kv_cache_reused_blocks", "INT32", _NO_BLOCKS, when=_PERF),
-    TensorSpec("kv_cache_alloc_total_blocks", "INT32", _NO_BLOCKS, when=_PERF),
+    *(
+        TensorSpec(f"kv_cache_{name}_blocks", "INT32", _NO_BLOCKS, when=_PERF)
+        for name in ("alloc_new", "reused", "alloc_total")
+    ),
     TensorSpec(
         "metrics",
         "STRING",
