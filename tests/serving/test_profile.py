@@ -63,37 +63,6 @@ class CountingEngine:
         return self.factor * (1.0 + batch_size * row_s)
 
 
-class DisturbedEngine(CountingEngine):
-    """Takes longer by a factor for 2 rows of 3 tokens, so many times; 4 rows of 1 token are slow by
-    themselves."""
-
-    def __init__(self, num_disturbed: int, factor: float) -> None:
-        super().__init__()
-        self.num_disturbed, self.disturbance = num_disturbed, factor
-
-    def time_pass(
-        self, batch_size: int, tokens_per_row: int, context_len: int, num_logits: int | None = None
-    ) -> float:
-        seconds = super().time_pass(batch_size, tokens_per_row, context_len, num_logits)
-        if (batch_size, tokens_per_row) == (4, 1) and context_len == SHAPE.context_len:
-            return 3.0 * seconds
-        if (batch_size, tokens_per_row) == (2, 3) and self.num_disturbed:
-            self.num_disturbed -= 1
-            return self.disturbance * seconds
-        return seconds
-
-
-@pytest.mark.parametrize("factor", [4.0, 1.2])
-def test_a_pass_that_takes_doubtfully_long_is_timed_again(factor: float) -> None:
-    """Longer than larger ones, or than what lies between its neighbours. All of its rounds were
-    disturbed, and two more. What is slow by itself stays so."""
-    quiet, disturbed = (
-        profile(DisturbedEngine(n, factor), None, SHAPE) for n in (0, NUM_ROUNDS + 2)
-    )
-    assert disturbed == quiet
-    assert quiet.target_s(4, 4, 100) == pytest.approx(3 * (1 + 4 * (0.3 + 0.2 + 1.0)))
-
-
 def test_a_profile_tells_what_the_engine_takes() -> None:
     """Rows 1, 2, 4, 6 and 1, 2, 3, 4, 5 tokens each, at a context of 100."""
     cost = profile(CountingEngine(), CountingEngine(0.1), SHAPE)

@@ -17,7 +17,7 @@ import math
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,12 +35,6 @@ PROFILE_VERSION = 7
 """Raise it when the meaning of a stored number changes, or the engine becomes faster."""
 
 NUM_ROUNDS = 5
-NUM_MORE_ROUNDS = 6
-"""Additional rounds for points that are doubtful after NUM_ROUNDS."""
-
-DOUBT = 1.05
-"""A pass is timed again if it takes longer than this factor times its expected maximum."""
-
 ROW_GRID = (1, 2, 4, 8, 16, 32, 64, 128)
 TOKEN_GRID = (1, 2, 3, 4, 6, 8, 12, 16)
 PROMPT_GRID = (1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -261,7 +255,6 @@ class _Timer:
         found = [best[point] for point in points]
         saved_s = max(0.0, best[points[-len(tokens)]] - best[at_shorter])
         context_s = saved_s / (rows[-1] * max(1, context_len - shorter))
-        self._time_again(points, found)
         lines = np.array(found).reshape(len(rows), len(tokens))
         change_s = np.array([best[one._replace(is_repeat=False)] - best[one] for one in repeats])
         change_s = np.maximum(change_s, 0.0)
@@ -293,48 +286,11 @@ class _Timer:
                     times.add(key, self._pass_s(point))
         return [times.best_s(key) for key in keys]
 
-    def _time_again(self, points: Sequence[_Pass], found: list[float]) -> None:
-        """Measure again the points that take longer than expected, see `_most`.
-
-        If they do not improve, such passes are really slow and their times stay.
-        """
-        for _ in range(NUM_MORE_ROUNDS):
-            doubtful = [i for i in range(len(points)) if found[i] > DOUBT * _most(points, found, i)]
-            if not doubtful or self._times.is_over:
-                break
-            logger.info("timing %d %s passes again", len(doubtful), self._name)
-            for i in doubtful:
-                found[i] = min(found[i], self._pass_s(points[i]))
-
     def _pass_s(self, point: _Pass) -> float:
         if self._behind is None:
             return self._engine.time_pass(*point[:4])
         self._behind.time_pass(1, 1, 0)
         return (self._engine.time_pass(*point[:4]) + self._engine.time_pass(*point[:4])) / 2
-
-
-def _most(points: Sequence[_Pass], seconds: Sequence[float], index: int) -> float:
-    """Expected maximum seconds of a pass.
-
-    It takes no longer than any pass with at least as many rows and tokens. It also takes no longer
-    than the linear interpolation between its neighbours, since costs are mostly convex.
-    """
-    table = {point[:2]: value for point, value in zip(points, seconds, strict=True)}
-    rows, tokens = points[index][:2]
-    larger = [value for (r, t), value in table.items() if r >= rows and t >= tokens]
-    by_tokens = {t: value for (r, t), value in table.items() if r == rows}
-    by_rows = {r: value for (r, t), value in table.items() if t == tokens}
-    return min(min(larger), _between(by_tokens, tokens), _between(by_rows, rows))
-
-
-def _between(values: Mapping[int, float], at: int) -> float:
-    """Linear interpolation between the neighbours of `at`; infinite at either end."""
-    below = max((x for x in values if x < at), default=None)
-    above = min((x for x in values if x > at), default=None)
-    if below is None or above is None:
-        return math.inf
-    share = (at - below) / (above - below)
-    return values[below] + share * (values[above] - values[below])
 
 
 def cached_profile(
