@@ -25,6 +25,7 @@ SERVED: dict[str, list[Any]] = {
     "text_input": ["Question:", "漢字 🙂", "a", "\n\n", "Write about the sea.\nAnswer:"],
     "max_tokens": [1, 2, 5, 16],
     "min_tokens": [0, 1],
+    "stop_token_ids": [[], [5], [0, 2047]],
     "end_id": [-1, 0, 5, 2047],
     "speculation_policy": [
         "none",
