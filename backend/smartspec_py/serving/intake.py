@@ -214,7 +214,7 @@ class Intake:
             raise InvalidField(
                 "max_tokens",
                 params.max_tokens,
-                f"at most {longest - len(prompt)}: text_input has {len(prompt)} tokens, "
+                f"at most {longest - len(prompt)}: the prompt has {len(prompt)} tokens, "
                 f"and both together may have {longest}",
             )
         if params.min_tokens > params.max_tokens:
