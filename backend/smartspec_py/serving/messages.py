@@ -214,10 +214,10 @@ class ResponseState:
         is_wanted = not (self.params.exclude_input or self.params.stream)
         self.echo = self.params.text if is_wanted else ""
 
-    def add_prompt(self, found: PromptLogProbs) -> None:
+    def add_prompt(self, log_probs: PromptLogProbs) -> None:
         """Add log-probabilities of the prompt. A request that was preempted reads it again."""
         num_known = len(self.prompt_log_probs)
-        values = found.values[1 + num_known - found.first :]
+        values = log_probs.values[1 + num_known - log_probs.first :]
         self.prompt_log_probs.extend(values[: self.num_input_tokens - 1 - num_known])
 
     def log_prob_document(self) -> str | None:

@@ -73,14 +73,14 @@ def end_tokens(folder: Path, vocab_size: int, tokenizer: Tokenizer) -> tuple[int
         break
     value = _json(folder / "tokenizer_config.json").get("eos_token")
     text = value.get("content") if isinstance(value, dict) else value
-    own = tokenizer.token_to_id(text) if isinstance(text, str) else None
-    return tuple(dict.fromkeys(tokens if own is None else [*tokens, own]))
+    named = tokenizer.token_to_id(text) if isinstance(text, str) else None
+    return tuple(dict.fromkeys(tokens if named is None else [*tokens, named]))
 
 
 def _json(path: Path) -> dict[str, Any]:
     """The document in the file; empty if there is no file."""
-    found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return found if isinstance(found, dict) else {}
+    document = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return document if isinstance(document, dict) else {}
 
 
 SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -88,12 +88,10 @@ SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penal
 
 def log_unused_defaults(folder: Path) -> None:
     """Log the sampling defaults in generation_config.json, which requests do not get."""
-    found = _json(folder / "generation_config.json")
-    named = [f"{key} {found[key]}" for key in SAMPLING_DEFAULTS if found.get(key) is not None]
-    if named:
-        logger.info(
-            "generation_config.json has %s: not used, requests set their own", ", ".join(named)
-        )
+    config = _json(folder / "generation_config.json")
+    unused = [f"{key} {config[key]}" for key in SAMPLING_DEFAULTS if config.get(key) is not None]
+    if unused:
+        logger.info("generation_config.json: not used: %s", ", ".join(unused))
 
 
 def stepwise_capabilities(
