@@ -29,7 +29,7 @@ from smartspec_py.engines.trtllm.draft import TrtllmDraftProposer
 from smartspec_py.engines.trtllm.target import TrtllmTarget
 from smartspec_py.serving.config import DRAFT_MODEL
 from smartspec_py.serving.messages import Update
-from smartspec_py.serving.profile import PassTimes, ProfileShape, profile
+from smartspec_py.serving.profile import ProfileShape, profile
 from smartspec_py.serving.request import Request
 from smartspec_py.serving.step import StepRecord
 from smartspec_sim.hardware import gpu_hardware
@@ -206,8 +206,7 @@ def _profile(
     """As `build_trtllm` measures it, each pass once."""
     context_len = max_num_tokens // MAX_SEQUENCES - 8
     shape = ProfileShape(MAX_SEQUENCES, 7, context_len, 4096, 4096)
-    times = PassTimes(0.0, clock=clock.now)
-    return replace(profile(target, draft, shape, times), max_charged_tokens=max_num_tokens)
+    return replace(profile(target, draft, shape, 0.0, clock.now), max_charged_tokens=max_num_tokens)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,6 @@ from smartspec_py.serving import profile as module
 from smartspec_py.serving.config import LimitsConfig, TorchEngineConfig
 from smartspec_py.serving.profile import (
     NUM_ROUNDS,
-    PassTimes,
     ProfileShape,
     cached_profile,
     driver_name,
@@ -348,21 +346,15 @@ def test_progress_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert len(said) == 4 * NUM_ROUNDS
 
 
-class Interrupted(Exception):
-    pass
-
-
 class SlowEngine(CountingEngine):
-    """Each pass moves the clock by 1 s; the server is ended at pass number `last`."""
+    """Each pass moves the clock by 1 s."""
 
-    def __init__(self, clock: VirtualClock, last: float = math.inf) -> None:
+    def __init__(self, clock: VirtualClock) -> None:
         super().__init__()
-        self.clock, self.last = clock, last
+        self.clock = clock
 
     def time_pass(self, *point: int, **more: int | None) -> float:
         self.clock.sleep(1.0)
-        if self.num_passes >= self.last:
-            raise Interrupted
         return super().time_pass(*point, **more)  # type: ignore[arg-type]
 
 
@@ -380,37 +372,9 @@ def test_behind_the_budget_each_pass_is_timed_once(budget_s: float, num_passes: 
     """Of 30 s, 26 are the first round of the target, and 4 begin its second."""
     clock = VirtualClock()
     engine = SlowEngine(clock)
-    cost = profile(engine, None, SHAPE, PassTimes(budget_s, clock=clock.now))
+    cost = profile(engine, None, SHAPE, budget_s, clock.now)
     assert engine.num_passes == num_passes
     assert cost == profile(CountingEngine(), None, SHAPE)
-
-
-def test_a_start_that_is_cut_off_is_gone_on_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As by a limit of the start that is too short: the next ones measure what is left. Of 30
-    passes one is the first of the table, which pays for allocations."""
-    whole = profile(CountingEngine(), None, SHAPE)
-    clock = VirtualClock()
-    monkeypatch.setattr(module, "PassTimes", partial(PassTimes, clock=clock.now))
-    for _ in range(3):
-        with pytest.raises(Interrupted):
-            cached(SlowEngine(clock, last=30), tmp_path)
-    last = SlowEngine(clock)
-    cost = cached(last, tmp_path)
-    assert last.num_passes == 5 * NUM_POINTS - 3 * 29 + NUM_FIRST
-    assert cost == whole
-    assert [path.suffix for path in tmp_path.iterdir()] == [".json"]
-
-
-@pytest.mark.parametrize("text", ["", "[]", '{"times": {"a": 3}}', '{"times": {"a": [1, "x"]}}'])
-def test_damaged_times_are_measured_again(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "profile-1.json"
-    path.write_text(text)
-    times = PassTimes(path=path)
-    assert times.num_rounds("a") == 0
-    times.add("a", 2.0)
-    assert PassTimes(path=path).best_s("a") == 2.0
 
 
 def test_without_a_folder_nothing_is_kept() -> None:

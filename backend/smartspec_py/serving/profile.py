@@ -2,9 +2,8 @@
 
 A profile is valid for a pair of models, a machine, settings, library versions and a driver. If any
 of them changes, the server measures again. This takes a few seconds, or longer if passes are long.
-After `limits.profile_s`, no new rounds start. If a start is interrupted, the next start continues
-with its measurements. The file of a profile also stores what a server has learned
-(`serving.learned`).
+After `limits.profile_s`, no new rounds start. The file of a profile also stores what a server has
+learned (`serving.learned`).
 """
 
 from __future__ import annotations
@@ -49,12 +48,6 @@ CATCH_UP_TOKENS = (16, 80)
 DRIVER_FILES = (Path("/sys/module/nvidia/version"), Path("/proc/driver/nvidia/version"))
 """Linux files with the version of NVIDIA's driver. A container may show only one of them."""
 
-NEVER = (0, math.inf)
-"""Number of rounds and the best time in seconds, for a pass that was never timed."""
-
-KEEP_S = 1.0
-"""Shortest time between two writes of the file, because writing takes time between passes."""
-
 
 @dataclass(frozen=True)
 class ProfileShape:
@@ -81,62 +74,6 @@ class _Pass(NamedTuple):
     num_logits: int | None = None
     is_repeat: bool = False
     """Whether it is timed behind one with as many tokens."""
-
-
-class PassTimes:
-    """Seconds of each pass: the best of several rounds.
-
-    They are stored until the profile is complete, so that the next start can continue.
-
-    budget_s: after this many seconds, each pass is measured only once. path: the file of the
-    profile. None stores nothing. clock: seconds, any origin.
-    """
-
-    def __init__(
-        self,
-        budget_s: float = math.inf,
-        path: Path | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._clock = clock
-        self._until_s = clock() + budget_s
-        self._path = path
-        self._next_keep_s = -math.inf
-        self._times = {} if path is None else _stored_times(path)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the budget is spent."""
-        return self._clock() >= self._until_s
-
-    def num_rounds(self, key: str) -> int:
-        return self._times.get(key, NEVER)[0]
-
-    def best_s(self, key: str) -> float:
-        """Best time in seconds; infinite if the pass was never timed."""
-        return self._times.get(key, NEVER)[1]
-
-    def add(self, key: str, seconds: float) -> None:
-        self._times[key] = (self.num_rounds(key) + 1, min(seconds, self.best_s(key)))
-        if self._path is not None and self._clock() >= self._next_keep_s:
-            self._next_keep_s = self._clock() + KEEP_S
-            try:
-                write_json(self._path, {"times": self._times})
-            except OSError:  # logged once, when the profile itself cannot be written
-                self._path = None
-
-
-def _stored_times(path: Path) -> dict[str, tuple[int, float]]:
-    """The times of an interrupted start; empty if there are none."""
-    rows = read_profile(path).get("times", {})
-    try:
-        times = {key: (int(rounds), float(best_s)) for key, (rounds, best_s) in rows.items()}
-    except (ValueError, TypeError, AttributeError) as error:
-        logger.warning("%s cannot be used (%s): measuring again", path, error)
-        return {}
-    if times:
-        logger.info("an earlier start already timed %d passes: %s", len(times), path)
-    return times
 
 
 def read_profile(path: Path) -> dict[str, Any]:
@@ -179,25 +116,31 @@ def profile(
     target: Profilable,
     draft: Profilable | None,
     shape: ProfileShape,
-    times: PassTimes | None = None,
+    budget_s: float = math.inf,
+    clock: Callable[[], float] = time.monotonic,
 ) -> CostModel:
     """Measure a cost model.
 
     Target passes are measured over rows x tokens and over prompt tokens, draft passes over rows.
-    times: earlier measurements, and the remaining time budget.
+    budget_s: after this many seconds, each pass is measured only once. clock: seconds, any origin.
     """
-    times = times or PassTimes()
+    until_s = clock() + budget_s
+
+    def is_over() -> bool:
+        return clock() >= until_s
+
     rows = _grid(ROW_GRID, shape.max_sequences)
     tokens = _grid(TOKEN_GRID, shape.max_draft_len + 1)
-    table = _Timer(times, "target", target).table(rows, tokens, shape.context_len, has_change=True)
-    prompt = _prompt_table(_Timer(times, "prompt", target), shape)
+    timer = _Timer(is_over, "target", target)
+    table = timer.table(rows, tokens, shape.context_len, has_change=True)
+    prompt = _prompt_table(_Timer(is_over, "prompt", target), shape)
     if draft is None:
         return CostModel(target=table, prompt=prompt)
     # The cost of one token in a pass that reads the tokens missing from the draft cache.
     few, many = CATCH_UP_TOKENS
-    few_s, many_s = _Timer(times, "catch-up", draft).prompt_s(CATCH_UP_TOKENS)
+    few_s, many_s = _Timer(is_over, "catch-up", draft).prompt_s(CATCH_UP_TOKENS)
     catch_up_s = max(0.0, many_s - few_s) / (many - few)
-    draft_table = _Timer(times, "draft", draft, target).table(rows, (1,), shape.context_len)
+    draft_table = _Timer(is_over, "draft", draft, target).table(rows, (1,), shape.context_len)
     return CostModel(table, draft_table, catch_up_s=catch_up_s, prompt=prompt)
 
 
@@ -223,7 +166,7 @@ def _prompt_table(timer: _Timer, shape: ProfileShape) -> PassTable:
 
 
 class _Timer:
-    """Measures an engine's passes. name: prefix of its entries in `times`.
+    """Measures an engine's passes. is_over: whether the budget is spent. name: for the log.
 
     behind: an engine whose passes run between the passes of this one. Its weights replace those of
     this engine in the CPU's caches. Therefore each measurement runs `behind` once and then averages
@@ -231,9 +174,13 @@ class _Timer:
     """
 
     def __init__(
-        self, times: PassTimes, name: str, engine: Profilable, behind: Profilable | None = None
+        self,
+        is_over: Callable[[], bool],
+        name: str,
+        engine: Profilable,
+        behind: Profilable | None = None,
     ) -> None:
-        self._times, self._name, self._engine, self._behind = times, name, engine, behind
+        self._is_over, self._name, self._engine, self._behind = is_over, name, engine, behind
 
     def table(
         self,
@@ -273,18 +220,16 @@ class _Timer:
         Disturbances only make a pass longer, so the best time is the time of the pass itself. Each
         round covers all points, so that a disturbance does not affect a single point only.
         """
-        times = self._times
-        keys = [f"{self._name} {tuple(point)}" for point in points]
         self._engine.time_pass(*points[-1][:4])  # the first pass pays for allocations
+        best_s = [math.inf] * len(points)
         for number in range(NUM_ROUNDS):
             logger.info("timing %s passes: round %d of %d", self._name, number + 1, NUM_ROUNDS)
-            for key, point in zip(keys, points, strict=True):
-                if number and times.is_over:
+            for index, point in enumerate(points):
+                if number and self._is_over():
                     logger.warning("limits.profile_s has passed: costs are from fewer rounds")
-                    return [times.best_s(key) for key in keys]
-                if times.num_rounds(key) <= number:
-                    times.add(key, self._pass_s(point))
-        return [times.best_s(key) for key in keys]
+                    return best_s
+                best_s[index] = min(best_s[index], self._pass_s(point))
+        return best_s
 
     def _pass_s(self, point: _Pass) -> float:
         if self._behind is None:
@@ -306,11 +251,11 @@ def cached_profile(
     identity: everything else that the cost depends on: models, device, settings, library versions.
     The machine and its driver are added here.
     folder: None stores nothing. If it cannot be read or written, this is logged and not raised.
-    budget_s: see `PassTimes`.
+    budget_s: see `profile`.
     """
     path = profile_path(shape, folder, identity)
     if path is None:
-        return profile(target, draft, shape, PassTimes(budget_s))
+        return profile(target, draft, shape, budget_s)
     if "cost" in (document := read_profile(path)):
         try:
             cost = cost_from_json(document["cost"])
@@ -320,7 +265,7 @@ def cached_profile(
             logger.info("profile read from %s", path)
             return cost
     start = time.perf_counter()
-    cost = profile(target, draft, shape, PassTimes(budget_s, path))
+    cost = profile(target, draft, shape, budget_s)
     seconds = time.perf_counter() - start
     try:
         store_cost(cost, path, _whole_identity(shape, identity))

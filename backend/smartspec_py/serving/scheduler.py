@@ -54,10 +54,10 @@ class Scheduler:
         for request in messages.arrivals:
             self.batcher.add(request)
         for sequence in messages.cancelled:
-            request = self.batcher.find(sequence)
-            if request is not None and not request.is_over:
-                self._end(request, RequestState.CANCELLED, finish_reason=FinishReason.CANCELLED)
-                self._release_if_idle(request)
+            cancelled = self.batcher.find(sequence)
+            if cancelled is not None and not cancelled.is_over:
+                self._end(cancelled, RequestState.CANCELLED, finish_reason=FinishReason.CANCELLED)
+                self._release_if_idle(cancelled)
 
     def expire(self) -> None:
         """End requests whose deadline has passed.
