@@ -7,17 +7,20 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from smartspec_openai import logprobs
 from smartspec_openai.errors import ApiError
-from smartspec_openai.logprobs import TokenBytes
+from smartspec_openai.logprobs import Offsets, TokenBytes
 from smartspec_openai.tools import Found, ToolParser
 from smartspec_openai.triton import Piece
 
 FINISH_REASONS = {"stop": "stop", "length": "length", "deadline": "length"}
 """OpenAI has no name for a deadline."""
+
+LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
+"""Characters that JSON may contain, and at which some clients would split an event."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,7 @@ class Form:
 
     num_texts: choices of each prompt; choice i belongs to prompt i // num_texts.
     echoes: by prompt, its text and its first token if its log-probabilities are wanted; else empty.
+    is_echo_only: whether generated text is dropped, because max_tokens is 0.
     tools: names of functions that may be called. with_log_probs: whether choices have them.
     shows_steps: whether chunks have tokens, counts and sources of the drafts.
     num_prompt: tokens of all prompts, if chunks have token counts; else None.
@@ -35,6 +39,7 @@ class Form:
     is_chat: bool
     num_texts: int = 1
     echoes: Sequence[tuple[str, int | None]] = ()
+    is_echo_only: bool = False
     tools: Collection[str] = ()
     is_one_call: bool = False
     with_log_probs: bool = False
@@ -54,7 +59,7 @@ class Choice:
     new_calls: list[dict[str, Any]] = field(default_factory=list)
     entries: list[Any] = field(default_factory=list)
     num_calls: int = 0
-    offset: int = 0
+    offsets: Offsets = field(default_factory=Offsets)
     has_begun: bool = False
 
     def add(self, piece: Piece) -> None:
@@ -70,6 +75,11 @@ class Choice:
             self.entries += piece.log_probs.get("output", [])
         if self.finish_reason == "stop" and self.num_calls + len(self.new_calls):
             self.finish_reason = "tool_calls"
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether a chunk would have nothing but log-probabilities, which can wait."""
+        return self.has_begun and not (self.new_text or self.new_calls or self.finish_reason)
 
     def take_calls(self, is_one_call: bool) -> list[dict[str, Any]]:
         """The new calls. is_one_call: only the choice's first one."""
@@ -104,6 +114,10 @@ class Answer:
         return Choice(parser, *(form.echoes[number // form.num_texts] if form.echoes else ()))
 
     def add(self, number: int, piece: Piece) -> None:
+        if self._form.is_echo_only:
+            logs = piece.log_probs and {"prompt": piece.log_probs.get("prompt", [])}
+            reason = piece.finish_reason and "length"
+            piece = replace(piece, text="", num_tokens=0, log_probs=logs, finish_reason=reason)
         self._choices[number].add(piece)
         self._num_tokens += piece.num_tokens
         if piece.finish_reason:
@@ -119,15 +133,15 @@ class Answer:
 
     def chunk(self, number: int, piece: Piece) -> str:
         """The event of a piece that was added; empty if it has nothing to say yet."""
+        if self._form.tools and not self._form.shows_steps and self._choices[number].is_silent:
+            return ""
         choice = self._take(number, "delta")
         if self._form.shows_steps:
             choice["speculation"] = self._step(piece)
-        elif self._form.tools and not choice["finish_reason"] and choice["delta"] == {}:
-            return ""
         usage = ""
         if self._form.num_prompt is not None:
             usage = f', "usage": {json.dumps(self._usage(self._form.num_prompt))}'
-        shown = json.dumps(choice, ensure_ascii=False)
+        shown = json.dumps(choice, ensure_ascii=False).translate(LINE_ENDS)
         return f'{self._chunk_head}"choices": [{shown}]{usage}}}\n\n'
 
     def last_chunk(self, with_usage: bool) -> str:
@@ -179,9 +193,7 @@ class Answer:
         if self._form.is_chat:
             return logprobs.of_chat(entries, self._token_bytes)
         first, choice.first_token = choice.first_token, None
-        found = logprobs.of_text(first, entries, choice.offset, self._token_bytes)
-        choice.offset += sum(map(len, found["tokens"]))
-        return found
+        return logprobs.of_text(first, entries, choice.offsets, self._token_bytes)
 
     def _step(self, piece: Piece) -> dict[str, Any]:
         texts = [self._token_bytes(token).decode(errors="replace") for token in piece.tokens]

@@ -6,6 +6,12 @@ from typing import Any
 
 from pydantic import BaseModel
 
+GONE_STATUS = 499
+"""Nobody reads it: the client has disconnected."""
+
+TOO_LONG = "context_length_exceeded"
+"""OpenAI's code for prompts that are too long, which makes clients shorten them."""
+
 KINDS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error"}
 
 
@@ -36,16 +42,22 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 class ApiError(Exception):
-    """An answer with this status. param: the field that is wrong, if one is."""
+    """An answer with this status. param: the field that is wrong, if one is. code: for programs."""
 
     def __init__(
-        self, status: int, message: str, param: str | None = None, retry_after_s: int | None = None
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        retry_after_s: int | None = None,
+        code: str | None = None,
     ) -> None:
         super().__init__(message)
         self.status, self.message, self.param = status, message, param
-        self.retry_after_s = retry_after_s
+        self.retry_after_s, self.code = retry_after_s, code
 
     @property
     def body(self) -> dict[str, Any]:
         kind = KINDS.get(self.status, "server_error" if self.status >= 500 else KINDS[400])
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": None}}
+        names = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return {"error": names}
