@@ -55,6 +55,7 @@ def test_a_chat_becomes_the_models_prompt() -> None:
         "max_completion_tokens": 9,
         "logit_bias": {"300": 5},
         "tpot_slo_ms": 30,
+        "stop_token_ids": [5, 6],
         "speculation_policy": "fixed:2",
     }
     answer = client(model).post("/v1/chat/completions", json=body).json()
@@ -63,6 +64,7 @@ def test_a_chat_becomes_the_models_prompt() -> None:
     assert first["input_ids"] == second["input_ids"] == PROMPTS.encode(prompt)
     assert (first["seed"], second["seed"]) == (2**64 - 1, 0)
     assert (first["max_tokens"], first["stop_words"]) == (9, [b"x"])
+    assert first["stop_token_ids"] == [5, 6]
     assert PROMPTS.encode(first["embedding_bias_words"][0].decode()) == [300]
     assert first["embedding_bias_weights"] == [5.0]
     assert (first["tpot_slo_ms"], first["speculation_policy"]) == (30.0, b"fixed:2")
@@ -124,7 +126,7 @@ def test_several_prompts_and_echo() -> None:
         ({"response_format": {"type": "json_object"}}, "response_format.type", "text"),
         ({"n": 129}, "n", "n: got 129, must be less than or equal to 128"),
         ({"n": "two"}, "n", "n: got 'two', must be a valid integer"),
-        ({"top_p": 0}, "top_p", "top_p: got 0, must be greater than 0"),
+        ({"top_p": 2}, "top_p", "top_p: got 2, must be less than or equal to 1"),
         ({"stop": 5}, "stop", "stop: got 5, must be a valid string or a valid list"),
         ({"stop": ["a"] * 17}, "stop", "a list of length 16 or less"),
         ({"stream": "maybe"}, "stream", "stream: got 'maybe', must be a valid boolean"),

@@ -10,7 +10,6 @@ from typing import Any
 import aiohttp
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from smartspec_openai.chat_schema import ChatRequest
@@ -44,14 +43,15 @@ def create_app(model: Model, prompts: Prompts, settings: Settings) -> FastAPI:
     app = FastAPI(title="SmartSpec", lifespan=lifespan, redoc_url=None, responses=ERRORS)
     keyed = [Depends(endpoint.check_key)]
 
-    def post(path: str, model: type[BaseModel], **more: Any) -> Any:
-        return app.post(path, dependencies=keyed, openapi_extra=body_schema(model), **more)
+    chats = body_schema(ChatRequest)
 
-    @post(ChatRequest.route, ChatRequest, responses=STREAMED)
+    @app.post("/v1/chat/completions", dependencies=keyed, responses=STREAMED, openapi_extra=chats)
     async def chat(request: Request) -> Response:
         return await endpoint.chat(request, await read(request, ChatRequest))
 
-    @post(CompletionRequest.route, CompletionRequest, responses=STREAMED)
+    texts = body_schema(CompletionRequest)
+
+    @app.post("/v1/completions", dependencies=keyed, responses=STREAMED, openapi_extra=texts)
     async def complete(request: Request) -> Response:
         return await endpoint.complete(request, await read(request, CompletionRequest))
 
@@ -64,11 +64,11 @@ def create_app(model: Model, prompts: Prompts, settings: Settings) -> FastAPI:
         endpoint.check_model(name)
         return endpoint.about_model()
 
-    @post("/tokenize", TokenizeRequest)
+    @app.post("/tokenize", dependencies=keyed, openapi_extra=body_schema(TokenizeRequest))
     async def tokenize(request: Request) -> dict[str, Any]:
         return await endpoint.tokenize(request, await read(request, TokenizeRequest))
 
-    @post("/detokenize", DetokenizeRequest)
+    @app.post("/detokenize", dependencies=keyed, openapi_extra=body_schema(DetokenizeRequest))
     async def detokenize(request: Request) -> dict[str, str]:
         return await endpoint.detokenize(request, await read(request, DetokenizeRequest))
 

@@ -24,6 +24,7 @@ from smartspec_py.api.inputs import (
     INPUT_GROUPS,
     MAX_BIAS_WORDS,
     MAX_PROMPT_IDS,
+    MAX_STOP_TOKENS,
     MAX_STOP_WORDS,
     MAX_TOP_LOG_PROBS,
 )
@@ -67,6 +68,7 @@ Words = Annotated[list[str], few(MAX_STOP_WORDS)]
 Texts = Annotated[list[str], few(MAX_CHOICES)]
 TokenId = Annotated[StrictInt, Field(ge=0, le=MAX_INT32)]
 TokenIds = Annotated[list[TokenId], few(MAX_PROMPT_IDS)]
+StopTokens = Annotated[list[TokenId], few(MAX_STOP_TOKENS)]
 TokenLists = Annotated[list[TokenIds], few(MAX_CHOICES)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 
@@ -122,9 +124,10 @@ class Generation(Ignored):
         None, ge=0, description="most tokens to generate; default: the rest of the context"
     )
     temperature: float = Field(1.0, ge=0, le=2, description="0 is greedy")
-    top_p: float = Field(1.0, gt=0, le=1, description=TENSORS["top_p"].meaning)
+    top_p: float = Field(1.0, ge=0, le=1, description=TENSORS["top_p"].meaning)
     n: int = Field(1, ge=1, le=MAX_CHOICES, description="number of texts for each prompt")
     stop: str | Words | None = Field(None, description=TENSORS["stop_words"].meaning)
+    stop_token_ids: StopTokens | None = tensor("stop_token_ids")
     seed: int | None = Field(
         None, description="same seed, same text; choice i uses seed + i. Default: random"
     )

@@ -29,7 +29,8 @@ IS_JSON = re.compile(r"application/([\w.-]+\+)?json\s*(;.*)?", re.IGNORECASE)
 HIDDEN_PLACES = re.compile(r"list\[.*|function-.*|constrained-.*|TextPart|str")
 """What pydantic adds to the place of an error for the members of a union."""
 
-LENGTHS = {
+WORDS = {
+    "string_pattern_mismatch": "text that matches {pattern}",
     "too_short": "a list of length {min_length} or more",
     "too_long": "a list of length {max_length} or less",
 }
@@ -121,6 +122,6 @@ def _unknown(name: str, known: Sequence[str], model: type[BaseModel]) -> str:
 
 
 def _allowed(error: Mapping[str, Any]) -> str:
-    if error["type"] in LENGTHS:
-        return LENGTHS[error["type"]].format(**error["ctx"])
+    if error["type"] in WORDS:
+        return WORDS[error["type"]].format(**error["ctx"])
     return re.sub("^(Input should be|Value error,) ", "", error["msg"])
