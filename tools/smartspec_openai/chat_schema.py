@@ -122,5 +122,9 @@ class ChatRequest(Generation, IgnoredInChats):
         return [] if self.tool_choice == "none" else self.tools or []
 
     @property
+    def tool_names(self) -> list[str]:
+        return [tool.function.name for tool in self.usable_tools]
+
+    @property
     def token_limit(self) -> int | None:
         return self.max_completion_tokens or self.max_tokens

@@ -12,7 +12,7 @@ from typing import Any
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from smartspec_openai.answers import Answer, Form, events
+from smartspec_openai.answers import Answer, events
 from smartspec_openai.chat_schema import ChatRequest
 from smartspec_openai.errors import TOO_LONG, ApiError
 from smartspec_openai.pieces import pieces_of, unless_gone
@@ -24,7 +24,7 @@ from smartspec_openai.schema import (
     Generation,
     TokenizeRequest,
 )
-from smartspec_openai.triton import Model, Piece
+from smartspec_openai.triton import Model, Piece, Tensors
 from smartspec_openai.validation import off_loop
 from smartspec_py.serving.intake import MAX_BYTES_PER_TOKEN
 
@@ -92,14 +92,13 @@ class Endpoint:
         return {"prompt": await off_loop(size, self.prompts.decode, asked.tokens)}
 
     async def _answer(
-        self, request: Request, asked: Any, work: Callable[[Any], tuple[list[Any], Form]]
+        self, request: Request, asked: Any, work: Callable[[Any], tuple[list[Tensors], Answer]]
     ) -> Response:
         """Generate all choices, streamed or not."""
         self.check_model(asked.model)
         if asked.stream_options is not None and not asked.stream:
             raise ApiError(400, "stream_options: only with stream", "stream_options")
-        choices, form = await off_loop(len(await request.body()), work, asked)
-        answer = Answer(form, len(choices), self.prompts.token_bytes)
+        choices, answer = await off_loop(len(await request.body()), work, asked)
         pieces = self._counted(choices)
         if not asked.stream:
             return await unless_gone(request, _whole(answer, pieces))
@@ -110,7 +109,7 @@ class Endpoint:
             events(answer, pieces, first, usage), media_type="text/event-stream"
         )
 
-    async def _counted(self, choices: Sequence[Any]) -> AsyncIterator[tuple[int, Piece]]:
+    async def _counted(self, choices: Sequence[Tensors]) -> AsyncIterator[tuple[int, Piece]]:
         """`pieces_of`, with a limit on requests at once."""
         most = self.settings.max_requests
         if self.num_requests >= most:
@@ -123,61 +122,43 @@ class Endpoint:
         finally:
             self.num_requests -= 1
 
-    def _of_chat(self, asked: ChatRequest) -> tuple[list[dict[str, Any]], Form]:
-        """The tensors of each choice, and the form of the answer."""
-        tools = asked.usable_tools
+    def _of_chat(self, asked: ChatRequest) -> tuple[list[Tensors], Answer]:
         text = self.prompts.of_chat(
             [message.for_template() for message in asked.messages],
             asked.chat_template_kwargs or {},
             asked.add_generation_prompt,
-            [tool.model_dump(exclude_none=True) for tool in tools],
+            [tool.model_dump(exclude_none=True) for tool in asked.usable_tools],
         )
         self._check_bytes("messages", text)
-        tokens = self.prompts.encode_chat(text)
-        choices = self._choices(asked, "messages", [tokens])
-        names = [tool.function.name for tool in tools]
-        own = {"tools": names, "is_one_call": not asked.parallel_tool_calls}
-        return choices, self._form(asked, [tokens], is_chat=True, **own)
+        return self._prepared(asked, "messages", [self.prompts.encode_chat(text)])
 
-    def _of_completion(self, asked: CompletionRequest) -> tuple[list[dict[str, Any]], Form]:
-        """The tensors of each choice, and the form of the answer."""
+    def _of_completion(self, asked: CompletionRequest) -> tuple[list[Tensors], Answer]:
         texts = [text for text in asked.prompts if isinstance(text, str)]
         self._check_bytes("prompt", "".join(texts))
-        prompts = [self._tokens(prompt) for prompt in asked.prompts]
-        choices = self._choices(asked, "prompt", prompts)
+        encode = self.prompts.encode
+        prompts = [encode(one) if isinstance(one, str) else one for one in asked.prompts]
         echoes: list[tuple[str, int | None]] = []
-        if asked.echo:
-            has_log_probs = asked.logprobs is not None
+        if asked.echo and all(prompts):
             shown = texts or [self.prompts.decode(tokens, "prompt") for tokens in prompts]
-            firsts = [tokens[0] if has_log_probs else None for tokens in prompts]
+            firsts = [None if asked.logprobs is None else tokens[0] for tokens in prompts]
             echoes = list(zip(shown, firsts, strict=True))
-        own = {"echoes": echoes, "is_echo_only": asked.max_tokens == 0}
-        return choices, self._form(asked, prompts, is_chat=False, **own)
+        return self._prepared(asked, "prompt", prompts, echoes)
 
-    def _tokens(self, prompt: str | list[int]) -> list[int]:
-        return self.prompts.encode(prompt) if isinstance(prompt, str) else prompt
-
-    def _form(self, asked: Generation, prompts: Sequence[list[int]], **own: Any) -> Form:
-        return Form(
-            self.settings.name,
-            num_texts=asked.n,
-            with_log_probs=asked.num_top_log_probs is not None,
-            shows_steps=asked.return_spec_metrics == "detailed",
-            num_prompt=sum(map(len, prompts)) if asked.streams_usage else None,
-            **own,
-        )
-
-    def _choices(
-        self, asked: Generation, field: str, prompts: Sequence[list[int]]
-    ) -> list[dict[str, Any]]:
-        """The tensors of each choice. field: the one with the prompts."""
+    def _prepared(
+        self,
+        asked: Generation,
+        field: str,
+        prompts: Sequence[list[int]],
+        echoes: Sequence[tuple[str, int | None]] = (),
+    ) -> tuple[list[Tensors], Answer]:
+        """The tensors of each choice, and the answer to fill. field: the one with the prompts."""
         if not prompts or not all(prompts):
             raise ApiError(400, f"{field}: must have at least one token", field)
         if len(prompts) * asked.n > MAX_CHOICES:
             message = f"n: got {asked.n} texts of {len(prompts)} prompts, must be at most "
             raise ApiError(400, f"{message}{MAX_CHOICES} together", "n")
         shared = self._shared(asked)
-        choices = []
+        choices: list[Tensors] = []
         for prompt in prompts:
             own = {
                 "text_input": ("BYTES", b""),
@@ -190,7 +171,9 @@ class Endpoint:
                 if asked.seed is not None:
                     seed["seed"] = ("UINT64", (asked.seed + number) % UINT64)
                 choices.append({**shared, **own, **seed})
-        return choices
+        sizes = list(map(len, prompts))
+        answer = Answer(asked, self.settings.name, sizes, echoes, self.prompts.token_bytes)
+        return choices, answer
 
     def _shared(self, asked: Generation) -> dict[str, tuple[str, Any]]:
         """The tensors that are the same for all choices."""

@@ -9,8 +9,9 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from jinja2.exceptions import TemplateError, TemplateSyntaxError
+from jinja2.exceptions import TemplateSyntaxError
 from tokenizers import Tokenizer
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from smartspec_openai.errors import ApiError
@@ -23,16 +24,6 @@ NO_TEMPLATE = (
 
 MAX_KNOWN_TOKENS = 1 << 15
 BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
-TEMPLATE_ERRORS = (
-    TypeError,
-    ValueError,
-    LookupError,
-    AttributeError,
-    ArithmeticError,
-    RecursionError,
-)
-"""Errors that a template can raise for messages that it does not expect."""
-
 CUT = "\ufdd0"
 """Marks where the name of a special token is cut, so that a message cannot contain the token.
 Unicode reserves this character for use inside programs."""
@@ -96,7 +87,7 @@ class Prompts:
                 add_generation_prompt=add_generation_prompt,
                 **{**self._special, **self._cut(dict(variables))},
             )
-        except (TemplateError, *TEMPLATE_ERRORS) as error:
+        except Exception as error:  # a template can raise anything
             message = f"messages: the chat template refuses them: {error}"
             raise ApiError(400, message, "messages") from error
         prompt = str(found[0][0])
@@ -202,12 +193,8 @@ def _arguments(text: str) -> dict[str, Any]:
 
 @cache
 def _byte_letters() -> dict[str, int]:
-    """The letters that byte-level tokenizers write bytes with: printable ones stand for themselves,
-    the others for letters from 256 on."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    letters = {chr(byte): byte for byte in printable}
-    return letters | {chr(256 + number): byte for number, byte in enumerate(others)}
+    """The letters that byte-level tokenizers write bytes with."""
+    return {letter: byte for byte, letter in bytes_to_unicode().items()}
 
 
 def _templates(folder: Path, config: Mapping[str, Any], given: Path | None) -> dict[str, str]:
@@ -229,7 +216,7 @@ def _check_syntax(path: Path, template: str) -> None:
         render_jinja_template([[]], chat_template=template)
     except TemplateSyntaxError as error:
         raise PromptError(f"{path}, line {error.lineno}: {error.message}") from error
-    except (TemplateError, *TEMPLATE_ERRORS):
+    except Exception:
         pass  # it needs a message
 
 

@@ -10,14 +10,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal, cast
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    StrictInt,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, model_validator
 from pydantic_core import PydanticCustomError
 
 from smartspec_py.api.inputs import (
@@ -36,15 +29,8 @@ MAX_INT32 = (1 << 31) - 1
 MAX_FLOAT32 = 3.4e38
 
 REFUSED = (
-    "audio",
-    "best_of",
-    "function_call",
-    "functions",
-    "moderation",
-    "prediction",
-    "prompt_cache_options",
-    "suffix",
-    "web_search_options",
+    *("audio", "best_of", "function_call", "functions", "moderation", "prediction"),
+    *("prompt_cache_options", "suffix", "web_search_options"),
 )
 """Fields of OpenAI that are refused like unknown ones, for the documentation."""
 
@@ -73,9 +59,9 @@ TokenLists = Annotated[list[TokenIds], few(MAX_CHOICES)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
-def tensor(name: str) -> Any:
+def tensor(name: str, default: Any = None, **rules: Any) -> Any:
     """A field that becomes the tensor of this name, and has its meaning."""
-    return Field(None, description=TENSORS[name].meaning)
+    return Field(default, description=TENSORS[name].meaning, **rules)
 
 
 class Body(BaseModel):
@@ -89,11 +75,10 @@ class Body(BaseModel):
         if not isinstance(body, dict):
             return body
         given = {name: value for name, value in body.items() if value is not None}
-        if cls.model_config["extra"] == "forbid":
-            for name in given:
-                if name not in cls.model_fields:
-                    known = {"name": name, "known": list(cls.model_fields)}
-                    raise PydanticCustomError("unknown", "unknown field", known)
+        unknown = next((name for name in given if name not in cls.model_fields), None)
+        if unknown is not None and cls.model_config["extra"] == "forbid":
+            found = {"name": unknown, "known": list(cls.model_fields)}
+            raise PydanticCustomError("unknown", "unknown field", found)
         return given
 
 
@@ -123,20 +108,16 @@ class Generation(Ignored):
     max_tokens: Int32 | None = Field(
         None, ge=0, description="most tokens to generate; default: the rest of the context"
     )
-    temperature: float = Field(1.0, ge=0, le=2, description="0 is greedy")
-    top_p: float = Field(1.0, ge=0, le=1, description=TENSORS["top_p"].meaning)
+    temperature: float = tensor("temperature", 1.0, ge=0, le=2)
+    top_p: float = tensor("top_p", 1.0, ge=0, le=1)
     n: int = Field(1, ge=1, le=MAX_CHOICES, description="number of texts for each prompt")
-    stop: str | Words | None = Field(None, description=TENSORS["stop_words"].meaning)
+    stop: str | Words | None = tensor("stop_words")
     stop_token_ids: StopTokens | None = tensor("stop_token_ids")
     seed: int | None = Field(
         None, description="same seed, same text; choice i uses seed + i. Default: random"
     )
-    presence_penalty: float = Field(
-        0.0, ge=-2, le=2, description=TENSORS["presence_penalty"].meaning
-    )
-    frequency_penalty: float = Field(
-        0.0, ge=-2, le=2, description=TENSORS["frequency_penalty"].meaning
-    )
+    presence_penalty: float = tensor("presence_penalty", 0.0, ge=-2, le=2)
+    frequency_penalty: float = tensor("frequency_penalty", 0.0, ge=-2, le=2)
     logit_bias: Annotated[dict[str, Bias], BeforeValidator(_few_keys)] | None = Field(
         None, description="added to the logits of tokens, by token id"
     )
@@ -175,6 +156,11 @@ class Generation(Ignored):
         return None
 
     @property
+    def tool_names(self) -> list[str]:
+        """Functions that the model may call."""
+        return []
+
+    @property
     def stop_words(self) -> list[str]:
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
@@ -184,11 +170,10 @@ class Generation(Ignored):
 
     def tensors(self) -> dict[str, tuple[str, Any]]:
         """Type and value, by name, of the inputs that have the same name as their field."""
-        given = {name: getattr(self, name) for name in PASSED}
         return {
-            name: (PASSED[name], value.encode() if isinstance(value, str) else value)
-            for name, value in given.items()
-            if value is not None
+            name: (kind, value.encode() if isinstance(value, str) else value)
+            for name, kind in PASSED.items()
+            if (value := getattr(self, name)) is not None
         }
 
 
@@ -207,7 +192,7 @@ class CompletionRequest(Generation):
     route = "/v1/completions"
 
     prompt: str | Texts | TokenIds | TokenLists = Field(
-        description="one prompt or several, as text or as tokens"
+        description="one prompt or up to 128, as text or as tokens"
     )
     echo: bool = Field(
         False,
