@@ -452,6 +452,11 @@ def test_wrong_prompts() -> None:
         assert answer.json()["error"]["param"].startswith("prompt"), prompt
 
 
+def test_a_list_of_too_many_tokens() -> None:
+    error = client().post("/v1/completions", json={"prompt": [1] * 300_000}).json()["error"]
+    assert error["message"].endswith("a valid string or a list of length 262144 or less")
+
+
 def test_the_page_needs_nothing_from_elsewhere() -> None:
     found = client(api_keys=("key",)).get("/")
     assert found.status_code == 200

@@ -21,6 +21,8 @@ from smartspec_openai.triton import Piece
 FINISH_REASONS = {"stop": "stop", "length": "length", "deadline": "length"}
 """OpenAI has no name for a deadline."""
 
+MANY = 1 << 30
+
 LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
 """Characters that JSON may contain, and at which some clients would split an event."""
 
@@ -30,6 +32,7 @@ class Choice:
     """A choice so far, and what is new since the last `take`."""
 
     parser: ToolParser | None
+    max_calls: int
     echo: str = ""
     first_token: int | None = None
     finish_reason: str | None = None
@@ -47,7 +50,7 @@ class Choice:
                 found.add(self.parser.finish())
             self.finish_reason = FINISH_REASONS[piece.finish_reason]
         self.new_text += found.content
-        self.new_calls += found.calls
+        self.new_calls += found.calls[: self.max_calls - self.num_calls - len(self.new_calls)]
         if piece.log_probs is not None:
             self.entries += piece.log_probs.get("prompt", [])
             self.entries += piece.log_probs.get("output", [])
@@ -58,14 +61,6 @@ class Choice:
     def is_silent(self) -> bool:
         """Whether a chunk would have nothing but log-probabilities, which can wait."""
         return self.has_begun and not (self.new_text or self.new_calls or self.finish_reason)
-
-    def take_calls(self, is_one_call: bool) -> list[dict[str, Any]]:
-        """The new calls. is_one_call: only the choice's first one."""
-        calls, self.new_calls = self.new_calls, []
-        if is_one_call:
-            calls = calls[: 1 - self.num_calls] if self.num_calls < 1 else []
-        self.num_calls += len(calls)
-        return calls
 
 
 class Answer:
@@ -84,10 +79,11 @@ class Answer:
         self._asked, self._token_bytes = asked, token_bytes
         self._is_chat = isinstance(asked, ChatRequest)
         self._has_tools = bool(asked.tool_names)
-        self._is_one_call = isinstance(asked, ChatRequest) and not asked.parallel_tool_calls
+        is_one_call = isinstance(asked, ChatRequest) and not asked.parallel_tool_calls
+        max_calls = 1 if is_one_call else MANY
         self._shows_steps = asked.return_spec_metrics == "detailed"
         self._choices = [
-            Choice(ToolParser(asked.tool_names) if asked.tool_names else None, *echo)
+            Choice(ToolParser(asked.tool_names) if self._has_tools else None, max_calls, *echo)
             for echo in (echoes or [()] * len(num_tokens))
             for _ in range(asked.n)
         ]
@@ -165,7 +161,8 @@ class Answer:
     def _message(self, choice: Choice, text: str, is_first: bool, is_delta: bool) -> dict[str, Any]:
         found: dict[str, Any] = {"role": "assistant"} if is_first else {}
         num_before = choice.num_calls
-        calls = choice.take_calls(self._is_one_call)
+        calls, choice.new_calls = choice.new_calls, []
+        choice.num_calls += len(calls)
         if text or not self._has_tools:
             found["content"] = text
         elif not is_delta:

@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 
 from smartspec_openai.answers import Answer, events
 from smartspec_openai.chat_schema import ChatRequest
-from smartspec_openai.errors import TOO_LONG, ApiError
+from smartspec_openai.errors import ApiError
 from smartspec_openai.pieces import pieces_of, unless_gone
 from smartspec_openai.prompts import Prompts
 from smartspec_openai.schema import (
@@ -134,7 +134,8 @@ class Endpoint:
 
     def _of_completion(self, asked: CompletionRequest) -> tuple[list[Tensors], Answer]:
         texts = [text for text in asked.prompts if isinstance(text, str)]
-        self._check_bytes("prompt", "".join(texts))
+        for text in texts:
+            self._check_bytes("prompt", text)
         encode = self.prompts.encode
         prompts = [encode(one) if isinstance(one, str) else one for one in asked.prompts]
         echoes: list[tuple[str, int | None]] = []
@@ -192,32 +193,32 @@ class Endpoint:
         if asked.return_spec_metrics == "detailed":
             shared["return_output_ids"] = ("BOOL", True)
         if asked.token_limit == 0 and not has_echo:
-            raise ApiError(
-                400, "max_tokens: got 0, must be at least 1, or 0 with echo", "max_tokens"
-            )
+            raise ApiError(400, "max_tokens: got 0, must be at least 1 without echo", "max_tokens")
         return shared
 
     def _limit(self, asked: Generation, field: str, num_prompt: int) -> int:
         """Tokens to generate after a prompt. Raises ApiError if the context is too short."""
         context_len, limit = self.settings.context_len, asked.token_limit
-        if num_prompt >= context_len:
-            allowed = f"at most {context_len - 1} tokens, to leave room for one more"
-            message = f"{field}: got {num_prompt} tokens, must be {allowed}"
-            raise ApiError(400, message, field, code=TOO_LONG)
         room = context_len - num_prompt
+        if room < 1:
+            allowed = f"{context_len - 1} tokens, to leave room for one more"
+            raise _too_long(field, f"{num_prompt} tokens", allowed)
         if limit is not None and limit > room:
-            name = "max_tokens" if asked.max_tokens is not None else "max_completion_tokens"
-            message = f"{name}: got {limit}, must be at most {room}: the prompt has {num_prompt} "
-            message += f"tokens, and both together may have {context_len}"
-            raise ApiError(400, message, name, code=TOO_LONG)
+            field = "max_tokens" if asked.max_tokens is not None else "max_completion_tokens"
+            both = f"the prompt has {num_prompt} tokens, and both together may have {context_len}"
+            raise _too_long(field, f"{limit}", f"{room}: {both}")
         return room if limit is None else max(1, limit)
 
     def _check_bytes(self, field: str, text: str) -> None:
         """Before the text is tokenized, which would take long."""
         num_bytes, most = len(text.encode()), MAX_BYTES_PER_TOKEN * self.settings.context_len
         if num_bytes > most:
-            message = f"{field}: got {num_bytes} bytes, must be at most {most} bytes"
-            raise ApiError(400, message, field, code=TOO_LONG)
+            raise _too_long(field, f"{num_bytes} bytes", f"{most} bytes")
+
+
+def _too_long(field: str, got: str, most: str) -> ApiError:
+    message = f"{field}: got {got}, must be at most {most}"
+    return ApiError(400, message, field, code="context_length_exceeded")
 
 
 async def _whole(answer: Answer, pieces: AsyncIterator[tuple[int, Piece]]) -> Response:

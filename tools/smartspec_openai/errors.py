@@ -9,9 +9,6 @@ from pydantic import BaseModel
 GONE_STATUS = 499
 """Nobody reads it: the client has disconnected."""
 
-TOO_LONG = "context_length_exceeded"
-"""OpenAI's code for prompts that are too long, which makes clients shorten them."""
-
 KINDS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error"}
 
 
@@ -29,20 +26,13 @@ class ErrorBody(BaseModel):
 
 
 ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorBody, "description": description}
-    for status, description in (
-        (400, "The request is wrong; the message names the field."),
-        (401, "The API key is missing or wrong."),
-        (404, "There is no such model."),
-        (429, "Too many requests are running."),
-        (500, "The endpoint failed."),
-        (503, "The model is not available or its queue is full."),
-    )
+    "4XX": {"model": ErrorBody, "description": "The request is wrong: `param` names the field."},
+    "5XX": {"model": ErrorBody, "description": "The model or the endpoint is not available."},
 }
 
 
 class ApiError(Exception):
-    """An answer with this status. param: the field that is wrong, if one is. code: for programs."""
+    """An answer with this status. param: the field that is wrong, if one is. code: OpenAI's word."""
 
     def __init__(
         self,

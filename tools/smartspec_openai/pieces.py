@@ -28,23 +28,20 @@ END_S = 1.0
 """Time for the streams to end after their last pieces."""
 
 
-async def pieces_of(model: Model, choices: Sequence[Tensors]) -> AsyncIterator[tuple[int, Piece]]:
+def pieces_of(model: Model, choices: Sequence[Tensors]) -> AsyncIterator[tuple[int, Piece]]:
     """The pieces of all choices as they arrive, with the number of the choice.
 
     Closing the iterator cancels all requests. Raises ApiError.
     """
-    found = _one(model, choices[0]) if len(choices) == 1 else _several(model, choices)
-    async with aclosing(found) as pieces:  # type: ignore[type-var]
-        async for number, piece in pieces:
-            if piece.finish_reason and piece.finish_reason not in FINISH_REASONS:
-                raise ApiError(503, "the server ended the request: send it again later")
-            yield number, piece
+    return _one(model, choices[0]) if len(choices) == 1 else _several(model, choices)
 
 
 async def _one(model: Model, tensors: Tensors) -> AsyncIterator[tuple[int, Piece]]:
     try:
         async with aclosing(model.generate(tensors)) as pieces:  # type: ignore[type-var]
             async for piece in pieces:
+                if piece.finish_reason and piece.finish_reason not in FINISH_REASONS:
+                    raise ApiError(503, "the server ended the request: send it again later")
                 yield 0, piece
     except ApiError:
         raise

@@ -16,11 +16,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from smartspec_openai.errors import ApiError
 
-NO_TEMPLATE = (
-    "this model has no chat template: start the server with --chat-template FILE, or use "
-    "/v1/completions"
-)
-
+NO_TEMPLATE = "messages: this model has no chat template: use --chat-template, or /v1/completions"
 
 MAX_KNOWN_TOKENS = 1 << 15
 BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
@@ -176,19 +172,15 @@ def _message(message: Mapping[str, Any], has_developer: bool) -> dict[str, Any]:
 
 
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = dict(call["function"])
-    if isinstance(function.get("arguments"), str):
-        function["arguments"] = _arguments(function["arguments"])
-    return {**call, "function": function}
-
-
-def _arguments(text: str) -> dict[str, Any]:
-    """Text that is not a JSON object, which a model can write, becomes one with this text."""
+    """Arguments that are not a JSON object, which a model can write, become one with their text."""
+    text = call["function"]["arguments"]
     try:
-        found = json.loads(text or "{}")
+        arguments = json.loads(text or "{}")
     except (ValueError, RecursionError):
-        found = None
-    return found if isinstance(found, dict) else {"arguments": text}
+        arguments = None
+    if not isinstance(arguments, dict):
+        arguments = {"arguments": text}
+    return {**call, "function": {**call["function"], "arguments": arguments}}
 
 
 @cache

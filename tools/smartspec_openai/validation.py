@@ -101,8 +101,11 @@ def _of_validation(errors: Sequence[Mapping[str, Any]], model: type[BaseModel]) 
     return ApiError(400, message, name)
 
 
-def _depth(error: Mapping[str, Any]) -> tuple[int, list[int]]:
-    return len(error["loc"]), [place for place in error["loc"] if isinstance(place, int)]
+def _depth(error: Mapping[str, Any]) -> tuple[bool, int, list[int]]:
+    """A list that is too long had good elements up to its limit."""
+    places = error["loc"]
+    numbers = [place for place in places if isinstance(place, int)]
+    return error["type"] == "too_long", len(places), numbers
 
 
 def _name(error: Mapping[str, Any]) -> str:
