@@ -140,6 +140,7 @@ def test_several_prompts_and_echo() -> None:
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, TEXT, "must be given"),
         ({"messages": [{"role": "user", "content": [PART | {"text": 1}]}]}, TEXT, "got 1"),
         ({"messages": [{"role": "user", "content": [PART | {"x": 1}]}]}, PART_X, "not supported"),
+        ({"messages": [5]}, "messages.0", "messages.0: got 5, must be an object"),
         ({"temperature": float("inf")}, "temperature", "got inf"),
         ({"messages": []}, "messages", "messages: got [], must be a list of length 1 or more"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role", "robot"),

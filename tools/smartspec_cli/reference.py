@@ -226,11 +226,11 @@ def _range(metadata: Iterable[Any]) -> Iterator[str]:
     """The bounds, but for those of the types on the wire."""
     for rule in metadata:
         match rule:
-            case annotated_types.Ge(ge=bound) if abs(bound) < MAX_INT32:
+            case annotated_types.Ge(ge=int() | float() as bound) if abs(bound) < MAX_INT32:
                 yield f"at least {bound:g}"
             case annotated_types.Gt(gt=bound):
                 yield f"above {bound:g}"
-            case annotated_types.Le(le=bound) if abs(bound) < MAX_INT32:
+            case annotated_types.Le(le=int() | float() as bound) if abs(bound) < MAX_INT32:
                 yield f"at most {bound:g}"
 
 

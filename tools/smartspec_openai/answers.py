@@ -84,7 +84,7 @@ class Answer:
         self._shows_steps = asked.return_spec_metrics == "detailed"
         self._choices = [
             Choice(ToolParser(asked.tool_names) if self._has_tools else None, max_calls, *echo)
-            for echo in (echoes or [()] * len(num_tokens))
+            for echo in (echoes or [("", None)] * len(num_tokens))
             for _ in range(asked.n)
         ]
         self._num_prompt, self._num_tokens = sum(num_tokens), 0

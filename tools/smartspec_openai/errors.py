@@ -32,7 +32,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 class ApiError(Exception):
-    """An answer with this status. param: the field that is wrong, if one is. code: OpenAI's word."""
+    """An answer with this status. param: the field that is wrong, if any. code: OpenAI's word."""
 
     def __init__(
         self,

@@ -30,6 +30,8 @@ HIDDEN_PLACES = re.compile(r"list\[.*|function-.*|constrained-.*|TextPart|str")
 """What pydantic adds to the place of an error for the members of a union."""
 
 WORDS = {
+    "dict_type": "an object",
+    "model_type": "an object",
     "string_pattern_mismatch": "text that matches {pattern}",
     "too_short": "a list of length {min_length} or more",
     "too_long": "a list of length {max_length} or less",
@@ -90,8 +92,8 @@ def _of_validation(errors: Sequence[Mapping[str, Any]], model: type[BaseModel]) 
     first = max(errors, key=_depth)
     name, kind = _name(first), first["type"]
     if kind == "unknown":
-        name = f"{name}.{first['ctx']['name']}".removeprefix(".")
-        return ApiError(400, f"{name:.80}: {_unknown(**first['ctx'], model=model)}", name)
+        name = f"{name}.{first['ctx']['name']}".removeprefix(".")[:80]
+        return ApiError(400, f"{name}: {_unknown(**first['ctx'], model=model)}", name)
     if not name:
         return ApiError(400, "the body must be a JSON object")
     if kind == "missing":
@@ -126,5 +128,5 @@ def _unknown(name: str, known: Sequence[str], model: type[BaseModel]) -> str:
 
 def _allowed(error: Mapping[str, Any]) -> str:
     if error["type"] in WORDS:
-        return WORDS[error["type"]].format(**error["ctx"])
+        return WORDS[error["type"]].format(**error.get("ctx", {}))
     return re.sub("^(Input should be|Value error,) ", "", error["msg"])
