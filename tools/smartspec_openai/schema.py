@@ -13,8 +13,8 @@ from typing import Annotated, Any, ClassVar, Literal, cast
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, model_validator
 from pydantic_core import PydanticCustomError
 
+from smartspec_py.api.contract import INPUTS
 from smartspec_py.api.inputs import (
-    INPUT_GROUPS,
     MAX_BIAS_WORDS,
     MAX_PROMPT_IDS,
     MAX_STOP_TOKENS,
@@ -34,7 +34,7 @@ REFUSED = (
 )
 """Fields of OpenAI that are refused like unknown ones, for the documentation."""
 
-TENSORS = {spec.name: spec for group in INPUT_GROUPS.values() for spec in group}
+TENSORS = {spec.name: spec for spec in INPUTS}
 
 
 def _few_keys(value: Any) -> Any:
