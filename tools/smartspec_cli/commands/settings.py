@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from smartspec_cli.commands import USAGE_ERROR, fail
-from smartspec_launch import paths
 from smartspec_py.core.plan.planner import parse_policy
-from smartspec_py.engines.torch.pair import PairError, check_pair
 from smartspec_py.serving.config import ServerConfig
 
 
@@ -19,19 +18,6 @@ def torch_settings(model: Path, draft: Path | None, **more: object) -> dict[str,
     """The `engine` part of a configuration, with absolute paths."""
     of_draft = None if draft is None else str(draft.resolve())
     return {"kind": "torch", "model": str(model.resolve()), "draft": of_draft, **more}
-
-
-def pair_settings(model: Path, draft: Path, dtype: str, num_threads: int) -> dict[str, Any]:
-    """`torch_settings` of a checked pair, with the server's profile cache.
-
-    A target and draft that do not fit together end the command.
-    """
-    try:
-        check_pair(model, draft)
-    except PairError as error:
-        fail(str(error), USAGE_ERROR)
-    cache = str(paths.profile_cache().resolve())
-    return torch_settings(model, draft, dtype=dtype, num_threads=num_threads, profile_cache=cache)
 
 
 def checked_config(settings: dict[str, Any]) -> ServerConfig:
@@ -73,6 +59,17 @@ def sizes_of(text: str, option: str = "rows") -> list[int]:
     if min(sizes) < 1:
         fail(f"--{option}: got {text!r}, must be numbers from 1 separated by commas", USAGE_ERROR)
     return sizes
+
+
+def numbers_of(text: str, option: str) -> list[float]:
+    """Numbers above 0 separated by commas. Anything else ends the command."""
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError:
+        values = [0.0]
+    if not all(0 < value < math.inf for value in values):
+        fail(f"--{option}: got {text!r}, must be numbers above 0 separated by commas", USAGE_ERROR)
+    return values
 
 
 def temperatures_of(text: str) -> list[float]:
