@@ -63,6 +63,7 @@ def test_lockstep_prints_its_table(fake: str) -> None:
         (["live", "--url", "http://h", "--overhead"], "--url excludes"),
         (["live", "--url", "http://127.0.0.1:1", "--rounds", "1"], "Cannot connect"),
         (["live", "--model", "nowhere"], "nowhere"),
+        (["live", "--input", "no.jsonl"], "no.jsonl: "),
     ],
 )
 def test_wrong_options(options: list[str], sentence: str) -> None:

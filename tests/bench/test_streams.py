@@ -115,3 +115,9 @@ def test_prompt_files_that_are_none(tmp_path: Path, text: str, word: str) -> Non
 def test_generated_prompts_are_the_workloads_in_turn() -> None:
     kinds = [prompt.kind for prompt, _ in zip(generated("mixed"), range(5), strict=False)]
     assert kinds == ["chat", "sql", "summarize", "qa", "chat"]
+
+
+def test_own_prompts_go_on_from_round_to_round() -> None:
+    load = Load(sizes=(2,), workload="own", rounds=2, max_tokens=6, own=[Prompt(c) for c in "abc"])
+    texts = ["".join(one.text for one in load.prompts(number, 2)) for number in (-1, 0, 1)]
+    assert texts == ["ab", "ca", "bc"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -35,14 +35,24 @@ Serve = Callable[[str, Sequence[Prompt]], Awaitable[list[Exchange]]]
 
 @dataclass(frozen=True)
 class Load:
-    """sizes: numbers of requests at once. timeout_s: of each request."""
+    """sizes: numbers of requests at once. own: prompts instead of those of the workload.
+    timeout_s: of each request."""
 
     sizes: Sequence[int]
     workload: str
     rounds: int
     max_tokens: int
     temperature: float = 0.0
+    own: Sequence[Prompt] = ()
     timeout_s: float = 600.0
+
+    def prompts(self, number: int, size: int) -> list[Prompt]:
+        """The requests of a round; `own` is continued in each round, and repeated."""
+        if self.own:
+            start = (number + 1) * size
+            return [self.own[(start + index) % len(self.own)] for index in range(size)]
+        seed = PROMPT_SEED + SEEDS_PER_SIZE * size + number
+        return list(islice(generated(self.workload, seed), size))
 
 
 def through(transport: Transport, load: Load) -> Serve:
@@ -83,7 +93,10 @@ def in_process(server: Server, load: Load) -> Serve:
         sinks = [LocalSink() for _ in prompts]
         start_s = time.monotonic()
         for sink, prompt in zip(sinks, prompts, strict=True):
-            server.submit(GenerateParams(text=prompt.text, **fields), sink)
+            params = GenerateParams(text=prompt.text, **fields)
+            if prompt.max_tokens is not None:
+                params = replace(params, max_tokens=prompt.max_tokens)
+            server.submit(params, sink)
         for sink in sinks:
             sink.wait(load.timeout_s)
         return [_exchange(index, sink, start_s) for index, sink in enumerate(sinks)]
@@ -120,8 +133,7 @@ async def run(
     for number in range(-1, load.rounds):
         for size in load.sizes:
             say(f"round {number + 1} of {load.rounds}, {size} at once")
-            seed = PROMPT_SEED + SEEDS_PER_SIZE * size + number
-            prompts = list(islice(generated(load.workload, seed), size))
+            prompts = load.prompts(number, size)
             shift = number % len(names)
             for name in (*names[shift:], *names[:shift]):
                 exchanges = await sides[name](name, prompts)

@@ -202,7 +202,9 @@ def _of_its_kind(value: Any) -> Any:
     if found is None:
         others = entry_points(group=ENGINE_GROUP)
         if kind not in others.names:
-            raise ValueError(f"kind must be one of {', '.join([*BUILT_IN, *sorted(others.names)])}")
+            kinds = ", ".join([*BUILT_IN, *sorted(others.names)])
+            problem = "kind must be" if "kind" in value else "the key kind is missing; it must be"
+            raise ValueError(f"{problem} one of {kinds}")
         found = others[kind].load()
     return found.model_validate(value)
 
@@ -373,7 +375,8 @@ def _describe(error: ValidationError) -> str:
         elif item["type"] == "extra_forbidden":
             clauses.append(f"{place}: unknown key{_similar(place)}")
         else:
-            clauses.append(f"{place}: {item['msg']} (got {item['input']!r:.80})")
+            message = item["msg"].removeprefix("Value error, ")
+            clauses.append(f"{place}: {message} (got {item['input']!r:.80})")
     return "; ".join(clauses)
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from smartspec_bench.plan import SHAPES, Settings
 from smartspec_bench.progress import Progress
-from smartspec_bench.prompts import MIXED
+from smartspec_bench.prompts import MIXED, PromptFileError, read_prompts
 from smartspec_bench.results import BenchError, Phase, Recorder, described
 from smartspec_bench.streams import GrpcStreams, HttpStreams, StreamError
 from smartspec_bench.workloads import WORKLOADS
@@ -153,6 +153,10 @@ def live(
         str, typer.Option(help="Numbers of requests at once, separated by commas.")
     ] = "1,8",
     workload: _Workload = MIXED,
+    input_file: Annotated[
+        Path | None,
+        typer.Option("--input", help='Own prompts: one {"prompt": ".."} per line, or ShareGPT.'),
+    ] = None,
     rounds: Annotated[
         int, typer.Option(help="Number of repeats; 2 or more for intervals.", min=1)
     ] = 6,
@@ -175,7 +179,12 @@ def live(
     check_outputs(json=json_file)
     names, sizes = _with_none(policies), sizes_of(concurrency, "concurrency")
     _among("workload", [workload], (*WORKLOADS, MIXED))
-    load = Load(sizes, workload, rounds, max_tokens, temperature)
+    try:
+        own = [] if input_file is None else read_prompts(input_file)
+    except PromptFileError as error:
+        fail(str(error), USAGE_ERROR)
+    label = workload if input_file is None else input_file.name
+    load = Load(sizes, label, rounds, max_tokens, temperature, own)
     if url is not None:
         if model or draft or config or overhead:
             fail("--url excludes --model, --draft, --config and --overhead", USAGE_ERROR)

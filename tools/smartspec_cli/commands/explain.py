@@ -98,12 +98,15 @@ def explain(
 
 
 def _fetched(url: str, steps: int) -> tuple[StepTraceFile, str]:
-    """The step trace of a running server, parsed and as text."""
+    """The step trace of a running server, parsed and as text. url: may be without http://."""
+    url = url if "://" in url else f"http://{url}"
     try:
         text = step_trace(url, steps)
         return parse_steps(url, text), text
     except urllib.error.HTTPError as error:
         fail(f"{url}: HTTP {error.code}: {error.read().decode(errors='replace').strip()}")
+    except urllib.error.URLError as error:
+        fail(f"--url: no server answers at {url}: {error.reason}")
     except (OSError, ValueError, KeyError, TraceError) as error:
         fail(f"{url}: {error}")
 
