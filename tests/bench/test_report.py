@@ -26,7 +26,6 @@ from smartspec_bench.results import (
 from smartspec_bench.streams import Exchange
 from smartspec_cli.app import app
 
-RESULTS = Path(__file__).parents[2] / "docs" / "results"
 STEADY = ("steady", "mixed", 0.7)
 
 
@@ -102,15 +101,6 @@ def test_few_repeats_have_no_interval_and_in_process_is_no_fixed_length() -> Non
 )
 def test_percent(ratio: Ratio | None, shown: str) -> None:
     assert faster_by(ratio) == shown
-
-
-def test_the_readme_has_the_table_of_its_runs() -> None:
-    """For the loads that it shows."""
-    readme = (RESULTS.parents[1] / "README.md").read_text(encoding="utf-8")
-    for name in re.findall(r"docs/results/(lockstep-[a-z]+\.json)", readme):
-        shown = markdown(read(RESULTS / name)).replace(", mixed |", " |")
-        rows = shown.partition("\n\n")[0].splitlines()[2:]
-        assert len([row for row in rows if row in readme]) == 4, name
 
 
 def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
