@@ -101,3 +101,24 @@ main(["--dry-run", {str(tmp_path)!r}])
     assert found.phases
     assert all(phase.num_same_texts == phase.num_finished for phase in found.phases)
     assert (tmp_path / "gpu.html").is_file()
+
+
+def test_gpu_tests_are_collected_without_other_packages() -> None:
+    """As in a GPU image: `pytest -m gpu` where pydantic and openvino cannot be imported."""
+    program = """
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"pydantic", "openvino", "aiohttp", "tritonclient"}:
+            raise ModuleNotFoundError(name, name=name)
+sys.meta_path.insert(0, Missing())
+import pytest
+sys.exit(pytest.main(["-m", "gpu", "--collect-only", "-q", "-p", "no:cacheprovider"]))
+"""
+    command = [sys.executable, "-c", program]
+    environment = {"PYTHONPATH": f"{ROOT / 'backend'}:{ROOT / 'tools'}"}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "test_captured_passes_on_a_gpu" in done.stdout

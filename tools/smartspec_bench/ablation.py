@@ -146,7 +146,7 @@ BASE = Mechanism("")
 def conditions() -> list[Condition]:
     slow_draft = replace(CPU, draft=_scaled(CPU.draft, 4.0))
     slow_target = replace(CPU, target=_scaled(CPU.target, 2.0))
-    bad = {"accept": 0.1, "accept_sd": 0.05}
+    bad: dict[str, Any] = {"accept": 0.1, "accept_sd": 0.05}
     return [
         Condition("1 request", partial(_waiting, 15), CPU, 1),
         Condition("8 requests", partial(_waiting, 60), CPU, 8),
