@@ -317,7 +317,7 @@ def _about(config: ServerConfig, temperature: float) -> dict[str, object]:
             engine[name] = Path(engine[name]).name
     engine.pop("profile_cache", None)
     limits = config.limits.model_dump(mode="json")
-    return {"engine": engine, "limits": limits, "temperature": temperature, **engine}
+    return {**engine, "limits": limits, "temperature": temperature}
 
 
 def _with_none(text: str) -> list[str]:
