@@ -253,26 +253,33 @@ def test_failures_concern_one_sequence():
     assert not target._held
 
 
-def test_a_refused_prompt_is_an_event_of_its_own():
-    target, executor = make()
-    executor.num_refusals = 1
-    begin(target, 1, PROMPT)
-    assert target.poll(1.0) == [Event(1, error="request rejected: no room")]
-    assert target.poll(1.0) == []
-    target.release(1)
-    assert executor.timeouts == []  # there was nothing to wait for
-
-
-def test_a_refusal_is_told_at_once():
-    """Others are looked at, but not waited for."""
+def test_a_request_that_the_bindings_reject_fails_alone(monkeypatch):
+    """Their constructors throw. The event is returned at once; others are not waited for."""
     target, executor = make()
     begin(target, 1, PROMPT)
-    executor.num_refusals = 1
-    begin(target, 2, PROMPT)
+    executor.timeouts.clear()
+
+    def reject(*args):
+        raise TypeError("incompatible arguments")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(target, "_request", reject)
+        begin(target, 2, PROMPT)
     assert [event.sequence for event in target.poll(1.0)] == [2, 1]
+    assert executor.timeouts == [timedelta(0)]
+    target.release(2)
     target.submit([Decode(1, 1)])
-    target.poll(0.5)
-    assert executor.timeouts == [timedelta(0), timedelta(seconds=0.5)]
+    assert target.poll(1.0) == [Event(1, (28,))]
+
+
+def test_bursts_with_log_probs_are_short():
+    """The executor pins max_tokens x vocabulary x 4 bytes for them."""
+    target, executor = prefilled(sampling=SamplingParams(log_probs=True))
+    target.submit([Decode(1, 1000)])
+    events = drain(target)
+    assert executor.requests[-1].max_tokens == 16
+    assert [event.is_last for event in events] == [False] * 15 + [True]
+    assert events[-1].finish is None
 
 
 def test_sampled_requests_differ_in_their_seed():

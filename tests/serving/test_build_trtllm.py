@@ -105,6 +105,7 @@ def bindings(monkeypatch: pytest.MonkeyPatch) -> ContractBindings:
     monkeypatch.setitem(sys.modules, "tensorrt_llm", package)
     monkeypatch.setitem(sys.modules, "tensorrt_llm.bindings", package.bindings)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda gpu: "H100")
     return found
 
 
@@ -142,6 +143,50 @@ def test_directories_become_an_engine_that_serves(
     assert harness.stories[number].tokens == fake_text((3, 4, 5), 30)
     assert harness.requests[number].num_drafted > 0
     assert {"KvCacheConfig(max_tokens)", "ExecutorConfig(kv_cache_config)"} <= bindings.used()
+
+
+def test_min_p_is_refused_by_name(tmp_path: Path, bindings: ContractBindings) -> None:
+    """The layer for external drafts ignores it, also in requests without drafts."""
+    config = ServerConfig.model_validate({"engine": ENGINE, "limits": LIMITS})
+    server = Server(build(tmp_path), config)
+    asked = GenerateParams(text="Task: qa", max_tokens=9, temperature=1.0, min_p=0.1)
+    with pytest.raises(RequestError, match="min_p"):
+        server.intake.receive(asked, LocalSink())
+
+
+@pytest.mark.parametrize(("cache_tokens", "context_len"), [(2048, 296), (224, 220)])
+def test_the_context_length_is_what_the_engines_can_hold(
+    tmp_path: Path,
+    bindings: ContractBindings,
+    monkeypatch: pytest.MonkeyPatch,
+    cache_tokens: int,
+    context_len: int,
+) -> None:
+    """300 tokens of the build or 224 of the cache, less 4 drafts. Without limits.max_context_len,
+    the profile reads prompts of this length too."""
+    monkeypatch.setitem(LIMITS, "max_context_len", None)
+    engine = build(tmp_path, cache_tokens=cache_tokens)
+    assert engine.target.capabilities.max_context_len == context_len
+
+
+def test_a_profile_is_of_one_model_of_gpu(
+    tmp_path: Path, bindings: ContractBindings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_h100 = build(tmp_path, profile_cache="cache").profile_path
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda gpu: "H200")
+    assert build(tmp_path, profile_cache="cache").profile_path != on_h100
+
+
+def test_engines_with_several_ranks_give_no_log_probs(
+    tmp_path: Path, bindings: ContractBindings
+) -> None:
+    """The logits of a cancelled request can end a worker process."""
+    document = engine_document("target")
+    document["pretrained_config"]["mapping"]["tp_size"] = 2
+    write_engine(tmp_path / "target", "target")
+    (tmp_path / "target" / "config.json").write_text(json.dumps(document))
+    (tmp_path / "target" / "rank1.engine").write_bytes(bytes(1000))
+    assert "return_log_probs" in build(tmp_path).target.capabilities.unsupported
 
 
 def test_without_a_draft_prompts_are_looked_up(tmp_path: Path, bindings: ContractBindings) -> None:
@@ -228,7 +273,7 @@ def test_limits_are_the_lesser_of_both(tmp_path: Path) -> None:
 
 def test_memory_is_divided_into_equally_many_tokens(tmp_path: Path) -> None:
     """2 x 32 x 8 x 128 x 2 bytes of a token in the target, half of it in the draft; half again
-    each with an fp8 cache. Weights of 1,000 bytes each; decoders 8 rows x 5 and x 1 x 2,048 x 8."""
+    each with an fp8 cache. Weights of 1,000 bytes each; decoders 8 rows x 5 and x 1 x 2,048 x 24."""
     engines = []
     for role in (Role.TARGET, Role.DRAFT):
         write_engine(tmp_path / role, role)
@@ -236,7 +281,7 @@ def test_memory_is_divided_into_equally_many_tokens(tmp_path: Path) -> None:
     assert [bytes_per_token(engine) for engine in engines] == [131072, 65536]
     # Of 2,000 tokens: gate and up of 14,336, and three of 4,096, in 2 bytes.
     assert activation_bytes(engines[0]) == 2000 * (2 * 14_336 + 3 * 4096) * 2
-    taken = 2 * 1000 + 8 * (5 + 1) * 2048 * 8 + 2 * activation_bytes(engines[0])
+    taken = 2 * 1000 + 8 * (5 + 1) * 2048 * 6 * 4 + 2 * activation_bytes(engines[0])
     assert cache_tokens(engines, taken + 1000 * (131072 + 65536)) == 1000
     quantized = engine_document("target")
     quantized["pretrained_config"]["quantization"]["kv_cache_quant_algo"] = "FP8"

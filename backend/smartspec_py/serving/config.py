@@ -149,8 +149,10 @@ class TrtllmEngineConfig(EngineConfig):
     sampled_verification: logits speculates on requests with temperature above 0 and `verification:
         rejection`, and sends the draft's logits to the target. none serves them without drafts.
     log_probs: whether requests may set `return_log_probs`. The target then keeps room for logits on
-        the GPU: 8 x max_batch_size x vocabulary, in the type of its logits.
-    cuda_graphs: replay generation steps of the draft engine as CUDA graphs.
+        the GPU: 8 x max_batch_size x vocabulary, in the type of its logits. Engines with
+        several ranks refuse such requests.
+    cuda_graphs: replay generation steps of the draft engine as CUDA graphs. Each new batch size
+        captures a graph while serving, which may cost more than it saves. Never measured.
     charges_cached_tokens: whether the executor counts the whole text of a verification against
         max_num_tokens. `smartspec doctor` finds out.
     profile_cache: directory of measured step costs. null measures them at every start.
@@ -168,7 +170,7 @@ class TrtllmEngineConfig(EngineConfig):
     cache_tokens: Annotated[int | None, Field(ge=2, le=1_000_000_000)] = None
     sampled_verification: Literal["none", "logits"] = "none"
     log_probs: bool = True
-    cuda_graphs: bool = True
+    cuda_graphs: bool = False
     charges_cached_tokens: bool = True
     profile_cache: str | None = None
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,8 +48,9 @@ logger = logging.getLogger(__name__)
 SCORES = frozenset({"return_log_probs", "return_token_log_probs"})
 """Fields that need the logits of generated tokens."""
 
-PROMPT_SCORES = frozenset({"return_prompt_log_probs"})
-"""Fields that need the logits of the prompt, which the executor is not asked for."""
+UNSUPPORTED = frozenset({"min_p", "return_prompt_log_probs"})
+"""Fields that no engine supports. An engine for external drafts ignores min_p, in all requests
+(`ExternalDraftTokensLayer`). The logits of prompts are never requested."""
 
 MPI_SETTINGS = {
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
@@ -61,9 +62,9 @@ is not started by mpirun, so it counts as one process on a machine with one slot
 need oversubscription, and spawned ones do not inherit it by default (Open MPI issue 6130).
 Containers forbid the system call with which processes copy from each other's memory."""
 
-NUM_GRAPHS = 16
-"""CUDA graphs that the draft's executor keeps: one for each number of sequences and each range of
-256 tokens of the longest text. By a comment in TensorRT-LLM, one takes 4 to 10 MB."""
+NUM_GRAPHS = 64
+"""CUDA graphs that the draft's executor keeps, if it uses them. It captures one for each number of
+sequences and each range of 256 tokens of the longest text, while it serves."""
 
 FREE_FRACTION = 0.95
 """Share of the free memory that an executor may use. max_tokens already limits its cache; without
@@ -92,6 +93,7 @@ def build_trtllm(config: TrtllmEngineConfig, limits: LimitsConfig, folder: Path)
     fraction = config.memory_fraction
     num_tokens = config.cache_tokens or free_cache_tokens(engines, places, fraction)
     has_logits = config.sampled_verification == "logits"
+    gives_scores = config.log_probs and engines[0].num_ranks == 1
     executors = [
         bindings.Executor(
             str(engine.folder),
@@ -109,12 +111,14 @@ def build_trtllm(config: TrtllmEngineConfig, limits: LimitsConfig, folder: Path)
     for engine, executor in zip(engines, executors, strict=True):
         num_tokens = min(num_tokens, loaded_cache_tokens(executor, bindings, engine, num_tokens))
     logger.info("each cache has room for %d tokens", num_tokens)
+    capabilities = capabilities_of(engines[0], limits, config.decode_burst)
     capabilities = replace(
-        capabilities_of(engines[0], limits, config.decode_burst),
+        capabilities,
+        max_context_len=min(capabilities.max_context_len, num_tokens - _draft_room(engines[0])),
         vocab_size=vocab_size,
         max_cache_tokens=num_tokens,
         verifies_rejection=has_logits and len(engines) == 2,
-        unsupported=PROMPT_SCORES if config.log_probs else PROMPT_SCORES | SCORES,
+        unsupported=UNSUPPORTED if gives_scores else UNSUPPORTED | SCORES,
     )
     num_logits = engines[0].vocab_size
     target = TrtllmTarget(executors[0], bindings, capabilities, num_logits=num_logits)
@@ -124,12 +128,12 @@ def build_trtllm(config: TrtllmEngineConfig, limits: LimitsConfig, folder: Path)
             executors[1],
             bindings,
             max_draft_len=limits.max_draft_len,
-            max_context_len=_longest_text(engines[1]),
+            max_context_len=min(_longest_text(engines[1]), num_tokens),
             vocab_size=vocab_size,
             gives_logits=has_logits,
         )
     cache = folder / config.profile_cache if config.profile_cache else None
-    identity = [repr(engine.config) for engine in engines]
+    identity = [repr(engine.config) for engine in engines] + _gpu_names(places)
     shape = _shape(capabilities, limits, engines[0].count("build_config.max_num_tokens"))
     cost = cached_profile(target, draft, shape, cache, identity, limits.profile_s)
     if config.charges_cached_tokens:
@@ -167,7 +171,7 @@ def capabilities_of(engine: Engine, limits: LimitsConfig, decode_burst: int) -> 
     A request's prompt holds the text so far and up to max_draft_len drafts. A request without
     drafts reserves max_draft_len too. So the longest text is shorter by max_draft_len.
     """
-    max_draft_len = engine.count("build_config.max_draft_len")
+    max_draft_len = _draft_room(engine)
     longest = _longest_text(engine) - max_draft_len
     return TargetCapabilities(
         max_sequences=min(limits.max_sequences, engine.count("build_config.max_batch_size")),
@@ -180,6 +184,11 @@ def capabilities_of(engine: Engine, limits: LimitsConfig, decode_burst: int) -> 
         bytes_per_token=bytes_per_token(engine),
         takes_long_bursts=True,
     )
+
+
+def _draft_room(engine: Engine) -> int:
+    """Tokens of a request that are reserved for drafts, even if it has none."""
+    return engine.count("build_config.max_draft_len")
 
 
 def _longest_text(engine: Engine) -> int:
@@ -211,7 +220,9 @@ def executor_config(
         parallel_config=parallel_config,
         extended_runtime_perf_knob_config=knobs,
         gather_generation_logits=(
-            config.sampled_verification == "logits" if is_draft else config.log_probs
+            config.sampled_verification == "logits"
+            if is_draft
+            else config.log_probs and engine.num_ranks == 1
         ),
     )
 
@@ -231,6 +242,14 @@ def _places(config: TrtllmEngineConfig, engines: list[Engine]) -> dict[Role, Dev
     import torch
 
     return place(config, {engine.role: engine for engine in engines}, torch.cuda.device_count())
+
+
+def _gpu_names(places: Mapping[Role, Devices]) -> list[str]:
+    """A profile is valid for these models of GPUs only."""
+    import torch
+
+    gpus = sorted({gpu for devices in places.values() for gpu in devices})
+    return [torch.cuda.get_device_name(gpu) for gpu in gpus]
 
 
 def _num_nodes(config: TrtllmEngineConfig, engine: Engine) -> int:
@@ -264,5 +283,5 @@ def _shape(
     rows, most = capabilities.max_sequences, capabilities.max_draft_len + 1
     fitting = max_num_tokens // rows - most
     context_len = max(LEAST_CONTEXT, min(capabilities.max_context_len // 2, fitting))
-    whole = capabilities.max_context_len
+    whole = capabilities.max_context_len - 1  # one token is generated
     return ProfileShape(rows, capabilities.max_draft_len, context_len, whole, whole)

@@ -80,7 +80,7 @@ class TrtllmDraftProposer(ExecutorModel):
         """
         try:
             request_ids = self._executor.enqueue_requests([self._request(task) for task in tasks])
-        except RuntimeError as error:  # exceptions of the C++ code
+        except (RuntimeError, TypeError) as error:  # exceptions of the C++ code and of nanobind
             self._warn(str(error))
             return [NO_DRAFT] * len(tasks)
         num_unread = sum(self.draft_lag(task.sequence, len(task.tokens)) for task in tasks)

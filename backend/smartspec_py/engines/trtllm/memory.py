@@ -31,6 +31,10 @@ HIDDEN_ACTIVATIONS = 3
 """Activations per token of an iteration that exist at the same time: gate and up of a layer; its
 input, its output and the residual."""
 
+NUM_BUFFERS = 6
+"""Two buffers of the decoder. In the layer for external drafts: ids, mask, target logits and
+penalties."""
+
 NUM_ASKS = 3
 """Requests to try until there are statistics. Those of worker processes may arrive after the
 response."""
@@ -78,10 +82,11 @@ def _weight_bytes(engine: engine_config.Engine) -> int:
 
 
 def _decoder_bytes(engine: engine_config.Engine) -> int:
-    """Bytes of two buffers [max_batch_size, max_draft_len + 1, padded vocabulary] in float32."""
+    """Bytes of NUM_BUFFERS buffers [max_batch_size, max_draft_len + 1, padded vocabulary] in
+    float32."""
     rows = engine.count("build_config.max_batch_size")
     width = engine.count("build_config.max_draft_len") + 1
-    return 2 * rows * width * engine.padded_vocab_size * 4
+    return NUM_BUFFERS * rows * width * engine.padded_vocab_size * 4
 
 
 def free_cache_tokens(

@@ -98,7 +98,6 @@ class SamplingConfigs:
         return self._make(
             top_k=sampling.top_k or None,
             top_p=sampling.top_p,
-            min_p=sampling.min_p or None,
             temperature=sampling.temperature,
             seed=request_seed(sampling.seed, position, self._stream),
             **_penalties(sampling, sampling.temperature),

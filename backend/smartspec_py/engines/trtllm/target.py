@@ -52,6 +52,10 @@ from smartspec_py.engines.trtllm.requests import (
     stop_words,
 )
 
+MAX_LOGITS = 16
+"""Tokens of a request that returns their logits. The executor pins host memory for the logits of
+all tokens that a request asks for: 128,256 logits take 0.5 MB per token."""
+
 
 @dataclass(slots=True)
 class _Sequence:
@@ -131,22 +135,18 @@ class TrtllmTarget(ExecutorModel):
         return 0
 
     def submit(self, work: Sequence[Work]) -> None:
-        """Raises RuntimeError if the executor no longer takes requests."""
+        """Raises RuntimeError if the executor takes no requests. A request that it cannot run fails
+        alone, with an event."""
         if not self._executor.can_enqueue_requests():
             raise RuntimeError("the executor takes no requests")
         for item in work:
             self._check(item)
-        fitting = [item for item in work if not self._refuses(item)]
-        requests = [self._request(item, self._held[item.sequence]) for item in fitting]
-        if not requests:
+        made = [(item, request) for item in work if (request := self._made(item)) is not None]
+        if not made:
             return
         start_s = self._clock()
-        try:
-            request_ids = self._executor.enqueue_requests(requests)
-        except RuntimeError as error:  # the C++ code throws if one request cannot run
-            self._enqueue_each(fitting, requests, error)
-            return
-        for item, request_id in zip(fitting, request_ids, strict=True):
+        request_ids = self._executor.enqueue_requests([request for _, request in made])
+        for (item, _), request_id in zip(made, request_ids, strict=True):
             self._begin_work(item, request_id, start_s)
 
     def _check(self, work: Work) -> None:
@@ -163,33 +163,13 @@ class TrtllmTarget(ExecutorModel):
         has_logits = sampling.is_greedy or work.draft_probs is not None
         return has_logits and self._capabilities.can_verify(sampling)
 
-    def _refuses(self, work: Work) -> bool:
-        """Whether the executor would reject it, and perhaps other requests of the same call."""
-        most = self._capabilities.max_draft_len
-        if not isinstance(work, Verify) or len(work.drafts) <= most:
-            return False
-        self._refuse(work, f"{len(work.drafts)} drafts are more than max_draft_len {most}")
-        return True
-
-    def _refuse(self, work: Work, reason: object) -> None:
-        self._refused.append(Event(work.sequence, error=f"request rejected: {reason}"))
-
-    def _enqueue_each(
-        self, work: Sequence[Work], requests: Sequence[Any], error: RuntimeError
-    ) -> None:
-        """Find the rejected request, and let the others run. The failed call may have started some
-        of them, which then run twice. Responses with unknown ids are ignored."""
-        if len(requests) == 1:
-            self._refuse(work[0], error)
-            return
-        for item, request in zip(work, requests, strict=True):
-            start_s = self._clock()
-            try:
-                (request_id,) = self._executor.enqueue_requests([request])
-            except RuntimeError as its_own:
-                self._refuse(item, its_own)
-            else:
-                self._begin_work(item, request_id, start_s)
+    def _made(self, work: Work) -> Any:
+        """The request for this work. None if the bindings reject it; the next poll reports that."""
+        try:
+            return self._request(work, self._held[work.sequence])
+        except (RuntimeError, TypeError) as error:  # exceptions of the C++ code and of nanobind
+            self._refused.append(Event(work.sequence, error=f"request rejected: {error}"))
+            return None
 
     def _begin_work(self, work: Work, request_id: int, start_s: float) -> None:
         num_asked = _num_asked(work, self._held[work.sequence])
@@ -293,10 +273,12 @@ class TrtllmTarget(ExecutorModel):
 
 
 def _num_asked(work: Work, sequence: _Sequence) -> int:
-    """max_tokens of the request for this work. A burst ends where end tokens become allowed."""
+    """max_tokens of the request for this work. A burst ends where end tokens become allowed, and
+    is short if it returns logits."""
     if isinstance(work, Decode):
         num_banned = num_before_end_allowed(sequence.sampling, sequence.num_generated)
-        return min(work.max_tokens, num_banned or work.max_tokens)
+        most = MAX_LOGITS if sequence.sampling.log_probs else work.max_tokens
+        return min(work.max_tokens, num_banned or most, most)
     return len(work.drafts) + 1 if isinstance(work, Verify) else 1
 
 
