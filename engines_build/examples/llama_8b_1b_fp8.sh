@@ -7,5 +7,5 @@ set -euo pipefail
 hub="${HUB:-/models}"
 exec "$(dirname "${BASH_SOURCE[0]}")/../build_engines.sh" \
     "$hub/Llama-3.1-8B-Instruct" "$hub/Llama-3.2-1B-Instruct" "${OUT:-/models/engines}" \
-    --quantization fp8 --kv-cache-dtype fp8 --draft-quantization fp8 --draft-kv-cache-dtype fp8 \
+    --quantization fp8 --draft-quantization fp8 \
     --max-context-len 8192 --max-draft-len 7 --max-batch-size 128 "$@"

@@ -21,8 +21,7 @@ from smartspec_py.engines.trtllm.target import TrtllmTarget
 from smartspec_testing import fake_executor
 from smartspec_testing.clock import VirtualClock
 from smartspec_testing.fake_engine import FAKE_CAPABILITIES, TOKEN_STEP, FakeTarget, fake_token
-from smartspec_testing.fake_executor import Behaviour, EngineLimits, Executor
-from smartspec_trtllm.contract import ContractBindings
+from smartspec_testing.fake_executor import EngineLimits, Executor
 
 PROMPT = (3, 4)
 GREEDY = SamplingParams()
@@ -38,32 +37,27 @@ CAPABILITIES = TargetCapabilities(
 
 
 class RecordingExecutor(Executor):
-    """Keeps what it was asked, and refuses as many requests as `num_refusals`."""
+    """Keeps the requests and the timeouts."""
 
     def __init__(self, limits=EngineLimits(), **options):  # noqa: B008 - it is frozen
         super().__init__(limits, **options)
         self.requests = []
         self.timeouts = []
-        self.num_refusals = 0
 
     def enqueue_requests(self, requests):
-        if self.num_refusals:
-            self.num_refusals -= 1
-            raise RuntimeError("no room")
         self.requests += requests
         return super().enqueue_requests(requests)
 
-    def await_responses(self, timeout=None):
+    def await_responses(self, timeout):
         self.timeouts.append(timeout)
         return super().await_responses(timeout)
 
 
 def make(capabilities=CAPABILITIES, **options):
-    """On a clock on which nothing takes time, and through what checks every call."""
+    """On a virtual clock."""
     clock = VirtualClock()
     executor = RecordingExecutor(clock=clock, **options)
-    bindings = ContractBindings(fake_executor)
-    target = TrtllmTarget(bindings.checked(executor), bindings, capabilities, clock.now)
+    target = TrtllmTarget(executor, fake_executor, capabilities, clock.now)
     return target, executor
 
 
@@ -150,10 +144,9 @@ BY_TOKENS = CostModel(PassTable((1, 2), (1, 8), ((TOKEN_S, 8 * TOKEN_S), (0.02, 
 """Of what is cached, the last token alone is computed again: k drafts take k + 1 tokens."""
 
 
-@pytest.mark.parametrize("lags", [True, False])
-def test_a_verification_has_its_own_time(lags):
+def test_a_verification_has_its_own_time():
     """5 s between the steps are drafting and host time; each step has another number of drafts."""
-    target, executor = prefilled(cost=BY_TOKENS, behaviour=Behaviour(lags_latency=lags))
+    target, executor = prefilled(cost=BY_TOKENS)
     for k in (1, 4, 2, 7):
         executor._clock.sleep(5.0)
         target.submit([Verify(1, (999,) * k)])
@@ -233,7 +226,7 @@ def test_a_burst_cut_by_the_executor_ends_the_sequence():
 
 
 def test_failures_concern_one_sequence():
-    """9 tokens never fit into 8: an error response. 9 drafts are refused on enqueueing."""
+    """9 tokens never fit into 8, and 9 drafts are more than 8: both are error responses."""
     target, _ = prefilled(limits=EngineLimits(max_num_tokens=8))
     target.begin(2, range(9), 9, GREEDY)
     target.begin(3, (5,), 1, GREEDY)
@@ -433,7 +426,8 @@ def test_a_closed_executor_is_the_end():
 
 
 def is_plain(prompt):
-    """Whether the fake takes it for a prompt: its last token must not follow the rule."""
+    """Whether its last token does not follow the rule. Else it may be the text of another prompt,
+    which the fake would continue."""
     *others, last = prompt
     return not others or last != (sum(others) + TOKEN_STEP * len(others)) % 1000
 

@@ -99,6 +99,11 @@ def test_fields_that_are_served_without_drafts_say_so(
         assert all(-0.1 < value < 0.0 for value in answer["output_log_probs"])
 
 
+def test_min_p_is_refused_by_name(server: TritonServer) -> None:
+    status, body = post(server, GOOD | {"temperature": 0.7, "min_p": 0.1}, "generate")
+    assert (status, "min_p" in body) == (400, True)
+
+
 def test_sampled_text_says_why_it_is_not_speculated_on(server: TritonServer) -> None:
     answer = generate(server, **GOOD, temperature=0.7, speculation_policy="fixed:4")
     assert answer["total_draft_tokens"] == 0

@@ -1,7 +1,7 @@
-"""An engine directory as `trtllm-build` writes it: `config.json`, and one `rankN.engine` per GPU.
+"""An engine directory as `trtllm-build` writes it. Never run with a real engine.
 
-The files are read as JSON, without TensorRT or a GPU. A key whose value has an unexpected type
-counts as missing. `engine_dir` reports the consequences.
+It has `config.json`, and one `rankN.engine` per GPU. The files are read without TensorRT or a GPU.
+A key whose value has an unexpected type counts as missing; `engine_dir` reports the consequences.
 """
 
 from __future__ import annotations
@@ -26,14 +26,7 @@ class Role(StrEnum):
 
 
 class EngineDirError(ValueError):
-    """The directory is not a valid engine directory. key: the file. reason: what is wrong with it.
-    remedy: what to do; empty if the directory must be rebuilt."""
-
-    def __init__(self, key: str, reason: str, remedy: str = "") -> None:
-        super().__init__(f"{key}: {reason}")
-        self.key = key
-        self.reason = reason
-        self.remedy = remedy
+    """The directory is not a valid engine directory; the message says what to do."""
 
 
 @dataclass(frozen=True)
@@ -59,52 +52,54 @@ class Engine:
         value = self.get(key)
         return value if type(value) is int else default
 
+    def built(self, name: str) -> int:
+        """A count of `build_config`."""
+        return self.count(f"build_config.{name}")
+
+    def model(self, name: str, default: int = 0) -> int:
+        """A count of `pretrained_config`."""
+        return self.count(f"pretrained_config.{name}", default)
+
     @property
     def tp_size(self) -> int:
-        return self.count("pretrained_config.mapping.tp_size", 1)
+        return self.model("mapping.tp_size", 1)
 
     @property
     def num_ranks(self) -> int:
         """Number of GPUs and of files: tensor times pipeline times context parallel ranks."""
-        names = ("tp_size", "pp_size", "cp_size")
-        return math.prod(self.count(f"pretrained_config.mapping.{name}", 1) for name in names)
+        return math.prod(self.model(f"mapping.{name}_size", 1) for name in ("tp", "pp", "cp"))
 
     @property
-    def rank_files(self) -> list[str]:
-        """Names of the required engine files."""
-        return [f"rank{rank}.engine" for rank in range(self.num_ranks)]
+    def longest_text(self) -> int:
+        """Tokens of the longest request, including its drafts and generated tokens."""
+        return min(map(self.built, ("max_input_len", "max_seq_len", "max_num_tokens")))
 
     @property
     def vocab_size(self) -> int:
-        return self.count("pretrained_config.vocab_size")
+        return self.model("vocab_size")
 
     @property
     def padded_vocab_size(self) -> int:
         """Columns of the logits: the vocabulary, rounded up to a multiple of tp_size."""
         return math.ceil(self.vocab_size / self.tp_size) * self.tp_size
 
-    @property
-    def logits_dtype(self) -> str:
-        return str(self.get("pretrained_config.logits_dtype") or "float32")
-
 
 def read_engine(role: Role, folder: Path) -> Engine:
     """Raises EngineDirError if config.json is missing, unreadable or not of an engine."""
+    path = folder / "config.json"
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        reason = "missing" if folder.is_dir() else f"{folder} is not a directory"
-        raise EngineDirError("config.json", reason) from None
+        config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise EngineDirError("config.json", f"unreadable: {error}") from error
+        raise EngineDirError(
+            f"{path} cannot be read ({error}): build it with trtllm-build"
+        ) from error
     if not isinstance(config, dict):
-        raise EngineDirError("config.json", "not a JSON object")
+        raise EngineDirError(f"{path} is not a JSON object: build it again")
     if "model_type" in config and "build_config" not in config:
         raise EngineDirError(
-            "config.json",
-            f"{folder} is a Hugging Face checkpoint ({config['model_type']}), not an engine",
-            "build an engine from it with engines_build/build_engines.sh, or serve the checkpoint "
-            "with `smartspec serve --model`, which needs no engine",
+            f"{folder} is a Hugging Face checkpoint ({config['model_type']}), not an engine: build "
+            "an engine from it with engines_build/build_engines.sh, or serve the checkpoint with "
+            "`smartspec serve --model`, which needs no engine"
         )
     sizes = {path.name: path.stat().st_size for path in sorted(folder.glob("rank*.engine"))}
     return Engine(role, folder, config, sizes)

@@ -1,4 +1,4 @@
-"""The common part of target and draft requests to TensorRT-LLM's executor."""
+"""The common part of target and draft requests to TensorRT-LLM's executor. Never run on a GPU."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A target on TensorRT-LLM's executor, which uses its external-draft mode.
+"""A `Target` on TensorRT-LLM's executor. Never run on a GPU; tested with `fake_executor`.
 
-The executor keeps no sequences. Every request is new and sends the whole text as its prompt; reuse
-of the KV cache avoids most of the work. So this file keeps the sequences, and each piece of work is
-one request. One call enqueues all requests of a step.
+The executor keeps no sequences. Every request brings the whole text as its prompt, and reuse of the
+KV cache avoids most of the work. So this file keeps the sequences, and each piece of work is one
+request. One call enqueues all requests of a step.
 
 - `Prefill`: all known tokens, max_tokens = 1.
 - `Verify`: all tokens and k drafts, max_tokens = k + 1; the executor ends it after one step.
@@ -10,22 +10,17 @@ one request. One call enqueues all requests of a step.
 
 A poll waits for the verifications in flight, so that those of one step are planned, run and
 measured together. It also returns the tokens of bursts that arrive meanwhile. The pass time is
-measured here, from enqueueing to the response. The executor's own statistics report the latency of
-an earlier iteration, including the idle time before it; see `fake_executor`.
+measured here, from enqueueing to the response, because the executor's own statistics report the
+latency of an earlier iteration.
 
-The noise of a request starts with its seed. With equal seeds, every request of a sequence would
-draw from the same numbers. So the seed is mixed with the position, and sampled text depends on how
-it was divided into requests. At temperature > 0, drafts without logits are accepted with a bias, so
-such drafts are not used. With the draft's logits, the executor verifies by rejection as Leviathan
-et al. do. A request selects this with `verification: rejection`, and engine.json enables it with
-`sampled_verification`.
+The noise of a request starts with its seed, so the seed is mixed with the position. Sampled text
+depends on how it was divided into requests. Drafts of sampled text are verified only with the
+draft's logits: the executor then verifies by rejection, and without them it accepts with a bias.
 
 Penalties, biases and bad words apply to text without drafts. All requests of a sequence send its
 whole text, and the executor counts all of it, so it does not matter where the text is divided.
 Log-probabilities are computed here from the model's logits: the decoding layer for external drafts
 writes none.
-
-Tested with `smartspec_testing.fake_executor`. This project never ran it on the real executor.
 """
 
 from __future__ import annotations
@@ -147,7 +142,9 @@ class TrtllmTarget(ExecutorModel):
         start_s = self._clock()
         request_ids = self._executor.enqueue_requests([request for _, request in made])
         for (item, _), request_id in zip(made, request_ids, strict=True):
-            self._begin_work(item, request_id, start_s)
+            num_asked = _num_asked(item, self._held[item.sequence])
+            self._in_flight[item.sequence] = _InFlight(item, request_id, num_asked, start_s)
+            self._sequence_of[request_id] = item.sequence
 
     def _check(self, work: Work) -> None:
         if work.sequence in self._in_flight:
@@ -155,13 +152,10 @@ class TrtllmTarget(ExecutorModel):
         held = self._held[work.sequence]
         if isinstance(work, Prefill) and list(work.tokens) != held.tokens:
             raise ValueError(f"sequence {work.sequence}: Prefill must contain the whole prompt")
-        if isinstance(work, Verify) and not (work.drafts and self._can_verify(work, held.sampling)):
-            raise ValueError(f"sequence {work.sequence}: no drafts, or the text cannot be verified")
-
-    def _can_verify(self, work: Verify, sampling: SamplingParams) -> bool:
-        """Sampled text needs the logits from which the drafts were drawn."""
-        has_logits = sampling.is_greedy or work.draft_probs is not None
-        return has_logits and self._capabilities.can_verify(sampling)
+        if isinstance(work, Verify):
+            has_logits = held.sampling.is_greedy or work.draft_probs is not None
+            if not (work.drafts and has_logits and self._capabilities.can_verify(held.sampling)):
+                raise ValueError(f"sequence {work.sequence}: these drafts cannot be verified")
 
     def _made(self, work: Work) -> Any:
         """The request for this work. None if the bindings reject it; the next poll reports that."""
@@ -170,11 +164,6 @@ class TrtllmTarget(ExecutorModel):
         except (RuntimeError, TypeError) as error:  # exceptions of the C++ code and of nanobind
             self._refused.append(Event(work.sequence, error=f"request rejected: {error}"))
             return None
-
-    def _begin_work(self, work: Work, request_id: int, start_s: float) -> None:
-        num_asked = _num_asked(work, self._held[work.sequence])
-        self._in_flight[work.sequence] = _InFlight(work, request_id, num_asked, start_s)
-        self._sequence_of[request_id] = work.sequence
 
     def _request(self, work: Work, sequence: _Sequence) -> Any:
         bindings, drafts = self._bindings, None
@@ -214,12 +203,9 @@ class TrtllmTarget(ExecutorModel):
                 if response.request_id in self._sequence_of:
                     events.append(self._event(response, now_s))
             left_s = until_s - now_s
-            if left_s <= 0.0 or not self._is_verifying:
+            works = (flight.work for flight in self._in_flight.values())
+            if left_s <= 0.0 or not any(isinstance(work, Verify) for work in works):
                 return events
-
-    @property
-    def _is_verifying(self) -> bool:
-        return any(isinstance(flight.work, Verify) for flight in self._in_flight.values())
 
     def _event(self, response: Any, now_s: float) -> Event:
         sequence = self._sequence_of[response.request_id]
