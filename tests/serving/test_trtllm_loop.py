@@ -297,18 +297,6 @@ def test_a_draft_engine_that_takes_nothing_costs_no_text() -> None:
     assert pair.harness.requests[number].num_drafted == 0
 
 
-def test_drafts_are_drawn_with_other_noise_than_they_are_judged_by() -> None:
-    pair = Pair()
-    sampling = SamplingParams(temperature=0.7, seed=5)
-    pair.proposer.propose([DraftTask(1, PROMPTS[0], len(PROMPTS[0]), 2, sampling)])
-    pair.harness.submit(PROMPTS[0], 2, sampling=sampling)
-    pair.harness.drain()
-    seeds = {
-        call[0].sampling_config.seed for call in (pair.calls.of_draft[0], pair.calls.of_target[0])
-    }
-    assert len(seeds) == 2
-
-
 def test_drafts_end_with_the_end_token() -> None:
     pair = Pair(accept_prob=1.0)
     text = fake_text(PROMPTS[2], 6)

@@ -34,7 +34,7 @@ NAMES: dict[str, tuple[str, ...]] = {
         "parallel_config",
     ),
     "ExtendedRuntimePerfKnobConfig": ("cuda_graph_cache_size", "cuda_graph_mode"),
-    "ExternalDraftTokensConfig": ("logits", "tokens"),
+    "ExternalDraftTokensConfig": ("tokens",),
     "FinishReason": ("END_ID", "LENGTH", "STOP_WORDS"),
     "IterationStats": ("kv_cache_stats",),
     "KvCacheConfig": ("enable_block_reuse", "free_gpu_memory_fraction", "max_tokens"),
@@ -42,7 +42,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "ModelType": ("DECODER_ONLY",),
     "OrchestratorConfig": ("is_orchestrator", "worker_executable_path"),
     "OutputConfig": ("exclude_input_from_output", "return_generation_logits"),
-    "ParallelConfig": ("communication_mode", "device_ids", "num_nodes", "orchestrator_config"),
+    "ParallelConfig": ("communication_mode", "device_ids", "orchestrator_config"),
     "Request": (
         "bad_words",
         "cache_salt_id",

@@ -10,7 +10,6 @@ import json
 import math
 import random
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -24,14 +23,7 @@ CACHE_TOKENS = 32_768
 
 CHARGE_BUDGET = 510
 NUM_CHARGED = 12
-NUM_SAMPLES = 3000
-NUM_AT_ONCE = 250
-MAX_Z = 4.0
-"""Two shares of NUM_SAMPLES differ if they are more standard errors apart. By chance, this happens
-once in 15,000 comparisons."""
-
 TEMPERATURE = 2.0
-DRAFT_PROBS = (0.75, 0.25)
 
 
 class Finding(NamedTuple):
@@ -61,7 +53,6 @@ class Bench:
         document = json.loads((self.target_dir / "config.json").read_text(encoding="utf-8"))
         self.max_draft_len = int(document["build_config"].get("max_draft_len") or 0)
         self.vocab_size = int(document["pretrained_config"]["vocab_size"])
-        self.logits_dtype = document["pretrained_config"].get("logits_dtype", "float32")
 
     @property
     def executor(self) -> Any:
@@ -96,12 +87,11 @@ class Bench:
         tokens: Sequence[int],
         max_tokens: int,
         drafts: Sequence[int] = (),
-        logits: Any = None,
         **sampling: Any,
     ) -> Any:
         """A request; it is greedy without arguments of `SamplingConfig`."""
         b = self.bindings
-        config = b.ExternalDraftTokensConfig(list(drafts), logits=logits) if drafts else None
+        config = b.ExternalDraftTokensConfig(list(drafts)) if drafts else None
         return b.Request(
             list(tokens),
             max_tokens,
@@ -218,59 +208,6 @@ def min_p(bench: Bench) -> Finding:
     )
 
 
-def sampling_with_logits(bench: Bench) -> Finding:
-    """Draw drafts from a chosen distribution, given as logits: the text must not depend on it."""
-    import torch
-
-    prompt, tokens = _balanced_prompt(bench)
-    plain = _share(_sampled(bench, prompt, NUM_SAMPLES), tokens[0])
-    logits = torch.full((1, bench.vocab_size), -torch.inf)
-    for token, prob in zip(tokens, DRAFT_PROBS, strict=True):
-        logits[0, token] = math.log(prob)
-    logits = logits.to(getattr(torch, bench.logits_dtype))
-    verified = _share(_sampled(bench, prompt, NUM_SAMPLES, tokens, logits), tokens[0])
-    pooled = (plain + verified) / 2
-    z = (verified - plain) / math.sqrt(2 * pooled * (1 - pooled) / NUM_SAMPLES)
-    return Finding(
-        "sampling_with_logits",
-        "keeps the distribution" if abs(z) < MAX_Z else "changes it",
-        f"share of a token: {plain:.3f} without drafts, {verified:.3f} with them, {z:+.1f} "
-        "standard errors",
-        "keeps: engine.sampled_verification may be logits. changes: leave it at none.",
-    )
-
-
-def _balanced_prompt(bench: Bench) -> tuple[list[int], tuple[int, int]]:
-    """A prompt after which neither of the two most probable tokens is rare."""
-    for key in range(100, 112):
-        prompt = bench.prompt(12, key)
-        counts = Counter(_sampled(bench, prompt, 100)).most_common()
-        if len(counts) == 2 and counts[0][1] <= 80:
-            return prompt, (counts[0][0], counts[1][0])
-    raise UnsettledError("no prompt has two tokens with a share of 0.2 to 0.8")
-
-
-def _sampled(
-    bench: Bench, prompt: list[int], num: int, drafts: Sequence[int] = (), logits: Any = None
-) -> list[int]:
-    """The first token of each request; requests differ in their seed, and in their draft."""
-    found: list[int] = []
-    for start in range(0, num, NUM_AT_ONCE):
-        requests = []
-        for seed in range(start, min(num, start + NUM_AT_ONCE)):
-            noise = random.Random(f"draft {seed}")
-            draft = noise.choices(drafts, DRAFT_PROBS) if drafts else ()
-            seed += 1_000_000 * bool(drafts)
-            options = {"top_k": 2, "temperature": TEMPERATURE, "seed": seed}
-            requests.append(bench.request(prompt, 2, draft, logits, **options))
-        found += [token for r in bench.ask(requests) for token in r.output_token_ids[0][:1]]
-    return found
-
-
-def _share(tokens: Sequence[int], token: int) -> float:
-    return sum(other == token for other in tokens) / len(tokens)
-
-
 def draft_graphs(bench: Bench) -> Finding:
     """Draft for batches of changing size, with and without CUDA graphs."""
     bench.close()
@@ -308,7 +245,6 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     reused_tokens_charged,
     cost_of_verification,
     min_p,
-    sampling_with_logits,
     draft_graphs,
     two_executors,
 )

@@ -81,17 +81,12 @@ class OutputConfig:
 
 @dataclass(slots=True)
 class ExternalDraftTokensConfig:
-    """logits: [len(tokens), vocabulary], from which the drafts were drawn."""
-
     tokens: list[int]
-    logits: Any = None
 
     def __post_init__(self) -> None:
         if not self.tokens:
             raise RuntimeError("external draft tokens must not be empty")
         _require_plain_ints(self.tokens)
-        if self.logits is not None and self.logits.shape[0] != len(self.tokens):
-            raise RuntimeError(f"logits must have {len(self.tokens)} rows")
 
 
 @dataclass(slots=True)
@@ -183,7 +178,6 @@ class OrchestratorConfig:
 class ParallelConfig:
     communication_mode: CommunicationMode
     device_ids: list[int]
-    num_nodes: int | None
     orchestrator_config: OrchestratorConfig
 
 

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from smartspec_py.engines.base import Proposer, TargetCapabilities
 from smartspec_py.engines.trtllm.draft import TrtllmDraftProposer
-from smartspec_py.engines.trtllm.engine_config import Engine, EngineDirError, Role, read_engine
+from smartspec_py.engines.trtllm.engine_config import Engine, Role, read_engine
 from smartspec_py.engines.trtllm.engine_dir import faults_of
 from smartspec_py.engines.trtllm.memory import (
     LEAST_CONTEXT,
@@ -51,10 +49,9 @@ MPI_SETTINGS = {
     "OMPI_MCA_rmaps_base_inherit": "1",
     "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
 }
-"""Settings of Open MPI 4 for worker processes that this process spawns in a container. The server
-is not started by mpirun, so it counts as one process on a machine with one slot: more processes
-need oversubscription, and spawned ones do not inherit it by default (Open MPI issue 6130).
-Containers forbid the system call with which processes copy from each other's memory."""
+"""Environment variables of Open MPI 4 for worker processes that this process spawns in a container.
+Without mpirun, the machine has one slot, and spawned processes do not inherit oversubscription by
+default (Open MPI issue 6130). Containers forbid copying from another process's memory."""
 
 NUM_GRAPHS = 64
 """CUDA graphs that the draft's executor keeps, if it uses them. It captures one for each number of
@@ -74,7 +71,8 @@ def build_trtllm(config: TrtllmEngineConfig, limits: LimitsConfig, folder: Path)
     tokenizer = load_tokenizer("engine.tokenizer", model)
     vocab_size = num_token_ids(tokenizer)
     engines = _engines(config, limits, folder, vocab_size)
-    _set_up_mpi(config, engines)  # before the package is imported, because that starts MPI
+    for name, value in MPI_SETTINGS.items():
+        os.environ.setdefault(name, value)  # before the import below, because that starts MPI
     bindings = _bindings()
     import torch
 
@@ -89,9 +87,7 @@ def build_trtllm(config: TrtllmEngineConfig, limits: LimitsConfig, folder: Path)
     )
     logger.info("each cache has room for %d tokens", num_tokens)
     capabilities = replace(
-        capabilities_of(engines[0], limits, config, num_tokens),
-        vocab_size=vocab_size,
-        verifies_rejection=config.sampled_verification == "logits" and len(engines) == 2,
+        capabilities_of(engines[0], limits, config, num_tokens), vocab_size=vocab_size
     )
     num_logits = engines[0].vocab_size
     target = TrtllmTarget(executors[0], bindings, capabilities, num_logits=num_logits)
@@ -103,7 +99,6 @@ def build_trtllm(config: TrtllmEngineConfig, limits: LimitsConfig, folder: Path)
             max_draft_len=limits.max_draft_len,
             max_context_len=min(engines[1].longest_text, num_tokens),
             vocab_size=vocab_size,
-            gives_logits=config.sampled_verification == "logits",
         )
     cache = folder / config.profile_cache if config.profile_cache else None
     gpus = sorted({gpu for devices in places.values() for gpu in devices})
@@ -126,12 +121,8 @@ def _engines(
     paths = {Role.TARGET: existing("engine.target", folder / config.target)}
     if config.draft is not None:
         paths[Role.DRAFT] = existing("engine.draft", folder / config.draft)
-    try:
-        engines = {role: read_engine(role, path) for role, path in paths.items()}
-    except EngineDirError as error:
-        raise ConfigError(f"engine.json: {error}") from error
-    uses_logits = config.sampled_verification == "logits"
-    if faults := list(faults_of(engines, limits, num_tokens, uses_logits=uses_logits)):
+    engines = {role: read_engine(role, path) for role, path in paths.items()}
+    if faults := list(faults_of(engines, limits, num_tokens)):
         raise ConfigError(f"engine.json: {'; '.join(faults)}")
     return list(engines.values())
 
@@ -176,9 +167,7 @@ def capabilities_of(
 def _gathers_logits(config: TrtllmEngineConfig, engine: Engine) -> bool:
     """Whether the executor keeps the logits of generated tokens. With several ranks, a cancelled
     request with logits may end a worker process."""
-    if engine.role is Role.DRAFT:
-        return config.sampled_verification == "logits"
-    return config.log_probs and engine.num_ranks == 1
+    return config.log_probs and engine.role is Role.TARGET and engine.num_ranks == 1
 
 
 def _executor(
@@ -193,7 +182,6 @@ def _executor(
     # Only iterations without contexts use graphs, and a verification is a context.
     knobs.cuda_graph_mode = engine.role is Role.DRAFT and config.cuda_graphs
     knobs.cuda_graph_cache_size = NUM_GRAPHS
-    num_nodes = config.num_nodes if engine.role is Role.TARGET else 1
     settings = bindings.ExecutorConfig(
         kv_cache_config=bindings.KvCacheConfig(
             enable_block_reuse=True,  # otherwise the executor rejects external drafts
@@ -201,29 +189,17 @@ def _executor(
             free_gpu_memory_fraction=FREE_FRACTION,
         ),
         enable_chunked_context=False,
-        parallel_config=_parallel_config(bindings, devices, num_nodes),
+        parallel_config=_parallel_config(bindings, devices),
         extended_runtime_perf_knob_config=knobs,
         gather_generation_logits=_gathers_logits(config, engine),
     )
     return bindings.Executor(str(engine.folder), bindings.ModelType.DECODER_ONLY, settings)
 
 
-def _set_up_mpi(config: TrtllmEngineConfig, engines: Sequence[Engine]) -> None:
-    """Set MPI_SETTINGS if there may be worker processes. Variables that are set already win."""
-    on_first = config.devices is None and config.draft_devices is None
-    if on_first and all(engine.num_ranks == 1 for engine in engines):
-        return
-    if "mpi4py.MPI" in sys.modules:
-        logger.warning("MPI is already running: %s have no effect", ", ".join(MPI_SETTINGS))
-    for name, value in MPI_SETTINGS.items():
-        os.environ.setdefault(name, value)
-
-
-def _parallel_config(bindings: Bindings, devices: Devices, num_nodes: int) -> Any:
-    """None on GPU 0 alone: the executor runs in this process. Otherwise worker processes run the
-    ranks, and this process talks to the first. MPI starts them: on this machine, or on all those
-    that `mpirun` was given when it started the server."""
-    if devices == (0,) and num_nodes == 1:
+def _parallel_config(bindings: Bindings, devices: Devices) -> Any:
+    """None on GPU 0 alone: the executor runs in this process. Otherwise worker processes, which MPI
+    starts, run the ranks, and this process talks to the first."""
+    if devices == (0,):
         return None
     import tensorrt_llm
 
@@ -231,7 +207,6 @@ def _parallel_config(bindings: Bindings, devices: Devices, num_nodes: int) -> An
     return bindings.ParallelConfig(
         communication_mode=bindings.CommunicationMode.ORCHESTRATOR,
         device_ids=list(devices),
-        num_nodes=num_nodes if num_nodes > 1 else None,
         orchestrator_config=bindings.OrchestratorConfig(
             is_orchestrator=True, worker_executable_path=str(worker)
         ),

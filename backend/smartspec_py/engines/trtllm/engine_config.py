@@ -1,7 +1,7 @@
 """An engine directory as `trtllm-build` writes it. Never run with a real engine.
 
-It has `config.json`, and one `rankN.engine` per GPU. The files are read without TensorRT or a GPU.
-A key whose value has an unexpected type counts as missing; `engine_dir` reports the consequences.
+A key of `config.json` whose value has an unexpected type counts as missing; `engine_dir` reports
+the consequences.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from smartspec_py.serving.config import ConfigError
+
 TRTLLM_VERSION = "1.2.1"
 """The TensorRT-LLM version that this project supports; it is in containers 26.04 to 26.07."""
 
@@ -23,10 +25,6 @@ class Role(StrEnum):
 
     TARGET = "target"
     DRAFT = "draft"
-
-
-class EngineDirError(ValueError):
-    """The directory is not a valid engine directory; the message says what to do."""
 
 
 @dataclass(frozen=True)
@@ -85,21 +83,19 @@ class Engine:
 
 
 def read_engine(role: Role, folder: Path) -> Engine:
-    """Raises EngineDirError if config.json is missing, unreadable or not of an engine."""
-    path = folder / "config.json"
+    """Raises ConfigError if config.json is missing, unreadable or not of an engine."""
+    name, path = f"engine.json: engine.{role}", folder / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise EngineDirError(
-            f"{path} cannot be read ({error}): build it with trtllm-build"
-        ) from error
+        raise ConfigError(f"{name}: {path} cannot be read ({error}): build it again") from error
     if not isinstance(config, dict):
-        raise EngineDirError(f"{path} is not a JSON object: build it again")
+        raise ConfigError(f"{name}: {path} is not a JSON object: build it again")
     if "model_type" in config and "build_config" not in config:
-        raise EngineDirError(
-            f"{folder} is a Hugging Face checkpoint ({config['model_type']}), not an engine: build "
-            "an engine from it with engines_build/build_engines.sh, or serve the checkpoint with "
-            "`smartspec serve --model`, which needs no engine"
+        raise ConfigError(
+            f"{name}: {folder} is a Hugging Face checkpoint ({config['model_type']}), not an "
+            "engine: build one with engines_build/build_engines.sh, or serve the checkpoint with "
+            "`smartspec serve --model`"
         )
     sizes = {path.name: path.stat().st_size for path in sorted(folder.glob("rank*.engine"))}
     return Engine(role, folder, config, sizes)

@@ -26,29 +26,12 @@ class _Rule(NamedTuple):
     remedy: str
 
 
-def _plugin(name: str, needed: str) -> _Rule:
-    key = f"build_config.plugin_config.{name}"
-    return _Rule(
-        key, lambda value: value is True, f"true: {needed}", f"trtllm-build --{name} enable"
-    )
-
-
 _RULES = (
-    _Rule("version", bool, "a version: old builders wrote none", "build it again"),
     _Rule(
-        "build_config.kv_cache_type",
-        lambda value: str(value).upper() == "PAGED",
-        "PAGED: in-flight batching and block reuse need pages",
-        "trtllm-build --kv_cache_type paged",
-    ),
-    _plugin("use_paged_context_fmha", "without it block reuse is off, which external drafts need"),
-    _plugin("context_fmha", "paged context attention needs it"),
-    _plugin("remove_input_padding", "in-flight batching needs packed input"),
-    _Rule(
-        "build_config.plugin_config.gpt_attention_plugin",
-        lambda value: bool(value) and value != "disable",
-        "a dtype: in-flight batching needs the plugin",
-        "trtllm-build --gpt_attention_plugin auto",
+        "build_config.plugin_config.use_paged_context_fmha",
+        lambda value: value is True,
+        "true: without it block reuse is off, which external drafts need",
+        "trtllm-build --use_paged_context_fmha enable",
     ),
     _Rule(
         "build_config.gather_context_logits",
@@ -57,6 +40,7 @@ _RULES = (
         "trtllm-build without --gather_context_logits",
     ),
 )
+"""The executor itself refuses engines that are not built for in-flight batching."""
 
 _MODE = "build_config.speculative_decoding_mode"
 _MODES = {
@@ -76,11 +60,11 @@ _MODES = {
 
 
 def faults_of(
-    engines: Mapping[Role, Engine], limits: LimitsConfig, num_tokens: int, *, uses_logits: bool
+    engines: Mapping[Role, Engine], limits: LimitsConfig, num_tokens: int
 ) -> Iterator[str]:
     """The reasons why the engines cannot serve these limits, each with what to rebuild.
 
-    num_tokens: token ids of the tokenizer. uses_logits: whether drafts are accepted by logits.
+    num_tokens: token ids of the tokenizer.
     """
     target = engines[Role.TARGET]
     whole = min(target.built("max_input_len"), target.built("max_seq_len"))
@@ -96,8 +80,14 @@ def faults_of(
                     f"engine.{engine.role}: {rule.key} is {shown}, must be {rule.needed}; "
                     f"{rule.remedy}"
                 )
-    if draft := engines.get(Role.DRAFT):
-        yield from _pair_faults(target, draft, num_tokens, uses_logits)
+    draft = engines.get(Role.DRAFT, target)
+    if draft.get("version") != (version := target.get("version")):
+        yield f"engine.draft: version is {draft.get('version')}, must be {version}, the target's"
+    if draft.vocab_size != (size := target.vocab_size) and min(draft.vocab_size, size) < num_tokens:
+        yield (
+            f"engine.draft: vocab_size is {draft.vocab_size}, must be {size}, the target's, or "
+            f"both at least {num_tokens}, the ids of the tokenizer; choose a draft of its family"
+        )
 
 
 def _missing_ranks(engine: Engine) -> Iterator[str]:
@@ -133,29 +123,3 @@ def _at_least(name: str, least: int, why: str, flag: str) -> _Rule:
         f"at least {least}: {why}",
         f"build_engines.sh {flag}",
     )
-
-
-def _pair_faults(
-    target: Engine, draft: Engine, num_tokens: int, uses_logits: bool
-) -> Iterator[str]:
-    """Vocabularies may differ in padding beyond the tokenizer, unless logits are compared."""
-    found = target.get("version"), draft.get("version")
-    if all(found) and found[0] != found[1]:
-        yield f"engine.draft: version is {found[1]}, must be {found[0]}, as of the target"
-    sizes = target.vocab_size, draft.vocab_size
-    if sizes[0] != sizes[1] and min(sizes) < num_tokens:
-        yield (
-            f"engine.draft: vocab_size is {sizes[1]}, must be {sizes[0]}, as of the target, or "
-            f"both at least {num_tokens}, the ids of the tokenizer; choose a draft of its family"
-        )
-    if not uses_logits:
-        return
-    widths = target.padded_vocab_size, draft.padded_vocab_size
-    types = [
-        engine.get("pretrained_config.logits_dtype") or "float32" for engine in (target, draft)
-    ]
-    if widths[0] != widths[1] or types[0] != types[1]:
-        yield (
-            f"engine.sampled_verification: logits of the engines are {widths[0]} {types[0]} and "
-            f"{widths[1]} {types[1]}, must be equal; set it to none, which accepts drafts by tokens"
-        )

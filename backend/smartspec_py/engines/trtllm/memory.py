@@ -22,21 +22,14 @@ LEAST_CONTEXT = 16
 """The smallest context in tokens, for a cache and for the texts on which passes are timed."""
 
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-"""Bytes per element of activations, and of keys and values without quantization. Quantized keys and
-values have 1 byte."""
-
-WIDE_ACTIVATIONS = 2
-HIDDEN_ACTIVATIONS = 3
-"""Activations per token of an iteration that exist at the same time: gate and up of a layer; its
-input, its output and the residual."""
+"""Bytes per element of activations, and of keys and values that are not quantized (1 byte)."""
 
 NUM_BUFFERS = 6
 """Buffers [max_batch_size, max_draft_len + 1, padded vocabulary] in float32: two of the decoder; in
 the layer for external drafts, ids, mask, target logits and penalties."""
 
 NUM_ASKS = 3
-"""Requests to try until there are statistics. Those of worker processes may arrive after the
-response."""
+"""Requests to try until there are statistics. Those of workers may arrive after the response."""
 
 
 def bytes_per_token(engine: Engine) -> int:
@@ -51,19 +44,15 @@ def bytes_per_token(engine: Engine) -> int:
 
 
 def fixed_bytes(engine: Engine) -> int:
-    """An estimate of the memory of one rank besides keys and values: weights, the activations of
-    an iteration of max_num_tokens, and NUM_BUFFERS."""
+    """An estimate of the memory of one rank besides keys and values: weights, NUM_BUFFERS, and the
+    activations of max_num_tokens: gate and up of a layer; its input, its output and the residual.
+    """
     rows, width = engine.built("max_batch_size"), engine.built("max_draft_len") + 1
     buffers = NUM_BUFFERS * rows * width * engine.padded_vocab_size * 4
-    return engine.rank_sizes.get("rank0.engine", 0) + activation_bytes(engine) + buffers
-
-
-def activation_bytes(engine: Engine) -> int:
-    """Bytes of an iteration of max_num_tokens on one rank; an estimate."""
     hidden = engine.model("hidden_size")
-    wide = engine.model("intermediate_size", 4 * hidden)
-    width = WIDE_ACTIVATIONS * -(-wide // engine.tp_size) + HIDDEN_ACTIVATIONS * hidden
-    return engine.built("max_num_tokens") * width * _element_bytes(engine)
+    wide = -(-engine.model("intermediate_size", 4 * hidden) // engine.tp_size)
+    activations = engine.built("max_num_tokens") * (2 * wide + 3 * hidden) * _element_bytes(engine)
+    return engine.rank_sizes.get("rank0.engine", 0) + activations + buffers
 
 
 def _element_bytes(engine: Engine) -> int:
@@ -88,12 +77,12 @@ def free_cache_tokens(
         left = int(fraction * free_bytes) - sum(map(fixed_bytes, here))
         found[gpu] = left // sum(map(bytes_per_token, here))
         if found[gpu] < LEAST_CONTEXT:
-            activations = sum(map(activation_bytes, here)) / 2**30
+            taken = sum(map(fixed_bytes, here)) / 2**30
             raise ConfigError(
                 f"engine.json: engine.memory_fraction: {fraction} of {free_bytes / 2**30:.1f} GiB "
-                f"free memory of GPU {gpu} has no room for a cache after the weights of the "
-                f"engines there and their activations (an estimated {activations:.1f} GiB): build "
-                "with a smaller --max-num-tokens, or set engine.cache_tokens"
+                f"free memory of GPU {gpu} has no room for a cache, because its engines need "
+                f"{taken:.1f} GiB: build with a smaller --max-num-tokens, or set "
+                "engine.cache_tokens"
             )
     return min(found.values())
 

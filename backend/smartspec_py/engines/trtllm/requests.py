@@ -12,17 +12,11 @@ from smartspec_py.core.types import SamplingParams, SequenceId
 Bindings = Any
 """The module `tensorrt_llm.bindings.executor`, or a fake of it."""
 
-WAIT_S = 1.0
-"""Timeout of one wait for responses; `finish` then waits again."""
-
 BURST = 17
 """Tokens of a request whose generation steps are timed. The first comes with the prompt pass."""
 
 LEAST_S = 1e-4
 """Minimum of a difference of two times, because noise may make the difference negative."""
-
-SALT = 0x5EED
-"""Upper bits of a salt, so that it is not a small number that other software may use too."""
 
 
 def end_id(sampling: SamplingParams) -> int | None:
@@ -70,59 +64,39 @@ def stop_words(sampling: SamplingParams) -> list[list[int]] | None:
 
 def cache_salt(sequence: SequenceId) -> int:
     """A salt that only requests of this sequence use. The executor shares cached blocks only
-    between requests with the same salt."""
-    return (SALT << 32) + sequence
+    between requests with the same salt. Its upper bits keep it apart from salts of others."""
+    return (0x5EED << 32) + sequence
 
 
-class SamplingConfigs:
-    """Makes the sampling configs of requests. The greedy one is made once, as requests copy it.
+def sampling_arguments(sampling: SamplingParams, position: int) -> dict[str, Any]:
+    """Arguments of the `SamplingConfig` of a request whose first new token is at `position`.
 
-    stream: of the noise. Draft and target must use different streams. With the same numbers on both
-    sides, acceptance would depend on the drawn tokens.
+    top_p is always set: with neither top_k nor top_p, the executor is greedy. It subtracts
+    penalties from logits that are already divided by the temperature.
     """
-
-    def __init__(self, bindings: Bindings, stream: int = 0) -> None:
-        self._make = bindings.SamplingConfig
-        self._stream = stream
-        self._greedy = self._make(top_k=1)
-
-    def of(self, sampling: SamplingParams, position: int) -> Any:
-        """The config of a request whose first new token is at `position`.
-
-        It always sets top_p: with neither top_k nor top_p, the executor is greedy.
-        """
-        if sampling.is_greedy and not sampling.counts_tokens:
-            return self._greedy
-        if sampling.is_greedy:
-            return self._make(top_k=1, **_penalties(sampling, 1.0))
-        return self._make(
-            top_k=sampling.top_k or None,
-            top_p=sampling.top_p,
-            temperature=sampling.temperature,
-            seed=request_seed(sampling.seed, position, self._stream),
-            **_penalties(sampling, sampling.temperature),
-        )
+    arguments: dict[str, Any] = {"top_k": 1}
+    if not sampling.is_greedy:
+        arguments = {
+            "top_k": sampling.top_k or None,
+            "top_p": sampling.top_p,
+            "temperature": sampling.temperature,
+            "seed": request_seed(sampling.seed, position),
+        }
+    if sampling.counts_tokens:
+        temperature = arguments.get("temperature", 1.0)
+        arguments["repetition_penalty"] = sampling.repetition_penalty
+        arguments["presence_penalty"] = sampling.presence_penalty / temperature
+        arguments["frequency_penalty"] = sampling.frequency_penalty / temperature
+    return arguments
 
 
-def _penalties(sampling: SamplingParams, temperature: float) -> dict[str, float]:
-    """Arguments of a sampling config. The executor subtracts penalties from logits that are already
-    divided by the temperature."""
-    if not sampling.counts_tokens:
-        return {}
-    return {
-        "repetition_penalty": sampling.repetition_penalty,
-        "presence_penalty": sampling.presence_penalty / temperature,
-        "frequency_penalty": sampling.frequency_penalty / temperature,
-    }
-
-
-def request_seed(seed: int, position: int, stream: int = 0) -> int:
+def request_seed(seed: int, position: int) -> int:
     """Seed of the request whose first new token is at `position`; 64 bits.
 
-    The odd strides are 2^64 divided by the golden ratio and by its square. They keep the ranges of
-    different seeds and streams apart.
+    The odd stride is 2^64 divided by the golden ratio. It keeps the ranges of different seeds
+    apart.
     """
-    return (seed * 0x9E3779B97F4A7C15 + stream * 0x61C8864680B583EB + position) % 2**64
+    return (seed * 0x9E3779B97F4A7C15 + position) % 2**64
 
 
 class ExecutorModel:
@@ -140,9 +114,7 @@ class ExecutorModel:
         self._vocab_size = vocab_size
         self._clock = clock
         self._output = bindings.OutputConfig(exclude_input_from_output=True)
-        self._with_logits = bindings.OutputConfig(
-            exclude_input_from_output=True, return_generation_logits=True
-        )
+        self._greedy = bindings.SamplingConfig(top_k=1)
 
     def close(self) -> None:
         self._executor.shutdown()
@@ -183,7 +155,7 @@ class ExecutorModel:
             bindings.Request(
                 text,
                 max_tokens,
-                sampling_config=bindings.SamplingConfig(top_k=1),
+                sampling_config=self._greedy,
                 output_config=self._output,
                 external_draft_tokens_config=config,
             )
@@ -198,7 +170,7 @@ def finish(executor: Any, request_ids: Sequence[int]) -> None:
     """Await the last response of each request. Raises RuntimeError if a request fails."""
     left = set(request_ids)
     while left:
-        for response in executor.await_responses(timedelta(seconds=WAIT_S)):
+        for response in executor.await_responses(timedelta(seconds=1)):
             if response.has_error():
                 raise RuntimeError(f"the executor failed a request: {response.error_msg}")
             if response.result.is_final:

@@ -14,8 +14,8 @@ measured here, from enqueueing to the response, because the executor's own stati
 latency of an earlier iteration.
 
 The noise of a request starts with its seed, so the seed is mixed with the position. Sampled text
-depends on how it was divided into requests. Drafts of sampled text are verified only with the
-draft's logits: the executor then verifies by rejection, and without them it accepts with a bias.
+depends on how it was divided into requests. It has no drafts: without the draft's logits, the
+executor accepts with a bias, and with them it was never seen.
 
 Penalties, biases and bad words apply to text without drafts. All requests of a sequence send its
 whole text, and the executor counts all of it, so it does not matter where the text is divided.
@@ -38,12 +38,12 @@ from smartspec_py.engines.base import Decode, Event, Prefill, TargetCapabilities
 from smartspec_py.engines.trtllm.requests import (
     Bindings,
     ExecutorModel,
-    SamplingConfigs,
     bad_words,
     cache_salt,
     embedding_bias,
     end_id,
     num_before_end_allowed,
+    sampling_arguments,
     stop_words,
 )
 
@@ -71,8 +71,8 @@ class _Sequence:
 
 @dataclass(slots=True)
 class _InFlight:
-    """A piece of work, its request, the tokens it asked for, and the number that it has returned so
-    far. start_s: when it was enqueued; None after the first response."""
+    """num_asked, num_emitted: tokens requested, and returned so far. start_s: when it was enqueued;
+    None after the first response."""
 
     work: Work
     request_id: int
@@ -82,10 +82,7 @@ class _InFlight:
 
 
 class TrtllmTarget(ExecutorModel):
-    """A `Target` that uses an executor.
-
-    Raises KeyError for a sequence that was not begun, and ValueError for other misuse.
-    """
+    """Raises KeyError for a sequence that was not begun, and ValueError for other misuse."""
 
     def __init__(
         self,
@@ -95,12 +92,12 @@ class TrtllmTarget(ExecutorModel):
         clock: Callable[[], float] = time.monotonic,
         num_logits: int | None = None,
     ) -> None:
-        """num_logits: the vocabulary size of the engine; None is that of the capabilities. It may
-        be larger than the tokenizer's."""
-        if capabilities.max_prefill_tokens is not None or capabilities.verifies_sampling:
-            raise ValueError("the executor takes whole prompts only, and draws with its own noise")
+        """num_logits: the vocabulary size of the engine; it may be larger than the tokenizer's,
+        which is the one of the capabilities and the default."""
         super().__init__(executor, bindings, capabilities.vocab_size, clock)
-        self._configs = SamplingConfigs(bindings)
+        self._with_logits = bindings.OutputConfig(
+            exclude_input_from_output=True, return_generation_logits=True
+        )
         self._num_logits = num_logits or capabilities.vocab_size
         self._capabilities = capabilities
         self._held: dict[SequenceId, _Sequence] = {}
@@ -152,10 +149,9 @@ class TrtllmTarget(ExecutorModel):
         held = self._held[work.sequence]
         if isinstance(work, Prefill) and list(work.tokens) != held.tokens:
             raise ValueError(f"sequence {work.sequence}: Prefill must contain the whole prompt")
-        if isinstance(work, Verify):
-            has_logits = held.sampling.is_greedy or work.draft_probs is not None
-            if not (work.drafts and has_logits and self._capabilities.can_verify(held.sampling)):
-                raise ValueError(f"sequence {work.sequence}: these drafts cannot be verified")
+        can_verify = self._capabilities.can_verify(held.sampling)
+        if isinstance(work, Verify) and not (work.drafts and can_verify):
+            raise ValueError(f"sequence {work.sequence}: these drafts cannot be verified")
 
     def _made(self, work: Work) -> Any:
         """The request for this work. None if the bindings reject it; the next poll reports that."""
@@ -169,13 +165,17 @@ class TrtllmTarget(ExecutorModel):
         bindings, drafts = self._bindings, None
         if isinstance(work, Verify):
             tokens = list(map(int, work.drafts))
-            drafts = bindings.ExternalDraftTokensConfig(tokens, logits=work.draft_probs)
+            drafts = bindings.ExternalDraftTokensConfig(tokens)
         sampling = sequence.sampling
         return bindings.Request(
             sequence.tokens,
             _num_asked(work, sequence),
             streaming=isinstance(work, Decode),
-            sampling_config=self._configs.of(sampling, len(sequence.tokens)),
+            sampling_config=(
+                self._greedy
+                if sampling.is_plain_greedy
+                else bindings.SamplingConfig(**sampling_arguments(sampling, len(sequence.tokens)))
+            ),
             output_config=self._with_logits if sampling.log_probs else self._output,
             end_id=end_id(sampling),
             bad_words=bad_words(sampling, sequence.num_generated, self._num_logits),
