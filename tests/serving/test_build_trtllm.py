@@ -15,17 +15,16 @@ from harness import LoopHarness, fake_text
 from pydantic import ValidationError
 
 from smartspec_py.engines.base import Prefill
-from smartspec_py.engines.trtllm.build import _parallel_config, capabilities_of
+from smartspec_py.engines.trtllm.build import _parallel_config, capabilities_of, place
 from smartspec_py.engines.trtllm.draft import TrtllmDraftProposer
-from smartspec_py.engines.trtllm.engine_config import Engine as EngineDir
-from smartspec_py.engines.trtllm.engine_config import Role, read_engine
+from smartspec_py.engines.trtllm.engine_dir import Engine as EngineDir
+from smartspec_py.engines.trtllm.engine_dir import Role, read_engine
 from smartspec_py.engines.trtllm.memory import (
     bytes_per_token,
     fixed_bytes,
     free_cache_tokens,
     loaded_cache_tokens,
 )
-from smartspec_py.engines.trtllm.placement import place
 from smartspec_py.engines.trtllm.target import TrtllmTarget
 from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.config import (

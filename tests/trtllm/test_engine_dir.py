@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from smartspec_py.engines.trtllm.engine_config import Engine, Role, read_engine
-from smartspec_py.engines.trtllm.engine_dir import faults_of
+from smartspec_py.engines.trtllm.engine_dir import Engine, Role, faults_of, read_engine
 from smartspec_py.serving.config import ConfigError, LimitsConfig
 
 LIMITS = LimitsConfig(max_draft_len=7, max_sequences=64, max_context_len=1000)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from smartspec_py.engines.trtllm.engine_config import TRTLLM_VERSION
+from smartspec_py.engines.trtllm.engine_dir import TRTLLM_VERSION
 
 NAMES: dict[str, tuple[str, ...]] = {
     "CommunicationMode": ("ORCHESTRATOR",),

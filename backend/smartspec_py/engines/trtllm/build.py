@@ -1,28 +1,33 @@
 """Builds an engine from the TensorRT-LLM engine directories in engine.json. Never run on a GPU.
 
 Two executors may share a GPU. Its memory for keys and values is divided before either is loaded, so
-that neither takes what the other needs; see `memory`. `placement` chooses the GPUs.
+that neither takes what the other needs; see `memory`.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from smartspec_py.engines.base import Proposer, TargetCapabilities
 from smartspec_py.engines.trtllm.draft import TrtllmDraftProposer
-from smartspec_py.engines.trtllm.engine_config import Engine, Role, read_engine
-from smartspec_py.engines.trtllm.engine_dir import faults_of
+from smartspec_py.engines.trtllm.engine_dir import (
+    Devices,
+    Engine,
+    Role,
+    faults_of,
+    read_engine,
+)
 from smartspec_py.engines.trtllm.memory import (
     LEAST_CONTEXT,
     bytes_per_token,
     free_cache_tokens,
     loaded_cache_tokens,
 )
-from smartspec_py.engines.trtllm.placement import Devices, place
 from smartspec_py.engines.trtllm.requests import Bindings
 from smartspec_py.engines.trtllm.target import TrtllmTarget
 from smartspec_py.serving import intake
@@ -194,6 +199,34 @@ def _executor(
         gather_generation_logits=_gathers_logits(config, engine),
     )
     return bindings.Executor(str(engine.folder), bindings.ModelType.DECODER_ONLY, settings)
+
+
+def place(
+    config: TrtllmEngineConfig, engines: Mapping[Role, Engine], num_found: int
+) -> dict[Role, Devices]:
+    """The GPUs of each engine, one per rank. num_found: number of GPUs of this machine.
+
+    Raises ConfigError, with the key, the value and the range.
+    """
+    target, draft = engines[Role.TARGET], engines.get(Role.DRAFT)
+    devices = config.devices or tuple(range(target.num_ranks))
+    found = {Role.TARGET: _checked("devices", devices, target.num_ranks, num_found)}
+    if draft is not None:
+        shared = devices if len(devices) >= draft.num_ranks else range(draft.num_ranks)
+        devices = config.draft_devices or tuple(shared[: draft.num_ranks])
+        found[Role.DRAFT] = _checked("draft_devices", devices, draft.num_ranks, num_found)
+    elif config.draft_devices is not None:
+        raise ConfigError("engine.json: engine.draft_devices: needs engine.draft: leave it out")
+    return found
+
+
+def _checked(key: str, devices: Devices, num_ranks: int, num_found: int) -> Devices:
+    got = f"engine.json: engine.{key}: got {list(devices)}"
+    if len(devices) != num_ranks:
+        raise ConfigError(f"{got}, must be {num_ranks} numbers, one GPU per rank of the engine")
+    if max(devices) >= num_found:
+        raise ConfigError(f"{got}, must be numbers from 0 to {num_found - 1}, the GPUs found")
+    return devices
 
 
 def _parallel_config(bindings: Bindings, devices: Devices) -> Any:

@@ -11,8 +11,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from smartspec_py.engines.trtllm.engine_config import Engine, Role
-from smartspec_py.engines.trtllm.placement import Devices
+from smartspec_py.engines.trtllm.engine_dir import Devices, Engine, Role
 from smartspec_py.engines.trtllm.requests import Bindings, finish
 from smartspec_py.serving.config import ConfigError
 

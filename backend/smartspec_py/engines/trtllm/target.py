@@ -82,7 +82,7 @@ class _InFlight:
 
 
 class TrtllmTarget(ExecutorModel):
-    """Raises KeyError for a sequence that was not begun, and ValueError for other misuse."""
+    """Raises KeyError for a sequence that was not begun, and AssertionError for other misuse."""
 
     def __init__(
         self,
@@ -118,8 +118,6 @@ class TrtllmTarget(ExecutorModel):
         reuses_prefix: bool = True,
     ) -> int:
         """Keep the tokens. Returns 0, because the executor finds cached tokens by itself."""
-        if sequence in self._held:
-            raise ValueError(f"sequence {sequence} has begun already")
         known = list(map(int, tokens))  # the bindings do not convert NumPy integers
         salt = None if reuses_prefix else cache_salt(sequence)
         bias = embedding_bias(sampling, self._num_logits)
@@ -131,8 +129,6 @@ class TrtllmTarget(ExecutorModel):
         alone, with an event."""
         if not self._executor.can_enqueue_requests():
             raise RuntimeError("the executor takes no requests")
-        for item in work:
-            self._check(item)
         made = [(item, request) for item in work if (request := self._made(item)) is not None]
         if not made:
             return
@@ -143,20 +139,14 @@ class TrtllmTarget(ExecutorModel):
             self._in_flight[item.sequence] = _InFlight(item, request_id, num_asked, start_s)
             self._sequence_of[request_id] = item.sequence
 
-    def _check(self, work: Work) -> None:
-        if work.sequence in self._in_flight:
-            raise ValueError(f"sequence {work.sequence} already has work in flight")
-        held = self._held[work.sequence]
-        if isinstance(work, Prefill) and list(work.tokens) != held.tokens:
-            raise ValueError(f"sequence {work.sequence}: Prefill must contain the whole prompt")
-        can_verify = self._capabilities.can_verify(held.sampling)
-        if isinstance(work, Verify) and not (work.drafts and can_verify):
-            raise ValueError(f"sequence {work.sequence}: these drafts cannot be verified")
-
     def _made(self, work: Work) -> Any:
         """The request for this work. None if the bindings reject it; the next poll reports that."""
+        held = self._held[work.sequence]
+        assert work.sequence not in self._in_flight, "a sequence has one piece of work at a time"
+        assert not isinstance(work, Prefill) or list(work.tokens) == held.tokens, "whole prompts"
+        assert not isinstance(work, Verify) or self._capabilities.can_verify(held.sampling)
         try:
-            return self._request(work, self._held[work.sequence])
+            return self._request(work, held)
         except (RuntimeError, TypeError) as error:  # exceptions of the C++ code and of nanobind
             self._refused.append(Event(work.sequence, error=f"request rejected: {error}"))
             return None
@@ -246,15 +236,12 @@ class TrtllmTarget(ExecutorModel):
 
     def cancel(self, sequence: SequenceId) -> None:
         """Ends the work, not the sequence. Tokens generated so far, and late ones, are kept."""
-        if sequence not in self._held:
-            raise KeyError(f"sequence {sequence} is not held")
         if sequence in self._in_flight:
             self._executor.cancel_request(self._in_flight[sequence].request_id)
 
     def release(self, sequence: SequenceId) -> None:
         """The executor holds nothing between requests. It evicts old cached blocks by itself."""
-        if sequence in self._in_flight:
-            raise ValueError(f"sequence {sequence} has work in flight")
+        assert sequence not in self._in_flight, "it has work in flight"
         del self._held[sequence]
 
 
