@@ -63,8 +63,7 @@ NUM_GRAPHS = 64
 sequences and each range of 256 tokens of the longest text, while it serves."""
 
 FREE_FRACTION = 0.95
-"""Share of the free memory that an executor may use. max_tokens already limits its cache; without
-this setting, the bindings use 0.9."""
+"""Share of the free memory that an executor may use. max_tokens already limits its cache."""
 
 
 def build_trtllm(config: TrtllmEngineConfig, limits: LimitsConfig, folder: Path) -> intake.Engine:
@@ -204,10 +203,7 @@ def _executor(
 def place(
     config: TrtllmEngineConfig, engines: Mapping[Role, Engine], num_found: int
 ) -> dict[Role, Devices]:
-    """The GPUs of each engine, one per rank. num_found: number of GPUs of this machine.
-
-    Raises ConfigError, with the key, the value and the range.
-    """
+    """The GPUs of each engine, one per rank. num_found: number of GPUs of this machine."""
     target, draft = engines[Role.TARGET], engines.get(Role.DRAFT)
     devices = config.devices or tuple(range(target.num_ranks))
     found = {Role.TARGET: _checked("devices", devices, target.num_ranks, num_found)}

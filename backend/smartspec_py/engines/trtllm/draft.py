@@ -50,7 +50,6 @@ class TrtllmDraftProposer(ExecutorModel):
 
     @property
     def capabilities(self) -> ProposerCapabilities:
-        """bytes_per_token is 0, because its blocks are in a separate pool (see `memory`)."""
         return self._capabilities
 
     def num_available(self, sequence: SequenceId, tokens: Sequence[int]) -> int:
@@ -58,11 +57,8 @@ class TrtllmDraftProposer(ExecutorModel):
         return max(0, min(self._capabilities.max_draft_len, room))
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
-        """Draft the most probable tokens, because the target verifies greedy text only.
-
-        A request that fails or takes too long has no drafts. If the executor rejects the call, no
-        request has drafts.
-        """
+        """Draft the most probable tokens, because the target verifies greedy text only. A request
+        that fails or takes too long has no drafts."""
         try:
             request_ids = self._executor.enqueue_requests([self._request(task) for task in tasks])
         except (RuntimeError, TypeError) as error:  # exceptions of the C++ code and of nanobind
@@ -118,8 +114,7 @@ class TrtllmDraftProposer(ExecutorModel):
         return Draft(tokens[: task.sampling.num_before_end(tokens) + 1])
 
     def observe(self, sequence: SequenceId, num_accepted: int, hidden: Any = None) -> None:
-        """Count accepted drafts as cached. The executor finds blocks by their tokens, so blocks of
-        rejected drafts are not used."""
+        """Count accepted drafts as cached. Blocks of rejected drafts are not found again."""
         self._num_cached[sequence] = self._num_cached.get(sequence, 0) + num_accepted
 
     def draft_lag(self, sequence: SequenceId, context_len: int) -> int:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from smartspec_py.serving.config import ConfigError, LimitsConfig
 
@@ -107,49 +107,7 @@ def read_engine(role: Role, folder: Path) -> Engine:
 
 
 NO_SPECULATION, EXTERNAL_DRAFTS = 1, 2
-"""Values of `build_config.speculative_decoding_mode`: NONE and DRAFT_TOKENS_EXTERNAL."""
-
-
-class _Rule(NamedTuple):
-    """A check of one key of config.json. remedy: a flag of trtllm-build or build_engines.sh."""
-
-    key: str
-    is_met: Callable[[Any], bool]
-    needed: str
-    remedy: str
-
-
-_RULES = (
-    _Rule(
-        "build_config.plugin_config.use_paged_context_fmha",
-        lambda value: value is True,
-        "true: without it block reuse is off, which external drafts need",
-        "trtllm-build --use_paged_context_fmha enable",
-    ),
-    _Rule(
-        "build_config.gather_context_logits",
-        lambda value: not value,
-        "false: it turns block reuse off, which external drafts need",
-        "trtllm-build without --gather_context_logits",
-    ),
-)
-"""The executor itself refuses engines that are not built for in-flight batching."""
-
-_MODE = "build_config.speculative_decoding_mode"
-_MODES = {
-    Role.TARGET: _Rule(
-        _MODE,
-        lambda value: value == EXTERNAL_DRAFTS,
-        f"{EXTERNAL_DRAFTS}, external drafts",
-        "trtllm-build --speculative_decoding_mode draft_tokens_external",
-    ),
-    Role.DRAFT: _Rule(
-        _MODE,
-        lambda value: value in (None, NO_SPECULATION),
-        f"{NO_SPECULATION}, none: a draft engine does not verify drafts",
-        "trtllm-build without --speculative_decoding_mode",
-    ),
-}
+"""Values of `build_config.speculative_decoding_mode`."""
 
 
 def faults_of(
@@ -157,22 +115,22 @@ def faults_of(
 ) -> Iterator[str]:
     """The reasons why the engines cannot serve these limits, each with what to rebuild.
 
-    num_tokens: token ids of the tokenizer.
+    num_tokens: token ids of the tokenizer. What in-flight batching needs is not checked, because
+    the executor refuses such engines when it loads them.
     """
     target = engines[Role.TARGET]
     whole = min(target.built("max_input_len"), target.built("max_seq_len"))
     longest = limits.max_context_len or max(whole - target.built("max_draft_len"), 0)
     for engine in engines.values():
-        yield from _missing_ranks(engine)
-        sizes = _size_rules(engine, limits, longest)
-        for rule in (*_RULES, _MODES[engine.role], *sizes):
-            value = engine.get(rule.key)
-            if not rule.is_met(value):
-                shown = "missing" if value is None else value
-                yield (
-                    f"engine.{engine.role}: {rule.key} is {shown}, must be {rule.needed}; "
-                    f"{rule.remedy}"
-                )
+        files = [f"rank{rank}.engine" for rank in range(engine.num_ranks)]
+        if missing := [name for name in files if not engine.rank_sizes.get(name)]:
+            yield f"engine.{engine.role}: {missing[0]} is missing or empty; build it again"
+        for key, is_met, needed, remedy in (*_mode(engine), *_sizes(engine, limits, longest)):
+            value = engine.get(f"build_config.{key}")
+            shown = "missing" if value is None else value
+            if not is_met:
+                name = f"engine.{engine.role}: build_config.{key}"
+                yield f"{name} is {shown}, must be {needed}; {remedy}"
     draft = engines.get(Role.DRAFT, target)
     if draft.get("version") != (version := target.get("version")):
         yield f"engine.draft: version is {draft.get('version')}, must be {version}, the target's"
@@ -183,36 +141,39 @@ def faults_of(
         )
 
 
-def _missing_ranks(engine: Engine) -> Iterator[str]:
-    files = [f"rank{rank}.engine" for rank in range(engine.num_ranks)]
-    if missing := [name for name in files if not engine.rank_sizes.get(name)]:
-        yield (
-            f"engine.{engine.role}: {missing[0]} is missing or empty, must be one file for each of "
-            f"{engine.num_ranks} ranks; build_engines.sh --force"
-        )
+Check = tuple[str, bool, str, str]
+"""A key of build_config, whether its value is right, what is needed, and the flag to rebuild."""
 
 
-def _size_rules(engine: Engine, limits: LimitsConfig, longest: int) -> Iterator[_Rule]:
+def _mode(engine: Engine) -> Iterator[Check]:
+    """What external drafts need; they need block reuse."""
+    key, flag = "speculative_decoding_mode", "--speculative_decoding_mode"
+    mode = engine.get(f"build_config.{key}")
+    if engine.role is Role.TARGET:
+        is_met = mode == EXTERNAL_DRAFTS
+        yield key, is_met, "2, external drafts", f"trtllm-build {flag} draft_tokens_external"
+    else:
+        yield key, mode in (None, NO_SPECULATION), "1, none", f"trtllm-build without {flag}"
+    key, needed = "plugin_config.use_paged_context_fmha", "true, or blocks are not reused"
+    is_met = engine.get(f"build_config.{key}") is True
+    yield key, is_met, needed, "trtllm-build --use_paged_context_fmha enable"
+    key, needed = "gather_context_logits", "false, or blocks are not reused"
+    is_met = not engine.get(f"build_config.{key}")
+    yield key, is_met, needed, "trtllm-build without --gather_context_logits"
+
+
+def _sizes(engine: Engine, limits: LimitsConfig, longest: int) -> Iterator[Check]:
     """Length limits. The target resends text and drafts as a prompt, and reserves max_draft_len
     even without drafts. The token limit of an iteration counts each whole prompt, cached or not."""
-    k, is_target = limits.max_draft_len, engine.role is Role.TARGET
-    whole = longest + (max(k, engine.built("max_draft_len")) if is_target else 0)
-    of = f"a sequence of {longest} tokens" + (" and its drafts" if is_target else "")
-    lengths = f"--max-context-len {longest}"
-    rows = limits.max_sequences
-    if is_target:
-        yield _at_least("max_draft_len", max(k, 1), "the longest draft", f"--max-draft-len {k}")
-    yield _at_least("max_input_len", whole, of, lengths)
-    yield _at_least("max_seq_len", whole, of, lengths)
-    yield _at_least("max_batch_size", rows, "limits.max_sequences", f"--max-batch-size {rows}")
-    charged = longest + (k if is_target else 0)
-    yield _at_least("max_num_tokens", charged, of, f"--max-num-tokens {charged}")
-
-
-def _at_least(name: str, least: int, why: str, flag: str) -> _Rule:
-    return _Rule(
-        f"build_config.{name}",
-        lambda value: type(value) is int and value >= least,
-        f"at least {least}: {why}",
-        f"build_engines.sh {flag}",
-    )
+    is_target = engine.role is Role.TARGET
+    k = limits.max_draft_len if is_target else 0
+    whole = longest + max(k, engine.built("max_draft_len") if is_target else 0)
+    least = {
+        "max_draft_len": (max(k, 1) if is_target else 0, f"--max-draft-len {k}"),
+        "max_input_len": (whole, f"--max-context-len {longest}"),
+        "max_seq_len": (whole, f"--max-context-len {longest}"),
+        "max_batch_size": (limits.max_sequences, f"--max-batch-size {limits.max_sequences}"),
+        "max_num_tokens": (longest + k, f"--max-num-tokens {longest + k}"),
+    }
+    for name, (size, flag) in least.items():
+        yield name, engine.built(name) >= size, f"at least {size}", f"build_engines.sh {flag}"

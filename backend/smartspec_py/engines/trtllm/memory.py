@@ -87,11 +87,8 @@ def free_cache_tokens(
 
 
 def loaded_cache_tokens(executor: Any, bindings: Bindings, role: Role, num_asked: int) -> int:
-    """Tokens that the cache of a loaded executor has room for; num_asked if unknown.
-
-    The number comes from the executor's statistics. They exist only after a request, so this runs
-    one.
-    """
+    """Tokens that the cache of a loaded executor has room for; num_asked if unknown. It is read in
+    the executor's statistics, which exist only after a request, so this runs one."""
     for _ in range(NUM_ASKS):
         finish(executor, executor.enqueue_requests([bindings.Request([1], 1)]))
         for entry in reversed(executor.get_latest_iteration_stats()):

@@ -15,9 +15,6 @@ Bindings = Any
 BURST = 17
 """Tokens of a request whose generation steps are timed. The first comes with the prompt pass."""
 
-LEAST_S = 1e-4
-"""Minimum of a difference of two times, because noise may make the difference negative."""
-
 
 def end_id(sampling: SamplingParams) -> int | None:
     return sampling.end_tokens[0] if sampling.end_tokens else None
@@ -100,11 +97,7 @@ def request_seed(seed: int, position: int) -> int:
 
 
 class ExecutorModel:
-    """An engine behind an executor; the common part of target and draft.
-
-    executor: a `bindings.Executor`. bindings: its module, `tensorrt_llm.bindings.executor` or a
-    fake. clock: time in seconds.
-    """
+    """The common part of target and draft: a `bindings.Executor`. clock: time in seconds."""
 
     def __init__(
         self, executor: Any, bindings: Bindings, vocab_size: int, clock: Callable[[], float]
@@ -122,12 +115,10 @@ class ExecutorModel:
     def time_pass(
         self, batch_size: int, tokens_per_row: int, context_len: int, num_logits: int | None = None
     ) -> float:
-        """See `Profilable`. The time includes enqueueing and responses.
+        """See `Profilable`. Raises RuntimeError if a request fails.
 
-        With num_logits 1, new texts of context_len + tokens_per_row tokens are prefilled. Otherwise
-        each row has a fixed text of context_len tokens, which is cached as during serving.
-        With tokens_per_row 1, it is the time of one generation step after this text. With more, it
-        is the time to verify tokens_per_row - 1 drafts. Raises RuntimeError if a request fails.
+        With num_logits 1, new texts are prefilled. Otherwise each row has a fixed, cached text of
+        context_len tokens, and one generation step or tokens_per_row - 1 drafts follow it.
         """
         vocabulary = range(self._vocab_size)
         fresh = random.Random(f"{batch_size, tokens_per_row, context_len} {self._clock()}")
@@ -143,7 +134,7 @@ class ExecutorModel:
         if tokens_per_row > 1:
             return self._seconds(known, tokens_per_row, texts(tokens_per_row - 1))
         first_s, burst_s = self._seconds(known), self._seconds(known, BURST)
-        return max(LEAST_S, burst_s - first_s) / (BURST - 1)
+        return max(1e-4, burst_s - first_s) / (BURST - 1)
 
     def _seconds(
         self, texts: Sequence[list[int]], max_tokens: int = 1, drafts: Sequence[list[int]] = ()

@@ -8,19 +8,13 @@ request. One call enqueues all requests of a step.
 - `Verify`: all tokens and k drafts, max_tokens = k + 1; the executor ends it after one step.
 - `Decode`: all tokens, max_tokens of the burst, streaming. Bursts continue while others verify.
 
-A poll waits for the verifications in flight, so that those of one step are planned, run and
-measured together. It also returns the tokens of bursts that arrive meanwhile. The pass time is
-measured here, from enqueueing to the response, because the executor's own statistics report the
-latency of an earlier iteration.
+A poll waits for the verifications in flight, so that those of one step are measured together. The
+pass time is measured here, because the executor's statistics report that of an earlier iteration.
 
-The noise of a request starts with its seed, so the seed is mixed with the position. Sampled text
-depends on how it was divided into requests. It has no drafts: without the draft's logits, the
-executor accepts with a bias, and with them it was never seen.
-
-Penalties, biases and bad words apply to text without drafts. All requests of a sequence send its
-whole text, and the executor counts all of it, so it does not matter where the text is divided.
-Log-probabilities are computed here from the model's logits: the decoding layer for external drafts
-writes none.
+The noise of a request starts with its seed, so the seed is mixed with the position, and sampled
+text depends on how it was divided into requests. It has no drafts: without the draft's logits, the
+executor accepts with a bias. Log-probabilities are computed here from the model's logits: the
+decoding layer for external drafts writes none.
 """
 
 from __future__ import annotations
@@ -92,8 +86,7 @@ class TrtllmTarget(ExecutorModel):
         clock: Callable[[], float] = time.monotonic,
         num_logits: int | None = None,
     ) -> None:
-        """num_logits: the vocabulary size of the engine; it may be larger than the tokenizer's,
-        which is the one of the capabilities and the default."""
+        """num_logits: the engine's vocabulary size; by default the one of the capabilities."""
         super().__init__(executor, bindings, capabilities.vocab_size, clock)
         self._with_logits = bindings.OutputConfig(
             exclude_input_from_output=True, return_generation_logits=True
@@ -274,9 +267,7 @@ def _log_probs(
 
 def _verification(work: Work, drawn: tuple[int, ...]) -> tuple[int, int]:
     """num_drafted and num_accepted; both 0 if nothing was verified, as after an early cancel.
-
-    drawn: includes the end token, which counts as accepted if it was drafted.
-    """
+    drawn: includes the end token, which counts as accepted if it was drafted."""
     if not isinstance(work, Verify) or not drawn:
         return 0, 0
     return len(work.drafts), sum(takewhile(bool, map(eq, work.drafts, drawn)))
