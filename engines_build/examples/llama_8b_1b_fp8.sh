@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Never run on a GPU. Llama 3.1 8B with Llama 3.2 1B in fp8 with fp8 caches, on a GPU with fp8 (Ada,
-# Hopper or newer). quantize.py downloads a data set for calibration; use --calib-dataset DIR for a local one.
+# Hopper or newer). quantize.py downloads texts for calibration; --calib-dataset DIR has local ones.
 #
 #   HUB=/models OUT=/models/engines engines_build/examples/llama_8b_1b_fp8.sh [--dry-run]
 set -euo pipefail

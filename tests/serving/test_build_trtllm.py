@@ -178,6 +178,11 @@ def test_engines_with_several_ranks_give_no_log_probs(tmp_path: Path, bindings: 
     assert "return_log_probs" in build(tmp_path).target.capabilities.unsupported
 
 
+def test_an_engine_in_a_worker_process_gives_no_log_probs(tmp_path: Path, bindings: Any) -> None:
+    assert "return_log_probs" in build(tmp_path, devices=[1]).target.capabilities.unsupported
+    assert "return_log_probs" not in build(tmp_path).target.capabilities.unsupported
+
+
 def test_without_a_draft_prompts_are_looked_up(tmp_path: Path, bindings: Any) -> None:
     engine = build(tmp_path, draft=False, charges_cached_tokens=False)
     assert set(engine.proposers) == {"prompt_lookup"}

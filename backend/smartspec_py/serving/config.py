@@ -156,8 +156,8 @@ class TrtllmEngineConfig(EngineConfig):
     cache_tokens: capacity of each engine's KV cache in tokens. null divides the memory of
         memory_fraction so that both caches have the same capacity.
     log_probs: whether requests may set `return_log_probs`. The target then keeps room for logits on
-        the GPU: 8 x max_batch_size x vocabulary, in the type of its logits. Engines with
-        several ranks refuse such requests.
+        the GPU: 8 x max_batch_size x vocabulary, in the type of its logits. Targets with
+        several ranks, or on another GPU than 0, refuse such requests.
     cuda_graphs: replay generation steps of the draft engine as CUDA graphs. Each new batch size
         captures a graph while serving, which may cost more than it saves. Never measured.
     charges_cached_tokens: whether the executor counts the whole text of a verification against

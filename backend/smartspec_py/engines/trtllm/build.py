@@ -93,8 +93,7 @@ def build_trtllm(config: TrtllmEngineConfig, limits: LimitsConfig, folder: Path)
     capabilities = replace(
         capabilities_of(engines[0], limits, config, num_tokens), vocab_size=vocab_size
     )
-    num_logits = engines[0].vocab_size
-    target = TrtllmTarget(executors[0], bindings, capabilities, num_logits=num_logits)
+    target = TrtllmTarget(executors[0], bindings, capabilities, num_logits=engines[0].vocab_size)
     draft = None
     if len(engines) == 2:
         draft = TrtllmDraftProposer(
@@ -169,9 +168,10 @@ def capabilities_of(
 
 
 def _gathers_logits(config: TrtllmEngineConfig, engine: Engine) -> bool:
-    """Whether the executor keeps the logits of generated tokens. With several ranks, a cancelled
-    request with logits may end a worker process."""
-    return config.log_probs and engine.role is Role.TARGET and engine.num_ranks == 1
+    """Whether the executor keeps the logits of generated tokens. In a worker process, a cancelled
+    request with logits may end the process."""
+    is_here = engine.num_ranks == 1 and config.devices in (None, (0,))
+    return config.log_probs and engine.role is Role.TARGET and is_here
 
 
 def _executor(
