@@ -29,8 +29,7 @@ from smartspec_py.serving.loop import StepLoop
 from smartspec_py.serving.request import Request
 from smartspec_testing import fake_executor
 from smartspec_testing.clock import VirtualClock
-from smartspec_testing.fake_executor import EngineLimits, Executor
-from smartspec_testing.fake_executor_draft import DraftExecutor
+from smartspec_testing.fake_executor import DraftExecutor, EngineLimits, Executor
 from smartspec_testing.offline import OfflineLoop
 from studies.document import publish, table
 
@@ -99,15 +98,16 @@ def loop_of(num_sequences: int, policy: str, has_lookup: bool) -> OfflineLoop:
         max_draft_len=MAX_DRAFT_LEN,
         vocab_size=VOCAB_SIZE,
     )
+    executor = Executor(limits, cost=COST, clock=clock)
     target = TrtllmTarget(
-        Executor(limits, cost=COST, clock=clock),
+        executor,
         fake_executor,
         TargetCapabilities(
             num_sequences, CONTEXT_LEN, MAX_DRAFT_LEN, 16, None, False, VOCAB_SIZE,
         ),
         clock.now,
     )  # fmt: skip
-    drafting = DraftExecutor(limits, cost=COST, clock=clock, accept_prob=0.8)
+    drafting = DraftExecutor(limits, cost=COST, clock=clock, accept_prob=0.8, texts=executor.texts)
     draft = TrtllmDraftProposer(
         drafting, fake_executor, max_draft_len=MAX_DRAFT_LEN, max_context_len=limits.max_seq_len,
         vocab_size=VOCAB_SIZE, clock=clock.now,
