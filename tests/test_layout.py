@@ -40,7 +40,7 @@ LAYERS = (
 )
 """Each imports only those before it."""
 
-OTHERS = {"peer", "studies", "hostile_http", "tests"}
+OTHERS = {"hostile_http", "tests"}
 """Of this repository, and not installed."""
 
 

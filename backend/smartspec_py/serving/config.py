@@ -27,23 +27,33 @@ from pydantic import (
 
 from smartspec_py.core.cost import MAX_ROWS
 from smartspec_py.core.plan.planner import MAX_FIXED_DRAFT_LEN, BatchTable, parse_policy
+from smartspec_py.serving.defaults import (
+    CONTEXT_LINE,
+    DEFAULT_CONTEXT_LEN,
+    DRAFT_MODEL,
+    HEADS,
+    LEAST_CHUNK,
+    PROMPT_LOOKUP,
+    ConfigError,
+)
 
 if TYPE_CHECKING:
     from smartspec_py.serving.intake import Engine
+
+__all__ = [
+    "CONTEXT_LINE",
+    "DEFAULT_CONTEXT_LEN",
+    "DRAFT_MODEL",
+    "HEADS",
+    "LEAST_CHUNK",
+    "PROMPT_LOOKUP",
+    "ConfigError",
+]
 
 CONFIG_NAME = "engine.json"
 
 ENGINE_GROUP = "smartspec_py.engines"
 """Entry point group for engine kinds of other packages: an `EngineConfig` class by its `kind`."""
-
-DRAFT_MODEL = "draft_model"
-PROMPT_LOOKUP = "prompt_lookup"
-HEADS = "heads"
-"""Names of proposers in requests and engine.json."""
-
-
-class ConfigError(ValueError):
-    """engine.json cannot be used; the message names the file, the key and the reason."""
 
 
 class _Layer(BaseModel):
@@ -199,19 +209,11 @@ def _of_its_kind(value: Any) -> Any:
     if found is None:
         others = entry_points(group=ENGINE_GROUP)
         if kind not in others.names:
-            raise ValueError(f"kind must be one of {', '.join([*BUILT_IN, *sorted(others.names)])}")
+            kinds = ", ".join([*BUILT_IN, *sorted(others.names)])
+            problem = "kind must be" if "kind" in value else "the key kind is missing; it must be"
+            raise ValueError(f"{problem} one of {kinds}")
         found = others[kind].load()
     return found.model_validate(value)
-
-
-DEFAULT_CONTEXT_LEN = 512
-"""Context length of benchmarks, and of engines whose models define none."""
-
-LEAST_CHUNK = 128
-"""Prompt tokens per step if they were not measured, or if a larger chunk brings no benefit."""
-
-CONTEXT_LINE = "context: "
-"""Prefix of the log line with the context length; `smartspec serve` shows this line."""
 
 
 class LimitsConfig(_Layer):
@@ -380,7 +382,8 @@ def _describe(error: ValidationError) -> str:
         elif item["type"] == "extra_forbidden":
             clauses.append(f"{place}: unknown key{_similar(place)}")
         else:
-            clauses.append(f"{place}: {item['msg']} (got {item['input']!r:.80})")
+            message = item["msg"].removeprefix("Value error, ")
+            clauses.append(f"{place}: {message} (got {item['input']!r:.80})")
     return "; ".join(clauses)
 
 
