@@ -6,12 +6,15 @@ import json
 import logging
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
 from smartspec_py.engines.base import TargetCapabilities
-from smartspec_py.serving.config import ConfigError, LimitsConfig
+from smartspec_py.serving.defaults import ConfigError
+
+if TYPE_CHECKING:
+    from smartspec_py.serving.config import LimitsConfig
 
 logger = logging.getLogger(__name__)
 
