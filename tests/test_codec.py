@@ -220,7 +220,7 @@ def test_parameters_are_never_dropped(codec: ModuleType) -> None:
         assert said in str(refused.value)
     with pytest.raises(RequestError, match="zeta"):
         codec.decode(request(REQUIRED, early_stopping=False, zeta=False))
-    assert codec.decode(request(REQUIRED, early_stopping=False)) == decode(codec)
+    assert codec.decode(request(REQUIRED, early_stopping=False, id="mine")) == decode(codec)
 
 
 def expected(fields: dict[str, Any]) -> GenerateParams:

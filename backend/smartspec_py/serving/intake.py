@@ -217,7 +217,7 @@ class Intake:
             raise InvalidField(
                 "max_tokens",
                 params.max_tokens,
-                f"at most {longest - len(prompt)}: text_input has {len(prompt)} tokens, "
+                f"at most {longest - len(prompt)}: the prompt has {len(prompt)} tokens, "
                 f"and both together may have {longest}",
             )
         if params.min_tokens > params.max_tokens:
@@ -271,12 +271,12 @@ class Intake:
 
         Most tokenizers use other tokens for a word after a space.
         """
-        found = {
+        words = {
             self._word_tokens("bad_words", spelled)
             for word in params.bad_words
             for spelled in (word, f" {word}")
         }
-        return tuple(sorted(found))
+        return tuple(sorted(words))
 
     def _word_tokens(self, field: str, word: str) -> tuple[int, ...]:
         tokens = tuple(self._engine.tokenizer.encode(word, add_special_tokens=False).ids)
@@ -286,9 +286,9 @@ class Intake:
 
     def _proposer(self, params: GenerateParams, sampling: SamplingParams) -> tuple[str | None, str]:
         """The request's proposer, or None and the reason why it cannot use speculation."""
-        known = self._engine.proposers
-        if params.proposer is not None and params.proposer not in known:
-            raise InvalidField("proposer", params.proposer, " or ".join(known) or "left out")
+        names = self._engine.proposers
+        if params.proposer is not None and params.proposer not in names:
+            raise InvalidField("proposer", params.proposer, " or ".join(names) or "left out")
         if reason := self._engine.target.capabilities.why_unverified(sampling):
             return None, reason
         proposer = params.proposer or self._defaults.proposer

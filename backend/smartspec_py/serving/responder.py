@@ -264,7 +264,8 @@ class Responder:
         summary: Summary | None = None,
         times: Times = UNKNOWN_TIMES,
     ) -> bool:
-        params, log_probs = response.params, response.unsent_log_probs
+        params = response.params
+        log_probs = tuple(entry.log_prob for entry in response.unsent_log_probs)
         num_input = response.num_input_tokens if reason else 0
         reply = Reply(
             text=response.echo + text,
@@ -272,7 +273,7 @@ class Responder:
             num_output_tokens=len(response.unsent) if params.return_num_output_tokens else None,
             progress=response.progress,
             seed=response.seed,
-            log_probs=tuple(one.log_prob for one in log_probs) if params.return_log_probs else None,
+            log_probs=log_probs if params.return_log_probs else None,
             cum_log_prob=response.cum_log_prob,
             times=times if params.return_perf_metrics else None,
             finish_reason=reason,
@@ -280,7 +281,7 @@ class Responder:
             tokens=tuple(response.unsent),
             output_ids=tuple(response.unsent) if params.return_output_ids else None,
             token_log_probs=response.log_prob_document(),
-            drafter=response.drafter,
+            proposer=response.proposer,
         )
         response.has_sent = True
         response.echo = ""
@@ -343,7 +344,7 @@ def _absorb(response: ResponseState, update: Update) -> bool:
     response.unsent.extend(update.tokens[:num_kept])
     response.num_tokens += num_kept
     response.unsent_log_probs.extend(log_probs)
-    response.cum_log_prob += sum(one.log_prob for one in log_probs)
+    response.cum_log_prob += sum(entry.log_prob for entry in log_probs)
     if update.prompt_log_probs is not None:
         response.add_prompt(update.prompt_log_probs)
     return text.is_stopped

@@ -1,8 +1,7 @@
 """The scheduler: moves requests from state to state, from arrival to their last update.
 
-Only `take`, `expire`, `admit`, `submit`, `apply` and the methods that end all requests change a
-request. Each request ends with exactly one last `Update` for the responder. When a live request has
-ended and none of its work is in flight, `_release_if_idle` frees its engine resources.
+Each request ends with exactly one last `Update` for the responder. When a live request has ended
+and none of its work is in flight, `_release_if_idle` frees its engine resources.
 """
 
 from __future__ import annotations
@@ -55,10 +54,10 @@ class Scheduler:
         for request in messages.arrivals:
             self.batcher.add(request)
         for sequence in messages.cancelled:
-            found = self.batcher.find(sequence)
-            if found is not None and not found.is_over:
-                self._end(found, RequestState.CANCELLED, finish_reason=FinishReason.CANCELLED)
-                self._release_if_idle(found)
+            cancelled = self.batcher.find(sequence)
+            if cancelled is not None and not cancelled.is_over:
+                self._end(cancelled, RequestState.CANCELLED, finish_reason=FinishReason.CANCELLED)
+                self._release_if_idle(cancelled)
 
     def expire(self) -> None:
         """End requests whose deadline has passed.
@@ -115,10 +114,10 @@ class Scheduler:
     def _make_room(self) -> None:
         """Preempt requests until the live requests fit the budget; see `serving.admission`."""
         while self.cache.overflows(self._live()):
-            able = [request for request in self.batcher.live.values() if can_yield(request)]
-            if not able:
+            candidates = [request for request in self.batcher.live.values() if can_yield(request)]
+            if not candidates:
                 return  # only prompts are in flight: try again after their events
-            last = max(able, key=lambda request: request.rank)
+            last = max(candidates, key=lambda request: request.rank)
             self._take_from(last)
             if last.is_in_flight:
                 return

@@ -87,8 +87,8 @@ class TextStream:
         starts = [
             self._text.find(word, max(0, num_before - len(word) + 1)) for word in self._stop_words
         ]
-        if found := [start for start in starts if start >= 0]:
-            self._text = self._text[: min(found)]
+        if cuts := [start for start in starts if start >= 0]:
+            self._text = self._text[: min(cuts)]
             self.is_stopped = True
 
     def _decode(self, token: int) -> str:

@@ -47,6 +47,7 @@ from smartspec_py.serving.model_files import (
     end_tokens,
     existing,
     load_tokenizer,
+    log_unused_defaults,
     num_token_ids,
     stepwise_capabilities,
 )
@@ -147,7 +148,8 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
     for one in runners:
         one.time_pass(1, 1, 0)  # warm up: with a cached profile, the first request would be slow
     path = profile_path(shape, cache, identity)
-    ends = end_tokens(model, vocab_size)
+    ends = end_tokens(model, vocab_size, tokenizer)
+    log_unused_defaults(model)
     return Engine(tokenizer, ends, target, proposers, cost, path, about)
 
 

@@ -37,7 +37,13 @@ from smartspec_py.serving.config import (
     LimitsConfig,
     TrtllmEngineConfig,
 )
-from smartspec_py.serving.model_files import end_tokens, existing, load_tokenizer, num_token_ids
+from smartspec_py.serving.model_files import (
+    end_tokens,
+    existing,
+    load_tokenizer,
+    log_unused_defaults,
+    num_token_ids,
+)
 from smartspec_py.serving.profile import ProfileShape, cached_profile, profile_path
 
 logger = logging.getLogger(__name__)
@@ -113,7 +119,9 @@ def build_trtllm(config: TrtllmEngineConfig, limits: LimitsConfig, folder: Path)
         cost = replace(cost, max_charged_tokens=engines[0].built("max_num_tokens"))
     proposers: dict[str, Proposer] = {} if draft is None else {DRAFT_MODEL: draft}
     path = profile_path(shape, cache, identity)
-    return intake.Engine(tokenizer, end_tokens(model, vocab_size), target, proposers, cost, path)
+    ends = end_tokens(model, vocab_size, tokenizer)
+    log_unused_defaults(model)
+    return intake.Engine(tokenizer, ends, target, proposers, cost, path)
 
 
 def _engines(
