@@ -164,7 +164,6 @@ RUN_BY = {
     "scripts/docs build": "scripts/check: scripts/docs build",
     "scripts/check": ".ci/run: scripts/check",
     "scripts/test": ".ci/run: scripts/test",
-    "scripts/study constants": "tests/test_constants.py: studies.constants",
     "smartspec bench arms": 'tests/test_cli.py: "bench", "arms"',
     "smartspec bench load": 'tests/test_cli.py: "bench", "load"',
     "smartspec check": 'tests/test_cli.py: "check"',

@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from harness import CAPABILITIES, COST, VOCAB_SIZE, fake_engine, fake_server
+from harness import CAPABILITIES, VOCAB_SIZE
 
 from smartspec_py.core.cost import CostModel, PassTable
-from smartspec_py.core.learn.corrections import CostCorrections
 from smartspec_py.serving import profile as module
-from smartspec_py.serving import server as server_module
 from smartspec_py.serving.config import LimitsConfig, TorchEngineConfig
 from smartspec_py.serving.profile import (
     NUM_ROUNDS,
@@ -30,16 +28,9 @@ from smartspec_py.serving.profile import (
     load_cost,
     machine_name,
     profile,
-    profile_path,
     store_cost,
-    store_observed,
 )
-from smartspec_py.serving.request import GenerateParams
-from smartspec_py.serving.server import Engine, Server
-from smartspec_sim.observed import load_observed
 from smartspec_testing.clock import VirtualClock
-from smartspec_testing.fake_engine import FakeTarget
-from smartspec_testing.local import generate
 
 if TYPE_CHECKING:
     from smartspec_py.engines.torch.packed import RowInput
@@ -290,19 +281,6 @@ def test_a_cache_that_is_no_folder_does_not_stop_the_start(
     assert "cannot be stored" in warning
 
 
-def test_a_full_disk_at_the_end_leaves_the_profile_as_it_was(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cost = cached(CountingEngine(), tmp_path, "model a")
-    (path,) = tmp_path.iterdir()
-    refuse_to_write(monkeypatch, errno.ENOSPC)
-    with caplog.at_level("WARNING", "smartspec_py.serving.profile"):
-        store_observed(path, replace(cost, host_s=1.0))
-    assert "No space left" in caplog.text
-    assert list(tmp_path.iterdir()) == [path]
-    assert load_cost(path) == cost
-
-
 @pytest.mark.parametrize("identity", [("model b", "float32"), ("model a",), ("float32", "model a")])
 def test_another_identity_is_measured(tmp_path: Path, identity: tuple[str, ...]) -> None:
     first = cached(CountingEngine(), tmp_path, "model a", "float32")
@@ -498,117 +476,6 @@ def test_a_profile_from_before_prompts_were_measured_is_read(tmp_path: Path) -> 
     del document["cost"]["prompt"]
     path.write_text(json.dumps(document))
     assert load_cost(path) == CostModel(TABLE)
-
-
-def test_host_time_is_all_that_serving_changes(tmp_path: Path) -> None:
-    """Tables and identity are those of the measurement, whatever serving showed of them: that
-    stands beside them, for those who ask for it."""
-    measured = CostModel(TABLE, TABLE, catch_up_s=1 / 7, prompt=TABLE)
-    path = tmp_path / "cost.json"
-    store_cost(measured, path, ["model a"])
-    slower = replace(TABLE, seconds=tuple(tuple(2 * s for s in line) for line in TABLE.seconds))
-    served = replace(measured, target=slower, host_s=0.25, host_row_s=0.125, catch_up_s=9.0)
-    assert load_observed(path) == measured
-    store_observed(path, served)
-    assert load_observed(path) == served
-    assert load_cost(path) == replace(measured, host_s=0.25, host_row_s=0.125)
-    assert json.loads(path.read_text())["identity"] == ["model a"]
-    assert [path.name for path in tmp_path.iterdir()] == ["cost.json"]
-
-
-@pytest.mark.parametrize("text", [None, "", "[]", '{"cost": 1}', '{"cost": {"host_s": 0}}'])
-def test_what_is_no_profile_stays_as_it_is(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str | None
-) -> None:
-    path = tmp_path / "cost.json"
-    if text is not None:
-        path.write_text(text)
-    with caplog.at_level("WARNING", "smartspec_py.serving.profile"):
-        store_observed(path, CostModel(TABLE, host_s=1.0))
-    assert "cannot be stored" in caplog.text
-    assert (path.read_text() if path.exists() else None) == text
-
-
-def test_a_folder_that_cannot_be_written_is_only_logged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "cost.json"
-    store_cost(CostModel(TABLE), path)
-
-    def refuse(self: Path, target: Path) -> None:
-        raise PermissionError("read-only")
-
-    monkeypatch.setattr(Path, "rename", refuse)
-    with caplog.at_level("WARNING", "smartspec_py.serving.profile"):
-        store_observed(path, CostModel(TABLE, host_s=1.0))
-    assert "read-only" in caplog.text
-    assert load_cost(path) == CostModel(TABLE)
-
-
-def served(engine: Engine, max_tokens: int) -> Server:
-    """A server that answered one request without drafts, and has stopped."""
-    server = fake_server(engine)
-    server.start()
-    params = GenerateParams(text="Task: qa", max_tokens=max_tokens, policy="none")
-    try:
-        (sink,) = generate(server, [params])
-    finally:
-        server.stop()
-    assert sink.error is None
-    return server
-
-
-@pytest.mark.parametrize(("num_steps", "is_kept"), [(499, False), (500, True)])
-def test_host_time_outlives_a_server_that_saw_enough(
-    tmp_path: Path, num_steps: int, is_kept: bool
-) -> None:
-    """The first token comes with the prompt, in a step in which nobody decodes. Passes
-    take 10 ms of a virtual clock, and the loop measures with the real one: beside them there is
-    nothing left, where the profile says 5 ms."""
-    path = tmp_path / "profile.json"
-    cost = replace(COST, host_s=0.005)
-    store_cost(cost, path)
-    target = FakeTarget(CAPABILITIES, cost=COST, clock=VirtualClock())
-    engine = replace(fake_engine(), target=target, cost=cost, profile_path=path)
-    shown = served(engine, 1 + num_steps).loop.controller.observed_cost
-    assert shown.host_s < 0.001
-    expected = replace(cost, host_s=shown.host_s, host_row_s=shown.host_row_s)
-    assert load_cost(path) == (expected if is_kept else cost)
-
-
-def test_a_restart_begins_with_the_host_time_that_was_learned(tmp_path: Path) -> None:
-    """Read with the profile it belongs to, and so where the loop's corrections begin."""
-    first = cached(CountingEngine(), tmp_path, "model a")
-    path = profile_path(SHAPE, tmp_path, ["model a"])
-    assert path is not None
-    store_observed(path, replace(first, host_s=0.25, host_row_s=0.125))
-    engine = CountingEngine()
-    again = cached(engine, tmp_path, "model a")
-    assert engine.num_passes == 0
-    assert CostCorrections(again).at(2).step_host_s(2) == 0.5
-
-
-def test_passes_that_no_engine_timed_tell_nothing(tmp_path: Path) -> None:
-    """All of a step would count as the loop's own time."""
-    path = tmp_path / "profile.json"
-    store_cost(COST, path)
-    served(replace(fake_engine(), profile_path=path), 600)
-    assert load_cost(path) == COST
-
-
-def test_without_a_profile_cache_nothing_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept: list[Path] = []
-    monkeypatch.setattr(server_module, "store_observed", lambda path, cost: kept.append(path))
-    target = FakeTarget(CAPABILITIES, cost=COST, clock=VirtualClock())
-    engine = replace(fake_engine(), target=target)
-    served(engine, 600)
-    assert kept == []
-    again = FakeTarget(CAPABILITIES, cost=COST, clock=VirtualClock())
-    served(replace(engine, target=again, profile_path=tmp_path / "profile-1.json"), 600)
-    assert kept == [tmp_path / "profile-1.json"]
-    assert [path.name for path in tmp_path.iterdir()] == ["learned-1.json"]
 
 
 @pytest.mark.parametrize(("num_logits", "num_computed"), [(None, 10), (1, 2), (0, 0), (9, 10)])

@@ -17,7 +17,7 @@ from itertools import pairwise
 
 from smartspec_py.core.cost import CostModel
 from smartspec_py.core.plan.planner import PlannerSettings, evaluate, plan
-from smartspec_py.core.plan.step import PREFILLING_TOKENS
+from smartspec_py.core.plan.problem import PREFILLING_TOKENS
 from smartspec_py.core.types import SequenceId, SequenceView, SpecPlan
 from smartspec_py.serving.step import StepRecord
 from smartspec_sim.goodput import Floats, accept_trials

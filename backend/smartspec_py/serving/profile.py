@@ -389,29 +389,6 @@ def load_cost(path: Path) -> CostModel:
     return cost_from_json(json.loads(path.read_text(encoding="utf-8"))["cost"])
 
 
-def store_observed(path: Path, observed: CostModel) -> None:
-    """Store this cost model's host time in the stored profile, and the whole cost model beside it.
-
-    The next server uses only the host time. A simulation of this server starts with the whole cost
-    model. If the profile is missing or damaged, this is logged and not raised.
-    """
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        document["cost"] |= {"host_s": observed.host_s, "host_row_s": observed.host_row_s}
-        document["observed"] = asdict(observed)
-        cost_from_json(document["cost"])
-        write_json(path, document)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        logger.warning("the observed costs cannot be stored in %s: %s", path, error)
-    else:
-        logger.info(
-            "host time, %.2f ms per step and %.3f ms per row, stored in %s",
-            1e3 * observed.host_s,
-            1e3 * observed.host_row_s,
-            path,
-        )
-
-
 def machine_name() -> str:
     """Number of cores, the processor's model (Linux only), and the architecture."""
     cpuinfo = Path("/proc/cpuinfo")

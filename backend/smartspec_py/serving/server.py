@@ -19,7 +19,6 @@ from smartspec_py.serving.learned import restore_learned, store_learned
 from smartspec_py.serving.loop import StepLoop
 from smartspec_py.serving.messages import SHUTTING_DOWN, Sink
 from smartspec_py.serving.metrics import ConfigInfo, Meter, MetricSink, NoMetrics
-from smartspec_py.serving.profile import store_observed
 from smartspec_py.serving.request import ErrorCode, GenerateParams, InvalidField, RequestError
 from smartspec_py.serving.responder import HEALTHY, Responder
 from smartspec_py.serving.step import StepRecord
@@ -132,7 +131,6 @@ class Server:
         """Store what was learned while serving, if there were enough decoding steps."""
         path = self._engine.profile_path
         if path is not None and sum(map(_is_learned_from, self.loop.records)) >= ENOUGH_STEPS:
-            store_observed(path, self.loop.controller.observed_cost)
             store_learned(self.loop, path)
 
     @property
