@@ -279,7 +279,8 @@ def _target_s(step: StepRecord) -> float:
 def _draft_s(step: StepRecord) -> float:
     decision, plan_ = step.decision, step.decision.plan
     lengths = [
-        plan_.option(view).passes(plan_.draft_lens[view.sequence]) for view in decision.views
+        plan_.draft_lens[view.sequence] * plan_.option(view).has_draft_passes
+        for view in decision.views
     ]
     passes = range(1, max(lengths, default=0) + 1)
     return sum(decision.cost.draft_s(sum(n >= p for n in lengths)) for p in passes)

@@ -242,6 +242,8 @@ NO_DRAFT = Draft()
 @dataclass(frozen=True, slots=True)
 class ProposerCapabilities:
     """max_draft_len: the most tokens of one draft; 0 if it never drafts.
+    max_context_len: known tokens and drafts of a sequence that it supports; None if it has no limit
+        of its own. It drafts nothing beyond.
     has_passes: whether drafting runs a model, with one pass per token.
     bytes_per_token: cache bytes per token that it has processed, in the memory of the target's
         cache; 0 if its cache is elsewhere.
@@ -267,6 +269,7 @@ class ProposerCapabilities:
     tree_depth: int = 0
     tree_width: int = 1
     draft_s: tuple[float, float] = (0.0, 0.0)
+    max_context_len: int | None = None
 
 
 SHORT_LAG = 4

@@ -91,12 +91,15 @@ class DraftModelProposer(CachedModel[DraftSequence]):
         max_draft_len: int,
         *,
         reuses_prefixes: bool = True,
+        max_context_len: int | None = None,
         has_own_memory: bool = False,
     ) -> None:
-        """has_own_memory: whether the runner's device is not that of the target."""
+        """max_context_len: see `ProposerCapabilities`. has_own_memory: whether the runner's device
+        is not that of the target."""
         super().__init__(runner, max_sequences, reuses_prefixes=reuses_prefixes)
         self._capabilities = ProposerCapabilities(
             max_draft_len=max_draft_len,
+            max_context_len=max_context_len,
             bytes_per_token=0 if has_own_memory else runner.bytes_per_token,
         )
 

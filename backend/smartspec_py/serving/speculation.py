@@ -255,6 +255,9 @@ class Speculation:
         return [one for one in candidates if one.num_available] or candidates[:1]
 
     def _candidate(self, name: str, request: Request, most: int, max_nodes: int) -> Candidate:
+        longest = self._capabilities[name].max_context_len
+        if longest is not None:
+            most = min(most, longest - len(request.tokens))
         if most <= 0:
             return Candidate(name, 0)
         most = min(most, self._proposers[name].num_available(request.sequence, request.tokens))

@@ -175,13 +175,17 @@ def _target(runner: Runner, own: RunnerConfig, limits: LimitsConfig) -> TorchTar
 def _draft_model(
     own: RunnerConfig, limits: LimitsConfig, config: TorchEngineConfig, places: Placement
 ) -> tuple[Runner, DraftModelProposer]:
-    """own: the draft model's runner config."""
+    """own: the draft model's runner config, with the context length of the target. The draft model
+    may have fewer positions."""
+    positions = getattr(load_config(own), "max_position_embeddings", None) or own.max_len
+    own = replace(own, max_len=min(own.max_len, positions))
     runner = _runner("engine.draft", own, SHORT_LAG + 1, config)
     proposer = DraftModelProposer(
         runner,
         limits.max_sequences,
         limits.max_draft_len,
         reuses_prefixes=limits.reuse_prefixes,
+        max_context_len=own.max_len,
         has_own_memory=places.draft != places.target,
     )
     return runner, proposer
