@@ -43,7 +43,7 @@ class CorrectionSettings:
     """Share of the change of the base that the slope is expected to have too. It is 1 for a slower
     machine, and 0 for a constant wait in every pass. The value is between the two."""
 
-    target_sds: tuple[float, float, float] = (1.0, 0.1, 0.1)
+    target_sds: tuple[float, float, float] = (1.0, 0.5, 0.1)
     """Prior standard deviations of changes: the speed of the machine, the additional cost of
     drafts, and a constant time in passes of one token. If all steps are alike, a difference is
     divided among the three in proportion to their squares."""
