@@ -31,7 +31,7 @@ PREDICTORS = ("profile", "corrected")
 DECIDERS = tuple(Reason)
 """Label values."""
 
-NUM_CALLS = 32
+NUM_CALLS = 40
 """Most calls in a row, so that a flush delays responses by at most 1 or 2 ms."""
 
 NUM_STEPS_SHOWN = 16
