@@ -27,7 +27,7 @@ def named(path: Path) -> str:
 def help_of(command: list[str], folder: Path) -> str:
     """Its output. There is no environment, and none may be made."""
     environment = os.environ | {"VENV": str(folder / "venv"), "HOME": str(folder)}
-    environment |= {"PYTHONPATH": f"{ROOT / 'loadtest'}:{ROOT / 'research'}"}
+    environment |= {"PYTHONPATH": f"{ROOT / 'loadtest'}"}
     done = subprocess.run(
         command,
         env=environment,

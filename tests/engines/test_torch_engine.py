@@ -27,7 +27,6 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from smartspec_py.core.types import SamplingParams
 from smartspec_py.engines.base import Decode, DraftTask, Prefill, Verify, Work
-from smartspec_py.engines.torch.openvino_runner import OpenVinoRunner
 from smartspec_py.engines.torch.packed import RowInput
 from smartspec_py.engines.torch.runner import CausalRunner, PassOutput, RunnerConfig
 from smartspec_py.engines.torch.target import TorchTarget
@@ -235,6 +234,8 @@ SEEDED = [
 def test_openvino_in_bfloat16_with_any_number_of_threads(num_threads: int) -> None:
     """Where the processor has AMX the MLP is one operator, which one thread cannot compute: it ends
     the process. Hidden layers are of the sizes that it takes."""
+    from smartspec_py.engines.torch.openvino_runner import OpenVinoRunner
+
     config = LlamaConfig(
         hidden_size=128,
         intermediate_size=256,

@@ -22,7 +22,6 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 from smartspec_py.engines.base import TargetCapabilities
 from smartspec_py.engines.torch.cached_model import CachedModel
 from smartspec_py.engines.torch.llama import FAMILIES
-from smartspec_py.engines.torch.openvino_runner import OpenVinoRunner
 from smartspec_py.engines.torch.packed import ATTENTION_NAME
 from smartspec_py.engines.torch.rows import RowTable
 from smartspec_py.engines.torch.runner import CausalRunner, Runner, RunnerConfig, prepared
@@ -109,6 +108,8 @@ def make_runner(
         Path(), torch.device("cpu"), torch.float32, max_sequences, MAX_LEN, VOCAB_SIZE
     )
     if with_openvino:
+        from smartspec_py.engines.torch.openvino_runner import OpenVinoRunner
+
         return OpenVinoRunner(model, config)
     return CausalRunner(prepared(model, config), config)
 

@@ -12,7 +12,7 @@ import pytest
 HERE = Path(__file__).parent
 LOADTEST = HERE.parents[1] / "loadtest"
 # The files of loadtest/ import one another as Locust lets them: by bare names.
-sys.path += [str(HERE), str(LOADTEST), str(LOADTEST / "aiperf")]
+sys.path += [str(HERE), str(LOADTEST)]
 
 if TYPE_CHECKING:
     from locust_runs import LocustRun

@@ -1,4 +1,4 @@
-"""`smartspec simulate` and `smartspec load` as commands: outputs, and what they refuse."""
+"""`smartspec simulate` as a command: outputs, and what it refuses."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 import typer
-from servers import fake_config, serving
 from typer.testing import CliRunner
 
-from smartspec_cli.commands.load import load
 from smartspec_cli.commands.simulate import simulate
 
 SMALL = ["--duration", "2", "--policies", "none,fixed:2", "--rows", "4", "--json", "-"]
@@ -131,61 +129,3 @@ def test_the_picture(tmp_path: Path) -> None:
     code, _, err = call(simulate, *SMALL, "--plot", str(path))
     assert code == 0, err
     assert path.read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "word"),
-    [
-        (["--arrivals", "waves"], "--arrivals"),
-        (["--arrivals", "trace"], "--times"),
-        (["--arrivals", "trace", "--times", "missing"], "--times"),
-        (["--phases", "5"], "--phases"),
-        (["--goodput", "itl:5"], "--goodput"),
-        (["--workload", "poems"], "--workload"),
-        (["--prompts", "missing"], "--prompts"),
-    ],
-)
-def test_load_refuses_in_one_line(arguments: list[str], word: str) -> None:
-    code, out, err = call(load, *arguments)
-    assert code == 2
-    assert word in err
-    assert not out
-
-
-@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "127.0.0.1:9", "nonsense"])
-def test_load_without_a_server_says_so_and_stops(url: str) -> None:
-    """A thousand requests over a minute would be due."""
-    code, out, err = call(load, "--url", url, "--arrivals", "constant", "--rate", "17")
-    assert code == 1
-    assert not out
-    progress, sentence = err.splitlines()
-    assert progress.startswith("sending at most 1,000 requests for 60 s")
-    assert sentence.startswith(f"smartspec: --url: no server at {url}: ")
-
-
-def test_help_has_the_definitions() -> None:
-    code, out, _ = call(load, "--help")
-    assert code == 0
-    for word in ("ttft", "tpot", "token_goodput_tps", "slo_goodput_rps", "coordinated omission"):
-        assert word in " ".join(out.split())
-
-
-@pytest.mark.triton
-def test_load_on_a_live_server_and_its_record_simulated(tmp_path: Path) -> None:
-    """24 requests of 9 tokens; one prompt in two names no length and gets the load's 5."""
-    prompts, lines = tmp_path / "prompts.jsonl", tmp_path / "lines.jsonl"
-    prompts.write_text('{"prompt": "one", "max_tokens": 9}\n{"prompt": "two"}\n')
-    options = ["--prompts", str(prompts), "--max-tokens", "5", "--phases", "1:8,1:8-24"]
-    with serving(fake_config(step_s=0.001), tmp_path) as server:
-        url = server.address.http_url
-        bounds = ["--arrivals", "constant", "--goodput", "e2e:60000", "--jsonl", str(lines)]
-        bounds += ["--json", "-"]
-        code, out, err = call(load, "--url", url, *options, *bounds)
-    assert code == 0, err
-    summary = json.loads(out)
-    assert (summary["num_finished"], summary["num_slo_met"], summary["num_failed"]) == (24, 24, 0)
-    assert summary["num_tokens"] == 12 * 9 + 12 * 5
-    code, out, err = call(simulate, *SMALL, "--record", str(lines), "--what-if", "rate=2x")
-    assert code == 0, err
-    rows = json.loads(out)["rows"]
-    assert [row["num_tokens"] for row in rows] == [summary["num_tokens"]] * 4

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tokenizers import Tokenizer
 
@@ -23,10 +23,13 @@ from smartspec_py.core.plan.planner import parse_policy
 from smartspec_py.core.types import NO_TOKEN, SamplingParams
 from smartspec_py.engines.base import Proposer, Target
 from smartspec_py.serving.admission import CacheBudget
-from smartspec_py.serving.config import LEAST_CHUNK, LimitsConfig
+from smartspec_py.serving.defaults import LEAST_CHUNK
 from smartspec_py.serving.messages import ResponseState, Sink
 from smartspec_py.serving.request import GenerateParams, InvalidField, Request
 from smartspec_py.serving.text import TextStream
+
+if TYPE_CHECKING:
+    from smartspec_py.serving.config import LimitsConfig
 
 MAX_BYTES_PER_TOKEN = 64
 """Upper bound on the mean length of a prompt's tokens. A longer prompt cannot fit."""

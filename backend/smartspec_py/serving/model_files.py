@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
 
 from smartspec_py.engines.base import TargetCapabilities
-from smartspec_py.serving.config import ConfigError, LimitsConfig
+from smartspec_py.serving.defaults import ConfigError
+
+if TYPE_CHECKING:
+    from smartspec_py.serving.config import LimitsConfig
 
 
 def existing(key: str, path: Path) -> Path:

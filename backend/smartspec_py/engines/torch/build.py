@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import transformers
@@ -40,14 +41,7 @@ from smartspec_py.engines.torch.target import TorchTarget
 from smartspec_py.proposers.draft_model import DraftModelProposer
 from smartspec_py.proposers.eagle import EagleProposer
 from smartspec_py.proposers.heads import HeadsProposer
-from smartspec_py.serving.config import (
-    CONTEXT_LINE,
-    DRAFT_MODEL,
-    HEADS,
-    ConfigError,
-    LimitsConfig,
-    TorchEngineConfig,
-)
+from smartspec_py.serving.defaults import CONTEXT_LINE, DRAFT_MODEL, HEADS, ConfigError
 from smartspec_py.serving.intake import Engine
 from smartspec_py.serving.model_files import (
     end_tokens,
@@ -62,6 +56,9 @@ from smartspec_py.serving.profile import (
     fingerprint,
     profile_path,
 )
+
+if TYPE_CHECKING:
+    from smartspec_py.serving.config import LimitsConfig, TorchEngineConfig
 
 logger = logging.getLogger(__name__)
 
