@@ -40,7 +40,7 @@ def test_a_loop_goes_on_with_what_another_learned(tmp_path: Path) -> None:
     assert restore_learned(after.loop, profile)
     first = first_probs(fresh)[0]
     assert first_probs(before)[0] < first_probs(after)[0] < first
-    learned, known = (one.loop.controller._corrections.at(1) for one in (before, after))
+    learned, known = (one.loop.controller._corrections.cost for one in (before, after))
     assert abs(known.target_base - learned.target_base) <= abs(1.0 - learned.target_base)
 
 

@@ -8,6 +8,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
+from typing import Any
 
 import pytest
 from harness import CAPABILITIES, COST, TOKENIZER, VOCAB_SIZE, LoopHarness, fake_text
@@ -16,10 +17,18 @@ from hypothesis import strategies as st
 
 from smartspec_py.core.cost import CostModel
 from smartspec_py.core.plan.planner import evaluate
-from smartspec_py.core.types import FinishReason, SamplingParams, SequenceView, SpecPlan
+from smartspec_py.core.types import (
+    FinishReason,
+    SamplingParams,
+    SequenceView,
+    SpecPlan,
+    TokenLogProb,
+)
 from smartspec_py.engines.base import Event, TargetCapabilities
 from smartspec_py.engines.trtllm.target import TrtllmTarget
+from smartspec_py.serving import controller as controller_module
 from smartspec_py.serving.request import ErrorCode
+from smartspec_py.serving.step import Reason
 from smartspec_testing import fake_executor
 from smartspec_testing.clock import VirtualClock
 from smartspec_testing.fake_engine import FakeTarget
@@ -615,3 +624,47 @@ def test_whatever_comes_every_request_ends_once_and_nothing_is_held(
         assert len(story.finals) == 1
         assert story.tokens == text[: len(story.tokens)]
         assert (story.finals == [FinishReason.LENGTH]) == (story.tokens == text)
+
+
+@pytest.mark.parametrize("failing", ["plan", "propose"])
+def test_a_plan_that_raises_costs_only_its_drafts(
+    failing: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    harness = LoopHarness(accept_prob=0.9)
+    owner = {"plan": controller_module, "propose": harness.proposer}[failing]
+    works, calls = getattr(owner, failing), iter(range(1000))
+
+    def fails_sometimes(*args: Any) -> Any:
+        if next(calls) in (3, 5):
+            raise IndexError("a fault of the planner")
+        return works(*args)
+
+    monkeypatch.setattr(owner, failing, fails_sometimes)
+    prompt = prompt_of(5)
+    number = harness.submit(prompt, 40, policy="fixed:2")
+    harness.drain()
+    assert harness.stories[number].tokens == fake_text(prompt, 40)
+    failed = [one for one in harness.loop.records if one.decision.reason is Reason.FAILED]
+    assert [one.num_drafted for one in failed] == [0, 0]
+    assert len(caplog.records) == 1, "logged once"
+
+
+def test_records_keep_no_tensors() -> None:
+    """Hidden states and log-probabilities reach the proposers and the client, not the records."""
+    harness = LoopHarness()
+    poll, log_prob = harness.target.poll, TokenLogProb(1, -1.0)
+
+    def poll_with_states(timeout_s: float) -> Any:
+        return [
+            event._replace(hidden=bytearray(8), log_probs=(log_prob,) * len(event.tokens))
+            for event in poll(timeout_s)
+        ]
+
+    harness.target.poll = poll_with_states  # type: ignore[method-assign]
+    number = harness.submit(prompt_of(5), 8)
+    harness.drain()
+    updates = harness.stories[number].updates
+    assert sum(len(update.log_probs) for update in updates) == 8
+    events = [event for record in harness.loop.records for event in record.events]
+    assert len(events) > 1
+    assert not any(event.hidden or event.log_probs or event.prompt_log_probs for event in events)

@@ -12,7 +12,6 @@ from smartspec_sim.acceptance import (
     HEADS_DEPTH,
     HEADS_WIDTH,
     NO_RANK,
-    DraftRuns,
     GuessRanks,
     draw_ranks,
 )
@@ -66,30 +65,6 @@ def test_trees_shrink_under_load_and_beat_chains_without() -> None:
     assert tree.elapsed_s < 0.97 * chain.elapsed_s
     assert tree.mean_draft_len > 12
     assert simulated("goodput", MANY, HEADS_WIDTH).mean_draft_len < tree.mean_draft_len / 2
-
-
-def test_a_branch_of_lookup_is_taken_where_it_is_longer() -> None:
-    """Lookup is right for ten tokens, and then wrong for ten."""
-    is_right = [position % 20 < 10 for position in range(400)]
-    runs = [DraftRuns.of(is_right).accepted(position, 8) for position in range(400)]
-    lookup = DraftRuns(runs, [8] * 400)
-    kind = KindSpec(
-        proposer="heads", prompt=LengthSpec(mean=16), output=LengthSpec(mean=100), accept=0.6
-    )
-    drawn = draw(WorkloadSpec(kinds=(kind,), phases=(PhaseSpec(duration_s=1.0, rate=4.0),)))
-    limits = SimLimits(FEW, max_draft_len=32, heads=SimHeadsSpec())
-    elapsed_s = {}
-    for name, acceptances in (
-        ("heads", lambda heads: (None, None, heads)),
-        ("lookup", lambda heads: (None, lookup, None)),
-        ("both", lambda heads: (None, lookup, heads)),
-    ):
-        requests = [
-            replace(one, arrival_s=0.0, acceptances=acceptances(one.acceptances[-1]))
-            for one in drawn
-        ]
-        elapsed_s[name] = Simulation(requests, "goodput", CHEAP_DRAFTS, limits).run().elapsed_s
-    assert elapsed_s["both"] < 0.9 * min(elapsed_s["heads"], elapsed_s["lookup"]), elapsed_s
 
 
 def test_a_chain_has_at_most_one_draft_for_each_head() -> None:

@@ -178,14 +178,6 @@ def test_prompt_tokens_are_charged_as_measured(
     assert clock.now() - start == pytest.approx(seconds + 0.5)
 
 
-def test_what_a_prompt_takes_is_what_the_loop_expects_of_it() -> None:
-    """What was observed of chunks is what the profile charges for them."""
-    cost = replace(COST, prompt=PassTable((1,), (1, 64), ((0.010, 0.200),)))
-    result = Simulation(requests := workload(6.0), "none", cost, LIMITS)
-    assert result.run().num_generated == sum(request.output_len for request in requests)
-    assert result.loop.controller.observed_cost.prefill_factor == pytest.approx(1.0, abs=1e-6)
-
-
 def test_a_chunk_may_be_as_long_as_prompts_are_followed() -> None:
     """64 times the longest that was measured: of prompts, and else of drafts."""
     check_chunk(replace(FLAT, prompt=PROMPT), 64 * 9)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from smartspec_py.core.plan.planner import evaluate
-from smartspec_py.core.plan.step import PREFILLING_TOKENS
+from smartspec_py.core.plan.problem import PREFILLING_TOKENS
 from smartspec_py.core.types import SequenceId
 from smartspec_py.serving.step import StepRecord
 from smartspec_sim.goodput import accept_trials

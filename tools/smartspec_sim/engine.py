@@ -225,16 +225,11 @@ class SimTarget:
 
 
 def _path(item: Verify, acceptances: Sequence[Acceptance | None], position: int) -> tuple[int, ...]:
-    """The accepted drafts of a tree of heads, or of its branch if these are more."""
-    by = [draft % len(PROPOSERS) for draft in item.drafts]
-    num_own = by.count(by[0])
-    acceptance = acceptances[by[0]]
+    """The accepted drafts of a tree of heads."""
+    acceptance = acceptances[item.drafts[0] % len(PROPOSERS)]
     assert isinstance(acceptance, GuessRanks), "only heads draft trees"
-    ranks = tuple([draft // len(PROPOSERS) for draft in item.drafts[:num_own]])
-    path = acceptance.path(position, Tree(item.parents[:num_own], ranks))
-    branch = acceptances[by[-1]] if num_own < len(by) else None
-    num_right = branch.accepted(position, len(by) - num_own) if branch else 0
-    return path if num_right <= len(path) else tuple(range(num_own, num_own + num_right))
+    ranks = tuple([draft // len(PROPOSERS) for draft in item.drafts])
+    return acceptance.path(position, Tree(item.parents, ranks))
 
 
 @dataclass(frozen=True)

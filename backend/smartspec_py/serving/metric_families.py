@@ -112,7 +112,7 @@ STEP_LATENCY = _histogram(
 )
 DECIDED = _counter(
     "decoding_steps_total",
-    "Decoding steps by the source of the draft lengths: the planner, the guard, or a probe",
+    "Decoding steps by the source of the draft lengths: planner, guard, probe or failure",
     "decider",
 )
 SWITCHES = _counter(

@@ -17,7 +17,7 @@ from smartspec_py.serving.batcher import Batcher
 from smartspec_py.serving.inbox import Inbox, Messages
 from smartspec_py.serving.messages import SHUTTING_DOWN, Progress, Update
 from smartspec_py.serving.request import ErrorCode, Request, RequestState
-from smartspec_py.serving.speculation import Speculation
+from smartspec_py.serving.speculation import Offers, Speculation
 
 logger = logging.getLogger(__name__)
 
@@ -198,14 +198,16 @@ class Scheduler:
                 request.num_computed_tokens += len(item.tokens)
         self._target.submit(work)
 
-    def apply(self, events: Sequence[Event]) -> None:
+    def apply(self, events: Sequence[Event], offers: Offers) -> None:
+        """offers: what could be drafted in this step."""
         found = [(self._known(event.sequence), event) for event in events]
         self._speculation.observe(
             [
                 (request, event)
                 for request, event in found
                 if request.state is RequestState.DECODING and event.error is None
-            ]
+            ],
+            offers,
         )
         now = self._clock()
         for request, event in found:

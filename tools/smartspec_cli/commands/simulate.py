@@ -354,9 +354,9 @@ def _machine(
 
 
 def _read_profile(path: Path) -> Any:
-    from smartspec_sim.observed import load_observed
+    from smartspec_py.serving.profile import load_cost
 
     try:
-        return load_observed(path)
+        return load_cost(path)
     except (OSError, ValueError, KeyError, TypeError) as error:
         fail(f"--profile: {path}: {error}", USAGE_ERROR)

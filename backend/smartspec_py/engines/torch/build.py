@@ -67,10 +67,6 @@ MAX_PROFILED_CONTEXT = 512
 """Passes are timed at half of the context, but at most at this length. Longer ones are
 extrapolated."""
 
-WIDEST_PASS = 16
-"""Tokens per row of the passes of a draft model that are captured at the start if it drafts trees.
-A pass reads the nodes that have children. Of a tree of 32 nodes, these are about half."""
-
 TREE_WIDTH = 4
 """Guesses for one position in a tree on a GPU. On CPUs, chains were faster: with drafts chosen by
 goodput by 2 to 3 % (docs/results/heads-amd.md)."""
@@ -118,7 +114,7 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
     proposers: dict[str, Proposer] = {}
     if draft is not None:
         of_draft = replace(own, path=draft, device=places.draft)
-        draft_runner, proposer = _draft_model(of_draft, width, limits, config, places)
+        draft_runner, proposer = _draft_model(of_draft, limits, config, places)
         runners.append(draft_runner)
         proposers[DRAFT_MODEL] = proposer
     if heads is not None and eagle is not None:
@@ -176,22 +172,19 @@ def _target(runner: Runner, own: RunnerConfig, limits: LimitsConfig) -> TorchTar
 
 
 def _draft_model(
-    own: RunnerConfig,
-    width: int,
-    limits: LimitsConfig,
-    config: TorchEngineConfig,
-    places: Placement,
+    own: RunnerConfig, limits: LimitsConfig, config: TorchEngineConfig, places: Placement
 ) -> tuple[Runner, DraftModelProposer]:
-    """own: of the draft model. width: of its trees, if its attention allows trees."""
-    width = 1 if has_window(load_config(own)) else width
-    widest = SHORT_LAG + 1 if width == 1 else WIDEST_PASS
-    runner = _runner("engine.draft", own, widest, config)
+    """own: the draft model's runner config, with the context length of the target. The draft model
+    may have fewer positions."""
+    positions = getattr(load_config(own), "max_position_embeddings", None) or own.max_len
+    own = replace(own, max_len=min(own.max_len, positions))
+    runner = _runner("engine.draft", own, SHORT_LAG + 1, config)
     proposer = DraftModelProposer(
         runner,
         limits.max_sequences,
         limits.max_draft_len,
         reuses_prefixes=limits.reuse_prefixes,
-        tree_width=width,
+        max_context_len=own.max_len,
         has_own_memory=places.draft != places.target,
     )
     return runner, proposer

@@ -1,7 +1,7 @@
 """The context length of the PyTorch engine if engine.json does not set it.
 
 Cache rows are reserved at the start, and each has room for the full context. The context length is
-the longest that all models support and whose rows fit into a share of the free memory of each
+the longest that the target supports and whose rows fit into a share of the free memory of each
 device. Free memory is what remains after the weights are loaded.
 """
 
@@ -38,18 +38,15 @@ def choose_context_len(
 ) -> tuple[int, str]:
     """The context length for these models together, and the reason for it in words.
 
-    models: the folder of each model, and its device.
+    models: the folder of each model, the target first, and its device.
     """
     configs = [
         AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         for folder, _ in models
     ]
-    reaches = [
-        (config.max_position_embeddings, folder.name)
-        for config, (folder, _) in zip(configs, models, strict=True)
-        if getattr(config, "max_position_embeddings", None)
-    ]
-    reach, name = min(reaches, default=(DEFAULT_CONTEXT_LEN, ""))
+    reach = getattr(configs[0], "max_position_embeddings", None)
+    name = models[0][0].name if reach else ""
+    reach = reach or DEFAULT_CONTEXT_LEN
     of_device: dict[torch.device, list[Any]] = {}
     for config, (_, device) in zip(configs, models, strict=True):
         of_device.setdefault(device, []).append(config)
