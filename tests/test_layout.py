@@ -41,7 +41,7 @@ LAYERS = (
 )
 """Each imports only those before it."""
 
-OTHERS = {"peer", "studies", "hostile_http", "tests"}
+OTHERS = {"peer", "studies", "tests"}
 """Of this repository, and not installed."""
 
 
