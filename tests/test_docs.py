@@ -193,7 +193,6 @@ NOT_RUN = {
     "scripts/quickstart": "creates an environment; its server is that of tests/live",
     "scripts/study": "takes minutes",
     "cd": "the shell's",
-    "deploy/grafana/dashboard.py": "tests/deploy/test_monitoring.py compares the file",
 }
 
 

@@ -1,8 +1,7 @@
 """Schemas of custom resources, with the fields of their public APIs that the files here may use.
 
-kubernetes-validate has none of them. Pod templates are checked by it, as a PodTemplate.
+kubernetes-validate has none of them.
 
-LeaderWorkerSet: api/leaderworkerset/v1/leaderworkerset_types.go of kubernetes-sigs/lws.
 InferencePool: reference of inference.networking.k8s.io/v1, gateway-api-inference-extension v1.3.
 HTTPRoute: reference of gateway.networking.k8s.io/v1.
 """
@@ -31,39 +30,13 @@ def list_of(items: Any, **limits: int) -> dict[str, Any]:
 TEXT = {"type": "string", "minLength": 1}
 LABELS = {"type": "object", "additionalProperties": {"type": "string", "maxLength": 63}}
 PORT = {"type": "integer", "minimum": 1, "maximum": 65535}
-INT_OR_PERCENT = {"anyOf": [{"type": "integer", "minimum": 0}, {"pattern": r"^\d+%$"}]}
 METADATA = closed("name", name=TEXT, labels=LABELS, annotations=LABELS)
-POD_TEMPLATE = {"type": "object", "required": ["spec"]}
 
 
 def document(api_version: str, kind: str, spec: dict[str, Any]) -> dict[str, Any]:
     fixed = {"apiVersion": {"const": api_version}, "kind": {"const": kind}}
     return closed("apiVersion kind metadata spec", **fixed, metadata=METADATA, spec=spec)
 
-
-LEADER_WORKER_SET = document(
-    "leaderworkerset.x-k8s.io/v1",
-    "LeaderWorkerSet",
-    closed(
-        "leaderWorkerTemplate",
-        replicas={"type": "integer", "minimum": 0},
-        startupPolicy={"enum": ["LeaderCreated", "LeaderReady"]},
-        rolloutStrategy=closed(
-            "type",
-            type={"const": "RollingUpdate"},
-            rollingUpdateConfiguration=closed(
-                maxSurge=INT_OR_PERCENT, maxUnavailable=INT_OR_PERCENT, partition=INT_OR_PERCENT
-            ),
-        ),
-        leaderWorkerTemplate=closed(
-            "workerTemplate",
-            size={"type": "integer", "minimum": 1},
-            restartPolicy={"enum": ["RecreateGroupOnPodRestart", "None"]},
-            leaderTemplate=POD_TEMPLATE,
-            workerTemplate=POD_TEMPLATE,
-        ),
-    ),
-)
 
 INFERENCE_POOL = document(
     "inference.networking.k8s.io/v1",
@@ -105,7 +78,6 @@ HTTP_ROUTE = document(
 )
 
 SCHEMAS = {
-    "LeaderWorkerSet": LEADER_WORKER_SET,
     "InferencePool": INFERENCE_POOL,
     "HTTPRoute": HTTP_ROUTE,
 }
