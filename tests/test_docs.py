@@ -17,7 +17,6 @@ from smartspec_openai.chat_schema import ChatRequest
 from smartspec_py.api.contract import INPUTS
 from smartspec_py.core.types import SpecMetrics
 from smartspec_py.serving.messages import SpecRecord
-from studies.headline import README, page
 
 ROOT = Path(__file__).parents[1]
 LOG = ROOT / "docs" / "research" / "log"
@@ -147,12 +146,6 @@ def test_the_example_of_metrics_is_what_a_server_sends() -> None:
     assert json.loads(record.to_json(SpecMetrics.SUMMARY)) == json.loads(example)
 
 
-def test_the_results_are_those_of_the_runs() -> None:
-    """Otherwise: scripts/study headline"""
-    text = README.read_text(encoding="utf-8")
-    assert page(text) == text
-
-
 RUN_BY = {
     "clients/grpc_many.py": "tests/test_clients.py: grpc_many",
     "clients/grpc_stream.py": "tests/test_clients.py: grpc_stream",
@@ -164,7 +157,6 @@ RUN_BY = {
     "scripts/docs build": "scripts/check: scripts/docs build",
     "scripts/check": ".ci/run: scripts/check",
     "scripts/test": ".ci/run: scripts/test",
-    "scripts/study constants": "tests/test_constants.py: studies.constants",
     "smartspec bench arms": 'tests/test_cli.py: "bench", "arms"',
     "smartspec bench load": 'tests/test_cli.py: "bench", "load"',
     "smartspec check": 'tests/test_cli.py: "check"',

@@ -41,7 +41,7 @@ LAYERS = (
 )
 """Each imports only those before it."""
 
-OTHERS = {"peer", "studies", "tests"}
+OTHERS = {"tests"}
 """Of this repository, and not installed."""
 
 
