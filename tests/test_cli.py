@@ -348,7 +348,6 @@ def test_steps_tells_where_the_time_goes(tmp_path: Path, monkeypatch: pytest.Mon
         (["load", "--json", NOWHERE], f"--json: {NOWHERE} must be a writable file"),
         (["load", "--jsonl", str(ROOT)], f"--jsonl: {ROOT} must be a writable file"),
         (["profile", *MODELS, "--table", NOWHERE], f"--table: {NOWHERE} must be a writable file"),
-        (["trace", *MODELS, "--out", NOWHERE], f"--out: {NOWHERE} must be a writable file"),
         (
             ["bench", "arms", *MODELS, "--json", NOWHERE],
             f"--json: {NOWHERE} must be a writable file",

@@ -168,7 +168,6 @@ RUN_BY = {
     "smartspec report": "tests/bench/test_page.py: commands.report",
     "smartspec serve": 'tests/test_cli.py: "serve"',
     "smartspec simulate": 'tests/test_cli.py: "simulate"',
-    "smartspec trace": 'tests/test_cli.py: "trace"',
 }
 """The test, or the script of CI, and what stands there for the command."""
 

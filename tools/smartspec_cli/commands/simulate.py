@@ -291,8 +291,9 @@ def _given(
 
 
 def _with_texts(base: list[Scenario], oracle: Path) -> list[Scenario]:
-    from smartspec_sim.traces.files import TraceError
     from smartspec_sim.traces.oracle import read_oracle
+
+    from smartspec_sim.traces.files import TraceError
 
     try:
         texts = tuple(read_oracle(oracle)[1])
