@@ -344,7 +344,6 @@ def test_steps_tells_where_the_time_goes(tmp_path: Path, monkeypatch: pytest.Mon
         (["steps", *MODELS, "--policies", "fast"], "--policies: 'fast' must be none"),
         (["steps", "--model", "nowhere", "--draft", DRAFT], "nowhere is not a directory"),
         (["simulate", "--json", NOWHERE], f"--json: {NOWHERE} must be a writable file"),
-        (["simulate", "--plot", NOWHERE], f"--plot: {NOWHERE} must be a writable file"),
         (["load", "--json", NOWHERE], f"--json: {NOWHERE} must be a writable file"),
         (["load", "--jsonl", str(ROOT)], f"--jsonl: {ROOT} must be a writable file"),
         (["profile", *MODELS, "--table", NOWHERE], f"--table: {NOWHERE} must be a writable file"),
