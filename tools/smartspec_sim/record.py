@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,6 @@ def _either(raw: Mapping[str, Any], name: str, other: str) -> Any:
     return raw[name] if name in raw else raw[other]
 
 
-def repeat_faster(requests: list[SimRequest], factor: float) -> list[SimRequest]:
+def repeat_faster(requests: Sequence[SimRequest], factor: float) -> list[SimRequest]:
     """The record at `factor` times its rate. Only arrival times change; no request is repeated."""
     return [replace(request, arrival_s=request.arrival_s / factor) for request in requests]
