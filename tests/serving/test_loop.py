@@ -356,7 +356,7 @@ def test_a_long_prompt_does_not_stall_the_others(policy: str) -> None:
 
 
 @pytest.mark.parametrize("position", [0, 100, 149])
-def test_a_poisoned_request_fails_alone(position: int) -> None:
+def test_a_request_whose_prompt_fails_in_the_engine_fails_alone(position: int) -> None:
     """The token 999 is in the first, the second or the last chunk of the prompt."""
     harness = LoopHarness(poison_token=999)
     others = [harness.submit(prompt_of(20), 15) for _ in range(2)]
@@ -372,6 +372,29 @@ def test_a_poisoned_request_fails_alone(position: int) -> None:
     for other in others:
         assert harness.stories[other].tokens == fake_text(prompt_of(20), 15)
     assert harness.stories[last].tokens == fake_text(prompt_of(30), 15)
+
+
+@pytest.mark.parametrize("max_decode_tokens", [1, 4])
+@pytest.mark.parametrize("policy", ["none", "fixed:3"])
+def test_a_text_that_fails_in_the_engine_fails_alone(
+    policy: str, max_decode_tokens: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The sixth token of PROMPT is 56: the client has the first ones and a reason, the log a line.
+
+    Nothing of the step with the failure is sent.
+    """
+    harness = LoopHarness(poison_token=56, max_decode_tokens=max_decode_tokens)
+    other = harness.submit(prompt_of(20), 15, policy=policy)
+    number = harness.submit(PROMPT, 15, policy=policy)
+    harness.drain()
+    story = harness.stories[number]
+    assert story.finals == [ErrorCode.INTERNAL]
+    assert story.tokens == fake_text(PROMPT, 15)[: len(story.tokens)]
+    assert 1 <= len(story.tokens) <= 5
+    reason = "the engine failed this request: the text contains token 56"
+    assert story.updates[-1].error == (ErrorCode.INTERNAL, reason)
+    assert [r.getMessage() for r in caplog.records] == [f"request {number}: {reason}"]
+    assert harness.stories[other].tokens == fake_text(prompt_of(20), 15)
 
 
 def test_all_rejected_switches_off_within_35_steps_and_probes_again() -> None:

@@ -13,7 +13,7 @@ from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.engines.base import TargetCapabilities
 from smartspec_py.engines.trtllm.draft import TrtllmDraftProposer
 from smartspec_py.engines.trtllm.target import TrtllmTarget
-from smartspec_py.serving.config import DRAFT_MODEL, EngineConfig, LimitsConfig
+from smartspec_py.serving.config import DRAFT_MODEL, EngineConfig, LimitsConfig, LocalPath
 from smartspec_py.serving.intake import Engine
 from smartspec_py.serving.model_files import load_tokenizer, num_token_ids, stepwise_capabilities
 from smartspec_testing import fake_executor as bindings
@@ -29,7 +29,7 @@ class FakeEngineConfig(EngineConfig):
     """
 
     kind: Literal["fake"]
-    tokenizer: str
+    tokenizer: LocalPath
     accept_prob: Annotated[float, Field(ge=0.0, le=1.0)] = 0.7
     step_s: Annotated[float, Field(ge=0.0, le=10.0)] = 0.0
     fail_at_step: Annotated[int, Field(ge=0)] | None = None
@@ -47,7 +47,7 @@ class FakeTrtllmConfig(EngineConfig):
     """
 
     kind: Literal["fake_trtllm"]
-    tokenizer: str
+    tokenizer: LocalPath
     accept_prob: Annotated[float, Field(ge=0.0, le=1.0)] = 0.7
     error_prob: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     step_s: Annotated[float, Field(ge=0.0, le=10.0)] = 0.0

@@ -17,7 +17,9 @@ Rules of a target:
 - `cancel` is asynchronous. Work in flight may still cause events, and one of them has `is_last`.
 - `release` frees all resources of a sequence. Call it only when the sequence is not in flight.
 - A preempted sequence starts again later with `begin`, with all tokens that it has by then.
-- A failure of one sequence is an event with `error`. An exception means that the engine failed.
+- A failure of one sequence, such as logits that are not finite, is an event with `error`, without
+  tokens and with `is_last`. That request fails, and the others continue. An exception means that
+  the engine failed.
 """
 
 from __future__ import annotations
@@ -83,7 +85,7 @@ class Event(NamedTuple):
     finish: set if the engine itself found the end (end token or length).
     pass_s: seconds of the model pass; 0.0 if the engine cannot measure it. The pass time of a step
         is the maximum over its events.
-    error: why the sequence cannot continue; None if it can.
+    error: why the sequence cannot continue, for the client; None if it can.
     log_probs: of each of `tokens`; empty if the sequence did not ask for them.
     prompt_log_probs: of the part of the prompt that was read; None if not asked for.
     hidden: the target's last hidden states [len(tokens), width] from which the tokens were drawn;

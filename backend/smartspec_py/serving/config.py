@@ -50,6 +50,12 @@ class _Layer(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
+IS_PATH = "path"
+"""Annotation of a key of `engine` whose value is a path, relative to the folder of engine.json."""
+
+LocalPath = Annotated[str, IS_PATH]
+OptionalPath = Annotated[str | None, IS_PATH]
+
 Devices = Annotated[
     tuple[Annotated[int, Field(ge=0, le=1023)], ...], Field(min_length=1, strict=False)
 ]
@@ -81,6 +87,11 @@ class EngineConfig(_Layer):
         """
         raise NotImplementedError
 
+    def paths(self) -> dict[str, str]:
+        """The values of all keys that are paths, without those that are not set."""
+        names = [name for name, key in type(self).model_fields.items() if IS_PATH in key.metadata]
+        return {name: path for name in names if (path := getattr(self, name))}
+
 
 class TorchEngineConfig(EngineConfig):
     """The PyTorch engine: a Hugging Face causal language model in a local directory.
@@ -108,9 +119,9 @@ class TorchEngineConfig(EngineConfig):
     """
 
     kind: Literal["torch"] = "torch"
-    model: str
-    draft: str | None = None
-    heads: str | None = None
+    model: LocalPath
+    draft: OptionalPath = None
+    heads: OptionalPath = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: str = "auto"
     devices: Devices | None = None
@@ -119,7 +130,7 @@ class TorchEngineConfig(EngineConfig):
     batch_invariant: bool = False
     runtime: Literal["auto", "torch", "openvino"] = "auto"
     cuda_graphs: bool = True
-    profile_cache: str | None = None
+    profile_cache: OptionalPath = None
 
     def builder(self) -> Callable[[Any, LimitsConfig, Path], Engine]:
         from smartspec_py.engines.torch.build import build_torch
@@ -157,9 +168,9 @@ class TrtllmEngineConfig(EngineConfig):
     """
 
     kind: Literal["trtllm"]
-    target: str
-    draft: str | None = None
-    tokenizer: str
+    target: LocalPath
+    draft: OptionalPath = None
+    tokenizer: LocalPath
     devices: Devices | None = None
     draft_devices: Devices | None = None
     num_nodes: Annotated[int, Field(ge=1, le=64)] = 1
@@ -170,7 +181,7 @@ class TrtllmEngineConfig(EngineConfig):
     log_probs: bool = True
     cuda_graphs: bool = True
     charges_cached_tokens: bool = True
-    profile_cache: str | None = None
+    profile_cache: OptionalPath = None
 
     def builder(self) -> Callable[[Any, LimitsConfig, Path], Engine]:
         from smartspec_py.engines.trtllm.build import build_trtllm

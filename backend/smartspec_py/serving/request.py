@@ -42,6 +42,7 @@ class GenerateParams:
     """A request as the client sent it. Each field is within its own range.
 
     prompt_ids: the prompt as tokens; then text is empty.
+    top_p: 0 is greedy.
     end_id: None uses the model's end tokens.
     num_token_log_probs: None, or how many of the most probable tokens to return at each position.
     prompt_log_probs: also for the prompt.
@@ -76,6 +77,7 @@ class GenerateParams:
     ignore_eos: bool = False
     seed: int | None = None
     stop_words: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
     end_id: int | None = None
     exclude_input: bool = True
     num_draft_tokens: int | None = None

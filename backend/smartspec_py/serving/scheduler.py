@@ -7,6 +7,7 @@ ended and none of its work is in flight, `_release_if_idle` frees its engine res
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +19,8 @@ from smartspec_py.serving.inbox import Inbox, Messages
 from smartspec_py.serving.messages import SHUTTING_DOWN, Progress, Update
 from smartspec_py.serving.request import ErrorCode, Request, RequestState
 from smartspec_py.serving.speculation import Speculation
+
+logger = logging.getLogger(__name__)
 
 
 class EngineStalledError(RuntimeError):
@@ -244,6 +247,7 @@ class Scheduler:
         """Apply an event to a request that has not ended."""
         if event.error is not None:
             message = f"the engine failed this request: {event.error}"
+            logger.warning("request %d: %s", request.sequence, message)
             self._end(request, RequestState.FAILED, error=(ErrorCode.INTERNAL, message))
             return
         if request.state is RequestState.DECODING:
