@@ -169,15 +169,6 @@ def test_expand_says_which_presets_fit(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_check_engines_knows_a_checkpoint() -> None:
-    """One finding for each, and what to do; nothing of what an engine would need."""
-    result = CliRunner().invoke(app, ["check-engines", TARGET, DRAFT, "--json", "-"])
-    findings = json.loads(result.stdout)["findings"]
-    assert (result.exit_code, [one["engine"] for one in findings]) == (1, ["target", "draft"])
-    assert f"{TARGET} is a Hugging Face checkpoint (llama), not an engine" in findings[0]["value"]
-    assert "build_engines.sh, or serve the checkpoint" in findings[0]["remedy"]
-
-
 def test_expand_writes_a_model_of_the_preset(tmp_path: Path) -> None:
     code, text = invoke("expand", DRAFT, str(tmp_path / "out"), "--preset", "4m")
     assert code == 0, text

@@ -160,7 +160,6 @@ RUN_BY = {
     "smartspec bench arms": 'tests/test_cli.py: "bench", "arms"',
     "smartspec bench load": 'tests/test_cli.py: "bench", "load"',
     "smartspec check": 'tests/test_cli.py: "check"',
-    "smartspec check-engines": "tests/test_cli.py: check-engines",
     "smartspec doctor": 'tests/trtllm/test_doctor.py: "doctor"',
     "smartspec expand": 'tests/test_cli.py: "expand"',
     "smartspec load": 'tests/test_cli.py: "load"',

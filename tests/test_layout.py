@@ -31,7 +31,6 @@ DEPENDENCIES = {
 
 LAYERS = (
     "smartspec_py",
-    "smartspec_trtllm",
     "smartspec_launch",
     "smartspec_openai",
     "smartspec_testing",

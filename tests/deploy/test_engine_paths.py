@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import entrypoint
@@ -17,14 +16,11 @@ EXAMPLES = sorted((REPOSITORY / "engines_build/examples").glob("*.sh"))
 
 
 def test_engine_json_names_what_a_build_writes() -> None:
-    """The golden commands write to `engines`, which stands for OUT there."""
+    """tests/trtllm/test_build_engines.py tests what a build writes to OUT."""
     engine = json.loads(ENGINE_JSON.read_text())["engine"]
     assert {key: engine[key] for key in ("target", "draft", "tokenizer")} == {
         key: f"{ENGINES}/{key}" for key in ("target", "draft", "tokenizer")
     }
-    built = (REPOSITORY / "tests/trtllm/golden/llama_8b_1b.txt").read_text()
-    for key in ("target", "draft", "tokenizer"):
-        assert re.search(rf"(--output_dir|-t) engines/{key}\b", built), key
 
 
 def test_examples_build_there() -> None:

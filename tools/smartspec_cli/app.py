@@ -21,7 +21,6 @@ COMMANDS = (
     "load",
     "explain",
     "doctor",
-    "check-engines",
     "bench",
 )
 """The commands in the order of `--help`. Each is a module of commands/, with - as _, that has a
