@@ -40,7 +40,7 @@ LAYERS = (
 )
 """Each imports only those before it."""
 
-OTHERS = {"hostile_http", "tests"}
+OTHERS = {"tests"}
 """Of this repository, and not installed."""
 
 

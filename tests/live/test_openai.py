@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from openai_check.streams import drop_streams
+from dropped_streams import drop_streams
 from servers import TINY
 from tokenizers import Tokenizer
 from wire import generate
@@ -157,7 +157,6 @@ def test_a_disconnect_ends_the_requests(torch_server: TritonServer, url: str) ->
 
 
 def test_dropped_streams_leave_nothing(torch_server: TritonServer, url: str) -> None:
-    """`scripts/openai_checks` drops more of them, and compares memory."""
     asyncio.run(drop_streams(url, 24, 8, seed=1))
     deadline = time.monotonic() + 10
     while num_running(torch_server) and time.monotonic() < deadline:

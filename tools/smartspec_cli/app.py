@@ -16,10 +16,8 @@ COMMANDS = (
     "profile",
     "report",
     "expand",
-    "trace",
     "simulate",
     "explain",
-    "top",
     "doctor",
     "bench",
 )
