@@ -70,11 +70,6 @@ LABEL org.opencontainers.image.title="SmartSpec for Triton, GPU" \
 # NVIDIA's image starts as root. Packages are installed as root; the server runs as user 1000.
 # hadolint ignore=DL3002
 USER 0
-# For a model on several machines: Open MPI starts ranks by ssh (deploy/image/multinode.py).
-# hadolint ignore=DL3008
-RUN apt-get update \
-    && apt-get install --yes --no-install-recommends openssh-client openssh-server \
-    && rm -rf /var/lib/apt/lists/* /etc/ssh/ssh_host_*
 WORKDIR /opt/smartspec
 COPY pyproject.toml ./
 COPY deploy/image/requirements.py ./deploy/image/
@@ -94,7 +89,7 @@ ENV HF_HUB_OFFLINE=1 \
     PYTHONUNBUFFERED=1 \
     TRANSFORMERS_OFFLINE=1 \
     XDG_CACHE_HOME=/var/cache
-COPY deploy/image/entrypoint.py deploy/image/healthcheck.py deploy/image/multinode.py ./
+COPY deploy/image/entrypoint.py deploy/image/healthcheck.py ./
 USER 1000:1000
 EXPOSE 8000 8001 8002 9000
 HEALTHCHECK --interval=30s --timeout=20s --start-period=1800s --retries=3 \

@@ -1,4 +1,4 @@
-"""Train and evaluate the tiny target/draft pair that is part of the repository.
+"""Train the tiny target/draft pair that is part of the repository.
 
 The roles, in the order in which to run them (all on CPU, with random numbers from `--seed`):
 
@@ -6,7 +6,6 @@ The roles, in the order in which to run them (all on CPU, with random numbers fr
     copy        the copy lesson: repeated random spans, with a growing number of symbols
     target      a Llama model that answers the four workloads; starts from the copy lesson
     draft       a smaller Llama model with the same tokenizer; starts from a part of that lesson
-    evaluate    exactness, perplexity and acceptance on documents that training never saw
 
 These choices make the models learn to copy (measured, see tiny/README.md): rotary base 100, heads
 of 16, untied embeddings, AdamW (0.9, 0.98) without weight decay, and documents from their start.
@@ -26,15 +25,13 @@ from itertools import count, islice
 from pathlib import Path
 
 import torch
-from evaluate_tiny import write_evaluation
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn import functional
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from smartspec_bench.workloads import Example, generate, stream
 
-ROLES = ("tokenizer", "copy", "target", "draft", "evaluate")
-HELD_OUT_SEED = 1_000_000  # added to the seed for documents that training never saw
+ROLES = ("tokenizer", "copy", "target", "draft")
 END = "<|end|>"
 VOCAB_SIZE = 2048
 MAX_POSITIONS = 2048
@@ -333,15 +330,12 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--role", choices=ROLES, required=True)
-    parser.add_argument(
-        "--out", type=Path, required=True, help="folder to write; for evaluate, the pair's folder"
-    )
+    parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--tokenizer", type=Path, help="folder that the tokenizer role wrote")
     parser.add_argument("--init", type=Path, help="folder of the model to start from")
     parser.add_argument("--minutes", type=float, default=24.0, help="training time, wall clock")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rows", type=int, default=16, help="sequences per step")
-    parser.add_argument("--prompts", type=int, default=200, help="prompts per workload to evaluate")
     return parser.parse_args()
 
 
@@ -352,8 +346,6 @@ def main() -> None:
         train_tokenizer(args.out, args.seed)
     elif args.role == "copy":
         learn_to_copy(args)
-    elif args.role == "evaluate":
-        write_evaluation(args.out, args.seed + HELD_OUT_SEED, args.prompts)
     else:
         train(args)
 

@@ -5,11 +5,22 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 # Before torch is imported: more threads than free cores make small passes many times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`-m gpu` imports only the files with GPU tests: the Python of a GPU image often lacks
+    packages that other tests import."""
+    if config.option.markexpr != "gpu":
+        return None
+    is_folder = collection_path.is_dir()
+    files = collection_path.rglob("test_*.py") if is_folder else [collection_path]
+    return not any("pytest.mark.gpu" in file.read_text(encoding="utf-8") for file in files) or None
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -58,6 +58,7 @@ def test_every_field_arrives(codec: ModuleType) -> None:
         "embedding_bias_weights": [-1000.0, 0.125],
         "random_seed": 2**64 - 1,
         "stop_words": ["\n\n", "END"],
+        "stop_token_ids": [0, 2],
         "end_id": -1,
         "pad_id": 17,
         "exclude_input_in_output": False,
@@ -97,6 +98,7 @@ def test_every_field_arrives(codec: ModuleType) -> None:
         ignore_eos=True,
         seed=2**64 - 1,
         stop_words=("\n\n", "END"),
+        stop_token_ids=(0, 2),
         end_id=-1,
         exclude_input=False,
         num_draft_tokens=0,
@@ -119,6 +121,8 @@ def test_every_field_arrives(codec: ModuleType) -> None:
 
 
 NOTHING: list[dict[str, Any]] = [
+    {"top_k": -1},
+    {"stop_token_ids": []},
     {"stop_words": [""]},
     {"stop_words": []},
     {"bad_words": ["", ""]},
@@ -143,8 +147,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": []}, "max_tokens: got [1, 0], must be one value"),
     ({"max_tokens": 0}, "max_tokens: got 0, must be at least 1"),
     ({"temperature": NO_NUMBER}, "temperature: got nan, must be finite and at least 0"),
-    ({"top_k": -1}, "top_k: got -1, must be at least 0 (0: off)"),
-    ({"top_p": 0.0}, "top_p: got 0.0, must be in (0, 1]"),
+    ({"top_k": -2}, "top_k: got -2, must be at least -1 (0 or -1: off)"),
+    ({"top_p": -0.5}, "top_p: got -0.5, must be in [0, 1]"),
+    ({"stop_token_ids": [7, -1]}, "stop_token_ids: got -1, must be at least 0"),
+    ({"stop_token_ids": [7] * 65}, "stop_token_ids: got '65 elements', must be a list of at most"),
     ({"min_p": 1.5}, "min_p: got 1.5, must be in [0, 1]"),
     ({"repetition_penalty": 0.0}, "repetition_penalty: got 0.0, must be in [0.01, 100]"),
     ({"presence_penalty": 100.5}, "presence_penalty: got 100.5, must be in [-100, 100]"),
@@ -214,7 +220,7 @@ def test_parameters_are_never_dropped(codec: ModuleType) -> None:
         assert said in str(refused.value)
     with pytest.raises(RequestError, match="zeta"):
         codec.decode(request(REQUIRED, early_stopping=False, zeta=False))
-    assert codec.decode(request(REQUIRED, early_stopping=False)) == decode(codec)
+    assert codec.decode(request(REQUIRED, early_stopping=False, id="mine")) == decode(codec)
 
 
 def expected(fields: dict[str, Any]) -> GenerateParams:
@@ -225,7 +231,7 @@ def expected(fields: dict[str, Any]) -> GenerateParams:
             continue
         if SPECS[name].dtype == "FP32":
             value = np.array(value, dtype=np.float32).tolist()
-        params[FIELDS[name]] = tuple(value) if SPECS[name].is_list else value
+        params[FIELDS[name]] = tuple(value) if SPECS[name].is_list else SPECS[name].convert(value)
     return GenerateParams(**params)
 
 

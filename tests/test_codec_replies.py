@@ -103,12 +103,12 @@ def test_log_probs_have_their_own_shape(codec: ModuleType) -> None:
         assert arrays["cum_log_probs"].tolist() == [[-7.5]]
 
 
-def test_tokens_and_their_drafter(codec: ModuleType) -> None:
-    reply = replace(PIECE, output_ids=(7, 8), token_log_probs='{"output":[]}', drafter="heads")
+def test_tokens_and_their_proposer(codec: ModuleType) -> None:
+    reply = replace(PIECE, output_ids=(7, 8), token_log_probs='{"output":[]}', proposer="heads")
     arrays = codec.encode(reply).arrays()
     assert arrays["output_ids"].tolist() == [[[7, 8]]]
     assert arrays["token_log_probs"].item() == b'{"output":[]}'
-    assert arrays["drafter"].item() == b"heads"
+    assert arrays["proposer"].item() == arrays["drafter"].item() == b"heads"
 
 
 def test_only_requested_outputs_are_sent(codec: ModuleType) -> None:

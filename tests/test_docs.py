@@ -1,5 +1,5 @@
-"""The documentation: its commands exist with their options, its links lead somewhere, and the
-README's results are those of the runs. `scripts/check` builds the site, which checks anchors."""
+"""The documentation: its commands exist with their options, its links lead somewhere, and its lines
+are short. `scripts/check` builds the site, which checks anchors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from smartspec_openai.chat_schema import ChatRequest
 from smartspec_py.api.contract import INPUTS
 from smartspec_py.core.types import SpecMetrics
 from smartspec_py.serving.messages import SpecRecord
-from studies.headline import README, page
 
 ROOT = Path(__file__).parents[1]
 LOG = ROOT / "docs" / "research" / "log"
@@ -145,67 +144,3 @@ def test_the_example_of_metrics_is_what_a_server_sends() -> None:
     for drafted, accepted in ((3, 3), (3, 3), (2, 1), (2, 0)):
         record.add(drafted, accepted)
     assert json.loads(record.to_json(SpecMetrics.SUMMARY)) == json.loads(example)
-
-
-def test_the_results_are_those_of_the_runs() -> None:
-    """Otherwise: scripts/study headline"""
-    text = README.read_text(encoding="utf-8")
-    assert page(text) == text
-
-
-RUN_BY = {
-    "clients/grpc_many.py": "tests/test_clients.py: grpc_many",
-    "clients/grpc_stream.py": "tests/test_clients.py: grpc_stream",
-    "clients/http_stream.py": "tests/test_clients.py: http_stream",
-    "curl": "tests/live/test_generate.py: generate_stream",
-    "engines_build/build_engines.sh": "tests/trtllm/test_build_engines.py: build_engines.sh",
-    "loadtest/locustfile.py": "tests/loadtest/locust_runs.py: locustfile.py",
-    "scripts/bench --gpu": "tests/test_gpu_bench.py: --dry-run",
-    "scripts/docs build": "scripts/check: scripts/docs build",
-    "scripts/check": ".ci/run: scripts/check",
-    "scripts/test": ".ci/run: scripts/test",
-    "scripts/study constants": "tests/test_constants.py: studies.constants",
-    "smartspec bench arms": 'tests/test_cli.py: "bench", "arms"',
-    "smartspec bench load": 'tests/test_cli.py: "bench", "load"',
-    "smartspec check": 'tests/test_cli.py: "check"',
-    "smartspec check-engines": "tests/test_cli.py: check-engines",
-    "smartspec doctor": 'tests/trtllm/test_doctor.py: "doctor"',
-    "smartspec expand": 'tests/test_cli.py: "expand"',
-    "smartspec load": 'tests/test_cli.py: "load"',
-    "smartspec profile": 'tests/test_profile_command.py: "profile"',
-    "smartspec report": "tests/bench/test_page.py: commands.report",
-    "smartspec serve": 'tests/test_cli.py: "serve"',
-    "smartspec simulate": 'tests/test_cli.py: "simulate"',
-    "smartspec trace": 'tests/test_cli.py: "trace"',
-}
-"""The test, or the script of CI, and what stands there for the command."""
-
-NOT_RUN = {
-    "docker": "needs the images",
-    "helm": "needs a cluster",
-    "kubectl": "needs a cluster",
-    "lm_eval": "another project's program",
-    "python": "clients of other projects, or the generators that test_reference.py compares",
-    "python3": "needs a GPU",
-    "scripts/bench_peer": "takes half an hour, and installs vLLM",
-    "scripts/docs": "serves the site until Ctrl-C",
-    "scripts/loadtest": "its parts are run by tests/loadtest",
-    "scripts/quickstart": "creates an environment; its server is that of tests/live",
-    "scripts/study": "takes minutes",
-    "cd": "the shell's",
-    "deploy/grafana/dashboard.py": "tests/deploy/test_monitoring.py compares the file",
-}
-
-
-def test_each_command_is_run_by_a_test_or_says_why_not() -> None:
-    known = [f" {name} " for name in {**RUN_BY, **NOT_RUN}]
-    for path in PAGES:
-        for words in commands_of(path):
-            text = " ".join(word.removeprefix(".venv/bin/") for word in words if "=" not in word)
-            assert not text or any(name in f" {text} " for name in known), f"{path.name}: {text}"
-
-
-def test_the_tests_of_commands_exist() -> None:
-    for command, place in RUN_BY.items():
-        file, _, words = place.partition(": ")
-        assert words in (ROOT / file).read_text(encoding="utf-8"), command

@@ -31,7 +31,6 @@ DEPENDENCIES = {
 
 LAYERS = (
     "smartspec_py",
-    "smartspec_trtllm",
     "smartspec_launch",
     "smartspec_openai",
     "smartspec_testing",
@@ -41,7 +40,7 @@ LAYERS = (
 )
 """Each imports only those before it."""
 
-OTHERS = {"peer", "studies", "hostile_http", "tests"}
+OTHERS = {"tests"}
 """Of this repository, and not installed."""
 
 

@@ -14,7 +14,7 @@ SHELL = [
 ]
 PYTHON = [
     path
-    for folder in ("clients", "deploy", "loadtest")
+    for folder in ("clients", "deploy")
     for path in (ROOT / folder).rglob("*.py")
     if "__main__" in path.read_text(encoding="utf-8")
 ]
@@ -27,7 +27,6 @@ def named(path: Path) -> str:
 def help_of(command: list[str], folder: Path) -> str:
     """Its output. There is no environment, and none may be made."""
     environment = os.environ | {"VENV": str(folder / "venv"), "HOME": str(folder)}
-    environment |= {"PYTHONPATH": f"{ROOT / 'loadtest'}:{ROOT / 'research'}"}
     done = subprocess.run(
         command,
         env=environment,
@@ -58,4 +57,4 @@ def test_a_program_says_what_it_is_for(script: Path, tmp_path: Path) -> None:
 
 def test_there_are_scripts() -> None:
     names = {named(path) for path in (*SHELL, *PYTHON)}
-    assert {"scripts/bench", "engines_build/build_engines.sh", "loadtest/run.py"} <= names
+    assert {"scripts/bench", "engines_build/build_engines.sh", "scripts/loadtest"} <= names

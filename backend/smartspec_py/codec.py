@@ -171,8 +171,8 @@ def _outputs(reply: Reply) -> dict[str, Any]:
         values |= {"output_log_probs": reply.log_probs, "cum_log_probs": reply.cum_log_prob}
     if reply.token_log_probs is not None:
         values["token_log_probs"] = reply.token_log_probs.encode()
-    if reply.drafter:
-        values["drafter"] = reply.drafter.encode()
+    if reply.proposer:
+        values |= dict.fromkeys(("proposer", "drafter"), reply.proposer.encode())
     if reply.times is not None:
         values |= _BLOCKS | {
             "arrival_time_ns": reply.times.arrival_ns,

@@ -11,12 +11,10 @@ from smartspec_py.serving.metric_families import FAMILIES, Family, Labels, Serie
 
 
 class TritonMetrics:
-    """A `MetricSink`. From `adopt` on, one thread must make all of its calls.
+    """A `MetricSink`. It belongs to the first thread that uses it, and asserts that no other does.
 
     If two threads call the same Triton metric at once, the whole server crashes with signal 6 or
-    11: each call releases the interpreter's lock and then writes to the metric's shared memory. So
-    the sink belongs to the thread that called `adopt`, or else to the first thread that used it,
-    and asserts that no other thread calls it.
+    11: each call releases the interpreter's lock and then writes to the metric's shared memory.
     """
 
     def __init__(self, model: str, version: str) -> None:
@@ -25,11 +23,6 @@ class TritonMetrics:
         self._families = {family.name: (family, _declare(family)) for family in FAMILIES}
         self._metrics: dict[Series, Any] = {}
         self._owner: int | None = None
-
-    def adopt(self) -> None:
-        """Make the calling thread the only one that may use the sink."""
-        assert self._owner is None, "metrics have an owner already"
-        self._owner = threading.get_ident()
 
     def increment(self, name: str, labels: Labels, by: float) -> None:
         self._metric(name, labels).increment(by)
@@ -42,8 +35,7 @@ class TritonMetrics:
 
     def _metric(self, name: str, labels: Labels) -> Any:
         """The object of a series. The owner creates it at its first use."""
-        if self._owner is None:
-            self.adopt()
+        self._owner = self._owner or threading.get_ident()
         assert self._owner == threading.get_ident(), f"{name}: another thread owns the metrics"
         metric = self._metrics.get((name, labels))
         if metric is None:

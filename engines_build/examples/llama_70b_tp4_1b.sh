@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Llama 3.1 70B on four GPUs of 80 GB, with Llama 3.2 1B on one of them, in bfloat16.
+# Never run on a GPU. Llama 3.1 70B on four GPUs of 80 GB, with Llama 3.2 1B on one of them, in bfloat16.
 #
 #   HUB=/models OUT=/models/engines engines_build/examples/llama_70b_tp4_1b.sh [--dry-run]
 set -euo pipefail

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Llama 3.1 8B with Llama 3.2 1B on one H100 (80 GB), in bfloat16: 16 GB and 2.5 GB of weights.
+# Never run on a GPU. Llama 3.1 8B with Llama 3.2 1B on one H100 (80 GB), in bfloat16: 16 GB and 2.5 GB of weights.
 #
 #   HUB=/models OUT=/models/engines engines_build/examples/llama_8b_1b.sh [--dry-run]
 set -euo pipefail

@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# Qwen2.5 14B with Qwen2.5 0.5B on one GPU of 80 GB, bfloat16. Their vocabularies are padded to
-# different sizes (152064 and 151936), so drafts can be accepted by tokens but not by logits.
+# Never run on a GPU. Qwen2.5 14B with Qwen2.5 0.5B on one GPU of 80 GB, bfloat16.
 #
 #   HUB=/models OUT=/models/engines engines_build/examples/qwen2.5_14b_0.5b.sh [--dry-run]
 set -euo pipefail

@@ -5,30 +5,39 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
 
 import pytest
-from runs import ABOUT, LIMITS, SETTINGS, Heard, load
 from servers import fake_config
 
-from smartspec_bench.document import read
-from smartspec_bench.lockstep import OpenFeed, Side, SlotFeed, policies_of, run, serve
-from smartspec_bench.plan import Due
+from smartspec_bench.lockstep import OpenFeed, Side, SlotFeed, run, serve
+from smartspec_bench.plan import SHAPES, Due, Settings, points, requests, rounds
 from smartspec_bench.prompts import Prompt, generated
-from smartspec_bench.session import Kept
+from smartspec_bench.results import BenchError, Recorder, read
 from smartspec_py.serving.build import build_engine
+from smartspec_py.serving.config import LimitsConfig
 from smartspec_testing.clock import Stopwatch
 
 HOUR_S = 3600.0
+LIMITS = LimitsConfig(max_sequences=4)
+SETTINGS = Settings(
+    policies=("none", "fixed:2", "goodput"),
+    shapes=SHAPES,
+    loads=(0.5,),
+    repeats=2,
+    seconds=0.05,
+    num_closed=2,
+    saturation_s=0.05,
+    max_tokens=8,
+)
 FIELDS = {"max_tokens": 8, "temperature": 0.0, "reuse_prefix": False}
 
 
 def side(policy: str, step_s: float = 0.0) -> Side:
     config = fake_config(step_s, limits=LIMITS)
-    return Side(policy, build_engine(config, Path.cwd()), config, FIELDS)
+    return Side(policy, build_engine(config, Path.cwd()), config.limits, FIELDS)
 
 
 def prompts(number: int) -> list[Prompt]:
@@ -108,33 +117,52 @@ def test_every_policy_has_the_same_requests_and_texts() -> None:
     for one in sides:
         one.begin(OpenFeed([Due(0.0, prompt) for prompt in prompts(6)]))
     serve(sides)
-    counts = [[e.num_tokens for e in one.exchanges] for one in sides]
-    assert counts[0] == counts[1] == counts[2]
-    assert [one.exchanges[0].accept_prob is not None for one in sides][:2] == [False, True]
+    assert sides[0].tokens == sides[1].tokens == sides[2].tokens
+    assert all(sides[0].tokens)
 
 
-def test_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The phases of a live run, with their order, counts and verdicts."""
-    monkeypatch.setattr("smartspec_bench.warm_up.COPY_BYTES", 1 << 22)
-    settings = replace(SETTINGS, saturation_s=0.05)
+def test_a_run(tmp_path: Path) -> None:
+    """All shapes in two repeats, for three policies; the file has what the recorder was given."""
     path = tmp_path / "run.json"
-    kept, heard = Kept(ABOUT, path), Heard()
-    sides = {policy: side(policy, step_s=0.001) for policy in policies_of(settings)}
-    run(sides, LIMITS.max_sequences, load(settings), kept, heard.listener)
-    whole = read(path)
-    assert heard.left == list(range(14, -1, -1))
-    assert whole.phases == heard.phases
-    assert all(phase.num_failed == 0 for phase in whole.phases)
-    assert set(whole.ceilings.saturation_rps) == {"none", "fixed:2", "goodput", "goodput_global"}
-    assert all(rps > 0 for rps in whole.ceilings.saturation_rps.values())
-    assert {c.shape for c in whole.comparisons} == set(settings.shapes)
-    assert {p.mean_draft_len for p in whole.phases if p.policy == "fixed:2"} != {0.0}
-    assert any("lockstep" in note for note in whole.ceilings.notes)
+    recorder = Recorder({"title": "a test"}, path)
+    sides = {policy: side(policy, step_s=0.001) for policy in SETTINGS.policies}
+    run(sides, LIMITS.max_sequences, SETTINGS, recorder)
+    found = read(path)
+    assert found.phases == recorder.document.phases
+    assert len(found.phases) == len(SHAPES) * 2 * 3
+    assert {phase.shape for phase in found.phases} == set(SHAPES)
+    assert all(phase.num_failed == 0 for phase in found.phases)
+    assert all(phase.num_same_texts == phase.num_finished > 0 for phase in found.phases)
+    drafted = {phase.policy: phase.mean_draft_len for phase in found.phases}
+    assert drafted["none"] == 0.0 < drafted["fixed:2"]
+    assert found.about["saturation_rps"]["mixed"] > 0
 
 
-def test_minutes_end_a_run_between_two_points(tmp_path: Path) -> None:
-    settings = replace(SETTINGS, policies=("none", "goodput"), saturation_s=0.05)
-    kept, heard = Kept(ABOUT, tmp_path / "run.json"), Heard()
-    sides = {policy: side(policy) for policy in policies_of(settings)}
-    run(sides, LIMITS.max_sequences, load(settings, minutes=1e-9), kept, heard.listener)
-    assert heard.phases == []
+def test_minutes_end_a_run_between_two_points() -> None:
+    recorder = Recorder({}, None)
+    sides = {policy: side(policy) for policy in SETTINGS.policies}
+    run(sides, LIMITS.max_sequences, SETTINGS, recorder, minutes=-1.0)
+    assert recorder.document.phases == []
+
+
+def test_a_queue_that_was_never_served_is_an_error() -> None:
+    sides = {"none": side("none", step_s=0.002)}
+    short = Settings(policies=("none",), saturation_s=1e-9, max_tokens=8)
+    with pytest.raises(BenchError, match="no request ended within"):
+        run(sides, LIMITS.max_sequences, short, Recorder({}, None))
+
+
+def test_arrivals_have_the_rates_of_the_plan() -> None:
+    """20 requests per second at saturation. Two hundred seconds at 0.5 are 2,000 +- 200 requests:
+    4.5 standard deviations."""
+    settings = Settings(shapes=SHAPES, loads=(0.5,), seconds=200.0, num_closed=5)
+    found = points(settings, {"mixed": 20.0, "sql": 20.0, "summarize": 10.0})
+    by_shape = {point.shape: point for point in found}
+    assert abs(len(requests(by_shape["steady"], 1)) - 2000) < 200
+    assert [one.time_s for one in requests(by_shape["closed"], 1)] == [0.0] * 5
+    shifted = requests(by_shape["shift"], 1)
+    assert {one.prompt.kind for one in shifted if one.time_s < 400} == {"sql"}
+    assert {one.prompt.kind for one in shifted if one.time_s > 400} == {"summarize"}
+    again = [(repeat, point) for repeat, point, _ in rounds(found, settings)]
+    assert again == [(repeat, point) for repeat, point, _ in rounds(found, settings)]
+    assert len(again) == settings.repeats * len(SHAPES)

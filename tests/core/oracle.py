@@ -7,7 +7,6 @@ the views and the cost model alone, by the formulas of docs/research/control.md.
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,7 +66,7 @@ def _can_do(view: SequenceView) -> list[tuple[float, float, float, float]]:
         for k in range(1, way.max_draft_len + 1):
             survives *= way.accept_probs[k - 1]
             gained += survives
-            found.append((k, way.passes(k), gained, way.draft_lag))
+            found.append((k, k * way.has_draft_passes, gained, way.draft_lag))
     return found
 
 
@@ -91,7 +90,7 @@ class Kind:
     jitter: points of a table lie up to this part above their line. catch_up_s: seconds a token of
     lag. is_mixed: half of the sequences are looked up for. has_options: they may choose.
     is_stepped: tables rise by steps of some tokens, as of a kernel that pads. has_targets: some
-    sequences have a latency target. has_trees: a pass may draft several drafts of a sequence.
+    sequences have a latency target.
     """
 
     jitter: float = 0.0
@@ -100,7 +99,6 @@ class Kind:
     has_options: bool = False
     is_stepped: bool = False
     has_targets: bool = False
-    has_trees: bool = False
     max_rows: int = 5
     max_draft_len: int = 4
 
@@ -155,11 +153,7 @@ def _random_option(rng: random.Random, kind: Kind, has_draft_passes: bool) -> Dr
     draft_len = rng.choice([rng.randint(0, kind.max_draft_len), kind.max_draft_len])
     probs = [min(max(first + rise * j, 0.01), 0.99) for j in range(draft_len)]
     lag = rng.choice([0, 0, rng.randint(1, 100)]) if has_draft_passes else 0
-    option = DraftOption(draft_len, tuple(probs), lag, has_draft_passes)
-    if not (kind.has_trees and has_draft_passes and draft_len):
-        return option
-    deeper = [1, *(rng.choice((0, 0, 1)) for _ in range(draft_len - 1))]
-    return option._replace(num_passes=tuple(accumulate(deeper)))
+    return DraftOption(draft_len, tuple(probs), lag, has_draft_passes)
 
 
 def _with_target(rng: random.Random, view: SequenceView) -> SequenceView:

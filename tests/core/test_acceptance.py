@@ -64,14 +64,14 @@ def test_mean_of_a_cohort(steps: list[tuple[int, int]], expected: float) -> None
 
 
 def test_estimate_of_a_request() -> None:
-    """One step of one draft, which was rejected: the mean is 5.6/9, the rate of the first position
-    64 * 0.6222 / 65 = 0.6127, and expected were 0.7 of the one. An expert of weight 4:
-    2/2.7 * 2.3/3 = 0.5679, and to the power of 8/9, since a ninth of the evidence is its own,
-    0.6047 of the odds 1.5817, that is 0.9565, or 0.4889."""
+    """One step of one draft, which was rejected: the mean is 5.6/9 = 0.6222, and expected
+    were 0.7 of the one. An expert of weight 4: 2/2.7 * 2.3/3 = 0.5679, and to the power of 8/9,
+    since a ninth of the evidence is its own, 0.6047 of the odds 1.6471, that is 0.9960, or
+    0.4990."""
     tracker = AcceptanceTracker(settings=AcceptanceSettings(experts=((4.0, 0.98),)))
     observe(tracker, 1, 1, 0)
-    assert accept_prob(tracker, 1) == pytest.approx(0.4889, abs=1e-4)
-    assert accept_prob(tracker, 2) == pytest.approx(0.6127, abs=1e-4)
+    assert accept_prob(tracker, 1) == pytest.approx(0.4990, abs=1e-4)
+    assert accept_prob(tracker, 2) == pytest.approx(0.6222, abs=1e-4)
 
 
 def test_assumed_acceptance_of_cohorts() -> None:
@@ -107,7 +107,7 @@ def test_learned_state_is_restored() -> None:
     for kind in ("kind 0", "kind 1", "unknown"):
         assert accept_probs(whole, 99, 4, kind) == pytest.approx(accept_probs(tracker, 99, 4, kind))
     assert tracker.mean_of("unknown") < half.mean_of("unknown") < INITIAL_MEAN
-    with pytest.raises(ValueError, match="1 experts, not 3"):
+    with pytest.raises(ValueError, match="1 experts, not 2"):
         whole.restore({"experts": [0.0], "cohorts": {}}, 1.0)
 
 
@@ -124,19 +124,19 @@ def test_all_rejected_falls_within_sixteen_steps() -> None:
 
 
 def test_an_estimate_that_is_not_renewed_drifts_back() -> None:
-    """Own trials 4.8 * 0.99^400 = 0.086, those of the cohort 4.99 * 0.998^400 = 2.24: the mean is
-    5.6/10.24 = 0.547, and the first position, of 64 trials of it, 0.53."""
+    """Own trials 4.8 * 0.98^400 = 0.001, those of the cohort 4.99 * 0.998^400 = 2.24: the mean is
+    5.6/10.24 = 0.547."""
     tracker = AcceptanceTracker()
     observe_all(tracker, [(4, 0)] * 5)
     observe_all(tracker, [(0, 0)] * 400)
-    assert accept_prob(tracker, 1) == pytest.approx(0.525, abs=0.01)
+    assert accept_prob(tracker, 1) == pytest.approx(0.547, abs=0.01)
 
 
 def test_text_that_drafts_well_again_is_believed_within_ten_steps() -> None:
     """Fifty rejections leave 0.98^10 * 32 = 26 trials; ten steps bring 36 accepted of 36."""
     tracker = AcceptanceTracker()
     observe_all(tracker, [(4, 0)] * 50)
-    assert accept_prob(tracker, 1) < 0.05
+    assert accept_prob(tracker, 1) < 0.1
     observe_all(tracker, [(4, 4)] * 10)
     assert accept_prob(tracker, 1) > 0.5
     observe_all(tracker, [(4, 4)] * 50)
@@ -150,17 +150,8 @@ def test_requests_are_told_apart_and_share_a_prior() -> None:
         observe(tracker, 2, 4, 0)
     assert accept_prob(tracker, 1) > 0.75
     assert accept_prob(tracker, 2) < 0.25
-    assert 0.4 < accept_prob(tracker, 3) < 0.7
-
-
-def test_a_sequence_that_is_twice_in_a_step_has_one_row() -> None:
-    """As with two events of a burst. Row 0 is of no sequence."""
-    tracker = AcceptanceTracker()
-    for step in range(10):
-        tracker.observe([step, step, 99], [0, 0, 2], [0, 0, 1])
-        tracker.release(step)
-    tracker.release(99)
-    assert len(tracker._free) == len(tracker._shown) - 1
+    # 160 accepted drafts in 200 trials:
+    assert accept_prob(tracker, 3) == pytest.approx(0.8, abs=0.02)
 
 
 def test_release_forgets_the_request_and_keeps_what_it_taught() -> None:
@@ -174,12 +165,13 @@ def test_release_forgets_the_request_and_keeps_what_it_taught() -> None:
 
 
 def test_positions_differ_and_a_request_shifts_them_all() -> None:
-    """Half of the first drafts are rejected, and what follows an accepted one is always accepted.
+    """With rates by position, as for heads. Half of the first drafts are rejected, and what follows
+    an accepted one is always accepted.
 
     Position 1 has 500 of 1000 (less by forgetting), the others all that were tried. The mean of
     all positions is 2000 / 2500 = 0.8.
     """
-    tracker = AcceptanceTracker()
+    tracker = AcceptanceTracker(num_positions=4)
     observe_all(tracker, [(4, 0), (4, 4)] * 500)
     first, *others = accept_probs(tracker, 2, 4)
     assert first == pytest.approx(0.53, abs=0.02)
@@ -232,7 +224,7 @@ def test_kinds_are_bounded() -> None:
     for number in range(3 * MAX_COHORTS):
         observe(tracker, number, 4, 1, f"kind {number}")
         tracker.release(number)
-    assert len(tracker._rows) == MAX_COHORTS
+    assert len(tracker._cohorts) == MAX_COHORTS
     assert tracker.mean_of() == pytest.approx(
         (8 * 0.7 + MAX_COHORTS) / (8 + 2 * MAX_COHORTS), abs=0.001
     )
@@ -313,21 +305,6 @@ def requests_over(tracker: AcceptanceTracker, rates: list[float], num_steps: int
         tracker.release(number)
 
 
-def trusted(tracker: AcceptanceTracker) -> float:
-    """How far two requests are told apart after 8 drafts of each, all accepted and all rejected."""
-    for number, num_accepted in ((10_000, 4), (10_001, 0)):
-        observe(tracker, number, 4, num_accepted)
-        observe(tracker, number, 4, num_accepted)
-    return accept_prob(tracker, 10_000) - accept_prob(tracker, 10_001)
-
-
-def test_requests_that_differ_are_believed_sooner() -> None:
-    alike, unlike = AcceptanceTracker(), AcceptanceTracker()
-    requests_over(alike, [0.6] * 40)
-    requests_over(unlike, [0.95, 0.1] * 20)
-    assert trusted(unlike) > 3 * trusted(alike) > 0
-
-
 def test_a_request_unlike_the_others_is_found_out_in_two_steps() -> None:
     """Where requests are known to differ, one that is all rejected."""
     tracker = AcceptanceTracker()
@@ -361,13 +338,6 @@ def expected_and_accepted(rng: random.Random, chance_of: dict[int, float], is_wh
         for sequence in sequences:
             tracker.release(sequence)
     return accepted / expected
-
-
-def test_who_was_lucky_is_not_believed_to_be_better() -> None:
-    """All requests are alike, and the four drafts of a step are right or wrong together: who seems
-    best was lucky four times at once. Trusted in full it would be expected to do better."""
-    rng = random.Random(5)
-    assert expected_and_accepted(rng, {0: 0.6, 1: 0.6}, is_whole=True) == pytest.approx(1, abs=0.1)
 
 
 def test_who_is_better_is_believed() -> None:

@@ -66,5 +66,5 @@ def test_what_is_charged_is_no_error_of_the_profile() -> None:
     )
     for _ in range(100):
         corrections.observe(step)
-    assert corrections.at(4).target_base == pytest.approx(1.0)
-    assert corrections.at(4).target_slope == pytest.approx(1.0)
+    assert corrections.cost.target_base == pytest.approx(1.0)
+    assert corrections.cost.target_slope == pytest.approx(1.0)

@@ -10,12 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smartspec_py.core.cost import CostModel, PassTable
-from smartspec_py.core.plan import search
 from smartspec_py.core.plan.planner import PlannerSettings, evaluate, plan
-from smartspec_py.core.plan.ranking import uniform
-from smartspec_py.core.plan.step import step_of
 from smartspec_py.core.types import DraftOption, SequenceView, SpecPlan
-from smartspec_sim.goodput import expected_tokens
 
 FLAT = PassTable((1,), (1,), ((1.0,),))
 """A target pass of one second, whatever is in it: memory-bound."""
@@ -81,7 +77,6 @@ def test_one_sequence_on_a_flat_target() -> None:
     assert chosen.goodput == pytest.approx(1.75 / 1.2)
 
 
-@pytest.mark.usefixtures("by_step")
 def test_drafts_go_to_the_sequence_that_drafts_well() -> None:
     """T = 1 + 0.25 a draft; slots of 0.9: 0.9, 0.81, 0.729, 0.6561; then 0.2, 0.04, ..
 
@@ -189,7 +184,6 @@ def cost_models(draw: st.DrawFn) -> CostModel:
     )
 
 
-@pytest.mark.usefixtures("by_step")
 @settings(max_examples=30, deadline=None)
 @given(views_of_any_kind, cost_models())
 def test_no_uniform_length_is_better(views: list[SequenceView], cost: CostModel) -> None:
@@ -210,7 +204,6 @@ def test_a_plan_is_pure_and_within_its_caps(views: list[SequenceView], cost: Cos
     assert chosen == evaluate(views, lengths(chosen), cost)
 
 
-@pytest.mark.usefixtures("by_step")
 @settings(max_examples=30, deadline=None)
 @given(
     st.lists(probabilities, min_size=1, max_size=5),
@@ -276,7 +269,6 @@ def test_both_kinds_in_one_step() -> None:
     assert plan(views, cost).draft_lens == {1: 0, 2: 4, 3: 4}
 
 
-@pytest.mark.usefixtures("by_step")
 def test_a_lookup_pays_for_the_target_s_tokens() -> None:
     """T = 1 + 0.25 a draft, a = 0.9 and 0.2, as where both are drafted for without a cost: the
     passes are free there, so the kinds do not differ."""
@@ -361,7 +353,6 @@ def test_a_choice_evaluates_to_what_was_planned() -> None:
     assert evaluate(views, lengths(chosen), FLAT_COST, chosen.choices) == chosen
 
 
-@pytest.mark.usefixtures("by_step")
 @pytest.mark.parametrize(
     ("slo_s_per_token", "slack_s", "draft_lens"),
     [
@@ -385,7 +376,6 @@ def test_a_latency_target_that_can_be_met_is_met(
     assert plan([patient, hurried], affine_cost(1.0, 0.0, 0.25)).draft_lens == draft_lens
 
 
-@pytest.mark.usefixtures("by_step")
 def test_near_the_end_slack_is_spread_over_what_remains() -> None:
     """4 s ahead with 5 tokens to come: 1.3 + 0.8 = 2.1 s a token, as above."""
     hurried = view(2, 0.5, slo_s_per_token=1.3, slack_s=4.0, remaining=5)
@@ -427,56 +417,6 @@ def test_many_that_decode_draft_beside_a_prompt() -> None:
     )
     views = [view(i, 0.7, max_draft_len=8) for i in range(64)]
     assert min(lengths(plan(views, cost, PlannerSettings(num_prefilling=1)))) > 0
-
-
-def test_a_sequence_is_judged_by_its_own_rate() -> None:
-    """Two of acceptance 0.9 and 0.3, a target pass takes 1 s, a draft 0.25 s.
-
-    By the rate of the step the first drafts until a draft brings less than 0.25 x the goodput; it
-    then gets 3 times as much of a second as the other. By its own rate its last drafts are not
-    worth the time that they take from both.
-    """
-    views = [view(1, 0.9, max_draft_len=8), view(2, 0.3, max_draft_len=8)]
-    cost = affine_cost(1.0, 0.0, 0.25)
-    by_own, step = plan(views, cost), step_of(views, cost)
-    by_step = search._best_in_sum(step).lengths.tolist()
-    assert lengths(by_own)[0] < by_step[0]
-    assert _seconds_for_a_token(by_own, views, cost) < _seconds_for_a_token(
-        evaluate(views, by_step, cost), views, cost
-    )
-
-
-def _seconds_for_a_token(
-    planned: SpecPlan, views: Sequence[SequenceView], cost: CostModel
-) -> float:
-    """Sum over sequences of t_i / E_i."""
-    none_s = evaluate(views, [0] * len(views), cost).expected_s
-    drafts = list(planned.draft_lens.values())
-    draft_s = (planned.expected_s - none_s) / max(1, sum(drafts))
-    return sum(
-        (none_s / len(views) + draft_s * k) / expected_tokens(one.options[0].accept_probs, k)
-        for one, k in zip(views, drafts, strict=True)
-    )
-
-
-def test_own_rates_leave_the_weight_of_others_as_it_was() -> None:
-    """Of a step's members, with others held: together they weigh what they did, so that nobody
-    drafts less because of who else is in the step."""
-    views = [view(1, 0.9, max_draft_len=8), view(2, 0.3, max_draft_len=8), view(3, 0.6)]
-    whole = step_of(views, affine_cost(1.0, 0.1, 0.05))
-    step = whole.among(np.array([0, 1]), whole.nothing())
-    alike = search.outcome(step, uniform(step, 2))
-    weighed = search._weighed(step, alike.choice, alike.seconds)
-    assert weighed.tokens(alike.choice) == pytest.approx(alike.tokens)
-
-
-def test_alike_sequences_are_planned_alike() -> None:
-    views = [view(i, 0.6, max_draft_len=8) for i in range(5)]
-    step = step_of(views, affine_cost(1.0, 0.1, 0.05))
-    alike = search.outcome(step, search._best_in_sum(step))
-    assert search._weighed(step, alike.choice, alike.seconds).survivals == pytest.approx(
-        step.survivals
-    )
 
 
 @pytest.mark.parametrize(

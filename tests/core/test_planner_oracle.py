@@ -32,16 +32,9 @@ KINDS = {
         Kind(0.0, 0.05, is_mixed=True, is_stepped=True),
         0.02,
     ),
-    "trees of a draft model": (Kind(has_trees=True), 0.02),
-    "trees, drafted and looked up, stale": (
-        Kind(0.0, 0.05, is_mixed=True, has_options=True, has_trees=True),
-        0.05,
-    ),
     "two ways": (Kind(is_mixed=True, has_options=True), 0.02),
     "two ways, jagged, stale": (Kind(0.3, 0.05, is_mixed=True, has_options=True), 0.05),
 }
-
-pytestmark = pytest.mark.usefixtures("by_step")
 
 
 def cases(kind: Kind, seed: int, num: int) -> Sequence[tuple[list[SequenceView], CostModel]]:

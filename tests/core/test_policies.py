@@ -117,7 +117,6 @@ def test_a_table_counts_draft_passes() -> None:
     assert batch_table_of(FLAT_COST, 0.5, (1, 8), 4) == BatchTable((1, 8), (2, 2))
 
 
-@pytest.mark.usefixtures("by_step")
 def test_one_length_for_all() -> None:
     """a = 0.9 and 0.2, T = 1 + 0.25 a draft. E/T for 0, 1, 2, 3 drafts each: 2, 3.1/1.5 = 2.067,
     3.95/2 = 1.975, 4.687/2.5 = 1.875: one each. With a length of its own: four and none."""
@@ -183,7 +182,6 @@ def test_only_goodput_chooses_among_ways() -> None:
 probabilities = st.floats(0.01, 0.99)
 
 
-@pytest.mark.usefixtures("by_step")
 @settings(max_examples=40, deadline=None)
 @given(st.lists(probabilities, min_size=1, max_size=6), st.floats(0.0, 1.0))
 def test_a_length_of_its_own_is_never_worse_than_one_for_all(

@@ -38,19 +38,6 @@ def test_where_all_is_alike_the_squares_of_the_sds_share_out_the_blame() -> None
     assert found.values == pytest.approx([1 + 0.2**2 * share, 0.1**2 * share], rel=0.01)
 
 
-def test_what_the_sds_did_not_foresee_is_followed_all_the_same() -> None:
-    """Half of the observations say 1, the others 2: the second value is at 20 of its sds. Under a
-    Gaussian ridge of this strength it would be held at four fifths of that."""
-    found = two_values((1.0, 0.05))
-    for i in range(400):
-        x = np.array([1.0, float(i % 2)])
-        found.observe(x, 1.0 + i % 2, 1.0)
-    num_steps = 1 / (1 - FORGETTING)
-    gaussian = 1 / (1 + (NOISE / 0.05) ** 2 / (num_steps / 4))
-    assert gaussian < 0.97
-    assert found.values[1] > 1 - (1 - gaussian) / 20**2 * 2
-
-
 def test_evidence_that_is_not_renewed_gives_way_to_the_prior() -> None:
     found = two_values()
     for _ in range(100):

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from oracle import Kind, random_cost
 
-from smartspec_py.core.learn.ranks import BRANCH_DRAFTS, BRANCH_PRIOR, BranchEstimate
 from smartspec_py.core.plan.planner import plan
 from smartspec_py.core.plan.trees import TreeSpace
 from smartspec_py.core.types import ROOT, DraftOption, SequenceView
@@ -110,30 +109,3 @@ def test_large_spaces_leave_out_paths_of_unlikely_guesses() -> None:
     nodes, _ = space.ranked(best, np.full((4, 4), 0.1), 64)
     for row in nodes.tolist():
         assert len(set(paths(space, row))) == 64
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_a_branch_is_ranked_among_the_nodes(seed: int) -> None:
-    best, others = probabilities(seed)
-    space = TreeSpace(DEPTH, WIDTH)
-    nodes, ratios = space.ranked(best, others, 6)
-    branch = np.random.default_rng(seed).uniform(0.1, 1.0, (4, 5)).cumprod(axis=1)
-    both, found = space.with_branch(nodes, ratios, branch)
-    assert both.shape == found.shape == (4, 6)
-    for row in range(4):
-        every = np.concatenate([np.cumprod(ratios[row]), branch[row]])
-        assert np.cumprod(found[row]) == pytest.approx(np.sort(every)[::-1][:6])
-        of_branch = both[row][both[row] >= len(space)] - len(space)
-        assert of_branch.tolist() == list(range(len(of_branch))), "a branch has no gaps"
-        paths(space, both[row][both[row] < len(space)].tolist())
-
-
-def test_what_a_branch_adds_is_learned() -> None:
-    estimate = BranchEstimate()
-    assert estimate.share == BRANCH_PRIOR
-    for _ in range(200):
-        estimate.observe(BRANCH_DRAFTS / 10, 0)
-    assert estimate.share < 0.1 * BRANCH_PRIOR
-    for _ in range(500):
-        estimate.observe(1.0, 3)
-    assert estimate.share == 1.0, "it adds at most what it has"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 import healthcheck
@@ -19,14 +18,12 @@ from smartspec_py.serving.metric_families import WAITING
 
 CASES = {"defaults": {}, **EXAMPLES}
 ENGINE_JSON = FOLDER.parent / "model_repository" / "smartspec" / "1" / "engine.json"
-CUSTOM = ("monitoring.coreos.com/v1", "keda.sh/v1alpha1", "leaderworkerset.x-k8s.io/v1")
+CUSTOM = ("monitoring.coreos.com/v1", "keda.sh/v1alpha1")
 """Kinds of operators, which Kubernetes has no schema of."""
 
 
 def template(documents: Documents) -> dict[str, Any]:
     """The pods that serve."""
-    if workload := documents.get("LeaderWorkerSet"):
-        return dict(workload["spec"]["leaderWorkerTemplate"]["leaderTemplate"])
     return dict(documents["Deployment"]["spec"]["template"])
 
 
@@ -53,25 +50,6 @@ def test_kubernetes_accepts_it(values: dict[str, Any], version: str) -> None:
             kubernetes_validate.validate(document, version, strict=True)
 
 
-def test_what_there_is_by_default() -> None:
-    assert set(render({})) == {"Deployment", "Service", "ServiceAccount", "NetworkPolicy"}
-
-
-def test_all_that_can_be_asked_for() -> None:
-    assert set(render(EXAMPLES["cpu"])) == {
-        "ConfigMap",
-        "Deployment",
-        "HorizontalPodAutoscaler",
-        "NetworkPolicy",
-        "PodDisruptionBudget",
-        "PrometheusRule",
-        "Service",
-        "ServiceAccount",
-        "ServiceMonitor",
-    }
-    assert "ScaledObject" in render(EXAMPLES["gpu"])
-
-
 @pytest.mark.parametrize("values", CASES.values(), ids=CASES)
 def test_selectors_find_the_pods(values: dict[str, Any]) -> None:
     documents = render(values)
@@ -95,15 +73,6 @@ def test_the_engine_json_of_an_example_can_be_used() -> None:
     # One thread is left for Triton under the example's own CPU limit.
     limit = int(EXAMPLES["cpu"]["resources"]["limits"]["cpu"])
     assert config.engine.model_dump()["num_threads"] < limit
-
-
-def test_the_config_map_is_where_the_entry_looks() -> None:
-    given = container(render(EXAMPLES["cpu"]))
-    [variable] = given["env"]
-    assert variable["name"] == "SMARTSPEC_ENGINE_JSON"
-    mounts = {mount["name"]: mount["mountPath"] for mount in given["volumeMounts"]}
-    assert variable["value"] == f"{mounts['config']}/engine.json"
-    assert "env" not in container(render({}))
 
 
 def test_probes_ask_for_the_model_and_life_for_its_step_loop() -> None:
@@ -145,19 +114,6 @@ def test_what_is_written_lies_on_volumes() -> None:
     assert places["/dev/shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "256Mi"}
 
 
-@pytest.mark.parametrize(("stage", "count", "size"), [("cpu", 0, "256Mi"), ("gpu", 1, "1Gi")])
-def test_shared_memory_is_as_large_as_the_page_says(stage: str, count: int, size: str) -> None:
-    page = (FOLDER.parent / "README.md").read_text()
-    [documented] = re.findall(rf"--shm-size (\S+) .*smartspec:{stage}", page)
-    assert documented.upper() == size.removesuffix("i").upper()
-    [volume] = [
-        volume
-        for volume in pod(render({"gpu": {"count": count}}))["volumes"]
-        if volume["name"] == "shared-memory"
-    ]
-    assert volume["emptyDir"]["sizeLimit"] == size
-
-
 @pytest.mark.parametrize("keeps", [False, True])
 def test_costs_can_be_kept_beside_the_models(keeps: bool) -> None:
     """An emptyDir is gone with its pod."""
@@ -183,13 +139,6 @@ def test_a_new_pod_does_not_wait_for_the_gpu_of_an_old_one(count: int, first: st
     assert strategy["rollingUpdate"] == {"new": new_first, "old": old_first}[first]
 
 
-def test_gpus_are_limits_and_choose_the_image() -> None:
-    given = container(render({**EXAMPLES["gpu"], "gpu": {"count": 2}}))
-    assert given["resources"]["limits"] == {"memory": "32Gi", "nvidia.com/gpu": 2}
-    assert given["image"] == "smartspec:gpu"
-    assert container(render({"image": {"tag": "1.2"}}))["image"] == "smartspec:1.2"
-
-
 def test_a_pod_that_would_be_killed_while_it_drains_is_refused() -> None:
     """30.5 s of draining, 5 s before and 20 s after: 55.5 s, and so 56 at least."""
     values = {"engineJson": {"engine": {}, "limits": {"drain_s": 30.5}}}
@@ -199,14 +148,6 @@ def test_a_pod_that_would_be_killed_while_it_drains_is_refused() -> None:
     assert pod(render({**values, "terminationGracePeriodSeconds": 56}))
 
 
-def test_the_number_of_pods_is_left_to_an_autoscaler() -> None:
-    assert render({"replicaCount": 3})["Deployment"]["spec"]["replicas"] == 3
-    for name in EXAMPLES:
-        documents = render(EXAMPLES[name])
-        workload = documents.get("Deployment") or documents["LeaderWorkerSet"]
-        assert "replicas" not in workload["spec"]
-
-
 def test_autoscalers_look_at_requests_that_wait() -> None:
     [metric] = render(EXAMPLES["cpu"])["HorizontalPodAutoscaler"]["spec"]["metrics"]
     assert metric["pods"]["metric"]["name"] == WAITING.name
@@ -214,12 +155,6 @@ def test_autoscalers_look_at_requests_that_wait() -> None:
     service = render(EXAMPLES["gpu"])["Service"]["metadata"]["name"]
     query = f'sum({WAITING.name}{{namespace="prod", service="{service}"}})'
     assert trigger["metadata"]["query"] == query
-
-
-def test_the_rule_of_the_adapter_gives_the_metric_that_is_asked_for() -> None:
-    [rule] = yaml.safe_load((FOLDER / "prometheus-adapter.yaml").read_text())["rules"]["custom"]
-    assert rule["name"]["as"] == WAITING.name
-    assert rule["seriesQuery"].startswith(f"{WAITING.name}{{")
 
 
 def test_fewest_above_most_is_refused() -> None:
@@ -259,14 +194,3 @@ def test_alerts_are_those_of_prometheus() -> None:
 def test_values_that_mean_nothing_are_refused(values: dict[str, Any]) -> None:
     with pytest.raises(helm_python.HelmError):
         render(values)
-
-
-def test_a_new_engine_json_makes_new_pods() -> None:
-    def checksum(values: dict[str, Any]) -> str:
-        template = render(values)["Deployment"]["spec"]["template"]
-        return str(template["metadata"]["annotations"]["checksum/config"])
-
-    values = EXAMPLES["cpu"]
-    limits = {**values["engineJson"], "limits": {"max_queue": 1}}
-    assert checksum(values) == checksum(dict(values))
-    assert checksum(values) != checksum({**values, "engineJson": limits})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 
 import pytest
 import yaml
-from containerfile import read_stages
 
 from smartspec_launch.triton_server import DRAIN_MARGIN_S, EXIT_S, EXIT_TIMEOUT_S
 from smartspec_py.serving.config import LimitsConfig
@@ -29,41 +27,19 @@ def test_it_fits_the_schema_of_compose_files() -> None:
     assert result.returncode == 0, result.stdout
 
 
-def test_images_of_others_are_pinned() -> None:
-    for name in ("prometheus", "grafana"):
-        assert re.search(r":v?\d+\.\d+\.\d+$", SERVICES[name]["image"])
-
-
 @pytest.mark.parametrize("name", SERVERS)
 def test_servers_build_a_stage_that_exists_and_may_drain(name: str) -> None:
     service = SERVICES[name]
-    assert service["build"]["target"] in read_stages(REPOSITORY / "Dockerfile")
+    assert f" AS {service['build']['target']}\n" in (REPOSITORY / "Dockerfile").read_text()
     assert (FOLDER / service["build"]["context"]).resolve() == REPOSITORY
     longest_s = LimitsConfig().drain_s + DRAIN_MARGIN_S + EXIT_S + EXIT_TIMEOUT_S
     assert int(service["stop_grace_period"].removesuffix("s")) >= longest_s
-
-
-def test_the_server_on_a_gpu_has_the_shared_memory_that_the_page_names() -> None:
-    service = SERVICES["smartspec-gpu"]
-    [size] = re.findall(
-        r"--shm-size (\S+) .*smartspec:gpu", (FOLDER.parent / "README.md").read_text()
-    )
-    assert service["shm_size"] == size
-    assert service["ulimits"]["memlock"] == -1
 
 
 def test_only_this_machine_reaches_anything() -> None:
     ports = [port for service in SERVICES.values() for port in service.get("ports", [])]
     assert ports
     assert all(port.startswith("127.0.0.1:") for port in ports)
-
-
-def test_only_one_server_starts_unasked() -> None:
-    assert [name for name in SERVICES if "profiles" not in SERVICES[name]] == [
-        "smartspec",
-        "prometheus",
-        "grafana",
-    ]
 
 
 def test_what_is_mounted_exists() -> None:
@@ -86,14 +62,3 @@ def test_prometheus_scrapes_both_servers_by_one_name() -> None:
     assert host in SERVICES["smartspec-gpu"]["networks"]["default"]["aliases"]
     mounted = [mount.split(":")[1] for mount in SERVICES["prometheus"]["volumes"]]
     assert set(config["rule_files"]) <= set(mounted)
-
-
-def test_grafana_finds_prometheus_and_the_dashboard() -> None:
-    folder = REPOSITORY / "deploy/grafana/provisioning"
-    sources = yaml.safe_load((folder / "datasources/prometheus.yml").read_text())["datasources"]
-    assert [source["url"] for source in sources] == ["http://prometheus:9090"]
-    providers = yaml.safe_load((folder / "dashboards/smartspec.yml").read_text())["providers"]
-    path = providers[0]["options"]["path"]
-    assert f"../grafana/dashboards:{path}:ro" in SERVICES["grafana"]["volumes"]
-    home = SERVICES["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
-    assert home == f"{path}/smartspec.json"

@@ -50,6 +50,20 @@ def test_a_place_for_costs_that_the_file_names_is_kept(tmp_path: Path) -> None:
     assert config.engine.model_dump()["model"] == "/nowhere"
 
 
+@pytest.mark.parametrize(
+    ("kind", "keys"),
+    [
+        ("torch", ("model", "draft", "heads", "profile_cache")),
+        ("trtllm", ("target", "draft", "tokenizer", "profile_cache")),
+    ],
+)
+def test_every_path_is_relative_to_the_file(
+    tmp_path: Path, kind: str, keys: tuple[str, ...]
+) -> None:
+    config = write(tmp_path, {"kind": kind, **{key: f"its_{key}" for key in keys}})
+    assert config.engine.paths() == {key: str(tmp_path / f"its_{key}") for key in keys}
+
+
 def test_an_engine_without_such_a_key_is_given_none(tmp_path: Path) -> None:
     (tmp_path / "words").mkdir()
     config = write(tmp_path, {"kind": "fake", "tokenizer": "words"})

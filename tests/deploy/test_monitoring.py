@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import dashboard
 import promql_parser as promql
 import pytest
 import yaml
@@ -113,35 +112,6 @@ def test_counters_are_asked_as_rates_and_gauges_as_they_are(name: str, expr: str
         assert (selector.name in over_time) == is_counted, selector.name
 
 
-def test_the_file_is_what_the_table_says() -> None:
-    text = (DEPLOY / "grafana/dashboards/smartspec.json").read_text()
-    assert text == dashboard.dashboard_text(), "run python deploy/grafana/dashboard.py"
-
-
-@pytest.mark.parametrize("panel", PANELS, ids=[panel["title"] for panel in PANELS])
-def test_panels_say_what_they_show(panel: dict[str, Any]) -> None:
-    assert panel["title"]
-    assert panel["description"].endswith(".")
-    assert panel["fieldConfig"]["defaults"]["unit"]
-    assert all(target["legendFormat"] for target in panel["targets"])
-    assert all('instance=~"$instance"' in target["expr"] for target in panel["targets"])
-
-
-def test_panels_do_not_lie_on_one_another() -> None:
-    taken: set[tuple[int, int]] = set()
-    for panel in DOCUMENT["panels"]:
-        place = panel["gridPos"]
-        cells = {
-            (x, y)
-            for x in range(place["x"], place["x"] + place["w"])
-            for y in range(place["y"], place["y"] + place["h"])
-        }
-        assert not cells & taken
-        assert all(x < 24 for x, _ in cells)
-        taken |= cells
-    assert len({panel["id"] for panel in DOCUMENT["panels"]}) == len(DOCUMENT["panels"])
-
-
 def test_every_metric_of_the_controller_is_on_the_dashboard() -> None:
     """What speculation does is why there is a dashboard: nothing of it may be left out."""
     asked = {selector.name for _, expr in dashboard_queries() for selector in selectors(expr)}
@@ -163,13 +133,6 @@ def test_every_alert_has_a_unit_test() -> None:
     tests = yaml.safe_load((DEPLOY / "prometheus/alerts_test.yml").read_text())["tests"]
     tested = {case["alertname"] for test in tests for case in test["alert_rule_test"]}
     assert tested == {rule["alert"] for rule in ALERTS}
-
-
-def test_the_handbook_names_no_alert_that_is_not_there() -> None:
-    text = (REPOSITORY / "docs/operate/troubleshooting.md").read_text()
-    assert set(re.findall(r"^### (SmartSpec\w+)$", text, re.MULTILINE)) == {
-        rule["alert"] for rule in ALERTS
-    }
 
 
 def test_the_handbook_names_no_metric_that_is_not_there() -> None:

@@ -35,7 +35,6 @@ from smartspec_py.engines.torch.packed import ATTENTION_NAME, RowInput
 from smartspec_py.engines.torch.runner import CausalRunner, RunnerConfig
 from smartspec_py.engines.torch.target import TorchTarget
 from smartspec_py.proposers.draft_model import DraftModelProposer
-from smartspec_py.serving.config import TorchEngineConfig
 
 LONG = 600
 """Tokens of a row with three contexts: 256, 512 and 600."""
@@ -378,6 +377,8 @@ def test_nothing_is_captured_after_the_warm_up() -> None:
     [("cuda", True, True), ("cuda:1", True, True), ("cuda", False, False), ("cpu", True, False)],
 )
 def test_who_uses_graphs(device: str, cuda_graphs: bool, expected: bool) -> None:
+    from smartspec_py.serving.config import TorchEngineConfig
+
     config = TorchEngineConfig(model="m", cuda_graphs=cuda_graphs)
     assert uses_graphs(config, torch.device(device)) is expected
     assert TorchEngineConfig(model="m").cuda_graphs

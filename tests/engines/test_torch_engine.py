@@ -234,6 +234,8 @@ SEEDED = [
 def test_openvino_in_bfloat16_with_any_number_of_threads(num_threads: int) -> None:
     """Where the processor has AMX the MLP is one operator, which one thread cannot compute: it ends
     the process. Hidden layers are of the sizes that it takes."""
+    from smartspec_py.engines.torch.openvino_runner import OpenVinoRunner
+
     config = LlamaConfig(
         hidden_size=128,
         intermediate_size=256,
@@ -247,7 +249,6 @@ def test_openvino_in_bfloat16_with_any_number_of_threads(num_threads: int) -> No
     tokens = [(7 * i) % VOCAB_SIZE for i in range(70)]
     with torch.no_grad():
         expected = model(torch.tensor([tokens])).logits[0, -1]
-    from smartspec_py.engines.torch.openvino_runner import OpenVinoRunner
 
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)

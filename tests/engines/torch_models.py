@@ -108,7 +108,6 @@ def make_runner(
         Path(), torch.device("cpu"), torch.float32, max_sequences, MAX_LEN, VOCAB_SIZE
     )
     if with_openvino:
-        # Here, so that tests on a GPU do not need OpenVINO.
         from smartspec_py.engines.torch.openvino_runner import OpenVinoRunner
 
         return OpenVinoRunner(model, config)

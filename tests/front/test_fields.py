@@ -58,7 +58,7 @@ def test_what_passes(fields: dict[str, Any]) -> None:
         ({"text_input": 7}, "text_input: got 7, must be text"),
         ({"text_input": ["a", "b"]}, "text_input: got 2 values, must be one value"),
         ({"stream": 1}, "stream: got 1, must be true or false"),
-        ({"top_p": "0.5"}, 'top_p: got "0.5", must be a number, in (0, 1]'),
+        ({"top_p": "0.5"}, 'top_p: got "0.5", must be a number, in [0, 1]'),
         (
             {"stop_words": [5]},
             "stop_words: got 5, must be a list with each element text, at least one character and "

@@ -1,24 +1,15 @@
-"""Servers that are killed or stopped under load: what their launchers, clients and machine see.
-
-`scripts/faults` runs this file in the project's environment: it tries every fault once, or kills
-Triton's Python process many times.
-"""
+"""Servers that are killed or stopped under load: what their launchers, clients and machine see."""
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import json
 import os
 import signal
-import statistics
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -165,140 +156,3 @@ def kill_launcher(served: Served) -> None:
 
 def kill_front(served: Served) -> None:
     served.front.send_signal(signal.SIGKILL)
-
-
-def stop_front(served: Served) -> None:
-    served.front.send_signal(signal.SIGSTOP)
-
-
-def stop_triton(served: Served) -> None:
-    served.triton.send_signal(signal.SIGSTOP)
-
-
-def stop_launcher(served: Served) -> None:
-    """For longer than any silence that it allows; then it is asked to end."""
-    served.launcher.send_signal(signal.SIGSTOP)
-    time.sleep(4.0)
-    served.launcher.send_signal(signal.SIGCONT)
-    time.sleep(1.0)
-    assert served.launcher.poll() is None, "it ended when it went on"
-    terminate(served)
-
-
-def terminate(served: Served) -> None:
-    served.launcher.send_signal(signal.SIGTERM)
-
-
-def fill_disk(served: Served) -> None:
-    """Write until the file system of the run directory is full; then ask the server to end."""
-    with contextlib.suppress(OSError), (served.folder / "filler").open("wb") as filler:
-        while True:
-            filler.write(bytes(1 << 20))
-    time.sleep(2.0)
-    assert served.launcher.poll() is None, "it ended of a full disk"
-    terminate(served)
-
-
-@dataclass(frozen=True)
-class Fault:
-    """code: exit status of the launcher. within_s: of the fault. ends: what the end of each stream
-    must have in it."""
-
-    name: str
-    act: Callable[[Served], object]
-    code: int
-    within_s: float
-    ends: str = "rror"
-
-
-FAULTS = (
-    Fault("Triton's Python process is killed", kill_stub, 1, 2.0),
-    Fault("Triton's Python process is stopped", stop_stub, 1, 3.5),
-    Fault("tritonserver is killed", kill_triton, 1, 2.0),
-    Fault("tritonserver is stopped", stop_triton, 1, 25.0),
-    Fault("the HTTP front is killed", kill_front, 1, 2.0),
-    Fault("the HTTP front is stopped", stop_front, 1, 25.0),
-    Fault("the launcher is killed", kill_launcher, -signal.SIGKILL, 2.0),
-    Fault("the launcher is stopped for 4 s, then SIGTERM", stop_launcher, 0, 20.0, "cancelled"),
-    Fault("SIGTERM, and streams that outlast limits.drain_s", terminate, 0, 20.0, "cancelled"),
-    Fault("the disk is full, then SIGTERM", fill_disk, 0, 25.0, "cancelled"),
-)
-
-
-@contextlib.contextmanager
-def small_disk() -> Iterator[Path]:
-    """A file system of 256 MiB in memory, where this user may mount one; else a folder."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = ["mount", "-t", "tmpfs", "-o", "size=256m", "tmpfs", folder]
-        is_mounted = subprocess.run(command, capture_output=True, check=False).returncode == 0
-        try:
-            yield Path(folder)
-        finally:
-            if is_mounted:
-                subprocess.run(["umount", "--lazy", folder], check=True)
-
-
-def try_all(num_streams: int) -> bool:
-    """Every fault once; whether all was as expected."""
-    print("| fault | expected | observed | |\n|---|---|---|---|")
-    is_well = True
-    for fault in FAULTS:
-        expected = f"exit {int(fault.code)} within {fault.within_s:g} s"
-        expected += f", streams end with {'an error' if fault.ends == 'rror' else fault.ends}"
-        with small_disk() as folder:
-            if fault.act is fill_disk and not os.path.ismount(folder):
-                print(f"| {fault.name} | {expected} | not tried: it takes a mount | |")
-                continue
-            result = faulted(serve(folder, {"drain_s": 2.0}), fault.act, num_streams)
-        ends = dict(Counter(end[:60] for end in result.streams))
-        is_good = (
-            result.code == fault.code
-            and result.exit_s <= fault.within_s
-            and all(fault.ends in end for end in result.streams)
-            and not result.left
-        )
-        is_well &= is_good
-        observed = f"exit {result.code} after {result.exit_s:.2f} s, {ends}"
-        observed += f", left: {result.left}" if result.left else ", nothing left"
-        print(f"| {fault.name} | {expected} | {observed} | {'' if is_good else '**no**'} |")
-    return is_well
-
-
-def kill_often(num_kills: int, num_streams: int) -> bool:
-    """Kill Triton's Python process of a new server each time; whether each ended as it should."""
-    results = []
-    for number in range(num_kills):
-        with tempfile.TemporaryDirectory() as folder:
-            result = faulted(serve(Path(folder)), kill_stub, num_streams)
-        results.append(result)
-        ends = dict(Counter(end[:70] for end in result.streams))
-        print(f"{number} {result.exit_s:.2f} s, exit {result.code}, {ends}, left: {result.left}")
-    slowest_s = max(result.exit_s for result in results)
-    num_hung = sum(end.endswith("hangs") for result in results for end in result.streams)
-    num_left = sum(len(result.left) for result in results)
-    summary = {
-        "kills": len(results),
-        "exit_s_median": round(statistics.median(result.exit_s for result in results), 3),
-        "exit_s_most": round(slowest_s, 3),
-        "exit_codes": dict(Counter(result.code for result in results)),
-        "streams": sum(len(result.streams) for result in results),
-        "streams_hung": num_hung,
-        "left_over": num_left,
-    }
-    print(json.dumps(summary))
-    is_well = slowest_s < 2.0 and num_hung + num_left == 0
-    return is_well and all(result.code == 1 for result in results)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=0, help="kill Triton's Python process N times")
-    parser.add_argument("--streams", type=int, default=8, help="open when it happens")
-    options = parser.parse_args()
-    if options.kills:
-        return 0 if kill_often(options.kills, options.streams) else 1
-    return 0 if try_all(options.streams) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -156,7 +156,8 @@ def _valid(rng: random.Random, way: Way, fields: dict[str, Any]) -> Case:
 
 
 def _leaves(rng: random.Random, way: Way, fields: dict[str, Any]) -> Case:
-    fields |= {"stream": True, "max_tokens": 200, "end_id": -1, "stop_words": []}
+    fields |= {"stream": True, "max_tokens": 200, "end_id": -1}
+    fields |= {"stop_words": [], "stop_token_ids": []}
     return Case(way, Kind.LEAVES, fields)
 
 

@@ -25,6 +25,7 @@ SERVED: dict[str, list[Any]] = {
     "text_input": ["Question:", "漢字 🙂", "a", "\n\n", "Write about the sea.\nAnswer:"],
     "max_tokens": [1, 2, 5, 16],
     "min_tokens": [0, 1],
+    "stop_token_ids": [[], [5], [0, 2047]],
     "end_id": [-1, 0, 5, 2047],
     "speculation_policy": [
         "none",
@@ -92,9 +93,8 @@ def _number(rng: random.Random, allowed: Range, is_float: bool) -> float:
     high = min(allowed.high, 1e6 if is_float else INT32_MAX)
     if not is_float:
         return rng.choice([int(allowed.low), int(high), rng.randint(int(allowed.low), int(high))])
-    ends = [high] if allowed.is_low_open else [allowed.low, high]
-    drawn = [rng.uniform(allowed.low, high), allowed.low + 1e-6]
-    number = float(np.float32(rng.choice(ends + drawn)))
+    drawn = [allowed.low, high, rng.uniform(allowed.low, high), allowed.low + 1e-6]
+    number = float(np.float32(rng.choice(drawn)))
     return number if allowed.holds(number) else high
 
 
@@ -122,9 +122,8 @@ def _invalid_elements(spec: TensorSpec) -> list[Any]:
         }
         found += [value for value in tried[spec.dtype] if not allowed.holds(value)]
     elif isinstance(allowed, Range) and spec.dtype == "FP32":
-        low = [allowed.low] if allowed.is_low_open else []
         high = [allowed.high * 1.001] if allowed.high < math.inf else []
-        found += [*low, *high, allowed.low - 0.5, math.nan, math.inf, -math.inf]
+        found += [*high, allowed.low - 0.5, math.nan, math.inf, -math.inf]
     elif isinstance(allowed, Range):
         high = [int(allowed.high) + 1, INT32_MAX] if allowed.high < math.inf else []
         found += [*high, int(allowed.low) - 1, -INT32_MAX - 1]

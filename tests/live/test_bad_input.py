@@ -21,16 +21,16 @@ pytestmark = pytest.mark.triton
 GOOD = {"text_input": "Question:", "max_tokens": 4}
 
 BAD: list[tuple[dict[str, Any], list[str]]] = [
-    ({"text_input": ""}, ["text_input", "''", "at least one character"]),
+    ({"text_input": ""}, ["text_input", "''", "at least one token"]),
     ({"max_tokens": 0}, ["max_tokens", "0", "at least 1"]),
     ({"max_tokens": -3}, ["max_tokens", "-3", "at least 1"]),
     ({"max_tokens": 600}, ["max_tokens", "600", "at most 510", "512"]),
     ({"temperature": -0.5}, ["temperature", "-0.5", "at least 0"]),
     ({"temperature": float("nan")}, ["temperature", "nan", "finite"]),
     ({"temperature": float("inf")}, ["temperature", "inf", "finite"]),
-    ({"top_p": 0.0}, ["top_p", "0.0", "(0, 1]"]),
-    ({"top_p": 1.5}, ["top_p", "1.5", "(0, 1]"]),
-    ({"top_k": -1}, ["top_k", "-1", "at least 0"]),
+    ({"top_p": 1.5}, ["top_p", "1.5", "[0, 1]"]),
+    ({"top_k": -2}, ["top_k", "-2", "at least -1"]),
+    ({"stop_token_ids": [1, 5000]}, ["stop_token_ids", "5000", "0..2047"]),
     ({"beam_width": 2}, ["beam_width", "2", "must be 1"]),
     ({"num_draft_tokens": -1}, ["num_draft_tokens", "-1", "at least 0"]),
     ({"end_id": -2}, ["end_id", "-2", "at least -1"]),

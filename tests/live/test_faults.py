@@ -1,5 +1,5 @@
 """What is killed or hangs under load ends the launcher with 1, every stream visibly, and leaves
-nothing. Times are limits against a hang; `scripts/faults` shows how long it takes."""
+nothing. Times are limits against a hang."""
 
 from __future__ import annotations
 

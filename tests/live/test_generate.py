@@ -71,6 +71,7 @@ ON_DEMAND = {
     "no_speculation",
     "output_ids",
     "token_log_probs",
+    "proposer",
     "drafter",
     *(f"{name}_time_ns" for name in TIMES),
     *(f"kv_cache_{name}_blocks" for name in ("alloc_new", "reused", "alloc_total")),

@@ -1,4 +1,4 @@
-"""Hostile HTTP against a real Triton behind the front; `scripts/hostile` sends more of it.
+"""Hostile HTTP against a real Triton behind the front.
 
 Without the front Triton 2.51 ends with SIGSEGV at 500,000 levels and at 600,000 chunks, and with
 SIGABRT at the weight.
@@ -14,9 +14,18 @@ from pathlib import Path
 
 import pytest
 import tritonclient.http as triton
-from hostile_http.__main__ import run
-from hostile_http.case import GENERATE, OK, STREAM, TOO_LARGE, Case, chunked, fields, request
-from hostile_http.client import carry_out, normal_request
+from raw_http import (
+    GENERATE,
+    OK,
+    STREAM,
+    TOO_LARGE,
+    Case,
+    carry_out,
+    chunked,
+    fields,
+    normal_request,
+    request,
+)
 from servers import fake_config, serving
 from tritonclient.utils import InferenceServerException
 from wire import generate
@@ -25,8 +34,6 @@ from smartspec_launch.triton_server import TritonServer
 from smartspec_py.serving.config import LimitsConfig
 
 pytestmark = pytest.mark.triton
-
-NUM_CASES = 300
 
 
 def address_of(server: TritonServer) -> tuple[str, int]:
@@ -53,13 +60,6 @@ def test_what_ends_triton_itself_is_answered(
     address = address_of(front_server)
     assert carry_out(Case("", [sent], [expected]), address) == ""
     assert normal_request(address) == ""
-    assert front_server.poll() is None
-
-
-def test_each_hostile_request_gets_one_answer(front_server: TritonServer) -> None:
-    result = run(address_of(front_server), NUM_CASES, 1, 8, 120.0, is_slow=False)
-    assert result.surprises == []
-    assert result.num_by_kind.total() == NUM_CASES
     assert front_server.poll() is None
 
 

@@ -34,6 +34,7 @@ JSON.stringify({
   drafts: document.querySelectorAll("#left .answer .draft_model").length,
   bars: document.querySelectorAll("#left .steps .draft_model").length,
   accepted: document.querySelector("#left .facts span:last-child b")?.textContent,
+  withoutSpeculation: document.querySelector("#right .facts")?.textContent,
   result: document.getElementById("result").textContent,
   turns: document.getElementById("turns").childElementCount,
   values: document.getElementById("values").childElementCount,
@@ -134,6 +135,7 @@ def test_a_message_is_answered_with_and_without_speculation(
                 assert state["texts"][0] == state["texts"][1] != ""
                 assert state["drafts"] == int(state["accepted"]) > 0
                 assert state["bars"] > 0
+                assert "1.00 tokens per step" in state["withoutSpeculation"]
                 assert "times as fast. The texts are the same." in state["result"]
                 assert state["turns"] == 2
                 assert state["width"] <= width

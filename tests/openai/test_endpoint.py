@@ -4,23 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
+import time
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from fastapi.testclient import TestClient
+from openai.types.chat.completion_create_params import CompletionCreateParams as ChatParams
+from openai.types.completion_create_params import CompletionCreateParams as TextParams
+from pydantic import ValidationError
 from standins import TINY, Echo
 
 from smartspec_openai.app import create_app
+from smartspec_openai.chat_schema import ChatRequest
 from smartspec_openai.endpoint import Settings
 from smartspec_openai.errors import ApiError
 from smartspec_openai.pieces import pieces_of
 from smartspec_openai.prompts import PromptError, Prompts
+from smartspec_openai.schema import REFUSED, CompletionRequest
 from smartspec_openai.triton import Piece
 
 PROMPTS = Prompts(TINY)
+CHAT = "/v1/chat/completions"
 JSON = {"Content-Type": "application/json"}
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+PART = {"type": "text", "text": "x"}
+TEXT, PART_X = "messages.0.content.0.text", "messages.0.content.0.x"
 HELLO = [{"role": "user", "content": "Hello!"}]
 
 
@@ -44,21 +55,23 @@ def test_a_chat_becomes_the_models_prompt() -> None:
         "max_completion_tokens": 9,
         "logit_bias": {"300": 5},
         "tpot_slo_ms": 30,
+        "stop_token_ids": [5, 6],
         "speculation_policy": "fixed:2",
     }
     answer = client(model).post("/v1/chat/completions", json=body).json()
-    prompt = b"Task: chat\nUser: Hello!\nAssistant: Hi.\nUser: Hello!\nAnswer:"
+    prompt = "Task: chat\nUser: Hello!\nAssistant: Hi.\nUser: Hello!\nAnswer:"
     first, second = model.asked
-    assert first["text_input"] == second["text_input"] == prompt
+    assert first["input_ids"] == second["input_ids"] == PROMPTS.encode(prompt)
     assert (first["seed"], second["seed"]) == (2**64 - 1, 0)
     assert (first["max_tokens"], first["stop_words"]) == (9, [b"x"])
+    assert first["stop_token_ids"] == [5, 6]
     assert PROMPTS.encode(first["embedding_bias_words"][0].decode()) == [300]
     assert first["embedding_bias_weights"] == [5.0]
     assert (first["tpot_slo_ms"], first["speculation_policy"]) == (30.0, b"fixed:2")
     assert answer["object"] == "chat.completion"
     assert [choice["message"]["content"] for choice in answer["choices"]] == ["one two"] * 2
     assert [choice["finish_reason"] for choice in answer["choices"]] == ["stop"] * 2
-    assert answer["usage"] == {"prompt_tokens": 7, "completion_tokens": 6, "total_tokens": 13}
+    assert answer["usage"] == {"prompt_tokens": 22, "completion_tokens": 6, "total_tokens": 28}
     assert answer["speculative_decoding"] == {}
 
 
@@ -92,7 +105,7 @@ def test_several_prompts_and_echo() -> None:
     body = {"prompt": ["a", "b"], "echo": True, "n": 2}
     answer = client().post("/v1/completions", json=body).json()
     assert [c["text"] for c in answer["choices"]] == ["aone two"] * 2 + ["bone two"] * 2
-    assert answer["usage"]["prompt_tokens"] == 14
+    assert answer["usage"]["prompt_tokens"] == 2
     stream = client().post("/v1/completions", json={"prompt": "a", "echo": True, "stream": True})
     assert [one["choices"][0]["text"] for one in events(stream.text)[:-1][:2]] == ["aone", " two"]
 
@@ -111,18 +124,32 @@ def test_several_prompts_and_echo() -> None:
         ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice", "auto"),
         ({"tools": [{"type": "retrieval"}]}, "tools.0.type", "function"),
         ({"response_format": {"type": "json_object"}}, "response_format.type", "text"),
-        ({"n": 17}, "n", "n: got 17, must be at most 16"),
-        ({"n": "two"}, "n", "n: got 'two', must be an integer"),
-        ({"top_p": 0}, "top_p", "top_p: got 0, must be above 0"),
-        ({"stop": 5}, "stop", "stop: got 5, must be text or a list"),
-        ({"stream": "maybe"}, "stream", "stream: got 'maybe', must be true or false"),
+        ({"n": 129}, "n", "n: got 129, must be less than or equal to 128"),
+        ({"n": "two"}, "n", "n: got 'two', must be a valid integer"),
+        ({"top_p": 2}, "top_p", "top_p: got 2, must be less than or equal to 1"),
+        ({"stop": 5}, "stop", "stop: got 5, must be a valid string or a valid list"),
+        ({"stop": ["a"] * 17}, "stop", "a list of length 16 or less"),
+        ({"stream": "maybe"}, "stream", "stream: got 'maybe', must be a valid boolean"),
+        ({"echo": True}, "echo", "echo: only for /v1/completions"),
+        ({"policy": "none"}, "policy", "did you mean speculation_policy?"),
+        ({"stop_words": ["x"]}, "stop_words", "did you mean stop?"),
+        ({"top_logprobs": 0}, "top_logprobs", "only with logprobs"),
+        ({"service_tier": "priority"}, "service_tier", "'auto' or 'default'"),
+        ({"modalities": ["audio"]}, "modalities.0", "'text'"),
+        ({"skip_special_tokens": False}, "skip_special_tokens", "True"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, TEXT, "must be given"),
+        ({"messages": [{"role": "user", "content": [PART | {"text": 1}]}]}, TEXT, "got 1"),
+        ({"messages": [{"role": "user", "content": [PART | {"x": 1}]}]}, PART_X, "not supported"),
+        ({"messages": [5]}, "messages.0", "messages.0: got 5, must be an object"),
+        ({"temperature": float("inf")}, "temperature", "got inf"),
         ({"messages": []}, "messages", "messages: got [], must be a list of length 1 or more"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role", "robot"),
         ({"messages": [{"role": "system", "content": "x"}]}, "messages", "only the roles"),
         ({"max_tokens": 1, "max_completion_tokens": 1}, "max_completion_tokens", "only one"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "only with stream"),
         ({"logit_bias": {"9999": 1}}, "logit_bias", "got token '9999'"),
-        ({"messages": [{"role": "user", "content": "\ud800"}]}, None, "surrogates"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, None, "hex escape"),
+        ({"workload": "\ud800"}, None, "hex escape"),
     ],
 )
 def test_wrong_fields_are_named(changed: dict[str, Any], param: str | None, part: str) -> None:
@@ -134,6 +161,165 @@ def test_wrong_fields_are_named(changed: dict[str, Any], param: str | None, part
     assert (error["type"], error["param"]) == ("invalid_request_error", param)
     assert part in error["message"]
     assert not model.asked
+
+
+MANY = 20_000
+FLOODS: list[dict[str, Any]] = [
+    {"prompt": [{}] * MANY},
+    {"prompt": [["a"] * MANY]},
+    {"messages": [5] * MANY},
+    {"messages": [{"role": "user", "content": [5] * MANY}]},
+    {"messages": [{"role": "assistant", "tool_calls": [5] * MANY}]},
+    {"messages": HELLO, "tools": [5] * MANY},
+    {"messages": HELLO, "stop": [5] * MANY},
+    {"messages": HELLO, "stop_token_ids": ["a"] * MANY},
+    {"messages": HELLO, "modalities": [5] * MANY},
+    {"messages": HELLO, "logit_bias": {str(i): "a" for i in range(MANY)}},
+    {"messages": HELLO, **{f"x{i}": 1 for i in range(MANY)}},
+    {"messages": [{"role": "user", "content": [{f"x{i}": 1 for i in range(MANY)}]}]},
+]
+
+
+@pytest.mark.parametrize("body", FLOODS, ids=lambda body: str(body)[:40])
+def test_a_wrong_body_has_few_errors(body: dict[str, Any]) -> None:
+    """Each error takes a kilobyte."""
+    schema = ChatRequest if "messages" in body else CompletionRequest
+    with pytest.raises(ValidationError) as raised:
+        schema.model_validate(body)
+    assert raised.value.error_count() <= 4
+
+
+NULLS = {"temperature", "top_p", "n", "stream", "presence_penalty", "frequency_penalty", "stop"}
+NULLS |= {"logprobs", "seed", "logit_bias", "max_tokens", "stream_options", "user", "functions"}
+IGNORED = {
+    "metadata": {"a": "b"},
+    "service_tier": "auto",
+    "safety_identifier": "x",
+    "prompt_cache_key": "x",
+    "store": True,
+    "user": "x",
+    "skip_special_tokens": True,
+}
+OF_CHATS = {"verbosity": "low", "modalities": ["text"], "reasoning_effort": "low"}
+
+
+def test_null_and_fields_without_effect_change_nothing() -> None:
+    model = Echo()
+    nulls: dict[str, Any] = dict.fromkeys(NULLS)
+    chat_nulls = nulls | dict.fromkeys(["parallel_tool_calls", "tools", "top_logprobs"])
+    for more in ({}, chat_nulls, IGNORED | OF_CHATS):
+        answer = client(model).post("/v1/chat/completions", json={"messages": HELLO, **more})
+        assert answer.status_code == 200, answer.text
+    for more in ({}, nulls | {"echo": None, "best_of": None}, IGNORED):
+        answer = client(model).post("/v1/completions", json={"prompt": "Hello", **more})
+        assert answer.status_code == 200, answer.text
+    assert model.asked[0] == model.asked[1] == model.asked[2]
+    assert model.asked[3] == model.asked[4] == model.asked[5]
+
+
+def test_each_field_of_the_openai_package_has_its_place() -> None:
+    """The page of the fields names all that are refused."""
+    for schema, theirs in ((ChatRequest, ChatParams), (CompletionRequest, TextParams)):
+        names = {name for one in get_args(theirs) for name in one.__annotations__}
+        assert len(names) > 15
+        assert names - schema.model_fields.keys() <= set(REFUSED)
+
+
+def test_what_is_not_json_for_this_server() -> None:
+    for headers, status in (
+        ({"Content-Type": "text/plain"}, 400),
+        ({"Content-Type": "application/json", "Content-Encoding": "gzip"}, 415),
+        ({"Content-Type": "application/vnd.api+json; charset=utf-8"}, 200),
+    ):
+        answer = client().post("/v1/completions", content=b'{"prompt":"x"}', headers=headers)
+        assert answer.status_code == status
+        assert status == 200 or answer.json()["error"]["message"].startswith("Content-")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a " * 600}]}, 0),
+        ("/v1/completions", {"prompt": "a " * 600}, "prompt"),
+        ("/v1/completions", {"prompt": [300] * 512}, "prompt"),
+        ("/v1/completions", {"prompt": "a" * 50_000}, "prompt"),
+        ("/v1/completions", {"prompt": "a", "max_tokens": 512}, "max_tokens"),
+    ],
+)
+def test_too_much_for_the_context_has_openais_code(path: str, body: Any, param: Any) -> None:
+    error = client().post(path, json=body).json()["error"]
+    assert (error["param"], error["code"]) == (param or "messages", "context_length_exceeded")
+
+
+def test_many_prompts_run_some_at_once() -> None:
+    class Counting(Echo):
+        num_running = most = 0
+
+        async def generate(self, tensors: Any) -> AsyncIterator[Piece]:
+            self.num_running += 1
+            self.most = max(self.most, self.num_running)
+            async for piece in super().generate(tensors):
+                await asyncio.sleep(0)
+                yield piece
+            self.num_running -= 1
+
+    model = Counting()
+    answer = client(model).post("/v1/completions", json={"prompt": ["x"] * 64, "n": 2})
+    assert [one["index"] for one in answer.json()["choices"]] == list(range(128))
+    assert model.most == 16
+    refused = client(model).post("/v1/completions", json={"prompt": ["x"] * 65, "n": 2})
+    assert refused.json()["error"]["param"] == "n"
+
+
+def test_a_prompt_alone_can_be_scored() -> None:
+    prompt = PROMPTS.encode("Hello there")
+    logs = {"prompt": scored(*prompt[1:]), "output": scored(300)}
+    model = Echo(pieces=[Piece("x", 1, "stop", len(prompt), log_probs=logs)])
+    body = {"prompt": "Hello there", "max_tokens": 0, "echo": True, "logprobs": 1}
+    answer = client(model).post("/v1/completions", json=body).json()
+    (choice,) = answer["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("Hello there", "length")
+    assert len(choice["logprobs"]["tokens"]) == len(prompt)
+    assert answer["usage"]["completion_tokens"] == 0
+    assert model.asked[0]["max_tokens"] == 1
+    for path, more in (("/v1/completions", {"prompt": "x"}), (CHAT, {"messages": HELLO})):
+        refused = client().post(path, json={"max_tokens": 0, **more}).json()["error"]
+        assert refused["param"] == "max_tokens"
+
+
+def test_log_probs_of_parts_of_a_character() -> None:
+    """ "🙂" is several tokens: one character, and names that differ."""
+    prompt = PROMPTS.encode("🙂 hello")
+    model = Echo(pieces=[Piece("", 1, "stop", 9, log_probs={"prompt": scored(*prompt[1:])})])
+    body = {"prompt": "🙂 hello", "echo": True, "logprobs": 2}
+    found = client(model).post("/v1/completions", json=body).json()["choices"][0]["logprobs"]
+    parts = [token for token in found["tokens"] if token.startswith("bytes:\\x")]
+    assert "".join(parts).replace("bytes:", "") == "".join(f"\\x{b:02x}" for b in "🙂".encode())
+    assert len(parts) > 1
+    assert found["text_offset"][: len(parts) + 1] == [0] * len(parts) + [1]
+    assert parts[1] in found["top_logprobs"][1]
+
+
+def test_events_keep_their_lines_and_their_log_probs() -> None:
+    text = "a\u2028b\u2029c\x85d"
+    answer = client(text_with(text)).post(CHAT, json={"messages": HELLO, "stream": True}).text
+    assert not {"\u2028", "\u2029", "\x85"} & set(answer)
+    assert events(answer)[0]["choices"][0]["delta"]["content"] == text
+    pieces = [Piece(part, 1, log_probs={"output": scored(300 + i)}) for i, part in enumerate(CALLS)]
+    model = Echo(pieces=[*pieces, Piece("", 0, "stop", 5)])
+    found = events(tool_client(model).post(CHAT, json=WITH_TOOLS | {"logprobs": True}).text)
+    logs = [one["choices"][0]["logprobs"]["content"] for one in found[:-1]]
+    assert sum(map(len, logs)) == len(CALLS)
+
+
+def test_tokenizing_does_not_stop_other_threads() -> None:
+    thread = threading.Thread(target=PROMPTS.encode, args=("museum " * 300_000,))
+    thread.start()
+    num_turns = 0
+    while thread.is_alive():
+        time.sleep(0.001)
+        num_turns += 1
+    assert num_turns > 20
 
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b"\xff", b'{"prompt": %s}' % (b"[" * 9_000)])
@@ -149,8 +335,8 @@ def test_errors_of_the_model() -> None:
         body = {"messages": HELLO, "stream": stream}
         answer = client(Echo(refused)).post("/v1/chat/completions", json=body)
         assert answer.status_code == 400
-        assert answer.json()["error"]["param"] == "messages"
-        assert answer.json()["error"]["message"].startswith("messages: got 9 tokens")
+        assert answer.json()["error"]["param"] == "prompt"
+        assert answer.json()["error"]["message"].startswith("prompt: got 9 tokens")
     full = ApiError(503, "the queue is full", retry_after_s=1)
     answer = client(Echo(full)).post("/v1/completions", json={"prompt": "x"})
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
@@ -221,7 +407,7 @@ def test_tool_choice_none_leaves_text_as_it_is() -> None:
     model = text_with(*CALLS)
     choice = tool_client(model).post("/v1/chat/completions", json=body).json()["choices"][0]
     assert choice["message"] == {"role": "assistant", "content": "".join(CALLS)}
-    assert b"weather" not in model.asked[0]["text_input"]
+    assert "weather" not in PROMPTS.decode(model.asked[0]["input_ids"])
 
 
 def scored(*tokens: int) -> list[Any]:
@@ -257,8 +443,7 @@ def test_log_probs_with_echo() -> None:
         assert "".join(logs["tokens"][: len(prompt)]) == "Hello there"
         assert logs["text_offset"][len(prompt)] == len("Hello there")
         assert model.asked[-1]["return_prompt_log_probs"]
-    assert model.asked[-1]["input_ids"] == prompt
-    assert (model.asked[-1]["text_input"], model.asked[0]["text_input"]) == (b"", b"Hello there")
+        assert (model.asked[-1]["input_ids"], model.asked[-1]["text_input"]) == (prompt, b"")
 
 
 def test_wrong_prompts() -> None:
@@ -266,6 +451,11 @@ def test_wrong_prompts() -> None:
         answer = client().post("/v1/completions", json={"prompt": prompt})
         assert answer.status_code == 400, prompt
         assert answer.json()["error"]["param"].startswith("prompt"), prompt
+
+
+def test_a_list_of_too_many_tokens() -> None:
+    error = client().post("/v1/completions", json={"prompt": [1] * 300_000}).json()["error"]
+    assert error["message"].endswith("a valid string or a list of length 262144 or less")
 
 
 def test_the_page_needs_nothing_from_elsewhere() -> None:
@@ -295,6 +485,8 @@ def test_models_tokens_and_health() -> None:
     asked = client()
     (model,) = asked.get("/v1/models").json()["data"]
     assert (model["id"], model["max_model_len"]) == ("smartspec", 512)
+    assert asked.get("/v1/models/smartspec").json() == model
+    assert asked.get("/v1/models/gpt").json()["error"]["param"] == "model"
     tokens = asked.post("/tokenize", json={"prompt": "Hello there"}).json()["tokens"]
     assert asked.post("/detokenize", json={"tokens": tokens}).json() == {"prompt": "Hello there"}
     wrong = asked.post("/detokenize", json={"tokens": [99_999]}).json()["error"]
@@ -357,3 +549,6 @@ def test_templates_of_a_model(tmp_path: Path) -> None:
     assert Prompts(tmp_path, own).of_chat(HELLO, {}) == "own"
     with pytest.raises(PromptError, match=r"gone\.jinja"):
         Prompts(tmp_path, tmp_path / "gone.jinja")
+    own.write_text("{% for m in messages %}\n{{ m.content }")
+    with pytest.raises(PromptError, match=r"own\.jinja, line 2: "):
+        Prompts(tmp_path, own)

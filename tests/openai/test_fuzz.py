@@ -1,11 +1,11 @@
-"""Random bodies: an answer or a refusal, never a fault. `scripts/openai_checks` sends more."""
+"""Random bodies: an answer or a refusal, never a fault."""
 
 from __future__ import annotations
 
 import random
 
 from fastapi.testclient import TestClient
-from openai_check.bodies import problem, random_body
+from random_bodies import problem, random_body
 from standins import TINY, Echo
 
 from smartspec_openai.app import create_app

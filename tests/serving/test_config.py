@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import TOKENIZER_FILE
+from harness import TOKENIZER, TOKENIZER_FILE
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
@@ -25,7 +25,13 @@ from smartspec_py.serving.config import (
     TorchEngineConfig,
     read_config,
 )
-from smartspec_py.serving.model_files import end_tokens, existing, load_tokenizer, num_token_ids
+from smartspec_py.serving.model_files import (
+    end_tokens,
+    existing,
+    load_tokenizer,
+    log_unused_defaults,
+    num_token_ids,
+)
 from smartspec_testing.engines import FakeEngineConfig
 
 TORCH = {"kind": "torch", "model": "target"}
@@ -253,7 +259,35 @@ def test_the_model_says_its_end_tokens(
     tmp_path: Path, generation: Any, config: Any, expected: tuple[int, ...]
 ) -> None:
     write_configs(tmp_path, generation, config)
-    assert end_tokens(tmp_path, 151_936) == expected
+    assert end_tokens(tmp_path, 151_936, TOKENIZER) == expected
+
+
+@pytest.mark.parametrize("eos", ["a", {"content": "a", "special": True}])
+def test_the_tokenizer_names_an_end_token_too(tmp_path: Path, eos: Any) -> None:
+    """As in a chat model whose two configs name the token that ends a document only."""
+    write_configs(tmp_path, {"eos_token_id": 0}, {"eos_token_id": 0})
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": eos}))
+    assert end_tokens(tmp_path, 2048, TOKENIZER) == (0, TOKENIZER.token_to_id("a"))
+
+
+@pytest.mark.parametrize("eos", [None, "no token of this tokenizer", 5])
+def test_a_tokenizer_without_an_end_token(tmp_path: Path, eos: Any) -> None:
+    write_configs(tmp_path, {"eos_token_id": 0}, {})
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": eos}))
+    assert end_tokens(tmp_path, 2048, TOKENIZER) == (0,)
+
+
+def test_sampling_defaults_of_the_model_are_named_as_unused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    write_configs(tmp_path, {"temperature": 0.6, "top_p": 0.9, "eos_token_id": 0}, {})
+    log_unused_defaults(tmp_path)
+    assert "temperature 0.6, top_p 0.9" in caplog.text
+    caplog.clear()
+    write_configs(tmp_path, {"eos_token_id": 0}, {})
+    log_unused_defaults(tmp_path)
+    assert not caplog.text
 
 
 @pytest.mark.parametrize("value", [2048, [0, 2048], -1, True, [0, False], 1.0, "2", [None], {}])
@@ -267,7 +301,7 @@ def test_an_end_token_that_is_none_is_named(tmp_path: Path, value: Any) -> None:
         folder.mkdir()
         write_configs(folder, generation, config)
         with pytest.raises(ConfigError) as caught:
-            end_tokens(folder, 2048)
+            end_tokens(folder, 2048, TOKENIZER)
         message = str(caught.value)
         assert message.startswith(f"{folder / name}: eos_token_id: must be a token id in 0..2047 ")
         assert f"got {value!r}: " in message

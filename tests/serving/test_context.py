@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,18 @@ import torch
 
 from smartspec_py.engines.torch import build as build_torch
 from smartspec_py.engines.torch import context
-from smartspec_py.serving.config import CONTEXT_LINE, LimitsConfig, TorchEngineConfig
+from smartspec_py.serving.build import build_engine
+from smartspec_py.serving.config import (
+    CONTEXT_LINE,
+    DRAFT_MODEL,
+    LimitsConfig,
+    ServerConfig,
+    TorchEngineConfig,
+)
+from smartspec_py.serving.request import GenerateParams
+from smartspec_py.serving.server import Server
+from smartspec_py.serving.step import Reason
+from smartspec_testing.local import generate
 
 PAIR = Path(__file__).parents[2] / "engines_build" / "tiny"
 CPU = torch.device("cpu")
@@ -43,14 +55,14 @@ def chosen(
 @pytest.mark.parametrize(
     ("context_len", "expected", "reason"),
     [
-        (100_000, 2048, "all positions of draft"),
-        (2048, 2048, "all positions of draft"),
+        (100_000, 2048, "all positions of target"),
+        (2048, 2048, "all positions of target"),
         (
             2047,
             1536,
             "32 rows of this length fit in 50% of the 0.6 GiB that the weights leave free",
         ),
-        (1100, 1024, "; draft has 2048 positions"),
+        (1100, 1024, "; target has 2048 positions"),
         (600, 512, "32 rows of this length"),
         (0, 512, "0.0 GiB"),
         (-1000, 512, "0.0 GiB"),
@@ -78,12 +90,39 @@ def test_each_device_has_memory_of_its_own(monkeypatch: pytest.MonkeyPatch) -> N
         assert context.choose_context_len(shared, torch.float32, 32)[0] == 512
 
 
-def test_the_shorter_model_decides(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Also where it reaches less than the 512 that memory never takes away."""
-    config = json.loads((PAIR / "draft" / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 200}))
-    found, why = chosen(monkeypatch, 10**12, tmp_path)
-    assert (found, why) == (200, f"all positions of {tmp_path.name}")
+def test_a_draft_with_fewer_positions_does_not_shorten_the_context(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    draft = tmp_path / "draft"
+    shutil.copytree(PAIR / "draft", draft)
+    config = json.loads((draft / "config.json").read_text())
+    (draft / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 64}))
+    assert chosen(monkeypatch, 10**12, draft) == (2048, "all positions of target")
+    limits = {"max_sequences": 1, "max_draft_len": 4, "max_context_len": 160, "profile_s": 0.0}
+    engine = {"kind": "torch", "model": str(PAIR / "target"), "draft": str(draft)}
+    engine |= {"runtime": "torch", "dtype": "float32", "device": "cpu", "num_threads": 1}
+    served = ServerConfig.model_validate({"engine": engine, "limits": limits})
+    server = Server(build_engine(served, tmp_path), served)
+    server.start()
+    texts = []
+    try:
+        for policy in ("none", "fixed:4"):
+            params = GenerateParams("one two three", 120, policy=policy, proposer=DRAFT_MODEL)
+            (sink,) = generate(server, [params], 120.0)
+            assert sink.error is None
+            texts.append(sink.tokens)
+        records = list(server.loop.records)
+    finally:
+        server.stop()
+    assert texts[0] == texts[1]
+    assert not any(record.decision.reason is Reason.FAILED for record in records)
+    drafted = [
+        view.context_len + num
+        for record in records
+        for view in record.decision.views
+        if (num := record.drafted.get(view.sequence))
+    ]
+    assert max(drafted) == 64
 
 
 @pytest.mark.parametrize(
@@ -118,7 +157,7 @@ def test_this_machine_has_memory() -> None:
 
 @pytest.mark.parametrize(
     ("asked", "served", "reason"),
-    [(None, 2048, "all positions of draft"), (96, 96, "limits.max_context_len")],
+    [(None, 2048, "all positions of target"), (96, 96, "limits.max_context_len")],
 )
 def test_the_engine_says_what_it_serves(
     caplog: pytest.LogCaptureFixture, tmp_path: Path, asked: int | None, served: int, reason: str

@@ -91,7 +91,6 @@ RANGES: list[tuple[Allowed, str, list[Any], list[Any]]] = [
     (Range(-100, 100), "in -100..100", [-100, 100], [-101, 101]),
     (Range(0.0), "finite and at least 0", [0.0, 1e30], [-1e-9, math.inf, math.nan]),
     (Range(0.0, 1.0), "in [0, 1]", [0.0, 1.0], [1.0001, -0.1, math.nan]),
-    (Range(0.0, 1.0, is_low_open=True), "in (0, 1]", [1e-9, 1.0], [0.0, -math.inf]),
     (Choice((1,), "no more"), "1 (no more)", [1], [0, 2]),
     (Choice((0.0, 1.0)), "0 or 1", [0.0, 1.0], [0.5, math.nan]),
     (Choice((False,)), "false", [False], [True]),

@@ -175,7 +175,7 @@ def test_plans_that_come_to_nothing_take_one_percent_of_the_time() -> None:
 
 def test_the_time_of_the_views_counts_as_planning() -> None:
     made = record(controller().plan([view(1)]), views_s=0.25, plan_s=0.5)
-    assert measured(made, last_num_tokens=0).plan_s == 0.75
+    assert measured(made, 0, 100.0).plan_s == 0.75
 
 
 def test_a_plan_that_came_to_nothing_is_not_kept_to_when_something_changes() -> None:
@@ -235,3 +235,34 @@ def test_probes_are_not_saved_up_from_the_time_of_others() -> None:
     run(made, [view(1)], 200)
     run(made, [view(1, "fixed:3")], 2000)
     assert reasons(run(made, [view(1)], 100)).count(Reason.PROBE) <= 3
+
+
+HEADS = DraftOption(4, (0.5,) * 4, 0, has_draft_passes=False, draft_s=0.002)
+
+
+@pytest.mark.parametrize(
+    ("others", "drafted", "draft_s", "fixed_draft_s", "host_s"),
+    [
+        ((), {1: 4}, 0.0, 0.003, 0.002),  # heads alone: all of it
+        ((DraftOption(4, (0.5,) * 4),), {1: 4, 2: 4}, 0.001, 0.002, 0.002),  # beside a draft model
+        ((DraftOption(4, (0.5,) * 4),), {2: 4}, 0.003, 0.0, 0.002),
+        ((DraftOption(4, (0.5,) * 4, has_draft_passes=False),), {2: 4}, 0.0, 0.0, 0.005),  # lookup
+    ],
+)
+def test_the_time_of_heads_is_neither_host_time_nor_that_of_draft_passes(
+    others: tuple[DraftOption, ...],
+    drafted: dict[int, int],
+    draft_s: float,
+    fixed_draft_s: float,
+    host_s: float,
+) -> None:
+    """Drafting took 3 ms, of which the plan charged 2 ms for the heads of sequence 1."""
+    options = (HEADS, *others)
+    views = [SequenceView(n, 100, 100, "fixed:4", (one,)) for n, one in enumerate(options, 1)]
+    decision = controller().plan(views)
+    step = measured(
+        record(decision, drafted=drafted, draft_s=0.003, target_s=0.010, total_s=0.015), 0, 100.0
+    )
+    assert step.draft_s == pytest.approx(draft_s)
+    assert step.fixed_draft_s == pytest.approx(fixed_draft_s)
+    assert step.host_s == pytest.approx(host_s)

@@ -16,7 +16,6 @@ from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.config import DRAFT_MODEL, PROMPT_LOOKUP, ServerConfig
 from smartspec_py.serving.request import GenerateParams
 from smartspec_py.serving.server import Server
-from smartspec_sim.traces.make import FinishedText, write_texts
 from smartspec_testing.local import LocalSink, generate
 
 PAIR = Path(__file__).parents[2] / "engines_build" / "tiny"
@@ -120,10 +119,3 @@ def test_under_rejection_a_text_ends_as_well(server: Server) -> None:
     for sink in generate(server, params_of(verification=Verification.REJECTION, policy="fixed:4")):
         assert set(sink.tokens).isdisjoint(ENDS)
         assert (sink.finish_reason is FinishReason.STOP) == (sink.drawn[-1] in ENDS)
-
-
-def test_a_trace_knows_which_of_them_it_was(server: Server, whole: list[LocalSink]) -> None:
-    for text, expected in zip(write_texts(server, params_of(), 9), whole, strict=True):
-        assert isinstance(text, FinishedText)
-        assert list(text.drawn) == expected.tokens[: len(text.drawn)]
-        assert (text.finish is FinishReason.STOP) == (text.drawn[-1] in ENDS)

@@ -27,6 +27,7 @@ from smartspec_py.serving.config import HEADS, ConfigError, LimitsConfig, Server
 from smartspec_py.serving.model_files import load_tokenizer, num_token_ids, stepwise_capabilities
 from smartspec_py.serving.request import GenerateParams
 from smartspec_py.serving.server import Engine, Server
+from smartspec_py.serving.step import Reason
 from smartspec_testing.engines import FakeEngineConfig
 from smartspec_testing.local import LocalSink, generate
 
@@ -265,3 +266,24 @@ def test_heads_that_do_not_fit_are_refused() -> None:
     config = engine_with().model_copy(update={"proposer": "heads"})
     with pytest.raises(ConfigError, match=r"engine\.heads is not set"):
         build_engine(config, Path.cwd())
+
+
+@pytest.mark.parametrize("policy", ["fixed:1", "fixed:3", "goodput", "goodput_global"])
+def test_trees_beside_prompt_lookup(policy: str) -> None:
+    """A repetitive prompt, where a lookup beats every guess of the heads."""
+    config = engine_with(heads=str(TINY / "heads"), runtime="torch", dtype="float32")
+    limits = config.limits.model_copy(update={"max_tree_width": 4})
+    config = config.model_copy(update={"limits": limits})
+    server = Server(replace(build_engine(config, Path.cwd()), cost=COST), config)
+    server.start()
+    texts = []
+    try:
+        for one in ("none", policy):
+            params = GenerateParams("one two three " * 6, 40, policy=one)
+            (sink,) = generate(server, [params], 120.0)
+            assert sink.error is None
+            texts.append(sink.tokens)
+        assert not any(one.decision.reason is Reason.FAILED for one in server.loop.records)
+    finally:
+        server.stop()
+    assert texts[0] == texts[1]

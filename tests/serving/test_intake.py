@@ -8,6 +8,8 @@ from dataclasses import replace
 
 import pytest
 from harness import CAPABILITIES, TOKENIZER, VOCAB_SIZE, fake_engine
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from smartspec_py.core.types import Verification
 from smartspec_py.serving.config import LimitsConfig
@@ -122,7 +124,7 @@ def test_a_prompt_of_tokens_is_not_tokenized() -> None:
 @pytest.mark.parametrize(
     ("params", "part"),
     [
-        (GenerateParams("", 9), "text_input: got '', must be at least one character"),
+        (GenerateParams("", 9), "text_input: got '', must be text of at least one token, or use"),
         (GenerateParams("a", 9, prompt_ids=(1,)), "input_ids: got '1 tokens', must be left out"),
         (GenerateParams("", 9, prompt_ids=(10**6,)), "input_ids: got 1000000, must be in 0.."),
         (
@@ -143,10 +145,25 @@ def test_wrong_prompts(params: GenerateParams, part: str) -> None:
     [(None, False, (42, 43)), (7, False, (7,)), (-1, False, ()), (None, True, ()), (7, True, ())],
 )
 def test_the_end_tokens(end_id: int | None, ignore_eos: bool, end_tokens: tuple[int, ...]) -> None:
-    """A request's end_id replaces all of the model's."""
+    """A request's end_id replaces all of the model's. Its stop_token_ids are added."""
     engine = replace(engine_with(), end_tokens=(42, 43))
     params = GenerateParams("hello", 9, end_id=end_id, ignore_eos=ignore_eos)
     assert receive(params, engine)[0].sampling.end_tokens == end_tokens
+    params = replace(params, stop_token_ids=(5, 5, 42))
+    expected = tuple(dict.fromkeys([*end_tokens, 5, 42]))
+    assert receive(params, engine)[0].sampling.end_tokens == expected
+
+
+def test_top_p_of_0_is_greedy() -> None:
+    sampling = receive(GenerateParams("hello", 9, temperature=1.0, top_p=0.0))[0].sampling
+    assert (sampling.is_greedy, sampling.top_p) == (True, 1.0)
+
+
+def test_an_empty_prompt_is_served_if_the_tokenizer_adds_a_start_token() -> None:
+    tokenizer = Tokenizer.from_str(TOKENIZER.to_str())
+    tokenizer.post_processor = TemplateProcessing("<s> $A", special_tokens=[("<s>", 5)])
+    engine = replace(engine_with(), tokenizer=tokenizer)
+    assert receive(GenerateParams("", 9), engine)[0].tokens == [5]
 
 
 @pytest.mark.parametrize(
@@ -200,6 +217,8 @@ def test_why_a_request_is_not_speculated_on(changes: dict[str, float], is_specul
         (GenerateParams("hello", 9, proposer="oracle"), ["proposer", "'oracle'", "draft_model"]),
         (GenerateParams("hello", 9, min_tokens=10), ["min_tokens", "got 10", "max_tokens", "9"]),
         (GenerateParams("hello", 255), ["max_tokens", "at most 254"]),
+        (GenerateParams("hello", 9, end_id=10**6), ["end_id", "1000000", "in -1.."]),
+        (GenerateParams("hello", 9, stop_token_ids=(10**6,)), ["stop_token_ids", "in 0.."]),
         (GenerateParams("hello", 9, bad_words=("",)), ["bad_words"]),
         (
             GenerateParams("hello", 9, bias_words=("",), bias_weights=(1.0,)),

@@ -13,7 +13,6 @@ from harness import LoopHarness
 from smartspec_py.serving.learned import (
     HALF_LIFE_S,
     MOST_KEPT,
-    learned_path,
     restore_learned,
     store_learned,
 )
@@ -38,22 +37,21 @@ def test_a_loop_goes_on_with_what_another_learned(tmp_path: Path) -> None:
     profile = tmp_path / "profile-0123.json"
     before, fresh, after = served(), LoopHarness(), LoopHarness()
     store_learned(before.loop, profile)
-    assert learned_path(profile).name == "learned-0123.json"
     assert restore_learned(after.loop, profile)
     first = first_probs(fresh)[0]
     assert first_probs(before)[0] < first_probs(after)[0] < first
-    learned, known = (one.loop.controller._corrections.at(1) for one in (before, after))
+    learned, known = (one.loop.controller._corrections.cost for one in (before, after))
     assert abs(known.target_base - learned.target_base) <= abs(1.0 - learned.target_base)
 
 
 def test_what_is_old_counts_for_less(tmp_path: Path) -> None:
     profile = tmp_path / "profile-0123.json"
     store_learned(served().loop, profile)
-    path = learned_path(profile)
     found = []
     for age_s in (0.0, 2 * HALF_LIFE_S, 40 * HALF_LIFE_S):
-        document = json.loads(path.read_text())
-        path.write_text(json.dumps({**document, "time_s": time.time() - age_s}))
+        document = json.loads(profile.read_text())
+        document["learned"]["time_s"] = time.time() - age_s
+        profile.write_text(json.dumps(document))
         harness = LoopHarness()
         assert restore_learned(harness.loop, profile)
         found.append(first_probs(harness)[0])
@@ -64,27 +62,26 @@ def test_what_is_old_counts_for_less(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "Expecting"),
-        ('{"version": 0, "time_s": 0, "learned": {}}', "version 0, not 3"),
-        ('{"version": 3, "time_s": 0, "learned": {}}', "speculation"),
-        ('{"version": 3, "time_s": 0, "learned": {"speculation": []}}', "list indices"),
+        ('{"version": 0, "time_s": 0, "state": {}}', "version 0, not 4"),
+        ('{"version": 4, "time_s": 0, "state": {}}', "speculation"),
+        ('{"version": 4, "time_s": 0, "state": {"speculation": []}}', "list indices"),
         (
-            '{"version": 3, "time_s": 0, "learned": {"speculation": {"acceptance": []}}}',
+            '{"version": 4, "time_s": 0, "state": {"speculation": {"acceptance": []}}}',
             "has no attribute",
         ),
-        ('{"version": 3, "time_s": NaN, "learned": {}}', "NaN is not a finite number"),
-        ('{"version": 3, "time_s": null, "learned": {}}', "unsupported operand"),
+        ('{"version": 4, "time_s": NaN, "state": {}}', "NaN is not a finite number"),
+        ('{"version": 4, "time_s": null, "state": {}}', "unsupported operand"),
+        ("[]", "list indices"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_logged(
+def test_estimates_that_cannot_be_used_are_logged(
     text: str, message: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     profile = tmp_path / "profile-0123.json"
-    learned_path(profile).write_text(text)
+    profile.write_text(f'{{"learned": {text}}}')
     with caplog.at_level(logging.WARNING):
         assert not restore_learned(LoopHarness().loop, profile)
     assert message in caplog.text
-    assert "learning starts again" in caplog.text
 
 
 def test_without_a_file_nothing_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

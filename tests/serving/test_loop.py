@@ -8,6 +8,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
+from typing import Any
 
 import pytest
 from harness import CAPABILITIES, COST, TOKENIZER, VOCAB_SIZE, LoopHarness, fake_text
@@ -16,10 +17,18 @@ from hypothesis import strategies as st
 
 from smartspec_py.core.cost import CostModel
 from smartspec_py.core.plan.planner import evaluate
-from smartspec_py.core.types import FinishReason, SamplingParams, SequenceView, SpecPlan
+from smartspec_py.core.types import (
+    FinishReason,
+    SamplingParams,
+    SequenceView,
+    SpecPlan,
+    TokenLogProb,
+)
 from smartspec_py.engines.base import Event, TargetCapabilities
 from smartspec_py.engines.trtllm.target import TrtllmTarget
+from smartspec_py.serving import controller as controller_module
 from smartspec_py.serving.request import ErrorCode
+from smartspec_py.serving.step import Reason
 from smartspec_testing import fake_executor
 from smartspec_testing.clock import VirtualClock
 from smartspec_testing.fake_engine import FakeTarget
@@ -356,7 +365,7 @@ def test_a_long_prompt_does_not_stall_the_others(policy: str) -> None:
 
 
 @pytest.mark.parametrize("position", [0, 100, 149])
-def test_a_poisoned_request_fails_alone(position: int) -> None:
+def test_a_request_whose_prompt_fails_in_the_engine_fails_alone(position: int) -> None:
     """The token 999 is in the first, the second or the last chunk of the prompt."""
     harness = LoopHarness(poison_token=999)
     others = [harness.submit(prompt_of(20), 15) for _ in range(2)]
@@ -372,6 +381,29 @@ def test_a_poisoned_request_fails_alone(position: int) -> None:
     for other in others:
         assert harness.stories[other].tokens == fake_text(prompt_of(20), 15)
     assert harness.stories[last].tokens == fake_text(prompt_of(30), 15)
+
+
+@pytest.mark.parametrize("max_decode_tokens", [1, 4])
+@pytest.mark.parametrize("policy", ["none", "fixed:3"])
+def test_a_text_that_fails_in_the_engine_fails_alone(
+    policy: str, max_decode_tokens: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The sixth token of PROMPT is 56: the client has the first ones and a reason, the log a line.
+
+    Nothing of the step with the failure is sent.
+    """
+    harness = LoopHarness(poison_token=56, max_decode_tokens=max_decode_tokens)
+    other = harness.submit(prompt_of(20), 15, policy=policy)
+    number = harness.submit(PROMPT, 15, policy=policy)
+    harness.drain()
+    story = harness.stories[number]
+    assert story.finals == [ErrorCode.INTERNAL]
+    assert story.tokens == fake_text(PROMPT, 15)[: len(story.tokens)]
+    assert 1 <= len(story.tokens) <= 5
+    reason = "the engine failed this request: the text contains token 56"
+    assert story.updates[-1].error == (ErrorCode.INTERNAL, reason)
+    assert [r.getMessage() for r in caplog.records] == [f"request {number}: {reason}"]
+    assert harness.stories[other].tokens == fake_text(prompt_of(20), 15)
 
 
 def test_all_rejected_switches_off_within_35_steps_and_probes_again() -> None:
@@ -592,3 +624,47 @@ def test_whatever_comes_every_request_ends_once_and_nothing_is_held(
         assert len(story.finals) == 1
         assert story.tokens == text[: len(story.tokens)]
         assert (story.finals == [FinishReason.LENGTH]) == (story.tokens == text)
+
+
+@pytest.mark.parametrize("failing", ["plan", "propose"])
+def test_a_plan_that_raises_costs_only_its_drafts(
+    failing: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    harness = LoopHarness(accept_prob=0.9)
+    owner = {"plan": controller_module, "propose": harness.proposer}[failing]
+    works, calls = getattr(owner, failing), iter(range(1000))
+
+    def fails_sometimes(*args: Any) -> Any:
+        if next(calls) in (3, 5):
+            raise IndexError("a fault of the planner")
+        return works(*args)
+
+    monkeypatch.setattr(owner, failing, fails_sometimes)
+    prompt = prompt_of(5)
+    number = harness.submit(prompt, 40, policy="fixed:2")
+    harness.drain()
+    assert harness.stories[number].tokens == fake_text(prompt, 40)
+    failed = [one for one in harness.loop.records if one.decision.reason is Reason.FAILED]
+    assert [one.num_drafted for one in failed] == [0, 0]
+    assert len(caplog.records) == 1, "logged once"
+
+
+def test_records_keep_no_tensors() -> None:
+    """Hidden states and log-probabilities reach the proposers and the client, not the records."""
+    harness = LoopHarness()
+    poll, log_prob = harness.target.poll, TokenLogProb(1, -1.0)
+
+    def poll_with_states(timeout_s: float) -> Any:
+        return [
+            event._replace(hidden=bytearray(8), log_probs=(log_prob,) * len(event.tokens))
+            for event in poll(timeout_s)
+        ]
+
+    harness.target.poll = poll_with_states  # type: ignore[method-assign]
+    number = harness.submit(prompt_of(5), 8)
+    harness.drain()
+    updates = harness.stories[number].updates
+    assert sum(len(update.log_probs) for update in updates) == 8
+    events = [event for record in harness.loop.records for event in record.events]
+    assert len(events) > 1
+    assert not any(event.hidden or event.log_probs or event.prompt_log_probs for event in events)

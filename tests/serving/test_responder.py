@@ -271,6 +271,33 @@ def test_a_client_that_leaves_is_noticed_without_any_message(desk: Desk) -> None
     wait_until(lambda: 2 in desk.cancelled)
 
 
+def test_many_open_requests_are_checked_in_turn() -> None:
+    """A check takes 1.1 ms on a virtual clock. Three fit into the budget, so that 100 requests take
+    34 turns, and each is checked once."""
+    now, checked = [0.0], list[int]()
+
+    @dataclass
+    class Slow(LocalSink):
+        number: int = 0
+
+        def is_cancelled(self) -> bool:
+            now[0] += 0.0011
+            checked.append(self.number)
+            return self.number == 50
+
+    cancelled = list[int]()
+    responder = make_responder(cancelled.append, clock=lambda: now[0])
+    for number in range(100):
+        begin(responder, Slow(number=number), number)
+    for turn in range(1, 35):
+        responder.answer(lambda: None)
+        responder._turn()
+        assert len(checked) <= 3 * turn
+        now[0] += 0.03
+    assert sorted(checked) == list(range(100))
+    assert cancelled == [50]
+
+
 def test_a_request_that_is_over_is_asked_no_more(desk: Desk) -> None:
     sink = BrokenSink(broken=())
     response = desk.talk(sink)

@@ -245,7 +245,7 @@ def test_cancel_by_number() -> None:
 @pytest.mark.parametrize(
     ("params", "words"),
     [
-        (GenerateParams("", 5), ["text_input", "''", "at least one character"]),
+        (GenerateParams("", 5), ["text_input", "''", "at least one token"]),
         # `hello` is 2 tokens; 4096 are the most there may be
         (GenerateParams("hello", 4095), ["max_tokens", "got 4095", "at most 4094", "2 tokens"]),
         (GenerateParams("hello", 5, end_id=VOCAB_SIZE), ["end_id", "2048", "-1..2047"]),

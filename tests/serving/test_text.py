@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import ByteFallback, Fuse, Replace, Sequence, Strip
 from tokenizers.models import BPE
 
-from smartspec_py.serving.text import TextStream
+from smartspec_py.serving.text import MAX_UNDECODED, TextStream
 
 END = 0
 """The tokenizer's special token, which is no text."""
@@ -57,6 +57,46 @@ def test_the_special_token_is_no_text() -> None:
     assert pieces([*letters("a"), END, *letters("b"), END]) == ["a", "", "b", "", ""]
 
 
+@pytest.mark.parametrize(
+    ("tokens", "stop_words", "shown"),
+    [
+        # alone, before and within other text, and beside another stop word
+        ("a|b", ("<|end|>",), "a"),
+        ("a|b", ("<|end|>b",), "a"),
+        ("ab|cd", ("b<|end|>c",), "a"),
+        ("a||b", ("<|end|><|end|>",), "a"),
+        ("ab|", ("<|end|>", "b"), "a"),
+        # one that does not come is not shown either
+        ("a|bc", ("<|end|>c",), "abc"),
+        ("a|", ("<|end|>c",), "a"),
+    ],
+)
+def test_a_stop_word_may_contain_special_tokens(
+    tokens: str, stop_words: tuple[str, ...], shown: str
+) -> None:
+    ids = [END if char == "|" else letters(char)[0] for char in tokens]
+    assert "".join(pieces(ids, stop_words=stop_words)) == shown
+
+
+def test_a_special_token_written_out_is_a_stop_word() -> None:
+    """Its characters as tokens of ordinary text."""
+    assert "".join(pieces(letters("a<|end|>"), stop_words=("<|end|>",))) == "a"
+
+
+@pytest.mark.parametrize("token", [END, 129])
+def test_tokens_without_text_are_not_decoded_again_and_again(token: int) -> None:
+    """A special token, and a byte that is no character. The library decodes all pending tokens at
+    each step, so there may be only a few."""
+    stream = TextStream(TOKENIZER, tokens_of("x"))
+    most = 0
+    for _ in range(300):
+        stream.push(token)
+        most = max(most, len(stream._undecoded))
+    assert most <= MAX_UNDECODED
+    stream.push(letters("a")[0])
+    assert (stream.take() + stream.finish()).strip("\ufffd") == "a"
+
+
 @pytest.mark.parametrize("prompt", ["plain", "ends with a space ", "ends with \ufffd", "€", "\n"])
 def test_the_prompt_is_context_and_no_text(prompt: str) -> None:
     """Also where the prompt itself ends with U+FFFD, which looks like half a character."""
@@ -91,22 +131,23 @@ def test_stop_words(
 @pytest.mark.parametrize(
     ("text", "stop_words", "min_tokens", "handed_out"),
     [
-        # of two of the same stop word, the second counts: the first is among the first 2 tokens
-        ("abcab", ("ab",), 2, ["a", "b", "c", "", "", ""]),
-        # a stop word that begins there is none, also where it ends behind them
-        ("abcabc", ("abc",), 1, ["a", "b", "c", "", "", "", ""]),
-        ("abcabc", ("bc",), 2, ["a", "b", "c", "a", "", "", ""]),
-        # nothing of the first tokens is held back: it can become no stop word
-        ("aab", ("aab",), 3, ["a", "a", "b", ""]),
-        ("aabaab", ("aab",), 3, ["a", "a", "b", "", "", "", ""]),
+        # of two of the same stop word, the second counts: the first ends within the first 2 tokens
+        ("abcab", ("ab",), 2, ["", "ab", "c", "", "", ""]),
+        # a stop word may begin there, if it ends after them
+        ("abcabc", ("abc",), 1, ["", "", "", ""]),
+        ("abcabc", ("bc",), 2, ["a", "", "", ""]),
+        ("aab", ("aab",), 3, ["", "", "aab", ""]),
+        ("aabaab", ("aab",), 3, ["", "", "aab", "", "", "", ""]),
+        # the last of several that overlap
+        ("aaa", ("aa",), 2, ["", "a", "", ""]),
         # exactly behind them
         ("xab", ("ab",), 1, ["x", "", "", ""]),
         # more than there will ever be
-        ("abab", ("ab",), 9, ["a", "b", "a", "b", ""]),
+        ("abab", ("ab",), 9, ["", "ab", "", "ab", ""]),
         ("ab", ("ab",), 0, ["", "", ""]),
     ],
 )
-def test_text_of_the_first_min_tokens_is_no_part_of_a_stop_word(
+def test_a_stop_word_that_ends_within_the_first_min_tokens_is_ignored(
     text: str, stop_words: tuple[str, ...], min_tokens: int, handed_out: list[str]
 ) -> None:
     assert pieces(letters(text), stop_words=stop_words, min_tokens=min_tokens) == handed_out
@@ -157,13 +198,12 @@ def test_the_pieces_are_the_text(tokens: list[int], prompt: str) -> None:
     st.lists(st.text("abc", min_size=1, max_size=3), min_size=1, max_size=3),
     st.integers(0, 8),
 )
-def test_min_tokens_only_moves_the_beginning(
-    text: str, stop_words: list[str], min_tokens: int
-) -> None:
-    """A token a letter: the first ones as they are, the rest as a text of its own."""
-    free, watched = text[:min_tokens], text[min_tokens:]
+def test_min_tokens_of_any_text(text: str, stop_words: list[str], min_tokens: int) -> None:
+    """A token per letter: the text is cut before the longest of the stop words that end first."""
+    ends = range(min_tokens + 1, len(text) + 1)
+    found = [(e, e - len(word)) for e in ends for word in stop_words if text[:e].endswith(word)]
     whole = "".join(pieces(letters(text), stop_words=tuple(stop_words), min_tokens=min_tokens))
-    assert whole == free + "".join(pieces(letters(watched), stop_words=tuple(stop_words)))
+    assert whole == text[: min(found, default=(0, len(text)))[1]]
 
 
 @settings(max_examples=60, deadline=None)

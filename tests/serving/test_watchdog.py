@@ -17,7 +17,7 @@ from smartspec_py.engines.base import Draft, DraftTask, Event
 from smartspec_py.serving.config import DRAFT_MODEL
 from smartspec_py.serving.request import ErrorCode, GenerateParams, RequestError
 from smartspec_py.serving.scheduler import EngineStalledError
-from smartspec_py.serving.server import MAX_HEALTH_CHECKS, Engine, Server
+from smartspec_py.serving.server import MAX_CALLS, Engine, Server
 from smartspec_testing.fake_engine import FakeTarget
 from smartspec_testing.fake_proposer import FakeProposer
 from smartspec_testing.local import LocalSink
@@ -179,7 +179,7 @@ def test_health_checks_leave_no_step_behind() -> None:
 
 def test_health_checks_that_wait_are_bounded() -> None:
     server = fake_server(fake_engine())
-    sinks = [LocalSink() for _ in range(MAX_HEALTH_CHECKS)]
+    sinks = [LocalSink() for _ in range(MAX_CALLS)]
     for sink in sinks:
         server.submit(HEALTH, sink)
     with pytest.raises(RequestError, match="already waiting for the next step"):
@@ -188,7 +188,7 @@ def test_health_checks_that_wait_are_bounded() -> None:
     for sink in sinks:
         sink.wait(WAIT_S)
     server.stop()
-    assert [sink.num_finals for sink in sinks] == [1] * MAX_HEALTH_CHECKS
+    assert [sink.num_finals for sink in sinks] == [1] * MAX_CALLS
 
 
 def test_a_health_check_of_a_hung_loop_ends_with_it() -> None:

@@ -1,22 +1,19 @@
-"""Fleets: one replica is one server; failures and restarts by hand; shared prefixes and routes."""
+"""Fleets by hand, targets, and the search for the smallest fleet."""
 
 from __future__ import annotations
 
-import random
-from collections import Counter
-from dataclasses import dataclass, replace
+import math
+from dataclasses import replace
 
 import pytest
 
 from smartspec_py.core.cost import CostModel, PassTable
-from smartspec_py.core.types import SamplingParams
-from smartspec_py.engines.base import Prefill
 from smartspec_py.serving.config import DRAFT_MODEL
 from smartspec_sim.acceptance import DraftRuns
-from smartspec_sim.engine import SimTarget, sim_capabilities
-from smartspec_sim.fleet import FAILED, NONE_UP, FleetSimulation, FleetSpec, Outage
-from smartspec_sim.prefixes import PrefixCache
-from smartspec_sim.routing import ROUTES
+from smartspec_sim.capacity import Target, Verdict, parse_target, smallest
+from smartspec_sim.fleet import FleetSimulation, fleet_row, rate_of, search
+from smartspec_sim.latency import RequestTiming
+from smartspec_sim.scenario import Load, Run
 from smartspec_sim.simulate import SimLimits, SimResult, Simulation
 from smartspec_sim.workload import (
     KindSpec,
@@ -27,7 +24,6 @@ from smartspec_sim.workload import (
     draw,
     only,
 )
-from smartspec_testing.clock import VirtualClock
 
 FLAT = CostModel(PassTable((1,), (1, 16), ((1.0, 1.0),)))
 """Every pass takes a second; drafting is free."""
@@ -37,178 +33,133 @@ FAST = CostModel(
     draft=PassTable((1, 64), (1,), ((0.001,), (0.002,))),
 )
 LIMITS = SimLimits(max_sequences=8, prefill_chunk=64)
+ONE_ROW = replace(LIMITS, max_sequences=1)
+KIND = KindSpec(prompt=LengthSpec(mean=40), output=LengthSpec(mean=20, sd=10, most=60))
 
 
-def requests_at(times: list[float], output_len: int = 5) -> list[SimRequest]:
-    runs = only(DRAFT_MODEL, DraftRuns([0] * output_len))
-    return [SimRequest(number, time, 4, output_len, runs) for number, time in enumerate(times, 1)]
+def spec(rate: float, duration_s: float = 2.0) -> WorkloadSpec:
+    return WorkloadSpec(kinds=(KIND,), phases=(PhaseSpec(duration_s=duration_s, rate=rate),))
 
 
-def spec(
-    rate: float, duration_s: float = 4.0, prefix_len: int = 0, num_prefixes: int = 1
-) -> WorkloadSpec:
-    kind = KindSpec(
-        prompt=LengthSpec(mean=40),
-        output=LengthSpec(mean=20, sd=10, most=60),
-        prefix_len=prefix_len,
-        num_prefixes=num_prefixes,
-    )
-    return WorkloadSpec(kinds=(kind,), phases=(PhaseSpec(duration_s=duration_s, rate=rate),))
-
-
-def served(requests: list[SimRequest], fleet: FleetSpec, limits: SimLimits = LIMITS) -> SimResult:
-    result = FleetSimulation(requests, "none", FLAT, limits, fleet).run()
+def served(times: list[float], num_replicas: int, limits: SimLimits = ONE_ROW) -> SimResult:
+    """Requests of 5 tokens at these times."""
+    runs = only(DRAFT_MODEL, DraftRuns([0] * 5))
+    requests = [SimRequest(number, time, 4, 5, runs) for number, time in enumerate(times, 1)]
+    result = FleetSimulation(requests, "none", FLAT, limits, num_replicas).run()
     assert result is not None
     return result
-
-
-def errors(result: SimResult) -> dict[str | None, int]:
-    return dict(Counter(timing.error for timing in result.timings))
-
-
-ONE_ROW = replace(LIMITS, max_sequences=1)
 
 
 @pytest.mark.parametrize("policy", ["none", "goodput"])
 def test_a_fleet_of_one_is_one_server(policy: str) -> None:
     requests = draw(spec(12.0))
-    one = FleetSimulation(requests, policy, FAST, LIMITS, FleetSpec()).run()
+    one = FleetSimulation(requests, policy, FAST, LIMITS, 1).run()
     assert one is not None
     alone = Simulation(requests, policy, FAST, LIMITS).run()
     assert one.timings == alone.timings
-    assert (one.num_steps, one.draft_lens) == (alone.num_steps, alone.draft_lens)
-    assert one.busy_s == alone.busy_s
+    assert (one.num_steps, one.draft_lens, one.busy_s) == (
+        alone.num_steps,
+        alone.draft_lens,
+        alone.busy_s,
+    )
 
 
-def test_the_same_arguments_give_the_same_result() -> None:
-    requests = draw(spec(15.0, 2.0))
-    fleet = FleetSpec(3, "random", (Outage(0.5, 0.5),), Outage(1.0, 0.1))
-    first, second = (FleetSimulation(requests, "goodput", FAST, LIMITS, fleet) for _ in range(2))
-    assert first.run() == second.run()
-
-
-def test_two_replicas_share_the_load() -> None:
-    """Two requests of 5 tokens each, 1 s a token: side by side, or one after the other."""
-    requests = requests_at([0.0, 0.0])
-    for number, ends in ((2, [5.0, 5.0]), (1, [5.0, 10.0])):
-        result = served(requests, FleetSpec(number), ONE_ROW)
-        assert [timing.last_s for timing in result.timings] == ends
-
-
-def test_a_failure_ends_the_streams_of_one_replica() -> None:
-    """Requests 1 and 2 run, one on each replica, with one row each; 3 waits behind one of them.
-
-    At 2.5 s the replica with two requests fails. Its stream has 2 tokens and fails. Request 3 has
-    none: it waits behind the other stream until 5 s, and its 5 tokens end at 10 s.
-    """
-    requests = requests_at([0.0, 0.0, 0.5])
-    result = served(requests, FleetSpec(2, failures=(Outage(2.5, 100.0),)), ONE_ROW)
-    assert errors(result) == {None: 2, FAILED: 1}
-    assert result.timings[2].last_s == 10.0
-    assert sorted(timing.last_s or 0.0 for timing in result.timings) == [0.0, 5.0, 10.0]
-
-
-def test_a_request_that_ends_in_the_step_of_a_failure_has_failed() -> None:
-    """The last step lasts from 4 s to 5 s; the failure is at 4.5 s."""
-    result = served(requests_at([0.0, 4.6]), FleetSpec(1, failures=(Outage(4.5, 1.0),)))
-    assert [timing.error for timing in result.timings] == [FAILED, NONE_UP]
-
-
-def test_without_a_replica_requests_are_refused_until_it_is_back() -> None:
-    """It fails at 2 s and is back at 12 s. Health checks take no time."""
-    requests = requests_at([3.0, 11.5, 12.0], 1)
-    result = served(requests, FleetSpec(1, failures=(Outage(2.0, 10.0),)))
-    assert [timing.error for timing in result.timings] == [NONE_UP, NONE_UP, None]
-    assert result.timings[2].last_s == 13.0
+def test_replicas_share_the_load() -> None:
+    """5 tokens each, 1 s a token: side by side, or one after the other. At 6 s, both replicas of
+    the last line have ended their request, so the third does not wait."""
+    for times, number, ends in (
+        ([0.0, 0.0], 2, [5.0, 5.0]),
+        ([0.0, 0.0], 1, [5.0, 10.0]),
+        ([0.0, 0.0, 6.0], 2, [5.0, 5.0, 11.0]),
+    ):
+        assert [timing.last_s for timing in served(times, number).timings] == ends
 
 
 def test_a_full_replica_passes_requests_on() -> None:
     """One place in the queue each, and no step begins before all five have come."""
-    result = served(requests_at([0.0] * 5), FleetSpec(2), replace(ONE_ROW, max_queue=1))
-    assert errors(result)[None] == 2
+    result = served([0.0] * 5, 2, replace(ONE_ROW, max_queue=1))
     assert [timing.last_s for timing in result.timings if timing.is_finished] == [5.0, 5.0]
+    assert sum("refused" in (timing.error or "") for timing in result.timings) == 3
 
 
-@pytest.mark.parametrize("route", ROUTES)
-def test_a_rolling_restart_loses_nothing(route: str) -> None:
-    requests = draw(spec(10.0, 6.0))
-    fleet = FleetSpec(3, route, rolling=Outage(1.0, 0.5))
-    simulation = FleetSimulation(requests, "none", FAST, LIMITS, fleet)
-    result = simulation.run()
-    assert result is not None
-    assert errors(result) == {None: len(requests)}
-    assert [len(replica.history) for replica in simulation._replicas] == [1, 1, 1]
+@pytest.mark.parametrize("guess", [1, 7, 30, 500])
+def test_the_smallest_number_is_found(guess: int) -> None:
+    for fewest in range(1, 60):
+        tried: list[int] = []
+
+        def is_enough(number: int, fewest: int = fewest, tried: list[int] = tried) -> bool:
+            tried.append(number)
+            return number >= fewest
+
+        assert smallest(is_enough, guess) == fewest
+        assert len(tried) == len(set(tried)) < 20
+    assert smallest(lambda number: False, guess, most=40) is None
 
 
-@dataclass
-class Known:
-    """A replica as the load balancer sees it."""
-
-    number: int
-    num_open: int
-
-
-def choices(route: str, request: SimRequest, opens: list[int]) -> Counter[int]:
-    rng = random.Random(1)
-    replicas = [Known(number, num_open) for number, num_open in enumerate(opens)]
-    return Counter(ROUTES[route](request, replicas, rng).number for _ in range(300))
+def timing(ttft_s: float | None) -> RequestTiming:
+    """Three tokens; the last comes 1 s after the first."""
+    if ttft_s is None:
+        return RequestTiming(1.0, 1.0, error="refused")
+    return RequestTiming(1.0, 1.0, 1.0 + ttft_s, 2.0 + ttft_s, 3)
 
 
-def test_routes() -> None:
-    plain = requests_at([0.0])[0]
-    assert set(choices("least", plain, [3, 1, 1, 2])) == {1, 2}
-    assert set(choices("random", plain, [3, 1, 1, 2])) == {0, 1, 2, 3}
-    assert choices("prefix", plain, [3, 1, 1, 2]) == choices("least", plain, [3, 1, 1, 2])
+@pytest.mark.parametrize(
+    ("text", "value_ms"),
+    [
+        ("p90 ttft < 500 ms", 900.0),
+        ("p99 ttft<1.5s", math.inf),
+        ("mean ttft < 1 s", math.inf),
+        ("p50 e2e < 2 s", 1500.0),
+        ("p50 tpot < 20 ms", 500.0),
+    ],
+)
+def test_targets_count_failed_requests_as_late(text: str, value_ms: float) -> None:
+    """First tokens after 0.1 s to 0.9 s, and one request of 10 that failed."""
+    timings = [timing(0.1 * number) for number in range(1, 10)] + [timing(None)]
+    target = parse_target(text)
+    assert target.value_ms(timings) == pytest.approx(value_ms)
+    assert target.is_met(timings) == (value_ms < target.bound_ms)
 
 
-def test_the_same_prefix_goes_to_the_same_replica_while_it_has_room() -> None:
-    """With 20 open requests each, all have room. With 40 of 100, a replica has more than 1.25 times
-    the mean."""
-    homes = Counter[int]()
-    for number in range(40):
-        request = replace(requests_at([0.0])[0], prefix=f"chat/{number}", prefix_len=10)
-        [home] = choices("prefix", request, [20] * 4)
-        homes[home] += 1
-        [other] = choices("prefix", request, [40 if one == home else 20 for one in range(4)])
-        assert other != home
-    assert len(homes) == 4
-    assert max(homes.values()) < 20
+@pytest.mark.parametrize("num_late", [0, 10, 11, 100])
+def test_a_verdict_comes_when_it_is_certain(num_late: int) -> None:
+    """With p90 of 100 requests, 10 may be late."""
+    target = Target("p90", "ttft", 500.0)
+    timings = [timing(0.6)] * num_late + [timing(0.1)] * (100 - num_late)
+    verdict = Verdict([target], 100)
+    found = [verdict.is_missed(one) for one in timings]
+    assert found == sorted(found)
+    assert found[-1] == (not target.is_met(timings)) == (num_late > 10)
 
 
-def test_the_least_recently_used_prefix_leaves() -> None:
-    cache = PrefixCache(25)
-    for prefix in ("a", "b"):
-        cache.add(prefix, 10)
-    assert cache.use("a") == 10
-    cache.add("c", 10)
-    cache.add("d", 30)
-    assert [cache.use(prefix) for prefix in ("a", "b", "c", "d", None)] == [10, 0, 10, 0, 0]
+@pytest.mark.parametrize(
+    "text", ["p99", "p98 ttft < 5 ms", "p99 ttfb < 5 ms", "p99 ttft < 0 ms", "p99 ttft < 5", ""]
+)
+def test_other_targets_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="p99 ttft < 500 ms") as caught:
+        parse_target(text)
+    assert repr(text) in str(caught.value)
 
 
-def test_a_cached_prefix_is_not_computed_again() -> None:
-    """Once the prompt of one request has been computed, not before. One token always is."""
-    request = replace(requests_at([0.0])[0], prompt_len=30, prefix="chat/1", prefix_len=30)
-    texts = dict.fromkeys((1, 2, 3), request)
-    target = SimTarget(sim_capabilities(8, 100, 4), FLAT, VirtualClock(), texts, 100)
-    sampling = SamplingParams()
-    assert target.begin(1, [0] * 30, 30, sampling) == 0
-    assert target.begin(2, [0] * 30, 30, sampling) == 0
-    target.submit([Prefill(1, (0,) * 30, 0, True)])
-    target.poll(0.0)
-    assert target.begin(3, [0] * 30, 30, sampling) == 29
+def test_a_search_finds_the_fewest_replicas() -> None:
+    """One fewer misses the target, by a simulation of its own."""
+    target = parse_target("p90 e2e < 500 ms")
+    run = Run(Load(spec(80.0)), "none", FAST, LIMITS)
+    row = search(run, [target])
+    fewest = row["num_replicas"]
+    assert fewest > 1
+    assert row["e2e_ms"]["p90"] < 500
+    assert row["targets"] == ["p90 e2e < 500 ms"]
+    for number, is_met in ((fewest, True), (fewest - 1, False)):
+        result = FleetSimulation(run.load.requests(), "none", FAST, LIMITS, number).run()
+        assert result is not None
+        assert target.is_met(result.timings) == is_met
+    assert fleet_row(run, fewest)["num_failed"] == 0
+    assert rate_of(run.load) == 80.0
 
 
-def test_shared_prefixes_make_first_tokens_earlier() -> None:
-    requests = draw(spec(10.0, prefix_len=200, num_prefixes=3))
-    assert {request.prefix for request in requests} == {"chat/0", "chat/1", "chat/2"}
-    assert all(request.prompt_len == 240 for request in requests)
-    plain_s, reused_s = (
-        sum(
-            timing.first_s or 0.0
-            for timing in Simulation(requests, "none", FAST, replace(LIMITS, prefix_tokens=tokens))
-            .run()
-            .timings
-        )
-        for tokens in (0, 600)
-    )
-    assert reused_s < plain_s
+def test_a_target_below_the_fastest_step_has_no_answer() -> None:
+    run = Run(Load(spec(10.0)), "none", FAST, LIMITS)
+    row = search(run, [parse_target("p50 ttft < 1 ms")])
+    assert row["num_replicas"] is None
+    assert "ttft_ms" not in row

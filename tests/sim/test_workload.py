@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from smartspec_sim.acceptance import DraftRuns, GuessRanks, draw_runs
+from smartspec_sim.acceptance import DraftRuns, draw_runs
 from smartspec_sim.record import read_record, repeat_faster
-from smartspec_sim.traces.oracle import OracleSequence
 from smartspec_sim.workload import (
     KindSpec,
     LengthSpec,
@@ -21,7 +20,6 @@ from smartspec_sim.workload import (
     draw,
     offered_rate,
     read_spec,
-    with_texts,
 )
 
 KINDS = (
@@ -130,7 +128,7 @@ def test_a_record_is_read(tmp_path: Path) -> None:
         {"scheduled_s": 12.0, "num_input_tokens": 5, "num_output_tokens": 3, "accepted": [2, 1, 0]},
         {"arrival_s": 10.0, "prompt_len": 4, "output_len": 2, "accept_prob": 1.0, "kind": "sql"},
         {"arrival_s": 11.0, "prompt_len": 4, "output_len": 0},
-        {"arrival_s": 14.0, "prompt_len": 1, "output_len": 2, "accepted": {"draft_model": [1, 0]}},
+        {"arrival_s": 14.0, "prompt_len": 1, "output_len": 2, "accepted": [1, 0]},
     ]
     path = tmp_path / "record.jsonl"
     path.write_text("\n".join(map(json.dumps, lines)))
@@ -142,52 +140,9 @@ def test_a_record_is_read(tmp_path: Path) -> None:
     assert [request.arrival_s for request in repeat_faster(requests, 4)] == [0.0, 0.5, 1.0]
 
 
-def test_a_record_may_hold_what_each_proposer_has(tmp_path: Path) -> None:
-    """Prompt lookup finds 2 drafts at position 1, both right, and nothing at position 0."""
-    found = {"draft_model": [0, 1, 0], "prompt_lookup": {"accepted": [0, 2], "available": [0, 2]}}
-    line = {"arrival_s": 0, "prompt_len": 1, "output_len": 3, "accepted": found}
-    path = tmp_path / "record.jsonl"
-    path.write_text(json.dumps(line))
-    (request,) = read_record(path, accept=0.5)
-    assert request.proposers == ("draft_model", "prompt_lookup")
-    draft_model, lookup, heads = request.acceptances
-    assert heads is None
-    assert draft_model is not None
-    assert lookup is not None
-    assert [draft_model.accepted(position, 7) for position in range(3)] == [0, 1, 0]
-    assert [lookup.available(position) for position in range(3)] == [0, 2, 0]
-    assert draft_model.available(0) > 1000
-
-
-def test_a_record_of_heads_draws_their_guesses(tmp_path: Path) -> None:
-    line = {"arrival_s": 0, "prompt_len": 1, "output_len": 3, "proposer": "heads"}
-    path = tmp_path / "record.jsonl"
-    path.write_text(json.dumps(line))
-    (request,) = read_record(path, accept=0.5)
-    assert isinstance(request.acceptances[2], GuessRanks)
-    path.write_text(json.dumps(line | {"accepted": [0, 1, 0]}))
-    with pytest.raises(WorkloadError, match="accepted: not for heads"):
-        read_record(path, accept=0.5)
-
-
 @pytest.mark.parametrize("line", ["{", '{"arrival_s": 1}', "[1]", '{"arrival_s": 1, "prompt_len":'])
 def test_a_record_that_is_none_names_the_line(tmp_path: Path, line: str) -> None:
     path = tmp_path / "record.jsonl"
     path.write_text(f'{{"arrival_s": 1, "prompt_len": 1, "output_len": 1}}\n{line}\n')
     with pytest.raises(WorkloadError, match="line 2"):
         read_record(path, accept=0.5)
-
-
-def test_texts_of_an_oracle_trace_replace_what_was_drawn() -> None:
-    rng = np.random.default_rng(3)
-    texts = [
-        OracleSequence.from_probabilities(rng, [1.0] * 4, length, num_prompt=length // 2)
-        for length in (8, 16)
-    ]
-    spec = WorkloadSpec(phases=(PhaseSpec(duration_s=10, rate=4),))
-    requests = with_texts(draw(spec), texts, seed=1)
-    assert {(request.prompt_len, request.output_len) for request in requests} == {(4, 8), (8, 16)}
-    assert {drafted(request, 2, 3) for request in requests} == {3}
-    assert {request.proposers for request in requests} == {("draft_model",)}
-    with pytest.raises(WorkloadError, match="no text"):
-        with_texts(requests, [], seed=1)

@@ -55,6 +55,10 @@ PRESETS: dict[str, Size] = {
     "88m": Size(
         hidden_size=512, num_layers=19, intermediate_size=2560, num_heads=8, vocab_size=8192
     ),
+    "40m": Size(hidden_size=2048, num_layers=2, intermediate_size=1792, num_heads=32),
+    "1b": Size(
+        hidden_size=2048, num_layers=16, intermediate_size=8192, num_heads=128, vocab_size=32000
+    ),
 }
 
 
@@ -62,12 +66,23 @@ class SizeError(ValueError):
     """A model cannot be expanded to a size that is smaller than its own."""
 
 
-def expand(source: Path, out: Path, *, seed: int = 0, **size: Unpack[Size]) -> int:
+def expand(
+    source: Path,
+    out: Path,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype | None = None,
+    **size: Unpack[Size],
+) -> int:
     """Write the model of `source` to the new folder `out` at the given sizes.
 
-    Returns the number of parameters. Raises ValueError as `expanded` does.
+    dtype: of the weights; None keeps the source's. Returns the number of parameters. Raises
+    ValueError as `expanded` does.
     """
     config, weights = expanded(source, size, torch.Generator().manual_seed(seed))
+    if dtype is not None:
+        weights = {name: tensor.to(dtype) for name, tensor in weights.items()}
+        config["dtype"] = str(dtype).removeprefix("torch.")
     out.mkdir(parents=True, exist_ok=True)
     save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
     (out / "model.safetensors").chmod(0o644)  # the library writes it for its owner alone

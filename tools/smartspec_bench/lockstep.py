@@ -8,7 +8,9 @@ policies equally, and cancels in their ratios.
 A policy's clock runs only while its own loop runs. If a loop has nothing to do, its clock is set to
 the next arrival, so that idle time costs nothing. Each loop learns from its own steps only, as on a
 server with this policy alone. Models, texts, planning and step times are real. Triton, HTTP and
-other threads are not included; `bench overhead` measures them.
+other threads are not included; `bench live --overhead` measures them.
+
+Works with every engine, and needs no package that the engine does not need.
 """
 
 from __future__ import annotations
@@ -17,65 +19,46 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby, islice
-from typing import Any, Protocol
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Protocol
 
-from smartspec_bench.client import FullQueue
-from smartspec_bench.phases import phase_of
-from smartspec_bench.plan import (
-    CLOSED,
-    GLOBAL,
-    MIX,
-    MIXED,
-    NONE,
-    Capacity,
-    Due,
-    Settings,
-    Turn,
-    needed_workloads,
-    points,
-    requests,
-    turns,
-)
-from smartspec_bench.prompts import Prompt, generated
-from smartspec_bench.session import Kept, Listener, Load, with_phase
+from smartspec_bench.plan import CLOSED, START, Due, Settings, points, rounds
+from smartspec_bench.prompts import PROMPT_SEED, Prompt, generated
+from smartspec_bench.results import BenchError, Recorder, phase_of
 from smartspec_bench.streams import Exchange
-from smartspec_bench.warm_up import (
-    EXTRA_SLOTS,
-    NUM_SOLO,
-    WARM_UP_SEED,
-    ceilings,
-    saturation_rps,
-)
-from smartspec_py.core.types import SpecMetrics
-from smartspec_py.serving.config import ServerConfig
-from smartspec_py.serving.intake import Engine, Intake, cache_budget
+from smartspec_py.serving.intake import Defaults, Engine, Intake, cache_budget
 from smartspec_py.serving.messages import ResponseState, Update
 from smartspec_py.serving.request import GenerateParams
-from smartspec_py.serving.server import defaults_of
-from smartspec_py.serving.step import StepRecord
 from smartspec_testing.clock import Stopwatch
 from smartspec_testing.local import LocalSink
 from smartspec_testing.offline import OfflineLoop
 
-NOTE = "in lockstep in one process: without Triton and HTTP, each policy on an engine of its own"
+if TYPE_CHECKING:
+    from smartspec_py.serving.config import LimitsConfig
+
+NONE = "none"
+WARM_UP_SEED = PROMPT_SEED - 1
+"""Its prompts are used in no phase."""
+
+EXTRA_SLOTS = 4
+"""Requests beyond those that the engine serves at once, so that the queue is never empty."""
 
 
 class Feed(Protocol):
     """The requests of a phase, one after another."""
 
     def next_s(self, now_s: float, num_out: int) -> float | None:
-        """The time when the next request is due while `num_out` are in flight. math.inf: when one
-        of them has ended. None: there is no further request."""
+        """When the next request is due while `num_out` are in flight. math.inf: when one of them
+        has ended. None: there is no further request."""
         ...
 
     def take(self) -> Due:
-        """The next."""
+        """Remove and return the next request."""
         ...
 
 
 class OpenFeed:
-    """Arrivals at their times, whatever the loop does."""
+    """Arrivals at fixed times."""
 
     def __init__(self, due: Sequence[Due]) -> None:
         self._due = list(reversed(due))
@@ -104,7 +87,7 @@ class SlotFeed:
         return None if self._next is None else self._next.time_s
 
     def take(self) -> Due:
-        assert self._next is not None, "asked without looking"
+        assert self._next is not None, "take() needs a due request"
         taken, self._next = self._next, None
         return taken
 
@@ -114,37 +97,29 @@ class Side:
     begin."""
 
     def __init__(
-        self,
-        policy: str,
-        engine: Engine,
-        config: ServerConfig,
-        fields: Mapping[str, Any],
-        watch: Stopwatch | None = None,
+        self, policy: str, engine: Engine, limits: LimitsConfig, fields: Mapping[str, Any]
     ) -> None:
-        """fields: of every request's `GenerateParams`, without text and policy. watch: None creates
-        one."""
+        """fields: of every request's `GenerateParams`, without text and policy."""
         self.policy = policy
         self.engine = engine
-        self.config = config
         self.num_ended = 0
-        self.passes_s = (0.0, 0.0)
-        """Seconds of the phase in draft passes, and in target passes."""
         self.exchanges: list[Exchange] = []
-        self.watch = watch or Stopwatch()
-        self._fields = fields
-        self._intake = Intake(
-            engine, config.limits, defaults_of(engine, config), clock=self.watch.now
-        )
+        self.tokens: list[list[int]] = []
+        """Of each exchange."""
+        self.watch = Stopwatch()
+        self._limits, self._fields = limits, fields
+        proposer = next(iter(engine.proposers), None)
+        defaults = Defaults(policy, proposer, may_choose=True)
+        self._intake = Intake(engine, limits, defaults, clock=self.watch.now)
         self._loop = OfflineLoop(
             engine.target,
             engine.proposers,
             engine.cost,
             self.watch.now,
-            budget=cache_budget(engine, config.limits),
-            max_queue=config.limits.max_queue,
-            prefill_chunk=engine.prefill_chunk(config.limits),
+            budget=cache_budget(engine, limits),
+            max_queue=limits.max_queue,
+            prefill_chunk=engine.prefill_chunk(limits),
             on_update=self._take,
-            on_step=self._count,
         )
         self._out: dict[int, tuple[Exchange, ResponseState]] = {}
         self._feed: Feed = OpenFeed([])
@@ -153,20 +128,12 @@ class Side:
 
     def renewed(self) -> Side:
         """The same on the same engine, without learned estimates."""
-        return Side(self.policy, self.engine, self.config, self._fields)
-
-    def state(self) -> dict[str, Any]:
-        """The estimates that the loop has learned, in the form in which a server stores them."""
-        return self._loop.loop.state()
-
-    def restore(self, state: Mapping[str, Any], kept: float) -> None:
-        """Start with a share of the evidence of another side."""
-        self._loop.loop.restore(state, kept)
+        return Side(self.policy, self.engine, self._limits, self._fields)
 
     def begin(self, feed: Feed) -> None:
         assert self.is_over, "the phase before is not over"
         self._feed = feed
-        self.exchanges, self.num_ended, self.passes_s = [], 0, (0.0, 0.0)
+        self.exchanges, self.tokens, self.num_ended = [], [], 0
         self._start_s, self._ran_before_s = self.watch.now(), self.watch.ran_s
 
     @property
@@ -188,7 +155,7 @@ class Side:
         due_s = self._feed.next_s(self.now_s, len(self._out))
         if not self._out and due_s is not None and due_s > self.now_s:
             self.watch.sleep(due_s - self.now_s)
-            # Sums of seconds are rounded: what is due must not be missed for it.
+            # The sum may be rounded to just before the due time.
             self._put(self._feed.take())
         self._put_due()
         with self.watch.running():
@@ -206,16 +173,13 @@ class Side:
         if prompt.max_tokens is not None:
             fields["max_tokens"] = prompt.max_tokens
         arrival = self._intake.receive(GenerateParams(**fields), LocalSink())
-        # It came in the middle of a step, as requests do.
+        # Most requests arrive during a step. Latency counts from then.
         arrival.request.arrival_s = self._start_s + due.time_s
         exchange = Exchange(len(self.exchanges), due.time_s, prompt.kind)
         self.exchanges.append(exchange)
+        self.tokens.append([])
         self._out[arrival.request.sequence] = exchange, arrival.response
         self._loop.put(arrival.request)
-
-    def _count(self, step: StepRecord) -> None:
-        draft_s, target_s = self.passes_s
-        self.passes_s = (draft_s + step.draft_s, target_s + step.target_s)
 
     def _take(self, update: Update) -> None:
         exchange, response = self._out[update.sequence]
@@ -223,13 +187,15 @@ class Side:
         if update.tokens:
             exchange.chunk_s.append(self.now_s)
             exchange.chunk_tokens.append(len(update.tokens))
+            self.tokens[exchange.index].extend(update.tokens)
         if not update.is_last:
             return
         if update.error is not None:
             exchange.error = update.error[1]
         exchange.last = {
             "num_steps": update.progress.num_steps,
-            "metrics": response.spec.to_json(SpecMetrics.DETAILED),
+            "total_draft_tokens": update.progress.num_drafted,
+            "total_accepted_draft_tokens": update.progress.num_accepted,
         }
         self.num_ended += 1
         del self._out[update.sequence]
@@ -246,104 +212,103 @@ def serve(sides: Sequence[Side]) -> None:
 
 
 def run(
-    sides: Mapping[str, Side], max_sequences: int, load: Load, kept: Kept, listener: Listener
-) -> None:
-    """Like `session.run`. sides: by policy, for all points. Raises BenchError."""
-    settings = load.settings
-    capacity = _warm_up(sides, settings, max_sequences, load.max_tokens, listener.say)
-    found = ceilings(capacity, sides[NONE].engine.cost, max_sequences, NOTE)
-    kept.keep(replace(kept.document, ceilings=found))
-    todo = _groups(turns(points(settings, capacity), settings))
-    num_left, start_s = sum(map(len, todo)), time.monotonic()
-    listener.measured(found, num_left, _expected_s(todo, capacity))
-    for number, group in enumerate(todo, start=1):
-        spent_s = time.monotonic() - start_s
-        if load.minutes is not None and spent_s > 60 * load.minutes:
-            listener.say(f"{load.minutes:g} minutes are over")
-            break
-        listener.say(f"{group[0].name} and the others, repeat {group[0].repeat + 1}")
-        for turn in group:
-            sides[turn.policy].begin(_feed(turn))
-        serve([sides[turn.policy] for turn in group])
-        left_s = (time.monotonic() - start_s) / number * (len(todo) - number)
-        for turn in group:
-            side = sides[turn.policy]
-            phase = phase_of(turn, side.exchanges, load.slo, side.passes_s)
-            kept.keep(with_phase(kept.document, phase))
-            num_left -= 1
-            listener.ended(phase, num_left, left_s)
-
-
-def policies_of(settings: Settings) -> tuple[str, ...]:
-    """Those that `run` needs a side for."""
-    more = (GLOBAL,) if MIX in settings.shapes else ()
-    return tuple(dict.fromkeys((*settings.policies, *more)))
-
-
-def _groups(todo: Iterator[Turn]) -> list[list[Turn]]:
-    """The turns of a point in a repeat, which follow each other."""
-    return [list(group) for _, group in groupby(todo, lambda one: (one.repeat, one.point.index))]
-
-
-def _expected_s(todo: Sequence[Sequence[Turn]], capacity: Capacity) -> float:
-    """The expected time if every policy is as fast as `none` at its saturation rate."""
-    num = sum(len(requests(group[0])) * len(group) for group in todo)
-    return num / capacity.none_rps[MIXED]
-
-
-def _feed(turn: Turn) -> Feed:
-    due = requests(turn)
-    if turn.point.shape == CLOSED:
-        return SlotFeed((one.prompt for one in due), 1)
-    return OpenFeed(due)
-
-
-def _warm_up(
     sides: Mapping[str, Side],
-    settings: Settings,
-    max_sequences: int,
-    max_tokens: int,
-    say: Callable[[str], None],
-) -> Capacity:
-    """As `warm_up.warm_up`."""
-    num_slots = max_sequences + EXTRA_SLOTS
-
-    def rates(policies: Sequence[str], workload: str) -> dict[str, float]:
-        say(f"saturation of {', '.join(policies)} on {workload}")
-        queues = {name: FullQueue() for name in policies}
-        for name, queue in queues.items():
-            prompts = _filling(sides[name], queue, workload, num_slots, settings, max_tokens)
-            sides[name].begin(SlotFeed(prompts, num_slots))
-        serve([sides[name] for name in policies])
-        for name, queue in queues.items():
-            queue.exchanges = sides[name].exchanges
-        return {name: saturation_rps(queue, num_slots) for name, queue in queues.items()}
-
-    saturation = rates(list(sides), MIXED)
-    others = (name for name in needed_workloads(settings) if name != MIXED)
-    none_rps = {name: rates([NONE], name)[NONE] for name in others}
-    none = sides[NONE]
-    none.begin(SlotFeed(islice(generated(MIXED, WARM_UP_SEED), NUM_SOLO), 1))
-    serve([none])
-    return Capacity(saturation, {MIXED: saturation[NONE], **none_rps}, none.now_s / NUM_SOLO)
-
-
-def _filling(
-    side: Side,
-    queue: FullQueue,
-    workload: str,
     num_slots: int,
     settings: Settings,
-    max_tokens: int,
-) -> Iterator[Prompt]:
-    """Like `Client.full_queue`: the first requests are shorter, and the interval begins when all of
-    them have ended."""
-    prompts = generated(workload, WARM_UP_SEED)
-    for number, prompt in enumerate(islice(prompts, num_slots), start=1):
-        yield replace(prompt, max_tokens=math.ceil(max_tokens * number / num_slots))
-    for prompt in prompts:
-        if side.num_ended >= num_slots and queue.to_s == math.inf:
-            queue.start(side.now_s, settings.saturation_s)
-        if side.now_s >= queue.to_s:
-            return
-        yield prompt
+    recorder: Recorder,
+    minutes: float = math.inf,
+    say: Callable[[str], object] = lambda text: None,
+) -> None:
+    """Warm up, then all phases; no phase begins after `minutes`. sides: by policy.
+
+    num_slots: requests that the engine serves at once. Raises BenchError.
+    """
+    none_rps = _saturation(sides, num_slots, settings, say)
+    recorder.document.about["saturation_rps"] = none_rps
+    found = points(settings, none_rps)
+    end_s = time.monotonic() + 60 * minutes
+    for repeat, point, due in rounds(found, settings):
+        if time.monotonic() > end_s:
+            say(f"{minutes:g} minutes are over")
+            break
+        say(f"repeat {repeat + 1} of {settings.repeats}, {point.shape} {point.load:g}")
+        own = [sides[name].renewed() if point.shape == START else sides[name] for name in sides]
+        for side in own:
+            one_at_a_time = SlotFeed((one.prompt for one in due), 1)
+            side.begin(one_at_a_time if point.shape == CLOSED else OpenFeed(due))
+        serve(own)
+        texts = {side.policy: side.tokens for side in own}
+        for side in own:
+            phase = phase_of(side.policy, point.place, repeat, side.exchanges)
+            if NONE in texts:
+                same = sum(a == b for a, b in zip(side.tokens, texts[NONE], strict=True))
+                phase = replace(phase, num_same_texts=same)
+            recorder.add(phase)
+
+
+def _saturation(
+    sides: Mapping[str, Side],
+    num_slots: int,
+    settings: Settings,
+    say: Callable[[str], object],
+) -> dict[str, float]:
+    """Requests per second without speculation at a queue that is never empty, by workload.
+
+    All policies serve the first workload, so that their loops learn and kernels are compiled.
+    """
+    found = {}
+    for workload in settings.workloads:
+        own = list(sides.values()) if workload == settings.workload else [sides[NONE]]
+        say(f"saturation rate of {workload}")
+        queues = [_FullQueue(side, workload, num_slots + EXTRA_SLOTS, settings) for side in own]
+        for queue in queues:
+            queue.side.begin(SlotFeed(queue.prompts(), num_slots + EXTRA_SLOTS))
+        serve(own)
+        found[workload] = next(q.rate_rps() for q in queues if q.side.policy == NONE)
+    return found
+
+
+class _FullQueue:
+    """A queue that is never empty, and the interval of it that counts.
+
+    Requests that start together would stay in phase: all prefill, then all decode. So the first
+    ones generate only 1 / num_slots, 2 / num_slots, .. of `max_tokens`. The interval begins when
+    they have ended.
+    """
+
+    def __init__(self, side: Side, workload: str, num_slots: int, settings: Settings) -> None:
+        self.side = side
+        self._workload, self._num_slots, self._settings = workload, num_slots, settings
+        self._from_s = self._to_s = math.inf
+
+    def prompts(self) -> Iterator[Prompt]:
+        prompts = generated(self._workload, WARM_UP_SEED)
+        most = self._settings.max_tokens
+        for number, prompt in enumerate(islice(prompts, self._num_slots), start=1):
+            yield replace(prompt, max_tokens=math.ceil(most * number / self._num_slots))
+        for prompt in prompts:
+            if self.side.num_ended >= self._num_slots and self._to_s == math.inf:
+                self._from_s = self.side.now_s
+                self._to_s = self._from_s + self._settings.saturation_s
+            if self.side.now_s >= self._to_s:
+                return
+            yield prompt
+
+    def rate_rps(self) -> float:
+        """Tokens per second, divided by the mean tokens of a request that was not shortened."""
+        exchanges = self.side.exchanges
+        failed = [one.error for one in exchanges if one.error is not None]
+        if failed:
+            raise BenchError(f"{len(failed)} of {len(exchanges)} requests failed: {failed[0]}")
+        num_tokens = sum(
+            num
+            for exchange in exchanges
+            for time_s, num in zip(exchange.chunk_s, exchange.chunk_tokens, strict=True)
+            if self._from_s <= time_s < self._to_s
+        )
+        whole = exchanges[self._num_slots :]
+        if not num_tokens or not whole:
+            seconds = self._settings.saturation_s
+            raise BenchError(f"no request ended within {seconds:g} s; allow more --saturation-s")
+        mean = sum(one.num_tokens for one in whole) / len(whole)
+        return num_tokens / self._settings.saturation_s / mean

@@ -36,7 +36,7 @@ _INPUTS_HEAD = """\
 ## Inputs
 
 A value outside its range is refused with `INVALID_ARGUMENT`. The message has the tensor's name, the
-value and the range: `top_p: got 1.5, must be in (0, 1]`. Limits after a semicolon depend on the
+value and the range: `top_p: got 1.5, must be in [0, 1]`. Limits after a semicolon depend on the
 loaded model. Strings are UTF-8, and numbers must be finite. A list of empty words counts as not
 given; an empty word among others is refused.
 

@@ -15,15 +15,10 @@ COMMANDS = (
     "check",
     "profile",
     "report",
-    "steps",
     "expand",
-    "trace",
     "simulate",
-    "load",
     "explain",
-    "top",
     "doctor",
-    "check-engines",
     "bench",
 )
 """The commands in the order of `--help`. Each is a module of commands/, with - as _, that has a

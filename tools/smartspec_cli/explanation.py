@@ -2,11 +2,6 @@
 
 Pure: works on step records. Every plan here uses the cost model and the settings of the step's own
 decision, as in `steps.decide`. Nothing is learned.
-
-The regret of a window is an estimate. First, costs and acceptance probabilities are corrected by
-the errors observed in the window. The planner then plans each step again with the corrected values,
-and its choice is compared with the recorded plan. The simulator computes the exact regret on oracle
-traces, where every accepted length is known.
 """
 
 from __future__ import annotations
@@ -15,12 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from smartspec_py.core.cost import CostModel
-from smartspec_py.core.plan.planner import PlannerSettings, evaluate, plan
-from smartspec_py.core.plan.step import PREFILLING_TOKENS
-from smartspec_py.core.types import SequenceId, SequenceView, SpecPlan
+from smartspec_py.core.plan.planner import evaluate
+from smartspec_py.core.plan.problem import PREFILLING_TOKENS
+from smartspec_py.core.types import SequenceId
 from smartspec_py.serving.step import StepRecord
-from smartspec_sim.goodput import Floats, accept_trials
+from smartspec_sim.goodput import accept_trials
 
 NUM_BINS = 10
 """Number of bins of predicted acceptance in a reliability table."""
@@ -65,8 +59,8 @@ class WindowReport:
     """Expected and actual results of the steps in a window.
 
     num_steps: steps without prompt chunks, which plans do not include. Sums are over these steps.
-    time_error: mean of |realised - expected| / expected seconds of a step. regret: estimated share
-    of lost tokens. num_switches: how often speculation of a sequence started or stopped.
+    time_error: mean of |realised - expected| / expected seconds of a step. num_switches: how often
+    speculation of a sequence started or stopped.
     """
 
     num_steps: int = 0
@@ -75,7 +69,6 @@ class WindowReport:
     expected_s: float = 0.0
     realised_s: float = 0.0
     time_error: float = 0.0
-    regret: float = 0.0
     num_switches: int = 0
     reliability: list[ReliabilityBin] = field(default_factory=list)
 
@@ -137,7 +130,6 @@ def window(steps: Sequence[StepRecord]) -> WindowReport:
         expected_s=sum(expected_s),
         realised_s=sum(step.total_s for step in decoding),
         time_error=sum(errors) / max(1, len(errors)),
-        regret=_regret(decoding, reliability),
         num_switches=_num_switches(decoding),
         reliability=[bin_ for bin_ in reliability if bin_ is not None],
     )
@@ -206,86 +198,3 @@ def _num_switches(steps: Sequence[StepRecord]) -> int:
         for sequence, length in after.items()
         if sequence in before
     )
-
-
-def _regret(steps: Sequence[StepRecord], reliability: Sequence[ReliabilityBin | None]) -> float:
-    """Tokens lost by the recorded plans, as a share of what the best plans would have generated in
-    the same time. Costs and acceptance are corrected by the errors observed in the window.
-
-    The value of a plan is E - g T. E is its expected tokens, T its expected time, and g is the
-    goodput of the planner's choice. g T is the tokens that the planner's choice would generate in
-    the time T.
-    """
-    target = _ratio([(step.target_s, _target_s(step)) for step in steps])
-    draft = _ratio([(step.draft_s, _draft_s(step)) for step in steps])
-    tokens, lost = 0.0, 0.0
-    for step in steps:
-        decision = step.decision
-        cost = _scaled(decision.cost, target, draft)
-        views = [_recalibrated(view, reliability) for view in decision.views]
-        lengths, choices = _chosen(step)[0], decision.plan.choices
-        made = evaluate(views, lengths, cost, choices, decision.settings)
-        lost += _lost(views, made, cost, decision.settings)
-        tokens += made.expected_tokens
-    return lost / (tokens + lost) if tokens + lost > 0 else 0.0
-
-
-def _lost(
-    views: Sequence[SequenceView], made: SpecPlan, cost: CostModel, settings: PlannerSettings
-) -> float:
-    """Tokens that the recorded plan loses against the planner's choice."""
-    best = plan(views, cost, settings)
-    return max(0.0, best.goodput * made.expected_s - made.expected_tokens)
-
-
-def _scaled(cost: CostModel, target: float, draft: float) -> CostModel:
-    return replace(
-        cost,
-        target_base=cost.target_base * target,
-        target_slope=cost.target_slope * target,
-        target_extra_s=cost.target_extra_s * target,
-        draft_factor=cost.draft_factor * draft,
-    )
-
-
-def _recalibrated(view: SequenceView, reliability: Sequence[ReliabilityBin | None]) -> SequenceView:
-    """Add the observed error of its bin to each acceptance probability of every chain."""
-    moved = (
-        one if one.is_tree else one._replace(accept_probs=_moved(one.accept_probs, reliability))
-        for one in view.options
-    )
-    return replace(view, options=tuple(moved))
-
-
-def _moved(
-    probs: Sequence[float] | Floats, reliability: Sequence[ReliabilityBin | None]
-) -> tuple[float, ...]:
-    found = []
-    for prob in map(float, probs):
-        bin_ = reliability[_bin(prob)]
-        off = 0.0 if bin_ is None else bin_.observed - bin_.predicted
-        found.append(min(max(prob + off, 0.0), 1.0))
-    return tuple(found)
-
-
-def _target_s(step: StepRecord) -> float:
-    decision = step.decision
-    batch_size, views = decision.num_decoding, decision.views
-    mean_context = sum(view.context_len for view in views) / len(views)
-    num_tokens = batch_size + sum(decision.plan.draft_lens.values())
-    return decision.cost.target_s(batch_size, num_tokens, mean_context)
-
-
-def _draft_s(step: StepRecord) -> float:
-    decision, plan_ = step.decision, step.decision.plan
-    lengths = [
-        plan_.option(view).passes(plan_.draft_lens[view.sequence]) for view in decision.views
-    ]
-    passes = range(1, max(lengths, default=0) + 1)
-    return sum(decision.cost.draft_s(sum(n >= p for n in lengths)) for p in passes)
-
-
-def _ratio(pairs: Sequence[tuple[float, float]]) -> float:
-    """Measured divided by predicted; 1 if either sum is 0."""
-    measured, predicted = sum(m for m, _ in pairs), sum(p for _, p in pairs)
-    return measured / predicted if predicted > 0 and measured > 0 else 1.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import textwrap
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -20,9 +20,15 @@ from pydantic.fields import FieldInfo
 
 from smartspec_cli.api_doc import api_markdown
 from smartspec_cli.app import app
-from smartspec_openai.chat_schema import ChatRequest
-from smartspec_openai.schema import PASSED, CompletionRequest, Generation
-from smartspec_py.api.contract import INPUTS
+from smartspec_openai.chat_schema import ChatRequest, IgnoredInChats
+from smartspec_openai.schema import (
+    MAX_INT32,
+    REFUSED,
+    TENSORS,
+    CompletionRequest,
+    Generation,
+    Ignored,
+)
 from smartspec_py.serving.config import (
     BatchTableConfig,
     LimitsConfig,
@@ -42,7 +48,7 @@ _OPENAI_HEAD = """\
 
 Generated from the code by `python -m smartspec_cli.reference`. How to use the endpoint:
 [OpenAI-compatible endpoint](../operate/openai.md). Fields that OpenAI does not have are the
-[request fields](tensors.md) with the same names.
+[request fields](tensors.md) with the same names. A field that is null counts as not given.
 """
 
 _COMMANDS_HEAD = """\
@@ -147,28 +153,29 @@ def engine_json_markdown() -> str:
 
 def openai_markdown() -> str:
     """The page of the fields of the OpenAI-compatible endpoint."""
-    shared = Generation.model_fields
-    parts = [_OPENAI_HEAD, "## Both routes\n", _fields(shared)]
-    for title, model in (
-        ("/v1/chat/completions", ChatRequest),
-        ("/v1/completions", CompletionRequest),
-    ):
-        own = {name: field for name, field in model.model_fields.items() if name not in shared}
-        parts += [f"## `POST {title}`\n", _fields(own)]
+    shared, ignored = Generation.model_fields, Ignored.model_fields | IgnoredInChats.model_fields
+    parts = [_OPENAI_HEAD, "## Both routes\n", _fields(shared, ignored)]
+    for model in (ChatRequest, CompletionRequest):
+        parts += [f"## `POST {model.route}`\n", _fields(model.model_fields, shared | ignored)]
+    refused = ", ".join(f"`{name}`" for name in REFUSED)
+    parts += ["## Accepted without effect\n", _fields(ignored, ())]
+    parts += [_filled(f"Of chats only: {', '.join(IgnoredInChats.model_fields)}.") + "\n"]
+    parts += ["## Refused\n", _filled(f"All other fields, for example OpenAI's {refused}.") + "\n"]
     return "\n".join(parts)
 
 
-def _fields(fields: Mapping[str, FieldInfo]) -> str:
-    """A list of fields: type, range, default and meaning. Numbers without a range of their own have
-    that of the tensor that they become."""
-    is_number = [name for name, kind in PASSED.items() if kind in ("INT32", "FP32")]
-    tensors = {spec.name: spec.allowed for spec in INPUTS if spec.name in is_number}
+def _fields(fields: Mapping[str, FieldInfo], hidden: Container[str]) -> str:
+    """A list of fields: type, range, default and meaning. A field without a range of its own has
+    that of the tensor that it becomes."""
     lines = []
     for name, field in fields.items():
+        if name in hidden:
+            continue
         kind, *rules = _rules(field)
-        allowed = tensors.get(name)
-        if allowed is not None and len(rules) == 1:
-            rules.insert(0, allowed.text)
+        spec = TENSORS.get(name)
+        if spec is not None and spec.meaning == field.description and len(rules) == 1:
+            text = (spec.dtype == "STRING" and spec.model_range) or spec.allowed.text
+            rules = [text, *rules] if text else rules
         lines.append(_item(f"`{name}` ({', '.join([kind, *rules])}): {field.description}"))
     return "\n".join(lines) + "\n"
 
@@ -216,13 +223,14 @@ def _rules(field: FieldInfo) -> Iterator[str]:
 
 
 def _range(metadata: Iterable[Any]) -> Iterator[str]:
+    """The bounds, but for those of the types on the wire."""
     for rule in metadata:
         match rule:
-            case annotated_types.Ge(ge=bound):
+            case annotated_types.Ge(ge=int() | float() as bound) if abs(bound) < MAX_INT32:
                 yield f"at least {bound:g}"
             case annotated_types.Gt(gt=bound):
                 yield f"above {bound:g}"
-            case annotated_types.Le(le=bound):
+            case annotated_types.Le(le=int() | float() as bound) if abs(bound) < MAX_INT32:
                 yield f"at most {bound:g}"
 
 

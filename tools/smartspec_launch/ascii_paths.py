@@ -12,7 +12,6 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from smartspec_launch.paths import PATHS
 from smartspec_py.serving.config import ServerConfig
 
 LINKS_FOLDER = "/tmp"
@@ -39,8 +38,8 @@ class AsciiPaths:
 
     def of_config(self, config: ServerConfig) -> ServerConfig:
         """Return the configuration with ASCII engine paths. The given paths must be absolute."""
-        found = {name: getattr(config.engine, name, None) for name in PATHS}
-        paths = {name: Path(path) for name, path in found.items() if path and not path.isascii()}
+        found = config.engine.paths()
+        paths = {name: Path(path) for name, path in found.items() if not path.isascii()}
         if "profile_cache" in paths:
             # The engine cannot create this folder through a link without a target.
             with contextlib.suppress(OSError):

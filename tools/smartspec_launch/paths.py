@@ -24,12 +24,8 @@ def run_dir(http_port: int) -> Path:
     return cache_dir() / f"run-{http_port}"
 
 
-PATHS = ("model", "draft", "target", "tokenizer", "profile_cache")
-"""Keys of `engine` whose values are paths."""
-
-
 def with_absolute_paths(config: ServerConfig, folder: Path) -> ServerConfig:
     """The configuration with absolute engine paths. Relative paths are resolved from `folder`."""
-    found = {name: getattr(config.engine, name, None) for name in PATHS}
-    paths = {name: str((folder / path).resolve()) for name, path in found.items() if path}
+    found = config.engine.paths()
+    paths = {name: str((folder / path).resolve()) for name, path in found.items()}
     return config.model_copy(update={"engine": config.engine.model_copy(update=paths)})

@@ -272,8 +272,8 @@ class TritonServer:
                 raise TritonServerError(f"{self.end_message(code)}\n{self.log_tail()}")
             if time.monotonic() > deadline:
                 raise TritonServerError(
-                    f"Triton was not ready after {timeout_s:g} s, the limit of limits.start_s "
-                    f"(--start-s): raise it if the log shows progress.\n{self.log_tail()}"
+                    f"Triton was not ready after {timeout_s:g} s, the limit of limits.start_s: "
+                    f"raise it if the log shows progress.\n{self.log_tail()}"
                 )
             if progress is not None:
                 progress(self.log_tail(1))

@@ -5,41 +5,26 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from smartspec_openai import logprobs
+from smartspec_openai.chat_schema import ChatRequest
 from smartspec_openai.errors import ApiError
-from smartspec_openai.logprobs import TokenBytes
+from smartspec_openai.logprobs import Offsets, TokenBytes
+from smartspec_openai.schema import Generation
 from smartspec_openai.tools import Found, ToolParser
 from smartspec_openai.triton import Piece
 
 FINISH_REASONS = {"stop": "stop", "length": "length", "deadline": "length"}
 """OpenAI has no name for a deadline."""
 
+MANY = 1 << 30
 
-@dataclass(frozen=True)
-class Form:
-    """What an answer has, beside text.
-
-    num_texts: choices of each prompt; choice i belongs to prompt i // num_texts.
-    echoes: by prompt, its text and its first token if its log-probabilities are wanted; else empty.
-    tools: names of functions that may be called. with_log_probs: whether choices have them.
-    shows_steps: whether chunks have tokens, counts and sources of the drafts.
-    num_prompt: tokens of all prompts, if chunks have token counts; else None.
-    """
-
-    model: str
-    is_chat: bool
-    num_texts: int = 1
-    echoes: Sequence[tuple[str, int | None]] = ()
-    tools: Collection[str] = ()
-    is_one_call: bool = False
-    with_log_probs: bool = False
-    shows_steps: bool = False
-    num_prompt: int | None = None
+LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
+"""Characters that JSON may contain, and at which some clients would split an event."""
 
 
 @dataclass
@@ -47,6 +32,7 @@ class Choice:
     """A choice so far, and what is new since the last `take`."""
 
     parser: ToolParser | None
+    max_calls: int
     echo: str = ""
     first_token: int | None = None
     finish_reason: str | None = None
@@ -54,7 +40,7 @@ class Choice:
     new_calls: list[dict[str, Any]] = field(default_factory=list)
     entries: list[Any] = field(default_factory=list)
     num_calls: int = 0
-    offset: int = 0
+    offsets: Offsets = field(default_factory=Offsets)
     has_begun: bool = False
 
     def add(self, piece: Piece) -> None:
@@ -64,73 +50,83 @@ class Choice:
                 found.add(self.parser.finish())
             self.finish_reason = FINISH_REASONS[piece.finish_reason]
         self.new_text += found.content
-        self.new_calls += found.calls
+        self.new_calls += found.calls[: self.max_calls - self.num_calls - len(self.new_calls)]
         if piece.log_probs is not None:
             self.entries += piece.log_probs.get("prompt", [])
             self.entries += piece.log_probs.get("output", [])
         if self.finish_reason == "stop" and self.num_calls + len(self.new_calls):
             self.finish_reason = "tool_calls"
 
-    def take_calls(self, is_one_call: bool) -> list[dict[str, Any]]:
-        """The new calls. is_one_call: only the choice's first one."""
-        calls, self.new_calls = self.new_calls, []
-        if is_one_call:
-            calls = calls[: 1 - self.num_calls] if self.num_calls < 1 else []
-        self.num_calls += len(calls)
-        return calls
+    @property
+    def is_silent(self) -> bool:
+        """Whether a chunk would have nothing but log-probabilities, which can wait."""
+        return self.has_begun and not (self.new_text or self.new_calls or self.finish_reason)
 
 
 class Answer:
     """An answer in progress."""
 
-    def __init__(self, form: Form, num_choices: int, token_bytes: TokenBytes) -> None:
-        self._form, self._token_bytes = form, token_bytes
-        self._choices = [self._new_choice(number) for number in range(num_choices)]
-        self._num_prompt = self._num_tokens = 0
+    def __init__(
+        self,
+        asked: Generation,
+        model: str,
+        num_tokens: Sequence[int],
+        echoes: Sequence[tuple[str, int | None]],
+        token_bytes: TokenBytes,
+    ) -> None:
+        """num_tokens: by prompt. echoes: by prompt, its text and its first token if it has
+        log-probabilities; or empty. Choice i belongs to prompt i // asked.n."""
+        self._asked, self._token_bytes = asked, token_bytes
+        self._is_chat = isinstance(asked, ChatRequest)
+        self._has_tools = bool(asked.tool_names)
+        is_one_call = isinstance(asked, ChatRequest) and not asked.parallel_tool_calls
+        max_calls = 1 if is_one_call else MANY
+        self._shows_steps = asked.return_spec_metrics == "detailed"
+        self._choices = [
+            Choice(ToolParser(asked.tool_names) if self._has_tools else None, max_calls, *echo)
+            for echo in (echoes or [("", None)] * len(num_tokens))
+            for _ in range(asked.n)
+        ]
+        self._num_prompt, self._num_tokens = sum(num_tokens), 0
         self._metrics: str | None = None
-        kind = "chat.completion" if form.is_chat else "text_completion"
+        kind = "chat.completion" if self._is_chat else "text_completion"
         self._document = {
-            "id": f"{'chatcmpl' if form.is_chat else 'cmpl'}-{uuid.uuid4().hex}",
+            "id": f"{'chatcmpl' if self._is_chat else 'cmpl'}-{uuid.uuid4().hex}",
             "object": kind,
             "created": int(time.time()),
-            "model": form.model,
+            "model": model,
         }
-        chunk = {**self._document, "object": f"{kind}.chunk" if form.is_chat else kind}
+        chunk = {**self._document, "object": f"{kind}.chunk" if self._is_chat else kind}
         self._chunk_head = f"data: {json.dumps(chunk)[:-1]}, "
 
-    def _new_choice(self, number: int) -> Choice:
-        form = self._form
-        parser = ToolParser(form.tools) if form.tools else None
-        return Choice(parser, *(form.echoes[number // form.num_texts] if form.echoes else ()))
-
     def add(self, number: int, piece: Piece) -> None:
+        if self._asked.token_limit == 0:  # the model has generated one token
+            logs = piece.log_probs and {"prompt": piece.log_probs.get("prompt", [])}
+            reason = piece.finish_reason and "length"
+            piece = replace(piece, text="", num_tokens=0, log_probs=logs, finish_reason=reason)
         self._choices[number].add(piece)
         self._num_tokens += piece.num_tokens
-        if piece.finish_reason:
-            if number % self._form.num_texts == 0:
-                self._num_prompt += piece.num_prompt
-            if number == 0:
-                self._metrics = piece.metrics
+        if piece.finish_reason and number == 0:
+            self._metrics = piece.metrics
 
     def whole(self) -> dict[str, Any]:
         """The answer of a request that is not streamed."""
         choices = [self._take(number, "message") for number in range(len(self._choices))]
         return {**self._document, "choices": choices, **self._totals()}
 
-    def chunk(self, number: int, piece: Piece) -> str:
-        """The event of a piece that was added; empty if it has nothing to say yet."""
-        choice = self._take(number, "delta")
-        if self._form.shows_steps:
-            choice["speculation"] = self._step(piece)
-        elif self._form.tools and not choice["finish_reason"] and choice["delta"] == {}:
+    def event(self, number: int, piece: Piece) -> str:
+        """Add the piece, and return its event; empty if it has nothing to say yet."""
+        self.add(number, piece)
+        if self._has_tools and not self._shows_steps and self._choices[number].is_silent:
             return ""
-        usage = ""
-        if self._form.num_prompt is not None:
-            usage = f', "usage": {json.dumps(self._usage(self._form.num_prompt))}'
-        shown = json.dumps(choice, ensure_ascii=False)
+        choice = self._take(number, "delta")
+        if self._shows_steps:
+            choice["speculation"] = self._step(piece)
+        usage = f', "usage": {json.dumps(self._usage())}' if self._asked.streams_usage else ""
+        shown = json.dumps(choice, ensure_ascii=False).translate(LINE_ENDS)
         return f'{self._chunk_head}"choices": [{shown}]{usage}}}\n\n'
 
-    def last_chunk(self, with_usage: bool) -> str:
+    def last_event(self, with_usage: bool) -> str:
         """The event with the token counts and statistics; empty if neither is wanted."""
         if not with_usage and self._metrics is None:
             return ""
@@ -138,13 +134,13 @@ class Answer:
 
     def _totals(self) -> dict[str, Any]:
         """Token counts, and vLLM's document `speculative_decoding` if the model sent one."""
-        return {"usage": self._usage(self._num_prompt), **json.loads(self._metrics or "{}")}
+        return {"usage": self._usage(), **json.loads(self._metrics or "{}")}
 
-    def _usage(self, num_prompt: int) -> dict[str, int]:
+    def _usage(self) -> dict[str, int]:
         return {
-            "prompt_tokens": num_prompt,
+            "prompt_tokens": self._num_prompt,
             "completion_tokens": self._num_tokens,
-            "total_tokens": num_prompt + self._num_tokens,
+            "total_tokens": self._num_prompt + self._num_tokens,
         }
 
     def _take(self, number: int, key: str) -> dict[str, Any]:
@@ -153,20 +149,21 @@ class Answer:
         is_first, choice.has_begun = not choice.has_begun, True
         text, choice.new_text = choice.new_text, ""
         content: dict[str, Any] = {"text": choice.echo + text if is_first else text}
-        if self._form.is_chat:
+        if self._is_chat:
             content = {key: self._message(choice, text, is_first, key == "delta")}
         return {
             "index": number,
             **content,
-            "logprobs": self._log_probs(choice) if self._form.with_log_probs else None,
+            "logprobs": self._log_probs(choice),
             "finish_reason": choice.finish_reason,
         }
 
     def _message(self, choice: Choice, text: str, is_first: bool, is_delta: bool) -> dict[str, Any]:
         found: dict[str, Any] = {"role": "assistant"} if is_first else {}
         num_before = choice.num_calls
-        calls = choice.take_calls(self._form.is_one_call)
-        if text or not self._form.tools:
+        calls, choice.new_calls = choice.new_calls, []
+        choice.num_calls += len(calls)
+        if text or not self._has_tools:
             found["content"] = text
         elif not is_delta:
             found["content"] = None if calls else ""
@@ -174,22 +171,19 @@ class Answer:
             calls = [{"index": num_before + i, **call} for i, call in enumerate(calls)]
         return found | ({"tool_calls": calls} if calls else {})
 
-    def _log_probs(self, choice: Choice) -> dict[str, Any]:
+    def _log_probs(self, choice: Choice) -> dict[str, Any] | None:
+        if self._asked.num_top_log_probs is None:
+            return None
         entries, choice.entries = choice.entries, []
-        if self._form.is_chat:
+        if self._is_chat:
             return logprobs.of_chat(entries, self._token_bytes)
         first, choice.first_token = choice.first_token, None
-        found = logprobs.of_text(first, entries, choice.offset, self._token_bytes)
-        choice.offset += sum(map(len, found["tokens"]))
-        return found
+        return logprobs.of_text(first, entries, choice.offsets, self._token_bytes)
 
     def _step(self, piece: Piece) -> dict[str, Any]:
+        counts = ("num_tokens", "num_steps", "num_drafted", "num_accepted")
         texts = [self._token_bytes(token).decode(errors="replace") for token in piece.tokens]
-        return {
-            "num_tokens": piece.num_tokens,
-            "num_steps": piece.num_steps,
-            "num_drafted": piece.num_drafted,
-            "num_accepted": piece.num_accepted,
+        return {name: getattr(piece, name) for name in counts} | {
             "drafter": piece.drafter or None,
             "tokens": texts,
         }
@@ -201,13 +195,9 @@ async def events(
     """The server-sent events of a streamed answer. first: a piece that was already read."""
     async with aclosing(pieces):  # type: ignore[type-var]
         try:
-            answer.add(*first)
-            if event := answer.chunk(*first):
-                yield event
-            async for number, piece in pieces:
-                answer.add(number, piece)
-                if event := answer.chunk(number, piece):
-                    yield event
-            yield answer.last_chunk(usage) + "data: [DONE]\n\n"
+            yield answer.event(*first)
+            async for found in pieces:
+                yield answer.event(*found)
+            yield answer.last_event(usage) + "data: [DONE]\n\n"
         except ApiError as error:
             yield f"data: {json.dumps(error.body)}\n\n"

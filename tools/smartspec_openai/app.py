@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 
 import aiohttp
 from fastapi import Depends, FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 
@@ -18,13 +16,9 @@ from smartspec_openai.chat_schema import ChatRequest
 from smartspec_openai.endpoint import Endpoint, Settings
 from smartspec_openai.errors import ERRORS, ApiError
 from smartspec_openai.prompts import Prompts
-from smartspec_openai.schema import (
-    CompletionRequest,
-    DetokenizeRequest,
-    TokenizeRequest,
-)
+from smartspec_openai.schema import CompletionRequest, DetokenizeRequest, TokenizeRequest
 from smartspec_openai.triton import Model
-from smartspec_openai.validation import of_validation
+from smartspec_openai.validation import body_schema, read
 
 PAGE = Path(__file__).with_name("page.html")
 PAGE_HEADERS = {
@@ -43,37 +37,40 @@ def create_app(model: Model, prompts: Prompts, settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        await asyncio.to_thread(prompts.load)
         yield
         await model.close()
 
     app = FastAPI(title="SmartSpec", lifespan=lifespan, redoc_url=None, responses=ERRORS)
     keyed = [Depends(endpoint.check_key)]
 
-    @app.post("/v1/chat/completions", dependencies=keyed, responses=STREAMED)
-    async def chat(request: Request, asked: ChatRequest) -> Response:
-        return await endpoint.chat(request, asked)
+    chats = body_schema(ChatRequest)
 
-    @app.post("/v1/completions", dependencies=keyed, responses=STREAMED)
-    async def complete(request: Request, asked: CompletionRequest) -> Response:
-        return await endpoint.complete(request, asked)
+    @app.post("/v1/chat/completions", dependencies=keyed, responses=STREAMED, openapi_extra=chats)
+    async def chat(request: Request) -> Response:
+        return await endpoint.chat(request, await read(request, ChatRequest))
+
+    texts = body_schema(CompletionRequest)
+
+    @app.post("/v1/completions", dependencies=keyed, responses=STREAMED, openapi_extra=texts)
+    async def complete(request: Request) -> Response:
+        return await endpoint.complete(request, await read(request, CompletionRequest))
 
     @app.get("/v1/models", dependencies=keyed)
     async def models() -> dict[str, Any]:
-        about = {"id": settings.name, "object": "model", "created": endpoint.begin_s}
-        more = {"owned_by": "smartspec", "max_model_len": settings.context_len}
-        return {"object": "list", "data": [about | more]}
+        return {"object": "list", "data": [endpoint.about_model()]}
 
-    @app.post("/tokenize", dependencies=keyed)
-    def tokenize(asked: TokenizeRequest) -> dict[str, Any]:
-        endpoint.check_model(asked.model)
-        tokens = prompts.encode(asked.prompt, asked.add_special_tokens)
-        return {"tokens": tokens, "count": len(tokens), "max_model_len": settings.context_len}
+    @app.get("/v1/models/{name}", dependencies=keyed)
+    async def model_of(name: str) -> dict[str, Any]:
+        endpoint.check_model(name)
+        return endpoint.about_model()
 
-    @app.post("/detokenize", dependencies=keyed)
-    def detokenize(asked: DetokenizeRequest) -> dict[str, str]:
-        endpoint.check_model(asked.model)
-        return {"prompt": prompts.decode(asked.tokens)}
+    @app.post("/tokenize", dependencies=keyed, openapi_extra=body_schema(TokenizeRequest))
+    async def tokenize(request: Request) -> dict[str, Any]:
+        return await endpoint.tokenize(request, await read(request, TokenizeRequest))
+
+    @app.post("/detokenize", dependencies=keyed, openapi_extra=body_schema(DetokenizeRequest))
+    async def detokenize(request: Request) -> dict[str, str]:
+        return await endpoint.detokenize(request, await read(request, DetokenizeRequest))
 
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
@@ -102,21 +99,11 @@ def create_app(model: Model, prompts: Prompts, settings: Settings) -> FastAPI:
         wait = {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
         return JSONResponse(error.body, error.status, headers=wait)
 
-    @app.exception_handler(RequestValidationError)
-    async def refuse_body(_: Request, error: RequestValidationError) -> Response:
-        found = of_validation(error.errors())
-        return JSONResponse(found.body, found.status)
-
     @app.exception_handler(HTTPException)
     async def refuse_route(request: Request, error: HTTPException) -> Response:
         message = f"{request.method} {request.url.path:.80}: {error.detail}; /docs has the routes"
         found = ApiError(error.status_code, message)
         return JSONResponse(found.body, found.status, headers=error.headers)
-
-    @app.exception_handler(UnicodeEncodeError)
-    async def refuse_text(_: Request, error: UnicodeEncodeError) -> Response:
-        found = ApiError(400, f"texts must not have lone surrogates, got {error.object!r:.80}")
-        return JSONResponse(found.body, found.status)
 
     @app.exception_handler(Exception)
     async def fail(_: Request, error: Exception) -> Response:

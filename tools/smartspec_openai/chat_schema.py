@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
-from smartspec_openai.schema import MAX_TOP_LOG_PROBS, Generation, Int32
+from smartspec_openai.schema import Body, Generation, Int32, few
+from smartspec_py.api.inputs import MAX_TOP_LOG_PROBS
 
+MAX_MESSAGES = 4096
+MAX_PARTS = 1024
 MAX_TOOLS = 128
 
 
-def _json_object(text: str) -> str:
-    try:
-        found = json.loads(text or "{}")
-    except RecursionError:
-        found = None
-    if not isinstance(found, dict):
-        raise ValueError("must be a JSON object, as text")
-    return text
-
-
-class TextPart(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class TextPart(Body):
     type: Literal["text"]
     text: str
 
 
-class Function(BaseModel):
+class Function(Body):
     """A function of a tool. Other keys are passed to the chat template."""
 
     model_config = ConfigDict(extra="allow")
@@ -39,21 +29,17 @@ class Function(BaseModel):
     parameters: dict[str, Any] | None = None
 
 
-class Tool(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class Tool(Body):
     type: Literal["function"]
     function: Function
 
 
-class CalledFunction(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class CalledFunction(Body):
     name: str
-    arguments: Annotated[str, AfterValidator(_json_object)]
+    arguments: str
 
 
-class ToolCall(BaseModel):
+class ToolCall(Body):
     model_config = ConfigDict(extra="allow")
 
     id: str
@@ -61,35 +47,49 @@ class ToolCall(BaseModel):
     function: CalledFunction
 
 
-class Message(BaseModel):
+Parts = Annotated[list[TextPart], few(MAX_PARTS)]
+ToolCalls = Annotated[list[ToolCall], few(MAX_TOOLS)]
+
+
+class Message(Body):
     """A message. Other keys are passed to the chat template."""
 
     model_config = ConfigDict(extra="allow")
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
-    tool_calls: list[ToolCall] | None = None
+    content: str | Parts | None = None
+    tool_calls: ToolCalls | None = None
 
     def for_template(self) -> dict[str, Any]:
-        """Parts of text are joined, because many templates take only strings."""
+        """Parts of text become lines, because many templates take only strings."""
         found = self.model_dump(exclude_none=True)
         if isinstance(self.content, list):
-            found["content"] = "".join(part.text for part in self.content)
+            found["content"] = "\n".join(part.text for part in self.content)
         return found
 
 
-class TextFormat(BaseModel):
+class TextFormat(Body):
     """The only response format."""
-
-    model_config = ConfigDict(extra="forbid")
 
     type: Literal["text"]
 
 
-class ChatRequest(Generation):
-    """`POST /v1/chat/completions`."""
+class IgnoredInChats(Body):
+    """Fields of chats that have no effect here."""
 
-    messages: list[Message] = Field(min_length=1, description="the conversation so far")
+    modalities: Annotated[list[Literal["text"]], few(1)] | None = Field(
+        None, description="only text"
+    )
+    reasoning_effort: str | None = Field(None, description="see chat_template_kwargs")
+    verbosity: str | None = Field(None, description="see max_tokens")
+
+
+class ChatRequest(Generation, IgnoredInChats):
+    route = "/v1/chat/completions"
+
+    messages: Annotated[list[Message], few(MAX_MESSAGES)] = Field(
+        min_length=1, description="the conversation so far"
+    )
     max_completion_tokens: Int32 | None = Field(
         None, ge=1, description="newer name of max_tokens; give only one of them"
     )
@@ -105,8 +105,8 @@ class ChatRequest(Generation):
         le=MAX_TOP_LOG_PROBS,
         description="with logprobs: return this many of the most probable tokens at each position",
     )
-    tools: list[Tool] | None = Field(
-        None, max_length=MAX_TOOLS, description="functions that the model may call"
+    tools: Annotated[list[Tool], few(MAX_TOOLS)] | None = Field(
+        None, description="functions that the model may call"
     )
     tool_choice: Literal["auto", "none"] | None = Field(
         None, description="none: give the model no tools. Default: auto"
@@ -120,6 +120,10 @@ class ChatRequest(Generation):
     @property
     def usable_tools(self) -> list[Tool]:
         return [] if self.tool_choice == "none" else self.tools or []
+
+    @property
+    def tool_names(self) -> list[str]:
+        return [tool.function.name for tool in self.usable_tools]
 
     @property
     def token_limit(self) -> int | None:

@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from smartspec_openai.answers import Answer, Form, events
+from smartspec_openai.answers import Answer, events
 from smartspec_openai.chat_schema import ChatRequest
 from smartspec_openai.errors import ApiError
 from smartspec_openai.pieces import pieces_of, unless_gone
 from smartspec_openai.prompts import Prompts
 from smartspec_openai.schema import (
     MAX_CHOICES,
-    PASSED,
     CompletionRequest,
+    DetokenizeRequest,
     Generation,
+    TokenizeRequest,
 )
-from smartspec_openai.triton import Model, Piece
+from smartspec_openai.triton import Model, Piece, Tensors
+from smartspec_openai.validation import off_loop
+from smartspec_py.serving.intake import MAX_BYTES_PER_TOKEN
 
-T = TypeVar("T")
-Prompt = str | list[int]
 UINT64 = 1 << 64
-
-SHORT = 4096
-"""Characters, or tokens, that are processed at once. A thread would cost more than the work."""
 
 
 @dataclass(frozen=True)
@@ -67,47 +64,41 @@ class Endpoint:
         if name not in (None, self.settings.name):
             raise ApiError(404, f"model: got {name!r}, must be {self.settings.name!r}", "model")
 
+    def about_model(self) -> dict[str, Any]:
+        about = {"id": self.settings.name, "object": "model", "created": self.begin_s}
+        return about | {"owned_by": "smartspec", "max_model_len": self.settings.context_len}
+
     async def chat(self, request: Request, asked: ChatRequest) -> Response:
-        self.check_model(asked.model)
         if asked.max_tokens is not None and asked.max_completion_tokens is not None:
             name = "max_completion_tokens"
             raise ApiError(400, f"{name}: give only one of max_tokens and {name}", name)
-        if asked.top_logprobs and not asked.logprobs:
+        if asked.top_logprobs is not None and not asked.logprobs:
             raise ApiError(400, "top_logprobs: only with logprobs", "top_logprobs")
-        messages = [message.for_template() for message in asked.messages]
-        tools = [tool.model_dump(exclude_none=True) for tool in asked.usable_tools]
-        size = sum(len(message.get("content", "")) for message in messages) + SHORT * bool(tools)
-        variables = asked.chat_template_kwargs or {}
-        prompt = await _off_loop(
-            size, self.prompts.of_chat, messages, variables, asked.add_generation_prompt, tools
-        )
-        try:
-            return await self._answer(request, asked, [prompt])
-        except ApiError as error:
-            if error.param == "prompt":
-                message = error.message.replace("prompt", "messages", 1)
-                raise ApiError(error.status, message, "messages") from error
-            raise
+        return await self._answer(request, asked, self._of_chat)
 
     async def complete(self, request: Request, asked: CompletionRequest) -> Response:
+        return await self._answer(request, asked, self._of_completion)
+
+    async def tokenize(self, request: Request, asked: TokenizeRequest) -> dict[str, Any]:
         self.check_model(asked.model)
-        if not all(asked.prompts) or not asked.prompts:
-            raise ApiError(400, "prompt: must have at least one text, none of them empty", "prompt")
-        return await self._answer(request, asked, asked.prompts)
+        size = len(await request.body())
+        tokens = await off_loop(size, self.prompts.encode, asked.prompt, asked.add_special_tokens)
+        most = self.settings.context_len
+        return {"tokens": tokens, "count": len(tokens), "max_model_len": most}
+
+    async def detokenize(self, request: Request, asked: DetokenizeRequest) -> dict[str, str]:
+        self.check_model(asked.model)
+        size = len(await request.body())
+        return {"prompt": await off_loop(size, self.prompts.decode, asked.tokens)}
 
     async def _answer(
-        self, request: Request, asked: Generation, prompts: Sequence[Prompt]
+        self, request: Request, asked: Any, work: Callable[[Any], tuple[list[Tensors], Answer]]
     ) -> Response:
-        """Generate all choices of these prompts, streamed or not."""
+        """Generate all choices, streamed or not."""
+        self.check_model(asked.model)
         if asked.stream_options is not None and not asked.stream:
             raise ApiError(400, "stream_options: only with stream", "stream_options")
-        if len(prompts) * asked.n > MAX_CHOICES:
-            message = f"n: got {asked.n} texts of {len(prompts)} prompts, must be at most "
-            raise ApiError(400, f"{message}{MAX_CHOICES} together", "n")
-        size = sum(map(len, prompts)) + SHORT * bool(asked.logit_bias)
-        choices = await _off_loop(size, self._choices, asked, prompts)
-        form = await _off_loop(size, self._form, asked, prompts)
-        answer = Answer(form, len(choices), self.prompts.token_bytes)
+        choices, answer = await off_loop(len(await request.body()), work, asked)
         pieces = self._counted(choices)
         if not asked.stream:
             return await unless_gone(request, _whole(answer, pieces))
@@ -118,7 +109,7 @@ class Endpoint:
             events(answer, pieces, first, usage), media_type="text/event-stream"
         )
 
-    async def _counted(self, choices: Sequence[Any]) -> AsyncIterator[tuple[int, Piece]]:
+    async def _counted(self, choices: Sequence[Tensors]) -> AsyncIterator[tuple[int, Piece]]:
         """`pieces_of`, with a limit on requests at once."""
         most = self.settings.max_requests
         if self.num_requests >= most:
@@ -131,35 +122,64 @@ class Endpoint:
         finally:
             self.num_requests -= 1
 
-    def _form(self, asked: Generation, prompts: Sequence[Prompt]) -> Form:
-        is_chat = isinstance(asked, ChatRequest)
-        has_log_probs = asked.num_top_log_probs is not None
-        echoes = []
-        if isinstance(asked, CompletionRequest) and asked.echo:
-            for prompt in prompts:
-                tokens = self._tokens(prompt) if has_log_probs else []
-                text = prompt if isinstance(prompt, str) else self.prompts.decode(prompt, "prompt")
-                echoes.append((text, tokens[0] if tokens else None))
-        tools = asked.usable_tools if isinstance(asked, ChatRequest) else ()
-        return Form(
-            self.settings.name,
-            is_chat,
-            asked.n,
-            echoes,
-            tools=[tool.function.name for tool in tools],
-            is_one_call=isinstance(asked, ChatRequest) and not asked.parallel_tool_calls,
-            with_log_probs=has_log_probs,
-            shows_steps=asked.return_spec_metrics == "detailed",
-            num_prompt=(
-                sum(len(self._tokens(prompt)) for prompt in prompts)
-                if asked.streams_usage
-                else None
-            ),
+    def _of_chat(self, asked: ChatRequest) -> tuple[list[Tensors], Answer]:
+        text = self.prompts.of_chat(
+            [message.for_template() for message in asked.messages],
+            asked.chat_template_kwargs or {},
+            asked.add_generation_prompt,
+            [tool.model_dump(exclude_none=True) for tool in asked.usable_tools],
         )
+        self._check_bytes("messages", text)
+        return self._prepared(asked, "messages", [self.prompts.encode_chat(text)])
 
-    def _choices(self, asked: Generation, prompts: Sequence[Prompt]) -> list[dict[str, Any]]:
-        """The tensors of each choice."""
-        shared = {name: (PASSED[name], value) for name, value in asked.tensors().items()}
+    def _of_completion(self, asked: CompletionRequest) -> tuple[list[Tensors], Answer]:
+        texts = [text for text in asked.prompts if isinstance(text, str)]
+        for text in texts:
+            self._check_bytes("prompt", text)
+        encode = self.prompts.encode
+        prompts = [encode(one) if isinstance(one, str) else one for one in asked.prompts]
+        echoes: list[tuple[str, int | None]] = []
+        if asked.echo and all(prompts):
+            shown = texts or [self.prompts.decode(tokens, "prompt") for tokens in prompts]
+            firsts = [None if asked.logprobs is None else tokens[0] for tokens in prompts]
+            echoes = list(zip(shown, firsts, strict=True))
+        return self._prepared(asked, "prompt", prompts, echoes)
+
+    def _prepared(
+        self,
+        asked: Generation,
+        field: str,
+        prompts: Sequence[list[int]],
+        echoes: Sequence[tuple[str, int | None]] = (),
+    ) -> tuple[list[Tensors], Answer]:
+        """The tensors of each choice, and the answer to fill. field: the one with the prompts."""
+        if not prompts or not all(prompts):
+            raise ApiError(400, f"{field}: must have at least one token", field)
+        if len(prompts) * asked.n > MAX_CHOICES:
+            message = f"n: got {asked.n} texts of {len(prompts)} prompts, must be at most "
+            raise ApiError(400, f"{message}{MAX_CHOICES} together", "n")
+        shared = self._shared(asked)
+        choices: list[Tensors] = []
+        for prompt in prompts:
+            own = {
+                "text_input": ("BYTES", b""),
+                "input_ids": ("INT32", prompt),
+                "max_tokens": ("INT32", self._limit(asked, field, len(prompt))),
+                "stream": ("BOOL", asked.stream),
+            }
+            for number in range(asked.n):
+                seed = {}
+                if asked.seed is not None:
+                    seed["seed"] = ("UINT64", (asked.seed + number) % UINT64)
+                choices.append({**shared, **own, **seed})
+        sizes = list(map(len, prompts))
+        answer = Answer(asked, self.settings.name, sizes, echoes, self.prompts.token_bytes)
+        return choices, answer
+
+    def _shared(self, asked: Generation) -> dict[str, tuple[str, Any]]:
+        """The tensors that are the same for all choices."""
+        shared = asked.tensors()
+        has_echo = isinstance(asked, CompletionRequest) and asked.echo
         if words := asked.stop_words:
             shared["stop_words"] = ("BYTES", [word.encode() for word in words])
         if asked.logit_bias:
@@ -168,38 +188,37 @@ class Endpoint:
             shared["embedding_bias_weights"] = ("FP32", list(asked.logit_bias.values()))
         if asked.num_top_log_probs is not None:
             shared["return_token_log_probs"] = ("INT32", asked.num_top_log_probs)
-            if isinstance(asked, CompletionRequest) and asked.echo:
+            if has_echo:
                 shared["return_prompt_log_probs"] = ("BOOL", True)
         if asked.return_spec_metrics == "detailed":
             shared["return_output_ids"] = ("BOOL", True)
-        choices = []
-        for prompt in prompts:
-            limit = asked.token_limit
-            if limit is None:
-                limit = max(1, self.settings.context_len - len(self._tokens(prompt)))
-            own: dict[str, Any] = {
-                "text_input": ("BYTES", prompt.encode() if isinstance(prompt, str) else b""),
-                "max_tokens": ("INT32", limit),
-                "stream": ("BOOL", asked.stream),
-            }
-            if not isinstance(prompt, str):
-                own["input_ids"] = ("INT32", prompt)
-            for number in range(asked.n):
-                seed = {}
-                if asked.seed is not None:
-                    seed["seed"] = ("UINT64", (asked.seed + number) % UINT64)
-                choices.append({**shared, **own, **seed})
-        return choices
+        if asked.token_limit == 0 and not has_echo:
+            raise ApiError(400, "max_tokens: got 0, must be at least 1 without echo", "max_tokens")
+        return shared
 
-    def _tokens(self, prompt: Prompt) -> list[int]:
-        return self.prompts.encode(prompt) if isinstance(prompt, str) else prompt
+    def _limit(self, asked: Generation, field: str, num_prompt: int) -> int:
+        """Tokens to generate after a prompt. Raises ApiError if the context is too short."""
+        context_len, limit = self.settings.context_len, asked.token_limit
+        room = context_len - num_prompt
+        if room < 1:
+            allowed = f"{context_len - 1} tokens, to leave room for one more"
+            raise _too_long(field, f"{num_prompt} tokens", allowed)
+        if limit is not None and limit > room:
+            field = "max_tokens" if asked.max_tokens is not None else "max_completion_tokens"
+            both = f"the prompt has {num_prompt} tokens, and both together may have {context_len}"
+            raise _too_long(field, f"{limit}", f"{room}: {both}")
+        return room if limit is None else max(1, limit)
+
+    def _check_bytes(self, field: str, text: str) -> None:
+        """Before the text is tokenized, which would take long."""
+        num_bytes, most = len(text.encode()), MAX_BYTES_PER_TOKEN * self.settings.context_len
+        if num_bytes > most:
+            raise _too_long(field, f"{num_bytes} bytes", f"{most} bytes")
 
 
-async def _off_loop(size: int, work: Callable[..., T], *arguments: Any) -> T:
-    """The result of the work, in a thread if it is long."""
-    if size < SHORT:
-        return work(*arguments)
-    return await asyncio.to_thread(work, *arguments)
+def _too_long(field: str, got: str, most: str) -> ApiError:
+    message = f"{field}: got {got}, must be at most {most}"
+    return ApiError(400, message, field, code="context_length_exceeded")
 
 
 async def _whole(answer: Answer, pieces: AsyncIterator[tuple[int, Piece]]) -> Response:

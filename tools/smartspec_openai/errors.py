@@ -6,6 +6,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
+GONE_STATUS = 499
+"""Nobody reads it: the client has disconnected."""
+
 KINDS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error"}
 
 
@@ -23,29 +26,28 @@ class ErrorBody(BaseModel):
 
 
 ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorBody, "description": description}
-    for status, description in (
-        (400, "The request is wrong; the message names the field."),
-        (401, "The API key is missing or wrong."),
-        (404, "There is no such model."),
-        (429, "Too many requests are running."),
-        (500, "The endpoint failed."),
-        (503, "The model is not available or its queue is full."),
-    )
+    "4XX": {"model": ErrorBody, "description": "The request is wrong: `param` names the field."},
+    "5XX": {"model": ErrorBody, "description": "The model or the endpoint is not available."},
 }
 
 
 class ApiError(Exception):
-    """An answer with this status. param: the field that is wrong, if one is."""
+    """An answer with this status. param: the field that is wrong, if any. code: OpenAI's word."""
 
     def __init__(
-        self, status: int, message: str, param: str | None = None, retry_after_s: int | None = None
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        retry_after_s: int | None = None,
+        code: str | None = None,
     ) -> None:
         super().__init__(message)
         self.status, self.message, self.param = status, message, param
-        self.retry_after_s = retry_after_s
+        self.retry_after_s, self.code = retry_after_s, code
 
     @property
     def body(self) -> dict[str, Any]:
         kind = KINDS.get(self.status, "server_error" if self.status >= 500 else KINDS[400])
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": None}}
+        names = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return {"error": names}

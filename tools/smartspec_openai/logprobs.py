@@ -6,10 +6,25 @@ theirs.
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable, Sequence
 from typing import Any
 
 TokenBytes = Callable[[int], bytes]
+
+
+class Offsets:
+    """Counts the characters of a text whose tokens may be parts of a character."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._num_characters = 0
+
+    def of_next(self, raw: bytes) -> int:
+        """The number of characters before this token, in which its first one is not counted."""
+        before = self._num_characters
+        self._num_characters += len(self._decoder.decode(raw))
+        return before
 
 
 def of_chat(entries: Sequence[Any], token_bytes: TokenBytes) -> dict[str, Any]:
@@ -27,25 +42,28 @@ def of_chat(entries: Sequence[Any], token_bytes: TokenBytes) -> dict[str, Any]:
 
 
 def of_text(
-    first: int | None, entries: Sequence[Any], offset: int, token_bytes: TokenBytes
+    first: int | None, entries: Sequence[Any], offsets: Offsets, token_bytes: TokenBytes
 ) -> dict[str, Any]:
     """`logprobs` of a completion's choice. first: the first token of a prompt, which has no
-    log-probability. offset: characters before the first token."""
+    log-probability. offsets: after the tokens before these."""
     found: dict[str, Any] = {
         name: [] for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")
     }
     every = [] if first is None else [(first, None, None)]
     for token, log_prob, top in [*every, *entries]:
-        text = _text(token_bytes(token))
-        found["tokens"].append(text)
+        raw = token_bytes(token)
+        found["tokens"].append(_text(raw))
         found["token_logprobs"].append(log_prob)
-        found["text_offset"].append(offset)
-        offset += len(text)
+        found["text_offset"].append(offsets.of_next(raw))
         best = {_text(token_bytes(other)): value for other, value in reversed(top or ())}
         # OpenAI adds the chosen token where it is not among the most probable ones.
-        found["top_logprobs"].append(None if top is None else {**best, text: log_prob})
+        found["top_logprobs"].append(None if top is None else {**best, _text(raw): log_prob})
     return found
 
 
 def _text(raw: bytes) -> str:
-    return raw.decode(errors="replace")
+    """The token's text. A part of a character is written as OpenAI does, so that parts differ."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)

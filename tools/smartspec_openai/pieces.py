@@ -11,7 +11,7 @@ from typing import TypeVar
 from fastapi import Request
 
 from smartspec_openai.answers import FINISH_REASONS
-from smartspec_openai.errors import ApiError
+from smartspec_openai.errors import GONE_STATUS, ApiError
 from smartspec_openai.triton import Model, Piece, Tensors
 
 T = TypeVar("T")
@@ -21,30 +21,27 @@ logger = logging.getLogger("smartspec_openai")
 MAX_PENDING = 64
 """Pieces that are kept for a client that reads slowly. Then the request is read no further."""
 
+MAX_AT_ONCE = 16
+"""Choices of one request that are generated at once. The others wait here."""
+
 END_S = 1.0
 """Time for the streams to end after their last pieces."""
 
-GONE_STATUS = 499
-"""Nobody reads it: the client has disconnected."""
 
-
-async def pieces_of(model: Model, choices: Sequence[Tensors]) -> AsyncIterator[tuple[int, Piece]]:
+def pieces_of(model: Model, choices: Sequence[Tensors]) -> AsyncIterator[tuple[int, Piece]]:
     """The pieces of all choices as they arrive, with the number of the choice.
 
     Closing the iterator cancels all requests. Raises ApiError.
     """
-    found = _one(model, choices[0]) if len(choices) == 1 else _several(model, choices)
-    async with aclosing(found) as pieces:  # type: ignore[type-var]
-        async for number, piece in pieces:
-            if piece.finish_reason and piece.finish_reason not in FINISH_REASONS:
-                raise ApiError(503, "the server ended the request: send it again later")
-            yield number, piece
+    return _one(model, choices[0]) if len(choices) == 1 else _several(model, choices)
 
 
 async def _one(model: Model, tensors: Tensors) -> AsyncIterator[tuple[int, Piece]]:
     try:
         async with aclosing(model.generate(tensors)) as pieces:  # type: ignore[type-var]
             async for piece in pieces:
+                if piece.finish_reason and piece.finish_reason not in FINISH_REASONS:
+                    raise ApiError(503, "the server ended the request: send it again later")
                 yield 0, piece
     except ApiError:
         raise
@@ -56,9 +53,11 @@ async def _one(model: Model, tensors: Tensors) -> AsyncIterator[tuple[int, Piece
 async def _several(model: Model, choices: Sequence[Tensors]) -> AsyncIterator[tuple[int, Piece]]:
     queue: asyncio.Queue[tuple[int, Piece | ApiError]] = asyncio.Queue(MAX_PENDING)
 
+    slots = asyncio.Semaphore(MAX_AT_ONCE)
+
     async def run(number: int, tensors: Tensors) -> None:
         try:
-            async with aclosing(_one(model, tensors)) as pieces:  # type: ignore[type-var]
+            async with slots, aclosing(_one(model, tensors)) as pieces:  # type: ignore[type-var]
                 async for _, piece in pieces:
                     await queue.put((number, piece))
         except ApiError as error:

@@ -9,27 +9,20 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
+from jinja2.exceptions import TemplateSyntaxError
 from tokenizers import Tokenizer
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from smartspec_openai.errors import ApiError
 
-NO_TEMPLATE = (
-    "this model has no chat template: start the server with --chat-template FILE, or use "
-    "/v1/completions"
-)
-
+NO_TEMPLATE = "messages: this model has no chat template: use --chat-template, or /v1/completions"
 
 MAX_KNOWN_TOKENS = 1 << 15
 BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
-TEMPLATE_ERRORS = (
-    TypeError,
-    ValueError,
-    LookupError,
-    AttributeError,
-    ArithmeticError,
-    RecursionError,
-)
-"""Errors that a template can raise for messages that it does not expect."""
+CUT = "\ufdd0"
+"""Marks where the name of a special token is cut, so that a message cannot contain the token.
+Unicode reserves this character for use inside programs."""
 
 
 class PromptError(Exception):
@@ -49,17 +42,20 @@ class Prompts:
             self._tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # tokenizers raises plain Exception
             raise PromptError(f"{path} cannot be read: {error}") from error
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
         config = _json(folder / "tokenizer_config.json")
         self._templates = _templates(folder, config, chat_template)
+        if chat_template is not None:
+            _check_syntax(chat_template, self._templates["default"])
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        names = [re.escape(one.content) for one in added if one.special and one.content[1:]]
+        self._special_names = re.compile("|".join(names) or "(?!)")
         special = ("bos_token", "eos_token", "pad_token", "unk_token")
         self._special = {name: _content(config.get(name)) for name in special if config.get(name)}
         self._begin_tokens = self._tokenizer.encode("").ids
         self._anchor = self._tokenizer.encode("a", add_special_tokens=False).ids
         self.token_bytes = lru_cache(MAX_KNOWN_TOKENS)(self._token_bytes)
-
-    def load(self) -> None:
-        """Import what templates need. Without this, the first chat takes 0.7 s longer."""
-        import transformers.utils.chat_template_utils  # noqa: F401
 
     def of_chat(
         self,
@@ -68,10 +64,10 @@ class Prompts:
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
-        """The prompt. Raises ApiError if the template refuses the messages or if there is none."""
-        from jinja2.exceptions import TemplateError
-        from transformers.utils.chat_template_utils import render_jinja_template
+        """The prompt, for `encode_chat`. Names of special tokens in messages and tools are cut.
 
+        Raises ApiError if the template refuses the messages or if there is none.
+        """
         template = self._templates.get("tool_use" if tools else "default")
         template = template or self._templates.get("default")
         if template is None:
@@ -81,33 +77,53 @@ class Prompts:
         has_developer = "developer" in template
         try:
             found: Any = render_jinja_template(
-                [[_message(message, has_developer) for message in messages]],
-                tools=[dict(tool) for tool in tools] or None,
+                [[self._cut(_message(message, has_developer)) for message in messages]],
+                tools=self._cut(list(tools)) or None,
                 chat_template=template,
                 add_generation_prompt=add_generation_prompt,
-                **{**self._special, **variables},
+                **{**self._special, **self._cut(dict(variables))},
             )
-        except (TemplateError, *TEMPLATE_ERRORS) as error:
+        except Exception as error:  # a template can raise anything
             message = f"messages: the chat template refuses them: {error}"
             raise ApiError(400, message, "messages") from error
         prompt = str(found[0][0])
         begin = self._special.get("bos_token")
         if begin and self._begin_tokens and prompt.startswith(begin):
-            prompt = prompt[len(begin) :]  # the server's tokenizer adds it
+            prompt = prompt[len(begin) :]  # the tokenizer adds it
         return prompt
 
+    def _cut(self, value: Any) -> Any:
+        """The value, with CUT after the first character of each special token's name in it."""
+        if isinstance(value, dict):
+            return {self._cut(key): self._cut(each) for key, each in value.items()}
+        if isinstance(value, list):
+            return [self._cut(each) for each in value]
+        while isinstance(value, str) and self._special_names.search(value):
+            value = self._special_names.sub(
+                lambda found: f"{found[0][0]}{CUT}{found[0][1:]}", value
+            )
+        return value
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Raises UnicodeEncodeError for text with lone surrogates."""
-        text.encode()
-        tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        """`encode` of the library would hold Python's lock, and stop all streams."""
+        (found,) = self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
+        tokens: list[int] = found.ids
+        return tokens
+
+    def encode_chat(self, prompt: str) -> list[int]:
+        """The tokens of a prompt of `of_chat`. Parts between cuts are encoded one by one, so no
+        special token is found across a cut."""
+        first, *others = prompt.split(CUT)
+        tokens = self.encode(first)
+        for found in self._tokenizer.encode_batch(others, add_special_tokens=False):
+            tokens += found.ids
         return tokens
 
     def decode(self, tokens: Sequence[int], param: str = "tokens") -> str:
         """Raises ApiError for a token that does not exist."""
         size = self._tokenizer.get_vocab_size()
-        for token in tokens:
-            if token >= size:
-                raise ApiError(400, f"{param}: got {token}, must be in 0..{size - 1}", param)
+        if max(tokens, default=0) >= size:
+            raise ApiError(400, f"{param}: got {max(tokens)}, must be in 0..{size - 1}", param)
         text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=False)
         return text
 
@@ -156,20 +172,21 @@ def _message(message: Mapping[str, Any], has_developer: bool) -> dict[str, Any]:
 
 
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = dict(call["function"])
-    if isinstance(function.get("arguments"), str):
-        function["arguments"] = json.loads(function["arguments"] or "{}")
-    return {**call, "function": function}
+    """Arguments that are not a JSON object, which a model can write, become one with their text."""
+    text = call["function"]["arguments"]
+    try:
+        arguments = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        arguments = {"arguments": text}
+    return {**call, "function": {**call["function"], "arguments": arguments}}
 
 
 @cache
 def _byte_letters() -> dict[str, int]:
-    """The letters that byte-level tokenizers write bytes with: printable ones stand for themselves,
-    the others for letters from 256 on."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    letters = {chr(byte): byte for byte in printable}
-    return letters | {chr(256 + number): byte for number, byte in enumerate(others)}
+    """The letters that byte-level tokenizers write bytes with."""
+    return {letter: byte for byte, letter in bytes_to_unicode().items()}  # type: ignore[no-untyped-call]
 
 
 def _templates(folder: Path, config: Mapping[str, Any], given: Path | None) -> dict[str, str]:
@@ -184,6 +201,15 @@ def _templates(folder: Path, config: Mapping[str, Any], given: Path | None) -> d
     if isinstance(found, list):
         return {one["name"]: one["template"] for one in found}
     return {"default": found} if isinstance(found, str) else {}
+
+
+def _check_syntax(path: Path, template: str) -> None:
+    try:
+        render_jinja_template([[]], chat_template=template)
+    except TemplateSyntaxError as error:
+        raise PromptError(f"{path}, line {error.lineno}: {error.message}") from error
+    except Exception:
+        pass  # it needs a message
 
 
 def _content(value: Any) -> str:

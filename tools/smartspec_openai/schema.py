@@ -1,114 +1,150 @@
-"""The request bodies of OpenAI's API, and the tensors of the model that they become.
+"""The request bodies of OpenAI's API.
 
-Every field is used, or refused by name. Fields that the model itself checks have no range here: its
-errors name the field, the value and the range, too.
+Every field is used, ignored by name or refused by name. Fields that are tensors of the model have
+the meaning and the range of the tensor: the model checks them, and its errors name the field, the
+value and the range, too. Lists are bounded and stop at their first error, so that a wrong body
+costs no more than a right one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictInt, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, model_validator
+from pydantic_core import PydanticCustomError
 
-MAX_CHOICES = 16
-"""Largest n, and most prompts of one request."""
+from smartspec_py.api.contract import INPUTS
+from smartspec_py.api.inputs import (
+    MAX_BIAS_WORDS,
+    MAX_PROMPT_IDS,
+    MAX_STOP_TOKENS,
+    MAX_STOP_WORDS,
+    MAX_TOP_LOG_PROBS,
+)
 
-MAX_TOP_LOG_PROBS = 20
+MAX_CHOICES = 128
+"""Most texts of one request: n times the number of prompts."""
 
-Words = str | list[str]
-
-
-def _int32(value: int) -> int:
-    if not -(1 << 31) <= value < 1 << 31:
-        raise ValueError(f"in {-1 << 31}..{(1 << 31) - 1}")
-    return value
-
-
-def _float32(value: float) -> float:
-    if abs(value) > MAX_FLOAT32:
-        raise ValueError(f"from {-MAX_FLOAT32:g} to {MAX_FLOAT32:g}")
-    return value
-
-
+MAX_INT32 = (1 << 31) - 1
 MAX_FLOAT32 = 3.4e38
-Int32 = Annotated[int, AfterValidator(_int32)]
-Float32 = Annotated[float, AfterValidator(_float32)]
+
+REFUSED = (
+    *("audio", "best_of", "function_call", "functions", "moderation", "prediction"),
+    *("prompt_cache_options", "suffix", "web_search_options"),
+)
+"""Fields of OpenAI that are refused like unknown ones, for the documentation."""
+
+TENSORS = {spec.name: spec for spec in INPUTS}
 
 
-TokenId = Annotated[StrictInt, AfterValidator(_int32), Field(ge=0)]
+def _few_keys(value: Any) -> Any:
+    if isinstance(value, dict) and len(value) > MAX_BIAS_WORDS:
+        raise ValueError(f"an object of {MAX_BIAS_WORDS} keys or less")
+    return value
 
 
-class StreamOptions(BaseModel):
+def few(most: int) -> Any:
+    """Of a list: at most so many elements, and one error."""
+    return Field(max_length=most, fail_fast=True)
+
+
+Int32 = Annotated[int, Field(ge=-MAX_INT32 - 1, le=MAX_INT32)]
+Float32 = Annotated[float, Field(ge=-MAX_FLOAT32, le=MAX_FLOAT32)]
+Words = Annotated[list[str], few(MAX_STOP_WORDS)]
+Texts = Annotated[list[str], few(MAX_CHOICES)]
+TokenId = Annotated[StrictInt, Field(ge=0, le=MAX_INT32)]
+TokenIds = Annotated[list[TokenId], few(MAX_PROMPT_IDS)]
+StopTokens = Annotated[list[TokenId], few(MAX_STOP_TOKENS)]
+TokenLists = Annotated[list[TokenIds], few(MAX_CHOICES)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+
+
+def tensor(name: str, default: Any = None, **rules: Any) -> Any:
+    """A field that becomes the tensor of this name, and has its meaning."""
+    return Field(default, description=TENSORS[name].meaning, **rules)
+
+
+class Body(BaseModel):
+    """An object of the API. A field that is null counts as not given."""
+
     model_config = ConfigDict(extra="forbid")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _given(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        given = {name: value for name, value in body.items() if value is not None}
+        unknown = next((name for name in given if name not in cls.model_fields), None)
+        if unknown is not None and cls.model_config["extra"] == "forbid":
+            found = {"name": unknown, "known": list(cls.model_fields)}
+            raise PydanticCustomError("unknown", "unknown field", found)
+        return given
+
+
+class StreamOptions(Body):
     include_usage: bool = Field(False, description="send the token counts in the last chunk")
     continuous_usage_stats: bool = Field(False, description="send them in every chunk, as vLLM")
+    include_obfuscation: bool = Field(False, description="no effect")
 
 
-class Generation(BaseModel):
+class Ignored(Body):
+    """Fields that clients send and that have no effect here."""
+
+    user: str | None = Field(None, description="name of the end user")
+    safety_identifier: str | None = Field(None, description="name of the end user")
+    metadata: dict[str, Any] | None = Field(None, description="labels of stored answers")
+    store: bool | None = Field(None, description="answers are not stored")
+    service_tier: Literal["auto", "default"] | None = Field(None, description="there is one tier")
+    prompt_cache_key: str | None = Field(None, description="prefixes are reused without it")
+    prompt_cache_retention: str | None = Field(None, description="see prompt_cache_key")
+    skip_special_tokens: Literal[True] | None = Field(None, description="texts never have them")
+
+
+class Generation(Ignored):
     """Fields of both kinds of request."""
-
-    model_config = ConfigDict(extra="forbid")
 
     model: str | None = Field(None, description="name of the model; the one that is served")
     max_tokens: Int32 | None = Field(
-        None,
-        ge=1,
-        description="most tokens to generate; default: the rest of the context",
+        None, ge=0, description="most tokens to generate; default: the rest of the context"
     )
-    temperature: float = Field(1.0, ge=0, le=2, description="0 is greedy")
-    top_p: float = Field(
-        1.0, gt=0, le=1, description="draw from the smallest set of tokens with this probability"
-    )
+    temperature: float = tensor("temperature", 1.0, ge=0, le=2)
+    top_p: float = tensor("top_p", 1.0, ge=0, le=1)
     n: int = Field(1, ge=1, le=MAX_CHOICES, description="number of texts for each prompt")
-    stop: Words | None = Field(None, description="stop at any of these; the text ends before it")
+    stop: str | Words | None = tensor("stop_words")
+    stop_token_ids: StopTokens | None = tensor("stop_token_ids")
     seed: int | None = Field(
         None, description="same seed, same text; choice i uses seed + i. Default: random"
     )
-    presence_penalty: float = Field(
-        0.0, ge=-2, le=2, description="subtracted once from the logit of each generated token"
-    )
-    frequency_penalty: float = Field(
-        0.0, ge=-2, le=2, description="subtracted for each time a token was generated"
-    )
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
+    presence_penalty: float = tensor("presence_penalty", 0.0, ge=-2, le=2)
+    frequency_penalty: float = tensor("frequency_penalty", 0.0, ge=-2, le=2)
+    logit_bias: Annotated[dict[str, Bias], BeforeValidator(_few_keys)] | None = Field(
         None, description="added to the logits of tokens, by token id"
     )
     stream: bool = Field(False, description="send the text as it is generated")
     stream_options: StreamOptions | None = Field(None, description="only with stream")
-    user: str | None = Field(None, description="no effect")
 
-    top_k: Int32 | None = Field(None, description="draw from the k most probable tokens")
-    min_p: Float32 | None = Field(None, description="exclude improbable tokens; see request fields")
-    repetition_penalty: Float32 | None = Field(None, description="see request fields")
-    min_tokens: Int32 | None = Field(None, description="tokens before the text can end")
-    ignore_eos: bool | None = Field(None, description="continue past end tokens")
-    speculation_policy: str | None = Field(
-        None, description="none, fixed:K, batch_table, goodput_global or goodput"
-    )
-    proposer: str | None = Field(None, description="source of the drafts")
-    verification: str | None = Field(None, description="coupled or rejection")
-    num_draft_tokens: Int32 | None = Field(None, description="largest draft length; 0: no drafts")
-    tpot_slo_ms: Float32 | None = Field(None, description="target time per token, in milliseconds")
-    deadline_ms: Int32 | None = Field(None, description="generation stops after this time")
-    request_priority: Int32 | None = Field(None, description="higher is served first")
-    workload: str | None = Field(None, description="name of a group of similar requests")
-    reuse_prefix: bool | None = Field(None, description="reuse the cached prefix of a request")
+    top_k: Int32 | None = tensor("top_k")
+    min_p: Float32 | None = tensor("min_p")
+    repetition_penalty: Float32 | None = tensor("repetition_penalty")
+    min_tokens: Int32 | None = tensor("min_tokens")
+    ignore_eos: bool | None = tensor("ignore_eos")
+    speculation_policy: str | None = tensor("speculation_policy")
+    proposer: str | None = tensor("proposer")
+    verification: str | None = tensor("verification")
+    num_draft_tokens: Int32 | None = tensor("num_draft_tokens")
+    tpot_slo_ms: Float32 | None = tensor("tpot_slo_ms")
+    deadline_ms: Int32 | None = tensor("deadline_ms")
+    request_priority: Int32 | None = tensor("request_priority")
+    workload: str | None = tensor("workload")
+    reuse_prefix: bool | None = tensor("reuse_prefix")
     return_spec_metrics: Literal["none", "summary", "detailed"] | None = Field(
         None,
         description="add `speculative_decoding`: statistics of the first choice. detailed "
         "adds counts of tokens, steps and drafts so far to each chunk",
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _without_nulls(cls, body: Any) -> Any:
-        """Fields that are not supported may be null, as some clients send them."""
-        if not isinstance(body, dict):
-            return body
-        known = cls.model_fields
-        return {name: of for name, of in body.items() if of is not None or name in known}
+    route: ClassVar[str]
 
     @property
     def streams_usage(self) -> bool:
@@ -120,35 +156,48 @@ class Generation(BaseModel):
         return None
 
     @property
+    def tool_names(self) -> list[str]:
+        """Functions that the model may call."""
+        return []
+
+    @property
     def stop_words(self) -> list[str]:
-        if self.stop is None:
-            return []
-        return [self.stop] if isinstance(self.stop, str) else self.stop
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
     @property
     def token_limit(self) -> int | None:
         return self.max_tokens
 
-    def tensors(self) -> dict[str, Any]:
-        """Inputs of the model that do not depend on the prompt or the choice, by name."""
-        given = {name: getattr(self, name) for name in PASSED}
+    def tensors(self) -> dict[str, tuple[str, Any]]:
+        """Type and value, by name, of the inputs that have the same name as their field."""
         return {
-            name: value.encode() if isinstance(value, str) else value
-            for name, value in given.items()
-            if value is not None
+            name: (kind, value.encode() if isinstance(value, str) else value)
+            for name, kind in PASSED.items()
+            if (value := getattr(self, name)) is not None
         }
 
 
-class CompletionRequest(Generation):
-    """`POST /v1/completions`."""
+OWN = {"max_tokens", "seed", "stream"}
+"""Tensors that have the name of a field, but not always its value."""
 
-    prompt: str | list[str] | list[TokenId] | list[list[TokenId]] = Field(
-        description="one prompt or several, as text or as tokens"
+PASSED = {
+    name: spec.dtype.replace("STRING", "BYTES")
+    for name, spec in TENSORS.items()
+    if name in Generation.model_fields and name not in OWN
+}
+"""Fields that are tensors of the model with the same name and meaning, and their types."""
+
+
+class CompletionRequest(Generation):
+    route = "/v1/completions"
+
+    prompt: str | Texts | TokenIds | TokenLists = Field(
+        description="one prompt or up to 128, as text or as tokens"
     )
     echo: bool = Field(
         False,
         description="put the prompt before the text; with logprobs also its log-probabilities, "
-        "which need its whole computation",
+        "which need its whole computation. max_tokens may then be 0",
     )
     logprobs: int | None = Field(
         None,
@@ -164,47 +213,16 @@ class CompletionRequest(Generation):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        if self.prompt and isinstance(self.prompt[0], int):
-            return [self.prompt]
-        return cast("list[str | list[int]]", self.prompt)
+        is_one = isinstance(self.prompt, str) or (self.prompt and isinstance(self.prompt[0], int))
+        return cast("list[str | list[int]]", [self.prompt] if is_one else self.prompt)
 
 
-class TokenizeRequest(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class TokenizeRequest(Body):
     model: str | None = None
     prompt: str
     add_special_tokens: bool = True
 
 
-class DetokenizeRequest(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class DetokenizeRequest(Body):
     model: str | None = None
-    tokens: list[Annotated[int, Field(ge=0)]]
-
-
-PASSED: Mapping[str, str] = {
-    "temperature": "FP32",
-    "top_p": "FP32",
-    "presence_penalty": "FP32",
-    "frequency_penalty": "FP32",
-    "top_k": "INT32",
-    "min_p": "FP32",
-    "repetition_penalty": "FP32",
-    "min_tokens": "INT32",
-    "ignore_eos": "BOOL",
-    "speculation_policy": "BYTES",
-    "proposer": "BYTES",
-    "verification": "BYTES",
-    "num_draft_tokens": "INT32",
-    "tpot_slo_ms": "FP32",
-    "deadline_ms": "INT32",
-    "request_priority": "INT32",
-    "workload": "BYTES",
-    "reuse_prefix": "BOOL",
-    "return_spec_metrics": "BYTES",
-}
-"""Fields that are tensors of the model with the same name and meaning, and their types."""
+    tokens: TokenIds

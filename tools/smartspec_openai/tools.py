@@ -85,7 +85,7 @@ class ToolParser:
                 return Found()
             if start.startswith("{"):
                 return self._json(start, is_end)
-            if not is_end and _may_begin(start, PYTHON_TAG):
+            if not is_end and PYTHON_TAG.startswith(start):
                 return None
         at = self._left.find(BEGIN)
         if at < 0:
@@ -129,11 +129,6 @@ def _read(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         return None
-
-
-def _may_begin(text: str, word: str) -> bool:
-    """Whether more text could make this text begin with the word."""
-    return word.startswith(text)
 
 
 def _overlap(text: str, word: str) -> int:

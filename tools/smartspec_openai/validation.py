@@ -1,82 +1,132 @@
-"""The sentence for a body that does not fit its schema."""
+"""Reads request bodies, and says in one sentence why a body does not fit its schema."""
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+import reprlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from fastapi import Request
+from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
+from starlette.requests import ClientDisconnect
 
 from smartspec_openai.chat_schema import ChatRequest
-from smartspec_openai.errors import ApiError
+from smartspec_openai.errors import GONE_STATUS, ApiError
 from smartspec_openai.schema import CompletionRequest
+from smartspec_openai.triton import FIELDS
 
-HIDDEN_PLACES = re.compile(r"list\[.*|function-.*|TextPart|str")
+T = TypeVar("T")
+Read = TypeVar("Read", bound=BaseModel)
+
+SHORT = 4096
+"""Bytes of a body that is processed at once. A thread would cost more than the work."""
+
+IS_JSON = re.compile(r"application/([\w.-]+\+)?json\s*(;.*)?", re.IGNORECASE)
+HIDDEN_PLACES = re.compile(r"list\[.*|function-.*|constrained-.*|TextPart|str")
 """What pydantic adds to the place of an error for the members of a union."""
 
 WORDS = {
-    "greater_than_equal": "at least {ge:g}",
-    "greater_than": "above {gt:g}",
-    "less_than_equal": "at most {le:g}",
-    "less_than": "below {lt:g}",
-    "too_short": "a list of length {min_length} or more",
-    "too_long": "a list of length {max_length} or less",
-    "literal_error": "{expected}",
-    "int_type": "an integer",
-    "int_parsing": "an integer",
-    "int_from_float": "an integer",
-    "float_type": "a number",
-    "float_parsing": "a number",
-    "finite_number": "finite",
-    "bool_type": "true or false",
-    "bool_parsing": "true or false",
-    "string_type": "text",
-    "list_type": "a list",
     "dict_type": "an object",
     "model_type": "an object",
-    "model_attributes_type": "an object",
+    "string_pattern_mismatch": "text that matches {pattern}",
+    "too_short": "a list of length {min_length} or more",
+    "too_long": "a list of length {max_length} or less",
 }
-"""What must be, by pydantic's kind of error."""
 
-MAX_SHOWN = 80
+SHOWN = reprlib.Repr()
+SHOWN.maxstring = SHOWN.maxother = 80
 
 
-def of_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
-    """The first error of a body; with several types for one field, all that it may have."""
-    first = errors[0]
+async def off_loop(size: int, work: Callable[..., T], *arguments: Any) -> T:
+    """The result of the work, in a thread if the body of this size is long."""
+    if size < SHORT:
+        return work(*arguments)
+    return await asyncio.to_thread(work, *arguments)
+
+
+async def read(request: Request, model: type[Read]) -> Read:
+    """The body. Raises ApiError. A browser asks before it sends JSON to another site, so that
+    other types of content are refused."""
+    if not IS_JSON.fullmatch(request.headers.get("content-type", "")):
+        raise ApiError(400, "Content-Type: must be application/json")
+    if request.headers.get("content-encoding", "identity") != "identity":
+        raise ApiError(415, "Content-Encoding: must be left out, because bodies are not decoded")
+    try:
+        body = await request.body()
+    except ClientDisconnect as error:
+        raise ApiError(GONE_STATUS, "the client has disconnected") from error
+    return await off_loop(len(body), _read, body, model)
+
+
+def _read(body: bytes, model: type[Read]) -> Read:
+    try:
+        return model.model_validate(from_json(body))
+    except ValidationError as error:
+        raise _of_validation(error.errors(include_url=False), model) from None
+    except ValueError as error:
+        raise ApiError(400, f"the body is not valid JSON: {error}") from None
+
+
+def body_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """What the API's description says about the body of a route."""
+    schema = model.model_json_schema()
+    definitions = schema.pop("$defs", {})
+
+    def without_references(node: Any) -> Any:
+        if isinstance(node, dict):
+            found = definitions[node["$ref"].rpartition("/")[2]] if "$ref" in node else node
+            return {key: without_references(value) for key, value in found.items()}
+        return [without_references(each) for each in node] if isinstance(node, list) else node
+
+    content = {"application/json": {"schema": without_references(schema)}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def _of_validation(errors: Sequence[Mapping[str, Any]], model: type[BaseModel]) -> ApiError:
+    """The error at the deepest place: with several types for one field, that of the type which fits
+    best. Other errors at this place add what the field may be, too."""
+    first = max(errors, key=_depth)
     name, kind = _name(first), first["type"]
-    if kind == "json_invalid":
-        reason = f"{first['ctx']['error']} at character {first['loc'][-1]}"
-        return ApiError(400, f"the body is not valid JSON: {reason}")
+    if kind == "unknown":
+        name = f"{name}.{first['ctx']['name']}".removeprefix(".")[:80]
+        return ApiError(400, f"{name}: {_unknown(**first['ctx'], model=model)}", name)
     if not name:
-        return ApiError(400, "the body must be a JSON object, with Content-Type: application/json")
+        return ApiError(400, "the body must be a JSON object")
     if kind == "missing":
         return ApiError(400, f"{name}: must be given", name)
-    if kind == "extra_forbidden":
-        return ApiError(400, f"{name}: {_unknown(name)}", name)
     allowed = dict.fromkeys(_allowed(error) for error in errors if _name(error) == name)
-    shown = repr(first.get("input"))
-    if len(shown) > MAX_SHOWN:
-        shown = f"{shown[:MAX_SHOWN]}..."
-    return ApiError(400, f"{name}: got {shown}, must be {' or '.join(allowed)}", name)
+    message = f"{name}: got {SHOWN.repr(first.get('input'))}, must be {' or '.join(allowed)}"
+    return ApiError(400, message, name)
+
+
+def _depth(error: Mapping[str, Any]) -> tuple[bool, int, list[int]]:
+    """A list that is too long had good elements up to its limit."""
+    places = error["loc"]
+    numbers = [place for place in places if isinstance(place, int)]
+    return error["type"] == "too_long", len(places), numbers
 
 
 def _name(error: Mapping[str, Any]) -> str:
-    places = [str(place) for place in error["loc"] if place != "body"]
+    places = map(str, error["loc"])
     return ".".join(place for place in places if not HIDDEN_PLACES.fullmatch(place))
 
 
-def _unknown(name: str) -> str:
-    known = {*ChatRequest.model_fields, *CompletionRequest.model_fields}
-    near = difflib.get_close_matches(name.rpartition(".")[2], sorted(known), 3)
+def _unknown(name: str, known: Sequence[str], model: type[BaseModel]) -> str:
+    for other in (ChatRequest, CompletionRequest):
+        if other is not model and name in other.model_fields:
+            return f"only for {other.route}"
+    near = [FIELDS[name]] if name in FIELDS else [each for each in known if f"_{name}" in each]
+    near = near or difflib.get_close_matches(name[:80], sorted(known), 3)
     return (
         f"unknown; did you mean {' or '.join(near)}?" if near else "is not supported; leave it out"
     )
 
 
 def _allowed(error: Mapping[str, Any]) -> str:
-    words = WORDS.get(error["type"])
-    if words is not None:
-        return words.format(**error.get("ctx", {}))
-    message: str = error["msg"]
-    return message.removeprefix("Value error, ").removeprefix("must be ")
+    if error["type"] in WORDS:
+        return WORDS[error["type"]].format(**error.get("ctx", {}))
+    return re.sub("^(Input should be|Value error,) ", "", error["msg"])

@@ -1,9 +1,7 @@
 """The smallest number of replicas that meets latency targets.
 
 A fleet of more than SAMPLE replicas is represented by SAMPLE replicas at the same request rate for
-each. For random routing this has the same distribution, because replicas do not affect each other.
-For the other routes it errs on the safe side on average: the more replicas there are, the more
-often one is idle. With failures or a rolling restart, all replicas are simulated.
+each. This is on the safe side on average: with more replicas, one is idle more often.
 """
 
 from __future__ import annotations

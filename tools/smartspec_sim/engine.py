@@ -1,8 +1,7 @@
 """Engines of the simulator. They count tokens but do not compute them.
 
 All tokens are placeholders. A draft token is the number of its proposer, which selects the
-acceptance that the target applies; for the guess of a head, its rank times the number of proposers
-is added. All other tokens are 0. One poll runs one packed pass over all
+acceptance that the target applies. All other tokens are 0. One poll runs one packed pass over all
 submitted work, as in the PyTorch engine. Verifications, single tokens and prompt chunks share the
 pass. On the virtual clock it takes, in seconds,
 
@@ -17,16 +16,11 @@ unless the cost model has `max_charged_tokens`. The decode bursts of TensorRT-LL
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from smartspec_py.core.cost import CostModel
-from smartspec_py.core.learn.ranks import RankEstimate
-from smartspec_py.core.types import SamplingParams, SequenceId, Tree
+from smartspec_py.core.types import SamplingParams, SequenceId
 from smartspec_py.engines.base import (
     SHORT_LAG,
     Draft,
@@ -38,31 +32,24 @@ from smartspec_py.engines.base import (
     Verify,
     Work,
 )
-from smartspec_py.serving.config import DRAFT_MODEL, HEADS, PROMPT_LOOKUP
-from smartspec_sim.acceptance import HEADS_DEPTH, HEADS_WIDTH, Acceptance, GuessRanks
-from smartspec_sim.prefixes import PrefixCache
+from smartspec_py.serving.config import DRAFT_MODEL, PROMPT_LOOKUP
+from smartspec_sim.acceptance import DraftRuns
 from smartspec_testing.clock import VirtualClock
 
-PROPOSERS = (DRAFT_MODEL, PROMPT_LOOKUP, HEADS)
+PROPOSERS = (DRAFT_MODEL, PROMPT_LOOKUP)
 PLACEHOLDER = 0
 ONE = (PLACEHOLDER,)
 
 
 class SimText(Protocol):
-    """The properties of a request's text that the engines use. acceptances: of the first of
+    """The properties of a request's text that the engines use. acceptances: of
     `PROPOSERS`; None for a proposer that does not draft for this request."""
 
     @property
     def prompt_len(self) -> int: ...
 
     @property
-    def acceptances(self) -> Sequence[Acceptance | None]: ...
-
-    @property
-    def prefix(self) -> str | None: ...
-
-    @property
-    def prefix_len(self) -> int: ...
+    def acceptances(self) -> Sequence[DraftRuns | None]: ...
 
 
 class _State:
@@ -104,14 +91,11 @@ class SimTarget:
         cost: CostModel,
         clock: VirtualClock,
         texts: Mapping[SequenceId, SimText],
-        prefix_tokens: int = 0,
     ) -> None:
-        """prefix_tokens: room for shared prefixes; see `PrefixCache`."""
         self._capabilities = capabilities
         self._cost = cost
         self._clock = clock
         self._texts = texts
-        self._prefixes = PrefixCache(prefix_tokens) if prefix_tokens else None
         self._held: dict[SequenceId, _State] = {}
         self._work: list[Work] = []
         self._last_num_tokens = 0
@@ -140,10 +124,7 @@ class SimTarget:
     ) -> int:
         assert sequence not in self._held, f"sequence {sequence} has begun already"
         self._held[sequence] = _State(len(tokens), num_prompt)
-        if self._prefixes is None or not reuses_prefix:
-            return 0
-        # At least one token is computed, as in the server.
-        return min(self._prefixes.use(self._texts[sequence].prefix), len(tokens) - 1)
+        return 0
 
     def submit(self, work: Sequence[Work]) -> None:
         assert not self._work, "a pass was not polled"
@@ -194,23 +175,13 @@ class SimTarget:
         if isinstance(item, Verify):
             state, num_drafted = self._held[sequence], len(item.drafts)
             position = state.num_known - state.num_prompt
-            acceptance = self._texts[sequence].acceptances[item.drafts[0] % len(PROPOSERS)]
+            acceptance = self._texts[sequence].acceptances[item.drafts[0]]
             assert acceptance is not None, "the request has no acceptance for this proposer"
-            path: tuple[int, ...] = ()
-            if item.parents:
-                path = _path(item, self._texts[sequence].acceptances, position)
-                kept = len(path)
-            else:
-                kept = acceptance.accepted(position, num_drafted)
+            kept = acceptance.accepted(position, num_drafted)
             state.num_known += kept + 1
-            tokens = placeholders(kept + 1)
-            event = Event(sequence, tokens, num_drafted, kept, True, None, pass_s)
-            return event._replace(path=path) if path else event
+            return Event(sequence, placeholders(kept + 1), num_drafted, kept, True, None, pass_s)
         if isinstance(item, Prefill) and not item.is_last:
             return Event(sequence, pass_s=pass_s)
-        if isinstance(item, Prefill) and self._prefixes is not None:
-            text = self._texts[sequence]
-            self._prefixes.add(text.prefix, text.prefix_len)
         self._held[sequence].num_known += 1
         return Event(sequence, ONE, 0, 0, True, None, pass_s)
 
@@ -222,32 +193,6 @@ class SimTarget:
 
     def close(self) -> None:
         self._held.clear()
-
-
-def _path(item: Verify, acceptances: Sequence[Acceptance | None], position: int) -> tuple[int, ...]:
-    """The accepted drafts of a tree of heads, or of its branch if these are more."""
-    by = [draft % len(PROPOSERS) for draft in item.drafts]
-    num_own = by.count(by[0])
-    acceptance = acceptances[by[0]]
-    assert isinstance(acceptance, GuessRanks), "only heads draft trees"
-    ranks = tuple([draft // len(PROPOSERS) for draft in item.drafts[:num_own]])
-    path = acceptance.path(position, Tree(item.parents[:num_own], ranks))
-    branch = acceptances[by[-1]] if num_own < len(by) else None
-    num_right = branch.accepted(position, len(by) - num_own) if branch else 0
-    return path if num_right <= len(path) else tuple(range(num_own, num_own + num_right))
-
-
-@dataclass(frozen=True)
-class SimHeadsSpec:
-    """Heads of the simulator.
-
-    draft_s: seconds of drafting, for all sequences together. The default is that of four heads of
-        Llama 3 8B on one H100: 0.13 GB of blocks and 1 GB of LM head, read at 3.35 TB/s.
-    width: guesses of a head for one position, at most HEADS_WIDTH; 1 drafts chains.
-    """
-
-    draft_s: float = 0.3e-3
-    width: int = HEADS_WIDTH
 
 
 class SimProposer:
@@ -338,67 +283,6 @@ class SimProposer:
 
     def close(self) -> None:
         self._num_computed_tokens.clear()
-
-
-class SimHeads(SimProposer):
-    """Heads as a `TreeProposer`. Drafting takes the same time for any number of drafts."""
-
-    def __init__(
-        self,
-        texts: Mapping[SequenceId, SimText],
-        max_draft_len: int,
-        cost: CostModel,
-        clock: VirtualClock,
-        heads: SimHeadsSpec,
-    ) -> None:
-        super().__init__(HEADS, texts, max_draft_len, cost, clock)
-        self._draft_s = heads.draft_s
-        is_tree = heads.width > 1
-        self._capabilities = replace(
-            self._capabilities,
-            max_draft_len=max_draft_len if is_tree else min(HEADS_DEPTH, max_draft_len),
-            draft_s=(heads.draft_s, 0.0),
-            tree_depth=min(HEADS_DEPTH, max_draft_len) if is_tree else 0,
-            tree_width=heads.width,
-        )
-        self._ranks = RankEstimate(self._capabilities.tree_depth, heads.width)
-        self._last_known: dict[SequenceId, int] = {}
-
-    def num_available(self, sequence: SequenceId, tokens: Sequence[int]) -> int:
-        is_able = self._texts[sequence].acceptances[self._number] is not None
-        return self._capabilities.max_draft_len if is_able else 0
-
-    def rank_probs(self) -> NDArray[np.float64]:
-        return self._ranks.probs()
-
-    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
-        self._clock.sleep(self._draft_s)
-        return [self._proposed(task) for task in tasks]
-
-    def _proposed(self, task: DraftTask) -> Draft:
-        self._learn(task)
-        if task.tree is None:
-            return _draft(self._number, task.draft_len)
-        tokens = tuple([self._number + rank * len(PROPOSERS) for rank in task.tree.ranks])
-        return Draft(tokens, None, task.tree.parents)
-
-    def _learn(self, task: DraftTask) -> None:
-        """As `HeadsProposer` does, from the tokens since the last proposal."""
-        num_known = len(task.tokens)
-        last = self._last_known.get(task.sequence)
-        self._last_known[task.sequence] = num_known
-        if last is None:
-            return
-        text = self._texts[task.sequence]
-        acceptance = text.acceptances[self._number]
-        assert isinstance(acceptance, GuessRanks)
-        right = acceptance.ranks[last - text.prompt_len][: num_known - last].tolist()
-        depth, width = self._capabilities.tree_depth, self._capabilities.tree_width
-        self._ranks.observe(rank if rank < width else None for rank in right[:depth])
-
-    def release(self, sequence: SequenceId) -> None:
-        super().release(sequence)
-        self._last_known.pop(sequence, None)
 
 
 def drafting_s(cost: CostModel, draft_lens: Sequence[int], lags: Sequence[int]) -> float:

@@ -1,93 +1,47 @@
-"""Several simulated servers behind a load balancer, with failures and rolling restarts.
+"""Several simulated servers behind a load balancer, and the fewest that meet latency targets.
 
-Each replica runs the server's own step loop on its own clock. The load balancer sends a request
-when it arrives, and knows the requests that have ended by then. Health checks take no time.
-
-A replica that fails loses its streams: a request with a token has failed, and a request without one
-is sent to another replica. A replica that drains gets no new requests, finishes its own, and is
-back some seconds later with half of the evidence that it had learned.
+Each replica runs the server's own step loop on its own clock. A request goes to the replica with
+the fewest open requests when it arrives, ties at random, and to another one if it is refused.
 """
 
 from __future__ import annotations
 
+import math
 import random
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from smartspec_py.core.cost import CostModel
 from smartspec_py.core.types import SequenceId
-from smartspec_py.serving.learned import MOST_KEPT
 from smartspec_py.serving.request import RequestError
+from smartspec_sim.capacity import SAMPLE, Target, Verdict, smallest
 from smartspec_sim.latency import RequestTiming
-from smartspec_sim.routing import ROUTES
-from smartspec_sim.simulate import CostChange, SimLimits, SimResult, Simulation, without_collector
-from smartspec_sim.workload import SimRequest, longest_context
+from smartspec_sim.scenario import Load, Run, as_row
+from smartspec_sim.simulate import SimLimits, SimResult, Simulation, without_collector
+from smartspec_sim.workload import SimRequest, longest_context, offered_rate
 
-TICK_S = 0.1
-"""How often a draining replica is checked, in virtual seconds."""
+GUESSED_LOAD = 0.7
+"""The search begins at the number of replicas that would be this busy with decoding."""
 
 GivesUp = Callable[[RequestTiming], bool]
-FAILED = "the replica failed"
-NONE_UP = "refused: no replica is up"
-
-
-@dataclass(frozen=True)
-class Outage:
-    """time_s: when it begins. restart_s: how long a replica takes to start."""
-
-    time_s: float
-    restart_s: float
-
-
-@dataclass(frozen=True)
-class FleetSpec:
-    """route: a name of `ROUTES`. failures: each of one replica. rolling: one replica after another
-    drains and restarts, from its time on."""
-
-    num_replicas: int = 1
-    route: str = "least"
-    failures: tuple[Outage, ...] = ()
-    rolling: Outage | None = None
-
-    @property
-    def is_disturbed(self) -> bool:
-        return bool(self.failures) or self.rolling is not None
+Progress = Callable[[float], None]
 
 
 class _Replica:
-    """server: None while it is down. up_s: when it is back. history: its earlier servers."""
+    """num_open: requests that were sent to it and have not ended."""
 
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.server: Simulation | None = None
-        self.up_s = 0.0
-        self.is_draining = False
-        self.history: list[Simulation] = []
+    def __init__(self, server: Callable[[_Replica], Simulation]) -> None:
         self.num_open = 0
-        self.ended: deque[tuple[float, SequenceId]] = deque()
-
-    @property
-    def is_up(self) -> bool:
-        return self.server is not None and not self.is_draining
+        self.ended_s: deque[float] = deque()
+        self.server = server(self)
 
     def advance(self, time_s: float) -> None:
-        """Run to time_s. num_open counts the requests that have ended by then, although the last
-        step may end later."""
-        if self.server is None:
-            return
+        """Run to time_s. The last step may end later, with requests that are still open then."""
         self.server.advance(time_s)
-        while self.ended and self.ended[0][0] <= time_s:
-            self.ended.popleft()
+        while self.ended_s and self.ended_s[0] <= time_s:
+            self.ended_s.popleft()
             self.num_open -= 1
-
-    def end_server(self, up_s: float) -> Simulation:
-        assert self.server is not None, "it is down"
-        ended, self.server = self.server, None
-        self.history.append(ended)
-        self.up_s, self.is_draining, self.num_open = up_s, False, 0
-        self.ended.clear()
-        return ended
 
 
 class FleetSimulation:
@@ -99,133 +53,59 @@ class FleetSimulation:
         policy: str,
         cost: CostModel,
         limits: SimLimits,
-        fleet: FleetSpec,
-        *,
-        changes: Sequence[CostChange] = (),
+        num_replicas: int,
         seed: int = 1,
     ) -> None:
         """requests: in order of arrival. seed: of the load balancer. Otherwise as `Simulation`."""
-        self._requests = {request.sequence: request for request in requests}
-        self._policy, self._cost, self._limits = policy, cost, limits
-        self._changes = changes
-        self._longest = longest_context(requests)
-        self._route = ROUTES[fleet.route]
+        self._requests = requests
+        self._policy = policy
         self._rng = random.Random(seed)
-        self._now_s = 0.0
+        self._timings: dict[SequenceId, RequestTiming] = {}
         self._is_given_up = False
         self._gives_up: GivesUp = lambda timing: False
-        self._timings: dict[SequenceId, RequestTiming] = {}
-        self._failures = deque(sorted(fleet.failures, key=lambda one: one.time_s))
-        self._rolling = fleet.rolling
-        self._replicas = [_Replica(number) for number in range(fleet.num_replicas)]
-        self._to_drain = deque(self._replicas if fleet.rolling else ())
-        for replica in self._replicas:
-            self._start(replica)
+        longest = longest_context(requests)
+
+        def start(replica: _Replica) -> Simulation:
+            def on_end(sequence: SequenceId, timing: RequestTiming) -> None:
+                self._record(sequence, timing)
+                replica.ended_s.append(replica.server.now_s)
+
+            return Simulation((), policy, cost, limits, longest=longest, on_end=on_end)
+
+        self._replicas = [_Replica(start) for _ in range(num_replicas)]
 
     def run(
         self,
         progress: Callable[[int], None] = lambda num_over: None,
         gives_up: GivesUp = lambda timing: False,
     ) -> SimResult | None:
-        """Serve everything. progress: called with the number of requests that are over.
+        """Serve everything. progress: called with the number of requests that have ended.
 
-        gives_up: called with each request that is over. If it returns true, the simulation ends
+        gives_up: called with each request that has ended. If it returns true, the simulation ends
         without a result.
         """
         self._gives_up = gives_up
         with without_collector():
-            for time_s, request in self._arrivals():
-                self._advance(time_s)
-                if self._is_given_up:
+            for request in self._requests:
+                if not self._advance(request.arrival_s):
                     return None
-                if request is not None:
-                    self._send(request)
-                progress(len(self._timings))
-        return self._merged()
-
-    def _arrivals(self) -> Iterator[tuple[float, SimRequest | None]]:
-        """The requests, then ticks until all have ended."""
-        for request in self._requests.values():
-            yield request.arrival_s, request
-        while any(replica.server and replica.server.is_busy for replica in self._replicas):
-            yield self._now_s + TICK_S, None
-
-    def _advance(self, until_s: float) -> None:
-        for time_s in self._times(until_s):
-            for replica in self._replicas:
-                replica.advance(time_s)
-            self._now_s = time_s
-            self._change()
-
-    def _times(self, until_s: float) -> Iterator[float]:
-        """The times to stop at: changes of the fleet, and until_s."""
-        while self._now_s < until_s:
-            times = [replica.up_s for replica in self._replicas if replica.server is None]
-            times += [one.time_s for one in self._failures]
-            if self._to_drain:
-                assert self._rolling is not None
-                times.append(max(self._rolling.time_s, self._now_s + TICK_S))
-            if any(replica.is_draining for replica in self._replicas):
-                times.append(self._now_s + TICK_S)
-            yield min([until_s, *(time for time in times if time > self._now_s)])
-
-    def _change(self) -> None:
-        """Starts, failures and drains that are due now."""
-        for replica in self._replicas:
-            if replica.server is None and replica.up_s <= self._now_s:
-                self._start(replica)
-            elif replica.is_draining and replica.server and not replica.server.is_busy:
-                assert self._rolling is not None
-                replica.end_server(self._now_s + self._rolling.restart_s)
-        while self._failures and self._failures[0].time_s <= self._now_s:
-            self._fail(self._failures.popleft())
-        is_due = self._rolling is not None and self._rolling.time_s <= self._now_s
-        if is_due and self._to_drain and all(replica.is_up for replica in self._replicas):
-            self._to_drain.popleft().is_draining = True
-
-    def _start(self, replica: _Replica) -> None:
-        def on_end(sequence: SequenceId, timing: RequestTiming) -> None:
-            self._record(sequence, timing)
-            replica.ended.append((server.now_s, sequence))
-
-        server = Simulation(
-            (),
-            self._policy,
-            self._cost,
-            self._limits,
-            changes=self._changes,
-            longest=self._longest,
-            start_s=self._now_s,
-            on_end=on_end,
-        )
-        if replica.history and not replica.history[-1].is_busy:
-            server.loop.restore(replica.history[-1].loop.state(), MOST_KEPT)
-        replica.server = server
-
-    def _fail(self, failure: Outage) -> None:
-        """The replica with the most open requests fails."""
-        up = [replica for replica in self._replicas if replica.is_up]
-        if not up:
-            return
-        victim = max(up, key=lambda replica: replica.num_open)
-        late = [sequence for time_s, sequence in victim.ended if time_s > self._now_s]
-        first_s = {sequence: self._timings.pop(sequence).first_s for sequence in late}
-        first_s |= victim.end_server(self._now_s + failure.restart_s).first_tokens_s
-        for sequence, time_s in sorted(first_s.items()):
-            request = self._requests[sequence]
-            if time_s is None or time_s > self._now_s:
                 self._send(request)
-            else:
-                self._end(request, FAILED)
+                progress(len(self._timings))
+            return self._merged() if self._advance(math.inf) else None
+
+    def _advance(self, time_s: float) -> bool:
+        """False if the simulation was given up."""
+        for replica in self._replicas:
+            replica.advance(time_s)
+            if self._is_given_up:
+                return False
+        return True
 
     def _send(self, request: SimRequest) -> None:
-        """Send the request to a replica, and to others if it is refused."""
-        candidates = [replica for replica in self._replicas if replica.is_up]
-        reason = NONE_UP
+        candidates = list(self._replicas)
         while candidates:
-            replica = self._route(request, candidates, self._rng)
-            assert isinstance(replica, _Replica)
-            assert replica.server is not None
+            fewest = min(replica.num_open for replica in candidates)
+            replica = self._rng.choice([one for one in candidates if one.num_open == fewest])
             try:
                 replica.server.put(request)
             except RequestError as error:
@@ -234,10 +114,7 @@ class FleetSimulation:
             else:
                 replica.num_open += 1
                 return
-        self._end(request, reason)
-
-    def _end(self, request: SimRequest, error: str) -> None:
-        timing = RequestTiming(request.arrival_s, request.arrival_s, error=error)
+        timing = RequestTiming(request.arrival_s, request.arrival_s, error=reason)
         self._record(request.sequence, timing)
 
     def _record(self, sequence: SequenceId, timing: RequestTiming) -> None:
@@ -246,20 +123,19 @@ class FleetSimulation:
 
     def _merged(self) -> SimResult:
         """Sums over all replicas. busy_s is the mean over them."""
-        servers = [one for replica in self._replicas for one in replica.history]
-        servers += [replica.server for replica in self._replicas if replica.server]
-        results = [server.result for server in servers]
+        results = [replica.server.result for replica in self._replicas]
         merged = SimResult(
             self._policy,
-            [self._timings[sequence] for sequence in self._requests],
-            [request.cohort for request in self._requests.values()],
+            [self._timings[request.sequence] for request in self._requests],
+            [request.cohort for request in self._requests],
         )
         for name in SUMS:
             setattr(merged, name, sum(getattr(result, name) for result in results))
         for result in results:
             merged.draft_lens.update(result.draft_lens)
-        elapsed_s = max(result.elapsed_s for result in results)
-        return replace(merged, elapsed_s=elapsed_s, busy_s=merged.busy_s / len(self._replicas))
+        merged.elapsed_s = max(result.elapsed_s for result in results)
+        merged.busy_s /= len(results)
+        return merged
 
 
 SUMS = (
@@ -272,3 +148,88 @@ SUMS = (
     "num_preemptions",
     "busy_s",
 )
+
+
+def fleet_row(
+    run: Run, num_replicas: int, progress: Progress = lambda share: None
+) -> dict[str, Any]:
+    """The row of this many replicas. progress: called with the share that is done."""
+    row = _row(run, num_replicas, num_replicas, (), progress)
+    assert row is not None, "it gives up only to meet a target"
+    return row
+
+
+def search(
+    run: Run,
+    targets: Sequence[Target],
+    progress: Progress = lambda share: None,
+    guess: int | None = None,
+) -> dict[str, Any]:
+    """The row of the smallest fleet that meets the targets. Without one, the row has no latencies.
+
+    progress: called with an estimate of the share that is done. guess: where the search begins;
+    None means an estimate from the costs.
+    """
+    rows: dict[int, dict[str, Any] | None] = {}
+
+    def is_enough(number: int) -> bool:
+        rows[number] = _row(run, number, min(number, SAMPLE), targets)
+        progress(1 - 0.8 ** len(rows))
+        return rows[number] is not None
+
+    number = smallest(is_enough, guess or _guess(run))
+    found = rows.get(number or 0) or {
+        "policy": run.policy,
+        "offered_rps": rate_of(run.load),
+    }
+    texts = [str(target) for target in targets]
+    return found | {"num_replicas": number, "targets": texts, "tried": sorted(rows)}
+
+
+def _row(
+    run: Run,
+    num_replicas: int,
+    sample: int,
+    targets: Sequence[Target],
+    progress: Progress = lambda share: None,
+) -> dict[str, Any] | None:
+    """The row of this many replicas, or None if they miss a target.
+
+    sample: the number that is simulated. A load without requests meets no target.
+    """
+    requests = run.load.faster(sample / num_replicas).requests()
+    verdict = Verdict(targets, len(requests))
+    fleet = FleetSimulation(requests, run.policy, run.cost, run.limits, sample)
+    result = fleet.run(
+        lambda num_over: progress(num_over / max(1, len(requests))), verdict.is_missed
+    )
+    is_met = result is not None and all(one.is_met(result.timings) for one in targets)
+    if result is None or not is_met or (targets and not requests):
+        return None
+    rate = offered_rate(requests) * num_replicas / sample
+    return as_row(result, run.limits, rate, run.slo) | {
+        "num_replicas": num_replicas,
+        "simulated_replicas": sample,
+        "errors": dict(Counter(one.error for one in result.timings if one.error)),
+    }
+
+
+def _guess(run: Run) -> int:
+    """From the rate of full batches of single tokens, with the mean lengths of the load."""
+    rate = rate_of(run.load)
+    requests = run.load.faster(min(1.0, 10 / rate)).requests() if rate else []
+    if not requests:
+        return 1
+    mean_output = sum(one.output_len for one in requests) / len(requests)
+    mean_context = sum(one.context_len for one in requests) / len(requests)
+    rows = run.limits.max_sequences
+    step_s = run.cost.target_s(rows, rows, mean_context)
+    return math.ceil(rate * mean_output * step_s / rows / GUESSED_LOAD)
+
+
+def rate_of(load: Load) -> float:
+    """Mean requests per second."""
+    if load.spec is None:
+        return offered_rate(load.record)
+    phases = [phase.rates for phase in load.spec.phases]
+    return sum(one.num_expected for one in phases) / sum(one.duration_s for one in phases)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TypeVar
 
-from smartspec_py.core.cost import FAR_TOKENS, CostModel, PassTable
+from smartspec_py.core.cost import CostModel, PassTable
 
 T = TypeVar("T")
 
@@ -200,30 +200,7 @@ def check_fits(hardware: Hardware, max_rows: int, max_context_len: int) -> None:
         raise HardwareError(
             f"{max_rows} rows of {max_context_len} tokens need {each * max_rows / 1e9:.1f} GB of "
             f"cache, but only {hardware.cache_bytes / 1e9:.1f} GB are free beside the weights; set "
-            f"--rows to at most {hardware.cache_bytes // each}, or --max-cache-tokens to at most "
-            f"{hardware.cache_bytes // (hardware.target_bytes + hardware.draft_bytes)}"
-        )
-
-
-def check_room(hardware: Hardware, max_cache_tokens: int, max_context_len: int) -> None:
-    """Raise HardwareError if max_cache_tokens does not fit in memory, or is too small for the
-    longest request."""
-    each = hardware.target_bytes + hardware.draft_bytes
-    if not max_context_len <= max_cache_tokens <= hardware.cache_bytes // each:
-        raise HardwareError(
-            f"--max-cache-tokens: got {max_cache_tokens}, must be at least {max_context_len} (the "
-            f"longest request) and at most {hardware.cache_bytes // each} (the free memory)"
-        )
-
-
-def check_chunk(cost: CostModel, prefill_chunk: int) -> None:
-    """Raise HardwareError if a prompt chunk is longer than the range of the cost model."""
-    measured = (cost.prompt or cost.target).tokens_per_row[-1]
-    longest = FAR_TOKENS * measured
-    if prefill_chunk > longest:
-        raise HardwareError(
-            f"--prefill-chunk: got {prefill_chunk}, must be at most {longest}: the profile was "
-            f"measured up to {measured} tokens per row and is extrapolated no further"
+            f"--rows to at most {hardware.cache_bytes // each}"
         )
 
 

@@ -1,10 +1,8 @@
-"""Tables and the plot of a simulation or a measured load."""
+"""Tables of a simulation or a measured load."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from importlib import import_module
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -17,26 +15,20 @@ CAPTION = (
 )
 
 
-class PlotError(RuntimeError):
-    """The plot cannot be drawn; the message says why."""
+def simulation_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """A row for each load and policy."""
+    is_fleet = any("num_replicas" in row for row in rows)
+    return fleet_table(rows) if is_fleet else _table(rows)
 
 
-def simulation_tables(rows: Sequence[Mapping[str, Any]]) -> Iterator[Table]:
-    """One table per scenario, with a row for each rate and policy."""
-    for label in dict.fromkeys(row["scenario"] for row in rows):
-        of_label = [row for row in rows if row["scenario"] == label]
-        is_fleet = any("num_replicas" in row for row in of_label)
-        yield fleet_table(label, of_label) if is_fleet else _scenario_table(label, of_label)
-
-
-def fleet_table(label: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+def fleet_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Replicas and latencies. Fits in 80 columns. A row without latencies means that no number of
     replicas meets the targets."""
     caption = "ttft, tpot, e2e: mean/p99 in ms from the time a request was due"
     targets = dict.fromkeys(text for row in rows for text in row.get("targets", ()))
     if targets:
         caption = f"replicas: the fewest with {', '.join(targets)}; {caption}"
-    table = Table(title=label, caption=caption, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(caption=caption, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in ("req/s", "policy", "replicas", "ttft", "tpot", "e2e", "drafted", "failed"):
         table.add_column(name, justify="left" if name == "policy" else "right", no_wrap=True)
     for row in rows:
@@ -51,11 +43,11 @@ def fleet_table(label: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def _scenario_table(label: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Fits in 80 columns. The JSON document has the other values."""
     has_slo = any("slo_goodput_rps" in row for row in rows)
     has_failed = any(row["num_failed"] for row in rows)
-    table = Table(title=label, caption=CAPTION, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(caption=CAPTION, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("req/s", justify="right", no_wrap=True)
     table.add_column("policy", no_wrap=True)
     names = ["tokens/s", "ttft", "tpot", "e2e", *(["slo/s"] if has_slo else []), "drafted"]
@@ -110,63 +102,6 @@ def load_lines(summary: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"slo_goodput_rps: {summary['slo_goodput_rps']:.2f} ({summary['num_slo_met']} requests)"
         )
-    return lines
-
-
-def draw_picture(rows: Sequence[Mapping[str, Any]], path: Path, latency: str = "e2e_ms") -> None:
-    """Plot mean latency over request rate, with a line for each scenario and policy.
-
-    If the rows are the results of --target, plot the number of replicas instead. Colours show
-    policies, dashes show scenarios. The file's suffix selects the format. Raises PlotError.
-    """
-    try:
-        alt = import_module("altair")
-    except ImportError as error:
-        raise PlotError("--plot needs altair: pip install 'smartspec-py[plot]'") from error
-    is_search = any("targets" in row for row in rows)
-    lines = replica_lines(rows) if is_search else latency_lines(rows, latency)
-    points = [
-        {"scenario": scenario, "policy": policy, "x": x, "y": y}
-        for (scenario, policy), line in lines.items()
-        for x, y in line
-    ]
-    title = f"mean {latency.removesuffix('_ms')}, ms (simulated)"
-    if is_search:
-        title = f"replicas with {', '.join(rows[0]['targets'])} (simulated)"
-    chart = alt.Chart(alt.Data(values=points)).mark_line(point=True)
-    chart = chart.encode(
-        x=alt.X("x:Q", title="offered load, requests/s"),
-        y=alt.Y("y:Q", title=title, scale=alt.Scale(type="log")),
-        color="policy:N",
-        strokeDash="scenario:N",
-    ).properties(width=600, height=320)
-    try:
-        chart.save(path, scale_factor=2)
-    except (OSError, ValueError) as error:
-        raise PlotError(f"--plot: {error}") from error
-
-
-def latency_lines(
-    rows: Sequence[Mapping[str, Any]], latency: str
-) -> dict[tuple[str, str], list[tuple[float, float]]]:
-    """Points (rate, mean latency) by scenario and policy, in ascending order of rate."""
-    lines: dict[tuple[str, str], list[tuple[float, float]]] = {}
-    for row in sorted(rows, key=lambda row: float(row["offered_rps"])):
-        points = lines.setdefault((row["scenario"], row["policy"]), [])
-        if row[latency]["mean"] is not None:
-            points.append((row["offered_rps"], row[latency]["mean"]))
-    return lines
-
-
-def replica_lines(
-    rows: Sequence[Mapping[str, Any]],
-) -> dict[tuple[str, str], list[tuple[float, float]]]:
-    """Points (rate, replicas) by scenario and policy, without those that have no solution."""
-    lines: dict[tuple[str, str], list[tuple[float, float]]] = {}
-    for row in sorted(rows, key=lambda row: float(row["offered_rps"])):
-        points = lines.setdefault((row["scenario"], row["policy"]), [])
-        if row["num_replicas"] is not None:
-            points.append((row["offered_rps"], float(row["num_replicas"])))
     return lines
 
 

@@ -1,9 +1,8 @@
-"""Runs the server's own step loop on engines that only count, and a clock that only they move.
+"""Runs the server's own step loop with simulated engines on a virtual clock.
 
-`StepLoop`, `Scheduler`, `Batcher`, `CacheLedger`, `Speculation`, the acceptance estimates and the
-planner are the objects that serve; what is not simulated is Triton, the network and the responder.
-Requests are put into the inbox when their time has come, between two steps, as arrivals are taken
-there.
+The step loop, the scheduler, the acceptance estimates and the planner are those of the server.
+Triton, the network and the responder are not simulated. A request is put into the inbox at its
+arrival time, between two steps.
 """
 
 from __future__ import annotations
@@ -19,18 +18,11 @@ from smartspec_py.core.cost import CostModel
 from smartspec_py.core.types import SamplingParams, SequenceId
 from smartspec_py.serving.admission import CacheBudget
 from smartspec_py.serving.build import keep_numpy_in_one_thread
-from smartspec_py.serving.config import DRAFT_MODEL, HEADS, PROMPT_LOOKUP
+from smartspec_py.serving.config import DRAFT_MODEL, PROMPT_LOOKUP
 from smartspec_py.serving.messages import Update
 from smartspec_py.serving.request import ErrorCode, Request, RequestError
 from smartspec_py.serving.step import StepRecord
-from smartspec_sim.engine import (
-    PLACEHOLDER,
-    SimHeads,
-    SimHeadsSpec,
-    SimProposer,
-    SimTarget,
-    sim_capabilities,
-)
+from smartspec_sim.engine import PLACEHOLDER, SimProposer, SimTarget, sim_capabilities
 from smartspec_sim.latency import RequestTiming
 from smartspec_sim.workload import SimRequest, longest_context
 from smartspec_testing.clock import VirtualClock
@@ -43,11 +35,10 @@ SHOW_EVERY = 256
 
 @dataclass(frozen=True)
 class SimLimits:
-    """As `limits` of engine.json; defaults are those of a GPU rather than of the embedded CPU.
+    """As `limits` of engine.json, with defaults for a GPU.
 
-    target_bytes, draft_bytes: of cache a token; cache_bytes: of both caches, 0 is without bound.
-    heads: used by requests that draft with heads. prefix_tokens: room for shared prefixes of
-    prompts, beside that cache; 0 is no reuse.
+    target_bytes, draft_bytes: cache bytes per token. cache_bytes: size of both caches together; 0
+    means unlimited.
     """
 
     max_sequences: int = 32
@@ -57,16 +48,14 @@ class SimLimits:
     target_bytes: int = 0
     draft_bytes: int = 0
     cache_bytes: int = 0
-    heads: SimHeadsSpec = field(default_factory=SimHeadsSpec)
-    prefix_tokens: int = 0
 
 
 @dataclass
 class SimResult:
-    """What one run did. kinds: of the requests, in the order of `timings`.
+    """Result of one run. kinds: kinds of the requests, in the order of `timings`.
 
-    elapsed_s: of the virtual clock. busy_s: of it, inside target passes.
-    num_sequence_steps: sum over the steps of their decoding rows.
+    elapsed_s: virtual seconds. busy_s: virtual seconds inside target passes.
+    num_sequence_steps: decoding rows, summed over the steps.
     """
 
     policy: str
@@ -100,8 +89,8 @@ class SimResult:
 
 @dataclass(frozen=True)
 class CostChange:
-    """From time_s on, by the simulation's clock, steps take what this cost says. The planner is
-    not told."""
+    """From time_s on, in virtual seconds, steps take the time of this cost model. The planner does
+    not know it."""
 
     time_s: float
     cost: CostModel
@@ -109,11 +98,10 @@ class CostChange:
 
 @contextmanager
 def without_collector() -> Iterator[None]:
-    """Simulate without looking for cycles of objects.
+    """Simulate without the garbage collector and with one thread of NumPy.
 
-    Nothing that a step makes has cycles: looking for them takes 4 % of the time. From then on NumPy
-    computes in the thread that calls it, in all of this process: its own threads took a third of
-    the time.
+    Steps create no reference cycles; looking for them takes 4 % of the time. NumPy's threads take a
+    third of the time. NumPy stays limited to one thread in this process.
     """
     keep_numpy_in_one_thread()
     was_collecting = gc.isenabled()
@@ -126,7 +114,7 @@ def without_collector() -> Iterator[None]:
 
 
 def served_request(request: SimRequest, policy: str, max_draft_len: int) -> Request:
-    """As the loop knows it. policy: of requests that name none."""
+    """The request as the loop knows it."""
     deadline_s, slo_ms = request.deadline_s, request.tpot_slo_ms
     first, *others = request.proposers or (None,)
     return Request(
@@ -135,7 +123,7 @@ def served_request(request: SimRequest, policy: str, max_draft_len: int) -> Requ
         num_prompt=request.prompt_len,
         max_tokens=request.output_len,
         sampling=SAMPLING,
-        policy=request.policy or policy,
+        policy=policy,
         max_draft_len=max_draft_len,
         proposer=first,
         alternatives=tuple(others),
@@ -167,18 +155,16 @@ class Simulation:
         believed: CostModel | None = None,
         changes: Sequence[CostChange] = (),
         longest: int = 0,
-        start_s: float = 0.0,
         on_end: Ended = lambda sequence, timing: None,
     ) -> None:
-        """requests: in order of arrival. cost: what steps take. believed: what the planner takes
-        them to at the start; None is the same. changes: of what steps take, in any order; each
-        holds from the first step that begins at its time or later. longest: tokens of the longest
-        request that `put` will get. start_s: time at which the server starts."""
+        """requests: in order of arrival. cost: times of steps. believed: the planner's cost model
+        at the start; None means the same. changes: changes of the times of steps, in any order;
+        each applies from the first step that begins at its time or later. longest: tokens of the
+        longest request that `put` will get."""
         self._requests = requests
         self._policy = policy
         self._limits = limits
         self._clock = VirtualClock()
-        self._clock.sleep(start_s)
         self._on_end = on_end
         self._texts: dict[SequenceId, SimRequest] = {}
         self._served: dict[SequenceId, Request] = {}
@@ -190,13 +176,12 @@ class Simulation:
         capabilities = sim_capabilities(
             limits.max_sequences, longest, most, bytes_per_token=limits.target_bytes
         )
-        self.target = SimTarget(capabilities, cost, self._clock, self._texts, limits.prefix_tokens)
+        self.target = SimTarget(capabilities, cost, self._clock, self._texts)
         self.proposers = {
             DRAFT_MODEL: SimProposer(
                 DRAFT_MODEL, self._texts, most, cost, self._clock, limits.draft_bytes
             ),
             PROMPT_LOOKUP: SimProposer(PROMPT_LOOKUP, self._texts, most, cost, self._clock),
-            HEADS: SimHeads(self._texts, most, cost, self._clock, limits.heads),
         }
         self._offline = OfflineLoop(
             self.target,
@@ -212,7 +197,7 @@ class Simulation:
         self.loop = self._offline.loop
 
     def run(self, progress: Callable[[int], None] | None = None) -> SimResult:
-        """Serve everything to its end. progress: told how many requests are over."""
+        """Serve all requests. progress: called with the number of requests that have ended."""
         with without_collector():
             return self._run(progress)
 
@@ -248,11 +233,6 @@ class Simulation:
     @property
     def is_busy(self) -> bool:
         return self._offline.is_busy
-
-    @property
-    def first_tokens_s(self) -> dict[SequenceId, float | None]:
-        """Of each request in service, when its first token came."""
-        return {sequence: one.first_token_s for sequence, one in self._served.items()}
 
     def advance(self, until_s: float, progress: Callable[[int], None] | None = None) -> None:
         """Run the steps that begin before until_s. A server without requests is idle until then."""
@@ -290,7 +270,7 @@ class Simulation:
         self._served[request.sequence] = served
 
     def _take(self, update: Update) -> None:
-        """The times of whoever is over."""
+        """Record the times of a request that has ended."""
         if update.is_last:
             served = self._served.pop(update.sequence)
             del self._texts[served.sequence]
@@ -331,7 +311,7 @@ class Simulation:
 
 
 def _budget(limits: SimLimits) -> CacheBudget:
-    """Where room is not modelled a token takes none."""
+    """Without a size of the cache, a token takes no room."""
     if not limits.cache_bytes:
         return UNBOUNDED
     return CacheBudget(limits.cache_bytes, limits.target_bytes, limits.draft_bytes)

@@ -1,8 +1,8 @@
-"""Which requests come when, how long they are, and how well they draft.
+"""Requests of a simulation: arrival times, lengths and acceptance.
 
-Either drawn from a spec (kinds of requests, and phases of time with a rate and a mixture of kinds)
-or read from a record. Request i of a seed is the same whatever the rate, the policy and the other
-requests are, so that comparisons are of pairs.
+They are drawn from a spec, which has kinds of requests and phases with a rate and a mixture of
+kinds, or read from a record (`record.py`). Request i of a seed is the same for every rate and
+policy, so that comparisons are paired.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -19,11 +19,10 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from smartspec_py.core.types import SequenceId
-from smartspec_py.serving.config import DRAFT_MODEL, HEADS
-from smartspec_sim.acceptance import Acceptance, DraftRuns, GuessRanks, draw_ranks, draw_runs
+from smartspec_py.serving.config import DRAFT_MODEL
+from smartspec_sim.acceptance import DraftRuns, draw_runs
 from smartspec_sim.arrivals import RatePhase, arrival_times, pattern_gaps
 from smartspec_sim.engine import PROPOSERS
-from smartspec_sim.traces.oracle import OracleSequence, ProposerTrace
 
 Seconds = Annotated[float, Field(gt=0, le=1e7)]
 Rate = Annotated[float, Field(ge=0, le=1e5)]
@@ -31,40 +30,34 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 ARRIVAL_STREAM = 1
 REQUEST_STREAM = 2
-TEXT_STREAM = 3
-"""Keys that keep the random numbers of arrivals, requests and texts apart."""
+"""Keys that keep the random numbers of arrivals and requests apart."""
 
 
 class WorkloadError(ValueError):
-    """A spec or a record cannot be used; the message names the file, the place and the reason."""
+    """A spec or a record cannot be used. The message names the file, the place and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimRequest:
     """One request. Times are seconds from the start; deadline_s counts from arrival. tpot_slo_ms:
-    target for a generated token, which the planner minds; None is none.
+    the planner's target for the time per output token.
 
-    acceptances: of the first of `engine.PROPOSERS`; None for one that does not draft for it.
-    prefix: name of the shared prefix that the prompt begins with, of prefix_len tokens; None is
-    none.
+    acceptances: of `engine.PROPOSERS`; None for a proposer that does not draft for this request.
     """
 
     sequence: SequenceId
     arrival_s: float
     prompt_len: int
     output_len: int
-    acceptances: tuple[Acceptance | None, ...]
+    acceptances: tuple[DraftRuns | None, ...]
     cohort: str = ""
-    policy: str | None = None
     priority: int = 0
     deadline_s: float | None = None
     tpot_slo_ms: float | None = None
-    prefix: str | None = None
-    prefix_len: int = 0
 
     @property
     def proposers(self) -> tuple[str, ...]:
-        """Those that draft for it."""
+        """The proposers that draft for it."""
         pairs = zip(PROPOSERS, self.acceptances, strict=False)
         return tuple(name for name, acceptance in pairs if acceptance is not None)
 
@@ -95,12 +88,9 @@ class LengthSpec(_Layer):
 class KindSpec(_Layer):
     """A kind of request. Defaults are ShareGPT's lengths and acceptance as SmartSpec reports them.
 
-    accept: probability that a draft is right, given that those before it were; accept_sd: spread of
-    it over requests (a beta distribution). persistence: see `sim.acceptance.draw_runs`. With heads,
-    accept is that of the first head, and there is no persistence.
-    policy: None is the simulated one. deadline_s: from arrival. tpot_slo_ms: see `SimRequest`.
-    prefix_len: tokens of a shared prefix, such as a system prompt, in front of `prompt`; 0 is none.
-    num_prefixes: different ones; each request has one of them, with equal probability.
+    accept: probability that a draft is right if all drafts before it were. accept_sd: its standard
+    deviation over requests (a beta distribution). persistence: see `acceptance.draw_runs`.
+    deadline_s: from arrival. tpot_slo_ms: see `SimRequest`.
     """
 
     name: str = "chat"
@@ -109,13 +99,10 @@ class KindSpec(_Layer):
     accept: Share = 0.7
     accept_sd: Annotated[float, Field(ge=0, lt=0.5)] = 0.1
     persistence: Annotated[float, Field(ge=0, lt=1)] = 0.2
-    proposer: Literal["draft_model", "prompt_lookup", "heads"] = DRAFT_MODEL  # type: ignore[assignment]
-    policy: str | None = None
+    proposer: Literal["draft_model", "prompt_lookup"] = DRAFT_MODEL  # type: ignore[assignment]
     priority: int = 0
     deadline_s: Seconds | None = None
     tpot_slo_ms: Seconds | None = None
-    prefix_len: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    num_prefixes: Annotated[int, Field(ge=1, le=1_000_000)] = 1
 
     @model_validator(mode="after")
     def _spread_fits(self) -> Self:
@@ -126,26 +113,17 @@ class KindSpec(_Layer):
 
     def draw(self, sequence: SequenceId, arrival_s: float, rng: np.random.Generator) -> SimRequest:
         prompt_len, output_len = self.prompt.draw(rng), self.output.draw(rng)
-        prob = self._accept_prob(rng)
-        acceptance: Acceptance
-        if self.proposer == HEADS:
-            acceptance = draw_ranks(rng, output_len, prob)
-        else:
-            acceptance = draw_runs(rng, output_len, prob, self.persistence)
-        prefix = f"{self.name}/{rng.integers(self.num_prefixes)}" if self.prefix_len else None
+        runs = draw_runs(rng, output_len, self._accept_prob(rng), self.persistence)
         return SimRequest(
             sequence=sequence,
             arrival_s=arrival_s,
-            prompt_len=self.prefix_len + prompt_len,
+            prompt_len=prompt_len,
             output_len=output_len,
-            acceptances=only(self.proposer, acceptance),
+            acceptances=only(self.proposer, runs),
             cohort=self.name,
-            policy=self.policy,
             priority=self.priority,
             deadline_s=self.deadline_s,
             tpot_slo_ms=self.tpot_slo_ms,
-            prefix=prefix,
-            prefix_len=self.prefix_len,
         )
 
     def _accept_prob(self, rng: np.random.Generator) -> float:
@@ -156,8 +134,8 @@ class KindSpec(_Layer):
 
 
 class PhaseSpec(_Layer):
-    """A stretch of time. end_rate: None is a constant rate. mix: weights by kind; empty is equal
-    shares of all."""
+    """A phase of the load. end_rate: rate at the end of a ramp; None means a constant rate. mix:
+    weights by kind; empty means equal shares."""
 
     duration_s: Seconds
     rate: Rate
@@ -170,7 +148,7 @@ class PhaseSpec(_Layer):
 
 
 class WorkloadSpec(_Layer):
-    """kinds and phases as above. burstiness: of gamma arrivals; see `sim.arrivals`."""
+    """burstiness: of gamma arrivals; see `arrivals.gamma_gaps`."""
 
     kinds: Annotated[tuple[KindSpec, ...], Field(min_length=1)] = (KindSpec(),)
     phases: Annotated[tuple[PhaseSpec, ...], Field(min_length=1)]
@@ -184,8 +162,8 @@ class WorkloadSpec(_Layer):
         if len(set(names)) != len(names):
             raise ValueError(f"kinds: two have the same name, of {', '.join(names)}")
         for phase in self.phases:
-            if strangers := phase.mix.keys() - set(names):
-                raise ValueError(f"mix: {sorted(strangers)[0]!r} must be one of {', '.join(names)}")
+            if unknown := phase.mix.keys() - set(names):
+                raise ValueError(f"mix: {sorted(unknown)[0]!r} must be one of {', '.join(names)}")
             if phase.mix and not sum(phase.mix.values()):
                 raise ValueError("mix: all weights are 0")
         return self
@@ -234,45 +212,8 @@ def draw(spec: WorkloadSpec) -> list[SimRequest]:
     return requests
 
 
-def with_texts(
-    requests: Sequence[SimRequest], texts: Sequence[OracleSequence], seed: int
-) -> list[SimRequest]:
-    """The requests, each with the lengths and the acceptances of a text of an oracle trace.
-
-    Which text it is depends on seed and number only. Texts without a token are left out.
-    """
-    usable = [t for t in texts if t.num_generated and t.proposers.keys() & set(PROPOSERS)]
-    if not usable:
-        raise WorkloadError(f"the oracle trace has no text with one of {', '.join(PROPOSERS)}")
-    found = []
-    for request in requests:
-        rng = np.random.default_rng([seed, TEXT_STREAM, request.sequence])
-        text = usable[int(rng.integers(len(usable)))]
-        changed = replace(
-            request,
-            prompt_len=text.num_prompt,
-            output_len=text.num_generated,
-            acceptances=_of_text(text),
-            cohort=text.workload,
-            prefix=None,
-        )
-        found.append(changed)
-    return found
-
-
-def _of_text(text: OracleSequence) -> tuple[Acceptance | None, ...]:
-    found = [text.proposers.get(name) for name in PROPOSERS]
-    return tuple(None if trace is None else _acceptance(trace) for trace in found)
-
-
-def _acceptance(trace: ProposerTrace) -> Acceptance:
-    if trace.ranks is None:
-        return DraftRuns(trace.accepted, trace.available)
-    return GuessRanks(np.array([list(one) for one in trace.ranks], dtype=np.uint8))
-
-
-def only(proposer: str, acceptance: Acceptance) -> tuple[Acceptance | None, ...]:
-    """Acceptances where this proposer is the only one."""
+def only(proposer: str, acceptance: DraftRuns) -> tuple[DraftRuns | None, ...]:
+    """Acceptances with this proposer alone."""
     return tuple(acceptance if name == proposer else None for name in PROPOSERS)
 
 
@@ -281,7 +222,7 @@ def _key(seed: int, stream: int) -> int:
 
 
 def _choose(kinds: Sequence[KindSpec], mix: Mapping[str, float], uniform: float) -> KindSpec:
-    """The kind in whose share of 0..1 the number falls."""
+    """The kind whose share of 0..1 contains the number."""
     shares = [(kind, mix.get(kind.name, 0.0) if mix else 1.0) for kind in kinds]
     shares = [(kind, weight) for kind, weight in shares if weight]
     left = uniform * sum(weight for _, weight in shares)
@@ -297,7 +238,7 @@ def longest_context(requests: Sequence[SimRequest]) -> int:
 
 
 def offered_rate(requests: Sequence[SimRequest]) -> float:
-    """Requests a second from the first arrival to the last; 0.0 for fewer than two."""
+    """Requests per second from the first arrival to the last; 0.0 for fewer than two."""
     if len(requests) < 2:
         return 0.0
     span_s = requests[-1].arrival_s - requests[0].arrival_s

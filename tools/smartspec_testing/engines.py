@@ -11,14 +11,14 @@ from pydantic import Field
 
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.engines.base import TargetCapabilities
+from smartspec_py.engines.trtllm.build import UNSUPPORTED
 from smartspec_py.engines.trtllm.draft import TrtllmDraftProposer
 from smartspec_py.engines.trtllm.target import TrtllmTarget
-from smartspec_py.serving.config import DRAFT_MODEL, EngineConfig, LimitsConfig
+from smartspec_py.serving.config import DRAFT_MODEL, EngineConfig, LimitsConfig, LocalPath
 from smartspec_py.serving.intake import Engine
 from smartspec_py.serving.model_files import load_tokenizer, num_token_ids, stepwise_capabilities
 from smartspec_testing import fake_executor as bindings
 from smartspec_testing.fake_engine import FakeTarget
-from smartspec_testing.fake_executor_draft import DraftExecutor
 from smartspec_testing.fake_proposer import FakeProposer
 
 
@@ -29,7 +29,7 @@ class FakeEngineConfig(EngineConfig):
     """
 
     kind: Literal["fake"]
-    tokenizer: str
+    tokenizer: LocalPath
     accept_prob: Annotated[float, Field(ge=0.0, le=1.0)] = 0.7
     step_s: Annotated[float, Field(ge=0.0, le=10.0)] = 0.0
     fail_at_step: Annotated[int, Field(ge=0)] | None = None
@@ -47,7 +47,7 @@ class FakeTrtllmConfig(EngineConfig):
     """
 
     kind: Literal["fake_trtllm"]
-    tokenizer: str
+    tokenizer: LocalPath
     accept_prob: Annotated[float, Field(ge=0.0, le=1.0)] = 0.7
     error_prob: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     step_s: Annotated[float, Field(ge=0.0, le=10.0)] = 0.0
@@ -83,28 +83,27 @@ def build_fake(config: FakeEngineConfig, limits: LimitsConfig, folder: Path) -> 
 
 
 def build_fake_trtllm(config: FakeTrtllmConfig, limits: LimitsConfig, folder: Path) -> Engine:
-    """Doubles of both executors under the adapter: text that can be computed by hand."""
-
+    """Fakes of both executors under the adapter. Their text can be computed by hand."""
     tokenizer = load_tokenizer("engine.tokenizer", folder / config.tokenizer)
     vocab_size = num_token_ids(tokenizer)
     length = limits.context_len + limits.max_draft_len
     built = bindings.EngineLimits(
         max_batch_size=limits.max_sequences,
         max_num_tokens=config.max_num_tokens,
-        max_input_len=length,
         max_seq_len=length,
         max_draft_len=limits.max_draft_len,
         vocab_size=vocab_size,
     )
     step = PassTable((1,), (1,), ((config.step_s,),))
-    cost = CostModel(step, draft=PassTable((1,), (1,), ((config.step_s / 20,),)))
-    longest = min(limits.context_len, config.max_num_tokens - limits.max_draft_len)
+    draft_step = PassTable((1,), (1,), ((config.step_s / 20,),))
+    cost = CostModel(step, draft=draft_step, max_charged_tokens=config.max_num_tokens)
+    executor = bindings.Executor(built, cost=cost, seed=config.seed, error_prob=config.error_prob)
     target = TrtllmTarget(
-        bindings.Executor(built, cost=cost, seed=config.seed, error_prob=config.error_prob),
+        executor,
         bindings,
         TargetCapabilities(
             max_sequences=limits.max_sequences,
-            max_context_len=longest,
+            max_context_len=min(limits.context_len, config.max_num_tokens - limits.max_draft_len),
             max_draft_len=limits.max_draft_len,
             max_decode_tokens=config.decode_burst,
             max_prefill_tokens=None,
@@ -112,20 +111,22 @@ def build_fake_trtllm(config: FakeTrtllmConfig, limits: LimitsConfig, folder: Pa
             vocab_size=vocab_size,
             bytes_per_token=1,
             max_cache_tokens=config.cache_tokens,
+            unsupported=UNSUPPORTED,
             takes_long_bursts=True,
         ),
     )
+    drafting = bindings.DraftExecutor(
+        replace(built, max_draft_len=0),
+        cost=CostModel(draft_step),
+        seed=config.seed,
+        accept_prob=config.accept_prob,
+        texts=executor.texts,
+    )
     draft = TrtllmDraftProposer(
-        DraftExecutor(
-            replace(built, max_draft_len=0),
-            cost=CostModel(PassTable((1,), (1,), ((config.step_s / 20,),))),
-            seed=config.seed,
-            accept_prob=config.accept_prob,
-        ),
+        drafting,
         bindings,
         max_draft_len=limits.max_draft_len,
         max_context_len=length,
         vocab_size=vocab_size,
     )
-    charged = replace(cost, max_charged_tokens=config.max_num_tokens)
-    return Engine(tokenizer, (), target, {DRAFT_MODEL: draft}, charged)
+    return Engine(tokenizer, (), target, {DRAFT_MODEL: draft}, cost)

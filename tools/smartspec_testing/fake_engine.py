@@ -88,7 +88,8 @@ class FakeTarget:
     `cancel` shortens a burst to the token of the next poll. It ends the work, not the sequence.
 
     fail_at_step: the poll, counted from 1 over the polls that have work, that raises RuntimeError.
-    poison_token: a prompt that holds it fails with an event that has `error`.
+    poison_token: a sequence fails, with an event that has `error`, when a chunk of its prompt or
+        its next tokens contain this token.
 
     Misuse is the caller's bug: KeyError for a sequence that is not held, ValueError for the rest.
     """
@@ -212,7 +213,8 @@ class FakeTarget:
             if isinstance(work, Prefill):
                 pass_s = self.time_pass(1, len(work.tokens), work.start)
                 total_s += pass_s
-            events.append(self._run(work, pass_s))
+            event = self._run(work, pass_s)
+            events.append(self._poisoned(event) if self._poison_token in event.tokens else event)
         self._clock.sleep(total_s)
         return events
 
@@ -236,15 +238,19 @@ class FakeTarget:
     def _run_prefill(self, work: Prefill, pass_s: float) -> Event:
         sequence = self._held[work.sequence]
         if self._poison_token in work.tokens:
-            sequence.is_finished = True
-            error = f"the prompt holds token {self._poison_token}"
-            return Event(work.sequence, pass_s=pass_s, error=error)
+            return self._poisoned(Event(work.sequence, pass_s=pass_s))
         sequence.num_computed_tokens += len(work.tokens)
         if not work.is_last:
             return Event(work.sequence, pass_s=pass_s)
         sequence.is_prefilled = True
         tokens, finish = self._emit(sequence, 1)
         return Event(work.sequence, tokens, finish=finish, pass_s=pass_s)
+
+    def _poisoned(self, event: Event) -> Event:
+        self._held[event.sequence].is_finished = True
+        self._in_flight.pop(event.sequence, None)
+        error = f"the text contains token {self._poison_token}"
+        return Event(event.sequence, pass_s=event.pass_s, error=error)
 
     def _run_verify(self, work: Verify, pass_s: float) -> Event:
         """An end token that was drafted counts as accepted, and is not emitted."""

@@ -6,11 +6,14 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from smartspec_py.core.types import FinishReason
 from smartspec_py.serving.messages import Progress, Reply, Summary
 from smartspec_py.serving.request import ErrorCode, GenerateParams
-from smartspec_py.serving.server import Server
+
+if TYPE_CHECKING:
+    from smartspec_py.serving.server import Server
 
 
 @dataclass

@@ -14,6 +14,7 @@ MODEL_NAME = "smartspec"
 INPUTS = tuple(spec for group in INPUT_GROUPS.values() for spec in group)
 
 _LOG_PROBS = "if return_log_probs is true"
+_DETAILED = "if return_spec_metrics is detailed, after the first drafts"
 _PERF = "if return_perf_metrics is true"
 _NO_BLOCKS = "always 0: this cache has no blocks; see `num_cached_tokens`"
 
@@ -80,10 +81,7 @@ OUTPUTS = (
         when="if return_token_log_probs is set",
     ),
     TensorSpec(
-        "num_cached_tokens",
-        "INT32",
-        "prompt tokens served from the prefix cache",
-        when="last",
+        "num_cached_tokens", "INT32", "prompt tokens served from the prefix cache", when="last"
     ),
     TensorSpec(
         "arrival_time_ns",
@@ -95,9 +93,10 @@ OUTPUTS = (
     TensorSpec("first_scheduled_time_ns", "INT64", "start of the prefill", when=_PERF),
     TensorSpec("first_token_time_ns", "INT64", "time of the first token", when=_PERF),
     TensorSpec("last_token_time_ns", "INT64", "time of the last token", when=_PERF),
-    TensorSpec("kv_cache_alloc_new_blocks", "INT32", _NO_BLOCKS, when=_PERF),
-    TensorSpec("kv_cache_reused_blocks", "INT32", _NO_BLOCKS, when=_PERF),
-    TensorSpec("kv_cache_alloc_total_blocks", "INT32", _NO_BLOCKS, when=_PERF),
+    *(
+        TensorSpec(f"kv_cache_{name}_blocks", "INT32", _NO_BLOCKS, when=_PERF)
+        for name in ("alloc_new", "reused", "alloc_total")
+    ),
     TensorSpec(
         "metrics",
         "STRING",
@@ -105,11 +104,12 @@ OUTPUTS = (
         when="last, if return_spec_metrics is summary or detailed",
     ),
     TensorSpec(
-        "drafter",
+        "proposer",
         "STRING",
-        "the proposer of the latest drafts; a branch counts as part of its tree",
-        when="if return_spec_metrics is detailed, after the first drafts",
+        "the proposer of the latest drafts",
+        when=_DETAILED,
     ),
+    TensorSpec("drafter", "STRING", "older name of `proposer`; one more release", when=_DETAILED),
     TensorSpec(
         "explanation",
         "STRING",

@@ -13,6 +13,7 @@ from smartspec_py.core.types import SpecMetrics, Verification
 from smartspec_py.serving.request import PRIORITY_WORTH_S
 
 MAX_STOP_WORDS = 16
+MAX_STOP_TOKENS = 64
 MAX_BAD_WORDS = 64
 MAX_BIAS_WORDS = 300
 MAX_TOP_LOG_PROBS = 20
@@ -90,12 +91,18 @@ REQUEST = (
 
 SAMPLING = (
     TensorSpec("temperature", "FP32", "0 is greedy", Range(0.0)),
-    TensorSpec("top_k", "INT32", "draw from the k most probable tokens", Range(0, note="0: off")),
+    TensorSpec(
+        "top_k",
+        "INT32",
+        "draw from the k most probable tokens",
+        Range(-1, note="0 or -1: off"),
+        convert=lambda value: max(0, value),
+    ),
     TensorSpec(
         "top_p",
         "FP32",
-        "draw from the smallest set of tokens with this total probability; 1 is off",
-        Range(0.0, 1.0, is_low_open=True),
+        "draw from the smallest set of tokens with this total probability; 1 is off, 0 is greedy",
+        Range(0.0, 1.0),
     ),
     TensorSpec(
         "min_p",
@@ -171,16 +178,26 @@ ENDING = (
     TensorSpec(
         "stop_words",
         "STRING",
-        "stop generation at any of these; the text ends before it",
+        "stop generation at any of these; the text ends before it. They may contain special tokens",
         WORD,
         dims=(-1,),
         max_elements=MAX_STOP_WORDS,
     ),
     TensorSpec(
+        "stop_token_ids",
+        "INT32",
+        "more tokens that end generation, also with `ignore_eos`; they are not part of the text",
+        Range(0),
+        dims=(-1,),
+        max_elements=MAX_STOP_TOKENS,
+        model_range="below the vocabulary",
+    ),
+    TensorSpec(
         "end_id",
         "INT32",
         "token that ends generation, instead of the model's own (`eos_token_id` in "
-        "generation_config.json or config.json); end tokens are not part of the text",
+        "generation_config.json or config.json, and the tokenizer's `eos_token`); end tokens are "
+        "not part of the text",
         Range(-1, note="-1: none"),
         default="the model's own",
         model_range="below the vocabulary",
@@ -188,7 +205,7 @@ ENDING = (
     TensorSpec(
         "min_tokens",
         "INT32",
-        "number of tokens to generate before an end token or a stop word can end the text",
+        "number of tokens to generate before the text can end with an end token or a stop word",
         Range(0),
         model_range="at most max_tokens",
     ),

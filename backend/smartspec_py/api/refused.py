@@ -13,13 +13,6 @@ from collections.abc import Collection
 from smartspec_py.api.tensor_spec import Choice, TensorSpec
 
 _NO_BEAMS = "beam search is not supported"
-_NO_LORA = "LoRA is not supported"
-_NO_EMBEDDINGS = "prompt embeddings are not supported"
-_NO_DRAFTS = "drafts from the client are not supported"
-_NO_DECAY = "decay of top_p is not supported"
-_NO_LOOKAHEAD = "lookahead decoding is not supported; see proposer"
-_NO_RETENTION = "cache retention is not supported"
-_NO_IMAGES = "only text is supported"
 _NO_LOGITS = "logits are not returned"
 _NO_GUIDE = "guided decoding is not supported"
 
@@ -54,38 +47,26 @@ NEUTRAL = (
 )
 """Tensors with only a neutral value."""
 
-UNSUPPORTED = {
-    "early_stopping": _NO_BEAMS,
-    "beam_search_diversity_rate": _NO_BEAMS,
-    "lora_task_id": _NO_LORA,
-    "lora_weights": _NO_LORA,
-    "lora_config": _NO_LORA,
-    "prompt_embedding_table": _NO_EMBEDDINGS,
-    "prompt_table_extra_ids": _NO_EMBEDDINGS,
-    "prompt_vocab_size": _NO_EMBEDDINGS,
-    "draft_input_ids": _NO_DRAFTS,
-    "draft_logits": _NO_DRAFTS,
-    "draft_acceptance_threshold": _NO_DRAFTS,
-    "top_p_min": _NO_DECAY,
-    "top_p_decay": _NO_DECAY,
-    "top_p_reset_ids": _NO_DECAY,
-    "runtime_top_p_min": _NO_DECAY,
-    "runtime_top_p_decay": _NO_DECAY,
-    "runtime_top_p_reset_ids": _NO_DECAY,
-    "lookahead_window_size": _NO_LOOKAHEAD,
-    "lookahead_ngram_size": _NO_LOOKAHEAD,
-    "lookahead_verification_set_size": _NO_LOOKAHEAD,
-    "retention_token_range_starts": _NO_RETENTION,
-    "retention_token_range_ends": _NO_RETENTION,
-    "retention_token_range_priorities": _NO_RETENTION,
-    "retention_token_range_durations_ms": _NO_RETENTION,
-    "retention_decode_priority": _NO_RETENTION,
-    "retention_decode_duration_ms": _NO_RETENTION,
-    "image_input": _NO_IMAGES,
-    "decoder_text_input": "encoder-decoder models are not supported",
-    "stop": "use stop_words; to cancel a request, close its stream",
-    "messages": "not supported; write the conversation as text in text_input",
+_NAMES = {
+    _NO_BEAMS: "early_stopping beam_search_diversity_rate",
+    "LoRA is not supported": "lora_task_id lora_weights lora_config",
+    "prompt embeddings are not supported": "prompt_embedding_table prompt_table_extra_ids "
+    "prompt_vocab_size",
+    "drafts from the client are not supported": "draft_input_ids draft_logits "
+    "draft_acceptance_threshold",
+    "decay of top_p is not supported": "top_p_min top_p_decay top_p_reset_ids runtime_top_p_min "
+    "runtime_top_p_decay runtime_top_p_reset_ids",
+    "lookahead decoding is not supported; see proposer": "lookahead_window_size "
+    "lookahead_ngram_size lookahead_verification_set_size",
+    "cache retention is not supported": "retention_token_range_starts retention_token_range_ends "
+    "retention_token_range_priorities retention_token_range_durations_ms "
+    "retention_decode_priority retention_decode_duration_ms",
+    "only text is supported": "image_input",
+    "encoder-decoder models are not supported": "decoder_text_input",
+    "use stop_words; to cancel a request, close its stream": "stop",
+    "not supported; write the conversation as text in text_input": "messages",
 }
+UNSUPPORTED = {name: reason for reason, names in _NAMES.items() for name in names.split()}
 """Reasons by name of a request parameter."""
 
 RENAMED = {
@@ -114,8 +95,9 @@ NUM_SUGGESTED = 3
 
 
 def asks_for_nothing(name: str, value: object) -> bool:
-    """Whether a client turns off a feature that is not supported."""
-    return name in UNSUPPORTED and value is False
+    """Whether the parameter may be ignored: it turns off a feature that is not supported, or is
+    the client's `id` of the request, which Triton passes on."""
+    return name == "id" or (name in UNSUPPORTED and value is False)
 
 
 def why_refused(name: str, inputs: Collection[str]) -> str:

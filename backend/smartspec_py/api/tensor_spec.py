@@ -30,16 +30,14 @@ class Anything:
 
 @dataclass(frozen=True)
 class Range:
-    """Finite numbers from low to high, inclusive unless is_low_open. note: added to the text."""
+    """Finite numbers from low to high, inclusive. note: added to the text."""
 
     low: float
     high: float = math.inf
-    is_low_open: bool = False
     note: str = ""
 
     def holds(self, value: Any) -> bool:
-        is_above = value > self.low if self.is_low_open else value >= self.low
-        return math.isfinite(value) and is_above and value <= self.high
+        return math.isfinite(value) and self.low <= value <= self.high
 
     @property
     def text(self) -> str:
@@ -50,7 +48,7 @@ class Range:
         if self.high == math.inf:
             return f"finite and at least {self.low:g}" if is_float else f"at least {self.low}"
         if is_float:
-            return f"in {'(' if self.is_low_open else '['}{self.low:g}, {self.high:g}]"
+            return f"in [{self.low:g}, {self.high:g}]"
         return f"in {self.low}..{self.high}"
 
 

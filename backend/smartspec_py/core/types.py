@@ -172,8 +172,6 @@ class DraftOption(NamedTuple):
     has_draft_passes: whether drafting runs passes of a draft model. Prompt lookup runs none.
     draft_s: seconds of drafting in addition to draft passes, the same for any draft length.
     is_tree: whether the drafts are the nodes of a tree. The planner does not use this.
-    num_passes: for each draft length from 1, the draft passes that it takes. None if every draft
-        takes one. In a tree, one pass drafts all nodes of a depth.
     """
 
     max_draft_len: int
@@ -182,13 +180,6 @@ class DraftOption(NamedTuple):
     has_draft_passes: bool = True
     draft_s: float = 0.0
     is_tree: bool = False
-    num_passes: Sequence[int] | NDArray[np.int64] | None = None
-
-    def passes(self, draft_len: int) -> int:
-        """Draft passes of so many drafts."""
-        if not (self.has_draft_passes and draft_len):
-            return 0
-        return draft_len if self.num_passes is None else int(self.num_passes[draft_len - 1])
 
 
 @dataclass(slots=True)
@@ -253,6 +244,8 @@ class MeasuredStep:
         lookup.
     target_s: duration of the target pass, prompt chunks included.
     draft_s: total duration of the draft passes, catch-up included.
+    fixed_draft_s: duration of drafting without draft passes, as by heads. Plans charge it as
+        `DraftOption.draft_s`, so it is neither host time nor that of draft passes.
     total_s: duration of the whole step.
     plan_s: part of total_s that making the views and choosing draft lengths took.
     num_prefill_tokens: prompt tokens in the same target pass.
@@ -271,6 +264,7 @@ class MeasuredStep:
     draft_s: float
     total_s: float
     plan_s: float = 0.0
+    fixed_draft_s: float = 0.0
     num_prefill_tokens: int = 0
     num_catch_up_tokens: int = 0
     num_charged_tokens: int = 0
@@ -282,8 +276,8 @@ class MeasuredStep:
 
     @property
     def host_s(self) -> float:
-        """Duration of the step without its passes."""
-        return max(0.0, self.total_s - self.target_s - self.draft_s)
+        """Duration of the step without its passes and drafts."""
+        return max(0.0, self.total_s - self.target_s - self.draft_s - self.fixed_draft_s)
 
     @property
     def spent_s(self) -> float:

@@ -17,7 +17,9 @@ Rules of a target:
 - `cancel` is asynchronous. Work in flight may still cause events, and one of them has `is_last`.
 - `release` frees all resources of a sequence. Call it only when the sequence is not in flight.
 - A preempted sequence starts again later with `begin`, with all tokens that it has by then.
-- A failure of one sequence is an event with `error`. An exception means that the engine failed.
+- A failure of one sequence, such as logits that are not finite, is an event with `error`, without
+  tokens and with `is_last`. That request fails, and the others continue. An exception means that
+  the engine failed.
 """
 
 from __future__ import annotations
@@ -30,7 +32,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from smartspec_py.core.types import (
-    ROOT,
     FinishReason,
     PromptLogProbs,
     SamplingParams,
@@ -83,7 +84,7 @@ class Event(NamedTuple):
     finish: set if the engine itself found the end (end token or length).
     pass_s: seconds of the model pass; 0.0 if the engine cannot measure it. The pass time of a step
         is the maximum over its events.
-    error: why the sequence cannot continue; None if it can.
+    error: why the sequence cannot continue, for the client; None if it can.
     log_probs: of each of `tokens`; empty if the sequence did not ask for them.
     prompt_log_probs: of the part of the prompt that was read; None if not asked for.
     hidden: the target's last hidden states [len(tokens), width] from which the tokens were drawn;
@@ -104,6 +105,13 @@ class Event(NamedTuple):
     hidden: Any = None
     path: tuple[int, ...] = ()
     prompt_log_probs: PromptLogProbs | None = None
+
+    @property
+    def without_tensors(self) -> Event:
+        """The event without hidden states and log-probabilities, which need memory."""
+        if self.hidden is None and not self.log_probs and self.prompt_log_probs is None:
+            return self
+        return self._replace(hidden=None, log_probs=(), prompt_log_probs=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,27 +237,6 @@ class Draft(NamedTuple):
     probs: Any = None
     parents: tuple[int, ...] = ()
 
-    def with_branch(self, chain: Sequence[int]) -> Draft:
-        """This draft and a chain, both after the last known token. Drafts that both have are there
-        once; those that only the chain has come last."""
-        tokens, parents = list(self.tokens), list(self.parents or _chain(len(self.tokens)))
-        nodes = {pair: node for node, pair in enumerate(zip(parents, tokens, strict=True))}
-        last = ROOT
-        for token in chain:
-            node = nodes.get((last, token))
-            if node is None:
-                node = len(tokens)
-                tokens.append(token)
-                parents.append(last)
-            last = node
-        is_chain = parents == list(_chain(len(tokens)))
-        return Draft(tuple(tokens), self.probs, () if is_chain else tuple(parents))
-
-
-def _chain(num_tokens: int) -> range:
-    """The parents of a chain."""
-    return range(ROOT, num_tokens - 1)
-
 
 NO_DRAFT = Draft()
 
@@ -257,6 +244,8 @@ NO_DRAFT = Draft()
 @dataclass(frozen=True, slots=True)
 class ProposerCapabilities:
     """max_draft_len: the most tokens of one draft; 0 if it never drafts.
+    max_context_len: known tokens and drafts of a sequence that it supports; None if it has no limit
+        of its own. It drafts nothing beyond.
     has_passes: whether drafting runs a model, with one pass per token.
     bytes_per_token: cache bytes per token that it has processed, in the memory of the target's
         cache; 0 if its cache is elsewhere.
@@ -282,6 +271,7 @@ class ProposerCapabilities:
     tree_depth: int = 0
     tree_width: int = 1
     draft_s: tuple[float, float] = (0.0, 0.0)
+    max_context_len: int | None = None
 
 
 SHORT_LAG = 4

@@ -6,23 +6,17 @@ missed (`draft_lag`) are prefilled first, in chunks; the planner charges for thi
 
 If all sequences of a step are plain greedy text and the runner supports it, all passes run in a row
 without a wait for the device between them.
-
-If the target verifies trees, the planner can ask for a tree instead of a chain (`draft_trees`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, islice, takewhile
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from smartspec_py.core.learn.ranks import RankEstimate
-from smartspec_py.core.types import ROOT, SequenceId
+from smartspec_py.core.types import SequenceId
 from smartspec_py.engines.base import (
     NO_DRAFT,
     SHORT_LAG,
@@ -34,14 +28,9 @@ from smartspec_py.engines.torch.cached_model import CachedModel, CachedSequence,
 from smartspec_py.engines.torch.packed import RowInput
 from smartspec_py.engines.torch.runner import Runner
 from smartspec_py.engines.torch.sampling import DraftRequest, guess_tokens
-from smartspec_py.proposers.draft_trees import DraftedTree, TreeDrafting
 
 CATCH_UP_CHUNK = 512
 """Missed tokens that one pass prefills, for all sequences together."""
-
-TREE_DEPTH = 4
-"""Depth of trees. By modelled times of an H100 with 1 to 8 sequences, it is the best of 2 to
-6 (docs/research/log). Deeper drafts are chains."""
 
 
 @dataclass(slots=True)
@@ -49,61 +38,45 @@ class DraftSequence(CachedSequence):
     """row.num_cached counts provisional drafts until `num_valid` is known.
 
     num_known: tokens of the sequence at its last proposal. num_valid: leading tokens of the row
-    that are known to belong to the sequence. drafted: the last tree, until its guesses were
-    compared with the text.
+    that are known to belong to the sequence.
     """
 
     num_known: int = 0
     num_valid: int = 0
-    drafted: DraftedTree | None = None
 
 
 @dataclass(slots=True)
 class Drafting:
-    """A task in progress: the drafts so far, and the distributions they were drawn from. tree: None
-    for a chain."""
+    """A task in progress: the drafts so far, and the distributions they were drawn from."""
 
     task: DraftTask
     state: DraftSequence
     tokens: list[int]
     probs: list[torch.Tensor]
-    tree: TreeDrafting | None = None
 
     @property
     def wants_more(self) -> bool:
-        if self.tree is not None:
-            return bool(self.tree.frontier)
         has_ended = bool(self.tokens) and self.tokens[-1] in self.task.sampling.end_tokens
         return len(self.tokens) < self.task.draft_len and not has_ended
 
     @property
-    def requests(self) -> list[DraftRequest]:
+    def request(self) -> DraftRequest:
         """Of the next pass."""
-        if self.tree is not None:
-            return self.tree.requests
         position = len(self.task.tokens) + len(self.tokens)
-        history, before = self.state.history, tuple(self.tokens)
-        return [DraftRequest(self.task.sampling, position, history, before)]
+        return DraftRequest(self.task.sampling, position, self.state.history, tuple(self.tokens))
 
-    def take(self, guesses: Sequence[list[int]], probs: Sequence[torch.Tensor | None]) -> None:
-        """The results of the requests."""
-        if self.tree is not None:
-            self.tree.take(guesses)
-            return
-        self.tokens.append(guesses[0][0])
-        self.probs += [prob for prob in probs if prob is not None]
+    def take(self, token: int, prob: torch.Tensor | None) -> None:
+        self.tokens.append(token)
+        if prob is not None:
+            self.probs.append(prob)
 
     def read(self, num_tokens: int) -> None:
-        """Record that the row now holds num_tokens tokens. Nodes of a tree are not kept."""
-        if self.tree is not None:
-            num_tokens = min(num_tokens, self.state.num_known)
+        """Record that the row now holds num_tokens tokens."""
         self.state.row.num_cached = num_tokens
         self.state.num_valid = min(num_tokens, self.state.num_known)
 
     @property
     def draft(self) -> Draft:
-        if self.tree is not None:
-            return self.tree.draft
         probs = torch.stack(self.probs) if self.probs else None
         return Draft(tuple(self.tokens), probs)
 
@@ -118,21 +91,17 @@ class DraftModelProposer(CachedModel[DraftSequence]):
         max_draft_len: int,
         *,
         reuses_prefixes: bool = True,
-        tree_width: int = 1,
+        max_context_len: int | None = None,
         has_own_memory: bool = False,
     ) -> None:
-        """tree_width: most children of a node; 1 for chains only. has_own_memory: whether the
-        runner's device is not that of the target."""
+        """max_context_len: see `ProposerCapabilities`. has_own_memory: whether the runner's device
+        is not that of the target."""
         super().__init__(runner, max_sequences, reuses_prefixes=reuses_prefixes)
-        is_tree = tree_width > 1 and max_draft_len > 1
         self._capabilities = ProposerCapabilities(
             max_draft_len=max_draft_len,
+            max_context_len=max_context_len,
             bytes_per_token=0 if has_own_memory else runner.bytes_per_token,
-            has_hindsight=is_tree,
-            tree_depth=min(TREE_DEPTH, max_draft_len) if is_tree else 0,
-            tree_width=tree_width if is_tree else 1,
         )
-        self._ranks = RankEstimate(self._capabilities.tree_depth, tree_width)
 
     @property
     def capabilities(self) -> ProposerCapabilities:
@@ -143,7 +112,11 @@ class DraftModelProposer(CachedModel[DraftSequence]):
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         self._forget_unreported()
-        started = {task.sequence: self._start(task) for task in tasks if task.draft_len > 0}
+        started = {
+            task.sequence: Drafting(task, self._enter(task), [], [])
+            for task in tasks
+            if task.draft_len > 0
+        }
         active = list(started.values())
         self._catch_up(active)
         if self._can_run_ahead(active):
@@ -153,25 +126,6 @@ class DraftModelProposer(CachedModel[DraftSequence]):
         return [
             started[task.sequence].draft if task.sequence in started else NO_DRAFT for task in tasks
         ]
-
-    def rank_probs(self) -> NDArray[np.float64]:
-        """See `TreeProposer`."""
-        return self._ranks.probs()
-
-    def hindsight(
-        self, sequence: SequenceId, tokens: Sequence[int], generated: Sequence[int]
-    ) -> tuple[int, int]:
-        """See `HindsightProposer`, for the best guesses of a tree. (0, 0) if it drafted none."""
-        state = self._sequences.get(sequence)
-        drafted = state.drafted if state else None
-        if drafted is None or drafted.num_known != len(tokens):
-            return 0, 0
-        pairs = list(zip(drafted.best_chain(), generated, strict=False))
-        return len(pairs), sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-
-    def cohort(self, sequence: SequenceId) -> str:
-        """Not used, because there are no cohorts."""
-        return ""
 
     def observe(self, sequence: SequenceId, num_accepted: int, hidden: Any = None) -> None:
         state = self._sequences[sequence]
@@ -189,17 +143,6 @@ class DraftModelProposer(CachedModel[DraftSequence]):
             return
         state.row.num_cached = min(state.row.num_cached, state.num_valid, len(state.row.tokens))
         self._free(sequence)
-
-    def _start(self, task: DraftTask) -> Drafting:
-        state = self._enter(task)
-        if state.drafted is not None:
-            self._ranks.observe(state.drafted.ranks(task.tokens[state.drafted.num_known :]))
-            state.drafted = None
-        drafting = Drafting(task, state, [], [])
-        if task.tree is not None:
-            drafting.tree = TreeDrafting(task, state.history)
-            state.drafted = drafting.tree.drafted
-        return drafting
 
     def _enter(self, task: DraftTask) -> DraftSequence:
         """The state of the sequence, updated with the task's tokens."""
@@ -238,7 +181,7 @@ class DraftModelProposer(CachedModel[DraftSequence]):
         return (
             self.runner.can_draft_greedy
             and bool(draftings)
-            and all(one.task.sampling.is_plain_greedy and not one.tree for one in draftings)
+            and all(one.task.sampling.is_plain_greedy for one in draftings)
         )
 
     def _run_ahead(self, draftings: Sequence[Drafting]) -> None:
@@ -252,27 +195,19 @@ class DraftModelProposer(CachedModel[DraftSequence]):
             drafting.read(len(drafting.task.tokens) + len(kept) - 1)
 
     def _pass(self, draftings: Sequence[Drafting]) -> None:
-        """Process the unread tokens of each sequence. Draft one more token of each chain, and the
-        next depth of each tree."""
+        """Process the unread tokens of each sequence, and draft one more token."""
         inputs, requests = [], []
         for drafting in draftings:
             unread = self._unread(drafting)
             inputs.append(unread)
             drafting.read(unread.position + len(unread.tokens))
-            requests.append(drafting.requests)
-        width = max(drafting.tree.width if drafting.tree else 1 for drafting in draftings)
-        logits = self.runner.forward(inputs).logits
-        guesses, probs = guess_tokens(logits, list(chain.from_iterable(requests)), width)
-        next_guesses, next_probs = iter(guesses), iter(probs)
-        for drafting, own in zip(draftings, requests, strict=True):
-            num = len(own)
-            drafting.take(list(islice(next_guesses, num)), list(islice(next_probs, num)))
+            requests.append(drafting.request)
+        guesses, probs = guess_tokens(self.runner.forward(inputs).logits, requests, 1)
+        for drafting, (token, *_), prob in zip(draftings, guesses, probs, strict=True):
+            drafting.take(token, prob)
 
     def _unread(self, drafting: Drafting) -> RowInput:
-        """The tokens that the row does not hold yet: known tokens, the last draft, or the nodes of
-        a tree."""
-        if drafting.tree is not None and drafting.tree.frontier != [ROOT]:
-            return drafting.tree.branches(drafting.state.row.index)
+        """The tokens that the row does not hold yet: known tokens, or the last draft."""
         known = drafting.task.tokens[drafting.state.row.num_cached :]
         return self._input(drafting, drafting.tokens[-1:] or known, 1)
 

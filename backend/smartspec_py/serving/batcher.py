@@ -63,10 +63,8 @@ class Batcher:
 
     def find(self, sequence: SequenceId) -> Request | None:
         """The request, waiting or live. None if it no longer exists."""
-        found = self.live.get(sequence)
-        if found is None:
-            found = next((one for one in self.waiting if one.sequence == sequence), None)
-        return found
+        waiting = (request for request in self.waiting if request.sequence == sequence)
+        return self.live.get(sequence) or next(waiting, None)
 
     def add(self, request: Request) -> None:
         """Add a request to the waiting requests, sorted by rank."""
@@ -91,7 +89,7 @@ class Batcher:
         num_decode_tokens: tokens that the step decodes, including drafts. If the budget is too
         small for all prompts, it is reduced so that both together fill tiles, see `TILE`.
         """
-        reading = sorted(
+        prefilling = sorted(
             (
                 request
                 for request in self.live.values()
@@ -100,20 +98,20 @@ class Batcher:
             key=_rank,
         )
         if not self._takes_chunks:
-            return self._whole_prompts(reading)
+            return self._whole_prompts(prefilling)
         chunks: list[Prefill] = []
         left = self._prefill_chunk
-        if left < sum(one.num_prefill_tokens - one.num_computed_tokens for one in reading):
+        if left < sum(r.num_prefill_tokens - r.num_computed_tokens for r in prefilling):
             excess = (left + num_decode_tokens) % TILE
             left -= excess if 2 * excess < left else 0
-        for request in reading:
+        for request in prefilling:
             if left == 0:
                 break
             chunks.append(_prefill(request, min(left, self._largest_chunk or left)))
             left -= len(chunks[-1].tokens)
         return chunks
 
-    def _whole_prompts(self, reading: Sequence[Request]) -> list[Prefill]:
+    def _whole_prompts(self, prefilling: Sequence[Request]) -> list[Prefill]:
         """Whole prompts by rank, while they and those in flight fit the budget, at least one."""
         num_tokens = sum(
             request.num_prefill_tokens
@@ -121,7 +119,7 @@ class Batcher:
             if request.state is RequestState.PREFILLING and request.is_in_flight
         )
         chunks: list[Prefill] = []
-        for request in reading:
+        for request in prefilling:
             num_tokens += request.num_prefill_tokens
             if num_tokens > max(self._prefill_chunk, request.num_prefill_tokens):
                 break

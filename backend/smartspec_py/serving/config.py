@@ -27,28 +27,44 @@ from pydantic import (
 
 from smartspec_py.core.cost import MAX_ROWS
 from smartspec_py.core.plan.planner import MAX_FIXED_DRAFT_LEN, BatchTable, parse_policy
+from smartspec_py.serving.defaults import (
+    CONTEXT_LINE,
+    DEFAULT_CONTEXT_LEN,
+    DRAFT_MODEL,
+    HEADS,
+    LEAST_CHUNK,
+    PROMPT_LOOKUP,
+    ConfigError,
+)
 
 if TYPE_CHECKING:
     from smartspec_py.serving.intake import Engine
+
+__all__ = [
+    "CONTEXT_LINE",
+    "DEFAULT_CONTEXT_LEN",
+    "DRAFT_MODEL",
+    "HEADS",
+    "LEAST_CHUNK",
+    "PROMPT_LOOKUP",
+    "ConfigError",
+]
 
 CONFIG_NAME = "engine.json"
 
 ENGINE_GROUP = "smartspec_py.engines"
 """Entry point group for engine kinds of other packages: an `EngineConfig` class by its `kind`."""
 
-DRAFT_MODEL = "draft_model"
-PROMPT_LOOKUP = "prompt_lookup"
-HEADS = "heads"
-"""Names of proposers in requests and engine.json."""
-
-
-class ConfigError(ValueError):
-    """engine.json cannot be used; the message names the file, the key and the reason."""
-
 
 class _Layer(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
+
+IS_PATH = "path"
+"""Annotation of a key of `engine` whose value is a path, relative to the folder of engine.json."""
+
+LocalPath = Annotated[str, IS_PATH]
+OptionalPath = Annotated[str | None, IS_PATH]
 
 Devices = Annotated[
     tuple[Annotated[int, Field(ge=0, le=1023)], ...], Field(min_length=1, strict=False)
@@ -81,6 +97,11 @@ class EngineConfig(_Layer):
         """
         raise NotImplementedError
 
+    def paths(self) -> dict[str, str]:
+        """The values of all keys that are paths, without those that are not set."""
+        names = [name for name, key in type(self).model_fields.items() if IS_PATH in key.metadata]
+        return {name: path for name in names if (path := getattr(self, name))}
+
 
 class TorchEngineConfig(EngineConfig):
     """The PyTorch engine: a Hugging Face causal language model in a local directory.
@@ -108,9 +129,9 @@ class TorchEngineConfig(EngineConfig):
     """
 
     kind: Literal["torch"] = "torch"
-    model: str
-    draft: str | None = None
-    heads: str | None = None
+    model: LocalPath
+    draft: OptionalPath = None
+    heads: OptionalPath = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: str = "auto"
     devices: Devices | None = None
@@ -118,7 +139,7 @@ class TorchEngineConfig(EngineConfig):
     num_threads: Annotated[int, Field(ge=0, le=1024)] = 0
     runtime: Literal["auto", "torch", "openvino"] = "auto"
     cuda_graphs: bool = True
-    profile_cache: str | None = None
+    profile_cache: OptionalPath = None
 
     def builder(self) -> Callable[[Any, LimitsConfig, Path], Engine]:
         from smartspec_py.engines.torch.build import build_torch
@@ -135,41 +156,37 @@ class TrtllmEngineConfig(EngineConfig):
     target: engine directory of the target model.
     draft: engine directory of the draft model. Without one, drafts come from prompt lookup.
     tokenizer: a Hugging Face directory with the target's tokenizer and generation_config.json.
-    devices: numbers of the target's GPUs on each node, one per rank. null uses the first ones.
+    devices: numbers of the target's GPUs, one per rank. null uses the first ones.
     draft_devices: the same for the draft. null uses the target's GPUs.
-    num_nodes: machines that the ranks of the target are spread over, all with the same `devices`.
-        The server must be started by mpirun then. The draft stays on the first.
     decode_burst: tokens that a sequence without drafts generates in one engine request. It can
         draft again after them. Sequences that never draft again use one request for all tokens.
     memory_fraction: share of the free GPU memory, at the start, for the weights and KV caches of
         both engines.
     cache_tokens: capacity of each engine's KV cache in tokens. null divides the memory of
         memory_fraction so that both caches have the same capacity.
-    sampled_verification: logits speculates on requests with temperature above 0 and `verification:
-        rejection`, and sends the draft's logits to the target. none serves them without drafts.
     log_probs: whether requests may set `return_log_probs`. The target then keeps room for logits on
-        the GPU: 8 x max_batch_size x vocabulary, in the type of its logits.
-    cuda_graphs: replay generation steps of the draft engine as CUDA graphs.
+        the GPU: 8 x max_batch_size x vocabulary, in the type of its logits. Targets with
+        several ranks, or on another GPU than 0, refuse such requests.
+    cuda_graphs: replay generation steps of the draft engine as CUDA graphs. Each new batch size
+        captures a graph while serving, which may cost more than it saves. Never measured.
     charges_cached_tokens: whether the executor counts the whole text of a verification against
         max_num_tokens. `smartspec doctor` finds out.
     profile_cache: directory of measured step costs. null measures them at every start.
     """
 
     kind: Literal["trtllm"]
-    target: str
-    draft: str | None = None
-    tokenizer: str
+    target: LocalPath
+    draft: OptionalPath = None
+    tokenizer: LocalPath
     devices: Devices | None = None
     draft_devices: Devices | None = None
-    num_nodes: Annotated[int, Field(ge=1, le=64)] = 1
     decode_burst: Annotated[int, Field(ge=1, le=256)] = 16
     memory_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 0.9
     cache_tokens: Annotated[int | None, Field(ge=2, le=1_000_000_000)] = None
-    sampled_verification: Literal["none", "logits"] = "none"
     log_probs: bool = True
-    cuda_graphs: bool = True
+    cuda_graphs: bool = False
     charges_cached_tokens: bool = True
-    profile_cache: str | None = None
+    profile_cache: OptionalPath = None
 
     def builder(self) -> Callable[[Any, LimitsConfig, Path], Engine]:
         from smartspec_py.engines.trtllm.build import build_trtllm
@@ -191,19 +208,11 @@ def _of_its_kind(value: Any) -> Any:
     if found is None:
         others = entry_points(group=ENGINE_GROUP)
         if kind not in others.names:
-            raise ValueError(f"kind must be one of {', '.join([*BUILT_IN, *sorted(others.names)])}")
+            kinds = ", ".join([*BUILT_IN, *sorted(others.names)])
+            problem = "kind must be" if "kind" in value else "the key kind is missing; it must be"
+            raise ValueError(f"{problem} one of {kinds}")
         found = others[kind].load()
     return found.model_validate(value)
-
-
-DEFAULT_CONTEXT_LEN = 512
-"""Context length of benchmarks, and of engines whose models define none."""
-
-LEAST_CHUNK = 128
-"""Prompt tokens per step if they were not measured, or if a larger chunk brings no benefit."""
-
-CONTEXT_LINE = "context: "
-"""Prefix of the log line with the context length; `smartspec serve` shows this line."""
 
 
 class LimitsConfig(_Layer):
@@ -372,7 +381,8 @@ def _describe(error: ValidationError) -> str:
         elif item["type"] == "extra_forbidden":
             clauses.append(f"{place}: unknown key{_similar(place)}")
         else:
-            clauses.append(f"{place}: {item['msg']} (got {item['input']!r:.80})")
+            message = item["msg"].removeprefix("Value error, ")
+            clauses.append(f"{place}: {message} (got {item['input']!r:.80})")
     return "; ".join(clauses)
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tokenizers import Tokenizer
 
@@ -23,10 +23,13 @@ from smartspec_py.core.plan.planner import parse_policy
 from smartspec_py.core.types import NO_TOKEN, SamplingParams
 from smartspec_py.engines.base import Proposer, Target
 from smartspec_py.serving.admission import CacheBudget
-from smartspec_py.serving.config import LEAST_CHUNK, LimitsConfig
+from smartspec_py.serving.defaults import LEAST_CHUNK
 from smartspec_py.serving.messages import ResponseState, Sink
 from smartspec_py.serving.request import GenerateParams, InvalidField, Request
 from smartspec_py.serving.text import TextStream
+
+if TYPE_CHECKING:
+    from smartspec_py.serving.config import LimitsConfig
 
 MAX_BYTES_PER_TOKEN = 64
 """Upper bound on the mean length of a prompt's tokens. A longer prompt cannot fit."""
@@ -174,16 +177,20 @@ class Intake:
 
     def _prompt_ids(self, params: GenerateParams) -> Sequence[int]:
         """The prompt as tokens, if the client gave it so; else empty."""
-        ids, vocab_size = params.prompt_ids, self._engine.target.capabilities.vocab_size
+        ids = params.prompt_ids
         if ids and params.text:
             raise InvalidField("input_ids", f"{len(ids)} tokens", "left out with text_input")
         if ids and not params.exclude_input:
             raise InvalidField("exclude_input_in_output", False, "true with input_ids")
-        for token in ids:
-            if token >= vocab_size:
-                raise InvalidField("input_ids", token, f"in 0..{vocab_size - 1}")
+        self._check_tokens("input_ids", ids)
         self._check_prompt_len("input_ids", len(ids))
         return ids
+
+    def _check_tokens(self, field: str, tokens: Sequence[int], least: int = 0) -> None:
+        vocab_size = self._engine.target.capabilities.vocab_size
+        for token in tokens:
+            if not least <= token < vocab_size:
+                raise InvalidField(field, token, f"in {least}..{vocab_size - 1}")
 
     def _check_prompt_len(self, field: str, num_tokens: int) -> None:
         if num_tokens >= self._max_context_len:
@@ -191,8 +198,6 @@ class Intake:
             raise InvalidField(field, f"{num_tokens} tokens", allowed)
 
     def _encode_prompt(self, text: str) -> list[int]:
-        if not text:
-            raise InvalidField("text_input", text, "at least one character, or use input_ids")
         # Check the size first, because tokenizing a very long text would delay other requests.
         num_bytes = len(text.encode())
         most = MAX_BYTES_PER_TOKEN * self._max_context_len
@@ -202,7 +207,7 @@ class Intake:
         # `encode_batch` releases it.
         tokens: list[int] = self._engine.tokenizer.encode_batch([text])[0].ids
         if not tokens:
-            raise InvalidField("text_input", text, "text of at least one token")
+            raise InvalidField("text_input", text, "text of at least one token, or use input_ids")
         self._check_prompt_len("text_input", len(tokens))
         return tokens
 
@@ -212,15 +217,14 @@ class Intake:
             raise InvalidField(
                 "max_tokens",
                 params.max_tokens,
-                f"at most {longest - len(prompt)}: text_input has {len(prompt)} tokens, "
+                f"at most {longest - len(prompt)}: the prompt has {len(prompt)} tokens, "
                 f"and both together may have {longest}",
             )
         if params.min_tokens > params.max_tokens:
             allowed = f"at most max_tokens, which is {params.max_tokens}"
             raise InvalidField("min_tokens", params.min_tokens, allowed)
-        vocab_size = self._engine.target.capabilities.vocab_size
-        if params.end_id is not None and not NO_TOKEN <= params.end_id < vocab_size:
-            raise InvalidField("end_id", params.end_id, f"in -1..{vocab_size - 1}")
+        self._check_tokens("end_id", () if params.end_id is None else (params.end_id,), NO_TOKEN)
+        self._check_tokens("stop_token_ids", params.stop_token_ids)
         try:
             parse_policy(params.policy or self._defaults.policy)
         except ValueError as error:
@@ -230,8 +234,8 @@ class Intake:
         drawn = 1 + secrets.randbelow(2**64 - 1)
         return SamplingParams(
             temperature=params.temperature,
-            top_k=params.top_k,
-            top_p=params.top_p,
+            top_k=params.top_k if params.top_p else 1,
+            top_p=params.top_p or 1.0,
             min_p=params.min_p,
             seed=drawn if params.seed is None else params.seed,
             end_tokens=self._end_tokens(params),
@@ -248,10 +252,11 @@ class Intake:
         )
 
     def _end_tokens(self, params: GenerateParams) -> tuple[int, ...]:
-        """A request's `end_id` replaces all end tokens of the model."""
-        if params.ignore_eos or params.end_id == NO_TOKEN:
-            return ()
-        return self._engine.end_tokens if params.end_id is None else (params.end_id,)
+        """`end_id` replaces all end tokens of the model; `stop_token_ids` are added to them."""
+        ends: tuple[int, ...] = ()
+        if not params.ignore_eos and params.end_id != NO_TOKEN:
+            ends = self._engine.end_tokens if params.end_id is None else (params.end_id,)
+        return tuple(dict.fromkeys(ends + params.stop_token_ids))
 
     def _logit_bias(self, params: GenerateParams) -> tuple[tuple[int, float], ...]:
         """Bias by token: each token of a word gets its weight. Weights of several words add up."""
@@ -266,12 +271,12 @@ class Intake:
 
         Most tokenizers use other tokens for a word after a space.
         """
-        found = {
+        words = {
             self._word_tokens("bad_words", spelled)
             for word in params.bad_words
             for spelled in (word, f" {word}")
         }
-        return tuple(sorted(found))
+        return tuple(sorted(words))
 
     def _word_tokens(self, field: str, word: str) -> tuple[int, ...]:
         tokens = tuple(self._engine.tokenizer.encode(word, add_special_tokens=False).ids)
@@ -281,9 +286,9 @@ class Intake:
 
     def _proposer(self, params: GenerateParams, sampling: SamplingParams) -> tuple[str | None, str]:
         """The request's proposer, or None and the reason why it cannot use speculation."""
-        known = self._engine.proposers
-        if params.proposer is not None and params.proposer not in known:
-            raise InvalidField("proposer", params.proposer, " or ".join(known) or "left out")
+        names = self._engine.proposers
+        if params.proposer is not None and params.proposer not in names:
+            raise InvalidField("proposer", params.proposer, " or ".join(names) or "left out")
         if reason := self._engine.target.capabilities.why_unverified(sampling):
             return None, reason
         proposer = params.proposer or self._defaults.proposer

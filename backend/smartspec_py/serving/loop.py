@@ -3,11 +3,13 @@
 A step: take messages, expire, admit, plan, propose, submit, poll, apply, record. The scheduler
 changes requests, the proposers draft, and the planner chooses draft lengths. This module does not
 depend on Triton, PyTorch or text.
-An exception in a step ends the loop. The caller of `run` must then fail all requests.
+An exception while a step is planned or drafted costs its drafts. Any other exception ends the loop,
+and the caller of `run` must then fail all requests.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections import deque
@@ -26,8 +28,10 @@ from smartspec_py.serving.messages import SHUTTING_DOWN, LoopState, Update
 from smartspec_py.serving.metrics import FLUSH_S
 from smartspec_py.serving.request import ErrorCode, Request
 from smartspec_py.serving.scheduler import Scheduler
-from smartspec_py.serving.speculation import Speculation
-from smartspec_py.serving.step import Decision, StepRecord
+from smartspec_py.serving.speculation import Offers, Speculation
+from smartspec_py.serving.step import Decision, StepRecord, StepWatch
+
+logger = logging.getLogger(__name__)
 
 POLL_S = 0.05
 """Longest wait for an engine with work in flight, before the loop checks its inbox."""
@@ -36,7 +40,7 @@ IDLE_WAIT_S = 0.5
 """Longest wait of an idle loop for a request, before it checks whether it should end."""
 
 NUM_RECORDS = 1024
-"""Step records kept, about 10 MiB at 32 sequences."""
+"""Step records kept. They have no tensors of the engine: about 10 MiB at 32 sequences."""
 
 
 class StepLoop:
@@ -59,7 +63,6 @@ class StepLoop:
         makes one from `cost`. engine_timeout_s: see `LimitsConfig`."""
         self._target = target
         capabilities = target.capabilities
-        self._has_bursts = capabilities.max_decode_tokens > 1 or capabilities.takes_long_bursts
         self.controller = Controller(
             cost, capabilities.max_draft_len, capabilities.max_sequences, batch_table
         )
@@ -76,7 +79,8 @@ class StepLoop:
         )
         self._engine_timeout_s = engine_timeout_s
         self._drain_until_s: float | None = None
-        self._applied_s = 0.0
+        self._end_s = 0.0
+        self._has_failed_plan = False
         self._shown = LoopState()
         self._next_look_s = 0.0
         self._cache_utilization = 0.0
@@ -96,49 +100,32 @@ class StepLoop:
         """
         was_busy = any(self._batcher)
         self._take_in(0.0 if was_busy else idle_wait_s)
-        start = self._clock()
+        watch = StepWatch(self._clock, self._end_s if was_busy else None)
         if not was_busy:
             # A step may be long, and the number of running requests must be current before it.
-            self._show(start)
+            self._show(watch.start_s)
         ready = self._batcher.ready()
-        room = self._scheduler.cache.draft_room(ready, self._batcher.live.values())
-        num_prefilling = self._batcher.num_prefilling
-        # Without bursts, no work continues past its step, so there is nothing to count.
-        num_background = self._batcher.num_background if self._has_bursts else 0
-        has_targets = any(request.slo_s_per_token is not None for request in ready)
-        rests = self.controller.rests(len(ready) + num_background, has_targets)
-        views = self._speculation.views(ready, room, start, rests=rests)
-        viewed = self._clock()
-        decision = self.controller.plan(views, num_prefilling, num_background)
-        planned = self._clock()
-        drafts = self._speculation.propose(ready, decision.plan)
-        proposed = self._clock()
+        offers, decision, drafts = self._plan(ready, watch)
         drafted = {sequence: len(draft.tokens) for sequence, draft in drafts.items()}
         prefills = self._batcher.prefills(len(ready) + sum(drafted.values()))
         self._scheduler.submit([*prefills, *self._decoding_work(ready, drafts, decision.pause)])
         num_before = self._scheduler.num_generated
-        events = self._events(decision, drafted)
-        applied = self._clock()
+        events = self._events(offers, drafted)
+        watch.mark("total_s")
         if events:
-            record = StepRecord(
-                decision=decision,
-                events=events,
-                num_prefill_tokens=sum(len(prefill.tokens) for prefill in prefills),
-                num_generated=self._scheduler.num_generated - num_before,
-                drafted=drafted,
-                start_s=start,
-                between_s=start - self._applied_s if was_busy else 0.0,
-                views_s=viewed - start,
-                plan_s=planned - viewed,
-                draft_s=proposed - planned,
-                target_s=_pass_s(decision, events),
-                total_s=applied - start,
+            self._record(
+                StepRecord(
+                    decision=decision,
+                    events=[event.without_tensors for event in events],
+                    num_prefill_tokens=sum(len(prefill.tokens) for prefill in prefills),
+                    num_generated=self._scheduler.num_generated - num_before,
+                    drafted=drafted,
+                    target_s=_pass_s(decision, events),
+                    **watch.times,
+                )
             )
-            self.records.append(record)
-            self.controller.observe(record)
-            self._post(record)
-        self._applied_s = applied
-        self._show(applied)
+        self._end_s = watch.end_s
+        self._show(self._end_s)
 
     def drain(self, grace_s: float) -> None:
         """Give accepted requests grace_s to finish, then end them."""
@@ -189,17 +176,47 @@ class StepLoop:
             self._scheduler.cancel_all()
         self._scheduler.admit()
 
-    def _events(self, decision: Decision, drafted: Mapping[SequenceId, int]) -> list[Event]:
+    def _plan(
+        self, ready: Sequence[Request], watch: StepWatch
+    ) -> tuple[Offers, Decision, dict[SequenceId, Draft]]:
+        """Decide draft lengths, and draft. An exception here costs only the drafts of this step: no
+        draft changes a text."""
+        speculation, controller = self._speculation, self.controller
+        others = self._batcher.num_prefilling, self._batcher.num_background
+        try:
+            limits = self._scheduler.cache.draft_room(ready, self._batcher.live.values())
+            has_targets = any(request.slo_s_per_token is not None for request in ready)
+            skip_search = controller.skips_search(len(ready) + others[1], has_targets)
+            offers = speculation.offers(ready, limits, watch.start_s, skip_search=skip_search)
+            watch.mark("views_s")
+            decision = controller.plan(offers.views, *others)
+            watch.mark("plan_s")
+            drafts = speculation.propose(ready, offers, decision.plan)
+        except Exception:
+            if not self._has_failed_plan:
+                logger.exception("a step runs without drafts (logged once)")
+            self._has_failed_plan = True
+            offers = speculation.no_offers(ready, watch.start_s)
+            decision, drafts = controller.plan_failed(offers.views, *others), {}
+        watch.mark("draft_s")
+        return offers, decision, drafts
+
+    def _record(self, record: StepRecord) -> None:
+        self.records.append(record)
+        self.controller.observe(record)
+        self._post(record)
+
+    def _events(self, offers: Offers, drafted: Mapping[SequenceId, int]) -> list[Event]:
         """Poll and apply events, until there is one of a drafted sequence; without drafts, any.
 
         A pass may take longer than POLL_S. The record of a step needs the results of its plan.
         """
         events: list[Event] = []
         while True:
-            found = self._target.poll(POLL_S)
-            self._scheduler.apply(found)
-            events += found
-            if not drafted and (found or not decision.views):
+            polled = self._target.poll(POLL_S)
+            self._scheduler.apply(polled, offers)
+            events += polled
+            if not drafted and (polled or not offers.views):
                 return events
             if self._inbox.is_closed or any(event.sequence in drafted for event in events):
                 return events

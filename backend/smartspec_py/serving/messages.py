@@ -25,12 +25,12 @@ SHUTTING_DOWN = "the server is shutting down"
 
 
 class Progress(NamedTuple):
-    """Counts of a request so far; see `Request`. drafter: the proposer of its latest drafts."""
+    """Counts of a request so far; see `Request`. proposer: the proposer of its latest drafts."""
 
     num_steps: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
-    drafter: str = ""
+    proposer: str = ""
 
 
 NO_PROGRESS = Progress()
@@ -80,7 +80,7 @@ class Reply:
     tokens: tokens that end in the text of this response. output_ids: the same; None if the client
         did not request them.
     token_log_probs: JSON document, see `log_prob_document`; None if not requested.
-    drafter: the proposer of the latest drafts; empty unless detailed metrics were requested.
+    proposer: the proposer of the latest drafts; empty unless detailed metrics were requested.
     finish_reason, summary: only on the last response.
     """
 
@@ -97,7 +97,7 @@ class Reply:
     tokens: tuple[int, ...] = ()
     output_ids: tuple[int, ...] | None = None
     token_log_probs: str | None = None
-    drafter: str = ""
+    proposer: str = ""
 
 
 def log_prob_document(prompt: Sequence[TokenLogProb], output: Sequence[TokenLogProb]) -> str:
@@ -214,10 +214,10 @@ class ResponseState:
         is_wanted = not (self.params.exclude_input or self.params.stream)
         self.echo = self.params.text if is_wanted else ""
 
-    def add_prompt(self, found: PromptLogProbs) -> None:
+    def add_prompt(self, log_probs: PromptLogProbs) -> None:
         """Add log-probabilities of the prompt. A request that was preempted reads it again."""
         num_known = len(self.prompt_log_probs)
-        values = found.values[1 + num_known - found.first :]
+        values = log_probs.values[1 + num_known - log_probs.first :]
         self.prompt_log_probs.extend(values[: self.num_input_tokens - 1 - num_known])
 
     def log_prob_document(self) -> str | None:
@@ -228,9 +228,9 @@ class ResponseState:
         return log_prob_document(prompt, self.unsent_log_probs)
 
     @property
-    def drafter(self) -> str:
+    def proposer(self) -> str:
         is_wanted = self.params.spec_metrics is SpecMetrics.DETAILED
-        return self.progress.drafter if is_wanted else ""
+        return self.progress.proposer if is_wanted else ""
 
     def count(self, progress: Progress) -> None:
         """Set the current counts of the request."""

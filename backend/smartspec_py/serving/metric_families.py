@@ -93,7 +93,7 @@ PROPOSED_LENGTH = _gauge(
 )
 PROPOSED_LENGTHS = _histogram(
     "spec_decode_proposed_length_tokens",
-    "Mean drafts per decoding sequence in a step; at most 16 steps are counted per 0.25 s",
+    "Mean drafts per decoding sequence in a step; the first 16 of each 0.25 s",
     _LENGTHS,
 )
 DISABLED_STEPS = _counter("spec_decode_disabled_steps_total", "Steps of a sequence without drafts")
@@ -108,11 +108,11 @@ STEP_PREDICTED = _gauge(
     "step_latency_predicted_seconds", "Mean step time that plans expected of the same steps"
 )
 STEP_LATENCY = _histogram(
-    "step_latency_seconds", "Duration of a step; at most 16 steps are counted per 0.25 s", _STEP_S
+    "step_latency_seconds", "Duration of a step; the first 16 of each 0.25 s", _STEP_S
 )
 DECIDED = _counter(
     "decoding_steps_total",
-    "Decoding steps by the source of the draft lengths: the planner, the guard, or a probe",
+    "Decoding steps by the source of the draft lengths: planner, guard, probe or failure",
     "decider",
 )
 SWITCHES = _counter(

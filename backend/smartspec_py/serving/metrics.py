@@ -3,18 +3,15 @@
 Values are added up in plain Python and flushed at most every FLUSH_S, because each call of Triton's
 metrics goes to another process. `Meter` has no lock: only the responder's thread uses it.
 
-Cost of a flush, measured on a busy server: each call takes 20 us of this process's CPU time and
-40 us of the thread's time. Each changed series needs one call, about 30 under load. A histogram
-takes one value per call: 4 calls for each finished request and 2 for each step, for at most
-NUM_STEPS_SHOWN steps per flush. At 4 requests per second, this is 66 calls per FLUSH_S: 2.6 ms, or
-1 % of the thread's time.
+A call takes 40 us of the thread's time on a busy server. A flush makes about 30 under load, 4 more
+for each finished request, and 2 for each step, for at most NUM_STEPS_SHOWN steps.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from smartspec_py.core.types import FinishReason
@@ -31,11 +28,8 @@ PREDICTORS = ("profile", "corrected")
 DECIDERS = tuple(Reason)
 """Label values."""
 
-NUM_CALLS = 32
-"""Most calls in a row, so that a flush delays responses by at most 1 or 2 ms."""
-
 NUM_STEPS_SHOWN = 16
-"""Most steps per flush that the step histograms record. If there are more, they are sampled."""
+"""Most steps per flush that the step histograms record: the first ones."""
 
 KEPT = 0.99
 """Decay factor per step of the acceptance gauges, which average over about 100 steps."""
@@ -80,30 +74,28 @@ class Meter:
         self._state = LoopState()
         self._verified: Counter[tuple[int, int]] = Counter()
         self._recent = (0.0, 0.0, 0.0)  # verifications, drafted, accepted; decay per step
-        self._steps = _Steps()
-        self._calls: deque[tuple[Kind, Series, float]] = deque()  # not yet sent to the sink
+        self._num_shown = 0  # steps in the histograms since the last flush
+        # Steps with a plan and without prompt chunks, because plans do not predict the time of
+        # prompt chunks: (steps, expected tokens, expected seconds, tokens, seconds).
+        self._planned = (0, 0.0, 0.0, 0, 0.0)
         self._last_flush_s = -math.inf
         self._has_changed = True
         self._set(families.CONFIG_INFO, 1.0, info.method, str(info.k_max), info.policy)
 
     def add_step(self, step: StepRecord) -> None:
         verifications, num_undrafted = step.verifications, step.num_undrafted
-        num_drafted = sum(drafted for drafted, _ in verifications)
-        length = None
+        is_shown = self._num_shown < NUM_STEPS_SHOWN
+        self._num_shown += 1
+        if is_shown:
+            self._observations.append((families.STEP_LATENCY, step.total_s))
         if batch_size := len(verifications) + num_undrafted:
-            length = num_drafted / batch_size
+            length = sum(drafted for drafted, _ in verifications) / batch_size
             self._set(families.PROPOSED_LENGTH, length)
+            if is_shown:
+                self._observations.append((families.PROPOSED_LENGTHS, length))
         if verifications:
-            self._verified.update(verifications)
-            num, drafted, accepted = self._recent
-            self._recent = num, drafted, accepted = (
-                KEPT * num + len(verifications),
-                KEPT * drafted + num_drafted,
-                KEPT * accepted + sum(accepted for _, accepted in verifications),
-            )
-            self._set(families.ACCEPTANCE_LENGTH, 1 + accepted / num)
-            self._set(families.ACCEPTANCE_RATE, accepted / drafted)
-        self._steps.add(step, length)
+            self._add_verifications(verifications)
+        self._add_plan(step)
         self._count(families.DISABLED_STEPS, num_undrafted)
         self._count(families.PROMPT_TOKENS, step.num_prefill_tokens)
         self._count(families.GENERATION_TOKENS, step.num_generated)
@@ -116,6 +108,32 @@ class Meter:
             factors = (cost.target_base, cost.target_slope, cost.draft_factor)
             for part, factor in zip(COST_PARTS, factors, strict=True):
                 self._set(families.COST_FACTOR, factor, part)
+
+    def _add_verifications(self, verifications: Sequence[tuple[int, int]]) -> None:
+        self._verified.update(verifications)
+        num, drafted, accepted = (KEPT * value for value in self._recent)
+        drafted += sum(drafted for drafted, _ in verifications)
+        accepted += sum(accepted for _, accepted in verifications)
+        self._recent = num, drafted, accepted = num + len(verifications), drafted, accepted
+        self._set(families.ACCEPTANCE_LENGTH, 1 + accepted / num)
+        self._set(families.ACCEPTANCE_RATE, accepted / drafted)
+
+    def _add_plan(self, step: StepRecord) -> None:
+        plan = step.decision.plan
+        if plan.expected_s <= 0 or step.num_prefill_tokens:
+            return
+        num, tokens, seconds, actual, actual_s = self._planned
+        self._planned = num, tokens, seconds, actual, actual_s = (
+            num + 1,
+            tokens + plan.expected_tokens,
+            seconds + plan.expected_s,
+            actual + step.num_generated,
+            actual_s + step.total_s,
+        )
+        self._set(families.GOODPUT_PREDICTED, tokens / seconds)
+        self._set(families.STEP_PREDICTED, seconds / num)
+        if actual_s > 0:
+            self._set(families.GOODPUT_ACTUAL, actual / actual_s)
 
     def add_request(
         self, times: Times, end_ns: int, num_tokens: int, reason: FinishReason | None
@@ -161,34 +179,32 @@ class Meter:
 
     @property
     def due_s(self) -> float | None:
-        """When to flush next, or to continue a flush. None if nothing has changed."""
-        if self._calls:
-            return self._last_flush_s
+        """When to flush next. None if nothing has changed."""
         return self._last_flush_s + FLUSH_S if self._has_changed else None
 
     def flush_if_due(self, sink: MetricSink, now_s: float) -> None:
-        """Flush with at most NUM_CALLS calls. Remaining calls are due at once, in the next call.
-
-        If the sink raises, the remaining values are lost.
+        """Send all changes to the sink, if they are due. If it raises, the rest of them is lost.
 
         now_s: seconds of a monotonic clock.
         """
         if self.due_s is None or now_s < self.due_s:
             return
-        if not self._calls:
-            self._last_flush_s = now_s
-            self._gather()
-        calls = [self._calls.popleft() for _ in range(min(NUM_CALLS, len(self._calls)))]
-        take = {Kind.COUNTER: sink.increment, Kind.GAUGE: sink.set, Kind.HISTOGRAM: sink.observe}
-        try:
-            for kind, series, value in calls:
-                take[kind](*series, value)
-        except Exception:
-            self._calls.clear()
-            raise
+        self._last_flush_s = now_s
+        self._count_verifications()
+        counts, gauges, observations = self._counts, self._gauges, self._observations
+        self._counts, self._gauges, self._observations = {}, {}, []
+        self._verified, self._num_shown, self._planned = Counter(), 0, (0, 0.0, 0.0, 0, 0.0)
+        self._has_changed = False
+        for series, increase in counts.items():
+            sink.increment(*series, increase)
+        for series, value in gauges.items():
+            if self._shown.get(series) != value:
+                sink.set(*series, value)
+        self._shown |= gauges
+        for family, value in observations:
+            sink.observe(family.name, (), value)
 
-    def _gather(self) -> None:
-        """Create the calls for all changes since the last flush."""
+    def _count_verifications(self) -> None:
         for (drafted, accepted), num in self._verified.items():
             self._count(families.DRAFTS, num)
             self._count(families.DRAFT_TOKENS, drafted * num)
@@ -197,17 +213,6 @@ class Meter:
                 self._count(families.DRAFT_TOKENS_AT, num, str(position))
             for position in range(1, accepted + 1):
                 self._count(families.ACCEPTED_AT, num, str(position))
-        for family, value in self._steps.gauges():
-            self._set(family, value)
-        changed = {s: value for s, value in self._gauges.items() if self._shown.get(s) != value}
-        observations = self._observations + self._steps.observations()
-        self._calls.extend((Kind.COUNTER, s, increase) for s, increase in self._counts.items())
-        self._calls.extend((Kind.GAUGE, s, value) for s, value in changed.items())
-        self._calls.extend((Kind.HISTOGRAM, (f.name, ()), value) for f, value in observations)
-        self._shown |= changed
-        self._counts, self._gauges, self._observations = {}, {}, []
-        self._verified, self._steps = Counter(), _Steps()
-        self._has_changed = False
 
     def _count(self, family: Family, by: float, *values: str) -> None:
         if by:
@@ -224,54 +229,6 @@ class Meter:
         if stop_ns:
             self._observations.append((family, (stop_ns - start_ns) / 1e9 / parts))
             self._has_changed = True
-
-
-class _Steps:
-    """The steps since the last flush.
-
-    The histograms get an even selection of at most NUM_STEPS_SHOWN steps. When the selection is
-    full, every second step is removed. From then on, only every second new step is added.
-    """
-
-    def __init__(self) -> None:
-        self._selected: list[tuple[float, float | None]] = []  # (total_s, mean draft length)
-        self._num_seen = 0
-        self._stride = 1
-        # Totals of steps with a plan and without prompt chunks, because plans do not predict the
-        # time of prompt chunks: (steps, expected tokens, expected seconds, tokens, seconds).
-        self._planned = (0, 0.0, 0.0, 0, 0.0)
-
-    def add(self, step: StepRecord, length: float | None) -> None:
-        """length: mean draft length over the decoding sequences. None if there were none."""
-        if self._num_seen % self._stride == 0:
-            self._selected.append((step.total_s, length))
-            if len(self._selected) > NUM_STEPS_SHOWN:
-                del self._selected[1::2]
-                self._stride *= 2
-        self._num_seen += 1
-        plan = step.decision.plan
-        if plan.expected_s > 0 and not step.num_prefill_tokens:
-            num, expected, expected_s, actual, actual_s = self._planned
-            self._planned = (
-                num + 1,
-                expected + plan.expected_tokens,
-                expected_s + plan.expected_s,
-                actual + step.num_generated,
-                actual_s + step.total_s,
-            )
-
-    def gauges(self) -> Iterator[tuple[Family, float]]:
-        num, expected, expected_s, actual, actual_s = self._planned
-        if num:
-            yield families.GOODPUT_PREDICTED, expected / expected_s
-            yield families.STEP_PREDICTED, expected_s / num
-        if actual_s > 0:
-            yield families.GOODPUT_ACTUAL, actual / actual_s
-
-    def observations(self) -> list[tuple[Family, float]]:
-        times = [(families.STEP_LATENCY, total_s) for total_s, _ in self._selected]
-        lengths = [(families.PROPOSED_LENGTHS, k) for _, k in self._selected if k is not None]
-        return times + lengths
 
 
 def _series(family: Family, *values: str) -> Series:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
 from smartspec_py.engines.base import TargetCapabilities
-from smartspec_py.serving.config import ConfigError, LimitsConfig
+from smartspec_py.serving.defaults import ConfigError
+
+if TYPE_CHECKING:
+    from smartspec_py.serving.config import LimitsConfig
+
+logger = logging.getLogger(__name__)
 
 
 def existing(key: str, path: Path) -> Path:
@@ -48,28 +55,46 @@ def num_token_ids(tokenizer: Tokenizer) -> int:
     return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
 
-def end_tokens(folder: Path, vocab_size: int) -> tuple[int, ...]:
-    """The tokens that end the model's text, from generation_config.json or else config.json.
+def end_tokens(folder: Path, vocab_size: int, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The tokens that end the model's text.
 
-    Raises ConfigError, which names the file, if `eos_token_id` is not a token or list of tokens.
+    They are `eos_token_id` of generation_config.json, or else of config.json, and the tokenizer's
+    `eos_token`, which in some chat models is the only one that ends a turn. Raises ConfigError,
+    which names the file, if `eos_token_id` is not a token or a list of tokens.
     """
+    tokens: list[int] = []
     for name in ("generation_config.json", "config.json"):
-        path = folder / name
-        value = (
-            json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
-            if path.is_file()
-            else None
-        )
+        value = _json(folder / name).get("eos_token_id")
         if value is None:
             continue
         tokens = value if isinstance(value, list) else [value]
         if not all(type(token) is int and 0 <= token < vocab_size for token in tokens):
             raise ConfigError(
-                f"{path}: eos_token_id: must be a token id in 0..{vocab_size - 1} or a list of "
-                f"them, got {value!r}: correct the file"
+                f"{folder / name}: eos_token_id: must be a token id in 0..{vocab_size - 1} or a "
+                f"list of them, got {value!r}: correct the file"
             )
-        return tuple(dict.fromkeys(tokens))
-    return ()
+        break
+    value = _json(folder / "tokenizer_config.json").get("eos_token")
+    text = value.get("content") if isinstance(value, dict) else value
+    named = tokenizer.token_to_id(text) if isinstance(text, str) else None
+    return tuple(dict.fromkeys(tokens if named is None else [*tokens, named]))
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """The document in the file; empty if there is no file."""
+    document = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return document if isinstance(document, dict) else {}
+
+
+SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+
+def log_unused_defaults(folder: Path) -> None:
+    """Log the sampling defaults in generation_config.json, which requests do not get."""
+    config = _json(folder / "generation_config.json")
+    unused = [f"{key} {config[key]}" for key in SAMPLING_DEFAULTS if config.get(key) is not None]
+    if unused:
+        logger.info("generation_config.json: not used: %s", ", ".join(unused))
 
 
 def stepwise_capabilities(

@@ -2,9 +2,8 @@
 
 A profile is valid for a pair of models, a machine, settings, library versions and a driver. If any
 of them changes, the server measures again. This takes a few seconds, or longer if passes are long.
-After `limits.profile_s`, no new rounds start. If a start is interrupted, the next start continues
-with its measurements. The profile does not include the loop's own time, because it is only known
-while serving. The server writes it to the same file when it stops.
+After `limits.profile_s`, no new rounds start. The file of a profile also stores what a server has
+learned (`serving.learned`).
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import math
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +25,7 @@ import numpy as np
 
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.engines.base import Profilable
-from smartspec_py.serving.config import LEAST_CHUNK
+from smartspec_py.serving.defaults import LEAST_CHUNK
 from smartspec_py.serving.step_trace import cost_from_json
 
 logger = logging.getLogger(__name__)
@@ -35,12 +34,6 @@ PROFILE_VERSION = 7
 """Raise it when the meaning of a stored number changes, or the engine becomes faster."""
 
 NUM_ROUNDS = 5
-NUM_MORE_ROUNDS = 6
-"""Additional rounds for points that are doubtful after NUM_ROUNDS."""
-
-DOUBT = 1.05
-"""A pass is timed again if it takes longer than this factor times its expected maximum."""
-
 ROW_GRID = (1, 2, 4, 8, 16, 32, 64, 128)
 TOKEN_GRID = (1, 2, 3, 4, 6, 8, 12, 16)
 PROMPT_GRID = (1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -54,12 +47,6 @@ CATCH_UP_TOKENS = (16, 80)
 
 DRIVER_FILES = (Path("/sys/module/nvidia/version"), Path("/proc/driver/nvidia/version"))
 """Linux files with the version of NVIDIA's driver. A container may show only one of them."""
-
-NEVER = (0, math.inf)
-"""Number of rounds and the best time in seconds, for a pass that was never timed."""
-
-KEEP_S = 1.0
-"""Shortest time between two writes of the file, because writing takes time between passes."""
 
 
 @dataclass(frozen=True)
@@ -89,65 +76,24 @@ class _Pass(NamedTuple):
     """Whether it is timed behind one with as many tokens."""
 
 
-class PassTimes:
-    """Seconds of each pass: the best of several rounds.
-
-    The times are also stored in a file. After an interrupted start, the next start reuses them.
-
-    budget_s: after this many seconds, each pass is measured only once. path: the file. None stores
-    nothing. clock: seconds, any origin.
-    """
-
-    def __init__(
-        self,
-        budget_s: float = math.inf,
-        path: Path | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._clock = clock
-        self._until_s = clock() + budget_s
-        self._path = path
-        self._next_keep_s = -math.inf
-        self._times = {} if path is None else _load(path)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the budget is spent."""
-        return self._clock() >= self._until_s
-
-    def num_rounds(self, key: str) -> int:
-        return self._times.get(key, NEVER)[0]
-
-    def best_s(self, key: str) -> float:
-        """Best time in seconds; infinite if the pass was never timed."""
-        return self._times.get(key, NEVER)[1]
-
-    def add(self, key: str, seconds: float) -> None:
-        self._times[key] = (self.num_rounds(key) + 1, min(seconds, self.best_s(key)))
-        if self._path is not None and self._clock() >= self._next_keep_s:
-            self._next_keep_s = self._clock() + KEEP_S
-            try:
-                write_json(self._path, self._times)
-            except OSError:  # logged once, when the profile itself cannot be written
-                self._path = None
-
-    def remove(self) -> None:
-        """Delete the file. Called when the profile is complete."""
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
-
-
-def _load(path: Path) -> dict[str, tuple[int, float]]:
+def read_profile(path: Path) -> dict[str, Any]:
+    """The document of a profile; empty if there is none. A damaged one is logged, not raised."""
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
-        times = {key: (int(rounds), float(best_s)) for key, (rounds, best_s) in rows.items()}
+        document = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse)
+        if not isinstance(document, dict):
+            raise ValueError("not a JSON object")
     except (FileNotFoundError, NotADirectoryError):
         return {}
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        logger.warning("%s cannot be read (%s): measuring again", path, error)
+    except (OSError, ValueError) as error:
+        logger.warning("%s cannot be read: %s", path, error)
         return {}
-    logger.info("an earlier start already timed %d passes: %s", len(times), path)
-    return times
+    return document
+
+
+def _refuse(constant: str) -> None:
+    """Reject NaN and infinities, which Python's JSON parser accepts. They would spread to all
+    estimates."""
+    raise ValueError(f"{constant} is not a finite number")
 
 
 def write_json(path: Path, document: Any) -> None:
@@ -170,25 +116,31 @@ def profile(
     target: Profilable,
     draft: Profilable | None,
     shape: ProfileShape,
-    times: PassTimes | None = None,
+    budget_s: float = math.inf,
+    clock: Callable[[], float] = time.monotonic,
 ) -> CostModel:
     """Measure a cost model.
 
     Target passes are measured over rows x tokens and over prompt tokens, draft passes over rows.
-    times: earlier measurements, and the remaining time budget.
+    budget_s: after this many seconds, each pass is measured only once. clock: seconds, any origin.
     """
-    times = times or PassTimes()
+    until_s = clock() + budget_s
+
+    def is_over() -> bool:
+        return clock() >= until_s
+
     rows = _grid(ROW_GRID, shape.max_sequences)
     tokens = _grid(TOKEN_GRID, shape.max_draft_len + 1)
-    table = _Timer(times, "target", target).table(rows, tokens, shape.context_len, has_change=True)
-    prompt = _prompt_table(_Timer(times, "prompt", target), shape)
+    timer = _Timer(is_over, "target", target)
+    table = timer.table(rows, tokens, shape.context_len, has_change=True)
+    prompt = _prompt_table(_Timer(is_over, "prompt", target), shape)
     if draft is None:
         return CostModel(target=table, prompt=prompt)
     # The cost of one token in a pass that reads the tokens missing from the draft cache.
     few, many = CATCH_UP_TOKENS
-    few_s, many_s = _Timer(times, "catch-up", draft).prompt_s(CATCH_UP_TOKENS)
+    few_s, many_s = _Timer(is_over, "catch-up", draft).prompt_s(CATCH_UP_TOKENS)
     catch_up_s = max(0.0, many_s - few_s) / (many - few)
-    draft_table = _Timer(times, "draft", draft, target).table(rows, (1,), shape.context_len)
+    draft_table = _Timer(is_over, "draft", draft, target).table(rows, (1,), shape.context_len)
     return CostModel(table, draft_table, catch_up_s=catch_up_s, prompt=prompt)
 
 
@@ -214,7 +166,7 @@ def _prompt_table(timer: _Timer, shape: ProfileShape) -> PassTable:
 
 
 class _Timer:
-    """Measures an engine's passes. name: prefix of its entries in `times`.
+    """Measures an engine's passes. is_over: whether the budget is spent. name: for the log.
 
     behind: an engine whose passes run between the passes of this one. Its weights replace those of
     this engine in the CPU's caches. Therefore each measurement runs `behind` once and then averages
@@ -222,9 +174,13 @@ class _Timer:
     """
 
     def __init__(
-        self, times: PassTimes, name: str, engine: Profilable, behind: Profilable | None = None
+        self,
+        is_over: Callable[[], bool],
+        name: str,
+        engine: Profilable,
+        behind: Profilable | None = None,
     ) -> None:
-        self._times, self._name, self._engine, self._behind = times, name, engine, behind
+        self._is_over, self._name, self._engine, self._behind = is_over, name, engine, behind
 
     def table(
         self,
@@ -246,7 +202,6 @@ class _Timer:
         found = [best[point] for point in points]
         saved_s = max(0.0, best[points[-len(tokens)]] - best[at_shorter])
         context_s = saved_s / (rows[-1] * max(1, context_len - shorter))
-        self._time_again(points, found)
         lines = np.array(found).reshape(len(rows), len(tokens))
         change_s = np.array([best[one._replace(is_repeat=False)] - best[one] for one in repeats])
         change_s = np.maximum(change_s, 0.0)
@@ -265,61 +220,22 @@ class _Timer:
         Disturbances only make a pass longer, so the best time is the time of the pass itself. Each
         round covers all points, so that a disturbance does not affect a single point only.
         """
-        times = self._times
-        keys = [f"{self._name} {tuple(point)}" for point in points]
         self._engine.time_pass(*points[-1][:4])  # the first pass pays for allocations
+        best_s = [math.inf] * len(points)
         for number in range(NUM_ROUNDS):
             logger.info("timing %s passes: round %d of %d", self._name, number + 1, NUM_ROUNDS)
-            for key, point in zip(keys, points, strict=True):
-                if number and times.is_over:
+            for index, point in enumerate(points):
+                if number and self._is_over():
                     logger.warning("limits.profile_s has passed: costs are from fewer rounds")
-                    return [times.best_s(key) for key in keys]
-                if times.num_rounds(key) <= number:
-                    times.add(key, self._pass_s(point))
-        return [times.best_s(key) for key in keys]
-
-    def _time_again(self, points: Sequence[_Pass], found: list[float]) -> None:
-        """Measure again the points that take longer than expected, see `_most`.
-
-        If they do not improve, such passes are really slow and their times stay.
-        """
-        for _ in range(NUM_MORE_ROUNDS):
-            doubtful = [i for i in range(len(points)) if found[i] > DOUBT * _most(points, found, i)]
-            if not doubtful or self._times.is_over:
-                break
-            logger.info("timing %d %s passes again", len(doubtful), self._name)
-            for i in doubtful:
-                found[i] = min(found[i], self._pass_s(points[i]))
+                    return best_s
+                best_s[index] = min(best_s[index], self._pass_s(point))
+        return best_s
 
     def _pass_s(self, point: _Pass) -> float:
         if self._behind is None:
             return self._engine.time_pass(*point[:4])
         self._behind.time_pass(1, 1, 0)
         return (self._engine.time_pass(*point[:4]) + self._engine.time_pass(*point[:4])) / 2
-
-
-def _most(points: Sequence[_Pass], seconds: Sequence[float], index: int) -> float:
-    """Expected maximum seconds of a pass.
-
-    It takes no longer than any pass with at least as many rows and tokens. It also takes no longer
-    than the linear interpolation between its neighbours, since costs are mostly convex.
-    """
-    table = {point[:2]: value for point, value in zip(points, seconds, strict=True)}
-    rows, tokens = points[index][:2]
-    larger = [value for (r, t), value in table.items() if r >= rows and t >= tokens]
-    by_tokens = {t: value for (r, t), value in table.items() if r == rows}
-    by_rows = {r: value for (r, t), value in table.items() if t == tokens}
-    return min(min(larger), _between(by_tokens, tokens), _between(by_rows, rows))
-
-
-def _between(values: Mapping[int, float], at: int) -> float:
-    """Linear interpolation between the neighbours of `at`; infinite at either end."""
-    below = max((x for x in values if x < at), default=None)
-    above = min((x for x in values if x > at), default=None)
-    if below is None or above is None:
-        return math.inf
-    share = (at - below) / (above - below)
-    return values[below] + share * (values[above] - values[below])
 
 
 def cached_profile(
@@ -335,27 +251,24 @@ def cached_profile(
     identity: everything else that the cost depends on: models, device, settings, library versions.
     The machine and its driver are added here.
     folder: None stores nothing. If it cannot be read or written, this is logged and not raised.
-    budget_s: see `PassTimes`.
+    budget_s: see `profile`.
     """
     path = profile_path(shape, folder, identity)
     if path is None:
-        return profile(target, draft, shape, PassTimes(budget_s))
-    try:
-        cost = load_cost(path)
-    except (FileNotFoundError, NotADirectoryError):
-        pass
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        logger.warning("%s cannot be read (%s): measuring again", path, error)
-    else:
-        logger.info("profile read from %s", path)
-        return cost
+        return profile(target, draft, shape, budget_s)
+    if "cost" in (document := read_profile(path)):
+        try:
+            cost = cost_from_json(document["cost"])
+        except (ValueError, KeyError, TypeError) as error:
+            logger.warning("%s cannot be used (%s): measuring again", path, error)
+        else:
+            logger.info("profile read from %s", path)
+            return cost
     start = time.perf_counter()
-    times = PassTimes(budget_s, path.with_suffix(".unfinished"))
-    cost = profile(target, draft, shape, times)
+    cost = profile(target, draft, shape, budget_s)
     seconds = time.perf_counter() - start
     try:
         store_cost(cost, path, _whole_identity(shape, identity))
-        times.remove()
     except OSError as error:
         logger.warning(
             "engine.profile_cache: the profile, measured in %.1f s, cannot be stored (%s). The "
@@ -387,29 +300,6 @@ def store_cost(cost: CostModel, path: Path, identity: Sequence[str] = ()) -> Non
 def load_cost(path: Path) -> CostModel:
     """Raises OSError, KeyError, TypeError or ValueError if the file is not a stored profile."""
     return cost_from_json(json.loads(path.read_text(encoding="utf-8"))["cost"])
-
-
-def store_observed(path: Path, observed: CostModel) -> None:
-    """Store this cost model's host time in the stored profile, and the whole cost model beside it.
-
-    The next server uses only the host time. A simulation of this server starts with the whole cost
-    model. If the profile is missing or damaged, this is logged and not raised.
-    """
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        document["cost"] |= {"host_s": observed.host_s, "host_row_s": observed.host_row_s}
-        document["observed"] = asdict(observed)
-        cost_from_json(document["cost"])
-        write_json(path, document)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        logger.warning("the observed costs cannot be stored in %s: %s", path, error)
-    else:
-        logger.info(
-            "host time, %.2f ms per step and %.3f ms per row, stored in %s",
-            1e3 * observed.host_s,
-            1e3 * observed.host_row_s,
-            path,
-        )
 
 
 def machine_name() -> str:

@@ -1,6 +1,6 @@
 """A request: its parameters, its state, and the allowed state transitions.
 
-The loop thread owns every `Request`; `Scheduler` is its only writer from its arrival on.
+The loop thread owns every `Request`. `Scheduler` changes it; `Speculation` notes its `drafter`.
 """
 
 from __future__ import annotations
@@ -39,23 +39,10 @@ class InvalidField(RequestError):
 
 @dataclass(frozen=True, slots=True)
 class GenerateParams:
-    """A request as the client sent it. Each field is within its own range.
+    """A request as the client sent it. `api.inputs` has the meaning and range of each field.
 
-    prompt_ids: the prompt as tokens; then text is empty.
-    end_id: None uses the model's end tokens.
-    num_token_log_probs: None, or how many of the most probable tokens to return at each position.
-    prompt_log_probs: also for the prompt.
-    seed: None uses a random seed.
-    num_draft_tokens: largest draft length. None uses the server's limit.
-    policy, proposer: None uses the server's default.
-    bias_words, bias_weights: one weight per word.
-    deadline_ms: milliseconds from arrival. None is no deadline.
-    priority: waiting requests with a higher value are served first.
-    tpot_slo_ms: target for the mean time per output token after the first. None is no target.
-    workload: the client's name for requests of this kind. Their acceptance is learned separately.
-    explain_steps: do not generate; return the plans of this many recent steps.
-    health_check: do not generate; answer at the next step.
-    reuse_prefix: allow reuse of the cached prefix of an earlier request.
+    None is the server's default, or that nothing was asked for. Either `text` or `prompt_ids` is
+    empty.
     """
 
     text: str
@@ -76,6 +63,7 @@ class GenerateParams:
     ignore_eos: bool = False
     seed: int | None = None
     stop_words: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
     end_id: int | None = None
     exclude_input: bool = True
     num_draft_tokens: int | None = None
@@ -140,7 +128,7 @@ class Request:
     num_cached: prompt tokens found in the cache when the request was first admitted.
     cohort: name of a group of requests with similar acceptance; see `core.learn.acceptance`.
     num_steps: decoding steps, including those without drafts.
-    drafter: the proposer of its latest drafts. Empty before the first.
+    drafter: name of the proposer of its latest drafts. Empty before the first.
     """
 
     sequence: SequenceId

@@ -35,8 +35,11 @@ from smartspec_py.serving.step import StepRecord
 logger = logging.getLogger(__name__)
 
 CANCEL_CHECK_S = 0.03
-"""Time between checks for cancelled requests. Each check costs a call to the server."""
+"""Time between checks for cancelled requests."""
 
+CHECK_BUDGET_S = 0.003
+"""Longest duration of these checks at a time. Each costs a call to the server, about 0.2 ms. So if
+many requests are open, they are checked in turn. Otherwise a full queue would delay streams."""
 
 REFUSAL_DELAY_S = 0.02
 """Delay before an error response.
@@ -83,6 +86,7 @@ class Responder:
         self._open: dict[SequenceId, ResponseState] = {}
         self._failure: tuple[ErrorCode, str] | None = None
         self._next_check_s = 0.0
+        self._unchecked: list[SequenceId] = []
         self._next_watch_s = 0.0
         self._thread = threading.Thread(target=self._run, name="smartspec-responder", daemon=True)
 
@@ -260,7 +264,8 @@ class Responder:
         summary: Summary | None = None,
         times: Times = UNKNOWN_TIMES,
     ) -> bool:
-        params, log_probs = response.params, response.unsent_log_probs
+        params = response.params
+        log_probs = tuple(entry.log_prob for entry in response.unsent_log_probs)
         num_input = response.num_input_tokens if reason else 0
         reply = Reply(
             text=response.echo + text,
@@ -268,7 +273,7 @@ class Responder:
             num_output_tokens=len(response.unsent) if params.return_num_output_tokens else None,
             progress=response.progress,
             seed=response.seed,
-            log_probs=tuple(one.log_prob for one in log_probs) if params.return_log_probs else None,
+            log_probs=log_probs if params.return_log_probs else None,
             cum_log_prob=response.cum_log_prob,
             times=times if params.return_perf_metrics else None,
             finish_reason=reason,
@@ -276,7 +281,7 @@ class Responder:
             tokens=tuple(response.unsent),
             output_ids=tuple(response.unsent) if params.return_output_ids else None,
             token_log_probs=response.log_prob_document(),
-            drafter=response.drafter,
+            proposer=response.proposer,
         )
         response.has_sent = True
         response.echo = ""
@@ -302,8 +307,10 @@ class Responder:
         if now < self._next_check_s:
             return
         self._next_check_s = now + CANCEL_CHECK_S
-        for response in self._open.values():
-            if self._has_left(response):
+        self._unchecked = self._unchecked or list(self._open)
+        while self._unchecked and self._clock() < now + CHECK_BUDGET_S:
+            response = self._open.get(self._unchecked.pop())
+            if response is not None and self._has_left(response):
                 self._cancel(response.sequence)
 
     def _call_watch(self) -> None:
@@ -337,7 +344,7 @@ def _absorb(response: ResponseState, update: Update) -> bool:
     response.unsent.extend(update.tokens[:num_kept])
     response.num_tokens += num_kept
     response.unsent_log_probs.extend(log_probs)
-    response.cum_log_prob += sum(one.log_prob for one in log_probs)
+    response.cum_log_prob += sum(entry.log_prob for entry in log_probs)
     if update.prompt_log_probs is not None:
         response.add_prompt(update.prompt_log_probs)
     return text.is_stopped

@@ -1,12 +1,12 @@
 """The scheduler: moves requests from state to state, from arrival to their last update.
 
-Only `take`, `expire`, `admit`, `submit`, `apply` and the methods that end all requests change a
-request. Each request ends with exactly one last `Update` for the responder. When a live request has
-ended and none of its work is in flight, `_release_if_idle` frees its engine resources.
+Each request ends with exactly one last `Update` for the responder. When a live request has ended
+and none of its work is in flight, `_release_if_idle` frees its engine resources.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,7 +17,9 @@ from smartspec_py.serving.batcher import Batcher
 from smartspec_py.serving.inbox import Inbox, Messages
 from smartspec_py.serving.messages import SHUTTING_DOWN, Progress, Update
 from smartspec_py.serving.request import ErrorCode, Request, RequestState
-from smartspec_py.serving.speculation import Speculation
+from smartspec_py.serving.speculation import Offers, Speculation
+
+logger = logging.getLogger(__name__)
 
 
 class EngineStalledError(RuntimeError):
@@ -52,10 +54,10 @@ class Scheduler:
         for request in messages.arrivals:
             self.batcher.add(request)
         for sequence in messages.cancelled:
-            found = self.batcher.find(sequence)
-            if found is not None and not found.is_over:
-                self._end(found, RequestState.CANCELLED, finish_reason=FinishReason.CANCELLED)
-                self._release_if_idle(found)
+            cancelled = self.batcher.find(sequence)
+            if cancelled is not None and not cancelled.is_over:
+                self._end(cancelled, RequestState.CANCELLED, finish_reason=FinishReason.CANCELLED)
+                self._release_if_idle(cancelled)
 
     def expire(self) -> None:
         """End requests whose deadline has passed.
@@ -112,10 +114,10 @@ class Scheduler:
     def _make_room(self) -> None:
         """Preempt requests until the live requests fit the budget; see `serving.admission`."""
         while self.cache.overflows(self._live()):
-            able = [request for request in self.batcher.live.values() if can_yield(request)]
-            if not able:
+            candidates = [request for request in self.batcher.live.values() if can_yield(request)]
+            if not candidates:
                 return  # only prompts are in flight: try again after their events
-            last = max(able, key=lambda request: request.rank)
+            last = max(candidates, key=lambda request: request.rank)
             self._take_from(last)
             if last.is_in_flight:
                 return
@@ -196,14 +198,16 @@ class Scheduler:
                 request.num_computed_tokens += len(item.tokens)
         self._target.submit(work)
 
-    def apply(self, events: Sequence[Event]) -> None:
+    def apply(self, events: Sequence[Event], offers: Offers) -> None:
+        """offers: what could be drafted in this step."""
         found = [(self._known(event.sequence), event) for event in events]
         self._speculation.observe(
             [
                 (request, event)
                 for request, event in found
                 if request.state is RequestState.DECODING and event.error is None
-            ]
+            ],
+            offers,
         )
         now = self._clock()
         for request, event in found:
@@ -244,6 +248,7 @@ class Scheduler:
         """Apply an event to a request that has not ended."""
         if event.error is not None:
             message = f"the engine failed this request: {event.error}"
+            logger.warning("request %d: %s", request.sequence, message)
             self._end(request, RequestState.FAILED, error=(ErrorCode.INTERNAL, message))
             return
         if request.state is RequestState.DECODING:

@@ -19,7 +19,6 @@ from smartspec_py.serving.learned import restore_learned, store_learned
 from smartspec_py.serving.loop import StepLoop
 from smartspec_py.serving.messages import SHUTTING_DOWN, Sink
 from smartspec_py.serving.metrics import ConfigInfo, Meter, MetricSink, NoMetrics
-from smartspec_py.serving.profile import store_observed
 from smartspec_py.serving.request import ErrorCode, GenerateParams, InvalidField, RequestError
 from smartspec_py.serving.responder import HEALTHY, Responder
 from smartspec_py.serving.step import StepRecord
@@ -29,8 +28,8 @@ __all__ = ["Engine", "Server"]
 
 logger = logging.getLogger(__name__)
 
-MAX_HEALTH_CHECKS = 64
-"""Most health checks that may wait for the next step. More are rejected."""
+MAX_CALLS = 64
+"""Most health checks and explanations that may wait for the next step. More are rejected."""
 
 LATE_S = 2.0
 """Time after `limits.engine_timeout_s` in which the responder should detect that the loop hangs."""
@@ -42,6 +41,8 @@ EXPLAIN_OFF = (
     "left out: this server explains no steps; set explain to true in engine.json, or start it with "
     "`smartspec serve --explain`"
 )
+
+EXPLAINING = "explain_steps: the server is making another explanation; retry when it is done"
 
 ENOUGH_STEPS = 500
 """Fewest recorded decoding steps after which the server stores what it has learned."""
@@ -132,7 +133,6 @@ class Server:
         """Store what was learned while serving, if there were enough decoding steps."""
         path = self._engine.profile_path
         if path is not None and sum(map(_is_learned_from, self.loop.records)) >= ENOUGH_STEPS:
-            store_observed(path, self.loop.controller.observed_cost)
             store_learned(self.loop, path)
 
     @property
@@ -212,13 +212,12 @@ class Server:
         """Ask the loop to pass its records to the explainer."""
         if not self._explains:
             raise InvalidField("explain_steps", num_steps, EXPLAIN_OFF)
-        self._explainer.reserve()
 
         def take(refused: str | None) -> None:
             if refused is None:
-                self._explainer.make(tuple(self.loop.records), num_steps, answer)
-            else:
-                self._explainer.release()
+                records = tuple(self.loop.records)
+                refused = None if self._explainer.start(records, num_steps, answer) else EXPLAINING
+            if refused is not None:
                 self._responder.refuse(sink, ErrorCode.UNAVAILABLE, refused)
 
         def answer(trace: str | None) -> None:
@@ -227,11 +226,7 @@ class Server:
             else:
                 self._responder.answer(lambda: sink.explain(trace))
 
-        try:
-            self._inbox.call(take)
-        except RequestError:
-            self._explainer.release()
-            raise
+        self._inbox.call(take, most=MAX_CALLS)
 
     def _check_health(self, sink: Sink) -> None:
         def answer(refused: str | None) -> None:
@@ -240,7 +235,7 @@ class Server:
             else:
                 self._responder.refuse(sink, ErrorCode.UNAVAILABLE, refused)
 
-        self._inbox.call(answer, most=MAX_HEALTH_CHECKS)
+        self._inbox.call(answer, most=MAX_CALLS)
 
     def _watch(self) -> None:
         """Check for a hanging loop or an unload. Runs in the responder's thread while requests are

@@ -3,18 +3,23 @@
 Acceptance is learned separately for each proposer. The acceptance of a draft model says nothing
 about the acceptance of prompt lookup. If a request names no proposer, it can have several, and the
 planner chooses one at every step.
+
+In a step, `offers` says what could be drafted, `propose` drafts what was planned of it, and
+`observe` learns from the results.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from smartspec_py.core.learn.acceptance import AcceptanceTracker
+from smartspec_py.core.plan.trees import TreeSpace
 from smartspec_py.core.types import (
     DraftOption,
     SequenceId,
@@ -30,13 +35,14 @@ from smartspec_py.engines.base import (
     Event,
     HindsightProposer,
     Proposer,
+    ProposerCapabilities,
     TreeProposer,
 )
 from smartspec_py.serving.controller import LEARNING
 from smartspec_py.serving.request import Request
-from smartspec_py.serving.trees import Trees
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 MAX_NODES = 512
 """Most nodes of all trees that the planner chooses from, so that planning takes less than 1 ms.
@@ -47,22 +53,34 @@ NO_OPTION = DraftOption(0, NO_PROBS, has_draft_passes=False)
 """The option of a sequence without a proposer."""
 
 
-MIN_NODES = 64
-"""A draft model's trees, and branches of prompt lookup, are considered if each request may have at
-least so many nodes, which is up to 8 requests. With more requests, trees gain nothing and branches
-lose up to 7 % (docs/research/log), and each way to draft takes planning time."""
+@dataclass(slots=True)
+class Candidate:
+    """A proposer that a sequence can draft with in this step.
 
-
-class _Candidate(NamedTuple):
-    """A way to draft. name: the proposer's name; empty if none. num_available: most tokens that it
-    can draft. is_tree: whether they are the nodes of a tree."""
+    num_available: most tokens that it can draft. accept_probs: see `DraftOption`.
+    nodes: the ranked nodes (see `TreeSpace`) if the drafts are a tree; None for a chain.
+    """
 
     name: str
     num_available: int
     is_tree: bool = False
+    accept_probs: Floats = field(default_factory=lambda: NO_PROBS)
+    nodes: Ints | None = None
 
 
-NO_CANDIDATE = _Candidate("", 0)
+@dataclass(frozen=True, slots=True)
+class Offers:
+    """What the proposers could draft in a step.
+
+    views: the planner's view of each ready request. candidates: of each sequence, in the order of
+    `SequenceView.options`. A sequence whose proposers were not asked has none.
+    """
+
+    views: Sequence[SequenceView] = ()
+    candidates: Mapping[SequenceId, Sequence[Candidate]] = field(default_factory=dict)
+
+
+NO_OFFERS = Offers()
 
 
 class Speculation:
@@ -72,99 +90,76 @@ class Speculation:
         self._proposers = dict(proposers)
         self._capabilities = {name: one.capabilities for name, one in proposers.items()}
         self._acceptance = {
-            name: AcceptanceTracker(able.cohorts) for name, able in self._capabilities.items()
-        }
-        self._knowing = {
-            name: cast(HindsightProposer, proposers[name])
+            name: AcceptanceTracker(able.cohorts, num_positions=_num_positions(able))
             for name, able in self._capabilities.items()
-            if able.has_hindsight
         }
-        self._trees = Trees(
-            {
-                name: cast(TreeProposer, proposers[name])
-                for name, able in self._capabilities.items()
-                if able.tree_depth
-            }
-        )
-        free = [name for name, able in self._capabilities.items() if not able.has_passes]
-        # The proposer whose chains are branches of trees; empty if there is none.
-        self._branching = next((name for name in free if name not in self._trees.spaces), "")
-        # For each sequence in its last step: the candidates.
-        self._options: dict[SequenceId, tuple[_Candidate, ...]] = {}
+        self._spaces = {
+            name: TreeSpace(able.tree_depth, able.tree_width)
+            for name, able in self._capabilities.items()
+            if able.tree_depth
+        }
 
-    def views(
+    def offers(
         self,
         requests: Sequence[Request],
-        room: Mapping[SequenceId, int],
+        draft_limits: Mapping[SequenceId, int],
         now: float,
         *,
-        rests: bool = False,
-    ) -> list[SequenceView]:
-        """The planner's view of each request.
+        skip_search: bool = False,
+    ) -> Offers:
+        """What the proposers could draft for each request.
 
-        room: most tokens that each may draft, where memory is limited. now: by the clock of the
-        request's times. rests: whether no plan is searched for; then requests whose policy
-        searches have no options, and their proposers do not look for drafts.
+        draft_limits: most tokens that each may draft, where memory is limited. now: by the clock of
+        the request's times. skip_search: give no options to requests whose policy needs a search.
+        Their proposers do not look for drafts.
         """
-        most_nodes = MAX_NODES // max(1, len(requests))
-        candidates = [
-            self._no_candidates(request)
-            if rests and request.policy in LEARNING
-            else self._candidates(request, room, most_nodes)
+        max_nodes = MAX_NODES // max(1, len(requests))
+        candidates = {
+            request.sequence: self._candidates(request, draft_limits, max_nodes)
+            for request in requests
+            if not (skip_search and request.policy in LEARNING)
+        }
+        self._estimate(requests, candidates)
+        drafts_s = self._drafts_s(len(requests))
+        views = [
+            _view(
+                request,
+                tuple([self._option(request, one, drafts_s) for one in of_one])
+                if (of_one := candidates.get(request.sequence))
+                else (NO_OPTION,),
+                now,
+            )
             for request in requests
         ]
-        probs = iter(self._accept_probs(requests, candidates))
-        drafts_s = self._drafts_s(len(requests))
-        views = []
-        for request, of_one in zip(requests, candidates, strict=True):
-            context_len = len(request.tokens)
-            view = SequenceView(
-                request.sequence,
-                context_len,
-                request.max_tokens + request.num_prompt - context_len,
-                request.policy,
-                tuple([self._option(request, one, next(probs), drafts_s) for one in of_one]),
-            )
-            if request.slo_s_per_token is not None:
-                view.slo_s_per_token = request.slo_s_per_token
-                view.slack_s = _slack_s(request, now)
-            views.append(view)
-        return views
+        return Offers(views, candidates)
 
-    def propose(self, ready: Sequence[Request], spec_plan: SpecPlan) -> dict[SequenceId, Draft]:
+    def no_offers(self, requests: Sequence[Request], now: float) -> Offers:
+        """`offers` for a step in which no proposer is asked."""
+        return Offers([_view(request, (NO_OPTION,), now) for request in requests])
+
+    def propose(
+        self, requests: Sequence[Request], offers: Offers, spec_plan: SpecPlan
+    ) -> dict[SequenceId, Draft]:
         """Drafts by sequence, as planned or shorter. Sequences without drafts are left out."""
         tasks: dict[str, list[DraftTask]] = defaultdict(list)
-        branches: list[DraftTask] = []
-        for request in ready:
-            draft_len, tree = spec_plan.draft_lens[request.sequence], None
+        for request in requests:
+            draft_len = spec_plan.draft_lens[request.sequence]
             if not draft_len:
                 continue
-            candidate = self._options[request.sequence][spec_plan.choices.get(request.sequence, 0)]
+            choice = spec_plan.choices.get(request.sequence, 0)
+            candidate = offers.candidates[request.sequence][choice]
             request.drafter = candidate.name
-            if candidate.is_tree:
-                parts = self._trees.parts(candidate.name, request.sequence, draft_len)
-                draft_len, tree, num_branch = parts
-                if not draft_len:
-                    request.drafter, draft_len = self._branching, num_branch
-                elif num_branch:
-                    branches.append(_task(request, num_branch, None))
-            tasks[request.drafter].append(_task(request, draft_len, tree))
-        found = self._proposed(tasks)
-        for sequence, branch in self._proposed({self._branching: branches}).items():
-            if sequence in found:
-                found[sequence] = self._trees.joined(sequence, found[sequence], branch)
-        return found
-
-    def _proposed(self, tasks: Mapping[str, Sequence[DraftTask]]) -> dict[SequenceId, Draft]:
-        found = {}
+            tasks[candidate.name].append(
+                _task(request, draft_len, self._tree(candidate, draft_len))
+            )
+        drafts = {}
         for name, of_one in tasks.items():
-            drafts = self._proposers[name].propose(of_one) if of_one else []
-            pairs = zip(of_one, drafts, strict=True)
-            found.update({task.sequence: draft for task, draft in pairs if draft.tokens})
-        return found
+            pairs = zip(of_one, self._proposers[name].propose(of_one), strict=True)
+            drafts.update({task.sequence: draft for task, draft in pairs if draft.tokens})
+        return drafts
 
-    def observe(self, steps: Sequence[tuple[Request, Event]]) -> None:
-        """Learn acceptance from events of decoding requests.
+    def observe(self, steps: Sequence[tuple[Request, Event]], offers: Offers = NO_OFFERS) -> None:
+        """Learn acceptance from events of decoding requests. offers: those of their step.
 
         Hindsight is used only for requests with one event. Several events of one request belong to
         a burst without drafts. If a prompt lookup was not used, its acceptance is known afterwards
@@ -173,16 +168,14 @@ class Speculation:
         counts: dict[str, list[tuple[SequenceId, int, int, str]]] = defaultdict(list)
         num_events = Counter([request.sequence for request, _ in steps])
         for request, event in steps:
-            has_branch = self._trees.observe(event)
-            asked = [option.name for option in self._options.get(request.sequence, ())]
+            asked = [one.name for one in offers.candidates.get(request.sequence, ())]
             for name in _drafting(request):
-                drafted = accepted = 0
-                if name == request.drafter:
-                    _, _, drafted, accepted, *_ = event
-                able = self._capabilities[name]
+                able, is_used = self._capabilities[name], name == request.drafter
+                drafted = event.num_drafted if is_used else 0
+                accepted = event.num_accepted if is_used else 0
                 if drafted or able.reads_hidden:
                     self._proposers[name].observe(request.sequence, accepted, event.hidden)
-                if event.path or has_branch:
+                if event.path:
                     drafted = 0  # of a tree; estimates are about the chain of best guesses
                 if not drafted and name in asked and num_events[request.sequence] == 1:
                     drafted, accepted = self._hindsight(name, request, event)
@@ -191,31 +184,7 @@ class Speculation:
                     cohort = self._cohort(name, request)
                     counts[name].append((request.sequence, drafted, accepted, cohort))
         for name, of_one in counts.items():
-            sequences, lengths, kept, cohorts = zip(*of_one, strict=True)
-            self._acceptance[name].observe(sequences, lengths, kept, cohorts)
-
-    def _cohort(self, name: str, request: Request) -> str:
-        """The cohort of the drafts that this proposer has for the request in this step."""
-        if not self._capabilities[name].cohorts:
-            return request.cohort
-        return self._knowing[name].cohort(request.sequence)
-
-    def _hindsight(self, name: str, request: Request, event: Event) -> tuple[int, int]:
-        """(drafted, accepted) as if this proposer had drafted in this step; (0, 0) if unknown."""
-        proposer = self._knowing.get(name)
-        if proposer is None:
-            return 0, 0
-        return proposer.hindsight(request.sequence, request.tokens, event.tokens)
-
-    def state(self) -> dict[str, Any]:
-        """The learned acceptance by proposer, in JSON types."""
-        return {"acceptance": {name: one.state() for name, one in self._acceptance.items()}}
-
-    def restore(self, state: Mapping[str, Any], kept: float) -> None:
-        """kept: weight of the evidence, 0 to 1. Proposers that no longer exist are ignored."""
-        for name, of_one in state["acceptance"].items():
-            if name in self._acceptance:
-                self._acceptance[name].restore(of_one, kept)
+            self._acceptance[name].observe(*zip(*of_one, strict=True))
 
     def read_prompt(self, request: Request, event: Event) -> None:
         """Pass the prompt's hidden states to proposers that use them."""
@@ -233,9 +202,7 @@ class Speculation:
     def release(self, request: Request) -> None:
         """Free all state of the request."""
         self.drop_cache(request)
-        self._options.pop(request.sequence, None)
         for name in request.proposers:
-            self._trees.release(name, request.sequence)
             self._acceptance[name].release(request.sequence)
 
     def drop_cache(self, request: Request) -> None:
@@ -256,92 +223,96 @@ class Speculation:
         lag = self._proposers[name].draft_lag(request.sequence, context_len)
         return max(0, context_len - 1 - lag)
 
+    def state(self) -> dict[str, Any]:
+        """The learned acceptance by proposer, in JSON types."""
+        return {"acceptance": {name: one.state() for name, one in self._acceptance.items()}}
+
+    def restore(self, state: Mapping[str, Any], kept: float) -> None:
+        """kept: weight of the evidence, 0 to 1. Proposers that no longer exist are ignored."""
+        for name, of_one in state["acceptance"].items():
+            if name in self._acceptance:
+                self._acceptance[name].restore(of_one, kept)
+
     def check_integrity(self, live: Iterable[Request]) -> None:
         """Raise AssertionError if there are estimates of requests that no longer exist."""
         known = {request.sequence for request in live}
-        kept = self._options.keys() | self._trees.sequences
-        assert kept <= known, "options of requests gone"
         for name, acceptance in self._acceptance.items():
             strangers = acceptance.sequences - known
             assert not strangers, f"{name} keeps estimates of {sorted(strangers)[:5]}"
 
     def _candidates(
-        self, request: Request, room: Mapping[SequenceId, int], most_nodes: int
-    ) -> list[_Candidate]:
-        """The request's proposers that can draft now, at least one entry.
+        self, request: Request, draft_limits: Mapping[SequenceId, int], max_nodes: int
+    ) -> list[Candidate]:
+        """The request's proposers that can draft now; if none can, the first.
 
-        most_nodes: of a tree, beyond a chain, unless the policy is a fixed length.
-
-        They are stored in `_options`. Other proposers would only cost the planner time.
+        max_nodes: limit on the nodes of a tree. It does not apply to chains and to `fixed:K`.
         """
         most = min(request.max_draft_len, request.remaining - 1)
-        if room:
-            most = min(most, room.get(request.sequence, most))
-        if request.policy == "none" or most < 0:
+        most = min(most, draft_limits.get(request.sequence, most))
+        if request.policy == "none":
             most = 0  # no proposer has to search for drafts
-        found = []
-        for name in request.proposers:
-            num_available = most
-            if most:
-                proposer = self._proposers[name]
-                num_available = proposer.num_available(request.sequence, request.tokens)
-            num_available = min(most, num_available)
-            if not num_available or name not in self._trees.spaces:
-                found.append(_Candidate(name, num_available))
-                continue
-            num_nodes = min(num_available, self._num_nodes(name, request, most_nodes))
-            if not self._capabilities[name].has_passes:
-                found.append(_Candidate(name, num_nodes, _takes_trees(request)))
-                continue
-            found.append(_Candidate(name, num_available))
-            if most_nodes >= MIN_NODES and request.policy == "goodput" and _takes_trees(request):
-                found.append(_Candidate(name, num_nodes, is_tree=True))
-        if len(found) > 1:
-            found = [candidate for candidate in found if candidate.num_available] or found[:1]
-        self._options[request.sequence] = tuple(found)
-        return found or [NO_CANDIDATE]
+        candidates = [self._candidate(name, request, most, max_nodes) for name in request.proposers]
+        return [one for one in candidates if one.num_available] or candidates[:1]
 
-    def _no_candidates(self, request: Request) -> list[_Candidate]:
-        self._options[request.sequence] = ()
-        return [NO_CANDIDATE]
-
-    def _accept_probs(
-        self, requests: Sequence[Request], candidates: Sequence[Sequence[_Candidate]]
-    ) -> list[Floats]:
-        """For each candidate of each request, in order, an array of shape [num_available]."""
-        groups: dict[tuple[bool, str], list[tuple[int, SequenceId, int, str]]] = defaultdict(list)
-        num_candidates = 0
-        for request, of_one in zip(requests, candidates, strict=True):
-            for name, num_available, is_tree in of_one:
-                if num_available:
-                    cohort = self._cohort(name, request)
-                    candidate = (num_candidates, request.sequence, num_available, cohort)
-                    groups[is_tree, name].append(candidate)
-                num_candidates += 1
-        found = [NO_PROBS] * num_candidates
-        branches: dict[SequenceId, Floats] = {}
-        for (is_tree, name), group in sorted(groups.items()):  # chains first
-            indices, sequences, caps, kinds = zip(*group, strict=True)
-            depth = max(caps)
-            if is_tree:
-                best = self._trees.spaces[name].depth
-                probs = self._acceptance[name].accept_probs(sequences, best, kinds)
-                own = {} if self._capabilities[name].has_passes else branches
-                probs = self._trees.accept_probs(name, sequences, depth, probs, own)
-            else:
-                probs = self._acceptance[name].accept_probs(sequences, depth, kinds)
-            for index, cap, row in zip(indices, caps, probs, strict=True):
-                found[index] = row if cap == depth else row[:cap]
-            if name == self._branching and MIN_NODES * len(requests) <= MAX_NODES:
-                branches = {s: found[i] for i, s in zip(indices, sequences, strict=True)}
-        return found
-
-    def _num_nodes(self, name: str, request: Request, most_nodes: int) -> int:
-        space = self._trees.spaces[name]
+    def _candidate(self, name: str, request: Request, most: int, max_nodes: int) -> Candidate:
+        longest = self._capabilities[name].max_context_len
+        if longest is not None:
+            most = min(most, longest - len(request.tokens))
+        if most <= 0:
+            return Candidate(name, 0)
+        most = min(most, self._proposers[name].num_available(request.sequence, request.tokens))
+        space = self._spaces.get(name)
+        if not most or space is None:
+            return Candidate(name, most)
         if not _takes_trees(request):
-            return space.depth
-        is_fixed = request.policy.startswith("fixed:")
-        return len(space) if is_fixed else min(len(space), max(space.depth, most_nodes))
+            return Candidate(name, min(most, space.depth))
+        if not request.policy.startswith("fixed:"):
+            most = min(most, max(space.depth, max_nodes))
+        return Candidate(name, min(most, len(space)), is_tree=True)
+
+    def _estimate(
+        self, requests: Sequence[Request], candidates: Mapping[SequenceId, Sequence[Candidate]]
+    ) -> None:
+        """Set the acceptance probabilities and ranked nodes of the candidates."""
+        groups: dict[tuple[str, bool], list[tuple[Request, Candidate]]] = defaultdict(list)
+        for request in requests:
+            for one in candidates.get(request.sequence, ()):
+                if one.num_available:
+                    groups[one.name, one.is_tree].append((request, one))
+        for (name, is_tree), group in groups.items():
+            longest = max([one.num_available for _, one in group])
+            space = self._spaces[name] if is_tree else None
+            probs = self._acceptance[name].accept_probs(
+                [request.sequence for request, _ in group],
+                space.depth if space else longest,
+                [self._cohort(name, request) for request, _ in group],
+            )
+            nodes: Sequence[Ints | None] | Ints = [None] * len(group)
+            if space:
+                ranks = cast(TreeProposer, self._proposers[name]).rank_probs()
+                nodes, probs = space.ranked(probs, ranks, longest)
+            for (_, one), one.accept_probs, one.nodes in zip(group, probs, nodes, strict=True):
+                one.accept_probs = one.accept_probs[: one.num_available]
+
+    def _tree(self, candidate: Candidate, num_nodes: int) -> Tree | None:
+        """The best tree of so many nodes; None if it is a chain."""
+        if candidate.nodes is None:
+            return None
+        tree = self._spaces[candidate.name].tree(candidate.nodes[:num_nodes].tolist())
+        return tree if any(tree.ranks) else None
+
+    def _cohort(self, name: str, request: Request) -> str:
+        """The cohort of the drafts that this proposer has for the request in this step."""
+        if not self._capabilities[name].cohorts:
+            return request.cohort
+        return cast(HindsightProposer, self._proposers[name]).cohort(request.sequence)
+
+    def _hindsight(self, name: str, request: Request, event: Event) -> tuple[int, int]:
+        """(drafted, accepted) as if this proposer had drafted in this step; (0, 0) if unknown."""
+        if not self._capabilities[name].has_hindsight:
+            return 0, 0
+        proposer = cast(HindsightProposer, self._proposers[name])
+        return proposer.hindsight(request.sequence, request.tokens, event.tokens)
 
     def _drafts_s(self, num_sequences: int) -> dict[str, float]:
         """Seconds that each proposer needs per sequence if it drafts for so many."""
@@ -352,28 +323,39 @@ class Speculation:
         }
 
     def _option(
-        self,
-        request: Request,
-        candidate: _Candidate,
-        probs: Floats,
-        drafts_s: Mapping[str, float],
+        self, request: Request, candidate: Candidate, drafts_s: Mapping[str, float]
     ) -> DraftOption:
-        name, num_available, is_tree = candidate
-        proposer = self._proposers.get(name)
-        if proposer is None:
-            return NO_OPTION
-        lag = proposer.draft_lag(request.sequence, len(request.tokens))
-        lag = lag if lag > SHORT_LAG else 0
-        has_passes, num_passes = self._capabilities[name].has_passes, None
-        if is_tree and has_passes:
-            num_passes = self._trees.num_passes(name, request.sequence, num_available)
+        name = candidate.name
+        lag = self._proposers[name].draft_lag(request.sequence, len(request.tokens))
         return DraftOption(
-            num_available, probs, lag, has_passes, drafts_s[name], is_tree, num_passes
+            candidate.num_available,
+            candidate.accept_probs,
+            lag if lag > SHORT_LAG else 0,
+            self._capabilities[name].has_passes,
+            drafts_s[name],
+            candidate.is_tree,
         )
 
     def _caching(self, request: Request) -> str | None:
         """Name of the request's proposer that has a cache. There is at most one."""
         return next((n for n in request.proposers if self._capabilities[n].bytes_per_token), None)
+
+
+def _view(request: Request, options: tuple[DraftOption, ...], now: float) -> SequenceView:
+    return SequenceView(
+        request.sequence,
+        len(request.tokens),
+        request.remaining,
+        request.policy,
+        options,
+        request.slo_s_per_token,
+        _slack_s(request, now),
+    )
+
+
+def _num_positions(able: ProposerCapabilities) -> int:
+    """Positions with acceptance rates of their own. Guesses of heads get worse with each one."""
+    return able.max_draft_len if able.reads_hidden or able.tree_depth else 1
 
 
 def _drafting(request: Request) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ is not changed after it is created.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -22,6 +22,7 @@ class Reason(StrEnum):
     PLANNED = "planned"  # chosen by the planner
     GUARD = "guard"  # no drafts: by measurement, speculation loses time
     PROBE = "probe"  # run to measure the difference that drafts make
+    FAILED = "failed"  # no drafts: the planner or a proposer raised an exception
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,8 @@ class Decision:
 class StepRecord:
     """The decision, results and durations of a step. Times are in seconds by the loop's clock.
 
-    events: events of the step, including those of prompt chunks.
+    events: events of the step, including those of prompt chunks. They have no hidden states and no
+        log-probabilities, because records are kept for longer than a step.
     num_prefill_tokens: prompt tokens of the step.
     num_generated: tokens that were added to requests.
     drafted: number of drafts by sequence, for sequences with drafts. It may be less than planned.
@@ -104,3 +106,24 @@ class StepRecord:
     def _decoding(self) -> list[Event]:
         planned = self.decision.plan.draft_lens
         return [event for event in self.events if event.sequence in planned]
+
+
+class StepWatch:
+    """Measures the parts of a step, in the fields of `StepRecord`. `mark` ends a part."""
+
+    def __init__(self, clock: Callable[[], float], last_end_s: float | None) -> None:
+        """last_end_s: end of the previous step; None if the loop was idle since then."""
+        self._clock = clock
+        self.start_s = self.end_s = clock()
+        between_s = 0.0 if last_end_s is None else self.start_s - last_end_s
+        self.times = {
+            "start_s": self.start_s,
+            "between_s": between_s,
+            **dict.fromkeys(("views_s", "plan_s", "draft_s"), 0.0),
+        }
+
+    def mark(self, part: str) -> None:
+        """End this part. total_s is the time since the start, other parts follow each other."""
+        now = self._clock()
+        self.times[part] = now - (self.start_s if part == "total_s" else self.end_s)
+        self.end_s = now

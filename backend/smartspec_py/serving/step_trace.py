@@ -20,7 +20,6 @@ import numpy as np
 
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.plan.planner import BatchTable
-from smartspec_py.serving.request import ErrorCode, RequestError
 from smartspec_py.serving.step import StepRecord
 
 logger = logging.getLogger(__name__)
@@ -178,50 +177,40 @@ class Explainer:
     """
 
     def __init__(self, profile: CostModel, batch_table: BatchTable | None) -> None:
-        self._profile = profile
-        self._batch_table = batch_table
-        self._busy = threading.Lock()
+        self._header = steps_text(StepTraceFile({}, profile, [], batch_table))
+        self._thread: threading.Thread | None = None
         self._stopped = threading.Event()
 
-    def reserve(self) -> None:
-        """Reserve the explainer. Raises RequestError(UNAVAILABLE) if it is in use."""
-        if not self._busy.acquire(blocking=False):
-            raise RequestError(
-                ErrorCode.UNAVAILABLE,
-                "explain_steps: the server is making another explanation; retry when it is done",
-            )
-
-    def release(self) -> None:
-        """Release the explainer for the next explanation."""
-        self._busy.release()
-
-    def make(
+    def start(
         self, records: Sequence[StepRecord], num_steps: int, done: Callable[[str | None], None]
-    ) -> None:
-        """Make the trace of the last num_steps records with planned sequences, then release.
+    ) -> bool:
+        """Begin the trace of the last num_steps records with planned sequences; False if another
+        one is being made.
 
-        The work runs in a new thread. done: called in that thread with the trace, or with None if
-        the explainer is stopped or fails.
+        done: called in the explainer's thread with the trace, or with None after `stop`.
         """
+        if self._thread is not None and self._thread.is_alive():
+            return False
+        planned = [record for record in records if record.batch_size][-num_steps:]
+        self._thread = threading.Thread(
+            target=self._run, args=(planned, done), name="smartspec-explainer", daemon=True
+        )
+        self._thread.start()
+        return True
 
-        def run() -> None:
-            try:
-                done(self.trace(records, num_steps))
-            except Exception:
-                logger.exception("An explanation could not be made.")
-                done(None)
-            finally:
-                self.release()
+    def _run(self, records: Sequence[StepRecord], done: Callable[[str | None], None]) -> None:
+        trace = None
+        try:
+            trace = self.trace(records)
+        except Exception:
+            logger.exception("an explanation cannot be made")
+        done(trace)
 
-        threading.Thread(target=run, name="smartspec-explainer", daemon=True).start()
-
-    def trace(self, records: Sequence[StepRecord], num_steps: int) -> str | None:
+    def trace(self, records: Sequence[StepRecord]) -> str | None:
         """The trace as text; None if the explainer is stopped."""
-        header = StepTraceFile({}, self._profile, [], self._batch_table)
         lines: list[str] = []
         num_bytes = 0
-        planned = [record for record in records if record.batch_size][-num_steps:]
-        for record in reversed(planned):
+        for record in reversed(records):
             start_s = time.perf_counter()
             lines.append(step_line(record))
             num_bytes += len(lines[-1])
@@ -229,9 +218,10 @@ class Explainer:
                 break
             if self._stopped.wait(REST * (time.perf_counter() - start_s)):
                 return None
-        return steps_text(header) + "".join(reversed(lines))
+        return self._header + "".join(reversed(lines))
 
     def stop(self, timeout_s: float) -> None:
-        """Stop the current explanation and refuse new ones. Waits at most timeout_s."""
+        """Stop the current explanation. Waits at most timeout_s."""
         self._stopped.set()
-        self._busy.acquire(timeout=timeout_s)
+        if self._thread is not None:
+            self._thread.join(timeout_s)

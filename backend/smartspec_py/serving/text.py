@@ -6,6 +6,7 @@ Pure: no I/O, no clock, no thread. The responder has one `TextStream` per reques
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
@@ -13,12 +14,30 @@ from tokenizers.decoders import DecodeStream
 UNFINISHED = "\ufffd"
 """A decoder's replacement for bytes that are not yet a complete character."""
 
+NUM_CONTEXT = 64
+"""Last tokens of the prompt that the decoder knows."""
+
+MAX_UNDECODED = 32
+"""More tokens without a complete character are decoded as they are. The library would decode all of
+them again with each new token."""
+
+FIRST_MARK = 0xD800
+"""Code points from here stand for special tokens. No text has them: they are lone surrogates."""
+
+
+@lru_cache(maxsize=8)
+def special_tokens(tokenizer: Tokenizer) -> dict[int, str]:
+    """The tokens that are no text, such as end tokens, with their names."""
+    added = tokenizer.get_added_tokens_decoder().items()
+    return {token: entry.content for token, entry in added if entry.special}
+
 
 class TextStream:
     """Text of one request. `push` adds a token, `take` returns text that may be sent.
 
     Text is held back while it may be the start of a stop word, or while its last bytes are not a
-    complete character. Stop words are not searched in the text of the first `min_tokens` tokens.
+    complete character. A stop word may contain the names of special tokens, which are not part of
+    the text. A stop word that ends within the first `min_tokens` tokens is ignored.
     """
 
     def __init__(
@@ -29,62 +48,83 @@ class TextStream:
         min_tokens: int = 0,
     ) -> None:
         self._tokenizer = tokenizer
-        self._stop_words = tuple(stop_words)
+        self._special = special_tokens(tokenizer)
+        self._marks: dict[int, str] = {}
+        self._stop_words = (*stop_words, *self._with_marks(stop_words))
+        self._hidden = dict.fromkeys(map(ord, self._marks.values()))
         self._num_unwatched = min_tokens
-        self._cleared = ""
         # The prompt is the decoder's context, because some tokenizers drop the space of a first
         # token. It is left out if it ends with an unfinished character, because the decoder would
         # return that character as generated text.
-        is_whole = not tokenizer.decode(list(prompt)).endswith(UNFINISHED)
-        self._decoder = DecodeStream(ids=list(prompt) if is_whole else [], skip_special_tokens=True)
+        context = [token for token in prompt[-NUM_CONTEXT:] if token not in self._special]
+        is_whole = not tokenizer.decode(context).endswith(UNFINISHED)
+        self._decoder = DecodeStream(ids=context if is_whole else [], skip_special_tokens=True)
         self._undecoded: list[int] = []
         self._text = ""
         self.is_stopped = False
+
+    def _with_marks(self, stop_words: Sequence[str]) -> list[str]:
+        """The stop words that contain special tokens, with a mark for each of these."""
+        whole = "".join(stop_words)
+        named = [(token, name) for token, name in self._special.items() if name and name in whole]
+        named.sort(key=lambda item: -len(item[1]))
+        marked = list(stop_words)
+        for code, (token, name) in enumerate(named, start=FIRST_MARK):
+            self._marks[token] = chr(code)
+            marked = [word.replace(name, chr(code)) for word in marked]
+        return [word for word, old in zip(marked, stop_words, strict=True) if word != old]
 
     def push(self, token: int) -> None:
         """Add a token. Sets `is_stopped` if it completes a stop word."""
         assert not self.is_stopped, "nothing follows a stop word"
         is_watched = self._num_unwatched == 0
         self._num_unwatched = max(0, self._num_unwatched - 1)
-        self._undecoded.append(token)
-        piece = self._decode(token)
-        if piece is None:
-            return
-        self._undecoded.clear()
-        if not is_watched:
-            self._cleared += piece
-            return
+        piece = self._marks.get(token, "") if token in self._special else self._decode(token)
+        num_before = len(self._text)
         self._text += piece
-        found = [self._text.find(word) for word in self._stop_words if word in self._text]
-        if found:
-            self._text = self._text[: min(found)]
+        if not is_watched or not piece:
+            return
+        starts = [
+            self._text.find(word, max(0, num_before - len(word) + 1)) for word in self._stop_words
+        ]
+        if cuts := [start for start in starts if start >= 0]:
+            self._text = self._text[: min(cuts)]
             self.is_stopped = True
 
-    def _decode(self, token: int) -> str | None:
-        """The text that the token completes. None while its last character is unfinished.
+    def _decode(self, token: int) -> str:
+        """The text that the token completes; empty while its last character is unfinished.
 
         The library's decoder raises an error if text follows bytes that are not a valid character.
         Models with byte fallback can generate such tokens. They are then decoded directly.
         """
-        try:
-            return self._decoder.step(self._tokenizer, token)
-        except Exception:
+        self._undecoded.append(token)
+        is_valid = len(self._undecoded) <= MAX_UNDECODED
+        piece = None
+        if is_valid:
+            try:
+                piece = self._decoder.step(self._tokenizer, token)
+            except Exception:
+                is_valid = False
+        if not is_valid:
             self._decoder = DecodeStream(ids=[token], skip_special_tokens=True)
-            return self._tokenizer.decode(self._undecoded, skip_special_tokens=True)
+            piece = self._tokenizer.decode(self._undecoded)
+        if piece is None:
+            return ""
+        self._undecoded.clear()
+        return str(piece)
 
     def take(self) -> str:
         """Text that can be sent now. Each part is returned only once."""
         keep = 0 if self.is_stopped else self._num_held_back()
         cut = len(self._text) - keep
-        piece, self._text = self._cleared + self._text[:cut], self._text[cut:]
-        self._cleared = ""
-        return piece
+        piece, self._text = self._text[:cut], self._text[cut:]
+        return piece.translate(self._hidden)
 
     def finish(self) -> str:
         """All remaining text after the last token. An unfinished character becomes U+FFFD."""
-        piece, self._text, self._cleared = self._cleared + self._text, "", ""
+        piece, self._text = self._text.translate(self._hidden), ""
         if self._undecoded and not self.is_stopped:
-            piece += self._tokenizer.decode(self._undecoded, skip_special_tokens=True)
+            piece += self._tokenizer.decode(self._undecoded)
             self._undecoded.clear()
         return piece
 

@@ -1,19 +1,334 @@
-"""`smartspec bench`: measures the speed-up of speculation on this machine with a live Triton."""
+"""`smartspec bench`: compares policies, in lockstep in one process or live on Triton."""
 
 from __future__ import annotations
 
-import typer
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from smartspec_cli.commands.bench_arms import arms
-from smartspec_cli.commands.bench_compare import compare
-from smartspec_cli.commands.bench_load import load
-from smartspec_cli.commands.bench_merge import merge
-from smartspec_cli.commands.bench_overhead import overhead
+import typer
+from rich.console import Console
+
+from smartspec_bench.plan import SHAPES, Settings
+from smartspec_bench.progress import Progress
+from smartspec_bench.prompts import MIXED, PromptFileError, read_prompts
+from smartspec_bench.results import BenchError, Phase, Recorder, described
+from smartspec_bench.streams import GrpcStreams, HttpStreams, StreamError
+from smartspec_bench.workloads import WORKLOADS
+from smartspec_cli.commands import STDOUT, USAGE_ERROR, JsonFile, check_outputs, fail, write_json
+from smartspec_cli.commands.settings import (
+    checked_config,
+    numbers_of,
+    policies_of,
+    sizes_of,
+    torch_settings,
+)
+from smartspec_launch import paths
+from smartspec_launch.files import InstallationError
+from smartspec_launch.foreground import signals_interrupt, wait_with_progress
+from smartspec_launch.interpreter import InterpreterError
+from smartspec_launch.triton_server import TritonServer, TritonServerError, free_address
+from smartspec_py.engines.torch.pair import PairError, check_pair
+from smartspec_py.serving.config import DEFAULT_CONTEXT_LEN, ConfigError, ServerConfig, read_config
+
+if TYPE_CHECKING:
+    from smartspec_bench.live import Load, Serve
 
 bench = typer.Typer(
-    help="Compare policies on one live server: per request, under load, and with the bare engine.",
+    help="Compare policies: in lockstep in one process, or live on Triton.",
     no_args_is_help=True,
     add_completion=False,
 )
-for _command in (arms, load, overhead, compare, merge):
-    bench.command()(_command)
+
+_DEFAULTS = Settings()
+_POLICIES, _SHAPES = ",".join(_DEFAULTS.policies), ",".join(_DEFAULTS.shapes)
+_LOADS = ",".join(map(str, _DEFAULTS.loads))
+MAX_QUEUE = 4096
+
+_Model = Annotated[Path | None, typer.Option(help="Hugging Face directory of the target model.")]
+_Draft = Annotated[Path | None, typer.Option(help="Hugging Face directory of the draft model.")]
+_Config = Annotated[
+    Path | None, typer.Option(help="An engine.json instead of --model, for other engines.")
+]
+_Policies = Annotated[
+    str, typer.Option(help="Policies, separated by commas. `none` is the baseline.")
+]
+_Workload = Annotated[
+    str, typer.Option(help="Prompts: chat, sql, summarize, qa, or mixed for all in turn.")
+]
+_MaxTokens = Annotated[int, typer.Option(help="Tokens to generate per request.", min=2)]
+_Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.", min=0)]
+_Sequences = Annotated[int, typer.Option(help="Requests served at the same time.", min=1)]
+_Dtype = Annotated[str, typer.Option(help="Precision: auto, float32 or bfloat16.")]
+_Threads = Annotated[
+    int, typer.Option(help="Compute threads; 0 uses one less than the number of cores.", min=0)
+]
+
+
+@bench.command()
+def lockstep(
+    model: _Model = None,
+    draft: _Draft = None,
+    config: _Config = None,
+    policies: _Policies = _POLICIES,
+    shapes: Annotated[
+        str, typer.Option(help=f"Shapes of load, separated by commas: {', '.join(SHAPES)}.")
+    ] = _SHAPES,
+    loads: Annotated[
+        str,
+        typer.Option(help="Loads of `steady`: shares of the saturation rate without speculation."),
+    ] = _LOADS,
+    workload: _Workload = MIXED,
+    repeats: Annotated[
+        int, typer.Option(help="Number of repeats; 2 or more for intervals.", min=1)
+    ] = _DEFAULTS.repeats,
+    seconds: Annotated[
+        float, typer.Option(help="Duration of a steady phase. Others last 4 times as long.")
+    ] = _DEFAULTS.seconds,
+    saturation_s: Annotated[
+        float, typer.Option(help="Seconds for measuring the saturation rate.")
+    ] = _DEFAULTS.saturation_s,
+    minutes: Annotated[
+        float, typer.Option(help="Time limit in minutes: no phase begins later.", min=0.0)
+    ] = 60.0,
+    max_tokens: _MaxTokens = _DEFAULTS.max_tokens,
+    temperature: _Temperature = 0.0,
+    max_sequences: _Sequences = 32,
+    dtype: _Dtype = "auto",
+    num_threads: _Threads = 0,
+    json_file: JsonFile = None,
+) -> None:
+    """Compare policies under load in one process, step by step in turns.
+
+    All policies get the same requests. Each has its own loop, engine and clock, and they take
+    turns, so that a slow period of the machine affects all of them. Idle time is skipped. Triton
+    and HTTP are not included. It needs the memory of one engine per policy.
+
+    Shapes: closed: one request at a time; steady: Poisson arrivals at --loads; step: the load rises
+    and falls; shift: the kind of text changes; start: the first requests of a new server.
+    """
+    check_outputs(json=json_file)
+    settings = Settings(
+        policies=tuple(_with_none(policies)),
+        shapes=tuple(_among("shapes", shapes.split(","), SHAPES)),
+        loads=tuple(numbers_of(loads, "loads")),
+        workload=_among("workload", [workload], (*WORKLOADS, MIXED))[0],
+        repeats=repeats,
+        seconds=seconds,
+        saturation_s=saturation_s,
+        max_tokens=max_tokens,
+        temperature=temperature,
+    )
+    checked = _checked(model, draft, config, max_sequences, dtype, num_threads)
+
+    def measure(recorder: Recorder, say: Callable[[str], object]) -> None:
+        from smartspec_bench.lockstep import Side, run
+        from smartspec_py.serving.build import build_engine
+
+        say("loading models, measuring passes")
+        fields = {"max_tokens": max_tokens, "temperature": temperature, "reuse_prefix": False}
+        sides = {
+            policy: Side(policy, build_engine(checked, Path.cwd()), checked.limits, fields)
+            for policy in settings.policies
+        }
+        run(sides, checked.limits.max_sequences, settings, recorder, minutes, say)
+
+    about = described("Policies in lockstep", **_about(checked, temperature))
+    _run(about, json_file, measure)
+
+
+@bench.command()
+def live(
+    model: _Model = None,
+    draft: _Draft = None,
+    config: _Config = None,
+    url: Annotated[
+        str | None,
+        typer.Option(help="A running server, such as http://127.0.0.1:8000, instead of --model."),
+    ] = None,
+    policies: _Policies = _POLICIES,
+    concurrency: Annotated[
+        str, typer.Option(help="Numbers of requests at once, separated by commas.")
+    ] = "1,8",
+    workload: _Workload = MIXED,
+    input_file: Annotated[
+        Path | None,
+        typer.Option("--input", help='Own prompts: one {"prompt": ".."} per line, or ShareGPT.'),
+    ] = None,
+    rounds: Annotated[
+        int, typer.Option(help="Number of repeats; 2 or more for intervals.", min=1)
+    ] = 6,
+    overhead: Annotated[
+        bool, typer.Option(help="Also serve in this process: the difference is Triton and HTTP.")
+    ] = False,
+    max_tokens: _MaxTokens = 64,
+    temperature: _Temperature = 0.0,
+    dtype: _Dtype = "auto",
+    num_threads: _Threads = 0,
+    json_file: JsonFile = None,
+) -> None:
+    """Compare policies on a live Triton server, with fixed numbers of requests at once.
+
+    Every policy gets the same prompts in every round, in an order that rotates. The first round is
+    a warm-up and does not count.
+    """
+    from smartspec_bench.live import Load
+
+    check_outputs(json=json_file)
+    names, sizes = _with_none(policies), sizes_of(concurrency, "concurrency")
+    _among("workload", [workload], (*WORKLOADS, MIXED))
+    try:
+        own = [] if input_file is None else read_prompts(input_file)
+    except PromptFileError as error:
+        fail(str(error), USAGE_ERROR)
+    label = workload if input_file is None else input_file.name
+    load = Load(sizes, label, rounds, max_tokens, temperature, own)
+    if url is not None:
+        if model or draft or config or overhead:
+            fail("--url excludes --model, --draft, --config and --overhead", USAGE_ERROR)
+        _run(
+            described("Policies on a running server", url=url),
+            json_file,
+            lambda recorder, say: asyncio.run(_on_server(url, names, load, recorder, say)),
+        )
+        return
+    checked = _checked(model, draft, config, max(sizes), dtype, num_threads)
+
+    def measure(recorder: Recorder, say: Callable[[str], object]) -> None:
+        address = free_address()
+        folder = paths.run_dir(address.http_port).resolve()
+        with TritonServer(checked, folder, address, keeps_files=False) as server, ExitStack() as on:
+            wait_with_progress(server, Console(stderr=True))
+            beside = on.enter_context(_sides_in_process(checked, names, load)) if overhead else {}
+            url = server.address.grpc_url
+            asyncio.run(_on_server(url, names, load, recorder, say, beside))
+
+    _run(described("Policies on Triton", **_about(checked, temperature)), json_file, measure)
+
+
+async def _on_server(
+    url: str,
+    names: list[str],
+    load: Load,
+    recorder: Recorder,
+    say: Callable[[str], object],
+    beside: dict[str, Serve] | None = None,
+) -> None:
+    """url: HOST:PORT of gRPC, or an http:// address."""
+    from smartspec_bench.live import run, through
+
+    streams = HttpStreams(url) if url.startswith("http") else GrpcStreams(url)
+    async with streams:
+        sides = {name: through(streams, load) for name in names}
+        await run({**sides, **(beside or {})}, load, recorder, say)
+
+
+@contextmanager
+def _sides_in_process(
+    config: ServerConfig, names: list[str], load: Load
+) -> Iterator[dict[str, Serve]]:
+    from smartspec_bench.live import IN_PROCESS, in_process
+    from smartspec_py.serving.build import build_engine
+    from smartspec_py.serving.server import Server
+
+    server = Server(build_engine(config, Path.cwd()), config)
+    server.start()
+    try:
+        serve = in_process(server, load)
+        yield {f"{name}{IN_PROCESS}": serve for name in names}
+    finally:
+        server.stop()
+
+
+def _run(
+    about: dict[str, object],
+    json_file: Path | None,
+    measure: Callable[[Recorder, Callable[[str], object]], None],
+) -> None:
+    """Measure and print the tables. After an interruption or error, print the results so far."""
+    from dataclasses import asdict, replace
+
+    from smartspec_bench.report import markdown
+
+    console = Console(stderr=True)
+
+    def show(phase: Phase) -> None:
+        rate = f"{phase.token_goodput_tps:,.1f} tokens/s"
+        failed = f", {phase.num_failed} failed" if phase.num_failed else ""
+        console.print(f"{phase.policy}: {rate}{failed}", highlight=False)
+
+    recorder = Recorder(about, None if json_file == STDOUT else json_file, show)
+    reason, code = None, 0
+    try:
+        with signals_interrupt(), Progress("start", console=console) as shown:
+            measure(recorder, shown.update)
+    except KeyboardInterrupt:
+        reason, code = "interrupted", 130
+    except (
+        BenchError,
+        ConfigError,
+        StreamError,
+        InterpreterError,
+        InstallationError,
+        TritonServerError,
+    ) as error:
+        reason, code = str(error), 1
+    document = replace(recorder.document, error=reason)
+    typer.echo(markdown(document), err=json_file == STDOUT)
+    if json_file == STDOUT:
+        write_json(json_file, asdict(document))
+    if reason is not None:
+        fail(reason, code)
+
+
+def _checked(
+    model: Path | None,
+    draft: Path | None,
+    config: Path | None,
+    max_sequences: int,
+    dtype: str,
+    num_threads: int,
+) -> ServerConfig:
+    """The configuration of the options. Wrong options end the command."""
+    try:
+        if config is not None:
+            return paths.with_absolute_paths(read_config(config), config.resolve().parent)
+        if model is None:
+            fail("--model or --config must be given", USAGE_ERROR)
+        check_pair(model, draft)
+    except (ConfigError, PairError) as error:
+        fail(str(error), USAGE_ERROR)
+    cache = str(paths.profile_cache().resolve())
+    settings = {"dtype": dtype, "num_threads": num_threads, "profile_cache": cache}
+    limits = {
+        "max_sequences": max_sequences,
+        "max_queue": MAX_QUEUE,
+        "max_context_len": DEFAULT_CONTEXT_LEN,
+    }
+    return checked_config({"engine": torch_settings(model, draft, **settings), "limits": limits})
+
+
+def _about(config: ServerConfig, temperature: float) -> dict[str, object]:
+    engine = config.engine.model_dump(mode="json")
+    for name in ("model", "draft", "target", "heads"):
+        if engine.get(name):
+            engine[name] = Path(engine[name]).name
+    engine.pop("profile_cache", None)
+    limits = config.limits.model_dump(mode="json")
+    return {**engine, "limits": limits, "temperature": temperature}
+
+
+def _with_none(text: str) -> list[str]:
+    names = list(dict.fromkeys(policies_of(text)))
+    if "none" not in names:
+        fail("--policies: must include none, which is the baseline", USAGE_ERROR)
+    return names
+
+
+def _among(option: str, names: list[str], allowed: tuple[str, ...]) -> list[str]:
+    for name in names:
+        if name not in allowed:
+            fail(f"--{option}: {name!r} must be one of {', '.join(allowed)}", USAGE_ERROR)
+    return names

@@ -56,8 +56,8 @@ def explain(
 
     For a step: the plan, and plans with one draft length for all requests. For a request: every
     draft length, with the others unchanged. For the window of recent steps: expected and actual
-    tokens and step times, the goodput lost to wrong estimates, how often drafting started or
-    stopped for a request, and predicted and observed acceptance rates.
+    tokens and step times, how often drafting started or stopped for a request, and predicted and
+    observed acceptance rates.
     """
     check_outputs(json=json_file)
     if url is not None and trace is not None:
@@ -98,12 +98,15 @@ def explain(
 
 
 def _fetched(url: str, steps: int) -> tuple[StepTraceFile, str]:
-    """The step trace of a running server, parsed and as text."""
+    """The step trace of a running server, parsed and as text. url: may be without http://."""
+    url = url if "://" in url else f"http://{url}"
     try:
         text = step_trace(url, steps)
         return parse_steps(url, text), text
     except urllib.error.HTTPError as error:
         fail(f"{url}: HTTP {error.code}: {error.read().decode(errors='replace').strip()}")
+    except urllib.error.URLError as error:
+        fail(f"--url: no server answers at {url}: {error.reason}")
     except (OSError, ValueError, KeyError, TraceError) as error:
         fail(f"{url}: {error}")
 
@@ -177,9 +180,8 @@ def _show_window(report: WindowReport, console: Console) -> None:
     table.add_row("seconds", f"{report.expected_s:.2f}", f"{report.realised_s:.2f}")
     table.add_row("tokens/s", f"{expected:.1f}", f"{realised:.1f}")
     table.caption = (
-        f"mean error of step times {100 * report.time_error:.0f} %; estimated regret "
-        f"{100 * report.regret:.1f} %; drafting started or stopped for a request "
-        f"{report.num_switches} times"
+        f"mean error of step times {100 * report.time_error:.0f} %; drafting started or stopped "
+        f"for a request {report.num_switches} times"
     )
     console.print(table)
     if report.reliability:

@@ -1,12 +1,12 @@
-"""`smartspec profile`: measures pass times and the best draft length for each batch size."""
+"""`smartspec profile`: measures pass times and acceptance, and shows the best draft lengths."""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,14 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from smartspec_bench.progress import Progress
-from smartspec_bench.prompts import (
-    MIXED,
-    Prompt,
-    PromptFileError,
-    generated,
-    read_prompts,
-    repeated,
-)
+from smartspec_bench.prompts import MIXED, PROMPT_SEED, PromptFileError, generated, read_prompts
 from smartspec_cli.commands import (
     USAGE_ERROR,
     JsonFile,
@@ -36,7 +29,7 @@ from smartspec_cli.commands.settings import checked_config, torch_settings
 from smartspec_launch import paths
 from smartspec_py.engines.torch.pair import PairError, check_pair
 from smartspec_py.serving.config import (
-    LEAST_CHUNK,
+    DRAFT_MODEL,
     BatchTableConfig,
     ConfigError,
     LimitsConfig,
@@ -44,39 +37,15 @@ from smartspec_py.serving.config import (
 )
 
 if TYPE_CHECKING:
-    from smartspec_bench.grid_search import Found, SearchPlan
-    from smartspec_bench.power_law import PowerLaw
     from smartspec_py.core.cost import CostModel
-    from smartspec_py.serving.server import Engine
+    from smartspec_py.serving.intake import Engine
 
-PROMPT_SEED = 7_000_003
-"""Seed of the prompts. It is far from the seeds of the shipped pair's training data."""
+DRAFT_LEN = 3
+"""With which the acceptance rate is measured."""
 
-MAX_DRAFT_LEN = 16
-"""More columns do not fit in a terminal, and a larger grid takes too long."""
-
-LOUD = 0.1
-"""Spread of the rounds above which neighbouring draft lengths cannot be distinguished."""
+MAX_TOKENS = 48
 
 _LIMITS = LimitsConfig()
-
-
-@dataclass(frozen=True)
-class Size:
-    """The results of one batch size. tokens_per_s, step_s: by draft length from 0.
-
-    The best draft length has three sources. grid_search: measured. cost_model: computed from the
-    profile and one acceptance rate. power_law: the closed form, not rounded and never 0; None if it
-    could not be fitted. step_line: the fitted seconds of a step that this law uses.
-    """
-
-    batch_size: int
-    tokens_per_s: list[float]
-    step_s: list[float]
-    grid_search: int
-    cost_model: int
-    power_law: float | None
-    step_line: dict[str, float] | None
 
 
 def profile(
@@ -84,10 +53,12 @@ def profile(
     draft: Annotated[Path, typer.Option(help="Hugging Face directory of the draft model.")],
     rows: Annotated[
         int,
-        typer.Option(help="Largest batch size; use the server's --max-sequences.", min=1, max=1024),
+        typer.Option(
+            help="Largest batch size; use the server's limits.max_sequences.", min=1, max=1024
+        ),
     ] = _LIMITS.max_sequences,
     max_draft_len: Annotated[
-        int, typer.Option(help="Largest draft length; use the server's.", min=1, max=MAX_DRAFT_LEN)
+        int, typer.Option(help="Largest draft length; use the server's.", min=1, max=16)
     ] = _LIMITS.max_draft_len,
     max_context_len: Annotated[
         int | None, typer.Option(help="Context length; use the server's.")
@@ -96,20 +67,15 @@ def profile(
         Path | None,
         typer.Option("--input", help='Own prompts: one {"prompt": ".."} per line, or ShareGPT.'),
     ] = None,
-    prompts: Annotated[int, typer.Option(help="Prompts for each batch size, at least.", min=1)] = 8,
-    max_tokens: Annotated[int, typer.Option(help="Tokens to generate per request.", min=2)] = 48,
+    prompts: Annotated[
+        int, typer.Option(help="Prompts for measuring the acceptance rate.", min=1)
+    ] = 8,
     temperature: Annotated[
         float, typer.Option(help="Sampling temperature; 0 is greedy.", min=0)
     ] = 0.0,
-    rounds: Annotated[
-        int, typer.Option(help="Number of repeats; the result is the median.", min=1)
-    ] = 3,
-    max_seconds: Annotated[
-        float,
-        typer.Option(
-            help="Time limit: no round begins that would end later. One round always runs.", min=0
-        ),
-    ] = 300.0,
+    seconds: Annotated[
+        float, typer.Option(help="Time for measuring passes, about; use the server's.", min=0)
+    ] = 30.0,
     dtype: Annotated[
         str, typer.Option(help="Precision: auto, float32, bfloat16 or float16.")
     ] = "auto",
@@ -129,117 +95,146 @@ def profile(
     ] = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Time passes as the server does at its first start, and search the best draft lengths.
+    """Time passes as the server does at its first start, and compute the best draft lengths.
 
-    For each batch size it runs every draft length on the engine and shows the fastest. It also
-    shows the choices of the cost model and of Su et al.'s power law. Run it on an idle machine.
+    The acceptance rate is measured with a few prompts. From both follow the tokens per second of
+    every draft length at every batch size. Takes about a minute; run it on an idle machine. A
+    server with the same settings reads the stored pass times at its start.
     """
     try:
         check_pair(model, draft)
-        texts = _texts(input_file)
+        texts = None if input_file is None else read_prompts(input_file)
     except (PairError, PromptFileError) as error:
         fail(str(error), USAGE_ERROR)
     check_outputs(table=table, json=json_file)
-    # The prefill step, a step in which the draft model reads the prompt, and a measured step.
-    least = 1 + 2 * (max_draft_len + 1)
-    if max_tokens < least:
-        drafts = f"a draft length of {max_draft_len}"
-        fail(f"--max-tokens: got {max_tokens}, must be at least {least} for {drafts}", USAGE_ERROR)
-    from smartspec_bench.grid_search import SearchPlan, batch_sizes
-
-    cache = (profile_cache or paths.profile_cache()).resolve()
     settings = {
         "dtype": dtype,
         "device": device,
         "num_threads": num_threads,
         "runtime": runtime,
+        "profile_cache": str((profile_cache or paths.profile_cache()).resolve()),
     }
-    config = checked_config(
-        {
-            "engine": torch_settings(model, draft, profile_cache=str(cache), **settings),
-            "limits": {
-                "max_sequences": rows,
-                "max_draft_len": max_draft_len,
-                "max_context_len": max_context_len,
-                "max_queue": rows,
-                # One step must have room for the last prompt token of every sequence in a batch.
-                "prefill_chunk": rows if rows > LEAST_CHUNK else None,
-            },
-        }
-    )
-    plan = SearchPlan(
-        batch_sizes(rows), max_draft_len, prompts, max_tokens, temperature, rounds, max_seconds
-    )
-    console = Console(stderr=True)
-    engine, found = _run(config, plan, texts, console)
-    about = {"model": model.name, "draft": draft.name, **settings, "kernels": engine.kernels}
-    document = _document(engine.cost, found, about)
-    section = json.dumps(_section(document), indent=1)
+    limits = {
+        "max_sequences": rows,
+        "max_draft_len": max_draft_len,
+        "max_context_len": max_context_len,
+        "max_queue": max(prompts, 1),
+        "profile_s": seconds,
+    }
+    config = checked_config({"engine": torch_settings(model, draft, **settings), "limits": limits})
+    own = texts or list(islice(generated(MIXED, PROMPT_SEED), prompts))
+    engine, accept_prob = _measured(config, [one.text for one in own[:prompts]], temperature)
+    sizes = batch_sizes(rows)
+    speeds = {size: speeds_of(engine.cost, accept_prob, size, max_draft_len) for size in sizes}
+    best = [row.index(max(row)) for row in speeds.values()]
+    section = BatchTableConfig.model_validate({"rows": sizes, "draft_lens": best})
+    document = {
+        "model": model.name,
+        "draft": draft.name,
+        "kernels": engine.kernels,
+        "accept_prob": accept_prob,
+        "tokens_per_s": {str(size): row for size, row in speeds.items()},
+        "batch_table": section.model_dump(mode="json"),
+    }
     shown_at = result_console(json_file)
     shown_at.print(f"target; draft: {engine.kernels}", highlight=False)
-    shown_at.print(_table(document["sizes"], found.accept_prob))
-    if found.spread > LOUD:
-        shown_at.print(
-            f"The machine was busy: rounds differ by {found.spread:.0%}. Repeat on an idle machine."
-        )
+    shown_at.print(_table(speeds, accept_prob))
     write_json(json_file, document)
-    write_output("table", table, section + "\n")
+    planner = {"planner": {"batch_table": document["batch_table"]}}
+    write_output("table", table, json.dumps(planner, indent=1) + "\n")
 
 
-def _texts(input_file: Path | None) -> Callable[[], Iterator[Prompt]]:
-    """A function that returns the same prompts at each call. Raises PromptFileError."""
-    if input_file is None:
-        return lambda: generated(MIXED, PROMPT_SEED)
-    own = read_prompts(input_file)
-    return lambda: repeated(own)
+def batch_sizes(most: int) -> list[int]:
+    """1, 2, 4, .. and `most`."""
+    powers = [1 << n for n in range(most.bit_length()) if 1 << n < most]
+    return [*powers, most]
 
 
-def _run(
-    config: ServerConfig,
-    plan: SearchPlan,
-    texts: Callable[[], Iterator[Prompt]],
-    console: Console,
-) -> tuple[Engine, Found]:
-    from smartspec_bench.grid_search import GridSearchError, search
+def speeds_of(
+    cost: CostModel, accept_prob: float, batch_size: int, max_draft_len: int
+) -> list[float]:
+    """Tokens per second of a batch by draft length from 0, by the cost model."""
+    from smartspec_py.core.plan.planner import evaluate
+    from smartspec_py.core.types import DraftOption, SequenceView
+
+    option = DraftOption(max_draft_len, (accept_prob,) * max_draft_len)
+    views = [
+        SequenceView(
+            sequence=number,
+            context_len=cost.target.context_len,
+            remaining=max_draft_len + 1,
+            policy="goodput",
+            options=(option,),
+        )
+        for number in range(batch_size)
+    ]
+    lengths = range(max_draft_len + 1)
+    return [evaluate(views, [length] * batch_size, cost).goodput for length in lengths]
+
+
+def _measured(
+    config: ServerConfig, texts: Sequence[str], temperature: float
+) -> tuple[Engine, float]:
+    """The engine, and the probability that a draft is accepted if those before it were."""
+    from smartspec_py.serving.build import build_engine
+    from smartspec_py.serving.request import GenerateParams, RequestError
     from smartspec_py.serving.server import Server
+    from smartspec_testing.local import generate
 
-    engine = _built(config, console)
+    console = Console(stderr=True)
+    try:
+        with _shown(console):
+            engine = build_engine(config, Path.cwd())
+    except ConfigError as error:
+        fail(str(error), USAGE_ERROR)
+    policy = f"fixed:{min(DRAFT_LEN, config.limits.max_draft_len)}"
+    requests = [
+        GenerateParams(
+            text=text,
+            max_tokens=MAX_TOKENS,
+            temperature=temperature,
+            policy=policy,
+            proposer=DRAFT_MODEL,
+        )
+        for text in texts
+    ]
     server = Server(engine, config)
     server.start()
-    total = plan.num_rounds * plan.num_runs
     try:
-        with Progress("first batch", total, "runs", console=console) as shown:
-            return engine, search(server, plan, texts, shown.advance)
-    except GridSearchError as error:
-        fail(str(error))
+        with Progress("measuring the acceptance rate", console=console):
+            sinks = generate(server, requests)
+    except RequestError as error:
+        fail(f"a prompt cannot be served: {error}")
     except KeyboardInterrupt:
         fail("interrupted", 130)
     finally:
         server.stop()
-
-
-def _built(config: ServerConfig, console: Console) -> Engine:
-    from smartspec_py.serving.build import build_engine
-
-    with _told(console):
-        try:
-            return build_engine(config, Path.cwd())
-        except ConfigError as error:
-            fail(str(error), USAGE_ERROR)
+    failed = [sink.error[1] for sink in sinks if sink.error is not None]
+    if failed:
+        fail(f"a prompt cannot be served: {failed[0]}")
+    num_drafted, num_accepted, num_rejected = 0, 0, 0
+    for record in server.loop.records:
+        for event in record.events:
+            num_drafted += event.num_drafted
+            num_accepted += event.num_accepted
+            num_rejected += event.num_accepted < event.num_drafted
+    if not num_drafted:
+        fail("no token was drafted: the texts are too short")
+    return engine, num_accepted / (num_accepted + num_rejected)
 
 
 @contextmanager
-def _told(console: Console) -> Iterator[None]:
+def _shown(console: Console) -> Iterator[None]:
     """Show the profile's log messages as progress. Print the last one, which names the file."""
     logger = logging.getLogger("smartspec_py.serving.profile")
-    said: list[str] = []
+    messages: list[str] = []
     level = logger.level
     with Progress("loading the models", console=console) as shown:
         handler = logging.Handler()
 
         def emit(record: logging.LogRecord) -> None:
-            said.append(record.getMessage())
-            shown.update(said[-1])
+            messages.append(record.getMessage())
+            shown.update(messages[-1])
 
         handler.emit = emit  # type: ignore[method-assign]
         logger.addHandler(handler)
@@ -249,72 +244,19 @@ def _told(console: Console) -> Iterator[None]:
         finally:
             logger.removeHandler(handler)
             logger.setLevel(level)
-    for message in said[-1:]:
+    for message in messages[-1:]:
         console.print(message, highlight=False, soft_wrap=True)
 
 
-def _document(cost: CostModel, found: Found, about: Mapping[str, object]) -> dict[str, Any]:
-    from smartspec_bench.power_law import fitted_power_law
-    from smartspec_py.core.plan.planner import batch_table_of
-    from smartspec_py.serving.profile import machine_name
-
-    law = fitted_power_law(found.mean_accepted())
-    by_cost = batch_table_of(
-        cost, found.accept_prob, found.sizes, found.max_draft_len, found.context_len
-    )
-    sizes = [_size(found, size, by_cost.draft_len(size), law) for size in found.sizes]
-    return {
-        "machine": machine_name(),
-        **about,
-        "num_rounds": found.num_rounds,
-        "spread": found.spread,
-        "accept_prob": found.accept_prob,
-        "context_len": found.context_len,
-        "mean_accepted": found.mean_accepted(),
-        "power_law": None if law is None else asdict(law),
-        "sizes": [asdict(size) for size in sizes],
-        "batch_table": {
-            "rows": list(found.sizes),
-            "draft_lens": [size.grid_search for size in sizes],
-        },
-    }
-
-
-def _size(found: Found, batch_size: int, by_cost: int, law: PowerLaw | None) -> Size:
-    from smartspec_bench.power_law import fitted_line, law_draft_len
-
-    step_s = found.step_s(batch_size)
-    line = fitted_line(step_s[1:])
-    return Size(
-        batch_size=batch_size,
-        tokens_per_s=found.tokens_per_s(batch_size),
-        step_s=step_s,
-        grid_search=found.best_draft_len(batch_size),
-        cost_model=by_cost,
-        power_law=law_draft_len(law, line),
-        step_line=None if line is None else asdict(line),
-    )
-
-
-def _section(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The `planner` section for engine.json, checked like the section of a real file."""
-    table = BatchTableConfig.model_validate(document["batch_table"])
-    return {"planner": {"batch_table": table.model_dump(mode="json")}}
-
-
-def _table(sizes: Sequence[Mapping[str, Any]], accept_prob: float) -> Table:
+def _table(speeds: dict[int, list[float]], accept_prob: float) -> Table:
     """One row per batch size, with the fastest draft length in bold."""
     title = f"tokens/s by draft length, at an acceptance rate of {accept_prob:.2f}"
-    shown = Table(title=title, padding=0)
-    draft_lens = range(len(sizes[0]["tokens_per_s"]))
-    for column in ("rows", *map(str, draft_lens), "grid", "cost", "law"):
+    shown = Table(title=title, padding=0, caption="computed from the measured pass times")
+    for column in ("rows", *map(str, range(len(next(iter(speeds.values())))))):
         shown.add_column(column, justify="right", no_wrap=True)
-    for size in sizes:
-        law = size["power_law"]
-        speeds = [f"{speed:.0f}" for speed in size["tokens_per_s"]]
-        speeds[size["grid_search"]] = f"[bold]{speeds[size['grid_search']]}[/bold]"
-        by_law = "" if law is None else f"{law:.1f}" if law <= draft_lens[-1] else "more"
-        best = (str(size["grid_search"]), str(size["cost_model"]), by_law)
-        shown.add_row(str(size["batch_size"]), *speeds, *best)
-    shown.caption = "best draft length by grid search, cost model, power law (which is never 0)"
+    for size, row in speeds.items():
+        cells: list[Any] = [f"{speed:.0f}" for speed in row]
+        best = row.index(max(row))
+        cells[best] = f"[bold]{cells[best]}[/bold]"
+        shown.add_row(str(size), *cells)
     return shown

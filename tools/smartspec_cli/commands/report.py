@@ -1,65 +1,41 @@
-"""`smartspec report`: makes an HTML page from the result document of a benchmark run."""
+"""`smartspec report`: shows the result of a benchmark as an HTML page or as Markdown."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from smartspec_cli.commands import USAGE_ERROR, fail
 
-if TYPE_CHECKING:
-    from smartspec_bench.report.blocks import Report
-
 
 def report(
-    result: Annotated[Path, typer.Argument(help="JSON document of `bench load`, or gpu.json.")],
+    result: Annotated[Path, typer.Argument(help="JSON document of `smartspec bench`.")],
     html: Annotated[
         Path | None, typer.Option(help="File for the page; default: RESULT with .html.")
     ] = None,
-    pictures: Annotated[
-        Path | None, typer.Option(help="Directory for the charts as PNG files.")
-    ] = None,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the tables as Markdown instead.")
+    ] = False,
 ) -> None:
-    """Write one HTML page for a run of `bench load`, or for gpu.json of `scripts/bench --gpu`.
+    """Write one HTML page for a result of `smartspec bench`.
 
-    The page contains its charts and needs no network. Documents of `bench arms` and `bench
-    overhead` have no page, because these commands print a table. The last line of stdout is the
-    page's path.
+    The page needs no network. The last line of stdout is the page's path.
     """
-    from smartspec_bench.document import DocumentError
+    from smartspec_bench.report import markdown as markdown_of
+    from smartspec_bench.report import page
+    from smartspec_bench.results import DocumentError, read
 
     try:
-        made = _report_of(result)
-        from smartspec_bench.report.html import page, write_pictures
+        document = read(result)
+        if markdown:
+            typer.echo(markdown_of(document))
+            return
+        path = html or result.with_suffix(".html")
+        path.write_text(page(document), encoding="utf-8")
     except DocumentError as error:
         fail(str(error), USAGE_ERROR)
-    except ModuleNotFoundError as error:
-        fail(f"the page needs {error.name}: run `pip install 'smartspec-py[plot]'`")
-    path = html or result.with_suffix(".html")
-    try:
-        path.write_text(page(made), encoding="utf-8")
-        if pictures is not None:
-            for file in write_pictures(made, pictures):
-                typer.echo(file)
     except OSError as error:
-        fail(str(error))
+        fail(f"--html: {error}")
     typer.echo(path)
-
-
-def _report_of(path: Path) -> Report:
-    """The report of a document of either kind. Raises DocumentError."""
-    from smartspec_bench.document import kind_of, raw_of, read
-    from smartspec_bench.gpu import document as gpu
-
-    if kind_of(raw := raw_of(path))[0] != gpu.FORMAT:
-        document = read(path)
-        from smartspec_bench.report.load import report as report_of_load
-
-        return report_of_load(document)
-    measured = gpu.parsed(path, raw)
-    from smartspec_bench.gpu.charts import charts_of
-    from smartspec_bench.gpu.page import report as report_of_gpu
-
-    return report_of_gpu(measured, charts_of(measured))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ import typer
 from rich.console import Console
 
 from smartspec_cli.commands import USAGE_ERROR, fail
-from smartspec_cli.commands.settings import checked_config
+from smartspec_cli.commands.settings import checked_config, set_keys
 from smartspec_launch import paths
 from smartspec_launch.address import behind_front, can_bind
 from smartspec_launch.aliases import ALIASES
@@ -32,7 +31,6 @@ from smartspec_py.api.contract import MODEL_NAME
 from smartspec_py.engines.torch.pair import PairError, check_pair_files
 from smartspec_py.serving.config import (
     ConfigError,
-    LimitsConfig,
     ServerConfig,
     TorchEngineConfig,
     read_config,
@@ -40,10 +38,8 @@ from smartspec_py.serving.config import (
 
 NAME = re.compile(r"[A-Za-z0-9_-]+")
 
-_LIMITS = LimitsConfig()
 _ADDRESS = Address()
 _DEFAULT_POLICY = str(ServerConfig.model_fields["policy"].default)
-
 _Model = Annotated[
     Path | None,
     typer.Option(help="Hugging Face directory of the target model.", rich_help_panel="Models"),
@@ -69,22 +65,9 @@ _Policy = Annotated[
         rich_help_panel="Models",
     ),
 ]
-_Proposer = Annotated[
-    str,
-    typer.Option(
-        help="Default proposer: draft_model, heads, prompt_lookup, or auto for all.",
-        rich_help_panel="Models",
-    ),
-]
 _Dtype = Annotated[
     str,
     typer.Option(help="Precision: auto, float32, bfloat16 or float16.", rich_help_panel="Models"),
-]
-_Device = Annotated[
-    str,
-    typer.Option(
-        help="Device: auto (CUDA if available), cpu, cuda, cuda:1, ...", rich_help_panel="Models"
-    ),
 ]
 _Threads = Annotated[
     int,
@@ -138,64 +121,6 @@ _Runtime = Annotated[
         rich_help_panel="Models",
     ),
 ]
-_Sequences = Annotated[
-    int, typer.Option(help="Requests served at the same time.", rich_help_panel="Limits")
-]
-_Queue = Annotated[
-    int,
-    typer.Option(
-        help="Requests that may wait in the queue. More are refused.", rich_help_panel="Limits"
-    ),
-]
-_Context = Annotated[
-    int | None,
-    typer.Option(
-        help="Prompt plus generated tokens of one request; default: what models and memory allow.",
-        rich_help_panel="Limits",
-    ),
-]
-_DraftLen = Annotated[
-    int,
-    typer.Option(help="Largest draft length.", rich_help_panel="Limits"),
-]
-_Chunk = Annotated[
-    int | None,
-    typer.Option(
-        help="Prompt tokens per step, of all prompts together.",
-        show_default="from the measured cost of prompts",
-        rich_help_panel="Limits",
-    ),
-]
-_CacheTokens = Annotated[
-    int | None,
-    typer.Option(
-        help="KV cache tokens of all requests together; default: enough for all rows at full "
-        "length.",
-        rich_help_panel="Limits",
-    ),
-]
-_Drain = Annotated[
-    float,
-    typer.Option(
-        help="Seconds that requests have to finish when the server stops.",
-        rich_help_panel="Limits",
-    ),
-]
-_Start = Annotated[
-    float,
-    typer.Option(
-        help="Time limit of the start in seconds. A start that takes longer fails.",
-        rich_help_panel="Limits",
-    ),
-]
-_Profile = Annotated[
-    float,
-    typer.Option(
-        help="Seconds for measuring step costs at the first start. Each pass is timed at least "
-        "once.",
-        rich_help_panel="Limits",
-    ),
-]
 _Explain = Annotated[
     bool,
     typer.Option(
@@ -211,28 +136,21 @@ _RunDir = Annotated[
         rich_help_panel="Files",
     ),
 ]
-_Cache = Annotated[
-    Path | None,
-    typer.Option(
-        help="Directory for measured step costs; default: in the user's cache directory.",
-        rich_help_panel="Files",
-    ),
-]
-_BatchTable = Annotated[
-    Path | None,
-    typer.Option(
-        help="File written by `smartspec profile --table`, for the policy batch_table; default: "
-        "computed from the measured costs.",
-        rich_help_panel="Files",
-    ),
-]
-
-
 _Config = Annotated[
     Path | None,
     typer.Option(
-        help="An engine.json. It replaces all options except addresses, run directory and aliases. "
+        help="An engine.json. It replaces the options for models. "
         "Required for TensorRT-LLM engines.",
+        rich_help_panel="Files",
+    ),
+]
+_Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Set a key of engine.json, such as limits.max_queue=64. Values are JSON, or text. May "
+        "be repeated.",
         rich_help_panel="Files",
     ),
 ]
@@ -251,9 +169,7 @@ def serve(
     draft: _Draft = None,
     heads: _Heads = None,
     policy: _Policy = _DEFAULT_POLICY,
-    proposer: _Proposer = "auto",
     dtype: _Dtype = "auto",
-    device: _Device = "auto",
     num_threads: _Threads = 0,
     runtime: _Runtime = "auto",
     host: _Host = _ADDRESS.host,
@@ -264,62 +180,36 @@ def serve(
     openai_port: _OpenAiPort = None,
     chat_template: _ChatTemplate = None,
     api_key_file: _ApiKeyFile = None,
-    max_sequences: _Sequences = _LIMITS.max_sequences,
-    max_queue: _Queue = _LIMITS.max_queue,
-    max_context_len: _Context = _LIMITS.max_context_len,
-    max_draft_len: _DraftLen = _LIMITS.max_draft_len,
-    prefill_chunk: _Chunk = _LIMITS.prefill_chunk,
-    max_cache_tokens: _CacheTokens = _LIMITS.max_cache_tokens,
-    profile_s: _Profile = _LIMITS.profile_s,
-    start_s: _Start = _LIMITS.start_s,
-    drain_s: _Drain = _LIMITS.drain_s,
     explain: _Explain = False,
     run_dir: _RunDir = None,
-    profile_cache: _Cache = None,
-    batch_table: _BatchTable = None,
     config: _Config = None,
+    settings: _Set = None,
     alias: _Alias = None,
 ) -> None:
     """Serve a target model with speculative decoding on Triton, until Ctrl-C."""
     address = Address(host, http_port, grpc_port, metrics_port)
     _check_exposure(address, allow_remote)
     if config is not None:
-        found = _read(config)
+        found = _read(config, settings or ())
         openai = _openai(found, address, openai_port, chat_template, api_key_file)
         server = _server(found, address, run_dir, alias)
         _check_files(found)
         raise typer.Exit(_run(server, openai))
     if model is None:
         fail("--model, or --config with an engine.json, must be given", USAGE_ERROR)
-    settings = {
-        "engine": {
-            "kind": "torch",
-            "model": str(model.resolve()),
-            "draft": None if draft is None else str(draft.resolve()),
-            "heads": None if heads is None else str(heads.resolve()),
-            "dtype": dtype,
-            "device": device,
-            "num_threads": num_threads,
-            "runtime": runtime,
-            "profile_cache": str((profile_cache or paths.profile_cache()).resolve()),
-        },
-        "limits": {
-            "max_sequences": max_sequences,
-            "max_queue": max_queue,
-            "max_context_len": max_context_len,
-            "max_draft_len": max_draft_len,
-            "prefill_chunk": prefill_chunk,
-            "max_cache_tokens": max_cache_tokens,
-            "profile_s": profile_s,
-            "start_s": start_s,
-            "drain_s": drain_s,
-        },
-        **({} if batch_table is None else _planner_section(batch_table)),
-        "policy": policy,
-        "proposer": proposer,
-        "explain": explain,
+    engine = {
+        "kind": "torch",
+        "model": str(model.resolve()),
+        "draft": None if draft is None else str(draft.resolve()),
+        "heads": None if heads is None else str(heads.resolve()),
+        "dtype": dtype,
+        "num_threads": num_threads,
+        "runtime": runtime,
+        "profile_cache": str(paths.profile_cache().resolve()),
     }
-    checked = checked_config(settings)
+    own: dict[str, Any] = {"engine": engine, "policy": policy, "explain": explain}
+    keys = set_keys(own, settings or ())
+    checked = with_absolute_paths(checked_config(own, keys), Path.cwd())
     openai = _openai(checked, address, openai_port, chat_template, api_key_file)
     server = _server(checked, address, run_dir, alias)
     _check_files(checked)
@@ -339,11 +229,17 @@ def _check_files(config: ServerConfig) -> None:
         fail(str(error), USAGE_ERROR)
 
 
-def _read(path: Path) -> ServerConfig:
+def _read(path: Path, settings: Sequence[str]) -> ServerConfig:
+    """The configuration of a file, with the changes of --set."""
     try:
-        return with_absolute_paths(read_config(path), path.resolve().parent)
+        found = with_absolute_paths(read_config(path), path.resolve().parent)
     except ConfigError as error:
         fail(str(error), USAGE_ERROR)
+    if not settings:
+        return found
+    own = found.model_dump(mode="json")
+    keys = set_keys(own, settings)
+    return with_absolute_paths(checked_config(own, keys), Path.cwd())
 
 
 def _server(
@@ -358,16 +254,6 @@ def _server(
     _check_address(address)
     folder = (run_dir or paths.run_dir(address.http_port)).resolve()
     return TritonServer(config, folder, behind_front(address), aliases=aliases or ())
-
-
-def _planner_section(path: Path) -> dict[str, Any]:
-    """The `planner` section for engine.json. It is checked with the rest of the configuration."""
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        return {"planner": document["planner"]}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        fail(f"--batch-table: {path} is not a file of `smartspec profile`: {reason}", USAGE_ERROR)
 
 
 def _openai(

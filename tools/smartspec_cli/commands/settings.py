@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,9 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from smartspec_cli.commands import USAGE_ERROR, fail
-from smartspec_launch import paths
 from smartspec_py.core.plan.planner import parse_policy
-from smartspec_py.engines.torch.pair import PairError, check_pair
 from smartspec_py.serving.config import ServerConfig
 
 
@@ -21,36 +21,53 @@ def torch_settings(model: Path, draft: Path | None, **more: object) -> dict[str,
     return {"kind": "torch", "model": str(model.resolve()), "draft": of_draft, **more}
 
 
-def pair_settings(model: Path, draft: Path, dtype: str, num_threads: int) -> dict[str, Any]:
-    """`torch_settings` of a checked pair, with the server's profile cache.
+def set_keys(settings: dict[str, Any], changes: Sequence[str]) -> list[str]:
+    """Set the keys of `--set KEY=VALUE` in the settings; returns the keys.
 
-    A target and draft that do not fit together end the command.
+    A change without `=`, or inside a value that is no section, ends the command.
     """
-    try:
-        check_pair(model, draft)
-    except PairError as error:
-        fail(str(error), USAGE_ERROR)
-    cache = str(paths.profile_cache().resolve())
-    return torch_settings(model, draft, dtype=dtype, num_threads=num_threads, profile_cache=cache)
+    keys = []
+    for change in changes:
+        key, equals, text = change.partition("=")
+        *sections, name = key.split(".")
+        if not equals or not name or not all(sections):
+            fail(f"--set: got {change!r}, must be KEY=VALUE with a key of engine.json", USAGE_ERROR)
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = text
+        place = settings
+        for section in sections:
+            place = place.setdefault(section, {})
+            if not isinstance(place, dict):
+                fail(f"--set: {key}: {section} is not a section of engine.json", USAGE_ERROR)
+        place[name] = value
+        keys.append(key)
+    return keys
 
 
-def checked_config(settings: dict[str, Any]) -> ServerConfig:
-    """The checked configuration. A wrong value ends the command and names its option."""
+def checked_config(settings: dict[str, Any], keys: Sequence[str] = ()) -> ServerConfig:
+    """The checked configuration. A wrong value ends the command and names its option.
+
+    keys: those that were given by --set.
+    """
     try:
         return ServerConfig.model_validate(settings)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        option = _option(first["loc"])
+        option = _option(first["loc"], keys)
         reason = first["msg"].removeprefix("Value error, ")
+        if first["type"] == "extra_forbidden":
+            reason = "engine.json has no such key"
         fail(f"--{option}: {reason} (got {first['input']!r})", USAGE_ERROR)
 
 
-def _option(place: Sequence[int | str]) -> str:
+def _option(place: Sequence[int | str], keys: Sequence[str]) -> str:
     """The name of the option that sets this place in the configuration."""
-    section, *rest = map(str, place)
-    if section == "planner":  # the option names a file with this section
-        return f"batch-table: {'.'.join(rest)}" if rest else "batch-table"
-    return (rest or [section])[-1].replace("_", "-")
+    path = ".".join(map(str, place))
+    if any(path.startswith(key) or key.startswith(path) for key in keys):
+        return f"set: {path}"
+    return path.rpartition(".")[2].replace("_", "-")
 
 
 def policies_of(text: str, option: str = "policies") -> list[str]:
@@ -73,6 +90,17 @@ def sizes_of(text: str, option: str = "rows") -> list[int]:
     if min(sizes) < 1:
         fail(f"--{option}: got {text!r}, must be numbers from 1 separated by commas", USAGE_ERROR)
     return sizes
+
+
+def numbers_of(text: str, option: str) -> list[float]:
+    """Numbers above 0 separated by commas. Anything else ends the command."""
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError:
+        values = [0.0]
+    if not all(0 < value < math.inf for value in values):
+        fail(f"--{option}: got {text!r}, must be numbers above 0 separated by commas", USAGE_ERROR)
+    return values
 
 
 def temperatures_of(text: str) -> list[float]:

@@ -8,26 +8,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from smartspec_py.serving.step_trace import lines_text
-
 
 class TraceError(ValueError):
-    """A text that cannot be traced, or a file that cannot be read; the message says why."""
-
-
-def write_lines(
-    path: Path,
-    file_format: str,
-    version: int,
-    header: Mapping[str, Any],
-    lines: Iterable[Mapping[str, Any]],
-) -> None:
-    write_text(path, lines_text(file_format, version, header, lines))
+    """A file cannot be read. The message says why."""
 
 
 def write_text(path: Path, text: str) -> None:

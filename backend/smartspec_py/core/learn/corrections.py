@@ -11,17 +11,9 @@ the profile:
 Each is a regression of relative errors with forgetting and a ridge towards the profile (see
 `core.learn.regression`). Without new evidence, the values return to the profile.
 
-The ridge of the target pass distinguishes three kinds of change, here from likely to unlikely:
-
-1. The machine became slower or faster. The base changes, and the slope by half as much.
-2. The profile is wrong at some number of rows. Base and slope change there. Numbers of rows in
-   between are interpolated.
-3. Only the cost of drafts changed (the slope), or every pass takes a constant time longer
-   (extra_s).
-
-If all steps have the same draft length and batch size, each kind can explain the measurements. The
-ridge then attributes most of the difference to the machine. So measurements with one sequence
-change the base for large batches too, but hardly the cost of drafts there.
+If all steps have the same draft length and batch size, a slower machine, dearer drafts and a
+constant time in every pass explain the measurements equally well. The ridge then attributes most of
+the difference to the machine: the base changes, and the slope by half as much.
 
 Time is counted in steps. This module does not read a clock, and its memory use is constant.
 """
@@ -35,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from smartspec_py.core.cost import CostModel, Floats
+from smartspec_py.core.cost import CostModel
 from smartspec_py.core.learn.regression import RegressionSettings, RidgeRegression
 from smartspec_py.core.types import MeasuredStep
 
@@ -51,15 +43,13 @@ class CorrectionSettings:
     """Share of the change of the base that the slope is expected to have too. It is 1 for a slower
     machine, and 0 for a constant wait in every pass. The value is between the two."""
 
-    target_sds: tuple[float, float, float] = (1.0, 0.1, 0.1)
-    """Prior standard deviations of changes that are the same at all numbers of rows: the speed of
-    the machine, the additional cost of drafts, and a constant time in passes of one token. If all
-    steps are alike, a difference is divided among the three in proportion to their squares."""
+    target_sds: tuple[float, float, float] = (1.0, 0.5, 0.1)
+    """Prior standard deviations of changes: the speed of the machine, the additional cost of
+    drafts, and a constant time in passes of one token. If all steps are alike, a difference is
+    divided among the three in proportion to their squares."""
 
-    rows_sds: tuple[float, float] = (0.05, 0.2)
-    """Prior standard deviations of changes at one number of rows: of the base and of the slope. A
-    profile is inexact there, because it measures few passes. The slope is less exact, because it
-    is a difference of two passes."""
+    host_sds: tuple[float, float] = (1.0, 0.05)
+    """Prior standard deviations of host_s and host_row_s, in passes of one token."""
 
     unseen_steps: int = 500
     """Number of steps without speculation after which a step with drafts is wanted, to check the
@@ -74,17 +64,16 @@ class Predicted:
     """The profile's prediction for a step, in seconds. The fits use it as features.
 
     one_token_s: target pass with one token per row. drafts_s: additional time of the target pass to
-    verify drafts. passes_s: draft passes and catch-up. prefill_s: additional time of prompt chunks.
+    verify drafts. passes_s: draft passes and catch-up.
     """
 
     one_token_s: float
     drafts_s: float
     passes_s: float
-    prefill_s: float
 
 
 def predicted(profile: CostModel, step: MeasuredStep) -> Predicted:
-    """The prediction for a step by the profile alone, without learned factors."""
+    """The prediction for a step by the profile alone, without learned factors or prompt chunks."""
     rows = max(1, step.batch_size)
     num_tokens = max(rows, step.num_tokens)
     alone_s = profile.target.one_token_s(rows, step.context_len)
@@ -96,54 +85,36 @@ def predicted(profile: CostModel, step: MeasuredStep) -> Predicted:
     passes_s = sum(profile.draft_s(rows) for rows in step.draft_rows)
     if step.draft_rows:
         passes_s += profile.catch_up_s * step.num_catch_up_tokens
-    prefill_s = profile.prefill_s(step.num_prefill_tokens) if step.num_prefill_tokens else 0.0
-    return Predicted(one_token_s, drafts_s, passes_s, prefill_s)
+    return Predicted(one_token_s, drafts_s, passes_s)
 
 
 class CostCorrections:
-    """`observe` learns from a step. `at` returns the profile with the learned factors."""
+    """`observe` learns from a step. `cost` is the profile with the learned factors."""
 
     def __init__(
         self, profile: CostModel, settings: CorrectionSettings = CorrectionSettings()
     ) -> None:
         self._profile = profile
         self._settings = settings
-        regression = settings.regression
-        self._kept = regression.forgetting
+        regression, high = settings.regression, settings.largest_factor
         # Unit of extra_s and host times, so that their values are about as large as factors.
         self._unit_s = max(profile.target.one_token_s(1), 1e-9)
-        self._log_rows = np.log(np.array(profile.target.rows, dtype=np.float64))
-        num = len(self._log_rows)
-        high = settings.largest_factor
-        base_sd, slope_sd = settings.rows_sds
         self._target = RidgeRegression(
-            prior=(1.0, 1.0 - settings.shared, *(0.0,) * (1 + 2 * num)),
-            sds=(*settings.target_sds, *(base_sd,) * num, *(slope_sd,) * num),
-            low=(1 / high, -high, 0.0, *(-high,) * (2 * num)),
-            high=high,
-            settings=regression,
+            (1.0, 1.0 - settings.shared, 0.0),
+            settings.target_sds,
+            (1 / high, -high, 0.0),
+            high,
+            regression,
         )
         host = (profile.host_s / self._unit_s, profile.host_row_s / self._unit_s)
-        self._host = RidgeRegression(
-            host, (settings.target_sds[0], base_sd), (0.0, 0.0), math.inf, regression
-        )
+        self._host = RidgeRegression(host, settings.host_sds, (0.0, 0.0), math.inf, regression)
         self._draft = RidgeRegression((1.0,), (1.0,), (1 / high,), high, regression)
         self._fits = (self._target, self._host, self._draft)
-        self._shares: dict[int, Floats] = {}
-        self._corrected: dict[int, CostModel] = {}
         self._num_unspeculated = 0
-        self._errors = [0.0, 0.0, 0.0]
+        self._errors = np.zeros(3)
         """Decayed means: error of the profile, error after correction, and the weight, which is the
         decayed mean of 1."""
-
-    def at(self, batch_size: int) -> CostModel:
-        """The corrected profile for steps of this batch size. It shares the profile's tables, so it
-        is created in microseconds."""
-        rows = max(1, batch_size)
-        found = self._corrected.get(rows)
-        if found is None:
-            found = self._corrected[rows] = self._make_corrected(rows)
-        return found
+        self.cost = self._corrected()
 
     @property
     def mean_errors(self) -> tuple[float, float]:
@@ -152,7 +123,7 @@ class CostCorrections:
         The first is that of the profile. The second is that of the corrected profile before it
         learned from the step. Steps with prompt chunks are excluded.
         """
-        by_profile, corrected, weight = self._errors
+        by_profile, corrected, weight = self._errors.tolist()
         return (by_profile / weight, corrected / weight) if weight else (0.0, 0.0)
 
     def state(self) -> list[dict[str, Any]]:
@@ -164,34 +135,30 @@ class CostCorrections:
         another profile."""
         for fit, of_one in zip(self._fits, state, strict=True):
             fit.restore(of_one, kept)
-        self._corrected.clear()
+        self.cost = self._corrected()
 
     def wants_drafts(self) -> bool:
         """Whether a step with drafts is needed to learn the cost of drafts, because recent steps
         had none. The caller runs one if its probe budget allows it."""
         return self._num_unspeculated >= self._settings.unseen_steps
 
-    def observe(self, step: MeasuredStep) -> Predicted:
-        """Learn from a step. Parts that cannot be measured separately are not used. Returns the
-        profile's prediction for the step, which other learners need too."""
+    def observe(self, step: MeasuredStep) -> None:
+        """Learn from a step. Parts that cannot be measured separately are not used."""
         known = predicted(self._profile, step)
-        rows = max(1, step.batch_size)
         pass_s = known.one_token_s + self._settings.shared * known.drafts_s
-        target = self._features(rows, pass_s, known.drafts_s, self._unit_s)
+        target = np.array((pass_s, known.drafts_s, self._unit_s))
         host = np.array((self._unit_s, self._unit_s * step.batch_size))
         passes = np.array((known.passes_s,))
         target_s, draft_s = self._target.predict(target), self._draft.predict(passes)
-        whole_s = target_s + draft_s + self._host.predict(host)
+        whole_s = target_s + draft_s + self._host.predict(host) + step.fixed_draft_s
         is_speculating = step.is_speculating and step.num_prefill_tokens == 0
         self._num_unspeculated = 0 if is_speculating else self._num_unspeculated + 1
-        is_pure = step.batch_size > 0 and step.num_prefill_tokens == 0
-        if is_pure:
+        if step.batch_size > 0 and step.num_prefill_tokens == 0:
             self._note_errors(step, known, whole_s)
             self._target.observe(target, step.target_s, target_s)
             # Errors are relative to the whole step, because host time alone may be almost 0.
-            self._host.observe(
-                host, step.host_s, max(whole_s, step.total_s / self._settings.largest_factor)
-            )
+            whole_s = max(whole_s, step.total_s / self._settings.largest_factor)
+            self._host.observe(host, step.host_s, whole_s)
         else:
             self._target.fade()
             self._host.fade()
@@ -199,54 +166,29 @@ class CostCorrections:
             self._draft.observe(passes, step.draft_s, draft_s)
         else:
             self._draft.fade()
-        self._corrected.clear()
-        return known
-
-    def _features(self, batch_size: int, pass_s: float, drafts_s: float, unit_s: float) -> Floats:
-        """The features of the target's regression, in the order of its sds."""
-        shares = self._shares_at(batch_size)
-        alike = (pass_s, drafts_s, unit_s)
-        return np.concatenate((alike, pass_s * shares, drafts_s * shares))
-
-    def _shares_at(self, batch_size: int) -> Floats:
-        """Interpolation weights of the measured numbers of rows for this one; their sum is 1."""
-        found = self._shares.get(batch_size)
-        if found is None:
-            log = math.log(batch_size)
-            knots = np.eye(len(self._log_rows))
-            found = np.array([np.interp(log, self._log_rows, knot) for knot in knots])
-            self._shares[batch_size] = found
-        return found
+        self.cost = self._corrected()
 
     def _note_errors(self, step: MeasuredStep, known: Predicted, corrected_s: float) -> None:
-        took_s = step.total_s
-        if took_s <= 0.0:
+        if step.total_s <= 0.0:
             return
-        profile_s = known.one_token_s + known.drafts_s + known.passes_s
+        profile_s = known.one_token_s + known.drafts_s + known.passes_s + step.fixed_draft_s
         profile_s += self._profile.step_host_s(step.batch_size)
-        for index, seconds in enumerate((profile_s, corrected_s, 0.0)):
-            self._errors[index] += (1 - self._kept) * (
-                abs(seconds / took_s - 1.0) - self._errors[index]
-            )
+        errors = np.abs(np.array((profile_s, corrected_s, 0.0)) / step.total_s - 1.0)
+        self._errors += (1 - self._settings.regression.forgetting) * (errors - self._errors)
 
-    def _make_corrected(self, batch_size: int) -> CostModel:
-        whole, drafts, extra = self._target.values[:3].tolist()
-        of_rows = self._target.values[3:].reshape(2, -1) @ self._shares_at(batch_size)
-        base = whole + float(of_rows[0])
-        slope = self._settings.shared * base + drafts + float(of_rows[1])
+    def _corrected(self) -> CostModel:
+        base, drafts, extra = self._target.values.tolist()
         host, host_row = self._host.values.tolist()
         (draft,) = self._draft.values.tolist()
+        largest = self._settings.largest_factor
+        slope = self._settings.shared * base + drafts
         return replace(
             self._profile,
             host_s=host * self._unit_s,
             host_row_s=host_row * self._unit_s,
             catch_up_s=draft * self._profile.catch_up_s,
-            target_base=self._bounded(base),
-            target_slope=self._bounded(slope),
+            target_base=base,
+            target_slope=min(max(slope, 1 / largest), largest),
             target_extra_s=extra * self._unit_s,
             draft_factor=draft,
         )
-
-    def _bounded(self, factor: float) -> float:
-        largest = self._settings.largest_factor
-        return min(max(factor, 1 / largest), largest)

@@ -24,14 +24,7 @@ A bucket has three states:
               repeated trials cost 1 % of the time. After the pause, a trial starts.
 
 False alarms: a trial has at most 11 checks, each with more evidence. If speculation is exactly as
-fast as `bar`, less than 2 % of trials disable it. If speculation gains 5 %, less than 1 % of trials
-disable it, and such trials are rare. These rates assume that steps vary independently. If a few
-sequences with low acceptance run for a long time, it is right to disable speculation during that
-time.
-
-Steps longer than three times the usual duration are ignored as outliers if they are fewer than one
-in 32. More frequent long steps may be caused by speculation, so they count. The guard does not
-detect a loss by long steps that are rarer than that.
+fast as `bar`, less than 2 % of trials disable it. These rates assume that steps vary independently.
 
 Time is counted in steps of a bucket; this module does not read a clock. There are a few dozen
 buckets.
@@ -66,15 +59,24 @@ class GuardSettings:
     most_probes: float = 5.0
     """Largest number of probes that can be saved up. It is enough to measure the cost of drafts."""
 
-    windows: tuple[int, ...] = (32, 512, 4096, 32768)
-    """Speculating steps per window. Short windows detect a large loss early, and long windows
-    detect a small loss. The second value is also the averaging length of the reference. The last is
-    the largest length of a trial and of a pause."""
+    long_step: float = 3.0
+    """A step is an outlier if its duration exceeds this multiple of the usual duration. Outliers
+    are ignored while fewer than one step in 32 is one. More frequent long steps may be caused by
+    speculation, so they count. The charge for a probe has the same limit."""
+
+    windows: tuple[int, int] = (32, 512)
+    """Speculating steps per window. The short one detects a large loss early, the long one a small
+    loss. A trial is first checked after the short one."""
+
+    memory: int = 512
+    """Averaging length of the reference, in steps of the bucket."""
+
+    longest: int = 32768
+    """Largest length of a trial and of a pause, in steps."""
 
     suspect_errors: float = 2.0
     """Distance from `bar`, in standard errors, at which a window below it starts a trial and a
-    trial above it ends with speculation enabled. A false alarm of a window costs one trial of the
-    window's length, with a quarter of the steps without drafts."""
+    trial above it ends with speculation enabled."""
 
     off_errors: float = 3.5
     """Distance below `bar`, in standard errors, at which a trial disables speculation. A trial has
@@ -87,12 +89,6 @@ class GuardSettings:
     step_sd: float = 0.2
     """Relative deviation of one step that is assumed in addition to the measured deviations. It
     matters only while there are few steps."""
-
-    long_step: float = 3.0
-    """A step is long if its duration exceeds this multiple of the usual duration. It may be an
-    outlier or caused by speculation. Long steps are ignored while there are fewer than one per
-    shortest window. Otherwise 1 % of outliers, each as long as 20 steps, hid a loss of 20 % for
-    1,500 steps. The charge for a probe has the same limit."""
 
 
 class ProbeBudget:
@@ -138,8 +134,7 @@ class Guard:
         self.num_switches = 0
 
     def pause(self, batch_size: int, context_len: float) -> int:
-        """Steps until speculation is enabled again, at least 1 from a trial that showed a loss
-        until the next trial; 0 if it is enabled."""
+        """Steps until speculation is enabled again; 0 if it is enabled."""
         cell = self._cells.get(_bucket(batch_size, context_len))
         return max(1, cell.pause) if cell is not None and cell.state is State.OFF else 0
 
@@ -198,90 +193,79 @@ class _Cell:
     The evidence of some steps is the sum of the outer products of (1, earned, spent), shape [3, 3].
     reference: evidence of steps without drafts. windows: evidence of each window.
     trial, trial_reference: evidence of the steps with and without drafts in the current trial.
-    usual: mean of spent, with long steps limited. long_share: share of long steps.
+    usual: mean of spent, with outliers limited. outlier_share: share of outliers.
     num_unreferenced: speculating steps since the last step without drafts.
-    next_look: speculating steps of the trial at which it is checked next.
-    clear_from: speculating steps after which a trial can end with speculation enabled. A loss by
-        rare long steps is not visible in a short trial.
+    next_check: speculating steps of the trial at which it is checked next.
     pause: remaining steps without speculation.
     """
 
     settings: GuardSettings
     state: State = State.WATCH
-    usual: float = 1.0
-    long_share: float = 0.0
     reference: Floats = field(default_factory=_nothing)
     trial: Floats = field(default_factory=_nothing)
     trial_reference: Floats = field(default_factory=_nothing)
-    windows: list[Floats] = field(init=False)
+    windows: tuple[Floats, Floats] = field(default_factory=lambda: (_nothing(), _nothing()))
+    usual: float = 1.0
+    outlier_share: float = 0.0
     num_unreferenced: int = 0
-    next_look: int = 0
-    clear_from: int = 0
+    next_check: int = 0
     pause: int = 0
-
-    def __post_init__(self) -> None:
-        self.windows = [_nothing() for _ in self.settings.windows]
 
     def observe(self, step: MeasuredStep, none_s: float) -> None:
         """none_s: seconds of the step without drafts, by the profile."""
-        shortest, memory, *_ = self.settings.windows
-        spent = step.spent_s / none_s
-        longest = self.settings.long_step * self.usual
-        self.usual += (min(spent, longest) - self.usual) / shortest
-        self.long_share += ((spent > longest) - self.long_share) / memory
+        spent, longest = step.spent_s / none_s, self.settings.long_step * self.usual
+        self.usual += (min(spent, longest) - self.usual) / self.settings.windows[0]
+        self.outlier_share += ((spent > longest) - self.outlier_share) / self.settings.memory
         sums = np.array((1.0, step.num_generated / step.batch_size, spent))
         evidence = sums[:, None] * sums
-        self.reference *= 1.0 - 1.0 / memory
+        self.reference *= 1.0 - 1.0 / self.settings.memory
         if self.state is State.OFF:
             self.pause -= 1
             if self.pause <= 0:
-                self._begin_trial(shortest)
-        is_speculating = step.is_speculating
-        self.num_unreferenced = self.num_unreferenced + 1 if is_speculating else 0
-        if spent > longest and self.long_share < 1.0 / shortest:
+                self._begin_trial()
+        self.num_unreferenced = self.num_unreferenced + 1 if step.is_speculating else 0
+        if spent > longest and self.outlier_share < 1.0 / self.settings.windows[0]:
             return
-        if is_speculating:
+        if step.is_speculating:
             self._add_speculating(evidence)
         else:
             self.reference += evidence
             self.trial_reference += evidence
 
     def _add_speculating(self, evidence: Floats) -> None:
-        """Windows also grow during a trial. Otherwise false alarms of short windows would keep long
-        windows from filling up."""
-        if self.state is State.TRIAL:
-            self.trial += evidence
-            if self.trial[0, 0] >= self.next_look and self.trial_reference[0, 0]:
-                self._look()
-        if self.state is State.OFF:
-            return
+        """Windows also grow during a trial. Otherwise false alarms of the short window would keep
+        the long one from filling up."""
         for window in self.windows:
             window += evidence
         if self.state is State.WATCH and self.reference[0, 0]:
-            self._watch()
+            self._check_windows()
+        elif self.state is State.TRIAL:
+            self.trial += evidence
+            if self.trial[0, 0] >= self.next_check and self.trial_reference[0, 0]:
+                self._check_trial()
 
-    def _watch(self) -> None:
+    def _check_windows(self) -> None:
         for window, length in zip(self.windows, self.settings.windows, strict=True):
             if window[0, 0] >= length:
                 mean, error = self._log_ratio(window, self.reference)
                 window[:] = 0.0
                 if mean + self.settings.suspect_errors * error < 0.0:
-                    self._begin_trial(length)
+                    self._begin_trial()
                     return
 
-    def _begin_trial(self, clear_from: int) -> None:
+    def _begin_trial(self) -> None:
         self.state, self.num_unreferenced = State.TRIAL, 0
-        self.next_look, self.clear_from = self.settings.windows[0], clear_from
+        self.next_check = self.settings.windows[0]
         self.trial, self.trial_reference = _nothing(), _nothing()
 
-    def _look(self) -> None:
+    def _check_trial(self) -> None:
         mean, error = self._log_ratio(self.trial, self.trial_reference)
-        num_steps = self.trial[0, 0]
-        self.next_look *= 2
-        is_won = mean - self.settings.suspect_errors * error > 0.0 and num_steps >= self.clear_from
+        self.next_check *= 2
         if mean + self.settings.off_errors * error < 0.0:
             self._turn_off()
-        elif is_won or num_steps >= self.settings.windows[-1]:
+        elif (
+            mean > self.settings.suspect_errors * error or self.trial[0, 0] >= self.settings.longest
+        ):
             self.state = State.WATCH
 
     def _turn_off(self) -> None:
@@ -290,7 +274,7 @@ class _Cell:
         _, earned, spent = self.trial[0]
         _, earned_none, spent_none = self.trial_reference[0]
         lost = spent * earned_none / spent_none - earned
-        pause = min(lost / self.settings.share, self.settings.windows[-1])
+        pause = min(lost / self.settings.share, self.settings.longest)
         self.state, self.pause = State.OFF, math.ceil(pause)
         for window in self.windows:
             window[:] = 0.0

@@ -1,5 +1,4 @@
-"""Estimates for trees of drafts: how often other guesses than the best one are right, and what a
-branch of another proposer adds."""
+"""Estimates for trees of drafts: how often other guesses than the best one are right."""
 
 from __future__ import annotations
 
@@ -45,32 +44,3 @@ class RankEstimate:
             if rank is None:
                 return
             self._right[depth, rank] += 1.0
-
-
-BRANCH_PRIOR = 0.5
-"""Assumed `BranchEstimate.share`. It was 0.4 to 1.0 for prompt lookup beside heads, on four
-workloads."""
-
-BRANCH_DRAFTS = 20.0
-"""Weight of this assumption, in drafts."""
-
-BRANCH_MEMORY = 0.99
-"""Decay factor of the counts for each tree with a branch."""
-
-
-class BranchEstimate:
-    """What a branch adds to a tree. Both are right about the same tokens if both are right."""
-
-    def __init__(self) -> None:
-        self._alone, self._added = BRANCH_DRAFTS, BRANCH_DRAFTS * BRANCH_PRIOR
-
-    @property
-    def share(self) -> float:
-        """Accepted drafts that the branch adds, divided by those that it would have alone."""
-        return min(1.0, self._added / self._alone)
-
-    def observe(self, alone: float, num_added: int) -> None:
-        """alone: expected accepted drafts of the branch without the tree. num_added: accepted
-        drafts that are nodes of the branch only."""
-        self._alone = BRANCH_MEMORY * self._alone + alone
-        self._added = BRANCH_MEMORY * self._added + num_added

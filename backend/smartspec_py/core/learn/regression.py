@@ -2,17 +2,15 @@
 
 The values minimise, within bounds,
 
-    sum over observations of  weight * forgetting^age * (error / scale)^2
-    + sum over values of  noise^2 * log(1 + ((value - prior) / sd)^2)
+    sum over observations of  forgetting^age * (error / scale)^2
+    + sum over values of  (noise * (value - prior) / sd)^2
 
 The evidence is stored in information form, without the ridge. The evidence decays and the ridge
 does not. So a value without new evidence returns to its prior, and the matrix to solve is never
-singular. The ridge has the form of a Cauchy distribution. It resists a change of
-one sd. It hardly resists a change of ten sds, because such a change contradicts the prior.
+singular.
 
-Outliers have almost no effect: an error far from the median of the last few gets a small weight. If
-a change lasts, the median moves to it. Older evidence then decays fast until the values fit. A
-measurement that the prior predicts is no outlier, even if the values do not predict it.
+Errors are limited to a distance from the median of the last few, so a single outlier moves little.
+If a change lasts, the median moves to it. Older evidence then decays fast until the values fit.
 """
 
 from __future__ import annotations
@@ -41,9 +39,8 @@ class RegressionSettings:
 
     recent: int = 5
     """Number of recent errors in the median, which tolerates two outliers. After a change, evidence
-    covers this many steps, and older evidence is gone after a dozen steps. Without a change, the
-    values are solved only once in this many steps. A single step changes evidence of 100 steps by
-    less than its noise."""
+    covers this many steps. Without a change, the values are solved only once in this many steps,
+    because a single step changes evidence of 100 steps by less than its noise."""
 
     change: float = 2.0
     """Size of the median of recent errors that counts as a change, in standard deviations of one
@@ -51,11 +48,7 @@ class RegressionSettings:
     10,000 steps."""
 
     far: float = 0.25
-    """Relative distance of an error from the median beyond which the weight of a step decreases
-    with the fourth power. It is 5 standard deviations. Outliers have almost no weight, but a probe
-    that differs by a third from other steps still has some. A measurement this close to the prior's
-    prediction has its full weight. Otherwise, if short drafts cost less than in the profile, long
-    drafts would seem cheap again and again."""
+    """Largest relative distance of an error from the median: 5 standard deviations."""
 
 
 class RidgeRegression:
@@ -74,11 +67,10 @@ class RidgeRegression:
         self._settings = settings
         self._prior = np.array(prior, dtype=np.float64)
         self._low, self._high = np.array(low, dtype=np.float64), high
-        self._sds = np.array(sds, dtype=np.float64)
-        self._evidence = np.zeros((len(prior), len(prior)))
+        self._ridge = np.diag((settings.noise / np.array(sds, dtype=np.float64)) ** 2)
+        self._evidence = np.zeros_like(self._ridge)
         self._pull = np.zeros_like(self._prior)
         self._recent = deque([0.0] * settings.recent, maxlen=settings.recent)
-        self._median = 0.0
         self._variance = settings.noise**2
         self._num_steps = 0
         self.values = self._prior
@@ -94,24 +86,17 @@ class RidgeRegression:
         scale = max(scale, measured / self._high, prior / self._high) or 1.0
         x = features / scale
         predicted = self.predict(x)
-        settings = self._settings
-        error = measured / scale - predicted
-        is_surprise = abs(error) > settings.far and abs(measured - prior) < settings.far * measured
-        tamed, weight = self._tamed(error)
-        if is_surprise:
-            tamed, weight = error, 1.0
-        self._forget(1 - 1 / settings.recent if self._has_changed else settings.forgetting)
-        weighted = weight * x
-        self._pull += weighted * (predicted + tamed - prior / scale)
-        self._evidence += weighted[:, None] * x
-        is_new = self._num_steps < settings.recent
-        self._solve_in_turn(is_new or is_surprise or self._has_changed)
+        error, is_change = self._limited(measured / scale - predicted)
+        self._forget(1 - 1 / self._settings.recent if is_change else self._settings.forgetting)
+        self._pull += x * (predicted + error - prior / scale)
+        self._evidence += x[:, None] * x
+        self._solve(is_due=is_change or self._num_steps < self._settings.recent)
 
     def fade(self) -> None:
         """Let the evidence decay at a step without a measurement."""
         if self.values is not self._prior:
             self._forget(self._settings.forgetting)
-            self._solve_in_turn()
+            self._solve()
 
     def state(self) -> dict[str, Any]:
         """The evidence, as JSON values."""
@@ -128,56 +113,42 @@ class RidgeRegression:
         self._evidence, self._pull = kept * evidence, kept * pull
         self.values = self._solution()
 
-    def _solve_in_turn(self, is_due: bool = False) -> None:
+    def _limited(self, error: float) -> tuple[float, bool]:
+        """The error, limited to `far` from the median, and whether recent errors show a change."""
+        settings = self._settings
+        self._recent.append(error)
+        median = sorted(self._recent)[len(self._recent) // 2]
+        beside = min(max(error - median, -settings.far), settings.far)
+        self._variance += (1 - settings.forgetting) * (beside**2 - self._variance)
+        sd = max(settings.noise, math.sqrt(self._variance))
+        return median + beside, abs(median) > settings.change * sd
+
+    def _forget(self, kept: float) -> None:
+        self._pull *= kept
+        self._evidence *= kept
+
+    def _solve(self, *, is_due: bool = False) -> None:
         """Solve for the values if it is due, else every `recent` steps. Solving takes most of the
         time."""
         self._num_steps += 1
         if is_due or self._num_steps % self._settings.recent == 0:
             self.values = self._solution()
 
-    @property
-    def _has_changed(self) -> bool:
-        sd = max(self._settings.noise, math.sqrt(self._variance))
-        return abs(self._median) > self._settings.change * sd
-
-    def _tamed(self, error: float) -> tuple[float, float]:
-        """The error, limited to `far` from the median, and its weight."""
-        self._recent.append(error)
-        self._median = sorted(self._recent)[len(self._recent) // 2]
-        beside = error - self._median
-        far = self._settings.far
-        near = min(max(beside, -far), far)
-        self._variance += (1 - self._settings.forgetting) * (near**2 - self._variance)
-        weight = 1.0 if near == beside else (far / beside) ** 4
-        return self._median + near, weight
-
-    def _forget(self, kept: float) -> None:
-        self._pull *= kept
-        self._evidence *= kept
-
-    def _matrix(self) -> Floats:
-        """Evidence plus ridge. The Cauchy ridge is evaluated at the last values."""
-        far = (self.values - self._prior) / self._sds
-        ridge = (self._settings.noise / self._sds) ** 2 / (1.0 + far * far)
-        matrix = self._evidence.copy()
-        matrix.flat[:: len(ridge) + 1] += ridge
-        return matrix
-
     def _solution(self) -> Floats:
         """The minimising values. Values outside their bounds are set to the bounds,
         and the others are solved again."""
-        matrix = self._matrix()
-        found = self._prior + np.linalg.solve(matrix, self._pull)
-        is_free = np.ones(len(found), dtype=bool)
+        matrix = self._evidence + self._ridge
+        solved = self._prior + np.linalg.solve(matrix, self._pull)
+        is_free = np.ones(len(solved), dtype=bool)
         while True:
-            kept = np.minimum(np.maximum(found, self._low), self._high)
-            is_outside = (kept != found) & is_free
+            bounded = np.minimum(np.maximum(solved, self._low), self._high)
+            is_outside = (bounded != solved) & is_free
             if not is_outside.any():
-                return kept
+                return bounded
             is_free &= ~is_outside
-            moved = np.where(is_free, 0.0, kept - self._prior)
+            moved = np.where(is_free, 0.0, bounded - self._prior)
             free = matrix[is_free]
-            found = kept
-            found[is_free] = self._prior[is_free] + np.linalg.solve(
+            solved = bounded
+            solved[is_free] = self._prior[is_free] + np.linalg.solve(
                 free[:, is_free], self._pull[is_free] - free @ moved
             )

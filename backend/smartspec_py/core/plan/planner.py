@@ -22,8 +22,8 @@ from smartspec_py.core.plan.policies import (
     batch_table_of,
     parse_policy,
 )
+from smartspec_py.core.plan.problem import MIN_STEP_S, Choice, Ints, PlanProblem, problem_of
 from smartspec_py.core.plan.search import Outcome, outcome
-from smartspec_py.core.plan.step import MIN_STEP_S, Choice, Ints, Step, step_of
 from smartspec_py.core.types import SequenceId, SequenceView, SpecPlan
 
 __all__ = [
@@ -55,59 +55,17 @@ def plan(
     if not views:
         return SpecPlan()
     if all(settings.forced.get(view.sequence, view.policy) in NO_DRAFTS for view in views):
-        return _without_drafts(views, cost, settings)
-    step = _step_of(views, cost, settings)
-    return _planned(views, step, settings)
-
-
-def _without_drafts(
-    views: Sequence[SequenceView], cost: CostModel, settings: PlannerSettings
-) -> SpecPlan:
-    """`evaluate` for no drafts, without the time for a step's options."""
-    num_tokens = len(views) + settings.num_background
-    context_len = sum(view.context_len for view in views) / len(views)
-    seconds = cost.target_s(num_tokens, num_tokens, context_len) + cost.step_host_s(num_tokens)
-    if settings.last_num_tokens not in (None, num_tokens):
-        seconds += cost.change_s(num_tokens)
-    draft_lens = dict.fromkeys([view.sequence for view in views], 0)
-    return SpecPlan(draft_lens, float(num_tokens), max(seconds, MIN_STEP_S))
-
-
-def _step_of(views: Sequence[SequenceView], cost: CostModel, settings: PlannerSettings) -> Step:
-    num_background, num_prefilling = settings.num_background, settings.num_prefilling
-    return step_of(views, cost, num_background, num_prefilling, settings.last_num_tokens)
-
-
-def _planned(views: Sequence[SequenceView], step: Step, settings: PlannerSettings) -> SpecPlan:
-    forced = settings.forced
-    names: list[str | int] = [view.policy for view in views]
-    if forced:
-        names = [forced.get(view.sequence, view.policy) for view in views]
-    policies = {name: _policy(name) for name in set(names)}
-    found = set(policies.values())
-    if len(found) == 1:
-        return _spec_plan(views, step, found.pop().choose(step, settings))
-    choice = step.nothing()
-    for policy in sorted(found, key=attrgetter("turn", "name")):
-        members = np.array([i for i, name in enumerate(names) if policies[name] == policy])
-        choice = _with_members(step, choice, members, policy, settings)
-    return _spec_plan(views, step, outcome(step, choice))
-
-
-def _policy(asked: str | int) -> Policy:
-    """The policy for a name or for a forced draft length."""
-    return FixedLength(asked) if isinstance(asked, int) else parse_policy(asked)
-
-
-def _with_members(
-    step: Step, held: Choice, members: Ints, policy: Policy, settings: PlannerSettings
-) -> Choice:
-    part = step.among(members, held)
-    chosen = policy.choose(part, settings).choice
-    ways, lengths = held.ways.copy(), held.lengths.copy()
-    ways[members] = step.first_ways[members] + chosen.ways - part.first_ways
-    lengths[members] = chosen.lengths
-    return Choice(ways, lengths)
+        return without_drafts(views, cost, settings)
+    problem = _problem_of(views, cost, settings)
+    policies = [_policy(settings.forced.get(view.sequence, view.policy)) for view in views]
+    different = set(policies)
+    if len(different) == 1:
+        return _spec_plan(views, problem, different.pop().choose(problem, settings))
+    choice = problem.nothing()
+    for policy in sorted(different, key=attrgetter("turn", "name")):
+        members = np.array([index for index, one in enumerate(policies) if one == policy])
+        choice = _with_members(problem, choice, members, policy, settings)
+    return _spec_plan(views, problem, outcome(problem, choice))
 
 
 def evaluate(
@@ -123,24 +81,59 @@ def evaluate(
     """
     if not views:
         return SpecPlan()
-    step = _step_of(views, cost, settings)
+    problem = _problem_of(views, cost, settings)
     options = [(choices or {}).get(view.sequence, 0) for view in views]
-    ways = step.first_ways + np.array(options)
-    choice = Choice(ways, np.array(draft_lens))
-    return _spec_plan(views, step, outcome(step, choice))
+    choice = Choice(problem.first_options + np.array(options), np.array(draft_lens))
+    return _spec_plan(views, problem, outcome(problem, choice))
 
 
-def _spec_plan(views: Sequence[SequenceView], step: Step, found: Outcome) -> SpecPlan:
-    choice = found.choice
-    sequences = [view.sequence for view in views]
+def without_drafts(
+    views: Sequence[SequenceView], cost: CostModel, settings: PlannerSettings = DEFAULT_SETTINGS
+) -> SpecPlan:
+    """`evaluate` for no drafts. It is faster, because it does not look at the options."""
+    num_tokens = len(views) + settings.num_background
+    context_len = sum(view.context_len for view in views) / len(views)
+    seconds = cost.target_s(num_tokens, num_tokens, context_len) + cost.step_host_s(num_tokens)
+    if settings.last_num_tokens not in (None, num_tokens):
+        seconds += cost.change_s(num_tokens)
+    draft_lens = dict.fromkeys([view.sequence for view in views], 0)
+    return SpecPlan(draft_lens, float(num_tokens), max(seconds, MIN_STEP_S))
+
+
+def _problem_of(
+    views: Sequence[SequenceView], cost: CostModel, settings: PlannerSettings
+) -> PlanProblem:
+    num_background, num_prefilling = settings.num_background, settings.num_prefilling
+    return problem_of(views, cost, num_background, num_prefilling, settings.last_num_tokens)
+
+
+def _policy(name: str | int) -> Policy:
+    """The policy for a name or for a forced draft length."""
+    return FixedLength(name) if isinstance(name, int) else parse_policy(name)
+
+
+def _with_members(
+    problem: PlanProblem, held: Choice, members: Ints, policy: Policy, settings: PlannerSettings
+) -> Choice:
+    """The choice in which these sequences have what the policy chooses for them."""
+    part = problem.among(members, held)
+    chosen = policy.choose(part, settings).choice
+    options, lengths = held.options.copy(), held.lengths.copy()
+    options[members] = problem.first_options[members] + chosen.options - part.first_options
+    lengths[members] = chosen.lengths
+    return Choice(options, lengths)
+
+
+def _spec_plan(views: Sequence[SequenceView], problem: PlanProblem, found: Outcome) -> SpecPlan:
+    sequences, choice = [view.sequence for view in views], found.choice
+    lengths = choice.lengths.tolist()
     choices: dict[SequenceId, int] = {}
-    if len(step.owners) > len(views):
-        options = (choice.ways - step.first_ways).tolist()
-        lengths = choice.lengths.tolist()
+    if not problem.has_one_option:
+        options = (choice.options - problem.first_options).tolist()
         choices = {s: o for s, o, k in zip(sequences, options, lengths, strict=True) if o and k}
     return SpecPlan(
-        draft_lens=dict(zip(sequences, choice.lengths.tolist(), strict=True)),
-        expected_tokens=found.tokens - step.prefilling_tokens,
+        draft_lens=dict(zip(sequences, lengths, strict=True)),
+        expected_tokens=found.tokens - problem.prefilling_tokens,
         expected_s=found.seconds,
         choices=choices,
     )

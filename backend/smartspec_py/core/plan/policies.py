@@ -24,9 +24,9 @@ from itertools import pairwise
 from typing import ClassVar, Protocol
 
 from smartspec_py.core.cost import CostModel
-from smartspec_py.core.plan.ranking import uniform, uniform_scores
+from smartspec_py.core.plan.problem import PlanProblem, problem_of
+from smartspec_py.core.plan.ranking import uniform_scores
 from smartspec_py.core.plan.search import Outcome, best_of_each, outcome
-from smartspec_py.core.plan.step import Step, step_of
 from smartspec_py.core.types import DraftOption, SequenceId, SequenceView
 
 MAX_FIXED_DRAFT_LEN = 64
@@ -95,7 +95,7 @@ class Policy(Protocol):
     @property
     def turn(self) -> int: ...
 
-    def choose(self, step: Step, settings: PlannerSettings) -> Outcome: ...
+    def choose(self, problem: PlanProblem, settings: PlannerSettings) -> Outcome: ...
 
 
 @dataclass(frozen=True)
@@ -109,8 +109,8 @@ class FixedLength:
     def name(self) -> str:
         return f"fixed:{self.draft_len}" if self.draft_len else "none"
 
-    def choose(self, step: Step, settings: PlannerSettings) -> Outcome:
-        return outcome(step, uniform(step, self.draft_len))
+    def choose(self, problem: PlanProblem, settings: PlannerSettings) -> Outcome:
+        return outcome(problem, problem.uniform(self.draft_len))
 
 
 @dataclass(frozen=True)
@@ -121,11 +121,11 @@ class ByBatchSize:
     name: ClassVar[str] = "batch_table"
     turn: ClassVar[int] = 1
 
-    def choose(self, step: Step, settings: PlannerSettings) -> Outcome:
+    def choose(self, problem: PlanProblem, settings: PlannerSettings) -> Outcome:
         if settings.batch_table is None:
             raise ValueError("the policy batch_table needs a batch_table in the planner's settings")
-        draft_len = settings.batch_table.draft_len(step.batch_size)
-        return outcome(step, uniform(step, draft_len))
+        draft_len = settings.batch_table.draft_len(problem.batch_size)
+        return outcome(problem, problem.uniform(draft_len))
 
 
 @dataclass(frozen=True)
@@ -136,12 +136,9 @@ class OneForAll:
     name: ClassVar[str] = "goodput_global"
     turn: ClassVar[int] = 2
 
-    def choose(self, step: Step, settings: PlannerSettings) -> Outcome:
-        one_way = step
-        if len(step.owners) > step.num_sequences:
-            one_way = step.with_ways(step.first_ways)
-        draft_len = int(uniform_scores(one_way).argmax())
-        return outcome(step, uniform(step, draft_len))
+    def choose(self, problem: PlanProblem, settings: PlannerSettings) -> Outcome:
+        scores = uniform_scores(problem.with_options(problem.first_options))
+        return outcome(problem, problem.uniform(int(scores.argmax())))
 
 
 @dataclass(frozen=True)
@@ -151,8 +148,8 @@ class OneForEach:
     name: ClassVar[str] = "goodput"
     turn: ClassVar[int] = 3
 
-    def choose(self, step: Step, settings: PlannerSettings) -> Outcome:
-        return best_of_each(step)
+    def choose(self, problem: PlanProblem, settings: PlannerSettings) -> Outcome:
+        return best_of_each(problem)
 
 
 _SIBLINGS: tuple[Policy, ...] = (FixedLength(0), ByBatchSize(), OneForAll(), OneForEach())
@@ -200,4 +197,4 @@ def _grid_search(
         policy="batch_table",
         options=(DraftOption(max_draft_len, (accept_prob,) * max_draft_len),),
     )
-    return int(uniform_scores(step_of([row] * batch_size, cost)).argmax())
+    return int(uniform_scores(problem_of([row] * batch_size, cost)).argmax())

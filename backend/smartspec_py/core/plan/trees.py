@@ -11,9 +11,6 @@ A tree is expected to have as many accepted drafts as the sum over its nodes of 
 the path to the node. So the best tree of k nodes has the k most probable nodes. It is closed under
 parents, because a path is at most as probable as its beginning. The planner can therefore treat the
 ranked nodes as the positions of a chain.
-
-A tree can have a branch: the chain of another proposer. Its drafts count as nodes with the numbers
-after those of the space.
 """
 
 from __future__ import annotations
@@ -71,26 +68,6 @@ class TreeSpace:
         found = np.take_along_axis(probs, nodes, axis=1)
         found[:, 1:] /= found[:, :-1].copy()
         return nodes, found
-
-    def with_branch(self, nodes: Ints, probs: Floats, branch_probs: Floats) -> tuple[Ints, Floats]:
-        """The most probable of these nodes and those of a branch, in the form of `ranked`.
-
-        nodes, probs: from `ranked`, [B, n]. branch_probs: for each draft of the branch, the
-        probability that it adds an accepted draft, [B, m]. The result has shape [B, n].
-        """
-        num_nodes = probs.shape[1]
-        of_branch = np.arange(len(self), len(self) + branch_probs.shape[1])
-        nodes = np.hstack([nodes, np.broadcast_to(of_branch, branch_probs.shape)])
-        probs = np.hstack([probs.cumprod(axis=1), branch_probs])
-        places = (-probs).argsort(axis=1, kind="stable")[:, :num_nodes]
-        found = np.take_along_axis(probs, places, axis=1)
-        found[:, 1:] /= found[:, :-1].copy()
-        return np.take_along_axis(nodes, places, axis=1), found
-
-    def num_passes(self, nodes: Ints) -> Ints:
-        """`DraftOption.num_passes` of these nodes: the largest depth up to each, from 1."""
-        found: Ints = np.maximum.accumulate(self._depths[nodes] + 1)
-        return found
 
     def tree(self, nodes: Sequence[int]) -> Tree:
         """The tree of these nodes, in this order. Parents must come before their children."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import transformers
@@ -41,20 +42,19 @@ from smartspec_py.engines.torch.threads import set_fastest, thread_counts
 from smartspec_py.proposers.draft_model import DraftModelProposer
 from smartspec_py.proposers.eagle import EagleProposer
 from smartspec_py.proposers.heads import HeadsProposer
-from smartspec_py.serving.config import (
+from smartspec_py.serving.defaults import (
     CONTEXT_LINE,
     DRAFT_MODEL,
     HEADS,
     PROMPT_LOOKUP,
     ConfigError,
-    LimitsConfig,
-    TorchEngineConfig,
 )
 from smartspec_py.serving.intake import Engine
 from smartspec_py.serving.model_files import (
     end_tokens,
     existing,
     load_tokenizer,
+    log_unused_defaults,
     num_token_ids,
     stepwise_capabilities,
 )
@@ -64,6 +64,9 @@ from smartspec_py.serving.profile import (
     fingerprint,
     profile_path,
 )
+
+if TYPE_CHECKING:
+    from smartspec_py.serving.config import LimitsConfig, TorchEngineConfig
 
 logger = logging.getLogger(__name__)
 
@@ -146,7 +149,8 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
     for one in runners:
         one.time_pass(1, 1, 0)  # warm up: with a cached profile, the first request would be slow
     path = profile_path(shape, cache, identity)
-    ends = end_tokens(model, vocab_size)
+    ends = end_tokens(model, vocab_size, tokenizer)
+    log_unused_defaults(model)
     return Engine(tokenizer, ends, target, proposers, cost, path, about)
 
 
@@ -210,11 +214,15 @@ def _proposer(
     if draft is None:
         return None
     of_draft = replace(own, path=draft, device=places.draft)
+    # The draft model may have fewer positions than the served context.
+    positions = getattr(load_config(of_draft), "max_position_embeddings", None) or own.max_len
+    of_draft = replace(of_draft, max_len=min(own.max_len, positions))
     return DraftModelProposer(
         _runner("engine.draft", of_draft, SHORT_LAG + 1, config),
         num_rows,
         longest,
         reuses_prefixes=reuses,
+        max_context_len=of_draft.max_len,
         has_own_memory=places.draft != places.target,
     )
 

@@ -1,7 +1,7 @@
 """The context length of the PyTorch engine if engine.json does not set it.
 
 Cache rows are reserved at the start, and each has room for the full context. The context length is
-the longest that all models support and whose rows fit into a share of the free memory of each
+the longest that the target supports and whose rows fit into a share of the free memory of each
 device. Free memory is what remains after the weights are loaded.
 """
 
@@ -15,7 +15,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from smartspec_py.engines.torch.runner import bytes_per_token
-from smartspec_py.serving.config import DEFAULT_CONTEXT_LEN
+from smartspec_py.serving.defaults import DEFAULT_CONTEXT_LEN
 
 CACHE_SHARE = 0.5
 """Share of the memory left after the weights. Passes, CUDA graphs and other programs need some
@@ -38,18 +38,15 @@ def choose_context_len(
 ) -> tuple[int, str]:
     """The context length for these models together, and the reason for it in words.
 
-    models: the folder of each model, and its device.
+    models: the folder of each model, the target first, and its device.
     """
     configs = [
         AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         for folder, _ in models
     ]
-    reaches = [
-        (config.max_position_embeddings, folder.name)
-        for config, (folder, _) in zip(configs, models, strict=True)
-        if getattr(config, "max_position_embeddings", None)
-    ]
-    reach, name = min(reaches, default=(DEFAULT_CONTEXT_LEN, ""))
+    reach = getattr(configs[0], "max_position_embeddings", None)
+    name = models[0][0].name if reach else ""
+    reach = reach or DEFAULT_CONTEXT_LEN
     of_device: dict[torch.device, list[Any]] = {}
     for config, (_, device) in zip(configs, models, strict=True):
         of_device.setdefault(device, []).append(config)

@@ -8,10 +8,14 @@ pair on two GPUs.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
-from smartspec_py.serving.config import ConfigError, TorchEngineConfig
+from smartspec_py.serving.defaults import ConfigError
+
+if TYPE_CHECKING:
+    from smartspec_py.serving.config import TorchEngineConfig
 
 
 @dataclass(frozen=True, slots=True)

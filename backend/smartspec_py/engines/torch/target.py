@@ -139,8 +139,8 @@ class TorchTarget(CachedModel[_Sequence]):
             # `openvino_runner`. Token 0 sees itself only, so any kernel gives the same.
             num_again = int(num_prompt == 1 and work.start > 0)
             first = work.start - num_again
-            tokens = state.tokens[first:end]
-            read = RowInput(row.index, first, tokens, num_logits, (), num_prompt + num_again)
+            known, num_prompt = state.tokens[first:end], num_prompt + num_again
+            read = RowInput(row.index, first, known, num_logits, (), num_prompt)
             request = VerifyRequest(sampling, end, state.history) if work.is_last else None
             return _Item(work.sequence, read, request, scored, num_again)
         verified = work if isinstance(work, Verify) else Verify(work.sequence, ())

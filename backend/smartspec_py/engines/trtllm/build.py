@@ -1,31 +1,33 @@
-"""Builds an engine from the TensorRT-LLM engine directories in engine.json, or from fakes.
+"""Builds an engine from the TensorRT-LLM engine directories in engine.json. Never run on a GPU.
 
 Two executors may share a GPU. Its memory for keys and values is divided before either is loaded, so
-that neither takes what the other needs; see `memory`. `placement` has the choice of GPUs. This
-project never ran the loading code. The rest is tested with fakes.
+that neither takes what the other needs; see `memory`.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import sys
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from smartspec_py.engines.base import Proposer, TargetCapabilities
 from smartspec_py.engines.trtllm.draft import TrtllmDraftProposer
-from smartspec_py.engines.trtllm.engine_config import Engine, Role
-from smartspec_py.engines.trtllm.engine_dir import Load, faults_of, read_engines
+from smartspec_py.engines.trtllm.engine_dir import (
+    Devices,
+    Engine,
+    Role,
+    faults_of,
+    read_engine,
+)
 from smartspec_py.engines.trtllm.memory import (
     LEAST_CONTEXT,
     bytes_per_token,
     free_cache_tokens,
     loaded_cache_tokens,
 )
-from smartspec_py.engines.trtllm.placement import Devices, place
 from smartspec_py.engines.trtllm.requests import Bindings
 from smartspec_py.engines.trtllm.target import TrtllmTarget
 from smartspec_py.serving import intake
@@ -39,35 +41,35 @@ from smartspec_py.serving.model_files import (
     end_tokens,
     existing,
     load_tokenizer,
+    log_unused_defaults,
     num_token_ids,
 )
 from smartspec_py.serving.profile import ProfileShape, cached_profile, profile_path
 
 logger = logging.getLogger(__name__)
 
+UNSUPPORTED = frozenset({"min_p", "return_prompt_log_probs"})
+"""Fields that no engine supports. An engine for external drafts ignores min_p, in all requests
+(`ExternalDraftTokensLayer`). The logits of prompts are never requested."""
+
 SCORES = frozenset({"return_log_probs", "return_token_log_probs"})
 """Fields that need the logits of generated tokens."""
-
-PROMPT_SCORES = frozenset({"return_prompt_log_probs"})
-"""Fields that need the logits of the prompt, which the executor is not asked for."""
 
 MPI_SETTINGS = {
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
     "OMPI_MCA_rmaps_base_inherit": "1",
     "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
 }
-"""Settings of Open MPI 4 for worker processes that this process spawns in a container. The server
-is not started by mpirun, so it counts as one process on a machine with one slot: more processes
-need oversubscription, and spawned ones do not inherit it by default (Open MPI issue 6130).
-Containers forbid the system call with which processes copy from each other's memory."""
+"""Environment variables of Open MPI 4 for worker processes that this process spawns in a container.
+Without mpirun, the machine has one slot, and spawned processes do not inherit oversubscription by
+default (Open MPI issue 6130). Containers forbid copying from another process's memory."""
 
-NUM_GRAPHS = 16
-"""CUDA graphs that the draft's executor keeps: one for each number of sequences and each range of
-256 tokens of the longest text. By a comment in TensorRT-LLM, one takes 4 to 10 MB."""
+NUM_GRAPHS = 64
+"""CUDA graphs that the draft's executor keeps, if it uses them. It captures one for each number of
+sequences and each range of 256 tokens of the longest text, while it serves."""
 
 FREE_FRACTION = 0.95
-"""Share of the free memory that an executor may use. max_tokens already limits its cache; without
-this setting, the bindings use 0.9."""
+"""Share of the free memory that an executor may use. max_tokens already limits its cache."""
 
 
 def build_trtllm(config: TrtllmEngineConfig, limits: LimitsConfig, folder: Path) -> intake.Engine:
@@ -79,65 +81,47 @@ def build_trtllm(config: TrtllmEngineConfig, limits: LimitsConfig, folder: Path)
     tokenizer = load_tokenizer("engine.tokenizer", model)
     vocab_size = num_token_ids(tokenizer)
     engines = _engines(config, limits, folder, vocab_size)
-    _set_up_mpi(config, engines)  # before the package is imported, because that starts MPI
-    try:
-        from tensorrt_llm.bindings import executor as bindings
-    except ImportError as error:
-        raise ConfigError(
-            f"engine.json: engine.kind: trtllm needs the package tensorrt_llm ({error}): use the "
-            "container that the Dockerfile's stage gpu begins from"
-        ) from error
-    logger.info("engine libraries imported")
-    places = _places(config, engines)
-    fraction = config.memory_fraction
-    num_tokens = config.cache_tokens or free_cache_tokens(engines, places, fraction)
-    has_logits = config.sampled_verification == "logits"
+    for name, value in MPI_SETTINGS.items():
+        os.environ.setdefault(name, value)  # before the import below, because that starts MPI
+    bindings = _bindings()
+    import torch
+
+    places = place(config, {engine.role: engine for engine in engines}, torch.cuda.device_count())
+    asked = config.cache_tokens or free_cache_tokens(engines, places, config.memory_fraction)
     executors = [
-        bindings.Executor(
-            str(engine.folder),
-            bindings.ModelType.DECODER_ONLY,
-            executor_config(
-                bindings,
-                engine,
-                num_tokens,
-                config,
-                _parallel_config(bindings, places[engine.role], _num_nodes(config, engine)),
-            ),
-        )
-        for engine in engines  # target first: if memory is short, its error message is clearer
-    ]
-    for engine, executor in zip(engines, executors, strict=True):
-        num_tokens = min(num_tokens, loaded_cache_tokens(executor, bindings, engine, num_tokens))
+        _executor(bindings, engine, config, asked, places[engine.role]) for engine in engines
+    ]  # target first: if memory is short, its error message is clearer
+    num_tokens = min(
+        loaded_cache_tokens(executor, bindings, engine.role, asked)
+        for engine, executor in zip(engines, executors, strict=True)
+    )
     logger.info("each cache has room for %d tokens", num_tokens)
     capabilities = replace(
-        capabilities_of(engines[0], limits, config.decode_burst),
-        vocab_size=vocab_size,
-        max_cache_tokens=num_tokens,
-        verifies_rejection=has_logits and len(engines) == 2,
-        unsupported=PROMPT_SCORES if config.log_probs else PROMPT_SCORES | SCORES,
+        capabilities_of(engines[0], limits, config, num_tokens), vocab_size=vocab_size
     )
-    num_logits = engines[0].vocab_size
-    target = TrtllmTarget(executors[0], bindings, capabilities, num_logits=num_logits)
+    target = TrtllmTarget(executors[0], bindings, capabilities, num_logits=engines[0].vocab_size)
     draft = None
     if len(engines) == 2:
         draft = TrtllmDraftProposer(
             executors[1],
             bindings,
             max_draft_len=limits.max_draft_len,
-            max_context_len=_longest_text(engines[1]),
+            max_context_len=min(engines[1].longest_text, num_tokens),
             vocab_size=vocab_size,
-            gives_logits=has_logits,
         )
     cache = folder / config.profile_cache if config.profile_cache else None
+    gpus = sorted({gpu for devices in places.values() for gpu in devices})
     identity = [repr(engine.config) for engine in engines]
-    shape = _shape(capabilities, limits, engines[0].count("build_config.max_num_tokens"))
+    identity += [torch.cuda.get_device_name(gpu) for gpu in gpus]
+    shape = _shape(capabilities, engines[0])
     cost = cached_profile(target, draft, shape, cache, identity, limits.profile_s)
     if config.charges_cached_tokens:
-        charged = engines[0].count("build_config.max_num_tokens")
-        cost = replace(cost, max_charged_tokens=charged)
+        cost = replace(cost, max_charged_tokens=engines[0].built("max_num_tokens"))
     proposers: dict[str, Proposer] = {} if draft is None else {DRAFT_MODEL: draft}
     path = profile_path(shape, cache, identity)
-    return intake.Engine(tokenizer, end_tokens(model, vocab_size), target, proposers, cost, path)
+    ends = end_tokens(model, vocab_size, tokenizer)
+    log_unused_defaults(model)
+    return intake.Engine(tokenizer, ends, target, proposers, cost, path)
 
 
 def _engines(
@@ -148,100 +132,111 @@ def _engines(
     paths = {Role.TARGET: existing("engine.target", folder / config.target)}
     if config.draft is not None:
         paths[Role.DRAFT] = existing("engine.draft", folder / config.draft)
-    engines, faults = read_engines(paths)
-    load = Load(
-        k=limits.max_draft_len,
-        sequences=limits.max_sequences,
-        context_len=limits.max_context_len,
-        num_tokens=num_tokens,
-        uses_logits=config.sampled_verification == "logits",
-    )
-    if faults := [*faults, *faults_of(engines, load)]:
-        raise ConfigError(f"engine.json: {'; '.join(map(str, faults))}")
+    engines = {role: read_engine(role, path) for role, path in paths.items()}
+    if faults := list(faults_of(engines, limits, num_tokens)):
+        raise ConfigError(f"engine.json: {'; '.join(faults)}")
     return list(engines.values())
 
 
-def capabilities_of(engine: Engine, limits: LimitsConfig, decode_burst: int) -> TargetCapabilities:
+def _bindings() -> Bindings:
+    try:
+        from tensorrt_llm.bindings import executor
+    except ImportError as error:
+        raise ConfigError(
+            f"engine.json: engine.kind: trtllm needs the package tensorrt_llm ({error}): use the "
+            "container that the Dockerfile's stage gpu begins from"
+        ) from error
+    logger.info("engine libraries imported")
+    return executor
+
+
+def capabilities_of(
+    engine: Engine, limits: LimitsConfig, config: TrtllmEngineConfig, cache_tokens: int
+) -> TargetCapabilities:
     """What a target engine can do within the limits.
 
     A request's prompt holds the text so far and up to max_draft_len drafts. A request without
     drafts reserves max_draft_len too. So the longest text is shorter by max_draft_len.
     """
-    max_draft_len = engine.count("build_config.max_draft_len")
-    longest = _longest_text(engine) - max_draft_len
+    max_draft_len = engine.built("max_draft_len")
+    longest = min(engine.longest_text, cache_tokens) - max_draft_len
     return TargetCapabilities(
-        max_sequences=min(limits.max_sequences, engine.count("build_config.max_batch_size")),
+        max_sequences=min(limits.max_sequences, engine.built("max_batch_size")),
         max_context_len=min(limits.max_context_len or longest, longest),
         max_draft_len=min(limits.max_draft_len, max_draft_len),
-        max_decode_tokens=decode_burst,
+        max_decode_tokens=config.decode_burst,
         max_prefill_tokens=None,
         verifies_sampling=False,
         vocab_size=engine.vocab_size,
         bytes_per_token=bytes_per_token(engine),
+        max_cache_tokens=cache_tokens,
+        unsupported=UNSUPPORTED if _gathers_logits(config, engine) else UNSUPPORTED | SCORES,
         takes_long_bursts=True,
     )
 
 
-def _longest_text(engine: Engine) -> int:
-    """Tokens of the longest request, including its drafts and generated tokens."""
-    names = ("max_input_len", "max_seq_len", "max_num_tokens")
-    return min(engine.count(f"build_config.{name}") for name in names)
+def _gathers_logits(config: TrtllmEngineConfig, engine: Engine) -> bool:
+    """Whether the executor keeps the logits of generated tokens. In a worker process, a cancelled
+    request with logits may end the process."""
+    is_here = engine.num_ranks == 1 and config.devices in (None, (0,))
+    return config.log_probs and engine.role is Role.TARGET and is_here
 
 
-def executor_config(
+def _executor(
     bindings: Bindings,
     engine: Engine,
-    num_tokens: int,
     config: TrtllmEngineConfig,
-    parallel_config: Any = None,
+    num_tokens: int,
+    devices: Devices,
 ) -> Any:
-    """Chunked context is off: it drops drafts silently if not all of them fit."""
-    is_draft = engine.role is Role.DRAFT
+    """Load an engine. Chunked context is off: it drops drafts silently if not all of them fit."""
     knobs = bindings.ExtendedRuntimePerfKnobConfig()
     # Only iterations without contexts use graphs, and a verification is a context.
-    knobs.cuda_graph_mode = is_draft and config.cuda_graphs
+    knobs.cuda_graph_mode = engine.role is Role.DRAFT and config.cuda_graphs
     knobs.cuda_graph_cache_size = NUM_GRAPHS
-    return bindings.ExecutorConfig(
+    settings = bindings.ExecutorConfig(
         kv_cache_config=bindings.KvCacheConfig(
             enable_block_reuse=True,  # otherwise the executor rejects external drafts
             max_tokens=num_tokens,
             free_gpu_memory_fraction=FREE_FRACTION,
         ),
         enable_chunked_context=False,
-        parallel_config=parallel_config,
+        parallel_config=_parallel_config(bindings, devices),
         extended_runtime_perf_knob_config=knobs,
-        gather_generation_logits=(
-            config.sampled_verification == "logits" if is_draft else config.log_probs
-        ),
+        gather_generation_logits=_gathers_logits(config, engine),
     )
+    return bindings.Executor(str(engine.folder), bindings.ModelType.DECODER_ONLY, settings)
 
 
-def _set_up_mpi(config: TrtllmEngineConfig, engines: Sequence[Engine]) -> None:
-    """Set MPI_SETTINGS if there may be worker processes. Variables that are set already win."""
-    on_first = config.devices is None and config.draft_devices is None
-    if on_first and all(engine.num_ranks == 1 for engine in engines):
-        return
-    if "mpi4py.MPI" in sys.modules:
-        logger.warning("MPI is already running: %s have no effect", ", ".join(MPI_SETTINGS))
-    for name, value in MPI_SETTINGS.items():
-        os.environ.setdefault(name, value)
+def place(
+    config: TrtllmEngineConfig, engines: Mapping[Role, Engine], num_found: int
+) -> dict[Role, Devices]:
+    """The GPUs of each engine, one per rank. num_found: number of GPUs of this machine."""
+    target, draft = engines[Role.TARGET], engines.get(Role.DRAFT)
+    devices = config.devices or tuple(range(target.num_ranks))
+    found = {Role.TARGET: _checked("devices", devices, target.num_ranks, num_found)}
+    if draft is not None:
+        shared = devices if len(devices) >= draft.num_ranks else range(draft.num_ranks)
+        devices = config.draft_devices or tuple(shared[: draft.num_ranks])
+        found[Role.DRAFT] = _checked("draft_devices", devices, draft.num_ranks, num_found)
+    elif config.draft_devices is not None:
+        raise ConfigError("engine.json: engine.draft_devices: needs engine.draft: leave it out")
+    return found
 
 
-def _places(config: TrtllmEngineConfig, engines: list[Engine]) -> dict[Role, Devices]:
-    import torch
+def _checked(key: str, devices: Devices, num_ranks: int, num_found: int) -> Devices:
+    got = f"engine.json: engine.{key}: got {list(devices)}"
+    if len(devices) != num_ranks:
+        raise ConfigError(f"{got}, must be {num_ranks} numbers, one GPU per rank of the engine")
+    if max(devices) >= num_found:
+        raise ConfigError(f"{got}, must be numbers from 0 to {num_found - 1}, the GPUs found")
+    return devices
 
-    return place(config, {engine.role: engine for engine in engines}, torch.cuda.device_count())
 
-
-def _num_nodes(config: TrtllmEngineConfig, engine: Engine) -> int:
-    return config.num_nodes if engine.role is Role.TARGET else 1
-
-
-def _parallel_config(bindings: Bindings, devices: Devices, num_nodes: int) -> Any:
-    """None on GPU 0 alone: the executor runs in this process. Otherwise worker processes run the
-    ranks, and this process talks to the first. MPI starts them: on this machine, or on all those
-    that `mpirun` was given when it started the server."""
-    if devices == (0,) and num_nodes == 1:
+def _parallel_config(bindings: Bindings, devices: Devices) -> Any:
+    """None on GPU 0 alone: the executor runs in this process. Otherwise worker processes, which MPI
+    starts, run the ranks, and this process talks to the first."""
+    if devices == (0,):
         return None
     import tensorrt_llm
 
@@ -249,20 +244,17 @@ def _parallel_config(bindings: Bindings, devices: Devices, num_nodes: int) -> An
     return bindings.ParallelConfig(
         communication_mode=bindings.CommunicationMode.ORCHESTRATOR,
         device_ids=list(devices),
-        num_nodes=num_nodes if num_nodes > 1 else None,
         orchestrator_config=bindings.OrchestratorConfig(
             is_orchestrator=True, worker_executable_path=str(worker)
         ),
     )
 
 
-def _shape(
-    capabilities: TargetCapabilities, limits: LimitsConfig, max_num_tokens: int
-) -> ProfileShape:
+def _shape(capabilities: TargetCapabilities, engine: Engine) -> ProfileShape:
     """The passes to time. At their context length, a whole batch fits into one iteration. The cost
     of further iterations is charged by `CostModel.max_charged_tokens`."""
     rows, most = capabilities.max_sequences, capabilities.max_draft_len + 1
-    fitting = max_num_tokens // rows - most
+    fitting = engine.built("max_num_tokens") // rows - most
     context_len = max(LEAST_CONTEXT, min(capabilities.max_context_len // 2, fitting))
-    whole = capabilities.max_context_len
-    return ProfileShape(rows, capabilities.max_draft_len, context_len, whole, whole)
+    longest = capabilities.max_context_len - 1  # a prompt leaves room for one token
+    return ProfileShape(rows, capabilities.max_draft_len, context_len, longest, longest)

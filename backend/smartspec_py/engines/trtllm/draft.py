@@ -1,10 +1,7 @@
-"""A draft engine on TensorRT-LLM's executor: one request of k tokens per sequence and step.
+"""A draft engine on TensorRT-LLM's executor. Never run on a GPU; tested with `fake_executor`.
 
-Like the target's requests, each request sends the whole text, and cached blocks are reused. One
-call enqueues all requests of a step, and one wait collects the results. Meanwhile the target's work
-in flight continues.
-
-Tested with `smartspec_testing.fake_executor`. This project never ran it on the real executor.
+Each draft is one request with the whole text; cached blocks are reused. One call enqueues all
+requests of a step, and one wait collects the results. The target's work in flight continues.
 """
 
 from __future__ import annotations
@@ -15,19 +12,11 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
-from smartspec_py.core.types import SamplingParams, SequenceId
+from smartspec_py.core.types import SequenceId
 from smartspec_py.engines.base import NO_DRAFT, Draft, DraftTask, ProposerCapabilities
-from smartspec_py.engines.trtllm.requests import (
-    Bindings,
-    ExecutorModel,
-    SamplingConfigs,
-    cache_salt,
-)
+from smartspec_py.engines.trtllm.requests import Bindings, ExecutorModel, cache_salt
 
 logger = logging.getLogger(__name__)
-
-DRAFT_NOISE = 1
-"""Stream of the draft's noise; the target uses stream 0."""
 
 DRAFT_TIMEOUT_S = 2.0
 """A step waits this long for drafts, plus the time to prefill uncached text at READ_TOKENS_PER_S.
@@ -40,8 +29,7 @@ READ_TOKENS_PER_S = 2000
 class TrtllmDraftProposer(ExecutorModel):
     """A `Proposer` that uses the executor of a draft engine.
 
-    max_context_len: maximum tokens of a text with its drafts. gives_logits: the engine returns the
-    logits from which drafts were sampled, and the target uses them for verification.
+    max_context_len: maximum tokens of a text with its drafts.
     """
 
     def __init__(
@@ -52,20 +40,16 @@ class TrtllmDraftProposer(ExecutorModel):
         max_draft_len: int,
         max_context_len: int,
         vocab_size: int,
-        gives_logits: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(executor, bindings, vocab_size, clock)
-        self._configs = SamplingConfigs(bindings, stream=DRAFT_NOISE)
-        self._capabilities = ProposerCapabilities(max_draft_len, gives_probs=gives_logits)
+        self._capabilities = ProposerCapabilities(max_draft_len)
         self._max_context_len = max_context_len
-        self._gives_logits = gives_logits
         self._num_cached: dict[SequenceId, int] = {}
         self._has_failed = False
 
     @property
     def capabilities(self) -> ProposerCapabilities:
-        """bytes_per_token is 0, because its blocks are in a separate pool (see `memory`)."""
         return self._capabilities
 
     def num_available(self, sequence: SequenceId, tokens: Sequence[int]) -> int:
@@ -73,25 +57,18 @@ class TrtllmDraftProposer(ExecutorModel):
         return max(0, min(self._capabilities.max_draft_len, room))
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
-        """Draft the most probable tokens, or draw drafts if the sequence is sampled.
-
-        A request that fails or takes too long has no drafts. If the executor rejects the call, no
-        request has drafts.
-        """
+        """Draft the most probable tokens, because the target verifies greedy text only. A request
+        that fails or takes too long has no drafts."""
         try:
             request_ids = self._executor.enqueue_requests([self._request(task) for task in tasks])
-        except RuntimeError as error:  # exceptions of the C++ code
+        except (RuntimeError, TypeError) as error:  # exceptions of the C++ code and of nanobind
             self._warn(str(error))
             return [NO_DRAFT] * len(tasks)
         num_unread = sum(self.draft_lag(task.sequence, len(task.tokens)) for task in tasks)
         results = self._await(request_ids, DRAFT_TIMEOUT_S + num_unread / READ_TOKENS_PER_S)
-        drafts = []
-        for task, request_id in zip(tasks, request_ids, strict=True):
-            result = results.get(request_id)
-            draft = NO_DRAFT if result is None else self._draft(task, result)
-            self._num_cached[task.sequence] = 0 if result is None else len(task.tokens)
-            drafts.append(draft)
-        return drafts
+        return [
+            self._draft(task, results.get(n)) for task, n in zip(tasks, request_ids, strict=True)
+        ]
 
     def _request(self, task: DraftTask) -> Any:
         # Pass the loop's own list. The bindings copy it anyway, and a copy here costs more.
@@ -99,13 +76,10 @@ class TrtllmDraftProposer(ExecutorModel):
         return self._bindings.Request(
             tokens,
             task.draft_len,
-            sampling_config=self._configs.of(task.sampling, len(task.tokens)),
-            output_config=self._with_logits if self._draws(task.sampling) else self._output,
+            sampling_config=self._greedy,
+            output_config=self._output,
             cache_salt_id=None if task.reuses_prefix else cache_salt(task.sequence),
         )
-
-    def _draws(self, sampling: SamplingParams) -> bool:
-        return self._gives_logits and not sampling.is_greedy
 
     def _await(self, request_ids: Sequence[int], timeout_s: float) -> dict[int, Any]:
         """Results by request. Failed requests are left out; late ones are cancelled first."""
@@ -116,35 +90,31 @@ class TrtllmDraftProposer(ExecutorModel):
             for response in self._executor.await_responses(timedelta(seconds=left_s)):
                 if response.request_id not in left:
                     continue  # from an earlier step, already cancelled
+                left.discard(response.request_id)  # a request that does not stream responds once
                 if response.has_error():
                     self._warn(str(response.error_msg))
-                elif response.result.is_final:
-                    found[response.request_id] = response.result
                 else:
-                    continue
-                left.discard(response.request_id)
+                    found[response.request_id] = response.result
         for request_id in left:
             self._warn(f"no drafts within {timeout_s:.1f} s")
             self._executor.cancel_request(request_id)
         return found
 
     def _warn(self, reason: str) -> None:
-        """Log only the first failure. Acceptance rate, guard and metrics show repeated failures."""
+        """Log only the first failure. Metrics show repeated failures."""
         if not self._has_failed:
             logger.warning("the draft engine failed a request: %s", reason)
         self._has_failed = True
 
-    def _draft(self, task: DraftTask, result: Any) -> Draft:
+    def _draft(self, task: DraftTask, result: Any | None) -> Draft:
+        self._num_cached[task.sequence] = 0 if result is None else len(task.tokens)
+        if result is None:
+            return NO_DRAFT
         tokens = tuple(result.output_token_ids[0][: task.draft_len])
-        tokens = tokens[: task.sampling.num_before_end(tokens) + 1]
-        if not tokens or not self._draws(task.sampling):
-            return Draft(tokens)
-        logits = result.generation_logits[0][: len(tokens)]
-        return Draft(tokens, probs=drawn_from(logits, task.sampling))
+        return Draft(tokens[: task.sampling.num_before_end(tokens) + 1])
 
     def observe(self, sequence: SequenceId, num_accepted: int, hidden: Any = None) -> None:
-        """Count accepted drafts as cached. The executor finds blocks by their tokens, so blocks of
-        rejected drafts are not used."""
+        """Count accepted drafts as cached. Blocks of rejected drafts are not found again."""
         self._num_cached[sequence] = self._num_cached.get(sequence, 0) + num_accepted
 
     def draft_lag(self, sequence: SequenceId, context_len: int) -> int:
@@ -154,23 +124,3 @@ class TrtllmDraftProposer(ExecutorModel):
     def release(self, sequence: SequenceId) -> None:
         """The executor evicts the sequence's cached blocks when it needs room."""
         self._num_cached.pop(sequence, None)
-
-
-def drawn_from(logits: Any, sampling: SamplingParams) -> Any:
-    """Logits of the distribution from which drafts were drawn; both [num_tokens, vocab_size].
-
-    For rejection, the executor takes the softmax of these logits as q. It applies temperature,
-    top_k and top_p to the target only. So they are applied here, in the executor's order.
-    """
-    import torch
-
-    scaled = logits.float() / sampling.temperature
-    if sampling.top_k:
-        least = scaled.topk(min(sampling.top_k, scaled.shape[-1]), dim=-1).values[:, -1:]
-        scaled = scaled.masked_fill(scaled < least, -torch.inf)
-    if sampling.top_p < 1.0:
-        probs, order = scaled.softmax(dim=-1).sort(dim=-1, descending=True)
-        # A token is kept if the tokens before it have a total probability below top_p.
-        is_out = probs.cumsum(dim=-1) - probs >= sampling.top_p
-        scaled = scaled.masked_fill(is_out.gather(-1, order.argsort(dim=-1)), -torch.inf)
-    return scaled.to(logits.dtype)

@@ -1,244 +1,179 @@
-"""Finds engine directories that cannot be served, from their files and without TensorRT.
+"""An engine directory as `trtllm-build` writes it, and why it cannot be served. Never run with one.
 
-The rules are those of TensorRT-LLM's external-draft mode. They were taken from its documentation
-and source (docs/tensorrt-llm/build-engines.md names them). This project tested none of them on a
-GPU. Every verification is a new request with the whole text as its prompt, so all lengths refer to
-whole sequences. Settings that work but are not recommended are reported by
-`smartspec check-engines` (`smartspec_trtllm.findings`).
+The rules are those of TensorRT-LLM's external-draft mode, from its documentation and source
+(docs/tensorrt-llm/build-engines.md names them). Every verification is a new request with the whole
+text as its prompt, so all lengths refer to whole sequences. A key of `config.json` whose value has
+an unexpected type counts as missing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import json
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from smartspec_py.engines.trtllm.engine_config import (
-    TRTLLM_VERSION,
-    Engine,
-    EngineDirError,
-    Role,
-    read_engine,
-)
+from smartspec_py.serving.config import ConfigError, LimitsConfig
 
-NO_SPECULATION, EXTERNAL_DRAFTS = 1, 2
-"""Values of `build_config.speculative_decoding_mode`: NONE and DRAFT_TOKENS_EXTERNAL."""
+TRTLLM_VERSION = "1.2.1"
+"""The TensorRT-LLM version that this project supports; it is in containers 26.04 to 26.07."""
+
+Devices = tuple[int, ...]
+"""Numbers of GPUs, one per rank of an engine."""
 
 
-LENGTHS = ("max_input_len", "max_seq_len")
-"""Keys in `build_config` for the length of a sequence."""
+class Role(StrEnum):
+    """The purpose of an engine."""
 
-
-class Fault(NamedTuple):
-    """A reason why engines cannot be served.
-
-    engine: target, draft or pair. key: a key in config.json, or a file. value: the value found.
-    needed: the required value, and why. remedy: what to rebuild, with the flag; may be empty.
-    """
-
-    engine: str
-    key: str
-    value: str
-    needed: str
-    remedy: str
-
-    def __str__(self) -> str:
-        remedy = f"; {self.remedy}" if self.remedy else ""
-        return f"engine.{self.engine}: {self.key} is {self.value}, must be {self.needed}{remedy}"
+    TARGET = "target"
+    DRAFT = "draft"
 
 
 @dataclass(frozen=True)
-class Load:
-    """The planned use of the engines.
+class Engine:
+    """config: the content of config.json. rank_sizes: bytes of each rankN.engine, by file name."""
 
-    k: tokens of the longest draft. sequences: number served at the same time.
-    context_len: tokens of the longest sequence, prompt and text; None means the target's maximum.
-    num_tokens: highest token id of the tokenizer plus one; None if unknown.
-    uses_logits: whether drafts are accepted by the draft's logits, not by tokens only.
-    """
+    role: Role
+    folder: Path
+    config: Mapping[str, Any]
+    rank_sizes: Mapping[str, int]
 
-    k: int
-    sequences: int
-    context_len: int | None = None
-    num_tokens: int | None = None
-    uses_logits: bool = False
+    def get(self, key: str) -> Any:
+        """The value at a dotted key such as `build_config.max_draft_len`; None if it is missing."""
+        value: Any = self.config
+        for name in key.split("."):
+            if not hasattr(value, "get"):
+                return None
+            value = value.get(name)
+        return value
 
-    def longest(self, target: Engine | None) -> int:
-        """Tokens of the longest sequence; 0 if unknown."""
-        if self.context_len or target is None:
-            return self.context_len or 0
-        lengths = [target.count(f"build_config.{name}") for name in LENGTHS]
-        return max(min(lengths) - target.count("build_config.max_draft_len"), 0)
+    def count(self, key: str, default: int = 0) -> int:
+        """The value at a key that holds a count; default if it is not an integer."""
+        value = self.get(key)
+        return value if type(value) is int else default
 
+    def built(self, name: str) -> int:
+        """A count of `build_config`."""
+        return self.count(f"build_config.{name}")
 
-class _Rule(NamedTuple):
-    """A check of one key. is_met: tests the value at `key`. flag: the flag of trtllm-build."""
+    def model(self, name: str, default: int = 0) -> int:
+        """A count of `pretrained_config`."""
+        return self.count(f"pretrained_config.{name}", default)
 
-    key: str
-    is_met: Callable[[Any], bool]
-    needed: str
-    flag: str
+    @property
+    def tp_size(self) -> int:
+        return self.model("mapping.tp_size", 1)
 
-    def check(self, engine: Engine) -> Iterator[Fault]:
-        value = engine.get(self.key)
-        if not self.is_met(value):
-            yield fault(engine, self.key, value, self.needed, f"trtllm-build {self.flag}")
+    @property
+    def num_ranks(self) -> int:
+        """Number of GPUs and of files: tensor times pipeline times context parallel ranks."""
+        return math.prod(self.model(f"mapping.{name}_size", 1) for name in ("tp", "pp", "cp"))
 
+    @property
+    def longest_text(self) -> int:
+        """Tokens of the longest request, including its drafts and generated tokens."""
+        return min(map(self.built, ("max_input_len", "max_seq_len", "max_num_tokens")))
 
-def _plugin(name: str, needed: str) -> _Rule:
-    key = f"build_config.plugin_config.{name}"
-    return _Rule(key, lambda value: value is True, f"true: {needed}", f"--{name} enable")
+    @property
+    def vocab_size(self) -> int:
+        return self.model("vocab_size")
 
-
-_MODE = "build_config.speculative_decoding_mode"
-
-_RULES = (
-    _Rule(
-        "build_config.kv_cache_type",
-        lambda value: str(value).upper() == "PAGED",
-        "PAGED: in-flight batching and block reuse need pages",
-        "--kv_cache_type paged",
-    ),
-    _plugin("use_paged_context_fmha", "without it block reuse is off, which external drafts need"),
-    _plugin("context_fmha", "paged context attention needs it"),
-    _plugin("remove_input_padding", "in-flight batching needs packed input"),
-    _Rule(
-        "build_config.plugin_config.gpt_attention_plugin",
-        lambda value: bool(value) and value != "disable",
-        "a dtype: in-flight batching needs the plugin",
-        "--gpt_attention_plugin auto",
-    ),
-    _Rule(
-        "build_config.gather_context_logits",
-        lambda value: not value,
-        "false: it turns block reuse off, which external drafts need",
-        "without --gather_context_logits",
-    ),
-)
-
-_MODES = {
-    Role.TARGET: _Rule(
-        _MODE,
-        lambda value: value == EXTERNAL_DRAFTS,
-        f"{EXTERNAL_DRAFTS}, external drafts",
-        "--speculative_decoding_mode draft_tokens_external",
-    ),
-    Role.DRAFT: _Rule(
-        _MODE,
-        lambda value: value in (None, NO_SPECULATION),
-        f"{NO_SPECULATION}, none: a draft engine does not verify drafts",
-        "without --speculative_decoding_mode",
-    ),
-}
+    @property
+    def padded_vocab_size(self) -> int:
+        """Columns of the logits: the vocabulary, rounded up to a multiple of tp_size."""
+        return math.ceil(self.vocab_size / self.tp_size) * self.tp_size
 
 
-def read_engines(paths: Mapping[Role, Path]) -> tuple[dict[Role, Engine], list[Fault]]:
-    """The readable engines, and the reasons why others cannot be read."""
-    engines, faults = {}, []
-    for role, folder in paths.items():
-        try:
-            engines[role] = read_engine(role, folder)
-        except EngineDirError as error:
-            remedy = error.remedy or f"build {folder} with trtllm-build"
-            faults.append(Fault(role, error.key, error.reason, "what trtllm-build writes", remedy))
-    return engines, faults
-
-
-def faults_of(engines: Mapping[Role, Engine], load: Load) -> Iterator[Fault]:
-    """The reasons why the engines cannot serve this load."""
-    longest = load.longest(engines.get(Role.TARGET))
-    for engine in engines.values():
-        yield from _check_files(engine)
-        for rule in (*_RULES, _MODES[engine.role]):
-            yield from rule.check(engine)
-        yield from _check_sizes(engine, load, longest)
-    if len(engines) == 2:
-        yield from _check_both(engines[Role.TARGET], engines[Role.DRAFT], load)
-
-
-def _check_files(engine: Engine) -> Iterator[Fault]:
-    if not engine.get("version"):
-        needed = f"a version, {TRTLLM_VERSION}: an engine without one is from an old builder"
-        yield fault(engine, "version", None, needed, "rebuild it with trtllm-build")
-    lacking = [name for name in engine.rank_files if not engine.rank_sizes.get(name)]
-    if lacking:
-        needed = f"{engine.num_ranks} files that are not empty, one for each of tp * pp * cp ranks"
-        remedy = "rebuild it: build_engines.sh --force"
-        yield fault(engine, lacking[0], "missing or empty", needed, remedy)
-
-
-def _check_sizes(engine: Engine, load: Load, longest: int) -> Iterator[Fault]:
-    """Check the length limits. The target resends text and drafts as a prompt, and reserves
-    max_draft_len even without drafts. The token limit of an iteration counts each whole prompt,
-    cached or not."""
-    is_target = engine.role is Role.TARGET
-    draft_len = engine.count("build_config.max_draft_len")
-    reserve = max(load.k, draft_len) if is_target else 0
-    whole = longest + reserve
-    drafts, work = (f" and {reserve} drafts", "verification") if is_target else ("", "draft")
-    charged = longest and longest + (load.k if is_target else 0)
-    sizes = {
-        "max_draft_len": (max(load.k, 1), "the longest draft: longer drafts are rejected"),
-        "max_input_len": (whole, f"a whole sequence of {longest}{drafts}"),
-        "max_seq_len": (whole, f"a whole sequence of {longest}{drafts}"),
-        "max_batch_size": (load.sequences, "sequences at once"),
-        "max_num_tokens": (charged, f"one {work} of {longest} tokens counts in full"),
-    }
-    if not is_target:
-        del sizes["max_draft_len"]
-    for name, (least, why) in sizes.items():
-        key = f"build_config.{name}"
-        if engine.count(key) < least:
-            is_length = name in LENGTHS
-            asked = ("max-context-len", longest) if is_length else (name.replace("_", "-"), least)
-            remedy = f"build_engines.sh --{asked[0]} {asked[1]} (trtllm-build --{name})"
-            yield fault(engine, key, engine.get(key), f"at least {least}: {why}", remedy)
-
-
-def _check_both(target: Engine, draft: Engine, load: Load) -> Iterator[Fault]:
-    versions = (target.get("version"), draft.get("version"))
-    if all(versions) and versions[0] != versions[1]:
-        needed = "the same in both, because one process loads one version of TensorRT-LLM"
-        yield of_both("version", versions, needed, "build both in one container")
-    if not share_vocabulary(target, draft, load):
-        known = "" if load.num_tokens is None else f", from {load.num_tokens}, the tokenizer's"
-        needed = f"the same in both{known}: drafted ids are the target's"
-        remedy = "choose a draft of the target's family; if only the padding differs, set the "
-        remedy += "tokenizer with --tokenizer"
-        sizes = (target.vocab_size, draft.vocab_size)
-        yield of_both("pretrained_config.vocab_size", sizes, needed, remedy)
-    if load.uses_logits:
-        yield from logits_faults(target, draft, load)
-
-
-def share_vocabulary(target: Engine, draft: Engine, load: Load) -> bool:
-    """Whether the vocabularies are equal, except for padding beyond the tokenizer's tokens."""
-    sizes = (target.vocab_size, draft.vocab_size)
-    return sizes[0] == sizes[1] or min(sizes) >= (load.num_tokens or max(sizes))
-
-
-def logits_faults(target: Engine, draft: Engine, load: Load) -> Iterator[Fault]:
-    """The reasons why drafts cannot be accepted by logits."""
-    dtypes = (target.logits_dtype, draft.logits_dtype)
-    if dtypes[0] != dtypes[1]:
-        needed = "the same in both if drafts are accepted by logits"
-        remedy = "trtllm-build --logits_dtype float32"
-        yield of_both("pretrained_config.logits_dtype", dtypes, needed, remedy)
-    padded = (target.padded_vocab_size, draft.padded_vocab_size)
-    if padded[0] != padded[1] and share_vocabulary(target, draft, load):
-        needed = (
-            f"the same width of logits (padded {padded[0]}, {padded[1]}) if drafts are accepted by "
-            "logits; acceptance by tokens ignores padding beyond the tokenizer"
+def read_engine(role: Role, folder: Path) -> Engine:
+    """Raises ConfigError if config.json is missing, unreadable or not of an engine."""
+    name, path = f"engine.json: engine.{role}", folder / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{name}: {path} cannot be read ({error}): build it again") from error
+    if not isinstance(config, dict):
+        raise ConfigError(f"{name}: {path} is not a JSON object: build it again")
+    if "model_type" in config and "build_config" not in config:
+        raise ConfigError(
+            f"{name}: {folder} is a Hugging Face checkpoint ({config['model_type']}), not an "
+            "engine: build one with engines_build/build_engines.sh, or serve the checkpoint with "
+            "`smartspec serve --model`"
         )
-        remedy = "accept drafts by tokens" if load.uses_logits else ""
-        sizes = (target.vocab_size, draft.vocab_size)
-        yield of_both("pretrained_config.vocab_size", sizes, needed, remedy)
+    sizes = {path.name: path.stat().st_size for path in sorted(folder.glob("rank*.engine"))}
+    return Engine(role, folder, config, sizes)
 
 
-def fault(engine: Engine, key: str, value: Any, needed: str, remedy: str) -> Fault:
-    return Fault(engine.role, key, "missing" if value is None else str(value), needed, remedy)
+NO_SPECULATION, EXTERNAL_DRAFTS = 1, 2
+"""Values of `build_config.speculative_decoding_mode`."""
 
 
-def of_both(key: str, values: Sequence[Any], needed: str, remedy: str) -> Fault:
-    return Fault("pair", key, ", ".join(map(str, values)), needed, remedy)
+def faults_of(
+    engines: Mapping[Role, Engine], limits: LimitsConfig, num_tokens: int
+) -> Iterator[str]:
+    """The reasons why the engines cannot serve these limits, each with what to rebuild.
+
+    num_tokens: token ids of the tokenizer. What in-flight batching needs is not checked, because
+    the executor refuses such engines when it loads them.
+    """
+    target = engines[Role.TARGET]
+    whole = min(target.built("max_input_len"), target.built("max_seq_len"))
+    longest = limits.max_context_len or max(whole - target.built("max_draft_len"), 0)
+    for engine in engines.values():
+        files = [f"rank{rank}.engine" for rank in range(engine.num_ranks)]
+        if missing := [name for name in files if not engine.rank_sizes.get(name)]:
+            yield f"engine.{engine.role}: {missing[0]} is missing or empty; build it again"
+        for key, is_met, needed, remedy in (*_mode(engine), *_sizes(engine, limits, longest)):
+            value = engine.get(f"build_config.{key}")
+            shown = "missing" if value is None else value
+            if not is_met:
+                name = f"engine.{engine.role}: build_config.{key}"
+                yield f"{name} is {shown}, must be {needed}; {remedy}"
+    draft = engines.get(Role.DRAFT, target)
+    if draft.get("version") != (version := target.get("version")):
+        yield f"engine.draft: version is {draft.get('version')}, must be {version}, the target's"
+    if draft.vocab_size != (size := target.vocab_size) and min(draft.vocab_size, size) < num_tokens:
+        yield (
+            f"engine.draft: vocab_size is {draft.vocab_size}, must be {size}, the target's, or "
+            f"both at least {num_tokens}, the ids of the tokenizer; choose a draft of its family"
+        )
+
+
+Check = tuple[str, bool, str, str]
+"""A key of build_config, whether its value is right, what is needed, and the flag to rebuild."""
+
+
+def _mode(engine: Engine) -> Iterator[Check]:
+    """What external drafts need; they need block reuse."""
+    key, flag = "speculative_decoding_mode", "--speculative_decoding_mode"
+    mode = engine.get(f"build_config.{key}")
+    if engine.role is Role.TARGET:
+        is_met = mode == EXTERNAL_DRAFTS
+        yield key, is_met, "2, external drafts", f"trtllm-build {flag} draft_tokens_external"
+    else:
+        yield key, mode in (None, NO_SPECULATION), "1, none", f"trtllm-build without {flag}"
+    key, needed = "plugin_config.use_paged_context_fmha", "true, or blocks are not reused"
+    is_met = engine.get(f"build_config.{key}") is True
+    yield key, is_met, needed, "trtllm-build --use_paged_context_fmha enable"
+    key, needed = "gather_context_logits", "false, or blocks are not reused"
+    is_met = not engine.get(f"build_config.{key}")
+    yield key, is_met, needed, "trtllm-build without --gather_context_logits"
+
+
+def _sizes(engine: Engine, limits: LimitsConfig, longest: int) -> Iterator[Check]:
+    """Length limits. The target resends text and drafts as a prompt, and reserves max_draft_len
+    even without drafts. The token limit of an iteration counts each whole prompt, cached or not."""
+    is_target = engine.role is Role.TARGET
+    k = limits.max_draft_len if is_target else 0
+    whole = longest + max(k, engine.built("max_draft_len") if is_target else 0)
+    least = {
+        "max_draft_len": (max(k, 1) if is_target else 0, f"--max-draft-len {k}"),
+        "max_input_len": (whole, f"--max-context-len {longest}"),
+        "max_seq_len": (whole, f"--max-context-len {longest}"),
+        "max_batch_size": (limits.max_sequences, f"--max-batch-size {limits.max_sequences}"),
+        "max_num_tokens": (longest + k, f"--max-num-tokens {longest + k}"),
+    }
+    for name, (size, flag) in least.items():
+        yield name, engine.built(name) >= size, f"at least {size}", f"build_engines.sh {flag}"

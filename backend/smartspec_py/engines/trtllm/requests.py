@@ -1,4 +1,4 @@
-"""The common part of target and draft requests to TensorRT-LLM's executor."""
+"""The common part of target and draft requests to TensorRT-LLM's executor. Never run on a GPU."""
 
 from __future__ import annotations
 
@@ -12,17 +12,8 @@ from smartspec_py.core.types import SamplingParams, SequenceId
 Bindings = Any
 """The module `tensorrt_llm.bindings.executor`, or a fake of it."""
 
-WAIT_S = 1.0
-"""Timeout of one wait for responses; `finish` then waits again."""
-
 BURST = 17
 """Tokens of a request whose generation steps are timed. The first comes with the prompt pass."""
-
-LEAST_S = 1e-4
-"""Minimum of a difference of two times, because noise may make the difference negative."""
-
-SALT = 0x5EED
-"""Upper bits of a salt, so that it is not a small number that other software may use too."""
 
 
 def end_id(sampling: SamplingParams) -> int | None:
@@ -70,68 +61,43 @@ def stop_words(sampling: SamplingParams) -> list[list[int]] | None:
 
 def cache_salt(sequence: SequenceId) -> int:
     """A salt that only requests of this sequence use. The executor shares cached blocks only
-    between requests with the same salt."""
-    return (SALT << 32) + sequence
+    between requests with the same salt. Its upper bits keep it apart from salts of others."""
+    return (0x5EED << 32) + sequence
 
 
-class SamplingConfigs:
-    """Makes the sampling configs of requests. The greedy one is made once, as requests copy it.
+def sampling_arguments(sampling: SamplingParams, position: int) -> dict[str, Any]:
+    """Arguments of the `SamplingConfig` of a request whose first new token is at `position`.
 
-    stream: of the noise. Draft and target must use different streams. With the same numbers on both
-    sides, acceptance would depend on the drawn tokens.
+    top_p is always set: with neither top_k nor top_p, the executor is greedy. It subtracts
+    penalties from logits that are already divided by the temperature.
     """
-
-    def __init__(self, bindings: Bindings, stream: int = 0) -> None:
-        self._make = bindings.SamplingConfig
-        self._stream = stream
-        self._greedy = self._make(top_k=1)
-
-    def of(self, sampling: SamplingParams, position: int) -> Any:
-        """The config of a request whose first new token is at `position`.
-
-        It always sets top_p: with neither top_k nor top_p, the executor is greedy.
-        """
-        if sampling.is_greedy and not sampling.counts_tokens:
-            return self._greedy
-        if sampling.is_greedy:
-            return self._make(top_k=1, **_penalties(sampling, 1.0))
-        return self._make(
-            top_k=sampling.top_k or None,
-            top_p=sampling.top_p,
-            min_p=sampling.min_p or None,
-            temperature=sampling.temperature,
-            seed=request_seed(sampling.seed, position, self._stream),
-            **_penalties(sampling, sampling.temperature),
-        )
+    arguments: dict[str, Any] = {"top_k": 1}
+    if not sampling.is_greedy:
+        arguments = {
+            "top_k": sampling.top_k or None,
+            "top_p": sampling.top_p,
+            "temperature": sampling.temperature,
+            "seed": request_seed(sampling.seed, position),
+        }
+    if sampling.counts_tokens:
+        temperature = arguments.get("temperature", 1.0)
+        arguments["repetition_penalty"] = sampling.repetition_penalty
+        arguments["presence_penalty"] = sampling.presence_penalty / temperature
+        arguments["frequency_penalty"] = sampling.frequency_penalty / temperature
+    return arguments
 
 
-def _penalties(sampling: SamplingParams, temperature: float) -> dict[str, float]:
-    """Arguments of a sampling config. The executor subtracts penalties from logits that are already
-    divided by the temperature."""
-    if not sampling.counts_tokens:
-        return {}
-    return {
-        "repetition_penalty": sampling.repetition_penalty,
-        "presence_penalty": sampling.presence_penalty / temperature,
-        "frequency_penalty": sampling.frequency_penalty / temperature,
-    }
-
-
-def request_seed(seed: int, position: int, stream: int = 0) -> int:
+def request_seed(seed: int, position: int) -> int:
     """Seed of the request whose first new token is at `position`; 64 bits.
 
-    The odd strides are 2^64 divided by the golden ratio and by its square. They keep the ranges of
-    different seeds and streams apart.
+    The odd stride is 2^64 divided by the golden ratio. It keeps the ranges of different seeds
+    apart.
     """
-    return (seed * 0x9E3779B97F4A7C15 + stream * 0x61C8864680B583EB + position) % 2**64
+    return (seed * 0x9E3779B97F4A7C15 + position) % 2**64
 
 
 class ExecutorModel:
-    """An engine behind an executor; the common part of target and draft.
-
-    executor: a `bindings.Executor`. bindings: its module, `tensorrt_llm.bindings.executor` or a
-    fake. clock: time in seconds.
-    """
+    """The common part of target and draft: a `bindings.Executor`. clock: time in seconds."""
 
     def __init__(
         self, executor: Any, bindings: Bindings, vocab_size: int, clock: Callable[[], float]
@@ -141,9 +107,7 @@ class ExecutorModel:
         self._vocab_size = vocab_size
         self._clock = clock
         self._output = bindings.OutputConfig(exclude_input_from_output=True)
-        self._with_logits = bindings.OutputConfig(
-            exclude_input_from_output=True, return_generation_logits=True
-        )
+        self._greedy = bindings.SamplingConfig(top_k=1)
 
     def close(self) -> None:
         self._executor.shutdown()
@@ -151,12 +115,10 @@ class ExecutorModel:
     def time_pass(
         self, batch_size: int, tokens_per_row: int, context_len: int, num_logits: int | None = None
     ) -> float:
-        """See `Profilable`. The time includes enqueueing and responses.
+        """See `Profilable`. Raises RuntimeError if a request fails.
 
-        With num_logits 1, new texts of context_len + tokens_per_row tokens are prefilled. Otherwise
-        each row has a fixed text of context_len tokens, which is cached as during serving.
-        With tokens_per_row 1, it is the time of one generation step after this text. With more, it
-        is the time to verify tokens_per_row - 1 drafts. Raises RuntimeError if a request fails.
+        With num_logits 1, new texts are prefilled. Otherwise each row has a fixed, cached text of
+        context_len tokens, and one generation step or tokens_per_row - 1 drafts follow it.
         """
         vocabulary = range(self._vocab_size)
         fresh = random.Random(f"{batch_size, tokens_per_row, context_len} {self._clock()}")
@@ -172,7 +134,7 @@ class ExecutorModel:
         if tokens_per_row > 1:
             return self._seconds(known, tokens_per_row, texts(tokens_per_row - 1))
         first_s, burst_s = self._seconds(known), self._seconds(known, BURST)
-        return max(LEAST_S, burst_s - first_s) / (BURST - 1)
+        return max(1e-4, burst_s - first_s) / (BURST - 1)
 
     def _seconds(
         self, texts: Sequence[list[int]], max_tokens: int = 1, drafts: Sequence[list[int]] = ()
@@ -184,7 +146,7 @@ class ExecutorModel:
             bindings.Request(
                 text,
                 max_tokens,
-                sampling_config=bindings.SamplingConfig(top_k=1),
+                sampling_config=self._greedy,
                 output_config=self._output,
                 external_draft_tokens_config=config,
             )
@@ -199,7 +161,7 @@ def finish(executor: Any, request_ids: Sequence[int]) -> None:
     """Await the last response of each request. Raises RuntimeError if a request fails."""
     left = set(request_ids)
     while left:
-        for response in executor.await_responses(timedelta(seconds=WAIT_S)):
+        for response in executor.await_responses(timedelta(seconds=1)):
             if response.has_error():
                 raise RuntimeError(f"the executor failed a request: {response.error_msg}")
             if response.result.is_final:

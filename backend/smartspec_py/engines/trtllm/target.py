@@ -1,31 +1,20 @@
-"""A target on TensorRT-LLM's executor, which uses its external-draft mode.
+"""A `Target` on TensorRT-LLM's executor. Never run on a GPU; tested with `fake_executor`.
 
-The executor keeps no sequences. Every request is new and sends the whole text as its prompt; reuse
-of the KV cache avoids most of the work. So this file keeps the sequences, and each piece of work is
-one request. One call enqueues all requests of a step.
+The executor keeps no sequences. Every request brings the whole text as its prompt, and reuse of the
+KV cache avoids most of the work. So this file keeps the sequences, and each piece of work is one
+request. One call enqueues all requests of a step.
 
 - `Prefill`: all known tokens, max_tokens = 1.
 - `Verify`: all tokens and k drafts, max_tokens = k + 1; the executor ends it after one step.
 - `Decode`: all tokens, max_tokens of the burst, streaming. Bursts continue while others verify.
 
-A poll waits for the verifications in flight, so that those of one step are planned, run and
-measured together. It also returns the tokens of bursts that arrive meanwhile. The pass time is
-measured here, from enqueueing to the response. The executor's own statistics report the latency of
-an earlier iteration, including the idle time before it; see `fake_executor`.
+A poll waits for the verifications in flight, so that those of one step are measured together. The
+pass time is measured here, because the executor's statistics report that of an earlier iteration.
 
-The noise of a request starts with its seed. With equal seeds, every request of a sequence would
-draw from the same numbers. So the seed is mixed with the position, and sampled text depends on how
-it was divided into requests. At temperature > 0, drafts without logits are accepted with a bias, so
-such drafts are not used. With the draft's logits, the executor verifies by rejection as Leviathan
-et al. do. A request selects this with `verification: rejection`, and engine.json enables it with
-`sampled_verification`.
-
-Penalties, biases and bad words apply to text without drafts. All requests of a sequence send its
-whole text, and the executor counts all of it, so it does not matter where the text is divided.
-Log-probabilities are computed here from the model's logits: the decoding layer for external drafts
-writes none.
-
-Tested with `smartspec_testing.fake_executor`. This project never ran it on the real executor.
+The noise of a request starts with its seed, so the seed is mixed with the position, and sampled
+text depends on how it was divided into requests. It has no drafts: without the draft's logits, the
+executor accepts with a bias. Log-probabilities are computed here from the model's logits: the
+decoding layer for external drafts writes none.
 """
 
 from __future__ import annotations
@@ -43,14 +32,18 @@ from smartspec_py.engines.base import Decode, Event, Prefill, TargetCapabilities
 from smartspec_py.engines.trtllm.requests import (
     Bindings,
     ExecutorModel,
-    SamplingConfigs,
     bad_words,
     cache_salt,
     embedding_bias,
     end_id,
     num_before_end_allowed,
+    sampling_arguments,
     stop_words,
 )
+
+MAX_LOGITS = 16
+"""Tokens of a request that returns their logits. The executor pins host memory for the logits of
+all tokens that a request asks for: 128,256 logits take 0.5 MB per token."""
 
 
 @dataclass(slots=True)
@@ -72,8 +65,8 @@ class _Sequence:
 
 @dataclass(slots=True)
 class _InFlight:
-    """A piece of work, its request, the tokens it asked for, and the number that it has returned so
-    far. start_s: when it was enqueued; None after the first response."""
+    """num_asked, num_emitted: tokens requested, and returned so far. start_s: when it was enqueued;
+    None after the first response."""
 
     work: Work
     request_id: int
@@ -83,10 +76,7 @@ class _InFlight:
 
 
 class TrtllmTarget(ExecutorModel):
-    """A `Target` that uses an executor.
-
-    Raises KeyError for a sequence that was not begun, and ValueError for other misuse.
-    """
+    """Raises KeyError for a sequence that was not begun, and AssertionError for other misuse."""
 
     def __init__(
         self,
@@ -96,12 +86,11 @@ class TrtllmTarget(ExecutorModel):
         clock: Callable[[], float] = time.monotonic,
         num_logits: int | None = None,
     ) -> None:
-        """num_logits: the vocabulary size of the engine; None is that of the capabilities. It may
-        be larger than the tokenizer's."""
-        if capabilities.max_prefill_tokens is not None or capabilities.verifies_sampling:
-            raise ValueError("the executor takes whole prompts only, and draws with its own noise")
+        """num_logits: the engine's vocabulary size; by default the one of the capabilities."""
         super().__init__(executor, bindings, capabilities.vocab_size, clock)
-        self._configs = SamplingConfigs(bindings)
+        self._with_logits = bindings.OutputConfig(
+            exclude_input_from_output=True, return_generation_logits=True
+        )
         self._num_logits = num_logits or capabilities.vocab_size
         self._capabilities = capabilities
         self._held: dict[SequenceId, _Sequence] = {}
@@ -122,8 +111,6 @@ class TrtllmTarget(ExecutorModel):
         reuses_prefix: bool = True,
     ) -> int:
         """Keep the tokens. Returns 0, because the executor finds cached tokens by itself."""
-        if sequence in self._held:
-            raise ValueError(f"sequence {sequence} has begun already")
         known = list(map(int, tokens))  # the bindings do not convert NumPy integers
         salt = None if reuses_prefix else cache_salt(sequence)
         bias = embedding_bias(sampling, self._num_logits)
@@ -131,82 +118,47 @@ class TrtllmTarget(ExecutorModel):
         return 0
 
     def submit(self, work: Sequence[Work]) -> None:
-        """Raises RuntimeError if the executor no longer takes requests."""
+        """Raises RuntimeError if the executor takes no requests. A request that it cannot run fails
+        alone, with an event."""
         if not self._executor.can_enqueue_requests():
             raise RuntimeError("the executor takes no requests")
-        for item in work:
-            self._check(item)
-        fitting = [item for item in work if not self._refuses(item)]
-        requests = [self._request(item, self._held[item.sequence]) for item in fitting]
-        if not requests:
+        made = [(item, request) for item in work if (request := self._made(item)) is not None]
+        if not made:
             return
         start_s = self._clock()
-        try:
-            request_ids = self._executor.enqueue_requests(requests)
-        except RuntimeError as error:  # the C++ code throws if one request cannot run
-            self._enqueue_each(fitting, requests, error)
-            return
-        for item, request_id in zip(fitting, request_ids, strict=True):
-            self._begin_work(item, request_id, start_s)
+        request_ids = self._executor.enqueue_requests([request for _, request in made])
+        for (item, _), request_id in zip(made, request_ids, strict=True):
+            num_asked = _num_asked(item, self._held[item.sequence])
+            self._in_flight[item.sequence] = _InFlight(item, request_id, num_asked, start_s)
+            self._sequence_of[request_id] = item.sequence
 
-    def _check(self, work: Work) -> None:
-        if work.sequence in self._in_flight:
-            raise ValueError(f"sequence {work.sequence} already has work in flight")
+    def _made(self, work: Work) -> Any:
+        """The request for this work. None if the bindings reject it; the next poll reports that."""
         held = self._held[work.sequence]
-        if isinstance(work, Prefill) and list(work.tokens) != held.tokens:
-            raise ValueError(f"sequence {work.sequence}: Prefill must contain the whole prompt")
-        if isinstance(work, Verify) and not (work.drafts and self._can_verify(work, held.sampling)):
-            raise ValueError(f"sequence {work.sequence}: no drafts, or the text cannot be verified")
-
-    def _can_verify(self, work: Verify, sampling: SamplingParams) -> bool:
-        """Sampled text needs the logits from which the drafts were drawn."""
-        has_logits = sampling.is_greedy or work.draft_probs is not None
-        return has_logits and self._capabilities.can_verify(sampling)
-
-    def _refuses(self, work: Work) -> bool:
-        """Whether the executor would reject it, and perhaps other requests of the same call."""
-        most = self._capabilities.max_draft_len
-        if not isinstance(work, Verify) or len(work.drafts) <= most:
-            return False
-        self._refuse(work, f"{len(work.drafts)} drafts are more than max_draft_len {most}")
-        return True
-
-    def _refuse(self, work: Work, reason: object) -> None:
-        self._refused.append(Event(work.sequence, error=f"request rejected: {reason}"))
-
-    def _enqueue_each(
-        self, work: Sequence[Work], requests: Sequence[Any], error: RuntimeError
-    ) -> None:
-        """Find the rejected request, and let the others run. The failed call may have started some
-        of them, which then run twice. Responses with unknown ids are ignored."""
-        if len(requests) == 1:
-            self._refuse(work[0], error)
-            return
-        for item, request in zip(work, requests, strict=True):
-            start_s = self._clock()
-            try:
-                (request_id,) = self._executor.enqueue_requests([request])
-            except RuntimeError as its_own:
-                self._refuse(item, its_own)
-            else:
-                self._begin_work(item, request_id, start_s)
-
-    def _begin_work(self, work: Work, request_id: int, start_s: float) -> None:
-        num_asked = _num_asked(work, self._held[work.sequence])
-        self._in_flight[work.sequence] = _InFlight(work, request_id, num_asked, start_s)
-        self._sequence_of[request_id] = work.sequence
+        assert work.sequence not in self._in_flight, "a sequence has one piece of work at a time"
+        assert not isinstance(work, Prefill) or list(work.tokens) == held.tokens, "whole prompts"
+        assert not isinstance(work, Verify) or self._capabilities.can_verify(held.sampling)
+        try:
+            return self._request(work, held)
+        except (RuntimeError, TypeError) as error:  # exceptions of the C++ code and of nanobind
+            self._refused.append(Event(work.sequence, error=f"request rejected: {error}"))
+            return None
 
     def _request(self, work: Work, sequence: _Sequence) -> Any:
         bindings, drafts = self._bindings, None
         if isinstance(work, Verify):
             tokens = list(map(int, work.drafts))
-            drafts = bindings.ExternalDraftTokensConfig(tokens, logits=work.draft_probs)
+            drafts = bindings.ExternalDraftTokensConfig(tokens)
         sampling = sequence.sampling
         return bindings.Request(
             sequence.tokens,
             _num_asked(work, sequence),
             streaming=isinstance(work, Decode),
-            sampling_config=self._configs.of(sampling, len(sequence.tokens)),
+            sampling_config=(
+                self._greedy
+                if sampling.is_plain_greedy
+                else bindings.SamplingConfig(**sampling_arguments(sampling, len(sequence.tokens)))
+            ),
             output_config=self._with_logits if sampling.log_probs else self._output,
             end_id=end_id(sampling),
             bad_words=bad_words(sampling, sequence.num_generated, self._num_logits),
@@ -234,12 +186,9 @@ class TrtllmTarget(ExecutorModel):
                 if response.request_id in self._sequence_of:
                     events.append(self._event(response, now_s))
             left_s = until_s - now_s
-            if left_s <= 0.0 or not self._is_verifying:
+            works = (flight.work for flight in self._in_flight.values())
+            if left_s <= 0.0 or not any(isinstance(work, Verify) for work in works):
                 return events
-
-    @property
-    def _is_verifying(self) -> bool:
-        return any(isinstance(flight.work, Verify) for flight in self._in_flight.values())
 
     def _event(self, response: Any, now_s: float) -> Event:
         sequence = self._sequence_of[response.request_id]
@@ -280,23 +229,22 @@ class TrtllmTarget(ExecutorModel):
 
     def cancel(self, sequence: SequenceId) -> None:
         """Ends the work, not the sequence. Tokens generated so far, and late ones, are kept."""
-        if sequence not in self._held:
-            raise KeyError(f"sequence {sequence} is not held")
         if sequence in self._in_flight:
             self._executor.cancel_request(self._in_flight[sequence].request_id)
 
     def release(self, sequence: SequenceId) -> None:
         """The executor holds nothing between requests. It evicts old cached blocks by itself."""
-        if sequence in self._in_flight:
-            raise ValueError(f"sequence {sequence} has work in flight")
+        assert sequence not in self._in_flight, "it has work in flight"
         del self._held[sequence]
 
 
 def _num_asked(work: Work, sequence: _Sequence) -> int:
-    """max_tokens of the request for this work. A burst ends where end tokens become allowed."""
+    """max_tokens of the request for this work. A burst ends where end tokens become allowed, and
+    is short if it returns logits."""
     if isinstance(work, Decode):
         num_banned = num_before_end_allowed(sequence.sampling, sequence.num_generated)
-        return min(work.max_tokens, num_banned or work.max_tokens)
+        most = MAX_LOGITS if sequence.sampling.log_probs else work.max_tokens
+        return min(work.max_tokens, num_banned or most, most)
     return len(work.drafts) + 1 if isinstance(work, Verify) else 1
 
 
@@ -319,9 +267,7 @@ def _log_probs(
 
 def _verification(work: Work, drawn: tuple[int, ...]) -> tuple[int, int]:
     """num_drafted and num_accepted; both 0 if nothing was verified, as after an early cancel.
-
-    drawn: includes the end token, which counts as accepted if it was drafted.
-    """
+    drawn: includes the end token, which counts as accepted if it was drafted."""
     if not isinstance(work, Verify) or not drawn:
         return 0, 0
     return len(work.drafts), sum(takewhile(bool, map(eq, work.drafts, drawn)))

@@ -6,13 +6,6 @@
 {{- end -}}
 {{- end -}}
 
-{{/* The Deployment, or the LeaderWorkerSet. The controller of the latter makes a Service of the same
-name for the addresses of the pods, so it must differ from the name of the chart's Service. */}}
-{{- define "smartspec.workload" -}}
-{{- $name := include "smartspec.name" . -}}
-{{- gt (int .Values.multiNode.size) 1 | ternary (printf "%s-nodes" (trunc 57 $name)) $name -}}
-{{- end -}}
-
 {{- define "smartspec.selector" -}}
 app.kubernetes.io/name: smartspec
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -49,20 +42,6 @@ backend and for Triton to exit. */}}
 {{/* The sizes of deploy/README.md. */}}
 {{- define "smartspec.sharedMemory" -}}
 {{- default (ternary "1Gi" "256Mi" (gt (int .Values.gpu.count) 0)) .Values.sharedMemory -}}
-{{- end -}}
-
-{{- define "smartspec.checkMultiNode" -}}
-{{- $size := int .Values.multiNode.size -}}
-{{- if lt (int .Values.gpu.count) 1 -}}
-{{- fail (printf "gpu.count: got %d, must be at least 1 if multiNode.size is above 1" (int .Values.gpu.count)) -}}
-{{- end -}}
-{{- if not .Values.multiNode.sshKeySecret -}}
-{{- fail "multiNode.sshKeySecret: missing, must name a Secret if multiNode.size is above 1" -}}
-{{- end -}}
-{{- $nodes := dig "engine" "num_nodes" 1 (default dict .Values.engineJson) -}}
-{{- if and .Values.engineJson (ne (int $nodes) $size) -}}
-{{- fail (printf "engineJson.engine.num_nodes: got %d, must be multiNode.size %d" (int $nodes) $size) -}}
-{{- end -}}
 {{- end -}}
 
 {{/* The resources of the values, plus the GPUs, which Kubernetes requires as a limit. */}}

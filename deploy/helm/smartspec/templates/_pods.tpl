@@ -1,7 +1,4 @@
-{{/* The parts of pods. The pods of a Deployment and the leaders of a LeaderWorkerSet are the same,
-except for the command. */}}
 {{- define "smartspec.pod" -}}
-{{- $size := int .Values.multiNode.size -}}
 metadata:
   labels: {{- include "smartspec.labels" . | nindent 4 }}
   annotations:
@@ -22,9 +19,6 @@ spec:
     - name: smartspec
       image: {{ include "smartspec.image" . }}
       imagePullPolicy: {{ .Values.image.pullPolicy }}
-      {{- if gt $size 1 }}
-      command: [/opt/nvidia/nvidia_entrypoint.sh, python3, /opt/smartspec/multinode.py, leader]
-      {{- end }}
       {{- with .Values.tritonArgs }}
       args: {{- toYaml . | nindent 8 }}
       {{- end }}
@@ -82,43 +76,6 @@ spec:
   {{- include "smartspec.placing" . | nindent 2 }}
 {{- end -}}
 
-{{/* A machine that only runs ranks of the model. It has another name, so that neither the Service
-nor the autoscaler selects it. It ends after the leader's server, so that the leader can drain. */}}
-{{- define "smartspec.worker" -}}
-metadata:
-  labels:
-    app.kubernetes.io/name: smartspec-worker
-    app.kubernetes.io/instance: {{ .Release.Name }}
-spec:
-  serviceAccountName: {{ include "smartspec.serviceAccount" . }}
-  automountServiceAccountToken: false
-  terminationGracePeriodSeconds: {{ include "smartspec.gracePeriod" . }}
-  {{- with .Values.imagePullSecrets }}
-  imagePullSecrets: {{- toYaml . | nindent 4 }}
-  {{- end }}
-  {{- with .Values.runtimeClassName }}
-  runtimeClassName: {{ . }}
-  {{- end }}
-  securityContext: {{- include "smartspec.podSecurity" . | nindent 4 }}
-  containers:
-    - name: worker
-      image: {{ include "smartspec.image" . }}
-      imagePullPolicy: {{ .Values.image.pullPolicy }}
-      command: [/opt/nvidia/nvidia_entrypoint.sh, python3, /opt/smartspec/multinode.py, worker]
-      ports:
-        - { name: ssh, containerPort: 2222 }
-      lifecycle:
-        preStop:
-          exec:
-            # While the leader is connected, there is a process of sshd for it besides the listener.
-            command: [sh, -c, "while [ $(grep -ls '^sshd' /proc/[0-9]*/comm | wc -l) -gt 1 ]; do sleep 1; done"]
-      resources: {{- include "smartspec.resources" . | nindent 8 }}
-      securityContext: {{- include "smartspec.containerSecurity" . | nindent 8 }}
-      volumeMounts: {{- include "smartspec.mounts" . | nindent 8 }}
-  volumes: {{- include "smartspec.volumes" . | nindent 4 }}
-  {{- include "smartspec.placing" . | nindent 2 }}
-{{- end -}}
-
 {{- define "smartspec.podSecurity" -}}
 runAsNonRoot: true
 runAsUser: 1000
@@ -146,9 +103,6 @@ capabilities: { drop: [ALL] }
 - { name: models, mountPath: /var/cache/smartspec/profiles, subPath: profiles }
 {{- end }}
 {{- end }}
-{{- if gt (int .Values.multiNode.size) 1 }}
-- { name: ssh-key, mountPath: /etc/smartspec-ssh, readOnly: true }
-{{- end }}
 {{- end -}}
 
 {{- define "smartspec.volumes" -}}
@@ -164,10 +118,6 @@ capabilities: { drop: [ALL] }
 {{- if .Values.models.existingClaim }}
 - name: models
   persistentVolumeClaim: { claimName: {{ .Values.models.existingClaim }}, readOnly: {{ not .Values.models.keepsProfiles }} }
-{{- end }}
-{{- if gt (int .Values.multiNode.size) 1 }}
-- name: ssh-key
-  secret: { secretName: {{ .Values.multiNode.sshKeySecret }}, defaultMode: 0440 }
 {{- end }}
 {{- end -}}
 

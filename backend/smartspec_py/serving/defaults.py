@@ -1,0 +1,21 @@
+"""Constants and the error of the configuration, for modules that must import without pydantic."""
+
+from __future__ import annotations
+
+DRAFT_MODEL = "draft_model"
+PROMPT_LOOKUP = "prompt_lookup"
+HEADS = "heads"
+"""Names of proposers in requests and engine.json."""
+
+DEFAULT_CONTEXT_LEN = 512
+"""Context length of benchmarks, and of engines whose models define none."""
+
+LEAST_CHUNK = 128
+"""Prompt tokens per step if they were not measured, or if a larger chunk brings no benefit."""
+
+CONTEXT_LINE = "context: "
+"""Prefix of the log line with the context length; `smartspec serve` shows this line."""
+
+
+class ConfigError(ValueError):
+    """engine.json cannot be used; the message names the file, the key and the reason."""

@@ -1,1 +1,0 @@
-"""The parts of rolling_restart.py: HAProxy, the servers, the load and the report."""

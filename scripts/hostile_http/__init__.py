@@ -1,1 +1,0 @@
-"""Hostile HTTP requests for a running server: bodies, chunks, headers and misbehaving clients."""

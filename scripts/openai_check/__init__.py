@@ -1,1 +1,0 @@
-"""Checks of the OpenAI-compatible endpoint by clients of others, and by hostile ones."""

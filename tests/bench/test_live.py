@@ -1,0 +1,124 @@
+"""`bench live` and `bench lockstep` as commands, on a made-up engine; the GPU run on the CPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from servers import TINY
+from typer.testing import CliRunner
+
+from smartspec_bench.results import read
+from smartspec_cli.app import app
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> str:
+    engine = {"kind": "fake", "tokenizer": str(TINY / "target"), "step_s": 0.001}
+    path = tmp_path / "engine.json"
+    path.write_text(json.dumps({"engine": engine, "limits": {"max_sequences": 4}}))
+    return str(path)
+
+
+@pytest.mark.triton
+def test_policies_on_triton_and_beside_it(fake: str, tmp_path: Path) -> None:
+    out = tmp_path / "live.json"
+    options = ["--policies", "none,goodput", "--concurrency", "1,4", "--rounds", "2"]
+    options += ["--max-tokens", "8", "--overhead", "--json", str(out)]
+    result = CliRunner().invoke(app, ["bench", "live", "--config", fake, *options])
+    assert result.exit_code == 0, result.output
+    found = read(out)
+    names = {"none", "goodput", "none, in process", "goodput, in process"}
+    assert {phase.policy for phase in found.phases} == names
+    assert {phase.load for phase in found.phases} == {1.0, 4.0}
+    assert len(found.phases) == 2 * 2 * len(names)
+    assert all(phase.num_finished == phase.load for phase in found.phases)
+    assert "4 at once, mixed" in result.stdout
+
+
+def test_lockstep_prints_its_table(fake: str) -> None:
+    options = ["--shapes", "closed", "--repeats", "1", "--saturation-s", "0.05"]
+    options += ["--max-tokens", "4", "--policies", "none,goodput", "--json", "-"]
+    result = CliRunner().invoke(app, ["bench", "lockstep", "--config", fake, *options])
+    assert result.exit_code == 0, result.output
+    assert len(json.loads(result.stdout)["phases"]) == 2
+    assert "one request at a time" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["lockstep"], "--model or --config must be given"),
+        (["lockstep", "--config", "no.json"], "no.json"),
+        (["lockstep", "--policies", "goodput"], "--policies: must include none"),
+        (["lockstep", "--policies", "none,fast"], "--policies: 'fast' must be"),
+        (["lockstep", "--shapes", "closed,round"], "--shapes: 'round' must be one of"),
+        (["lockstep", "--loads", "0"], "--loads: got '0'"),
+        (["live", "--concurrency", "1,x"], "--concurrency: got '1,x'"),
+        (["live", "--url", "http://h", "--overhead"], "--url excludes"),
+        (["live", "--url", "http://127.0.0.1:1", "--rounds", "1"], "Cannot connect"),
+        (["live", "--model", "nowhere"], "nowhere"),
+        (["live", "--input", "no.jsonl"], "no.jsonl: "),
+    ],
+)
+def test_wrong_options(options: list[str], sentence: str) -> None:
+    result = CliRunner().invoke(app, ["bench", *options])
+    assert result.exit_code != 0
+    assert sentence in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_the_gpu_run_needs_no_other_packages(tmp_path: Path) -> None:
+    """Its dry run, in a Python where what a GPU image lacks cannot be imported."""
+    program = f"""
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        if top in {{"pydantic", "openvino", "aiohttp", "fastapi", "uvicorn", "tritonclient",
+                   "threadpoolctl", "grpc"}}:
+            raise ModuleNotFoundError(name, name=name)
+sys.meta_path.insert(0, Missing())
+from smartspec_bench.gpu import main
+main(["--dry-run", {str(tmp_path)!r}])
+"""
+    environment = {"PYTHONPATH": f"{ROOT / 'backend'}:{ROOT / 'tools'}", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = read(tmp_path / "gpu.json")
+    assert "figures mean nothing" in found.about["note"]
+    assert found.phases
+    assert all(phase.num_same_texts == phase.num_finished for phase in found.phases)
+    assert (tmp_path / "gpu.html").is_file()
+
+
+def test_gpu_tests_are_collected_without_other_packages() -> None:
+    """As in a GPU image: `pytest -m gpu` where pydantic and openvino cannot be imported."""
+    program = """
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"pydantic", "openvino", "aiohttp", "tritonclient"}:
+            raise ModuleNotFoundError(name, name=name)
+sys.meta_path.insert(0, Missing())
+import pytest
+sys.exit(pytest.main(["-m", "gpu", "--collect-only", "-q", "-p", "no:cacheprovider"]))
+"""
+    command = [sys.executable, "-c", program]
+    environment = {"PYTHONPATH": f"{ROOT / 'backend'}:{ROOT / 'tools'}"}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "test_captured_passes_on_a_gpu" in done.stdout

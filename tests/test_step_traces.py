@@ -1,0 +1,135 @@
+"""Step traces: written, read, and decided again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from smartspec_py.core.cost import CostModel, PassTable
+from smartspec_py.core.plan.planner import PlannerSettings, plan
+from smartspec_py.core.types import NO_TOKEN, DraftOption, SequenceView, SpecPlan
+from smartspec_py.engines.base import Event
+from smartspec_py.serving.step import Decision, Reason, StepRecord
+from smartspec_py.serving.step_trace import NUMBERS, StepTraceFile
+from smartspec_sim.traces.files import TraceError
+from smartspec_sim.traces.steps import decide, read_steps, unexplained, write_steps
+
+COST = CostModel(
+    target=PassTable((1, 64), (1, 16), ((0.010, 0.013), (0.020, 0.070))),
+    draft=PassTable((1, 64), (1,), ((0.001,), (0.002,))),
+    catch_up_s=1 / 3e4,
+)
+DEARER = replace(COST, draft=PassTable((1, 64), (1,), ((0.008,), (0.016,))))
+
+
+def random_views(rng: np.random.Generator) -> list[SequenceView]:
+    """Up to 12 sequences; every field varies."""
+    views = []
+    for sequence in range(int(rng.integers(0, 12))):
+        most = int(rng.integers(0, 8))
+        views.append(
+            SequenceView(
+                sequence=sequence,
+                context_len=int(rng.integers(1, 500)),
+                remaining=int(rng.integers(1, 100)),
+                policy=str(rng.choice(["none", "fixed:3", "goodput", "goodput"])),
+                options=(
+                    DraftOption(
+                        max_draft_len=most,
+                        accept_probs=tuple(rng.random(most).tolist()),
+                        draft_lag=int(rng.integers(0, 100)),
+                        has_draft_passes=bool(rng.random() < 0.7),
+                    ),
+                ),
+            )
+        )
+    return views
+
+
+def recorded(seeds: range) -> StepTraceFile:
+    steps = []
+    for seed in seeds:
+        views = random_views(np.random.default_rng(seed))
+        forced = {v.sequence: seed % 4 for v in views} if seed % 5 == 0 else {}
+        settings = PlannerSettings(None, seed % 4, seed % 3, seed % 5, forced)
+        cost, reason = (
+            replace(COST, draft_factor=1 + seed % 2),
+            Reason.GUARD if forced else Reason.PLANNED,
+        )
+        decision = Decision(plan(views, cost, settings), views, cost, settings, reason)
+        lengths = {view.sequence: seed for view in views}
+        steps.append(
+            StepRecord(
+                decision=decision,
+                events=[Event(v.sequence, (NO_TOKEN,) * 2, 3, 1) for v in views],
+                drafted=lengths,
+                **dict.fromkeys(NUMBERS, seed / 7),
+            )
+        )
+    return StepTraceFile({"model": "tiny"}, COST, steps)
+
+
+def test_a_recorded_plan_is_decided_again(tmp_path: Path) -> None:
+    """From the file alone, to the last bit of what is expected; another cost decides otherwise."""
+    trace = recorded(range(60))
+    path = tmp_path / "steps.jsonl"
+    write_steps(path, trace)
+    again = read_steps(path)
+    assert again == trace
+    assert unexplained(again.steps) == []
+    plans = [step.decision.plan for step in trace.steps]
+    assert [decide(step) for step in again.steps] == plans
+    dearer = [decide(step, DEARER) for step in again.steps]
+    assert any(new.draft_lens != old.draft_lens for new, old in zip(dearer, plans, strict=True))
+    chosen = [k for old in plans for k in old.draft_lens.values()]
+    assert len(set(chosen)) > 4, "the views must leave something to decide"
+
+
+def test_cost_models_come_back_with_what_prompts_take(tmp_path: Path) -> None:
+    """Every table; and a trace from before prompts were measured is read without."""
+    cost = replace(COST, prompt=PassTable((1,), (1, 16), ((1 / 3, 2.0),)))
+    path = tmp_path / "steps.jsonl"
+    write_steps(path, StepTraceFile({}, cost, []))
+    assert read_steps(path).profile == cost
+    write_steps(path, StepTraceFile({}, COST, []))
+    path.write_text(path.read_text().replace(',"prompt":null', ""))
+    assert '"prompt":null' not in path.read_text()
+    assert read_steps(path).profile == COST
+
+
+def test_a_plan_that_was_tampered_with_is_found() -> None:
+    trace = recorded(range(3, 9))
+    steps = list(trace.steps)
+    decision = steps[2].decision
+    tampered = replace(decision, plan=replace(decision.plan, expected_s=1.0))
+    steps[2] = replace(steps[2], decision=tampered)
+    assert unexplained(steps) == [2]
+
+
+def test_arrays_and_options_are_written_as_plain_numbers(tmp_path: Path) -> None:
+    """What the planner hands out may be NumPy's; it comes back as tuples of the same numbers."""
+    probs = (0.1, 0.7)
+    options = DraftOption(2, probs), DraftOption(2, probs, has_draft_passes=False)
+    view = SequenceView(4, 10, 9, "none", options)
+    as_arrays = tuple(option._replace(accept_probs=np.array(probs)) for option in options)
+    arrays = replace(view, options=as_arrays)
+    spec_plan = SpecPlan({4: 2}, 1.5, 0.25, {4: 1})
+    numpys = SpecPlan({4: int(np.int64(2))}, np.float64(1.5), np.float64(0.25), {4: np.int64(1)})
+    (step,) = recorded(range(1)).steps
+    step = replace(step, decision=replace(step.decision, views=[arrays], plan=numpys))
+    path = tmp_path / "steps.jsonl"
+    write_steps(path, StepTraceFile({}, COST, [step]))
+    (again,) = read_steps(path).steps
+    assert again.decision.views == [view]
+    assert again.decision.plan == spec_plan
+
+
+def test_a_step_without_a_field_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    write_steps(path, recorded(range(2)))
+    path.write_text(path.read_text().replace('"factors"', '"other"'))
+    with pytest.raises(TraceError, match="line 2: 'factors' is missing"):
+        read_steps(path)

@@ -1,0 +1,104 @@
+"""OpenVINO GenAI as a server with `/v1/completions`, for `scripts/bench_peer`.
+
+Runs in an environment of its own with openvino-genai, on a model that `optimum-cli export openvino`
+has made: python peer_genai.py MODEL --port 8392 [--draft DRAFT --k 3]. Answers in one event, so the
+time to the first token is that to the last one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import threading
+import time
+from collections.abc import Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
+from typing import Any
+
+CACHE_GB = 2
+IDLE_S = 0.001
+
+
+class Pipeline:
+    """The continuous-batching pipeline, and the thread that runs its steps."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        import openvino_genai as genai
+
+        self._genai, self._ids, self._k = genai, count(), options.k if options.draft else 0
+        scheduler = genai.SchedulerConfig()
+        scheduler.cache_size = CACHE_GB
+        scheduler.enable_prefix_caching = False
+        properties: dict[str, Any] = {
+            "INFERENCE_NUM_THREADS": options.threads,
+            "INFERENCE_PRECISION_HINT": options.precision,
+            "KV_CACHE_PRECISION": options.precision,
+        }
+        draft = {}
+        if options.draft:
+            draft["draft_model"] = genai.draft_model(options.draft, "CPU", **properties)
+        self._pipeline = genai.ContinuousBatchingPipeline(
+            options.model, scheduler, "CPU", {**properties, **draft}
+        )
+        self._tokenizer = self._pipeline.get_tokenizer()
+        threading.Thread(target=self._steps, daemon=True).start()
+
+    def _steps(self) -> None:
+        while True:
+            if self._pipeline.has_non_finished_requests():
+                self._pipeline.step()
+            else:
+                time.sleep(IDLE_S)
+
+    def complete(self, prompt: str, max_tokens: int) -> tuple[str, int]:
+        """The text, and its number of tokens."""
+        config = self._genai.GenerationConfig(
+            max_new_tokens=max_tokens, ignore_eos=True, do_sample=False
+        )
+        if self._k:
+            config.num_assistant_tokens = self._k
+        inputs = self._tokenizer.encode(prompt).input_ids
+        handle = self._pipeline.add_request(next(self._ids), inputs, config)
+        tokens = list(handle.read_all()[0].generated_ids)
+        return str(self._tokenizer.decode(tokens)), len(tokens)
+
+
+def handler_of(pipeline: Pipeline) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._answer("application/json", b"{}")
+
+        def do_POST(self) -> None:
+            body: Mapping[str, Any] = json.loads(
+                self.rfile.read(int(self.headers["Content-Length"]))
+            )
+            text, num_tokens = pipeline.complete(body["prompt"], body["max_tokens"])
+            event = {"choices": [{"text": text}], "usage": {"completion_tokens": num_tokens}}
+            self._answer("text/event-stream", f"data: {json.dumps(event)}\n\n".encode())
+
+        def _answer(self, kind: str, content: bytes) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+    return Handler
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("--port", type=int, default=8392)
+    parser.add_argument("--draft")
+    parser.add_argument("--k", type=int, default=3, help="drafts per step")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--precision", default="f32", help="f32 or bf16")
+    options = parser.parse_args()
+    handler = handler_of(Pipeline(options))
+    ThreadingHTTPServer(("127.0.0.1", options.port), handler).serve_forever()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""What `smartspec doctor` checks without an engine. Never run on a GPU machine.
+
+It reads versions, GPUs, and whether the executor's bindings have the names that the adapter uses.
+"""
+
+from __future__ import annotations
+
+import importlib
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from smartspec_py.engines.trtllm.engine_dir import TRTLLM_VERSION
+
+NAMES: dict[str, tuple[str, ...]] = {
+    "CommunicationMode": ("ORCHESTRATOR",),
+    "Executor": (
+        "await_responses",
+        "can_enqueue_requests",
+        "cancel_request",
+        "enqueue_requests",
+        "get_latest_iteration_stats",
+        "shutdown",
+    ),
+    "ExecutorConfig": (
+        "enable_chunked_context",
+        "extended_runtime_perf_knob_config",
+        "gather_generation_logits",
+        "kv_cache_config",
+        "parallel_config",
+    ),
+    "ExtendedRuntimePerfKnobConfig": ("cuda_graph_cache_size", "cuda_graph_mode"),
+    "ExternalDraftTokensConfig": ("tokens",),
+    "FinishReason": ("END_ID", "LENGTH", "STOP_WORDS"),
+    "IterationStats": ("kv_cache_stats",),
+    "KvCacheConfig": ("enable_block_reuse", "free_gpu_memory_fraction", "max_tokens"),
+    "KvCacheStats": ("max_num_blocks", "tokens_per_block"),
+    "ModelType": ("DECODER_ONLY",),
+    "OrchestratorConfig": ("is_orchestrator", "worker_executable_path"),
+    "OutputConfig": ("exclude_input_from_output", "return_generation_logits"),
+    "ParallelConfig": ("communication_mode", "device_ids", "orchestrator_config"),
+    "Request": (
+        "bad_words",
+        "cache_salt_id",
+        "embedding_bias",
+        "end_id",
+        "external_draft_tokens_config",
+        "input_token_ids",
+        "max_tokens",
+        "output_config",
+        "sampling_config",
+        "stop_words",
+        "streaming",
+    ),
+    "Response": ("error_msg", "has_error", "request_id", "result"),
+    "Result": ("finish_reasons", "generation_logits", "is_final", "output_token_ids"),
+    "SamplingConfig": (
+        "frequency_penalty",
+        "presence_penalty",
+        "repetition_penalty",
+        "seed",
+        "temperature",
+        "top_k",
+        "top_p",
+    ),
+}
+"""Classes of `tensorrt_llm.bindings.executor`: arguments, attributes, methods and enum members that
+the adapter uses. From the sources of versions 1.1 to 1.2; none was labelled 1.2.1."""
+
+_QUERY = ("--query-gpu=name,driver_version,memory.total,compute_cap", "--format=csv,noheader")
+
+
+@dataclass(frozen=True)
+class Environment:
+    """found: what, and its version. missing: with what to do; empty if all is well."""
+
+    found: tuple[tuple[str, str], ...]
+    missing: tuple[str, ...]
+
+
+def find_environment() -> tuple[Environment, Any]:
+    """The environment, and the module of the executor's bindings; None if it is missing."""
+    missing: list[str] = []
+    package = _imported("tensorrt_llm", missing)
+    bindings = _imported("tensorrt_llm.bindings.executor", missing) if package else None
+    if bindings is not None:
+        missing += [f"the bindings have no {name}" for name in missing_names(bindings)]
+    gpus = query_gpus()
+    if not gpus:
+        missing.append("nvidia-smi lists no GPU: start the container with --gpus all")
+    version = str(getattr(package, "__version__", "not found"))
+    found = [
+        ("TensorRT-LLM", f"{version} (supported: {TRTLLM_VERSION})"),
+        ("Python", platform.python_version()),
+        *(("GPU", gpu) for gpu in gpus),
+    ]
+    return Environment(tuple(found), tuple(missing)), bindings
+
+
+def missing_names(bindings: Any) -> Iterator[str]:
+    """The names in NAMES that the bindings lack, such as `Request(end_id)`."""
+    for class_name, names in NAMES.items():
+        found = getattr(bindings, class_name, None)
+        if found is None:
+            yield class_name
+            continue
+        # A compiled constructor has its arguments only as text: nanobind writes it to
+        # __nb_signature__ and to the docstring, pybind11 to the docstring.
+        init = found.__init__
+        text = f"{getattr(init, '__nb_signature__', '')} {init.__doc__ or ''}"
+        for name in names:
+            if not hasattr(found, name) and not re.search(rf"\b{name}\b", text):
+                yield f"{class_name}({name})"
+
+
+def query_gpus() -> tuple[str, ...]:
+    """The GPUs that nvidia-smi lists; empty if it is missing or fails."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ()
+    answer = subprocess.run([program, *_QUERY], capture_output=True, text=True, check=False)
+    return tuple(answer.stdout.splitlines()) if answer.returncode == 0 else ()
+
+
+def _imported(name: str, missing: list[str]) -> Any:
+    """Import a module. If it fails, also because of driver libraries, record it as missing."""
+    try:
+        return importlib.import_module(name)
+    except (ImportError, OSError, RuntimeError) as error:
+        remedy = f"run in a Triton container with TensorRT-LLM {TRTLLM_VERSION}, with --gpus all"
+        missing.append(f"{name} cannot be imported ({error}): {remedy}")
+        return None
