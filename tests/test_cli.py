@@ -248,7 +248,7 @@ def test_serve_says_what_the_backend_refuses(tmp_path: Path) -> None:
     imported = {line.split()[-1] for line in done.stderr.splitlines() if "import time:" in line}
     assert not {"torch", "transformers"} & imported
     *_, said = done.stderr.splitlines()
-    assert said.startswith(f"smartspec: {draft}: the weight files lack 1 tensors")
+    assert said.startswith(f"smartspec: engine.draft: {draft}: the weight files lack 1 tensors")
 
 
 @pytest.mark.triton
