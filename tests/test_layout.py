@@ -33,6 +33,7 @@ LAYERS = (
     "smartspec_py",
     "smartspec_launch",
     "smartspec_openai",
+    "smartspec_gateway",
     "smartspec_testing",
     "smartspec_sim",
     "smartspec_bench",

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import resource
 import signal
 import socket
 import struct
@@ -18,8 +19,8 @@ import pytest
 from rich.console import Console
 
 from smartspec_bench.streams import GrpcStreams, HttpStreams, StreamError, ask_alone
-from smartspec_launch import drain, files, foreground
-from smartspec_launch.address import behind_front
+from smartspec_launch import files, foreground, triton_server
+from smartspec_launch.gateway import OpenAi
 from smartspec_launch.interpreter import Interpreter, InterpreterError, check_interpreter
 from smartspec_launch.triton_server import (
     Address,
@@ -299,15 +300,15 @@ def test_nothing_on_the_command_line_opens_model_control(server: TritonServer) -
     (http, header, value), (grpc, _, _) = restrictions(server.pid)
     assert (http, grpc) == ("--http-restricted-api", "--grpc-restricted-protocol")
     for line in (f"{header}: {value}\r\n", f"CLOSED:TO:ALL : {value}\r\n", f"CLOSED: {value}\r\n"):
-        answer = http_index(server.address.http_port, line)
+        answer = http_index(server.address.triton_http_port, line)
         assert b" 403 " in answer
         assert b"READY" not in answer
     for name in (header, header.lower(), "closed"):
         name = f"triton-grpc-protocol-{name}"
-        answer = grpc_index(server.address.grpc_port, name, value)
+        answer = grpc_index(server.address.triton_grpc_port, name, value)
         assert b"grpc-status" in answer
         assert b"READY" not in answer
-    url = f"{server.address.http_url}/v2/repository/models/smartspec/unload"
+    url = f"{server.address.triton_url}/v2/repository/models/smartspec/unload"
     with pytest.raises(urllib.error.HTTPError) as caught:
         urllib.request.urlopen(url, data=b"{}")
     with caught.value as error:
@@ -322,8 +323,8 @@ def test_a_key_on_the_command_line_would_open_it(
     monkeypatch.setattr("smartspec_launch.triton_server.CLOSED_HEADER", "key")
     server = start_stand_in(tmp_path)
     (_, header, value), _ = restrictions(server.pid)
-    http = http_index(server.address.http_port, f"{header}: {value}\r\n")
-    grpc = grpc_index(server.address.grpc_port, f"triton-grpc-protocol-{header}", value)
+    http = http_index(server.address.triton_http_port, f"{header}: {value}\r\n")
+    grpc = grpc_index(server.address.triton_grpc_port, f"triton-grpc-protocol-{header}", value)
     server.kill()
     assert b"READY" in http
     assert b"READY" in grpc
@@ -437,19 +438,20 @@ def test_a_model_that_triton_keeps_holds_no_stop_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every request was answered: that is a good end, however Triton is ended then."""
-    monkeypatch.setattr(drain, "KEPT_S", 0.5)
+    monkeypatch.setattr(triton_server, "EXIT_S", 0.5)
+    monkeypatch.setattr(triton_server, "EXIT_TIMEOUT_S", 1.0)
     server = start_stand_in(tmp_path)
     fields = {"text_input": "keep", "max_tokens": 2}
     assert len(ask_alone(HttpStreams(server.address.http_url), fields)) == 2
     start = time.monotonic()
     assert server.stop() == 0
     assert time.monotonic() - start < CONFIG.limits.drain_s
-    assert "Signal (15) received" not in server.log_path.read_text()
     assert group_members(server.pid) == []
 
 
 @pytest.mark.triton
-def test_a_killed_server_leaves_no_stub_and_no_shared_memory(tmp_path: Path) -> None:
+def test_a_killed_server_leaves_no_process_and_no_files(tmp_path: Path) -> None:
+    before = set(Path("/tmp").glob("python_env_*"))
     server = start_stand_in(tmp_path)
     pid = server.pid
     os.kill(pid, signal.SIGKILL)
@@ -459,6 +461,51 @@ def test_a_killed_server_leaves_no_stub_and_no_shared_memory(tmp_path: Path) -> 
         time.sleep(0.05)
     assert group_members(pid) == []
     assert list(Path("/dev/shm").glob(f"{server._shm_prefix}*")) == []
+    assert set(Path("/tmp").glob("python_env_*")) <= before
+
+
+@pytest.mark.triton
+def test_no_module_is_imported_from_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither by Triton's stub nor by the gateway; a template is found there all the same."""
+    seen = tmp_path / "seen"
+    for name in ("queue", "random", "jinja2", "numpy", "grpc"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(seen)!r}, 'w'); raise SystemExit(1)")
+    (tmp_path / "own.jinja").write_text("{{ messages[0].content }}")
+    monkeypatch.chdir(tmp_path)
+    openai = OpenAi(free_address().http_port, TOKENIZER, Path("own.jinja"))
+    run_dir = tmp_path / "run"
+    with TritonServer(
+        CONFIG, run_dir, free_address(), backend_folder=STAND_IN, openai=openai
+    ) as server:
+        server.wait_ready(timeout_s=60)
+    assert not seen.exists()
+
+
+@pytest.mark.triton
+def test_a_stop_during_the_start_is_clean(tmp_path: Path) -> None:
+    server = TritonServer(CONFIG, tmp_path, free_address(), backend_folder=STAND_IN)
+    console = Console(file=(tmp_path / "console").open("w"), width=200)
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    with console.file:
+        assert foreground.run_in_foreground(server, console) == 0
+    assert (tmp_path / "console").read_text().splitlines()[-1] == "Stopping."
+    assert group_members(server.pid) == []
+
+
+@pytest.mark.triton
+def test_idle_connections_do_not_end_the_server(
+    server: TritonServer,
+) -> None:
+    """A gateway that answers 503 answers, and the launcher asks Triton itself for the model."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    place = (server.address.host, server.address.http_port)
+    with contextlib.ExitStack() as held:
+        for _ in range(4200):
+            held.enter_context(socket.create_connection(place))
+        for _ in range(foreground.MAX_MISSES):
+            assert server.responds()
 
 
 @pytest.mark.triton
@@ -500,21 +547,21 @@ def test_foreground_ends_with_1_when_the_loop_of_the_real_backend_dies(tmp_path:
 
 
 @pytest.mark.triton
-def test_foreground_ends_when_the_front_dies(tmp_path: Path) -> None:
-    """Requests go through the front while it lives; Triton does not stay behind without it."""
-    address = behind_front(free_address())
+def test_foreground_ends_when_the_gateway_dies(tmp_path: Path) -> None:
+    """Triton does not stay behind without it."""
+    address = free_address()
     server = TritonServer(CONFIG, tmp_path, address, backend_folder=STAND_IN)
     console = Console(file=(tmp_path / "console").open("w"), width=200)
 
     def ask_and_kill() -> None:
         fields = {"text_input": "hello", "max_tokens": 3, "stream": True}
         assert len(ask_alone(HttpStreams(address.http_url), fields)) == 3
-        os.kill(server.front_pid, signal.SIGKILL)
+        os.kill(server.gateway_pid, signal.SIGKILL)
 
     with console.file:
         code = foreground.run_in_foreground(server, console, on_ready=ask_and_kill)
     assert code == 1
-    assert "The HTTP front ended with exit code 137" in (tmp_path / "console").read_text()
+    assert "The gateway ended with exit code 137" in (tmp_path / "console").read_text()
     assert group_members(server.pid) == []
     assert taken_ports(address) == []
 

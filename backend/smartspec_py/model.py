@@ -34,11 +34,13 @@ from smartspec_py.codec import (
 )
 from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.config import CONFIG_NAME, ConfigError, read_config
-from smartspec_py.serving.link import Beat, inherited_link
+from smartspec_py.serving.link import BackendEnd, Beat, News, inherited_link
 from smartspec_py.serving.messages import Reply
 from smartspec_py.serving.request import ErrorCode, RequestError
 from smartspec_py.serving.server import Server
 from smartspec_py.triton_metrics import TritonMetrics
+
+logger = logging.getLogger(__name__)
 
 _FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
@@ -64,9 +66,18 @@ class TritonSink:
 
 
 class TritonLog(logging.Handler):
-    """Python's log records in Triton's log."""
+    """Python's log records in Triton's log and, during the start, over the link.
+
+    A record's attribute `phase` names the phase of the start that it ends.
+    """
+
+    def __init__(self, link: BackendEnd | None) -> None:
+        super().__init__()
+        self.link = link
 
     def emit(self, record: logging.LogRecord) -> None:
+        if self.link is not None:
+            self.link.tell(News(record.getMessage(), getattr(record, "phase", "")))
         if record.levelno >= logging.ERROR:
             pb_utils.Logger.log_error(self.format(record))
         elif record.levelno >= logging.WARNING:
@@ -79,18 +90,23 @@ class TritonPythonModel:
     """The class that Triton's Python backend loads."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        pb_utils.Logger.log_info("initialize: Python has imported the backend")
-        logging.basicConfig(level=logging.INFO, handlers=[TritonLog()], force=True)
         self._name = args["model_name"]
         self._server: Server | None = None
         self._link = inherited_link(self._beat, self._drain)
+        log = TritonLog(self._link)
+        logging.basicConfig(level=logging.INFO, handlers=[log], force=True)
+        logger.info("Triton has imported the backend", extra={"phase": "Triton"})
         folder = Path(args["model_repository"]) / args["model_version"]
         try:
             config = read_config(folder / CONFIG_NAME)
             engine = build_engine(config, folder)
         except ConfigError as error:
+            self._tell_error(str(error), is_refusal=True)
             # "from None": otherwise Triton would print a traceback after the message.
             raise pb_utils.TritonModelException(str(error)) from None
+        except Exception as error:
+            self._tell_error(f"{type(error).__name__}: {error}")
+            raise
         server = Server(
             engine,
             config,
@@ -101,6 +117,7 @@ class TritonPythonModel:
         )
         server.start()
         self._server = server
+        log.link = None
         if self._link is not None:
             self._link.beat()  # before the model is ready: from then on, a stop drains it
 
@@ -127,12 +144,23 @@ class TritonPythonModel:
         server = self._server
         if server is None or not server.is_responsive:
             return None
-        return Beat(os.getpid(), server.num_open, server.failure or "")
+        return Beat(
+            os.getpid(),
+            server.num_open,
+            server.failure or "",
+            server.is_draining,
+            facts=server.facts,
+        )
 
     def _drain(self) -> None:
         if self._server is not None:
             self._server.drain()
-            self._unload()
+            assert self._link is not None
+            self._link.beat()
+
+    def _tell_error(self, error: str, is_refusal: bool = False) -> None:
+        if self._link is not None:
+            self._link.tell(News(error=error, is_refusal=is_refusal))
 
     def _is_unloading(self) -> bool:
         """Whether Triton unloads this model. It then waits for open requests and refuses new

@@ -25,10 +25,10 @@ from typing import TextIO
 from rich.console import Console
 
 from smartspec_launch import paths
-from smartspec_launch.address import Address, behind_front
+from smartspec_launch.address import Address
 from smartspec_launch.files import InstallationError, exposure, find_installation, usable
 from smartspec_launch.foreground import run_in_foreground
-from smartspec_launch.front_process import OPENAI_PORT, OpenAi, tokenizer_dir
+from smartspec_launch.gateway import OPENAI_PORT, OpenAi, tokenizer_dir
 from smartspec_launch.interpreter import InterpreterError
 from smartspec_launch.triton_server import TritonServer, TritonServerError
 from smartspec_py.serving.config import (
@@ -47,26 +47,32 @@ def main() -> int:
         return 0
     path = Path(os.environ.get("SMARTSPEC_ENGINE_JSON", DEFAULT_ENGINE_JSON))
     aliases = [name for name in os.environ.get("SMARTSPEC_ALIASES", "").split(",") if name]
-    address = behind_front(Address(os.environ.get("SMARTSPEC_HOST", "0.0.0.0")))
+    address = Address(os.environ.get("SMARTSPEC_HOST", "0.0.0.0"))
     folder = paths.run_dir(address.http_port)
     try:
         config = with_cache(paths.with_absolute_paths(read_config(path), path.parent))
         check_exposure(address)
-        server = TritonServer(config, folder, address, aliases=aliases, options=sys.argv[1:])
+        server = TritonServer(
+            config,
+            folder,
+            address,
+            aliases=aliases,
+            options=sys.argv[1:],
+            openai=openai_of(config),
+        )
         with usable(folder):
             folder.mkdir(parents=True, exist_ok=True)
             server.log_path.unlink(missing_ok=True)
         threading.Thread(target=follow, args=(server.log_path, sys.stdout), daemon=True).start()
-        return run_in_foreground(server, Console(stderr=True), lambda: start_openai(server, config))
+        return run_in_foreground(server, Console(stderr=True))
     except (ConfigError, InterpreterError, InstallationError, TritonServerError) as error:
         print(error, file=sys.stderr)
         return 1
 
 
-def start_openai(server: TritonServer, config: ServerConfig) -> None:
+def openai_of(config: ServerConfig) -> OpenAi | None:
     port, folder = int(os.environ.get("SMARTSPEC_OPENAI_PORT", OPENAI_PORT)), tokenizer_dir(config)
-    if port and folder is not None:
-        server.start_openai(OpenAi(port, folder))
+    return OpenAi(port, folder) if port and folder is not None else None
 
 
 def check_exposure(address: Address) -> None:

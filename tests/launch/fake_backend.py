@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
+from dataclasses import replace
 from types import TracebackType
 
 from smartspec_launch.link import LauncherEnd
@@ -45,5 +46,4 @@ class Backend:
 
     def _next(self) -> Beat | None:
         beat = self._beats.pop(0) if len(self._beats) > 1 else self._beats[0]
-        pid = self.process.pid
-        return beat and Beat(pid, beat.num_open, beat.failure, beat.is_ended)
+        return beat and replace(beat, pid=self.process.pid)

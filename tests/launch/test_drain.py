@@ -7,34 +7,33 @@ import time
 import pytest
 from fake_backend import SILENCE, Backend
 
-from smartspec_launch import drain as draining
 from smartspec_launch import link
 from smartspec_launch.drain import Drained, drain
-from smartspec_launch.link import LauncherEnd
 from smartspec_py.serving.link import Beat
 
 WAIT_S = 10.0
-BUSY, IDLE, ENDED = Beat(0, num_open=3), Beat(0), Beat(0, is_ended=True)
+BUSY = Beat(0, num_open=3, is_draining=True)
+IDLE, ANSWERED, ENDED = Beat(0), Beat(0, is_draining=True), Beat(0, is_ended=True)
 FAILED = Beat(0, num_open=3, failure="the step loop ended")
 
 
 @pytest.mark.parametrize(
     ("beats", "expected"),
     [
-        ([BUSY, BUSY, ENDED], Drained.UNLOADED),
-        ([IDLE], Drained.KEPT),
+        ([IDLE, BUSY, ANSWERED], Drained.ANSWERED),
+        ([IDLE], Drained.LATE),
         ([BUSY], Drained.LATE),
+        ([BUSY, ENDED], Drained.DEAD),
         ([BUSY, FAILED], Drained.DEAD),
         ([BUSY, SILENCE], Drained.DEAD),
     ],
-    ids=["unloaded", "kept", "busy", "failed", "does not respond"],
+    ids=["answered", "not draining", "busy", "unloaded", "failed", "does not respond"],
 )
 def test_a_drain_tells_how_it_ended(
     beats: list[Beat | None], expected: Drained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(draining, "KEPT_S", 0.5)
     monkeypatch.setattr(link, "SILENT_S", 0.5)
-    wait_s = 1.0 if expected in (Drained.LATE, Drained.UNLOADED) else WAIT_S
+    wait_s = 1.0 if expected is Drained.LATE else WAIT_S
     with Backend(*beats) as backend:
         while backend.launcher.beat is None:
             backend.launcher.look(0.1)
@@ -48,9 +47,3 @@ def test_a_dead_backend_is_not_waited_for() -> None:
             backend.launcher.look(0.1)
         backend.process.kill()
         assert drain(backend.launcher, time.monotonic() + WAIT_S) is Drained.DEAD
-
-
-def test_where_no_model_was_loaded_there_is_nothing_to_drain() -> None:
-    launcher = LauncherEnd()
-    assert drain(launcher, time.monotonic() + WAIT_S) is Drained.UNLOADED
-    launcher.close()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from fake_backend import SILENCE, Backend
 
 from smartspec_launch import link
 from smartspec_launch.link import LauncherEnd
-from smartspec_py.serving.link import LINK_VARIABLE, Beat, inherited_link
+from smartspec_py.serving.link import LINK_VARIABLE, Beat, News, inherited_link
 
 WAIT_S = 10.0
 BEAT = Beat(0, num_open=2)
@@ -25,11 +26,29 @@ def look_until(launcher: LauncherEnd, condition: Callable[[], bool]) -> None:
 
 
 def test_beats_arrive_with_all_they_say() -> None:
-    with Backend(Beat(0, 7, "the loop ended", False)) as backend:
+    said = Beat(0, 7, "the loop ended", is_draining=True, facts={"context_len": 512})
+    with Backend(said) as backend:
         launcher = backend.launcher
         look_until(launcher, lambda: launcher.beat is not None)
-        assert launcher.beat == Beat(backend.process.pid, 7, "the loop ended")
+        assert launcher.beat == replace(said, pid=backend.process.pid)
         assert launcher.trouble is None
+
+
+def test_the_start_is_told() -> None:
+    """Phases in order, the newest message, and the reason of a failure."""
+    with Backend(SILENCE) as backend:
+        launcher = backend.launcher
+        for news in (
+            News("imported", phase="imports"),
+            News("round 1"),
+            News("loaded", phase="target"),
+        ):
+            backend.end.tell(news)
+            look_until(launcher, lambda news=news: launcher.news == news)
+        assert list(launcher.phases) == ["imports", "target"]
+        assert launcher.beat is None
+        backend.end.tell(News(error="x" * 99_999 + "why"))
+        look_until(launcher, lambda: launcher.news.error.endswith("why"))
 
 
 def test_a_beat_behind_the_last_one_changes_nothing() -> None:

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 import pytest
 from servers import TINY, fake_config, serving
 
+from smartspec_launch.address import free_address
 from smartspec_launch.aliases import ALIASES
+from smartspec_launch.gateway import OpenAi
 from smartspec_launch.triton_server import TritonServer
 from smartspec_py.serving.config import (
     LimitsConfig,
@@ -24,7 +26,9 @@ def torch_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonSer
     )
     limits = LimitsConfig(max_sequences=4, max_draft_len=4, max_context_len=512)
     config = ServerConfig(engine=engine, limits=limits, explain=True)
-    with serving(config, tmp_path_factory.mktemp("torch"), aliases=ALIASES) as server:
+    openai = OpenAi(free_address().http_port, TINY / "target")
+    folder = tmp_path_factory.mktemp("torch")
+    with serving(config, folder, aliases=ALIASES, openai=openai) as server:
         yield server
 
 
@@ -39,8 +43,8 @@ def narrow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonSe
 
 @pytest.fixture(scope="session")
 def front_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
-    """Behind the HTTP front, as `smartspec serve` starts it; 1 ms a step."""
+    """1 ms a step, many requests at once."""
     limits = LimitsConfig(max_sequences=32, max_context_len=4096)
     config = fake_config(step_s=0.001, limits=limits)
-    with serving(config, tmp_path_factory.mktemp("front"), is_behind_front=True) as server:
+    with serving(config, tmp_path_factory.mktemp("front")) as server:
         yield server

@@ -43,7 +43,7 @@ class Served:
     address: Address
     triton: psutil.Process
     stub: psutil.Process
-    front: psutil.Process
+    gateway: psutil.Process
     processes: list[psutil.Process]
 
 
@@ -107,8 +107,8 @@ def serve(folder: Path, limits: dict[str, Any] | None = None, **engine: Any) -> 
     processes = psutil.Process(launcher.pid).children(recursive=True)
     found = {each.name(): each for each in processes}
     stub = next(found[name] for name in found if name.startswith("triton_python"))
-    (front,) = (each for each in processes if "smartspec_launch.front" in each.cmdline())
-    return Served(folder, launcher, address, found["tritonserver"], stub, front, processes)
+    (gateway,) = (each for each in processes if "smartspec_gateway" in each.cmdline())
+    return Served(folder, launcher, address, found["tritonserver"], stub, gateway, processes)
 
 
 def faulted(served: Served, fault: Callable[[Served], object], num_streams: int = 4) -> Result:
@@ -154,5 +154,9 @@ def kill_launcher(served: Served) -> None:
     os.kill(served.launcher.pid, signal.SIGKILL)
 
 
-def kill_front(served: Served) -> None:
-    served.front.send_signal(signal.SIGKILL)
+def kill_gateway(served: Served) -> None:
+    served.gateway.send_signal(signal.SIGKILL)
+
+
+def stop_gateway(served: Served) -> None:
+    served.gateway.send_signal(signal.SIGSTOP)

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from smartspec_launch.address import behind_front
 from smartspec_launch.triton_server import TritonServer, free_address
 from smartspec_py.serving.config import LimitsConfig, ServerConfig
 from smartspec_testing.engines import FakeEngineConfig
@@ -33,15 +32,12 @@ _stops: list[Future[int | None]] = []
 
 
 @contextmanager
-def serving(
-    config: ServerConfig, run_dir: Path, *, is_behind_front: bool = False, **options: Any
-) -> Iterator[TritonServer]:
+def serving(config: ServerConfig, run_dir: Path, **options: Any) -> Iterator[TritonServer]:
     """A server that is ready, for tests that are not about its end.
 
     A clean stop is two seconds of waiting for Triton, so it goes on while the next tests run.
     """
-    address = behind_front(free_address()) if is_behind_front else free_address()
-    server = TritonServer(config, run_dir, address, **options)
+    server = TritonServer(config, run_dir, free_address(), **options)
     try:
         server.start()
         server.wait_ready()

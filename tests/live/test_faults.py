@@ -13,7 +13,7 @@ from faults import (
     EXIT_S,
     Served,
     faulted,
-    kill_front,
+    kill_gateway,
     kill_launcher,
     kill_stub,
     kill_triton,
@@ -35,7 +35,7 @@ LIMIT_S = 8.0
         (kill_stub, "has died."),
         (stop_stub, "has not responded for 1.5 s."),
         (kill_triton, "Triton ended with exit code 137."),
-        (kill_front, "The HTTP front ended with exit code 137."),
+        (kill_gateway, "The gateway ended with exit code 137."),
     ],
 )
 def test_a_fault_ends_the_launcher_and_every_stream(

@@ -13,7 +13,6 @@ from wire import generate, generate_stream, grpc_stream
 from smartspec_bench.streams import grpc_inputs
 from smartspec_bench.workloads import WORKLOADS
 from smartspec_bench.workloads import generate as make_document
-from smartspec_launch.start_phases import MARKS
 from smartspec_launch.triton_server import TritonServer
 from smartspec_py.api.contract import OUTPUTS
 
@@ -24,9 +23,15 @@ pytestmark = pytest.mark.triton
 POLICIES = ("none", "fixed:1", "fixed:4", "goodput")
 
 
-def test_the_log_has_every_phase_of_the_start(torch_server: TritonServer) -> None:
-    phases = [name for name, _ in MARKS if name != "engines"]
+def test_the_start_is_told_as_data(torch_server: TritonServer) -> None:
+    """Its phases, and what is served."""
+    phases = ["Triton", "imports", "checks", "target", "draft", "profile", "ports"]
     assert list(torch_server.start_phases()) == phases
+    assert torch_server.context_len == 512
+    facts = torch_server.facts
+    assert facts["proposers"] == ["draft_model", "prompt_lookup"]
+    assert (facts["model"], facts["dtype"], facts["threads"]) == ("target", "float32", 1)
+    assert facts["policy"] == "goodput"
 
 
 def test_the_documented_request_is_answered_as_it_says(torch_server: TritonServer) -> None:

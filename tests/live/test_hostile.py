@@ -82,7 +82,7 @@ def test_clients_of_triton_work_through_the_front(front_server: TritonServer) ->
 def test_a_stream_ends_with_an_error_when_triton_dies(tmp_path: Path) -> None:
     """And whoever comes then is told that nobody answers."""
     limits = LimitsConfig(max_context_len=4096)
-    with serving(fake_config(step_s=0.01, limits=limits), tmp_path, is_behind_front=True) as server:
+    with serving(fake_config(step_s=0.01, limits=limits), tmp_path) as server:
         connection = http.client.HTTPConnection(*address_of(server), timeout=30)
         body = json.dumps(fields(max_tokens=3000, stream=True, num_draft_tokens=0))
         connection.request("POST", STREAM, body)

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from dropped_streams import drop_streams
@@ -18,7 +14,6 @@ from wire import generate
 
 import openai
 from smartspec_launch.address import DIRECT
-from smartspec_launch.front_process import OpenAi
 from smartspec_launch.triton_server import TritonServer
 from smartspec_py.api.contract import MODEL_NAME
 
@@ -30,13 +25,8 @@ PROMPT = "Task: chat\nUser: The simple museum is beautiful. What should we do?\n
 
 @pytest.fixture(scope="module")
 def url(torch_server: TritonServer) -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    endpoint = OpenAi(port, TINY / "target")
-    companion = torch_server.start_openai(endpoint)
-    assert endpoint.is_up(torch_server.address, companion), torch_server.log_tail()
-    return endpoint.url(torch_server.address)
+    assert torch_server.openai is not None
+    return torch_server.openai.url(torch_server.address)
 
 
 @pytest.fixture
@@ -169,13 +159,3 @@ def num_running(server: TritonServer) -> int:
         lines = response.read().decode().splitlines()
     (line,) = [one for one in lines if one.startswith("smartspec_num_requests_running{")]
     return int(float(line.rsplit(" ", 1)[1]))
-
-
-def test_a_key_file_without_keys_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "keys").write_text("\n")
-    command = [sys.executable, "-m", "smartspec_openai", "--triton=127.0.0.1:1"]
-    command += [f"--model-dir={TINY / 'target'}", "--context-len=64"]
-    command += [f"--api-key-file={tmp_path / 'keys'}"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert ended.returncode == 1
-    assert "has no API key" in ended.stderr

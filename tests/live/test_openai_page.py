@@ -13,10 +13,8 @@ from typing import Any
 
 import aiohttp
 import pytest
-from servers import TINY
 
 from smartspec_launch.address import free_address
-from smartspec_launch.front_process import OpenAi
 from smartspec_launch.triton_server import TritonServer
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -111,10 +109,8 @@ def test_a_message_is_answered_with_and_without_speculation(
 ) -> None:
     """By keyboard, at two widths: both texts are the same, steps with accepted drafts are
     coloured, the server's values are shown, and nothing is wider than the window."""
-    endpoint = OpenAi(free_address().http_port, TINY / "target")
-    companion = torch_server.start_openai(endpoint)
-    assert endpoint.is_up(torch_server.address, companion), torch_server.log_tail()
-    page = endpoint.url(torch_server.address).removesuffix("v1")
+    assert torch_server.openai is not None
+    page = torch_server.openai.url(torch_server.address).removesuffix("v1")
 
     async def run() -> None:
         async with tab(tmp_path) as found:

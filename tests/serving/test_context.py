@@ -14,7 +14,6 @@ from smartspec_py.engines.torch import build as build_torch
 from smartspec_py.engines.torch import context
 from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.config import (
-    CONTEXT_LINE,
     DRAFT_MODEL,
     LimitsConfig,
     ServerConfig,
@@ -170,7 +169,7 @@ def test_the_engine_says_what_it_serves(
     engine = build_torch.build_torch(config, limits, tmp_path)
     engine.target.close()
     assert engine.target.capabilities.max_context_len == served
-    line = f"{CONTEXT_LINE}{served} tokens, prompt and text together ({reason})"
+    line = f"context: {served} tokens, prompt and text together ({reason})"
     assert line in [record.getMessage() for record in caplog.records]
 
 

@@ -91,5 +91,3 @@ def test_simulate_refuses_in_one_line(arguments: list[str], word: str) -> None:
     assert code == 2
     assert word in err.replace("\n", " ")
     assert not out
-
-

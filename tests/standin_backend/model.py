@@ -23,12 +23,19 @@ class TritonPythonModel:
         pb_utils.Logger.log_info(f"stand-in backend is up as {args['model_name']}")
         self._name = args["model_name"]
         self._is_kept = False
-        self._link = inherited_link(lambda: Beat(os.getpid()), self._unload)
+        self._is_draining = False
+        self._link = inherited_link(self._beat, self._drain)
 
     def finalize(self):
         if self._is_kept:
             time.sleep(60.0)
         self._link.end()
+
+    def _beat(self):
+        return Beat(os.getpid(), is_draining=self._is_draining)
+
+    def _drain(self):
+        self._is_draining = True
 
     def _unload(self):
         threading.Thread(target=pb_utils.unload_model, args=(self._name,)).start()

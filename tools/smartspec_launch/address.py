@@ -22,15 +22,16 @@ class Address:
     """Where the server listens.
 
     host: loopback by default; set another host to accept connections from other machines.
-    triton_http_port: Triton's own HTTP port, on loopback, when a front listens on http_port.
-    None: there is no front, and Triton listens on http_port.
+    triton_http_port, triton_grpc_port: Triton's own ports, on loopback, behind the gateway. 0: not
+    chosen yet.
     """
 
     host: str = "127.0.0.1"
     http_port: int = 8000
     grpc_port: int = 8001
     metrics_port: int = 8002
-    triton_http_port: int | None = None
+    triton_http_port: int = 0
+    triton_grpc_port: int = 0
 
     @property
     def is_loopback(self) -> bool:
@@ -47,15 +48,12 @@ class Address:
         return f"http://{self.reach}:{self.http_port}"
 
     @property
-    def triton_host(self) -> str:
-        """The host that Triton's own HTTP port is bound to."""
-        return self.host if self.triton_http_port is None else LOOPBACK
+    def triton_url(self) -> str:
+        return f"http://{LOOPBACK}:{self.triton_http_port}"
 
     @property
-    def triton_url(self) -> str:
-        if self.triton_http_port is None:
-            return self.http_url
-        return f"http://{LOOPBACK}:{self.triton_http_port}"
+    def triton_grpc_url(self) -> str:
+        return f"{LOOPBACK}:{self.triton_grpc_port}"
 
     @property
     def grpc_url(self) -> str:
@@ -79,11 +77,11 @@ def free_address(host: str = "127.0.0.1") -> Address:
             each.close()
 
 
-def behind_front(address: Address) -> Address:
-    """The same address with a front on its HTTP port. Triton's own HTTP gets a free port."""
+def with_internal_ports(address: Address) -> Address:
+    """The same address with free ports for Triton itself."""
     candidates = random.sample(INTERNAL_PORTS, 100)
-    port = next(port for port in candidates if can_bind(LOOPBACK, port))
-    return replace(address, triton_http_port=port)
+    free = (port for port in candidates if can_bind(LOOPBACK, port))
+    return replace(address, triton_http_port=next(free), triton_grpc_port=next(free))
 
 
 def taken_ports(address: Address) -> list[int]:

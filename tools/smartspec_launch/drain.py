@@ -1,12 +1,8 @@
-"""Unloads the model of a running Triton and reports the outcome.
+"""Waits until the backend has answered every request, before Triton is told to end.
 
-The launcher sends a drain request over the link, and the backend unloads its model. Triton then
-refuses new requests and waits for those in flight. A SIGTERM to Triton would not reach the backend.
-
-Triton does not always release a model. A client may cancel its gRPC stream while the last response
-is sent. Triton 2.51 then keeps that request, and the model stays UNLOADING. The backend never gets
-a finalize call (measured, docs/research/log). The beats of the backend therefore show whether every
-request was answered.
+The launcher sends a drain request over the link. The backend then refuses new requests and ends
+those in flight after `limits.drain_s`. A SIGTERM to Triton alone would not reach the backend. The
+model is not unloaded by itself: that can end Triton's stub by a segmentation fault.
 """
 
 from __future__ import annotations
@@ -17,20 +13,14 @@ from enum import StrEnum
 
 from smartspec_launch.link import LauncherEnd
 
-KEPT_S = 5.0
-"""If no request is open for this time, Triton will not release the model any more."""
-
-POLL_S = 0.1
+LOOK_S = 0.1
 
 
 class Drained(StrEnum):
     """How a drain ended."""
 
-    UNLOADED = "unloaded"
-    """The model is unloaded, or was never loaded."""
-
-    KEPT = "kept"
-    """Every request is answered, but Triton does not release the model."""
+    ANSWERED = "answered"
+    """Every request has its last response."""
 
     LATE = "late"
     """The deadline passed, and requests may still be unanswered."""
@@ -42,24 +32,13 @@ class Drained(StrEnum):
 def drain(
     link: LauncherEnd, deadline_s: float, clock: Callable[[], float] = time.monotonic
 ) -> Drained:
-    """Request the unload, and wait until it is done or the clock reaches deadline_s."""
-    link.look(0.0)
-    if link.beat is None:
-        return Drained.UNLOADED
+    """Request the drain, and wait until it is done or the clock reaches deadline_s."""
     link.request_drain()
-    busy_s = clock()
     while clock() < deadline_s:
-        link.look(POLL_S)
-        if link.beat.is_ended:
-            link.wait_gone(max(0.0, deadline_s - clock()))
-            # Triton registers the unload a moment later. If SIGTERM comes before that, Triton
-            # needs one more second to exit.
-            time.sleep(POLL_S)
-            return Drained.UNLOADED
-        if link.trouble or link.beat.failure:
+        link.look(LOOK_S)
+        beat = link.beat
+        if link.trouble or beat is None or beat.failure:
             return Drained.DEAD
-        if link.beat.num_open:
-            busy_s = clock()
-        elif clock() - busy_s > KEPT_S:
-            return Drained.KEPT
+        if beat.is_draining and beat.num_open == 0:
+            return Drained.ANSWERED
     return Drained.LATE

@@ -7,17 +7,19 @@ import shlex
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
 
-from smartspec_launch.start_phases import phases_text
-from smartspec_launch.triton_server import Address, TritonServer
+from smartspec_launch.triton_server import TritonServer
 from smartspec_py.api.contract import MODEL_NAME
-from smartspec_py.serving.config import CONTEXT_LINE
 
 LOOK_S = 0.1
+SHORT_S = 0.05
+"""Shorter phases of the start are not shown."""
+
 READY_S = 1.0
 MAX_MISSES = 3
 """Failed readiness checks in a row before the server is stopped. One may fail on a busy server."""
@@ -36,7 +38,7 @@ def run_in_foreground(
         try:
             server.start()
             wait_with_progress(server, console)
-            announce(server.address, console)
+            announce(server, console)
             if on_ready is not None:
                 on_ready()
             code = watch(server, console)
@@ -53,17 +55,15 @@ def run_in_foreground(
 
 
 def wait_with_progress(server: TritonServer, console: Console) -> None:
-    """Wait until the server is ready, then print the start time and the context length.
+    """Wait until the server is ready, then print the start time and what is served.
 
     A terminal shows the elapsed time and the backend's newest message meanwhile.
     """
-    start, latest = time.monotonic(), ""
+    start = time.monotonic()
 
-    def show(line: str) -> None:
-        nonlocal latest
-        latest = _message(line) or latest
-        elapsed_s = time.monotonic() - start
-        status.update(f"Starting Triton, {elapsed_s:.0f} s [dim]{latest:.50}[/dim]")
+    def show(message: str) -> None:
+        text = message.replace("[", r"\[")
+        status.update(f"Starting Triton, {time.monotonic() - start:.0f} s [dim]{text:.50}[/dim]")
 
     if not console.is_terminal:
         console.print("Starting Triton")
@@ -73,20 +73,36 @@ def wait_with_progress(server: TritonServer, console: Console) -> None:
         f"Triton is ready after {time.monotonic() - start:.1f} s; log: {server.log_path}",
         soft_wrap=True,
     )
-    if phases := phases_text(server.start_phases()):
-        console.print(f"  {phases}", soft_wrap=True, highlight=False)
-    if found := server.logged(CONTEXT_LINE):
-        console.print(found, soft_wrap=True, highlight=False, markup=False)
+    phases = server.start_phases().items()
+    spent = ", ".join(f"{name} {value:.1f} s" for name, value in phases if value >= SHORT_S)
+    console.print(f"  {spent}", soft_wrap=True, highlight=False)
+    console.print(served_text(server.facts), soft_wrap=True, highlight=False, markup=False)
 
 
-def announce(address: Address, console: Console, prompt: str = "Hello") -> None:
+def served_text(facts: Mapping[str, Any]) -> str:
+    """One line that says what is served. facts: see `Beat.facts`."""
+    threads = facts.get("threads")
+    words = {
+        "model": facts.get("model"),
+        "dtype": facts.get("dtype"),
+        "runtime": facts.get("runtime"),
+        "threads": threads and f"{threads} threads",
+        "context": f"context {facts.get('context_len')} tokens",
+        "drafts": f"drafts from {', '.join(facts.get('proposers', ())) or 'nothing'}",
+        "policy": f"policy {facts.get('policy')}",
+    }
+    return f"Serving {', '.join(str(word) for word in words.values() if word)}"
+
+
+def announce(server: TritonServer, console: Console, prompt: str = "Hello") -> None:
     """Print the server's URLs and a curl command with this prompt."""
+    address = server.address
     body = shlex.quote(json.dumps({"text_input": prompt, "max_tokens": 64, "stream": True}))
-    for name, url in (
-        ("HTTP", address.http_url),
-        ("gRPC", address.grpc_url),
-        ("metrics", address.metrics_url),
-    ):
+    urls = {"HTTP": address.http_url, "gRPC": address.grpc_url, "metrics": address.metrics_url}
+    if server.openai is not None:
+        urls["OpenAI"] = server.openai.url(address)
+        urls["page"] = server.openai.url(address).removesuffix("v1")
+    for name, url in urls.items():
         console.print(f"  {name:8}{url}", highlight=False)
     console.print(
         f"Try:\n  curl -N {address.http_url}/v2/models/{MODEL_NAME}/generate_stream -d {body}\n"
@@ -111,7 +127,7 @@ def watch(server: TritonServer, console: Console) -> int:
     # Kill at once, without a drain. Clients then see that their streams have ended, and a
     # supervisor can restart the server.
     server.kill()
-    reason = reason or "The model is no longer ready."
+    reason = reason or "The model is no longer ready, or the gateway does not answer."
     console.print(f"{reason}\n{server.log_tail()}", markup=False)
     return 1
 
@@ -121,7 +137,7 @@ def _ask_readiness(server: TritonServer, stopped: threading.Event, lost: threadi
     although the backend process is alive."""
     misses = 0
     while misses < MAX_MISSES and not stopped.wait(READY_S):
-        misses = 0 if server.is_model_ready() else misses + 1
+        misses = 0 if server.responds() else misses + 1
     lost.set()
 
 
@@ -135,8 +151,3 @@ def signals_interrupt() -> Iterator[None]:
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
-
-
-def _message(line: str) -> str:
-    """The text of a log line of the backend, escaped for rich markup; empty for other lines."""
-    return line.partition("INFO:smartspec_py")[2].partition(":")[2].rstrip('"').replace("[", r"\[")

@@ -7,8 +7,9 @@ import json
 import os
 import select
 import socket
+import time
 
-from smartspec_py.serving.link import DRAIN, Beat, received
+from smartspec_py.serving.link import DRAIN, Beat, News, received
 
 SILENT_S = 1.5
 """A process that sends nothing for this time counts as stopped. Triton 2.51 aborts if its Python
@@ -26,6 +27,14 @@ class LauncherEnd:
         self._is_dead = False
         self.beat: Beat | None = None
         """The newest beat; None before the model has been loaded."""
+
+        self.news = News()
+        """The newest message of the start."""
+
+        self.phases: dict[str, float] = {}
+        """Seconds of each phase of the start that has ended, in order."""
+
+        self._phase_s = time.monotonic()
 
     @property
     def child_fd(self) -> int:
@@ -89,12 +98,27 @@ class LauncherEnd:
                 if not message:
                     self._is_dead = True
                     return
+                kind, fields = json.loads(message)
+                if kind == "news":
+                    self._note(News(**fields))
+                    continue
                 if self.beat is not None and self.beat.is_ended:
                     continue  # another thread of the backend began this beat earlier
                 is_first = self.beat is None
-                self.beat = Beat(**json.loads(message))
+                self.beat = Beat(**fields)
                 if is_first:
                     self._open_process(self.beat.pid)
+
+    def _note(self, news: News) -> None:
+        self.news = news
+        if news.phase:
+            self.end_phase(news.phase)
+
+    def end_phase(self, name: str) -> None:
+        """Count the time since the end of the last phase, or since the start, as this phase."""
+        now_s = time.monotonic()
+        self.phases[name] = now_s - self._phase_s
+        self._phase_s = now_s
 
     def _open_process(self, pid: int) -> None:
         try:

@@ -1,7 +1,6 @@
 """Runs one Triton server as a child process: command line, environment, start, readiness, stop.
 
-If the address has a front, the HTTP front is a second child process. It starts and ends with
-Triton, and writes to the same log.
+The gateway is a second child process. It starts and ends with Triton, and writes to the same log.
 
 The server and the stub processes that it forks have their own process group. A stop therefore
 reaches all of them, and a Ctrl-C in the terminal reaches only the caller. The launcher watches and
@@ -13,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import secrets
 import shutil
 import signal
@@ -21,13 +19,21 @@ import subprocess
 import sys
 import time
 import urllib.error
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
-from smartspec_launch.address import DIRECT, Address, free_address, taken_ports
+from smartspec_launch.address import (
+    DIRECT,
+    LOOPBACK,
+    Address,
+    free_address,
+    taken_ports,
+    with_internal_ports,
+)
 from smartspec_launch.ascii_paths import AsciiPaths
-from smartspec_launch.drain import POLL_S, Drained, drain
+from smartspec_launch.drain import Drained, drain
 from smartspec_launch.files import (
     PACKAGE_FOLDER,
     Installation,
@@ -37,11 +43,10 @@ from smartspec_launch.files import (
     write_backends,
     write_repository,
 )
-from smartspec_launch.front_process import Companion, OpenAi, max_body_bytes, start_front
+from smartspec_launch.gateway import Gateway, OpenAi
 from smartspec_launch.link import LauncherEnd
-from smartspec_launch.start_phases import start_phases
 from smartspec_py.api.contract import MODEL_NAME
-from smartspec_py.serving.config import CONTEXT_LINE, ServerConfig
+from smartspec_py.serving.config import ServerConfig
 from smartspec_py.serving.link import LINK_VARIABLE, remove_shared_memory
 
 __all__ = [
@@ -65,11 +70,18 @@ takes up to several hundred MiB. With 256, memory use is constant after seconds 
 same (docs/research/log)."""
 
 LOG_TAIL_LINES = 15
+LOOK_S = 0.1
+GATEWAY_S = 30.0
+"""Time for the gateway to serve all ports after the model is ready."""
+
 DRAIN_MARGIN_S = 5.0
 """Time after `limits.drain_s` in which the backend sends its last responses."""
 
 EXIT_TIMEOUT_S = 8.0
 """Time that Triton waits for idle connections after SIGTERM. Triton's default is 30 s."""
+
+EXPIRED = 1
+"""Exit code of Triton if it still holds the model after this time. It may then hold it for ever."""
 
 EXIT_S = 10.0
 CLOSED_APIS = "model-repository,shared-memory,trace,logging"
@@ -87,6 +99,12 @@ LAST_WORDS_S = 0.7
 """Time for Triton to send the last responses after the backend has failed."""
 
 
+ENVIRONMENTS = Path("/tmp")
+"""Where Triton's Python backend makes its folders, whatever TMPDIR says."""
+
+ENVIRONMENT_S = 30.0
+
+
 class TritonServerError(RuntimeError):
     """The server did not become ready; the message holds the last lines of its log."""
 
@@ -102,6 +120,7 @@ class TritonServer:
     backend_folder: the backend package; tests of the launcher set another one.
     aliases: additional names of the model, see `smartspec_launch.aliases`.
     options: additional options of tritonserver, placed last.
+    openai: None serves no OpenAI routes.
     keeps_files: if false, run_dir is removed after a `with` block without errors.
     """
 
@@ -115,9 +134,11 @@ class TritonServer:
         aliases: Sequence[str] = (),
         options: Sequence[str] = (),
         *,
+        openai: OpenAi | None = None,
         keeps_files: bool = True,
     ) -> None:
-        self.address = address
+        self.address = with_internal_ports(address)
+        self.openai = openai
         self.log_path = run_dir / "tritonserver.log"
         self._config = config
         self._run_dir = run_dir
@@ -126,13 +147,13 @@ class TritonServer:
         self._aliases, self._options = tuple(aliases), tuple(options)
         self._keeps_files = keeps_files
         self._process: subprocess.Popen[bytes] | None = None
-        self._front: Companion | None = None
-        self._companions: list[Companion] = []
+        self._gateway: Gateway
         self._is_stopped = False
-        self._is_kept = False
+        self._is_answered = False
+        self._was_killed = False
         self._shm_prefix = f"smartspec_{secrets.token_hex(4)}_"
         self._link: LauncherEnd
-        self._begin_s: float
+        self._begin_s = time.time()
         self._ascii_paths = AsciiPaths()
         self._lock: int | None = None
 
@@ -158,10 +179,9 @@ class TritonServer:
         return self._process.pid
 
     @property
-    def front_pid(self) -> int:
-        """Process id of the HTTP front."""
-        assert self._front is not None, "there is no front"
-        return self._front.pid
+    def gateway_pid(self) -> int:
+        """Process id of the gateway."""
+        return self._gateway.pid
 
     def start(self) -> None:
         """Write the run directory and start the process.
@@ -178,7 +198,7 @@ class TritonServer:
     def _launch(self, installation: Installation) -> None:
         with usable(self._run_dir):
             self._lock = lock_run_dir(self._run_dir)
-            run_dir = self._ascii_paths.of(self._run_dir, "run")
+            run_dir = self._ascii_paths.of(self._run_dir.absolute(), "run")
             config = self._ascii_paths.of_config(self._config)
             backends = write_backends(run_dir, installation, self._backend_folder)
             models = write_repository(run_dir, config, self._aliases)
@@ -196,41 +216,35 @@ class TritonServer:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
+                cwd=run_dir,  # Triton's stub imports modules from it
                 env=environment | {LINK_VARIABLE: f"{self._link.child_fd},{self._shm_prefix}"},
                 pass_fds=[self._link.child_fd],
                 start_new_session=True,
             )
-            if self.address.triton_http_port is not None:
-                limits = self._config.limits
-                most = max_body_bytes(limits.max_context_len, installation.max_body_bytes)
-                self._front = start_front(self.address, most, log)
-                self._companions.append(self._front)
+            bears = installation.max_body_bytes
+            self._gateway = Gateway(self.address, bears, self.openai, log, run_dir)
         self._link.hand_over()
 
-    def start_openai(self, openai: OpenAi) -> Companion:
-        """Start the OpenAI-compatible endpoint of a server that is ready. Does not wait."""
-        with self.log_path.open("ab") as log:
-            companion = openai.start(self.address, self.context_len, log)
-        self._companions.append(companion)
-        return companion
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What a server that is ready serves; see `Beat.facts`."""
+        return {} if self._link.beat is None else self._link.beat.facts
 
     @property
     def context_len(self) -> int:
         """Prompt and generated tokens of one request, of a server that is ready."""
-        found = re.search(r"\d+", self.logged(CONTEXT_LINE) or "")
-        return int(found[0]) if found else self._config.limits.context_len
+        return int(self.facts.get("context_len", self._config.limits.context_len))
 
     def poll(self) -> int | None:
-        """Exit code of tritonserver, or of a process beside it if only that has ended.
+        """Exit code of tritonserver, or of the gateway if only that has ended.
 
-        None while all run. A process ended by signal s has the code 128 + s.
+        None while both run. A process ended by signal s has the code 128 + s.
         """
         assert self._process is not None, "not started"
         code = self._process.poll()
         if code is None and not self._is_stopped:
-            codes = (companion.poll() for companion in self._companions)
-            code = next((one for one in codes if one is not None), None)
-        if self._is_kept and code == -signal.SIGKILL:
+            code = self._gateway.poll()
+        if self._is_answered and (self._was_killed or code == EXPIRED):
             return 0
         return 128 - code if code is not None and code < 0 else code
 
@@ -249,95 +263,105 @@ class TritonServer:
     def end_message(self, code: int) -> str:
         """A sentence that names the process that ended with this code of `poll`."""
         assert self._process is not None, "not started"
-        what = "Triton"
-        if self._process.poll() is None:
-            what = next(one.name for one in self._companions if one.poll() is not None)
+        what = Gateway.name if self._process.poll() is None else "Triton"
         return f"{what} ended with exit code {code}."
 
     def wait_ready(
         self, progress: Callable[[str], None] | None = None, timeout_s: float | None = None
     ) -> None:
-        """Wait until the model is ready. Calls `progress` with the newest log line.
+        """Wait until the model is ready on all ports. Calls `progress` with the backend's newest
+        message.
 
-        timeout_s: None means limits.start_s. Raises TritonServerError when the process ends or
+        timeout_s: None means limits.start_s. Raises TritonServerError when a process ends or
         after timeout_s. Raises ModelRefusedError if the backend reported the reason.
         """
         timeout_s = self._config.limits.start_s if timeout_s is None else timeout_s
+        self._wait(self.is_model_ready, timeout_s, progress)
+        self._link.look(0.0)
+        self._link.end_phase("ports")
+        self._gateway.open(self.context_len)
+        self._wait(self._gateway.is_ready, GATEWAY_S, None)
+
+    def _wait(
+        self,
+        is_done: Callable[[], bool],
+        timeout_s: float,
+        progress: Callable[[str], None] | None,
+    ) -> None:
         deadline = time.monotonic() + timeout_s
-        while not self.is_model_ready():
+        while not is_done():
+            self._link.look(LOOK_S)
             code = self.poll()
             if code is not None:
-                if refusal := self._refusal():
-                    raise ModelRefusedError(self._ascii_paths.restored(refusal))
-                raise TritonServerError(f"{self.end_message(code)}\n{self.log_tail()}")
+                self._link.look(0.0)
+                news = self._link.news
+                error = self._ascii_paths.restored(news.error)
+                if news.is_refusal:
+                    raise ModelRefusedError(error)
+                raise TritonServerError(f"{self.end_message(code)}\n{self.log_tail()}\n{error}")
             if time.monotonic() > deadline:
                 raise TritonServerError(
                     f"Triton was not ready after {timeout_s:g} s, the limit of limits.start_s: "
                     f"raise it if the log shows progress.\n{self.log_tail()}"
                 )
             if progress is not None:
-                progress(self.log_tail(1))
-            time.sleep(POLL_S)
+                progress(self._link.news.message)
 
     def is_model_ready(self) -> bool:
-        """Whether the server responds and the model is ready. False if the server hangs."""
-        url = f"{self.address.http_url}/v2/models/{MODEL_NAME}/ready"
+        """Whether Triton responds and the model is ready. False if Triton hangs."""
+        url = f"{self.address.triton_url}/v2/models/{MODEL_NAME}/ready"
         try:
             with DIRECT.open(url, timeout=5.0) as response:
                 return bool(response.status == 200)
         except (urllib.error.URLError, OSError):
             return False
 
-    def start_phases(self) -> dict[str, float]:
-        """Seconds of each start phase so far, from the start of the Triton process."""
-        return start_phases(self._log_text(), self._begin_s)
+    def responds(self) -> bool:
+        """Whether the model is ready and the gateway answers, even if it refuses the request."""
+        return self.is_model_ready() and self._gateway.answers()
 
-    def logged(self, beginning: str) -> str | None:
-        """The first message in Triton's log with this beginning, or None."""
-        found = re.search(rf'{re.escape(beginning)}[^"\n]+', self._log_text())
-        return found and found[0]
+    def start_phases(self) -> Mapping[str, float]:
+        """Seconds of each start phase so far, from the start of the Triton process."""
+        return self._link.phases
 
     def log_tail(self, num_lines: int = LOG_TAIL_LINES) -> str:
         """The last lines of Triton's log, without its tables."""
-        lines = self._log_text().splitlines()
+        lines = self.log_path.read_text(encoding="utf-8", errors="replace").splitlines()
         lines = [line for line in lines if line.strip() and line[0] not in "+|"]
         return "\n".join(lines[-num_lines:])
-
-    def _log_text(self) -> str:
-        return self.log_path.read_text(encoding="utf-8", errors="replace")
-
-    def _refusal(self) -> str | None:
-        """The backend's message if it refused its engine.json or models, else None."""
-        found = re.search(r"Internal: TritonModelException: (.+)", self.log_tail())
-        return found and found[1]
 
     def stop(self) -> int | None:
         """Drain, send SIGTERM, then SIGKILL to the remaining processes of the group. Idempotent.
 
-        During the drain the server refuses new requests, the front with 503. Requests in flight
-        have `limits.drain_s` to finish; the backend then ends each with a last response. There is
-        no wait for a backend that has died, does not respond or has failed. Returns the exit code,
-        or None if the server never started. The code is 0 if Triton had to be killed only because
-        it kept the model after all requests were answered.
+        During the drain the gateway refuses new requests with 503. Requests in flight have
+        `limits.drain_s` to finish; the backend then ends each with a last response. There is no
+        wait for a backend that has died, does not respond or has failed, or whose model is not
+        loaded yet. Returns the exit code, or None if the server never started. The code is 0 if
+        Triton had to be killed after all requests were answered.
         """
         if self._process is None:
             self._ascii_paths.close()
             return None
-        if self._process.poll() is None:
+        if self._process.poll() is None and not self._is_stopped:
             with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
                 # A second Ctrl-C ends the wait at once.
-                wait_s = self._config.limits.drain_s + DRAIN_MARGIN_S
-                if self._front is not None:
-                    self._front.drain()
-                end = drain(self._link, time.monotonic() + wait_s)
-                self._is_kept = end is Drained.KEPT
-                for companion in self._companions:
-                    companion.stop()  # Triton would wait for their idle connections
-                if end not in (Drained.KEPT, Drained.DEAD):
-                    self._process.send_signal(signal.SIGTERM)
-                    self._process.wait(EXIT_S + EXIT_TIMEOUT_S)
+                self._link.look(0.0)
+                if self._link.beat is None:
+                    self._is_answered = True
+                else:
+                    self._end_in_order(self._process)
         self.kill()
         return self.poll()
+
+    def _end_in_order(self, process: subprocess.Popen[bytes]) -> None:
+        self._gateway.drain()
+        wait_s = self._config.limits.drain_s + DRAIN_MARGIN_S
+        end = drain(self._link, time.monotonic() + wait_s)
+        self._is_answered = end is Drained.ANSWERED
+        self._gateway.stop()  # it passes on the last responses
+        if end is not Drained.DEAD:
+            process.send_signal(signal.SIGTERM)
+            process.wait(EXIT_S + EXIT_TIMEOUT_S)
 
     def kill(self) -> None:
         """Kill the remaining processes of the group at once, and clean up. Idempotent.
@@ -346,15 +370,16 @@ class TritonServer:
         """
         if self._process is None or self._is_stopped:
             return
+        self._was_killed = self._process.poll() is None
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(GONE_S)
-        for companion in self._companions:
-            companion.stop(GONE_S / 2)  # it reports broken streams to its clients
+        self._gateway.stop(GONE_S / 2)  # it reports broken streams to its clients
         self._link.wait_gone(GONE_S)
         self._link.close()
         remove_shared_memory(self._shm_prefix)
+        remove_environments(self._begin_s)
         self._ascii_paths.close()
         self._unlock()
         self._is_stopped = True
@@ -401,10 +426,10 @@ def server_command(
         "--disable-auto-complete-config",
         "--exit-on-error=true",
         f"--exit-timeout-secs={EXIT_TIMEOUT_S:.0f}",
-        f"--http-address={address.triton_host}",
-        f"--http-port={address.triton_http_port or address.http_port}",
-        f"--grpc-address={address.host}",
-        f"--grpc-port={address.grpc_port}",
+        f"--http-address={LOOPBACK}",
+        f"--http-port={address.triton_http_port}",
+        f"--grpc-address={LOOPBACK}",
+        f"--grpc-port={address.triton_grpc_port}",
         f"--metrics-address={address.host}",
         f"--metrics-port={address.metrics_port}",
         f"--http-restricted-api={guard}",
@@ -414,6 +439,17 @@ def server_command(
     if pooled in _help_text(installation.binary, environment):
         command.append(f"{pooled}={MAX_POOLED_RESPONSES}")
     return command
+
+
+def remove_environments(begin_s: float) -> None:
+    """Remove the empty folders that Triton's Python backend makes at its start and leaves if it is
+    killed. begin_s: when Triton was started, in seconds since the epoch. Other servers of this
+    project may lose theirs; none uses it."""
+    for folder in ENVIRONMENTS.glob("python_env_*"):
+        with contextlib.suppress(OSError):  # it is not empty, or is gone
+            about = folder.stat()
+            if about.st_uid == os.geteuid() and 0 <= about.st_mtime - begin_s < ENVIRONMENT_S:
+                folder.rmdir()
 
 
 def _help_text(binary: Path, environment: dict[str, str]) -> str:

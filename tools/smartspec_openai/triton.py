@@ -10,7 +10,7 @@ import contextlib
 import json
 import re
 import struct
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,7 +22,7 @@ from smartspec_openai.errors import ApiError
 FORMATS = {"INT32": "i", "FP32": "f", "UINT64": "Q", "BOOL": "?"}
 """Types of tensors, and their formats for `struct`."""
 
-REFUSED = re.compile(r"^(\w+): (got|there|must|both)")
+FIELD = re.compile(r"^(\w+): ")
 """How the model begins a message about a field."""
 
 FIELDS = {
@@ -50,6 +50,19 @@ IF_ASKED = {
 """Outputs to request, by input. Triton drops the others before it sends a response."""
 
 UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+
+STRICT = ("triton_grpc_error", "true")
+"""Metadata of a stream: Triton ends it with the status of an error, instead of a message with only
+its text."""
+
+STATUSES = {
+    grpc.StatusCode.INVALID_ARGUMENT: 400,
+    grpc.StatusCode.NOT_FOUND: 404,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: 413,
+    grpc.StatusCode.UNIMPLEMENTED: 501,
+    grpc.StatusCode.UNAVAILABLE: 503,
+}
+"""HTTP status by code; 500 for others."""
 
 Tensors = Mapping[str, tuple[str, Any]]
 """Type and value by name. A list has shape [1, n]."""
@@ -89,45 +102,88 @@ class Model(Protocol):
     async def close(self) -> None: ...
 
 
-class TritonModel:
-    """A model of a Triton server."""
+class TritonError(Exception):
+    """Triton or the model refused or failed a request.
 
-    def __init__(self, url: str, name: str) -> None:
+    status: of HTTP. is_broken: the connection to Triton failed, so the answer may be incomplete.
+    """
+
+    def __init__(self, status: int, message: str, *, is_broken: bool = False) -> None:
+        super().__init__(message)
+        self.status, self.message, self.is_broken = status, message, is_broken
+
+
+class Triton:
+    """The connection to a Triton server."""
+
+    def __init__(self, url: str) -> None:
         """url: host:port of gRPC."""
         self._channel = grpc.aio.insecure_channel(url, options=UNLIMITED)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
-        self._name = name
 
-    async def generate(self, tensors: Tensors) -> AsyncIterator[Piece]:
-        request = _request(self._name, tensors)
-        stream = self._stub.ModelStreamInfer()
-        is_over = False
+    async def responses(self, request: Any) -> AsyncGenerator[Any, None]:
+        """The responses of a ModelInferRequest that have outputs.
+
+        Closing the iterator cancels the request. Raises TritonError.
+        """
+        stream = self._stub.ModelStreamInfer(metadata=(STRICT,))
         try:
             await stream.write(request)
             await stream.done_writing()
             # To the stream's own end: Triton 2.51 may keep a request that is cancelled there.
             async for message in stream:
                 if message.error_message:
-                    raise _refusal(message.error_message)
+                    # Only Triton's own checks come without a status: the model did not see it.
+                    is_served = await self.is_ready(request.model_name, request.model_version)
+                    raise TritonError(400 if is_served else 404, message.error_message)
                 if message.infer_response.outputs:
-                    piece = _piece(message.infer_response)
-                    is_over = bool(piece.finish_reason)
-                    yield piece
-            if not is_over:
-                raise ApiError(503, "the server ended the request: send it again later")
-        except grpc.RpcError as error:
-            raise ApiError(503, "the model is not available: send it again later") from error
+                    yield message.infer_response
+        except grpc.aio.AioRpcError as error:
+            raise self._error(error) from error
         finally:
             stream.cancel()
 
-    async def is_ready(self) -> bool:
-        asked = service_pb2.ModelReadyRequest(name=self._name)
+    async def is_ready(self, model: str, version: str = "") -> bool:
+        asked = service_pb2.ModelReadyRequest(name=model, version=version)
         with contextlib.suppress(grpc.RpcError):
             return bool((await self._stub.ModelReady(asked)).ready)
         return False
 
     async def close(self) -> None:
         await self._channel.close()
+
+    def _error(self, error: grpc.aio.AioRpcError) -> TritonError:
+        if self._channel.get_state() is not grpc.ChannelConnectivity.READY:
+            message = "Triton ended the connection or does not answer: send the request again later"
+            return TritonError(503, message, is_broken=True)
+        return TritonError(STATUSES.get(error.code(), 500), error.details() or error.code().name)
+
+
+class TritonModel:
+    """A model of a Triton server."""
+
+    def __init__(self, triton: Triton, name: str) -> None:
+        self._triton, self._name = triton, name
+
+    async def generate(self, tensors: Tensors) -> AsyncIterator[Piece]:
+        is_over = False
+        try:
+            responses = self._triton.responses(_request(self._name, tensors))
+            async with contextlib.aclosing(responses):
+                async for response in responses:
+                    piece = _piece(response)
+                    is_over = bool(piece.finish_reason)
+                    yield piece
+        except TritonError as error:
+            raise _refusal(error) from error
+        if not is_over:
+            raise ApiError(503, "the server ended the request: send it again later")
+
+    async def is_ready(self) -> bool:
+        return await self._triton.is_ready(self._name)
+
+    async def close(self) -> None:
+        await self._triton.close()
 
 
 def _request(name: str, tensors: Tensors) -> Any:
@@ -183,10 +239,10 @@ def _piece(response: Any) -> Piece:
     return Piece(**values)
 
 
-def _refusal(message: str) -> ApiError:
-    found = REFUSED.match(message)
+def _refusal(error: TritonError) -> ApiError:
+    found = FIELD.match(error.message) if error.status == 400 else None
     if found is None:
-        return ApiError(503, message, retry_after_s=1)
+        return ApiError(error.status, error.message, None, 1 if error.status == 503 else None)
     name = FIELDS.get(found[1], found[1])
-    text = message[len(found[1]) :].replace("text_input has", "the prompt has")
+    text = error.message[len(found[1]) :].replace("text_input has", "the prompt has")
     return ApiError(400, name + text, name)

@@ -11,7 +11,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -49,6 +49,7 @@ class Engine:
     proposers: by the names that requests use; may be empty.
     profile_path: the file that stores `cost`. None if it is not stored.
     kernels: a description of how the models are computed.
+    facts: for the launcher's start line, by the keys `model`, `dtype`, `runtime` and `threads`.
     """
 
     tokenizer: Tokenizer
@@ -58,6 +59,7 @@ class Engine:
     cost: CostModel
     profile_path: Path | None = None
     kernels: str = ""
+    facts: Mapping[str, str | int] = field(default_factory=dict)
 
     def prefill_chunk(self, limits: LimitsConfig) -> int:
         """Prompt tokens per step: the configured value, or the largest chunk in the profile."""
@@ -117,7 +119,7 @@ class Intake:
         self._defaults = defaults
         self._clock = clock
         self._ids = itertools.count(1)
-        self._max_context_len = self._longest()
+        self.max_context_len = self._longest()
 
     def receive(self, params: GenerateParams, sink: Sink) -> Arrival:
         """Check the parameters and create the request.
@@ -193,14 +195,14 @@ class Intake:
                 raise InvalidField(field, token, f"in {least}..{vocab_size - 1}")
 
     def _check_prompt_len(self, field: str, num_tokens: int) -> None:
-        if num_tokens >= self._max_context_len:
-            allowed = f"at most {self._max_context_len - 1} tokens, to leave room for one more"
+        if num_tokens >= self.max_context_len:
+            allowed = f"at most {self.max_context_len - 1} tokens, to leave room for one more"
             raise InvalidField(field, f"{num_tokens} tokens", allowed)
 
     def _encode_prompt(self, text: str) -> list[int]:
         # Check the size first, because tokenizing a very long text would delay other requests.
         num_bytes = len(text.encode())
-        most = MAX_BYTES_PER_TOKEN * self._max_context_len
+        most = MAX_BYTES_PER_TOKEN * self.max_context_len
         if num_bytes > most:
             raise InvalidField("text_input", f"{num_bytes} bytes", f"at most {most} bytes")
         # `encode` holds Python's lock, which blocks the loop for seconds at a million bytes.
@@ -212,7 +214,7 @@ class Intake:
         return tokens
 
     def _check_limits(self, params: GenerateParams, prompt: list[int]) -> None:
-        longest = self._max_context_len
+        longest = self.max_context_len
         if len(prompt) + params.max_tokens > longest:
             raise InvalidField(
                 "max_tokens",

@@ -4,7 +4,7 @@ tritonserver inherits the backend's end, and its Python process inherits it from
 environment variable LINK_VARIABLE has its descriptor. The link has no address, so other processes
 cannot connect to it.
 
-    backend to launcher     a `Beat`, every BEAT_S
+    backend to launcher     `News` during the start, then a `Beat` every BEAT_S, both in JSON
     launcher to backend     DRAIN
 
 If the launcher is killed, its end is closed. The backend then kills Triton's whole process group,
@@ -23,9 +23,10 @@ import select
 import signal
 import socket
 import threading
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 LINK_VARIABLE = "SMARTSPEC_LINK"
 """Environment variable `FD,PREFIX`: the inherited descriptor, and the prefix of the names of
@@ -36,7 +37,22 @@ BEAT_S = 0.25
 DRAIN = b"drain"
 SHM_FOLDER = Path("/dev/shm")
 _MAX_BYTES = 65_536
-_MAX_FAILURE = 2000
+_MAX_TEXT = 4000
+
+
+@dataclass(frozen=True)
+class News:
+    """A message of the backend during its start.
+
+    message: what it does, for people. phase: the phase that has ended; empty: none.
+    error: why the start fails. is_refusal: the error is one sentence about engine.json or a
+    checkpoint.
+    """
+
+    message: str = ""
+    phase: str = ""
+    error: str = ""
+    is_refusal: bool = False
 
 
 @dataclass(frozen=True)
@@ -44,14 +60,17 @@ class Beat:
     """A status message of the backend.
 
     pid: process ID of Triton's Python process. num_open: requests without a final response.
-    failure: why the model no longer serves requests; empty while it serves. is_ended: Triton has
-    unloaded the model, and the process is about to end.
+    failure: why the model no longer serves requests; empty while it serves. is_draining: new
+    requests are refused. is_ended: Triton has unloaded the model, and the process is about to end.
+    facts: what is served, for example `context_len` in tokens; see `Server.facts`.
     """
 
     pid: int
     num_open: int = 0
     failure: str = ""
+    is_draining: bool = False
     is_ended: bool = False
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 class BackendEnd:
@@ -80,6 +99,10 @@ class BackendEnd:
         if beat is not None:
             self._send(beat)
 
+    def tell(self, news: News) -> None:
+        """Send a message of the start. Any thread may call it."""
+        self._send(news)
+
     def end(self) -> None:
         """Send the last beat, when Triton finalizes the model. Closing a large engine can take a
         long time, without beats."""
@@ -101,10 +124,14 @@ class BackendEnd:
             self._on_drain()
         return bool(message)
 
-    def _send(self, beat: Beat) -> None:
-        text = json.dumps(asdict(beat) | {"failure": beat.failure[:_MAX_FAILURE]})
+    def _send(self, found: Beat | News) -> None:
+        fields = {
+            name: value[-_MAX_TEXT:] if isinstance(value, str) else value
+            for name, value in asdict(found).items()
+        }
+        message = json.dumps([type(found).__name__.lower(), fields])
         with contextlib.suppress(OSError):  # the launcher is suspended or has ended
-            self._socket.send(text.encode(), socket.MSG_DONTWAIT)
+            self._socket.send(message.encode(), socket.MSG_DONTWAIT)
 
 
 def received(source: socket.socket) -> bytes:

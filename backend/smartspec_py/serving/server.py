@@ -10,7 +10,8 @@ import contextlib
 import gc
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from smartspec_py.serving.config import ServerConfig
 from smartspec_py.serving.inbox import Inbox
@@ -71,7 +72,7 @@ class Server:
         self._engine_timeout_s = config.limits.engine_timeout_s
         self._on_failure = on_failure
         self._should_drain = should_drain
-        self._is_draining = False
+        self.is_draining = False
         self._failure: str | None = None
         self._failing = threading.Lock()
         self.intake = Intake(engine, config.limits, defaults_of(engine, config))
@@ -83,7 +84,14 @@ class Server:
             watch=self._watch,
         )
         budget = cache_budget(engine, config.limits)
-        logger.info("%s", _describe(engine, budget.capacity))
+        logger.info("%s", _describe(engine, budget.capacity), extra={"phase": "profile"})
+        self.facts: Mapping[str, Any] = {
+            "context_len": self.intake.max_context_len,
+            "proposers": list(engine.proposers),
+            "policy": config.policy,
+            **engine.facts,
+        }
+        """What is served; `context_len`: prompt and generated tokens of one request."""
         table = config.planner.batch_table
 
         def new_loop() -> StepLoop:
@@ -195,9 +203,9 @@ class Server:
         After that, each unfinished request ends with its last response. Returns at once. May be
         called several times and from any thread.
         """
-        if self._is_draining:
+        if self.is_draining:
             return
-        self._is_draining = True
+        self.is_draining = True
         logger.info("draining: requests in flight have %.0f s to finish", self._drain_s)
         self._inbox.refuse(SHUTTING_DOWN)
 
@@ -245,7 +253,7 @@ class Server:
                 f"a step takes longer than limits.engine_timeout_s, which is "
                 f"{self._engine_timeout_s:g} s: an engine hangs"
             )
-        elif not self._is_draining and self._should_drain():
+        elif not self.is_draining and self._should_drain():
             self.drain()
 
     def _run(self) -> None:

@@ -33,10 +33,10 @@ from smartspec_cli.commands import (
     result_console,
     write_json,
 )
-from smartspec_launch.address import behind_front, can_bind
+from smartspec_launch.address import can_bind
 from smartspec_launch.files import InstallationError
 from smartspec_launch.foreground import announce, signals_interrupt, wait_with_progress, watch
-from smartspec_launch.front_process import OPENAI_PORT, OpenAi
+from smartspec_launch.gateway import OPENAI_PORT, OpenAi
 from smartspec_launch.interpreter import InterpreterError
 from smartspec_launch.triton_server import TritonServer, TritonServerError, free_address
 from smartspec_py.core.plan.planner import parse_policy
@@ -168,9 +168,10 @@ def quickstart(
         dtype=dtype.value,
         profile_cache=str(CACHE / "profiles"),
     )
-    address = behind_front(free_address())
+    address = free_address()
     config = ServerConfig(engine=engine, limits=LimitsConfig(max_context_len=DEFAULT_CONTEXT_LEN))
-    server = TritonServer(config, CACHE / f"run-{address.http_port}", address)
+    openai = _openai(address.host) if keep else None
+    server = TritonServer(config, CACHE / f"run-{address.http_port}", address, openai=openai)
     try:
         with signals_interrupt(), server:
             wait_with_progress(server, console)
@@ -329,17 +330,17 @@ def as_table(rows: Sequence[Row], policy: str) -> Table:
     return table
 
 
+def _openai(host: str) -> OpenAi:
+    port = OPENAI_PORT if can_bind(host, OPENAI_PORT) else free_address().http_port
+    return OpenAi(port, SHIPPED_PAIR / "target")
+
+
 def keep_serving(server: TritonServer) -> None:
     """Serve until Ctrl-C. Prints to stderr, so that the JSON is the last line of stdout."""
     from smartspec_bench.workloads import generate
 
     console = Console(stderr=True)
-    announce(server.address, console, generate("qa", HELD_OUT_STREAM, 0).prompt)
-    is_free = can_bind(server.address.host, OPENAI_PORT)
-    port = OPENAI_PORT if is_free else free_address().http_port
-    openai = OpenAi(port, SHIPPED_PAIR / "target")
-    if openai.is_up(server.address, server.start_openai(openai)):
-        console.print(openai.announcement(server.address), highlight=False, soft_wrap=True)
+    announce(server, console, generate("qa", HELD_OUT_STREAM, 0).prompt)
     try:
         if watch(server, console):
             raise TritonServerError("the server ended")

@@ -13,11 +13,11 @@ from rich.console import Console
 from smartspec_cli.commands import USAGE_ERROR, fail
 from smartspec_cli.commands.settings import checked_config, set_keys
 from smartspec_launch import paths
-from smartspec_launch.address import behind_front, can_bind
+from smartspec_launch.address import can_bind
 from smartspec_launch.aliases import ALIASES
 from smartspec_launch.files import InstallationError, exposure, find_installation
 from smartspec_launch.foreground import run_in_foreground
-from smartspec_launch.front_process import OPENAI_PORT, OpenAi, tokenizer_dir
+from smartspec_launch.gateway import OPENAI_PORT, OpenAi, tokenizer_dir
 from smartspec_launch.interpreter import InterpreterError
 from smartspec_launch.paths import with_absolute_paths
 from smartspec_launch.triton_server import (
@@ -105,6 +105,13 @@ _ChatTemplate = Annotated[
         help="Chat template in Jinja; default: the model's own.", rich_help_panel="Address"
     ),
 ]
+_Cors = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Origin whose pages may use the OpenAI routes, or *. May be repeated.",
+        rich_help_panel="Address",
+    ),
+]
 _ApiKeyFile = Annotated[
     Path | None,
     typer.Option(
@@ -180,6 +187,7 @@ def serve(
     openai_port: _OpenAiPort = None,
     chat_template: _ChatTemplate = None,
     api_key_file: _ApiKeyFile = None,
+    cors: _Cors = None,
     explain: _Explain = False,
     run_dir: _RunDir = None,
     config: _Config = None,
@@ -188,13 +196,15 @@ def serve(
 ) -> None:
     """Serve a target model with speculative decoding on Triton, until Ctrl-C."""
     address = Address(host, http_port, grpc_port, metrics_port)
+    if not can_bind(host, 0):
+        fail(f"--host: got {host}, must be an address of this machine", USAGE_ERROR)
     _check_exposure(address, allow_remote)
     if config is not None:
         found = _read(config, settings or ())
-        openai = _openai(found, address, openai_port, chat_template, api_key_file)
-        server = _server(found, address, run_dir, alias)
+        openai = _openai(found, address, openai_port, chat_template, api_key_file, cors)
+        server = _server(found, address, run_dir, alias, openai)
         _check_files(found)
-        raise typer.Exit(_run(server, openai))
+        raise typer.Exit(_run(server))
     if model is None:
         fail("--model, or --config with an engine.json, must be given", USAGE_ERROR)
     engine = {
@@ -210,10 +220,10 @@ def serve(
     own: dict[str, Any] = {"engine": engine, "policy": policy, "explain": explain}
     keys = set_keys(own, settings or ())
     checked = with_absolute_paths(checked_config(own, keys), Path.cwd())
-    openai = _openai(checked, address, openai_port, chat_template, api_key_file)
-    server = _server(checked, address, run_dir, alias)
+    openai = _openai(checked, address, openai_port, chat_template, api_key_file, cors)
+    server = _server(checked, address, run_dir, alias, openai)
     _check_files(checked)
-    raise typer.Exit(_run(server, openai))
+    raise typer.Exit(_run(server))
 
 
 def _check_files(config: ServerConfig) -> None:
@@ -243,7 +253,11 @@ def _read(path: Path, settings: Sequence[str]) -> ServerConfig:
 
 
 def _server(
-    config: ServerConfig, address: Address, run_dir: Path | None, aliases: Sequence[str] | None
+    config: ServerConfig,
+    address: Address,
+    run_dir: Path | None,
+    aliases: Sequence[str] | None,
+    openai: OpenAi | None,
 ) -> TritonServer:
     for name in aliases or ():
         if not NAME.fullmatch(name) or name == MODEL_NAME:
@@ -253,7 +267,7 @@ def _server(
             )
     _check_address(address)
     folder = (run_dir or paths.run_dir(address.http_port)).resolve()
-    return TritonServer(config, folder, behind_front(address), aliases=aliases or ())
+    return TritonServer(config, folder, address, aliases=aliases or (), openai=openai)
 
 
 def _openai(
@@ -262,6 +276,7 @@ def _openai(
     port: int | None,
     chat_template: Path | None,
     api_key_file: Path | None,
+    cors: Sequence[str] | None,
 ) -> OpenAi | None:
     """The OpenAI-compatible endpoint; None if there is none."""
     for option, path in (("--chat-template", chat_template), ("--api-key-file", api_key_file)):
@@ -279,7 +294,7 @@ def _openai(
         return None
     if port is not None:
         _check_openai_port(address, port)
-    return OpenAi(port or OPENAI_PORT, folder, chat_template, api_key_file)
+    return OpenAi(port or OPENAI_PORT, folder, chat_template, api_key_file, cors or ())
 
 
 def _check_openai_port(address: Address, port: int) -> None:
@@ -293,16 +308,9 @@ def _check_openai_port(address: Address, port: int) -> None:
         fail(f"--openai-port: cannot listen on {address.host} port {port}: choose another one")
 
 
-def _run(server: TritonServer, openai: OpenAi | None) -> int:
-    console = Console(stderr=True)
-
-    def start_openai() -> None:
-        if openai is not None:
-            server.start_openai(openai)
-            console.print(openai.announcement(server.address), highlight=False, soft_wrap=True)
-
+def _run(server: TritonServer) -> int:
     try:
-        return run_in_foreground(server, console, start_openai)
+        return run_in_foreground(server, Console(stderr=True))
     except ModelRefusedError as error:
         fail(str(error).removeprefix("engine.json: "), USAGE_ERROR)
     except (InterpreterError, InstallationError, TritonServerError) as error:

@@ -43,7 +43,6 @@ from smartspec_py.proposers.draft_model import DraftModelProposer
 from smartspec_py.proposers.eagle import EagleProposer
 from smartspec_py.proposers.heads import HeadsProposer
 from smartspec_py.serving.defaults import (
-    CONTEXT_LINE,
     DRAFT_MODEL,
     HEADS,
     PROMPT_LOOKUP,
@@ -74,6 +73,9 @@ MAX_PROFILED_CONTEXT = 512
 """Passes are timed at half of the context, but at most at this length. Longer ones are
 extrapolated."""
 
+PHASES = {"engine.model": "target", "engine.draft": "draft"}
+"""Phase of the start that loads the model of this key."""
+
 TREE_WIDTH = 4
 """Guesses for one position in a tree on a GPU. On CPUs, chains were faster: with drafts chosen by
 goodput by 2 to 3 % (docs/results/heads-amd.md)."""
@@ -87,7 +89,7 @@ def build_torch(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -
     there would be more threads than cores. OpenMP then lets workers sleep between operators instead
     of spinning: a step on two cores took 42 ms instead of 23 (docs/research/performance.md).
     """
-    logger.info("engine libraries imported")
+    logger.info("engine libraries imported", extra={"phase": "imports"})
     with ThreadPoolExecutor(1, "smartspec-build") as thread:
         return thread.submit(_build, config, limits, folder).result()
 
@@ -151,7 +153,13 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
     path = profile_path(shape, cache, identity)
     ends = end_tokens(model, vocab_size, tokenizer)
     log_unused_defaults(model)
-    return Engine(tokenizer, ends, target, proposers, cost, path, about)
+    facts: dict[str, str | int] = {
+        "model": model.name,
+        "dtype": str(runner.config.dtype).removeprefix("torch."),
+        "runtime": "PyTorch" if isinstance(runner, CausalRunner) else "OpenVINO",
+        "threads": num_threads,
+    }
+    return Engine(tokenizer, ends, target, proposers, cost, path, about, facts)
 
 
 def _files(
@@ -260,7 +268,8 @@ def _with_context_len(
     length, reason = limits.max_context_len, "limits.max_context_len"
     if length is None:
         length, reason = choose_context_len(models, dtype, limits.max_sequences)
-    logger.info("%s%d tokens, prompt and text together (%s)", CONTEXT_LINE, length, reason)
+    text = "context: %d tokens, prompt and text together (%s)"
+    logger.info(text, length, reason, extra={"phase": "checks"})
     return limits.model_copy(update={"max_context_len": length})
 
 
@@ -298,7 +307,7 @@ def _runner(
             runner = load_runner(own, runner_class)
             if counts:
                 set_fastest(counts, partial(runner.time_pass, 1, 1, 0))
-    logger.info("loaded %s", key)
+    logger.info("loaded %s", key, extra={"phase": PHASES[key]})
     runner.warm(max_width)
     return runner
 

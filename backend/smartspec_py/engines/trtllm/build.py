@@ -84,6 +84,7 @@ def build_trtllm(config: TrtllmEngineConfig, limits: LimitsConfig, folder: Path)
     for name, value in MPI_SETTINGS.items():
         os.environ.setdefault(name, value)  # before the import below, because that starts MPI
     bindings = _bindings()
+    logger.info("engine libraries imported", extra={"phase": "imports"})
     import torch
 
     places = place(config, {engine.role: engine for engine in engines}, torch.cuda.device_count())
@@ -95,7 +96,8 @@ def build_trtllm(config: TrtllmEngineConfig, limits: LimitsConfig, folder: Path)
         loaded_cache_tokens(executor, bindings, engine.role, asked)
         for engine, executor in zip(engines, executors, strict=True)
     )
-    logger.info("each cache has room for %d tokens", num_tokens)
+    text = "each cache has room for %d tokens"
+    logger.info(text, num_tokens, extra={"phase": "engines"})
     capabilities = replace(
         capabilities_of(engines[0], limits, config, num_tokens), vocab_size=vocab_size
     )

@@ -1,4 +1,4 @@
-"""Where the front and Triton listen, how large a body may be, and which Triton may be seen."""
+"""Where the gateway and Triton listen, and which Triton may be seen."""
 
 from __future__ import annotations
 
@@ -6,22 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from smartspec_launch.address import Address, behind_front
+from smartspec_launch.address import Address, with_internal_ports
 from smartspec_launch.files import Installation, _container_version, exposure
-from smartspec_launch.front_process import max_body_bytes
-from smartspec_py.serving.intake import MAX_BYTES_PER_TOKEN
 
 MIB = 1 << 20
 
 
-def test_a_front_leaves_tritons_own_http_on_loopback() -> None:
+def test_tritons_own_ports_are_on_loopback() -> None:
     plain = Address("0.0.0.0", 8000)
-    assert (plain.triton_host, plain.triton_url) == ("0.0.0.0", "http://127.0.0.1:8000")
-    fronted = behind_front(plain)
-    port = fronted.triton_http_port
-    assert port not in (None, 8000, 8001, 8002)
-    assert (fronted.triton_host, fronted.triton_url) == ("127.0.0.1", f"http://127.0.0.1:{port}")
-    assert fronted.http_url == plain.http_url
+    found = with_internal_ports(plain)
+    ports = {found.http_port, found.grpc_port, found.metrics_port}
+    ports |= {found.triton_http_port, found.triton_grpc_port}
+    assert len(ports) == 5
+    assert found.triton_url == f"http://127.0.0.1:{found.triton_http_port}"
+    assert found.triton_grpc_url == f"127.0.0.1:{found.triton_grpc_port}"
+    assert found.http_url == plain.http_url
 
 
 @pytest.mark.parametrize(
@@ -38,25 +37,6 @@ def test_a_front_leaves_tritons_own_http_on_loopback() -> None:
 )
 def test_loopback(host: str, is_loopback: bool) -> None:
     assert Address(host).is_loopback == is_loopback
-
-
-@pytest.mark.parametrize(
-    ("max_context_len", "bears", "expected"),
-    [
-        (512, 2 * MIB, MIB),
-        (4096, 2 * MIB, 4096 * 6 * MAX_BYTES_PER_TOKEN),
-        (131_072, 2 * MIB, 2 * MIB),
-        (131_072, 64 * MIB, 131_072 * 6 * MAX_BYTES_PER_TOKEN),
-        (1_000_000, 64 * MIB, 64 * MIB),
-        (None, 2 * MIB, 2 * MIB),
-        (None, 64 * MIB, 8 * MIB),
-    ],
-)
-def test_a_body_has_room_for_the_longest_prompt(
-    max_context_len: int | None, bears: int, expected: int
-) -> None:
-    """Each byte of the text as six, up to what this Triton takes."""
-    assert max_body_bytes(max_context_len, bears) == expected
 
 
 @pytest.mark.parametrize(

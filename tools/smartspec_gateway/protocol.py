@@ -1,7 +1,7 @@
 """uvicorn's HTTP/1.1 protocol with limits on each request: size, chunks, headers, time.
 
 A request over a limit is answered at once, and the connection is closed. For a short time, the
-front still reads and drops what the client sends. A close with unread data would reset the
+gateway still reads and drops what the client sends. A close with unread data would reset the
 connection, and the client could lose the answer.
 """
 
@@ -15,17 +15,18 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from smartspec_launch.front.limits import (
+from smartspec_gateway.guard import ErrorBody
+from smartspec_gateway.limits import (
     MAX_CHUNKS,
     MAX_CONNECTIONS,
     MAX_HEADER_BYTES,
     RECEIVE_S,
     SEND_S,
+    Limits,
+    Refused,
     check_framing,
-    error_body,
     too_large,
 )
-from smartspec_launch.front.refused import Refused
 
 LINGER_S = 5.0
 """How long a refused connection is still read, so that the client receives the answer."""
@@ -37,9 +38,9 @@ _BUFFER_FULL = "Receive buffer too long"
 class BoundedConnection(h11.Connection):
     """Raises RemoteProtocolError, with the status of the answer, for a request over a limit."""
 
-    def __init__(self, max_body_bytes: int) -> None:
+    def __init__(self, limits: Limits) -> None:
         super().__init__(h11.SERVER, MAX_HEADER_BYTES)
-        self._max_body_bytes = max_body_bytes
+        self._limits = limits
         self._num_bytes = self._num_chunks = 0
 
     def next_event(self) -> Any:
@@ -47,7 +48,7 @@ class BoundedConnection(h11.Connection):
         try:
             if isinstance(event, h11.Request):
                 self._num_bytes = self._num_chunks = 0
-                check_framing(event.http_version, event.headers, self._max_body_bytes)
+                check_framing(event.http_version, event.headers, self._limits.max_body_bytes)
             elif isinstance(event, h11.Data):
                 self._count(event)
         except Refused as refused:
@@ -56,8 +57,8 @@ class BoundedConnection(h11.Connection):
 
     def _count(self, data: h11.Data) -> None:
         self._num_bytes += len(data.data)
-        if self._num_bytes > self._max_body_bytes:
-            raise too_large(self._num_bytes, self._max_body_bytes)
+        if self._num_bytes > self._limits.max_body_bytes:
+            raise too_large(self._num_bytes, self._limits.max_body_bytes)
         self._num_chunks += data.chunk_start
         if self._num_chunks > MAX_CHUNKS:
             raise Refused(413, f"body: must come in at most {MAX_CHUNKS} chunks")
@@ -70,9 +71,10 @@ class BoundedProtocol(H11Protocol):
     a client that reads too slowly is closed.
     """
 
-    def __init__(self, max_body_bytes: int, **of_uvicorn: Any) -> None:
+    def __init__(self, limits: Limits, error_body: ErrorBody, **of_uvicorn: Any) -> None:
         super().__init__(**of_uvicorn)
-        self.conn = BoundedConnection(max_body_bytes)
+        self.conn = BoundedConnection(limits)
+        self._error_body = error_body
         self._deadline: asyncio.TimerHandle | None = None
         self._write_deadline: asyncio.TimerHandle | None = None
         self._is_refused = False
@@ -155,9 +157,10 @@ class BoundedProtocol(H11Protocol):
             self.transport.abort()
             return
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            self._answer(status, error_body(message))
+            self._answer(status, self._error_body(status, message))
         self.flow.resume_reading()
-        self.transport.write_eof()
+        if not self.transport.is_closing():
+            self.transport.write_eof()
         self.loop.call_later(LINGER_S, self.transport.abort)
 
     def _answer(self, status: int, body: bytes) -> None:

@@ -1,0 +1,383 @@
+"""The gateway between a client and a stand-in for Triton: one answer for each request, passed on as
+it comes, and an end that is seen where either side breaks off."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from stand_in import StandIn, running_gateway, text
+from tritonclient.grpc import service_pb2
+
+from smartspec_gateway import protocol
+from smartspec_gateway.v2 import json_of
+from smartspec_launch.address import Address, free_address
+
+TOKENIZER = Path(__file__).parents[2] / "engines_build" / "tiny" / "target"
+GENERATE = "/v2/models/smartspec/generate"
+BODY = b'{"text_input": "a", "max_tokens": 1}'
+WAIT_S = 10.0
+MAX_BODY_BYTES = 1 << 20
+SMALL = (f"--triton-bears-bytes={MAX_BODY_BYTES}",)
+
+
+@contextmanager
+def connected(port: int) -> Iterator[http.client.HTTPConnection]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_S)
+    yield connection
+    connection.close()
+
+
+@contextmanager
+def asked(address: Address, route: str = GENERATE) -> Iterator[http.client.HTTPResponse]:
+    """The response to a valid request."""
+    with connected(address.http_port) as connection:
+        connection.request("POST", route, BODY)
+        with connection.getresponse() as response:
+            yield response
+
+
+def error_of(response: http.client.HTTPResponse) -> tuple[int, str]:
+    return response.status, json.loads(response.read())["error"]
+
+
+def talk(port: int, sent: bytes) -> bytes:
+    """What comes back until the gateway closes."""
+    with socket.create_connection(("127.0.0.1", port), timeout=WAIT_S) as client:
+        client.sendall(sent)
+        received = b""
+        while data := client.recv(65_536):
+            received += data
+    return received
+
+
+def test_a_response_is_the_json_of_triton() -> None:
+    """Bare values for one element, lists for others."""
+    answer = text("é", id="mine").infer_response
+    for name, dtype, raw in (
+        ("seed", "UINT64", b"\xff" * 8),
+        ("output_ids", "INT32", bytes((1, 0, 0, 0, 2, 0, 0, 0))),
+        ("rate", "FP32", b"\0\0\0\x3f"),
+    ):
+        answer.outputs.add(name=name, datatype=dtype, shape=[1, len(raw) // 4])
+        answer.raw_output_contents.append(raw)
+    assert json.loads(json_of(answer)) == {
+        "id": "mine",
+        "model_name": "smartspec",
+        "model_version": "1",
+        "text_output": "é",
+        "seed": 2**64 - 1,
+        "output_ids": [1, 2],
+        "rate": 0.5,
+    }
+
+
+def test_events_come_one_by_one(triton: StandIn, gateway: Address) -> None:
+    """The second event leaves Triton when the client has read the first. No character in an event
+    is a line end for any client."""
+    is_read = threading.Event()
+
+    def answer(request: Any, context: Any) -> Iterator[Any]:
+        yield text("a\u2028\x85")
+        assert is_read.wait(WAIT_S)
+        yield text("b")
+
+    triton.handler = answer
+    with asked(gateway, GENERATE + "_stream") as response:
+        first = response.readline() + response.readline()
+        assert len(first.decode().splitlines()) == 2
+        assert json.loads(first.removeprefix(b"data:"))["text_output"] == "a\u2028\x85"
+        is_read.set()
+        last = response.read()
+    assert json.loads(last.removeprefix(b"data:"))["text_output"] == "b"
+
+
+def test_a_stream_that_breaks_off_is_no_complete_one(triton: StandIn, gateway: Address) -> None:
+    def answer(request: Any, context: Any) -> Iterator[Any]:
+        yield text("a")
+        threading.Thread(target=triton.close).start()
+        threading.Event().wait(WAIT_S)
+
+    triton.handler = answer
+    with (
+        asked(gateway, GENERATE + "_stream") as response,
+        pytest.raises(http.client.IncompleteRead) as caught,
+    ):
+        response.read()
+    last = caught.value.partial.rstrip().rpartition(b"data:")[2]
+    assert "Triton ended the connection" in json.loads(last)["error"]
+
+
+@pytest.mark.parametrize("route", [GENERATE, GENERATE + "_stream"])
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        (grpc.StatusCode.INVALID_ARGUMENT, 400),
+        (grpc.StatusCode.UNAVAILABLE, 503),
+        (grpc.StatusCode.INTERNAL, 500),
+    ],
+)
+def test_a_status_is_chosen_by_the_code(
+    triton: StandIn, gateway: Address, code: grpc.StatusCode, status: int, route: str
+) -> None:
+    def answer(request: Any, context: Any) -> Iterator[Any]:
+        assert dict(context.invocation_metadata())["triton_grpc_error"] == "true"
+        context.abort(code, "the queue is full")
+        yield
+
+    triton.handler = answer
+    with asked(gateway, route) as response:
+        assert error_of(response) == (status, "the queue is full")
+
+
+@pytest.mark.parametrize(("model", "status"), [("smartspec", 400), ("other", 404)])
+def test_a_refusal_of_triton_itself(
+    triton: StandIn, gateway: Address, model: str, status: int
+) -> None:
+    """It has no code; whether the model is there decides."""
+    refusal = service_pb2.ModelStreamInferResponse(error_message="no such tensor")
+    triton.handler = lambda request, context: iter([refusal])
+    with asked(gateway, f"/v2/models/{model}/generate") as response:
+        assert error_of(response) == (status, "no such tensor")
+
+
+def test_no_triton_is_503() -> None:
+    nowhere = free_address()
+    with running_gateway(nowhere.grpc_url, nowhere.http_url) as address:
+        with asked(address) as response:
+            assert "does not answer" in error_of(response)[1]
+        assert response.status == 503
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_client_that_leaves_cancels_its_request(
+    triton: StandIn, gateway: Address, streams: bool
+) -> None:
+    """In the middle of a stream, and while nothing has come yet."""
+    has_come, has_ended = threading.Event(), threading.Event()
+
+    def answer(request: Any, context: Any) -> Iterator[Any]:
+        context.add_callback(has_ended.set)
+        if streams:
+            yield text("a")
+        has_come.set()
+        assert has_ended.wait(WAIT_S)
+
+    triton.handler = answer
+    route = GENERATE + "_stream" * streams
+    client = socket.create_connection(("127.0.0.1", gateway.http_port), timeout=WAIT_S)
+    client.sendall(_post(BODY).replace(GENERATE.encode(), route.encode()))
+    assert has_come.wait(WAIT_S)
+    if streams:
+        assert client.recv(1)
+    client.close()
+    assert has_ended.wait(WAIT_S)
+
+
+def test_a_client_that_does_not_read_fills_no_memory(
+    triton: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton's writes stop after what the sockets and buffers hold; later it is cut off."""
+    monkeypatch.setattr(protocol, "SEND_S", 1.0)
+    num_sent, has_ended = 0, threading.Event()
+
+    def answer(request: Any, context: Any) -> Iterator[Any]:
+        nonlocal num_sent
+        context.add_callback(has_ended.set)
+        while context.is_active() and num_sent < 10_000:
+            num_sent += 1
+            yield text("x" * 10_000)
+
+    triton.handler = answer
+    with (
+        running_gateway(triton.grpc_url, triton.http_url) as address,
+        socket.socket() as client,
+    ):
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
+        client.connect(("127.0.0.1", address.http_port))
+        client.sendall(_post(BODY).replace(b"/generate", b"/generate_stream"))
+        assert has_ended.wait(WAIT_S)
+    assert num_sent < 3200
+
+
+def _post(body: bytes, headers: bytes = b"", length: int | None = None) -> bytes:
+    length = len(body) if length is None else length
+    head = f"POST {GENERATE} HTTP/1.1\r\nHost: a\r\nContent-Length: {length}\r\n".encode()
+    return head + headers + b"\r\n" + body
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+CHUNKED = f"POST {GENERATE} HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n".encode()
+MANY = b'{"input_ids": [%s1], "text_input": "", "max_tokens": 1}' % (b"1," * 100_000)
+
+REFUSED: list[tuple[str, bytes, int]] = [
+    ("body said to be too long", _post(b"", length=MAX_BODY_BYTES + 1), 413),
+    ("body too long", _post(b" " * 3_000_000), 413),
+    ("chunk too long", CHUNKED + b"\r\n" + chunk(b" " * (MAX_BODY_BYTES + 1)), 413),
+    ("many chunks", CHUNKED + b"\r\n" + chunk(b" ") * 600_000, 413),
+    ("bad chunk", CHUNKED + b"\r\n-1\r\n", 400),
+    ("two framings", CHUNKED + b"Content-Length: 5\r\n\r\n", 400),
+    ("two lengths", _post(BODY, b"Content-Length: 5\r\n"), 400),
+    ("other encoding", CHUNKED.replace(b"chunked", b"gzip") + b"\r\n", 501),
+    ("long header", _post(BODY, b"X: %s\r\n" % (b"y" * 1_000_000)), 431),
+    ("garbage", b"\x16\x03\x01\r\n\r\n", 400),
+    ("other version", b"GET /v2 HTTP/3.0\r\n\r\n", 505),
+    ("many elements", _post(MANY, b"Connection: close\r\n"), 413),
+    ("compressed", _post(BODY, b"Content-Encoding: gzip\r\nConnection: close\r\n"), 415),
+]
+
+
+@pytest.fixture(scope="module")
+def both() -> Iterator[Address]:
+    """A gateway with the OpenAI routes on its metrics port, before the model is ready."""
+    nowhere = free_address()
+    openai = (f"--openai-port={nowhere.http_port}", f"--model-dir={TOKENIZER}")
+    with running_gateway(nowhere.grpc_url, "http://127.0.0.1:1", None, SMALL + openai) as address:
+        yield Address(http_port=address.http_port, metrics_port=nowhere.http_port)
+
+
+@pytest.mark.parametrize("is_openai", [False, True], ids=["Triton", "OpenAI"])
+@pytest.mark.parametrize(
+    ("sent", "status"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED]
+)
+def test_what_passes_a_bound_is_answered_once_and_closed(
+    both: Address, sent: bytes, status: int, is_openai: bool
+) -> None:
+    """In the error format of the port. The client that sends it all before it reads gets the answer
+    as well."""
+    received = talk(both.metrics_port if is_openai else both.http_port, sent)
+    head, _, body = received.partition(b"\r\n\r\n")
+    assert head.startswith(f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n".encode())
+    error = json.loads(body)["error"]
+    assert isinstance(error, dict) == is_openai
+    assert error["message"] if is_openai else error
+
+
+def test_a_refusal_of_the_application_keeps_the_connection(gateway: Address) -> None:
+    encoded = {"Content-Encoding": "gzip"}
+    with connected(gateway.http_port) as connection:
+        connection.connect()
+        sock = connection.sock
+        for body, headers, status in ((b"[", {}, 400), (BODY, encoded, 415), (b"[", {}, 400)):
+            connection.request("POST", GENERATE, body, headers)
+            with connection.getresponse() as response:
+                assert error_of(response)[0] == status
+            assert connection.sock is sock
+
+
+def test_other_routes_are_answered_by_triton(gateway: Address) -> None:
+    """HEAD has no body; an id of the client comes back, and others get a new one."""
+    with connected(gateway.http_port) as connection:
+        for method, body in (("GET", b"/v2/models/smartspec/config"), ("HEAD", b"")):
+            for sent in ("mine-1", "not\tthis"):
+                path = "/v2/models/smartspec/config"
+                connection.request(method, path, headers={"X-Request-Id": sent})
+                with connection.getresponse() as response:
+                    assert (response.status, response.read()) == (200, body)
+                    found = response.headers["x-request-id"]
+                assert (found == sent) == (sent == "mine-1")
+                assert found
+
+
+def test_a_request_that_does_not_arrive_is_given_up(
+    triton: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing at all, half a header, half a body; and the second request on a connection."""
+    monkeypatch.setattr(protocol, "RECEIVE_S", 0.5)
+    refused = b"GET /nowhere HTTP/1.1\r\nHost: a\r\n\r\n"
+    with running_gateway(triton.grpc_url, triton.http_url) as address:
+        port = address.http_port
+        for sent in (b"", b"POST /v2 HT", _post(b"{", length=10)):
+            assert talk(port, sent).startswith(b"HTTP/1.1 408 ")
+        first, second = talk(port, refused + b"GET").split(b"HTTP/1.1 ")[1:]
+        assert first.startswith(b"404")
+        assert second.startswith(b"408")
+
+
+def test_more_connections_than_allowed_are_told_so(
+    gateway: Address, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "MAX_CONNECTIONS", 2)
+    place = ("127.0.0.1", gateway.http_port)
+    with socket.create_connection(place) as one, socket.create_connection(place) as two:
+        for each in (one, two):
+            each.sendall(b"GET /nowhere HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert each.recv(100).startswith(b"HTTP/1.1 404")
+        assert talk(gateway.http_port, b"").startswith(b"HTTP/1.1 503 ")
+
+
+def test_it_ends_with_its_launcher() -> None:
+    """Its standard input is a pipe of the launcher, which is closed when the launcher dies."""
+    address = free_address()
+    command = [sys.executable, "-m", "smartspec_gateway", f"--http-port={address.http_port}"]
+    command += [f"--grpc-port={address.grpc_port}", "--triton-http=http://127.0.0.1:1"]
+    process = subprocess.Popen([*command, "--triton-grpc=127.0.0.1:1"], stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    process.stdin.close()
+    assert process.wait(WAIT_S) == 0
+
+
+def test_a_key_file_without_keys_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("\n")
+    command = [sys.executable, "-m", "smartspec_gateway", "--triton-grpc=127.0.0.1:1"]
+    command += ["--triton-http=http://127.0.0.1:1", f"--model-dir={TOKENIZER}"]
+    command += ["--openai-port=1", f"--api-key-file={tmp_path / 'keys'}"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert "has no API key" in ended.stderr
+
+
+def test_it_loads_no_model_library() -> None:
+    program = (
+        "import sys; import smartspec_gateway.__main__; "
+        "assert not {'torch', 'transformers', 'tokenizers'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_draining_gateway_refuses_new_requests_with_503(triton: StandIn) -> None:
+    """Requests in flight end, and Triton is still asked whether it is alive."""
+    has_come, may_answer = threading.Event(), threading.Event()
+
+    def answer(request: Any, context: Any) -> Iterator[Any]:
+        has_come.set()
+        assert may_answer.wait(WAIT_S)
+        yield text("a")
+
+    triton.handler = answer
+    pipe = os.pipe()
+    with (
+        running_gateway(triton.grpc_url, triton.http_url, pipe) as address,
+        connected(address.http_port) as early,
+    ):
+        early.request("POST", GENERATE, BODY)
+        assert has_come.wait(WAIT_S)
+        os.write(pipe[1], b'{"drain": true}\n')
+        while status_of(address, "/v2/models/smartspec/ready") == 200:
+            threading.Event().wait(0.02)
+        with asked(address) as response:
+            assert error_of(response)[0] == 503
+        assert status_of(address, "/v2/health/live") == 200
+        may_answer.set()
+        assert early.getresponse().status == 200
+
+
+def status_of(address: Address, path: str) -> int:
+    with connected(address.http_port) as connection:
+        connection.request("GET", path)
+        return connection.getresponse().status

@@ -1,0 +1,135 @@
+"""The gRPC port: what passes, what is refused, and the ends of streams."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+from stand_in import StandIn, running_gateway, text
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from smartspec_launch.address import Address
+
+WAIT_S = 10.0
+Code = grpc.StatusCode
+
+
+@pytest.fixture
+def stub(gateway: Address) -> Iterator[Any]:
+    with grpc.insecure_channel(gateway.grpc_url) as channel:
+        yield service_pb2_grpc.GRPCInferenceServiceStub(channel)
+
+
+def request(**fields: Any) -> Any:
+    return service_pb2.ModelInferRequest(model_name="smartspec", **fields)
+
+
+def code_of(call: Any, *, streams: bool = True) -> tuple[Code, str]:
+    """How the call ends."""
+    try:
+        list(call) if streams else call.result()
+    except grpc.RpcError as error:
+        return error.code(), error.details()
+    return Code.OK, ""
+
+
+def test_requests_and_responses_pass_unchanged(triton: StandIn, stub: Any) -> None:
+    """Several requests on one stream, and what this version does not know."""
+    requests, metadata = [], []
+
+    def answer(asked: Any, context: Any) -> Iterator[Any]:
+        requests.append(asked)
+        metadata.append(dict(context.invocation_metadata()).get("triton_grpc_error"))
+        yield text("é", id=asked.id)
+
+    triton.handler = answer
+    sent = [request(id=number, raw_input_contents=[b"\xff"]) for number in ("1", "2")]
+    found = list(stub.ModelStreamInfer(iter(sent), metadata=[("triton_grpc_error", "true")]))
+    assert requests == sent
+    assert found == [text("é", id="1"), text("é", id="2")]
+    assert metadata == ["true", "true"]
+    assert stub.ServerLive(service_pb2.ServerLiveRequest()).live
+
+
+CLASSIFIED = {"name": "a", "parameters": {"classification": {"int64_param": 2}}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"id": "x" * 256}, Code.OK),
+        ({"id": "x" * 257}, Code.INVALID_ARGUMENT),
+        ({"outputs": [CLASSIFIED]}, Code.INVALID_ARGUMENT),
+        ({"inputs": [CLASSIFIED]}, Code.INVALID_ARGUMENT),
+        ({"raw_input_contents": [bytes(9 << 20)]}, Code.RESOURCE_EXHAUSTED),
+    ],
+)
+def test_what_could_end_triton_never_reaches_it(
+    triton: StandIn, stub: Any, fields: dict[str, Any], code: Code
+) -> None:
+    requests = []
+
+    def answer(asked: Any, context: Any) -> Iterator[Any]:
+        requests.append(asked)
+        yield text("a")
+
+    triton.handler = answer
+    assert code_of(stub.ModelStreamInfer(iter([request(**fields)])))[0] is code
+    assert bool(requests) == (code is Code.OK)
+
+
+def test_other_methods_are_unimplemented(stub: Any) -> None:
+    for call in (
+        stub.RepositoryIndex.future(service_pb2.RepositoryIndexRequest()),
+        stub.SystemSharedMemoryStatus.future(service_pb2.SystemSharedMemoryStatusRequest()),
+        stub.ModelInfer.future(request()),
+    ):
+        assert code_of(call, streams=False)[0] is Code.UNIMPLEMENTED
+
+
+def test_an_error_of_triton_passes_with_its_code(triton: StandIn, stub: Any) -> None:
+    def refuse(asked: Any, context: Any) -> Iterator[Any]:
+        context.abort(Code.UNAVAILABLE, "the queue is full")
+        yield
+
+    triton.handler = refuse
+    found = code_of(stub.ModelStreamInfer(iter([request()])))
+    assert found == (Code.UNAVAILABLE, "the queue is full")
+
+
+def test_a_client_that_cancels_cancels_in_triton(triton: StandIn, stub: Any) -> None:
+    has_ended = threading.Event()
+
+    def answer(asked: Any, context: Any) -> Iterator[Any]:
+        context.add_callback(has_ended.set)
+        yield text("a")
+        assert has_ended.wait(WAIT_S)
+
+    triton.handler = answer
+    call = stub.ModelStreamInfer(iter([request()]))
+    next(call)
+    call.cancel()
+    assert has_ended.wait(WAIT_S)
+
+
+def test_a_draining_gateway_refuses_new_streams(triton: StandIn) -> None:
+    pipe = os.pipe()
+    with (
+        running_gateway(triton.grpc_url, triton.http_url, pipe) as address,
+        grpc.insecure_channel(address.grpc_url) as channel,
+    ):
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        asked = service_pb2.ModelReadyRequest(name="smartspec")
+        assert stub.ModelReady(asked).ready
+        os.write(pipe[1], b'{"drain": true}\n')
+        for _ in range(500):
+            found, _ = code_of(stub.ModelStreamInfer(iter([request()])))
+            if found is Code.UNAVAILABLE:
+                break
+            threading.Event().wait(0.02)
+        assert code_of(stub.ModelReady.future(asked), streams=False)[0] is Code.UNAVAILABLE
+        assert stub.ServerLive(service_pb2.ServerLiveRequest()).live

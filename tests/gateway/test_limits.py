@@ -1,0 +1,106 @@
+"""Each limit: the last value that passes, and the first that does not."""
+
+from __future__ import annotations
+
+import pytest
+
+from smartspec_gateway import limits
+from smartspec_gateway.limits import Limits, Refused
+from smartspec_gateway.v2 import _FORWARDED, _GENERATE, _check_route
+from smartspec_py.serving.intake import MAX_BYTES_PER_TOKEN
+
+MODEL = "/v2/models/smartspec"
+MIB = 1 << 20
+
+
+def status_of(check: object, *arguments: object) -> int:
+    """0 where nothing is refused."""
+    try:
+        check(*arguments)  # type: ignore[operator]
+    except Refused as refused:
+        return refused.status
+    return 0
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v2", 0),
+        ("GET", "/v2/health/live", 0),
+        ("GET", MODEL, 0),
+        ("GET", MODEL + "/versions/1/ready", 0),
+        ("GET", MODEL + "/config", 0),
+        ("GET", "/v2/models/stats", 0),
+        ("POST", MODEL + "/versions/1/generate", 0),
+        ("POST", "/v2/models/tensorrt_llm_bls/generate_stream", 0),
+        ("GET", MODEL + "/generate", 405),
+        ("OPTIONS", "/v2", 405),
+        ("POST", MODEL + "/infer", 501),
+        ("POST", "/v2/repository/index", 404),
+        ("POST", "/v2/repository/models/smartspec/unload", 404),
+        ("POST", "/v2/systemsharedmemory/region/a/register", 404),
+        ("GET", "/v2/trace/setting", 404),
+        ("GET", "/v2/logging", 404),
+        ("POST", MODEL + "/../../repository/index", 404),
+        ("POST", "/v2/models/%2e%2e/generate", 404),
+        ("POST", "/v2/models/" + "a" * 257 + "/generate", 404),
+        ("POST", "/v2/models/é/generate", 404),
+        ("GET", MODEL + "/ready\n", 404),
+        ("GET", "http://other/v2", 404),
+    ],
+)
+def test_routes(method: str, path: str, status: int) -> None:
+    is_generate = _GENERATE.fullmatch(path) is not None
+    assert not (is_generate and _FORWARDED.fullmatch(path))
+    assert status_of(_check_route, method, path, is_generate) == status
+
+
+@pytest.mark.parametrize(
+    ("version", "headers", "status"),
+    [
+        (b"1.1", [(b"content-length", b"100")], 0),
+        (b"1.1", [(b"content-length", b"101")], 413),
+        (b"1.1", [(b"transfer-encoding", b"chunked")], 0),
+        (b"1.1", [(b"transfer-encoding", b"chunked"), (b"content-length", b"1")], 400),
+        (b"2.0", [], 505),
+        # A name of 1, a value, and 4 for what stands between.
+        (b"1.0", [(b"x", b"y" * (limits.MAX_LINE_BYTES - 5))], 0),
+        (b"1.0", [(b"x", b"y" * (limits.MAX_LINE_BYTES - 4))], 431),
+        (b"1.0", [(b"x", b"y" * 27)] * (limits.MAX_HEADER_BYTES // 32), 0),
+        (b"1.0", [(b"x", b"y" * 27)] * (limits.MAX_HEADER_BYTES // 32 + 1), 431),
+    ],
+)
+def test_framing(version: bytes, headers: list[tuple[bytes, bytes]], status: int) -> None:
+    assert status_of(limits.check_framing, version, headers, 100) == status
+
+
+@pytest.mark.parametrize(
+    ("value", "status"),
+    [(b"", 0), (b"identity", 0), (b"gzip", 415), (b"identity, gzip", 415), (b"\xff", 415)],
+)
+def test_compressed_bodies(value: bytes, status: int) -> None:
+    assert status_of(limits.check_encoding, [(b"content-encoding", value)]) == status
+
+
+@pytest.mark.parametrize(
+    ("context_len", "bears", "expected"),
+    [
+        (512, 2 * MIB, MIB),
+        (4096, 2 * MIB, 4096 * 6 * MAX_BYTES_PER_TOKEN),
+        (131_072, 2 * MIB, 2 * MIB),
+        (131_072, 64 * MIB, 131_072 * 6 * MAX_BYTES_PER_TOKEN),
+        (1_000_000, 64 * MIB, 64 * MIB),
+    ],
+)
+def test_a_body_has_room_for_the_longest_prompt(
+    context_len: int, bears: int, expected: int
+) -> None:
+    """Each byte of the text as six, up to what this Triton takes; and each of its tokens."""
+    found = Limits(bears)
+    assert found.max_body_bytes == min(8 * MIB, bears)
+    found.fit(context_len)
+    assert found.max_body_bytes == expected
+    assert found.max_elements >= context_len
+    assert status_of(found.check_size, b" " * expected) == 0
+    assert status_of(found.check_size, b" " * (expected + 1)) == 413
+    assert status_of(found.check_size, b"," * (found.max_elements + 1)) == 413

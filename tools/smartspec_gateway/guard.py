@@ -1,0 +1,127 @@
+"""ASGI middleware before both applications: receives the body within the limits.
+
+Every request gets one answer. Refusals have the error format of their port. A response has the
+`x-request-id` of its request, or a new one. HEAD is answered as GET, without a body.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import uuid
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from smartspec_gateway.limits import Limits, Refused, check_encoding
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Any, Any, Any], Awaitable[None]]
+ErrorBody = Callable[[int, str], bytes]
+"""The body of an error from status and message."""
+
+_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+
+
+class ClientGone(Exception):
+    """The client has disconnected and does not wait for the answer."""
+
+
+def triton_error(status: int, message: str) -> bytes:
+    """In Triton's format."""
+    return json.dumps({"error": message}).encode()
+
+
+class Guard:
+    """The application `app` behind the limits."""
+
+    def __init__(self, app: App, limits: Limits, error_body: ErrorBody = triton_error) -> None:
+        self.app, self._limits, self._error_body = app, limits, error_body
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        send = _with_request_id(scope, send)
+        if scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}
+        body = bytearray()
+        try:
+            check_encoding(scope["headers"])
+            await self._receive(receive, body)
+            self._limits.check_size(body)
+            if scope["method"] == "POST" or scope["path"].endswith(("/ready", "/health")):
+                self._limits.check_draining()
+            await self.app(scope, _replay(bytes(body), receive), send)
+        except Refused as refused:
+            answer = self._error_body(refused.status, refused.message)
+            await send_whole(send, refused.status, answer)
+        except ClientGone:
+            pass
+        finally:
+            self._limits.held_bytes -= len(body)
+
+    async def _receive(self, receive: Receive, body: bytearray) -> None:
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            body += message["body"]
+            self._limits.hold(len(message["body"]))
+            more = message["more_body"]
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """The body at once, then what follows it."""
+    is_given = False
+
+    async def replay() -> Message:
+        nonlocal is_given
+        if is_given:
+            return await receive()
+        is_given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replay
+
+
+def _with_request_id(scope: Message, send: Send) -> Send:
+    given = dict(scope["headers"]).get(b"x-request-id", b"")
+    request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex.encode()
+
+    async def send_with_id(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
+        await send(message)
+
+    return send_with_id
+
+
+async def send_whole(
+    send: Send, status: int, body: bytes, content_type: bytes = b"application/json"
+) -> None:
+    headers = [(b"content-type", content_type), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+async def until_gone(receive: Receive, work: Awaitable[None]) -> None:
+    """Do the work. Raises ClientGone, and cancels it, if the client disconnects first."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGone
+        working.result()
+    finally:
+        leaving.cancel()
+        working.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

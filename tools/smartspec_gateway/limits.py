@@ -1,0 +1,130 @@
+"""Limits of the gateway, and checks of a request before its body is parsed.
+
+Triton has no such limits. Release 24.10, which the wheel contains, crashes on large bodies, deep
+JSON, many chunks and some headers (docs/operate/security.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+Headers = Collection[tuple[bytes, bytes]]
+"""Names in lower case."""
+
+MAX_HEADER_BYTES = 32 * 1024
+MAX_LINE_BYTES = 8000
+"""For one header."""
+
+MAX_CHUNKS = 4096
+"""For one request with chunked encoding. Each chunk takes the parser about 10 microseconds."""
+
+MIN_BODY_BYTES = 1 << 20
+BYTES_PER_TOKEN = 6 * 64
+"""The longest accepted text has 64 bytes per token (serving/intake.py). JSON may encode one byte in
+six."""
+
+MIN_ELEMENTS = 65_536
+ELEMENTS_PER_TOKEN = 4
+"""JSON elements are counted by their commas. Text has commas too, but fewer than its tokens."""
+
+START_BYTES = 8 << 20
+"""Body limit until the context length is known."""
+
+MAX_HELD_BYTES = 256 << 20
+"""For the bodies of all requests together."""
+
+MAX_CONNECTIONS = 4096
+"""On each port."""
+
+MAX_ID_BYTES = 256
+RECEIVE_S = 30.0
+"""Time limit from the start of a request, or of the connection, to the last byte of the body."""
+
+SEND_S = 60.0
+"""How long 64 KiB of a response may wait for a client that does not read."""
+
+
+class Refused(Exception):
+    """The request is not forwarded; the client gets this HTTP status and message."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status, self.message = status, message
+
+
+@dataclass
+class Limits:
+    """Limits and load that all routes share.
+
+    max_body_bytes, max_elements: of one request. held_bytes: of all bodies now.
+    """
+
+    triton_bears_bytes: int = 64 << 20
+    max_body_bytes: int = 0
+    max_elements: int = MIN_ELEMENTS
+    held_bytes: int = 0
+    is_draining: bool = False
+
+    def __post_init__(self) -> None:
+        self.max_body_bytes = self.max_body_bytes or min(START_BYTES, self.triton_bears_bytes)
+
+    def fit(self, context_len: int) -> None:
+        """Make room for the longest prompt, at most as much as this Triton can parse."""
+        room = max(MIN_BODY_BYTES, BYTES_PER_TOKEN * context_len)
+        self.max_body_bytes = min(room, self.triton_bears_bytes)
+        self.max_elements = max(MIN_ELEMENTS, ELEMENTS_PER_TOKEN * context_len)
+
+    def hold(self, num_bytes: int) -> None:
+        """Count bytes that were received. The caller subtracts them later, also if this raises."""
+        self.held_bytes += num_bytes
+        if self.held_bytes > MAX_HELD_BYTES:
+            raise Refused(
+                503, f"bodies of all requests together exceed {MAX_HELD_BYTES} bytes: try later"
+            )
+
+    def check_size(self, body: bytes | bytearray) -> None:
+        """Check what parsing would cost. Fast for any body."""
+        if len(body) > self.max_body_bytes:
+            raise too_large(len(body), self.max_body_bytes)
+        if (num := body.count(b",")) > self.max_elements:
+            raise Refused(413, f"body: got {num} commas, must be at most {self.max_elements}")
+
+    def check_draining(self) -> None:
+        if self.is_draining:
+            raise Refused(503, "the server is shutting down: send the request to another server")
+
+
+def check_framing(version: bytes, headers: Headers, max_body_bytes: int) -> None:
+    """Check version and headers before the body is read. version: such as b"1.1"."""
+    if version not in (b"1.0", b"1.1"):
+        raise Refused(505, f"HTTP {version.decode('ascii')}: the version must be 1.0 or 1.1")
+    values = dict(headers)
+    sizes = [len(name) + len(value) + 4 for name, value in headers]
+    if sum(sizes) > MAX_HEADER_BYTES or max(sizes, default=0) > MAX_LINE_BYTES:
+        raise Refused(
+            431,
+            f"headers: got {sum(sizes)} bytes, the longest {max(sizes)}, must be at most "
+            f"{MAX_HEADER_BYTES} in total and at most {MAX_LINE_BYTES} each",
+        )
+    length = values.get(b"content-length")
+    if length is not None and b"transfer-encoding" in values:
+        raise Refused(400, "Content-Length: must be left out with Transfer-Encoding")
+    if length is not None and int(length) > max_body_bytes:
+        raise too_large(int(length), max_body_bytes)
+
+
+def too_large(num_bytes: int, max_body_bytes: int) -> Refused:
+    return Refused(
+        413,
+        f"body: got {num_bytes} bytes or more, must be at most {max_body_bytes}; the limit grows "
+        "with limits.max_context_len",
+    )
+
+
+def check_encoding(headers: Headers) -> None:
+    """Refuse compressed bodies, because their size after decompression is unknown."""
+    for name, value in headers:
+        if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
+            shown = value[:40].decode("ascii", "replace")
+            raise Refused(415, f"Content-Encoding: got {shown}, must be identity or left out")

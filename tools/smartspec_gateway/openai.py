@@ -1,0 +1,68 @@
+"""The OpenAI routes on their own port. Until the model is ready, they answer 503."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from starlette.middleware.cors import CORSMiddleware
+
+from smartspec_gateway.guard import App, Message, Receive, Send
+from smartspec_gateway.limits import Refused
+from smartspec_openai.app import create_app
+from smartspec_openai.endpoint import Settings
+from smartspec_openai.errors import ApiError
+from smartspec_openai.prompts import PromptError, Prompts
+from smartspec_openai.triton import Triton, TritonModel
+
+KEY_VARIABLE = "SMARTSPEC_API_KEY"
+
+
+class OpenAi:
+    """The ASGI application. Ends the process if the template or the keys cannot be read."""
+
+    def __init__(self, triton: Triton, options: argparse.Namespace) -> None:
+        """options: those of the command line."""
+        self._triton, self._options = triton, options
+        self._app: App | None = None
+        try:
+            self._prompts = Prompts(options.model_dir, options.chat_template)
+            self._keys = api_keys(options.api_key_file)
+        except (PromptError, OSError) as error:
+            sys.exit(f"smartspec_gateway: {error}")
+
+    def open(self, context_len: int) -> None:
+        """Answer requests from now on. context_len: prompt and generated tokens of a request."""
+        options = self._options
+        settings = Settings(options.name, context_len, self._keys, options.metrics_url)
+        app: Any = create_app(TritonModel(self._triton, options.name), self._prompts, settings)
+        if options.cors:
+            app = CORSMiddleware(
+                app, allow_origins=options.cors, allow_methods=["*"], allow_headers=["*"]
+            )
+        self._app = app
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if self._app is None:
+            raise Refused(503, "the model is starting: send the request again later")
+        await self._app(scope, receive, send)
+
+
+def openai_error(status: int, message: str) -> bytes:
+    """In OpenAI's format."""
+    return json.dumps(ApiError(status, message).body).encode()
+
+
+def api_keys(path: Path | None) -> tuple[str, ...] | None:
+    """The keys of the file, one per line, and of the environment; None if there are none."""
+    text = os.environ.get(KEY_VARIABLE, "")
+    if path is not None:
+        text += "\n" + path.read_text(encoding="utf-8")
+    keys = tuple(line.strip() for line in text.splitlines() if line.strip())
+    if path is not None and not keys:
+        sys.exit(f"smartspec_gateway: {path} has no API key: write one per line")
+    return keys or None

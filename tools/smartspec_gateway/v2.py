@@ -1,0 +1,148 @@
+"""Triton's HTTP routes. Generate requests are answered over gRPC, in the JSON of Triton's own
+generate extension. The other routes return what Triton's HTTP port answers.
+
+A broken stream ends with an error event and without the end of chunked encoding, so that no client
+takes it for complete. When a client disconnects, its request is cancelled at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import struct
+from typing import Any
+
+import aiohttp
+
+from smartspec_gateway.fields import request_of
+from smartspec_gateway.guard import Message, Receive, Send, send_whole, triton_error, until_gone
+from smartspec_gateway.limits import Refused
+from smartspec_openai.triton import Triton, TritonError
+
+_MODEL = r"/v2/models/(?P<model>[\w.-]{1,256})(?:/versions/(?P<version>\d{1,18}))?"
+_FORWARDED = re.compile(
+    rf"/v2(?:/health/(?:live|ready))?|{_MODEL}(?:/(?:ready|config|stats))?", re.ASCII
+)
+_GENERATE = re.compile(rf"{_MODEL}/(?P<route>generate|generate_stream)", re.ASCII)
+_INFER = re.compile(rf"{_MODEL}/infer", re.ASCII)
+
+LONG_BYTES = 32_768
+"""Longer bodies are parsed in a thread."""
+
+FORMATS = {"INT32": "i", "INT64": "q", "UINT64": "Q", "FP32": "f", "BOOL": "?"}
+LINE_ENDS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
+"""Escaped in events, because some clients end a line at them."""
+
+
+class V2:
+    """The ASGI application. session, http_url: for Triton's HTTP port."""
+
+    def __init__(self, triton: Triton, session: aiohttp.ClientSession, http_url: str) -> None:
+        self._triton, self._session, self._http_url = triton, session, http_url
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        method, path = scope["method"], scope["raw_path"].decode("ascii", "replace")
+        found = _GENERATE.fullmatch(path)
+        _check_route(method, path, found is not None)
+        if found is None:
+            await self._forward(path, send)
+            return
+        body = (await receive())["body"]
+        await until_gone(receive, self._generate(found, body, send))
+
+    async def _forward(self, path: str, send: Send) -> None:
+        try:
+            async with self._session.get(self._http_url + path) as response:
+                content_type = response.headers.get("content-type", "application/json")
+                await send_whole(
+                    send, response.status, await response.read(), content_type.encode()
+                )
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            raise Refused(503, "Triton does not answer: it is starting or has ended") from None
+
+    async def _generate(self, found: re.Match[str], body: bytes, send: Send) -> None:
+        streams = found["route"] == "generate_stream"
+        arguments = (body, found["model"], found["version"] or "")
+        if len(body) > LONG_BYTES:
+            request = await asyncio.to_thread(request_of, *arguments, may_stream=streams)
+        else:
+            request = request_of(*arguments, may_stream=streams)
+        try:
+            if streams:
+                await self._stream(request, send)
+            else:
+                answers = [answer async for answer in self._triton.responses(request)]
+                if not answers:
+                    raise Refused(500, "the model sent no response")
+                await send_whole(send, 200, json_of(answers[0]).encode())
+        except TritonError as error:
+            raise Refused(error.status, error.message) from None
+
+    async def _stream(self, request: Any, send: Send) -> None:
+        is_started = False
+        try:
+            async for answer in self._triton.responses(request):
+                if not is_started:
+                    await send(_event_stream())
+                    is_started = True
+                await _send_event(send, json_of(answer).translate(LINE_ENDS).encode())
+        except TritonError as error:
+            if not is_started:
+                raise
+            await _send_event(send, triton_error(error.status, error.message))
+            if error.is_broken:
+                return  # uvicorn closes the connection of an incomplete response
+        if not is_started:
+            await send(_event_stream())
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _check_route(method: str, path: str, is_generate: bool) -> None:
+    if is_generate or _FORWARDED.fullmatch(path):
+        allowed = "POST" if is_generate else "GET"
+        if method != allowed:
+            raise Refused(405, f"{method}: the method must be {allowed} for this path")
+        return
+    if _INFER.fullmatch(path):
+        raise Refused(501, "infer: the model streams; use generate, generate_stream or gRPC")
+    raise Refused(
+        404,
+        f"{path[:80]}: not served; available are GET /v2, /v2/health/live, /v2/health/ready and "
+        "/v2/models/NAME with /ready, /config and /stats, and POST /v2/models/NAME/generate and "
+        "/generate_stream",
+    )
+
+
+def json_of(response: Any) -> str:
+    """The JSON of one response: the tensors by name, those of one element as a bare value."""
+    document: dict[str, Any] = {"id": response.id} if response.id else {}
+    document |= {"model_name": response.model_name, "model_version": response.model_version}
+    for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
+        values = _texts(raw) if tensor.datatype == "BYTES" else _numbers(tensor.datatype, raw)
+        document[tensor.name] = values[0] if len(values) == 1 else values
+    return json.dumps(document, ensure_ascii=False)
+
+
+def _texts(raw: bytes) -> list[str]:
+    texts, at = [], 0
+    while at < len(raw):
+        (length,) = struct.unpack_from("<I", raw, at)
+        texts.append(raw[at + 4 : at + 4 + length].decode("utf-8", "replace"))
+        at += 4 + length
+    return texts
+
+
+def _numbers(dtype: str, raw: bytes) -> list[Any]:
+    code = FORMATS[dtype]
+    return list(struct.unpack(f"<{len(raw) // struct.calcsize(code)}{code}", raw))
+
+
+def _event_stream() -> Message:
+    headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
+    return {"type": "http.response.start", "status": 200, "headers": headers}
+
+
+async def _send_event(send: Send, data: bytes) -> None:
+    body = b"data: " + data + b"\n\n"
+    await send({"type": "http.response.body", "body": body, "more_body": True})

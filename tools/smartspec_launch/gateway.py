@@ -1,0 +1,144 @@
+"""The gateway process, which serves all ports in front of Triton but that of metrics."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import urllib.error
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from smartspec_launch.address import DIRECT, Address
+from smartspec_py.api.contract import MODEL_NAME
+from smartspec_py.serving.config import ServerConfig
+
+OPENAI_PORT = 9000
+"""Default port of the OpenAI routes."""
+
+EXIT_S = 5.0
+ANSWER_S = 5.0
+
+
+def tokenizer_dir(config: ServerConfig) -> Path | None:
+    """The directory with the tokenizer of the served model; None if its engine has none."""
+    given = getattr(config.engine, "tokenizer", None) or getattr(config.engine, "model", None)
+    return Path(given) if given is not None and Path(given).is_dir() else None
+
+
+@dataclass(frozen=True)
+class OpenAi:
+    """How to serve the OpenAI routes. model_dir: of the target, with its tokenizer.
+    chat_template: None uses that of the model. api_key_file: None uses the environment.
+    cors: origins whose pages may use them."""
+
+    port: int
+    model_dir: Path
+    chat_template: Path | None = None
+    api_key_file: Path | None = None
+    cors: Sequence[str] = ()
+
+    def options(self, address: Address) -> list[str]:
+        """Options of the gateway. Its working directory is another one, so paths are absolute."""
+        paths = {
+            "model-dir": self.model_dir,
+            "chat-template": self.chat_template,
+            "api-key-file": self.api_key_file,
+        }
+        options = [f"--openai-port={self.port}", f"--metrics-url={address.metrics_url}"]
+        options += [f"--{name}={path.absolute()}" for name, path in paths.items() if path]
+        return options + [f"--cors={origin}" for origin in self.cors]
+
+    def url(self, address: Address) -> str:
+        return f"http://{address.reach}:{self.port}/v1"
+
+
+class Gateway:
+    """The process. It starts at once, and ends on `stop` or with this process."""
+
+    name = "The gateway"
+
+    def __init__(
+        self,
+        address: Address,
+        triton_bears_bytes: int,
+        openai: OpenAi | None,
+        log: IO[bytes],
+        folder: Path,
+    ) -> None:
+        """triton_bears_bytes: the largest body that this Triton can parse. folder: the working
+        directory."""
+        # -P: no module is imported from the working directory.
+        command = [sys.executable, "-P", "-m", "smartspec_gateway", f"--name={MODEL_NAME}"]
+        command += [f"--host={address.host}", f"--http-port={address.http_port}"]
+        command += [f"--grpc-port={address.grpc_port}", f"--triton-http={address.triton_url}"]
+        command += [f"--triton-grpc={address.triton_grpc_url}"]
+        command += [f"--triton-bears-bytes={triton_bears_bytes}"]
+        command += [] if openai is None else openai.options(address)
+        self._address, self._openai = address, openai
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            cwd=folder,
+            start_new_session=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        """The exit code, or None while it runs."""
+        return self._process.poll()
+
+    def answers(self) -> bool:
+        """Whether it answers in time, whatever it answers."""
+        return self._status(f"{self._address.http_url}/v2/health/live") is not None
+
+    def is_ready(self) -> bool:
+        """Whether all its ports serve the model."""
+        urls = [f"{self._address.http_url}/v2/models/{MODEL_NAME}/ready"]
+        if self._openai is not None:
+            urls.append(self._openai.url(self._address).removesuffix("v1") + "health")
+        return all(self._status(url) == 200 for url in urls)
+
+    def open(self, context_len: int) -> None:
+        """Tell it that the model is ready. context_len: most tokens of a request."""
+        self._tell({"context_len": context_len})
+
+    def drain(self) -> None:
+        """Tell it that the server drains: it refuses new requests with 503."""
+        self._tell({"drain": True})
+
+    def stop(self, timeout_s: float = EXIT_S) -> None:
+        """Stop it. Open responses get timeout_s to end, then it is killed. Idempotent."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _tell(self, message: dict[str, object]) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):  # it has ended
+            self._process.stdin.write(json.dumps(message).encode() + b"\n")
+            self._process.stdin.flush()
+
+    @staticmethod
+    def _status(url: str) -> int | None:
+        try:
+            with DIRECT.open(url, timeout=ANSWER_S) as response:
+                return int(response.status)
+        except urllib.error.HTTPError as error:
+            error.close()
+            return error.code
+        except OSError:
+            return None
