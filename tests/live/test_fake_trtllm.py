@@ -137,6 +137,9 @@ def one_of_many(server: TritonServer, number: int) -> str:
         return "went away"
     text = response.read().decode()
     connection.close()
+    if response.status != 200:  # it failed before its first response
+        assert json.loads(text)["error"], text
+        return "error"
     data = [json.loads(line[5:]) for line in text.splitlines() if line.startswith("data:")]
     ends = ["error" for one in data if "error" in one]
     ends += [one["finish_reason"] for one in data if one.get("finish_reason")]

@@ -10,6 +10,7 @@ import http.client
 import json
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -98,4 +99,7 @@ def test_a_stream_ends_with_an_error_when_triton_dies(tmp_path: Path) -> None:
         with connection.getresponse() as response:
             assert response.status == 503
         connection.close()
+        deadline = time.monotonic() + 10.0
+        while server.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
         assert server.poll() == 128 + signal.SIGKILL
