@@ -3,8 +3,8 @@
     locust -f loadtest/locustfile.py --host http://127.0.0.1:8000 --scenario step
 
 `scripts/loadtest` runs it without Locust's page. The loop is closed: a slow server gets fewer
-requests. To measure latencies at a fixed rate, use `smartspec load`. At the end, a table with exact
-percentiles goes to stderr and the same values as one JSON document to stdout.
+requests. To measure latencies at a fixed rate, use `smartspec bench lockstep`. At the end, a table
+with exact percentiles goes to stderr and the same values as one JSON document to stdout.
 
 Each event of a request is a row of Locust's tables (smartspec_sim/latency.py defines the values):
 

@@ -93,33 +93,33 @@ An error affects only its own request, and is its last response.
 |---|---|---|
 | a value outside its range, an unknown name, a missing required tensor | 400 \
 | `INVALID_ARGUMENT` |
-| the queue is full, the server is shutting down | 503 from the front, 400 or 404 from plain \
+| the queue is full, the server is shutting down | 503 from the gateway, 400 or 404 from plain \
 `tritonserver` | `UNAVAILABLE` |
-| the deadline passed before the first token | 400 | `UNAVAILABLE` |
-| the server failed | 400 | `INTERNAL` |
+| the deadline passed before the first token | 503 | `UNAVAILABLE` |
+| the server failed | 500 | `INTERNAL` |
 
-Triton 2.51 answers 400 to every error of a model, and 404 while it unloads one. Over gRPC the
-message comes in the stream; the status code is set only if the client sends the header
+Plain `tritonserver` 2.51 answers 400 over HTTP to every error of a model. Over gRPC the message
+comes in the stream; the status code is set only if the client sends the header
 `triton_grpc_error: true`. An error after the first event of `generate_stream` is an event with the
 key `error` and status 200.
 
-Triton itself, or the HTTP front, refuses before the backend sees the request:
+Triton itself, or the gateway, refuses before the backend sees the request:
 
 | what | over HTTP | over gRPC |
 |---|---|---|
 | a missing required tensor | 400, names what is missing | `INVALID_ARGUMENT`, names what \
 is missing |
-| a wrong type | 400 from the front, named; 500, `Unable to parse` from plain \
+| a wrong type | 400 from the gateway, named; 500, `Unable to parse` from plain \
 `tritonserver` | `INVALID_ARGUMENT`, named |
 | a wrong number of elements | 400 | `INVALID_ARGUMENT`, named |
 | a tensor with an unknown name | does not exist | `INVALID_ARGUMENT`, named |
-| a body that is not a JSON object | 400 from the [front](../operate/security.md#the-http-front), \
+| a body that is not a JSON object | 400 from the [gateway](../operate/security.md#the-gateway), \
 500 from plain `tritonserver` | does not exist |
-| `stream: true` for `generate` | 400 from the front; 200 with the key `error` from plain \
+| `stream: true` for `generate` | 400 from the gateway; 200 with the key `error` from plain \
 `tritonserver` | does not exist |
 | a list, an object or null as the value of an unknown key | 400, named | does not exist |
 
-The front refuses an integer beyond INT32 by name; plain `tritonserver` cuts it to its lower 32
+The gateway refuses an integer beyond INT32 by name; plain `tritonserver` cuts it to its lower 32
 bits. A number beyond FP32 becomes infinity, which the backend refuses.
 """
 

@@ -16,7 +16,7 @@ from smartspec_sim.workload import REQUEST_STREAM, SimRequest, WorkloadError, on
 
 
 def read_record(path: Path, *, accept: float, seed: int = 1) -> list[SimRequest]:
-    """Read a JSONL record, such as `smartspec load --jsonl` writes. Each line is one request:
+    """Read a JSONL record, such as `scripts/loadtest --jsonl` writes. Each line is one request:
 
     - scheduled_s or arrival_s: arrival time in seconds, from any origin.
     - num_input_tokens or prompt_len: prompt tokens.

@@ -35,7 +35,7 @@ def simulate(
         _of_load(help="Workload file, TOML or JSON: kinds of requests and phases of load."),
     ] = None,
     record: Annotated[
-        Path | None, _of_load(help="JSONL of recorded requests, written by `load --jsonl`.")
+        Path | None, _of_load(help="JSONL of recorded requests, as of `scripts/loadtest --jsonl`.")
     ] = None,
     rates: Annotated[str, _of_load(help="Requests/s, separated by commas.")] = "4",
     duration: Annotated[float, _of_load(help="Length of the load in seconds.", min=0.001)] = 10.0,

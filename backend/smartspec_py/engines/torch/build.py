@@ -78,7 +78,7 @@ PHASES = {"engine.model": "target", "engine.draft": "draft"}
 
 TREE_WIDTH = 4
 """Guesses for one position in a tree on a GPU. On CPUs, chains were faster: with drafts chosen by
-goodput by 2 to 3 % (docs/results/heads-amd.md)."""
+goodput by 2 to 3 % (docs/research/results.md)."""
 
 
 def build_torch(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Engine:
