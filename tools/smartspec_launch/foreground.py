@@ -86,7 +86,7 @@ def served_text(facts: Mapping[str, Any]) -> str:
         "model": facts.get("model"),
         "dtype": facts.get("dtype"),
         "runtime": facts.get("runtime"),
-        "threads": threads and f"{threads} threads",
+        "threads": threads and f"{threads} thread{'s' if threads > 1 else ''}",
         "context": f"context {facts.get('context_len')} tokens",
         "drafts": f"drafts from {', '.join(facts.get('proposers', ())) or 'nothing'}",
         "policy": f"policy {facts.get('policy')}",
