@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import urllib.error
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -107,6 +108,8 @@ def _fetched(url: str, steps: int) -> tuple[StepTraceFile, str]:
         fail(f"{url}: HTTP {error.code}: {error.read().decode(errors='replace').strip()}")
     except urllib.error.URLError as error:
         fail(f"--url: no server answers at {url}: {error.reason}")
+    except http.client.HTTPException:
+        fail(f"--url: {url} does not answer in HTTP: give the port of --http-port")
     except (OSError, ValueError, KeyError, TraceError) as error:
         fail(f"{url}: {error}")
 
