@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
 
@@ -160,7 +161,8 @@ class BoundedProtocol(H11Protocol):
             self._answer(status, self._error_body(status, message))
         self.flow.resume_reading()
         if not self.transport.is_closing():
-            self.transport.write_eof()
+            with suppress(OSError):  # the client may have reset the connection
+                self.transport.write_eof()
         self.loop.call_later(LINGER_S, self.transport.abort)
 
     def _answer(self, status: int, body: bytes) -> None:
