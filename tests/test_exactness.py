@@ -21,9 +21,9 @@ from smartspec_bench.exactness import (
 )
 from smartspec_bench.nearties import TieVerdict
 from smartspec_cli.commands.check import _summary, _verdict_line
+from smartspec_py.config import DRAFT_MODEL, LimitsConfig, ServerConfig
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.engines.base import Event
-from smartspec_py.serving.config import DRAFT_MODEL, LimitsConfig, ServerConfig
 from smartspec_py.serving.request import GenerateParams
 from smartspec_py.serving.server import Engine, Server
 from smartspec_testing.engines import FakeEngineConfig

@@ -108,6 +108,16 @@ def test_the_core_is_pure() -> None:
             assert is_own or top == "numpy" or top in sys.stdlib_module_names, (path, name)
 
 
+@pytest.mark.parametrize(
+    ("part", "above"),
+    [("core", ("engines", "config", "api", "serving")), ("engines", ("api", "serving"))],
+)
+def test_a_part_of_the_backend_imports_nothing_above_it(part: str, above: tuple[str, ...]) -> None:
+    forbidden = tuple(f"smartspec_py.{name}" for name in above)
+    for path in (BACKEND / "smartspec_py" / part).rglob("*.py"):
+        assert not [name for name in imports_of(path) if name.startswith(forbidden)], path
+
+
 @pytest.mark.parametrize("package", LAYERS)
 def test_a_package_imports_only_those_below_it(package: str) -> None:
     above = {*LAYERS[LAYERS.index(package) + 1 :], *OTHERS}

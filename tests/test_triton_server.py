@@ -31,7 +31,7 @@ from smartspec_launch.triton_server import (
     server_environment,
     taken_ports,
 )
-from smartspec_py.serving.config import LimitsConfig, ServerConfig, read_config
+from smartspec_py.config import LimitsConfig, ServerConfig, read_config
 from smartspec_testing.engines import FakeEngineConfig
 
 STAND_IN = Path(__file__).parent / "standin_backend"

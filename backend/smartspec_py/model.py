@@ -32,8 +32,8 @@ from smartspec_py.codec import (
     encode_explanation,
     wanted_outputs,
 )
+from smartspec_py.config import CONFIG_NAME, ConfigError, read_config
 from smartspec_py.serving.build import build_engine
-from smartspec_py.serving.config import CONFIG_NAME, ConfigError, read_config
 from smartspec_py.serving.link import BackendEnd, Beat, News, inherited_link
 from smartspec_py.serving.messages import Reply
 from smartspec_py.serving.request import ErrorCode, RequestError

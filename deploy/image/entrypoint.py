@@ -31,7 +31,7 @@ from smartspec_launch.foreground import run_in_foreground
 from smartspec_launch.gateway import OPENAI_PORT, OpenAi, tokenizer_dir
 from smartspec_launch.interpreter import InterpreterError
 from smartspec_launch.triton_server import TritonServer, TritonServerError
-from smartspec_py.serving.config import (
+from smartspec_py.config import (
     ConfigError,
     ServerConfig,
     read_config,

@@ -16,8 +16,8 @@ from smartspec_bench.lockstep import OpenFeed, Side, SlotFeed, run, serve
 from smartspec_bench.plan import SHAPES, Due, Settings, points, requests, rounds
 from smartspec_bench.prompts import Prompt, generated
 from smartspec_bench.results import BenchError, Recorder, read
+from smartspec_py.config import LimitsConfig
 from smartspec_py.serving.build import build_engine
-from smartspec_py.serving.config import LimitsConfig
 from smartspec_testing.clock import Stopwatch
 
 HOUR_S = 3600.0

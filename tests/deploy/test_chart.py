@@ -13,7 +13,7 @@ import yaml
 from charts import CHART, EXAMPLES, FOLDER, Documents, render
 
 from smartspec_py.api.contract import MODEL_NAME
-from smartspec_py.serving.config import LimitsConfig, ServerConfig
+from smartspec_py.config import LimitsConfig, ServerConfig
 from smartspec_py.serving.metric_families import WAITING
 
 CASES = {"defaults": {}, **EXAMPLES}

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from smartspec_launch.triton_server import DRAIN_MARGIN_S, EXIT_S, EXIT_TIMEOUT_S
-from smartspec_py.serving.config import LimitsConfig
+from smartspec_py.config import LimitsConfig
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FOLDER = REPOSITORY / "deploy" / "compose"

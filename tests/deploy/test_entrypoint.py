@@ -9,7 +9,7 @@ import entrypoint
 import pytest
 
 from smartspec_launch.paths import with_absolute_paths
-from smartspec_py.serving.config import ServerConfig, read_config
+from smartspec_py.config import ServerConfig, read_config
 
 
 def write(folder: Path, engine: dict[str, object]) -> ServerConfig:

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
+from smartspec_py.proposers import eagle
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from smartspec_py.core.types import SamplingParams
@@ -25,6 +26,7 @@ from smartspec_py.engines.torch.eagle import (
     load_eagle,
     read_config,
 )
+from smartspec_py.engines.torch.eagle_proposer import EagleProposer
 from smartspec_py.engines.torch.graphs import GraphRunner
 from smartspec_py.engines.torch.packed import RowInput
 from smartspec_py.engines.torch.runner import (
@@ -35,8 +37,6 @@ from smartspec_py.engines.torch.runner import (
     load_runner,
 )
 from smartspec_py.engines.torch.target import TorchTarget
-from smartspec_py.proposers import eagle
-from smartspec_py.proposers.eagle import EagleProposer
 
 HIDDEN, OF_TARGET, HEADS, KEY_HEADS, HEAD_DIM, MLP = 16, 24, 4, 2, 6, 20
 ROWS, VOCAB, DRAFTED = 40, 36, 12  # the target pads its vocabulary

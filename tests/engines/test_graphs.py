@@ -30,11 +30,11 @@ from smartspec_py.core.types import ROOT, SamplingParams
 from smartspec_py.engines.base import DraftTask
 from smartspec_py.engines.torch.buckets import MAX_WIDTH
 from smartspec_py.engines.torch.build import uses_graphs
+from smartspec_py.engines.torch.draft_model import DraftModelProposer
 from smartspec_py.engines.torch.graphs import GraphRunner
 from smartspec_py.engines.torch.packed import ATTENTION_NAME, RowInput
 from smartspec_py.engines.torch.runner import CausalRunner, RunnerConfig
 from smartspec_py.engines.torch.target import TorchTarget
-from smartspec_py.proposers.draft_model import DraftModelProposer
 
 LONG = 600
 """Tokens of a row with three contexts: 256, 512 and 600."""
@@ -377,7 +377,7 @@ def test_nothing_is_captured_after_the_warm_up() -> None:
     [("cuda", True, True), ("cuda:1", True, True), ("cuda", False, False), ("cpu", True, False)],
 )
 def test_who_uses_graphs(device: str, cuda_graphs: bool, expected: bool) -> None:
-    from smartspec_py.serving.config import TorchEngineConfig
+    from smartspec_py.config import TorchEngineConfig
 
     config = TorchEngineConfig(model="m", cuda_graphs=cuda_graphs)
     assert uses_graphs(config, torch.device(device)) is expected

@@ -12,11 +12,11 @@ import pytest
 
 from smartspec_bench.workloads import WORKLOADS
 from smartspec_bench.workloads import generate as document
+from smartspec_py.config import DRAFT_MODEL, LimitsConfig, ServerConfig, TorchEngineConfig
+from smartspec_py.engines.engine import Engine
 from smartspec_py.engines.torch import build as build_torch
 from smartspec_py.engines.torch.buckets import Bucket
 from smartspec_py.engines.torch.graphs import Graph, GraphRunner
-from smartspec_py.serving.config import DRAFT_MODEL, LimitsConfig, ServerConfig, TorchEngineConfig
-from smartspec_py.serving.intake import Engine
 from smartspec_py.serving.request import GenerateParams
 from smartspec_py.serving.server import Server
 from smartspec_testing.local import generate

@@ -13,11 +13,11 @@ import torch
 from pydantic import ValidationError
 from torch_models import make_proposer, make_target
 
+from smartspec_py.config import ConfigError, LimitsConfig, TorchEngineConfig
 from smartspec_py.core.types import SamplingParams, Verification
 from smartspec_py.engines.base import DraftTask, Prefill, Verify
 from smartspec_py.engines.torch import build as build_torch
 from smartspec_py.engines.torch.placement import Placement, place
-from smartspec_py.serving.config import ConfigError, LimitsConfig, TorchEngineConfig
 from smartspec_py.serving.intake import cache_budget
 
 PAIR = Path(__file__).parents[2] / "engines_build" / "tiny"

@@ -27,10 +27,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from smartspec_py.core.types import SamplingParams
 from smartspec_py.engines.base import Decode, DraftTask, Prefill, Verify, Work
+from smartspec_py.engines.torch.draft_model import DraftModelProposer
 from smartspec_py.engines.torch.packed import RowInput
 from smartspec_py.engines.torch.runner import CausalRunner, PassOutput, RunnerConfig
 from smartspec_py.engines.torch.target import TorchTarget
-from smartspec_py.proposers.draft_model import DraftModelProposer
 
 NUM_TOKENS = 24
 GREEDY = SamplingParams()

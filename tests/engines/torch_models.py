@@ -21,12 +21,12 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from smartspec_py.engines.base import TargetCapabilities
 from smartspec_py.engines.torch.cached_model import CachedModel
+from smartspec_py.engines.torch.draft_model import DraftModelProposer
 from smartspec_py.engines.torch.llama import FAMILIES
 from smartspec_py.engines.torch.packed import ATTENTION_NAME
 from smartspec_py.engines.torch.rows import RowTable
 from smartspec_py.engines.torch.runner import CausalRunner, Runner, RunnerConfig
 from smartspec_py.engines.torch.target import TorchTarget
-from smartspec_py.proposers.draft_model import DraftModelProposer
 
 VOCAB_SIZE = 96
 MAX_LEN = 96

@@ -11,7 +11,7 @@ from smartspec_launch.address import free_address
 from smartspec_launch.aliases import ALIASES
 from smartspec_launch.gateway import OpenAi
 from smartspec_launch.triton_server import TritonServer
-from smartspec_py.serving.config import (
+from smartspec_py.config import (
     LimitsConfig,
     ServerConfig,
     TorchEngineConfig,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from smartspec_launch.triton_server import TritonServer, free_address
-from smartspec_py.serving.config import LimitsConfig, ServerConfig
+from smartspec_py.config import LimitsConfig, ServerConfig
 from smartspec_testing.engines import FakeEngineConfig
 
 TINY = Path(__file__).parents[2] / "engines_build" / "tiny"

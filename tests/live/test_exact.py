@@ -10,7 +10,7 @@ import pytest
 from scrape import scrape_when
 from servers import TINY, serving
 
-from smartspec_py.serving.config import LimitsConfig, ServerConfig, TorchEngineConfig
+from smartspec_py.config import LimitsConfig, ServerConfig, TorchEngineConfig
 
 pytestmark = pytest.mark.triton
 

@@ -17,7 +17,7 @@ from wire import generate, generate_stream, post
 
 from smartspec_launch.aliases import ALIASES
 from smartspec_launch.triton_server import TritonServer
-from smartspec_py.serving.config import LimitsConfig, ServerConfig
+from smartspec_py.config import LimitsConfig, ServerConfig
 from smartspec_testing.engines import FakeTrtllmConfig
 
 pytestmark = pytest.mark.triton

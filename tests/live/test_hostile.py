@@ -32,7 +32,7 @@ from tritonclient.utils import InferenceServerException
 from wire import generate
 
 from smartspec_launch.triton_server import TritonServer
-from smartspec_py.serving.config import LimitsConfig
+from smartspec_py.config import LimitsConfig
 
 pytestmark = pytest.mark.triton
 

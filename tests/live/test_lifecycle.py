@@ -20,7 +20,7 @@ from wire import generate, generate_stream, grpc_stream, post
 
 from smartspec_bench.streams import grpc_inputs
 from smartspec_launch.triton_server import TritonServer, TritonServerError, free_address
-from smartspec_py.serving.config import CONFIG_NAME, LimitsConfig
+from smartspec_py.config import CONFIG_NAME, LimitsConfig
 
 pytestmark = pytest.mark.triton
 

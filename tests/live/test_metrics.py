@@ -18,7 +18,7 @@ from wire import generate, generate_stream, grpc_stream, post
 
 from smartspec_bench.streams import grpc_inputs
 from smartspec_launch.triton_server import TritonServer
-from smartspec_py.serving.config import LimitsConfig
+from smartspec_py.config import LimitsConfig
 from smartspec_py.serving.metric_families import FAMILIES, Kind
 
 pytestmark = pytest.mark.triton

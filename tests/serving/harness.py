@@ -10,12 +10,12 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from smartspec_py.config import DRAFT_MODEL, LimitsConfig, ServerConfig
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.types import FinishReason, SamplingParams
 from smartspec_py.engines.trtllm.draft import TrtllmDraftProposer
 from smartspec_py.engines.trtllm.target import TrtllmTarget
 from smartspec_py.serving.admission import CacheBudget
-from smartspec_py.serving.config import DRAFT_MODEL, LimitsConfig, ServerConfig
 from smartspec_py.serving.messages import LoopState, ResponseState, Update
 from smartspec_py.serving.metrics import ConfigInfo, Meter, NoMetrics
 from smartspec_py.serving.request import ErrorCode, GenerateParams, Request

@@ -14,15 +14,10 @@ import pytest
 from harness import CAPABILITIES, COST, TOKENIZER, VOCAB_SIZE, LoopHarness, fake_text
 
 from smartspec_py.core.types import FinishReason, SamplingParams
+from smartspec_py.defaults import PRIORITY_WORTH_S
 from smartspec_py.engines.trtllm.target import TrtllmTarget
 from smartspec_py.serving.admission import CacheBudget, CacheLedger, victims
-from smartspec_py.serving.request import (
-    PRIORITY_WORTH_S,
-    ErrorCode,
-    Request,
-    RequestError,
-    RequestState,
-)
+from smartspec_py.serving.request import ErrorCode, Request, RequestError, RequestState
 from smartspec_testing import fake_executor
 from smartspec_testing.clock import VirtualClock
 from smartspec_testing.fake_proposer import FakeProposer

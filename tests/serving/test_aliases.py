@@ -10,7 +10,7 @@ import pytest
 from smartspec_launch.aliases import ALIASES, alias_pbtxt, write_aliases
 from smartspec_launch.pbtxt import config_pbtxt
 from smartspec_py.api.contract import INPUTS
-from smartspec_py.serving.config import TrtllmEngineConfig, read_config
+from smartspec_py.config import TrtllmEngineConfig, read_config
 
 REPOSITORY = Path(__file__).parents[2]
 MODELS = REPOSITORY / "deploy" / "model_repository"

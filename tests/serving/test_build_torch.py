@@ -15,10 +15,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from smartspec_py.config import ConfigError, LimitsConfig, TorchEngineConfig
 from smartspec_py.engines.torch import build as build_torch
 from smartspec_py.engines.torch.runner import RunnerConfig
 from smartspec_py.serving import build
-from smartspec_py.serving.config import ConfigError, LimitsConfig, TorchEngineConfig
 
 PAIR = Path(__file__).parents[2] / "engines_build" / "tiny"
 LIMITS = LimitsConfig(max_sequences=2, max_context_len=64, max_draft_len=2, prefill_chunk=16)

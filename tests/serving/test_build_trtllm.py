@@ -14,10 +14,16 @@ import pytest
 from harness import LoopHarness, fake_text
 from pydantic import ValidationError
 
+from smartspec_py.config import (
+    ConfigError,
+    LimitsConfig,
+    ServerConfig,
+    TrtllmEngineConfig,
+)
 from smartspec_py.engines.base import Prefill
 from smartspec_py.engines.trtllm.build import _parallel_config, capabilities_of, place
 from smartspec_py.engines.trtllm.draft import TrtllmDraftProposer
-from smartspec_py.engines.trtllm.engine_dir import Engine as EngineDir
+from smartspec_py.engines.trtllm.engine_dir import EngineFiles as EngineDir
 from smartspec_py.engines.trtllm.engine_dir import Role, read_engine
 from smartspec_py.engines.trtllm.memory import (
     bytes_per_token,
@@ -27,13 +33,7 @@ from smartspec_py.engines.trtllm.memory import (
 )
 from smartspec_py.engines.trtllm.target import TrtllmTarget
 from smartspec_py.serving.build import build_engine
-from smartspec_py.serving.config import (
-    ConfigError,
-    LimitsConfig,
-    ServerConfig,
-    TrtllmEngineConfig,
-)
-from smartspec_py.serving.intake import Engine
+from smartspec_py.serving.intake import EngineFiles
 from smartspec_py.serving.request import GenerateParams, RequestError
 from smartspec_py.serving.server import Server
 from smartspec_testing import fake_executor
@@ -103,7 +103,7 @@ def bindings(monkeypatch: pytest.MonkeyPatch) -> Any:
     return found
 
 
-def build(tmp_path: Path, *, draft: bool = True, **engine: Any) -> Engine:
+def build(tmp_path: Path, *, draft: bool = True, **engine: Any) -> EngineFiles:
     for role in ("target", "draft"):
         if not (tmp_path / role).exists():
             write_engine(tmp_path / role, role)

@@ -13,9 +13,7 @@ from harness import TOKENIZER, TOKENIZER_FILE
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from smartspec_py.core.plan.planner import BatchTable
-from smartspec_py.serving.build import build_engine
-from smartspec_py.serving.config import (
+from smartspec_py.config import (
     CONFIG_NAME,
     DRAFT_MODEL,
     PROMPT_LOOKUP,
@@ -25,13 +23,15 @@ from smartspec_py.serving.config import (
     TorchEngineConfig,
     read_config,
 )
-from smartspec_py.serving.model_files import (
+from smartspec_py.core.plan.planner import BatchTable
+from smartspec_py.engines.model_files import (
     end_tokens,
     existing,
     load_tokenizer,
     log_unused_defaults,
     num_token_ids,
 )
+from smartspec_py.serving.build import build_engine
 from smartspec_testing.engines import FakeEngineConfig
 
 TORCH = {"kind": "torch", "model": "target"}
@@ -207,7 +207,7 @@ def test_numpy_computes_in_the_thread_that_calls_it(tmp_path: Path) -> None:
     script = (
         "import numpy, threadpoolctl; from pathlib import Path\n"
         "from smartspec_py.serving.build import build_engine\n"
-        "from smartspec_py.serving.config import read_config\n"
+        "from smartspec_py.config import read_config\n"
         f"path = Path({str(tmp_path / CONFIG_NAME)!r})\n"
         "build_engine(read_config(path), path.parent)\n"
         "print([one['num_threads'] for one in threadpoolctl.threadpool_info()"
@@ -334,7 +334,7 @@ def test_ids_with_gaps_are_counted_to_the_highest() -> None:
 def test_a_kind_that_no_installed_package_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the fakes are where the backend stands alone."""
     assert read_kind("fake") is FakeEngineConfig
-    monkeypatch.setattr("smartspec_py.serving.config.entry_points", lambda **_: EntryPoints())
+    monkeypatch.setattr("smartspec_py.config.entry_points", lambda **_: EntryPoints())
     with pytest.raises(ValueError, match=r"kind must be one of torch, trtllm "):
         read_kind("fake")
 

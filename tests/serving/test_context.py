@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from smartspec_py.engines.torch import build as build_torch
-from smartspec_py.engines.torch import context
-from smartspec_py.serving.build import build_engine
-from smartspec_py.serving.config import (
+from smartspec_py.config import (
     DRAFT_MODEL,
     LimitsConfig,
     ServerConfig,
     TorchEngineConfig,
 )
+from smartspec_py.engines.torch import build as build_torch
+from smartspec_py.engines.torch import context
+from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.request import GenerateParams
 from smartspec_py.serving.server import Server
 from smartspec_py.serving.step import Reason

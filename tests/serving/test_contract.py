@@ -15,7 +15,7 @@ from smartspec_py.api.contract import INPUTS, MODEL_NAME, OUTPUTS
 from smartspec_py.api.inputs import FIELDS
 from smartspec_py.api.refused import RENAMED, UNSUPPORTED, asks_for_nothing, why_refused
 from smartspec_py.api.tensor_spec import NUMPY_TYPES, Allowed, Choice, Range, TensorSpec, Text
-from smartspec_py.serving.config import CONFIG_NAME, TorchEngineConfig, read_config
+from smartspec_py.config import CONFIG_NAME, TorchEngineConfig, read_config
 from smartspec_py.serving.request import GenerateParams
 
 REPOSITORY = Path(__file__).parents[2]

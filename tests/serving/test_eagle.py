@@ -14,9 +14,9 @@ from safetensors.torch import save_file
 
 from smartspec_bench.workloads import WORKLOADS
 from smartspec_bench.workloads import generate as document
-from smartspec_py.proposers.eagle import EagleProposer
+from smartspec_py.config import HEADS, ConfigError, ServerConfig
+from smartspec_py.engines.torch.eagle_proposer import EagleProposer
 from smartspec_py.serving.build import build_engine
-from smartspec_py.serving.config import HEADS, ConfigError, ServerConfig
 from smartspec_py.serving.request import GenerateParams
 from smartspec_py.serving.server import Server
 from smartspec_testing.local import LocalSink, generate

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from smartspec_bench.workloads import generate as make_document
+from smartspec_py.config import DRAFT_MODEL, PROMPT_LOOKUP, ServerConfig
 from smartspec_py.core.types import FinishReason, Verification
 from smartspec_py.serving.build import build_engine
-from smartspec_py.serving.config import DRAFT_MODEL, PROMPT_LOOKUP, ServerConfig
 from smartspec_py.serving.request import GenerateParams
 from smartspec_py.serving.server import Server
 from smartspec_testing.local import LocalSink, generate

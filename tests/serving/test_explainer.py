@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from harness import COST, LIMITS, fake_engine
 
+from smartspec_py.config import ServerConfig
 from smartspec_py.serving import step_trace as module
-from smartspec_py.serving.config import ServerConfig
 from smartspec_py.serving.request import ErrorCode, GenerateParams, RequestError
 from smartspec_py.serving.server import Server
 from smartspec_py.serving.step_trace import step_line

@@ -15,16 +15,16 @@ from transformers import AutoModelForCausalLM
 
 from smartspec_bench.workloads import WORKLOADS
 from smartspec_bench.workloads import generate as document
+from smartspec_py.config import HEADS, ConfigError, LimitsConfig, ServerConfig
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.types import ROOT, SamplingParams, Tree, Verification
 from smartspec_py.engines.base import DraftTask
+from smartspec_py.engines.model_files import load_tokenizer, num_token_ids, stepwise_capabilities
 from smartspec_py.engines.torch.medusa import load_heads
+from smartspec_py.engines.torch.medusa_proposer import HeadsProposer
 from smartspec_py.engines.torch.runner import RunnerConfig, load_runner
 from smartspec_py.engines.torch.target import TorchTarget
-from smartspec_py.proposers.heads import HeadsProposer
 from smartspec_py.serving.build import build_engine
-from smartspec_py.serving.config import HEADS, ConfigError, LimitsConfig, ServerConfig
-from smartspec_py.serving.model_files import load_tokenizer, num_token_ids, stepwise_capabilities
 from smartspec_py.serving.request import GenerateParams
 from smartspec_py.serving.server import Engine, Server
 from smartspec_py.serving.step import Reason

@@ -11,9 +11,10 @@ from harness import CAPABILITIES, TOKENIZER, VOCAB_SIZE, fake_engine
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
+from smartspec_py.config import LimitsConfig
 from smartspec_py.core.types import Verification
-from smartspec_py.serving.config import LimitsConfig
-from smartspec_py.serving.intake import Defaults, Engine, Intake, cache_budget
+from smartspec_py.engines.engine import Engine
+from smartspec_py.serving.intake import Defaults, Intake, cache_budget
 from smartspec_py.serving.messages import ResponseState
 from smartspec_py.serving.request import GenerateParams, InvalidField, Request
 from smartspec_testing.fake_engine import FakeTarget

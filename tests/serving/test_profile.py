@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from harness import CAPABILITIES, COST, VOCAB_SIZE, fake_engine, fake_server
 
+from smartspec_py.config import LimitsConfig, TorchEngineConfig
 from smartspec_py.core.cost import CostModel, PassTable
-from smartspec_py.serving import profile as module
-from smartspec_py.serving.config import LimitsConfig, TorchEngineConfig
-from smartspec_py.serving.profile import (
+from smartspec_py.engines.profile import (
     NUM_ROUNDS,
     ProfileShape,
     cached_profile,
@@ -28,6 +27,7 @@ from smartspec_py.serving.profile import (
     profile,
     store_cost,
 )
+from smartspec_py.serving import profile as module
 from smartspec_py.serving.request import GenerateParams
 from smartspec_py.serving.server import Engine, Server
 from smartspec_testing.clock import VirtualClock
@@ -233,7 +233,7 @@ def test_a_cache_that_cannot_be_written_does_not_stop_the_start(
     reason: int,
 ) -> None:
     refuse_to_write(monkeypatch, reason)
-    with caplog.at_level("WARNING", "smartspec_py.serving.profile"):
+    with caplog.at_level("WARNING", "smartspec_py.engines.profile"):
         assert cached(CountingEngine(), tmp_path, "model a").target.seconds
     (warning,) = caplog.messages
     assert os.strerror(reason) in warning
@@ -246,7 +246,7 @@ def test_a_cache_that_is_no_folder_does_not_stop_the_start(
 ) -> None:
     file = tmp_path / "file"
     file.write_text("")
-    with caplog.at_level("WARNING", "smartspec_py.serving.profile"):
+    with caplog.at_level("WARNING", "smartspec_py.engines.profile"):
         assert cached(CountingEngine(), file / "cache", "model a").target.seconds
     (warning,) = caplog.messages
     assert "cannot be stored" in warning
@@ -338,7 +338,7 @@ def test_the_key_of_a_torch_engine_names_what_its_cost_depends_on(
 
 def test_progress_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """Rounds of target, prompt, reading for the draft, and draft."""
-    with caplog.at_level("INFO", "smartspec_py.serving.profile"):
+    with caplog.at_level("INFO", "smartspec_py.engines.profile"):
         profile(CountingEngine(), CountingEngine(), SHAPE)
     said = [record.getMessage() for record in caplog.records]
     assert said[0] == f"timing target passes: round 1 of {NUM_ROUNDS}"
@@ -456,9 +456,9 @@ def test_an_engine_computes_the_logits_that_a_timing_wants(
     """Of 2 rows of 5 tokens: all, the last one of each, none; and no more than there are."""
     import torch
 
+    from smartspec_py.engines.torch.draft_model import DraftModelProposer
     from smartspec_py.engines.torch.runner import CausalRunner, RunnerConfig, load_runner
     from smartspec_py.engines.torch.target import TorchTarget
-    from smartspec_py.proposers.draft_model import DraftModelProposer
 
     config = RunnerConfig(PAIR / "draft", torch.device("cpu"), torch.float32, 2, 32, VOCAB_SIZE)
     runner = load_runner(config)

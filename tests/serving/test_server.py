@@ -25,10 +25,10 @@ from harness import (
     fake_text,
 )
 
+from smartspec_py.config import DRAFT_MODEL, LimitsConfig
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.types import NO_TOKEN, FinishReason, SamplingParams
 from smartspec_py.engines.trtllm.target import TrtllmTarget
-from smartspec_py.serving.config import DRAFT_MODEL, LimitsConfig
 from smartspec_py.serving.request import ErrorCode, GenerateParams, InvalidField, RequestError
 from smartspec_py.serving.server import Engine, Server
 from smartspec_testing import fake_executor

@@ -13,8 +13,8 @@ from dataclasses import replace
 import pytest
 from harness import CAPABILITIES, LIMITS, VOCAB_SIZE, LoopHarness, fake_engine, fake_server
 
+from smartspec_py.config import DRAFT_MODEL
 from smartspec_py.engines.base import Draft, DraftTask, Event
-from smartspec_py.serving.config import DRAFT_MODEL
 from smartspec_py.serving.request import ErrorCode, GenerateParams, RequestError
 from smartspec_py.serving.scheduler import EngineStalledError
 from smartspec_py.serving.server import MAX_CALLS, Engine, Server

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from smartspec_py.config import DRAFT_MODEL
 from smartspec_py.core.cost import CostModel, PassTable
-from smartspec_py.serving.config import DRAFT_MODEL
 from smartspec_sim.acceptance import DraftRuns
 from smartspec_sim.capacity import Target, Verdict, parse_target, smallest
 from smartspec_sim.fleet import FleetSimulation, fleet_row, rate_of, search

@@ -11,9 +11,9 @@ from itertools import islice
 
 import pytest
 
+from smartspec_py.config import DRAFT_MODEL, PROMPT_LOOKUP
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.engines.base import Decode, DraftTask, Prefill, Verify, Work
-from smartspec_py.serving.config import DRAFT_MODEL, PROMPT_LOOKUP
 from smartspec_sim.acceptance import DraftRuns
 from smartspec_sim.arrivals import arrival_times, poisson_gaps, steady
 from smartspec_sim.engine import SimProposer, SimTarget, sim_capabilities

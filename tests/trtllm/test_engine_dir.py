@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from smartspec_py.engines.trtllm.engine_dir import Engine, Role, faults_of, read_engine
-from smartspec_py.serving.config import ConfigError, LimitsConfig
+from smartspec_py.config import ConfigError, LimitsConfig
+from smartspec_py.engines.trtllm.engine_dir import EngineFiles, Role, faults_of, read_engine
 
 LIMITS = LimitsConfig(max_draft_len=7, max_sequences=64, max_context_len=1000)
 NUM_TOKENS = 128_000
@@ -48,7 +48,7 @@ def engine_config(role: str) -> dict[str, Any]:
     }
 
 
-def make_engine(role: str, changes: Mapping[str, Any]) -> Engine:
+def make_engine(role: str, changes: Mapping[str, Any]) -> EngineFiles:
     """changes: values by dotted key."""
     config = engine_config(role)
     for key, value in changes.items():
@@ -59,7 +59,7 @@ def make_engine(role: str, changes: Mapping[str, Any]) -> Engine:
         place[name] = value
         if value is ABSENT:
             del place[name]
-    return Engine(Role(role), Path(), config, {"rank0.engine": 6})
+    return EngineFiles(Role(role), Path(), config, {"rank0.engine": 6})
 
 
 def faults(

@@ -17,9 +17,9 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from smartspec_py.config import ServerConfig
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.types import SequenceView
-from smartspec_py.serving.config import ServerConfig
 from smartspec_py.serving.controller import Controller
 from smartspec_py.serving.request import GenerateParams
 from smartspec_py.serving.server import Server

@@ -22,10 +22,10 @@ from smartspec_bench.lockstep import Side, run
 from smartspec_bench.plan import CLOSED, STEADY, STEP, Settings
 from smartspec_bench.report import markdown, page
 from smartspec_bench.results import BenchError, Phase, Recorder, described
+from smartspec_py.defaults import PROMPT_LOOKUP, ConfigError
+from smartspec_py.engines.engine import Engine
+from smartspec_py.engines.prompt_lookup import PromptLookupProposer
 from smartspec_py.engines.torch.build import build_torch
-from smartspec_py.proposers.prompt_lookup import PromptLookupProposer
-from smartspec_py.serving.defaults import PROMPT_LOOKUP, ConfigError
-from smartspec_py.serving.intake import Engine
 
 SHIPPED = Path(__file__).resolve().parents[2] / "engines_build" / "tiny"
 PAIR = {"target": "1b", "draft": "40m"}

@@ -26,7 +26,8 @@ from smartspec_bench.plan import CLOSED, START, Due, Settings, points, rounds
 from smartspec_bench.prompts import PROMPT_SEED, Prompt, generated
 from smartspec_bench.results import BenchError, Recorder, phase_of
 from smartspec_bench.streams import Exchange
-from smartspec_py.serving.intake import Defaults, Engine, Intake, cache_budget
+from smartspec_py.engines.engine import Engine
+from smartspec_py.serving.intake import Defaults, Intake, cache_budget
 from smartspec_py.serving.messages import ResponseState, Update
 from smartspec_py.serving.request import GenerateParams
 from smartspec_testing.clock import Stopwatch
@@ -34,7 +35,7 @@ from smartspec_testing.local import LocalSink
 from smartspec_testing.offline import OfflineLoop
 
 if TYPE_CHECKING:
-    from smartspec_py.serving.config import LimitsConfig
+    from smartspec_py.config import LimitsConfig
 
 NONE = "none"
 WARM_UP_SEED = PROMPT_SEED - 1

@@ -111,7 +111,7 @@ def phase_of(
 
 def described(title: str, **settings: object) -> dict[str, Any]:
     """The part `about` of a run that starts now on this machine."""
-    from smartspec_py.serving.profile import machine_name
+    from smartspec_py.engines.profile import machine_name
 
     date = datetime.now(UTC).isoformat(timespec="seconds")
     return {"title": title, "date": date, "machine": machine_name(), **settings}

@@ -29,7 +29,7 @@ from smartspec_openai.schema import (
     Generation,
     Ignored,
 )
-from smartspec_py.serving.config import (
+from smartspec_py.config import (
     BatchTableConfig,
     LimitsConfig,
     LookupConfig,

@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from smartspec_py.serving.config import ServerConfig
+from smartspec_py.config import ServerConfig
 
 LINKS_FOLDER = "/tmp"
 """Not TMPDIR, because it may be in a home directory with a non-ASCII name."""

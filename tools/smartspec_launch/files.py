@@ -24,7 +24,7 @@ from smartspec_launch.aliases import write_aliases
 from smartspec_launch.interpreter import check_interpreter
 from smartspec_launch.pbtxt import config_pbtxt
 from smartspec_py.api.contract import MODEL_NAME
-from smartspec_py.serving.config import CONFIG_NAME, ServerConfig
+from smartspec_py.config import CONFIG_NAME, ServerConfig
 
 BACKEND_NAME = "smartspec_py"
 CONTAINER_BACKENDS = Path("/opt/tritonserver/backends")

@@ -14,7 +14,7 @@ from typing import IO
 
 from smartspec_launch.address import DIRECT, Address
 from smartspec_py.api.contract import MODEL_NAME
-from smartspec_py.serving.config import ServerConfig
+from smartspec_py.config import ServerConfig
 
 OPENAI_PORT = 9000
 """Default port of the OpenAI routes."""

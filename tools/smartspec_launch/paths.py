@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from smartspec_py.serving.config import ServerConfig
+from smartspec_py.config import ServerConfig
 
 
 def cache_dir() -> Path:

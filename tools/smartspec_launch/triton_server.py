@@ -46,7 +46,7 @@ from smartspec_launch.files import (
 from smartspec_launch.gateway import Gateway, OpenAi
 from smartspec_launch.link import LauncherEnd
 from smartspec_py.api.contract import MODEL_NAME
-from smartspec_py.serving.config import ServerConfig
+from smartspec_py.config import ServerConfig
 from smartspec_py.serving.link import LINK_VARIABLE, remove_shared_memory
 
 __all__ = [

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Protocol
 
+from smartspec_py.config import DRAFT_MODEL, PROMPT_LOOKUP
 from smartspec_py.core.cost import CostModel
 from smartspec_py.core.types import SamplingParams, SequenceId
 from smartspec_py.engines.base import (
@@ -32,7 +33,6 @@ from smartspec_py.engines.base import (
     Verify,
     Work,
 )
-from smartspec_py.serving.config import DRAFT_MODEL, PROMPT_LOOKUP
 from smartspec_sim.acceptance import DraftRuns
 from smartspec_testing.clock import VirtualClock
 

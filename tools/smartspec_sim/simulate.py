@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from smartspec_py.config import DRAFT_MODEL, PROMPT_LOOKUP
 from smartspec_py.core.cost import CostModel
 from smartspec_py.core.types import SamplingParams, SequenceId
 from smartspec_py.serving.admission import CacheBudget
 from smartspec_py.serving.build import keep_numpy_in_one_thread
-from smartspec_py.serving.config import DRAFT_MODEL, PROMPT_LOOKUP
 from smartspec_py.serving.messages import Update
 from smartspec_py.serving.request import ErrorCode, Request, RequestError
 from smartspec_py.serving.step import StepRecord

@@ -18,8 +18,8 @@ from typing import Annotated, Literal, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from smartspec_py.config import DRAFT_MODEL
 from smartspec_py.core.types import SequenceId
-from smartspec_py.serving.config import DRAFT_MODEL
 from smartspec_sim.acceptance import DraftRuns, draw_runs
 from smartspec_sim.arrivals import RatePhase, arrival_times, pattern_gaps
 from smartspec_sim.engine import PROPOSERS

@@ -9,14 +9,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from smartspec_py.config import DRAFT_MODEL, EngineConfig, LimitsConfig, LocalPath
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.engines.base import TargetCapabilities
+from smartspec_py.engines.engine import Engine
+from smartspec_py.engines.model_files import load_tokenizer, num_token_ids, stepwise_capabilities
 from smartspec_py.engines.trtllm.build import UNSUPPORTED
 from smartspec_py.engines.trtllm.draft import TrtllmDraftProposer
 from smartspec_py.engines.trtllm.target import TrtllmTarget
-from smartspec_py.serving.config import DRAFT_MODEL, EngineConfig, LimitsConfig, LocalPath
-from smartspec_py.serving.intake import Engine
-from smartspec_py.serving.model_files import load_tokenizer, num_token_ids, stepwise_capabilities
 from smartspec_testing import fake_executor as bindings
 from smartspec_testing.fake_engine import FakeTarget
 from smartspec_testing.fake_proposer import FakeProposer

@@ -10,7 +10,7 @@ from __future__ import annotations
 from smartspec_py.api.refused import NEUTRAL
 from smartspec_py.api.tensor_spec import Choice, Range, TensorSpec, Text
 from smartspec_py.core.types import SpecMetrics, Verification
-from smartspec_py.serving.request import PRIORITY_WORTH_S
+from smartspec_py.defaults import PRIORITY_WORTH_S
 
 MAX_STOP_WORDS = 16
 MAX_STOP_TOKENS = 64

@@ -14,9 +14,11 @@ changes since the profile was measured. In a profile these factors have no effec
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -238,3 +240,26 @@ def _interpolate(x: float, xs: tuple[int, ...], ys: list[float] | tuple[float, .
     lo = hi - 1
     slope = (ys[hi] - ys[lo]) / (xs[hi] - xs[lo])
     return ys[lo] + slope * (x - xs[lo])
+
+
+def cost_from_json(raw: Mapping[str, Any]) -> CostModel:
+    """The cost model in this JSON object. `prompt` may be missing, as in older files.
+
+    Raises KeyError, TypeError or ValueError if it is not a cost model.
+    """
+    draft, prompt = raw["draft"], raw.get("prompt")
+    tables = {
+        "target": _table_from_json(raw["target"]),
+        "draft": draft and _table_from_json(draft),
+        "prompt": prompt and _table_from_json(prompt),
+    }
+    return CostModel(**{**raw, **tables})
+
+
+def _table_from_json(raw: Mapping[str, Any]) -> PassTable:
+    return PassTable(**{name: tupled(value) for name, value in raw.items()})
+
+
+def tupled(value: Any) -> Any:
+    """Convert lists to tuples, including nested ones."""
+    return tuple(map(tupled, value)) if isinstance(value, list) else value

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from threadpoolctl import ThreadpoolController
 
-from smartspec_py.proposers.prompt_lookup import PromptLookupProposer
-from smartspec_py.serving.config import HEADS, PROMPT_LOOKUP, ConfigError, ServerConfig
-from smartspec_py.serving.intake import Engine
+from smartspec_py.config import (
+    HEADS,
+    PROMPT_LOOKUP,
+    ConfigError,
+    EngineConfig,
+    LimitsConfig,
+    ServerConfig,
+    TorchEngineConfig,
+    TrtllmEngineConfig,
+)
+from smartspec_py.engines.engine import Engine
+from smartspec_py.engines.prompt_lookup import PromptLookupProposer
 
 
 def build_engine(config: ServerConfig, folder: Path) -> Engine:
@@ -24,7 +34,7 @@ def build_engine(config: ServerConfig, folder: Path) -> Engine:
     """
     keep_numpy_in_one_thread()
     with uncollected_imports():
-        build = config.engine.builder()
+        build = _builder(config.engine)
     engine = build(config.engine, config.limits, folder)
     lookup = PromptLookupProposer(
         config.limits.max_draft_len, config.lookup.max_ngram, config.lookup.min_ngram
@@ -36,6 +46,19 @@ def build_engine(config: ServerConfig, folder: Path) -> Engine:
             f"engine.json: proposer: {config.proposer}, but engine.{missing} is not set"
         )
     return engine
+
+
+def _builder(engine: EngineConfig) -> Callable[[Any, LimitsConfig, Path], Engine]:
+    """The function that builds this kind. Imports the packages that only this kind needs."""
+    if isinstance(engine, TorchEngineConfig):
+        from smartspec_py.engines.torch.build import build_torch
+
+        return build_torch
+    if isinstance(engine, TrtllmEngineConfig):
+        from smartspec_py.engines.trtllm.build import build_trtllm
+
+        return build_trtllm
+    return engine.builder()
 
 
 @cache

@@ -10,26 +10,21 @@ import itertools
 import math
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from tokenizers import Tokenizer
-
 from smartspec_py.api.inputs import FIELDS
-from smartspec_py.core.cost import CostModel
 from smartspec_py.core.plan.planner import parse_policy
 from smartspec_py.core.types import NO_TOKEN, SamplingParams
-from smartspec_py.engines.base import Proposer, Target
+from smartspec_py.engines.engine import Engine
 from smartspec_py.serving.admission import CacheBudget
-from smartspec_py.serving.defaults import LEAST_CHUNK
 from smartspec_py.serving.messages import ResponseState, Sink
 from smartspec_py.serving.request import GenerateParams, InvalidField, Request
 from smartspec_py.serving.text import TextStream
 
 if TYPE_CHECKING:
-    from smartspec_py.serving.config import LimitsConfig
+    from smartspec_py.config import LimitsConfig
 
 MAX_BYTES_PER_TOKEN = 64
 """Upper bound on the mean length of a prompt's tokens. A longer prompt cannot fit."""
@@ -39,32 +34,6 @@ TEMPERATURE_EDGES = (0.35, 0.75, 1.0, 1.5)
 """Requests in the same temperature range are expected to have similar acceptance."""
 
 _DEFAULT_PARAMS = GenerateParams(text="", max_tokens=1)
-
-
-@dataclass(frozen=True)
-class Engine:
-    """The models, the cost model and the tokenizer that a server uses.
-
-    end_tokens: tokens that end the model's text; may be empty.
-    proposers: by the names that requests use; may be empty.
-    profile_path: the file that stores `cost`. None if it is not stored.
-    kernels: a description of how the models are computed.
-    facts: for the launcher's start line, by the keys `model`, `dtype`, `runtime` and `threads`.
-    """
-
-    tokenizer: Tokenizer
-    end_tokens: tuple[int, ...]
-    target: Target
-    proposers: Mapping[str, Proposer]
-    cost: CostModel
-    profile_path: Path | None = None
-    kernels: str = ""
-    facts: Mapping[str, str | int] = field(default_factory=dict)
-
-    def prefill_chunk(self, limits: LimitsConfig) -> int:
-        """Prompt tokens per step: the configured value, or the largest chunk in the profile."""
-        measured = LEAST_CHUNK if self.cost.prompt is None else self.cost.prompt.tokens_per_row[-1]
-        return limits.prefill_chunk or max(LEAST_CHUNK, measured)
 
 
 class Arrival(NamedTuple):

@@ -10,8 +10,8 @@ import logging
 import time
 from pathlib import Path
 
+from smartspec_py.engines.profile import read_profile, write_json
 from smartspec_py.serving.loop import StepLoop
-from smartspec_py.serving.profile import read_profile, write_json
 
 logger = logging.getLogger(__name__)
 

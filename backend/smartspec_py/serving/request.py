@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from smartspec_py.core.types import SamplingParams, SequenceId, SpecMetrics, Verification
+from smartspec_py.defaults import PRIORITY_WORTH_S
 
 
 class ErrorCode(Enum):
@@ -104,10 +105,6 @@ _MOVES = {
     RequestState.DECODING: {RequestState.WAITING, *_ENDS},
     **{end: set[RequestState]() for end in _ENDS},
 }
-
-PRIORITY_WORTH_S = 10.0
-"""One level of priority counts as an arrival this many seconds earlier. So a waiting request is
-always served eventually, even if requests with higher priority keep arriving."""
 
 
 @dataclass(slots=True)

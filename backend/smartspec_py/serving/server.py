@@ -13,9 +13,10 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from smartspec_py.serving.config import ServerConfig
+from smartspec_py.config import ServerConfig
+from smartspec_py.engines.engine import Engine
 from smartspec_py.serving.inbox import Inbox
-from smartspec_py.serving.intake import Defaults, Engine, Intake, cache_budget
+from smartspec_py.serving.intake import Defaults, Intake, cache_budget
 from smartspec_py.serving.learned import restore_learned, store_learned
 from smartspec_py.serving.loop import StepLoop
 from smartspec_py.serving.messages import SHUTTING_DOWN, Sink

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from smartspec_py.core.cost import CostModel, PassTable
+from smartspec_py.core.cost import CostModel
 from smartspec_py.core.plan.planner import BatchTable
 from smartspec_py.serving.step import StepRecord
 
@@ -74,20 +74,6 @@ class StepTraceFile:
     batch_table: BatchTable | None = None
 
 
-def cost_from_json(raw: Mapping[str, Any]) -> CostModel:
-    """The cost model in this JSON object. `prompt` may be missing, as in older files.
-
-    Raises KeyError, TypeError or ValueError if it is not a cost model.
-    """
-    draft, prompt = raw["draft"], raw.get("prompt")
-    tables = {
-        "target": _table_from_json(raw["target"]),
-        "draft": draft and _table_from_json(draft),
-        "prompt": prompt and _table_from_json(prompt),
-    }
-    return CostModel(**{**raw, **tables})
-
-
 def steps_text(trace: StepTraceFile) -> str:
     """The file as text."""
     table = None if trace.batch_table is None else asdict(trace.batch_table)
@@ -133,15 +119,6 @@ def step_line(step: StepRecord) -> str:
             **{name: getattr(step, name) for name in NUMBERS},
         }
     )
-
-
-def _table_from_json(raw: Mapping[str, Any]) -> PassTable:
-    return PassTable(**{name: tupled(value) for name, value in raw.items()})
-
-
-def tupled(value: Any) -> Any:
-    """Convert lists to tuples, including nested ones."""
-    return tuple(map(tupled, value)) if isinstance(value, list) else value
 
 
 def lines_text(

@@ -30,8 +30,8 @@ from smartspec_launch.files import InstallationError
 from smartspec_launch.foreground import signals_interrupt, wait_with_progress
 from smartspec_launch.interpreter import InterpreterError
 from smartspec_launch.triton_server import TritonServer, TritonServerError, free_address
+from smartspec_py.config import DEFAULT_CONTEXT_LEN, ConfigError, ServerConfig, read_config
 from smartspec_py.engines.torch.pair import PairError, check_pair
-from smartspec_py.serving.config import DEFAULT_CONTEXT_LEN, ConfigError, ServerConfig, read_config
 
 if TYPE_CHECKING:
     from smartspec_bench.live import Load, Serve

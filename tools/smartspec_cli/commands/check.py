@@ -31,13 +31,14 @@ from smartspec_cli.commands import (
     write_json,
 )
 from smartspec_cli.commands.settings import checked_config, temperatures_of, torch_settings
+from smartspec_py.config import DRAFT_MODEL, HEADS, PROMPT_LOOKUP, ConfigError, ServerConfig
 from smartspec_py.engines.torch.pair import PairError, check_pair
-from smartspec_py.serving.config import DRAFT_MODEL, HEADS, PROMPT_LOOKUP, ConfigError, ServerConfig
 from smartspec_py.serving.request import GenerateParams, RequestError
 
 if TYPE_CHECKING:
     from smartspec_bench.nearties import TieVerdict
-    from smartspec_py.serving.intake import Engine, Intake
+    from smartspec_py.engines.engine import Engine
+    from smartspec_py.serving.intake import Intake
 
 MAX_TOKENS = 64
 MAX_CONTEXT_LEN = 512

@@ -27,18 +27,18 @@ from smartspec_cli.commands import (
 )
 from smartspec_cli.commands.settings import checked_config, torch_settings
 from smartspec_launch import paths
-from smartspec_py.engines.torch.pair import PairError, check_pair
-from smartspec_py.serving.config import (
+from smartspec_py.config import (
     DRAFT_MODEL,
     BatchTableConfig,
     ConfigError,
     LimitsConfig,
     ServerConfig,
 )
+from smartspec_py.engines.torch.pair import PairError, check_pair
 
 if TYPE_CHECKING:
     from smartspec_py.core.cost import CostModel
-    from smartspec_py.serving.intake import Engine
+    from smartspec_py.engines.engine import Engine
 
 DRAFT_LEN = 3
 """With which the acceptance rate is measured."""
@@ -226,7 +226,7 @@ def _measured(
 @contextmanager
 def _shown(console: Console) -> Iterator[None]:
     """Show the profile's log messages as progress. Print the last one, which names the file."""
-    logger = logging.getLogger("smartspec_py.serving.profile")
+    logger = logging.getLogger("smartspec_py.engines.profile")
     messages: list[str] = []
     level = logger.level
     with Progress("loading the models", console=console) as shown:

@@ -39,14 +39,14 @@ from smartspec_launch.foreground import announce, signals_interrupt, wait_with_p
 from smartspec_launch.gateway import OPENAI_PORT, OpenAi
 from smartspec_launch.interpreter import InterpreterError
 from smartspec_launch.triton_server import TritonServer, TritonServerError, free_address
-from smartspec_py.core.plan.planner import parse_policy
-from smartspec_py.serving.config import (
+from smartspec_py.config import (
     DEFAULT_CONTEXT_LEN,
     LimitsConfig,
     ServerConfig,
     TorchEngineConfig,
 )
-from smartspec_py.serving.profile import machine_name
+from smartspec_py.core.plan.planner import parse_policy
+from smartspec_py.engines.profile import machine_name
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 CACHE = REPOSITORY / ".smartspec"

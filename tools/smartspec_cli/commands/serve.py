@@ -28,13 +28,13 @@ from smartspec_launch.triton_server import (
     taken_ports,
 )
 from smartspec_py.api.contract import MODEL_NAME
-from smartspec_py.engines.torch.pair import PairError, check_pair_files
-from smartspec_py.serving.config import (
+from smartspec_py.config import (
     ConfigError,
     ServerConfig,
     TorchEngineConfig,
     read_config,
 )
+from smartspec_py.engines.torch.pair import PairError, check_pair_files
 
 NAME = re.compile(r"[A-Za-z0-9_-]+")
 

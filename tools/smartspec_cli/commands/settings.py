@@ -11,8 +11,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from smartspec_cli.commands import USAGE_ERROR, fail
+from smartspec_py.config import ServerConfig
 from smartspec_py.core.plan.planner import parse_policy
-from smartspec_py.serving.config import ServerConfig
 
 
 def torch_settings(model: Path, draft: Path | None, **more: object) -> dict[str, Any]:

@@ -179,7 +179,7 @@ def _machine(
     profile: Path | None, gpu: str, num_gpus: int, model: str, draft: str, rows: int
 ) -> Hardware:
     """Raises HardwareError."""
-    from smartspec_py.serving.profile import load_cost
+    from smartspec_py.engines.profile import load_cost
     from smartspec_sim.hardware import Hardware, gpu_hardware
 
     if profile is None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from smartspec_py.core.cost import CostModel
+from smartspec_py.core.cost import CostModel, cost_from_json, tupled
 from smartspec_py.core.plan.planner import BatchTable, PlannerSettings, plan
 from smartspec_py.core.types import NO_TOKEN, DraftOption, SequenceId, SequenceView, SpecPlan
 from smartspec_py.engines.base import Event
@@ -17,9 +17,7 @@ from smartspec_py.serving.step_trace import (
     STEP_FORMAT,
     STEP_VERSION,
     StepTraceFile,
-    cost_from_json,
     steps_text,
-    tupled,
 )
 from smartspec_sim.traces.files import naming, parse_lines, read_lines, write_text
 

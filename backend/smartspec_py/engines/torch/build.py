@@ -16,17 +16,41 @@ from typing import TYPE_CHECKING
 import torch
 import transformers
 
+from smartspec_py.defaults import (
+    DRAFT_MODEL,
+    HEADS,
+    PROMPT_LOOKUP,
+    ConfigError,
+)
 from smartspec_py.engines.base import SHORT_LAG, Proposer
+from smartspec_py.engines.engine import Engine
+from smartspec_py.engines.model_files import (
+    end_tokens,
+    existing,
+    load_tokenizer,
+    log_unused_defaults,
+    num_token_ids,
+    stepwise_capabilities,
+)
+from smartspec_py.engines.profile import (
+    ProfileShape,
+    cached_profile,
+    fingerprint,
+    profile_path,
+)
 from smartspec_py.engines.torch.context import choose_context_len
+from smartspec_py.engines.torch.draft_model import DraftModelProposer
 from smartspec_py.engines.torch.eagle import (
     EagleConfig,
     is_eagle,
     load_eagle,
     read_config,
 )
+from smartspec_py.engines.torch.eagle_proposer import EagleProposer
 from smartspec_py.engines.torch.graphs import GraphRunner
 from smartspec_py.engines.torch.llama import can_write_out
 from smartspec_py.engines.torch.medusa import MedusaHeads, load_heads
+from smartspec_py.engines.torch.medusa_proposer import HeadsProposer
 from smartspec_py.engines.torch.pair import PairError, check_pair, has_window
 from smartspec_py.engines.torch.placement import Placement, place
 from smartspec_py.engines.torch.runner import (
@@ -39,33 +63,9 @@ from smartspec_py.engines.torch.runner import (
 )
 from smartspec_py.engines.torch.target import TorchTarget
 from smartspec_py.engines.torch.threads import set_fastest, thread_counts
-from smartspec_py.proposers.draft_model import DraftModelProposer
-from smartspec_py.proposers.eagle import EagleProposer
-from smartspec_py.proposers.heads import HeadsProposer
-from smartspec_py.serving.defaults import (
-    DRAFT_MODEL,
-    HEADS,
-    PROMPT_LOOKUP,
-    ConfigError,
-)
-from smartspec_py.serving.intake import Engine
-from smartspec_py.serving.model_files import (
-    end_tokens,
-    existing,
-    load_tokenizer,
-    log_unused_defaults,
-    num_token_ids,
-    stepwise_capabilities,
-)
-from smartspec_py.serving.profile import (
-    ProfileShape,
-    cached_profile,
-    fingerprint,
-    profile_path,
-)
 
 if TYPE_CHECKING:
-    from smartspec_py.serving.config import LimitsConfig, TorchEngineConfig
+    from smartspec_py.config import LimitsConfig, TorchEngineConfig
 
 logger = logging.getLogger(__name__)
 

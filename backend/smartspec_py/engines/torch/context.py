@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from smartspec_py.defaults import DEFAULT_CONTEXT_LEN
 from smartspec_py.engines.torch.runner import bytes_per_token
-from smartspec_py.serving.defaults import DEFAULT_CONTEXT_LEN
 
 CACHE_SHARE = 0.5
 """Share of the memory left after the weights. Passes, CUDA graphs and other programs need some

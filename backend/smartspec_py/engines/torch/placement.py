@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from smartspec_py.serving.defaults import ConfigError
+from smartspec_py.defaults import ConfigError
 
 if TYPE_CHECKING:
-    from smartspec_py.serving.config import TorchEngineConfig
+    from smartspec_py.config import TorchEngineConfig
 
 
 @dataclass(frozen=True, slots=True)

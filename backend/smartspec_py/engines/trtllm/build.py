@@ -13,11 +13,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from smartspec_py.config import (
+    DRAFT_MODEL,
+    ConfigError,
+    LimitsConfig,
+    TrtllmEngineConfig,
+)
 from smartspec_py.engines.base import Proposer, TargetCapabilities
+from smartspec_py.engines.engine import Engine
+from smartspec_py.engines.model_files import (
+    end_tokens,
+    existing,
+    load_tokenizer,
+    log_unused_defaults,
+    num_token_ids,
+)
+from smartspec_py.engines.profile import ProfileShape, cached_profile, profile_path
 from smartspec_py.engines.trtllm.draft import TrtllmDraftProposer
 from smartspec_py.engines.trtllm.engine_dir import (
     Devices,
-    Engine,
+    EngineFiles,
     Role,
     faults_of,
     read_engine,
@@ -30,21 +45,6 @@ from smartspec_py.engines.trtllm.memory import (
 )
 from smartspec_py.engines.trtllm.requests import Bindings
 from smartspec_py.engines.trtllm.target import TrtllmTarget
-from smartspec_py.serving import intake
-from smartspec_py.serving.config import (
-    DRAFT_MODEL,
-    ConfigError,
-    LimitsConfig,
-    TrtllmEngineConfig,
-)
-from smartspec_py.serving.model_files import (
-    end_tokens,
-    existing,
-    load_tokenizer,
-    log_unused_defaults,
-    num_token_ids,
-)
-from smartspec_py.serving.profile import ProfileShape, cached_profile, profile_path
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ FREE_FRACTION = 0.95
 """Share of the free memory that an executor may use. max_tokens already limits its cache."""
 
 
-def build_trtllm(config: TrtllmEngineConfig, limits: LimitsConfig, folder: Path) -> intake.Engine:
+def build_trtllm(config: TrtllmEngineConfig, limits: LimitsConfig, folder: Path) -> Engine:
     """Check the directories, load the engines and time their passes.
 
     Raises ConfigError with the key's name and what to rebuild.
@@ -123,12 +123,12 @@ def build_trtllm(config: TrtllmEngineConfig, limits: LimitsConfig, folder: Path)
     path = profile_path(shape, cache, identity)
     ends = end_tokens(model, vocab_size, tokenizer)
     log_unused_defaults(model)
-    return intake.Engine(tokenizer, ends, target, proposers, cost, path)
+    return Engine(tokenizer, ends, target, proposers, cost, path)
 
 
 def _engines(
     config: TrtllmEngineConfig, limits: LimitsConfig, folder: Path, num_tokens: int
-) -> list[Engine]:
+) -> list[EngineFiles]:
     """Target and draft engine, read from their files. Raises ConfigError if they cannot serve these
     limits."""
     paths = {Role.TARGET: existing("engine.target", folder / config.target)}
@@ -153,7 +153,7 @@ def _bindings() -> Bindings:
 
 
 def capabilities_of(
-    engine: Engine, limits: LimitsConfig, config: TrtllmEngineConfig, cache_tokens: int
+    engine: EngineFiles, limits: LimitsConfig, config: TrtllmEngineConfig, cache_tokens: int
 ) -> TargetCapabilities:
     """What a target engine can do within the limits.
 
@@ -177,7 +177,7 @@ def capabilities_of(
     )
 
 
-def _gathers_logits(config: TrtllmEngineConfig, engine: Engine) -> bool:
+def _gathers_logits(config: TrtllmEngineConfig, engine: EngineFiles) -> bool:
     """Whether the executor keeps the logits of generated tokens. In a worker process, a cancelled
     request with logits may end the process."""
     is_here = engine.num_ranks == 1 and config.devices in (None, (0,))
@@ -186,7 +186,7 @@ def _gathers_logits(config: TrtllmEngineConfig, engine: Engine) -> bool:
 
 def _executor(
     bindings: Bindings,
-    engine: Engine,
+    engine: EngineFiles,
     config: TrtllmEngineConfig,
     num_tokens: int,
     devices: Devices,
@@ -211,7 +211,7 @@ def _executor(
 
 
 def place(
-    config: TrtllmEngineConfig, engines: Mapping[Role, Engine], num_found: int
+    config: TrtllmEngineConfig, engines: Mapping[Role, EngineFiles], num_found: int
 ) -> dict[Role, Devices]:
     """The GPUs of each engine, one per rank. num_found: number of GPUs of this machine."""
     target, draft = engines[Role.TARGET], engines.get(Role.DRAFT)
@@ -252,7 +252,7 @@ def _parallel_config(bindings: Bindings, devices: Devices) -> Any:
     )
 
 
-def _shape(capabilities: TargetCapabilities, engine: Engine) -> ProfileShape:
+def _shape(capabilities: TargetCapabilities, engine: EngineFiles) -> ProfileShape:
     """The passes to time. At their context length, a whole batch fits into one iteration. The cost
     of further iterations is charged by `CostModel.max_charged_tokens`."""
     rows, most = capabilities.max_sequences, capabilities.max_draft_len + 1

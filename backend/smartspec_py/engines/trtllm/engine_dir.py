@@ -16,7 +16,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from smartspec_py.serving.config import ConfigError, LimitsConfig
+from smartspec_py.config import ConfigError, LimitsConfig
 
 TRTLLM_VERSION = "1.2.1"
 """The TensorRT-LLM version that this project supports; it is in containers 26.04 to 26.07."""
@@ -33,7 +33,7 @@ class Role(StrEnum):
 
 
 @dataclass(frozen=True)
-class Engine:
+class EngineFiles:
     """config: the content of config.json. rank_sizes: bytes of each rankN.engine, by file name."""
 
     role: Role
@@ -87,7 +87,7 @@ class Engine:
         return math.ceil(self.vocab_size / self.tp_size) * self.tp_size
 
 
-def read_engine(role: Role, folder: Path) -> Engine:
+def read_engine(role: Role, folder: Path) -> EngineFiles:
     """Raises ConfigError if config.json is missing, unreadable or not of an engine."""
     name, path = f"engine.json: engine.{role}", folder / "config.json"
     try:
@@ -103,7 +103,7 @@ def read_engine(role: Role, folder: Path) -> Engine:
             "`smartspec serve --model`"
         )
     sizes = {path.name: path.stat().st_size for path in sorted(folder.glob("rank*.engine"))}
-    return Engine(role, folder, config, sizes)
+    return EngineFiles(role, folder, config, sizes)
 
 
 NO_SPECULATION, EXTERNAL_DRAFTS = 1, 2
@@ -111,7 +111,7 @@ NO_SPECULATION, EXTERNAL_DRAFTS = 1, 2
 
 
 def faults_of(
-    engines: Mapping[Role, Engine], limits: LimitsConfig, num_tokens: int
+    engines: Mapping[Role, EngineFiles], limits: LimitsConfig, num_tokens: int
 ) -> Iterator[str]:
     """The reasons why the engines cannot serve these limits, each with what to rebuild.
 
@@ -145,7 +145,7 @@ Check = tuple[str, bool, str, str]
 """A key of build_config, whether its value is right, what is needed, and the flag to rebuild."""
 
 
-def _mode(engine: Engine) -> Iterator[Check]:
+def _mode(engine: EngineFiles) -> Iterator[Check]:
     """What external drafts need; they need block reuse."""
     key, flag = "speculative_decoding_mode", "--speculative_decoding_mode"
     mode = engine.get(f"build_config.{key}")
@@ -162,7 +162,7 @@ def _mode(engine: Engine) -> Iterator[Check]:
     yield key, is_met, needed, "trtllm-build without --gather_context_logits"
 
 
-def _sizes(engine: Engine, limits: LimitsConfig, longest: int) -> Iterator[Check]:
+def _sizes(engine: EngineFiles, limits: LimitsConfig, longest: int) -> Iterator[Check]:
     """Length limits. The target resends text and drafts as a prompt, and reserves max_draft_len
     even without drafts. The token limit of an iteration counts each whole prompt, cached or not."""
     is_target = engine.role is Role.TARGET

@@ -11,9 +11,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from smartspec_py.engines.trtllm.engine_dir import Devices, Engine, Role
+from smartspec_py.config import ConfigError
+from smartspec_py.engines.trtllm.engine_dir import Devices, EngineFiles, Role
 from smartspec_py.engines.trtllm.requests import Bindings, finish
-from smartspec_py.serving.config import ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ NUM_ASKS = 3
 """Requests to try until there are statistics. Those of workers may arrive after the response."""
 
 
-def bytes_per_token(engine: Engine) -> int:
+def bytes_per_token(engine: EngineFiles) -> int:
     """Bytes of keys and values per token, on one rank."""
     heads = engine.model("num_attention_heads", 1)
     kv_heads = engine.model("num_key_value_heads", heads)
@@ -42,7 +42,7 @@ def bytes_per_token(engine: Engine) -> int:
     return 2 * engine.model("num_hidden_layers") * heads_of_rank * head_size * size
 
 
-def fixed_bytes(engine: Engine) -> int:
+def fixed_bytes(engine: EngineFiles) -> int:
     """An estimate of the memory of one rank besides keys and values: weights, NUM_BUFFERS, and the
     activations of max_num_tokens: gate and up of a layer; its input, its output and the residual.
     """
@@ -54,12 +54,12 @@ def fixed_bytes(engine: Engine) -> int:
     return engine.rank_sizes.get("rank0.engine", 0) + activations + buffers
 
 
-def _element_bytes(engine: Engine) -> int:
+def _element_bytes(engine: EngineFiles) -> int:
     return BYTES.get(str(engine.get("pretrained_config.dtype")), 2)
 
 
 def free_cache_tokens(
-    engines: Sequence[Engine], places: Mapping[Role, Devices], fraction: float
+    engines: Sequence[EngineFiles], places: Mapping[Role, Devices], fraction: float
 ) -> int:
     """Tokens that fit into the cache of each engine, on the GPU with the least room.
 

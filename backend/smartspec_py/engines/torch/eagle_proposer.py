@@ -21,9 +21,9 @@ import torch
 
 from smartspec_py.core.types import SequenceId
 from smartspec_py.engines.base import Draft, DraftTask
+from smartspec_py.engines.torch.draft_model import Drafting, DraftModelProposer, DraftSequence
 from smartspec_py.engines.torch.eagle import EagleRunner, HeadInput
 from smartspec_py.engines.torch.packed import RowInput
-from smartspec_py.proposers.draft_model import Drafting, DraftModelProposer, DraftSequence
 
 KEPT_STATES = 2048
 """States of a sequence that wait for the head: 48 MiB for a target of width 4,096 in bfloat16."""

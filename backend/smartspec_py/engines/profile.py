@@ -23,10 +23,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from smartspec_py.core.cost import CostModel, PassTable
+from smartspec_py.core.cost import CostModel, PassTable, cost_from_json
+from smartspec_py.defaults import LEAST_CHUNK
 from smartspec_py.engines.base import Profilable
-from smartspec_py.serving.defaults import LEAST_CHUNK
-from smartspec_py.serving.step_trace import cost_from_json
 
 logger = logging.getLogger(__name__)
 

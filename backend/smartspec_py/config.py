@@ -27,7 +27,7 @@ from pydantic import (
 
 from smartspec_py.core.cost import MAX_ROWS
 from smartspec_py.core.plan.planner import MAX_FIXED_DRAFT_LEN, BatchTable, parse_policy
-from smartspec_py.serving.defaults import (
+from smartspec_py.defaults import (
     CONTEXT_LINE,
     DEFAULT_CONTEXT_LEN,
     DRAFT_MODEL,
@@ -38,7 +38,7 @@ from smartspec_py.serving.defaults import (
 )
 
 if TYPE_CHECKING:
-    from smartspec_py.serving.intake import Engine
+    from smartspec_py.engines.engine import Engine
 
 __all__ = [
     "CONTEXT_LINE",
@@ -141,11 +141,6 @@ class TorchEngineConfig(EngineConfig):
     cuda_graphs: bool = True
     profile_cache: OptionalPath = None
 
-    def builder(self) -> Callable[[Any, LimitsConfig, Path], Engine]:
-        from smartspec_py.engines.torch.build import build_torch
-
-        return build_torch
-
     _only_one = field_validator("devices", "draft_devices")(_single)
 
 
@@ -187,11 +182,6 @@ class TrtllmEngineConfig(EngineConfig):
     cuda_graphs: bool = False
     charges_cached_tokens: bool = True
     profile_cache: OptionalPath = None
-
-    def builder(self) -> Callable[[Any, LimitsConfig, Path], Engine]:
-        from smartspec_py.engines.trtllm.build import build_trtllm
-
-        return build_trtllm
 
     _each_once = field_validator("devices", "draft_devices")(_distinct)
 

@@ -17,5 +17,10 @@ CONTEXT_LINE = "context: "
 """Prefix of the log line with the context length; `smartspec serve` shows this line."""
 
 
+PRIORITY_WORTH_S = 10.0
+"""One level of priority counts as an arrival this many seconds earlier. So a waiting request is
+always served eventually, even if requests with higher priority keep arriving."""
+
+
 class ConfigError(ValueError):
     """engine.json cannot be used; the message names the file, the key and the reason."""

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
+from smartspec_py.defaults import ConfigError
 from smartspec_py.engines.base import TargetCapabilities
-from smartspec_py.serving.defaults import ConfigError
 
 if TYPE_CHECKING:
-    from smartspec_py.serving.config import LimitsConfig
+    from smartspec_py.config import LimitsConfig
 
 logger = logging.getLogger(__name__)
 
