@@ -154,7 +154,7 @@ class TrtllmEngineConfig(EngineConfig):
     devices: numbers of the target's GPUs, one per rank. null uses the first ones.
     draft_devices: the same for the draft. null uses the target's GPUs.
     decode_burst: tokens that a sequence without drafts generates in one engine request. It can
-        draft again after them. Sequences that never draft again use one request for all tokens.
+        draft again after them. More tokens cost less time without drafts, and delay decisions.
     memory_fraction: share of the free GPU memory, at the start, for the weights and KV caches of
         both engines.
     cache_tokens: capacity of each engine's KV cache in tokens. null divides the memory of
@@ -164,8 +164,6 @@ class TrtllmEngineConfig(EngineConfig):
         several ranks, or on another GPU than 0, refuse such requests.
     cuda_graphs: replay generation steps of the draft engine as CUDA graphs. Each new batch size
         captures a graph while serving, which may cost more than it saves. Never measured.
-    charges_cached_tokens: whether the executor counts the whole text of a verification against
-        max_num_tokens. `smartspec doctor` finds out.
     profile_cache: directory of measured step costs. null measures them at every start.
     """
 
@@ -180,7 +178,6 @@ class TrtllmEngineConfig(EngineConfig):
     cache_tokens: Annotated[int | None, Field(ge=2, le=1_000_000_000)] = None
     log_probs: bool = True
     cuda_graphs: bool = False
-    charges_cached_tokens: bool = True
     profile_cache: OptionalPath = None
 
     _each_once = field_validator("devices", "draft_devices")(_distinct)

@@ -158,7 +158,7 @@ class LoopHarness:
             sampling=sampling or SamplingParams(),
             policy=policy,
             max_draft_len=max_draft_len,
-            proposer=DRAFT_MODEL,
+            proposers=(DRAFT_MODEL,),
             priority=priority,
             arrival_s=now,
             deadline_s=None if deadline_s is None else now + deadline_s,

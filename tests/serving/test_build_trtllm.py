@@ -122,7 +122,6 @@ def test_directories_become_an_engine_that_serves(tmp_path: Path, bindings: Any)
     assert capabilities.max_decode_tokens == 16
     assert capabilities.max_cache_tokens == 2048
     assert capabilities.bytes_per_token == 2 * 32 * 8 * 128 * 2
-    assert engine.cost.max_charged_tokens == 2000
     assert engine.cost.target.rows == (1, 2, 4)
     assert engine.profile_path is not None
     assert engine.profile_path.is_file()
@@ -184,9 +183,8 @@ def test_an_engine_in_a_worker_process_gives_no_log_probs(tmp_path: Path, bindin
 
 
 def test_without_a_draft_prompts_are_looked_up(tmp_path: Path, bindings: Any) -> None:
-    engine = build(tmp_path, draft=False, charges_cached_tokens=False)
+    engine = build(tmp_path, draft=False)
     assert set(engine.proposers) == {"prompt_lookup"}
-    assert engine.cost.max_charged_tokens == 0
     assert engine.cost.draft is None
 
 
@@ -212,7 +210,7 @@ def test_log_probs_can_be_turned_off(tmp_path: Path, bindings: Any, gathers: boo
     with pytest.raises(RequestError, match="return_prompt_log_probs"):
         server.intake.receive(replace(asked, prompt_log_probs=True), LocalSink())
     request = server.intake.receive(asked, LocalSink()).request
-    assert request.proposer is None
+    assert request.proposers == ()
     target = engine.target
     target.begin(1, request.tokens, request.num_prompt, request.sampling)
     target.submit([Prefill(1, tuple(request.tokens), 0, True)])

@@ -53,11 +53,8 @@ def receive(
 
 def test_what_is_left_out_is_the_server_s() -> None:
     request, response = receive(GenerateParams("hello", 9))
-    assert (request.policy, request.proposer, request.max_draft_len) == (
-        "fixed:3",
-        "draft_model",
-        7,
-    )
+    assert (request.policy, request.proposers) == ("fixed:3", ("draft_model",))
+    assert request.max_draft_len == 7
     assert (request.tokens, request.num_prompt, request.max_tokens) == (HELLO, 2, 9)
     assert (request.arrival_s, request.deadline_s, request.priority) == (5.0, None, 0)
     assert request.reuses_prefix
@@ -181,7 +178,7 @@ def test_who_drafts(
 ) -> None:
     params = GenerateParams("hello", 9, proposer=asked)
     request, response = receive(params, engine_with(names), proposer=default)
-    assert request.proposer == expected
+    assert request.proposers[:1] == (() if expected is None else (expected,))
     assert request.max_draft_len == (0 if expected is None else 7)
     assert response.no_speculation == ""
 
@@ -208,7 +205,7 @@ def test_why_a_request_is_not_speculated_on(changes: dict[str, float], is_specul
     engine = engine_with(verifies_sampling=False)
     params = replace(GenerateParams("hello", 9), **changes)  # type: ignore[arg-type]
     request, response = receive(params, engine)
-    assert (request.proposer is not None) is is_speculated
+    assert bool(request.proposers) is is_speculated
     assert ("plain greedy" in response.no_speculation) is not is_speculated
 
 

@@ -23,8 +23,8 @@ from unittest.mock import patch
 import numpy as np
 
 from smartspec_py.core.cost import CostModel, PassTable
-from smartspec_py.core.learn.acceptance import AcceptanceSettings, AcceptanceTracker
-from smartspec_py.core.learn.corrections import CostCorrections, predicted
+from smartspec_py.core.learn import acceptance
+from smartspec_py.core.learn.corrections import CostCorrections
 from smartspec_py.core.learn.guard import Guard, ProbeBudget
 from smartspec_py.core.plan import search
 from smartspec_sim.acceptance import DraftRuns
@@ -102,17 +102,6 @@ class Condition:
         return num_tokens / end_s
 
 
-def _experts(*experts: tuple[float, float]) -> list[Patch]:
-    """Acceptance estimates with these weights and decay factors only."""
-    *others, _ = AcceptanceTracker.__init__.__defaults__ or (None,)
-    changed = (*others, replace(AcceptanceSettings(), experts=experts))
-    return [(AcceptanceTracker.__init__, "__defaults__", changed)]
-
-
-def _profile_only(self: CostCorrections, step: Any) -> Any:
-    return predicted(self._profile, step)
-
-
 def _nothing(self: Any, *_: Any) -> None:
     return None
 
@@ -122,13 +111,13 @@ def _never(self: Any) -> bool:
 
 
 SELECTIONS = search._selections
-QUICK, SLOW = AcceptanceSettings().experts[0], AcceptanceSettings().experts[-1]
+QUICK, SLOW = acceptance.EXPERTS
 
 MECHANISMS = (
-    Mechanism("cost corrections", [(CostCorrections, "observe", _profile_only)]),
-    Mechanism("estimates of each request", _experts((1e12, 0.98))),
-    Mechanism("the quick estimate", _experts(SLOW)),
-    Mechanism("the slow estimate", _experts(QUICK)),
+    Mechanism("cost corrections", [(CostCorrections, "observe", _nothing)]),
+    Mechanism("estimates of each request", [(acceptance, "EXPERTS", ((1e12, 0.98),))]),
+    Mechanism("the quick estimate", [(acceptance, "EXPERTS", (SLOW,))]),
+    Mechanism("the slow estimate", [(acceptance, "EXPERTS", (QUICK,))]),
     Mechanism(
         "choice among proposers",
         [(search, "_selections", lambda *args: islice(SELECTIONS(*args), 1))],

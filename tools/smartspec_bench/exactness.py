@@ -45,13 +45,8 @@ class ForcedDrafting(Controller):
     def __init__(self, max_draft_len: int, max_sequences: int) -> None:
         super().__init__(CHEAP_DRAFTS, max_draft_len, max_sequences)
 
-    def plan(
-        self, views: Sequence[SequenceView], num_prefilling: int = 0, num_background: int = 0
-    ) -> Decision:
-        settings = replace(
-            self.settings, num_prefilling=num_prefilling, num_background=num_background
-        )
-        return self._decide(views, settings)
+    def plan(self, views: Sequence[SequenceView], num_prefilling: int = 0) -> Decision:
+        return self._decide(views, replace(self.settings, num_prefilling=num_prefilling))
 
     def observe(self, record: StepRecord) -> None:
         """Learn nothing: measured costs could stop the drafting."""

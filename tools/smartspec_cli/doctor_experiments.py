@@ -165,7 +165,7 @@ def reused_tokens_charged(bench: Bench) -> Finding:
         f"{NUM_CHARGED} cached prompts of {len(prompt)} tokens, a budget of {CHARGE_BUDGET}: at "
         f"most {most} in one iteration",
         "yes: build with --max-num-tokens of about max_sequences times the usual text. "
-        "no: set engine.charges_cached_tokens to false.",
+        "no: no such limit.",
     )
 
 

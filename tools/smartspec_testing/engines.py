@@ -96,7 +96,7 @@ def build_fake_trtllm(config: FakeTrtllmConfig, limits: LimitsConfig, folder: Pa
     )
     step = PassTable((1,), (1,), ((config.step_s,),))
     draft_step = PassTable((1,), (1,), ((config.step_s / 20,),))
-    cost = CostModel(step, draft=draft_step, max_charged_tokens=config.max_num_tokens)
+    cost = CostModel(step, draft=draft_step)
     executor = bindings.Executor(built, cost=cost, seed=config.seed, error_prob=config.error_prob)
     target = TrtllmTarget(
         executor,
@@ -112,7 +112,6 @@ def build_fake_trtllm(config: FakeTrtllmConfig, limits: LimitsConfig, folder: Pa
             bytes_per_token=1,
             max_cache_tokens=config.cache_tokens,
             unsupported=UNSUPPORTED,
-            takes_long_bursts=True,
         ),
     )
     drafting = bindings.DraftExecutor(

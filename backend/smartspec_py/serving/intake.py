@@ -100,9 +100,7 @@ class Intake:
         prompt = list(self._prompt_ids(params)) or self._encode_prompt(params.text)
         self._check_limits(params, prompt)
         sampling = self._sampling(params)
-        proposer, no_speculation = self._proposer(params, sampling)
-        alternatives = self._alternatives(params, proposer, sampling)
-        usable = [] if proposer is None else [proposer, *alternatives]
+        proposers, no_speculation = self._proposers(params, sampling)
         request = Request(
             sequence=next(self._ids),
             tokens=prompt,
@@ -110,9 +108,8 @@ class Intake:
             max_tokens=params.max_tokens,
             sampling=sampling,
             policy=params.policy or self._defaults.policy,
-            max_draft_len=self._max_draft_len(params, usable),
-            proposer=proposer,
-            alternatives=alternatives,
+            max_draft_len=self._max_draft_len(params, proposers),
+            proposers=proposers,
             slo_s_per_token=None if params.tpot_slo_ms is None else params.tpot_slo_ms / 1e3,
             cohort=_cohort(params, sampling),
             reuses_prefix=params.reuse_prefix and not params.prompt_log_probs,
@@ -255,33 +252,23 @@ class Intake:
             raise InvalidField(field, word, "text of at least one token")
         return tokens
 
-    def _proposer(self, params: GenerateParams, sampling: SamplingParams) -> tuple[str | None, str]:
-        """The request's proposer, or None and the reason why it cannot use speculation."""
+    def _proposers(
+        self, params: GenerateParams, sampling: SamplingParams
+    ) -> tuple[tuple[str, ...], str]:
+        """The proposers that may draft for the request, the default first. If there is none, the
+        reason why it cannot use speculation. The planner chooses among several, unless client or
+        engine.json named one."""
         names = self._engine.proposers
         if params.proposer is not None and params.proposer not in names:
             raise InvalidField("proposer", params.proposer, " or ".join(names) or "left out")
         if reason := self._engine.target.capabilities.why_unverified(sampling):
-            return None, reason
-        proposer = params.proposer or self._defaults.proposer
-        if proposer is not None and not self._may_draft(proposer, sampling):
-            return None, f"this engine cannot verify drafts of {proposer} for sampled text"
-        return proposer, ""
-
-    def _alternatives(
-        self, params: GenerateParams, proposer: str | None, sampling: SamplingParams
-    ) -> tuple[str, ...]:
-        """Other proposers that the planner may choose; empty if client or engine.json named one."""
-        if proposer is None or params.proposer is not None or not self._defaults.may_choose:
-            return ()
-        names = (name for name in self._engine.proposers if name != proposer)
-        return tuple(name for name in names if self._may_draft(name, sampling))
-
-    def _may_draft(self, proposer: str, sampling: SamplingParams) -> bool:
-        """Whether the target can verify the proposer's drafts with this sampling."""
-        target = self._engine.target.capabilities
-        if target.verifies_sampling or sampling.is_plain_greedy:
-            return True
-        return self._engine.proposers[proposer].capabilities.gives_probs
+            return (), reason
+        first = params.proposer or self._defaults.proposer
+        if first is None:
+            return (), ""
+        if params.proposer is not None or not self._defaults.may_choose:
+            return (first,), ""
+        return (first, *(name for name in names if name != first)), ""
 
     def _max_draft_len(self, params: GenerateParams, proposers: Sequence[str]) -> int:
         """The request's largest draft length, with any of these proposers."""

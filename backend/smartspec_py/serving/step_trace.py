@@ -25,7 +25,7 @@ from smartspec_py.serving.step import StepRecord
 logger = logging.getLogger(__name__)
 
 STEP_FORMAT = "smartspec step trace"
-STEP_VERSION = 5
+STEP_VERSION = 6
 """Increase it if the meaning of a stored number changes."""
 
 NUMBERS = (
@@ -101,7 +101,6 @@ def step_line(step: StepRecord) -> str:
                 "choices": list(planned.choices.items()),
             },
             "factors": {name: getattr(decision.cost, name) for name in FACTORS},
-            "num_background": settings.num_background,
             "num_prefilling": settings.num_prefilling,
             "last_num_tokens": settings.last_num_tokens,
             "forced": list(settings.forced.items()),

@@ -90,7 +90,6 @@ def explain(
             "reason": decision.reason,
             "total_s": shown.total_s,
             "num_prefilling": decision.settings.num_prefilling,
-            "num_background": decision.settings.num_background,
             "candidates": _listed(plans),
         },
         "sequence": {"sequence": chosen, "candidates": _listed(lengths)},
@@ -131,7 +130,6 @@ def _step_table(step: StepRecord, plans: Sequence[Candidate]) -> Table:
         for count, what in (
             (step.num_prefill_tokens, "prompt tokens"),
             (settings.num_prefilling, "requests in prefill"),
-            (settings.num_background, "sequences in a burst"),
         )
         if count
     ]

@@ -117,8 +117,6 @@ def build_trtllm(config: TrtllmEngineConfig, limits: LimitsConfig, folder: Path)
     identity += [torch.cuda.get_device_name(gpu) for gpu in gpus]
     shape = _shape(capabilities, engines[0])
     cost = cached_profile(target, draft, shape, cache, identity, limits.profile_s)
-    if config.charges_cached_tokens:
-        cost = replace(cost, max_charged_tokens=engines[0].built("max_num_tokens"))
     proposers: dict[str, Proposer] = {} if draft is None else {DRAFT_MODEL: draft}
     path = profile_path(shape, cache, identity)
     ends = end_tokens(model, vocab_size, tokenizer)
@@ -173,7 +171,6 @@ def capabilities_of(
         bytes_per_token=bytes_per_token(engine),
         max_cache_tokens=cache_tokens,
         unsupported=UNSUPPORTED if _gathers_logits(config, engine) else UNSUPPORTED | SCORES,
-        takes_long_bursts=True,
     )
 
 
@@ -253,8 +250,7 @@ def _parallel_config(bindings: Bindings, devices: Devices) -> Any:
 
 
 def _shape(capabilities: TargetCapabilities, engine: EngineFiles) -> ProfileShape:
-    """The passes to time. At their context length, a whole batch fits into one iteration. The cost
-    of further iterations is charged by `CostModel.max_charged_tokens`."""
+    """The passes to time. At their context length, a whole batch fits into one iteration."""
     rows, most = capabilities.max_sequences, capabilities.max_draft_len + 1
     fitting = engine.built("max_num_tokens") // rows - most
     context_len = max(LEAST_CONTEXT, min(capabilities.max_context_len // 2, fitting))
