@@ -180,13 +180,6 @@ def test_whole_prompts_in_flight_count() -> None:
     assert [chunk.sequence for chunk in made.prefills()] == [2, 3]
 
 
-def test_a_prompt_in_flight_is_passed_over() -> None:
-    made = batcher([9, 9], 4)
-    first = made.live[1]
-    first.is_in_flight = True
-    assert [chunk.sequence for chunk in made.prefills()] == [2]
-
-
 def test_waiting_requests_are_found_and_can_be_dropped() -> None:
     made = batcher([1, 1], 8, max_sequences=1)
     waiting = made.find(2)
@@ -196,10 +189,3 @@ def test_waiting_requests_are_found_and_can_be_dropped() -> None:
     assert made.find(2) is None
     assert made.find(1) is not None
     assert list(made)
-
-
-def test_an_empty_batcher_has_nobody() -> None:
-    made = batcher([1], 8)
-    assert list(made)
-    del made.live[1]
-    assert not list(made)
