@@ -101,10 +101,6 @@ class AcceptanceTracker:
         """Sequences with counts of their own."""
         return set(self._requests)
 
-    def mean_of(self, cohort: str = "") -> float:
-        """Expected acceptance rate of a new request of this cohort."""
-        return self._mean(cohort)[0]
-
     def accept_probs(
         self, sequences: Sequence[int], num_positions: int, cohorts: Sequence[str] | None = None
     ) -> Floats:
