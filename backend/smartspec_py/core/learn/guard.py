@@ -56,8 +56,9 @@ MAX_PROBES = 5.0
 """Largest number of probes that can be saved up. It is enough to measure the cost of drafts."""
 
 LONG_STEP = 3.0
-"""A step counts, and a probe is charged, at most this multiple of the usual duration. So a step
-that was stalled by something else changes little."""
+"""A step is an outlier if its duration exceeds this multiple of the usual duration. Outliers are
+ignored while fewer than one step in 32 is one. More frequent long steps may be caused by
+speculation, so they count. The charge for a probe has the same limit."""
 
 WINDOWS = (32, 512)
 """Speculating steps per window. The short one detects a large loss early, the long one a small
@@ -179,7 +180,7 @@ class _Cell:
     The evidence of some steps is the sum of the outer products of (1, earned, spent), shape [3, 3].
     reference: evidence of steps without drafts. windows: evidence of each window.
     trial, trial_reference: evidence of the steps with and without drafts in the current trial.
-    usual: mean of spent, with long steps limited.
+    usual: mean of spent, with outliers limited. outlier_share: share of outliers.
     num_unreferenced: speculating steps since the last step without drafts.
     next_check: speculating steps of the trial at which it is checked next.
     pause: remaining steps without speculation.
@@ -191,14 +192,16 @@ class _Cell:
     trial_reference: Floats = field(default_factory=_nothing)
     windows: tuple[Floats, Floats] = field(default_factory=lambda: (_nothing(), _nothing()))
     usual: float = 1.0
+    outlier_share: float = 0.0
     num_unreferenced: int = 0
     next_check: int = 0
     pause: int = 0
 
     def observe(self, step: MeasuredStep, none_s: float) -> None:
         """none_s: seconds of the step without drafts, by the profile."""
-        spent = min(step.spent_s / none_s, LONG_STEP * self.usual)
-        self.usual += (spent - self.usual) / WINDOWS[0]
+        spent, longest = step.spent_s / none_s, LONG_STEP * self.usual
+        self.usual += (min(spent, longest) - self.usual) / WINDOWS[0]
+        self.outlier_share += ((spent > longest) - self.outlier_share) / MEMORY
         sums = np.array((1.0, step.num_generated / step.batch_size, spent))
         evidence = sums[:, None] * sums
         self.reference *= 1.0 - 1.0 / MEMORY
@@ -206,11 +209,12 @@ class _Cell:
             self.pause -= 1
             if self.pause <= 0:
                 self._begin_trial()
+        self.num_unreferenced = self.num_unreferenced + 1 if step.is_speculating else 0
+        if spent > longest and self.outlier_share < 1.0 / WINDOWS[0]:
+            return
         if step.is_speculating:
-            self.num_unreferenced += 1
             self._add_speculating(evidence)
         else:
-            self.num_unreferenced = 0
             self.reference += evidence
             self.trial_reference += evidence
 
