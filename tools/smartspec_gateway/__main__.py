@@ -21,6 +21,7 @@ from typing import Any
 
 import aiohttp
 import uvicorn
+from starlette.middleware.cors import CORSMiddleware
 
 from smartspec_gateway.grpc_front import GrpcFront
 from smartspec_gateway.guard import ErrorBody, Guard, triton_error
@@ -60,7 +61,8 @@ async def serve(options: argparse.Namespace, lifeline: int) -> None:
         v2 = V2(triton, session, options.triton_http)
         servers = [_server(v2, options.host, options.http_port, limits, triton_error)]
         if openai is not None:
-            servers.append(_server(openai, options.host, options.openai_port, limits, openai_error))
+            port, cors = options.openai_port, options.cors
+            servers.append(_server(openai, options.host, port, limits, openai_error, cors))
         await grpc_front.start(options.host, options.grpc_port)
 
         def take(message: dict[str, Any]) -> None:
@@ -82,11 +84,20 @@ async def serve(options: argparse.Namespace, lifeline: int) -> None:
 
 
 def _server(
-    app: Any, host: str, port: int, limits: Limits, error_body: ErrorBody
+    app: Any,
+    host: str,
+    port: int,
+    limits: Limits,
+    error_body: ErrorBody,
+    cors: Sequence[str] = (),
 ) -> uvicorn.Server:
-    protocol: Any = partial(BoundedProtocol, limits, error_body)
+    """cors: origins whose pages may read the answers, refusals too."""
+    protocol: Any = partial(BoundedProtocol, limits, error_body, cors)
+    guarded: Any = Guard(app, limits, error_body)
+    if cors:
+        guarded = CORSMiddleware(guarded, cors, allow_methods=["*"], allow_headers=["*"])
     config = uvicorn.Config(
-        Guard(app, limits, error_body),
+        guarded,
         host=host,
         port=port,
         http=protocol,

@@ -7,9 +7,6 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
-
-from starlette.middleware.cors import CORSMiddleware
 
 from smartspec_gateway.guard import App, Message, Receive, Send
 from smartspec_gateway.limits import Refused
@@ -39,12 +36,7 @@ class OpenAi:
         """Answer requests from now on. context_len: prompt and generated tokens of a request."""
         options = self._options
         settings = Settings(options.name, context_len, self._keys, options.metrics_url)
-        app: Any = create_app(TritonModel(self._triton, options.name), self._prompts, settings)
-        if options.cors:
-            app = CORSMiddleware(
-                app, allow_origins=options.cors, allow_methods=["*"], allow_headers=["*"]
-            )
-        self._app = app
+        self._app = create_app(TritonModel(self._triton, options.name), self._prompts, settings)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if self._app is None:
