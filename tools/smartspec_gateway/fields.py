@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,6 +31,8 @@ KINDS: Mapping[str, tuple[frozenset[type], str]] = {
 """The Python types of a JSON value by dtype, and their name."""
 
 MAX_SHOWN = 80
+MAX_DIGITS = 400
+"""Longer integers are cut to this length. They are beyond every range, even so."""
 
 
 def request_of(body: bytes, model: str, version: str, *, may_stream: bool) -> Any:
@@ -59,7 +62,7 @@ def _document(body: bytes) -> dict[str, Any]:
     try:
         # Bytes that are not UTF-8 become lone surrogates, so that the error names their field.
         text = body.decode("utf-8", "surrogateescape")
-        document = json.loads(text, object_pairs_hook=_members)
+        document = json.loads(text, object_pairs_hook=_members, parse_int=_integer)
     except ValueError as error:
         raise Refused(400, f"body: must be JSON: {error}") from None
     if not isinstance(document, dict):
@@ -67,11 +70,14 @@ def _document(body: bytes) -> dict[str, Any]:
     return document
 
 
+def _integer(digits: str) -> int:
+    return int(digits[:MAX_DIGITS])
+
+
 def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        ((twice, _),) = Counter(name for name, _ in pairs).most_common(1)
         raise Refused(400, f"{_shown(twice)}: given twice in one JSON object")
     return members
 
