@@ -228,7 +228,10 @@ class TritonServer:
     @property
     def facts(self) -> Mapping[str, Any]:
         """What a server that is ready serves; see `Beat.facts`."""
-        return {} if self._link.beat is None else self._link.beat.facts
+        facts = {} if self._link.beat is None else dict(self._link.beat.facts)
+        if "model" in facts:  # the backend may know a link of `AsciiPaths`
+            facts["model"] = Path(self._config.engine.paths()["model"]).name
+        return facts
 
     @property
     def context_len(self) -> int:
@@ -316,9 +319,12 @@ class TritonServer:
         except (urllib.error.URLError, OSError):
             return False
 
-    def responds(self) -> bool:
-        """Whether the model is ready and the gateway answers, even if it refuses the request."""
-        return self.is_model_ready() and self._gateway.answers()
+    def silence(self) -> str | None:
+        """One sentence that says what does not answer, or None. A gateway that refuses the request
+        answers."""
+        if not self.is_model_ready():
+            return "The model is no longer ready, or Triton does not answer."
+        return None if self._gateway.answers() else "The gateway does not answer."
 
     def start_phases(self) -> Mapping[str, float]:
         """Seconds of each start phase so far, from the start of the Triton process."""

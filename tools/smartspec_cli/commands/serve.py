@@ -282,6 +282,8 @@ def _openai(
     for option, path in (("--chat-template", chat_template), ("--api-key-file", api_key_file)):
         if path is not None and not path.is_file():
             fail(f"{option}: {path} is not a file", USAGE_ERROR)
+    if chat_template is not None:
+        _check_template(chat_template)
     folder = tokenizer_dir(config)
     if port == 0 or folder is None:
         return None
@@ -295,6 +297,15 @@ def _openai(
     if port is not None:
         _check_openai_port(address, port)
     return OpenAi(port or OPENAI_PORT, folder, chat_template, api_key_file, cors or ())
+
+
+def _check_template(path: Path) -> None:
+    from smartspec_openai.prompts import PromptError, read_template
+
+    try:
+        read_template(path)
+    except PromptError as error:
+        fail(f"--chat-template: {error}", USAGE_ERROR)
 
 
 def _check_openai_port(address: Address, port: int) -> None:
