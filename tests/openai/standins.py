@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from smartspec_openai.errors import ApiError
-from smartspec_openai.triton import Piece
+from smartspec_gateway.openai.errors import ApiError
+from smartspec_gateway.openai.triton import Piece
 
 TINY = Path(__file__).parents[2] / "engines_build" / "tiny" / "target"
 PIECES = (Piece("one", 1), Piece(" two", 2, "stop", 7, '{"speculative_decoding":{}}'))

@@ -17,14 +17,14 @@ from openai.types.completion_create_params import CompletionCreateParams as Text
 from pydantic import ValidationError
 from standins import TINY, Echo
 
-from smartspec_openai.app import create_app
-from smartspec_openai.chat_schema import ChatRequest
-from smartspec_openai.endpoint import Settings
-from smartspec_openai.errors import ApiError
-from smartspec_openai.pieces import pieces_of
-from smartspec_openai.prompts import PromptError, Prompts
-from smartspec_openai.schema import REFUSED, CompletionRequest
-from smartspec_openai.triton import Piece
+from smartspec_gateway.openai.app import create_app
+from smartspec_gateway.openai.chat_schema import ChatRequest
+from smartspec_gateway.openai.endpoint import Settings
+from smartspec_gateway.openai.errors import ApiError
+from smartspec_gateway.openai.pieces import pieces_of
+from smartspec_gateway.openai.prompts import PromptError, Prompts
+from smartspec_gateway.openai.schema import REFUSED, CompletionRequest
+from smartspec_gateway.openai.triton import Piece
 
 PROMPTS = Prompts(TINY)
 CHAT = "/v1/chat/completions"

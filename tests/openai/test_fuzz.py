@@ -8,9 +8,9 @@ from fastapi.testclient import TestClient
 from random_bodies import problem, random_body
 from standins import TINY, Echo
 
-from smartspec_openai.app import create_app
-from smartspec_openai.endpoint import Settings
-from smartspec_openai.prompts import Prompts
+from smartspec_gateway.openai.app import create_app
+from smartspec_gateway.openai.endpoint import Settings
+from smartspec_gateway.openai.prompts import Prompts
 
 NUM_BODIES = 300
 

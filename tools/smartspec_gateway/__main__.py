@@ -26,9 +26,9 @@ from starlette.middleware.cors import CORSMiddleware
 from smartspec_gateway.grpc_front import GrpcFront
 from smartspec_gateway.guard import ErrorBody, Guard, triton_error
 from smartspec_gateway.limits import Limits
+from smartspec_gateway.openai.triton import Triton
 from smartspec_gateway.protocol import BoundedProtocol
 from smartspec_gateway.v2 import V2
-from smartspec_openai.triton import Triton
 
 CONNECT_S, ANSWER_S = 5.0, 30.0
 KEEP_ALIVE_S = 75
@@ -53,7 +53,7 @@ async def serve(options: argparse.Namespace, lifeline: int) -> None:
     openai = None
     if options.openai_port:
         # Imported here, because it loads tokenizers.
-        from smartspec_gateway.openai import OpenAi, openai_error
+        from smartspec_gateway.openai.port import OpenAi, openai_error
 
         openai = OpenAi(triton, options)
     timeout = aiohttp.ClientTimeout(total=ANSWER_S, sock_connect=CONNECT_S)

@@ -23,7 +23,7 @@ from smartspec_gateway.limits import (
     Limits,
     Refused,
 )
-from smartspec_openai.triton import STRICT, UNLIMITED
+from smartspec_gateway.openai.triton import STRICT, UNLIMITED
 
 SERVICE = "inference.GRPCInferenceService"
 UNARY = (

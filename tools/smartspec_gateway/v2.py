@@ -18,7 +18,7 @@ import aiohttp
 from smartspec_gateway.fields import request_of
 from smartspec_gateway.guard import Message, Receive, Send, send_whole, triton_error, until_gone
 from smartspec_gateway.limits import Refused
-from smartspec_openai.triton import Triton, TritonError
+from smartspec_gateway.openai.triton import Triton, TritonError
 
 _MODEL = r"/v2/models/(?P<model>[\w.-]{1,256})(?:/versions/(?P<version>\d{1,18}))?"
 _FORWARDED = re.compile(

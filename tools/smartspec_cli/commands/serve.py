@@ -300,7 +300,7 @@ def _openai(
 
 
 def _check_template(path: Path) -> None:
-    from smartspec_openai.prompts import PromptError, read_template
+    from smartspec_gateway.openai.prompts import PromptError, read_template
 
     try:
         read_template(path)

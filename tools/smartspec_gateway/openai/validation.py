@@ -14,10 +14,10 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 from starlette.requests import ClientDisconnect
 
-from smartspec_openai.chat_schema import ChatRequest
-from smartspec_openai.errors import GONE_STATUS, ApiError
-from smartspec_openai.schema import CompletionRequest
-from smartspec_openai.triton import FIELDS
+from smartspec_gateway.openai.chat_schema import ChatRequest
+from smartspec_gateway.openai.errors import GONE_STATUS, ApiError
+from smartspec_gateway.openai.schema import CompletionRequest
+from smartspec_gateway.openai.triton import FIELDS
 
 T = TypeVar("T")
 Read = TypeVar("Read", bound=BaseModel)

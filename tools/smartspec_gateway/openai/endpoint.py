@@ -12,20 +12,20 @@ from typing import Any
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from smartspec_openai.answers import Answer, events
-from smartspec_openai.chat_schema import ChatRequest
-from smartspec_openai.errors import ApiError
-from smartspec_openai.pieces import pieces_of, unless_gone
-from smartspec_openai.prompts import Prompts
-from smartspec_openai.schema import (
+from smartspec_gateway.openai.answers import Answer, events
+from smartspec_gateway.openai.chat_schema import ChatRequest
+from smartspec_gateway.openai.errors import ApiError
+from smartspec_gateway.openai.pieces import pieces_of, unless_gone
+from smartspec_gateway.openai.prompts import Prompts
+from smartspec_gateway.openai.schema import (
     MAX_CHOICES,
     CompletionRequest,
     DetokenizeRequest,
     Generation,
     TokenizeRequest,
 )
-from smartspec_openai.triton import Model, Piece, Tensors
-from smartspec_openai.validation import off_loop
+from smartspec_gateway.openai.triton import Model, Piece, Tensors
+from smartspec_gateway.openai.validation import off_loop
 from smartspec_py.serving.intake import MAX_BYTES_PER_TOKEN
 
 UINT64 = 1 << 64

@@ -10,13 +10,13 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from smartspec_openai import logprobs
-from smartspec_openai.chat_schema import ChatRequest
-from smartspec_openai.errors import ApiError
-from smartspec_openai.logprobs import Offsets, TokenBytes
-from smartspec_openai.schema import Generation
-from smartspec_openai.tools import Found, ToolParser
-from smartspec_openai.triton import Piece
+from smartspec_gateway.openai import logprobs
+from smartspec_gateway.openai.chat_schema import ChatRequest
+from smartspec_gateway.openai.errors import ApiError
+from smartspec_gateway.openai.logprobs import Offsets, TokenBytes
+from smartspec_gateway.openai.schema import Generation
+from smartspec_gateway.openai.tools import Found, ToolParser
+from smartspec_gateway.openai.triton import Piece
 
 FINISH_REASONS = {"stop": "stop", "length": "length", "deadline": "length"}
 """OpenAI has no name for a deadline."""

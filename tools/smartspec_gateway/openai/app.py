@@ -12,13 +12,13 @@ from fastapi import Depends, FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 
-from smartspec_openai.chat_schema import ChatRequest
-from smartspec_openai.endpoint import Endpoint, Settings
-from smartspec_openai.errors import ERRORS, ApiError
-from smartspec_openai.prompts import Prompts
-from smartspec_openai.schema import CompletionRequest, DetokenizeRequest, TokenizeRequest
-from smartspec_openai.triton import Model
-from smartspec_openai.validation import body_schema, read
+from smartspec_gateway.openai.chat_schema import ChatRequest
+from smartspec_gateway.openai.endpoint import Endpoint, Settings
+from smartspec_gateway.openai.errors import ERRORS, ApiError
+from smartspec_gateway.openai.prompts import Prompts
+from smartspec_gateway.openai.schema import CompletionRequest, DetokenizeRequest, TokenizeRequest
+from smartspec_gateway.openai.triton import Model
+from smartspec_gateway.openai.validation import body_schema, read
 
 PAGE = Path(__file__).with_name("page.html")
 PAGE_HEADERS = {

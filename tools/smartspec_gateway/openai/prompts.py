@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from smartspec_openai.errors import ApiError
+from smartspec_gateway.openai.errors import ApiError
 
 NO_TEMPLATE = "messages: this model has no chat template: use --chat-template, or /v1/completions"
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from smartspec_gateway.guard import App, Message, Receive, Send
 from smartspec_gateway.limits import Refused
-from smartspec_openai.app import create_app
-from smartspec_openai.endpoint import Settings
-from smartspec_openai.errors import ApiError
-from smartspec_openai.prompts import PromptError, Prompts
-from smartspec_openai.triton import Triton, TritonModel
+from smartspec_gateway.openai.app import create_app
+from smartspec_gateway.openai.endpoint import Settings
+from smartspec_gateway.openai.errors import ApiError
+from smartspec_gateway.openai.prompts import PromptError, Prompts
+from smartspec_gateway.openai.triton import Triton, TritonModel
 
 KEY_VARIABLE = "SMARTSPEC_API_KEY"
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from smartspec_openai.errors import ApiError
+from smartspec_gateway.openai.errors import ApiError
 
 FORMATS = {"INT32": "i", "FP32": "f", "UINT64": "Q", "BOOL": "?"}
 """Types of tensors, and their formats for `struct`."""

@@ -10,13 +10,13 @@ from typing import TypeVar
 
 from fastapi import Request
 
-from smartspec_openai.answers import FINISH_REASONS
-from smartspec_openai.errors import GONE_STATUS, ApiError
-from smartspec_openai.triton import Model, Piece, Tensors
+from smartspec_gateway.openai.answers import FINISH_REASONS
+from smartspec_gateway.openai.errors import GONE_STATUS, ApiError
+from smartspec_gateway.openai.triton import Model, Piece, Tensors
 
 T = TypeVar("T")
 
-logger = logging.getLogger("smartspec_openai")
+logger = logging.getLogger("smartspec_gateway.openai")
 
 MAX_PENDING = 64
 """Pieces that are kept for a client that reads slowly. Then the request is read no further."""
