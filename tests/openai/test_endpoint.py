@@ -21,10 +21,10 @@ from smartspec_gateway.openai.app import create_app
 from smartspec_gateway.openai.chat_schema import ChatRequest
 from smartspec_gateway.openai.endpoint import Settings
 from smartspec_gateway.openai.errors import ApiError
+from smartspec_gateway.openai.model import Piece
 from smartspec_gateway.openai.pieces import pieces_of
 from smartspec_gateway.openai.prompts import PromptError, Prompts
 from smartspec_gateway.openai.schema import REFUSED, CompletionRequest
-from smartspec_gateway.openai.triton import Piece
 
 PROMPTS = Prompts(TINY)
 CHAT = "/v1/chat/completions"
@@ -63,11 +63,11 @@ def test_a_chat_becomes_the_models_prompt() -> None:
     first, second = model.asked
     assert first["input_ids"] == second["input_ids"] == PROMPTS.encode(prompt)
     assert (first["seed"], second["seed"]) == (2**64 - 1, 0)
-    assert (first["max_tokens"], first["stop_words"]) == (9, [b"x"])
+    assert (first["max_tokens"], first["stop_words"]) == (9, ["x"])
     assert first["stop_token_ids"] == [5, 6]
-    assert PROMPTS.encode(first["embedding_bias_words"][0].decode()) == [300]
+    assert PROMPTS.encode(first["embedding_bias_words"][0]) == [300]
     assert first["embedding_bias_weights"] == [5.0]
-    assert (first["tpot_slo_ms"], first["speculation_policy"]) == (30.0, b"fixed:2")
+    assert (first["tpot_slo_ms"], first["speculation_policy"]) == (30.0, "fixed:2")
     assert answer["object"] == "chat.completion"
     assert [choice["message"]["content"] for choice in answer["choices"]] == ["one two"] * 2
     assert [choice["finish_reason"] for choice in answer["choices"]] == ["stop"] * 2
@@ -228,7 +228,6 @@ def test_each_field_of_the_openai_package_has_its_place() -> None:
 def test_what_is_not_json_for_this_server() -> None:
     for headers, status in (
         ({"Content-Type": "text/plain"}, 400),
-        ({"Content-Type": "application/json", "Content-Encoding": "gzip"}, 415),
         ({"Content-Type": "application/vnd.api+json; charset=utf-8"}, 200),
     ):
         answer = client().post("/v1/completions", content=b'{"prompt":"x"}', headers=headers)
@@ -443,7 +442,7 @@ def test_log_probs_with_echo() -> None:
         assert "".join(logs["tokens"][: len(prompt)]) == "Hello there"
         assert logs["text_offset"][len(prompt)] == len("Hello there")
         assert model.asked[-1]["return_prompt_log_probs"]
-        assert (model.asked[-1]["input_ids"], model.asked[-1]["text_input"]) == (prompt, b"")
+        assert (model.asked[-1]["input_ids"], model.asked[-1]["text_input"]) == (prompt, "")
 
 
 def test_wrong_prompts() -> None:
@@ -464,11 +463,6 @@ def test_the_page_needs_nothing_from_elsewhere() -> None:
     assert "https:" not in found.text
     assert "http:" not in found.text
     assert "default-src 'self'" in found.headers["content-security-policy"]
-
-
-def test_too_many_requests_are_refused() -> None:
-    answer = client(max_requests=0).post("/v1/completions", json={"prompt": "x"})
-    assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
 
 
 def test_api_keys() -> None:

@@ -26,8 +26,8 @@ from starlette.middleware.cors import CORSMiddleware
 from smartspec_gateway.grpc_front import GrpcFront
 from smartspec_gateway.guard import ErrorBody, Guard, triton_error
 from smartspec_gateway.limits import Limits
-from smartspec_gateway.openai.triton import Triton
 from smartspec_gateway.protocol import BoundedProtocol
+from smartspec_gateway.triton import Triton
 from smartspec_gateway.v2 import V2
 
 CONNECT_S, ANSWER_S = 5.0, 30.0
@@ -70,7 +70,7 @@ async def serve(options: argparse.Namespace, lifeline: int) -> None:
             if (context_len := message.get("context_len")) is not None:
                 limits.fit(context_len)
                 if openai is not None:
-                    openai.open(context_len)
+                    openai.settings.context_len = context_len
 
         def end() -> None:
             for server in servers:

@@ -23,7 +23,7 @@ from smartspec_gateway.limits import (
     Limits,
     Refused,
 )
-from smartspec_gateway.openai.triton import STRICT, UNLIMITED
+from smartspec_gateway.triton import STRICT, UNLIMITED
 
 SERVICE = "inference.GRPCInferenceService"
 UNARY = (
