@@ -12,7 +12,7 @@ from tritonclient.utils import InferenceServerException
 from wire import grpc_stream, post
 
 from smartspec_bench.streams import grpc_inputs
-from smartspec_launch.aliases import ALIASES
+from smartspec_launch.pbtxt import ALIASES
 from smartspec_launch.triton_server import TritonServer
 from smartspec_py.api.contract import MODEL_NAME
 

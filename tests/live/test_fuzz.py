@@ -8,7 +8,7 @@ import fuzz
 import pytest
 from scrape import scrape_when
 
-from smartspec_launch.aliases import ALIASES
+from smartspec_launch.pbtxt import ALIASES
 from smartspec_launch.triton_server import TritonServer
 from smartspec_py.api.contract import MODEL_NAME
 

@@ -196,7 +196,7 @@ def test_a_bad_config_fails_the_load_and_names_the_key(
             lambda run_dir, config, aliases: _write_tampered(run_dir, config, original | change),
         )
         with pytest.raises(TritonServerError, match=rf"^engine\.json: {key}: [^\n]+$"), server:
-            server.wait_ready(timeout_s=60)
+            server.wait_ready()
 
 
 def _write_tampered(run_dir: Path, config: object, document: dict[str, object]) -> Path:

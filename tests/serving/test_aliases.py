@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from smartspec_launch.aliases import ALIASES, alias_pbtxt, write_aliases
-from smartspec_launch.pbtxt import config_pbtxt
+from smartspec_launch.pbtxt import ALIASES, alias_pbtxt, config_pbtxt, write_aliases
 from smartspec_py.api.contract import INPUTS
 from smartspec_py.config import TrtllmEngineConfig, read_config
 

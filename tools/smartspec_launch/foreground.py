@@ -7,7 +7,7 @@ import shlex
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,9 +25,7 @@ MAX_MISSES = 3
 """Failed readiness checks in a row before the server is stopped. One may fail on a busy server."""
 
 
-def run_in_foreground(
-    server: TritonServer, console: Console, on_ready: Callable[[], None] | None = None
-) -> int:
+def run_in_foreground(server: TritonServer, console: Console) -> int:
     """Serve until a signal or a failure, and return the exit code.
 
     0: a signal stopped Triton, and it shut down cleanly. 1: any other end.
@@ -39,9 +37,7 @@ def run_in_foreground(
             server.start()
             wait_with_progress(server, console)
             announce(server, console)
-            if on_ready is not None:
-                on_ready()
-            code = watch(server, console)
+            return watch(server, console)
         except KeyboardInterrupt:
             console.print("Stopping.")
             end = server.stop() or 0
@@ -51,7 +47,6 @@ def run_in_foreground(
             return 1 if end else 0
         finally:
             server.stop()
-        return code
 
 
 def wait_with_progress(server: TritonServer, console: Console) -> None:

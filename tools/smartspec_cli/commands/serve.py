@@ -14,12 +14,12 @@ from smartspec_cli.commands import USAGE_ERROR, fail
 from smartspec_cli.commands.settings import checked_config, set_keys
 from smartspec_launch import paths
 from smartspec_launch.address import can_bind
-from smartspec_launch.aliases import ALIASES
 from smartspec_launch.files import InstallationError, exposure, find_installation
 from smartspec_launch.foreground import run_in_foreground
 from smartspec_launch.gateway import OPENAI_PORT, OpenAi, tokenizer_dir
 from smartspec_launch.interpreter import InterpreterError
 from smartspec_launch.paths import with_absolute_paths
+from smartspec_launch.pbtxt import ALIASES
 from smartspec_launch.triton_server import (
     Address,
     ModelRefusedError,
