@@ -12,9 +12,7 @@ import json
 import logging
 import os
 import resource
-import threading
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -72,12 +70,12 @@ async def serve(options: argparse.Namespace, lifeline: int) -> None:
                 if openai is not None:
                     openai.settings.context_len = context_len
 
-        def end() -> None:
+        def end(_: object) -> None:
             for server in servers:
                 server.should_exit = True
 
-        follow = partial(_follow, lifeline, asyncio.get_running_loop(), take, end)
-        threading.Thread(target=follow, daemon=True).start()
+        following = asyncio.create_task(_follow(lifeline, take))
+        following.add_done_callback(end)
         await asyncio.gather(*(server.serve() for server in servers))
     await grpc_front.stop(SHUTDOWN_S)
     await triton.close()
@@ -114,11 +112,13 @@ def _server(
     return uvicorn.Server(config)
 
 
-def _follow(lifeline: int, loop: asyncio.AbstractEventLoop, take: Any, end: Any) -> None:
-    with suppress(RuntimeError), os.fdopen(lifeline, closefd=False) as lines:  # the loop has ended
-        for line in lines:
-            loop.call_soon_threadsafe(take, json.loads(line))
-        loop.call_soon_threadsafe(end)
+async def _follow(lifeline: int, take: Callable[[dict[str, Any]], None]) -> None:
+    lines = asyncio.StreamReader()
+    protocol = asyncio.StreamReaderProtocol(lines)
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: protocol, os.fdopen(lifeline, "rb"))
+    async for line in lines:
+        take(json.loads(line))
 
 
 def _parser() -> argparse.ArgumentParser:
