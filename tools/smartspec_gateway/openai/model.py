@@ -53,8 +53,8 @@ class Piece:
     asked for.
     """
 
-    text_output: str
-    num_output_tokens: int
+    text_output: str = ""
+    num_output_tokens: int = 0
     finish_reason: str = ""
     num_input_tokens: int = 0
     metrics: str | None = None
@@ -96,7 +96,7 @@ class Model:
 
 def _piece(response: Any) -> Piece:
     values = values_of(response)
-    found = {name: v if name == "output_ids" else v[0] for name, v in values.items()}
+    found = {name: v if name == "output_ids" else v[0] for name, v in values.items() if v}
     if log_probs := found.pop("token_log_probs", None):
         found["log_probs"] = json.loads(log_probs)
     return Piece(**found)
