@@ -31,7 +31,7 @@ def test_beats_arrive_with_all_they_say() -> None:
         launcher = backend.launcher
         look_until(launcher, lambda: launcher.beat is not None)
         assert launcher.beat == replace(said, pid=backend.process.pid)
-        assert launcher.trouble is None
+        assert launcher.trouble == "The model has stopped: the loop ended"
 
 
 BUSY = Beat(0, num_open=3, is_draining=True)

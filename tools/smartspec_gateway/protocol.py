@@ -81,7 +81,7 @@ class BoundedProtocol(H11Protocol):
     ) -> None:
         """cors: origins whose pages may read refusals."""
         super().__init__(**of_uvicorn)
-        self.conn = BoundedConnection(limits)
+        self.conn: BoundedConnection = BoundedConnection(limits)
         self._error_body = error_body
         self._cors = {origin.encode() for origin in cors}
         self._deadline: asyncio.TimerHandle | None = None

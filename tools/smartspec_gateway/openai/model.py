@@ -96,7 +96,9 @@ class Model:
 
 def _piece(response: Any) -> Piece:
     values = values_of(response)
-    found = {name: v if name == "output_ids" else v[0] for name, v in values.items() if v}
+    found: dict[str, Any] = {
+        name: v if name == "output_ids" else v[0] for name, v in values.items() if v
+    }
     if log_probs := found.pop("token_log_probs", None):
         found["log_probs"] = json.loads(log_probs)
     return Piece(**found)
