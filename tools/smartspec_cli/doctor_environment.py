@@ -8,13 +8,13 @@ from __future__ import annotations
 import importlib
 import platform
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from smartspec_py.engines.trtllm.engine_dir import TRTLLM_VERSION
+TRTLLM_VERSION = "1.2.1"
+"""The supported version of TensorRT-LLM; it is in Triton's containers 26.04 to 26.07."""
 
 NAMES: dict[str, tuple[str, ...]] = {
     "CommunicationMode": ("ORCHESTRATOR",),
@@ -28,12 +28,10 @@ NAMES: dict[str, tuple[str, ...]] = {
     ),
     "ExecutorConfig": (
         "enable_chunked_context",
-        "extended_runtime_perf_knob_config",
         "gather_generation_logits",
         "kv_cache_config",
         "parallel_config",
     ),
-    "ExtendedRuntimePerfKnobConfig": ("cuda_graph_cache_size", "cuda_graph_mode"),
     "ExternalDraftTokensConfig": ("tokens",),
     "FinishReason": ("END_ID", "LENGTH", "STOP_WORDS"),
     "IterationStats": ("kv_cache_stats",),
@@ -71,7 +69,11 @@ NAMES: dict[str, tuple[str, ...]] = {
 """Classes of `tensorrt_llm.bindings.executor`: arguments, attributes, methods and enum members that
 the adapter uses. From the sources of versions 1.1 to 1.2; none was labelled 1.2.1."""
 
-_QUERY = ("--query-gpu=name,driver_version,memory.total,compute_cap", "--format=csv,noheader")
+QUERY = (
+    "nvidia-smi",
+    "--query-gpu=name,driver_version,memory.total,compute_cap",
+    "--format=csv,noheader",
+)
 
 
 @dataclass(frozen=True)
@@ -119,11 +121,11 @@ def missing_names(bindings: Any) -> Iterator[str]:
 
 def query_gpus() -> tuple[str, ...]:
     """The GPUs that nvidia-smi lists; empty if it is missing or fails."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
+    try:
+        answer = subprocess.run(QUERY, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
         return ()
-    answer = subprocess.run([program, *_QUERY], capture_output=True, text=True, check=False)
-    return tuple(answer.stdout.splitlines()) if answer.returncode == 0 else ()
+    return tuple(answer.stdout.splitlines())
 
 
 def _imported(name: str, missing: list[str]) -> Any:
