@@ -15,7 +15,7 @@ from servers import TINY, serving
 from test_bad_input import GOOD
 from wire import generate, generate_stream, post
 
-from smartspec_launch.aliases import ALIASES
+from smartspec_launch.pbtxt import ALIASES
 from smartspec_launch.triton_server import TritonServer
 from smartspec_py.config import LimitsConfig, ServerConfig
 from smartspec_testing.engines import FakeTrtllmConfig

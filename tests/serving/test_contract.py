@@ -140,8 +140,8 @@ def test_false_asks_for_nothing() -> None:
 
 
 def test_one_decoupled_instance_with_batches_of_one() -> None:
-    text = config_pbtxt("another")
-    assert text.startswith('name: "another"\nbackend: "smartspec_py"\nmax_batch_size: 1\n')
+    text = config_pbtxt()
+    assert text.startswith('name: "smartspec"\nbackend: "smartspec_py"\nmax_batch_size: 1\n')
     assert "model_transaction_policy { decoupled: true }" in text
     assert "instance_group [ { count: 1, kind: KIND_CPU } ]" in text
 
