@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from tritonclient.utils import InferenceServerException
 from wire import generate, generate_stream, grpc_stream, post
 
 from smartspec_bench.streams import grpc_inputs
+from smartspec_launch.files import PACKAGE_FOLDER
 from smartspec_launch.triton_server import TritonServer, TritonServerError, free_address
 from smartspec_py.config import CONFIG_NAME, LimitsConfig
 
@@ -206,3 +208,23 @@ def test_stop_ends_what_outlives_the_grace_with_a_last_response(tmp_path: Path) 
     assert sum(r["num_output_tokens"] for r in responses) >= 100
     assert status >= 400
     assert "shutting down" in body
+
+
+def test_tritons_python_process_does_not_crash_at_its_end(tmp_path: Path) -> None:
+    """Python's fault handler writes a crash to the log; Triton's exit status does not show it.
+
+    Short beats end the link's thread in time. While it waits, it holds the model, so that nothing
+    is destroyed.
+    """
+    backend = tmp_path / "backend"
+    shutil.copytree(PACKAGE_FOLDER, backend, ignore=shutil.ignore_patterns("__pycache__"))
+    with (backend / "model.py").open("a") as model:
+        model.write("import faulthandler\nfaulthandler.enable()\n")
+        model.write("from smartspec_py.serving import link\nlink.BEAT_S = 0.01\n")
+    server = TritonServer(fake_config(), tmp_path / "run", free_address(), backend_folder=backend)
+    with server:
+        server.wait_ready()
+        time.sleep(0.5)  # the first values of the metrics
+    log = server.log_path.read_text()
+    assert "successfully unloaded" in log
+    assert "Segmentation fault" not in log
