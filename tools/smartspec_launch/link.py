@@ -78,9 +78,7 @@ class LauncherEnd:
         """Ask the backend to take no more requests, and wait up to timeout_s until each has its
         last response. Returns whether that is so. There is no wait for a backend in trouble.
 
-        A SIGTERM to Triton alone would not reach the backend. Known limit: after that SIGTERM,
-        Triton 2.51's stub often ends by a segmentation fault while it is unloaded. All requests are
-        answered by then, and the exit status is 0. The cause is not known.
+        A SIGTERM to Triton alone would not reach the backend.
         """
         with contextlib.suppress(OSError):  # the backend has ended or does not read
             self._socket.send(DRAIN)

@@ -11,6 +11,7 @@ can unload itself only in this mode. Its HTTP and gRPC endpoints are closed to a
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import secrets
 import shutil
@@ -99,8 +100,6 @@ LAST_WORDS_S = 0.7
 
 ENVIRONMENTS = Path("/tmp")
 """Where Triton's Python backend makes its folders, whatever TMPDIR says."""
-
-ENVIRONMENT_S = 30.0
 
 
 class TritonServerError(RuntimeError):
@@ -372,7 +371,9 @@ class TritonServer:
         self._link.wait_gone(GONE_S)
         self._link.close()
         remove_shared_memory(self._shm_prefix)
-        remove_environments(self._begin_s)
+        if self._process.poll() != 0:  # at a clean end, Triton removes its folder itself
+            start_s = self._link.phases.get("Triton", math.inf)
+            remove_environments(self._begin_s, self._begin_s + start_s)
         self._ascii_paths.close()
         self._unlock()
         self._is_stopped = True
@@ -432,12 +433,15 @@ def server_command(
     return command
 
 
-def remove_environments(begin_s: float) -> None:
-    """Remove the empty folders that Triton's Python backend makes at its start and leaves if it is
-    killed. begin_s: when Triton was started, in seconds since the epoch. Other servers of this
-    project may lose theirs; none uses it."""
+def remove_environments(begin_s: float, end_s: float) -> None:
+    """Remove the empty folders that Triton's Python backend made between these times, in seconds
+    since the epoch. It makes one before it starts the model, and leaves it if it is killed.
+
+    The folder's name does not say whose it is. A Triton that loses its folder aborts at its end,
+    so the times must be as close as possible.
+    """
     for folder in ENVIRONMENTS.glob("python_env_*"):
         with contextlib.suppress(OSError):  # it is not empty, or is gone
             about = folder.stat()
-            if about.st_uid == os.geteuid() and 0 <= about.st_mtime - begin_s < ENVIRONMENT_S:
+            if about.st_uid == os.geteuid() and begin_s <= about.st_mtime <= end_s:
                 folder.rmdir()
