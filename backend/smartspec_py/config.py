@@ -67,12 +67,6 @@ Devices = Annotated[
 """Numbers of GPUs, as CUDA counts them."""
 
 
-def _distinct(value: tuple[int, ...] | None) -> tuple[int, ...] | None:
-    if value is not None and len(set(value)) < len(value):
-        raise ValueError("must name each GPU once")
-    return value
-
-
 def _single(value: tuple[int, ...] | None) -> tuple[int, ...] | None:
     if value is not None and len(value) > 1:
         raise ValueError("must be one number: the PyTorch engine runs a model on one device")
@@ -146,8 +140,6 @@ class TrtllmEngineConfig(EngineConfig):
     target: engine directory of the target model.
     draft: engine directory of the draft model. Without one, drafts come from prompt lookup.
     tokenizer: a Hugging Face directory with the target's tokenizer and generation_config.json.
-    devices: numbers of the target's GPUs, one per rank. null uses the first ones.
-    draft_devices: the same for the draft. null uses the target's GPUs.
     decode_burst: tokens that a sequence without drafts generates in one engine request. It can
         draft again after them. Sequences that never draft again use one request for all tokens.
     memory_fraction: share of the free GPU memory, at the start, for the weights and KV caches of
@@ -155,12 +147,8 @@ class TrtllmEngineConfig(EngineConfig):
     cache_tokens: capacity of each engine's KV cache in tokens. null divides the memory of
         memory_fraction so that both caches have the same capacity.
     log_probs: whether requests may set `return_log_probs`. The target then keeps room for logits on
-        the GPU: 8 x max_batch_size x vocabulary, in the type of its logits. Targets with
-        several ranks, or on another GPU than 0, refuse such requests.
-    cuda_graphs: replay generation steps of the draft engine as CUDA graphs. Each new batch size
-        captures a graph while serving, which may cost more than it saves. Never measured.
-    charges_cached_tokens: whether the executor counts the whole text of a verification against
-        max_num_tokens. `smartspec doctor` finds out.
+        the GPU: 8 x max_batch_size x vocabulary, in the type of its logits. Targets with several
+        ranks refuse such requests.
     profile_cache: directory of measured step costs. null measures them at every start.
     """
 
@@ -168,17 +156,11 @@ class TrtllmEngineConfig(EngineConfig):
     target: LocalPath
     draft: OptionalPath = None
     tokenizer: LocalPath
-    devices: Devices | None = None
-    draft_devices: Devices | None = None
     decode_burst: Annotated[int, Field(ge=1, le=256)] = 16
     memory_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 0.9
     cache_tokens: Annotated[int | None, Field(ge=2, le=1_000_000_000)] = None
     log_probs: bool = True
-    cuda_graphs: bool = False
-    charges_cached_tokens: bool = True
     profile_cache: OptionalPath = None
-
-    _each_once = field_validator("devices", "draft_devices")(_distinct)
 
 
 BUILT_IN: dict[str, type[EngineConfig]] = {"torch": TorchEngineConfig, "trtllm": TrtllmEngineConfig}

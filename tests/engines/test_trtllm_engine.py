@@ -208,21 +208,20 @@ def test_a_verification_cancelled_before_it_ran_drafted_nothing():
     assert target.poll(1.0) == [Event(1, (28,), is_last=False), Event(2)]
 
 
-def test_the_context_limit_ends_the_sequence():
-    """Of 5 tokens 3 are known; a burst of 2 fills them."""
-    target, _ = prefilled(replace(CAPABILITIES, max_context_len=5))
-    target.submit([Decode(1, 2)])
-    assert drain(target) == [
-        Event(1, (28,), is_last=False),
-        Event(1, (35,), finish=FinishReason.LENGTH),
-    ]
-
-
-def test_a_burst_cut_by_the_executor_ends_the_sequence():
-    """3 tokens and a reserve of 8 leave 1 of 12: the executor stops after 1 of 5."""
-    target, _ = prefilled(limits=EngineLimits(max_seq_len=12))
-    target.submit([Decode(1, 5)])
-    assert target.poll(1.0) == [Event(1, (28,), finish=FinishReason.LENGTH)]
+@pytest.mark.parametrize(
+    ("max_context_len", "max_seq_len", "tokens"),
+    [
+        (5, 4096, [28, 35]),  # of 5 tokens 3 are known
+        (64, 12, [28]),  # 3 tokens and a reserve of 8 leave 1 of 12: the executor stops after it
+    ],
+)
+def test_the_context_limit_ends_the_sequence(max_context_len, max_seq_len, tokens):
+    capabilities = replace(CAPABILITIES, max_context_len=max_context_len)
+    target, _ = prefilled(capabilities, limits=EngineLimits(max_seq_len=max_seq_len))
+    target.submit([Decode(1, 5 if max_seq_len == 12 else 2)])
+    events = drain(target)
+    assert [token for event in events for token in event.tokens] == tokens
+    assert [event.finish for event in events] == [None] * (len(tokens) - 1) + [FinishReason.LENGTH]
 
 
 def test_failures_concern_one_sequence():
@@ -292,25 +291,21 @@ def test_sampled_requests_differ_in_their_seed():
     assert executor.requests[1].input_token_ids == [3, 4, 600]
 
 
-@pytest.mark.parametrize(
-    ("fields", "tokens"),
-    [
-        ({"bad_words": ((28,), (49, 56))}, (21, 29, 35, 42, 49, 57, 63)),
-        ({"logit_bias": ((28, -20.0), (500, 10.5))}, (21, 500, 35, 42, 500, 56, 63)),
-        # 500 beats peaks of 10 and 11. With its penalties it has 10.5; or 11.1, 10.7, 10.3; or 7.7.
-        ({"logit_bias": ((500, 11.5),), "presence_penalty": 1.0}, (21, 500, 35, 42, 500, 56, 63)),
-        ({"logit_bias": ((500, 11.5),), "frequency_penalty": 0.4}, (21, 500, 500, 42, 500, 56, 63)),
-        ({"logit_bias": ((500, 11.5),), "repetition_penalty": 1.5}, (21, 500, 35, 42, 49, 56, 63)),
-    ],
-)
-def test_fields_that_change_logits_do_so_wherever_the_text_is_cut(fields, tokens):
-    """The peaks of the rule's tokens are 12 at position 2, then 10, 11, 12, 10, 11, 12."""
-    for lengths in ((1, 6), (1, 1, 1, 1, 1, 1, 1), (1, 3, 3), (1, 2, 4)):
-        target, _ = prefilled(sampling=SamplingParams(**fields))
-        for length in lengths[1:]:
-            target.submit([Decode(1, length)])
-            drain(target)
-        assert tuple(target._held[1].tokens[2:]) == tokens
+@pytest.mark.parametrize("lengths", [(6,), (1,) * 6, (3, 3), (1, 2, 4)])
+def test_bad_words_never_come_wherever_the_text_is_cut(lengths):
+    """The executor finds the beginning of a word in the prompt, which has the text so far."""
+    target, _ = prefilled(sampling=SamplingParams(bad_words=((28,), (49, 56))))
+    for length in lengths:
+        target.submit([Decode(1, length)])
+        drain(target)
+    assert tuple(target._held[1].tokens[2:9]) == (21, 29, 35, 42, 49, 57, 63)
+
+
+def test_the_bias_is_a_tensor_over_the_vocabulary():
+    _, executor = prefilled(sampling=SamplingParams(logit_bias=((28, -20.0), (500, 10.5))))
+    bias = executor.requests[0].embedding_bias
+    assert bias.shape == (1000,)
+    assert (bias[28], bias[500], bias.abs().sum()) == (-20.0, 10.5, 30.5)
 
 
 def test_penalties_are_divided_by_the_temperature():
@@ -348,29 +343,22 @@ def test_log_probs_are_the_model_s():
     target.submit([Decode(1, 2)])
     events += drain(target)
     assert [event.tokens for event in events] == [(21,), (29,), (35,)]
-    expected = [
-        [-log1p(999 * exp(-12))],
-        [-10 - log1p(999 * exp(-10))],
-        [-log1p(999 * exp(-11))],
-    ]
-    for event, values in zip(events, expected, strict=True):
-        assert [one.token for one in event.log_probs] == list(event.tokens)
-        assert [one.log_prob for one in event.log_probs] == pytest.approx(values, abs=1e-5)
-        assert all(len(one.top) == 2 and one.top[0][1] > one.top[1][1] for one in event.log_probs)
-    (banned,) = events[1].log_probs
-    assert banned.top[0][0] == 28
+    others = log1p(999 * exp(-10))
+    for event, value in zip(events, (-others, -10 - others, -others), strict=True):
+        (found,) = event.log_probs
+        assert found.token == event.tokens[0]
+        assert found.log_prob == pytest.approx(value, abs=1e-5)
+        assert found.top[0][1] > found.top[1][1]
+    assert events[1].log_probs[0].top[0][0] == 28
     assert "log-probabilities" in CAPABILITIES.why_unverified(SamplingParams(log_probs=True))
 
 
-def test_tokens_without_logits_are_no_matter():
-    """Of a tokenizer with more tokens than the engine."""
-    sampling = SamplingParams(logit_bias=((28, -20.0), (1000, 5.0)), bad_words=((35, 1000), (29,)))
-    target, executor = prefilled(sampling=sampling)
-    target.submit([Decode(1, 2)])
-    drain(target)
+def test_tokens_without_logits_are_left_out():
+    """The tokenizer may have more tokens than the engine."""
+    sampling = SamplingParams(logit_bias=((28, -20.0), (1000, 5.0)), bad_words=((35, 1000), (28,)))
+    _, executor = prefilled(sampling=sampling)
     assert executor.requests[-1].embedding_bias.shape == (1000,)
-    assert executor.requests[-1].bad_words == [[29]]
-    assert target._held[1].tokens == [3, 4, 21, 30, 35]
+    assert executor.requests[-1].bad_words == [[28]]
 
 
 @pytest.mark.parametrize(
@@ -381,10 +369,11 @@ def test_tokens_without_logits_are_no_matter():
         (Prefill(9, PROMPT, 0, True), KeyError),
         (Prefill(2, (3,), 0, False), AssertionError),  # prompts come whole
         (Prefill(2, (3, 5), 0, True), AssertionError),  # and are what the sequence began with
+        (Verify(1, (28,)), AssertionError),  # sampled text is not verified
     ],
 )
 def test_misuse_raises(work, error):
-    target, _ = prefilled()
+    target, _ = prefilled(sampling=SamplingParams(temperature=1.0))
     target.begin(2, PROMPT, 2, GREEDY)
     with pytest.raises(error):
         target.submit([work])
@@ -402,12 +391,6 @@ def test_one_work_at_a_time_and_one_release():
     target.cancel(1)
     with pytest.raises(KeyError):
         target.release(1)
-
-
-def test_sampled_text_is_not_verified():
-    target, _ = prefilled(sampling=SamplingParams(temperature=1.0))
-    with pytest.raises(AssertionError):
-        target.submit([Verify(1, (28,))])
 
 
 def test_a_closed_executor_is_the_end():

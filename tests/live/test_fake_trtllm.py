@@ -26,9 +26,7 @@ POLICIES = ("none", "fixed:3", "batch_table", "goodput_global", "goodput")
 
 
 def double_config(**options: Any) -> ServerConfig:
-    engine = FakeTrtllmConfig(
-        kind="fake_trtllm", tokenizer=str(TINY / "target"), max_num_tokens=2048, **options
-    )
+    engine = FakeTrtllmConfig(kind="fake_trtllm", tokenizer=str(TINY / "target"), **options)
     limits = LimitsConfig(max_sequences=8, max_draft_len=4, max_queue=2000)
     return ServerConfig(engine=engine, limits=limits)
 

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from smartspec_py.engines.trtllm.engine_dir import TRTLLM_VERSION
+TRTLLM_VERSION = "1.2.1"
+"""The supported version of TensorRT-LLM; it is in Triton's containers 26.04 to 26.07."""
 
 NAMES: dict[str, tuple[str, ...]] = {
     "CommunicationMode": ("ORCHESTRATOR",),
@@ -28,12 +29,10 @@ NAMES: dict[str, tuple[str, ...]] = {
     ),
     "ExecutorConfig": (
         "enable_chunked_context",
-        "extended_runtime_perf_knob_config",
         "gather_generation_logits",
         "kv_cache_config",
         "parallel_config",
     ),
-    "ExtendedRuntimePerfKnobConfig": ("cuda_graph_cache_size", "cuda_graph_mode"),
     "ExternalDraftTokensConfig": ("tokens",),
     "FinishReason": ("END_ID", "LENGTH", "STOP_WORDS"),
     "IterationStats": ("kv_cache_stats",),

@@ -53,7 +53,7 @@ class LocalSink:
 
     @property
     def drawn(self) -> list[int]:
-        """The tokens, and the end token where the text ended with one."""
+        """The tokens, and the end token if the text ended with one."""
         end_token = self.last.end_token
         return self.tokens if end_token is None else [*self.tokens, end_token]
 
@@ -87,7 +87,7 @@ class LocalSink:
         return self.is_gone
 
     def wait(self, timeout_s: float) -> None:
-        """Raises TimeoutError when no final response comes in time."""
+        """Raises TimeoutError if no final response comes in time."""
         if not self._done.wait(timeout_s):
             raise TimeoutError(f"no final response within {timeout_s} s")
 
