@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from typing import Any
 
@@ -22,6 +23,10 @@ class TritonMetrics:
 
     def __init__(self, model: str, version: str) -> None:
         """Declare all families. Another thread may call this, because it calls no metric."""
+        # One reference for ever. When Triton's Python process ends, it has already cut its
+        # connection to the server. The destructor of a metric uses the connection, and so ends the
+        # process by a segmentation fault (github.com/triton-inference-server/server/issues/8662).
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
         self._labels = {"model": model, "version": version}
         self._families = {family.name: family for family in FAMILIES}
         # Not when this module is imported: the stub puts MetricFamily in only when it initialises.

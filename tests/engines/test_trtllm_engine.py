@@ -5,13 +5,11 @@ position  2   3   4   5   6   7   8
 token     21  28  35  42  49  56  63
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import timedelta
 from math import exp, log1p
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.types import FinishReason, SamplingParams
@@ -20,7 +18,7 @@ from smartspec_py.engines.trtllm.requests import request_seed
 from smartspec_py.engines.trtllm.target import TrtllmTarget
 from smartspec_testing import fake_executor
 from smartspec_testing.clock import VirtualClock
-from smartspec_testing.fake_engine import FAKE_CAPABILITIES, TOKEN_STEP, FakeTarget, fake_token
+from smartspec_testing.fake_engine import FakeTarget
 from smartspec_testing.fake_executor import EngineLimits, Executor
 
 PROMPT = (3, 4)
@@ -399,101 +397,3 @@ def test_a_closed_executor_is_the_end():
     assert not executor.can_enqueue_requests()
     with pytest.raises(RuntimeError, match="takes no requests"):
         begin(target, 1, PROMPT)
-
-
-def is_plain(prompt):
-    """Whether its last token does not follow the rule. Else it may be the text of another prompt,
-    which the fake would continue."""
-    *others, last = prompt
-    return not others or last != (sum(others) + TOKEN_STEP * len(others)) % 1000
-
-
-PROMPTS = st.lists(st.integers(0, 999), min_size=1, max_size=6).filter(is_plain).map(tuple)
-MOVES = st.one_of(
-    st.just("wait"),
-    st.just("cancel"),
-    st.integers(1, 8),  # a burst
-    st.lists(st.booleans(), min_size=1, max_size=4),  # drafts, right or wrong
-)
-
-
-@dataclass
-class Client:
-    """One sequence as whoever drives the target sees it."""
-
-    number: int
-    prompt: tuple[int, ...]
-    sampling: SamplingParams
-    text: list[int] = field(default_factory=list)
-    is_in_flight: bool = True
-    is_over: bool = False
-
-    def expected(self, num_tokens):
-        start = len(self.prompt)
-        return [fake_token(self.prompt, t, 1000) for t in range(start, start + num_tokens)]
-
-    def act(self, target, move):
-        if self.is_in_flight or self.is_over or isinstance(move, str):
-            if move == "cancel":
-                target.cancel(self.number)
-            return
-        if isinstance(move, int):
-            target.submit([Decode(self.number, move)])
-        else:
-            truth = self.expected(len(self.text) + len(move))[len(self.text) :]
-            drafts = [t if right else (t + 1) % 1000 for t, right in zip(truth, move, strict=True)]
-            target.submit([Verify(self.number, tuple(drafts))])
-        self.is_in_flight = True
-
-    def take(self, event):
-        assert self.is_in_flight
-        assert event.error is None
-        self.text += event.tokens
-        self.is_in_flight = not event.is_last
-        self.is_over = event.finish is not None
-
-
-def make_fake(_):
-    return FakeTarget(replace(FAKE_CAPABILITIES, max_decode_tokens=8, max_prefill_tokens=None))
-
-
-def make_trtllm(seed):
-    """Few enough tokens an iteration that requests wait, and a draw that holds some back."""
-    limits = EngineLimits(max_num_tokens=160, max_batch_size=3)
-    capabilities = replace(CAPABILITIES, max_context_len=4000)
-    return make(capabilities, limits=limits, hold_back_prob=0.3, seed=seed)[0]
-
-
-@pytest.mark.parametrize("make_target", [make_fake, make_trtllm])
-@settings(max_examples=60, deadline=None)
-@given(st.data())
-def test_text_follows_the_rule_however_it_is_cut(make_target, data):
-    """Random interleavings of bursts, verifications and cancels; some texts have an end token.
-
-    At most 12 moves of 8 tokens: a text has at most 6 + 1 + 96 tokens, so with 4 drafts all fit.
-    """
-    target = make_target(data.draw(st.integers(0, 9)))
-    clients = []
-    for number, prompt in enumerate(data.draw(st.lists(PROMPTS, min_size=1, max_size=4))):
-        end_at = len(prompt) + data.draw(st.integers(0, 40))
-        end = fake_token(prompt, end_at, 1000)
-        end_tokens = data.draw(st.sampled_from([(), (end,), (1001, 1002, end)]))
-        clients.append(Client(number, prompt, SamplingParams(end_tokens=end_tokens)))
-    for client in clients:
-        target.begin(client.number, client.prompt, len(client.prompt), client.sampling)
-    target.submit([Prefill(c.number, c.prompt, 0, True) for c in clients])
-    for _ in range(data.draw(st.integers(0, 12))):
-        for client in clients:
-            client.act(target, data.draw(MOVES))
-        for event in target.poll(0.0):
-            clients[event.sequence].take(event)
-    for event in drain(target):
-        clients[event.sequence].take(event)
-    for client in clients:
-        assert not client.is_in_flight
-        assert client.text == client.expected(len(client.text))
-        assert set(client.text).isdisjoint(client.sampling.end_tokens)
-        if client.is_over:
-            assert client.expected(len(client.text) + 1)[-1] in client.sampling.end_tokens
-        target.release(client.number)
-    assert not target._held

@@ -98,7 +98,7 @@ def test_the_fake_has_the_names_that_the_adapter_uses_and_no_others() -> None:
         found = getattr(fake_executor, class_name)
         if dataclasses.is_dataclass(found):
             fields = {field.name for field in dataclasses.fields(found)}
-            assert fields == set(names) - {"has_error"}, class_name
+            assert fields == set(names.split()) - {"has_error"}, class_name
 
 
 def install(monkeypatch: pytest.MonkeyPatch, gpus: Sequence[str] = ("NVIDIA H100",)) -> Any:

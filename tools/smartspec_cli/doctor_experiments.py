@@ -86,33 +86,29 @@ class Bench:
             external_draft_tokens_config=config,
         )
 
-    def ask(self, requests: Sequence[Any], executor: Any = None) -> list[Any]:
-        """The final result of each request, in order."""
+    def ask(self, request: Any, executor: Any = None) -> Any:
+        """The final result of a request."""
         executor = executor or self.executor
-        ids = list(executor.enqueue_requests(list(requests)))
-        found: dict[int, Any] = {}
+        executor.enqueue_requests([request])
         deadline_s = self.now() + TIMEOUT_S
-        while len(found) < len(ids):
-            if self.now() >= deadline_s:
-                raise UnsettledError(f"no answer within {TIMEOUT_S:.0f} s")
+        while self.now() < deadline_s:
             for response in executor.await_responses(timedelta(seconds=1)):
                 if response.has_error():
                     raise UnsettledError(f"a request failed: {response.error_msg}")
-                if response.result.is_final and response.request_id in ids:
-                    found[response.request_id] = response.result
-        return [found[number] for number in ids]
+                if response.result.is_final:
+                    return response.result
+        raise UnsettledError(f"no answer within {TIMEOUT_S:.0f} s")
 
     def text(self, tokens: Sequence[int], num_tokens: int) -> list[int]:
         """The target's greedy continuation."""
-        [result] = self.ask([self.request(tokens, num_tokens)])
-        text = list(result.output_token_ids[0])
+        text = list(self.ask(self.request(tokens, num_tokens)).output_token_ids[0])
         if len(text) < num_tokens:
             raise UnsettledError(f"the text ended after {len(text)} of {num_tokens} tokens")
         return text
 
     def seconds(self, request: Any) -> float:
         start_s = self.now()
-        self.ask([request])
+        self.ask(request)
         return self.now() - start_s
 
 
@@ -121,7 +117,7 @@ def drafts_accepted(bench: Bench) -> Finding:
     k = min(bench.max_draft_len, 4)
     prompt = bench.prompt(16, 2)
     text = bench.text(prompt, k + 1)
-    [result] = bench.ask([bench.request(prompt, k + 1, text[:k])])
+    result = bench.ask(bench.request(prompt, k + 1, text[:k]))
     found, reason = list(result.output_token_ids[0]), result.finish_reasons[0]
     name = str(getattr(reason, "name", reason))
     is_right = found == text and name in ("LENGTH", "NOT_FINISHED")
@@ -159,7 +155,7 @@ def two_executors(bench: Bench) -> Finding:
     request = bench.request(bench.prompt(8, 1), 2)
     second = bench.open(bench.draft_dir or bench.target_dir)
     for executor in (bench.executor, second):
-        bench.ask([request], executor)
+        bench.ask(request, executor)
     second.shutdown()
     meaning = "not settled: remove engine.draft from engine.json; prompt lookup drafts instead."
     return Finding("two_executors", "works", "both answered", meaning)
