@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from difflib import get_close_matches
 from importlib.metadata import entry_points
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -28,11 +27,9 @@ from pydantic import (
 from smartspec_py.core.cost import MAX_ROWS
 from smartspec_py.core.plan.planner import MAX_FIXED_DRAFT_LEN, BatchTable, parse_policy
 from smartspec_py.defaults import (
-    CONTEXT_LINE,
     DEFAULT_CONTEXT_LEN,
     DRAFT_MODEL,
     HEADS,
-    LEAST_CHUNK,
     PROMPT_LOOKUP,
     ConfigError,
 )
@@ -41,11 +38,9 @@ if TYPE_CHECKING:
     from smartspec_py.engines.engine import Engine
 
 __all__ = [
-    "CONTEXT_LINE",
     "DEFAULT_CONTEXT_LEN",
     "DRAFT_MODEL",
     "HEADS",
-    "LEAST_CHUNK",
     "PROMPT_LOOKUP",
     "ConfigError",
 ]
@@ -262,20 +257,10 @@ class BatchTableConfig(_Layer):
         tuple[Annotated[int, Field(ge=0, le=MAX_FIXED_DRAFT_LEN)], ...], Field(strict=False)
     ]
 
-    @field_validator("rows")
-    @classmethod
-    def _ascending(cls, value: tuple[int, ...]) -> tuple[int, ...]:
-        if any(a >= b for a, b in pairwise(value)):
-            raise ValueError(f"must ascend within 1..{MAX_ROWS}")
-        return value
-
-    @field_validator("draft_lens")
-    @classmethod
-    def _one_for_each(cls, value: tuple[int, ...], info: ValidationInfo) -> tuple[int, ...]:
-        num_rows = len(info.data.get("rows", value))
-        if len(value) != num_rows:
-            raise ValueError(f"must be {num_rows} numbers, one for each of rows")
-        return value
+    @model_validator(mode="after")
+    def _is_a_table(self) -> Self:
+        BatchTable(self.rows, self.draft_lens)  # raises ValueError
+        return self
 
     @property
     def table(self) -> BatchTable:
@@ -298,7 +283,8 @@ class ServerConfig(_Layer):
     policy: policy of requests that name none.
     proposer: proposer of requests that name none. auto chooses at each step among all that the
         server has.
-    explain: allow clients to ask for `explain_steps`. It shows numbers of all requests.
+    explain: allow clients to ask for `explain_steps`. It shows numbers of all requests. The server
+        then also writes each step as JSON.
     """
 
     engine: Annotated[SerializeAsAny[EngineConfig], BeforeValidator(_of_its_kind)]

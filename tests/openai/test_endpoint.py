@@ -220,6 +220,7 @@ def test_what_is_not_json_for_this_server() -> None:
         (TEXTS, {"prompt": "a " * 600}, "prompt"),
         (TEXTS, {"prompt": [300] * 512}, "prompt"),
         (TEXTS, {"prompt": "a" * 50_000}, "prompt"),
+        ("/tokenize", {"prompt": "a" * 50_000}, "prompt"),
         (TEXTS, {"prompt": "a", "max_tokens": 512}, "max_tokens"),
     ],
 )

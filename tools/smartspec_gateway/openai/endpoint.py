@@ -80,6 +80,7 @@ class Endpoint:
 
     async def tokenize(self, request: Request, asked: TokenizeRequest) -> dict[str, Any]:
         self.check_model(asked.model)
+        self._check_bytes("prompt", asked.prompt)
         size = len(await request.body())
         tokens = await off_loop(size, self.prompts.encode, asked.prompt, asked.add_special_tokens)
         most = self.settings.context_len
