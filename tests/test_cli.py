@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +78,7 @@ def test_a_mistyped_command_gets_a_suggestion() -> None:
         (("--set", "policy.a=1"), "--set: policy.a: policy is not a section of engine.json"),
         (
             ("--set", 'planner.batch_table={"rows": [2, 1], "draft_lens": [3, 2]}'),
-            "--set: planner.batch_table.rows: must ascend within 1..1024 (got [2, 1])",
+            "--set: planner.batch_table: rows must ascend from 1 or more, got (2, 1)",
         ),
         (("--dtype", "int8"), "--dtype: Input should be 'auto', 'float32'"),
         (("--http-port", "8001"), "the three ports must differ"),
@@ -291,7 +290,7 @@ def test_serve_answers_and_ends_on_sigterm(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "Task: qa"}\n' * 3)
     try:
-        wait_for(serve, ", float32, OpenVINO, ")
+        wait_for(serve, "Serving target, ")
         wait_for(serve, "Ctrl-C stops it.")
         for client, url, prompt, words in (
             ("http_stream.py", address.http_url, "Task: qa", "tokens/s; accepted"),
@@ -314,15 +313,17 @@ def test_serve_answers_and_ends_on_sigterm(tmp_path: Path) -> None:
 
 
 def wait_for(process: subprocess.Popen[str], words: str, timeout_s: float = 180.0) -> None:
-    """Read the process's stderr up to a line with these words."""
+    """Read the process's stderr up to a line with these words. Kills it after timeout_s."""
     assert process.stderr is not None
-    deadline = time.monotonic() + timeout_s
+    timer = threading.Timer(timeout_s, process.kill)
+    timer.start()
     seen = []
     for line in process.stderr:
         seen.append(line)
         if words in line:
+            timer.cancel()
             return
-        assert time.monotonic() < deadline, seen
+    timer.cancel()
     raise AssertionError(f"ended before {words!r}: {seen}")
 
 

@@ -310,8 +310,8 @@ def plain_prompt(rng: random.Random) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_hundreds_of_requests_with_cancels_and_errors(seed: int) -> None:
-    """Twice 250, every tenth cancelled somewhere, one engine request in fifty failed: each has
-    one last word, its text as far as it goes, and no block is left held."""
+    """250 requests: every tenth is cancelled, some have end tokens, one engine request in fifty
+    fails. Each has one last update, and the right text as far as it goes."""
     rng = random.Random(seed)
     pair = Pair(
         seed=seed, hold_back_prob=0.1, error_prob=0.005, draft_error_prob=0.02, max_num_tokens=900
@@ -320,7 +320,9 @@ def test_hundreds_of_requests_with_cancels_and_errors(seed: int) -> None:
     for _ in range(250):
         prompt = plain_prompt(rng)
         policy = rng.choice(["none", "fixed:2", "goodput", "goodput"])
-        number = harness.submit(prompt, rng.randint(1, 50), policy=policy)
+        end = fake_text(prompt, 60)[rng.randrange(60)]
+        sampling = SamplingParams(end_tokens=rng.choice([(), (end,), (VOCAB_SIZE + 1, end)]))
+        number = harness.submit(prompt, rng.randint(1, 50), policy=policy, sampling=sampling)
         prompts[number] = prompt
         if rng.random() < 0.1:
             harness.inbox.cancel(rng.randint(max(1, number - 12), number))
@@ -329,9 +331,14 @@ def test_hundreds_of_requests_with_cancels_and_errors(seed: int) -> None:
     pair.check_nothing_held()
     ends = {number: story.finals for number, story in harness.stories.items()}
     assert all(len(finals) == 1 for finals in ends.values())
-    kinds = {finals[0] for finals in ends.values()}
-    assert {FinishReason.LENGTH, FinishReason.CANCELLED, ErrorCode.INTERNAL} <= kinds
+    assert {finals[0] for finals in ends.values()} == {
+        FinishReason.LENGTH, FinishReason.STOP, FinishReason.CANCELLED, ErrorCode.INTERNAL
+    }  # fmt: skip
     for number, story in harness.stories.items():
-        assert story.tokens == fake_text(prompts[number], len(story.tokens))
+        request, text = harness.requests[number], fake_text(prompts[number], 60)
+        assert story.tokens == text[: len(story.tokens)]
+        assert set(story.tokens).isdisjoint(request.sampling.end_tokens)
         if ends[number] == [FinishReason.LENGTH]:
-            assert len(story.tokens) == harness.requests[number].max_tokens
+            assert len(story.tokens) == request.max_tokens
+        if ends[number] == [FinishReason.STOP]:
+            assert text[len(story.tokens)] in request.sampling.end_tokens

@@ -197,7 +197,7 @@ def _add(report: CheckReport, case: CheckCase, arm: CheckArm, sink: LocalSink) -
     report.num_tokens += len(sink.drawn)
     report.num_drafted += sink.progress.num_drafted
     report.num_accepted += sink.progress.num_accepted
-    report.num_cached += sink.summary.num_cached_tokens if sink.summary else 0
+    report.num_cached += sink.progress.num_cached
     found = tuple(sink.drawn)
     if found == case.tokens and str(sink.finish_reason) == case.finish:
         return

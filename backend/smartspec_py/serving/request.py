@@ -1,4 +1,4 @@
-"""A request: its parameters, its state, and the allowed state transitions.
+"""A request: its state, and the allowed state transitions.
 
 The loop thread owns every `Request`. `Scheduler` changes it; `Speculation` notes its `proposer`.
 """
@@ -9,8 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from smartspec_py.core.types import SamplingParams, SequenceId, SpecMetrics, Verification
+from smartspec_py.api.inputs import GenerateParams
+from smartspec_py.core.types import SamplingParams, SequenceId
 from smartspec_py.defaults import PRIORITY_WORTH_S
+
+__all__ = ["ErrorCode", "GenerateParams", "InvalidField", "Request", "RequestError", "RequestState"]
 
 
 class ErrorCode(Enum):
@@ -36,56 +39,6 @@ class InvalidField(RequestError):
         super().__init__(
             ErrorCode.INVALID_ARGUMENT, f"{name}: got {value!r:.120}, must be {allowed}"
         )
-
-
-@dataclass(frozen=True, slots=True)
-class GenerateParams:
-    """A request as the client sent it. `api.inputs` has the meaning and range of each field.
-
-    None is the server's default, or that nothing was asked for. Either `text` or `prompt_ids` is
-    empty.
-    """
-
-    text: str
-    max_tokens: int
-    prompt_ids: tuple[int, ...] = ()
-    stream: bool = False
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    bias_words: tuple[str, ...] = ()
-    bias_weights: tuple[float, ...] = ()
-    bad_words: tuple[str, ...] = ()
-    min_tokens: int = 0
-    ignore_eos: bool = False
-    seed: int | None = None
-    stop_words: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    end_id: int | None = None
-    exclude_input: bool = True
-    num_draft_tokens: int | None = None
-    policy: str | None = None
-    proposer: str | None = None
-    verification: Verification = Verification.COUPLED
-    deadline_ms: int | None = None
-    tpot_slo_ms: float | None = None
-    priority: int = 0
-    workload: str | None = None
-    reuse_prefix: bool = True
-    return_log_probs: bool = False
-    num_token_log_probs: int | None = None
-    prompt_log_probs: bool = False
-    return_output_ids: bool = False
-    return_perf_metrics: bool = False
-    spec_metrics: SpecMetrics = SpecMetrics.NONE
-    return_num_input_tokens: bool = True
-    return_num_output_tokens: bool = True
-    explain_steps: int | None = None
-    health_check: bool = False
 
 
 class RequestState(Enum):

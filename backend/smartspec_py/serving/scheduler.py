@@ -298,18 +298,19 @@ def _keep(request: Request, event: Event) -> tuple[Sequence[int], FinishReason |
 
 
 def _update(request: Request, **fields: Any) -> Update:
-    """An `Update` with the request's current counts and times, and these fields."""
+    """An `Update` with the request's progress and these fields."""
     return Update(
         request.sequence,
         progress=Progress(
-            request.num_steps, request.num_drafted, request.num_accepted, request.proposer
+            num_steps=request.num_steps,
+            num_drafted=request.num_drafted,
+            num_accepted=request.num_accepted,
+            proposer=request.proposer,
+            num_cached=request.num_cached,
+            arrival_s=request.arrival_s,
+            scheduled_s=request.scheduled_s,
+            first_token_s=request.first_token_s,
+            last_token_s=request.last_token_s,
         ),
-        times_s=(
-            request.arrival_s,
-            request.scheduled_s,
-            request.first_token_s,
-            request.last_token_s,
-        ),
-        num_cached_tokens=request.num_cached,
         **fields,
     )

@@ -14,12 +14,12 @@ from smartspec_cli.commands import USAGE_ERROR, fail
 from smartspec_cli.commands.settings import checked_config, set_keys
 from smartspec_launch import paths
 from smartspec_launch.address import can_bind
-from smartspec_launch.aliases import ALIASES
 from smartspec_launch.files import InstallationError, exposure, find_installation
 from smartspec_launch.foreground import run_in_foreground
 from smartspec_launch.gateway import OPENAI_PORT, OpenAi, tokenizer_dir
 from smartspec_launch.interpreter import InterpreterError
 from smartspec_launch.paths import with_absolute_paths
+from smartspec_launch.pbtxt import ALIASES
 from smartspec_launch.triton_server import (
     Address,
     ModelRefusedError,
@@ -282,6 +282,8 @@ def _openai(
     for option, path in (("--chat-template", chat_template), ("--api-key-file", api_key_file)):
         if path is not None and not path.is_file():
             fail(f"{option}: {path} is not a file", USAGE_ERROR)
+    if chat_template is not None:
+        _check_template(chat_template)
     folder = tokenizer_dir(config)
     if port == 0 or folder is None:
         return None
@@ -295,6 +297,15 @@ def _openai(
     if port is not None:
         _check_openai_port(address, port)
     return OpenAi(port or OPENAI_PORT, folder, chat_template, api_key_file, cors or ())
+
+
+def _check_template(path: Path) -> None:
+    from smartspec_gateway.openai.prompts import PromptError, read_template
+
+    try:
+        read_template(path)
+    except PromptError as error:
+        fail(f"--chat-template: {error}", USAGE_ERROR)
 
 
 def _check_openai_port(address: Address, port: int) -> None:
