@@ -14,11 +14,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
-from smartspec_py.proposers import eagle
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from smartspec_py.core.types import SamplingParams
 from smartspec_py.engines.base import Decode, DraftTask, Prefill, TargetCapabilities, Verify, Work
+from smartspec_py.engines.torch import eagle_proposer
 from smartspec_py.engines.torch.eagle import (
     EagleRunner,
     HeadInput,
@@ -487,7 +487,7 @@ def test_drafts_do_not_depend_on_the_steps_before(
 def test_states_that_were_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At most 4 states wait, so after a chunk of 9 tokens and 6 decoded ones, the head begins at
     token 16 - 4 = 12."""
-    monkeypatch.setattr(eagle, "KEPT_STATES", 4)
+    monkeypatch.setattr(eagle_proposer, "KEPT_STATES", 4)
     tensors = weights("midlayer")
     head, config = write(tmp_path, EAGLE, tensors), own(tmp_path)
     runner = load_eagle(head, read_config(head, load_config(config)), config)
