@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +77,7 @@ NOWHERE = "/no/such/folder/file"
         ("serve --set policy.a=1", "policy.a: policy is not a section of engine.json"),
         (
             'serve --set planner.batch_table={"rows":[2,1],"draft_lens":[3,2]}',
-            "--set: planner.batch_table.rows: must ascend within 1..1024 (got [2, 1])",
+            "--set: planner.batch_table: rows must ascend from 1 or more, got (2, 1)",
         ),
         ("serve --dtype int8", "--dtype: Input should be 'auto', 'float32'"),
         ("serve --draft nowhere", "nowhere is not a directory"),
@@ -299,7 +298,7 @@ def test_serve_answers_and_ends_on_sigterm(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "Task: qa"}\n' * 3)
     try:
-        wait_for(serve, ", float32, OpenVINO, ")
+        wait_for(serve, "Serving target, ")
         wait_for(serve, "Ctrl-C stops it.")
         for client, url, prompt, words in (
             ("http_stream.py", address.http_url, "Task: qa", "tokens/s; accepted"),
@@ -322,15 +321,17 @@ def test_serve_answers_and_ends_on_sigterm(tmp_path: Path) -> None:
 
 
 def wait_for(process: subprocess.Popen[str], words: str, timeout_s: float = 180.0) -> None:
-    """Read the process's stderr up to a line with these words."""
+    """Read the process's stderr up to a line with these words. Kills it after timeout_s."""
     assert process.stderr is not None
-    deadline = time.monotonic() + timeout_s
+    timer = threading.Timer(timeout_s, process.kill)
+    timer.start()
     seen = []
     for line in process.stderr:
         seen.append(line)
         if words in line:
+            timer.cancel()
             return
-        assert time.monotonic() < deadline, seen
+    timer.cancel()
     raise AssertionError(f"ended before {words!r}: {seen}")
 
 

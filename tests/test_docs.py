@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from smartspec_cli.reference import commands
-from smartspec_openai.chat_schema import ChatRequest
+from smartspec_gateway.openai.chat_schema import ChatRequest
 from smartspec_py.api.contract import INPUTS
 from smartspec_py.core.types import SpecMetrics
 from smartspec_py.serving.messages import SpecRecord

@@ -54,7 +54,7 @@ def step(
             Event(v.sequence, (NO_TOKEN,) * (a + 1), k, a)
             for v, k, a in zip(views, lengths, accepted, strict=True)
         ],
-        num_generated=sum(accepted) + len(accepted) + settings.num_background,
+        num_generated=sum(accepted) + len(accepted),
         draft_s=scale * draft_s,
         target_s=scale * (planned.expected_s - draft_s),
         total_s=scale * planned.expected_s,
@@ -113,19 +113,6 @@ def test_a_prompt_lookup_is_shown_at_its_own_worth() -> None:
     assert [each.name for each in lengths if each.is_best] == ["8, option 1, chosen"]
 
 
-def test_sequences_in_a_burst_count_on_both_sides() -> None:
-    """Beside three sequences that generate in a burst: 4 tokens in 10 ms without drafts."""
-    views = [view(1, 0.5)]
-    settings = PlannerSettings(num_background=3)
-    one = step(views, plan(views, COST, settings), [0], settings=settings)
-    found = candidates(one)
-    assert found[1].expected_tokens == pytest.approx(4.0)
-    assert found[1].expected_s == pytest.approx(0.010)
-    report = window([one])
-    assert report.realised_tokens == 4
-    assert report.time_error == pytest.approx(0.0)
-
-
 def test_a_batch_table_is_asked_again() -> None:
     table = BatchTable((1, 4), (2, 0))
     views = [replace(view(1, 0.5), policy="batch_table")]
@@ -136,7 +123,7 @@ def test_a_batch_table_is_asked_again() -> None:
 
 def random_steps(seeds: range) -> list[StepRecord]:
     """Steps as the planner plans them, of sequences with one and two options, prompts that
-    wait, bursts and a batch table; every step took exactly what was expected."""
+    wait and a batch table; every step took exactly what was expected."""
     table, steps = BatchTable((1, 2, 4), (3, 2, 1)), []
     for seed in seeds:
         rng = np.random.default_rng(seed)
@@ -148,7 +135,7 @@ def random_steps(seeds: range) -> list[StepRecord]:
             policy = str(rng.choice(["none", "goodput", "goodput", "batch_table"]))
             options = (drafted, looked) if rng.random() < 0.5 else (drafted,)
             views.append(SequenceView(sequence, 50, 40, policy, options))
-        settings = PlannerSettings(table, num_background=seed % 2, num_prefilling=seed % 3)
+        settings = PlannerSettings(table, num_prefilling=seed % 3)
         planned = plan(views, COST, settings)
         one = step(views, planned, [0] * len(views), settings=settings)
         steps.append(replace(one, events=[]))

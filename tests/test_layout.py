@@ -32,7 +32,6 @@ DEPENDENCIES = {
 LAYERS = (
     "smartspec_py",
     "smartspec_launch",
-    "smartspec_openai",
     "smartspec_gateway",
     "smartspec_testing",
     "smartspec_sim",

@@ -54,7 +54,7 @@ def recorded(seeds: range) -> StepTraceFile:
     for seed in seeds:
         views = random_views(np.random.default_rng(seed))
         forced = {v.sequence: seed % 4 for v in views} if seed % 5 == 0 else {}
-        settings = PlannerSettings(None, seed % 4, seed % 3, seed % 5, forced)
+        settings = PlannerSettings(None, seed % 3, seed % 5, forced)
         cost, reason = (
             replace(COST, draft_factor=1 + seed % 2),
             Reason.GUARD if forced else Reason.PLANNED,

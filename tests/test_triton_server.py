@@ -6,22 +6,22 @@ import os
 import resource
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import threading
 import time
-import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import tritonclient.grpc as triton
 from rich.console import Console
+from tritonclient.utils import InferenceServerException
 
 from smartspec_bench.streams import GrpcStreams, HttpStreams, StreamError, ask_alone
-from smartspec_launch import files, foreground, triton_server
+from smartspec_launch import files, foreground, interpreter, triton_server
 from smartspec_launch.gateway import OpenAi
-from smartspec_launch.interpreter import Interpreter, InterpreterError, check_interpreter
+from smartspec_launch.interpreter import InterpreterError, check_interpreter
 from smartspec_launch.triton_server import (
     Address,
     TritonServer,
@@ -38,66 +38,61 @@ STAND_IN = Path(__file__).parent / "standin_backend"
 ROOT = Path(__file__).parents[1]
 TOKENIZER = ROOT / "engines_build" / "tiny" / "target"
 CLIENTS = ROOT / "clients"
-CONFIG = ServerConfig(engine=FakeEngineConfig(kind="fake", tokenizer="none"))
-DEBIAN = Interpreter((3, 11), "/usr", Path("/usr/lib/libpython3.11.so.1.0"), True)
-
-
-def test_a_fit_interpreter_gives_the_folder_of_libpython() -> None:
-    assert check_interpreter(DEBIAN, needs_venv=True) == Path("/usr/lib")
+ENGINE = FakeEngineConfig(kind="fake", tokenizer="none")
+CONFIG = ServerConfig(engine=ENGINE, limits=LimitsConfig(start_s=60))
 
 
 @pytest.mark.parametrize(
-    ("found", "words"),
+    ("version", "library", "prefix", "words"),
     [
-        (DEBIAN._replace(version=(3, 10)), "Python 3.10 cannot run"),
-        (DEBIAN._replace(version=(3, 13)), "Python 3.13 cannot run"),
-        (DEBIAN._replace(libpython=None), "lacks its shared library libpython"),
-        (DEBIAN._replace(has_venv=False), "lacks the venv module"),
-        (
-            DEBIAN._replace(libpython=None, base_prefix="/home/ada/.pyenv/versions/3.11.7"),
-            "run: PYTHON_CONFIGURE_OPTS=--enable-shared pyenv install --force 3.11.7",
-        ),
+        ((3, 10), "found", "/usr", "Python 3.10 cannot run"),
+        ((3, 13), "found", "/usr", "Python 3.13 cannot run"),
+        ((3, 11), None, "/usr", "lacks its shared library libpython; run: sudo apt-get install"),
+        ((3, 11), None, "/home/a/.pyenv/versions/3.11.7", "--enable-shared pyenv install --force"),
+        ((3, 11), "found", "/usr", ""),
     ],
 )
-def test_an_unfit_interpreter_gets_one_line(found: Interpreter, words: str) -> None:
+def test_an_unfit_interpreter_gets_one_line_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+    version: tuple[int, int],
+    library: str | None,
+    prefix: str,
+    words: str,
+) -> None:
+    found = library and Path("/usr/lib") / library
+    monkeypatch.setattr(interpreter, "VERSION", version)
+    monkeypatch.setattr(interpreter, "find_libpython", lambda version: found)
+    monkeypatch.setattr("sys.base_prefix", prefix)
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    if not words:
+        assert check_interpreter() == Path("/usr/lib")
+        return
     with pytest.raises(InterpreterError) as caught:
-        check_interpreter(found, needs_venv=True)
+        check_interpreter()
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_the_remedy_is_one_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
-    monkeypatch.setattr("os.geteuid", lambda: 1000)
-    with pytest.raises(InterpreterError) as caught:
-        check_interpreter(DEBIAN._replace(libpython=None, has_venv=False), needs_venv=True)
-    packages = "python3.11 python3.11-venv libpython3.11"
-    assert str(caught.value).endswith(f"run: sudo apt-get install -y {packages}")
-
-
-def find_python(candidate: Path) -> subprocess.CompletedProcess[str]:
-    """What scripts/setup.sh makes of an interpreter."""
-    command = ["bash", "-c", f"source '{ROOT / 'scripts' / 'setup.sh'}'; find_python"]
-    environment = os.environ | {"PYTHON": str(candidate)}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-
-
-def test_setup_takes_the_interpreter_of_these_tests() -> None:
-    result = find_python(Path(sys.executable))
-    assert (result.returncode, result.stdout) == (0, f"{sys.executable}\n"), result.stderr
-
-
-def test_setup_says_in_one_line_what_helps(tmp_path: Path) -> None:
-    """An interpreter that runs, but refuses the question for its version."""
+@pytest.mark.parametrize("is_fit", [True, False])
+def test_setup_takes_an_interpreter_or_says_what_helps(tmp_path: Path, is_fit: bool) -> None:
+    """The unfit one runs, but refuses the question for its version."""
     old = tmp_path / "python"
     old.write_text(
         '#!/bin/sh\ncase "$1$2" in --version) echo Python 3.9.2 ;; -c) ;; *) exit 1 ;; esac\n'
     )
     old.chmod(0o755)
-    result = find_python(old)
-    assert result.returncode == 1
-    assert result.stderr.startswith("Python 3.9.2 cannot run Triton's stub; ")
-    assert result.stderr.count("\n") == 1
+    python = sys.executable if is_fit else str(old)
+    done = subprocess.run(
+        ["bash", "-c", f"source '{ROOT / 'scripts' / 'setup.sh'}'; find_python"],
+        env=os.environ | {"PYTHON": python},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == ((0, f"{python}\n") if is_fit else (1, ""))
+    assert is_fit or done.stderr.startswith("Python 3.9.2 cannot run Triton's stub; ")
+    assert done.stderr.count("\n") == (not is_fit)
 
 
 def test_repository_is_what_triton_and_the_backend_read(tmp_path: Path) -> None:
@@ -139,16 +134,15 @@ def test_libpython_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     assert environment["PATH"].startswith(f"{Path(sys.executable).parent}{os.pathsep}")
 
 
-def test_command_line_listens_on_loopback_and_guards_model_control(tmp_path: Path) -> None:
-    """A stand-in binary that knows one option more than 2.51 does is given it."""
-    binary = tmp_path / "tritonserver"
-    binary.write_text("#!/bin/sh\necho ' --grpc-max-response-pool-size <integer>'\n")
-    binary.chmod(0o755)
-    installation = files.Installation(binary, tmp_path)
-    command = server_command(installation, dict(os.environ), tmp_path, tmp_path, Address())
+@pytest.mark.parametrize(("version", "is_pooled"), [(files.WHEEL_VERSION, False), ((2, 69), True)])
+def test_command_line_listens_on_loopback_and_guards_model_control(
+    tmp_path: Path, version: tuple[int, ...], is_pooled: bool
+) -> None:
+    installation = files.Installation(tmp_path, tmp_path, version=version)
+    command = server_command(installation, tmp_path, tmp_path, Address())
     for option in ("--http-address", "--grpc-address", "--metrics-address"):
         assert f"{option}=127.0.0.1" in command
-    assert "--grpc-max-response-pool-size=1024" in command
+    assert ("--grpc-max-response-pool-size=1024" in command) == is_pooled
     closed = [word.partition("=")[0] for word in command if ",logging:CLOSED:TO:ALL=" in word]
     assert closed == ["--http-restricted-api", "--grpc-restricted-protocol"]
 
@@ -164,34 +158,31 @@ def test_addresses() -> None:
         assert taken_ports(address) == [address.grpc_port]
 
 
-def read_only(folder: Path) -> Path:
-    """As no directory is made in one's own files; root could write in any that is only closed."""
-    (folder / "file").write_text("")
-    return folder / "file" / "run"
+def stand_in(run_dir: Path) -> TritonServer:
+    return TritonServer(CONFIG, run_dir, free_address(), backend_folder=STAND_IN)
 
 
-def test_a_run_directory_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
-    run_dir = read_only(tmp_path)
-    with pytest.raises(files.InstallationError) as caught, stand_in(run_dir):
-        pass
-    assert str(caught.value) == (
-        f"the run directory {run_dir} cannot be used: Not a directory ({run_dir}); "
-        "name a writable directory with 10 MiB free"
-    )
-
-
-def test_a_full_run_directory_is_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_full", [True, False])
+def test_a_run_directory_that_cannot_be_used_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_full: bool
 ) -> None:
+    """A full disk, or a file where the directory should be: root could write into a closed one."""
+
     def copy(source: Path, target: Path) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
 
-    monkeypatch.setattr("shutil.copy2", copy)
-    with pytest.raises(files.InstallationError) as caught, stand_in(tmp_path / "run"):
+    run_dir = tmp_path / "run" / "1"
+    if is_full:
+        monkeypatch.setattr("shutil.copy2", copy)
+    else:
+        run_dir.parent.write_text("")
+    with pytest.raises(files.InstallationError) as caught, stand_in(run_dir):
         pass
-    assert f"{tmp_path / 'run'} cannot be used: No space left on device" in str(caught.value)
-    assert "\n" not in str(caught.value)
-    os.close(files.lock_run_dir(tmp_path / "run"))  # what could not be used is not kept locked
+    reason = "No space left on device" if is_full else "Not a directory"
+    assert str(caught.value).startswith(f"the run directory {run_dir} cannot be used: {reason} (")
+    assert str(caught.value).endswith("; name a writable directory with 10 MiB free")
+    if is_full:
+        os.close(files.lock_run_dir(run_dir))  # what could not be used is not kept locked
 
 
 def test_a_second_server_is_kept_out_until_the_first_has_ended(tmp_path: Path) -> None:
@@ -209,20 +200,15 @@ def test_a_second_server_is_kept_out_until_the_first_has_ended(tmp_path: Path) -
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     """A real Triton with the stand-in backend."""
-    run_dir = tmp_path_factory.mktemp("triton")
-    with TritonServer(CONFIG, run_dir, free_address(), backend_folder=STAND_IN) as server:
-        server.wait_ready(timeout_s=60)
+    with stand_in(tmp_path_factory.mktemp("triton")) as server:
+        server.wait_ready()
         yield server
-
-
-def stand_in(run_dir: Path) -> TritonServer:
-    return TritonServer(CONFIG, run_dir, free_address(), backend_folder=STAND_IN)
 
 
 def start_stand_in(run_dir: Path) -> TritonServer:
     server = stand_in(run_dir)
     server.start()
-    server.wait_ready(timeout_s=60)
+    server.wait_ready()
     return server
 
 
@@ -247,142 +233,88 @@ def test_both_transports_stream(server: TritonServer) -> None:
             ask_alone(streams, fields | {"text_input": "error"})
 
 
-def restrictions(pid: int) -> list[tuple[str, str, str]]:
-    """What any local user can read of a running Triton's restricted APIs: option, header, value."""
-    words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
-    found = [word.split("=", 2) for word in words if "-restricted-" in word]
-    return [(option, rest.partition(":")[2], value) for option, rest, value in found]
-
-
-def http_index(port: int, header: str) -> bytes:
-    """What Triton answers to a question of model control with this header line, sent as it is."""
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
-        client.sendall(
-            b"POST /v2/repository/index HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
-            + header.encode()
-            + b"Content-Length: 2\r\n\r\n{}"
-        )
-        with contextlib.suppress(ConnectionResetError):
-            return b"".join(iter(lambda: client.recv(4096), b""))
-        return b""
-
-
-def grpc_index(port: int, name: str, value: str) -> bytes:
-    """The same over gRPC, as bytes of HTTP/2: a library would refuse to send such a name."""
-
-    def literal(key: str, content: str) -> bytes:
-        return b"\0" + b"".join(bytes([len(s)]) + s.encode() for s in (key, content))
-
-    def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-        return struct.pack(">HBBBI", 0, len(payload), kind, flags, stream)[:9] + payload
-
-    method = "/inference.GRPCInferenceService/RepositoryIndex"
-    headers = {":method": "POST", ":scheme": "http", ":path": method, ":authority": "x"}
-    headers |= {"te": "trailers", "content-type": "application/grpc", name: value}
-    block = b"".join(literal(*each) for each in headers.items())
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
-        client.sendall(
-            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-            + frame(4, 0, 0, b"")
-            + frame(1, 4, 1, block)
-            + frame(0, 1, 1, bytes(5))
-        )
-        answer = b""
-        while b"grpc-status" not in answer and (got := client.recv(4096)):
-            answer += got
-        return answer
-
-
 @pytest.mark.triton
 def test_nothing_on_the_command_line_opens_model_control(server: TritonServer) -> None:
-    """Whoever reads it tries what it says, and spellings of it. That the questions are sound: the
-    next test."""
-    (http, header, value), (grpc, _, _) = restrictions(server.pid)
-    assert (http, grpc) == ("--http-restricted-api", "--grpc-restricted-protocol")
-    for line in (f"{header}: {value}\r\n", f"CLOSED:TO:ALL : {value}\r\n", f"CLOSED: {value}\r\n"):
-        answer = http_index(server.address.triton_http_port, line)
+    """Whoever reads it tries what it says, and spellings of it."""
+    words = Path(f"/proc/{server.pid}/cmdline").read_bytes().decode().split("\0")
+    (word,) = [word for word in words if word.startswith("--http-restricted-api=")]
+    _, _, rest = word.partition(":")
+    header, _, value = rest.partition("=")
+    for line in (f"{header}: {value}", f"{header} : {value}", f"CLOSED: {value}", "X: y"):
+        request = (
+            f"POST /v2/repository/index HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{line}\r\n"
+            "Content-Length: 2\r\n\r\n{}"
+        )
+        port = server.address.triton_http_port
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+            client.sendall(request.encode())
+            answer = b""
+            with contextlib.suppress(ConnectionResetError):
+                while data := client.recv(4096):
+                    answer += data
         assert b" 403 " in answer
         assert b"READY" not in answer
-    for name in (header, header.lower(), "closed"):
-        name = f"triton-grpc-protocol-{name}"
-        answer = grpc_index(server.address.triton_grpc_port, name, value)
-        assert b"grpc-status" in answer
-        assert b"READY" not in answer
-    url = f"{server.address.triton_url}/v2/repository/models/smartspec/unload"
-    with pytest.raises(urllib.error.HTTPError) as caught:
-        urllib.request.urlopen(url, data=b"{}")
-    with caught.value as error:
-        assert error.code == 403
+    with (
+        triton.InferenceServerClient(server.address.triton_grpc_url) as client,
+        pytest.raises(InferenceServerException, match="restricted"),
+    ):
+        client.get_model_repository_index()
     assert server.is_model_ready()
 
 
-@pytest.mark.triton
-def test_a_key_on_the_command_line_would_open_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("smartspec_launch.triton_server.CLOSED_HEADER", "key")
-    server = start_stand_in(tmp_path)
-    (_, header, value), _ = restrictions(server.pid)
-    http = http_index(server.address.triton_http_port, f"{header}: {value}\r\n")
-    grpc = grpc_index(server.address.triton_grpc_port, f"triton-grpc-protocol-{header}", value)
-    server.kill()
-    assert b"READY" in http
-    assert b"READY" in grpc
+def run_client(client: str, url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(CLIENTS / client), *arguments, "--url", url]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.triton
 @pytest.mark.parametrize("client", ["http_stream.py", "grpc_stream.py"])
 def test_clients_print_the_text_and_the_counts(server: TritonServer, client: str) -> None:
-    address = server.address
-    url = address.http_url if client.startswith("http") else address.grpc_url
-    command = [sys.executable, str(CLIENTS / client), "--url", url]
-    result = subprocess.run(
-        [*command, "hi", "--max-tokens", "3"], capture_output=True, text=True, check=False
-    )
+    is_http = client.startswith("http")
+    url = server.address.http_url if is_http else server.address.grpc_url
+    result = run_client(client, url, "hi", "--max-tokens", "3")
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("word0 word1 word2 \n3 tokens in ")
-    failed = subprocess.run([*command, "error"], capture_output=True, text=True, check=False)
+    failed = run_client(client, url, "error")
     assert failed.returncode == 1
     assert "told to fail" in failed.stderr
+    port = free_address().http_port
+    alone = run_client(client, f"http://127.0.0.1:{port}" if is_http else f"127.0.0.1:{port}", "hi")
+    assert alone.returncode == 1
+    assert "refused" in alone.stderr
+    assert "Traceback" not in alone.stderr
 
 
 @pytest.mark.triton
 def test_many_requests_client_counts_failures(server: TritonServer, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "a"}\n{"prompt": "b", "max_tokens": 2}\n{"prompt": "error"}\n')
-    command = [sys.executable, str(CLIENTS / "grpc_many.py"), str(prompts)]
-    command += ["--url", server.address.grpc_url, "--max-tokens", "3", "--concurrency", "2"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    options = (str(prompts), "--max-tokens", "3", "--concurrency", "2")
+    result = run_client("grpc_many.py", server.address.grpc_url, *options)
     assert result.returncode == 1
     assert "3 requests, 1 failed, 5 tokens in " in result.stdout
     assert "[2] error: told to fail: error" in result.stderr
 
 
 @pytest.mark.triton
-@pytest.mark.parametrize("client", ["http_stream.py", "grpc_stream.py"])
-def test_clients_say_that_no_server_is_there(client: str) -> None:
-    port = free_address().http_port
-    url = f"http://127.0.0.1:{port}" if client.startswith("http") else f"127.0.0.1:{port}"
-    result = subprocess.run(
-        [sys.executable, str(CLIENTS / client), "hi", "--url", url],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 1
-    assert "refused" in result.stderr
-    assert "Traceback" not in result.stderr
+def test_idle_connections_do_not_end_the_server(server: TritonServer) -> None:
+    """A gateway that answers 503 answers, and the launcher asks Triton itself for the model."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    place = (server.address.host, server.address.http_port)
+    with contextlib.ExitStack() as held:
+        for _ in range(4200):
+            held.enter_context(socket.create_connection(place))
+        for _ in range(foreground.MAX_MISSES):
+            assert server.silence() is None
 
 
 @pytest.mark.triton
 def test_a_load_that_fails_is_told_at_once(tmp_path: Path) -> None:
-    """The stand-in folder without its model.py: Triton ends, and the message says why."""
-    empty = tmp_path / "backend"
-    empty.mkdir()
-    (empty / "model.py").write_text("raise RuntimeError('no such engine')\n")
-    with TritonServer(CONFIG, tmp_path / "run", free_address(), backend_folder=empty) as server:
+    """Triton ends, and the message says why."""
+    (tmp_path / "model.py").write_text("raise RuntimeError('no such engine')\n")
+    with TritonServer(CONFIG, tmp_path / "run", free_address(), backend_folder=tmp_path) as server:
         with pytest.raises(TritonServerError, match="no such engine"):
-            server.wait_ready(timeout_s=60)
+            server.wait_ready()
         assert group_members(server.pid) == []
 
 
@@ -399,28 +331,22 @@ def test_a_start_has_as_long_as_the_limits_say(tmp_path: Path) -> None:
 
 
 @pytest.mark.triton
-def test_stop_is_clean_and_leaves_no_process(tmp_path: Path) -> None:
-    server = start_stand_in(tmp_path)
-    pid = server.pid
-    assert len(group_members(pid)) > 1
+@pytest.mark.parametrize("fails", [False, True])
+def test_files_that_nobody_needs_are_removed(tmp_path: Path, fails: bool) -> None:
+    """Unless something failed: then they are what to look into. A second stop changes nothing."""
+    run_dir = tmp_path / "run"
+    server = TritonServer(
+        CONFIG, run_dir, free_address(), backend_folder=STAND_IN, keeps_files=False
+    )
+    with contextlib.suppress(LookupError), server:
+        server.wait_ready()
+        assert len(group_members(server.pid)) > 1
+        if fails:
+            raise LookupError
+    assert run_dir.exists() == fails
     assert server.stop() == 0
-    assert server.stop() == 0
-    assert group_members(pid) == []
+    assert group_members(server.pid) == []
     assert taken_ports(server.address) == []
-
-
-@pytest.mark.triton
-def test_files_that_nobody_needs_are_removed(tmp_path: Path) -> None:
-    """Unless something failed: then they are what to look into."""
-    for name, fails in (("passed", False), ("failed", True)):
-        server = TritonServer(
-            CONFIG, tmp_path / name, free_address(), backend_folder=STAND_IN, keeps_files=False
-        )
-        with contextlib.suppress(LookupError), server:
-            server.wait_ready(timeout_s=60)
-            if fails:
-                raise LookupError
-    assert [path.name for path in tmp_path.iterdir()] == ["failed"]
 
 
 @pytest.mark.triton
@@ -453,13 +379,12 @@ def test_a_model_that_triton_keeps_holds_no_stop_up(
 def test_a_killed_server_leaves_no_process_and_no_files(tmp_path: Path) -> None:
     before = set(Path("/tmp").glob("python_env_*"))
     server = start_stand_in(tmp_path)
-    pid = server.pid
-    os.kill(pid, signal.SIGKILL)
+    os.kill(server.pid, signal.SIGKILL)
     assert server.stop() == 128 + signal.SIGKILL
     deadline = time.monotonic() + 5.0
-    while group_members(pid) and time.monotonic() < deadline:
+    while group_members(server.pid) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert group_members(pid) == []
+    assert group_members(server.pid) == []
     assert list(Path("/dev/shm").glob(f"{server._shm_prefix}*")) == []
     assert set(Path("/tmp").glob("python_env_*")) <= before
 
@@ -475,125 +400,62 @@ def test_no_module_is_imported_from_the_working_directory(
     (tmp_path / "own.jinja").write_text("{{ messages[0].content }}")
     monkeypatch.chdir(tmp_path)
     openai = OpenAi(free_address().http_port, TOKENIZER, Path("own.jinja"))
-    run_dir = tmp_path / "run"
+    address = free_address()
     with TritonServer(
-        CONFIG, run_dir, free_address(), backend_folder=STAND_IN, openai=openai
+        CONFIG, tmp_path / "run", address, backend_folder=STAND_IN, openai=openai
     ) as server:
-        server.wait_ready(timeout_s=60)
+        server.wait_ready()
     assert not seen.exists()
+
+
+def unload(server: TritonServer) -> None:
+    """Streams in flight end first."""
+    with pytest.raises(StreamError, match="told to fail: unload"):
+        ask_alone(HttpStreams(server.address.http_url), {"text_input": "unload", "max_tokens": 1})
+
+
+def kill_and_interrupt(server: TritonServer) -> None:
+    os.kill(server.pid, signal.SIGKILL)
+    raise KeyboardInterrupt
+
+
+def send_soon(number: signal.Signals) -> Callable[[TritonServer], None]:
+    return lambda server: threading.Timer(0.3, os.kill, (os.getpid(), number)).start()
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize(
+    ("then", "code", "said"),
+    [
+        (send_soon(signal.SIGINT), 0, ["Stopping."]),
+        (send_soon(signal.SIGTERM), 0, ["Stopping."]),
+        (unload, 1, ["The model has been unloaded."]),
+        (kill_and_interrupt, 1, [f"exit code {128 + signal.SIGKILL}", "Started HTTPService"]),
+    ],
+    ids=["SIGINT", "SIGTERM", "unloaded", "not clean"],
+)
+def test_foreground_ends_with_its_code_and_its_reason(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    then: Callable[[TritonServer], None],
+    code: int,
+    said: list[str],
+) -> None:
+    """Where a stop is not clean, the log's last lines are shown: the folder may be gone soon."""
+    monkeypatch.setattr(foreground, "announce", lambda server, console: then(server))
+    server = stand_in(tmp_path)
+    with (tmp_path / "console").open("w") as file:
+        assert foreground.run_in_foreground(server, Console(file=file, width=200)) == code
+    text = (tmp_path / "console").read_text()
+    assert all(words in text for words in said), text
+    assert group_members(server.pid) == []
 
 
 @pytest.mark.triton
 def test_a_stop_during_the_start_is_clean(tmp_path: Path) -> None:
-    server = TritonServer(CONFIG, tmp_path, free_address(), backend_folder=STAND_IN)
-    console = Console(file=(tmp_path / "console").open("w"), width=200)
+    server = stand_in(tmp_path)
     threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
-    with console.file:
-        assert foreground.run_in_foreground(server, console) == 0
+    with (tmp_path / "console").open("w") as file:
+        assert foreground.run_in_foreground(server, Console(file=file, width=200)) == 0
     assert (tmp_path / "console").read_text().splitlines()[-1] == "Stopping."
     assert group_members(server.pid) == []
-
-
-@pytest.mark.triton
-def test_idle_connections_do_not_end_the_server(
-    server: TritonServer,
-) -> None:
-    """A gateway that answers 503 answers, and the launcher asks Triton itself for the model."""
-    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
-    place = (server.address.host, server.address.http_port)
-    with contextlib.ExitStack() as held:
-        for _ in range(4200):
-            held.enter_context(socket.create_connection(place))
-        for _ in range(foreground.MAX_MISSES):
-            assert server.responds()
-
-
-@pytest.mark.triton
-def test_foreground_ends_with_1_when_the_model_unloads_itself(tmp_path: Path) -> None:
-    """What `smartspec serve` does when the backend's loop has died; streams in flight end first."""
-    server = TritonServer(CONFIG, tmp_path, free_address(), backend_folder=STAND_IN)
-    seen = Console(file=(tmp_path / "console").open("w"), width=200)
-
-    def unload() -> None:
-        fields = {"text_input": "unload", "max_tokens": 1}
-        with pytest.raises(StreamError, match="told to fail: unload"):
-            ask_alone(HttpStreams(server.address.http_url), fields)
-
-    with seen.file:
-        code = foreground.run_in_foreground(server, seen, on_ready=unload)
-    assert code == 1
-    assert "The model has been unloaded." in (tmp_path / "console").read_text()
-    assert group_members(server.pid) == []
-
-
-@pytest.mark.triton
-def test_foreground_ends_with_1_when_the_loop_of_the_real_backend_dies(tmp_path: Path) -> None:
-    """The request that is in flight fails with a message; nothing hangs, no process is left."""
-    engine = FakeEngineConfig(kind="fake", tokenizer=str(TOKENIZER), fail_at_step=3)
-    server = TritonServer(ServerConfig(engine=engine), tmp_path, free_address())
-    console = Console(file=(tmp_path / "console").open("w"), width=200)
-    failures = []
-
-    def ask() -> None:
-        fields = {"text_input": "hello", "max_tokens": 50, "stream": True}
-        with pytest.raises(StreamError) as caught:
-            ask_alone(HttpStreams(server.address.http_url), fields)
-        failures.append(str(caught.value))
-
-    with console.file:
-        assert foreground.run_in_foreground(server, console, on_ready=ask) == 1
-    assert len(failures) == 1
-    assert group_members(server.pid) == []
-
-
-@pytest.mark.triton
-def test_foreground_ends_when_the_gateway_dies(tmp_path: Path) -> None:
-    """Triton does not stay behind without it."""
-    address = free_address()
-    server = TritonServer(CONFIG, tmp_path, address, backend_folder=STAND_IN)
-    console = Console(file=(tmp_path / "console").open("w"), width=200)
-
-    def ask_and_kill() -> None:
-        fields = {"text_input": "hello", "max_tokens": 3, "stream": True}
-        assert len(ask_alone(HttpStreams(address.http_url), fields)) == 3
-        os.kill(server.gateway_pid, signal.SIGKILL)
-
-    with console.file:
-        code = foreground.run_in_foreground(server, console, on_ready=ask_and_kill)
-    assert code == 1
-    assert "The gateway ended with exit code 137" in (tmp_path / "console").read_text()
-    assert group_members(server.pid) == []
-    assert taken_ports(address) == []
-
-
-@pytest.mark.triton
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_foreground_ends_in_good_order_on_a_signal(tmp_path: Path, number: signal.Signals) -> None:
-    server = TritonServer(CONFIG, tmp_path, free_address(), backend_folder=STAND_IN)
-    console = Console(file=(tmp_path / "console").open("w"), width=200)
-
-    def send_soon() -> None:
-        threading.Timer(0.3, os.kill, (os.getpid(), number)).start()
-
-    with console.file:
-        code = foreground.run_in_foreground(server, console, on_ready=send_soon)
-    assert code == 0, (tmp_path / "console").read_text()
-    assert group_members(server.pid) == []
-
-
-@pytest.mark.triton
-def test_foreground_says_why_a_stop_was_not_clean(tmp_path: Path) -> None:
-    """Triton's code and the log's last lines are shown: the run folder may be gone soon."""
-    server = TritonServer(CONFIG, tmp_path, free_address(), backend_folder=STAND_IN)
-    console = Console(file=(tmp_path / "console").open("w"), width=200)
-
-    def kill_and_interrupt() -> None:
-        os.kill(server.pid, signal.SIGKILL)
-        raise KeyboardInterrupt
-
-    with console.file:
-        code = foreground.run_in_foreground(server, console, on_ready=kill_and_interrupt)
-    assert code == 1
-    said = (tmp_path / "console").read_text()
-    assert f"exit code {128 + signal.SIGKILL}" in said
-    assert "Started HTTPService" in said

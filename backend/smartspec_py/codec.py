@@ -17,7 +17,8 @@ from smartspec_py.api.contract import INPUTS, OUTPUTS
 from smartspec_py.api.inputs import FIELDS
 from smartspec_py.api.refused import asks_for_nothing, why_refused
 from smartspec_py.api.tensor_spec import NUMPY_TYPES, TensorSpec
-from smartspec_py.serving.messages import Reply, Summary
+from smartspec_py.core.types import SpecMetrics
+from smartspec_py.serving.messages import Progress, Reply
 from smartspec_py.serving.request import ErrorCode, GenerateParams, InvalidField, RequestError
 
 _INPUT_NAMES = tuple(spec.name for spec in INPUTS)
@@ -67,13 +68,6 @@ def encode(reply: Reply, wanted: Collection[str] = _ALL_OUTPUTS) -> Any:
             if name in wanted and (value := values.get(name)) is not None
         ]
     )
-
-
-def encode_explanation(trace: str, wanted: Collection[str] = _ALL_OUTPUTS) -> Any:
-    """A step trace as a Triton response."""
-    text = np.array([[trace.encode()]], dtype=np.object_)
-    tensors = [pb_utils.Tensor("explanation", text)] if "explanation" in wanted else []
-    return pb_utils.InferenceResponse(tensors)
 
 
 def encode_error(error: RequestError) -> Any:
@@ -154,38 +148,52 @@ def _check_bias(given: dict[str, Any]) -> None:
 
 def _outputs(reply: Reply) -> dict[str, Any]:
     """Values by tensor; None or missing if the tensor does not apply."""
-    progress = reply.progress
+    if reply.explanation:
+        return {"explanation": reply.explanation.encode()}
+    params, progress, reason = reply.params, reply.progress, reply.finish_reason
     values: dict[str, Any] = {
         "text_output": reply.text.encode(),
-        "finish_reason": reply.finish_reason.value.encode() if reply.finish_reason else b"",
-        "num_input_tokens": reply.num_input_tokens,
-        "num_output_tokens": reply.num_output_tokens,
+        "finish_reason": b"" if reason is None else reason.value.encode(),
         "acceptance_rate": progress.num_accepted / max(progress.num_drafted, 1),
         "total_accepted_draft_tokens": progress.num_accepted,
         "total_draft_tokens": progress.num_drafted,
         "num_steps": progress.num_steps,
         "seed": reply.seed,
-        "output_ids": reply.output_ids,
     }
-    if reply.log_probs is not None:
-        values |= {"output_log_probs": reply.log_probs, "cum_log_probs": reply.cum_log_prob}
-    if reply.token_log_probs is not None:
-        values["token_log_probs"] = reply.token_log_probs.encode()
-    if reply.proposer:
-        values |= dict.fromkeys(("proposer", "drafter"), reply.proposer.encode())
-    if reply.times is not None:
-        values |= _BLOCKS | {
-            "arrival_time_ns": reply.times.arrival_ns,
-            "first_scheduled_time_ns": reply.times.first_scheduled_ns,
-            "first_token_time_ns": reply.times.first_token_ns,
-            "last_token_time_ns": reply.times.last_token_ns,
-        }
-    return values | (_last_outputs(reply.summary) if reply.summary is not None else {})
+    if params.return_num_input_tokens:
+        values["num_input_tokens"] = 0 if reason is None else reply.num_input_tokens
+    if params.return_num_output_tokens:
+        values["num_output_tokens"] = len(reply.tokens)
+    if params.return_output_ids:
+        values["output_ids"] = reply.tokens
+    if params.return_log_probs:
+        values["output_log_probs"] = [entry.log_prob for entry in reply.log_probs]
+        values["cum_log_probs"] = reply.cum_log_prob
+    if params.num_token_log_probs is not None:
+        values["token_log_probs"] = _token_log_probs(reply)
+    if params.spec_metrics is SpecMetrics.DETAILED and progress.proposer:
+        values |= dict.fromkeys(("proposer", "drafter"), progress.proposer.encode())
+    if params.return_perf_metrics:
+        values |= _BLOCKS | _times_ns(Progress() if reason is None else progress)
+    if reason is not None:
+        values["num_cached_tokens"] = progress.num_cached
+        values["metrics"] = reply.spec_metrics.encode() or None
+        values["no_speculation"] = reply.no_speculation.encode() or None
+    return values
 
 
-def _last_outputs(summary: Summary) -> dict[str, Any]:
-    return {
-        "num_cached_tokens": summary.num_cached_tokens,
-        "metrics": summary.spec_metrics.encode() or None,
-        "no_speculation": summary.no_speculation.encode() or None,
+def _token_log_probs(reply: Reply) -> bytes:
+    """JSON with lists of [token, log-probability, [[token, log-probability], ..]]."""
+    document = {"prompt": reply.prompt_log_probs, "output": reply.log_probs}
+    given = {name: entries for name, entries in document.items() if entries}
+    return json.dumps(given, separators=(",", ":")).encode()
+
+
+def _times_ns(progress: Progress) -> dict[str, int]:
+    times_s = {
+        "arrival": progress.arrival_s,
+        "first_scheduled": progress.scheduled_s,
+        "first_token": progress.first_token_s,
+        "last_token": progress.last_token_s,
     }
+    return {f"{name}_time_ns": int(1e9 * (time_s or 0)) for name, time_s in times_s.items()}

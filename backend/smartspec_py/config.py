@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from difflib import get_close_matches
 from importlib.metadata import entry_points
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -28,11 +27,9 @@ from pydantic import (
 from smartspec_py.core.cost import MAX_ROWS
 from smartspec_py.core.plan.planner import MAX_FIXED_DRAFT_LEN, BatchTable, parse_policy
 from smartspec_py.defaults import (
-    CONTEXT_LINE,
     DEFAULT_CONTEXT_LEN,
     DRAFT_MODEL,
     HEADS,
-    LEAST_CHUNK,
     PROMPT_LOOKUP,
     ConfigError,
 )
@@ -41,11 +38,9 @@ if TYPE_CHECKING:
     from smartspec_py.engines.engine import Engine
 
 __all__ = [
-    "CONTEXT_LINE",
     "DEFAULT_CONTEXT_LEN",
     "DRAFT_MODEL",
     "HEADS",
-    "LEAST_CHUNK",
     "PROMPT_LOOKUP",
     "ConfigError",
 ]
@@ -70,12 +65,6 @@ Devices = Annotated[
     tuple[Annotated[int, Field(ge=0, le=1023)], ...], Field(min_length=1, strict=False)
 ]
 """Numbers of GPUs, as CUDA counts them."""
-
-
-def _distinct(value: tuple[int, ...] | None) -> tuple[int, ...] | None:
-    if value is not None and len(set(value)) < len(value):
-        raise ValueError("must name each GPU once")
-    return value
 
 
 def _single(value: tuple[int, ...] | None) -> tuple[int, ...] | None:
@@ -151,21 +140,15 @@ class TrtllmEngineConfig(EngineConfig):
     target: engine directory of the target model.
     draft: engine directory of the draft model. Without one, drafts come from prompt lookup.
     tokenizer: a Hugging Face directory with the target's tokenizer and generation_config.json.
-    devices: numbers of the target's GPUs, one per rank. null uses the first ones.
-    draft_devices: the same for the draft. null uses the target's GPUs.
     decode_burst: tokens that a sequence without drafts generates in one engine request. It can
-        draft again after them. Sequences that never draft again use one request for all tokens.
+        draft again after them. More tokens cost less time without drafts, and delay decisions.
     memory_fraction: share of the free GPU memory, at the start, for the weights and KV caches of
         both engines.
     cache_tokens: capacity of each engine's KV cache in tokens. null divides the memory of
         memory_fraction so that both caches have the same capacity.
     log_probs: whether requests may set `return_log_probs`. The target then keeps room for logits on
-        the GPU: 8 x max_batch_size x vocabulary, in the type of its logits. Targets with
-        several ranks, or on another GPU than 0, refuse such requests.
-    cuda_graphs: replay generation steps of the draft engine as CUDA graphs. Each new batch size
-        captures a graph while serving, which may cost more than it saves. Never measured.
-    charges_cached_tokens: whether the executor counts the whole text of a verification against
-        max_num_tokens. `smartspec doctor` finds out.
+        the GPU: 8 x max_batch_size x vocabulary, in the type of its logits. Targets with several
+        ranks refuse such requests.
     profile_cache: directory of measured step costs. null measures them at every start.
     """
 
@@ -173,17 +156,11 @@ class TrtllmEngineConfig(EngineConfig):
     target: LocalPath
     draft: OptionalPath = None
     tokenizer: LocalPath
-    devices: Devices | None = None
-    draft_devices: Devices | None = None
     decode_burst: Annotated[int, Field(ge=1, le=256)] = 16
     memory_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 0.9
     cache_tokens: Annotated[int | None, Field(ge=2, le=1_000_000_000)] = None
     log_probs: bool = True
-    cuda_graphs: bool = False
-    charges_cached_tokens: bool = True
     profile_cache: OptionalPath = None
-
-    _each_once = field_validator("devices", "draft_devices")(_distinct)
 
 
 BUILT_IN: dict[str, type[EngineConfig]] = {"torch": TorchEngineConfig, "trtllm": TrtllmEngineConfig}
@@ -280,20 +257,10 @@ class BatchTableConfig(_Layer):
         tuple[Annotated[int, Field(ge=0, le=MAX_FIXED_DRAFT_LEN)], ...], Field(strict=False)
     ]
 
-    @field_validator("rows")
-    @classmethod
-    def _ascending(cls, value: tuple[int, ...]) -> tuple[int, ...]:
-        if any(a >= b for a, b in pairwise(value)):
-            raise ValueError(f"must ascend within 1..{MAX_ROWS}")
-        return value
-
-    @field_validator("draft_lens")
-    @classmethod
-    def _one_for_each(cls, value: tuple[int, ...], info: ValidationInfo) -> tuple[int, ...]:
-        num_rows = len(info.data.get("rows", value))
-        if len(value) != num_rows:
-            raise ValueError(f"must be {num_rows} numbers, one for each of rows")
-        return value
+    @model_validator(mode="after")
+    def _is_a_table(self) -> Self:
+        BatchTable(self.rows, self.draft_lens)  # raises ValueError
+        return self
 
     @property
     def table(self) -> BatchTable:
@@ -316,7 +283,8 @@ class ServerConfig(_Layer):
     policy: policy of requests that name none.
     proposer: proposer of requests that name none. auto chooses at each step among all that the
         server has.
-    explain: allow clients to ask for `explain_steps`. It shows numbers of all requests.
+    explain: allow clients to ask for `explain_steps`. It shows numbers of all requests. The server
+        then also writes each step as JSON.
     """
 
     engine: Annotated[SerializeAsAny[EngineConfig], BeforeValidator(_of_its_kind)]

@@ -13,10 +13,6 @@ DEFAULT_CONTEXT_LEN = 512
 LEAST_CHUNK = 128
 """Prompt tokens per step if they were not measured, or if a larger chunk brings no benefit."""
 
-CONTEXT_LINE = "context: "
-"""Prefix of the log line with the context length; `smartspec serve` shows this line."""
-
-
 PRIORITY_WORTH_S = 10.0
 """One level of priority counts as an arrival this many seconds earlier. So a waiting request is
 always served eventually, even if requests with higher priority keep arriving."""

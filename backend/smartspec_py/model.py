@@ -24,14 +24,7 @@ if find_spec("smartspec_py") is None:
     assert _spec is not None
     sys.modules["smartspec_py"] = module_from_spec(_spec)
 
-from smartspec_py.codec import (
-    asks_for_health,
-    decode,
-    encode,
-    encode_error,
-    encode_explanation,
-    wanted_outputs,
-)
+from smartspec_py.codec import asks_for_health, decode, encode, encode_error, wanted_outputs
 from smartspec_py.config import CONFIG_NAME, ConfigError, read_config
 from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.link import BackendEnd, Beat, News, inherited_link
@@ -52,14 +45,12 @@ class TritonSink:
         self._sender = request.get_response_sender()
         self._wanted = wanted_outputs(request)
 
-    def send(self, reply: Reply, is_final: bool) -> None:
-        self._sender.send(encode(reply, self._wanted), flags=_FINAL if is_final else 0)
+    def send(self, reply: Reply) -> None:
+        flags = 0 if reply.finish_reason is None else _FINAL
+        self._sender.send(encode(reply, self._wanted), flags=flags)
 
     def fail(self, code: ErrorCode, message: str) -> None:
         self._sender.send(encode_error(RequestError(code, message)), flags=_FINAL)
-
-    def explain(self, trace: str) -> None:
-        self._sender.send(encode_explanation(trace, self._wanted), flags=_FINAL)
 
     def is_cancelled(self) -> bool:
         return bool(self._sender.is_cancelled())
@@ -110,7 +101,7 @@ class TritonPythonModel:
         server = Server(
             engine,
             config,
-            metrics=TritonMetrics(self._name, args["model_version"]),
+            metrics=TritonMetrics(self._name, args["model_version"]).put,
             on_failure=self._stop_serving,
             # A launcher starts the drain. Without one, Triton is asked regularly.
             should_drain=self._is_unloading if self._link is None else lambda: False,
@@ -170,9 +161,5 @@ class TritonPythonModel:
     def _stop_serving(self, reason: str) -> None:
         """Make the model not ready: without its loop it must get no more requests."""
         pb_utils.Logger.log_error(f"{self._name} is no longer served: {reason}")
-        self._unload()
-
-    def _unload(self) -> None:
-        """Unload in a separate thread, because unloading ends in `finalize`, which waits for the
-        caller."""
+        # In a thread, because unloading ends in `finalize`, which waits for the caller.
         threading.Thread(target=pb_utils.unload_model, args=(self._name,), daemon=True).start()

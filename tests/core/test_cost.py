@@ -75,15 +75,6 @@ def test_draft_passes_are_one_token_a_row() -> None:
     assert [cost.draft_s(rows) for rows in (0, 1, 2, 4)] == pytest.approx([0.0, 1.0, 2.0, 4.0])
 
 
-def test_without_a_draft_model_proposing_is_free() -> None:
-    assert not np.any(CostModel(target=TABLE).draft_pass_s)
-
-
-def test_host_time_grows_with_the_rows() -> None:
-    """0.5 + 3 * 0.25."""
-    assert CostModel(target=TABLE, host_s=0.5, host_row_s=0.25).step_host_s(3) == 1.25
-
-
 @pytest.mark.parametrize(
     ("changes", "seconds"),
     [
@@ -92,7 +83,7 @@ def test_host_time_grows_with_the_rows() -> None:
         ({"target_slope": 3.0}, 5.0),
         ({"target_extra_s": 0.5}, 3.5),
         ({"target_base": 0.5, "target_slope": 0.5, "target_extra_s": 0.25}, 1.75),
-        ({"draft_factor": 9.0, "prefill_factor": 9.0}, 3.0),
+        ({"draft_factor": 9.0}, 3.0),
     ],
 )
 def test_factors_of_the_target(changes: dict[str, float], seconds: float) -> None:
@@ -118,22 +109,20 @@ def test_a_factor_on_draft_passes_shares_the_measured_table() -> None:
 
 
 def test_a_prompt_chunk_costs_what_it_adds() -> None:
-    """One row: 3.0 with 5 tokens, 1.0 with one; 2.0 more, and half of that with a factor of 0.5."""
+    """One row: 3.0 with 5 tokens, 1.0 with one; 2.0 more."""
     cost = CostModel(target=TABLE)
     assert cost.prefill_s(5) == pytest.approx(2.0)
-    assert replace(cost, prefill_factor=0.5).prefill_s(5) == pytest.approx(1.0)
     assert cost.prefill_s(0) == 0.0
 
 
 def test_a_prompt_that_was_measured_is_charged_by_that() -> None:
     """1 s for one token, 9 s for 5 and 10 s for 9, whatever checking 5 drafts takes: 8.0 more, 8.5
-    half-way, half of it with a factor of 0.5; and on with 0.25 a token beyond."""
+    half-way; and on with 0.25 a token beyond."""
     prompt = PassTable((1,), (1, 5, 9), ((1.0, 9.0, 10.0),))
     cost = CostModel(target=TABLE, prompt=prompt)
     assert [cost.prefill_s(n) for n in (0, 1, 5, 7, 13)] == pytest.approx(
         [0.0, 0.0, 8.0, 8.5, 10.0]
     )
-    assert replace(cost, prefill_factor=0.5).prefill_s(5) == pytest.approx(4.0)
     assert cost.target_s(1, 5, -1.0) == CostModel(target=TABLE).target_s(1, 5, -1.0)
 
 

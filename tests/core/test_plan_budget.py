@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from smartspec_py.core.plan.plan_budget import PlanBudget
+from smartspec_py.core.types import SpecPlan
 
 
 def test_a_poor_plan_is_paid_for_before_the_next() -> None:
@@ -38,4 +39,4 @@ def test_a_plan_pays_where_its_tokens_are_sooner_with_the_time_it_took() -> None
         budget = PlanBudget()
         for _ in range(600):
             budget.observe(4, plan_s, 1.2 + plan_s)
-        assert budget.pays(6.0, 1.2 + plan_s, 4.0, 1.0 + plan_s) is pays
+        assert budget.pays(SpecPlan({}, 6.0, 1.2 + plan_s), SpecPlan({}, 4.0, 1.0 + plan_s)) is pays

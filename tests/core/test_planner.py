@@ -1,10 +1,8 @@
 """The planner: cases worked by hand, and properties. Held against an oracle it is next door."""
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -87,11 +85,6 @@ def test_drafts_go_to_the_sequence_that_drafts_well() -> None:
     assert chosen.goodput == pytest.approx(5.0951 / 2)
 
 
-def test_overload_switches_speculation_off() -> None:
-    """Compute-bound, T = 0.1 + 1.0 a token; one sequence of a = 0.7: 1/1.1 against 1.7/2.1."""
-    assert lengths(plan([view(accept_prob=0.7)] * 1, affine_cost(0.1, 1.0, 1.0))) == [0]
-
-
 def test_a_later_rise_is_found_behind_a_drop() -> None:
     """T = 1, 2, 1.1 at 0, 1, 2 drafts: E/T = 1, 0.95, 2.464 at a = 0.9."""
     jagged = CostModel(target=PassTable((1,), (1, 2, 3), ((1.0, 2.0, 1.1),)))
@@ -109,16 +102,6 @@ def test_fixed_and_none_rows_beside_a_goodput_row() -> None:
     none = view(3, 0.9, policy="none")
     assert plan([free], cost).draft_lens == {1: 0}
     assert plan([free, fixed, none], cost).draft_lens == {1: 1, 2: 1, 3: 0}
-
-
-def test_a_fixed_length_is_capped_by_what_makes_sense() -> None:
-    views = [view(1, max_draft_len=2, policy="fixed:5"), view(2, policy="fixed:3")]
-    assert plan(views, FLAT_COST).draft_lens == {1: 2, 2: 3}
-
-
-@pytest.mark.parametrize("policy", ["goodput", "fixed:8"])
-def test_a_sequence_that_may_not_draft_does_not(policy: str) -> None:
-    assert lengths(plan([view(accept_prob=0.99, max_draft_len=0, policy=policy)], FLAT_COST)) == [0]
 
 
 @pytest.mark.parametrize(
@@ -224,23 +207,6 @@ def test_goodput_never_falls_when_acceptance_rises(
     assert after.goodput >= before.goodput * (1 - 1e-9)
 
 
-@settings(max_examples=20, deadline=None)
-@given(probabilities, seconds, st.floats(0.0, 1.0), st.floats(0.001, 1.0))
-def test_with_an_affine_cost_k_never_rises_with_load(
-    accept_prob: float, base_s: float, row_s: float, token_s: float
-) -> None:
-    """T = base + row * B + token * drafts: goodput rises with B, and with it the bar for a draft.
-
-    The bar is what token_s earns elsewhere; only a cost shared by a whole draft pass could undo it.
-    """
-    cost = affine_cost(base_s, row_s, token_s)
-    totals = []
-    for batch_size in (1, 2, 4, 8, 16):
-        chosen = plan([view(i, accept_prob) for i in range(batch_size)], cost)
-        totals.append(chosen.expected_tokens / batch_size)
-    assert all(later <= earlier + 1e-9 for earlier, later in itertools.pairwise(totals))
-
-
 def test_a_lookup_takes_no_draft_passes() -> None:
     """a = 0.5 beside draft passes of 0.3: E/T is 1, 1.5/1.3 = 1.154, 1.75/1.6 = 1.094: one draft.
 
@@ -255,59 +221,6 @@ def test_a_lookup_takes_no_draft_passes() -> None:
     assert (alone.expected_tokens, alone.expected_s) == pytest.approx((1.9375, 1.0))
     fixed = plan([replace(looked_up, policy="fixed:4")], cost)
     assert fixed.expected_s == pytest.approx(1.0)
-
-
-def test_both_kinds_in_one_step() -> None:
-    """T = 1 + 0.3 for each depth that is drafted; the look-up is free: 4 drafts, E = 1.9375.
-
-    Beside it the other draws E to 2.9375 at T = 1, 3.4375 at 1.3, 3.6875 at 1.6: 2.94, 2.64, 2.30.
-    So it does not draft, though alone it would; a second look-up drafts as the first.
-    """
-    cost = CostModel(target=FLAT, draft=PassTable((1,), (1,), ((0.3,),)))
-    views = [view(1, 0.5), *(view(i, 0.5, has_draft_passes=False) for i in (2, 3))]
-    assert plan(views[:2], cost).draft_lens == {1: 0, 2: 4}
-    assert plan(views, cost).draft_lens == {1: 0, 2: 4, 3: 4}
-
-
-def test_a_lookup_pays_for_the_target_s_tokens() -> None:
-    """T = 1 + 0.25 a draft, a = 0.9 and 0.2, as where both are drafted for without a cost: the
-    passes are free there, so the kinds do not differ."""
-    cost = affine_cost(1.0, 0.0, 0.25)
-    for kinds in itertools.product((True, False), repeat=2):
-        views = [
-            view(i, prob, has_draft_passes=kind)
-            for i, prob, kind in zip((1, 2), (0.9, 0.2), kinds, strict=True)
-        ]
-        assert plan(views, cost).draft_lens == {1: 4, 2: 0}
-
-
-def test_a_fixed_lookup_adds_no_depth_to_the_drafted() -> None:
-    """A look-up fixed at 4 shares no pass with the drafted one: its first pass is not paid yet.
-
-    With E = 1.9375 of the fixed one: (1 + E) / 1 = 2.94 against (1.25 + E) / 1.3 = 2.45.
-    """
-    cost = CostModel(target=FLAT, draft=PassTable((1,), (1,), ((0.3,),)))
-    fixed = view(2, 0.5, policy="fixed:4", has_draft_passes=False)
-    chosen = plan([view(1, 0.25), fixed], cost)
-    assert chosen.draft_lens == {1: 0, 2: 4}
-    assert chosen.expected_s == pytest.approx(1.0)
-
-
-@settings(max_examples=30, deadline=None)
-@given(views_of_any_kind, cost_models(), st.lists(st.booleans(), min_size=6, max_size=6))
-def test_both_kinds_together_are_never_worse_than_no_speculation(
-    views: list[SequenceView], cost: CostModel, kinds: list[bool]
-) -> None:
-    views = [changed(v, has_draft_passes=k) for v, k in zip(views, kinds, strict=False)]
-    chosen = plan(views, cost)
-    assert chosen.goodput >= evaluate(views, [0] * len(views), cost).goodput * (1 - 1e-9)
-    assert all(0 <= chosen.draft_lens[v.sequence] <= v.options[0].max_draft_len for v in views)
-
-
-def test_an_array_of_probabilities_is_as_good_as_a_tuple() -> None:
-    views = [view(i, accept_probs=(0.9, 0.5, 0.4, 0.3)) for i in range(3)]
-    arrays = [changed(v, accept_probs=np.array(v.options[0].accept_probs)) for v in views]
-    assert plan(arrays, FLAT_COST) == plan(views, FLAT_COST)
 
 
 @pytest.mark.parametrize(
@@ -325,24 +238,6 @@ def test_a_way_to_draft_is_chosen(accept_prob: float, draft_len: int, option: in
     chosen = plan([view(1, accept_prob, lookup)], FLAT_COST)
     assert chosen.draft_lens == {1: draft_len}
     assert chosen.choices == ({1: option} if option else {})
-
-
-def test_ways_are_chosen_together() -> None:
-    """T = 1 + 0.3 a pass. Alone, one draft by the draft model (0.8), 1.8 / 1.3 = 1.385, loses to
-    the look-up (0.5), 1.5 / 1. With three such, and a fourth that can only be drafted for (0.9):
-
-        all that can looked up, the fourth without: 5.5 / 1 = 5.5; with: 6.4 / 1.3 = 4.92
-        all drafted for: (3 * 1.8 + 1.9) / 1.3 = 5.62
-    """
-    cost = CostModel(target=FLAT, draft=PassTable((1,), (1,), ((0.3,),)))
-    lookup = DraftOption(1, (0.5,), has_draft_passes=False)
-    choosing = [view(i, 0.8, lookup, max_draft_len=1) for i in range(3)]
-    drafted = view(3, 0.9, max_draft_len=1)
-    assert plan(choosing[:1], cost).choices == {0: 1}
-    chosen = plan([*choosing, drafted], cost)
-    assert chosen.choices == {}
-    assert chosen.draft_lens == {0: 1, 1: 1, 2: 1, 3: 1}
-    assert chosen.goodput == pytest.approx(7.3 / 1.3)
 
 
 def test_a_choice_evaluates_to_what_was_planned() -> None:
@@ -408,15 +303,6 @@ def test_a_prompt_that_is_read_makes_seconds_dearer(
     found = plan(views, cost, PlannerSettings(num_prefilling=num_prefilling))
     assert lengths(found) == draft_lens
     assert found.expected_tokens == pytest.approx(2 * (1 + 0.7 + 0.49) if not num_prefilling else 2)
-
-
-def test_many_that_decode_draft_beside_a_prompt() -> None:
-    """64 sequences lose more by a step without drafts than the prompt gains."""
-    cost = CostModel(
-        PassTable((1, 64), (1, 8), ((1.0, 1.1),) * 2), PassTable((1,), (1,), ((0.2,),))
-    )
-    views = [view(i, 0.7, max_draft_len=8) for i in range(64)]
-    assert min(lengths(plan(views, cost, PlannerSettings(num_prefilling=1)))) > 0
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,11 @@ import random
 import numpy as np
 import pytest
 
-from smartspec_py.core.learn.regression import RegressionSettings, RidgeRegression
-
-NOISE, FORGETTING = RegressionSettings.noise, RegressionSettings.forgetting
+from smartspec_py.core.learn.regression import NOISE, RidgeRegression
 
 
 def two_values(sds: tuple[float, float] = (1.0, 1.0)) -> RidgeRegression:
-    return RidgeRegression(prior=(1.0, 0.0), sds=sds, low=(0.1, -10.0), high=10.0)
+    return RidgeRegression(prior=(1.0, 0.0), sds=sds)
 
 
 def test_nothing_seen_is_the_prior() -> None:
@@ -46,18 +44,6 @@ def test_evidence_that_is_not_renewed_gives_way_to_the_prior() -> None:
     for _ in range(2000):
         found.fade()
     assert found.values[0] == pytest.approx(1.0, abs=0.01)
-
-
-@pytest.mark.parametrize(("measured", "bound"), [(0.0, 0.1), (100.0, 10.0)])
-def test_a_value_stops_at_its_bound_and_the_other_takes_what_is_left(
-    measured: float, bound: float
-) -> None:
-    found = two_values((1.0, 0.01))
-    for _ in range(300):
-        found.observe(np.array([1.0, 0.0]), measured, 1.0)
-        assert 0.1 <= found.values[0] <= 10.0
-    assert found.values[0] == pytest.approx(bound)
-    assert found.predict(np.array([0.0, 1.0])) == pytest.approx(0.0)
 
 
 def test_a_stall_moves_nothing_and_a_change_is_followed_in_three_dozen_steps() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.types import FinishReason, SamplingParams
 from smartspec_py.engines.base import Decode, DraftTask, Event, Prefill, Verify
-from smartspec_testing.clock import RealClock, VirtualClock
+from smartspec_testing.clock import VirtualClock
 from smartspec_testing.fake_engine import FAKE_CAPABILITIES, FakeTarget, fake_token
 from smartspec_testing.fake_proposer import FakeProposer
 
@@ -59,7 +59,6 @@ def prefilled(capabilities=CAPABILITIES, sampling=GREEDY, **options):
         (GREEDY, 7, 6),
         (SamplingParams(temperature=1.0, seed=5), 2, 26),
         (SamplingParams(temperature=1.0, seed=5, top_k=1), 2, 21),
-        (SamplingParams(temperature=0.0, seed=5), 2, 21),
     ],
 )
 def test_tokens_follow_the_rule(sampling, position, token):
@@ -84,9 +83,7 @@ def test_a_prompt_may_come_in_chunks():
         ((35,), (28, 35, 42), (28,), 2, FinishReason.STOP),
         ((35,), (28, 36), (28,), 1, FinishReason.STOP),
         ((28,), (29,), (), 0, FinishReason.STOP),
-        # Any of a set ends it, whichever comes first.
         ((9, 35, 28), (29,), (), 0, FinishReason.STOP),
-        ((9, 35), (28, 35, 42), (28,), 2, FinishReason.STOP),
         ((9, 8, 42), (28, 35), (28, 35), 2, FinishReason.STOP),
     ],
 )
@@ -97,13 +94,6 @@ def test_verify_keeps_the_accepted_drafts_and_adds_one(
     target.submit([Verify(1, drafts)])
     assert target.poll(0.0) == [Event(1, tokens, len(drafts), num_accepted, finish=finish)]
     target.check_integrity()
-
-
-def test_text_ends_at_the_context_limit():
-    """5 tokens fit: after 3, 4, 21 the drafts 28, 35 fill them, and the third token has no room."""
-    target = prefilled(replace(CAPABILITIES, max_context_len=5))
-    target.submit([Verify(1, (28, 35))])
-    assert target.poll(0.0) == [Event(1, (28, 35), 2, 2, finish=FinishReason.LENGTH)]
 
 
 def test_a_burst_brings_a_token_a_poll_until_it_is_cancelled():
@@ -137,21 +127,18 @@ def test_a_poll_lasts_its_passes():
     ("work", "error"),
     [
         (Verify(9, (28,)), KeyError),
-        (Decode(9, 1), KeyError),
-        (Verify(1, ()), ValueError),
-        (Verify(1, (28,) * 5), ValueError),
-        (Verify(1, (50,)), ValueError),
-        (Decode(1, 2), ValueError),
-        (prefill(1), ValueError),
-        (prefill(2, (5,)), ValueError),  # it is 6 that sequence 2 began with
-        (prefill(2, (6,)), ValueError),  # nine more follow: it is not the last
-        (prefill(2, (6,), is_last=False, start=1), ValueError),
-        (prefill(2, (), is_last=False), ValueError),
-        (prefill(2, (6,) * 9, is_last=False), ValueError),
-        (prefill(9), KeyError),
+        (Verify(1, ()), AssertionError),
+        (Verify(1, (28,) * 5), AssertionError),
+        (Verify(1, (50,)), AssertionError),
+        (Decode(1, 2), AssertionError),
+        (prefill(1), AssertionError),
+        (prefill(2, (5,)), AssertionError),  # sequence 2 began with 6
+        (prefill(2, (6,)), AssertionError),  # nine more follow: it is not the last
+        (prefill(2, (6,), is_last=False, start=1), AssertionError),
+        (prefill(2, (6,) * 9, is_last=False), AssertionError),
     ],
 )
-def test_misuse_raises(work, error):
+def test_wrong_work_raises(work, error):
     """Sequence 2 has begun with ten tokens; chunks of 8 are the largest."""
     target = prefilled()
     target.begin(2, (6,) * 10, 10, GREEDY)
@@ -160,18 +147,11 @@ def test_misuse_raises(work, error):
 
 
 @pytest.mark.parametrize(
-    ("sequence", "tokens", "num_prompt", "words"),
-    [
-        (1, PROMPT, 2, "has begun already"),
-        (2, (), 0, "0 tokens"),
-        (2, PROMPT, 0, "2 tokens, of them 0"),
-        (2, PROMPT, 3, "2 tokens, of them 3"),
-        (2, (1,) * 4096, 5, "4096 tokens"),
-        (2, (50,), 1, "outside of the vocabulary"),
-    ],
+    ("sequence", "tokens", "num_prompt"),
+    [(1, PROMPT, 2), (2, PROMPT, 0), (2, PROMPT, 3), (2, (1,) * 4096, 5), (2, (50,), 1)],
 )
-def test_a_wrong_beginning_raises(sequence, tokens, num_prompt, words):
-    with pytest.raises(ValueError, match=words):
+def test_a_wrong_beginning_raises(sequence, tokens, num_prompt):
+    with pytest.raises(AssertionError):
         prefilled().begin(sequence, tokens, num_prompt, GREEDY)
 
 
@@ -190,29 +170,20 @@ def test_a_sequence_that_was_preempted_begins_again_with_what_it_has():
 def test_one_work_at_a_time_and_one_release():
     target = prefilled()
     target.submit([Decode(1, 1)])
-    with pytest.raises(ValueError, match="already has work in flight"):
-        target.submit([Decode(1, 1)])
-    with pytest.raises(ValueError, match="has work in flight"):
-        target.release(1)
+    for wrong in (lambda: target.submit([Decode(1, 1)]), lambda: target.release(1)):
+        with pytest.raises(AssertionError, match="work in flight"):
+            wrong()
     target.poll(0.0)
     target.release(1)
     assert target.num_sequences == 0
-    for late in (target.release, target.cancel):
-        with pytest.raises(KeyError, match="was released"):
-            late(1)
     with pytest.raises(KeyError):
-        target.submit([prefill(1)])
+        target.release(1)
 
 
-def test_a_full_target_takes_no_more():
-    with pytest.raises(ValueError, match="holds 2"):
-        begun(PROMPT, PROMPT, PROMPT)
-
-
-def test_sampling_is_verified_only_where_the_capabilities_say_so():
+def test_sampling_is_verified_only_if_the_capabilities_say_so():
     sampling = SamplingParams(temperature=1.0, seed=50)  # 50 is 0 modulo the vocabulary
     target = prefilled(replace(CAPABILITIES, verifies_sampling=False), sampling)
-    with pytest.raises(ValueError, match="cannot verify"):
+    with pytest.raises(AssertionError, match="cannot be verified"):
         target.submit([Verify(1, (28,))])
 
 
@@ -234,20 +205,6 @@ def test_a_poisoned_prompt_fails_alone():
     target.check_integrity()
 
 
-def test_integrity_covers_the_text():
-    target = prefilled()
-    target._held[1].tokens[-1] += 1
-    with pytest.raises(AssertionError, match="wrong text of 1"):
-        target.check_integrity()
-
-
-def test_nothing_is_taken_after_close():
-    target = FakeTarget()
-    target.close()
-    with pytest.raises(RuntimeError, match="closed"):
-        target.submit([prefill()])
-
-
 def proposer(accept_prob, **options):
     return FakeProposer(accept_prob, vocab_size=50, max_draft_len=4, **options)
 
@@ -264,11 +221,8 @@ def drafted(guess, *tasks):
 def test_drafts_are_the_text_or_one_beside_it():
     assert drafted(proposer(1.0), task(3, 4), task(5, 0)) == [(28, 35, 42, 49), ()]
     assert drafted(proposer(0.0), task(3, 4)) == [(29, 36, 43, 50 % 50)]
-
-
-def test_acceptance_may_depend_on_position():
-    guess = proposer(lambda _, position: float(position < 5))
-    assert drafted(guess, task(3, 4)) == [(28, 35, 43, 0)]
+    by_position = proposer(lambda _, position: float(position < 5))
+    assert drafted(by_position, task(3, 4)) == [(28, 35, 43, 0)]
 
 
 @given(st.integers(0, 2**40), st.integers(1, 4), st.integers(3, 6))
@@ -297,6 +251,8 @@ def test_lag_is_what_was_not_read():
     assert guess.draft_lag(1, 6) == 0
     assert guess.draft_lag(1, 11) == 5
     assert guess.num_sequences == 1
+    with pytest.raises(KeyError):
+        guess.observe(2, num_accepted=0)
     guess.release(1)
     guess.release(1)
     assert guess.num_sequences == 0
@@ -310,27 +266,3 @@ def test_a_proposal_lasts_its_passes_and_the_catch_up():
     guess.propose([task(3, 1), task(4, 3, sequence=2)])
     assert clock.now() == pytest.approx(0.57)
     assert guess.time_pass(batch_size=2, tokens_per_row=1, context_len=0) == pytest.approx(0.3)
-
-
-def test_proposer_misuse_raises():
-    guess = proposer(0.5)
-    with pytest.raises(KeyError):
-        guess.observe(1, 0)
-    with pytest.raises(ValueError, match="5 drafts"):
-        guess.propose([task(3, 5)])
-    guess.propose([task(3, 2)])
-    with pytest.raises(ValueError, match="3 of 2"):
-        guess.observe(1, 3)
-
-
-def test_clocks():
-    virtual, real = VirtualClock(), RealClock()
-    virtual.sleep(0.5)
-    virtual.sleep(0.5)
-    assert virtual.now() == 1.0
-    start = real.now()
-    real.sleep(0.001)
-    assert real.now() - start >= 0.001
-    for clock in (virtual, real):
-        with pytest.raises(ValueError, match=r"sleep|non-negative"):
-            clock.sleep(-1.0)

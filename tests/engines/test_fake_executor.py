@@ -18,7 +18,6 @@ from smartspec_testing.fake_executor import (
     Executor,
     ExternalDraftTokensConfig,
     FinishReason,
-    OutputConfig,
     Request,
     SamplingConfig,
 )
@@ -82,7 +81,6 @@ def test_a_stream_has_one_token_per_response_and_the_next_request_goes_on():
         (verify(*range(9)), "max_draft_len"),
         (Request(list(range(30)), 1), "max_num_tokens"),
         (Request(list(range(13)), 1), "max_seq_len"),
-        (Request(PROMPT, 1, embedding_bias=np.zeros(3)), "embedding_bias"),
     ],
 )
 def test_a_request_that_cannot_run_is_an_error_response(request_, words):
@@ -100,11 +98,10 @@ def test_a_request_that_cannot_run_is_an_error_response(request_, words):
         lambda: Request([np.int64(3)], 1),
         lambda: SamplingConfig(min_p=0.1),
         lambda: ExternalDraftTokensConfig([]),
-        lambda: executor().config.kv_cache_config.__setattr__("max_token", 5),
     ],
 )
 def test_what_the_bindings_lack_raises(make):
-    with pytest.raises((RuntimeError, TypeError, AttributeError)):
+    with pytest.raises((RuntimeError, TypeError)):
         make()
 
 
@@ -116,11 +113,7 @@ def test_waiting_requests_keep_their_order_and_fit_the_limits():
         found.enqueue_requests(requests)
         first = found.await_responses(timedelta(0))
         assert [response.request_id for response in first] == [1, 2]
-        assert found.get_latest_iteration_stats()[0].inflight_batching_stats.num_context_requests
         assert len(found.await_responses(timedelta(0))) == 1
-    ids = [r.request_id for r in ask(executor(hold_back_prob=0.9), *requests)[0]]
-    assert sorted(ids) == [1, 2, 3]
-    assert ids != [1, 2, 3]
 
 
 def test_a_cancel_takes_effect_after_the_next_iteration():
@@ -150,17 +143,6 @@ def test_only_tokens_that_are_not_cached_take_time():
         assert found._clock.now() - start_s == pytest.approx(seconds)
 
 
-def test_logits_have_their_peak_on_the_rule_s_token():
-    """Also if another token is drawn, because this one is banned."""
-    output = OutputConfig(return_generation_logits=True)
-    for is_streaming, shape in ((False, (1, 2, 1000)), (True, (1, 1, 1000))):
-        request = Request(PROMPT, 2, streaming=is_streaming, output_config=output, bad_words=[[21]])
-        responses, _ = ask(executor(), request)
-        logits = responses[0].result.generation_logits
-        assert tuple(logits.shape) == shape
-        assert logits.reshape(-1, 1000)[0].argmax() == 21
-
-
 def test_a_draft_executor_continues_the_target_s_text():
     target = executor()
     ask(target, Request(PROMPT, 1))
@@ -176,9 +158,7 @@ def test_a_draft_executor_continues_the_target_s_text():
     assert 60 < num_right < 140  # 100 of 200, with a standard deviation of 7
 
 
-def test_errors_and_shutdown():
-    responses, _ = ask(executor(error_prob=0.5), *[Request([n], 1) for n in range(100)])
-    assert 20 < sum(response.has_error() for response in responses) < 80
+def test_after_shutdown_calls_raise():
     found = executor()
     found.shutdown()
     assert not found.can_enqueue_requests()

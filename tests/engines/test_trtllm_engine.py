@@ -5,13 +5,11 @@ position  2   3   4   5   6   7   8
 token     21  28  35  42  49  56  63
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import timedelta
 from math import exp, log1p
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.types import FinishReason, SamplingParams
@@ -20,7 +18,7 @@ from smartspec_py.engines.trtllm.requests import request_seed
 from smartspec_py.engines.trtllm.target import TrtllmTarget
 from smartspec_testing import fake_executor
 from smartspec_testing.clock import VirtualClock
-from smartspec_testing.fake_engine import FAKE_CAPABILITIES, TOKEN_STEP, FakeTarget, fake_token
+from smartspec_testing.fake_engine import FakeTarget
 from smartspec_testing.fake_executor import EngineLimits, Executor
 
 PROMPT = (3, 4)
@@ -208,21 +206,20 @@ def test_a_verification_cancelled_before_it_ran_drafted_nothing():
     assert target.poll(1.0) == [Event(1, (28,), is_last=False), Event(2)]
 
 
-def test_the_context_limit_ends_the_sequence():
-    """Of 5 tokens 3 are known; a burst of 2 fills them."""
-    target, _ = prefilled(replace(CAPABILITIES, max_context_len=5))
-    target.submit([Decode(1, 2)])
-    assert drain(target) == [
-        Event(1, (28,), is_last=False),
-        Event(1, (35,), finish=FinishReason.LENGTH),
-    ]
-
-
-def test_a_burst_cut_by_the_executor_ends_the_sequence():
-    """3 tokens and a reserve of 8 leave 1 of 12: the executor stops after 1 of 5."""
-    target, _ = prefilled(limits=EngineLimits(max_seq_len=12))
-    target.submit([Decode(1, 5)])
-    assert target.poll(1.0) == [Event(1, (28,), finish=FinishReason.LENGTH)]
+@pytest.mark.parametrize(
+    ("max_context_len", "max_seq_len", "tokens"),
+    [
+        (5, 4096, [28, 35]),  # of 5 tokens 3 are known
+        (64, 12, [28]),  # 3 tokens and a reserve of 8 leave 1 of 12: the executor stops after it
+    ],
+)
+def test_the_context_limit_ends_the_sequence(max_context_len, max_seq_len, tokens):
+    capabilities = replace(CAPABILITIES, max_context_len=max_context_len)
+    target, _ = prefilled(capabilities, limits=EngineLimits(max_seq_len=max_seq_len))
+    target.submit([Decode(1, 5 if max_seq_len == 12 else 2)])
+    events = drain(target)
+    assert [token for event in events for token in event.tokens] == tokens
+    assert [event.finish for event in events] == [None] * (len(tokens) - 1) + [FinishReason.LENGTH]
 
 
 def test_failures_concern_one_sequence():
@@ -292,25 +289,21 @@ def test_sampled_requests_differ_in_their_seed():
     assert executor.requests[1].input_token_ids == [3, 4, 600]
 
 
-@pytest.mark.parametrize(
-    ("fields", "tokens"),
-    [
-        ({"bad_words": ((28,), (49, 56))}, (21, 29, 35, 42, 49, 57, 63)),
-        ({"logit_bias": ((28, -20.0), (500, 10.5))}, (21, 500, 35, 42, 500, 56, 63)),
-        # 500 beats peaks of 10 and 11. With its penalties it has 10.5; or 11.1, 10.7, 10.3; or 7.7.
-        ({"logit_bias": ((500, 11.5),), "presence_penalty": 1.0}, (21, 500, 35, 42, 500, 56, 63)),
-        ({"logit_bias": ((500, 11.5),), "frequency_penalty": 0.4}, (21, 500, 500, 42, 500, 56, 63)),
-        ({"logit_bias": ((500, 11.5),), "repetition_penalty": 1.5}, (21, 500, 35, 42, 49, 56, 63)),
-    ],
-)
-def test_fields_that_change_logits_do_so_wherever_the_text_is_cut(fields, tokens):
-    """The peaks of the rule's tokens are 12 at position 2, then 10, 11, 12, 10, 11, 12."""
-    for lengths in ((1, 6), (1, 1, 1, 1, 1, 1, 1), (1, 3, 3), (1, 2, 4)):
-        target, _ = prefilled(sampling=SamplingParams(**fields))
-        for length in lengths[1:]:
-            target.submit([Decode(1, length)])
-            drain(target)
-        assert tuple(target._held[1].tokens[2:]) == tokens
+@pytest.mark.parametrize("lengths", [(6,), (1,) * 6, (3, 3), (1, 2, 4)])
+def test_bad_words_never_come_wherever_the_text_is_cut(lengths):
+    """The executor finds the beginning of a word in the prompt, which has the text so far."""
+    target, _ = prefilled(sampling=SamplingParams(bad_words=((28,), (49, 56))))
+    for length in lengths:
+        target.submit([Decode(1, length)])
+        drain(target)
+    assert tuple(target._held[1].tokens[2:9]) == (21, 29, 35, 42, 49, 57, 63)
+
+
+def test_the_bias_is_a_tensor_over_the_vocabulary():
+    _, executor = prefilled(sampling=SamplingParams(logit_bias=((28, -20.0), (500, 10.5))))
+    bias = executor.requests[0].embedding_bias
+    assert bias.shape == (1000,)
+    assert (bias[28], bias[500], bias.abs().sum()) == (-20.0, 10.5, 30.5)
 
 
 def test_penalties_are_divided_by_the_temperature():
@@ -348,29 +341,22 @@ def test_log_probs_are_the_model_s():
     target.submit([Decode(1, 2)])
     events += drain(target)
     assert [event.tokens for event in events] == [(21,), (29,), (35,)]
-    expected = [
-        [-log1p(999 * exp(-12))],
-        [-10 - log1p(999 * exp(-10))],
-        [-log1p(999 * exp(-11))],
-    ]
-    for event, values in zip(events, expected, strict=True):
-        assert [one.token for one in event.log_probs] == list(event.tokens)
-        assert [one.log_prob for one in event.log_probs] == pytest.approx(values, abs=1e-5)
-        assert all(len(one.top) == 2 and one.top[0][1] > one.top[1][1] for one in event.log_probs)
-    (banned,) = events[1].log_probs
-    assert banned.top[0][0] == 28
+    others = log1p(999 * exp(-10))
+    for event, value in zip(events, (-others, -10 - others, -others), strict=True):
+        (found,) = event.log_probs
+        assert found.token == event.tokens[0]
+        assert found.log_prob == pytest.approx(value, abs=1e-5)
+        assert found.top[0][1] > found.top[1][1]
+    assert events[1].log_probs[0].top[0][0] == 28
     assert "log-probabilities" in CAPABILITIES.why_unverified(SamplingParams(log_probs=True))
 
 
-def test_tokens_without_logits_are_no_matter():
-    """Of a tokenizer with more tokens than the engine."""
-    sampling = SamplingParams(logit_bias=((28, -20.0), (1000, 5.0)), bad_words=((35, 1000), (29,)))
-    target, executor = prefilled(sampling=sampling)
-    target.submit([Decode(1, 2)])
-    drain(target)
+def test_tokens_without_logits_are_left_out():
+    """The tokenizer may have more tokens than the engine."""
+    sampling = SamplingParams(logit_bias=((28, -20.0), (1000, 5.0)), bad_words=((35, 1000), (28,)))
+    _, executor = prefilled(sampling=sampling)
     assert executor.requests[-1].embedding_bias.shape == (1000,)
-    assert executor.requests[-1].bad_words == [[29]]
-    assert target._held[1].tokens == [3, 4, 21, 30, 35]
+    assert executor.requests[-1].bad_words == [[28]]
 
 
 @pytest.mark.parametrize(
@@ -381,10 +367,11 @@ def test_tokens_without_logits_are_no_matter():
         (Prefill(9, PROMPT, 0, True), KeyError),
         (Prefill(2, (3,), 0, False), AssertionError),  # prompts come whole
         (Prefill(2, (3, 5), 0, True), AssertionError),  # and are what the sequence began with
+        (Verify(1, (28,)), AssertionError),  # sampled text is not verified
     ],
 )
 def test_misuse_raises(work, error):
-    target, _ = prefilled()
+    target, _ = prefilled(sampling=SamplingParams(temperature=1.0))
     target.begin(2, PROMPT, 2, GREEDY)
     with pytest.raises(error):
         target.submit([work])
@@ -404,113 +391,9 @@ def test_one_work_at_a_time_and_one_release():
         target.release(1)
 
 
-def test_sampled_text_is_not_verified():
-    target, _ = prefilled(sampling=SamplingParams(temperature=1.0))
-    with pytest.raises(AssertionError):
-        target.submit([Verify(1, (28,))])
-
-
 def test_a_closed_executor_is_the_end():
     target, executor = make()
     target.close()
     assert not executor.can_enqueue_requests()
     with pytest.raises(RuntimeError, match="takes no requests"):
         begin(target, 1, PROMPT)
-
-
-def is_plain(prompt):
-    """Whether its last token does not follow the rule. Else it may be the text of another prompt,
-    which the fake would continue."""
-    *others, last = prompt
-    return not others or last != (sum(others) + TOKEN_STEP * len(others)) % 1000
-
-
-PROMPTS = st.lists(st.integers(0, 999), min_size=1, max_size=6).filter(is_plain).map(tuple)
-MOVES = st.one_of(
-    st.just("wait"),
-    st.just("cancel"),
-    st.integers(1, 8),  # a burst
-    st.lists(st.booleans(), min_size=1, max_size=4),  # drafts, right or wrong
-)
-
-
-@dataclass
-class Client:
-    """One sequence as whoever drives the target sees it."""
-
-    number: int
-    prompt: tuple[int, ...]
-    sampling: SamplingParams
-    text: list[int] = field(default_factory=list)
-    is_in_flight: bool = True
-    is_over: bool = False
-
-    def expected(self, num_tokens):
-        start = len(self.prompt)
-        return [fake_token(self.prompt, t, 1000) for t in range(start, start + num_tokens)]
-
-    def act(self, target, move):
-        if self.is_in_flight or self.is_over or isinstance(move, str):
-            if move == "cancel":
-                target.cancel(self.number)
-            return
-        if isinstance(move, int):
-            target.submit([Decode(self.number, move)])
-        else:
-            truth = self.expected(len(self.text) + len(move))[len(self.text) :]
-            drafts = [t if right else (t + 1) % 1000 for t, right in zip(truth, move, strict=True)]
-            target.submit([Verify(self.number, tuple(drafts))])
-        self.is_in_flight = True
-
-    def take(self, event):
-        assert self.is_in_flight
-        assert event.error is None
-        self.text += event.tokens
-        self.is_in_flight = not event.is_last
-        self.is_over = event.finish is not None
-
-
-def make_fake(_):
-    return FakeTarget(replace(FAKE_CAPABILITIES, max_decode_tokens=8, max_prefill_tokens=None))
-
-
-def make_trtllm(seed):
-    """Few enough tokens an iteration that requests wait, and a draw that holds some back."""
-    limits = EngineLimits(max_num_tokens=160, max_batch_size=3)
-    capabilities = replace(CAPABILITIES, max_context_len=4000)
-    return make(capabilities, limits=limits, hold_back_prob=0.3, seed=seed)[0]
-
-
-@pytest.mark.parametrize("make_target", [make_fake, make_trtllm])
-@settings(max_examples=60, deadline=None)
-@given(st.data())
-def test_text_follows_the_rule_however_it_is_cut(make_target, data):
-    """Random interleavings of bursts, verifications and cancels; some texts have an end token.
-
-    At most 12 moves of 8 tokens: a text has at most 6 + 1 + 96 tokens, so with 4 drafts all fit.
-    """
-    target = make_target(data.draw(st.integers(0, 9)))
-    clients = []
-    for number, prompt in enumerate(data.draw(st.lists(PROMPTS, min_size=1, max_size=4))):
-        end_at = len(prompt) + data.draw(st.integers(0, 40))
-        end = fake_token(prompt, end_at, 1000)
-        end_tokens = data.draw(st.sampled_from([(), (end,), (1001, 1002, end)]))
-        clients.append(Client(number, prompt, SamplingParams(end_tokens=end_tokens)))
-    for client in clients:
-        target.begin(client.number, client.prompt, len(client.prompt), client.sampling)
-    target.submit([Prefill(c.number, c.prompt, 0, True) for c in clients])
-    for _ in range(data.draw(st.integers(0, 12))):
-        for client in clients:
-            client.act(target, data.draw(MOVES))
-        for event in target.poll(0.0):
-            clients[event.sequence].take(event)
-    for event in drain(target):
-        clients[event.sequence].take(event)
-    for client in clients:
-        assert not client.is_in_flight
-        assert client.text == client.expected(len(client.text))
-        assert set(client.text).isdisjoint(client.sampling.end_tokens)
-        if client.is_over:
-            assert client.expected(len(client.text) + 1)[-1] in client.sampling.end_tokens
-        target.release(client.number)
-    assert not target._held

@@ -92,7 +92,6 @@ def running_gateway(
     finally:
         os.close(end)
         thread.join(20)
-        os.close(lifeline)
         assert not thread.is_alive()
 
 

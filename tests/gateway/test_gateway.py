@@ -31,6 +31,7 @@ BODY = b'{"text_input": "a", "max_tokens": 1}'
 WAIT_S = 10.0
 MAX_BODY_BYTES = 1 << 20
 SMALL = (f"--triton-bears-bytes={MAX_BODY_BYTES}",)
+PAGE = "http://page.example"
 
 
 @contextmanager
@@ -246,7 +247,7 @@ REFUSED: list[tuple[str, bytes, int]] = [
 def both() -> Iterator[Address]:
     """A gateway with the OpenAI routes on its metrics port, before the model is ready."""
     nowhere = free_address()
-    openai = (f"--openai-port={nowhere.http_port}", f"--model-dir={TOKENIZER}")
+    openai = (f"--openai-port={nowhere.http_port}", f"--model-dir={TOKENIZER}", f"--cors={PAGE}")
     with running_gateway(nowhere.grpc_url, "http://127.0.0.1:1", None, SMALL + openai) as address:
         yield Address(http_port=address.http_port, metrics_port=nowhere.http_port)
 
@@ -266,6 +267,25 @@ def test_what_passes_a_bound_is_answered_once_and_closed(
     error = json.loads(body)["error"]
     assert isinstance(error, dict) == is_openai
     assert error["message"] if is_openai else error
+
+
+READABLE = {
+    "elements": (_post(MANY), 413),
+    "length": (_post(b"", length=MAX_BODY_BYTES + 1), 413),
+    "encoding": (_post(BODY, b"Content-Encoding: gzip\r\n"), 415),
+    "starting": (_post(BODY), 503),
+}
+
+
+@pytest.mark.parametrize(("sent", "status"), READABLE.values(), ids=READABLE.keys())
+def test_pages_of_an_allowed_origin_can_read_refusals(
+    both: Address, sent: bytes, status: int
+) -> None:
+    for origin, may_read in ((PAGE, True), ("http://other.example", False)):
+        headers = f"Host: a\r\nConnection: close\r\nOrigin: {origin}\r\n".encode()
+        received = talk(both.metrics_port, sent.replace(b"Host: a\r\n", headers))
+        assert received.startswith(b"HTTP/1.1 %d " % status)
+        assert (f"access-control-allow-origin: {PAGE}".encode() in received) == may_read
 
 
 def test_a_refusal_of_the_application_keeps_the_connection(gateway: Address) -> None:

@@ -31,7 +31,40 @@ def test_beats_arrive_with_all_they_say() -> None:
         launcher = backend.launcher
         look_until(launcher, lambda: launcher.beat is not None)
         assert launcher.beat == replace(said, pid=backend.process.pid)
-        assert launcher.trouble is None
+        assert launcher.trouble == "The model has stopped: the loop ended"
+
+
+BUSY = Beat(0, num_open=3, is_draining=True)
+IDLE, ANSWERED, ENDED = Beat(0), Beat(0, is_draining=True), Beat(0, is_ended=True)
+FAILED = Beat(0, num_open=3, failure="the step loop ended")
+
+
+@pytest.mark.parametrize(
+    ("beats", "is_answered", "trouble"),
+    [
+        ([IDLE, BUSY, ANSWERED], True, None),
+        ([IDLE], False, None),
+        ([BUSY], False, None),
+        ([BUSY, ENDED], False, "unloaded"),
+        ([BUSY, FAILED], False, "the step loop ended"),
+        ([BUSY, SILENCE], False, "not responded"),
+    ],
+    ids=["answered", "not draining", "busy", "unloaded", "failed", "does not respond"],
+)
+def test_a_drain_tells_how_it_ended(
+    beats: list[Beat | None],
+    is_answered: bool,
+    trouble: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Real Tritons: `tests/test_triton_server.py`."""
+    monkeypatch.setattr(link, "SILENT_S", 0.5)
+    with Backend(*beats) as backend:
+        launcher = backend.launcher
+        look_until(launcher, lambda: launcher.beat is not None)
+        assert launcher.drain(WAIT_S if is_answered or trouble else 1.0) == is_answered
+        assert backend.is_asked.wait(WAIT_S)
+        assert (trouble or "None") in str(launcher.trouble)
 
 
 def test_the_start_is_told() -> None:
@@ -74,14 +107,6 @@ def test_a_dead_process_is_noticed_although_its_link_is_open() -> None:
         assert launcher.trouble == f"Triton's Python process (pid {backend.process.pid}) has died."
 
 
-def test_silence_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "SILENT_S", 0.5)
-    with Backend(BEAT, SILENCE) as backend:
-        launcher = backend.launcher
-        look_until(launcher, lambda: launcher.trouble is not None)
-        assert "has not responded for 0.5 s" in str(launcher.trouble)
-
-
 def test_a_launcher_that_was_suspended_takes_nobody_for_dead() -> None:
     """It did not look for longer than SILENT_S by the clock."""
     with Backend(BEAT) as backend:
@@ -110,7 +135,7 @@ def test_a_launcher_that_dies_with_beats_unread_is_noticed() -> None:
 
 def test_a_backend_that_dies_with_a_request_unread_is_noticed() -> None:
     launcher = LauncherEnd()
-    launcher.request_drain()
+    launcher.drain(0.0)
     launcher.hand_over()
     look_until(launcher, lambda: launcher.trouble is not None)
     launcher.close()
@@ -140,4 +165,4 @@ def test_without_process_descriptors_silence_tells(monkeypatch: pytest.MonkeyPat
     with Backend(BEAT, SILENCE) as backend:
         launcher = backend.launcher
         look_until(launcher, lambda: launcher.trouble is not None)
-        assert "has not responded" in str(launcher.trouble)
+        assert "has not responded for 0.5 s" in str(launcher.trouble)

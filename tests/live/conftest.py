@@ -8,8 +8,8 @@ import pytest
 from servers import TINY, fake_config, serving
 
 from smartspec_launch.address import free_address
-from smartspec_launch.aliases import ALIASES
 from smartspec_launch.gateway import OpenAi
+from smartspec_launch.pbtxt import ALIASES
 from smartspec_launch.triton_server import TritonServer
 from smartspec_py.config import (
     LimitsConfig,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from tritonclient.utils import InferenceServerException
 from wire import grpc_stream, post
 
 from smartspec_bench.streams import grpc_inputs
-from smartspec_launch.aliases import ALIASES
+from smartspec_launch.pbtxt import ALIASES
 from smartspec_launch.triton_server import TritonServer
 from smartspec_py.api.contract import MODEL_NAME
 
@@ -23,17 +22,13 @@ GOOD = {"text_input": "Question:", "max_tokens": 4}
 BAD: list[tuple[dict[str, Any], list[str]]] = [
     ({"text_input": ""}, ["text_input", "''", "at least one token"]),
     ({"max_tokens": 0}, ["max_tokens", "0", "at least 1"]),
-    ({"max_tokens": -3}, ["max_tokens", "-3", "at least 1"]),
     ({"max_tokens": 600}, ["max_tokens", "600", "at most 510", "512"]),
     ({"temperature": -0.5}, ["temperature", "-0.5", "at least 0"]),
     ({"temperature": float("nan")}, ["temperature", "nan", "finite"]),
-    ({"temperature": float("inf")}, ["temperature", "inf", "finite"]),
     ({"top_p": 1.5}, ["top_p", "1.5", "[0, 1]"]),
     ({"top_k": -2}, ["top_k", "-2", "at least -1"]),
     ({"stop_token_ids": [1, 5000]}, ["stop_token_ids", "5000", "0..2047"]),
     ({"beam_width": 2}, ["beam_width", "2", "must be 1"]),
-    ({"num_draft_tokens": -1}, ["num_draft_tokens", "-1", "at least 0"]),
-    ({"end_id": -2}, ["end_id", "-2", "at least -1"]),
     ({"end_id": 5000}, ["end_id", "5000", "-1..2047"]),
     ({"stop_words": ["a", ""]}, ["stop_words", "''"]),
     ({"stop_words": ["x"] * 17}, ["stop_words", "17", "at most 16"]),
@@ -41,46 +36,22 @@ BAD: list[tuple[dict[str, Any], list[str]]] = [
     ({"speculation_policy": "fixed:0"}, ["speculation_policy", "fixed:0", "1..64"]),
     ({"speculation_policy": "magic"}, ["speculation_policy", "magic", "goodput"]),
 ]
-IDS = [json.dumps(fields)[:40] for fields, _ in BAD]
 
 
-@pytest.mark.parametrize(("fields", "words"), BAD, ids=IDS)
-def test_http_says_400_field_value_and_range(
+@pytest.mark.parametrize(("fields", "words"), BAD, ids=str)
+def test_all_ways_say_field_value_and_range(
     torch_server: TritonServer, fields: dict[str, Any], words: list[str]
 ) -> None:
+    """HTTP by status 400; gRPC by a message in the stream, and by the status if it is asked for."""
     for endpoint in ("generate", "generate_stream"):
         status, body = post(torch_server, GOOD | fields, endpoint)
         assert status == 400, body
         assert all(word in body for word in words), body
-
-
-@pytest.mark.parametrize(("fields", "words"), BAD, ids=IDS)
-def test_grpc_says_the_same(
-    torch_server: TritonServer, fields: dict[str, Any], words: list[str]
-) -> None:
-    """The message in the stream, and the status as well where the client asks for it."""
-    with pytest.raises(InferenceServerException) as raised:
-        list(grpc_stream(torch_server, grpc_inputs(GOOD | fields)))
-    assert all(word in raised.value.message() for word in words)
-    with pytest.raises(InferenceServerException) as raised:
-        list(grpc_stream(torch_server, grpc_inputs(GOOD | fields), {"triton_grpc_error": "true"}))
+    for headers in (None, {"triton_grpc_error": "true"}):
+        with pytest.raises(InferenceServerException) as raised:
+            list(grpc_stream(torch_server, grpc_inputs(GOOD | fields), headers))
+        assert all(word in raised.value.message() for word in words)
     assert raised.value.status() == "StatusCode.INVALID_ARGUMENT"
-    assert all(word in raised.value.message() for word in words)
-
-
-def test_unknown_parameter_is_named(torch_server: TritonServer) -> None:
-    for body in (GOOD | {"topp": 2}, GOOD | {"parameters": {"topp": 2}}):
-        status, answer = post(torch_server, body, "generate")
-        assert status == 400
-        assert "'topp'" in answer
-        assert "top_p" in answer, "the message has the nearest names"
-
-
-def test_invalid_utf8(torch_server: TritonServer) -> None:
-    status, answer = post(torch_server, b'{"text_input":"\xff\xfe","max_tokens":4}', "generate")
-    assert status == 400
-    assert "text_input" in answer
-    assert "UTF-8" in answer
 
 
 OTHERS: list[dict[str, Any]] = [{}, {"top_k": 1}, {"top_k": 1, "temperature": 0.0}]
@@ -132,10 +103,3 @@ def test_wrong_dtype_and_shape(torch_server: TritonServer) -> None:
     for tensor in (wrong_dtype, wrong_shape):
         with pytest.raises(InferenceServerException, match="max_tokens"):
             list(grpc_stream(torch_server, [*text, tensor]))
-
-
-def test_json_of_a_wrong_type_is_refused(front_server: TritonServer) -> None:
-    """The front names the field. Triton 2.51 would answer 500."""
-    status, answer = post(front_server, GOOD | {"max_tokens": "many"}, "generate")
-    assert status == 400
-    assert json.loads(answer)["error"] == 'max_tokens: got "many", must be an integer, at least 1'

@@ -1,4 +1,4 @@
-"""TensorRT-LLM's adapter over doubles of its executors, behind a real Triton and its wires."""
+"""TensorRT-LLM's adapter over fakes of its executors, behind a real Triton."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from servers import TINY, serving
 from test_bad_input import GOOD
 from wire import generate, generate_stream, post
 
-from smartspec_launch.aliases import ALIASES
+from smartspec_launch.pbtxt import ALIASES
 from smartspec_launch.triton_server import TritonServer
 from smartspec_py.config import LimitsConfig, ServerConfig
 from smartspec_testing.engines import FakeTrtllmConfig
@@ -25,10 +25,8 @@ pytestmark = pytest.mark.triton
 POLICIES = ("none", "fixed:3", "batch_table", "goodput_global", "goodput")
 
 
-def double_config(**options: Any) -> ServerConfig:
-    engine = FakeTrtllmConfig(
-        kind="fake_trtllm", tokenizer=str(TINY / "target"), max_num_tokens=2048, **options
-    )
+def fake_config(**options: Any) -> ServerConfig:
+    engine = FakeTrtllmConfig(kind="fake_trtllm", tokenizer=str(TINY / "target"), **options)
     limits = LimitsConfig(max_sequences=8, max_draft_len=4, max_queue=2000)
     return ServerConfig(engine=engine, limits=limits)
 
@@ -36,14 +34,14 @@ def double_config(**options: Any) -> ServerConfig:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     folder = tmp_path_factory.mktemp("fake")
-    with serving(double_config(), folder, aliases=ALIASES) as found:
+    with serving(fake_config(), folder, aliases=ALIASES) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
 def failing_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     """One of 50 engine requests fails; a step takes 1 ms, so that there is time to go away."""
-    config = double_config(error_prob=0.02, step_s=0.001)
+    config = fake_config(error_prob=0.02, step_s=0.001)
     with serving(config, tmp_path_factory.mktemp("failing")) as found:
         yield found
 
@@ -73,6 +71,7 @@ def test_drafts_are_verified(server: TritonServer) -> None:
         ({"min_tokens": 2, "end_id": 7}, "plain greedy"),
         ({"bad_words": ["a"]}, "plain greedy"),
         ({"embedding_bias_words": ["a"], "embedding_bias_weights": [-5.0]}, "plain greedy"),
+        ({"temperature": 0.7}, "plain greedy"),
         ({"return_log_probs": True}, "log-probabilities"),
     ],
 )
@@ -86,17 +85,6 @@ def test_fields_that_are_served_without_drafts_say_so(
     if "return_log_probs" in fields:
         assert len(answer["output_log_probs"]) == GOOD["max_tokens"]
         assert all(-0.1 < value < 0.0 for value in answer["output_log_probs"])
-
-
-def test_min_p_is_refused_by_name(server: TritonServer) -> None:
-    status, body = post(server, GOOD | {"temperature": 0.7, "min_p": 0.1}, "generate")
-    assert (status, "min_p" in body) == (400, True)
-
-
-def test_sampled_text_says_why_it_is_not_speculated_on(server: TritonServer) -> None:
-    answer = generate(server, **GOOD, temperature=0.7, speculation_policy="fixed:4")
-    assert answer["total_draft_tokens"] == 0
-    assert "greedy" in answer["no_speculation"]
 
 
 def test_a_client_of_an_alias_may_go_away(server: TritonServer) -> None:

@@ -3,58 +3,155 @@ nothing. Times are limits against a hang."""
 
 from __future__ import annotations
 
+import json
 import signal
+import subprocess
+import sys
+import threading
 import time
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
-from faults import (
-    EXIT_S,
-    Served,
-    faulted,
-    kill_gateway,
-    kill_launcher,
-    kill_stub,
-    kill_triton,
-    serve,
-    stop_stub,
-)
 
-from smartspec_bench.streams import HttpStreams, ask_alone
+from smartspec_bench.streams import GrpcStreams, HttpStreams, StreamError, ask_alone
+from smartspec_launch.triton_server import Address, free_address
+from smartspec_py.serving.link import SHM_FOLDER
 
 pytestmark = pytest.mark.triton
 
+TOKENIZER = Path(__file__).parents[2] / "engines_build" / "tiny" / "target"
 LIMIT_S = 8.0
 """Far below the 35 s that a stop may take, above what a busy machine adds to two seconds."""
 
+HANG_S = 10.0
+"""A stream that has not ended so long after the launcher is said to hang, and a process to live."""
+
+EXIT_S = 60.0
+FIELDS = {"text_input": "Question:", "max_tokens": 3500, "stream": True, "num_draft_tokens": 0}
+"""35 s of tokens."""
+
+
+@dataclass
+class Served:
+    """A `smartspec serve` in a process of its own, and what belongs to it."""
+
+    launcher: subprocess.Popen[str]
+    address: Address
+    named: dict[str, psutil.Process]
+    processes: list[psutil.Process]
+
+
+@dataclass
+class Result:
+    """exit_s: from the fault to the launcher's end. streams: how each ended. said: on stderr."""
+
+    code: int
+    exit_s: float
+    streams: list[str]
+    said: str
+    left: list[str]
+
+
+class Client(threading.Thread):
+    """One long stream; `end` says how it ended."""
+
+    def __init__(self, address: Address, is_grpc: bool) -> None:
+        super().__init__(daemon=True)
+        self._streams = GrpcStreams(address.grpc_url) if is_grpc else HttpStreams(address.http_url)
+        self.has_begun = threading.Event()
+        self.end = "hangs"
+
+    def run(self) -> None:
+        try:
+            responses = ask_alone(self._streams, FIELDS, lambda _: self.has_begun.set())
+            self.end = responses[-1]["finish_reason"]
+        except StreamError as error:
+            self.end = f"error: {error}"
+        except Exception as error:
+            self.end = type(error).__name__
+        self.has_begun.set()
+
+
+def serve(folder: Path, limits: dict[str, Any] | None = None, step_s: float = 0.01) -> Served:
+    """The fake engine; returns when it is ready."""
+    config = {
+        "engine": {"kind": "fake", "tokenizer": str(TOKENIZER), "step_s": step_s},
+        "limits": {"max_context_len": 4096} | (limits or {}),
+    }
+    path = folder / "config.json"
+    path.write_text(json.dumps(config))
+    address = free_address()
+    command = [sys.executable, "-m", "smartspec_cli.app", "serve", "--config", str(path)]
+    command += ["--http-port", str(address.http_port), "--grpc-port", str(address.grpc_port)]
+    command += ["--metrics-port", str(address.metrics_port), "--run-dir", str(folder / "run")]
+    launcher = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert launcher.stderr is not None
+    seen = []
+    for line in launcher.stderr:
+        seen.append(line)
+        if "Ctrl-C stops it." in line:
+            break
+    assert "Ctrl-C stops it." in seen[-1], seen
+    processes = psutil.Process(launcher.pid).children(recursive=True)
+    named = {"launcher": psutil.Process(launcher.pid)}
+    for each in processes:
+        is_gateway = "smartspec_gateway" in each.cmdline()
+        named["gateway" if is_gateway else each.name()[:13]] = each
+    return Served(launcher, address, named, processes)
+
+
+def faulted(served: Served, name: str, fault: signal.Signals | None, num_streams: int) -> Result:
+    """Open streams, half of them each way, bring the fault about, and wait for all that follows."""
+    mapped = {each.path for each in served.named["triton_python"].memory_maps()}
+    regions = [path for path in mapped if path.startswith(str(SHM_FOLDER))]
+    clients = [Client(served.address, index % 2 == 1) for index in range(num_streams)]
+    for client in clients:
+        client.start()
+    for client in clients:
+        assert client.has_begun.wait(EXIT_S), "a stream did not begin"
+    start = time.monotonic()
+    if fault is not None:
+        served.named[name].send_signal(fault)
+    _, said = served.launcher.communicate(timeout=EXIT_S)
+    exit_s = time.monotonic() - start
+    for client in clients:
+        client.join(HANG_S)
+    _, alive = psutil.wait_procs(served.processes, timeout=HANG_S)
+    left = [f"process {each.pid}" for each in alive]
+    left += [path for path in regions if Path(path).exists()]
+    ends = [client.end for client in clients]
+    return Result(served.launcher.returncode, exit_s, ends, said, left)
+
 
 @pytest.mark.parametrize(
-    ("fault", "words"),
+    ("name", "fault", "words"),
     [
-        (kill_stub, "has died."),
-        (stop_stub, "has not responded for 1.5 s."),
-        (kill_triton, "Triton ended with exit code 137."),
-        (kill_gateway, "The gateway ended with exit code 137."),
+        ("triton_python", signal.SIGKILL, "has died."),
+        ("triton_python", signal.SIGSTOP, "has not responded for 1.5 s."),
+        ("tritonserver", signal.SIGKILL, "Triton ended with exit code 137."),
+        ("gateway", signal.SIGKILL, "The gateway ended with exit code 137."),
     ],
 )
 def test_a_fault_ends_the_launcher_and_every_stream(
-    tmp_path: Path, fault: Callable[[Served], object], words: str
+    tmp_path: Path, name: str, fault: signal.Signals, words: str
 ) -> None:
-    result = faulted(serve(tmp_path), fault)
+    result = faulted(serve(tmp_path), name, fault, 4)
     assert result.code == 1
-    assert words in result.said
+    assert result.said.rstrip().endswith(words)
     assert "Traceback" not in result.said
     assert result.exit_s < LIMIT_S
-    assert not [end for end in result.streams if end.endswith(("hangs", "length"))]
+    assert not {"hangs", "length"} & set(result.streams)
     assert result.left == []
 
 
 def test_a_launcher_that_is_killed_takes_its_triton_with_it(tmp_path: Path) -> None:
     """And the same run directory serves again at once."""
-    result = faulted(serve(tmp_path), kill_launcher)
+    result = faulted(serve(tmp_path), "launcher", signal.SIGKILL, 4)
     assert result.code == -signal.SIGKILL
-    assert not [end for end in result.streams if end.endswith(("hangs", "length"))]
+    assert not {"hangs", "length"} & set(result.streams)
     assert result.left == []
     again = serve(tmp_path)
     again.launcher.send_signal(signal.SIGTERM)
@@ -65,7 +162,7 @@ def test_a_launcher_that_is_killed_takes_its_triton_with_it(tmp_path: Path) -> N
 def test_a_hung_engine_fails_the_streams_with_its_reason(tmp_path: Path) -> None:
     """A step of 10 s, where 1 s is allowed: the loop's own thread is inside of the engine."""
     served = serve(tmp_path, {"engine_timeout_s": 1.0}, step_s=10.0)
-    result = faulted(served, lambda served: None, num_streams=2)
+    result = faulted(served, "", None, 2)
     assert result.code == 1
     assert "The model has stopped: a step takes longer" in result.said
     assert all("limits.engine_timeout_s" in end for end in result.streams), result.streams
@@ -75,7 +172,7 @@ def test_a_hung_engine_fails_the_streams_with_its_reason(tmp_path: Path) -> None
 def test_a_stop_while_the_backend_stands_still_does_not_wait_for_it(tmp_path: Path) -> None:
     served = serve(tmp_path)
     ask_alone(HttpStreams(served.address.http_url), {"text_input": "a", "max_tokens": 1})
-    stop_stub(served)
+    served.named["triton_python"].send_signal(signal.SIGSTOP)
     start = time.monotonic()
     served.launcher.send_signal(signal.SIGTERM)
     _, said = served.launcher.communicate(timeout=EXIT_S)

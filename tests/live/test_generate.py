@@ -140,12 +140,6 @@ def _as_list(value: float | list[float]) -> list[float]:
     return value if isinstance(value, list) else [value]
 
 
-def test_counts_are_left_out_on_request(torch_server: TritonServer) -> None:
-    fields = {"return_num_input_tokens": False, "return_num_output_tokens": False}
-    answer = generate(torch_server, text_input="Question:", max_tokens=3, **fields)
-    assert not {"num_input_tokens", "num_output_tokens"} & set(answer)
-
-
 def test_a_prompt_that_was_read_before_is_taken_over(torch_server: TritonServer) -> None:
     prompt = make_document("summarize", 23, 5).prompt
     fields = {"text_input": prompt, "max_tokens": 12, "temperature": 0.8, "seed": 3}
@@ -182,13 +176,6 @@ def test_penalties_do_not_depend_on_speculation(
     assert plain["total_draft_tokens"] == 0
 
 
-def test_no_drafts_on_request(torch_server: TritonServer) -> None:
-    fields = {"text_input": "Question:", "max_tokens": 12, "speculation_policy": "fixed:4"}
-    assert generate(torch_server, **fields, num_draft_tokens=0)["total_draft_tokens"] == 0
-    one = generate(torch_server, **fields, num_draft_tokens=1, end_id=-1)
-    assert 0 < one["total_draft_tokens"] <= one["num_steps"]
-
-
 def test_seed_is_drawn_and_echoed(torch_server: TritonServer) -> None:
     """A second request with the seed that the first reports has the same text."""
     fields = {"text_input": "Write about the sea.\nAnswer:", "max_tokens": 30, "temperature": 1.2}
@@ -206,11 +193,3 @@ def test_stop_words_end_the_text_before_them(torch_server: TritonServer) -> None
     stopped = generate(torch_server, **fields, stop_words=[word, "never there"])
     assert stopped["text_output"] == text[: text.index(word)]
     assert stopped["finish_reason"] == "stop"
-
-
-def test_input_in_output(torch_server: TritonServer) -> None:
-    fields = {"text_input": "Bonjour, ça va ?", "max_tokens": 4, "exclude_input_in_output": False}
-    text = generate(torch_server, **fields)["text_output"]
-    assert text.startswith("Bonjour, ça va ?")
-    streamed = "".join(r["text_output"] for r in generate_stream(torch_server, **fields))
-    assert streamed == text.removeprefix("Bonjour, ça va ?"), "as TensorRT-LLM streams it"

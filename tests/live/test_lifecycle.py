@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
-import tritonclient.grpc as triton
 from servers import fake_config, serving
 from tritonclient.utils import InferenceServerException
 from wire import generate, generate_stream, grpc_stream, post
 
 from smartspec_bench.streams import grpc_inputs
+from smartspec_launch.files import PACKAGE_FOLDER
 from smartspec_launch.triton_server import TritonServer, TritonServerError, free_address
 from smartspec_py.config import CONFIG_NAME, LimitsConfig
 
@@ -57,17 +57,6 @@ def open_http_stream(server: TritonServer) -> socket.socket:
 
 def test_http_client_that_leaves_frees_its_row(narrow_server: TritonServer) -> None:
     open_http_stream(narrow_server).close()
-    assert wait_until_free(narrow_server) < 2
-
-
-def test_grpc_client_that_cancels_frees_its_row(narrow_server: TritonServer) -> None:
-    arrived = threading.Event()
-    client = triton.InferenceServerClient(narrow_server.address.grpc_url)
-    client.start_stream(lambda result, error: arrived.set())
-    client.async_stream_infer("smartspec", grpc_inputs({**LONG, "stream": True}))
-    assert arrived.wait(10)
-    client.stop_stream(cancel_requests=True)
-    client.close()
     assert wait_until_free(narrow_server) < 2
 
 
@@ -110,46 +99,11 @@ def test_a_full_queue_is_healthy(narrow_server: TritonServer) -> None:
     assert waiting.pop().result(timeout=10)[0] == 200
 
 
-def test_where_nobody_listens_nothing_is_healthy() -> None:
-    url = free_address().http_url
-    command = [sys.executable, str(HEALTH_CHECK), url]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 1
-    assert "refused" in result.stderr
-    assert "Traceback" not in result.stderr
-
-
 def test_a_deadline_ends_a_stream_with_what_it_has(narrow_server: TritonServer) -> None:
     responses = generate_stream(narrow_server, **LONG, deadline_ms=300)
     assert responses[-1]["finish_reason"] == "deadline"
     assert 5 <= sum(r["num_output_tokens"] for r in responses) <= 60, "10 ms a token"
     assert wait_until_free(narrow_server) < 2
-
-
-def test_a_deadline_that_passes_while_waiting_is_an_error(narrow_server: TritonServer) -> None:
-    with open_http_stream(narrow_server):
-        start = time.monotonic()
-        status, body = post(narrow_server, SHORT | {"deadline_ms": 200}, "generate")
-        assert time.monotonic() - start < 2
-    assert status >= 400
-    assert "deadline_ms: 200 ms passed" in body
-    wait_until_free(narrow_server)
-
-
-def test_priority_takes_the_row_and_gives_it_back(narrow_server: TritonServer) -> None:
-    """The stream that is preempted for 0.5 s ends with all its tokens."""
-    fields = {**LONG, "max_tokens": 150}
-    with ThreadPoolExecutor() as pool:
-        low = pool.submit(generate_stream, narrow_server, **fields)
-        time.sleep(0.5)
-        start = time.monotonic()
-        high = generate(narrow_server, **{**fields, "max_tokens": 20, "request_priority": 1})
-        assert time.monotonic() - start < 1.2, "it did not wait for the other"
-        assert high["finish_reason"] == "length"
-        responses = low.result(timeout=20)
-    assert sum(r["num_output_tokens"] for r in responses) == 150
-    alone = generate(narrow_server, **fields)
-    assert "".join(r["text_output"] for r in responses) == alone["text_output"]
 
 
 @pytest.fixture
@@ -196,7 +150,7 @@ def test_a_bad_config_fails_the_load_and_names_the_key(
             lambda run_dir, config, aliases: _write_tampered(run_dir, config, original | change),
         )
         with pytest.raises(TritonServerError, match=rf"^engine\.json: {key}: [^\n]+$"), server:
-            server.wait_ready(timeout_s=60)
+            server.wait_ready()
 
 
 def _write_tampered(run_dir: Path, config: object, document: dict[str, object]) -> Path:
@@ -254,3 +208,23 @@ def test_stop_ends_what_outlives_the_grace_with_a_last_response(tmp_path: Path) 
     assert sum(r["num_output_tokens"] for r in responses) >= 100
     assert status >= 400
     assert "shutting down" in body
+
+
+def test_tritons_python_process_does_not_crash_at_its_end(tmp_path: Path) -> None:
+    """Python's fault handler writes a crash to the log; Triton's exit status does not show it.
+
+    Short beats end the link's thread in time. While it waits, it holds the model, so that nothing
+    is destroyed.
+    """
+    backend = tmp_path / "backend"
+    shutil.copytree(PACKAGE_FOLDER, backend, ignore=shutil.ignore_patterns("__pycache__"))
+    with (backend / "model.py").open("a") as model:
+        model.write("import faulthandler\nfaulthandler.enable()\n")
+        model.write("from smartspec_py.serving import link\nlink.BEAT_S = 0.01\n")
+    server = TritonServer(fake_config(), tmp_path / "run", free_address(), backend_folder=backend)
+    with server:
+        server.wait_ready()
+        time.sleep(0.5)  # the first values of the metrics
+    log = server.log_path.read_text()
+    assert "successfully unloaded" in log
+    assert "Segmentation fault" not in log

@@ -13,7 +13,7 @@ import pytest
 import tritonclient.grpc as triton
 
 from smartspec_bench.streams import grpc_inputs
-from smartspec_launch.aliases import ALIASES
+from smartspec_launch.pbtxt import ALIASES
 from smartspec_launch.triton_server import TritonServer
 
 pytestmark = pytest.mark.triton

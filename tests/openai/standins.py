@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from smartspec_openai.errors import ApiError
-from smartspec_openai.triton import Piece
+from smartspec_gateway.openai.errors import ApiError
+from smartspec_gateway.openai.model import Piece
 
 TINY = Path(__file__).parents[2] / "engines_build" / "tiny" / "target"
 PIECES = (Piece("one", 1), Piece(" two", 2, "stop", 7, '{"speculative_decoding":{}}'))
 
 
 class Echo:
-    """Answers with these pieces. asked: the tensors of each request, in order.
+    """Answers with these pieces. asked: the fields of each request, in order.
 
     error: raised after num_before pieces. num_cancelled: requests that were closed early.
     """
@@ -32,8 +32,8 @@ class Echo:
         self.num_cancelled = 0
         self.is_slow = False
 
-    async def generate(self, tensors: Mapping[str, tuple[str, Any]]) -> AsyncIterator[Piece]:
-        self.asked.append({name: value for name, (_, value) in tensors.items()})
+    async def generate(self, fields: dict[str, Any]) -> AsyncIterator[Piece]:
+        self.asked.append(fields)
         try:
             for number, piece in enumerate(self.pieces):
                 if self.error is not None and number == self.num_before:
@@ -47,6 +47,3 @@ class Echo:
 
     async def is_ready(self) -> bool:
         return self.error is None
-
-    async def close(self) -> None:
-        pass

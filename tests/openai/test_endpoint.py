@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, get_args
@@ -17,17 +15,18 @@ from openai.types.completion_create_params import CompletionCreateParams as Text
 from pydantic import ValidationError
 from standins import TINY, Echo
 
-from smartspec_openai.app import create_app
-from smartspec_openai.chat_schema import ChatRequest
-from smartspec_openai.endpoint import Settings
-from smartspec_openai.errors import ApiError
-from smartspec_openai.pieces import pieces_of
-from smartspec_openai.prompts import PromptError, Prompts
-from smartspec_openai.schema import REFUSED, CompletionRequest
-from smartspec_openai.triton import Piece
+from smartspec_gateway.openai.app import create_app
+from smartspec_gateway.openai.chat_schema import ChatRequest
+from smartspec_gateway.openai.endpoint import Settings
+from smartspec_gateway.openai.errors import ApiError
+from smartspec_gateway.openai.model import Piece
+from smartspec_gateway.openai.pieces import pieces_of
+from smartspec_gateway.openai.prompts import PromptError, Prompts
+from smartspec_gateway.openai.schema import REFUSED, CompletionRequest
 
 PROMPTS = Prompts(TINY)
 CHAT = "/v1/chat/completions"
+TEXTS = "/v1/completions"
 JSON = {"Content-Type": "application/json"}
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 PART = {"type": "text", "text": "x"}
@@ -58,16 +57,16 @@ def test_a_chat_becomes_the_models_prompt() -> None:
         "stop_token_ids": [5, 6],
         "speculation_policy": "fixed:2",
     }
-    answer = client(model).post("/v1/chat/completions", json=body).json()
+    answer = client(model).post(CHAT, json=body).json()
     prompt = "Task: chat\nUser: Hello!\nAssistant: Hi.\nUser: Hello!\nAnswer:"
     first, second = model.asked
     assert first["input_ids"] == second["input_ids"] == PROMPTS.encode(prompt)
     assert (first["seed"], second["seed"]) == (2**64 - 1, 0)
-    assert (first["max_tokens"], first["stop_words"]) == (9, [b"x"])
+    assert (first["max_tokens"], first["stop_words"]) == (9, ["x"])
     assert first["stop_token_ids"] == [5, 6]
-    assert PROMPTS.encode(first["embedding_bias_words"][0].decode()) == [300]
+    assert PROMPTS.encode(first["embedding_bias_words"][0]) == [300]
     assert first["embedding_bias_weights"] == [5.0]
-    assert (first["tpot_slo_ms"], first["speculation_policy"]) == (30.0, b"fixed:2")
+    assert (first["tpot_slo_ms"], first["speculation_policy"]) == (30.0, "fixed:2")
     assert answer["object"] == "chat.completion"
     assert [choice["message"]["content"] for choice in answer["choices"]] == ["one two"] * 2
     assert [choice["finish_reason"] for choice in answer["choices"]] == ["stop"] * 2
@@ -75,38 +74,26 @@ def test_a_chat_becomes_the_models_prompt() -> None:
     assert answer["speculative_decoding"] == {}
 
 
-def test_without_max_tokens_the_context_is_used() -> None:
-    model = Echo()
-    client(model).post("/v1/completions", json={"prompt": "Hello there"})
-    assert model.asked[0]["max_tokens"] == 512 - len(PROMPTS.encode("Hello there"))
-
-
-def test_streams_end_with_usage_and_done() -> None:
-    body = {"messages": HELLO, "stream": True, "stream_options": {"include_usage": True}}
-    found = events(client().post("/v1/chat/completions", json=body).text)
-    one, two, usage, done = found
+def test_streams_have_usage_as_asked_and_end_with_done() -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {"messages": HELLO, "stream": True, "stream_options": options}
+    one, two, usage, done = events(client().post(CHAT, json=body).text)
     assert one["choices"][0]["delta"] == {"role": "assistant", "content": "one"}
     assert two["choices"][0]["delta"] == {"content": " two"}
     assert two["choices"][0]["finish_reason"] == "stop"
     assert (usage["choices"], usage["usage"]["completion_tokens"]) == ([], 3)
+    assert [found["usage"]["completion_tokens"] for found in (one, two)] == [1, 3]
     assert done == "[DONE]"
-
-
-def test_chunks_have_usage_if_asked() -> None:
-    options = {"include_usage": True, "continuous_usage_stats": True}
-    body = {"prompt": "Hello there", "stream": True, "stream_options": options}
-    found = events(client().post("/v1/completions", json=body).text)
-    num = len(PROMPTS.encode("Hello there"))
-    counts = [tuple(one["usage"].values()) for one in found[:2]]
-    assert counts == [(num, 1, num + 1), (num, 3, num + 3)]
 
 
 def test_several_prompts_and_echo() -> None:
     body = {"prompt": ["a", "b"], "echo": True, "n": 2}
-    answer = client().post("/v1/completions", json=body).json()
+    model = Echo()
+    answer = client(model).post(TEXTS, json=body).json()
+    assert model.asked[0]["max_tokens"] == 511, "the rest of the context"
     assert [c["text"] for c in answer["choices"]] == ["aone two"] * 2 + ["bone two"] * 2
     assert answer["usage"]["prompt_tokens"] == 2
-    stream = client().post("/v1/completions", json={"prompt": "a", "echo": True, "stream": True})
+    stream = client().post(TEXTS, json={"prompt": "a", "echo": True, "stream": True})
     assert [one["choices"][0]["text"] for one in events(stream.text)[:-1][:2]] == ["aone", " two"]
 
 
@@ -120,42 +107,33 @@ def test_several_prompts_and_echo() -> None:
         ({"max_token": 3}, "max_token", "did you mean max_tokens"),
         ({"functions": []}, "functions", "not supported"),
         ({"top_logprobs": 2}, "top_logprobs", "only with logprobs"),
-        ({"top_logprobs": 21, "logprobs": True}, "top_logprobs", "got 21"),
         ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice", "auto"),
         ({"tools": [{"type": "retrieval"}]}, "tools.0.type", "function"),
         ({"response_format": {"type": "json_object"}}, "response_format.type", "text"),
         ({"n": 129}, "n", "n: got 129, must be less than or equal to 128"),
-        ({"n": "two"}, "n", "n: got 'two', must be a valid integer"),
-        ({"top_p": 2}, "top_p", "top_p: got 2, must be less than or equal to 1"),
         ({"stop": 5}, "stop", "stop: got 5, must be a valid string or a valid list"),
         ({"stop": ["a"] * 17}, "stop", "a list of length 16 or less"),
-        ({"stream": "maybe"}, "stream", "stream: got 'maybe', must be a valid boolean"),
         ({"echo": True}, "echo", "echo: only for /v1/completions"),
         ({"policy": "none"}, "policy", "did you mean speculation_policy?"),
-        ({"stop_words": ["x"]}, "stop_words", "did you mean stop?"),
-        ({"top_logprobs": 0}, "top_logprobs", "only with logprobs"),
         ({"service_tier": "priority"}, "service_tier", "'auto' or 'default'"),
-        ({"modalities": ["audio"]}, "modalities.0", "'text'"),
         ({"skip_special_tokens": False}, "skip_special_tokens", "True"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, TEXT, "must be given"),
         ({"messages": [{"role": "user", "content": [PART | {"text": 1}]}]}, TEXT, "got 1"),
         ({"messages": [{"role": "user", "content": [PART | {"x": 1}]}]}, PART_X, "not supported"),
         ({"messages": [5]}, "messages.0", "messages.0: got 5, must be an object"),
         ({"temperature": float("inf")}, "temperature", "got inf"),
-        ({"messages": []}, "messages", "messages: got [], must be a list of length 1 or more"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role", "robot"),
         ({"messages": [{"role": "system", "content": "x"}]}, "messages", "only the roles"),
         ({"max_tokens": 1, "max_completion_tokens": 1}, "max_completion_tokens", "only one"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "only with stream"),
         ({"logit_bias": {"9999": 1}}, "logit_bias", "got token '9999'"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, None, "hex escape"),
-        ({"workload": "\ud800"}, None, "hex escape"),
     ],
 )
 def test_wrong_fields_are_named(changed: dict[str, Any], param: str | None, part: str) -> None:
     model = Echo()
     body = json.dumps({"messages": HELLO, **changed}).encode()
-    answer = client(model).post("/v1/chat/completions", content=body, headers=JSON)
+    answer = client(model).post(CHAT, content=body, headers=JSON)
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
     assert (error["type"], error["param"]) == ("invalid_request_error", param)
@@ -208,10 +186,10 @@ def test_null_and_fields_without_effect_change_nothing() -> None:
     nulls: dict[str, Any] = dict.fromkeys(NULLS)
     chat_nulls = nulls | dict.fromkeys(["parallel_tool_calls", "tools", "top_logprobs"])
     for more in ({}, chat_nulls, IGNORED | OF_CHATS):
-        answer = client(model).post("/v1/chat/completions", json={"messages": HELLO, **more})
+        answer = client(model).post(CHAT, json={"messages": HELLO, **more})
         assert answer.status_code == 200, answer.text
     for more in ({}, nulls | {"echo": None, "best_of": None}, IGNORED):
-        answer = client(model).post("/v1/completions", json={"prompt": "Hello", **more})
+        answer = client(model).post(TEXTS, json={"prompt": "Hello", **more})
         assert answer.status_code == 200, answer.text
     assert model.asked[0] == model.asked[1] == model.asked[2]
     assert model.asked[3] == model.asked[4] == model.asked[5]
@@ -228,10 +206,9 @@ def test_each_field_of_the_openai_package_has_its_place() -> None:
 def test_what_is_not_json_for_this_server() -> None:
     for headers, status in (
         ({"Content-Type": "text/plain"}, 400),
-        ({"Content-Type": "application/json", "Content-Encoding": "gzip"}, 415),
         ({"Content-Type": "application/vnd.api+json; charset=utf-8"}, 200),
     ):
-        answer = client().post("/v1/completions", content=b'{"prompt":"x"}', headers=headers)
+        answer = client().post(TEXTS, content=b'{"prompt":"x"}', headers=headers)
         assert answer.status_code == status
         assert status == 200 or answer.json()["error"]["message"].startswith("Content-")
 
@@ -239,11 +216,12 @@ def test_what_is_not_json_for_this_server() -> None:
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a " * 600}]}, 0),
-        ("/v1/completions", {"prompt": "a " * 600}, "prompt"),
-        ("/v1/completions", {"prompt": [300] * 512}, "prompt"),
-        ("/v1/completions", {"prompt": "a" * 50_000}, "prompt"),
-        ("/v1/completions", {"prompt": "a", "max_tokens": 512}, "max_tokens"),
+        (CHAT, {"messages": [{"role": "user", "content": "a " * 600}]}, 0),
+        (TEXTS, {"prompt": "a " * 600}, "prompt"),
+        (TEXTS, {"prompt": [300] * 512}, "prompt"),
+        (TEXTS, {"prompt": "a" * 50_000}, "prompt"),
+        ("/tokenize", {"prompt": "a" * 50_000}, "prompt"),
+        (TEXTS, {"prompt": "a", "max_tokens": 512}, "max_tokens"),
     ],
 )
 def test_too_much_for_the_context_has_openais_code(path: str, body: Any, param: Any) -> None:
@@ -264,10 +242,10 @@ def test_many_prompts_run_some_at_once() -> None:
             self.num_running -= 1
 
     model = Counting()
-    answer = client(model).post("/v1/completions", json={"prompt": ["x"] * 64, "n": 2})
+    answer = client(model).post(TEXTS, json={"prompt": ["x"] * 64, "n": 2})
     assert [one["index"] for one in answer.json()["choices"]] == list(range(128))
     assert model.most == 16
-    refused = client(model).post("/v1/completions", json={"prompt": ["x"] * 65, "n": 2})
+    refused = client(model).post(TEXTS, json={"prompt": ["x"] * 65, "n": 2})
     assert refused.json()["error"]["param"] == "n"
 
 
@@ -276,13 +254,13 @@ def test_a_prompt_alone_can_be_scored() -> None:
     logs = {"prompt": scored(*prompt[1:]), "output": scored(300)}
     model = Echo(pieces=[Piece("x", 1, "stop", len(prompt), log_probs=logs)])
     body = {"prompt": "Hello there", "max_tokens": 0, "echo": True, "logprobs": 1}
-    answer = client(model).post("/v1/completions", json=body).json()
+    answer = client(model).post(TEXTS, json=body).json()
     (choice,) = answer["choices"]
     assert (choice["text"], choice["finish_reason"]) == ("Hello there", "length")
     assert len(choice["logprobs"]["tokens"]) == len(prompt)
     assert answer["usage"]["completion_tokens"] == 0
     assert model.asked[0]["max_tokens"] == 1
-    for path, more in (("/v1/completions", {"prompt": "x"}), (CHAT, {"messages": HELLO})):
+    for path, more in ((TEXTS, {"prompt": "x"}), (CHAT, {"messages": HELLO})):
         refused = client().post(path, json={"max_tokens": 0, **more}).json()["error"]
         assert refused["param"] == "max_tokens"
 
@@ -292,7 +270,7 @@ def test_log_probs_of_parts_of_a_character() -> None:
     prompt = PROMPTS.encode("🙂 hello")
     model = Echo(pieces=[Piece("", 1, "stop", 9, log_probs={"prompt": scored(*prompt[1:])})])
     body = {"prompt": "🙂 hello", "echo": True, "logprobs": 2}
-    found = client(model).post("/v1/completions", json=body).json()["choices"][0]["logprobs"]
+    found = client(model).post(TEXTS, json=body).json()["choices"][0]["logprobs"]
     parts = [token for token in found["tokens"] if token.startswith("bytes:\\x")]
     assert "".join(parts).replace("bytes:", "") == "".join(f"\\x{b:02x}" for b in "🙂".encode())
     assert len(parts) > 1
@@ -312,19 +290,9 @@ def test_events_keep_their_lines_and_their_log_probs() -> None:
     assert sum(map(len, logs)) == len(CALLS)
 
 
-def test_tokenizing_does_not_stop_other_threads() -> None:
-    thread = threading.Thread(target=PROMPTS.encode, args=("museum " * 300_000,))
-    thread.start()
-    num_turns = 0
-    while thread.is_alive():
-        time.sleep(0.001)
-        num_turns += 1
-    assert num_turns > 20
-
-
 @pytest.mark.parametrize("body", [b"{", b"[]", b"\xff", b'{"prompt": %s}' % (b"[" * 9_000)])
 def test_bodies_that_are_no_request(body: bytes) -> None:
-    answer = client().post("/v1/completions", content=body, headers=JSON)
+    answer = client().post(TEXTS, content=body, headers=JSON)
     assert answer.status_code == 400
     assert answer.json()["error"]["message"]
 
@@ -333,30 +301,24 @@ def test_errors_of_the_model() -> None:
     refused = ApiError(400, "prompt: got 9 tokens, must be at most 8 tokens", "prompt")
     for stream in (False, True):
         body = {"messages": HELLO, "stream": stream}
-        answer = client(Echo(refused)).post("/v1/chat/completions", json=body)
+        answer = client(Echo(refused)).post(CHAT, json=body)
         assert answer.status_code == 400
         assert answer.json()["error"]["param"] == "prompt"
         assert answer.json()["error"]["message"].startswith("prompt: got 9 tokens")
     full = ApiError(503, "the queue is full", retry_after_s=1)
-    answer = client(Echo(full)).post("/v1/completions", json={"prompt": "x"})
+    answer = client(Echo(full)).post(TEXTS, json={"prompt": "x"})
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     late = client(Echo(full, num_before=1))
-    found = events(late.post("/v1/completions", json={"prompt": "x", "stream": True}).text)
+    found = events(late.post(TEXTS, json={"prompt": "x", "stream": True}).text)
     assert found[0]["choices"][0]["text"] == "one"
     assert found[1] == full.body, "no [DONE] after an error"
 
 
 def test_chunks_have_counts_if_asked() -> None:
     body = {"messages": HELLO, "stream": True, "return_spec_metrics": "detailed"}
-    first = events(client().post("/v1/chat/completions", json=body).text)[0]
-    assert first["choices"][0]["speculation"] == {
-        "num_tokens": 1,
-        "num_steps": 0,
-        "num_drafted": 0,
-        "num_accepted": 0,
-        "drafter": None,
-        "tokens": [],
-    }
+    found = events(client().post(CHAT, json=body).text)[0]["choices"][0]["speculation"]
+    names = {"num_tokens", "num_steps", "num_drafted", "num_accepted", "drafter", "tokens"}
+    assert (found.keys(), found["num_tokens"]) == (names, 1)
 
 
 def text_with(*texts: str, reason: str = "stop") -> Echo:
@@ -376,9 +338,7 @@ def tool_client(model: Echo) -> TestClient:
 
 def test_tool_calls_are_parsed() -> None:
     """Streamed or not; a text that was cut keeps its finish_reason."""
-    found = events(
-        tool_client(text_with(*CALLS)).post("/v1/chat/completions", json=WITH_TOOLS).text
-    )
+    found = events(tool_client(text_with(*CALLS)).post(CHAT, json=WITH_TOOLS).text)
     deltas = [one["choices"][0]["delta"] for one in found[:-1]]
     assert "".join(delta.get("content", "") for delta in deltas) == "I look."
     (call,) = [call for delta in deltas for call in delta.get("tool_calls", [])]
@@ -388,16 +348,14 @@ def test_tool_calls_are_parsed() -> None:
 
     body = WITH_TOOLS | {"stream": False}
     model = text_with(*CALLS, "\n<tool_call>" + CALLS[1].removeprefix("_call>") + CALLS[2])
-    whole = tool_client(model).post("/v1/chat/completions", json=body).json()["choices"][0]
+    whole = tool_client(model).post(CHAT, json=body).json()["choices"][0]
     assert (whole["message"]["content"], whole["finish_reason"]) == ("I look.", "tool_calls")
     assert len(whole["message"]["tool_calls"]) == 2
-    one = tool_client(model).post(
-        "/v1/chat/completions", json=body | {"parallel_tool_calls": False}
-    )
+    one = tool_client(model).post(CHAT, json=body | {"parallel_tool_calls": False})
     assert len(one.json()["choices"][0]["message"]["tool_calls"]) == 1
 
     cut = tool_client(text_with(*CALLS[:2], reason="length"))
-    choice = cut.post("/v1/chat/completions", json=body).json()["choices"][0]
+    choice = cut.post(CHAT, json=body).json()["choices"][0]
     assert choice["finish_reason"] == "length"
     assert choice["message"]["content"] == "".join(CALLS[:2])
 
@@ -405,7 +363,7 @@ def test_tool_calls_are_parsed() -> None:
 def test_tool_choice_none_leaves_text_as_it_is() -> None:
     body = WITH_TOOLS | {"stream": False, "tool_choice": "none"}
     model = text_with(*CALLS)
-    choice = tool_client(model).post("/v1/chat/completions", json=body).json()["choices"][0]
+    choice = tool_client(model).post(CHAT, json=body).json()["choices"][0]
     assert choice["message"] == {"role": "assistant", "content": "".join(CALLS)}
     assert "weather" not in PROMPTS.decode(model.asked[0]["input_ids"])
 
@@ -418,13 +376,13 @@ def test_log_probs_of_a_chat() -> None:
     tokens = PROMPTS.encode("yes é", add_special_tokens=False)
     model = Echo(pieces=[Piece("yes é", 2, "stop", 5, log_probs={"output": scored(*tokens)})])
     body = {"messages": HELLO, "logprobs": True, "top_logprobs": 2}
-    choice = client(model).post("/v1/chat/completions", json=body).json()["choices"][0]
+    choice = client(model).post(CHAT, json=body).json()["choices"][0]
     content = choice["logprobs"]["content"]
     assert bytes(byte for one in content for byte in one["bytes"]).decode() == "yes é"
     assert [one["logprob"] for one in content] == [-0.5] * len(tokens)
     assert [len(one["top_logprobs"]) for one in content] == [2] * len(tokens)
     assert model.asked[0]["return_token_log_probs"] == 2
-    off = client(Echo()).post("/v1/chat/completions", json=body | {"logprobs": False})
+    off = client(Echo()).post(CHAT, json=body | {"logprobs": False})
     assert off.status_code == 400
 
 
@@ -435,7 +393,7 @@ def test_log_probs_with_echo() -> None:
     model = Echo(pieces=[Piece("x", 1, log_probs=logs), Piece("", 0, "stop", len(prompt))])
     for given in ("Hello there", prompt, [prompt]):
         body = {"prompt": given, "echo": True, "logprobs": 1, "stream": True}
-        found = events(client(model).post("/v1/completions", json=body).text)
+        found = events(client(model).post(TEXTS, json=body).text)
         first = found[0]["choices"][0]
         assert first["text"] == "Hello therex"
         logs = first["logprobs"]
@@ -443,19 +401,14 @@ def test_log_probs_with_echo() -> None:
         assert "".join(logs["tokens"][: len(prompt)]) == "Hello there"
         assert logs["text_offset"][len(prompt)] == len("Hello there")
         assert model.asked[-1]["return_prompt_log_probs"]
-        assert (model.asked[-1]["input_ids"], model.asked[-1]["text_input"]) == (prompt, b"")
+        assert (model.asked[-1]["input_ids"], model.asked[-1]["text_input"]) == (prompt, "")
 
 
 def test_wrong_prompts() -> None:
     for prompt in ([], "", [""], [[]], [1, "a"], [1.5], [-1], [True], None, {}):
-        answer = client().post("/v1/completions", json={"prompt": prompt})
+        answer = client().post(TEXTS, json={"prompt": prompt})
         assert answer.status_code == 400, prompt
         assert answer.json()["error"]["param"].startswith("prompt"), prompt
-
-
-def test_a_list_of_too_many_tokens() -> None:
-    error = client().post("/v1/completions", json={"prompt": [1] * 300_000}).json()["error"]
-    assert error["message"].endswith("a valid string or a list of length 262144 or less")
 
 
 def test_the_page_needs_nothing_from_elsewhere() -> None:
@@ -464,11 +417,6 @@ def test_the_page_needs_nothing_from_elsewhere() -> None:
     assert "https:" not in found.text
     assert "http:" not in found.text
     assert "default-src 'self'" in found.headers["content-security-policy"]
-
-
-def test_too_many_requests_are_refused() -> None:
-    answer = client(max_requests=0).post("/v1/completions", json={"prompt": "x"})
-    assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
 
 
 def test_api_keys() -> None:
@@ -492,7 +440,7 @@ def test_models_tokens_and_health() -> None:
     wrong = asked.post("/detokenize", json={"tokens": [99_999]}).json()["error"]
     assert wrong["message"] == "tokens: got 99999, must be in 0..2047"
     assert client(Echo(ApiError(503, ""))).get("/health").status_code == 503
-    missing = asked.post("/v1/completions", json={"prompt": "x", "model": "gpt"})
+    missing = asked.post(TEXTS, json={"prompt": "x", "model": "gpt"})
     assert missing.status_code == 404
     assert "'smartspec'" in missing.json()["error"]["message"]
 

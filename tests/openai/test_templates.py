@@ -10,9 +10,9 @@ import pytest
 from fastapi.testclient import TestClient
 from standins import TINY, Echo
 
-from smartspec_openai.app import create_app
-from smartspec_openai.endpoint import Settings
-from smartspec_openai.prompts import Prompts
+from smartspec_gateway.openai.app import create_app
+from smartspec_gateway.openai.endpoint import Settings
+from smartspec_gateway.openai.prompts import Prompts
 
 LLAMA3 = """{{ bos_token }}{% if tools %}Functions:
 {% for t in tools %}{{ t | tojson }}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from smartspec_openai.tools import Found, ToolParser
+from smartspec_gateway.openai.tools import Found, ToolParser
 
 NAMES = ("weather", "time")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from smartspec_py.engines.trtllm.draft import TrtllmDraftProposer
 from smartspec_py.engines.trtllm.target import TrtllmTarget
 from smartspec_py.serving.admission import CacheBudget
 from smartspec_py.serving.messages import LoopState, ResponseState, Update
-from smartspec_py.serving.metrics import ConfigInfo, Meter, NoMetrics
+from smartspec_py.serving.metrics import Meter, drop
 from smartspec_py.serving.request import ErrorCode, GenerateParams, Request
 from smartspec_py.serving.responder import Responder
 from smartspec_py.serving.server import Engine, Server
@@ -133,7 +134,7 @@ class LoopHarness:
             on_state=lambda state: self.states.append((self.clock.now(), state)),
         )
         self.inbox, self.loop = self._offline.inbox, self._offline.loop
-        self._responder = Responder(self.inbox.cancel, Meter(ConfigInfo("", 0, "")), NoMetrics())
+        self._responder = Responder(self.inbox.cancel, Meter("", 0, ""), drop)
 
     def submit(
         self,
@@ -158,7 +159,7 @@ class LoopHarness:
             sampling=sampling or SamplingParams(),
             policy=policy,
             max_draft_len=max_draft_len,
-            proposer=DRAFT_MODEL,
+            proposers=(DRAFT_MODEL,),
             priority=priority,
             arrival_s=now,
             deadline_s=None if deadline_s is None else now + deadline_s,
@@ -243,3 +244,10 @@ def fake_engine(
 def fake_server(engine: Engine, limits: LimitsConfig = LIMITS, **options: object) -> Server:
     config = ServerConfig(engine=FakeEngineConfig(kind="fake", tokenizer="none"), limits=limits)
     return Server(engine, config, **options)  # type: ignore[arg-type]
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20.0
+    while not condition():
+        assert time.monotonic() < end, "it does not happen"
+        time.sleep(0.002)

@@ -8,19 +8,14 @@ find 16 more each, or as many as they may still come to hold.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
 import pytest
-from harness import CAPABILITIES, COST, TOKENIZER, VOCAB_SIZE, LoopHarness, fake_text
+from harness import TOKENIZER, LoopHarness, fake_text
 
 from smartspec_py.core.types import FinishReason, SamplingParams
 from smartspec_py.defaults import PRIORITY_WORTH_S
-from smartspec_py.engines.trtllm.target import TrtllmTarget
 from smartspec_py.serving.admission import CacheBudget, CacheLedger, victims
 from smartspec_py.serving.request import ErrorCode, Request, RequestError, RequestState
-from smartspec_testing import fake_executor
-from smartspec_testing.clock import VirtualClock
-from smartspec_testing.fake_proposer import FakeProposer
 
 
 class Drafts:
@@ -171,12 +166,6 @@ def test_draft_caches_go_from_the_last_in_rank_until_it_fits(
     assert [request.sequence for request in found] == dropped
 
 
-def test_overflow_looks_at_the_target_s_cache_alone() -> None:
-    live = [live_one(1, 10), live_one(2, 10)]
-    assert not ledger(22, {1: 10}).overflows(live)
-    assert ledger(21, {1: 10}).overflows(live)
-
-
 def test_victims_have_lower_priority_a_later_rank_and_no_prompt_in_flight() -> None:
     """Ranks: arrival less 10 s a level. The newcomer's is 8 - 20 = -12."""
     newcomer = live_one(8, 5, priority=2)
@@ -257,27 +246,6 @@ def test_speculation_shrinks_then_draft_caches_go_then_the_last_is_preempted() -
     assert harness.states[-1][1].num_preemptions == harness.loop.num_preemptions
 
 
-def test_drafting_is_no_reason_to_keep_a_newcomer_waiting() -> None:
-    """The first holds 60 tokens in both caches: 61 + 59 of 130. A newcomer of 20 needs 21, and
-    headroom of 16 for both: 114 without the draft cache, which goes."""
-    harness = LoopHarness(accept_prob=1.0, max_cache_tokens=130)
-    used: list[int] = []
-    harness.after_admission(lambda: used.append(harness.cache_used))
-    harness.submit(prompt_of(55), 60, policy="fixed:4")
-    harness.step(2)
-    assert harness.proposer.num_sequences == 1
-    newcomer = harness.submit(prompt_of(20), 16, policy="none")
-    third = harness.submit(prompt_of(20), 16, policy="none")
-    harness.step()
-    assert harness.requests[newcomer].state is not WAITING
-    assert harness.requests[third].state is WAITING
-    assert harness.loop.num_preemptions == 0
-    harness.drain()
-    for number in harness.requests:
-        assert_whole(harness, number)
-    assert max(used) <= 130, "also where the admission stopped at one that does not fit"
-
-
 @pytest.mark.parametrize("remaining", [1, 5, 16, 17, 40])
 def test_a_request_as_large_as_the_budget_is_served(remaining: int) -> None:
     """Alone, at last, and without drafts; and what waits behind it as well."""
@@ -290,15 +258,6 @@ def test_a_request_as_large_as_the_budget_is_served(remaining: int) -> None:
     harness.drain()
     for number in numbers:
         assert_whole(harness, number)
-
-
-@pytest.mark.parametrize("max_cache_tokens", [None, 120])
-def test_equal_priorities_never_preempt_one_another(max_cache_tokens: int | None) -> None:
-    """Whether rows or memory are short: 2 rows; or 20 + 10 tokens each, and 120 for 3 of them."""
-    harness = LoopHarness(max_sequences=3, max_cache_tokens=max_cache_tokens)
-    numbers = [harness.submit(prompt_of(20), 10, policy="none", priority=1) for _ in range(9)]
-    assert run_until_over(harness, numbers) == numbers
-    assert harness.loop.num_preemptions == 0
 
 
 def test_priority_preempts_only_what_is_lower_and_the_last_in_rank_first() -> None:
@@ -321,28 +280,6 @@ def test_priority_preempts_only_what_is_lower_and_the_last_in_rank_first() -> No
     for number in harness.requests:
         assert_whole(harness, number)
     assert harness.requests[fourth].num_preemptions == 0
-
-
-def test_preempted_requests_come_back_in_the_order_of_their_rank() -> None:
-    """Three of priority 0 give their rows to three of 1, and follow them as they had come."""
-    harness = LoopHarness(max_sequences=3)
-    lows = []
-    for _ in range(3):
-        lows.append(harness.submit(prompt_of(30), 30, policy="fixed:3"))
-        harness.step(2)
-    highs = [harness.submit(prompt_of(6), 40 + i, priority=1) for i in range(3)]
-    harness.step()
-    assert [harness.requests[number].state for number in lows] == [WAITING] * 3
-    assert harness.target.num_sequences == 3
-    back = []
-    while len(back) < 3:
-        harness.step()
-        back += [n for n in lows if harness.requests[n].state is not WAITING and n not in back]
-    assert back == lows
-    harness.drain()
-    for number in (*lows, *highs):
-        assert_whole(harness, number)
-    assert [harness.requests[number].num_preemptions for number in lows] == [1, 1, 1]
 
 
 def test_a_larger_newcomer_preempts_as_many_as_it_takes_or_none() -> None:
@@ -459,18 +396,6 @@ def test_a_deadline_that_passes_while_it_writes_ends_it_with_what_it_has(policy:
     assert_whole(harness, other)
 
 
-def test_a_preempted_request_keeps_its_text_and_its_deadline() -> None:
-    harness = LoopHarness(max_sequences=1)
-    number = harness.submit(prompt_of(5), 50, policy="none", deadline_s=0.2)
-    harness.step(4)
-    other = harness.submit(prompt_of(5), 60, policy="none", priority=1)
-    harness.drain()
-    assert harness.requests[number].num_preemptions == 1
-    assert harness.stories[number].tokens == fake_text(prompt_of(5), 4)
-    assert harness.stories[number].finals == [FinishReason.DEADLINE]
-    assert_whole(harness, other)
-
-
 @pytest.mark.parametrize("burst", [1, 8])
 def test_draining_lets_finish_what_can_and_ends_the_rest(burst: int) -> None:
     """Three rows and 0.5 s of grace: 10 tokens take 0.3 s, 500 and a prompt of 4000 take longer.
@@ -500,32 +425,6 @@ def test_draining_lets_finish_what_can_and_ends_the_rest(burst: int) -> None:
     for number in (reading, fourth, waiting):
         assert harness.stories[number].finals == [ErrorCode.UNAVAILABLE]
         assert error_of(harness, number)[1] == "the server is shutting down"
-
-
-def test_an_engine_with_work_in_flight_is_not_robbed_of_it() -> None:
-    """The TensorRT-LLM target over its fake, which holds verifications back over several steps,
-    in a budget where draft caches must go: what is in flight is judged and observed later."""
-    clock = VirtualClock()
-    engine_limits = fake_executor.EngineLimits(max_batch_size=4, vocab_size=VOCAB_SIZE)
-    executor = fake_executor.Executor(
-        engine_limits, cost=COST, clock=clock, hold_back_prob=0.7, seed=3
-    )
-    capabilities = replace(
-        CAPABILITIES,
-        max_sequences=4,
-        max_context_len=4000,
-        max_decode_tokens=4,
-        max_prefill_tokens=None,
-        verifies_sampling=False,
-    )
-    target = TrtllmTarget(executor, fake_executor, capabilities)
-    proposer = FakeProposer(0.8, vocab_size=VOCAB_SIZE, bytes_per_token=1)
-    harness = LoopHarness(target=target, proposer=proposer, max_cache_tokens=260)
-    policies = ("fixed:4", "none", "goodput", "fixed:2")
-    numbers = [harness.submit(prompt_of(30), 60, policy=policies[i % 4]) for i in range(8)]
-    harness.drain()
-    for number in numbers:
-        assert_whole(harness, number)
 
 
 @pytest.mark.parametrize("steps_before", [2, 4, 6])

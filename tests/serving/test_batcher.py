@@ -12,10 +12,10 @@ def request(number: int, num_prompt: int) -> Request:
 
 
 def batcher(
-    prompts: list[int], prefill_chunk: int, max_sequences: int = 8, *, takes_chunks: bool = True
+    prompts: list[int], prefill_chunk: int, max_sequences: int = 8, largest: int | None = 1000
 ) -> Batcher:
     """Requests 1, 2, .. with these prompt lengths, as many of them admitted as fit."""
-    made = Batcher(max_sequences, prefill_chunk, takes_chunks=takes_chunks)
+    made = Batcher(max_sequences, prefill_chunk, largest)
     for number, num_prompt in enumerate(prompts, start=1):
         made.add(request(number, num_prompt))
     admit_all(made)
@@ -102,7 +102,7 @@ def test_rows_are_given_in_order_of_arrival() -> None:
 
 def test_who_ranks_first_is_admitted_first() -> None:
     """Priority 1 is worth ten seconds: of arrivals at 0, 5 and 3 the second is first."""
-    made = Batcher(1, 8)
+    made = Batcher(1, 8, 8)
     for number, (arrival_s, priority) in enumerate([(0.0, 0), (5.0, 1), (3.0, 0)], start=1):
         waiting = request(number, 1)
         waiting.arrival_s, waiting.priority = arrival_s, priority
@@ -161,7 +161,7 @@ def test_ready_are_those_that_decode_and_have_nothing_in_flight() -> None:
 def test_whole_prompts_share_the_budget(
     prompts: list[int], budget: int, steps: list[list[int]]
 ) -> None:
-    made = batcher(prompts, budget, takes_chunks=False)
+    made = batcher(prompts, budget, largest=None)
     found = [read_step(made) for _ in steps]
     assert [[chunk[0] for chunk in step] for step in found] == steps
     whole = [(number, 0, length, True) for number, length in enumerate(prompts, start=1)]
@@ -171,20 +171,13 @@ def test_whole_prompts_share_the_budget(
 
 def test_whole_prompts_in_flight_count() -> None:
     """Of 8 tokens 5 are in flight: the next prompt of 4 waits, and then takes one of 3 along."""
-    made = batcher([5, 4, 3], 8, takes_chunks=False)
+    made = batcher([5, 4, 3], 8, largest=None)
     first = made.live[1]
     first.is_in_flight = True
     assert made.prefills() == []
     first.is_in_flight = False
     first.move_to(RequestState.DECODING)
     assert [chunk.sequence for chunk in made.prefills()] == [2, 3]
-
-
-def test_a_prompt_in_flight_is_passed_over() -> None:
-    made = batcher([9, 9], 4)
-    first = made.live[1]
-    first.is_in_flight = True
-    assert [chunk.sequence for chunk in made.prefills()] == [2]
 
 
 def test_waiting_requests_are_found_and_can_be_dropped() -> None:
@@ -196,10 +189,3 @@ def test_waiting_requests_are_found_and_can_be_dropped() -> None:
     assert made.find(2) is None
     assert made.find(1) is not None
     assert list(made)
-
-
-def test_an_empty_batcher_has_nobody() -> None:
-    made = batcher([1], 8)
-    assert list(made)
-    del made.live[1]
-    assert not list(made)

@@ -64,14 +64,12 @@ def test_the_least_that_is_needed(tmp_path: Path) -> None:
     assert config.planner.batch_table is None
 
 
-def test_everything_said_is_read(tmp_path: Path) -> None:
+def test_what_is_set_is_read(tmp_path: Path) -> None:
     limits = {"max_sequences": 3, "max_queue": 4, "max_context_len": 99, "prefill_chunk": 16}
     document = {"engine": {**FAKE, "accept_prob": 0.5}, "limits": limits, "policy": "fixed:3"}
     config = read(tmp_path, document)
-    assert isinstance(config.engine, FakeEngineConfig)
-    assert config.engine.accept_prob == 0.5
-    assert config.limits == LimitsConfig(**limits)
-    assert config.policy == "fixed:3"
+    assert config.engine == FakeEngineConfig(**FAKE, accept_prob=0.5)
+    assert (config.limits, config.policy) == (LimitsConfig(**limits), "fixed:3")
 
 
 def test_a_table_of_batch_sizes_is_read(tmp_path: Path) -> None:
@@ -117,8 +115,11 @@ def test_a_table_of_batch_sizes_is_read(tmp_path: Path) -> None:
             ["lookup", "min_ngram 5 is above max_ngram 4"],
         ),
         # the table of batch sizes: each number, their order, their count, the limit on drafts
-        (with_table([1, 2], [3]), ["planner.batch_table.draft_lens", "2 numbers", "[3]"]),
-        (with_table([2, 2], [3, 1]), ["planner.batch_table.rows", "1..1024", "[2, 2]"]),
+        (
+            with_table([1, 2], [3]),
+            ["planner.batch_table", "per entry of rows", "'draft_lens': [3]"],
+        ),
+        (with_table([2, 2], [3, 1]), ["planner.batch_table", "rows must ascend", "(2, 2)"]),
         (with_table([], []), ["planner.batch_table.rows", "at least 1"]),
         (with_table([0], [3]), ["planner.batch_table.rows.0", "1", "got 0"]),
         (with_table([1, 1025], [3, 1]), ["planner.batch_table.rows.1", "1024", "got 1025"]),
@@ -139,6 +140,8 @@ def test_a_table_of_batch_sizes_is_read(tmp_path: Path) -> None:
         # not JSON at all
         ("{", ["engine.json", "JSON"]),
         ("[]", ["engine.json"]),
+        # more digits than Python converts to an integer
+        ('{"limits": {"max_queue": ' + 5000 * "9" + "}}", ["number out of range at line 1"]),
     ],
 )
 def test_refused_with_the_name_of_the_key(tmp_path: Path, document: Any, words: list[str]) -> None:
@@ -152,14 +155,14 @@ def test_every_wrong_key_is_named_at_once(tmp_path: Path) -> None:
     assert "limits.max_queue" in message
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"engine\.json: No such file"):
-        read_config(tmp_path / CONFIG_NAME)
-
-
-def test_a_file_that_is_no_text(tmp_path: Path) -> None:
-    (tmp_path / CONFIG_NAME).write_bytes(b'{"policy": "\xff"}')
-    with pytest.raises(ConfigError, match=r"engine\.json"):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, r"engine\.json: No such file"), (b'{"policy": "\xff"}', r"engine\.json: not UTF-8")],
+)
+def test_a_file_that_cannot_be_read(tmp_path: Path, content: bytes | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / CONFIG_NAME).write_bytes(content)
+    with pytest.raises(ConfigError, match=message):
         read_config(tmp_path / CONFIG_NAME)
 
 
@@ -168,9 +171,6 @@ def test_a_missing_model_is_named_by_its_key(tmp_path: Path) -> None:
         build_engine(read(tmp_path, {"engine": {**FAKE, "tokenizer": "nowhere"}}), tmp_path)
     with pytest.raises(ConfigError, match=r"engine\.json: engine\.draft: .* does not exist"):
         existing("engine.draft", tmp_path / "draft")
-
-
-def test_a_directory_without_a_tokenizer_is_named_by_its_key(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"engine\.model: .* has no tokenizer\.json"):
         load_tokenizer("engine.model", tmp_path)
 
@@ -199,6 +199,16 @@ def test_auto_is_the_precision_of_the_checkpoint_where_the_processor_has_it(
     (tmp_path / "config.json").write_text(json.dumps({"torch_dtype": checkpoint}))
     found = build_torch.dtype_of("auto", torch.device("cpu"), tmp_path)
     assert found == getattr(torch, expected)
+
+
+def test_the_start_line_says_why_a_precision_is_not_the_configured_one() -> None:
+    import torch
+
+    from smartspec_py.engines.torch.build import dtype_text
+
+    assert dtype_text(torch.bfloat16, torch.bfloat16) == "bfloat16"
+    lacking = "float32 (this processor has no instructions for bfloat16)"
+    assert dtype_text(torch.bfloat16, torch.float32) == lacking
 
 
 def test_numpy_computes_in_the_thread_that_calls_it(tmp_path: Path) -> None:
@@ -262,19 +272,23 @@ def test_the_model_says_its_end_tokens(
     assert end_tokens(tmp_path, 151_936, TOKENIZER) == expected
 
 
-@pytest.mark.parametrize("eos", ["a", {"content": "a", "special": True}])
-def test_the_tokenizer_names_an_end_token_too(tmp_path: Path, eos: Any) -> None:
+@pytest.mark.parametrize(
+    ("eos", "ends"),
+    [
+        ("a", (0, TOKENIZER.token_to_id("a"))),
+        ({"content": "a", "special": True}, (0, TOKENIZER.token_to_id("a"))),
+        (None, (0,)),
+        ("no token of this tokenizer", (0,)),
+        (5, (0,)),
+    ],
+)
+def test_the_tokenizer_may_name_an_end_token_too(
+    tmp_path: Path, eos: Any, ends: tuple[int, ...]
+) -> None:
     """As in a chat model whose two configs name the token that ends a document only."""
     write_configs(tmp_path, {"eos_token_id": 0}, {"eos_token_id": 0})
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": eos}))
-    assert end_tokens(tmp_path, 2048, TOKENIZER) == (0, TOKENIZER.token_to_id("a"))
-
-
-@pytest.mark.parametrize("eos", [None, "no token of this tokenizer", 5])
-def test_a_tokenizer_without_an_end_token(tmp_path: Path, eos: Any) -> None:
-    write_configs(tmp_path, {"eos_token_id": 0}, {})
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": eos}))
-    assert end_tokens(tmp_path, 2048, TOKENIZER) == (0,)
+    assert end_tokens(tmp_path, 2048, TOKENIZER) == ends
 
 
 def test_sampling_defaults_of_the_model_are_named_as_unused(

@@ -1,65 +1,21 @@
 """config.pbtxt and docs/reference/tensors.md are written from the contract's table: those in the
 repository are that, ranges word what they check, and refusals say what would do instead."""
 
-import dataclasses
 import math
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from smartspec_cli.reference import inputs, outputs
 from smartspec_launch.pbtxt import config_pbtxt
 from smartspec_py.api.contract import INPUTS, MODEL_NAME, OUTPUTS
-from smartspec_py.api.inputs import FIELDS
 from smartspec_py.api.refused import RENAMED, UNSUPPORTED, asks_for_nothing, why_refused
-from smartspec_py.api.tensor_spec import NUMPY_TYPES, Allowed, Choice, Range, TensorSpec, Text
+from smartspec_py.api.tensor_spec import NUMPY_TYPES, Allowed, Choice, Range, Text
 from smartspec_py.config import CONFIG_NAME, TorchEngineConfig, read_config
-from smartspec_py.serving.request import GenerateParams
 
 REPOSITORY = Path(__file__).parents[2]
 CONFIG_FILE = REPOSITORY / "model_repository/smartspec/config.pbtxt"
 NAMES = tuple(spec.name for spec in INPUTS)
-
-TENSOR = re.compile(
-    r'\{ name: "(?P<name>\w+)", data_type: TYPE_(?P<dtype>\w+), dims: \[ (?P<dims>[-\d, ]+) \]'
-    r"(?P<optional>, optional: true)? \}"
-)
-
-
-def tensors(heading: str) -> list[tuple[str, str, tuple[int, ...], bool]]:
-    """(name, type, dims, is optional) of every tensor under the heading."""
-    section = re.search(rf"^{heading} \[\n(.*?)\n\]$", config_pbtxt(), re.DOTALL | re.MULTILINE)
-    assert section is not None
-    lines = section[1].split(",\n")
-    found = [TENSOR.fullmatch(line.strip()) for line in lines]
-    assert None not in found, lines
-    return [
-        (m["name"], m["dtype"], tuple(map(int, m["dims"].split(","))), bool(m["optional"]))
-        for m in found
-        if m
-    ]
-
-
-def table(
-    specs: tuple[TensorSpec, ...], is_input: bool
-) -> list[tuple[str, str, tuple[int, ...], bool]]:
-    return [(s.name, s.dtype, s.dims, is_input and s.is_optional) for s in specs]
-
-
-def test_every_tensor_of_the_table_is_there_in_order() -> None:
-    assert tensors("input") == table(INPUTS, is_input=True)
-    assert tensors("output") == table(OUTPUTS, is_input=False)
-
-
-def test_names_are_those_of_tensorrt_llm_clients() -> None:
-    inputs = {spec.name: spec for spec in INPUTS}
-    required = {name for name, spec in inputs.items() if not spec.is_optional}
-    assert required == {"text_input", "max_tokens"}
-    assert {"stream", "temperature", "top_k", "top_p", "random_seed", "stop_words"} <= set(inputs)
-    assert inputs["stop_words"].dims == (-1,)
-    assert OUTPUTS[0].name == "text_output"
 
 
 def test_names_are_unique_and_explained() -> None:
@@ -69,20 +25,34 @@ def test_names_are_unique_and_explained() -> None:
     assert not {*UNSUPPORTED, *RENAMED} & set(NAMES)
     assert not set(UNSUPPORTED) & set(RENAMED)
     assert set(RENAMED.values()) <= set(NAMES)
-
-
-def test_every_field_of_a_request_has_its_tensor_and_default() -> None:
-    """Only the two seeds share a field; what has no default of its own says one in words."""
-    fields = {field.name: field.default for field in dataclasses.fields(GenerateParams)}
-    assert set(FIELDS.values()) == set(fields)
-    assert len(FIELDS) == len(fields) + 1
-    for spec in INPUTS:
-        if spec.is_optional and spec.name in FIELDS:
-            assert bool(spec.default) == (fields[FIELDS[spec.name]] is None), spec.name
-
-
-def test_lists_have_a_limit() -> None:
     assert all(spec.max_elements for spec in INPUTS if spec.is_list)
+    assert [spec.name for spec in INPUTS if not spec.is_optional] == ["text_input", "max_tokens"]
+
+
+TENSORS = [
+    ("text_input", "STRING", (1,), ""),
+    ("input_ids", "INT32", (-1,), "at least 0"),
+    ("stream", "BOOL", (1,), ""),
+    ("deadline_ms", "INT32", (1,), "at least 1"),
+    ("tpot_slo_ms", "FP32", (1,), "in [0.001, 3.6e+06]"),
+    ("seed", "UINT64", (1,), ""),
+    ("random_seed", "UINT64", (1,), ""),
+    ("bad_words", "STRING", (-1,), "at least one character and at most 1024 bytes"),
+    ("embedding_bias_weights", "FP32", (-1,), "in [-1000, 1000]"),
+    ("verification", "STRING", (1,), "coupled or rejection"),
+    ("return_spec_metrics", "STRING", (1,), "none, summary or detailed"),
+]
+
+
+@pytest.mark.parametrize(("name", "dtype", "dims", "text"), TENSORS)
+def test_tensors_follow_from_the_types_of_fields(
+    name: str, dtype: str, dims: tuple[int, ...], text: str
+) -> None:
+    (spec,) = [spec for spec in INPUTS if spec.name == name]
+    assert (spec.dtype, spec.dims, spec.allowed.text) == (dtype, dims, text)
+    dim = dims[0]
+    line = f'name: "{name}", data_type: TYPE_{dtype}, dims: [ {dim} ]'
+    assert line in config_pbtxt()
 
 
 RANGES: list[tuple[Allowed, str, list[Any], list[Any]]] = [
@@ -139,40 +109,10 @@ def test_false_asks_for_nothing() -> None:
     assert not asks_for_nothing("best_of", False)
 
 
-def test_one_decoupled_instance_with_batches_of_one() -> None:
-    text = config_pbtxt("another")
-    assert text.startswith('name: "another"\nbackend: "smartspec_py"\nmax_batch_size: 1\n')
-    assert "model_transaction_policy { decoupled: true }" in text
-    assert "instance_group [ { count: 1, kind: KIND_CPU } ]" in text
-
-
-def test_brackets_are_balanced() -> None:
-    text = config_pbtxt()
-    for opening, closing in ("[]", "{}"):
-        assert text.count(opening) == text.count(closing)
-
-
 def test_the_file_in_the_repository_is_this_one() -> None:
     """Names and shapes only: the lines in between that start with # may say what they like."""
     lines = CONFIG_FILE.read_text(encoding="utf-8").splitlines(keepends=True)
     assert "".join(line for line in lines if not line.startswith("#")) == config_pbtxt()
-
-
-def test_the_page_has_every_tensor_with_range_and_default() -> None:
-    rows = [line for line in (inputs() + outputs()).splitlines() if line.startswith("| `")]
-    for spec in INPUTS:
-        row = next(row for row in rows if row.startswith(f"| `{spec.name}` | {spec.dtype} "))
-        assert spec.allowed.text in row
-        assert spec.default in row
-    for spec in OUTPUTS:
-        assert any(row.startswith(f"| `{spec.name}` | {spec.dtype} ") for row in rows)
-    inputs = [row.split(" | ") for row in rows if row.count(" | ") == 5]
-    defaults = {name.strip("| `"): default for name, _, _, _, default, _ in inputs}
-    assert defaults["top_k"] == "0"
-    assert defaults["top_p"] == "1"
-    assert defaults["bad_words"] == "none"
-    assert defaults["verification"] == "coupled"
-    assert defaults["max_tokens"] == "required"
 
 
 def test_the_shipped_engine_json_is_valid_and_its_models_are_there() -> None:

@@ -35,7 +35,7 @@ class Asked(PromptLookupProposer):
 
 def made(policy: str = "goodput", sequence: SequenceId = 1) -> Request:
     request = Request(sequence, list(TEXT), 5, 60, SamplingParams(), policy, 4)
-    request.proposer, request.alternatives = NAMES[0], NAMES[1:]
+    request.proposers = NAMES
     return request
 
 
@@ -100,7 +100,7 @@ def test_nobody_looks_back_for_requests_without_drafts(
     speculation: Speculation, lookup: Asked, policy: str
 ) -> None:
     request = made(policy)
-    request.proposer, request.alternatives = NAMES[1], ()
+    request.proposers = NAMES[1:]
     offers = speculation.offers([request], {}, 0.0)
     speculation.observe([(request, Event(1, (3,)))], offers)
     assert lookup.asked == ([1] if policy == "goodput" else [])

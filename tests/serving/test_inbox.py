@@ -10,10 +10,8 @@ from smartspec_py.serving.request import ErrorCode, RequestError
 
 
 def refusal(inbox: Inbox) -> str:
-    start = time.monotonic()
     with pytest.raises(RequestError) as caught:
         inbox.put("refused")
-    assert time.monotonic() - start < 1.0
     assert caught.value.code is ErrorCode.UNAVAILABLE
     return str(caught.value)
 
@@ -90,10 +88,6 @@ def test_messages_wake_the_one_that_waits(wake: str) -> None:
     inbox.take(30.0)
     assert time.monotonic() - start < 10.0
     waiting.join()
-
-
-def test_without_messages_taking_ends_after_its_time() -> None:
-    assert Inbox(2).take(0.01).arrivals == ()
 
 
 def test_many_threads_fill_it_to_the_brim_and_no_further() -> None:

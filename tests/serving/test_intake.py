@@ -1,10 +1,12 @@
-"""From what a client wrote to what the loop runs: lengths, defaults, who drafts, and the budget."""
+"""From what a client sent to what the loop runs: lengths, defaults, proposers, and the budget."""
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from harness import CAPABILITIES, TOKENIZER, VOCAB_SIZE, fake_engine
@@ -14,50 +16,42 @@ from tokenizers.processors import TemplateProcessing
 from smartspec_py.config import LimitsConfig
 from smartspec_py.core.types import Verification
 from smartspec_py.engines.engine import Engine
-from smartspec_py.serving.intake import Defaults, Intake, cache_budget
-from smartspec_py.serving.messages import ResponseState
-from smartspec_py.serving.request import GenerateParams, InvalidField, Request
+from smartspec_py.serving.intake import Arrival, Intake, cache_budget
+from smartspec_py.serving.request import GenerateParams, InvalidField
 from smartspec_testing.fake_engine import FakeTarget
 from smartspec_testing.fake_proposer import FakeProposer
 from smartspec_testing.local import LocalSink
 
 HELLO = TOKENIZER.encode("hello").ids
 """Two tokens."""
+LIMITS = LimitsConfig(max_context_len=256)
 
 
 def engine_with(
-    names: Sequence[str] = ("draft_model",), max_draft_len: int = 8, **capabilities: object
+    names: Sequence[str] = ("draft_model",), max_draft_len: int = 8, **capabilities: Any
 ) -> Engine:
-    """A fake engine with proposers of these names, and a target that can so much."""
-    target = FakeTarget(replace(CAPABILITIES, **capabilities))  # type: ignore[arg-type]
+    """A fake engine with proposers of these names, and a target with these capabilities."""
+    target = FakeTarget(replace(CAPABILITIES, **capabilities))
     made = {n: FakeProposer(0.5, vocab_size=VOCAB_SIZE, max_draft_len=max_draft_len) for n in names}
     return replace(fake_engine(), target=target, proposers=made)
 
 
 def receive(
-    params: GenerateParams,
     engine: Engine | None = None,
-    limits: LimitsConfig | None = None,
-    proposer: str | None = "draft_model",
-) -> tuple[Request, ResponseState]:
+    limits: LimitsConfig = LIMITS,
+    default: str = "draft_model",
+    **fields: Any,
+) -> Arrival:
     """At second 5 of the clock; the server's policy is fixed:3."""
-    intake = Intake(
-        engine or engine_with(),
-        limits or LimitsConfig(max_context_len=256),
-        Defaults("fixed:3", proposer),
-        clock=lambda: 5.0,
-    )
-    arrival = intake.receive(params, LocalSink())
-    return arrival.request, arrival.response
+    intake = Intake(engine or engine_with(), limits, "fixed:3", default, clock=lambda: 5.0)
+    params = GenerateParams(**{"text": "hello", "max_tokens": 9} | fields)
+    return intake.receive(params, LocalSink())
 
 
 def test_what_is_left_out_is_the_server_s() -> None:
-    request, response = receive(GenerateParams("hello", 9))
-    assert (request.policy, request.proposer, request.max_draft_len) == (
-        "fixed:3",
-        "draft_model",
-        7,
-    )
+    request, response = receive()
+    assert (request.policy, request.proposers) == ("fixed:3", ("draft_model",))
+    assert request.max_draft_len == 7
     assert (request.tokens, request.num_prompt, request.max_tokens) == (HELLO, 2, 9)
     assert (request.arrival_s, request.deadline_s, request.priority) == (5.0, None, 0)
     assert request.reuses_prefix
@@ -65,11 +59,42 @@ def test_what_is_left_out_is_the_server_s() -> None:
     assert (response.num_input_tokens, response.no_speculation) == (2, "")
 
 
-def test_a_long_prompt_holds_up_no_other_thread() -> None:
-    """The loop, and the beats by which the server is known to live, go on while it is tokenised."""
+def test_what_is_set_is_taken() -> None:
+    """Log-probabilities of a prompt need all of it, so that its prefix is not reused."""
+    request = receive(
+        policy="none",
+        priority=2,
+        deadline_ms=1500,
+        tpot_slo_ms=20.0,
+        seed=7,
+        min_tokens=4,
+        verification=Verification.REJECTION,
+        num_token_log_probs=3,
+        prompt_log_probs=True,
+    ).request
+    assert (request.policy, request.priority, request.deadline_s) == ("none", 2, 6.5)
+    assert request.slo_s_per_token == 0.02
+    sampling = request.sampling
+    assert (sampling.seed, sampling.min_tokens) == (7, 4)
+    assert sampling.verification is Verification.REJECTION
+    assert (sampling.log_probs, sampling.num_top_log_probs) == (True, 3)
+    assert sampling.prompt_log_probs
+    assert not request.reuses_prefix
+    assert not receive(reuse_prefix=False).request.reuses_prefix
+
+
+@pytest.mark.parametrize("drawn", [0, 2**64 - 2])
+def test_a_drawn_seed_is_never_zero_and_fits_64_bits(
+    drawn: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The least and the largest that `randbelow(2^64 - 1)` can give become 1 and 2^64 - 1."""
+    monkeypatch.setattr(secrets, "randbelow", {2**64 - 1: drawn}.__getitem__)
+    assert receive().request.sampling.seed == drawn + 1
+
+
+def test_a_long_prompt_does_not_block_other_threads() -> None:
+    """The loop, and the beats by which the launcher knows that the server lives."""
     text = "so it goes, word after word; " * 20_000
-    limits = LimitsConfig(max_context_len=1_000_000)
-    engine = engine_with(max_context_len=1_000_000)
     turns, is_over = [0], threading.Event()
 
     def turn() -> None:
@@ -78,111 +103,116 @@ def test_a_long_prompt_holds_up_no_other_thread() -> None:
 
     other = threading.Thread(target=turn)
     other.start()
-    request, _ = receive(GenerateParams(text, 1), engine, limits)
+    limits = LimitsConfig(max_context_len=1_000_000)
+    request = receive(engine_with(max_context_len=1_000_000), limits, text=text).request
     is_over.set()
     other.join()
     assert request.num_prompt > 100_000
     assert turns[0] > 10
 
 
-def test_what_is_said_is_taken() -> None:
-    request, _ = receive(
-        GenerateParams(
-            "hello",
-            9,
-            policy="none",
-            priority=2,
-            deadline_ms=1500,
-            seed=7,
-            min_tokens=4,
-            stop_words=("x",),
-            reuse_prefix=False,
-            verification=Verification.REJECTION,
-            return_log_probs=True,
-        )
-    )
-    assert (request.policy, request.priority, request.deadline_s) == ("none", 2, 6.5)
-    assert (request.sampling.seed, request.sampling.min_tokens) == (7, 4)
-    assert request.sampling.verification is Verification.REJECTION
-    assert request.sampling.log_probs
-    assert not request.reuses_prefix
-
-
-def test_log_probs_of_a_prompt_need_all_of_it() -> None:
-    asked = GenerateParams("hello", 9, num_token_log_probs=3, prompt_log_probs=True)
-    request, _ = receive(asked)
-    assert (request.sampling.num_top_log_probs, request.sampling.prompt_log_probs) == (3, True)
-    assert request.sampling.log_probs
-    assert not request.reuses_prefix
-
-
 def test_a_prompt_of_tokens_is_not_tokenized() -> None:
-    request, response = receive(GenerateParams("", 9, prompt_ids=(5, 3, 3)))
+    request, response = receive(text="", prompt_ids=(5, 3, 3))
     assert (request.tokens, request.num_prompt) == ([5, 3, 3], 3)
     assert response.num_input_tokens == 3
-
-
-@pytest.mark.parametrize(
-    ("params", "part"),
-    [
-        (GenerateParams("", 9), "text_input: got '', must be text of at least one token, or use"),
-        (GenerateParams("a", 9, prompt_ids=(1,)), "input_ids: got '1 tokens', must be left out"),
-        (GenerateParams("", 9, prompt_ids=(10**6,)), "input_ids: got 1000000, must be in 0.."),
-        (
-            GenerateParams("", 9, prompt_ids=(1,) * 5000),
-            "got '5000 tokens', must be at most",
-        ),
-        (GenerateParams("", 9, prompt_ids=(1,), exclude_input=False), "exclude_input_in_output"),
-    ],
-)
-def test_wrong_prompts(params: GenerateParams, part: str) -> None:
-    with pytest.raises(InvalidField) as raised:
-        receive(params)
-    assert part in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("end_id", "ignore_eos", "end_tokens"),
-    [(None, False, (42, 43)), (7, False, (7,)), (-1, False, ()), (None, True, ()), (7, True, ())],
-)
-def test_the_end_tokens(end_id: int | None, ignore_eos: bool, end_tokens: tuple[int, ...]) -> None:
-    """A request's end_id replaces all of the model's. Its stop_token_ids are added."""
-    engine = replace(engine_with(), end_tokens=(42, 43))
-    params = GenerateParams("hello", 9, end_id=end_id, ignore_eos=ignore_eos)
-    assert receive(params, engine)[0].sampling.end_tokens == end_tokens
-    params = replace(params, stop_token_ids=(5, 5, 42))
-    expected = tuple(dict.fromkeys([*end_tokens, 5, 42]))
-    assert receive(params, engine)[0].sampling.end_tokens == expected
-
-
-def test_top_p_of_0_is_greedy() -> None:
-    sampling = receive(GenerateParams("hello", 9, temperature=1.0, top_p=0.0))[0].sampling
-    assert (sampling.is_greedy, sampling.top_p) == (True, 1.0)
 
 
 def test_an_empty_prompt_is_served_if_the_tokenizer_adds_a_start_token() -> None:
     tokenizer = Tokenizer.from_str(TOKENIZER.to_str())
     tokenizer.post_processor = TemplateProcessing("<s> $A", special_tokens=[("<s>", 5)])
     engine = replace(engine_with(), tokenizer=tokenizer)
-    assert receive(GenerateParams("", 9), engine)[0].tokens == [5]
+    assert receive(engine, text="").request.tokens == [5]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"text": ""}, "text_input: got '', must be text of at least one token, or use input_ids"),
+        ({"text": "a", "prompt_ids": (1,)}, "input_ids: got '1 tokens', must be left out"),
+        ({"text": "", "prompt_ids": (10**6,)}, "input_ids: got 1000000, must be in 0..2047"),
+        ({"text": "", "prompt_ids": (1,) * 5000}, "input_ids: got '5000 tokens', must be at most"),
+        (
+            {"text": "", "prompt_ids": (1,), "exclude_input": False},
+            "exclude_input_in_output: got False, must be true with input_ids",
+        ),
+        # A long text is refused before it is tokenized, which would delay others.
+        ({"text": "x" * 16_385}, "text_input: got '16385 bytes', must be at most 16384 bytes"),
+        ({"text": "ab " * 300}, "tokens', must be at most 255 tokens"),
+        ({"max_tokens": 255}, "max_tokens: got 255, must be at most 254: the prompt has 2 tokens"),
+        ({"min_tokens": 10}, "min_tokens: got 10, must be at most max_tokens, which is 9"),
+        ({"proposer": "oracle"}, "proposer: got 'oracle', must be draft_model"),
+        ({"policy": "fixed:0"}, "speculation_policy: got 'fixed:0', must be"),
+        ({"end_id": 10**6}, "end_id: got 1000000, must be in -1..2047"),
+        ({"end_id": -2}, "end_id: got -2, must be in -1..2047"),
+        ({"stop_token_ids": (10**6,)}, "stop_token_ids: got 1000000, must be in 0..2047"),
+        ({"bad_words": ("",)}, "bad_words: got '', must be text of at least one token"),
+        (
+            {"bias_words": ("",), "bias_weights": (1.0,)},
+            "embedding_bias_words: got '', must be text of at least one token",
+        ),
+    ],
+)
+def test_errors_name_field_value_and_range(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidField) as raised:
+        receive(**fields)
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "fields"),
+    [
+        ("min_p", {"min_p": 0.1}),
+        ("bad_words", {"bad_words": ("x",)}),
+        ("embedding_bias_words", {"bias_words": ("x",), "bias_weights": (1.0,)}),
+        ("return_log_probs", {"return_log_probs": True}),
+    ],
+)
+def test_what_the_engine_cannot_do_is_refused(field: str, fields: dict[str, Any]) -> None:
+    """At its default the field is no reason."""
+    engine = engine_with(unsupported=frozenset({field}))
+    receive(engine)
+    with pytest.raises(InvalidField, match=f"{field}: .*this engine does not support it"):
+        receive(engine, **fields)
+
+
+@pytest.mark.parametrize(
+    ("end_id", "ignore_eos", "end_tokens"),
+    [(None, False, [42, 43]), (7, False, [7]), (-1, False, []), (None, True, []), (7, True, [])],
+)
+def test_the_end_tokens(end_id: int | None, ignore_eos: bool, end_tokens: list[int]) -> None:
+    """A request's end_id replaces all of the model's. Its stop_token_ids are added."""
+    engine = replace(engine_with(), end_tokens=(42, 43))
+    for more in ((), (5, 5, 42)):
+        arrival = receive(engine, end_id=end_id, ignore_eos=ignore_eos, stop_token_ids=more)
+        expected = tuple(dict.fromkeys([*end_tokens, *more]))
+        assert arrival.request.sampling.end_tokens == expected
+
+
+def test_top_p_of_0_is_greedy() -> None:
+    sampling = receive(temperature=1.0, top_p=0.0).request.sampling
+    assert (sampling.is_greedy, sampling.top_p) == (True, 1.0)
+
+
+BOTH = ("draft_model", "prompt_lookup")
 
 
 @pytest.mark.parametrize(
     ("names", "default", "asked", "expected"),
     [
-        (("draft_model", "prompt_lookup"), "draft_model", None, "draft_model"),
-        (("draft_model", "prompt_lookup"), "draft_model", "prompt_lookup", "prompt_lookup"),
-        (("prompt_lookup",), "prompt_lookup", None, "prompt_lookup"),
-        ((), None, None, None),
+        (BOTH, "draft_model", None, ["draft_model"]),
+        (BOTH, "auto", None, ["draft_model", "prompt_lookup"]),
+        (BOTH, "auto", "prompt_lookup", ["prompt_lookup"]),
+        (("prompt_lookup",), "auto", None, ["prompt_lookup"]),
+        ((), "auto", None, []),
     ],
 )
 def test_who_drafts(
-    names: Sequence[str], default: str | None, asked: str | None, expected: str | None
+    names: Sequence[str], default: str, asked: str | None, expected: list[str]
 ) -> None:
-    params = GenerateParams("hello", 9, proposer=asked)
-    request, response = receive(params, engine_with(names), proposer=default)
-    assert request.proposer == expected
-    assert request.max_draft_len == (0 if expected is None else 7)
+    """The planner may choose another one if neither the client nor engine.json names one."""
+    request, response = receive(engine_with(names), default=default, proposer=asked)
+    assert list(request.proposers) == expected
+    assert request.max_draft_len == (7 if expected else 0)
     assert response.no_speculation == ""
 
 
@@ -196,73 +226,33 @@ def test_the_least_limit_on_drafts_holds(
     engine = engine_with(max_draft_len=of_proposer)
     engine = replace(engine, target=FakeTarget(replace(CAPABILITIES, max_draft_len=of_target)))
     limits = LimitsConfig(max_context_len=256, max_draft_len=limit)
-    request, _ = receive(GenerateParams("hello", 9, num_draft_tokens=asked), engine, limits)
-    assert request.max_draft_len == expected
+    assert receive(engine, limits, num_draft_tokens=asked).request.max_draft_len == expected
 
 
 @pytest.mark.parametrize(
-    ("changes", "is_speculated"),
+    ("fields", "is_speculated"),
     [({}, True), ({"temperature": 1.0}, False), ({"frequency_penalty": 1.0}, False)],
 )
-def test_why_a_request_is_not_speculated_on(changes: dict[str, float], is_speculated: bool) -> None:
-    engine = engine_with(verifies_sampling=False)
-    params = replace(GenerateParams("hello", 9), **changes)  # type: ignore[arg-type]
-    request, response = receive(params, engine)
-    assert (request.proposer is not None) is is_speculated
+def test_why_a_request_cannot_use_speculation(
+    fields: dict[str, float], is_speculated: bool
+) -> None:
+    request, response = receive(engine_with(verifies_sampling=False), **fields)
+    assert bool(request.proposers) is is_speculated
     assert ("plain greedy" in response.no_speculation) is not is_speculated
-
-
-@pytest.mark.parametrize(
-    ("params", "words"),
-    [
-        (GenerateParams("hello", 9, proposer="oracle"), ["proposer", "'oracle'", "draft_model"]),
-        (GenerateParams("hello", 9, min_tokens=10), ["min_tokens", "got 10", "max_tokens", "9"]),
-        (GenerateParams("hello", 255), ["max_tokens", "at most 254"]),
-        (GenerateParams("hello", 9, end_id=10**6), ["end_id", "1000000", "in -1.."]),
-        (GenerateParams("hello", 9, stop_token_ids=(10**6,)), ["stop_token_ids", "in 0.."]),
-        (GenerateParams("hello", 9, bad_words=("",)), ["bad_words"]),
-        (
-            GenerateParams("hello", 9, bias_words=("",), bias_weights=(1.0,)),
-            ["embedding_bias_words"],
-        ),
-    ],
-)
-def test_refused_by_name(params: GenerateParams, words: list[str]) -> None:
-    with pytest.raises(InvalidField) as caught:
-        receive(params)
-    assert [word for word in words if word not in str(caught.value)] == []
-
-
-@pytest.mark.parametrize(
-    ("field", "changes"),
-    [
-        ("min_p", {"min_p": 0.1}),
-        ("bad_words", {"bad_words": ("x",)}),
-        ("embedding_bias_words", {"bias_words": ("x",), "bias_weights": (1.0,)}),
-        ("return_log_probs", {"return_log_probs": True}),
-    ],
-)
-def test_what_the_engine_cannot_do_is_refused(field: str, changes: dict[str, object]) -> None:
-    """At its default the field is no reason."""
-    engine = engine_with(unsupported=frozenset({field}))
-    receive(GenerateParams("hello", 9), engine)
-    with pytest.raises(InvalidField, match=f"{field}: .*this engine does not support it"):
-        receive(replace(GenerateParams("hello", 9), **changes), engine)  # type: ignore[arg-type]
 
 
 def test_bias_of_a_token_in_several_words_adds_up() -> None:
     """`hello` is (hel, lo) and `lo` alone another token, or the same: whatever it is, it adds."""
-    word = tuple(TOKENIZER.encode("hello", add_special_tokens=False).ids)
-    other = tuple(TOKENIZER.encode("lo", add_special_tokens=False).ids)
-    params = GenerateParams("x", 5, bias_words=("hello", "lo"), bias_weights=(1.5, -4.0))
-    expected = dict.fromkeys(word, 1.5)
+    hello, other = (TOKENIZER.encode(w, add_special_tokens=False).ids for w in ("hello", "lo"))
+    expected = dict.fromkeys(hello, 1.5)
     for token in other:
         expected[token] = expected.get(token, 0.0) - 4.0
-    assert dict(receive(params)[0].sampling.logit_bias) == expected
+    request = receive(bias_words=("hello", "lo"), bias_weights=(1.5, -4.0)).request
+    assert dict(request.sampling.logit_bias) == expected
 
 
 def test_a_bad_word_is_banned_with_and_without_a_space() -> None:
-    words = receive(GenerateParams("x", 5, bad_words=("hello",)))[0].sampling.bad_words
+    words = receive(bad_words=("hello",)).request.sampling.bad_words
     spelled = [TOKENIZER.encode(text, add_special_tokens=False).ids for text in ("hello", " hello")]
     assert sorted(words) == sorted(map(tuple, spelled))
 
@@ -290,28 +280,26 @@ def test_the_budget(
     )
     proposer = FakeProposer(0.5, vocab_size=VOCAB_SIZE, bytes_per_token=of_draft)
     engine = replace(engine, proposers={"draft_model": proposer})
-    limits = LimitsConfig(max_context_len=100, max_cache_tokens=limit)
-    budget = cache_budget(engine, limits)
+    budget = cache_budget(engine, LimitsConfig(max_context_len=100, max_cache_tokens=limit))
     assert (budget.capacity, budget.target_bytes) == (capacity, of_target)
     assert budget.largest_draft_bytes == of_draft
 
 
 def test_what_the_whole_cache_cannot_hold_is_refused() -> None:
     """The budget is 20 tokens, the context limit 100: prompt and max_tokens share the 20."""
-    engine = engine_with(bytes_per_token=4)
-    limits = LimitsConfig(max_context_len=100, max_cache_tokens=20)
-    receive(GenerateParams("hello", 18), engine, limits)
+    engine, limits = (
+        engine_with(bytes_per_token=4),
+        LimitsConfig(max_context_len=100, max_cache_tokens=20),
+    )
+    receive(engine, limits, max_tokens=18)
     with pytest.raises(InvalidField, match="max_tokens: got 19, must be at most 18"):
-        receive(GenerateParams("hello", 19), engine, limits)
+        receive(engine, limits, max_tokens=19)
 
 
-def test_requests_are_sorted_by_what_the_client_says_or_by_how_they_are_drawn() -> None:
-    intake = Intake(engine_with(), LimitsConfig(), Defaults("fixed:3", "draft_model"))
+def test_cohorts_are_by_workload_or_by_temperature() -> None:
+    def cohort(**fields: Any) -> str:
+        return receive(**fields).request.cohort
 
-    def kind(**fields: object) -> str:
-        params = GenerateParams("hello", 4, **fields)  # type: ignore[arg-type]
-        return intake.receive(params, LocalSink()).request.cohort
-
-    assert kind() == "greedy"
-    assert len({kind(), kind(temperature=0.2), kind(temperature=0.9)}) == 3
-    assert kind(workload="mine") == kind(workload="mine", temperature=0.9) == "workload mine"
+    assert cohort() == "greedy"
+    assert len({cohort(), cohort(temperature=0.2), cohort(temperature=0.9)}) == 3
+    assert cohort(workload="mine") == cohort(workload="mine", temperature=0.9) == "workload mine"

@@ -41,8 +41,8 @@ def with_long_passes(pair: Pair) -> Pair:
 
 @pytest.mark.parametrize(("policy", "fewest"), [("fixed:4", 4), ("none", 1), ("goodput", 4)])
 def test_the_step_of_a_long_pass_is_recorded(policy: str, fewest: int) -> None:
-    """Each step with a plan has the events and the time of its pass. Without drafts, one burst has
-    all tokens."""
+    """Each step with a plan has the events and the time of its pass. Without drafts, a burst has
+    8 tokens."""
     pair = with_long_passes(Pair())
     numbers = [pair.harness.submit(prompt, 60, policy=policy) for prompt in PROMPTS[:3]]
     pair.harness.drain()

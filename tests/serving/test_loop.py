@@ -11,9 +11,7 @@ from statistics import fmean
 from typing import Any
 
 import pytest
-from harness import CAPABILITIES, COST, TOKENIZER, VOCAB_SIZE, LoopHarness, fake_text
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from harness import CAPABILITIES, COST, TOKENIZER, LoopHarness, fake_text
 
 from smartspec_py.core.cost import CostModel
 from smartspec_py.core.plan.planner import evaluate
@@ -24,15 +22,12 @@ from smartspec_py.core.types import (
     SpecPlan,
     TokenLogProb,
 )
-from smartspec_py.engines.base import Event, TargetCapabilities
-from smartspec_py.engines.trtllm.target import TrtllmTarget
+from smartspec_py.engines.base import Event
 from smartspec_py.serving import controller as controller_module
 from smartspec_py.serving.request import ErrorCode
 from smartspec_py.serving.step import Reason
-from smartspec_testing import fake_executor
 from smartspec_testing.clock import VirtualClock
 from smartspec_testing.fake_engine import FakeTarget
-from smartspec_testing.fake_proposer import FakeProposer
 
 POLICIES = ["none", "fixed:1", "fixed:3", "fixed:8", "goodput"]
 
@@ -70,23 +65,6 @@ def test_a_mixed_batch_has_the_same_text_under_every_policy(
     for number, text in wanted.items():
         assert harness.stories[number].tokens == text
         assert harness.stories[number].finals == [FinishReason.LENGTH]
-
-
-def test_every_policy_in_one_batch() -> None:
-    harness = LoopHarness()
-    numbers = [harness.submit(prompt_of(5), 30, policy=policy) for policy in POLICIES]
-    harness.drain()
-    for number in numbers:
-        assert harness.stories[number].tokens == fake_text(prompt_of(5), 30)
-    drafted = {p: _last_progress(harness, n) for p, n in zip(POLICIES, numbers, strict=True)}
-    assert drafted["none"] == 0
-    assert min(drafted[policy] for policy in POLICIES[1:]) > 0
-
-
-def _last_progress(harness: LoopHarness, number: int) -> int:
-    progress = harness.stories[number].updates[-1].progress
-    assert progress is not None
-    return progress.num_drafted
 
 
 def test_the_text_is_the_same_with_another_length_at_every_step(
@@ -146,30 +124,6 @@ def test_a_stop_word_ends_the_text_with_its_token(policy: str) -> None:
     assert harness.stories[1].finals == [FinishReason.CANCELLED]
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_more_requests_than_rows_take_turns(policy: str) -> None:
-    harness = LoopHarness(max_sequences=2)
-    for i in range(6):
-        harness.submit(prompt_of(10 + i), 5 + i, policy=policy)
-    harness.step()
-    assert (harness.loop.num_live, harness.loop.num_waiting) == (2, 4)
-    harness.drain()
-    for i in range(6):
-        assert harness.stories[i + 1].tokens == fake_text(prompt_of(10 + i), 5 + i)
-
-
-def test_joining_and_leaving_between_steps_changes_nobodys_text() -> None:
-    """A request joins every second step; lengths differ, so they leave at different times."""
-    harness = LoopHarness(max_sequences=4)
-    for i in range(12):
-        harness.submit(prompt_of(20 * i + 1), 3 * i + 1)
-        harness.step(2)
-    harness.drain()
-    for i in range(12):
-        assert harness.stories[i + 1].tokens == fake_text(prompt_of(20 * i + 1), 3 * i + 1)
-        assert harness.stories[i + 1].finals == [FinishReason.LENGTH]
-
-
 @pytest.mark.parametrize("steps_before", [0, 1])
 def test_cancel_while_waiting(steps_before: int) -> None:
     """There are two rows and four requests; the last is cancelled with its arrival, or after it."""
@@ -184,16 +138,6 @@ def test_cancel_while_waiting(steps_before: int) -> None:
     harness.drain()
     for other in others:
         assert harness.stories[other].tokens == fake_text(PROMPT, 10)
-
-
-def test_cancelling_a_waiting_request_makes_room_in_the_queue() -> None:
-    harness = LoopHarness(max_sequences=1, max_queue=1)
-    harness.submit(PROMPT, 10)
-    harness.step()
-    harness.inbox.cancel(harness.submit(PROMPT, 10))
-    harness.step()
-    harness.submit(PROMPT, 10)
-    harness.drain()
 
 
 @pytest.mark.parametrize("steps_before", range(8))
@@ -217,40 +161,6 @@ def test_cancel_at_every_step_of_a_request(policy: str, steps_before: int) -> No
     assert tokens == fake_text(prompt_of(200), 40)[: len(tokens)]
     assert bool(tokens) == (steps_before >= 5)
     assert harness.stories[neighbour].tokens == fake_text(prompt_of(60), 20)
-
-
-def test_cancel_of_a_request_that_got_a_row_but_no_chunk() -> None:
-    """The older prompt takes the whole budget, so nothing of the second is read."""
-    harness = LoopHarness()
-    harness.submit(prompt_of(300), 5)
-    number = harness.submit(PROMPT, 5)
-    harness.step()
-    assert harness.loop.num_live == 2
-    assert harness.loop.records[-1].num_prefill_tokens == 64
-    harness.inbox.cancel(number)
-    harness.drain()
-    assert harness.stories[number].finals == [FinishReason.CANCELLED]
-
-
-def test_cancelling_what_has_ended_or_never_was_does_nothing() -> None:
-    harness = LoopHarness()
-    number = harness.submit(PROMPT, 3)
-    harness.drain()
-    harness.inbox.cancel(number)
-    harness.inbox.cancel(number)
-    harness.inbox.cancel(99)
-    harness.drain()
-    assert harness.stories[number].finals == [FinishReason.LENGTH]
-
-
-def test_cancelling_twice_ends_once() -> None:
-    harness = LoopHarness()
-    number = harness.submit(PROMPT, 30)
-    harness.step(3)
-    harness.inbox.cancel(number)
-    harness.inbox.cancel(number)
-    harness.drain()
-    assert harness.stories[number].finals == [FinishReason.CANCELLED]
 
 
 def burst_harness(max_decode_tokens: int = 4, max_sequences: int = 4) -> LoopHarness:
@@ -288,56 +198,6 @@ def test_bursts_beside_verifications(policy: str) -> None:
     for number in numbers:
         assert harness.stories[number].tokens == fake_text(prompt_of(9), 30)
     assert harness.sinks[stopped].tokens == fake_text(prompt_of(40), 1)
-
-
-def trtllm_harness(hold_back_prob: float = 0.0) -> LoopHarness:
-    """The TensorRT-LLM target over its fake: whole prompts, bursts of 4, no sampled drafts."""
-    clock = VirtualClock()
-    limits = fake_executor.EngineLimits(max_batch_size=4, vocab_size=VOCAB_SIZE)
-    executor = fake_executor.Executor(
-        limits, cost=COST, clock=clock, hold_back_prob=hold_back_prob, seed=11
-    )
-    capabilities = TargetCapabilities(
-        max_sequences=4,
-        max_context_len=4000,
-        max_draft_len=8,
-        max_decode_tokens=4,
-        max_prefill_tokens=None,
-        verifies_sampling=False,
-        vocab_size=VOCAB_SIZE,
-    )
-    target = TrtllmTarget(executor, fake_executor, capabilities)
-    proposer = FakeProposer(0.7, vocab_size=VOCAB_SIZE, cost=COST, clock=clock)
-    return LoopHarness(target=target, proposer=proposer)
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("hold_back_prob", [0.0, 0.5])
-def test_the_trtllm_target_gives_the_same_text(policy: str, hold_back_prob: float) -> None:
-    """Requests finish out of order, and bursts stay in flight over several steps."""
-    harness = trtllm_harness(hold_back_prob)
-    policies = [policy, "none", policy, "fixed:2", "none", policy]
-    for i, name in enumerate(policies):
-        harness.submit(prompt_of(7 * i + 2), 10 + 5 * i, policy=name)
-    harness.drain()
-    for i in range(len(policies)):
-        assert harness.stories[i + 1].tokens == fake_text(prompt_of(7 * i + 2), 10 + 5 * i)
-        assert harness.stories[i + 1].finals == [FinishReason.LENGTH]
-
-
-@pytest.mark.parametrize("steps_before", range(6))
-@pytest.mark.parametrize("policy", ["none", "fixed:4"])
-def test_a_cancel_on_the_trtllm_target(policy: str, steps_before: int) -> None:
-    harness = trtllm_harness(hold_back_prob=0.5)
-    neighbour = harness.submit(prompt_of(9), 25)
-    number = harness.submit(prompt_of(5), 60, policy=policy)
-    harness.step(steps_before)
-    harness.inbox.cancel(number)
-    harness.drain()
-    tokens = harness.stories[number].tokens
-    assert harness.stories[number].finals == [FinishReason.CANCELLED]
-    assert tokens == fake_text(prompt_of(5), 60)[: len(tokens)]
-    assert harness.stories[neighbour].tokens == fake_text(prompt_of(9), 25)
 
 
 @pytest.mark.parametrize("policy", ["none", "goodput"])
@@ -539,13 +399,6 @@ def test_a_record_tells_decoding_and_prefill_apart() -> None:
     assert record.target_s == pytest.approx(0.010)
 
 
-def test_an_idle_step_does_nothing() -> None:
-    harness = LoopHarness()
-    harness.step(3)
-    assert not harness.loop.records
-    assert harness.clock.now() == 0.0
-
-
 class DyingTarget(FakeTarget):
     """Raises at its third poll, and at every call after that, as a dead engine does."""
 
@@ -587,43 +440,6 @@ def test_the_end_of_an_engine_fails_all_without_it(cancelled: int | None) -> Non
         finals = harness.stories[number].finals
         assert len(finals) == 1
         assert finals[0] in (ErrorCode.INTERNAL, FinishReason.CANCELLED)
-
-
-actions = st.lists(
-    st.one_of(
-        st.tuples(
-            st.just("submit"), st.integers(1, 150), st.integers(1, 30), st.sampled_from(POLICIES)
-        ),
-        st.tuples(st.just("cancel"), st.integers(1, 12)),
-        st.tuples(st.just("step"), st.integers(1, 5)),
-    ),
-    max_size=25,
-)
-
-
-@settings(max_examples=30, deadline=None)
-@given(actions, st.floats(0.0, 1.0), st.integers(1, 4), st.integers(1, 4))
-def test_whatever_comes_every_request_ends_once_and_nothing_is_held(
-    todo: list[tuple[object, ...]], accept_prob: float, max_sequences: int, burst: int
-) -> None:
-    harness = burst_harness(burst, max_sequences)
-    harness.proposer._accept_prob = accept_prob
-    wanted: dict[int, list[int]] = {}
-    for name, *numbers in todo:
-        match name, numbers:
-            case "submit", [int(length), int(max_tokens), str(policy)]:
-                number = harness.submit(prompt_of(length), max_tokens, policy=policy)
-                wanted[number] = fake_text(prompt_of(length), max_tokens)
-            case "cancel", [int(number)]:
-                harness.inbox.cancel(number)
-            case "step", [int(count)]:
-                harness.step(count)
-    harness.drain()
-    for number, text in wanted.items():
-        story = harness.stories[number]
-        assert len(story.finals) == 1
-        assert story.tokens == text[: len(story.tokens)]
-        assert (story.finals == [FinishReason.LENGTH]) == (story.tokens == text)
 
 
 @pytest.mark.parametrize("failing", ["plan", "propose"])

@@ -16,6 +16,7 @@ from harness import CAPABILITIES, COST, VOCAB_SIZE, fake_engine, fake_server
 
 from smartspec_py.config import LimitsConfig, TorchEngineConfig
 from smartspec_py.core.cost import CostModel, PassTable
+from smartspec_py.engines import profile as module
 from smartspec_py.engines.profile import (
     NUM_ROUNDS,
     ProfileShape,
@@ -27,7 +28,6 @@ from smartspec_py.engines.profile import (
     profile,
     store_cost,
 )
-from smartspec_py.serving import profile as module
 from smartspec_py.serving.request import GenerateParams
 from smartspec_py.serving.server import Engine, Server
 from smartspec_testing.clock import VirtualClock

@@ -38,23 +38,26 @@ def tokens_of(text: str) -> list[int]:
     return list(TOKENIZER.encode(text).ids)
 
 
-def test_a_character_of_several_tokens_comes_whole() -> None:
-    """The euro sign is three bytes and here three tokens: nothing, nothing, the sign."""
-    euro = tokens_of("€")
-    assert len(euro) == 3
-    assert pieces([*letters("a"), *euro, *letters("b")]) == ["a", "", "", "€", "b", ""]
+EURO = tokens_of("€")
+"""Three tokens, one for each byte."""
 
 
-def test_an_unfinished_character_becomes_one_replacement_at_the_end() -> None:
-    assert pieces([*letters("a"), *tokens_of("€")[:2]]) == ["a", "", "", "\ufffd"]
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        # a character comes whole; a part of one becomes one replacement
+        ([*letters("a"), *EURO, *letters("b")], ["a", "", "", "€", "b", ""]),
+        ([*letters("a"), *EURO[:2]], ["a", "", "", "\ufffd"]),
+        # special tokens are no text
+        ([*letters("a"), END, *letters("b"), END], ["a", "", "b", "", ""]),
+    ],
+)
+def test_characters_come_whole(tokens: list[int], expected: list[str]) -> None:
+    assert pieces(tokens) == expected
 
 
 def test_bytes_that_are_no_character_are_replaced_and_the_rest_goes_on() -> None:
-    assert "".join(pieces([*tokens_of("€")[:2], *letters("ab")])) == "\ufffdab"
-
-
-def test_the_special_token_is_no_text() -> None:
-    assert pieces([*letters("a"), END, *letters("b"), END]) == ["a", "", "b", "", ""]
+    assert "".join(pieces([*EURO[:2], *letters("ab")])) == "\ufffdab"
 
 
 @pytest.mark.parametrize(
@@ -104,33 +107,20 @@ def test_the_prompt_is_context_and_no_text(prompt: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "stop_words", "handed_out", "shown"),
-    [
-        # `b` may begin `bc`: held back until `x` decides
-        ("abx", ("bc",), ["a", "", "bx", ""], "abx"),
-        # the stop word across two tokens is never shown
-        ("abcd", ("bc",), ["a", "", "", ""], "a"),
-        # the longest possible beginning is held back: in `aab`, `aa` and not only `a`
-        ("aaab", ("aab",), ["", "", "a", "", ""], "a"),
-        # held back text comes when no more tokens do
-        ("ab", ("bc",), ["a", "", "b"], "ab"),
-        # the one that is complete first wins, also over a longer one that has begun
-        ("abcd", ("abcd", "bc"), ["", "", "a", ""], "a"),
-        # a stop word at once leaves no text
-        ("ab", ("a",), ["", ""], ""),
-    ],
-)
-def test_stop_words(
-    text: str, stop_words: tuple[str, ...], handed_out: list[str], shown: str
-) -> None:
-    found = pieces(letters(text), stop_words=stop_words)
-    assert found == handed_out
-    assert "".join(found) == shown
-
-
-@pytest.mark.parametrize(
     ("text", "stop_words", "min_tokens", "handed_out"),
     [
+        # `b` may begin `bc`: held back until `x` decides
+        ("abx", ("bc",), 0, ["a", "", "bx", ""]),
+        # the stop word across two tokens is never shown
+        ("abcd", ("bc",), 0, ["a", "", "", ""]),
+        # the longest possible beginning is held back: in `aab`, `aa` and not only `a`
+        ("aaab", ("aab",), 0, ["", "", "a", "", ""]),
+        # held back text comes when no more tokens do
+        ("ab", ("bc",), 0, ["a", "", "b"]),
+        # the one that is complete first wins, also over a longer one that has begun
+        ("abcd", ("abcd", "bc"), 0, ["", "", "a", ""]),
+        # a stop word at once leaves no text
+        ("ab", ("a",), 0, ["", ""]),
         # of two of the same stop word, the second counts: the first ends within the first 2 tokens
         ("abcab", ("ab",), 2, ["", "ab", "c", "", "", ""]),
         # a stop word may begin there, if it ends after them
@@ -166,17 +156,6 @@ def test_a_stop_word_within_one_token_cuts_it() -> None:
     """`hel` is one token: with the stop word `e` the text is `h`."""
     assert tokens_of("hello")[0] == TOKENIZER.get_vocab()["hel"]
     assert pieces(tokens_of("hello"), stop_words=("e",)) == ["h", ""]
-
-
-def test_a_stop_word_of_several_bytes_a_character() -> None:
-    assert "".join(pieces(tokens_of("ab€c"), stop_words=("€",))) == "ab"
-
-
-def test_nothing_may_follow_a_stop_word() -> None:
-    stream = TextStream(TOKENIZER, tokens_of("x"), ("a",))
-    stream.push(letters("a")[0])
-    with pytest.raises(AssertionError):
-        stream.push(letters("b")[0])
 
 
 any_tokens = st.lists(st.integers(0, TOKENIZER.get_vocab_size() - 1), max_size=30)

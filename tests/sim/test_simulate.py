@@ -108,27 +108,6 @@ def test_the_pass_is_packed_and_its_seconds_are_by_hand() -> None:
     assert target.poll(0.0) == []
 
 
-@pytest.mark.parametrize(("max_charged_tokens", "seconds"), [(0, 1.0), (25, 1.0), (10, 2.6)])
-def test_the_whole_text_of_verified_rows_is_charged(
-    max_charged_tokens: int, seconds: float
-) -> None:
-    """Texts of 10 and 11 tokens verify 3 and 2 drafts, 26 tokens in all; a third decodes. With 10
-    in an iteration, 1.6 more of 1 s each are needed."""
-    clock = VirtualClock()
-    runs = only(DRAFT_MODEL, DraftRuns([9, 2]))
-    texts = {number: SimRequest(number, 0.0, 9, 9, runs) for number in (1, 2)}
-    cost = CostModel(PassTable((1,), (1,), ((1.0,),)), max_charged_tokens=max_charged_tokens)
-    target = SimTarget(CAPABILITIES, cost, clock, texts)
-    for sequence, length in ((1, 9), (2, 10), (3, 19)):
-        target.begin(sequence, [0] * length, length, SAMPLING)
-        target.submit([Prefill(sequence, (0,) * length, 0, True)])
-        target.poll(0.0)
-    start = clock.now()
-    target.submit([Verify(1, (0,) * 3), Verify(2, (0,) * 2), Decode(3, 1)])
-    target.poll(0.0)
-    assert clock.now() - start == pytest.approx(seconds, abs=0.05)
-
-
 PROMPT = PassTable((1,), (1, 5, 9), ((2.0, 4.0, 8.0),))
 """A prompt's tokens beyond the first: 0.5 s each up to 5, and 1 s each from there."""
 

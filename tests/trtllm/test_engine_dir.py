@@ -26,13 +26,7 @@ def engine_config(role: str) -> dict[str, Any]:
     is_target = role == "target"
     length = 1007 if is_target else 1000
     return {
-        "version": "1.2.1",
-        "pretrained_config": {
-            "dtype": "bfloat16",
-            "logits_dtype": "float32",
-            "vocab_size": 128_256,
-            "mapping": {"tp_size": 1, "pp_size": 1, "cp_size": 1},
-        },
+        "pretrained_config": {"vocab_size": 128_256},
         BUILD: {
             "max_input_len": length,
             "max_seq_len": length,
@@ -41,9 +35,7 @@ def engine_config(role: str) -> dict[str, Any]:
             "gather_context_logits": False,
             "max_draft_len": 7 if is_target else 0,
             "speculative_decoding_mode": 2 if is_target else 1,
-            "plugin_config": {
-                "use_paged_context_fmha": True,
-            },
+            "plugin_config": {"use_paged_context_fmha": True},
         },
     }
 
@@ -59,7 +51,7 @@ def make_engine(role: str, changes: Mapping[str, Any]) -> EngineFiles:
         place[name] = value
         if value is ABSENT:
             del place[name]
-    return EngineFiles(Role(role), Path(), config, {"rank0.engine": 6})
+    return EngineFiles(Role(role), Path(), config)
 
 
 def faults(
@@ -79,7 +71,6 @@ def test_a_pair_that_follows_every_rule_has_no_faults() -> None:
 VIOLATIONS = [
     ("target", MODE, 1, "--speculative_decoding_mode draft_tokens_external"),
     ("target", MODE, ABSENT, "--speculative_decoding_mode draft_tokens_external"),
-    ("draft", MODE, 2, "without --speculative_decoding_mode"),
     ("target", f"{BUILD}.max_draft_len", 6, "build_engines.sh --max-draft-len 7"),
     ("target", f"{BUILD}.max_draft_len", ABSENT, "--max-draft-len 7"),
     ("target", f"{BUILD}.max_input_len", 1006, "at least 1007"),
@@ -93,8 +84,8 @@ VIOLATIONS = [
         for role in ("target", "draft")
         for key, value, words in (
             (f"{BUILD}.max_batch_size", 63, "--max-batch-size 64"),
-            (f"{BUILD}.gather_context_logits", True, "without --gather_context_logits"),
-            (f"{PLUGINS}.use_paged_context_fmha", False, "--use_paged_context_fmha enable"),
+            (f"{BUILD}.gather_context_logits", True, "must be false"),
+            (f"{PLUGINS}.use_paged_context_fmha", False, "must be true"),
         )
     ],
 ]
@@ -103,8 +94,7 @@ VIOLATIONS = [
 @pytest.mark.parametrize(("role", "key", "value", "words"), VIOLATIONS)
 def test_each_violation_is_found_alone(role: str, key: str, value: Any, words: str) -> None:
     [found] = faults(**{role: {key: value}})
-    shown = "missing" if value in (ABSENT, None) else value
-    assert found.startswith(f"engine.{role}: {key} is {shown}, must be ")
+    assert found.startswith(f"engine.{role}: {key} ")
     assert words in found
 
 
@@ -121,7 +111,6 @@ def test_the_draft_length_of_the_build_is_reserved() -> None:
 @pytest.mark.parametrize(
     ("target", "draft", "words"),
     [
-        ({"version": "1.1.0"}, {}, "version is 1.2.1, must be 1.1.0"),
         ({VOCAB: 127_999}, {}, "vocab_size is 128256, must be 127999"),
         ({VOCAB: 152_064}, {VOCAB: 151_936}, None),  # both have room for the tokenizer
     ],
@@ -134,12 +123,6 @@ def test_both_engines_together(
     assert all(words in one for one in found if words)
 
 
-def test_each_rank_has_a_file_and_logits_are_padded_to_the_ranks() -> None:
-    two = {"pretrained_config.mapping.tp_size": 2, VOCAB: 128_257}
-    assert "rank1.engine is missing or empty" in faults(two, {VOCAB: 128_257})[0]
-    assert make_engine("target", two).padded_vocab_size == 128_258
-
-
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -147,6 +130,7 @@ def test_each_rank_has_a_file_and_logits_are_padded_to_the_ranks() -> None:
         ("{", "cannot be read"),
         ("[]", "not a JSON object"),
         ('{"model_type": "llama"}', "Hugging Face checkpoint (llama)"),
+        ("{}", "has no rank0.engine"),
     ],
 )
 def test_a_directory_that_is_no_engine(tmp_path: Path, content: str | None, words: str) -> None:
@@ -160,5 +144,6 @@ def test_a_directory_that_is_no_engine(tmp_path: Path, content: str | None, word
 def test_a_config_of_other_types_has_faults(tmp_path: Path) -> None:
     text = json.dumps({"version": "1.2.1", "pretrained_config": [], BUILD: "x"})
     (tmp_path / "config.json").write_text(text)
+    (tmp_path / "rank0.engine").touch()
     engine = read_engine(Role.TARGET, tmp_path)
     assert list(faults_of({Role.TARGET: engine}, LIMITS, NUM_TOKENS))

@@ -22,8 +22,8 @@ from unittest.mock import patch
 import numpy as np
 
 from smartspec_py.core.cost import CostModel, PassTable
-from smartspec_py.core.learn.acceptance import AcceptanceSettings, AcceptanceTracker
-from smartspec_py.core.learn.corrections import CostCorrections, predicted
+from smartspec_py.core.learn import acceptance
+from smartspec_py.core.learn.corrections import CostCorrections
 from smartspec_py.core.learn.guard import Guard, ProbeBudget
 from smartspec_py.core.plan import search
 from smartspec_sim.acceptance import DraftRuns
@@ -81,26 +81,22 @@ class Condition:
         return num_tokens / end_s
 
 
-def _experts(*experts: tuple[float, float]) -> list[Any]:
-    """Acceptance estimates with these weights and decay factors only."""
-    *others, _ = AcceptanceTracker.__init__.__defaults__ or (None,)
-    changed = (*others, replace(AcceptanceSettings(), experts=experts))
-    return [(AcceptanceTracker.__init__, "__defaults__", changed)]
+def _nothing(self: Any, *_: Any) -> None:
+    return None
 
 
 SELECTIONS = search._selections
 FIRST_SELECTION = (search, "_selections", lambda *args: islice(SELECTIONS(*args), 1))
-PROFILE_ONLY = (CostCorrections, "observe", lambda self, step: predicted(self._profile, step))
-QUICK, SLOW_DECAY = AcceptanceSettings().experts[0], AcceptanceSettings().experts[-1]
+QUICK, LONG_TERM = acceptance.EXPERTS
 
 PARTS: dict[str, dict[str, Any]] = {
-    "cost corrections": {"patches": [PROFILE_ONLY]},
-    "estimates of each request": {"patches": _experts((1e12, 0.98))},
-    "the quick estimate": {"patches": _experts(SLOW_DECAY)},
-    "the slow estimate": {"patches": _experts(QUICK)},
+    "cost corrections": {"patches": [(CostCorrections, "observe", _nothing)]},
+    "estimates of each request": {"patches": [(acceptance, "EXPERTS", ((1e12, 0.98),))]},
+    "the quick estimate": {"patches": [(acceptance, "EXPERTS", (LONG_TERM,))]},
+    "the slow estimate": {"patches": [(acceptance, "EXPERTS", (QUICK,))]},
     "choice among proposers": {"patches": [FIRST_SELECTION]},
     "probes": {"patches": [(ProbeBudget, "allows", lambda self: False)]},
-    "guard": {"patches": [(Guard, "observe", lambda self, *_: None)]},
+    "guard": {"patches": [(Guard, "observe", _nothing)]},
     "a length for each request": {"policy": "goodput_global"},
     "speculation": {"policy": "none"},
 }

@@ -45,13 +45,8 @@ class ForcedDrafting(Controller):
     def __init__(self, max_draft_len: int, max_sequences: int) -> None:
         super().__init__(CHEAP_DRAFTS, max_draft_len, max_sequences)
 
-    def plan(
-        self, views: Sequence[SequenceView], num_prefilling: int = 0, num_background: int = 0
-    ) -> Decision:
-        settings = replace(
-            self.settings, num_prefilling=num_prefilling, num_background=num_background
-        )
-        return self._decide(views, settings)
+    def plan(self, views: Sequence[SequenceView], num_prefilling: int = 0) -> Decision:
+        return self._decide(views, replace(self.settings, num_prefilling=num_prefilling))
 
     def observe(self, record: StepRecord) -> None:
         """Learn nothing: measured costs could stop the drafting."""
@@ -186,7 +181,7 @@ def _add(report: CheckReport, case: CheckCase, arm: CheckArm, sink: LocalSink) -
     report.num_tokens += len(sink.drawn)
     report.num_drafted += sink.progress.num_drafted
     report.num_accepted += sink.progress.num_accepted
-    report.num_cached += sink.summary.num_cached_tokens if sink.summary else 0
+    report.num_cached += sink.progress.num_cached
     found = tuple(sink.drawn)
     if found == case.tokens and str(sink.finish_reason) == case.finish:
         return

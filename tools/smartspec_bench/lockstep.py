@@ -27,7 +27,7 @@ from smartspec_bench.prompts import PROMPT_SEED, generated
 from smartspec_bench.results import BenchError, Recorder, phase_of
 from smartspec_bench.streams import COUNTS, Exchange
 from smartspec_py.engines.engine import Engine
-from smartspec_py.serving.intake import Defaults, Intake, cache_budget
+from smartspec_py.serving.intake import Intake, cache_budget
 from smartspec_py.serving.messages import ResponseState, Update
 from smartspec_py.serving.request import GenerateParams
 from smartspec_testing.clock import Stopwatch
@@ -87,9 +87,7 @@ class Side:
         """Of each exchange."""
         self.watch = Stopwatch()
         self._limits, self._fields = limits, fields
-        proposer = next(iter(engine.proposers), None)
-        defaults = Defaults(policy, proposer, may_choose=True)
-        self._intake = Intake(engine, limits, defaults, clock=self.watch.now)
+        self._intake = Intake(engine, limits, policy, clock=self.watch.now)
         self._loop = OfflineLoop(
             engine.target,
             engine.proposers,

@@ -8,70 +8,50 @@ from __future__ import annotations
 import importlib
 import platform
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from smartspec_py.engines.trtllm.engine_dir import TRTLLM_VERSION
+TRTLLM_VERSION = "1.2.1"
+"""The supported version of TensorRT-LLM; it is in Triton's containers 26.04 to 26.07."""
 
-NAMES: dict[str, tuple[str, ...]] = {
-    "CommunicationMode": ("ORCHESTRATOR",),
+NAMES = {
+    "CommunicationMode": "ORCHESTRATOR",
     "Executor": (
-        "await_responses",
-        "can_enqueue_requests",
-        "cancel_request",
-        "enqueue_requests",
-        "get_latest_iteration_stats",
-        "shutdown",
+        "await_responses can_enqueue_requests cancel_request enqueue_requests "
+        "get_latest_iteration_stats shutdown"
     ),
     "ExecutorConfig": (
-        "enable_chunked_context",
-        "extended_runtime_perf_knob_config",
-        "gather_generation_logits",
-        "kv_cache_config",
-        "parallel_config",
+        "enable_chunked_context gather_generation_logits kv_cache_config parallel_config"
     ),
-    "ExtendedRuntimePerfKnobConfig": ("cuda_graph_cache_size", "cuda_graph_mode"),
-    "ExternalDraftTokensConfig": ("tokens",),
-    "FinishReason": ("END_ID", "LENGTH", "STOP_WORDS"),
-    "IterationStats": ("kv_cache_stats",),
-    "KvCacheConfig": ("enable_block_reuse", "free_gpu_memory_fraction", "max_tokens"),
-    "KvCacheStats": ("max_num_blocks", "tokens_per_block"),
-    "ModelType": ("DECODER_ONLY",),
-    "OrchestratorConfig": ("is_orchestrator", "worker_executable_path"),
-    "OutputConfig": ("exclude_input_from_output", "return_generation_logits"),
-    "ParallelConfig": ("communication_mode", "device_ids", "orchestrator_config"),
+    "ExternalDraftTokensConfig": "tokens",
+    "FinishReason": "END_ID LENGTH STOP_WORDS",
+    "IterationStats": "kv_cache_stats",
+    "KvCacheConfig": "enable_block_reuse free_gpu_memory_fraction max_tokens",
+    "KvCacheStats": "max_num_blocks tokens_per_block",
+    "ModelType": "DECODER_ONLY",
+    "OrchestratorConfig": "is_orchestrator worker_executable_path",
+    "OutputConfig": "exclude_input_from_output return_generation_logits",
+    "ParallelConfig": "communication_mode device_ids orchestrator_config",
     "Request": (
-        "bad_words",
-        "cache_salt_id",
-        "embedding_bias",
-        "end_id",
-        "external_draft_tokens_config",
-        "input_token_ids",
-        "max_tokens",
-        "output_config",
-        "sampling_config",
-        "stop_words",
-        "streaming",
+        "bad_words cache_salt_id embedding_bias end_id external_draft_tokens_config "
+        "input_token_ids max_tokens output_config sampling_config stop_words streaming"
     ),
-    "Response": ("error_msg", "has_error", "request_id", "result"),
-    "Result": ("finish_reasons", "generation_logits", "is_final", "output_token_ids"),
+    "Response": "error_msg has_error request_id result",
+    "Result": "finish_reasons generation_logits is_final output_token_ids",
     "SamplingConfig": (
-        "frequency_penalty",
-        "presence_penalty",
-        "repetition_penalty",
-        "seed",
-        "temperature",
-        "top_k",
-        "top_p",
+        "frequency_penalty presence_penalty repetition_penalty seed temperature top_k top_p"
     ),
 }
 """Classes of `tensorrt_llm.bindings.executor`: arguments, attributes, methods and enum members that
 the adapter uses. From the sources of versions 1.1 to 1.2; none was labelled 1.2.1."""
 
-_QUERY = ("--query-gpu=name,driver_version,memory.total,compute_cap", "--format=csv,noheader")
+QUERY = (
+    "nvidia-smi",
+    "--query-gpu=name,driver_version,memory.total,compute_cap",
+    "--format=csv,noheader",
+)
 
 
 @dataclass(frozen=True)
@@ -112,18 +92,18 @@ def missing_names(bindings: Any) -> Iterator[str]:
         # __nb_signature__ and to the docstring, pybind11 to the docstring.
         init = found.__init__
         text = f"{getattr(init, '__nb_signature__', '')} {init.__doc__ or ''}"
-        for name in names:
+        for name in names.split():
             if not hasattr(found, name) and not re.search(rf"\b{name}\b", text):
                 yield f"{class_name}({name})"
 
 
 def query_gpus() -> tuple[str, ...]:
     """The GPUs that nvidia-smi lists; empty if it is missing or fails."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
+    try:
+        answer = subprocess.run(QUERY, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
         return ()
-    answer = subprocess.run([program, *_QUERY], capture_output=True, text=True, check=False)
-    return tuple(answer.stdout.splitlines()) if answer.returncode == 0 else ()
+    return tuple(answer.stdout.splitlines())
 
 
 def _imported(name: str, missing: list[str]) -> Any:

@@ -10,7 +10,7 @@ import json
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -20,10 +20,6 @@ from typing import Any, NamedTuple
 TIMEOUT_S = 120.0
 CACHE_TOKENS = 32_768
 """KV cache size of each executor: small, so that two executors fit on one GPU."""
-
-CHARGE_BUDGET = 510
-NUM_CHARGED = 12
-TEMPERATURE = 2.0
 
 
 class Finding(NamedTuple):
@@ -61,16 +57,12 @@ class Bench:
             self._executor = self.open(self.target_dir)
         return self._executor
 
-    def open(self, folder: Path, *, graphs: bool = False, **options: Any) -> Any:
+    def open(self, folder: Path) -> Any:
         b = self.bindings
-        knobs = b.ExtendedRuntimePerfKnobConfig()
-        knobs.cuda_graph_mode, knobs.cuda_graph_cache_size = graphs, 64
         cache = b.KvCacheConfig(
             enable_block_reuse=True, max_tokens=CACHE_TOKENS, free_gpu_memory_fraction=0.4
         )
-        config = b.ExecutorConfig(
-            kv_cache_config=cache, extended_runtime_perf_knob_config=knobs, **options
-        )
+        config = b.ExecutorConfig(kv_cache_config=cache)
         return b.Executor(str(folder), b.ModelType.DECODER_ONLY, config)
 
     def close(self) -> None:
@@ -82,51 +74,41 @@ class Bench:
         """Tokens below 1,000, different for each key."""
         return random.Random(key).choices(range(1, min(self.vocab_size, 1000)), k=length)
 
-    def request(
-        self,
-        tokens: Sequence[int],
-        max_tokens: int,
-        drafts: Sequence[int] = (),
-        **sampling: Any,
-    ) -> Any:
-        """A request; it is greedy without arguments of `SamplingConfig`."""
+    def request(self, tokens: Sequence[int], max_tokens: int, drafts: Sequence[int] = ()) -> Any:
+        """A greedy request."""
         b = self.bindings
         config = b.ExternalDraftTokensConfig(list(drafts)) if drafts else None
         return b.Request(
             list(tokens),
             max_tokens,
-            sampling_config=b.SamplingConfig(**(sampling or {"top_k": 1})),
+            sampling_config=b.SamplingConfig(top_k=1),
             output_config=b.OutputConfig(exclude_input_from_output=True),
             external_draft_tokens_config=config,
         )
 
-    def ask(self, requests: Sequence[Any], executor: Any = None) -> list[Any]:
-        """The final result of each request, in order."""
+    def ask(self, request: Any, executor: Any = None) -> Any:
+        """The final result of a request."""
         executor = executor or self.executor
-        ids = list(executor.enqueue_requests(list(requests)))
-        found: dict[int, Any] = {}
+        executor.enqueue_requests([request])
         deadline_s = self.now() + TIMEOUT_S
-        while len(found) < len(ids):
-            if self.now() >= deadline_s:
-                raise UnsettledError(f"no answer within {TIMEOUT_S:.0f} s")
+        while self.now() < deadline_s:
             for response in executor.await_responses(timedelta(seconds=1)):
                 if response.has_error():
                     raise UnsettledError(f"a request failed: {response.error_msg}")
-                if response.result.is_final and response.request_id in ids:
-                    found[response.request_id] = response.result
-        return [found[number] for number in ids]
+                if response.result.is_final:
+                    return response.result
+        raise UnsettledError(f"no answer within {TIMEOUT_S:.0f} s")
 
     def text(self, tokens: Sequence[int], num_tokens: int) -> list[int]:
         """The target's greedy continuation."""
-        [result] = self.ask([self.request(tokens, num_tokens)])
-        text = list(result.output_token_ids[0])
+        text = list(self.ask(self.request(tokens, num_tokens)).output_token_ids[0])
         if len(text) < num_tokens:
             raise UnsettledError(f"the text ended after {len(text)} of {num_tokens} tokens")
         return text
 
-    def seconds(self, *requests: Any, executor: Any = None) -> float:
+    def seconds(self, request: Any) -> float:
         start_s = self.now()
-        self.ask(requests, executor)
+        self.ask(request)
         return self.now() - start_s
 
 
@@ -135,7 +117,7 @@ def drafts_accepted(bench: Bench) -> Finding:
     k = min(bench.max_draft_len, 4)
     prompt = bench.prompt(16, 2)
     text = bench.text(prompt, k + 1)
-    [result] = bench.ask([bench.request(prompt, k + 1, text[:k])])
+    result = bench.ask(bench.request(prompt, k + 1, text[:k]))
     found, reason = list(result.output_token_ids[0]), result.finish_reasons[0]
     name = str(getattr(reason, "name", reason))
     is_right = found == text and name in ("LENGTH", "NOT_FINISHED")
@@ -144,28 +126,6 @@ def drafts_accepted(bench: Bench) -> Finding:
         "yes" if is_right else "no",
         f"{len(found)} of {k + 1} tokens, finish reason {name}",
         "no: drafts do not work, or texts would end early. Do not serve, and report it.",
-    )
-
-
-def reused_tokens_charged(bench: Bench) -> Finding:
-    """Send cached prompts that together exceed the token budget; three fit into it."""
-    bench.close()  # free the memory
-    executor = bench.open(bench.target_dir, max_num_tokens=CHARGE_BUDGET)
-    prompt = bench.prompt(CHARGE_BUDGET // 3, 3)
-    bench.ask([bench.request(prompt, 1)], executor)
-    executor.get_latest_iteration_stats()
-    # The last token differs, so that no prompt equals another.
-    bench.ask([bench.request([*prompt[:-1], n + 1], 1) for n in range(NUM_CHARGED)], executor)
-    stats = [one.inflight_batching_stats for one in executor.get_latest_iteration_stats()]
-    executor.shutdown()
-    most = max(one.num_context_requests for one in stats)
-    return Finding(
-        "reused_tokens_charged",
-        "yes" if most <= 3 else "no",
-        f"{NUM_CHARGED} cached prompts of {len(prompt)} tokens, a budget of {CHARGE_BUDGET}: at "
-        f"most {most} in one iteration",
-        "yes: build with --max-num-tokens of about max_sequences times the usual text. "
-        "no: set engine.charges_cached_tokens to false.",
     )
 
 
@@ -190,74 +150,27 @@ def cost_of_verification(bench: Bench) -> Finding:
     )
 
 
-def min_p(bench: Bench) -> Finding:
-    """With min_p = 1, only the most probable token may be drawn, at any temperature."""
-    prompt = bench.prompt(12, 9)
-    [greedy] = bench.text(prompt, 1)
-    requests = [
-        bench.request(prompt, 1, seed=n, top_p=1.0, temperature=TEMPERATURE, min_p=1.0)
-        for n in range(100)
-    ]
-    results = bench.ask(requests)
-    num_greedy = sum(result.output_token_ids[0][:1] == [greedy] for result in results)
-    return Finding(
-        "min_p",
-        "works" if num_greedy == 100 else "ignored",
-        f"{num_greedy} of 100 tokens were the most probable one",
-        "ignored, as expected: the server refuses min_p. works: report it.",
-    )
-
-
-def draft_graphs(bench: Bench) -> Finding:
-    """Draft for batches of changing size, with and without CUDA graphs."""
-    bench.close()
-    times = []
-    for graphs in (False, True):
-        executor = bench.open(bench.draft_dir or bench.target_dir, graphs=graphs)
-        sizes = random.Random(1).choices(range(1, 9), k=50)
-        prompts = [bench.prompt(200, key) for key in range(8)]
-        bench.seconds(*[bench.request(prompt, 5) for prompt in prompts], executor=executor)
-        steps = [[bench.request(prompt, 5) for prompt in prompts[:size]] for size in sizes]
-        times.append(sum(bench.seconds(*step, executor=executor) for step in steps))
-        executor.shutdown()
-    return Finding(
-        "draft_graphs",
-        "faster" if times[1] < 0.95 * times[0] else "not faster",
-        f"{times[0]:.3f} s without graphs and {times[1]:.3f} s with them, for 50 steps",
-        "faster: set engine.cuda_graphs to true. not faster: leave it at false.",
-    )
-
-
 def two_executors(bench: Bench) -> Finding:
     """Start a second executor in this process, and send one request to each."""
-    second = bench.open(bench.draft_dir or bench.target_dir)
     request = bench.request(bench.prompt(8, 1), 2)
+    second = bench.open(bench.draft_dir or bench.target_dir)
     for executor in (bench.executor, second):
-        bench.ask([request], executor)
+        bench.ask(request, executor)
     second.shutdown()
     meaning = "not settled: remove engine.draft from engine.json; prompt lookup drafts instead."
     return Finding("two_executors", "works", "both answered", meaning)
 
 
 Experiment = Callable[[Bench], Finding]
-EXPERIMENTS: tuple[Experiment, ...] = (
-    drafts_accepted,
-    reused_tokens_charged,
-    cost_of_verification,
-    min_p,
-    draft_graphs,
-    two_executors,
-)
-"""The last ones are the most likely to end the process in C++ code."""
+EXPERIMENTS: tuple[Experiment, ...] = (drafts_accepted, cost_of_verification, two_executors)
+"""The last one is the most likely to end the process in C++ code."""
 
 
-def findings(bench: Bench, experiments: Sequence[Experiment] = EXPERIMENTS) -> Iterator[Finding]:
-    """One finding per experiment. After an exception, the next one gets a new executor."""
-    for experiment in experiments:
-        try:
-            yield experiment(bench)
-        except Exception as error:
-            bench.close()
-            reason = str(error) if isinstance(error, UnsettledError) else repr(error)
-            yield Finding(experiment.__name__, "not settled", reason, experiment.__doc__ or "")
-    bench.close()
+def finding_of(bench: Bench, experiment: Experiment) -> Finding:
+    """Run an experiment. After an exception, the next one gets a new executor."""
+    try:
+        return experiment(bench)
+    except Exception as error:
+        bench.close()
+        reason = str(error) if isinstance(error, UnsettledError) else repr(error)
+        return Finding(experiment.__name__, "not settled", reason, experiment.__doc__ or "")

@@ -22,8 +22,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from smartspec_cli.app import app
-from smartspec_openai.chat_schema import ChatRequest, IgnoredInChats
-from smartspec_openai.schema import (
+from smartspec_gateway.openai.chat_schema import ChatRequest, IgnoredInChats
+from smartspec_gateway.openai.schema import (
     MAX_INT32,
     REFUSED,
     TENSORS,

@@ -12,22 +12,21 @@ import json
 import logging
 import os
 import resource
-import threading
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import uvicorn
+from starlette.middleware.cors import CORSMiddleware
 
 from smartspec_gateway.grpc_front import GrpcFront
 from smartspec_gateway.guard import ErrorBody, Guard, triton_error
 from smartspec_gateway.limits import Limits
 from smartspec_gateway.protocol import BoundedProtocol
+from smartspec_gateway.triton import Triton
 from smartspec_gateway.v2 import V2
-from smartspec_openai.triton import Triton
 
 CONNECT_S, ANSWER_S = 5.0, 30.0
 KEEP_ALIVE_S = 75
@@ -52,7 +51,7 @@ async def serve(options: argparse.Namespace, lifeline: int) -> None:
     openai = None
     if options.openai_port:
         # Imported here, because it loads tokenizers.
-        from smartspec_gateway.openai import OpenAi, openai_error
+        from smartspec_gateway.openai.port import OpenAi, openai_error
 
         openai = OpenAi(triton, options)
     timeout = aiohttp.ClientTimeout(total=ANSWER_S, sock_connect=CONNECT_S)
@@ -60,7 +59,8 @@ async def serve(options: argparse.Namespace, lifeline: int) -> None:
         v2 = V2(triton, session, options.triton_http)
         servers = [_server(v2, options.host, options.http_port, limits, triton_error)]
         if openai is not None:
-            servers.append(_server(openai, options.host, options.openai_port, limits, openai_error))
+            port, cors = options.openai_port, options.cors
+            servers.append(_server(openai, options.host, port, limits, openai_error, cors))
         await grpc_front.start(options.host, options.grpc_port)
 
         def take(message: dict[str, Any]) -> None:
@@ -68,25 +68,34 @@ async def serve(options: argparse.Namespace, lifeline: int) -> None:
             if (context_len := message.get("context_len")) is not None:
                 limits.fit(context_len)
                 if openai is not None:
-                    openai.open(context_len)
+                    openai.settings.context_len = context_len
 
-        def end() -> None:
+        def end(_: object) -> None:
             for server in servers:
                 server.should_exit = True
 
-        follow = partial(_follow, lifeline, asyncio.get_running_loop(), take, end)
-        threading.Thread(target=follow, daemon=True).start()
+        following = asyncio.create_task(_follow(lifeline, take))
+        following.add_done_callback(end)
         await asyncio.gather(*(server.serve() for server in servers))
     await grpc_front.stop(SHUTDOWN_S)
     await triton.close()
 
 
 def _server(
-    app: Any, host: str, port: int, limits: Limits, error_body: ErrorBody
+    app: Any,
+    host: str,
+    port: int,
+    limits: Limits,
+    error_body: ErrorBody,
+    cors: Sequence[str] = (),
 ) -> uvicorn.Server:
-    protocol: Any = partial(BoundedProtocol, limits, error_body)
+    """cors: origins whose pages may read the answers, refusals too."""
+    protocol: Any = partial(BoundedProtocol, limits, error_body, cors)
+    guarded: Any = Guard(app, limits, error_body)
+    if cors:
+        guarded = CORSMiddleware(guarded, cors, allow_methods=["*"], allow_headers=["*"])
     config = uvicorn.Config(
-        Guard(app, limits, error_body),
+        guarded,
         host=host,
         port=port,
         http=protocol,
@@ -103,11 +112,13 @@ def _server(
     return uvicorn.Server(config)
 
 
-def _follow(lifeline: int, loop: asyncio.AbstractEventLoop, take: Any, end: Any) -> None:
-    with suppress(RuntimeError), os.fdopen(lifeline, closefd=False) as lines:  # the loop has ended
-        for line in lines:
-            loop.call_soon_threadsafe(take, json.loads(line))
-        loop.call_soon_threadsafe(end)
+async def _follow(lifeline: int, take: Callable[[dict[str, Any]], None]) -> None:
+    lines = asyncio.StreamReader()
+    protocol = asyncio.StreamReaderProtocol(lines)
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: protocol, os.fdopen(lifeline, "rb"))
+    async for line in lines:
+        take(json.loads(line))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,4 +1,4 @@
-"""From the JSON of a generate request to tensors, by the table of `smartspec_py.api`.
+"""From fields to tensors and back, by the table of `smartspec_py.api`.
 
 Types and integer sizes are checked here, and values by the backend. Errors name the field.
 """
@@ -6,7 +6,7 @@ Types and integer sizes are checked here, and values by the backend. Errors name
 from __future__ import annotations
 
 import json
-import struct
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,6 +30,8 @@ KINDS: Mapping[str, tuple[frozenset[type], str]] = {
 """The Python types of a JSON value by dtype, and their name."""
 
 MAX_SHOWN = 80
+MAX_DIGITS = 400
+"""Longer integers are cut to this length. They are beyond every range, even so."""
 
 
 def request_of(body: bytes, model: str, version: str, *, may_stream: bool) -> Any:
@@ -41,25 +43,53 @@ def request_of(body: bytes, model: str, version: str, *, may_stream: bool) -> An
         fields, request_id = _fields(_document(body))
     except RecursionError:
         raise Refused(400, "body: JSON must not be nested so deep") from None
+    request = message_of(fields, model, version, request_id)
     missing = [spec.name for spec in INPUTS if not spec.is_optional and spec.name not in fields]
     if missing:
         raise Refused(400, f"{' and '.join(missing)}: required, but the request has no such field")
-    if not may_stream and fields.get("stream") == [True]:
+    if not may_stream and fields.get("stream") in (True, [True]):
         raise Refused(400, "stream: got true, must be false for /generate; use /generate_stream")
+    return request
+
+
+def message_of(
+    fields: Mapping[str, Any], model: str, version: str = "", request_id: str = ""
+) -> Any:
+    """The message for Triton. fields: values by the names of tensors. Raises Refused."""
     request = service_pb2.ModelInferRequest(model_name=model, model_version=version, id=request_id)
-    for name, elements in fields.items():
-        if elements:
+    for name, value in fields.items():
+        if elements := _elements(SPECS[name], value):
             dtype = SPECS[name].dtype.replace("STRING", "BYTES")
             request.inputs.add(name=name, datatype=dtype, shape=[1, len(elements)])
             request.raw_input_contents.append(_raw(SPECS[name], elements))
     return request
 
 
+def values_of(response: Any) -> dict[str, list[Any]]:
+    """The elements of each output of a response."""
+    values: dict[str, list[Any]] = {}
+    for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
+        if tensor.datatype == "BYTES":
+            values[tensor.name] = _texts(raw)
+        else:
+            values[tensor.name] = np.frombuffer(raw, NUMPY_TYPES[tensor.datatype]).tolist()
+    return values
+
+
+def _texts(raw: bytes) -> list[str]:
+    texts, at = [], 0
+    while at < len(raw):
+        end = at + 4 + int.from_bytes(raw[at : at + 4], "little")
+        texts.append(raw[at + 4 : end].decode("utf-8", "replace"))
+        at = end
+    return texts
+
+
 def _document(body: bytes) -> dict[str, Any]:
     try:
         # Bytes that are not UTF-8 become lone surrogates, so that the error names their field.
         text = body.decode("utf-8", "surrogateescape")
-        document = json.loads(text, object_pairs_hook=_members)
+        document = json.loads(text, object_pairs_hook=_members, parse_int=_integer)
     except ValueError as error:
         raise Refused(400, f"body: must be JSON: {error}") from None
     if not isinstance(document, dict):
@@ -67,17 +97,20 @@ def _document(body: bytes) -> dict[str, Any]:
     return document
 
 
+def _integer(digits: str) -> int:
+    return int(digits[:MAX_DIGITS])
+
+
 def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        ((twice, _),) = Counter(name for name, _ in pairs).most_common(1)
         raise Refused(400, f"{_shown(twice)}: given twice in one JSON object")
     return members
 
 
-def _fields(document: dict[str, Any]) -> tuple[dict[str, list[Any]], str]:
-    """The elements of each field, checked, and the id. Clients may also send fields inside Triton's
+def _fields(document: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """The known fields and the id. Clients may also send fields inside Triton's
     own object `parameters`."""
     request_id = document.pop("id", "")
     if not isinstance(request_id, str) or len(request_id.encode("utf-8", "replace")) > MAX_ID_BYTES:
@@ -90,7 +123,7 @@ def _fields(document: dict[str, Any]) -> tuple[dict[str, list[Any]], str]:
     fields = {}
     for name, value in (document | parameters).items():
         if name in SPECS:
-            fields[name] = _elements(SPECS[name], value)
+            fields[name] = value
         elif not asks_for_nothing(name, value):
             raise Refused(400, why_refused(name, SPECS).encode("utf-8", "replace").decode())
     return fields, request_id.encode("utf-8", "replace").decode()
@@ -134,7 +167,7 @@ def _raw(spec: TensorSpec, elements: list[Any]) -> bytes:
             raise Refused(
                 400, f"{spec.name}: must be valid UTF-8 without lone surrogates ({place})"
             ) from None
-        return b"".join(struct.pack("<I", len(each)) + each for each in encoded)
+        return b"".join(len(each).to_bytes(4, "little") + each for each in encoded)
     if spec.dtype == "FP32":
         elements = [_float(element) for element in elements]
     with np.errstate(over="ignore"):  # infinite; the backend refuses it

@@ -15,8 +15,15 @@ import grpc
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
-from smartspec_gateway.limits import MAX_CONNECTIONS, MAX_ID_BYTES, Limits, Refused
-from smartspec_openai.triton import STRICT, UNLIMITED
+from smartspec_gateway.limits import (
+    MAX_CALLS,
+    MAX_CONNECTIONS,
+    MAX_ID_BYTES,
+    MAX_MESSAGE_BYTES,
+    Limits,
+    Refused,
+)
+from smartspec_gateway.triton import STRICT, UNLIMITED
 
 SERVICE = "inference.GRPCInferenceService"
 UNARY = (
@@ -45,11 +52,13 @@ class GrpcFront:
         """triton_url: host:port of Triton's gRPC."""
         self._limits = limits
         self._channel = grpc.aio.insecure_channel(triton_url, options=UNLIMITED)
+        # gRPC holds one message of each call before `Limits.hold` counts it.
+        most_bytes = min(MAX_MESSAGE_BYTES, limits.triton_bears_bytes)
         self._server = grpc.aio.server(
-            maximum_concurrent_rpcs=MAX_CONNECTIONS,
+            maximum_concurrent_rpcs=MAX_CALLS,
             options=[
                 ("grpc.so_reuseport", 0),
-                ("grpc.max_receive_message_length", limits.triton_bears_bytes),
+                ("grpc.max_receive_message_length", most_bytes),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
             ],

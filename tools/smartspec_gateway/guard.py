@@ -11,10 +11,11 @@ import json
 import re
 import uuid
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from typing import Any, TypeVar
 
 from smartspec_gateway.limits import Limits, Refused, check_encoding
 
+T = TypeVar("T")
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
@@ -107,15 +108,15 @@ async def send_whole(
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-async def until_gone(receive: Receive, work: Awaitable[None]) -> None:
-    """Do the work. Raises ClientGone, and cancels it, if the client disconnects first."""
+async def until_gone(receive: Receive, work: Awaitable[T]) -> T:
+    """The result of the work. If the client disconnects first, cancels it and raises ClientGone."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_gone(receive))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
             raise ClientGone
-        working.result()
+        return working.result()
     finally:
         leaving.cancel()
         working.cancel()

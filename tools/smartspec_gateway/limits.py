@@ -37,6 +37,12 @@ MAX_HELD_BYTES = 256 << 20
 MAX_CONNECTIONS = 4096
 """On each port."""
 
+MAX_CALLS = 1024
+"""Of gRPC at once."""
+
+MAX_MESSAGE_BYTES = 16 << 20
+"""Of gRPC: the longest prompt as text or tokens takes 64 bytes per token, without escapes."""
+
 MAX_ID_BYTES = 256
 RECEIVE_S = 30.0
 """Time limit from the start of a request, or of the connection, to the last byte of the body."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Collection
 from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
@@ -43,12 +44,15 @@ class BoundedConnection(h11.Connection):
         super().__init__(h11.SERVER, MAX_HEADER_BYTES)
         self._limits = limits
         self._num_bytes = self._num_chunks = 0
+        self.origin = b""
+        """Of the page that sent the latest request; empty: not sent by a page."""
 
     def next_event(self) -> Any:
         event = super().next_event()
         try:
             if isinstance(event, h11.Request):
                 self._num_bytes = self._num_chunks = 0
+                self.origin = dict(event.headers).get(b"origin", b"")
                 check_framing(event.http_version, event.headers, self._limits.max_body_bytes)
             elif isinstance(event, h11.Data):
                 self._count(event)
@@ -72,10 +76,14 @@ class BoundedProtocol(H11Protocol):
     a client that reads too slowly is closed.
     """
 
-    def __init__(self, limits: Limits, error_body: ErrorBody, **of_uvicorn: Any) -> None:
+    def __init__(
+        self, limits: Limits, error_body: ErrorBody, cors: Collection[str], **of_uvicorn: Any
+    ) -> None:
+        """cors: origins whose pages may read refusals."""
         super().__init__(**of_uvicorn)
-        self.conn = BoundedConnection(limits)
+        self.conn: BoundedConnection = BoundedConnection(limits)
         self._error_body = error_body
+        self._cors = {origin.encode() for origin in cors}
         self._deadline: asyncio.TimerHandle | None = None
         self._write_deadline: asyncio.TimerHandle | None = None
         self._is_refused = False
@@ -167,10 +175,12 @@ class BoundedProtocol(H11Protocol):
 
     def _answer(self, status: int, body: bytes) -> None:
         headers = [
-            ("content-type", "application/json"),
-            ("content-length", str(len(body))),
-            ("connection", "close"),
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+            (b"connection", b"close"),
         ]
+        if self.conn.origin and {b"*", self.conn.origin} & self._cors:
+            headers.append((b"access-control-allow-origin", self.conn.origin))
         for event in (
             h11.Response(
                 status_code=status, headers=headers, reason=HTTPStatus(status).phrase.encode()

@@ -10,15 +10,14 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import struct
 from typing import Any
 
 import aiohttp
 
-from smartspec_gateway.fields import request_of
+from smartspec_gateway.fields import request_of, values_of
 from smartspec_gateway.guard import Message, Receive, Send, send_whole, triton_error, until_gone
 from smartspec_gateway.limits import Refused
-from smartspec_openai.triton import Triton, TritonError
+from smartspec_gateway.triton import Triton, TritonError
 
 _MODEL = r"/v2/models/(?P<model>[\w.-]{1,256})(?:/versions/(?P<version>\d{1,18}))?"
 _FORWARDED = re.compile(
@@ -30,7 +29,6 @@ _INFER = re.compile(rf"{_MODEL}/infer", re.ASCII)
 LONG_BYTES = 32_768
 """Longer bodies are parsed in a thread."""
 
-FORMATS = {"INT32": "i", "INT64": "q", "UINT64": "Q", "FP32": "f", "BOOL": "?"}
 LINE_ENDS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 """Escaped in events, because some clients end a line at them."""
 
@@ -68,16 +66,13 @@ class V2:
             request = await asyncio.to_thread(request_of, *arguments, may_stream=streams)
         else:
             request = request_of(*arguments, may_stream=streams)
-        try:
-            if streams:
-                await self._stream(request, send)
-            else:
-                answers = [answer async for answer in self._triton.responses(request)]
-                if not answers:
-                    raise Refused(500, "the model sent no response")
-                await send_whole(send, 200, json_of(answers[0]).encode())
-        except TritonError as error:
-            raise Refused(error.status, error.message) from None
+        if streams:
+            await self._stream(request, send)
+            return
+        answers = [answer async for answer in self._triton.responses(request)]
+        if not answers:
+            raise Refused(500, "the model sent no response")
+        await send_whole(send, 200, json_of(answers[0]).encode())
 
     async def _stream(self, request: Any, send: Send) -> None:
         is_started = False
@@ -118,24 +113,9 @@ def json_of(response: Any) -> str:
     """The JSON of one response: the tensors by name, those of one element as a bare value."""
     document: dict[str, Any] = {"id": response.id} if response.id else {}
     document |= {"model_name": response.model_name, "model_version": response.model_version}
-    for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
-        values = _texts(raw) if tensor.datatype == "BYTES" else _numbers(tensor.datatype, raw)
-        document[tensor.name] = values[0] if len(values) == 1 else values
+    for name, values in values_of(response).items():
+        document[name] = values[0] if len(values) == 1 else values
     return json.dumps(document, ensure_ascii=False)
-
-
-def _texts(raw: bytes) -> list[str]:
-    texts, at = [], 0
-    while at < len(raw):
-        (length,) = struct.unpack_from("<I", raw, at)
-        texts.append(raw[at + 4 : at + 4 + length].decode("utf-8", "replace"))
-        at += 4 + length
-    return texts
-
-
-def _numbers(dtype: str, raw: bytes) -> list[Any]:
-    code = FORMATS[dtype]
-    return list(struct.unpack(f"<{len(raw) // struct.calcsize(code)}{code}", raw))
 
 
 def _event_stream() -> Message:

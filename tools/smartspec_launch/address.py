@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 import socket
+import urllib.error
 import urllib.request
 from dataclasses import dataclass, replace
 
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """Opens URLs without a proxy, because the server is on this machine."""
 
-
+ANSWER_S = 5.0
 LOOPBACK = "127.0.0.1"
 INTERNAL_PORTS = range(20_000, 30_000)
 """Below the range that Linux uses for outgoing connections. Triton binds its port only after the
@@ -63,6 +64,18 @@ class Address:
     @property
     def metrics_url(self) -> str:
         return f"http://{self.reach}:{self.metrics_port}/metrics"
+
+
+def status_of(url: str) -> int | None:
+    """The status of the answer; None if there is none within ANSWER_S."""
+    try:
+        with DIRECT.open(url, timeout=ANSWER_S) as response:
+            return int(response.status)
+    except urllib.error.HTTPError as error:
+        error.close()
+        return error.code
+    except OSError:
+        return None
 
 
 def free_address(host: str = "127.0.0.1") -> Address:

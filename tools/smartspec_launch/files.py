@@ -20,9 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import smartspec_py
-from smartspec_launch.aliases import write_aliases
 from smartspec_launch.interpreter import check_interpreter
-from smartspec_launch.pbtxt import config_pbtxt
+from smartspec_launch.pbtxt import alias_pbtxt, config_pbtxt
 from smartspec_py.api.contract import MODEL_NAME
 from smartspec_py.config import CONFIG_NAME, ServerConfig
 
@@ -44,11 +43,7 @@ PACKAGE_FOLDER = Path(smartspec_py.__file__).resolve().parent
 
 
 class InstallationError(RuntimeError):
-    """There is no usable Triton on this machine; the message says what to install."""
-
-
-class RunDirError(InstallationError):
-    """The run directory cannot be used; the message names it and says what to do."""
+    """Triton or the run directory cannot be used; the message says what to do."""
 
 
 @dataclass(frozen=True)
@@ -143,11 +138,11 @@ def _wheel_installation(package: Path) -> Installation:
 
 @contextmanager
 def usable(run_dir: Path) -> Iterator[None]:
-    """Convert each OSError in the `with` block to a RunDirError."""
+    """Convert each OSError in the `with` block to a InstallationError."""
     try:
         yield
     except OSError as error:
-        raise RunDirError(
+        raise InstallationError(
             f"the run directory {run_dir} cannot be used: {error.strerror} "
             f"({error.filename or run_dir}); name a writable directory with 10 MiB free"
         ) from error
@@ -157,7 +152,8 @@ def lock_run_dir(run_dir: Path) -> int:
     """Create the directory and lock it. Closing the returned descriptor releases the lock.
 
     No child process inherits the descriptor, so the kernel releases the lock when this process
-    ends, even after a crash. Raises RunDirError if another server holds the lock, else OSError.
+    ends, even after a crash. Raises InstallationError if another server holds the lock, else
+    OSError.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     fd = os.open(run_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -165,7 +161,7 @@ def lock_run_dir(run_dir: Path) -> int:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(fd)
-        raise RunDirError(
+        raise InstallationError(
             f"another server uses the run directory {run_dir}: stop it, or name another directory"
         ) from None
     return fd
@@ -199,5 +195,7 @@ def write_repository(run_dir: Path, config: ServerConfig, aliases: Sequence[str]
     (version.parent / "config.pbtxt").write_text(config_pbtxt(), encoding="utf-8")
     text = config.model_dump_json(indent=2, exclude_none=True)
     (version / CONFIG_NAME).write_text(text + "\n", encoding="utf-8")
-    write_aliases(models, aliases)
+    for alias in aliases:  # Triton requires a version directory; here it is empty
+        (models / alias / "1").mkdir(parents=True)
+        (models / alias / "config.pbtxt").write_text(alias_pbtxt(alias), encoding="utf-8")
     return models

@@ -7,7 +7,7 @@ import shlex
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,9 +25,7 @@ MAX_MISSES = 3
 """Failed readiness checks in a row before the server is stopped. One may fail on a busy server."""
 
 
-def run_in_foreground(
-    server: TritonServer, console: Console, on_ready: Callable[[], None] | None = None
-) -> int:
+def run_in_foreground(server: TritonServer, console: Console) -> int:
     """Serve until a signal or a failure, and return the exit code.
 
     0: a signal stopped Triton, and it shut down cleanly. 1: any other end.
@@ -39,9 +37,7 @@ def run_in_foreground(
             server.start()
             wait_with_progress(server, console)
             announce(server, console)
-            if on_ready is not None:
-                on_ready()
-            code = watch(server, console)
+            return watch(server, console)
         except KeyboardInterrupt:
             console.print("Stopping.")
             end = server.stop() or 0
@@ -51,7 +47,6 @@ def run_in_foreground(
             return 1 if end else 0
         finally:
             server.stop()
-        return code
 
 
 def wait_with_progress(server: TritonServer, console: Console) -> None:
@@ -116,29 +111,30 @@ def announce(server: TritonServer, console: Console, prompt: str = "Hello") -> N
 def watch(server: TritonServer, console: Console) -> int:
     """Wait until the server fails. Kill all its processes, print the reason and return 1."""
     stopped = threading.Event()
-    lost = threading.Event()
-    asking = threading.Thread(target=_ask_readiness, args=(server, stopped, lost), daemon=True)
+    silences: list[str] = []
+    asking = threading.Thread(target=_ask, args=(server, stopped, silences), daemon=True)
     asking.start()
     try:
-        while (reason := server.look(LOOK_S)) is None and not lost.is_set():
+        while (reason := server.look(LOOK_S)) is None and len(silences) < MAX_MISSES:
             pass
     finally:
         stopped.set()
     # Kill at once, without a drain. Clients then see that their streams have ended, and a
     # supervisor can restart the server.
     server.kill()
-    reason = reason or "The model is no longer ready, or the gateway does not answer."
-    console.print(f"{reason}\n{server.log_tail()}", markup=False)
+    # The reason comes last, where people look first.
+    console.print(f"{server.log_tail()}\n{reason or silences[-1]}", markup=False)
     return 1
 
 
-def _ask_readiness(server: TritonServer, stopped: threading.Event, lost: threading.Event) -> None:
-    """Set `lost` if the model is not ready. This finds a Triton that hangs or has lost its model,
-    although the backend process is alive."""
-    misses = 0
-    while misses < MAX_MISSES and not stopped.wait(READY_S):
-        misses = 0 if server.responds() else misses + 1
-    lost.set()
+def _ask(server: TritonServer, stopped: threading.Event, silences: list[str]) -> None:
+    """Ask all processes again and again, and keep what did not answer in a row. This finds one that
+    hangs, and a Triton that has lost its model although the backend process is alive."""
+    while len(silences) < MAX_MISSES and not stopped.wait(READY_S):
+        if silence := server.silence():
+            silences.append(silence)
+        else:
+            silences.clear()
 
 
 @contextmanager

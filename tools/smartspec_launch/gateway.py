@@ -6,13 +6,12 @@ import contextlib
 import json
 import subprocess
 import sys
-import urllib.error
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from smartspec_launch.address import DIRECT, Address
+from smartspec_launch.address import Address, status_of
 from smartspec_py.api.contract import MODEL_NAME
 from smartspec_py.config import ServerConfig
 
@@ -20,7 +19,6 @@ OPENAI_PORT = 9000
 """Default port of the OpenAI routes."""
 
 EXIT_S = 5.0
-ANSWER_S = 5.0
 
 
 def tokenizer_dir(config: ServerConfig) -> Path | None:
@@ -98,14 +96,14 @@ class Gateway:
 
     def answers(self) -> bool:
         """Whether it answers in time, whatever it answers."""
-        return self._status(f"{self._address.http_url}/v2/health/live") is not None
+        return status_of(f"{self._address.http_url}/v2/health/live") is not None
 
     def is_ready(self) -> bool:
         """Whether all its ports serve the model."""
         urls = [f"{self._address.http_url}/v2/models/{MODEL_NAME}/ready"]
         if self._openai is not None:
             urls.append(self._openai.url(self._address).removesuffix("v1") + "health")
-        return all(self._status(url) == 200 for url in urls)
+        return all(status_of(url) == 200 for url in urls)
 
     def open(self, context_len: int) -> None:
         """Tell it that the model is ready. context_len: most tokens of a request."""
@@ -131,14 +129,3 @@ class Gateway:
         with contextlib.suppress(OSError):  # it has ended
             self._process.stdin.write(json.dumps(message).encode() + b"\n")
             self._process.stdin.flush()
-
-    @staticmethod
-    def _status(url: str) -> int | None:
-        try:
-            with DIRECT.open(url, timeout=ANSWER_S) as response:
-                return int(response.status)
-        except urllib.error.HTTPError as error:
-            error.close()
-            return error.code
-        except OSError:
-            return None

@@ -11,6 +11,7 @@ import time
 
 from smartspec_py.serving.link import DRAIN, Beat, News, received
 
+LOOK_S = 0.1
 SILENT_S = 1.5
 """A process that sends nothing for this time counts as stopped. Triton 2.51 aborts if its Python
 process does not respond for about the same time and a request arrives."""
@@ -63,6 +64,8 @@ class LauncherEnd:
     def trouble(self) -> str | None:
         """One sentence that says why the backend cannot serve; None while it can."""
         name = f"Triton's Python process (pid {self.beat.pid})" if self.beat else "The backend"
+        if self.beat is not None and self.beat.failure:
+            return f"The model has stopped: {self.beat.failure}"
         if self.beat is not None and self.beat.is_ended:
             return "The model has been unloaded."
         if self._is_dead:
@@ -71,9 +74,20 @@ class LauncherEnd:
             return f"{name} has not responded for {SILENT_S:g} s."
         return None
 
-    def request_drain(self) -> None:
+    def drain(self, timeout_s: float) -> bool:
+        """Ask the backend to take no more requests, and wait up to timeout_s until each has its
+        last response. Returns whether that is so. There is no wait for a backend in trouble.
+
+        A SIGTERM to Triton alone would not reach the backend.
+        """
         with contextlib.suppress(OSError):  # the backend has ended or does not read
             self._socket.send(DRAIN)
+        deadline = time.monotonic() + timeout_s
+        while self.trouble is None and time.monotonic() < deadline:
+            if self.beat is not None and self.beat.is_draining and self.beat.num_open == 0:
+                return True
+            self.look(LOOK_S)
+        return False
 
     def wait_gone(self, timeout_s: float) -> None:
         """Wait up to timeout_s until the process has ended."""

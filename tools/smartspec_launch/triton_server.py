@@ -11,6 +11,7 @@ can unload itself only in this mode. Its HTTP and gRPC endpoints are closed to a
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import secrets
 import shutil
@@ -18,22 +19,20 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.error
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from smartspec_launch.address import (
-    DIRECT,
     LOOPBACK,
     Address,
     free_address,
+    status_of,
     taken_ports,
     with_internal_ports,
 )
 from smartspec_launch.ascii_paths import AsciiPaths
-from smartspec_launch.drain import Drained, drain
 from smartspec_launch.files import (
     PACKAGE_FOLDER,
     Installation,
@@ -102,8 +101,6 @@ LAST_WORDS_S = 0.7
 ENVIRONMENTS = Path("/tmp")
 """Where Triton's Python backend makes its folders, whatever TMPDIR says."""
 
-ENVIRONMENT_S = 30.0
-
 
 class TritonServerError(RuntimeError):
     """The server did not become ready; the message holds the last lines of its log."""
@@ -118,7 +115,7 @@ class TritonServer:
 
     run_dir: holds all written files (see smartspec_launch/files.py) and tritonserver.log.
     backend_folder: the backend package; tests of the launcher set another one.
-    aliases: additional names of the model, see `smartspec_launch.aliases`.
+    aliases: additional names of the model, see `smartspec_launch.pbtxt`.
     options: additional options of tritonserver, placed last.
     openai: None serves no OpenAI routes.
     keeps_files: if false, run_dir is removed after a `with` block without errors.
@@ -204,7 +201,7 @@ class TritonServer:
             models = write_repository(run_dir, config, self._aliases)
             log = self.log_path.open("wb")
         environment = server_environment(installation)
-        command = server_command(installation, environment, backends, models, self.address)
+        command = server_command(installation, backends, models, self.address)
         command += [f"--load-model={alias}" for alias in self._aliases]
         command.append(f"--backend-config=python,shm-region-prefix-name={self._shm_prefix}")
         command += self._options
@@ -228,7 +225,10 @@ class TritonServer:
     @property
     def facts(self) -> Mapping[str, Any]:
         """What a server that is ready serves; see `Beat.facts`."""
-        return {} if self._link.beat is None else self._link.beat.facts
+        facts = {} if self._link.beat is None else dict(self._link.beat.facts)
+        if "model" in facts:  # the backend may know a link of `AsciiPaths`
+            facts["model"] = Path(self._config.engine.paths()["model"]).name
+        return facts
 
     @property
     def context_len(self) -> int:
@@ -257,7 +257,6 @@ class TritonServer:
             return self.end_message(code)
         if self._link.beat is not None and self._link.beat.failure:
             time.sleep(LAST_WORDS_S)
-            return f"The model has stopped: {self._link.beat.failure}"
         return self._link.trouble
 
     def end_message(self, code: int) -> str:
@@ -266,17 +265,14 @@ class TritonServer:
         what = Gateway.name if self._process.poll() is None else "Triton"
         return f"{what} ended with exit code {code}."
 
-    def wait_ready(
-        self, progress: Callable[[str], None] | None = None, timeout_s: float | None = None
-    ) -> None:
+    def wait_ready(self, progress: Callable[[str], None] | None = None) -> None:
         """Wait until the model is ready on all ports. Calls `progress` with the backend's newest
         message.
 
-        timeout_s: None means limits.start_s. Raises TritonServerError when a process ends or
-        after timeout_s. Raises ModelRefusedError if the backend reported the reason.
+        Raises TritonServerError when a process ends or after limits.start_s, and ModelRefusedError
+        if the backend reported the reason.
         """
-        timeout_s = self._config.limits.start_s if timeout_s is None else timeout_s
-        self._wait(self.is_model_ready, timeout_s, progress)
+        self._wait(self.is_model_ready, self._config.limits.start_s, progress)
         self._link.look(0.0)
         self._link.end_phase("ports")
         self._gateway.open(self.context_len)
@@ -309,16 +305,14 @@ class TritonServer:
 
     def is_model_ready(self) -> bool:
         """Whether Triton responds and the model is ready. False if Triton hangs."""
-        url = f"{self.address.triton_url}/v2/models/{MODEL_NAME}/ready"
-        try:
-            with DIRECT.open(url, timeout=5.0) as response:
-                return bool(response.status == 200)
-        except (urllib.error.URLError, OSError):
-            return False
+        return status_of(f"{self.address.triton_url}/v2/models/{MODEL_NAME}/ready") == 200
 
-    def responds(self) -> bool:
-        """Whether the model is ready and the gateway answers, even if it refuses the request."""
-        return self.is_model_ready() and self._gateway.answers()
+    def silence(self) -> str | None:
+        """One sentence that says what does not answer, or None. A gateway that refuses the request
+        answers."""
+        if not self.is_model_ready():
+            return "The model is no longer ready, or Triton does not answer."
+        return None if self._gateway.answers() else "The gateway does not answer."
 
     def start_phases(self) -> Mapping[str, float]:
         """Seconds of each start phase so far, from the start of the Triton process."""
@@ -355,11 +349,9 @@ class TritonServer:
 
     def _end_in_order(self, process: subprocess.Popen[bytes]) -> None:
         self._gateway.drain()
-        wait_s = self._config.limits.drain_s + DRAIN_MARGIN_S
-        end = drain(self._link, time.monotonic() + wait_s)
-        self._is_answered = end is Drained.ANSWERED
+        self._is_answered = self._link.drain(self._config.limits.drain_s + DRAIN_MARGIN_S)
         self._gateway.stop()  # it passes on the last responses
-        if end is not Drained.DEAD:
+        if self._link.trouble is None:
             process.send_signal(signal.SIGTERM)
             process.wait(EXIT_S + EXIT_TIMEOUT_S)
 
@@ -379,7 +371,9 @@ class TritonServer:
         self._link.wait_gone(GONE_S)
         self._link.close()
         remove_shared_memory(self._shm_prefix)
-        remove_environments(self._begin_s)
+        if self._process.poll() != 0:  # at a clean end, Triton removes its folder itself
+            start_s = self._link.phases.get("Triton", math.inf)
+            remove_environments(self._begin_s, self._begin_s + start_s)
         self._ascii_paths.close()
         self._unlock()
         self._is_stopped = True
@@ -410,7 +404,6 @@ def server_environment(installation: Installation) -> dict[str, str]:
 
 def server_command(
     installation: Installation,
-    environment: dict[str, str],
     backends: Path,
     models: Path,
     address: Address,
@@ -435,26 +428,20 @@ def server_command(
         f"--http-restricted-api={guard}",
         f"--grpc-restricted-protocol={guard}",
     ]
-    pooled = "--grpc-max-response-pool-size"
-    if pooled in _help_text(installation.binary, environment):
-        command.append(f"{pooled}={MAX_POOLED_RESPONSES}")
+    if installation.is_fit_for_network:  # the wheel's version has no such option
+        command.append(f"--grpc-max-response-pool-size={MAX_POOLED_RESPONSES}")
     return command
 
 
-def remove_environments(begin_s: float) -> None:
-    """Remove the empty folders that Triton's Python backend makes at its start and leaves if it is
-    killed. begin_s: when Triton was started, in seconds since the epoch. Other servers of this
-    project may lose theirs; none uses it."""
+def remove_environments(begin_s: float, end_s: float) -> None:
+    """Remove the empty folders that Triton's Python backend made between these times, in seconds
+    since the epoch. It makes one before it starts the model, and leaves it if it is killed.
+
+    The folder's name does not say whose it is. A Triton that loses its folder aborts at its end,
+    so the times must be as close as possible.
+    """
     for folder in ENVIRONMENTS.glob("python_env_*"):
         with contextlib.suppress(OSError):  # it is not empty, or is gone
             about = folder.stat()
-            if about.st_uid == os.geteuid() and 0 <= about.st_mtime - begin_s < ENVIRONMENT_S:
+            if about.st_uid == os.geteuid() and begin_s <= about.st_mtime <= end_s:
                 folder.rmdir()
-
-
-def _help_text(binary: Path, environment: dict[str, str]) -> str:
-    """Triton's help text. Options differ by version, and Triton exits on an unknown option."""
-    result = subprocess.run(
-        [str(binary), "--help"], env=environment, capture_output=True, text=True, check=False
-    )
-    return result.stdout + result.stderr

@@ -6,11 +6,10 @@ submitted work, as in the PyTorch engine. Verifications, single tokens and promp
 pass. On the virtual clock it takes, in seconds,
 
     target_s(rows, tokens, mean context of the rows)  +  prefill_s(prompt tokens)  +  host_s(rows)
-    +  extra_iterations_s(context and drafts of verified rows)
 
 The first term counts decoding rows and their tokens, or one row and one token if none decodes. A
-cost model without prompt costs counts prompt chunks as normal rows and tokens. The last term is 0
-unless the cost model has `max_charged_tokens`. The decode bursts of TensorRT-LLM are not modelled.
+cost model without prompt costs counts prompt chunks as normal rows and tokens. The decode bursts of
+TensorRT-LLM are not modelled.
 """
 
 from __future__ import annotations
@@ -141,7 +140,7 @@ class SimTarget:
         return [self._event(item, pass_s) for item in work]
 
     def _pass_s(self, work: Sequence[Work]) -> float:
-        batch_size = num_tokens = context = num_prompt = prompt_context = num_charged = 0
+        batch_size = num_tokens = context = num_prompt = prompt_context = 0
         held = self._held
         for item in work:
             if isinstance(item, Prefill):
@@ -153,12 +152,10 @@ class SimTarget:
             context += held[item.sequence].num_known
             if isinstance(item, Verify):
                 num_tokens += len(item.drafts)
-                num_charged += held[item.sequence].num_known + len(item.drafts)
         cost, is_repeat = self._cost, num_tokens + num_prompt == self._last_num_tokens
         self._last_num_tokens = num_tokens + num_prompt
         rows = len(work) if num_prompt and cost.prompt is None else max(1, batch_size)
-        extra_s = cost.extra_iterations_s(num_charged)
-        extra_s += 0.0 if is_repeat else cost.change_s(rows)
+        extra_s = 0.0 if is_repeat else cost.change_s(rows)
         if num_prompt == 0:
             return extra_s + cost.target_s(batch_size, num_tokens, context / batch_size)
         if cost.prompt is None:

@@ -116,7 +116,6 @@ def without_collector() -> Iterator[None]:
 def served_request(request: SimRequest, policy: str, max_draft_len: int) -> Request:
     """The request as the loop knows it."""
     deadline_s, slo_ms = request.deadline_s, request.tpot_slo_ms
-    first, *others = request.proposers or (None,)
     return Request(
         sequence=request.sequence,
         tokens=[PLACEHOLDER] * request.prompt_len,
@@ -125,8 +124,7 @@ def served_request(request: SimRequest, policy: str, max_draft_len: int) -> Requ
         sampling=SAMPLING,
         policy=policy,
         max_draft_len=max_draft_len,
-        proposer=first,
-        alternatives=tuple(others),
+        proposers=request.proposers,
         slo_s_per_token=None if slo_ms is None else slo_ms / 1e3,
         cohort=request.cohort,
         priority=request.priority,
@@ -186,7 +184,7 @@ class Simulation:
         self._offline = OfflineLoop(
             self.target,
             self.proposers,
-            believed or cost.of_profile,
+            believed or cost,
             self._clock.now,
             budget=_budget(limits),
             max_queue=limits.max_queue,

@@ -47,7 +47,8 @@ class RealClock:
 
 
 class Stopwatch:
-    """Starts at 0.0; real seconds while `running`, and what is slept, which passes at once."""
+    """Starts at 0.0. Counts real seconds while `running`, and all seconds of `sleep`, which returns
+    at once."""
 
     def __init__(self) -> None:
         self.ran_s = 0.0
@@ -72,18 +73,3 @@ class Stopwatch:
         finally:
             self.ran_s += time.monotonic() - self._since_s
             self._since_s = None
-
-
-class VirtualStopwatch(Stopwatch):
-    """A stopwatch that moves only by `sleep`. What is slept while it runs counts as run."""
-
-    def now(self) -> float:
-        return self._slept_s
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        before_s = self._slept_s
-        try:
-            yield
-        finally:
-            self.ran_s += self._slept_s - before_s

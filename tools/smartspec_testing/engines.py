@@ -21,6 +21,9 @@ from smartspec_testing import fake_executor as bindings
 from smartspec_testing.fake_engine import FakeTarget
 from smartspec_testing.fake_proposer import FakeProposer
 
+MAX_NUM_TOKENS = 2048
+"""Tokens of an iteration of the fake executors, so at most these in a text with its drafts."""
+
 
 class FakeEngineConfig(EngineConfig):
     """The engine of tests: tokens computable by hand, acceptance as told, no model.
@@ -43,7 +46,7 @@ class FakeTrtllmConfig(EngineConfig):
 
     accept_prob: probability that a token of the draft's fake is the target's.
     error_prob: probability that a request to the target's fake fails. step_s: seconds that an
-        iteration really takes. max_num_tokens, cache_tokens: of both fakes.
+        iteration really takes.
     """
 
     kind: Literal["fake_trtllm"]
@@ -51,10 +54,6 @@ class FakeTrtllmConfig(EngineConfig):
     accept_prob: Annotated[float, Field(ge=0.0, le=1.0)] = 0.7
     error_prob: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     step_s: Annotated[float, Field(ge=0.0, le=10.0)] = 0.0
-    decode_burst: Annotated[int, Field(ge=1, le=256)] = 16
-    max_num_tokens: Annotated[int, Field(ge=2)] = 8192
-    cache_tokens: Annotated[int, Field(ge=64)] = 65_536
-    seed: int = 1
 
     def builder(self) -> Callable[[Any, LimitsConfig, Path], Engine]:
         return build_fake_trtllm
@@ -86,39 +85,37 @@ def build_fake_trtllm(config: FakeTrtllmConfig, limits: LimitsConfig, folder: Pa
     """Fakes of both executors under the adapter. Their text can be computed by hand."""
     tokenizer = load_tokenizer("engine.tokenizer", folder / config.tokenizer)
     vocab_size = num_token_ids(tokenizer)
-    length = limits.context_len + limits.max_draft_len
+    length = min(limits.context_len + limits.max_draft_len, MAX_NUM_TOKENS)
     built = bindings.EngineLimits(
         max_batch_size=limits.max_sequences,
-        max_num_tokens=config.max_num_tokens,
+        max_num_tokens=MAX_NUM_TOKENS,
         max_seq_len=length,
         max_draft_len=limits.max_draft_len,
         vocab_size=vocab_size,
     )
     step = PassTable((1,), (1,), ((config.step_s,),))
     draft_step = PassTable((1,), (1,), ((config.step_s / 20,),))
-    cost = CostModel(step, draft=draft_step, max_charged_tokens=config.max_num_tokens)
-    executor = bindings.Executor(built, cost=cost, seed=config.seed, error_prob=config.error_prob)
+    cost = CostModel(step, draft=draft_step)
+    executor = bindings.Executor(built, cost=cost, error_prob=config.error_prob)
     target = TrtllmTarget(
         executor,
         bindings,
         TargetCapabilities(
             max_sequences=limits.max_sequences,
-            max_context_len=min(limits.context_len, config.max_num_tokens - limits.max_draft_len),
+            max_context_len=length - limits.max_draft_len,
             max_draft_len=limits.max_draft_len,
-            max_decode_tokens=config.decode_burst,
+            max_decode_tokens=16,
             max_prefill_tokens=None,
             verifies_sampling=False,
             vocab_size=vocab_size,
             bytes_per_token=1,
-            max_cache_tokens=config.cache_tokens,
+            max_cache_tokens=65_536,
             unsupported=UNSUPPORTED,
-            takes_long_bursts=True,
         ),
     )
     drafting = bindings.DraftExecutor(
         replace(built, max_draft_len=0),
         cost=CostModel(draft_step),
-        seed=config.seed,
         accept_prob=config.accept_prob,
         texts=executor.texts,
     )

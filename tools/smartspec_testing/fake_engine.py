@@ -5,15 +5,15 @@ to s is
 
     token(t) = (s + TOKEN_STEP * t) % vocab_size      with TOKEN_STEP = 7
 
-and the request's seed is added to s where the request samples, that is, where it is not greedy.
+A request that is not greedy adds its seed to s.
 The prompt (3, 4) has s = 7; with a vocabulary of 50 its text is
 
     t = 2: 7 + 14 = 21,   t = 3: 28,   t = 4: 35,   t = 5: 42,   t = 6: 49,   t = 7: 56 % 50 = 6
 
-With temperature 1 and seed 5 it begins with 26. The text depends on nothing else, so it must come
-out the same under every plan.
+With temperature 1 and seed 5 it begins with 26. The text depends on nothing else, so it is the same
+with every plan.
 
-With a cost model, passes take time on a clock, which may be a virtual one; without, they take none.
+With a cost model, passes take time on a clock, which may be virtual. Without one they take no time.
 """
 
 from __future__ import annotations
@@ -23,14 +23,7 @@ from dataclasses import dataclass
 
 from smartspec_py.core.cost import CostModel
 from smartspec_py.core.types import FinishReason, SamplingParams, SequenceId
-from smartspec_py.engines.base import (
-    Decode,
-    Event,
-    Prefill,
-    TargetCapabilities,
-    Verify,
-    Work,
-)
+from smartspec_py.engines.base import Decode, Event, Prefill, TargetCapabilities, Verify, Work
 from smartspec_testing.clock import Clock, RealClock
 
 TOKEN_STEP = 7
@@ -56,7 +49,7 @@ def fake_token(
 
 
 def text_key(prompt: Sequence[int], sampling: SamplingParams) -> int:
-    """s of the rule above, the seed included: all that the text depends on."""
+    """s of the rule above, with the seed."""
     return sum(prompt) + (0 if sampling.is_greedy else sampling.seed)
 
 
@@ -67,31 +60,30 @@ def token_at(key: int, position: int, vocab_size: int) -> int:
 
 @dataclass(slots=True)
 class _Sequence:
-    """tokens: prompt and generated, all known from the start. num_computed_tokens: leading
-    ones of them that chunks have brought. text_key: by its prompt, of num_prompt tokens."""
+    """tokens: prompt and generated. num_known: how many it began with, of them num_prompt of the
+    prompt. num_read: leading tokens that prompt chunks have read."""
 
     sampling: SamplingParams
     tokens: list[int]
     num_prompt: int
-    text_key: int
-    num_computed_tokens: int = 0
-    is_prefilled: bool = False
+    num_known: int
+    key: int
+    num_read: int = 0
     is_finished: bool = False
 
 
 class FakeTarget:
-    """Runs all work in flight at each poll: a `Decode` burst by one token, the rest to its end.
+    """Runs all work in flight at each poll: a `Decode` burst by one token, other work to its end.
 
-    A poll lasts one pass over the decoding sequences (`cost.target_s` of 1 + k tokens each) and one
-    pass for each prompt chunk; each event carries the seconds of its own pass.
-
-    `cancel` shortens a burst to the token of the next poll. It ends the work, not the sequence.
+    A poll takes one pass over the decoding sequences (`cost.target_s` of 1 + k tokens each) and one
+    pass for each prompt chunk. Each event has the seconds of its own pass. `cancel` shortens a
+    burst to the token of the next poll.
 
     fail_at_step: the poll, counted from 1 over the polls that have work, that raises RuntimeError.
     poison_token: a sequence fails, with an event that has `error`, when a chunk of its prompt or
         its next tokens contain this token.
 
-    Misuse is the caller's bug: KeyError for a sequence that is not held, ValueError for the rest.
+    Wrong calls raise AssertionError, or KeyError for a sequence that is not held.
     """
 
     def __init__(
@@ -110,9 +102,9 @@ class FakeTarget:
         self._poison_token = poison_token
         self._held: dict[SequenceId, _Sequence] = {}
         self._in_flight: dict[SequenceId, Work] = {}
-        self._released: set[SequenceId] = set()
-        self._num_steps = 0
         self._is_closed = False
+        self.num_steps = 0
+        """Polls so far that had work."""
 
     @property
     def capabilities(self) -> TargetCapabilities:
@@ -122,11 +114,6 @@ class FakeTarget:
     def num_sequences(self) -> int:
         """Sequences held now."""
         return len(self._held)
-
-    @property
-    def num_steps(self) -> int:
-        """Polls so far that had work."""
-        return self._num_steps
 
     def begin(
         self,
@@ -138,16 +125,12 @@ class FakeTarget:
     ) -> int:
         """Nothing is ever cached. A sequence that was released may begin again."""
         limits = self._capabilities
-        if sequence in self._held:
-            raise ValueError(f"sequence {sequence} has begun already")
-        if len(self._held) >= limits.max_sequences:
-            raise ValueError(f"holds {limits.max_sequences} sequences already")
-        if not 1 <= num_prompt <= len(tokens) < limits.max_context_len:
-            raise ValueError(f"{len(tokens)} tokens, of them {num_prompt} of the prompt")
-        self._check_tokens(tokens)
+        assert sequence not in self._held, "it has begun already"
+        assert len(self._held) < limits.max_sequences, "more sequences than fit"
+        assert 1 <= num_prompt <= len(tokens) < limits.max_context_len, "wrong number of tokens"
+        assert all(0 <= token < limits.vocab_size for token in tokens), "tokens out of range"
         key = text_key(tokens[:num_prompt], sampling)
-        self._held[sequence] = _Sequence(sampling, list(tokens), num_prompt, key)
-        self._released.discard(sequence)
+        self._held[sequence] = _Sequence(sampling, list(tokens), num_prompt, len(tokens), key)
         return 0
 
     def submit(self, work: Sequence[Work]) -> None:
@@ -155,57 +138,39 @@ class FakeTarget:
         if self._is_closed:
             raise RuntimeError("the target is closed")
         for item in work:
-            if item.sequence in self._in_flight:
-                raise ValueError(f"sequence {item.sequence} already has work in flight")
-            if isinstance(item, Prefill):
-                self._check_prefill(item)
-            else:
-                self._check_generation(item)
+            assert item.sequence not in self._in_flight, "it already has work in flight"
+            self._check(item, self._held[item.sequence])
             self._in_flight[item.sequence] = item
 
-    def _check_prefill(self, work: Prefill) -> None:
-        limits, sequence = self._capabilities, self._held[work.sequence]
-        if sequence.is_prefilled or work.start != sequence.num_computed_tokens:
-            raise ValueError(f"chunk at {work.start} after {sequence.num_computed_tokens} tokens")
-        if not 1 <= len(work.tokens) <= (limits.max_prefill_tokens or limits.max_context_len):
-            raise ValueError(f"a chunk of {len(work.tokens)} tokens")
-        end = work.start + len(work.tokens)
-        if list(work.tokens) != sequence.tokens[work.start : end]:
-            raise ValueError(f"a chunk of other tokens than sequence {work.sequence} began with")
-        if work.is_last != (end == len(sequence.tokens)):
-            raise ValueError(
-                f"the chunk to {end} of {len(sequence.tokens)} tokens: is it the last?"
-            )
-
-    def _check_generation(self, work: Verify | Decode) -> None:
-        limits, sequence = self._capabilities, self._held[work.sequence]
-        if not sequence.is_prefilled or sequence.is_finished:
-            raise ValueError(f"sequence {work.sequence} is not between prefill and finish")
-        if isinstance(work, Decode):
-            if not 1 <= work.max_tokens <= limits.max_decode_tokens:
-                raise ValueError(f"a burst of {work.max_tokens} tokens")
+    def _check(self, work: Work, sequence: _Sequence) -> None:
+        limits = self._capabilities
+        if isinstance(work, Prefill):
+            end = work.start + len(work.tokens)
+            longest = limits.max_prefill_tokens or limits.max_context_len
+            assert 1 <= len(work.tokens) <= longest, "wrong length of a chunk"
+            assert work.start == sequence.num_read < sequence.num_known, "not the next chunk"
+            assert list(work.tokens) == sequence.tokens[work.start : end], "other tokens"
+            assert work.is_last == (end == sequence.num_known), "is it the last chunk?"
             return
-        if not 1 <= len(work.drafts) <= limits.max_draft_len:
-            raise ValueError(f"{len(work.drafts)} drafts to verify")
-        if len(sequence.tokens) + len(work.drafts) > limits.max_context_len:
-            raise ValueError(f"no room for the drafts of sequence {work.sequence}")
-        if not limits.can_verify(sequence.sampling):
-            raise ValueError(f"cannot verify the sampling of sequence {work.sequence}")
-        self._check_tokens(work.drafts)
-
-    def _check_tokens(self, tokens: Sequence[int]) -> None:
-        if not all(0 <= token < self._capabilities.vocab_size for token in tokens):
-            raise ValueError("a token outside of the vocabulary")
+        assert sequence.num_read == sequence.num_known, "the prompt was not read"
+        assert not sequence.is_finished, "it has finished"
+        if isinstance(work, Decode):
+            assert 1 <= work.max_tokens <= limits.max_decode_tokens, "wrong length of a burst"
+            return
+        room = min(limits.max_draft_len, limits.max_context_len - len(sequence.tokens))
+        assert 1 <= len(work.drafts) <= room, "wrong number of drafts"
+        assert limits.can_verify(sequence.sampling), "its sampling cannot be verified"
+        assert all(0 <= token < limits.vocab_size for token in work.drafts), "tokens out of range"
 
     def poll(self, timeout_s: float) -> list[Event]:
         """One event for each sequence in flight, in the order of submission."""
         if not self._in_flight:
             return []
-        self._num_steps += 1
-        if self._num_steps == self._fail_at_step:
-            raise RuntimeError(f"failed at step {self._num_steps}, as asked")
+        self.num_steps += 1
+        if self.num_steps == self._fail_at_step:
+            raise RuntimeError(f"failed at step {self.num_steps}, as asked")
         running, self._in_flight = self._in_flight, {}
-        decode_s = self._decode_s([work for work in running.values() if _is_generation(work)])
+        decode_s = self._decode_s([w for w in running.values() if not isinstance(w, Prefill)])
         total_s = decode_s
         events = []
         for work in running.values():
@@ -213,12 +178,11 @@ class FakeTarget:
             if isinstance(work, Prefill):
                 pass_s = self.time_pass(1, len(work.tokens), work.start)
                 total_s += pass_s
-            event = self._run(work, pass_s)
-            events.append(self._poisoned(event) if self._poison_token in event.tokens else event)
+            events.append(self._run(work, pass_s))
         self._clock.sleep(total_s)
         return events
 
-    def _decode_s(self, works: list[Work]) -> float:
+    def _decode_s(self, works: list[Verify | Decode]) -> float:
         """Seconds of the one pass that checks the drafts and decodes; before any token is added."""
         if self._cost is None or not works:
             return 0.0
@@ -227,89 +191,60 @@ class FakeTarget:
         return self._cost.target_s(len(works), len(works) + num_drafts, context_len)
 
     def _run(self, work: Work, pass_s: float) -> Event:
-        match work:
-            case Prefill():
-                return self._run_prefill(work, pass_s)
-            case Verify():
-                return self._run_verify(work, pass_s)
-            case Decode():
-                return self._run_decode(work, pass_s)
+        number, sequence = work.sequence, self._held[work.sequence]
+        read = work.tokens if isinstance(work, Prefill) else ()
+        drafts = work.drafts if isinstance(work, Verify) else ()
+        sequence.num_read += len(read)
+        num_accepted = self._num_accepted(sequence, drafts)
+        draws = sequence.num_read >= sequence.num_known
+        tokens, finish = self._emit(sequence, num_accepted + 1 if draws else 0)
+        if self._poison_token in (*read, *tokens):
+            sequence.is_finished = True
+            error = f"the text contains token {self._poison_token}"
+            return Event(number, pass_s=pass_s, error=error)
+        is_last = not isinstance(work, Decode) or work.max_tokens == 1 or finish is not None
+        if isinstance(work, Decode) and not is_last:
+            self._in_flight[number] = Decode(number, work.max_tokens - 1)
+        return Event(number, tokens, len(drafts), num_accepted, is_last, finish, pass_s)
 
-    def _run_prefill(self, work: Prefill, pass_s: float) -> Event:
-        sequence = self._held[work.sequence]
-        if self._poison_token in work.tokens:
-            return self._poisoned(Event(work.sequence, pass_s=pass_s))
-        sequence.num_computed_tokens += len(work.tokens)
-        if not work.is_last:
-            return Event(work.sequence, pass_s=pass_s)
-        sequence.is_prefilled = True
-        tokens, finish = self._emit(sequence, 1)
-        return Event(work.sequence, tokens, finish=finish, pass_s=pass_s)
-
-    def _poisoned(self, event: Event) -> Event:
-        self._held[event.sequence].is_finished = True
-        self._in_flight.pop(event.sequence, None)
-        error = f"the text contains token {self._poison_token}"
-        return Event(event.sequence, pass_s=event.pass_s, error=error)
-
-    def _run_verify(self, work: Verify, pass_s: float) -> Event:
+    def _num_accepted(self, sequence: _Sequence, drafts: tuple[int, ...]) -> int:
         """An end token that was drafted counts as accepted, and is not emitted."""
-        sequence = self._held[work.sequence]
-        num_accepted = 0
-        for position, draft in enumerate(work.drafts, start=len(sequence.tokens)):
-            if draft != token_at(sequence.text_key, position, self._capabilities.vocab_size):
-                break
-            num_accepted += 1
+        for index, draft in enumerate(drafts):
+            if draft != self._token(sequence, len(sequence.tokens) + index):
+                return index
             if draft in sequence.sampling.end_tokens:
-                break
-        tokens, finish = self._emit(sequence, num_accepted + 1)
-        return Event(
-            work.sequence, tokens, len(work.drafts), num_accepted, finish=finish, pass_s=pass_s
-        )
+                return index + 1
+        return len(drafts)
 
-    def _run_decode(self, work: Decode, pass_s: float) -> Event:
-        tokens, finish = self._emit(self._held[work.sequence], 1)
-        is_last = work.max_tokens == 1 or finish is not None
-        if not is_last:
-            self._in_flight[work.sequence] = Decode(work.sequence, work.max_tokens - 1)
-        return Event(work.sequence, tokens, is_last=is_last, finish=finish, pass_s=pass_s)
+    def _token(self, sequence: _Sequence, position: int) -> int:
+        return token_at(sequence.key, position, self._capabilities.vocab_size)
 
     def _emit(
         self, sequence: _Sequence, num_tokens: int
     ) -> tuple[tuple[int, ...], FinishReason | None]:
         """Add up to num_tokens of the text; fewer at an end token or the context limit."""
-        limits = self._capabilities
         first = len(sequence.tokens)
         finish = None
         for position in range(first, first + num_tokens):
-            token = token_at(sequence.text_key, position, limits.vocab_size)
+            token = self._token(sequence, position)
             if token in sequence.sampling.end_tokens:
                 finish = FinishReason.STOP
                 break
             sequence.tokens.append(token)
-            if len(sequence.tokens) == limits.max_context_len:
+            if len(sequence.tokens) == self._capabilities.max_context_len:
                 finish = FinishReason.LENGTH
                 break
         sequence.is_finished = finish is not None
         return tuple(sequence.tokens[first:]), finish
 
     def cancel(self, sequence: SequenceId) -> None:
-        """Nothing happens where nothing is in flight. Raises KeyError where it is not held."""
-        self._require_held(sequence)
+        assert sequence in self._held, "it is not held"
         if isinstance(self._in_flight.get(sequence), Decode):
             self._in_flight[sequence] = Decode(sequence, 1)
 
     def release(self, sequence: SequenceId) -> None:
-        self._require_held(sequence)
-        if sequence in self._in_flight:
-            raise ValueError(f"sequence {sequence} has work in flight")
+        assert sequence not in self._in_flight, "it has work in flight"
         del self._held[sequence]
-        self._released.add(sequence)
-
-    def _require_held(self, sequence: SequenceId) -> None:
-        if sequence not in self._held:
-            state = "was released" if sequence in self._released else "is unknown"
-            raise KeyError(f"sequence {sequence} {state}")
 
     def close(self) -> None:
         self._is_closed = True
@@ -317,10 +252,8 @@ class FakeTarget:
     def time_pass(
         self, batch_size: int, tokens_per_row: int, context_len: int, num_logits: int | None = None
     ) -> float:
-        """What the cost model says, 0.0 without one; no time passes on the clock.
-
-        Logits cost nothing here.
-        """
+        """Seconds by the cost model, 0.0 without one; no time passes on the clock. Logits cost
+        nothing."""
         if self._cost is None:
             return 0.0
         return self._cost.target_s(batch_size, batch_size * tokens_per_row, context_len)
@@ -328,15 +261,10 @@ class FakeTarget:
     def check_integrity(self) -> None:
         """Recompute what must hold between two calls. Raises AssertionError."""
         limits = self._capabilities
-        assert self._held.keys().isdisjoint(self._released), "a released sequence is held"
-        assert self._in_flight.keys() <= self._held.keys(), "work in flight of a stranger"
+        assert self._in_flight.keys() <= self._held.keys(), "work in flight of no sequence"
         assert len(self._held) <= limits.max_sequences, "more sequences than fit"
         for number, sequence in self._held.items():
             assert len(sequence.tokens) <= limits.max_context_len, f"sequence {number} too long"
-            for position in range(sequence.num_prompt, len(sequence.tokens)):
-                expected = token_at(sequence.text_key, position, limits.vocab_size)
-                assert sequence.tokens[position] == expected, f"wrong text of {number}"
-
-
-def _is_generation(work: Work) -> bool:
-    return not isinstance(work, Prefill)
+            positions = range(sequence.num_prompt, len(sequence.tokens))
+            expected = [self._token(sequence, position) for position in positions]
+            assert sequence.tokens[sequence.num_prompt :] == expected, f"wrong text of {number}"

@@ -2,7 +2,6 @@
 
 It was never compared with the real executor; where the two differ, the fake is wrong. It has only
 the classes, arguments and attributes that the adapter uses, so any other name fails in a test.
-`fake_executor_values` has those that only hold values.
 
 - Iterations run inside `await_responses` and take the time of a cost model. An iteration runs all
   generating requests (one token each), and waiting requests in order, as long as they fit into
@@ -19,79 +18,182 @@ the classes, arguments and attributes that the adapter uses, so any other name f
   that a request with the same salt has read.
 
 Text: token t of a text is key + 7 t, modulo the vocabulary, where key is the sum of the prompt
-(`fake_engine`). The model's logits are 0, with a peak of 10 to 12 on this token. Bias, temperature
-and penalties change the logits in the order of penaltyKernels.cu, and the highest is drawn. A
-sampled request adds its seed to the key. min_p has no effect on an engine for external drafts, so
-there is no such argument.
+(`fake_engine`), plus the seed of a sampled request. If it completes a bad word, it is the next one
+that does not. Bias, temperature and penalties change nothing. The model's logits are 0, with a peak
+on the token of the rule.
 """
 
 from __future__ import annotations
 
-import math
+import json
 import random
-from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import timedelta
+from enum import IntEnum
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-
-import numpy as np
 
 from smartspec_py.core.cost import CostModel
 from smartspec_testing.clock import Clock, RealClock
 from smartspec_testing.fake_engine import token_at
-from smartspec_testing.fake_executor_values import (
-    CommunicationMode,
-    EngineLimits,
-    ExecutorConfig,
-    ExtendedRuntimePerfKnobConfig,
-    ExternalDraftTokensConfig,
-    FinishReason,
-    InflightBatchingStats,
-    IterationStats,
-    KvCacheConfig,
-    KvCacheStats,
-    ModelType,
-    OrchestratorConfig,
-    OutputConfig,
-    ParallelConfig,
-    Request,
-    Response,
-    Result,
-    SamplingConfig,
-    read_limits,
-)
-
-__all__ = [
-    "CommunicationMode",
-    "DraftExecutor",
-    "EngineLimits",
-    "Executor",
-    "ExecutorConfig",
-    "ExtendedRuntimePerfKnobConfig",
-    "ExternalDraftTokensConfig",
-    "FinishReason",
-    "IterationStats",
-    "KvCacheConfig",
-    "KvCacheStats",
-    "ModelType",
-    "OrchestratorConfig",
-    "OutputConfig",
-    "ParallelConfig",
-    "Request",
-    "Response",
-    "Result",
-    "SamplingConfig",
-    "fake_bindings",
-]
 
 PEAK = 10.0
-CANCELLED = [FinishReason.CANCELLED]
 BLOCK = 32
 """Tokens of a block of the cache."""
 
 MAX_CACHE_TOKENS = 65_536
+
+FinishReason = IntEnum(
+    "FinishReason", "NOT_FINISHED END_ID STOP_WORDS LENGTH TIMED_OUT CANCELLED", start=0
+)
+ModelType = IntEnum("ModelType", "DECODER_ONLY", start=0)
+CommunicationMode = IntEnum("CommunicationMode", "LEADER ORCHESTRATOR", start=0)
+
+
+@dataclass(frozen=True)
+class EngineLimits:
+    """What an engine is built for, by the names of trtllm-build. Not of the bindings."""
+
+    max_batch_size: int = 16
+    max_num_tokens: int = 8192
+    max_seq_len: int = 4096
+    max_draft_len: int = 8
+    vocab_size: int = 1000
+
+
+def read_limits(folder: str) -> EngineLimits:
+    document = json.loads(Path(folder, "config.json").read_text(encoding="utf-8"))
+    build = document["build_config"]
+    names = ("max_batch_size", "max_num_tokens", "max_seq_len", "max_draft_len")
+    vocab_size = document["pretrained_config"]["vocab_size"]
+    return EngineLimits(vocab_size=vocab_size, **{name: build[name] for name in names})
+
+
+@dataclass(slots=True, kw_only=True)
+class SamplingConfig:
+    """Greedy if top_k is 1, or if neither top_k nor top_p is set."""
+
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    temperature: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.top_k == 1 or (self.top_k is None and self.top_p is None)
+
+
+@dataclass(slots=True)
+class OutputConfig:
+    return_generation_logits: bool = False
+    exclude_input_from_output: bool = False
+
+
+@dataclass(slots=True)
+class ExternalDraftTokensConfig:
+    tokens: list[int]
+
+    def __post_init__(self) -> None:
+        if not self.tokens:
+            raise RuntimeError("external draft tokens must not be empty")
+        _require_plain_ints(self.tokens)
+
+
+@dataclass(slots=True)
+class Request:
+    """input_token_ids: the whole text so far. max_tokens: to generate after it."""
+
+    input_token_ids: list[int]
+    max_tokens: int
+    _: KW_ONLY
+    streaming: bool = False
+    sampling_config: SamplingConfig = field(default_factory=SamplingConfig)
+    output_config: OutputConfig = field(default_factory=OutputConfig)
+    end_id: int | None = None
+    bad_words: list[list[int]] | None = None
+    stop_words: list[list[int]] | None = None
+    embedding_bias: Any = None
+    external_draft_tokens_config: ExternalDraftTokensConfig | None = None
+    cache_salt_id: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.input_token_ids or self.max_tokens < 1:
+            raise RuntimeError("a request needs input tokens and max_tokens of at least 1")
+        for tokens in (self.input_token_ids, *(self.bad_words or ()), *(self.stop_words or ())):
+            _require_plain_ints(tokens)
+        self.input_token_ids = list(self.input_token_ids)  # the bindings copy their arguments
+
+
+def _require_plain_ints(tokens: Sequence[int]) -> None:
+    """The real bindings convert no NumPy integers and no tensors."""
+    if any(type(token) is not int for token in tokens):
+        raise TypeError("token ids must be plain Python ints")
+
+
+@dataclass(slots=True)
+class Result:
+    """output_token_ids: [1][tokens], without the prompt. generation_logits: see `Executor`."""
+
+    is_final: bool
+    output_token_ids: list[list[int]]
+    finish_reasons: list[Any]
+    generation_logits: Any = None
+
+
+@dataclass(slots=True)
+class Response:
+    """result: None if the request failed; error_msg: empty if it did not."""
+
+    request_id: int
+    result: Any = None
+    error_msg: str = ""
+
+    def has_error(self) -> bool:
+        return bool(self.error_msg)
+
+
+@dataclass(slots=True, kw_only=True)
+class KvCacheConfig:
+    enable_block_reuse: bool = True
+    max_tokens: int | None = None
+    free_gpu_memory_fraction: float | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class OrchestratorConfig:
+    is_orchestrator: bool = True
+    worker_executable_path: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class ParallelConfig:
+    communication_mode: Any
+    device_ids: list[int]
+    orchestrator_config: OrchestratorConfig
+
+
+@dataclass(slots=True, kw_only=True)
+class ExecutorConfig:
+    kv_cache_config: KvCacheConfig = field(default_factory=KvCacheConfig)
+    enable_chunked_context: bool = False
+    parallel_config: ParallelConfig | None = None
+    gather_generation_logits: bool = False
+
+
+@dataclass(slots=True)
+class KvCacheStats:
+    max_num_blocks: int
+    tokens_per_block: int
+
+
+@dataclass(slots=True)
+class IterationStats:
+    kv_cache_stats: KvCacheStats
 
 
 @dataclass(eq=False)
@@ -104,7 +206,7 @@ class _Job:
     max_tokens: int
     key: int
     tokens: list[int]
-    num_cached: int = 0
+    num_cached: int
 
     @property
     def num_input(self) -> int:
@@ -124,8 +226,7 @@ class Executor:
     """cost, clock: an iteration takes `cost.target_s` of its rows and of its tokens that are not
     cached. hold_back_prob: probability that an iteration passes over a request that would fit.
     error_prob: that a request ends with an error. texts: the keys of texts, by a hash of their
-    tokens; shared with an executor that generates the same texts. cache_tokens: real size of the
-    cache, if it is smaller than requested. It is only reported; nothing is ever evicted."""
+    tokens; shared with an executor that generates the same texts."""
 
     def __init__(
         self,
@@ -139,7 +240,6 @@ class Executor:
         error_prob: float = 0.0,
         seed: int = 1,
         texts: dict[int, int] | None = None,
-        cache_tokens: int | None = None,
     ) -> None:
         self.limits = read_limits(model) if isinstance(model, str) else model
         self.config = config or ExecutorConfig(gather_generation_logits=True)
@@ -154,9 +254,6 @@ class Executor:
         self._generating: list[_Job] = []
         self._cancelled: set[int] = set()
         self._ready: list[Response] = []
-        num_tokens = cache_tokens or self.config.kv_cache_config.max_tokens or MAX_CACHE_TOKENS
-        self._cache = KvCacheStats(num_tokens // BLOCK, BLOCK)
-        self._stats: deque[IterationStats] = deque(maxlen=1000)
         self._num_enqueued = 0
         self._is_shut_down = False
 
@@ -171,43 +268,39 @@ class Executor:
         self._num_enqueued += 1
         job = self._job(self._num_enqueued, request)
         if error := self._problem(job):
-            self._ready.append(Response(job.request_id, error))
+            self._ready.append(Response(job.request_id, error_msg=error))
         else:
             self._waiting.append(job)
         return job.request_id
 
     def _job(self, request_id: int, request: Request) -> _Job:
-        tokens = list(request.input_token_ids)
+        tokens, sampling = list(request.input_token_ids), request.sampling_config
         *prefixes, text = _hashes(request.cache_salt_id, tokens)
-        is_greedy = request.sampling_config.is_greedy
-        known = self.texts.get(text) if is_greedy else None
-        key = sum(tokens) + (0 if is_greedy else request.sampling_config.seed or 0)
+        key = sum(tokens) + (sampling.seed or 0)
+        if sampling.is_greedy:
+            key = self.texts.get(text, sum(tokens))
         drafts = request.external_draft_tokens_config
         num_drafts = len(drafts.tokens) if drafts else self.limits.max_draft_len
-        job = _Job(
+        return _Job(
             request_id,
             request,
             list(drafts.tokens) if drafts else [],
             min(request.max_tokens, self.limits.max_seq_len - len(tokens) - num_drafts),
-            key if known is None else known,
+            key,
             tokens,
+            # The last token is always computed.
+            num_cached=sum(1 for prefix in prefixes if prefix in self._cached),
         )
-        # The last token is always computed.
-        job.num_cached = sum(1 for prefix in prefixes if prefix in self._cached)
-        return job
 
     def _problem(self, job: _Job) -> str:
-        limits, request = self.limits, job.request
+        limits = self.limits
         if len(job.drafts) > limits.max_draft_len:
             return f"{len(job.drafts)} draft tokens exceed max_draft_len {limits.max_draft_len}"
         if job.max_tokens < 1:
             return f"no room to generate within max_seq_len {limits.max_seq_len}"
         if job.num_read > limits.max_num_tokens:
             return f"{job.num_read} tokens exceed max_num_tokens {limits.max_num_tokens}"
-        bias = request.embedding_bias
-        if bias is not None and tuple(bias.shape) != (limits.vocab_size,):
-            return f"embedding_bias must be [{limits.vocab_size}], got {tuple(bias.shape)}"
-        asks_logits = request.output_config.return_generation_logits
+        asks_logits = job.request.output_config.return_generation_logits
         if asks_logits and not self.config.gather_generation_logits:
             return "return_generation_logits needs gather_generation_logits=True"
         return ""
@@ -231,10 +324,9 @@ class Executor:
         self._cancelled.add(request_id)
 
     def get_latest_iteration_stats(self) -> list[IterationStats]:
-        """Of the last iterations since the last call."""
-        found = list(self._stats)
-        self._stats.clear()
-        return found
+        """One, of the last iteration."""
+        num_tokens = self.config.kv_cache_config.max_tokens or MAX_CACHE_TOKENS
+        return [IterationStats(KvCacheStats(num_tokens // BLOCK, BLOCK))]
 
     def shutdown(self) -> None:
         self._require_running()
@@ -251,7 +343,6 @@ class Executor:
 
     def _iterate(self) -> None:
         started = self._started()
-        self._stats.append(IterationStats(self._cache, InflightBatchingStats(len(started))))
         self._waiting = [job for job in self._waiting if job not in started]
         jobs = [*self._generating, *started]
         if self._cost is not None and jobs:
@@ -262,32 +353,30 @@ class Executor:
         for job in [*self._generating, *self._waiting]:
             if job.request_id in self._cancelled:
                 self._end(job)
-                self._ready.append(Response(job.request_id, Result(True, [[]], CANCELLED)))
+                result = Result(True, [[]], [FinishReason.CANCELLED])
+                self._ready.append(Response(job.request_id, result))
         self._cancelled.clear()
 
     def _started(self) -> list[_Job]:
         """The waiting requests that run now. The first that does not fit holds up all others."""
         started: list[_Job] = []
-        num_tokens = len(self._generating)
-        most = min(self.limits.max_num_tokens, self.config.max_num_tokens or MAX_CACHE_TOKENS)
+        limits, num_tokens = self.limits, len(self._generating)
         for job in self._waiting:
             num_rows = len(self._generating) + len(started)
-            charge = self._charge(job)
-            if num_rows == self.limits.max_batch_size or num_tokens + charge > most:
+            if (
+                num_rows == limits.max_batch_size
+                or num_tokens + job.num_read > limits.max_num_tokens
+            ):
                 break
             if self._random.random() >= self._hold_back_prob:
-                num_tokens += charge
+                num_tokens += job.num_read
                 started.append(job)
         return started
-
-    def _charge(self, job: _Job) -> int:
-        """Tokens that its first iteration counts against max_num_tokens."""
-        return job.num_read
 
     def _step(self, job: _Job) -> bool:
         """Draw the tokens of one iteration, and respond. Returns whether the job goes on."""
         if not job.num_generated and self._random.random() < self._error_prob:
-            self._ready.append(Response(job.request_id, "failed, because of error_prob"))
+            self._ready.append(Response(job.request_id, error_msg="failed, because of error_prob"))
             return False
         num_before = len(job.tokens)
         finish = self._draw_step(job)
@@ -330,24 +419,13 @@ class Executor:
         return token_at(job.key, position, self.limits.vocab_size)
 
     def _draw(self, job: _Job) -> int:
-        """The token with the highest score; of equal ones, the rule's or the next one after it."""
-        request, text = job.request, job.tokens
-        sampling, token = request.sampling_config, self._rule(job, len(text))
-        scores = np.zeros(self.limits.vocab_size)
-        scores[token] = _peak(len(text))
-        if request.embedding_bias is not None:
-            scores += request.embedding_bias.numpy()
-        scores /= sampling.temperature or 1.0
-        if sampling.has_penalties:
-            for known, count in Counter(text).items():
-                factor = sampling.repetition_penalty or 1.0
-                scores[known] *= factor if scores[known] < 0 else 1.0 / factor
-                scores[known] -= sampling.presence_penalty or 0.0
-                scores[known] -= count * (sampling.frequency_penalty or 0.0)
-        for word in request.bad_words or ():
-            if text[len(text) - len(word) + 1 :] == word[:-1]:
-                scores[word[-1]] = -math.inf
-        return (token + int(np.roll(scores, -token).argmax())) % len(scores)
+        """The token of the rule, or the next one after it that completes no bad word."""
+        token = self._rule(job, len(job.tokens))
+        while any(
+            [*job.tokens, token][-len(word) :] == word for word in job.request.bad_words or ()
+        ):
+            token = (token + 1) % self.limits.vocab_size
+        return token
 
     def _logits(self, job: _Job, start: int) -> Any:
         """A tensor [1, tokens, vocabulary], or [tokens, 1, vocabulary] with streaming."""
@@ -355,7 +433,7 @@ class Executor:
 
         made = torch.zeros(1, len(job.tokens) - start, self.limits.vocab_size)
         for position in range(start, len(job.tokens)):
-            made[0, position - start, self._rule(job, position)] = _peak(position)
+            made[0, position - start, self._rule(job, position)] = PEAK
         return made.transpose(0, 1) if job.request.streaming else made
 
 
@@ -379,12 +457,8 @@ def fake_bindings(**options: Any) -> Any:
         def __init__(self, model: str, model_type: Any, config: ExecutorConfig) -> None:
             super().__init__(model, model_type, config, **options)
 
-    names = {name: globals()[name] for name in __all__}
+    names = {name: value for name, value in globals().items() if not name.startswith("_")}
     return SimpleNamespace(**names | {"Executor": OptionsExecutor})
-
-
-def _peak(position: int) -> float:
-    return PEAK + position % 3
 
 
 def _hashes(salt: int | None, tokens: Sequence[int]) -> Iterator[int]:

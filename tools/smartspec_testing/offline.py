@@ -1,7 +1,7 @@
-"""The server's own step loop in the caller's thread: no Triton, no responder, any clock.
+"""The server's step loop in the caller's thread, without Triton and responder, on any clock.
 
-What the simulator, lockstep, studies and tests step. Requests go in by `put`; what the loop tells
-of them is told on at once, in the responder's place.
+For the simulator, lockstep and tests. `put` adds a request. The loop's messages go directly to the
+callbacks.
 """
 
 from __future__ import annotations
@@ -21,10 +21,8 @@ UNBOUNDED = CacheBudget(0, 0, 0)
 
 
 class OfflineLoop:
-    """`loop` on engines of the caller; between two steps nothing runs.
-
-    on_update, on_step, on_state: told of each request's message, of each step, of the loop's state.
-    """
+    """on_update, on_step, on_state: called with each message of a request, each step, and each
+    state of the loop."""
 
     def __init__(
         self,
@@ -40,29 +38,29 @@ class OfflineLoop:
         on_step: Callable[[StepRecord], object] = lambda step: None,
         on_state: Callable[[LoopState], object] = lambda state: None,
     ) -> None:
-        """now: seconds, any origin. budget: as `UNBOUNDED` where room is not asked about."""
+        """now: seconds, any origin. budget: `UNBOUNDED` if the cache has no limit."""
         self.inbox = Inbox(max_queue)
-        self._has_mail = False
+        self._has_messages = False
         self._on_update, self._on_step, self._on_state = on_update, on_step, on_state
         self.loop = StepLoop(
-            target, proposers, cost, budget, self.inbox, prefill_chunk, self._hear, now
+            target, proposers, cost, budget, self.inbox, prefill_chunk, self._on_message, now
         )
 
     def put(self, request: Request) -> None:
-        """Raises RequestError where the queue is full."""
+        """Raises RequestError if the queue is full."""
         self.inbox.put(request)
-        self._has_mail = True
+        self._has_messages = True
 
     @property
     def is_busy(self) -> bool:
         """Whether a step has anything to do."""
-        return bool(self._has_mail or self.loop.num_live or self.loop.num_waiting)
+        return bool(self._has_messages or self.loop.num_live or self.loop.num_waiting)
 
     def step(self) -> None:
-        self._has_mail = False
+        self._has_messages = False
         self.loop.step()
 
-    def _hear(self, message: Update | StepRecord | LoopState) -> None:
+    def _on_message(self, message: Update | StepRecord | LoopState) -> None:
         if isinstance(message, StepRecord):
             self._on_step(message)
         elif isinstance(message, Update):

@@ -119,7 +119,7 @@ class TensorSpec:
     dtype: a key of NUMPY_TYPES. meaning: for the documentation. dims: without the batch dimension,
     which is always 1; -1 is any size.
     allowed: values of each element. model_range: the check by `Server` that needs the model.
-    field: the name in GenerateParams, if it differs. convert: converts an element for that field.
+    convert: converts an element for the field of `GenerateParams`.
     default: in words, if the default in GenerateParams does not say it.
     max_elements: of a list. when: which responses have this output; empty for all.
     has_batch: whether an output is sent with the batch dimension.
@@ -131,7 +131,6 @@ class TensorSpec:
     allowed: Allowed = Anything()
     dims: tuple[int, ...] = (1,)
     is_optional: bool = True
-    field: str = ""
     convert: Callable[[Any], Any] = lambda value: value
     default: str = ""
     model_range: str = ""

@@ -8,14 +8,14 @@ where n_p is the number of sequences with k_i >= p. Measured costs are constant 
 and grow for large ones, with jumps in between. Therefore no curve is fitted. The model is linear
 between measured points and continues the last slope beyond them.
 
-A few factors scale these tables. `core.learn.corrections` learns them while serving, to follow
-changes since the profile was measured. In a profile these factors have no effect.
+A few factors scale these tables. `core.learn.corrections` learns them while serving. In a profile
+they have no effect.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -86,15 +86,9 @@ class PassTable:
     def one_token_by_rows(self) -> Floats:
         """`one_token_s` at the measured context length, by number of rows; shape [MAX_ROWS + 1].
 
-        This table allows one look-up for passes of many sizes. It depends on the measurement only,
-        so all cost models with other factors share it.
+        It allows one look-up for passes of many sizes. All cost models with other factors share it.
         """
-        measured = [line[0] for line in self.seconds]
-        far = _interpolate(MAX_ROWS, self.rows, measured)
-        rows = np.arange(MAX_ROWS + 1, dtype=np.float64)
-        found: Floats = np.interp(rows, [0.0, *self.rows, MAX_ROWS], [0.0, *measured, far])
-        found[1 : self.rows[0]] = measured[0]
-        return found
+        return np.array([self.one_token_s(rows) for rows in range(MAX_ROWS + 1)])
 
     def _line(self, batch_size: int) -> tuple[Floats, Floats]:
         """Points (total tokens, seconds) for this number of rows, as two arrays. The last point
@@ -132,11 +126,6 @@ class CostModel:
         target = target_base * T0 + target_slope * (T - T0) + target_extra_s
 
     draft_factor: multiplies passes of the draft model, but not `catch_up_s`.
-    prefill_factor: multiplies the time that a prompt chunk adds to a pass.
-
-    max_charged_tokens: token limit of one iteration, if the engine's scheduler counts all tokens
-        of a sequence whose drafts are verified, including cached ones. 0 if the scheduler does not
-        count cached tokens. See `extra_iterations_s`.
     """
 
     target: PassTable
@@ -148,21 +137,7 @@ class CostModel:
     target_slope: float = 1.0
     target_extra_s: float = 0.0
     draft_factor: float = 1.0
-    prefill_factor: float = 1.0
     prompt: PassTable | None = None
-    max_charged_tokens: int = 0
-
-    @property
-    def of_profile(self) -> CostModel:
-        """The cost model as measured, without the learned factors."""
-        return replace(
-            self,
-            target_base=1.0,
-            target_slope=1.0,
-            target_extra_s=0.0,
-            draft_factor=1.0,
-            prefill_factor=1.0,
-        )
 
     def target_s(self, batch_size: int, num_tokens: int, context_len: float) -> float:
         """Seconds of a target pass over `num_tokens` tokens in total."""
@@ -171,7 +146,7 @@ class CostModel:
     def targets_s(self, batch_size: int, num_tokens: Floats, context_len: float) -> Floats:
         """`target_s` for several numbers of tokens, shape [n]."""
         seconds = self.target.passes_s(batch_size, num_tokens, context_len)
-        if batch_size <= 0 or self._has_target_of_profile:
+        if batch_size <= 0:
             return seconds
         one_token_s = self.target.one_token_s(batch_size, context_len)
         fixed_s = (self.target_base - self.target_slope) * one_token_s + self.target_extra_s
@@ -197,19 +172,7 @@ class CostModel:
         """Seconds that a prompt chunk of `num_tokens` tokens adds to a target pass."""
         table = self.prompt or self.target
         alone = table.pass_s(1, max(1, num_tokens)) - table.one_token_s(1)
-        return self.prefill_factor * max(0.0, alone)
-
-    def extra_iterations_s(self, num_charged_tokens: float) -> float:
-        """Seconds of the iterations after the first in a step that verifies drafts.
-
-        num_charged_tokens: total tokens of the verified sequences, context and drafts. The number
-        of iterations is not rounded up. An iteration that is not full also runs other work, and
-        `target_s` already includes its tokens.
-        """
-        if not self.max_charged_tokens:
-            return 0.0
-        num_extra = max(0.0, num_charged_tokens / self.max_charged_tokens - 1.0)
-        return num_extra * (self.target_base * self.target.one_token_s(1) + self.target_extra_s)
+        return max(0.0, alone)
 
     @cached_property
     def draft_pass_s(self) -> Floats:
@@ -217,10 +180,6 @@ class CostModel:
         if self.draft is None:
             return np.zeros(MAX_ROWS + 1)
         return self.draft.one_token_by_rows * self.draft_factor
-
-    @property
-    def _has_target_of_profile(self) -> bool:
-        return self.target_base == 1.0 == self.target_slope and self.target_extra_s == 0.0
 
 
 FAR_TOKENS = 64

@@ -250,8 +250,6 @@ class MeasuredStep:
     plan_s: part of total_s that making the views and choosing draft lengths took.
     num_prefill_tokens: prompt tokens in the same target pass.
     num_catch_up_tokens: tokens that outdated draft caches had to process first.
-    num_charged_tokens: context and drafts of the verified sequences, in tokens; see
-        `CostModel.max_charged_tokens`.
     is_repeat: whether the target pass had as many tokens as the previous one.
     """
 
@@ -267,7 +265,6 @@ class MeasuredStep:
     fixed_draft_s: float = 0.0
     num_prefill_tokens: int = 0
     num_catch_up_tokens: int = 0
-    num_charged_tokens: int = 0
     is_repeat: bool = True
 
     @property

@@ -28,9 +28,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from smartspec_py.core.types import (
     FinishReason,
     PromptLogProbs,
@@ -38,7 +35,6 @@ from smartspec_py.core.types import (
     SequenceId,
     TokenLogProb,
     Tree,
-    Verification,
 )
 
 
@@ -121,15 +117,11 @@ class TargetCapabilities:
     max_sequences: sequences that it holds at the same time.
     max_context_len: prompt and generated tokens of one sequence.
     max_draft_len: drafts of one sequence that it verifies in one pass.
-    max_decode_tokens: the largest `Decode` burst of a sequence that may draft again; 1 if every
-        token is a step of the loop.
-    takes_long_bursts: whether a burst may have all remaining tokens of a sequence.
+    max_decode_tokens: the largest `Decode`. Its tokens come in later polls, while the loop runs
+        other steps. 1 if every token is a step of the loop.
     max_prefill_tokens: the largest `Prefill` chunk; None if it takes only whole prompts.
-    verifies_sampling: whether it verifies all kinds of sampling exactly. If not, such requests run
-        without drafts, except for those of verifies_rejection.
-    verifies_rejection: whether it verifies sampled text by rejection even without
-        verifies_sampling. Such text may use temperature, top_k and top_p only, and its drafts must
-        come with their probabilities.
+    verifies_sampling: whether it verifies all kinds of sampling exactly. If not, only plain greedy
+        text has drafts.
     verifies_trees: whether drafts may be a tree. Drafts that are verified by rejection may not.
     vocab_size: token ids that it accepts and generates are below this number.
     bytes_per_token: cache bytes per token of a sequence; 0 if unknown.
@@ -149,9 +141,7 @@ class TargetCapabilities:
     bytes_per_token: int = 0
     max_cache_tokens: int | None = None
     unsupported: frozenset[str] = frozenset()
-    verifies_rejection: bool = False
     verifies_trees: bool = False
-    takes_long_bursts: bool = False
 
     def can_verify(self, sampling: SamplingParams) -> bool:
         return not self.why_unverified(sampling)
@@ -164,13 +154,7 @@ class TargetCapabilities:
             return "this engine returns log-probabilities of text without drafts only"
         if sampling.is_plain_greedy:
             return ""
-        if not self.verifies_rejection:
-            return "this engine verifies drafts of plain greedy text only"
-        if sampling.shapes_logits or sampling.min_p:
-            return "this engine verifies drafts with temperature, top_k and top_p only"
-        if sampling.verification is not Verification.REJECTION:
-            return "this engine verifies sampled text by rejection only: set verification to it"
-        return ""
+        return "this engine verifies drafts of plain greedy text only"
 
 
 class Target(Protocol):
@@ -212,7 +196,7 @@ class DraftTask(NamedTuple):
 
     tokens: all known tokens of the sequence; the first num_prompt are its prompt.
     reuses_prefix: see `Target.begin`.
-    tree: the planned tree of draft_len nodes; None for a chain. See `TreeProposer`.
+    tree: the planned tree of draft_len nodes; None for a chain. See `core.plan.trees`.
     """
 
     sequence: SequenceId
@@ -253,9 +237,7 @@ class ProposerCapabilities:
     has_hindsight: whether it is a `HindsightProposer`.
     cohorts: the initial acceptance rate of each cohort of drafts; empty if drafts are not divided
         into cohorts. See `HindsightProposer.cohort`.
-    gives_probs: whether drafts of sampled text come with their probabilities when the target needs
-        them; see `TargetCapabilities.verifies_rejection`.
-    tree_depth: largest depth of its trees if it is a `TreeProposer`; 0 if it drafts chains.
+    tree_depth: largest depth of its trees; 0 if it drafts chains. See `core.plan.trees`.
     tree_width: most guesses for one position.
     draft_s: seconds to draft for one sequence alone, and for each of many together, at any draft
         length. Used only without has_passes.
@@ -265,7 +247,6 @@ class ProposerCapabilities:
     has_passes: bool = True
     bytes_per_token: int = 0
     reads_hidden: bool = False
-    gives_probs: bool = False
     has_hindsight: bool = False
     cohorts: Mapping[str, float] = field(default_factory=dict)
     tree_depth: int = 0
@@ -328,19 +309,6 @@ class HindsightProposer(Proposer, Protocol):
 
     def cohort(self, sequence: SequenceId) -> str:
         """The name, in `cohorts`, of the cohort of its current drafts for the sequence."""
-        ...
-
-
-class TreeProposer(HindsightProposer, Protocol):
-    """A proposer with several guesses for each position, which do not depend on each other.
-
-    Its drafts are a tree (`core.plan.trees`). Hindsight and acceptance estimates are about the
-    chain of its best guesses.
-    """
-
-    def rank_probs(self) -> NDArray[np.float64]:
-        """Probability that a guess is right if the best one is wrong, [tree_depth, tree_width], by
-        depth and rank. Column 0 has no meaning."""
         ...
 
 

@@ -1,8 +1,8 @@
 """The memory budget for the caches of target and draft, and the rules for preemption.
 
-There is one budget in bytes. Each live request needs its tokens plus one in the target's cache, or
-all tokens of its burst in flight, and the tokens that the draft's cache has already read. If memory
-is short, these rules apply in order:
+There is one budget in bytes. Each live request needs its tokens plus one in the target's cache,
+and the tokens that the draft's cache has already read. If memory is short, these rules apply in
+order:
 
 1. Drafting uses only the remaining memory. Drafts are shortened or skipped before any request is
    denied memory.
@@ -71,11 +71,6 @@ class CacheLedger:
         headroom = sum(min(HEADROOM, max(0, r.remaining - 1)) for r in (*live, newcomer))
         return need + headroom * self.budget.target_bytes <= self.budget.capacity
 
-    def has_room_for_rest(self, live: Iterable[Request], request: Request) -> bool:
-        """Whether all tokens that a live request may still generate fit now."""
-        rest = max(0, request.remaining - 1) * self.budget.target_bytes
-        return sum(self._target_need(r) for r in live) + rest <= self.budget.capacity
-
     def draft_room(self, ready: Sequence[Request], live: Collection[Request]) -> dict[int, int]:
         """Most tokens that each ready request may draft: an equal share of the remaining memory.
 
@@ -116,8 +111,7 @@ class CacheLedger:
         return max(0, min(request.max_draft_len, (share - entry) // each))
 
     def _target_need(self, request: Request) -> int:
-        num_tokens = max(len(request.tokens) + 1, request.num_reserved_tokens)
-        return num_tokens * self.budget.target_bytes
+        return (len(request.tokens) + 1) * self.budget.target_bytes
 
     def _draft_need(self, request: Request) -> int:
         return self._drafts.num_computed_tokens(request) * self._drafts.bytes_per_token(request)
@@ -125,7 +119,7 @@ class CacheLedger:
 
 def _most_tokens(request: Request) -> int:
     """Most tokens that the request can have after the next step."""
-    most = max(len(request.tokens) + 1 + request.max_draft_len, request.num_reserved_tokens)
+    most = len(request.tokens) + 1 + request.max_draft_len
     return min(most, request.num_prompt + request.max_tokens)
 
 

@@ -9,7 +9,7 @@ the time of the whole prompt if the engine takes whole prompts only.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from smartspec_py.core.types import SequenceId
 from smartspec_py.engines.base import Prefill
@@ -31,20 +31,12 @@ class Batcher:
     requests.
     """
 
-    def __init__(
-        self,
-        max_batch_size: int,
-        prefill_chunk: int,
-        largest_chunk: int | None = None,
-        *,
-        takes_chunks: bool = True,
-    ) -> None:
-        """prefill_chunk: prompt tokens per step. largest_chunk: most tokens of one prompt per step.
-        None is no limit. takes_chunks: whether the engine takes parts of a prompt."""
+    def __init__(self, max_batch_size: int, prefill_chunk: int, largest_chunk: int | None) -> None:
+        """prefill_chunk: prompt tokens per step. largest_chunk: most tokens of one prompt per step;
+        None if the engine takes whole prompts only."""
         self.max_batch_size = max_batch_size
         self._prefill_chunk = prefill_chunk
         self._largest_chunk = largest_chunk
-        self._takes_chunks = takes_chunks
         self.waiting: list[Request] = []
         self.live: dict[SequenceId, Request] = {}
 
@@ -55,11 +47,6 @@ class Batcher:
     def num_prefilling(self) -> int:
         """Live requests whose prefill is not complete. They generate nothing yet."""
         return sum(r.state is RequestState.PREFILLING for r in self.live.values())
-
-    @property
-    def num_background(self) -> int:
-        """Live requests that still decode work from an earlier step."""
-        return sum(r.is_in_flight and r.state is RequestState.DECODING for r in self.live.values())
 
     def find(self, sequence: SequenceId) -> Request | None:
         """The request, waiting or live. None if it no longer exists."""
@@ -84,46 +71,31 @@ class Batcher:
         ]
 
     def prefills(self, num_decode_tokens: int = 0) -> list[Prefill]:
-        """Chunks for this step, within the budget, by rank.
+        """Chunks for this step by rank, within the budget.
 
         num_decode_tokens: tokens that the step decodes, including drafts. If the budget is too
-        small for all prompts, it is reduced so that both together fill tiles, see `TILE`.
+        small for all prompts, it is reduced so that both together fill tiles, see `TILE`. A whole
+        prompt that is longer than the budget is prefilled alone.
         """
-        prefilling = sorted(
-            (
-                request
-                for request in self.live.values()
-                if request.state is RequestState.PREFILLING and not request.is_in_flight
-            ),
-            key=_rank,
-        )
-        if not self._takes_chunks:
-            return self._whole_prompts(prefilling)
-        chunks: list[Prefill] = []
+        prefilling = [r for r in self.live.values() if r.state is RequestState.PREFILLING]
+        waiting = sorted((r for r in prefilling if not r.is_in_flight), key=_rank)
         left = self._prefill_chunk
-        if left < sum(r.num_prefill_tokens - r.num_computed_tokens for r in prefilling):
+        left -= sum(r.num_prefill_tokens for r in prefilling if r.is_in_flight)
+        largest = self._largest_chunk
+        if largest and left < sum(map(_num_unread, waiting)):
             excess = (left + num_decode_tokens) % TILE
             left -= excess if 2 * excess < left else 0
-        for request in prefilling:
-            if left == 0:
-                break
-            chunks.append(_prefill(request, min(left, self._largest_chunk or left)))
-            left -= len(chunks[-1].tokens)
-        return chunks
-
-    def _whole_prompts(self, prefilling: Sequence[Request]) -> list[Prefill]:
-        """Whole prompts by rank, while they and those in flight fit the budget, at least one."""
-        num_tokens = sum(
-            request.num_prefill_tokens
-            for request in self.live.values()
-            if request.state is RequestState.PREFILLING and request.is_in_flight
-        )
         chunks: list[Prefill] = []
-        for request in prefilling:
-            num_tokens += request.num_prefill_tokens
-            if num_tokens > max(self._prefill_chunk, request.num_prefill_tokens):
+        for request in waiting:
+            num_tokens = _num_unread(request)
+            if largest:
+                num_tokens = min(num_tokens, left, largest)
+            elif num_tokens > left and left < self._prefill_chunk:
                 break
-            chunks.append(_prefill(request, request.num_prefill_tokens))
+            if num_tokens <= 0:
+                break
+            chunks.append(_prefill(request, num_tokens))
+            left -= num_tokens
         return chunks
 
 
@@ -131,6 +103,10 @@ def _prefill(request: Request, max_tokens: int) -> Prefill:
     chunk, start = request.next_chunk(max_tokens), request.num_computed_tokens
     is_last = start + len(chunk) == request.num_prefill_tokens
     return Prefill(request.sequence, tuple(chunk), start, is_last)
+
+
+def _num_unread(request: Request) -> int:
+    return request.num_prefill_tokens - request.num_computed_tokens
 
 
 def _rank(request: Request) -> tuple[float, int]:

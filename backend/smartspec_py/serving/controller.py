@@ -17,11 +17,13 @@ from typing import Any
 import numpy as np
 
 from smartspec_py.core.cost import MAX_ROWS, CostModel
-from smartspec_py.core.learn.acceptance import AcceptanceSettings
+from smartspec_py.core.learn.acceptance import INITIAL_MEAN
 from smartspec_py.core.learn.corrections import CostCorrections
 from smartspec_py.core.learn.guard import Guard, ProbeBudget
 from smartspec_py.core.plan.plan_budget import PlanBudget
 from smartspec_py.core.plan.planner import (
+    BATCH_TABLE,
+    SEARCHES,
     BatchTable,
     PlannerSettings,
     batch_table_of,
@@ -29,7 +31,7 @@ from smartspec_py.core.plan.planner import (
     without_drafts,
 )
 from smartspec_py.core.plan.problem import at_least
-from smartspec_py.core.types import MeasuredStep, SequenceId, SequenceView, SpecPlan
+from smartspec_py.core.types import MeasuredStep, SequenceId, SequenceView
 from smartspec_py.serving.step import Decision, Reason, StepRecord
 
 PROBE_DRAFT_LEN = 2
@@ -43,7 +45,7 @@ latency at 0.7 of saturation is 1 % lower."""
 
 TABLE_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
-LEARNING = ("goodput", "goodput_global", "batch_table")
+LEARNING = (BATCH_TABLE, *SEARCHES)
 """Policies that use the cost model. Guard and probes apply only to them."""
 
 
@@ -63,15 +65,10 @@ class Controller:
         self._guard = Guard(profile, self._budget)
         self._plan_budget = PlanBudget()
         rows = [n for n in TABLE_ROWS if n < min(max_sequences, MAX_ROWS)] + [max_sequences]
-        accept_prob = AcceptanceSettings.initial_mean
-        table = batch_table or batch_table_of(profile, accept_prob, rows, max_draft_len)
+        table = batch_table or batch_table_of(profile, INITIAL_MEAN, rows, max_draft_len)
         self.settings = PlannerSettings(batch_table=table)
         self._last_num_tokens = 0
         self._num_plans = 0
-        # Of the last step with views, for later steps in which only its bursts run:
-        self._context_len = 0.0
-        self._is_probe = False
-        self._is_guarded = False
 
     @property
     def num_switches(self) -> int:
@@ -101,18 +98,16 @@ class Controller:
         """
         return not (has_targets or self._plan_budget.allows(batch_size))
 
-    def plan(
-        self, views: Sequence[SequenceView], num_prefilling: int = 0, num_background: int = 0
-    ) -> Decision:
-        """num_prefilling, num_background: see `PlannerSettings`."""
-        settings = self._step_settings(num_prefilling, num_background)
+    def plan(self, views: Sequence[SequenceView], num_prefilling: int = 0) -> Decision:
+        """num_prefilling: see `PlannerSettings`."""
+        settings = self._step_settings(num_prefilling)
         learning = [view for view in views if view.policy in LEARNING]
         if not learning:
             return self._decide(views, settings)
-        batch_size, context_len = len(views) + num_background, _mean_context_len(views)
+        batch_size, context_len = len(views), _mean_context_len(views)
         undrafted = replace(settings, forced=_no_drafts(learning))
-        if pause := self._guard.pause(batch_size, context_len):
-            return replace(self._decide(views, undrafted, Reason.GUARD), pause=pause)
+        if self._guard.is_off(batch_size, context_len):
+            return self._decide(views, undrafted, Reason.GUARD)
         has_targets = any(view.slo_s_per_token is not None for view in learning)
         if self.skips_search(batch_size, has_targets):
             return self._decide(views, undrafted)
@@ -127,39 +122,30 @@ class Controller:
         forced = {**undrafted.forced, probed: PROBE_DRAFT_LEN}
         return self._decide(views, replace(settings, forced=forced), Reason.PROBE)
 
-    def plan_failed(
-        self, views: Sequence[SequenceView], num_prefilling: int = 0, num_background: int = 0
-    ) -> Decision:
+    def plan_failed(self, views: Sequence[SequenceView], num_prefilling: int = 0) -> Decision:
         """The decision for a step without drafts, after an exception. It does not search."""
-        settings = self._step_settings(num_prefilling, num_background)
-        settings, cost = replace(settings, forced=_no_drafts(views)), self._corrections.cost
-        planned = without_drafts(views, cost, settings) if views else SpecPlan()
-        return Decision(planned, views, cost, settings, Reason.FAILED)
+        settings, cost = self._step_settings(num_prefilling), self._corrections.cost
+        settings = replace(settings, forced=_no_drafts(views))
+        return Decision(without_drafts(views, cost), views, cost, settings, Reason.FAILED)
 
     def observe(self, record: StepRecord) -> None:
         """Learn from the result of a decision, if there were decoding sequences."""
         decision, views = record.decision, record.decision.views
         last_num_tokens, self._last_num_tokens = self._last_num_tokens, record.num_target_tokens
-        if record.between_s + record.total_s <= 0.0 or not decision.num_decoding:
+        if record.between_s + record.total_s <= 0.0 or not views:
             return
-        is_learning = any(view.policy in LEARNING for view in views)
-        if views:
-            self._context_len = _mean_context_len(views)
-            self._is_probe = decision.reason is Reason.PROBE
-            self._is_guarded = all(view.policy in ("none", *LEARNING) for view in views)
-        step = measured(record, last_num_tokens, self._context_len)
+        step = measured(record, last_num_tokens)
         if step.target_s > 0.0:  # else the engine cannot tell its passes from the rest
             self._corrections.observe(step)
-        if is_learning:
+        policies = {view.policy for view in views}
+        if not policies.isdisjoint(LEARNING):
             self._observe_plan(decision, step)
-        # The probe budget grows only with the time of sequences that probes can use. Steps in which
-        # only bursts of a probe run are part of the probe.
-        if is_learning or (not views and self._is_probe):
-            self._budget.observe(step.total_s, self._is_probe)
-        if step.num_prefill_tokens == 0 and self._is_guarded:
+            # The budget grows only with the time of sequences that probes can use.
+            self._budget.observe(step.total_s, decision.reason is Reason.PROBE)
+        if step.num_prefill_tokens == 0 and policies.issubset(("none", *LEARNING)):
             self._guard.observe(step)
 
-    def _step_settings(self, num_prefilling: int, num_background: int) -> PlannerSettings:
+    def _step_settings(self, num_prefilling: int) -> PlannerSettings:
         """The planner's settings for the next step. See STEPS_PER_LENGTH."""
         self._num_plans += 1
         last_num_tokens: int | None = self._last_num_tokens
@@ -168,10 +154,7 @@ class Controller:
         elif self._num_plans % STEPS_PER_LENGTH == 0:
             last_num_tokens = None
         return replace(
-            self.settings,
-            num_background=num_background,
-            num_prefilling=num_prefilling,
-            last_num_tokens=last_num_tokens,
+            self.settings, num_prefilling=num_prefilling, last_num_tokens=last_num_tokens
         )
 
     def _decide(
@@ -185,35 +168,26 @@ class Controller:
 
     def _observe_plan(self, decision: Decision, step: MeasuredStep) -> None:
         is_probe = decision.reason is Reason.PROBE
-        if decision.settings.forced and not is_probe:  # nothing was searched for
-            self._plan_budget.observe(step.batch_size, None, step.total_s)
-            return
+        is_searched = is_probe or not decision.settings.forced
         pays = is_probe
-        if step.is_speculating and not is_probe:
-            planned = decision.plan
+        if is_searched and step.is_speculating and not is_probe:
             unchanged = replace(decision.settings, last_num_tokens=None)
             none = without_drafts(decision.views, decision.cost, unchanged)
-            pays = self._plan_budget.pays(
-                planned.expected_tokens,
-                planned.expected_s,
-                none.expected_tokens,
-                none.expected_s,
-            )
-        self._plan_budget.observe(step.batch_size, step.plan_s, step.total_s, is_poor=not pays)
+            pays = self._plan_budget.pays(decision.plan, none)
+        plan_s = step.plan_s if is_searched else None
+        self._plan_budget.observe(step.batch_size, plan_s, step.total_s, is_poor=not pays)
 
 
-def measured(record: StepRecord, last_num_tokens: int, context_len: float) -> MeasuredStep:
+def measured(record: StepRecord, last_num_tokens: int) -> MeasuredStep:
     """What is learned from a step. Its time counts from the end of the step before, unless the loop
     was idle.
 
-    last_num_tokens: of the target's pass before. context_len: mean of the sequences.
+    last_num_tokens: of the target pass before.
     """
-    decision, drafted = record.decision, record.drafted
-    num_drafted, num_texts, fixed_s = sum(drafted.values()), 0, 0.0
+    decision, drafted, fixed_s = record.decision, record.drafted, 0.0
     lengths, lags = [], []  # of the sequences that a draft model drafted for
     for view in decision.views:
         if length := drafted.get(view.sequence):
-            num_texts += view.context_len
             option = decision.plan.option(view)
             fixed_s += option.draft_s
             if option.has_draft_passes:
@@ -223,9 +197,9 @@ def measured(record: StepRecord, last_num_tokens: int, context_len: float) -> Me
     rows = at_least(np.array(lengths), max(lengths)).tolist() if lengths else []
     draft_s = max(0.0, record.draft_s - fixed_s) if lengths else 0.0
     return MeasuredStep(
-        batch_size=decision.num_decoding,
-        num_tokens=decision.num_decoding + num_drafted,
-        context_len=context_len,
+        batch_size=record.batch_size,
+        num_tokens=record.batch_size + sum(drafted.values()),
+        context_len=_mean_context_len(decision.views),
         num_generated=record.num_generated,
         # Late sequences are read in a pass of their own.
         draft_rows=(num_late, *rows) if num_late else tuple(rows),
@@ -236,7 +210,6 @@ def measured(record: StepRecord, last_num_tokens: int, context_len: float) -> Me
         plan_s=record.views_s + record.plan_s,
         num_prefill_tokens=record.num_prefill_tokens,
         num_catch_up_tokens=sum(lags),
-        num_charged_tokens=num_drafted + num_texts,
         is_repeat=record.num_target_tokens == last_num_tokens,
     )
 

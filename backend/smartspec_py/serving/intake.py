@@ -11,7 +11,6 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from smartspec_py.api.inputs import FIELDS
@@ -43,19 +42,6 @@ class Arrival(NamedTuple):
     response: ResponseState
 
 
-@dataclass(frozen=True)
-class Defaults:
-    """Defaults of requests.
-
-    proposer: None if the engine has no proposer. may_choose: whether the planner may choose another
-    proposer at each step.
-    """
-
-    policy: str
-    proposer: str | None
-    may_choose: bool = False
-
-
 def cache_budget(engine: Engine, limits: LimitsConfig) -> CacheBudget:
     """The cache budget: a full context in all rows of target and draft, or a lower limit."""
     target = engine.target.capabilities
@@ -80,12 +66,16 @@ class Intake:
         self,
         engine: Engine,
         limits: LimitsConfig,
-        defaults: Defaults,
+        policy: str,
+        proposer: str = "auto",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """policy, proposer: of requests that name none. auto is the engine's first proposer, and
+        lets the planner choose another one at each step."""
         self._engine = engine
         self._limits = limits
-        self._defaults = defaults
+        self._policy = policy
+        self._proposers = tuple(engine.proposers) if proposer == "auto" else (proposer,)
         self._clock = clock
         self._ids = itertools.count(1)
         self.max_context_len = self._longest()
@@ -100,19 +90,16 @@ class Intake:
         prompt = list(self._prompt_ids(params)) or self._encode_prompt(params.text)
         self._check_limits(params, prompt)
         sampling = self._sampling(params)
-        proposer, no_speculation = self._proposer(params, sampling)
-        alternatives = self._alternatives(params, proposer, sampling)
-        usable = [] if proposer is None else [proposer, *alternatives]
+        proposers, no_speculation = self._usable_proposers(params, sampling)
         request = Request(
             sequence=next(self._ids),
             tokens=prompt,
             num_prompt=len(prompt),
             max_tokens=params.max_tokens,
             sampling=sampling,
-            policy=params.policy or self._defaults.policy,
-            max_draft_len=self._max_draft_len(params, usable),
-            proposer=proposer,
-            alternatives=alternatives,
+            policy=params.policy or self._policy,
+            max_draft_len=self._max_draft_len(params, proposers),
+            proposers=proposers,
             slo_s_per_token=None if params.tpot_slo_ms is None else params.tpot_slo_ms / 1e3,
             cohort=_cohort(params, sampling),
             reuses_prefix=params.reuse_prefix and not params.prompt_log_probs,
@@ -197,7 +184,7 @@ class Intake:
         self._check_tokens("end_id", () if params.end_id is None else (params.end_id,), NO_TOKEN)
         self._check_tokens("stop_token_ids", params.stop_token_ids)
         try:
-            parse_policy(params.policy or self._defaults.policy)
+            parse_policy(params.policy or self._policy)
         except ValueError as error:
             raise InvalidField("speculation_policy", params.policy, str(error)) from error
 
@@ -255,33 +242,18 @@ class Intake:
             raise InvalidField(field, word, "text of at least one token")
         return tokens
 
-    def _proposer(self, params: GenerateParams, sampling: SamplingParams) -> tuple[str | None, str]:
-        """The request's proposer, or None and the reason why it cannot use speculation."""
+    def _usable_proposers(
+        self, params: GenerateParams, sampling: SamplingParams
+    ) -> tuple[tuple[str, ...], str]:
+        """The request's proposer, then others that the planner may choose. If there are none, also
+        the reason why it cannot use speculation."""
         names = self._engine.proposers
         if params.proposer is not None and params.proposer not in names:
             raise InvalidField("proposer", params.proposer, " or ".join(names) or "left out")
         if reason := self._engine.target.capabilities.why_unverified(sampling):
-            return None, reason
-        proposer = params.proposer or self._defaults.proposer
-        if proposer is not None and not self._may_draft(proposer, sampling):
-            return None, f"this engine cannot verify drafts of {proposer} for sampled text"
-        return proposer, ""
-
-    def _alternatives(
-        self, params: GenerateParams, proposer: str | None, sampling: SamplingParams
-    ) -> tuple[str, ...]:
-        """Other proposers that the planner may choose; empty if client or engine.json named one."""
-        if proposer is None or params.proposer is not None or not self._defaults.may_choose:
-            return ()
-        names = (name for name in self._engine.proposers if name != proposer)
-        return tuple(name for name in names if self._may_draft(name, sampling))
-
-    def _may_draft(self, proposer: str, sampling: SamplingParams) -> bool:
-        """Whether the target can verify the proposer's drafts with this sampling."""
-        target = self._engine.target.capabilities
-        if target.verifies_sampling or sampling.is_plain_greedy:
-            return True
-        return self._engine.proposers[proposer].capabilities.gives_probs
+            return (), reason
+        wanted = self._proposers if params.proposer is None else (params.proposer,)
+        return tuple(wanted), ""
 
     def _max_draft_len(self, params: GenerateParams, proposers: Sequence[str]) -> int:
         """The request's largest draft length, with any of these proposers."""

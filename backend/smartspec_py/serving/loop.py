@@ -19,7 +19,17 @@ from typing import Any
 from smartspec_py.core.cost import CostModel
 from smartspec_py.core.plan.planner import BatchTable
 from smartspec_py.core.types import SequenceId
-from smartspec_py.engines.base import NO_DRAFT, Draft, Event, Proposer, Target, Verify, Work
+from smartspec_py.engines.base import (
+    NO_DRAFT,
+    Decode,
+    Draft,
+    Event,
+    Prefill,
+    Proposer,
+    Target,
+    Verify,
+    Work,
+)
 from smartspec_py.serving.admission import CacheBudget
 from smartspec_py.serving.batcher import Batcher
 from smartspec_py.serving.controller import Controller
@@ -29,7 +39,7 @@ from smartspec_py.serving.metrics import FLUSH_S
 from smartspec_py.serving.request import ErrorCode, Request
 from smartspec_py.serving.scheduler import Scheduler
 from smartspec_py.serving.speculation import Offers, Speculation
-from smartspec_py.serving.step import Decision, StepRecord, StepWatch
+from smartspec_py.serving.step import Decision, Reason, StepRecord, StepWatch
 
 logger = logging.getLogger(__name__)
 
@@ -69,9 +79,8 @@ class StepLoop:
         self._inbox = inbox
         self._post = post
         self._clock = clock
-        largest = capabilities.max_prefill_tokens
         self._batcher = Batcher(
-            capabilities.max_sequences, prefill_chunk, largest, takes_chunks=largest is not None
+            capabilities.max_sequences, prefill_chunk, capabilities.max_prefill_tokens
         )
         self._speculation = Speculation(proposers)
         self._scheduler = Scheduler(
@@ -80,6 +89,7 @@ class StepLoop:
         self._engine_timeout_s = engine_timeout_s
         self._drain_until_s: float | None = None
         self._end_s = 0.0
+        self._num_generated = 0
         self._has_failed_plan = False
         self._shown = LoopState()
         self._next_look_s = 0.0
@@ -108,22 +118,11 @@ class StepLoop:
         offers, decision, drafts = self._plan(ready, watch)
         drafted = {sequence: len(draft.tokens) for sequence, draft in drafts.items()}
         prefills = self._batcher.prefills(len(ready) + sum(drafted.values()))
-        self._scheduler.submit([*prefills, *self._decoding_work(ready, drafts, decision.pause)])
-        num_before = self._scheduler.num_generated
+        self._scheduler.submit([*prefills, *self._decoding_work(ready, drafts, decision)])
         events = self._events(offers, drafted)
         watch.mark("total_s")
         if events:
-            self._record(
-                StepRecord(
-                    decision=decision,
-                    events=[event.without_tensors for event in events],
-                    num_prefill_tokens=sum(len(prefill.tokens) for prefill in prefills),
-                    num_generated=self._scheduler.num_generated - num_before,
-                    drafted=drafted,
-                    target_s=_pass_s(decision, events),
-                    **watch.times,
-                )
-            )
+            self._record(decision, prefills, drafted, events, watch)
         self._end_s = watch.end_s
         self._show(self._end_s)
 
@@ -182,14 +181,14 @@ class StepLoop:
         """Decide draft lengths, and draft. An exception here costs only the drafts of this step: no
         draft changes a text."""
         speculation, controller = self._speculation, self.controller
-        others = self._batcher.num_prefilling, self._batcher.num_background
+        num_prefilling = self._batcher.num_prefilling
         try:
             limits = self._scheduler.cache.draft_room(ready, self._batcher.live.values())
             has_targets = any(request.slo_s_per_token is not None for request in ready)
-            skip_search = controller.skips_search(len(ready) + others[1], has_targets)
+            skip_search = controller.skips_search(len(ready), has_targets)
             offers = speculation.offers(ready, limits, watch.start_s, skip_search=skip_search)
             watch.mark("views_s")
-            decision = controller.plan(offers.views, *others)
+            decision = controller.plan(offers.views, num_prefilling)
             watch.mark("plan_s")
             drafts = speculation.propose(ready, offers, decision.plan)
         except Exception:
@@ -197,11 +196,30 @@ class StepLoop:
                 logger.exception("a step runs without drafts (logged once)")
             self._has_failed_plan = True
             offers = speculation.no_offers(ready, watch.start_s)
-            decision, drafts = controller.plan_failed(offers.views, *others), {}
+            decision, drafts = controller.plan_failed(offers.views, num_prefilling), {}
         watch.mark("draft_s")
         return offers, decision, drafts
 
-    def _record(self, record: StepRecord) -> None:
+    def _record(
+        self,
+        decision: Decision,
+        prefills: Sequence[Prefill],
+        drafted: Mapping[SequenceId, int],
+        events: Sequence[Event],
+        watch: StepWatch,
+    ) -> None:
+        """Record the step, learn from it, and post it."""
+        views = decision.plan.draft_lens
+        num_before, self._num_generated = self._num_generated, self._scheduler.num_generated
+        record = StepRecord(
+            decision=decision,
+            events=[event.without_tensors for event in events],
+            num_prefill_tokens=sum(len(prefill.tokens) for prefill in prefills),
+            num_generated=self._num_generated - num_before,
+            drafted=drafted,
+            target_s=max((e.pass_s for e in events if e.sequence in views), default=0.0),
+            **watch.times,
+        )
         self.records.append(record)
         self.controller.observe(record)
         self._post(record)
@@ -223,14 +241,18 @@ class StepLoop:
             self._take_in(0.0)
 
     def _decoding_work(
-        self, ready: Iterable[Request], drafts: Mapping[SequenceId, Draft], pause: int
+        self, ready: Iterable[Request], drafts: Mapping[SequenceId, Draft], decision: Decision
     ) -> Iterable[Work]:
+        """Verify the drafts. The others generate one token beside them or in a probe, and else as
+        many as the engine takes at once."""
+        is_short = bool(drafts) or decision.reason is Reason.PROBE
+        most = 1 if is_short else self._target.capabilities.max_decode_tokens
         for request in ready:
             draft = drafts.get(request.sequence, NO_DRAFT)
             if draft.tokens:
                 yield Verify(request.sequence, draft.tokens, draft.probs, draft.parents)
             else:
-                yield self._scheduler.decode(request, pause, is_alone=not drafts)
+                yield Decode(request.sequence, min(most, request.remaining))
 
     def _show(self, now: float) -> None:
         """Post the state of the loop if it has changed.
@@ -253,9 +275,3 @@ class StepLoop:
         if state != self._shown:
             self._shown = state
             self._post(state)
-
-
-def _pass_s(decision: Decision, events: Sequence[Event]) -> float:
-    """Seconds of the target's pass over the planned sequences."""
-    planned = decision.plan.draft_lens
-    return max((event.pass_s for event in events if event.sequence in planned), default=0.0)

@@ -25,86 +25,56 @@ SHUTTING_DOWN = "the server is shutting down"
 
 
 class Progress(NamedTuple):
-    """Counts of a request so far; see `Request`. proposer: the proposer of its latest drafts."""
+    """A request so far; see `Request`.
+
+    proposer: of its latest drafts. num_cached: prompt tokens served from the prefix cache.
+    Times are in seconds of the system's monotonic clock; None if the event has not happened.
+    """
 
     num_steps: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
     proposer: str = ""
+    num_cached: int = 0
+    arrival_s: float | None = None
+    scheduled_s: float | None = None
+    first_token_s: float | None = None
+    last_token_s: float | None = None
 
 
 NO_PROGRESS = Progress()
 
 
-class Times(NamedTuple):
-    """Times of one request, in nanoseconds of the system's monotonic clock.
-
-    0 if the event did not happen or is not known yet.
-    """
-
-    arrival_ns: int = 0
-    first_scheduled_ns: int = 0
-    first_token_ns: int = 0
-    last_token_ns: int = 0
-
-
-UNKNOWN_TIMES = Times()
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """Fields that only the last response has.
-
-    num_cached_tokens: prompt tokens served from the prefix cache.
-    spec_metrics: JSON document, see `SpecRecord`. Empty if the client did not request it.
-    no_speculation: why the request could not use speculation. Empty if it could.
-    end_token: the end token that ended the text. None if the text ended for another reason. It is
-        not sent to the client.
-    """
-
-    num_cached_tokens: int = 0
-    spec_metrics: str = ""
-    no_speculation: str = ""
-    end_token: int | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One response.
+    """One response. It has all values; `codec` sends those that the client requested in `params`.
 
-    num_output_tokens and log_probs describe this response only. progress and cum_log_prob cover the
-    request so far. num_input_tokens is 0 except on the last response.
-
-    num_input_tokens, num_output_tokens, log_probs, times: None if the client did not request them.
-    times: all 0 before the last response.
-    tokens: tokens that end in the text of this response. output_ids: the same; None if the client
-        did not request them.
-    token_log_probs: JSON document, see `log_prob_document`; None if not requested.
-    proposer: the proposer of the latest drafts; empty unless detailed metrics were requested.
-    finish_reason, summary: only on the last response.
+    text, tokens, log_probs: of this response. tokens: those that end in its text.
+    log_probs, prompt_log_probs: empty if no log-probabilities were requested. prompt_log_probs: of
+        the prompt from its second token on, on the first response.
+    progress, cum_log_prob: of the request so far.
+    spec_metrics: JSON document, see `SpecRecord`. Empty if the client did not request it.
+    no_speculation: why the request could not use speculation. Empty if it could.
+    finish_reason: None before the last response.
+    end_token: the end token that ended the text. None if the text ended for another reason. It is
+        not sent to the client.
+    explanation: a step trace, instead of everything else.
     """
 
-    text: str
-    num_input_tokens: int | None
-    num_output_tokens: int | None
-    progress: Progress
-    seed: int
-    log_probs: tuple[float, ...] | None = None
-    cum_log_prob: float = 0.0
-    times: Times | None = None
-    finish_reason: FinishReason | None = None
-    summary: Summary | None = None
+    params: GenerateParams
+    text: str = ""
     tokens: tuple[int, ...] = ()
-    output_ids: tuple[int, ...] | None = None
-    token_log_probs: str | None = None
-    proposer: str = ""
-
-
-def log_prob_document(prompt: Sequence[TokenLogProb], output: Sequence[TokenLogProb]) -> str:
-    """The tokens of one response as JSON: `output`, and `prompt` in the first response if it was
-    requested. Each is a list of [token, log-probability, [[token, log-probability], ..]]."""
-    document = {"prompt": prompt, "output": output}
-    return json.dumps({name: of for name, of in document.items() if of}, separators=(",", ":"))
+    log_probs: tuple[TokenLogProb, ...] = ()
+    prompt_log_probs: tuple[TokenLogProb, ...] = ()
+    progress: Progress = NO_PROGRESS
+    cum_log_prob: float = 0.0
+    seed: int = 0
+    num_input_tokens: int = 0
+    spec_metrics: str = ""
+    no_speculation: str = ""
+    finish_reason: FinishReason | None = None
+    end_token: int | None = None
+    explanation: str = ""
 
 
 class SpecRecord:
@@ -163,14 +133,10 @@ class SpecRecord:
 class Sink(Protocol):
     """Sends responses of one request to its client. Any call may raise after a disconnect."""
 
-    def send(self, reply: Reply, is_final: bool) -> None: ...
+    def send(self, reply: Reply) -> None: ...
 
     def fail(self, code: ErrorCode, message: str) -> None:
         """Send an error as the final response."""
-        ...
-
-    def explain(self, trace: str) -> None:
-        """Send a step trace as the final response."""
         ...
 
     def is_cancelled(self) -> bool: ...
@@ -181,10 +147,10 @@ class ResponseState:
     """The responder's state of one request.
 
     max_draft_len: largest draft length of the request.
-    no_speculation: see `Summary`.
+    no_speculation: see `Reply`.
     unsent, unsent_log_probs: tokens whose text was not sent yet, and their log-probabilities.
     prompt_log_probs: of the prompt from its second token on. has_sent: whether the client has
-        received a response.
+    received a response.
     num_tokens, cum_log_prob: totals of all tokens so far.
     spec: its verifications so far.
     """
@@ -197,7 +163,6 @@ class ResponseState:
     params: GenerateParams
     max_draft_len: int = 0
     no_speculation: str = ""
-    echo: str = ""
     unsent: list[int] = field(default_factory=list)
     unsent_log_probs: list[TokenLogProb] = field(default_factory=list)
     prompt_log_probs: list[TokenLogProb] = field(default_factory=list)
@@ -205,42 +170,68 @@ class ResponseState:
     num_tokens: int = 0
     cum_log_prob: float = 0.0
     progress: Progress = NO_PROGRESS
-    times_s: tuple[float | None, ...] = ()
     spec: SpecRecord = field(init=False)
 
     def __post_init__(self) -> None:
         self.spec = SpecRecord(self.max_draft_len)
-        # Same as TensorRT-LLM: a stream contains new tokens only.
-        is_wanted = not (self.params.exclude_input or self.params.stream)
-        self.echo = self.params.text if is_wanted else ""
 
-    def add_prompt(self, log_probs: PromptLogProbs) -> None:
+    def count(self, progress: Progress) -> None:
+        """Set the current progress of the request."""
+        num_drafted = progress.num_drafted - self.progress.num_drafted
+        self.spec.add(num_drafted, progress.num_accepted - self.progress.num_accepted)
+        self.progress = progress
+
+    def add(self, update: Update) -> bool:
+        """Add an update, up to the end of a stop word; True if there is one.
+
+        Raises the tokenizer's error if the tokens cannot be decoded.
+        """
+        self.count(update.progress)
+        num_kept = 0
+        while num_kept < len(update.tokens) and not self.text.is_stopped:
+            self.text.push(update.tokens[num_kept])
+            num_kept += 1
+        log_probs = update.log_probs[:num_kept]
+        self.unsent.extend(update.tokens[:num_kept])
+        self.num_tokens += num_kept
+        self.unsent_log_probs.extend(log_probs)
+        self.cum_log_prob += sum(entry.log_prob for entry in log_probs)
+        if update.prompt_log_probs is not None:
+            self._add_prompt(update.prompt_log_probs)
+        return self.text.is_stopped
+
+    def _add_prompt(self, log_probs: PromptLogProbs) -> None:
         """Add log-probabilities of the prompt. A request that was preempted reads it again."""
         num_known = len(self.prompt_log_probs)
         values = log_probs.values[1 + num_known - log_probs.first :]
         self.prompt_log_probs.extend(values[: self.num_input_tokens - 1 - num_known])
 
-    def log_prob_document(self) -> str | None:
-        """Of the tokens that were not sent yet. None if the client did not request it."""
-        if self.params.num_token_log_probs is None:
-            return None
-        prompt = [] if self.has_sent else self.prompt_log_probs
-        return log_prob_document(prompt, self.unsent_log_probs)
-
-    @property
-    def proposer(self) -> str:
-        is_wanted = self.params.spec_metrics is SpecMetrics.DETAILED
-        return self.progress.proposer if is_wanted else ""
-
-    def count(self, progress: Progress) -> None:
-        """Set the current counts of the request."""
-        num_drafted = progress.num_drafted - self.progress.num_drafted
-        self.spec.add(num_drafted, progress.num_accepted - self.progress.num_accepted)
-        self.progress = progress
-
-    @property
-    def times(self) -> Times:
-        return Times(*(0 if time_s is None else int(time_s * 1e9) for time_s in self.times_s))
+    def take_reply(
+        self, text: str, reason: FinishReason | None = None, end_token: int | None = None
+    ) -> Reply:
+        """The next response, with this text and all unsent tokens. reason: of the last one."""
+        params = self.params
+        # Same as TensorRT-LLM: a stream contains new tokens only.
+        has_prompt = not (self.has_sent or params.exclude_input or params.stream)
+        reply = Reply(
+            params=params,
+            text=params.text + text if has_prompt else text,
+            tokens=tuple(self.unsent),
+            log_probs=tuple(self.unsent_log_probs),
+            prompt_log_probs=() if self.has_sent else tuple(self.prompt_log_probs),
+            progress=self.progress,
+            cum_log_prob=self.cum_log_prob,
+            seed=self.seed,
+            num_input_tokens=self.num_input_tokens,
+            spec_metrics=self.spec.to_json(params.spec_metrics) if reason else "",
+            no_speculation=self.no_speculation,
+            finish_reason=reason,
+            end_token=end_token,
+        )
+        self.has_sent = True
+        self.unsent.clear()
+        self.unsent_log_probs.clear()
+        return reply
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,10 +255,8 @@ class LoopState:
 class Update(NamedTuple):
     """New results of a request, sent by the loop. One with finish_reason or error is the last.
 
-    progress, num_cached_tokens: totals of the request so far.
-    times_s: the fields of `Times`, in seconds.
     log_probs: one for each token; empty if not requested. prompt_log_probs: see `Event`.
-    end_token: see `Summary`.
+    end_token: see `Reply`.
     """
 
     sequence: SequenceId
@@ -277,8 +266,6 @@ class Update(NamedTuple):
     error: tuple[ErrorCode, str] | None = None
     log_probs: Sequence[TokenLogProb] = ()
     prompt_log_probs: PromptLogProbs | None = None
-    times_s: tuple[float | None, ...] = ()
-    num_cached_tokens: int = 0
     end_token: int | None = None
 
     @property

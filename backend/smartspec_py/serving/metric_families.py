@@ -81,19 +81,9 @@ ACCEPTED_AT = _counter(
     "Verifications that accepted at least so many drafts",
     "position",
 )
-ACCEPTANCE_LENGTH = _gauge(
-    "spec_decode_acceptance_length",
-    "Tokens per verification, including the target's own, over about 100 steps; 0 before the first",
-)
-ACCEPTANCE_RATE = _gauge(
-    "spec_decode_acceptance_rate", "Accepted share of drafted tokens, over about 100 steps"
-)
-PROPOSED_LENGTH = _gauge(
-    "spec_decode_proposed_length", "Mean drafts per decoding sequence in the last step"
-)
 PROPOSED_LENGTHS = _histogram(
     "spec_decode_proposed_length_tokens",
-    "Mean drafts per decoding sequence in a step; the first 16 of each 0.25 s",
+    "Mean drafts per decoding sequence in a step; one step per 0.25 s",
     _LENGTHS,
 )
 DISABLED_STEPS = _counter("spec_decode_disabled_steps_total", "Steps of a sequence without drafts")
@@ -108,8 +98,9 @@ STEP_PREDICTED = _gauge(
     "step_latency_predicted_seconds", "Mean step time that plans expected of the same steps"
 )
 STEP_LATENCY = _histogram(
-    "step_latency_seconds", "Duration of a step; the first 16 of each 0.25 s", _STEP_S
+    "step_latency_seconds", "Duration of a step; one step per 0.25 s", _STEP_S
 )
+STEP_TIME = _counter("step_time_seconds_total", "Time spent in decoding steps")
 DECIDED = _counter(
     "decoding_steps_total",
     "Decoding steps by the source of the draft lengths: planner, guard, probe or failure",
@@ -159,8 +150,6 @@ E2E = _histogram(
     "Time from arrival to the last response of requests that finished",
     _E2E_S,
 )
-SENDS = _counter("num_sends_total", "Responses sent to Triton")
-SEND_TIME = _counter("send_seconds_total", "Time spent sending responses to Triton")
 CONFIG_INFO = _gauge(
     "config_info", "Always 1; the labels say what is served", "method", "k_max", "policy"
 )

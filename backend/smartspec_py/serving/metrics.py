@@ -1,22 +1,20 @@
 """The meter: adds up metric values and flushes the changes to a sink.
 
 Values are added up in plain Python and flushed at most every FLUSH_S, because each call of Triton's
-metrics goes to another process. `Meter` has no lock: only the responder's thread uses it.
-
-A call takes 40 us of the thread's time on a busy server. A flush makes about 30 under load, 4 more
-for each finished request, and 2 for each step, for at most NUM_STEPS_SHOWN steps.
+metrics goes to another process and takes 40 us on a busy server. A flush makes about 25 calls under
+load, and 4 more for each finished request. `Meter` has no lock: only the responder's thread uses
+it.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterator
 
 from smartspec_py.core.types import FinishReason
 from smartspec_py.serving import metric_families as families
-from smartspec_py.serving.messages import LoopState, Times
+from smartspec_py.serving.messages import LoopState, Progress
 from smartspec_py.serving.metric_families import FAMILIES, Family, Kind, Labels, Series
 from smartspec_py.serving.request import ErrorCode
 from smartspec_py.serving.step import Reason, StepRecord
@@ -28,95 +26,55 @@ PREDICTORS = ("profile", "corrected")
 DECIDERS = tuple(Reason)
 """Label values."""
 
-NUM_STEPS_SHOWN = 16
-"""Most steps per flush that the step histograms record: the first ones."""
-
-KEPT = 0.99
-"""Decay factor per step of the acceptance gauges, which average over about 100 steps."""
+MetricSink = Callable[[str, Labels, float], None]
+"""Receives the name of a family, its own labels in its order, and a value: the increase of a
+counter, the new value of a gauge, or an observation for a histogram."""
 
 
-class MetricSink(Protocol):
-    """Receives metric values. Labels are the family's own labels, in the family's order."""
-
-    def increment(self, name: str, labels: Labels, by: float) -> None: ...
-
-    def set(self, name: str, labels: Labels, value: float) -> None: ...
-
-    def observe(self, name: str, labels: Labels, value: float) -> None: ...
-
-
-class NoMetrics:
+def drop(name: str, labels: Labels, value: float) -> None:
     """A sink that drops everything."""
-
-    def increment(self, name: str, labels: Labels, by: float) -> None: ...
-
-    def set(self, name: str, labels: Labels, value: float) -> None: ...
-
-    def observe(self, name: str, labels: Labels, value: float) -> None: ...
-
-
-class ConfigInfo(NamedTuple):
-    """method: default proposer. k_max: largest draft length. policy: the server's default."""
-
-    method: str
-    k_max: int
-    policy: str
 
 
 class Meter:
     """Adds up samples between flushes. Used by one thread. Callers pass the time."""
 
-    def __init__(self, info: ConfigInfo) -> None:
-        self._counts: dict[Series, float] = dict.fromkeys(_counters_from_zero(info.k_max), 0.0)
+    def __init__(self, method: str, k_max: int, policy: str) -> None:
+        """For `config_info`. method: default proposer. k_max: largest draft length. policy: the
+        server's default."""
+        self._counts: dict[Series, float] = dict.fromkeys(_counters_from_zero(k_max), 0.0)
         self._gauges: dict[Series, float] = {}
         self._shown: dict[Series, float] = {}
-        self._observations: list[tuple[Family, float]] = []
+        self._observations: list[tuple[Series, float]] = []
+        self._samples: dict[Series, float] = {}  # histograms of steps: the last step of each flush
         self._state = LoopState()
         self._verified: Counter[tuple[int, int]] = Counter()
-        self._recent = (0.0, 0.0, 0.0)  # verifications, drafted, accepted; decay per step
-        self._num_shown = 0  # steps in the histograms since the last flush
         # Steps with a plan and without prompt chunks, because plans do not predict the time of
         # prompt chunks: (steps, expected tokens, expected seconds, tokens, seconds).
         self._planned = (0, 0.0, 0.0, 0, 0.0)
         self._last_flush_s = -math.inf
         self._has_changed = True
-        self._set(families.CONFIG_INFO, 1.0, info.method, str(info.k_max), info.policy)
+        self._set(families.CONFIG_INFO, 1.0, method, str(k_max), policy)
 
     def add_step(self, step: StepRecord) -> None:
-        verifications, num_undrafted = step.verifications, step.num_undrafted
-        is_shown = self._num_shown < NUM_STEPS_SHOWN
-        self._num_shown += 1
-        if is_shown:
-            self._observations.append((families.STEP_LATENCY, step.total_s))
-        if batch_size := len(verifications) + num_undrafted:
-            length = sum(drafted for drafted, _ in verifications) / batch_size
-            self._set(families.PROPOSED_LENGTH, length)
-            if is_shown:
-                self._observations.append((families.PROPOSED_LENGTHS, length))
-        if verifications:
-            self._add_verifications(verifications)
+        self._verified.update(step.verifications)
         self._add_plan(step)
-        self._count(families.DISABLED_STEPS, num_undrafted)
+        self._count(families.DISABLED_STEPS, step.num_undrafted)
         self._count(families.PROMPT_TOKENS, step.num_prefill_tokens)
         self._count(families.GENERATION_TOKENS, step.num_generated)
         self._count(families.DRAFT_TIME, step.draft_s)
         self._count(families.VERIFY_TIME, step.target_s)
+        self._samples[_series(families.STEP_LATENCY)] = step.total_s
         self._has_changed = True
+        if num_decoding := len(step.verifications) + step.num_undrafted:
+            length = step.num_drafted / num_decoding
+            self._samples[_series(families.PROPOSED_LENGTHS)] = length
         if step.batch_size:
+            self._count(families.STEP_TIME, step.total_s)
             cost = step.decision.cost
             self._count(families.DECIDED, 1, step.decision.reason)
             factors = (cost.target_base, cost.target_slope, cost.draft_factor)
             for part, factor in zip(COST_PARTS, factors, strict=True):
                 self._set(families.COST_FACTOR, factor, part)
-
-    def _add_verifications(self, verifications: Sequence[tuple[int, int]]) -> None:
-        self._verified.update(verifications)
-        num, drafted, accepted = (KEPT * value for value in self._recent)
-        drafted += sum(drafted for drafted, _ in verifications)
-        accepted += sum(accepted for _, accepted in verifications)
-        self._recent = num, drafted, accepted = num + len(verifications), drafted, accepted
-        self._set(families.ACCEPTANCE_LENGTH, 1 + accepted / num)
-        self._set(families.ACCEPTANCE_RATE, accepted / drafted)
 
     def _add_plan(self, step: StepRecord) -> None:
         plan = step.decision.plan
@@ -136,16 +94,21 @@ class Meter:
             self._set(families.GOODPUT_ACTUAL, actual / actual_s)
 
     def add_request(
-        self, times: Times, end_ns: int, num_tokens: int, reason: FinishReason | None
+        self, progress: Progress, end_s: float, num_tokens: int, reason: FinishReason | None
     ) -> None:
         """Count an accepted request that ended.
 
-        end_ns: by the clock of `times`. reason: None if it ended with an error. Latencies are only
-        recorded for requests that were not cancelled and had no error, except for queue time and
-        time to first token.
+        end_s: by the clock of `progress`. reason: None if it ended with an error. Latencies are
+        only recorded for requests that were not cancelled and had no error, except for queue time
+        and time to first token.
         """
-        self._observe_span(families.QUEUE_TIME, times.arrival_ns, times.first_scheduled_ns)
-        self._observe_span(families.TTFT, times.arrival_ns, times.first_token_ns)
+        arrival_s, first_s, last_s = (
+            progress.arrival_s,
+            progress.first_token_s,
+            progress.last_token_s,
+        )
+        self._observe_span(families.QUEUE_TIME, arrival_s, progress.scheduled_s)
+        self._observe_span(families.TTFT, arrival_s, first_s)
         if reason is None:
             self._count(families.FAILED, 1)
         elif reason is FinishReason.CANCELLED:
@@ -153,18 +116,12 @@ class Meter:
         else:
             self._count(families.SUCCESS, 1, reason.value)
             if num_tokens > 1:
-                first, last = times.first_token_ns, times.last_token_ns
-                self._observe_span(families.TPOT, first, last, num_tokens - 1)
-            self._observe_span(families.E2E, times.arrival_ns, end_ns)
+                self._observe_span(families.TPOT, first_s, last_s, num_tokens - 1)
+            self._observe_span(families.E2E, arrival_s, end_s)
 
     def add_rejection(self, code: ErrorCode) -> None:
         """Count a rejected request."""
         self._count(families.REJECTED, 1, code.name.lower())
-
-    def add_send(self, seconds: float) -> None:
-        """Count a response that was given to the sink, and the seconds that this took."""
-        self._count(families.SENDS, 1)
-        self._count(families.SEND_TIME, seconds)
 
     def set_state(self, state: LoopState) -> None:
         """Set the state of the loop. Called when it has changed."""
@@ -191,18 +148,15 @@ class Meter:
             return
         self._last_flush_s = now_s
         self._count_verifications()
-        counts, gauges, observations = self._counts, self._gauges, self._observations
-        self._counts, self._gauges, self._observations = {}, {}, []
-        self._verified, self._num_shown, self._planned = Counter(), 0, (0, 0.0, 0.0, 0, 0.0)
-        self._has_changed = False
-        for series, increase in counts.items():
-            sink.increment(*series, increase)
-        for series, value in gauges.items():
-            if self._shown.get(series) != value:
-                sink.set(*series, value)
+        gauges = {s: value for s, value in self._gauges.items() if self._shown.get(s) != value}
+        changes = [*self._counts.items(), *gauges.items(), *self._samples.items()]
+        changes += self._observations
+        self._counts, self._gauges, self._samples, self._observations = {}, {}, {}, []
+        self._verified, self._planned = Counter(), (0, 0.0, 0.0, 0, 0.0)
         self._shown |= gauges
-        for family, value in observations:
-            sink.observe(family.name, (), value)
+        self._has_changed = False
+        for (name, labels), value in changes:
+            sink(name, labels, value)
 
     def _count_verifications(self) -> None:
         for (drafted, accepted), num in self._verified.items():
@@ -224,10 +178,12 @@ class Meter:
         self._gauges[_series(family, *values)] = float(value)
         self._has_changed = True
 
-    def _observe_span(self, family: Family, start_ns: int, stop_ns: int, parts: int = 1) -> None:
-        """Record the span divided by `parts`. Does nothing if stop_ns is 0."""
-        if stop_ns:
-            self._observations.append((family, (stop_ns - start_ns) / 1e9 / parts))
+    def _observe_span(
+        self, family: Family, start_s: float | None, stop_s: float | None, parts: int = 1
+    ) -> None:
+        """Record the span divided by `parts`, unless one of its ends did not happen."""
+        if start_s is not None and stop_s is not None:
+            self._observations.append((_series(family), (stop_s - start_s) / parts))
             self._has_changed = True
 
 

@@ -1,6 +1,6 @@
-"""A request: its parameters, its state, and the allowed state transitions.
+"""A request: its state, and the allowed state transitions.
 
-The loop thread owns every `Request`. `Scheduler` changes it; `Speculation` notes its `drafter`.
+The loop thread owns every `Request`. `Scheduler` changes it; `Speculation` notes its `proposer`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from smartspec_py.core.types import SamplingParams, SequenceId, SpecMetrics, Verification
+from smartspec_py.api.inputs import GenerateParams
+from smartspec_py.core.types import SamplingParams, SequenceId
 from smartspec_py.defaults import PRIORITY_WORTH_S
+
+__all__ = ["ErrorCode", "GenerateParams", "InvalidField", "Request", "RequestError", "RequestState"]
 
 
 class ErrorCode(Enum):
@@ -38,56 +41,6 @@ class InvalidField(RequestError):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class GenerateParams:
-    """A request as the client sent it. `api.inputs` has the meaning and range of each field.
-
-    None is the server's default, or that nothing was asked for. Either `text` or `prompt_ids` is
-    empty.
-    """
-
-    text: str
-    max_tokens: int
-    prompt_ids: tuple[int, ...] = ()
-    stream: bool = False
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    bias_words: tuple[str, ...] = ()
-    bias_weights: tuple[float, ...] = ()
-    bad_words: tuple[str, ...] = ()
-    min_tokens: int = 0
-    ignore_eos: bool = False
-    seed: int | None = None
-    stop_words: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    end_id: int | None = None
-    exclude_input: bool = True
-    num_draft_tokens: int | None = None
-    policy: str | None = None
-    proposer: str | None = None
-    verification: Verification = Verification.COUPLED
-    deadline_ms: int | None = None
-    tpot_slo_ms: float | None = None
-    priority: int = 0
-    workload: str | None = None
-    reuse_prefix: bool = True
-    return_log_probs: bool = False
-    num_token_log_probs: int | None = None
-    prompt_log_probs: bool = False
-    return_output_ids: bool = False
-    return_perf_metrics: bool = False
-    spec_metrics: SpecMetrics = SpecMetrics.NONE
-    return_num_input_tokens: bool = True
-    return_num_output_tokens: bool = True
-    explain_steps: int | None = None
-    health_check: bool = False
-
-
 class RequestState(Enum):
     WAITING = auto()  # new or preempted; holds no row and no cache
     PREFILLING = auto()  # holds a row; its prefill is not complete
@@ -113,19 +66,18 @@ class Request:
 
     tokens: prompt and generated tokens.
     max_draft_len: the request's largest draft length.
-    proposer: name of its proposer. None if the request cannot use speculation.
-    alternatives: names of other proposers that the planner may choose.
+    proposers: names of all proposers that may draft for it, in the order of a view's options.
+        Empty if the request cannot use speculation.
     slo_s_per_token: see `SequenceView`.
     arrival_s, deadline_s and the other times: by the loop's clock. None if not set or unknown.
     is_in_flight: work was submitted and its last event has not arrived.
     engine_s: time of the last submitted work or received event.
     num_prefill_tokens: tokens that the request had when it was last admitted.
     num_computed_tokens: tokens given to the target or found in its cache.
-    num_reserved_tokens: tokens that it may have when its burst in flight ends; 0 without a burst.
     num_cached: prompt tokens found in the cache when the request was first admitted.
     cohort: name of a group of requests with similar acceptance; see `core.learn.acceptance`.
     num_steps: decoding steps, including those without drafts.
-    drafter: name of the proposer of its latest drafts. Empty before the first.
+    proposer: name of the proposer of its latest drafts. Empty before the first.
     """
 
     sequence: SequenceId
@@ -135,8 +87,7 @@ class Request:
     sampling: SamplingParams
     policy: str
     max_draft_len: int
-    proposer: str | None = None
-    alternatives: tuple[str, ...] = ()
+    proposers: tuple[str, ...] = ()
     slo_s_per_token: float | None = None
     cohort: str = ""
     reuses_prefix: bool = True
@@ -148,13 +99,12 @@ class Request:
     engine_s: float = 0.0
     num_prefill_tokens: int = 0
     num_computed_tokens: int = 0
-    num_reserved_tokens: int = 0
     num_cached: int = 0
     num_preemptions: int = 0
     num_steps: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
-    drafter: str = ""
+    proposer: str = ""
     scheduled_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
@@ -163,11 +113,6 @@ class Request:
     def rank(self) -> tuple[float, int]:
         """Requests with a lower rank are served first. A request's rank never changes."""
         return self.arrival_s - PRIORITY_WORTH_S * self.priority, self.sequence
-
-    @property
-    def proposers(self) -> tuple[str, ...]:
-        """Names of all proposers that may draft for it, in the order of a view's options."""
-        return () if self.proposer is None else (self.proposer, *self.alternatives)
 
     @property
     def num_generated(self) -> int:

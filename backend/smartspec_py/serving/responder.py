@@ -18,18 +18,14 @@ from collections.abc import Callable, Iterable
 from smartspec_py.core.types import FinishReason, SequenceId
 from smartspec_py.serving.messages import (
     SHUTTING_DOWN,
-    UNKNOWN_TIMES,
     LoopState,
-    Progress,
     Reply,
     ResponseState,
     Sink,
-    Summary,
-    Times,
     Update,
 )
-from smartspec_py.serving.metrics import Meter, MetricSink, NoMetrics
-from smartspec_py.serving.request import ErrorCode
+from smartspec_py.serving.metrics import Meter, MetricSink, drop
+from smartspec_py.serving.request import ErrorCode, GenerateParams
 from smartspec_py.serving.step import StepRecord
 
 logger = logging.getLogger(__name__)
@@ -57,7 +53,8 @@ _Message = ResponseState | Update | StepRecord | LoopState | Callable[[], object
 
 _UNSENT = (ErrorCode.INTERNAL, "the last response could not be sent")
 
-HEALTHY = Reply("", None, None, Progress(), seed=0)
+HEALTHY = Reply(GenerateParams("", 1), finish_reason=FinishReason.STOP)
+"""The answer to a health check."""
 
 
 class Responder:
@@ -70,17 +67,19 @@ class Responder:
         metrics: MetricSink,
         clock: Callable[[], float] = time.monotonic,
         watch: Callable[[], None] = lambda: None,
+        on_step: Callable[[StepRecord], None] = lambda step: None,
     ) -> None:
         """cancel: called with the sequence of a request whose client has disconnected.
 
         meter: counts events. metrics: receives the values. Both are used only by the responder's
-        thread. watch: called every WATCH_S while requests are open.
+        thread. watch: called every WATCH_S while requests are open. on_step: called with each step.
         """
         self._cancel = cancel
         self._meter = meter
         self._metrics = metrics
         self._clock = clock
         self._watch = watch
+        self._on_step = on_step
         self._queue: queue.SimpleQueue[_Message | None] = queue.SimpleQueue()
         self._refusals: deque[tuple[float, Callable[[], object]]] = deque()  # when due, and what
         self._open: dict[SequenceId, ResponseState] = {}
@@ -122,9 +121,9 @@ class Responder:
 
         self._queue.put(refuse)
 
-    def answer(self, call: Callable[[], object]) -> None:
-        """Run the call in the responder's thread. It answers a request that the loop never had."""
-        self._queue.put(lambda: _made(call))
+    def answer(self, sink: Sink, reply: Callable[[], Reply]) -> None:
+        """Answer a request that the loop never had. reply: called in the responder's thread."""
+        self._queue.put(lambda: _made(lambda: sink.send(reply())))
 
     def fail_all(self, code: ErrorCode, message: str) -> None:
         """Fail all open requests and all requests posted later. Used if the loop cannot do it."""
@@ -165,6 +164,7 @@ class Responder:
                 self._open[item.sequence] = item
             elif isinstance(item, StepRecord):
                 self._meter.add_step(item)
+                self._on_step(item)
             elif isinstance(item, LoopState):
                 self._meter.set_state(item)
             elif item is not None and not isinstance(item, Update):
@@ -180,7 +180,7 @@ class Responder:
             self._meter.flush_if_due(self._metrics, self._clock())
         except Exception:
             logger.exception("metrics could not be updated; metrics are disabled from now on")
-            self._metrics = NoMetrics()
+            self._metrics = drop
 
     def _take(self) -> list[_Message | None]:
         """All queued messages. Waits for the first one, or until the next timed task is due."""
@@ -215,35 +215,31 @@ class Responder:
                 continue  # it already got its final response
             touched[update.sequence] = response
             try:
-                is_stopped = _absorb(response, update)
+                is_stopped = response.add(update)
             except Exception as error:
                 logger.exception("request %d: its tokens cannot be decoded", update.sequence)
                 self._fail(response, ErrorCode.INTERNAL, f"its tokens cannot be decoded: {error}")
                 self._cancel(update.sequence)
                 continue
             if is_stopped:
-                self._finish(response, update._replace(end_token=None), FinishReason.STOP)
+                self._finish(response, FinishReason.STOP)
                 if not update.is_last:
                     self._cancel(update.sequence)
             elif update.error is not None:
                 self._fail(response, *update.error)
             elif update.finish_reason is not None:
-                self._finish(response, update, update.finish_reason)
+                self._finish(response, update.finish_reason, update.end_token)
         for sequence, response in touched.items():
             is_due = response.params.stream and sequence in self._open
             if is_due and (text := response.text.take()):
-                self._send(response, text)
+                self._send(response, response.take_reply(text))
 
-    def _finish(self, response: ResponseState, update: Update, reason: FinishReason) -> None:
+    def _finish(
+        self, response: ResponseState, reason: FinishReason, end_token: int | None = None
+    ) -> None:
         self._close(response, reason)
         text = response.text.take() + response.text.finish()
-        summary = Summary(
-            num_cached_tokens=update.num_cached_tokens,
-            end_token=update.end_token,
-            spec_metrics=response.spec.to_json(response.params.spec_metrics),
-            no_speculation=response.no_speculation,
-        )
-        if not self._send(response, text, reason, summary, response.times):
+        if not self._send(response, response.take_reply(text, reason, end_token)):
             self._guard(response, lambda: response.sink.fail(*_UNSENT))
 
     def _fail(self, response: ResponseState, code: ErrorCode, message: str) -> None:
@@ -253,44 +249,10 @@ class Responder:
     def _close(self, response: ResponseState, reason: FinishReason | None) -> None:
         """reason: None if the request ended with an error."""
         del self._open[response.sequence]
-        end_ns = int(self._clock() * 1e9)
-        self._meter.add_request(response.times, end_ns, response.num_tokens, reason)
+        self._meter.add_request(response.progress, self._clock(), response.num_tokens, reason)
 
-    def _send(
-        self,
-        response: ResponseState,
-        text: str,
-        reason: FinishReason | None = None,
-        summary: Summary | None = None,
-        times: Times = UNKNOWN_TIMES,
-    ) -> bool:
-        params = response.params
-        log_probs = tuple(entry.log_prob for entry in response.unsent_log_probs)
-        num_input = response.num_input_tokens if reason else 0
-        reply = Reply(
-            text=response.echo + text,
-            num_input_tokens=num_input if params.return_num_input_tokens else None,
-            num_output_tokens=len(response.unsent) if params.return_num_output_tokens else None,
-            progress=response.progress,
-            seed=response.seed,
-            log_probs=log_probs if params.return_log_probs else None,
-            cum_log_prob=response.cum_log_prob,
-            times=times if params.return_perf_metrics else None,
-            finish_reason=reason,
-            summary=summary,
-            tokens=tuple(response.unsent),
-            output_ids=tuple(response.unsent) if params.return_output_ids else None,
-            token_log_probs=response.log_prob_document(),
-            proposer=response.proposer,
-        )
-        response.has_sent = True
-        response.echo = ""
-        response.unsent.clear()
-        response.unsent_log_probs.clear()
-        start_s = self._clock()
-        is_sent = self._guard(response, lambda: response.sink.send(reply, reason is not None))
-        self._meter.add_send(self._clock() - start_s)
-        return is_sent
+    def _send(self, response: ResponseState, reply: Reply) -> bool:
+        return self._guard(response, lambda: response.sink.send(reply))
 
     def _guard(self, response: ResponseState, call: Callable[[], None]) -> bool:
         """Whether the call succeeded. If it failed, only this request is affected.
@@ -327,27 +289,6 @@ class Responder:
         except Exception:
             logger.exception("request %d: the client cannot be reached", response.sequence)
             return True
-
-
-def _absorb(response: ResponseState, update: Update) -> bool:
-    """Add an update to the response, up to the end of a stop word; True if there is one.
-
-    Raises the tokenizer's error if the tokens cannot be decoded.
-    """
-    response.count(update.progress)
-    response.times_s = update.times_s
-    num_kept, text = 0, response.text
-    while num_kept < len(update.tokens) and not text.is_stopped:
-        text.push(update.tokens[num_kept])
-        num_kept += 1
-    log_probs = update.log_probs[:num_kept]
-    response.unsent.extend(update.tokens[:num_kept])
-    response.num_tokens += num_kept
-    response.unsent_log_probs.extend(log_probs)
-    response.cum_log_prob += sum(entry.log_prob for entry in log_probs)
-    if update.prompt_log_probs is not None:
-        response.add_prompt(update.prompt_log_probs)
-    return text.is_stopped
 
 
 def _made(call: Callable[[], object], otherwise: str = "a response could not be sent") -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from smartspec_py.core.types import FinishReason, SequenceId
-from smartspec_py.engines.base import Decode, Event, Prefill, Target, Work
+from smartspec_py.engines.base import Event, Prefill, Target, Work
 from smartspec_py.serving.admission import CacheBudget, CacheLedger, can_yield, victims
 from smartspec_py.serving.batcher import Batcher
 from smartspec_py.serving.inbox import Inbox, Messages
@@ -160,34 +160,6 @@ class Scheduler:
             request.scheduled_s = self._clock()
             request.num_cached = request.num_computed_tokens
 
-    def decode(self, request: Request, pause: int, *, is_alone: bool) -> Decode:
-        """The request's next work without drafts; reserves the cache for it.
-
-        It has all remaining tokens if the request will draft nothing in them and the cache has
-        room. Each burst is a request to the engine with the whole text, so few bursts cost less.
-        Other bursts end together with those in flight, or with the verifications of the step. Then
-        the planner decides about all sequences at once. For a few of them, drafts seldom pay.
-        pause: number of steps in which the guard allows no drafts. is_alone: whether the step
-        verifies nothing.
-        """
-        capabilities, left = self._target.capabilities, request.remaining
-        is_long = (
-            capabilities.takes_long_bursts
-            and not self._speculation.may_draft(request, pause)
-            and self.cache.has_room_for_rest(self._live(), request)
-        )
-        burst_len = self._burst_len() if is_alone else 1
-        num_tokens = left if is_long else min(burst_len, left)
-        request.num_reserved_tokens = len(request.tokens) + num_tokens
-        return Decode(request.sequence, num_tokens)
-
-    def _burst_len(self) -> int:
-        """Tokens until the bursts in flight end, if that is at least half of a whole burst, else
-        those of a whole burst. Long bursts do not count."""
-        longest = self._target.capabilities.max_decode_tokens
-        left = (r.num_reserved_tokens - len(r.tokens) for r in self.batcher.live.values())
-        return max((n for n in left if longest <= 2 * n <= 2 * longest), default=longest)
-
     def submit(self, work: Sequence[Work]) -> None:
         """Give the step's work to the target."""
         now = self._clock()
@@ -212,8 +184,6 @@ class Scheduler:
         now = self._clock()
         for request, event in found:
             request.is_in_flight, request.engine_s = not event.is_last, now
-            if event.is_last:
-                request.num_reserved_tokens = 0
             if not request.is_over:
                 self._advance(request, event)
             if request.is_over:
@@ -328,18 +298,19 @@ def _keep(request: Request, event: Event) -> tuple[Sequence[int], FinishReason |
 
 
 def _update(request: Request, **fields: Any) -> Update:
-    """An `Update` with the request's current counts and times, and these fields."""
+    """An `Update` with the request's progress and these fields."""
     return Update(
         request.sequence,
         progress=Progress(
-            request.num_steps, request.num_drafted, request.num_accepted, request.drafter
+            num_steps=request.num_steps,
+            num_drafted=request.num_drafted,
+            num_accepted=request.num_accepted,
+            proposer=request.proposer,
+            num_cached=request.num_cached,
+            arrival_s=request.arrival_s,
+            scheduled_s=request.scheduled_s,
+            first_token_s=request.first_token_s,
+            last_token_s=request.last_token_s,
         ),
-        times_s=(
-            request.arrival_s,
-            request.scheduled_s,
-            request.first_token_s,
-            request.last_token_s,
-        ),
-        num_cached_tokens=request.num_cached,
         **fields,
     )

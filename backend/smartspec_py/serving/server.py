@@ -11,20 +11,22 @@ import gc
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from smartspec_py.config import ServerConfig
 from smartspec_py.engines.engine import Engine
 from smartspec_py.serving.inbox import Inbox
-from smartspec_py.serving.intake import Defaults, Intake, cache_budget
+from smartspec_py.serving.intake import Intake, cache_budget
 from smartspec_py.serving.learned import restore_learned, store_learned
 from smartspec_py.serving.loop import StepLoop
-from smartspec_py.serving.messages import SHUTTING_DOWN, Sink
-from smartspec_py.serving.metrics import ConfigInfo, Meter, MetricSink, NoMetrics
+from smartspec_py.serving.messages import SHUTTING_DOWN, Reply, Sink
+from smartspec_py.serving.metrics import Meter, MetricSink, drop
 from smartspec_py.serving.request import ErrorCode, GenerateParams, InvalidField, RequestError
 from smartspec_py.serving.responder import HEALTHY, Responder
 from smartspec_py.serving.step import StepRecord
-from smartspec_py.serving.step_trace import Explainer
+from smartspec_py.serving.step_trace import StepLog
 
 __all__ = ["Engine", "Server"]
 
@@ -44,8 +46,6 @@ EXPLAIN_OFF = (
     "`smartspec serve --explain`"
 )
 
-EXPLAINING = "explain_steps: the server is making another explanation; retry when it is done"
-
 ENOUGH_STEPS = 500
 """Fewest recorded decoding steps after which the server stores what it has learned."""
 
@@ -58,7 +58,7 @@ class Server:
         engine: Engine,
         config: ServerConfig,
         *,
-        metrics: MetricSink | None = None,
+        metrics: MetricSink = drop,
         on_failure: Callable[[str], None] = lambda reason: None,
         should_drain: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -74,15 +74,18 @@ class Server:
         self._on_failure = on_failure
         self._should_drain = should_drain
         self.is_draining = False
-        self._failure: str | None = None
+        self.failure: str | None = None
+        """Why the loop failed. None if it has not."""
+
         self._failing = threading.Lock()
-        self.intake = Intake(engine, config.limits, defaults_of(engine, config))
+        self.intake = Intake(engine, config.limits, config.policy, config.proposer)
         self._inbox = Inbox(config.limits.max_queue)
         self._responder = Responder(
             self._inbox.cancel,
-            Meter(_info(engine, config)),
-            metrics or NoMetrics(),
+            _meter(engine, config),
+            metrics,
             watch=self._watch,
+            on_step=self._note_step,
         )
         budget = cache_budget(engine, config.limits)
         logger.info("%s", _describe(engine, budget.capacity), extra={"phase": "profile"})
@@ -94,26 +97,24 @@ class Server:
         }
         """What is served; `context_len`: prompt and generated tokens of one request."""
         table = config.planner.batch_table
-
-        def new_loop() -> StepLoop:
-            return StepLoop(
-                engine.target,
-                engine.proposers,
-                engine.cost,
-                budget,
-                self._inbox,
-                engine.prefill_chunk(config.limits),
-                self._responder.post,
-                batch_table=None if table is None else table.table,
-                engine_timeout_s=self._engine_timeout_s,
-            )
-
+        new_loop = partial(
+            StepLoop,
+            engine.target,
+            engine.proposers,
+            engine.cost,
+            budget,
+            self._inbox,
+            engine.prefill_chunk(config.limits),
+            self._responder.post,
+            batch_table=None if table is None else table.table,
+            engine_timeout_s=self._engine_timeout_s,
+        )
         self.loop = new_loop()
         path = engine.profile_path
         if path is not None and not restore_learned(self.loop, path):
             self.loop = new_loop()  # the failed restore may have changed the first loop
-        self._explains = config.explain
-        self._explainer = Explainer(engine.cost, self.loop.controller.settings.batch_table)
+        batch_table = self.loop.controller.settings.batch_table
+        self._step_log = StepLog(engine.cost, batch_table) if config.explain else None
         self._thread = threading.Thread(target=self._run, name="smartspec-loop", daemon=True)
 
     def start(self) -> None:
@@ -127,7 +128,6 @@ class Server:
         """Fail unfinished requests, end the threads, close the engines."""
         self._inbox.close(SHUTTING_DOWN)
         self._thread.join(STOP_S)
-        self._explainer.stop(STOP_S)
         self._responder.stop(STOP_S)
         gc.unfreeze()
         if self._thread.is_alive():
@@ -143,15 +143,6 @@ class Server:
         path = self._engine.profile_path
         if path is not None and sum(map(_is_learned_from, self.loop.records)) >= ENOUGH_STEPS:
             store_learned(self.loop, path)
-
-    @property
-    def is_alive(self) -> bool:
-        return self._thread.is_alive() and not self._inbox.is_closed
-
-    @property
-    def failure(self) -> str | None:
-        """Why the loop failed. None if it has not."""
-        return self._failure
 
     @property
     def is_responsive(self) -> bool:
@@ -171,32 +162,28 @@ class Server:
         """Raises RequestError(UNAVAILABLE) if `submit` would raise it for every request."""
         self._inbox.check_open()
 
-    def submit(self, params: GenerateParams, sink: Sink) -> int:
-        """Enqueue a request; its answer goes to the sink. Returns its sequence number.
+    def submit(self, params: GenerateParams, sink: Sink) -> None:
+        """Enqueue a request; its answer goes to the sink.
 
         Raises RequestError: INVALID_ARGUMENT names the field, the value and the range;
         UNAVAILABLE when the queue is full or the server stops. The sink is then not used.
 
-        Requests for explanations and health checks return 0 and do not use the queue. The loop
-        answers a health check at its next step, even if the queue is full.
+        Requests for explanations and health checks do not use the queue. They are answered at the
+        next step, even if the queue is full.
         """
         if params.explain_steps is not None:
             self._explain(params.explain_steps, sink)
-            return 0
+            return
         if params.health_check:
-            self._check_health(sink)
-            return 0
+            self._answer(sink, lambda: HEALTHY)
+            return
         self.check_open()
         arrival = self.intake.receive(params, sink)
         self._inbox.put(arrival.request, lambda: self._responder.post(arrival.response))
-        return arrival.request.sequence
 
     def refuse(self, sink: Sink, error: RequestError) -> None:
         """Send the error of a failed `submit`, from the responder's thread."""
         self._responder.refuse(sink, error.code, str(error))
-
-    def cancel(self, sequence: int) -> None:
-        self._inbox.cancel(sequence)
 
     def drain(self) -> None:
         """Reject new requests, and give accepted requests `limits.drain_s` to finish.
@@ -218,33 +205,25 @@ class Server:
             self._inbox.call(drain)
 
     def _explain(self, num_steps: int, sink: Sink) -> None:
-        """Ask the loop to pass its records to the explainer."""
-        if not self._explains:
+        log = self._step_log
+        if log is None:
             raise InvalidField("explain_steps", num_steps, EXPLAIN_OFF)
+        self._answer(sink, lambda: replace(HEALTHY, explanation=log.text(num_steps)))
 
-        def take(refused: str | None) -> None:
-            if refused is None:
-                records = tuple(self.loop.records)
-                refused = None if self._explainer.start(records, num_steps, answer) else EXPLAINING
-            if refused is not None:
-                self._responder.refuse(sink, ErrorCode.UNAVAILABLE, refused)
+    def _answer(self, sink: Sink, reply: Callable[[], Reply]) -> None:
+        """Send a reply at the loop's next step, even if the queue is full."""
 
-        def answer(trace: str | None) -> None:
-            if trace is None:
-                self._responder.refuse(sink, ErrorCode.UNAVAILABLE, SHUTTING_DOWN)
-            else:
-                self._responder.answer(lambda: sink.explain(trace))
-
-        self._inbox.call(take, most=MAX_CALLS)
-
-    def _check_health(self, sink: Sink) -> None:
         def answer(refused: str | None) -> None:
             if refused is None:
-                self._responder.answer(lambda: sink.send(HEALTHY, True))
+                self._responder.answer(sink, reply)
             else:
                 self._responder.refuse(sink, ErrorCode.UNAVAILABLE, refused)
 
         self._inbox.call(answer, most=MAX_CALLS)
+
+    def _note_step(self, step: StepRecord) -> None:
+        if self._step_log is not None:
+            self._step_log.add(step)
 
     def _watch(self) -> None:
         """Check for a hanging loop or an unload. Runs in the responder's thread while requests are
@@ -273,23 +252,13 @@ class Server:
         The loop's requests are not changed: if the loop hangs, its thread may still use them later.
         """
         with self._failing:
-            if self._failure is not None:
+            if self.failure is not None:
                 return
-            self._failure = reason
+            self.failure = reason
         logger.error("%s", reason)
         self._inbox.close(reason)
         self._responder.fail_all(ErrorCode.INTERNAL, reason)
         self._on_failure(reason)
-
-
-def defaults_of(engine: Engine, config: ServerConfig) -> Defaults:
-    """The defaults of engine.json. auto uses the engine's first proposer.
-
-    That is the draft model if the engine has one.
-    """
-    named: str | None = None if config.proposer == "auto" else config.proposer
-    first = named or next(iter(engine.proposers), None)
-    return Defaults(config.policy, first, may_choose=named is None)
 
 
 def _is_learned_from(record: StepRecord) -> bool:
@@ -300,10 +269,11 @@ def _is_learned_from(record: StepRecord) -> bool:
     return record.batch_size > 0 and record.target_s > 0.0
 
 
-def _info(engine: Engine, config: ServerConfig) -> ConfigInfo:
+def _meter(engine: Engine, config: ServerConfig) -> Meter:
     most = min(config.limits.max_draft_len, engine.target.capabilities.max_draft_len)
-    method = defaults_of(engine, config).proposer or "none"
-    return ConfigInfo(method, most if engine.proposers else 0, config.policy)
+    auto = next(iter(engine.proposers), "none")
+    method = auto if config.proposer == "auto" else config.proposer
+    return Meter(method, most if engine.proposers else 0, config.policy)
 
 
 def _describe(engine: Engine, capacity: int) -> str:

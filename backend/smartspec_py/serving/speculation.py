@@ -36,7 +36,6 @@ from smartspec_py.engines.base import (
     HindsightProposer,
     Proposer,
     ProposerCapabilities,
-    TreeProposer,
 )
 from smartspec_py.serving.controller import LEARNING
 from smartspec_py.serving.request import Request
@@ -148,9 +147,17 @@ class Speculation:
                 continue
             choice = spec_plan.choices.get(request.sequence, 0)
             candidate = offers.candidates[request.sequence][choice]
-            request.drafter = candidate.name
+            request.proposer = candidate.name
             tasks[candidate.name].append(
-                _task(request, draft_len, self._tree(candidate, draft_len))
+                DraftTask(
+                    request.sequence,
+                    request.tokens,
+                    request.num_prompt,
+                    draft_len,
+                    request.sampling,
+                    request.reuses_prefix,
+                    self._tree(candidate, draft_len),
+                )
             )
         drafts = {}
         for name, of_one in tasks.items():
@@ -170,7 +177,7 @@ class Speculation:
         for request, event in steps:
             asked = [one.name for one in offers.candidates.get(request.sequence, ())]
             for name in _drafting(request):
-                able, is_used = self._capabilities[name], name == request.drafter
+                able, is_used = self._capabilities[name], name == request.proposer
                 drafted = event.num_drafted if is_used else 0
                 accepted = event.num_accepted if is_used else 0
                 if drafted or able.reads_hidden:
@@ -191,13 +198,6 @@ class Speculation:
         for name in _drafting(request) if event.hidden is not None else ():
             if self._capabilities[name].reads_hidden:
                 self._proposers[name].observe(request.sequence, 0, event.hidden)
-
-    def may_draft(self, request: Request, pause: int) -> bool:
-        """Whether the request may draft in its remaining tokens. pause: number of steps in which
-        the guard allows no drafts."""
-        is_able = bool(request.proposers) and request.max_draft_len > 0
-        is_paused = request.policy in LEARNING and pause >= request.remaining
-        return is_able and request.policy != "none" and not is_paused
 
     def release(self, request: Request) -> None:
         """Free all state of the request."""
@@ -289,8 +289,7 @@ class Speculation:
             )
             nodes: Sequence[Ints | None] | Ints = [None] * len(group)
             if space:
-                ranks = cast(TreeProposer, self._proposers[name]).rank_probs()
-                nodes, probs = space.ranked(probs, ranks, longest)
+                nodes, probs = space.ranked(probs, longest)
             for (_, one), one.accept_probs, one.nodes in zip(group, probs, nodes, strict=True):
                 one.accept_probs = one.accept_probs[: one.num_available]
 
@@ -367,18 +366,6 @@ def _takes_trees(request: Request) -> bool:
     """Whether its drafts may be a tree. Sampled drafts that are verified by rejection may not."""
     sampling = request.sampling
     return sampling.is_greedy or sampling.verification is Verification.COUPLED
-
-
-def _task(request: Request, draft_len: int, tree: Tree | None) -> DraftTask:
-    return DraftTask(
-        request.sequence,
-        request.tokens,
-        request.num_prompt,
-        draft_len,
-        request.sampling,
-        request.reuses_prefix,
-        tree,
-    )
 
 
 def _slack_s(request: Request, now: float) -> float:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from smartspec_py.core.cost import CostModel
-from smartspec_py.core.plan.policies import PlannerSettings
+from smartspec_py.core.plan.planner import PlannerSettings
 from smartspec_py.core.types import SequenceId, SequenceView, SpecPlan
 from smartspec_py.engines.base import Event
 
@@ -29,9 +29,8 @@ class Reason(StrEnum):
 class Decision:
     """A plan and its inputs. The planner returns `plan` for these views, cost and settings.
 
-    settings: includes the other work of the step (`num_background`, `num_prefilling`), and the
-        draft lengths that the planner did not choose (`forced`); see `PlannerSettings`.
-    pause: number of steps in which the guard allows no drafts; 0 if it allows them.
+    settings: includes the draft lengths that the planner did not choose (`forced`); see
+        `PlannerSettings`.
     """
 
     plan: SpecPlan
@@ -39,12 +38,6 @@ class Decision:
     cost: CostModel
     settings: PlannerSettings
     reason: Reason = Reason.PLANNED
-    pause: int = 0
-
-    @property
-    def num_decoding(self) -> int:
-        """Number of sequences that generate in the step, including those without a view."""
-        return len(self.views) + self.settings.num_background
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +78,7 @@ class StepRecord:
     @property
     def num_target_tokens(self) -> int:
         """Tokens of the target pass: prompt chunks, one token per sequence, and drafts."""
-        return self.num_prefill_tokens + self.decision.num_decoding + sum(self.drafted.values())
+        return self.num_prefill_tokens + self.batch_size + sum(self.drafted.values())
 
     @property
     def num_drafted(self) -> int:

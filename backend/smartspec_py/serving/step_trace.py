@@ -9,11 +9,10 @@ effect of that model. Floats in the JSON are exact. docs/reference/traces.md des
 from __future__ import annotations
 
 import json
-import logging
-import threading
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -22,10 +21,8 @@ from smartspec_py.core.cost import CostModel
 from smartspec_py.core.plan.planner import BatchTable
 from smartspec_py.serving.step import StepRecord
 
-logger = logging.getLogger(__name__)
-
 STEP_FORMAT = "smartspec step trace"
-STEP_VERSION = 5
+STEP_VERSION = 6
 """Increase it if the meaning of a stored number changes."""
 
 NUMBERS = (
@@ -54,10 +51,10 @@ FACTORS = (
 
 
 MAX_BYTES = 4 * 2**20
-"""Size limit of an explanation. Older steps are left out. The last step added may exceed it."""
+"""Size limit of an explanation. Older steps are left out."""
 
-REST = 4.0
-"""Seconds that the thread sleeps per second of work, so that it uses at most a fifth of a core."""
+MAX_LINES = 1024
+"""Steps that are kept for explanations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +72,16 @@ class StepTraceFile:
 
 
 def steps_text(trace: StepTraceFile) -> str:
-    """The file as text."""
+    """The file as text: a header line, then one line per step."""
     table = None if trace.batch_table is None else asdict(trace.batch_table)
-    header = {"about": dict(trace.about), "profile": asdict(trace.profile), "batch_table": table}
-    return lines_text(STEP_FORMAT, STEP_VERSION, header) + "".join(map(step_line, trace.steps))
+    header = {
+        "format": STEP_FORMAT,
+        "version": STEP_VERSION,
+        "about": dict(trace.about),
+        "profile": asdict(trace.profile),
+        "batch_table": table,
+    }
+    return _line(header) + "".join(map(step_line, trace.steps))
 
 
 def step_line(step: StepRecord) -> str:
@@ -101,7 +104,6 @@ def step_line(step: StepRecord) -> str:
                 "choices": list(planned.choices.items()),
             },
             "factors": {name: getattr(decision.cost, name) for name in FACTORS},
-            "num_background": settings.num_background,
             "num_prefilling": settings.num_prefilling,
             "last_num_tokens": settings.last_num_tokens,
             "forced": list(settings.forced.items()),
@@ -121,17 +123,6 @@ def step_line(step: StepRecord) -> str:
     )
 
 
-def lines_text(
-    file_format: str,
-    version: int,
-    header: Mapping[str, Any],
-    lines: Iterable[Mapping[str, Any]] = (),
-) -> str:
-    """The text of a trace file: a header line, then one line per object."""
-    objects = ({"format": file_format, "version": version, **header}, *lines)
-    return "".join(map(_line, objects))
-
-
 def _line(line: Mapping[str, Any]) -> str:
     return json.dumps(line, separators=(",", ":"), default=_plain) + "\n"
 
@@ -143,62 +134,26 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} cannot be stored as JSON")
 
 
-class Explainer:
-    """Makes step traces for clients that ask for an explanation, one at a time.
-
-    It works in a thread beside the step loop. Conversion to JSON holds Python's global interpreter
-    lock, which the loop needs too. So after each step the thread sleeps several times as long as
-    the conversion took. The size of an explanation is limited.
-
-    profile: the loop's cost model without corrections. batch_table: the planner's table.
-    """
+class StepLog:
+    """The lines of recent steps, for explanations. Used by the responder's thread only."""
 
     def __init__(self, profile: CostModel, batch_table: BatchTable | None) -> None:
+        """profile: the loop's cost model without corrections. batch_table: the planner's table."""
         self._header = steps_text(StepTraceFile({}, profile, [], batch_table))
-        self._thread: threading.Thread | None = None
-        self._stopped = threading.Event()
+        self._lines: deque[str] = deque(maxlen=MAX_LINES)
 
-    def start(
-        self, records: Sequence[StepRecord], num_steps: int, done: Callable[[str | None], None]
-    ) -> bool:
-        """Begin the trace of the last num_steps records with planned sequences; False if another
-        one is being made.
+    def add(self, step: StepRecord) -> None:
+        """Steps without planned sequences are left out."""
+        if step.batch_size:
+            self._lines.append(step_line(step))
 
-        done: called in the explainer's thread with the trace, or with None after `stop`.
-        """
-        if self._thread is not None and self._thread.is_alive():
-            return False
-        planned = [record for record in records if record.batch_size][-num_steps:]
-        self._thread = threading.Thread(
-            target=self._run, args=(planned, done), name="smartspec-explainer", daemon=True
-        )
-        self._thread.start()
-        return True
-
-    def _run(self, records: Sequence[StepRecord], done: Callable[[str | None], None]) -> None:
-        trace = None
-        try:
-            trace = self.trace(records)
-        except Exception:
-            logger.exception("an explanation cannot be made")
-        done(trace)
-
-    def trace(self, records: Sequence[StepRecord]) -> str | None:
-        """The trace as text; None if the explainer is stopped."""
+    def text(self, num_steps: int) -> str:
+        """A step trace of the last num_steps steps, or fewer if they exceed MAX_BYTES."""
         lines: list[str] = []
-        num_bytes = 0
-        for record in reversed(records):
-            start_s = time.perf_counter()
-            lines.append(step_line(record))
-            num_bytes += len(lines[-1])
-            if num_bytes >= MAX_BYTES:
+        num_left = MAX_BYTES
+        for line in islice(reversed(self._lines), num_steps):
+            num_left -= len(line)
+            if num_left < 0:
                 break
-            if self._stopped.wait(REST * (time.perf_counter() - start_s)):
-                return None
+            lines.append(line)
         return self._header + "".join(reversed(lines))
-
-    def stop(self, timeout_s: float) -> None:
-        """Stop the current explanation. Waits at most timeout_s."""
-        self._stopped.set()
-        if self._thread is not None:
-            self._thread.join(timeout_s)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -203,11 +203,12 @@ def live(
     def measure(recorder: Recorder, say: Callable[[str], object]) -> None:
         address = free_address()
         folder = paths.run_dir(address.http_port).resolve()
-        local = _sides_in_process(checked, names, load) if overhead else nullcontext({})
-        with TritonServer(checked, folder, address, keeps_files=False) as server:
+        with ExitStack() as stack:
+            server = stack.enter_context(TritonServer(checked, folder, address, keeps_files=False))
             wait_with_progress(server, Console(stderr=True))
-            with local as beside:
-                asyncio.run(_on_server(address.grpc_url, names, load, beside, recorder, say))
+            sides = _sides_in_process(checked, names, load)
+            beside = stack.enter_context(sides) if overhead else {}
+            asyncio.run(_on_server(address.grpc_url, names, load, beside, recorder, say))
 
     _run(described("Policies on Triton", **_about(checked, temperature)), json_file, measure)
 

@@ -14,7 +14,7 @@ import typer
 
 from smartspec_cli.commands import STDOUT, USAGE_ERROR, JsonFile, check_outputs, fail, write_json
 from smartspec_cli.doctor_environment import Environment, find_environment
-from smartspec_cli.doctor_experiments import EXPERIMENTS, Bench, Finding, findings
+from smartspec_cli.doctor_experiments import EXPERIMENTS, Bench, Finding, finding_of
 
 
 def doctor(
@@ -45,8 +45,9 @@ def doctor(
             for experiment in EXPERIMENTS:
                 # After a crash in C++ code, the last line names the experiment.
                 typer.echo(f"doctor: {experiment.__name__}", err=True)
-                found += findings(bench, [experiment])
+                found.append(finding_of(bench, experiment))
                 _write(report, environment, found)
+            bench.close()
     text = markdown(environment, found)
     print(text, file=sys.stderr if json_file == STDOUT else sys.stdout)
     document = asdict(environment) | {"findings": [one._asdict() for one in found]}

@@ -100,7 +100,6 @@ def explain(
             "reason": shown.decision.reason,
             "total_s": shown.total_s,
             "num_prefilling": settings.num_prefilling,
-            "num_background": settings.num_background,
             "candidates": [asdict(one) for one in plans],
         },
         "sequence": {"sequence": chosen, "candidates": [asdict(one) for one in lengths]},
@@ -132,7 +131,6 @@ def _step_table(step: StepRecord, plans: Sequence[Candidate]) -> Table:
     beside = {
         "prompt tokens": step.num_prefill_tokens,
         "requests in prefill": settings.num_prefilling,
-        "sequences in a burst": settings.num_background,
     }
     others = ", ".join(f"{count} {what}" for what, count in beside.items() if count)
     title = f"A step of {step.batch_size} sequences ({step.decision.reason})"

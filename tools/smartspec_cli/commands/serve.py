@@ -15,11 +15,11 @@ from smartspec_cli.commands import USAGE_ERROR, fail
 from smartspec_cli.commands.settings import Changes, Config, Draft, Heads, Model, server_config
 from smartspec_launch import paths
 from smartspec_launch.address import can_bind
-from smartspec_launch.aliases import ALIASES
 from smartspec_launch.files import InstallationError, exposure, find_installation
 from smartspec_launch.foreground import run_in_foreground
 from smartspec_launch.gateway import OPENAI_PORT, OpenAi, tokenizer_dir
 from smartspec_launch.interpreter import InterpreterError
+from smartspec_launch.pbtxt import ALIASES
 from smartspec_launch.triton_server import (
     Address,
     ModelRefusedError,
@@ -177,6 +177,13 @@ def _openai(
     for option, path in (("--chat-template", chat_template), ("--api-key-file", api_key_file)):
         if path is not None and not path.is_file():
             fail(f"{option}: {path} is not a file", USAGE_ERROR)
+    if chat_template is not None:
+        from smartspec_gateway.openai.prompts import PromptError, read_template
+
+        try:
+            read_template(chat_template)
+        except PromptError as error:
+            fail(f"--chat-template: {error}", USAGE_ERROR)
     folder = tokenizer_dir(config)
     if port == 0 or folder is None:
         return None

@@ -69,7 +69,6 @@ def step_from_json(
     NO_TOKEN."""
     settings = PlannerSettings(
         batch_table=batch_table,
-        num_background=raw["num_background"],
         num_prefilling=raw["num_prefilling"],
         last_num_tokens=raw["last_num_tokens"],
         forced=dict(raw["forced"]),

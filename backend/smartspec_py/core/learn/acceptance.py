@@ -7,7 +7,7 @@ all other cohorts. So the estimate of a rare cohort starts from a good value.
 
 The guesses of heads get worse with each position j of a step. For them,
 
-    p[c, j] = (position_trials mean_c + accepted[c, j]) / (position_trials + trials[c, j])
+    p[c, j] = (POSITION_TRIALS mean_c + accepted[c, j]) / (POSITION_TRIALS + trials[c, j])
 
 For other proposers, p[c, j] = mean_c at every position.
 
@@ -25,7 +25,7 @@ The estimate is their mean, weighted by how well each predicted the results so f
 
 Counts decay by a constant factor at every step, and more slowly at steps without drafts. Evidence
 that is not renewed loses its weight. So the estimate of a request without drafts returns to its
-cohort, a cohort returns to the other cohorts, and all return to `initial_mean`. Speculation is
+cohort, a cohort returns to the other cohorts, and all return to INITIAL_MEAN. Speculation is
 therefore never disabled forever.
 
 Time is counted in steps; this module does not read a clock.
@@ -35,7 +35,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -46,34 +45,31 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 
-@dataclass(frozen=True)
-class AcceptanceSettings:
-    initial_mean: float = 0.7
-    """Acceptance rate assumed before any observation. Published draft models have 0.5 to 0.9."""
+INITIAL_MEAN = 0.7
+"""Acceptance rate assumed before any observation. Published draft models have 0.5 to 0.9."""
 
-    initial_trials: float = 8.0
-    """Weight of the prior in a cohort's mean, in trials. It equals two steps of a few requests."""
+INITIAL_TRIALS = 8.0
+"""Weight of the prior in a cohort's mean, in trials. It equals two steps of a few requests."""
 
-    position_trials: float = 64.0
-    """Weight of the cohort's mean in the rate of a position, in trials. It is large because
-    positions differ less than cohorts, and later positions have few trials."""
+POSITION_TRIALS = 64.0
+"""Weight of the cohort's mean in the rate of a position, in trials. It is large because positions
+differ less than cohorts, and later positions have few trials."""
 
-    experts: tuple[tuple[float, float], ...] = ((8.0, 0.85), (8.0, 0.98))
-    """For each expert, the weight w in trials, and the decay factor of a request's counts at a step
-    with drafts. The quick one detects a change of the text within ten steps. The slow one averages
-    over 50. At a step without drafts, both use the slow decay factor, because such a step is no
-    evidence."""
+EXPERTS = ((8.0, 0.85), (8.0, 0.98))
+"""For each expert, the weight w in trials, and the decay factor of a request's counts at a step
+with drafts. The quick one detects a change of the text within ten steps. The slow one averages over
+50. At a step without drafts, both use the slow decay factor, because such a step is no evidence."""
 
-    forgetting: float = 0.999
-    """Decay factor of a cohort's counts, and of the log-likelihoods of experts, per step of a
-    request with drafts. The half-life is 693 such steps."""
+FORGETTING = 0.999
+"""Decay factor of a cohort's counts, and of the log-likelihoods of experts, per step of a request
+with drafts. The half-life is 693 such steps."""
 
-    idle_forgetting: float = 0.998
-    """Decay factor of a cohort's counts at a step without drafts for the cohort. It does not depend
-    on the number of requests, because all of them resume drafting at once."""
+IDLE_FORGETTING = 0.998
+"""Decay factor of a cohort's counts at a step without drafts for the cohort. It does not depend on
+the number of requests, because all of them resume drafting at once."""
 
-    max_cohorts: int = 256
-    """Largest number of cohorts. Beyond it, the least recently used cohort is removed."""
+MAX_COHORTS = 256
+"""Largest number of cohorts. Beyond it, the least recently used cohort is removed."""
 
 
 class AcceptanceTracker:
@@ -83,37 +79,27 @@ class AcceptanceTracker:
     first two handle all sequences of a step in one call, which is faster.
     """
 
-    def __init__(
-        self,
-        assumed: Mapping[str, float] | None = None,
-        settings: AcceptanceSettings = AcceptanceSettings(),
-        num_positions: int = 1,
-    ) -> None:
+    def __init__(self, assumed: Mapping[str, float] | None = None, num_positions: int = 1) -> None:
         """assumed: prior acceptance rates by cohort. Other cohorts use the rate of the rest.
         num_positions: positions with rates of their own; 1 if all positions share a rate."""
         self._assumed = assumed or {}
-        self._settings = settings
-        self._weights, self._memories = np.array(settings.experts).T / ((2.0,), (1.0,))
+        self._weights, self._memories = np.array(EXPERTS).T / ((2.0,), (1.0,))
         self._unknown = np.zeros((2, num_positions))
         self._cohorts: OrderedDict[str, Floats] = OrderedDict()
         """Decayed counts of each cohort, the least recently used first: accepted and trials by
         position, shape [2, num_positions]."""
         self._totals = np.zeros(2)
         """The counts of all cohorts."""
-        self._likelihoods = np.zeros(len(settings.experts))
+        self._likelihoods = np.zeros(len(EXPERTS))
         self._requests: dict[int, Floats] = {}
         """Decayed counts of each request by expert: accepted, expected and trials, shape
         [3, experts]."""
-        self._nothing = np.zeros((3, len(settings.experts)))
+        self._nothing = np.zeros((3, len(EXPERTS)))
 
     @property
     def sequences(self) -> set[int]:
         """Sequences with counts of their own."""
         return set(self._requests)
-
-    def mean_of(self, cohort: str = "") -> float:
-        """Expected acceptance rate of a new request of this cohort."""
-        return self._mean(cohort)[0]
 
     def accept_probs(
         self, sequences: Sequence[int], num_positions: int, cohorts: Sequence[str] | None = None
@@ -189,24 +175,22 @@ class AcceptanceTracker:
 
     def _mean(self, cohort: str) -> tuple[float, float]:
         """The mean acceptance rate of the cohort, over all positions, and its trials."""
-        weight, totals = self._settings.initial_trials, self._totals
         own = self._cohorts.get(cohort, self._unknown).sum(axis=1)
         assumed = self._assumed.get(cohort)
         if assumed is None:
-            others = totals - own
-            assumed = weight * self._settings.initial_mean + others[0]
-            assumed /= weight + others[1]
-        return float((weight * assumed + own[0]) / (weight + own[1])), float(own[1])
+            accepted, trials = self._totals - own
+            assumed = (INITIAL_TRIALS * INITIAL_MEAN + accepted) / (INITIAL_TRIALS + trials)
+        mean = (INITIAL_TRIALS * assumed + own[0]) / (INITIAL_TRIALS + own[1])
+        return float(mean), float(own[1])
 
     def _rates(self, cohorts: Sequence[str], num_positions: int) -> tuple[Floats, Floats]:
         """p of each cohort, shape [len(cohorts), num_positions], and its trials."""
         means, trials = np.array([self._mean(name) for name in cohorts]).T
         rates = np.repeat(means[:, None], num_positions, axis=1)
         if self._unknown.shape[1] > 1:
-            weight = self._settings.position_trials
             counts = np.stack([self._cohorts.get(name, self._unknown) for name in cohorts])
-            by_position = counts[:, :, :num_positions]
-            rates = (weight * rates + by_position[:, 0]) / (weight + by_position[:, 1])
+            accepted, tried = counts[:, :, :num_positions].transpose(1, 0, 2)
+            rates = (POSITION_TRIALS * rates + accepted) / (POSITION_TRIALS + tried)
         return rates, trials
 
     def _expert_probs(self, counts: Floats, rates: Floats, cohort_trials: Floats) -> Floats:
@@ -216,7 +200,7 @@ class AcceptanceTracker:
         weights = self._weights
         factors = (weights + accepted) / (weights + expected)
         factors *= (weights + trials - expected) / (weights + trials - accepted)
-        known = self._settings.initial_trials + cohort_trials[:, None]
+        known = INITIAL_TRIALS + cohort_trials[:, None]
         factors **= np.maximum(1.0 - trials / known, 0.0)
         odds = (rates / (1 - rates))[..., None] * factors[:, None]
         probs: Floats = odds / (1 + odds)
@@ -224,7 +208,7 @@ class AcceptanceTracker:
 
     def _score_experts(self, probs: Floats, is_accepted: Bools, is_tried: Bools) -> None:
         likely = np.where(is_accepted[..., None], probs, 1 - probs)
-        self._likelihoods *= self._settings.forgetting ** np.count_nonzero(is_tried[:, 0])
+        self._likelihoods *= FORGETTING ** np.count_nonzero(is_tried[:, 0])
         self._likelihoods += np.log(likely[is_tried]).sum(axis=0)
 
     def _counts_of(self, sequences: Sequence[int]) -> Floats:
@@ -237,14 +221,12 @@ class AcceptanceTracker:
             if sequence in self._requests:
                 self._requests[sequence] *= self._memories[-1]
         for name in cohorts:
-            kept = self._settings.idle_forgetting
-            self._set_counts(name, kept * self._cohorts.get(name, self._unknown))
+            self._set_counts(name, IDLE_FORGETTING * self._cohorts.get(name, self._unknown))
 
     def _observe_cohort(self, name: str, is_accepted: Bools, is_tried: Bools) -> None:
         """is_accepted, is_tried: of the sequences of this cohort, [n, K]."""
         num_drafting = int(np.count_nonzero(is_tried[:, 0]))
-        busy, idle = self._settings.forgetting, self._settings.idle_forgetting
-        kept = busy**num_drafting if num_drafting else idle
+        kept = FORGETTING**num_drafting if num_drafting else IDLE_FORGETTING
         added = np.stack([is_accepted.sum(axis=0), is_tried.sum(axis=0)])
         counts = kept * self._cohorts.get(name, self._unknown)
         if counts.shape[1] == 1:
@@ -256,7 +238,7 @@ class AcceptanceTracker:
         self._totals += counts.sum(axis=1) - self._cohorts.get(cohort, self._unknown).sum(axis=1)
         self._cohorts[cohort] = counts
         self._cohorts.move_to_end(cohort)
-        if len(self._cohorts) > self._settings.max_cohorts:
+        if len(self._cohorts) > MAX_COHORTS:
             _, oldest = self._cohorts.popitem(last=False)
             self._totals -= oldest.sum(axis=1)
 

@@ -20,95 +20,44 @@ Time is counted in steps. This module does not read a clock, and its memory use 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from smartspec_py.core.cost import CostModel
-from smartspec_py.core.learn.regression import RegressionSettings, RidgeRegression
+from smartspec_py.core.learn.regression import FORGETTING, LARGEST, RidgeRegression
 from smartspec_py.core.types import MeasuredStep
 
+SHARED = 0.5
+"""Share of the change of the base that the slope is expected to have too. It is 1 for a slower
+machine, and 0 for a constant wait in every pass. The value is between the two."""
 
-@dataclass(frozen=True)
-class CorrectionSettings:
-    largest_factor: float = 10.0
-    """Upper bound of every factor; the lower bound is its inverse. A profile with larger errors
-    should be measured again. Relative errors are divided by at least a tenth of the measured
-    value."""
+TARGET_SDS = (1.0, 0.5, 0.1)
+"""Prior standard deviations of changes: the speed of the machine, the additional cost of drafts,
+and a constant time in passes of one token. If all steps are alike, a difference is divided among
+the three in proportion to their squares."""
 
-    shared: float = 0.5
-    """Share of the change of the base that the slope is expected to have too. It is 1 for a slower
-    machine, and 0 for a constant wait in every pass. The value is between the two."""
+HOST_SDS = (1.0, 0.05)
+"""Prior standard deviations of host_s and host_row_s, in passes of one token."""
 
-    target_sds: tuple[float, float, float] = (1.0, 0.5, 0.1)
-    """Prior standard deviations of changes: the speed of the machine, the additional cost of
-    drafts, and a constant time in passes of one token. If all steps are alike, a difference is
-    divided among the three in proportion to their squares."""
-
-    host_sds: tuple[float, float] = (1.0, 0.05)
-    """Prior standard deviations of host_s and host_row_s, in passes of one token."""
-
-    unseen_steps: int = 500
-    """Number of steps without speculation after which a step with drafts is wanted, to check the
-    cost of drafts. In this time the probe budget fills up."""
-
-    regression: RegressionSettings = field(default_factory=RegressionSettings)
-    """See `core.learn.regression`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Predicted:
-    """The profile's prediction for a step, in seconds. The fits use it as features.
-
-    one_token_s: target pass with one token per row. drafts_s: additional time of the target pass to
-    verify drafts. passes_s: draft passes and catch-up.
-    """
-
-    one_token_s: float
-    drafts_s: float
-    passes_s: float
-
-
-def predicted(profile: CostModel, step: MeasuredStep) -> Predicted:
-    """The prediction for a step by the profile alone, without learned factors or prompt chunks."""
-    rows = max(1, step.batch_size)
-    num_tokens = max(rows, step.num_tokens)
-    alone_s = profile.target.one_token_s(rows, step.context_len)
-    one_token_s = alone_s if step.is_repeat else alone_s + profile.change_s(rows)
-    drafts_s = 0.0
-    if num_tokens > rows:
-        drafts_s = profile.target.pass_s(rows, num_tokens, step.context_len) - alone_s
-        drafts_s += profile.extra_iterations_s(step.num_charged_tokens)
-    passes_s = sum(profile.draft_s(rows) for rows in step.draft_rows)
-    if step.draft_rows:
-        passes_s += profile.catch_up_s * step.num_catch_up_tokens
-    return Predicted(one_token_s, drafts_s, passes_s)
+UNSEEN_STEPS = 500
+"""Number of steps without speculation after which a step with drafts is wanted, to check the cost
+of drafts. In this time the probe budget fills up."""
 
 
 class CostCorrections:
     """`observe` learns from a step. `cost` is the profile with the learned factors."""
 
-    def __init__(
-        self, profile: CostModel, settings: CorrectionSettings = CorrectionSettings()
-    ) -> None:
+    def __init__(self, profile: CostModel) -> None:
         self._profile = profile
-        self._settings = settings
-        regression, high = settings.regression, settings.largest_factor
         # Unit of extra_s and host times, so that their values are about as large as factors.
         self._unit_s = max(profile.target.one_token_s(1), 1e-9)
-        self._target = RidgeRegression(
-            (1.0, 1.0 - settings.shared, 0.0),
-            settings.target_sds,
-            (1 / high, -high, 0.0),
-            high,
-            regression,
-        )
+        self._target = RidgeRegression((1.0, 1.0 - SHARED, 0.0), TARGET_SDS)
         host = (profile.host_s / self._unit_s, profile.host_row_s / self._unit_s)
-        self._host = RidgeRegression(host, settings.host_sds, (0.0, 0.0), math.inf, regression)
-        self._draft = RidgeRegression((1.0,), (1.0,), (1 / high,), high, regression)
+        self._host = RidgeRegression(host, HOST_SDS)
+        self._draft = RidgeRegression((1.0,), (1.0,))
         self._fits = (self._target, self._host, self._draft)
         self._num_unspeculated = 0
         self._errors = np.zeros(3)
@@ -140,55 +89,68 @@ class CostCorrections:
     def wants_drafts(self) -> bool:
         """Whether a step with drafts is needed to learn the cost of drafts, because recent steps
         had none. The caller runs one if its probe budget allows it."""
-        return self._num_unspeculated >= self._settings.unseen_steps
+        return self._num_unspeculated >= UNSEEN_STEPS
 
     def observe(self, step: MeasuredStep) -> None:
         """Learn from a step. Parts that cannot be measured separately are not used."""
-        known = predicted(self._profile, step)
-        pass_s = known.one_token_s + self._settings.shared * known.drafts_s
-        target = np.array((pass_s, known.drafts_s, self._unit_s))
+        one_token_s, drafts_s, passes_s = self._expected(step)
+        target = np.array((one_token_s + SHARED * drafts_s, drafts_s, self._unit_s))
         host = np.array((self._unit_s, self._unit_s * step.batch_size))
-        passes = np.array((known.passes_s,))
+        passes = np.array((passes_s,))
         target_s, draft_s = self._target.predict(target), self._draft.predict(passes)
         whole_s = target_s + draft_s + self._host.predict(host) + step.fixed_draft_s
         is_speculating = step.is_speculating and step.num_prefill_tokens == 0
         self._num_unspeculated = 0 if is_speculating else self._num_unspeculated + 1
         if step.batch_size > 0 and step.num_prefill_tokens == 0:
-            self._note_errors(step, known, whole_s)
+            profile_s = one_token_s + drafts_s + passes_s + step.fixed_draft_s
+            profile_s += self._profile.step_host_s(step.batch_size)
+            if step.total_s > 0.0:
+                errors = np.abs(np.array((profile_s, whole_s, 0.0)) / step.total_s - 1.0)
+                self._errors += (1 - FORGETTING) * (errors - self._errors)
             self._target.observe(target, step.target_s, target_s)
             # Errors are relative to the whole step, because host time alone may be almost 0.
-            whole_s = max(whole_s, step.total_s / self._settings.largest_factor)
-            self._host.observe(host, step.host_s, whole_s)
+            self._host.observe(host, step.host_s, max(whole_s, step.total_s / LARGEST))
         else:
             self._target.fade()
             self._host.fade()
-        if known.passes_s > 0.0:
+        if passes_s > 0.0:
             self._draft.observe(passes, step.draft_s, draft_s)
         else:
             self._draft.fade()
         self.cost = self._corrected()
 
-    def _note_errors(self, step: MeasuredStep, known: Predicted, corrected_s: float) -> None:
-        if step.total_s <= 0.0:
-            return
-        profile_s = known.one_token_s + known.drafts_s + known.passes_s + step.fixed_draft_s
-        profile_s += self._profile.step_host_s(step.batch_size)
-        errors = np.abs(np.array((profile_s, corrected_s, 0.0)) / step.total_s - 1.0)
-        self._errors += (1 - self._settings.regression.forgetting) * (errors - self._errors)
+    def _expected(self, step: MeasuredStep) -> tuple[float, float, float]:
+        """The seconds of a step by the profile alone, without prompt chunks: the target pass with
+        one token per row, its additional time to verify drafts, and draft passes with catch-up."""
+        profile, rows = self._profile, max(1, step.batch_size)
+        alone_s = one_token_s = profile.target.one_token_s(rows, step.context_len)
+        if not step.is_repeat:
+            one_token_s += profile.change_s(rows)
+        drafts_s = passes_s = 0.0
+        if step.num_tokens > rows:
+            drafts_s = profile.target.pass_s(rows, step.num_tokens, step.context_len) - alone_s
+        if step.draft_rows:
+            passes_s = sum(profile.draft_s(rows) for rows in step.draft_rows)
+            passes_s += profile.catch_up_s * step.num_catch_up_tokens
+        return one_token_s, drafts_s, passes_s
 
     def _corrected(self) -> CostModel:
+        """Factors are from 1 / LARGEST to LARGEST. A profile with larger errors should be measured
+        again."""
         base, drafts, extra = self._target.values.tolist()
         host, host_row = self._host.values.tolist()
-        (draft,) = self._draft.values.tolist()
-        largest = self._settings.largest_factor
-        slope = self._settings.shared * base + drafts
+        draft = _bounded(*self._draft.values.tolist())
         return replace(
             self._profile,
-            host_s=host * self._unit_s,
-            host_row_s=host_row * self._unit_s,
+            host_s=max(0.0, host) * self._unit_s,
+            host_row_s=max(0.0, host_row) * self._unit_s,
             catch_up_s=draft * self._profile.catch_up_s,
-            target_base=base,
-            target_slope=min(max(slope, 1 / largest), largest),
+            target_base=_bounded(base),
+            target_slope=_bounded(SHARED * base + drafts),
             target_extra_s=extra * self._unit_s,
             draft_factor=draft,
         )
+
+
+def _bounded(factor: float) -> float:
+    return min(max(factor, 1 / LARGEST), LARGEST)

@@ -14,17 +14,16 @@ therefore cancels out.
 A bucket has three states:
 
     watch     Windows of speculating steps are compared to a reference of steps without drafts. Old
-              reference steps lose weight. A window that is 2 standard errors below `bar` starts a
-              trial.
+              reference steps lose weight. A window that is SUSPECT_ERRORS below BAR starts a trial.
     trial     Every fourth step has no drafts. Only steps of the trial count, with and without
               drafts, because the speed of the machine may have changed. The result is checked
-              after 32, 64, 128, .. speculating steps. 3.5 standard errors below `bar`: off. 2
+              after 32, 64, 128, .. speculating steps. OFF_ERRORS below BAR: off. SUSPECT_ERRORS
               above: watch.
     off       No speculation for a pause 100 times as long as the time that the trial lost. So
               repeated trials cost 1 % of the time. After the pause, a trial starts.
 
 False alarms: a trial has at most 11 checks, each with more evidence. If speculation is exactly as
-fast as `bar`, less than 2 % of trials disable it. These rates assume that steps vary independently.
+fast as BAR, less than 2 % of trials disable it. These rates assume that steps vary independently.
 
 Time is counted in steps of a bucket; this module does not read a clock. There are a few dozen
 buckets.
@@ -46,56 +45,52 @@ from smartspec_py.core.types import MeasuredStep
 
 Floats = NDArray[np.float64]
 
+BAR = 0.98
+"""Smallest accepted rate with speculation, relative to the rate without."""
 
-@dataclass(frozen=True)
-class GuardSettings:
-    bar: float = 0.98
-    """Smallest accepted rate with speculation, relative to the rate without."""
+SHARE = 0.01
+"""Share of the time for probes. Trials that show a loss may lose the same share again. Losses of
+this size are within measurement noise."""
 
-    share: float = 0.01
-    """Share of the time for probes. Trials that show a loss may lose the same share again. Losses
-    of this size are within measurement noise."""
+MAX_PROBES = 5.0
+"""Largest number of probes that can be saved up. It is enough to measure the cost of drafts."""
 
-    most_probes: float = 5.0
-    """Largest number of probes that can be saved up. It is enough to measure the cost of drafts."""
+LONG_STEP = 3.0
+"""A step is an outlier if its duration exceeds this multiple of the usual duration. Outliers are
+ignored while fewer than one step in 32 is one. More frequent long steps may be caused by
+speculation, so they count. The charge for a probe has the same limit."""
 
-    long_step: float = 3.0
-    """A step is an outlier if its duration exceeds this multiple of the usual duration. Outliers
-    are ignored while fewer than one step in 32 is one. More frequent long steps may be caused by
-    speculation, so they count. The charge for a probe has the same limit."""
+WINDOWS = (32, 512)
+"""Speculating steps per window. The short one detects a large loss early, the long one a small
+loss. A trial is first checked after the short one."""
 
-    windows: tuple[int, int] = (32, 512)
-    """Speculating steps per window. The short one detects a large loss early, the long one a small
-    loss. A trial is first checked after the short one."""
+MEMORY = 512
+"""Averaging length of the reference, in steps of the bucket."""
 
-    memory: int = 512
-    """Averaging length of the reference, in steps of the bucket."""
+LONGEST = 32768
+"""Largest length of a trial and of a pause, in steps."""
 
-    longest: int = 32768
-    """Largest length of a trial and of a pause, in steps."""
+SUSPECT_ERRORS = 2.0
+"""Distance from BAR, in standard errors, at which a window below it starts a trial and a trial
+above it ends with speculation enabled."""
 
-    suspect_errors: float = 2.0
-    """Distance from `bar`, in standard errors, at which a window below it starts a trial and a
-    trial above it ends with speculation enabled."""
+OFF_ERRORS = 3.5
+"""Distance below BAR, in standard errors, at which a trial disables speculation. A trial has up to
+11 checks, and each is wrong once in 4,000 times."""
 
-    off_errors: float = 3.5
-    """Distance below `bar`, in standard errors, at which a trial disables speculation. A trial has
-    up to 11 checks, and each is wrong once in 4,000 times."""
+REFERENCE_EVERY = 4
+"""In a trial, one step in this many has no drafts, even if the probe budget is used up. As far as
+is known, speculation is not faster there, so these steps lose no time."""
 
-    reference_every: int = 4
-    """In a trial, one step in this many has no drafts, even if the probe budget is used up. As far
-    as is known, speculation is not faster there, so these steps lose no time."""
-
-    step_sd: float = 0.2
-    """Relative deviation of one step that is assumed in addition to the measured deviations. It
-    matters only while there are few steps."""
+STEP_SD = 0.2
+"""Relative deviation of one step that is assumed in addition to the measured deviations. It matters
+only while there are few steps."""
 
 
 class ProbeBudget:
     """Limits probes to a share of the time. Unused time is saved up for a few probes."""
 
-    def __init__(self, settings: GuardSettings = GuardSettings()) -> None:
-        self._settings = settings
+    def __init__(self) -> None:
         self._saved = 1.0
         """Number of saved probes. It starts with one, so that short runs have few probes."""
         self._mean_s = 0.0
@@ -108,51 +103,43 @@ class ProbeBudget:
 
         The time that it loses is shorter. But computing it needs the model that the probe tests.
         """
-        share, largest = self._settings.share, self._settings.long_step
         self._mean_s = self._mean_s or step_s
-        size = min(step_s / self._mean_s, 1.0 / share) if self._mean_s > 0 else 1.0
-        self._mean_s += share * (min(size, largest) - 1.0) * self._mean_s
-        self._saved = min(self._saved + share * size, self._settings.most_probes)
+        size = min(step_s / self._mean_s, 1.0 / SHARE) if self._mean_s > 0 else 1.0
+        self._mean_s += SHARE * (min(size, LONG_STEP) - 1.0) * self._mean_s
+        self._saved = min(self._saved + SHARE * size, MAX_PROBES)
         if is_probe:
-            self._saved -= min(size, largest)
+            self._saved -= min(size, LONG_STEP)
 
 
 class Guard:
-    """`observe` learns from a step. `pause` returns whether the next step may speculate.
+    """`observe` learns from a step. `is_off` says whether the next step may not speculate.
 
     profile: the profile of the machine, without corrections. budget: probe budget, shared with
     other users of probes. The caller must call its `observe` for every step.
     """
 
-    def __init__(
-        self, profile: CostModel, budget: ProbeBudget, settings: GuardSettings = GuardSettings()
-    ) -> None:
+    def __init__(self, profile: CostModel, budget: ProbeBudget) -> None:
         self._profile = profile
         self._budget = budget
-        self._settings = settings
         self._cells: dict[tuple[int, int], _Cell] = {}
         self.num_switches = 0
 
-    def pause(self, batch_size: int, context_len: float) -> int:
-        """Steps until speculation is enabled again; 0 if it is enabled."""
+    def is_off(self, batch_size: int, context_len: float) -> bool:
         cell = self._cells.get(_bucket(batch_size, context_len))
-        return max(1, cell.pause) if cell is not None and cell.state is State.OFF else 0
+        return cell is not None and cell.state is State.OFF
 
     def wants_reference(self, batch_size: int, context_len: float) -> bool:
         """Whether a step should run without its planned drafts, as a reference."""
         cell = self._cells.get(_bucket(batch_size, context_len))
         if cell is not None and cell.state is State.TRIAL:
-            return cell.num_unreferenced >= self._settings.reference_every - 1
+            return cell.num_unreferenced >= REFERENCE_EVERY - 1
         return self._budget.allows()
 
     def observe(self, step: MeasuredStep) -> None:
         """Learn from a step without prompt chunks."""
         if min(step.batch_size, step.num_generated) <= 0 or step.spent_s <= 0.0:
             return
-        key = _bucket(step.batch_size, step.context_len)
-        cell = self._cells.get(key)
-        if cell is None:
-            cell = self._cells[key] = _Cell(self._settings)
+        cell = self._cells.setdefault(_bucket(step.batch_size, step.context_len), _Cell())
         was_off = cell.state is State.OFF
         none_s = self._profile.target_s(step.batch_size, step.batch_size, step.context_len)
         cell.observe(step, none_s if none_s > 0.0 else 1.0)
@@ -170,7 +157,7 @@ class Guard:
         ValueError for a state of another form."""
         for key, of_one in state.items():
             rows, context = map(int, key.split())
-            cell = self._cells[rows, context] = _Cell(self._settings)
+            cell = self._cells[rows, context] = _Cell()
             cell.reference += kept * np.array(of_one["reference"]).reshape(3, 3)
             cell.pause = int(kept * of_one["pause"])
             cell.state = State.OFF if cell.pause else State.WATCH
@@ -199,7 +186,6 @@ class _Cell:
     pause: remaining steps without speculation.
     """
 
-    settings: GuardSettings
     state: State = State.WATCH
     reference: Floats = field(default_factory=_nothing)
     trial: Floats = field(default_factory=_nothing)
@@ -213,18 +199,18 @@ class _Cell:
 
     def observe(self, step: MeasuredStep, none_s: float) -> None:
         """none_s: seconds of the step without drafts, by the profile."""
-        spent, longest = step.spent_s / none_s, self.settings.long_step * self.usual
-        self.usual += (min(spent, longest) - self.usual) / self.settings.windows[0]
-        self.outlier_share += ((spent > longest) - self.outlier_share) / self.settings.memory
+        spent, longest = step.spent_s / none_s, LONG_STEP * self.usual
+        self.usual += (min(spent, longest) - self.usual) / WINDOWS[0]
+        self.outlier_share += ((spent > longest) - self.outlier_share) / MEMORY
         sums = np.array((1.0, step.num_generated / step.batch_size, spent))
         evidence = sums[:, None] * sums
-        self.reference *= 1.0 - 1.0 / self.settings.memory
+        self.reference *= 1.0 - 1.0 / MEMORY
         if self.state is State.OFF:
             self.pause -= 1
             if self.pause <= 0:
                 self._begin_trial()
         self.num_unreferenced = self.num_unreferenced + 1 if step.is_speculating else 0
-        if spent > longest and self.outlier_share < 1.0 / self.settings.windows[0]:
+        if spent > longest and self.outlier_share < 1.0 / WINDOWS[0]:
             return
         if step.is_speculating:
             self._add_speculating(evidence)
@@ -245,27 +231,25 @@ class _Cell:
                 self._check_trial()
 
     def _check_windows(self) -> None:
-        for window, length in zip(self.windows, self.settings.windows, strict=True):
+        for window, length in zip(self.windows, WINDOWS, strict=True):
             if window[0, 0] >= length:
-                mean, error = self._log_ratio(window, self.reference)
+                mean, error = _log_ratio(window, self.reference)
                 window[:] = 0.0
-                if mean + self.settings.suspect_errors * error < 0.0:
+                if mean + SUSPECT_ERRORS * error < 0.0:
                     self._begin_trial()
                     return
 
     def _begin_trial(self) -> None:
         self.state, self.num_unreferenced = State.TRIAL, 0
-        self.next_check = self.settings.windows[0]
+        self.next_check = WINDOWS[0]
         self.trial, self.trial_reference = _nothing(), _nothing()
 
     def _check_trial(self) -> None:
-        mean, error = self._log_ratio(self.trial, self.trial_reference)
+        mean, error = _log_ratio(self.trial, self.trial_reference)
         self.next_check *= 2
-        if mean + self.settings.off_errors * error < 0.0:
+        if mean + OFF_ERRORS * error < 0.0:
             self._turn_off()
-        elif (
-            mean > self.settings.suspect_errors * error or self.trial[0, 0] >= self.settings.longest
-        ):
+        elif mean > SUSPECT_ERRORS * error or self.trial[0, 0] >= LONGEST:
             self.state = State.WATCH
 
     def _turn_off(self) -> None:
@@ -274,25 +258,25 @@ class _Cell:
         _, earned, spent = self.trial[0]
         _, earned_none, spent_none = self.trial_reference[0]
         lost = spent * earned_none / spent_none - earned
-        pause = min(lost / self.settings.share, self.settings.longest)
-        self.state, self.pause = State.OFF, math.ceil(pause)
+        self.state, self.pause = State.OFF, max(1, math.ceil(min(lost / SHARE, LONGEST)))
         for window in self.windows:
             window[:] = 0.0
 
-    def _log_ratio(self, speculating: Floats, none: Floats) -> tuple[float, float]:
-        """Log of (ratio of both rates / bar), and its standard error. A loss is below 0."""
-        (rate, variance), (none_rate, none_variance) = map(self._rate, (speculating, none))
-        return math.log(rate / none_rate / self.settings.bar), math.sqrt(variance + none_variance)
 
-    def _rate(self, evidence: Floats) -> tuple[float, float]:
-        """The rate and its relative variance. The variance is that of earned - rate * spent, whose
-        mean is 0."""
-        num_steps, earned, spent = evidence[0].tolist()
-        rate = earned / spent
-        residual = np.array((0.0, 1.0, -rate))
-        squares = max(float(residual @ evidence @ residual), 0.0) / (earned / num_steps) ** 2
-        per_step = (self.settings.step_sd**2 + squares) / (1.0 + num_steps)
-        return rate, per_step / num_steps
+def _log_ratio(speculating: Floats, none: Floats) -> tuple[float, float]:
+    """Log of (ratio of both rates / BAR), and its standard error. A loss is below 0."""
+    (rate, variance), (none_rate, none_variance) = map(_rate, (speculating, none))
+    return math.log(rate / none_rate / BAR), math.sqrt(variance + none_variance)
+
+
+def _rate(evidence: Floats) -> tuple[float, float]:
+    """The rate and its relative variance. The variance is that of earned - rate * spent, whose mean
+    is 0."""
+    num_steps, earned, spent = evidence[0].tolist()
+    rate = earned / spent
+    residual = np.array((0.0, 1.0, -rate))
+    squares = max(float(residual @ evidence @ residual), 0.0) / (earned / num_steps) ** 2
+    return rate, (STEP_SD**2 + squares) / (1.0 + num_steps) / num_steps
 
 
 def _bucket(batch_size: int, context_len: float) -> tuple[int, int]:

@@ -1,9 +1,9 @@
 """Recursive ridge regression with forgetting, updated after every step.
 
-The values minimise, within bounds,
+The values minimise
 
-    sum over observations of  forgetting^age * (error / scale)^2
-    + sum over values of  (noise * (value - prior) / sd)^2
+    sum over observations of  FORGETTING^age * (error / scale)^2
+    + sum over values of  (NOISE * (value - prior) / sd)^2
 
 The evidence is stored in information form, without the ridge. The evidence decays and the ridge
 does not. So a value without new evidence returns to its prior, and the matrix to solve is never
@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,52 +25,43 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
+NOISE = 0.05
+"""Relative standard deviation of the duration of a pass. It sets the weight of a step relative to
+the ridge. It is also the unit of errors, unless the measured deviation is larger."""
 
-@dataclass(frozen=True)
-class RegressionSettings:
-    noise: float = 0.05
-    """Relative standard deviation of the duration of a pass. It sets the weight of a step relative
-    to the ridge. It is also the unit of errors, unless the measured deviation is larger."""
+FORGETTING = 0.99
+"""Decay factor of the evidence per step. The evidence covers about 100 steps, which is the usual
+distance between probes."""
 
-    forgetting: float = 0.99
-    """Decay factor of the evidence per step. The evidence covers about 100 steps, which is the
-    usual distance between probes."""
+RECENT = 5
+"""Number of recent errors in the median, which tolerates two outliers. After a change, evidence
+covers this many steps. Without a change, the values are solved only once in this many steps,
+because a single step changes evidence of 100 steps by less than its noise."""
 
-    recent: int = 5
-    """Number of recent errors in the median, which tolerates two outliers. After a change, evidence
-    covers this many steps. Without a change, the values are solved only once in this many steps,
-    because a single step changes evidence of 100 steps by less than its noise."""
+CHANGE = 2.0
+"""Size of the median of recent errors that counts as a change, in standard deviations of one error.
+The median itself deviates by about 0.5 of them, so noise exceeds the limit once in 10,000 steps."""
 
-    change: float = 2.0
-    """Size of the median of recent errors that counts as a change, in standard deviations of one
-    error. The median itself deviates by about 0.5 of them, so noise exceeds the limit once in
-    10,000 steps."""
+FAR = 0.25
+"""Largest relative distance of an error from the median: 5 standard deviations."""
 
-    far: float = 0.25
-    """Largest relative distance of an error from the median: 5 standard deviations."""
+LARGEST = 10.0
+"""Errors are relative to at least a tenth of the measured value, and of that expected by the prior.
+Predictions can be 0 or negative for a pass that takes time: with a profile from a noisy machine, or
+after passes with a duration of 0."""
 
 
 class RidgeRegression:
     """Fits `values` in measured = sum of features * values."""
 
-    def __init__(
-        self,
-        prior: Sequence[float],
-        sds: Sequence[float],
-        low: Sequence[float],
-        high: float,
-        settings: RegressionSettings = RegressionSettings(),
-    ) -> None:
-        """prior, sds, low: prior, its standard deviation and lower bound of each value. high: upper
-        bound of all values."""
-        self._settings = settings
+    def __init__(self, prior: Sequence[float], sds: Sequence[float]) -> None:
+        """prior, sds: prior of each value, and its standard deviation."""
         self._prior = np.array(prior, dtype=np.float64)
-        self._low, self._high = np.array(low, dtype=np.float64), high
-        self._ridge = np.diag((settings.noise / np.array(sds, dtype=np.float64)) ** 2)
+        self._ridge = np.diag((NOISE / np.array(sds, dtype=np.float64)) ** 2)
         self._evidence = np.zeros_like(self._ridge)
         self._pull = np.zeros_like(self._prior)
-        self._recent = deque([0.0] * settings.recent, maxlen=settings.recent)
-        self._variance = settings.noise**2
+        self._recent = deque([0.0] * RECENT, maxlen=RECENT)
+        self._variance = NOISE**2
         self._num_steps = 0
         self.values = self._prior
 
@@ -80,22 +70,20 @@ class RidgeRegression:
 
     def observe(self, features: Floats, measured: float, scale: float) -> None:
         """Learn from one measurement. scale: the error is divided by it; same unit as measured."""
-        # Predictions can be 0 or negative for a pass that takes time: with a profile from a noisy
-        # machine, or after passes with a duration of 0. So scale has a lower bound.
         prior = float(features @ self._prior)
-        scale = max(scale, measured / self._high, prior / self._high) or 1.0
+        scale = max(scale, measured / LARGEST, prior / LARGEST) or 1.0
         x = features / scale
         predicted = self.predict(x)
         error, is_change = self._limited(measured / scale - predicted)
-        self._forget(1 - 1 / self._settings.recent if is_change else self._settings.forgetting)
+        self._forget(1 - 1 / RECENT if is_change else FORGETTING)
         self._pull += x * (predicted + error - prior / scale)
         self._evidence += x[:, None] * x
-        self._solve(is_due=is_change or self._num_steps < self._settings.recent)
+        self._solve(is_due=is_change or self._num_steps < RECENT)
 
     def fade(self) -> None:
         """Let the evidence decay at a step without a measurement."""
         if self.values is not self._prior:
-            self._forget(self._settings.forgetting)
+            self._forget(FORGETTING)
             self._solve()
 
     def state(self) -> dict[str, Any]:
@@ -111,44 +99,24 @@ class RidgeRegression:
                 f"evidence must be finite, of shape {self._evidence.shape}, not {evidence.shape}"
             )
         self._evidence, self._pull = kept * evidence, kept * pull
-        self.values = self._solution()
+        self._solve(is_due=True)
 
     def _limited(self, error: float) -> tuple[float, bool]:
-        """The error, limited to `far` from the median, and whether recent errors show a change."""
-        settings = self._settings
+        """The error, limited to FAR from the median, and whether recent errors show a change."""
         self._recent.append(error)
-        median = sorted(self._recent)[len(self._recent) // 2]
-        beside = min(max(error - median, -settings.far), settings.far)
-        self._variance += (1 - settings.forgetting) * (beside**2 - self._variance)
-        sd = max(settings.noise, math.sqrt(self._variance))
-        return median + beside, abs(median) > settings.change * sd
+        median = sorted(self._recent)[RECENT // 2]
+        beside = min(max(error - median, -FAR), FAR)
+        self._variance += (1 - FORGETTING) * (beside**2 - self._variance)
+        return median + beside, abs(median) > CHANGE * max(NOISE, math.sqrt(self._variance))
 
     def _forget(self, kept: float) -> None:
         self._pull *= kept
         self._evidence *= kept
 
     def _solve(self, *, is_due: bool = False) -> None:
-        """Solve for the values if it is due, else every `recent` steps. Solving takes most of the
+        """Solve for the values if it is due, else every RECENT steps. Solving takes most of the
         time."""
         self._num_steps += 1
-        if is_due or self._num_steps % self._settings.recent == 0:
-            self.values = self._solution()
-
-    def _solution(self) -> Floats:
-        """The minimising values. Values outside their bounds are set to the bounds,
-        and the others are solved again."""
-        matrix = self._evidence + self._ridge
-        solved = self._prior + np.linalg.solve(matrix, self._pull)
-        is_free = np.ones(len(solved), dtype=bool)
-        while True:
-            bounded = np.minimum(np.maximum(solved, self._low), self._high)
-            is_outside = (bounded != solved) & is_free
-            if not is_outside.any():
-                return bounded
-            is_free &= ~is_outside
-            moved = np.where(is_free, 0.0, bounded - self._prior)
-            free = matrix[is_free]
-            solved = bounded
-            solved[is_free] = self._prior[is_free] + np.linalg.solve(
-                free[:, is_free], self._pull[is_free] - free @ moved
-            )
+        if is_due or self._num_steps % RECENT == 0:
+            matrix = self._evidence + self._ridge
+            self.values = self._prior + np.linalg.solve(matrix, self._pull)

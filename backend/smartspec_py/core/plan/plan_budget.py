@@ -5,19 +5,16 @@ Times are arguments; this module does not read a clock.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from smartspec_py.core.types import SpecPlan
 
+SHARE = 0.01
+"""Largest share of the time for plans that gain less than they cost. A loss of this size is within
+measurement noise."""
 
-@dataclass(frozen=True)
-class PlanBudgetSettings:
-    share: float = 0.01
-    """Largest share of the time for plans that gain less than they cost. A loss of this size is
-    within measurement noise."""
-
-    max_rested: int = 64
-    """Largest number of steps without planning after a plan that was not worth its time. At 30 ms
-    per step, a plan that stalled stops planning for 2 s at most. It is also the averaging length of
-    planning times, similar to that of the learned host time."""
+MAX_RESTED = 64
+"""Largest number of steps without planning after a plan that was not worth its time. At 30 ms per
+step, a plan that stalled stops planning for 2 s at most. It is also the averaging length of
+planning times, similar to that of the learned host time."""
 
 
 class PlanBudget:
@@ -25,13 +22,12 @@ class PlanBudget:
 
     If steps are short and drafts gain little, planning at every step can make the server slower
     than one that does not speculate. A plan is poor if it drafts nothing or gains less than the
-    planning time. After a poor plan, steps draft nothing until another plan is within `share`.
-    Planning resumes earlier after `max_rested` steps of the usual duration, or if the number of
+    planning time. After a poor plan, steps draft nothing until another plan is within SHARE.
+    Planning resumes earlier after MAX_RESTED steps of the usual duration, or if the number of
     sequences halves or doubles.
     """
 
-    def __init__(self, settings: PlanBudgetSettings = PlanBudgetSettings()) -> None:
-        self._settings = settings
+    def __init__(self) -> None:
         self._owed_s = 0.0
         self._batch_size = 0
         """Batch size of the last plan."""
@@ -45,29 +41,25 @@ class PlanBudget:
         is_alike = batch_size < 2 * self._batch_size and self._batch_size < 2 * batch_size
         return self._owed_s <= 0.0 or not is_alike
 
-    def pays(self, tokens: float, seconds: float, none_tokens: float, none_s: float) -> bool:
-        """Whether a plan gains more than its planning time.
-
-        tokens, seconds: expected for the plan. none_tokens, none_s: expected for a step without
-        drafts. Both times include the learned host time.
-        """
-        with_plan_s = seconds - self._spent_s + self._plan_s
-        return tokens * (none_s - self._spent_s) > none_tokens * with_plan_s
+    def pays(self, plan: SpecPlan, none: SpecPlan) -> bool:
+        """Whether a plan gains more than its planning time. none: the plan without drafts. The
+        expected times of both include the learned host time."""
+        plan_s = plan.expected_s - self._spent_s + self._plan_s
+        none_s = none.expected_s - self._spent_s
+        return plan.expected_tokens * none_s > none.expected_tokens * plan_s
 
     def observe(
         self, batch_size: int, plan_s: float | None, step_s: float, is_poor: bool = False
     ) -> None:
         """Account for a step. plan_s: None if the step was not planned. is_poor: whether the plan
         gained less than its planning time."""
-        share, most = self._settings.share, self._settings.max_rested
+        self._spent_s += ((plan_s or 0.0) - self._spent_s) / MAX_RESTED
         if plan_s is not None:
             self._batch_size = batch_size
-            is_first = self._plan_s == 0.0
-            self._plan_s += (plan_s - self._plan_s) / (1 if is_first else most)
-        self._spent_s += ((plan_s or 0.0) - self._spent_s) / most
-        if plan_s is not None and not is_poor:
-            self._owed_s = 0.0
-            return
-        earned_s = share * step_s
+            self._plan_s += (plan_s - self._plan_s) / (MAX_RESTED if self._plan_s else 1)
+            if not is_poor:
+                self._owed_s = 0.0
+                return
+        earned_s = SHARE * step_s
         owed_s = max(0.0, self._owed_s + (plan_s or 0.0) - earned_s)
-        self._owed_s = min(owed_s, most * earned_s)
+        self._owed_s = min(owed_s, MAX_RESTED * earned_s)

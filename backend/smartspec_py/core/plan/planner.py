@@ -1,45 +1,118 @@
 """Chooses the draft length of every sequence in a step.
 
 `plan` is a pure function of the views, the cost model and the settings. The same inputs give the
-same plan. Each sequence has a policy, given by name (`policies`). Policies without a search choose
-first. `goodput` chooses last, for the cost of the whole step with the earlier choices.
+same plan. The policies, by name:
+
+| name | draft length |
+|---|---|
+| `none` | 0 |
+| `fixed:K` | K |
+| `batch_table` | the same for all sequences, by batch size (Su et al.) |
+| `goodput_global` | the same for all sequences, with the best goodput (SmartSpec) |
+| `goodput` | chosen per sequence, with the best goodput |
+
+The draft length is limited by the sequence's `max_draft_len`. If prompt lookup finds no match, the
+draft length is 0 under every policy. The sequences of a step may have different policies.
+`goodput_global` chooses after the policies above it, and `goodput` last. Each treats earlier
+choices as fixed and assumes no drafts for sequences that have no choice yet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from operator import attrgetter
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 
 from smartspec_py.core.cost import CostModel
-from smartspec_py.core.plan.policies import (
-    MAX_FIXED_DRAFT_LEN,
-    BatchTable,
-    FixedLength,
-    PlannerSettings,
-    Policy,
-    batch_table_of,
-    parse_policy,
+from smartspec_py.core.plan.problem import (
+    MIN_STEP_S,
+    PREFILLING_TOKENS,
+    Choice,
+    PlanProblem,
+    problem_of,
 )
-from smartspec_py.core.plan.problem import MIN_STEP_S, Choice, Ints, PlanProblem, problem_of
-from smartspec_py.core.plan.search import Outcome, outcome
-from smartspec_py.core.types import SequenceId, SequenceView, SpecPlan
+from smartspec_py.core.plan.search import best_for_all, best_of_each, uniform_scores
+from smartspec_py.core.types import DraftOption, SequenceId, SequenceView, SpecPlan
 
-__all__ = [
-    "MAX_FIXED_DRAFT_LEN",
-    "BatchTable",
-    "PlannerSettings",
-    "batch_table_of",
-    "evaluate",
-    "parse_policy",
-    "plan",
-]
+MAX_FIXED_DRAFT_LEN = 64
+"""The largest K of `fixed:K`; an engine's own limit is usually far smaller."""
+
+BATCH_TABLE = "batch_table"
+SEARCHES: Mapping[str, Callable[[PlanProblem], Choice]] = {
+    "goodput_global": best_for_all,
+    "goodput": best_of_each,
+}
+"""The policies that search for a plan, in the order in which they choose."""
+
+
+@dataclass(frozen=True)
+class BatchTable:
+    """The draft length by batch size, as in Su et al., "The Synergy of Speculative Decoding and
+    Batching in Serving Large Language Models" (arXiv 2310.18813).
+
+    rows: batch sizes, ascending, at least 1. draft_lens: one draft length per batch size, at least
+    0. Raises ValueError for other values.
+    """
+
+    rows: tuple[int, ...]
+    draft_lens: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.rows or self.rows[0] < 1 or any(a >= b for a, b in pairwise(self.rows)):
+            raise ValueError(f"rows must ascend from 1 or more, got {self.rows}")
+        if len(self.draft_lens) != len(self.rows) or min(self.draft_lens) < 0:
+            raise ValueError("draft_lens must have one number, 0 or more, per entry of rows")
+
+    def draft_len(self, batch_size: int) -> int:
+        """The entry of the smallest batch size in the table that is not smaller than batch_size.
+
+        Rounding up is safer, because drafts that are too long for a batch cost more than drafts
+        that are too short. Beyond the table, the last entry is used.
+        """
+        return self.draft_lens[min(bisect_left(self.rows, batch_size), len(self.rows) - 1)]
+
+
+@dataclass(frozen=True)
+class PlannerSettings:
+    """Inputs of the planner in addition to views and costs.
+
+    batch_table: table for sequences with the policy `batch_table`.
+    num_prefilling: requests in prefill during the step. They gain nothing from drafts.
+    last_num_tokens: tokens of the previous target pass. A pass with a different number costs
+        `CostModel.change_s` more. 0 charges every pass. None charges no pass, which is the cost of
+        a draft length that stays the same.
+    forced: draft lengths by sequence that replace the choice of its policy, limited by
+        `max_draft_len`.
+    """
+
+    batch_table: BatchTable | None = None
+    num_prefilling: int = 0
+    last_num_tokens: int | None = None
+    forced: Mapping[SequenceId, int] = field(default_factory=dict)
+
 
 DEFAULT_SETTINGS = PlannerSettings()
 
-NO_DRAFTS = (0, "none", "fixed:0")
-"""Forced lengths and policies that never draft."""
+
+@lru_cache(maxsize=256)
+def parse_policy(name: str) -> int | None:
+    """The draft length of `none` and `fixed:K`; None for a policy that decides at each step. Raises
+    ValueError for an unknown name; its message lists the valid names."""
+    if name == "none":
+        return 0
+    if name == BATCH_TABLE or name in SEARCHES:
+        return None
+    kind, _, length = name.partition(":")
+    is_fixed = kind == "fixed" and length.isascii() and length.isdigit()
+    if is_fixed and 1 <= int(length) <= MAX_FIXED_DRAFT_LEN:
+        return int(length)
+    raise ValueError(
+        f"none, fixed:K with K in 1..{MAX_FIXED_DRAFT_LEN}, batch_table, goodput_global, or goodput"
+    )
 
 
 def plan(
@@ -52,20 +125,16 @@ def plan(
     The plan also has the expected tokens and seconds. Raises ValueError if a policy does not exist
     or if the settings lack a value that it needs.
     """
-    if not views:
-        return SpecPlan()
-    if all(settings.forced.get(view.sequence, view.policy) in NO_DRAFTS for view in views):
+    given = [_given_len(view, len(views), settings) for view in views]
+    if all(length == 0 for length in given):
         return without_drafts(views, cost, settings)
-    problem = _problem_of(views, cost, settings)
-    policies = [_policy(settings.forced.get(view.sequence, view.policy)) for view in views]
-    different = set(policies)
-    if len(different) == 1:
-        return _spec_plan(views, problem, different.pop().choose(problem, settings))
-    choice = problem.nothing()
-    for policy in sorted(different, key=attrgetter("turn", "name")):
-        members = np.array([index for index, one in enumerate(policies) if one == policy])
-        choice = _with_members(problem, choice, members, policy, settings)
-    return _spec_plan(views, problem, outcome(problem, choice))
+    problem = problem_of(views, cost, settings.num_prefilling, settings.last_num_tokens)
+    choice = problem.uniform(np.array([length or 0 for length in given]))
+    searched = [view.policy if k is None else "" for view, k in zip(views, given, strict=True)]
+    for policy, search in SEARCHES.items():
+        if members := [index for index, name in enumerate(searched) if name == policy]:
+            choice = problem.with_search(choice, np.array(members), search)
+    return _spec_plan(views, problem, choice, settings)
 
 
 def evaluate(
@@ -81,18 +150,20 @@ def evaluate(
     """
     if not views:
         return SpecPlan()
-    problem = _problem_of(views, cost, settings)
+    problem = problem_of(views, cost, settings.num_prefilling, settings.last_num_tokens)
     options = [(choices or {}).get(view.sequence, 0) for view in views]
     choice = Choice(problem.first_options + np.array(options), np.array(draft_lens))
-    return _spec_plan(views, problem, outcome(problem, choice))
+    return _spec_plan(views, problem, choice, settings)
 
 
 def without_drafts(
     views: Sequence[SequenceView], cost: CostModel, settings: PlannerSettings = DEFAULT_SETTINGS
 ) -> SpecPlan:
     """`evaluate` for no drafts. It is faster, because it does not look at the options."""
-    num_tokens = len(views) + settings.num_background
-    context_len = sum(view.context_len for view in views) / len(views)
+    if not views:
+        return SpecPlan()
+    num_tokens = len(views)
+    context_len = sum([view.context_len for view in views]) / num_tokens
     seconds = cost.target_s(num_tokens, num_tokens, context_len) + cost.step_host_s(num_tokens)
     if settings.last_num_tokens not in (None, num_tokens):
         seconds += cost.change_s(num_tokens)
@@ -100,40 +171,46 @@ def without_drafts(
     return SpecPlan(draft_lens, float(num_tokens), max(seconds, MIN_STEP_S))
 
 
-def _problem_of(
-    views: Sequence[SequenceView], cost: CostModel, settings: PlannerSettings
-) -> PlanProblem:
-    num_background, num_prefilling = settings.num_background, settings.num_prefilling
-    return problem_of(views, cost, num_background, num_prefilling, settings.last_num_tokens)
+def batch_table_of(
+    cost: CostModel, accept_prob: float, rows: Sequence[int], max_draft_len: int
+) -> BatchTable:
+    """Compute the table by grid search: for each batch size, the fastest k in 0..max_draft_len.
+
+    accept_prob: one probability for all positions. The paper does not use measured acceptance
+    either.
+    """
+    option = DraftOption(max_draft_len, (accept_prob,) * max_draft_len)
+    view = SequenceView(0, 0, 1, BATCH_TABLE, (option,))
+    scores = [uniform_scores(problem_of([view] * batch_size, cost)) for batch_size in rows]
+    return BatchTable(tuple(rows), tuple(int(of_one.argmax()) for of_one in scores))
 
 
-def _policy(name: str | int) -> Policy:
-    """The policy for a name or for a forced draft length."""
-    return FixedLength(name) if isinstance(name, int) else parse_policy(name)
+def _given_len(view: SequenceView, batch_size: int, settings: PlannerSettings) -> int | None:
+    """The draft length of the sequence if it needs no search, before the limit of its options."""
+    if view.sequence in settings.forced:
+        return settings.forced[view.sequence]
+    if view.policy != BATCH_TABLE:
+        return parse_policy(view.policy)
+    if settings.batch_table is None:
+        raise ValueError("the policy batch_table needs a batch_table in the planner's settings")
+    return settings.batch_table.draft_len(batch_size)
 
 
-def _with_members(
-    problem: PlanProblem, held: Choice, members: Ints, policy: Policy, settings: PlannerSettings
-) -> Choice:
-    """The choice in which these sequences have what the policy chooses for them."""
-    part = problem.among(members, held)
-    chosen = policy.choose(part, settings).choice
-    options, lengths = held.options.copy(), held.lengths.copy()
-    options[members] = problem.first_options[members] + chosen.options - part.first_options
-    lengths[members] = chosen.lengths
-    return Choice(options, lengths)
-
-
-def _spec_plan(views: Sequence[SequenceView], problem: PlanProblem, found: Outcome) -> SpecPlan:
-    sequences, choice = [view.sequence for view in views], found.choice
-    lengths = choice.lengths.tolist()
+def _spec_plan(
+    views: Sequence[SequenceView],
+    problem: PlanProblem,
+    choice: Choice,
+    settings: PlannerSettings,
+) -> SpecPlan:
+    sequences, lengths = [view.sequence for view in views], choice.lengths.tolist()
     choices: dict[SequenceId, int] = {}
     if not problem.has_one_option:
         options = (choice.options - problem.first_options).tolist()
         choices = {s: o for s, o, k in zip(sequences, options, lengths, strict=True) if o and k}
     return SpecPlan(
         draft_lens=dict(zip(sequences, lengths, strict=True)),
-        expected_tokens=found.tokens - problem.prefilling_tokens,
-        expected_s=found.seconds,
+        # No request receives the tokens that stand for requests in prefill.
+        expected_tokens=problem.tokens(choice) - PREFILLING_TOKENS * settings.num_prefilling,
+        expected_s=problem.seconds(choice),
         choices=choices,
     )

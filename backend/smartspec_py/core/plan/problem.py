@@ -10,13 +10,13 @@ Symbols:
     E       1 + s(1) + .. + s(k), the expected tokens of a sequence in a step
     T       the seconds of the step
 
-`problem_of` builds the arrays from views and a cost model. `ranking`, `search` and `policies` use
-these arrays only and do not modify them.
+`problem_of` builds the arrays from views and a cost model. `search` and `planner` use these arrays
+only and do not modify them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -77,19 +77,16 @@ class PlanProblem:
     survivals: [R, K], s(1)..s(K); IMPOSSIBLE beyond the maximum draft length.
     gains: [R, K + 1], the expected accepted drafts s(1) + .. + s(k) for k = 0..K; IMPOSSIBLE
         beyond the maximum draft length.
-    fixed_s: [R], fixed cost of drafting at all, in seconds: `DraftOption.draft_s`, the catch-up of
-        the draft cache, and the extra iterations of `CostModel.extra_iterations_s`. Catch-up is
-        needed once and benefits all later steps. It is therefore divided by the estimated number of
-        remaining steps, remaining / TOKENS_PER_STEP.
+    fixed_s: [R], fixed cost of drafting at all, in seconds: `DraftOption.draft_s`, and the catch-up
+        of the draft cache. Catch-up is needed once and benefits all later steps. It is therefore
+        divided by the estimated number of remaining steps, remaining / TOKENS_PER_STEP.
     has_passes: [R], whether the option runs a draft pass for each draft.
     verify_s: seconds of the target pass and the host, by the total number of drafts in the step,
         from 0 to the maximum.
     pass_s: seconds of a draft pass, by its number of rows.
-    batch_size: number of sequences of the whole step.
-    held_tokens: expected tokens that do not depend on the choice. They include one token for each
-        sequence, also for those that generate without a view, and prefilling_tokens.
+    held_tokens: expected tokens that do not depend on the choice: one for each sequence, and
+        PREFILLING_TOKENS for each request in prefill.
     held_rows: [K], rows of the draft passes 1..K that do not depend on the choice.
-    prefilling_tokens: value of the step for requests in prefill. No request receives these tokens.
     limits_s: [B], maximum seconds per generated token from now on; infinite without a latency
         target. None if no sequence has a target.
     """
@@ -103,10 +100,8 @@ class PlanProblem:
     has_passes: Bools
     verify_s: Floats
     pass_s: Floats
-    batch_size: int
     held_tokens: float
     held_rows: Ints
-    prefilling_tokens: float = 0.0
     limits_s: Floats | None = None
 
     @property
@@ -131,14 +126,13 @@ class PlanProblem:
         allowed = self.limits_s[self.sequence_of][:, None] * (1.0 + np.maximum(self.gains, 0.0))
         return np.where(self.gains >= 0.0, allowed, IMPOSSIBLE)
 
-    def nothing(self) -> Choice:
-        """Draft length 0 for all sequences."""
-        return Choice(self.first_options, np.zeros(self.num_sequences, dtype=np.int64))
+    def uniform(self, draft_lens: int | Ints) -> Choice:
+        """Each sequence's first option with this draft length, limited by its maximum.
 
-    def uniform(self, draft_len: int) -> Choice:
-        """The same draft length for all sequences, limited by each sequence's maximum."""
+        draft_lens: one for all sequences, or [B].
+        """
         options = self.first_options
-        return Choice(options, np.minimum(self.max_lens[options], draft_len))
+        return Choice(options, np.minimum(self.max_lens[options], draft_lens))
 
     def rows_by_pass(self, choice: Choice) -> Ints:
         """Number of rows of the draft passes 1..K, shape [K]."""
@@ -155,14 +149,19 @@ class PlanProblem:
         drafting = self.pass_s[self.rows_by_pass(choice)].sum()
         return float(self.verify_s[choice.lengths.sum()] + drafting + fixed_s)
 
-    def among(self, members: Ints, held: Choice) -> PlanProblem:
-        """The problem of these sequences only. All others keep their part of `held`."""
+    def with_search(
+        self, held: Choice, members: Ints, search: Callable[[PlanProblem], Choice]
+    ) -> Choice:
+        """The choice in which these sequences have what `search` finds, and all others keep their
+        part of `held`. members: [M], ascending."""
+        if len(members) == self.num_sequences:
+            return search(self)
         is_member = np.zeros(self.num_sequences, dtype=bool)
         is_member[members] = True
         rest = Choice(held.options, np.where(is_member, 0, held.lengths))
         num_options = np.bincount(self.sequence_of)[members]
         fixed_s = self.fixed_s[rest.options] @ (rest.lengths > 0)
-        return replace(
+        part = replace(
             self._only(np.flatnonzero(is_member[self.sequence_of])),
             first_options=np.cumsum(num_options) - num_options,
             sequence_of=np.repeat(np.arange(len(members)), num_options),
@@ -171,6 +170,11 @@ class PlanProblem:
             held_rows=self.rows_by_pass(rest),
             limits_s=None if self.limits_s is None else self.limits_s[members],
         )
+        chosen = search(part)
+        options = rest.options.copy()
+        options[members] = self.first_options[members] + chosen.options - part.first_options
+        rest.lengths[members] = chosen.lengths
+        return Choice(options, rest.lengths)
 
     def with_options(self, options: Ints) -> PlanProblem:
         """The problem in which each sequence has only the given option; options: [B]."""
@@ -202,13 +206,12 @@ _FIELDS = attrgetter("context_len", "remaining", "options", "slo_s_per_token")
 def problem_of(
     views: Sequence[SequenceView],
     cost: CostModel,
-    num_background: int = 0,
     num_prefilling: int = 0,
     last_num_tokens: int | None = None,
 ) -> PlanProblem:
     """Build the problem of these views. At least one view is required.
 
-    num_background, num_prefilling, last_num_tokens: see `PlannerSettings`.
+    num_prefilling, last_num_tokens: see `planner.PlannerSettings`.
     """
     batch_size = len(views)
     context_lens, remaining, each, targets = zip(*map(_FIELDS, views), strict=True)
@@ -219,21 +222,18 @@ def problem_of(
     sequence_of = np.repeat(np.arange(batch_size), num_options)
     max_list, probs, lags, has_passes, drafts_s, _ = zip(*options, strict=True)
     max_lens = np.array(max_list)
-    longest = np.maximum.reduceat(max_lens, first_options)
-    in_pass = batch_size + num_background
-    num_tokens = np.arange(in_pass, in_pass + int(longest.sum()) + 1, dtype=np.float64)
+    most = int(np.maximum.reduceat(max_lens, first_options).sum())
+    num_tokens = np.arange(batch_size, batch_size + most + 1, dtype=np.float64)
     survivals = _survivals(probs, max_list)
     gains = np.zeros((len(options), survivals.shape[1] + 1))
     np.add.accumulate(survivals, axis=1, out=gains[:, 1:])
-    verify_s = cost.targets_s(in_pass, num_tokens, sum(context_lens) / batch_size)
+    verify_s = cost.targets_s(batch_size, num_tokens, sum(context_lens) / batch_size)
     if last_num_tokens is not None:
-        verify_s = verify_s + cost.change_s(in_pass) * (num_tokens != last_num_tokens)
+        verify_s = verify_s + cost.change_s(batch_size) * (num_tokens != last_num_tokens)
     fixed_s = np.array(drafts_s)
     if any(lags):
         num_steps = np.maximum(np.array(remaining) / TOKENS_PER_STEP, 1.0)
         fixed_s = fixed_s + cost.catch_up_s * np.array(lags) / num_steps[sequence_of]
-    if cost.max_charged_tokens:
-        fixed_s = fixed_s + _charges_s(np.array(context_lens) + longest, cost)[sequence_of]
     return PlanProblem(
         first_options=first_options,
         sequence_of=sequence_of,
@@ -242,25 +242,12 @@ def problem_of(
         gains=gains,
         fixed_s=fixed_s,
         has_passes=np.array(has_passes),
-        verify_s=np.maximum(verify_s + cost.step_host_s(in_pass), MIN_STEP_S),
+        verify_s=np.maximum(verify_s + cost.step_host_s(batch_size), MIN_STEP_S),
         pass_s=cost.draft_pass_s,
-        batch_size=batch_size,
-        held_tokens=in_pass + PREFILLING_TOKENS * num_prefilling,
+        held_tokens=batch_size + PREFILLING_TOKENS * num_prefilling,
         held_rows=np.zeros(survivals.shape[1], dtype=np.int64),
-        prefilling_tokens=PREFILLING_TOKENS * num_prefilling,
         limits_s=None if targets.count(None) == batch_size else _limits_s(views),
     )
-
-
-def _charges_s(text_lens: Ints, cost: CostModel) -> Floats:
-    """Seconds of extra iterations that each sequence causes if its drafts are verified.
-
-    text_lens: [B], context and drafts of each sequence, in tokens. The result has the same shape.
-    The sum is exact if all sequences draft. If only some of them draft, it is too high: each is
-    charged its share of the excess of all.
-    """
-    num_charged = float(text_lens.sum())
-    return text_lens * (cost.extra_iterations_s(num_charged) / num_charged)
 
 
 def _limits_s(views: Sequence[SequenceView]) -> Floats:

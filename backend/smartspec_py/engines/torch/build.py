@@ -155,7 +155,7 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
     log_unused_defaults(model)
     facts: dict[str, str | int] = {
         "model": model.name,
-        "dtype": str(runner.config.dtype).removeprefix("torch."),
+        "dtype": dtype_text(dtype, runner.config.dtype),
         "runtime": "PyTorch" if isinstance(runner, CausalRunner) else "OpenVINO",
         "threads": num_threads,
     }
@@ -361,6 +361,14 @@ def dtype_of(name: str, device: torch.device, model: Path) -> torch.dtype:
             name = "float32"
     dtype: torch.dtype = getattr(torch, name)
     return dtype
+
+
+def dtype_text(wanted: torch.dtype, used: torch.dtype) -> str:
+    """The precision in words, and why it is not the configured one."""
+    of_wanted, of_used = (str(one).removeprefix("torch.") for one in (wanted, used))
+    if used == wanted:
+        return of_used
+    return f"{of_used} (this processor has no instructions for {of_wanted})"
 
 
 def cpu_flags() -> set[str]:

@@ -5,8 +5,7 @@ the target drew its last token is known, so all heads guess at once and no model
 not know the guesses before it. So heads are cheap, and the later ones are right less often than a
 draft model.
 
-If the target verifies trees, the drafts are a tree: for each depth several guesses of its head. The
-proposer learns how often each rank of guess is right if the best one is wrong.
+If the target verifies trees, the drafts are a tree: for each depth several guesses of its head.
 """
 
 from __future__ import annotations
@@ -17,11 +16,8 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from smartspec_py.core.learn.ranks import RankEstimate
 from smartspec_py.core.types import NO_TOKEN, ROOT, SamplingParams, SequenceId, Tree
 from smartspec_py.engines.base import NO_DRAFT, Draft, DraftTask, ProposerCapabilities
 from smartspec_py.engines.torch.cached_model import history_of
@@ -111,7 +107,7 @@ class _Drafting:
 
 
 class HeadsProposer:
-    """Medusa heads as a `TreeProposer`. It knows only sequences whose hidden states were
+    """Medusa heads as a `HindsightProposer`. It knows only sequences whose hidden states were
     reported."""
 
     def __init__(self, heads: Heads, max_sequences: int, longest: int, width: int = 1) -> None:
@@ -124,11 +120,9 @@ class HeadsProposer:
             has_passes=False,
             reads_hidden=True,
             has_hindsight=True,
-            gives_probs=True,
             tree_depth=min(heads.num_heads, longest) if is_tree else 0,
             tree_width=width if is_tree else 1,
         )
-        self._ranks = RankEstimate(self._capabilities.tree_depth, width)
         draft_s = self._seconds(1), self._seconds(max_sequences) / max_sequences
         self._capabilities = replace(self._capabilities, draft_s=draft_s)
 
@@ -138,9 +132,6 @@ class HeadsProposer:
 
     def num_available(self, sequence: SequenceId, tokens: Sequence[int]) -> int:
         return self._capabilities.max_draft_len if sequence in self._sequences else 0
-
-    def rank_probs(self) -> NDArray[np.float64]:
-        return self._ranks.probs()
 
     @torch.inference_mode()
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
@@ -159,7 +150,8 @@ class HeadsProposer:
                 drafting.guesses.append(guesses)
                 drafting.probs.append(prob)
         for drafting in started:
-            self._keep(drafting.task, drafting.guesses)
+            known = self._sequences[drafting.task.sequence]
+            known.guesses = _Guesses(len(drafting.task.tokens), drafting.guesses)
         drafts = {drafting.task.sequence: drafting.draft() for drafting in started}
         return [drafts.get(task.sequence, NO_DRAFT) for task in tasks]
 
@@ -206,14 +198,6 @@ class HeadsProposer:
             known.history.extend(task.tokens[len(known.history) :])
         return known.history
 
-    def _keep(self, task: DraftTask, guesses: list[list[int]]) -> None:
-        """Keep the guesses, and compare the last ones with the tokens that were generated."""
-        known = self._sequences[task.sequence]
-        if known.guesses is not None and self._capabilities.tree_depth:
-            pairs = zip(known.guesses.tokens, task.tokens[known.guesses.num_known :], strict=False)
-            self._ranks.observe(_rank(token, guesses) for guesses, token in pairs)
-        known.guesses = _Guesses(len(task.tokens), guesses)
-
     def _seconds(self, num_sequences: int) -> float:
         """Seconds to draft for so many sequences. For sampled text it takes longer, so this is the
         mean of greedy and sampled text, each the fastest of some calls."""
@@ -231,11 +215,6 @@ class HeadsProposer:
         start = time.perf_counter()
         self.propose(tasks)
         return time.perf_counter() - start
-
-
-def _rank(token: int, guesses: Sequence[int]) -> int | None:
-    """The guess that is this token; None if there is none."""
-    return guesses.index(token) if token in guesses else None
 
 
 def _depth(task: DraftTask) -> int:

@@ -8,17 +8,11 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from smartspec_py.config import (
-    DRAFT_MODEL,
-    ConfigError,
-    LimitsConfig,
-    TrtllmEngineConfig,
-)
+from smartspec_py.config import DRAFT_MODEL, ConfigError, LimitsConfig, TrtllmEngineConfig
 from smartspec_py.engines.base import Proposer, TargetCapabilities
 from smartspec_py.engines.engine import Engine
 from smartspec_py.engines.model_files import (
@@ -30,13 +24,7 @@ from smartspec_py.engines.model_files import (
 )
 from smartspec_py.engines.profile import ProfileShape, cached_profile, profile_path
 from smartspec_py.engines.trtllm.draft import TrtllmDraftProposer
-from smartspec_py.engines.trtllm.engine_dir import (
-    Devices,
-    EngineFiles,
-    Role,
-    faults_of,
-    read_engine,
-)
+from smartspec_py.engines.trtllm.engine_dir import EngineFiles, Role, faults_of, read_engine
 from smartspec_py.engines.trtllm.memory import (
     LEAST_CONTEXT,
     bytes_per_token,
@@ -64,10 +52,6 @@ MPI_SETTINGS = {
 Without mpirun, the machine has one slot, and spawned processes do not inherit oversubscription by
 default (Open MPI issue 6130). Containers forbid copying from another process's memory."""
 
-NUM_GRAPHS = 64
-"""CUDA graphs that the draft's executor keeps, if it uses them. It captures one for each number of
-sequences and each range of 256 tokens of the longest text, while it serves."""
-
 FREE_FRACTION = 0.95
 """Share of the free memory that an executor may use. max_tokens already limits its cache."""
 
@@ -87,11 +71,9 @@ def build_trtllm(config: TrtllmEngineConfig, limits: LimitsConfig, folder: Path)
     logger.info("engine libraries imported", extra={"phase": "imports"})
     import torch
 
-    places = place(config, {engine.role: engine for engine in engines}, torch.cuda.device_count())
-    asked = config.cache_tokens or free_cache_tokens(engines, places, config.memory_fraction)
-    executors = [
-        _executor(bindings, engine, config, asked, places[engine.role]) for engine in engines
-    ]  # target first: if memory is short, its error message is clearer
+    asked = config.cache_tokens or free_cache_tokens(engines, config.memory_fraction)
+    # Target first: if memory is short, its error message is clearer.
+    executors = [_executor(bindings, engine, config, asked) for engine in engines]
     num_tokens = min(
         loaded_cache_tokens(executor, bindings, engine.role, asked)
         for engine, executor in zip(engines, executors, strict=True)
@@ -112,13 +94,9 @@ def build_trtllm(config: TrtllmEngineConfig, limits: LimitsConfig, folder: Path)
             vocab_size=vocab_size,
         )
     cache = folder / config.profile_cache if config.profile_cache else None
-    gpus = sorted({gpu for devices in places.values() for gpu in devices})
-    identity = [repr(engine.config) for engine in engines]
-    identity += [torch.cuda.get_device_name(gpu) for gpu in gpus]
+    identity = [torch.cuda.get_device_name(0), *(repr(engine.config) for engine in engines)]
     shape = _shape(capabilities, engines[0])
     cost = cached_profile(target, draft, shape, cache, identity, limits.profile_s)
-    if config.charges_cached_tokens:
-        cost = replace(cost, max_charged_tokens=engines[0].built("max_num_tokens"))
     proposers: dict[str, Proposer] = {} if draft is None else {DRAFT_MODEL: draft}
     path = profile_path(shape, cache, identity)
     ends = end_tokens(model, vocab_size, tokenizer)
@@ -148,7 +126,6 @@ def _bindings() -> Bindings:
             f"engine.json: engine.kind: trtllm needs the package tensorrt_llm ({error}): use the "
             "container that the Dockerfile's stage gpu begins from"
         ) from error
-    logger.info("engine libraries imported")
     return executor
 
 
@@ -173,29 +150,19 @@ def capabilities_of(
         bytes_per_token=bytes_per_token(engine),
         max_cache_tokens=cache_tokens,
         unsupported=UNSUPPORTED if _gathers_logits(config, engine) else UNSUPPORTED | SCORES,
-        takes_long_bursts=True,
     )
 
 
 def _gathers_logits(config: TrtllmEngineConfig, engine: EngineFiles) -> bool:
     """Whether the executor keeps the logits of generated tokens. In a worker process, a cancelled
     request with logits may end the process."""
-    is_here = engine.num_ranks == 1 and config.devices in (None, (0,))
-    return config.log_probs and engine.role is Role.TARGET and is_here
+    return config.log_probs and engine.role is Role.TARGET and engine.num_ranks == 1
 
 
 def _executor(
-    bindings: Bindings,
-    engine: EngineFiles,
-    config: TrtllmEngineConfig,
-    num_tokens: int,
-    devices: Devices,
+    bindings: Bindings, engine: EngineFiles, config: TrtllmEngineConfig, num_tokens: int
 ) -> Any:
     """Load an engine. Chunked context is off: it drops drafts silently if not all of them fit."""
-    knobs = bindings.ExtendedRuntimePerfKnobConfig()
-    # Only iterations without contexts use graphs, and a verification is a context.
-    knobs.cuda_graph_mode = engine.role is Role.DRAFT and config.cuda_graphs
-    knobs.cuda_graph_cache_size = NUM_GRAPHS
     settings = bindings.ExecutorConfig(
         kv_cache_config=bindings.KvCacheConfig(
             enable_block_reuse=True,  # otherwise the executor rejects external drafts
@@ -203,49 +170,23 @@ def _executor(
             free_gpu_memory_fraction=FREE_FRACTION,
         ),
         enable_chunked_context=False,
-        parallel_config=_parallel_config(bindings, devices),
-        extended_runtime_perf_knob_config=knobs,
+        parallel_config=_workers(bindings, engine.num_ranks),
         gather_generation_logits=_gathers_logits(config, engine),
     )
     return bindings.Executor(str(engine.folder), bindings.ModelType.DECODER_ONLY, settings)
 
 
-def place(
-    config: TrtllmEngineConfig, engines: Mapping[Role, EngineFiles], num_found: int
-) -> dict[Role, Devices]:
-    """The GPUs of each engine, one per rank. num_found: number of GPUs of this machine."""
-    target, draft = engines[Role.TARGET], engines.get(Role.DRAFT)
-    devices = config.devices or tuple(range(target.num_ranks))
-    found = {Role.TARGET: _checked("devices", devices, target.num_ranks, num_found)}
-    if draft is not None:
-        shared = devices if len(devices) >= draft.num_ranks else range(draft.num_ranks)
-        devices = config.draft_devices or tuple(shared[: draft.num_ranks])
-        found[Role.DRAFT] = _checked("draft_devices", devices, draft.num_ranks, num_found)
-    elif config.draft_devices is not None:
-        raise ConfigError("engine.json: engine.draft_devices: needs engine.draft: leave it out")
-    return found
-
-
-def _checked(key: str, devices: Devices, num_ranks: int, num_found: int) -> Devices:
-    got = f"engine.json: engine.{key}: got {list(devices)}"
-    if len(devices) != num_ranks:
-        raise ConfigError(f"{got}, must be {num_ranks} numbers, one GPU per rank of the engine")
-    if max(devices) >= num_found:
-        raise ConfigError(f"{got}, must be numbers from 0 to {num_found - 1}, the GPUs found")
-    return devices
-
-
-def _parallel_config(bindings: Bindings, devices: Devices) -> Any:
-    """None on GPU 0 alone: the executor runs in this process. Otherwise worker processes, which MPI
-    starts, run the ranks, and this process talks to the first."""
-    if devices == (0,):
+def _workers(bindings: Bindings, num_ranks: int) -> Any:
+    """Rank n runs on GPU n. One rank runs in this process: None. Several run in worker processes,
+    which MPI starts, and this process talks to the first."""
+    if num_ranks == 1:
         return None
     import tensorrt_llm
 
     worker = Path(tensorrt_llm.__file__).parent / "bin" / "executorWorker"
     return bindings.ParallelConfig(
         communication_mode=bindings.CommunicationMode.ORCHESTRATOR,
-        device_ids=list(devices),
+        device_ids=list(range(num_ranks)),
         orchestrator_config=bindings.OrchestratorConfig(
             is_orchestrator=True, worker_executable_path=str(worker)
         ),
@@ -253,8 +194,7 @@ def _parallel_config(bindings: Bindings, devices: Devices) -> Any:
 
 
 def _shape(capabilities: TargetCapabilities, engine: EngineFiles) -> ProfileShape:
-    """The passes to time. At their context length, a whole batch fits into one iteration. The cost
-    of further iterations is charged by `CostModel.max_charged_tokens`."""
+    """The passes to time. At their context length, a whole batch fits into one iteration."""
     rows, most = capabilities.max_sequences, capabilities.max_draft_len + 1
     fitting = engine.built("max_num_tokens") // rows - most
     context_len = max(LEAST_CONTEXT, min(capabilities.max_context_len // 2, fitting))

@@ -73,13 +73,8 @@ class TrtllmDraftProposer(ExecutorModel):
     def _request(self, task: DraftTask) -> Any:
         # Pass the loop's own list. The bindings copy it anyway, and a copy here costs more.
         tokens = task.tokens if isinstance(task.tokens, list) else list(task.tokens)
-        return self._bindings.Request(
-            tokens,
-            task.draft_len,
-            sampling_config=self._greedy,
-            output_config=self._output,
-            cache_salt_id=None if task.reuses_prefix else cache_salt(task.sequence),
-        )
+        salt = None if task.reuses_prefix else cache_salt(task.sequence)
+        return self._greedy_request(tokens, task.draft_len, cache_salt_id=salt)
 
     def _await(self, request_ids: Sequence[int], timeout_s: float) -> dict[int, Any]:
         """Results by request. Failed requests are left out; late ones are cancelled first."""

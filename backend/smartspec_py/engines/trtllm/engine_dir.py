@@ -18,11 +18,8 @@ from typing import Any
 
 from smartspec_py.config import ConfigError, LimitsConfig
 
-TRTLLM_VERSION = "1.2.1"
-"""The TensorRT-LLM version that this project supports; it is in containers 26.04 to 26.07."""
-
-Devices = tuple[int, ...]
-"""Numbers of GPUs, one per rank of an engine."""
+EXTERNAL_DRAFTS = 2
+"""The value of `build_config.speculative_decoding_mode` of a target."""
 
 
 class Role(StrEnum):
@@ -34,12 +31,11 @@ class Role(StrEnum):
 
 @dataclass(frozen=True)
 class EngineFiles:
-    """config: the content of config.json. rank_sizes: bytes of each rankN.engine, by file name."""
+    """config: the content of config.json."""
 
     role: Role
     folder: Path
     config: Mapping[str, Any]
-    rank_sizes: Mapping[str, int]
 
     def get(self, key: str) -> Any:
         """The value at a dotted key such as `build_config.max_draft_len`; None if it is missing."""
@@ -81,11 +77,6 @@ class EngineFiles:
     def vocab_size(self) -> int:
         return self.model("vocab_size")
 
-    @property
-    def padded_vocab_size(self) -> int:
-        """Columns of the logits: the vocabulary, rounded up to a multiple of tp_size."""
-        return math.ceil(self.vocab_size / self.tp_size) * self.tp_size
-
 
 def read_engine(role: Role, folder: Path) -> EngineFiles:
     """Raises ConfigError if config.json is missing, unreadable or not of an engine."""
@@ -102,12 +93,11 @@ def read_engine(role: Role, folder: Path) -> EngineFiles:
             "engine: build one with engines_build/build_engines.sh, or serve the checkpoint with "
             "`smartspec serve --model`"
         )
-    sizes = {path.name: path.stat().st_size for path in sorted(folder.glob("rank*.engine"))}
-    return EngineFiles(role, folder, config, sizes)
-
-
-NO_SPECULATION, EXTERNAL_DRAFTS = 1, 2
-"""Values of `build_config.speculative_decoding_mode`."""
+    engine = EngineFiles(role, folder, config)
+    for rank in range(engine.num_ranks):
+        if not (folder / f"rank{rank}.engine").is_file():
+            raise ConfigError(f"{name}: {folder} has no rank{rank}.engine: build it again")
+    return engine
 
 
 def faults_of(
@@ -115,65 +105,42 @@ def faults_of(
 ) -> Iterator[str]:
     """The reasons why the engines cannot serve these limits, each with what to rebuild.
 
-    num_tokens: token ids of the tokenizer. What in-flight batching needs is not checked, because
-    the executor refuses such engines when it loads them.
+    num_tokens: token ids of the tokenizer. What the executor itself refuses when it loads an engine
+    is not checked here.
     """
     target = engines[Role.TARGET]
+    built = target.built("max_draft_len")
     whole = min(target.built("max_input_len"), target.built("max_seq_len"))
-    longest = limits.max_context_len or max(whole - target.built("max_draft_len"), 0)
+    longest = limits.max_context_len or max(whole - built, 0)
+    key = "speculative_decoding_mode"
+    if (mode := target.get(f"build_config.{key}")) != EXTERNAL_DRAFTS:
+        needed = f"{EXTERNAL_DRAFTS}; trtllm-build --{key} draft_tokens_external"
+        yield f"engine.target: build_config.{key} is {mode}, must be {needed}"
     for engine in engines.values():
-        files = [f"rank{rank}.engine" for rank in range(engine.num_ranks)]
-        if missing := [name for name in files if not engine.rank_sizes.get(name)]:
-            yield f"engine.{engine.role}: {missing[0]} is missing or empty; build it again"
-        for key, is_met, needed, remedy in (*_mode(engine), *_sizes(engine, limits, longest)):
-            value = engine.get(f"build_config.{key}")
-            shown = "missing" if value is None else value
-            if not is_met:
-                name = f"engine.{engine.role}: build_config.{key}"
-                yield f"{name} is {shown}, must be {needed}; {remedy}"
+        # The target resends text and drafts as a prompt, and reserves the max_draft_len of its
+        # build even without drafts. An iteration counts each whole prompt, cached or not.
+        is_target = engine.role is Role.TARGET
+        k, reserve = (limits.max_draft_len, built) if is_target else (0, 0)
+        least = {
+            "max_draft_len": (max(k, int(is_target)), f"--max-draft-len {k}"),
+            "max_input_len": (longest + max(k, reserve), f"--max-context-len {longest}"),
+            "max_seq_len": (longest + max(k, reserve), f"--max-context-len {longest}"),
+            "max_batch_size": (limits.max_sequences, f"--max-batch-size {limits.max_sequences}"),
+            "max_num_tokens": (longest + k, f"--max-num-tokens {longest + k}"),
+        }
+        name = f"engine.{engine.role}: build_config"
+        for key, (size, flag) in least.items():
+            if engine.built(key) < size:
+                value = engine.get(f"build_config.{key}")
+                yield f"{name}.{key} is {value}, must be at least {size}; build_engines.sh {flag}"
+        key = "use_paged_context_fmha"
+        if engine.get(f"build_config.plugin_config.{key}") is not True:
+            yield f"{name}.plugin_config.{key} must be true, or blocks are not reused"
+        if engine.get("build_config.gather_context_logits"):
+            yield f"{name}.gather_context_logits must be false, or blocks are not reused"
     draft = engines.get(Role.DRAFT, target)
-    if draft.get("version") != (version := target.get("version")):
-        yield f"engine.draft: version is {draft.get('version')}, must be {version}, the target's"
     if draft.vocab_size != (size := target.vocab_size) and min(draft.vocab_size, size) < num_tokens:
         yield (
             f"engine.draft: vocab_size is {draft.vocab_size}, must be {size}, the target's, or "
             f"both at least {num_tokens}, the ids of the tokenizer; choose a draft of its family"
         )
-
-
-Check = tuple[str, bool, str, str]
-"""A key of build_config, whether its value is right, what is needed, and the flag to rebuild."""
-
-
-def _mode(engine: EngineFiles) -> Iterator[Check]:
-    """What external drafts need; they need block reuse."""
-    key, flag = "speculative_decoding_mode", "--speculative_decoding_mode"
-    mode = engine.get(f"build_config.{key}")
-    if engine.role is Role.TARGET:
-        is_met = mode == EXTERNAL_DRAFTS
-        yield key, is_met, "2, external drafts", f"trtllm-build {flag} draft_tokens_external"
-    else:
-        yield key, mode in (None, NO_SPECULATION), "1, none", f"trtllm-build without {flag}"
-    key, needed = "plugin_config.use_paged_context_fmha", "true, or blocks are not reused"
-    is_met = engine.get(f"build_config.{key}") is True
-    yield key, is_met, needed, "trtllm-build --use_paged_context_fmha enable"
-    key, needed = "gather_context_logits", "false, or blocks are not reused"
-    is_met = not engine.get(f"build_config.{key}")
-    yield key, is_met, needed, "trtllm-build without --gather_context_logits"
-
-
-def _sizes(engine: EngineFiles, limits: LimitsConfig, longest: int) -> Iterator[Check]:
-    """Length limits. The target resends text and drafts as a prompt, and reserves max_draft_len
-    even without drafts. The token limit of an iteration counts each whole prompt, cached or not."""
-    is_target = engine.role is Role.TARGET
-    k = limits.max_draft_len if is_target else 0
-    whole = longest + max(k, engine.built("max_draft_len") if is_target else 0)
-    least = {
-        "max_draft_len": (max(k, 1) if is_target else 0, f"--max-draft-len {k}"),
-        "max_input_len": (whole, f"--max-context-len {longest}"),
-        "max_seq_len": (whole, f"--max-context-len {longest}"),
-        "max_batch_size": (limits.max_sequences, f"--max-batch-size {limits.max_sequences}"),
-        "max_num_tokens": (longest + k, f"--max-num-tokens {longest + k}"),
-    }
-    for name, (size, flag) in least.items():
-        yield name, engine.built(name) >= size, f"at least {size}", f"build_engines.sh {flag}"

@@ -8,11 +8,11 @@ reports this only in its log.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from smartspec_py.config import ConfigError
-from smartspec_py.engines.trtllm.engine_dir import Devices, EngineFiles, Role
+from smartspec_py.engines.trtllm.engine_dir import EngineFiles, Role
 from smartspec_py.engines.trtllm.requests import Bindings, finish
 
 logger = logging.getLogger(__name__)
@@ -24,11 +24,8 @@ BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 """Bytes per element of activations, and of keys and values that are not quantized (1 byte)."""
 
 NUM_BUFFERS = 6
-"""Buffers [max_batch_size, max_draft_len + 1, padded vocabulary] in float32: two of the decoder; in
+"""Buffers [max_batch_size, max_draft_len + 1, vocabulary] in float32: two of the decoder; in
 the layer for external drafts, ids, mask, target logits and penalties."""
-
-NUM_ASKS = 3
-"""Requests to try until there are statistics. Those of workers may arrive after the response."""
 
 
 def bytes_per_token(engine: EngineFiles) -> int:
@@ -47,56 +44,50 @@ def fixed_bytes(engine: EngineFiles) -> int:
     activations of max_num_tokens: gate and up of a layer; its input, its output and the residual.
     """
     rows, width = engine.built("max_batch_size"), engine.built("max_draft_len") + 1
-    buffers = NUM_BUFFERS * rows * width * engine.padded_vocab_size * 4
+    buffers = NUM_BUFFERS * rows * width * engine.vocab_size * 4
     hidden = engine.model("hidden_size")
     wide = -(-engine.model("intermediate_size", 4 * hidden) // engine.tp_size)
     activations = engine.built("max_num_tokens") * (2 * wide + 3 * hidden) * _element_bytes(engine)
-    return engine.rank_sizes.get("rank0.engine", 0) + activations + buffers
+    return (engine.folder / "rank0.engine").stat().st_size + activations + buffers
 
 
 def _element_bytes(engine: EngineFiles) -> int:
     return BYTES.get(str(engine.get("pretrained_config.dtype")), 2)
 
 
-def free_cache_tokens(
-    engines: Sequence[EngineFiles], places: Mapping[Role, Devices], fraction: float
-) -> int:
-    """Tokens that fit into the cache of each engine, on the GPU with the least room.
+def free_cache_tokens(engines: Sequence[EngineFiles], fraction: float) -> int:
+    """Tokens that fit into the cache of each engine. Raises ConfigError if no cache fits.
 
-    places: the GPUs of each engine. fraction: share of the free memory to use. All caches have room
-    for equally many tokens, because each sequence is in both. Raises ConfigError if a GPU has no
-    room for a cache.
+    fraction: share of the free memory to use. All caches have room for equally many tokens, because
+    each sequence is in both. Only GPU 0 is asked: it has a rank of each engine, so no other GPU of
+    the same size has less room. Asking another GPU would make a CUDA context there.
     """
     import torch
 
-    found = {}
-    for gpu in sorted({gpu for devices in places.values() for gpu in devices}):
-        here = [engine for engine in engines if gpu in places[engine.role]]
-        free_bytes, _ = torch.cuda.mem_get_info(gpu)
-        left = int(fraction * free_bytes) - sum(map(fixed_bytes, here))
-        found[gpu] = left // sum(map(bytes_per_token, here))
-        if found[gpu] < LEAST_CONTEXT:
-            taken = sum(map(fixed_bytes, here)) / 2**30
-            raise ConfigError(
-                f"engine.json: engine.memory_fraction: {fraction} of {free_bytes / 2**30:.1f} GiB "
-                f"free memory of GPU {gpu} has no room for a cache, because its engines need "
-                f"{taken:.1f} GiB: build with a smaller --max-num-tokens, or set "
-                "engine.cache_tokens"
-            )
-    return min(found.values())
+    free_bytes, _ = torch.cuda.mem_get_info(0)
+    taken = sum(map(fixed_bytes, engines))
+    found: int = (int(fraction * free_bytes) - taken) // sum(map(bytes_per_token, engines))
+    if found < LEAST_CONTEXT:
+        raise ConfigError(
+            f"engine.json: engine.memory_fraction: {fraction} of {free_bytes / 2**30:.1f} GiB free "
+            f"memory of GPU 0 has no room for a cache, because the engines need "
+            f"{taken / 2**30:.1f} GiB: build with a smaller --max-num-tokens, or set "
+            "engine.cache_tokens"
+        )
+    return found
 
 
 def loaded_cache_tokens(executor: Any, bindings: Bindings, role: Role, num_asked: int) -> int:
     """Tokens that the cache of a loaded executor has room for; num_asked if unknown. It is read in
     the executor's statistics, which exist only after a request, so this runs one."""
-    for _ in range(NUM_ASKS):
-        finish(executor, executor.enqueue_requests([bindings.Request([1], 1)]))
-        for entry in reversed(executor.get_latest_iteration_stats()):
-            if (stats := entry.kv_cache_stats) is not None:
-                found = int(stats.max_num_blocks) * int(stats.tokens_per_block)
-                if found + int(stats.tokens_per_block) <= num_asked:
-                    message = "engine.%s: memory was short: its cache has %d tokens instead of %d"
-                    logger.warning(message, role, found, num_asked)
-                return found
-    logger.warning("engine.%s: its statistics do not report the size of its cache", role)
-    return num_asked
+    finish(executor, executor.enqueue_requests([bindings.Request([1], 1)]))
+    found = [entry.kv_cache_stats for entry in executor.get_latest_iteration_stats()]
+    if not found or found[-1] is None:
+        logger.warning("engine.%s: its statistics do not report the size of its cache", role)
+        return num_asked
+    block = int(found[-1].tokens_per_block)
+    num_tokens = int(found[-1].max_num_blocks) * block
+    if num_tokens + block <= num_asked:
+        message = "engine.%s: memory was short: its cache has %d tokens instead of %d"
+        logger.warning(message, role, num_tokens, num_asked)
+    return num_tokens

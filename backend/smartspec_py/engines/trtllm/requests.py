@@ -16,10 +16,6 @@ BURST = 17
 """Tokens of a request whose generation steps are timed. The first comes with the prompt pass."""
 
 
-def end_id(sampling: SamplingParams) -> int | None:
-    return sampling.end_tokens[0] if sampling.end_tokens else None
-
-
 def num_before_end_allowed(sampling: SamplingParams, num_generated: int) -> int:
     """Tokens to generate before an end token may come, after num_generated tokens.
 
@@ -52,11 +48,6 @@ def embedding_bias(sampling: SamplingParams, num_logits: int) -> Any:
         if token < num_logits:
             bias[token] = value
     return bias
-
-
-def stop_words(sampling: SamplingParams) -> list[list[int]] | None:
-    """The end tokens after the first, as words of one token; a request has only one end_id."""
-    return [[token] for token in sampling.end_tokens[1:]] or None
 
 
 def cache_salt(sequence: SequenceId) -> int:
@@ -120,41 +111,37 @@ class ExecutorModel:
         With num_logits 1, new texts are prefilled. Otherwise each row has a fixed, cached text of
         context_len tokens, and one generation step or tokens_per_row - 1 drafts follow it.
         """
-        vocabulary = range(self._vocab_size)
         fresh = random.Random(f"{batch_size, tokens_per_row, context_len} {self._clock()}")
-
-        def texts(length: int) -> list[list[int]]:
-            return [fresh.choices(vocabulary, k=length) for _ in range(batch_size)]
-
         if num_logits == 1:
-            return self._seconds(texts(context_len + tokens_per_row))
-        length = max(1, context_len)
-        known = [random.Random(row).choices(vocabulary, k=length) for row in range(batch_size)]
+            return self._seconds(self._texts([fresh] * batch_size, context_len + tokens_per_row))
+        known = self._texts([random.Random(row) for row in range(batch_size)], max(1, context_len))
         self._seconds(known)
         if tokens_per_row > 1:
-            return self._seconds(known, tokens_per_row, texts(tokens_per_row - 1))
+            drafts = self._texts([fresh] * batch_size, tokens_per_row - 1)
+            return self._seconds(known, tokens_per_row, drafts)
         first_s, burst_s = self._seconds(known), self._seconds(known, BURST)
         return max(1e-4, burst_s - first_s) / (BURST - 1)
+
+    def _texts(self, rngs: Sequence[random.Random], length: int) -> list[list[int]]:
+        return [rng.choices(range(self._vocab_size), k=length) for rng in rngs]
 
     def _seconds(
         self, texts: Sequence[list[int]], max_tokens: int = 1, drafts: Sequence[list[int]] = ()
     ) -> float:
         """Seconds for one greedy request per text, all at once. drafts: to verify, per text."""
-        bindings = self._bindings
-        configs = [bindings.ExternalDraftTokensConfig(one) for one in drafts] or [None] * len(texts)
+        configs = [self._bindings.ExternalDraftTokensConfig(one) for one in drafts]
         requests = [
-            bindings.Request(
-                text,
-                max_tokens,
-                sampling_config=self._greedy,
-                output_config=self._output,
-                external_draft_tokens_config=config,
-            )
-            for text, config in zip(texts, configs, strict=True)
+            self._greedy_request(text, max_tokens, external_draft_tokens_config=config)
+            for text, config in zip(texts, configs or [None] * len(texts), strict=True)
         ]
         start = self._clock()
         finish(self._executor, self._executor.enqueue_requests(requests))
         return self._clock() - start
+
+    def _greedy_request(self, tokens: list[int], max_tokens: int, **options: Any) -> Any:
+        return self._bindings.Request(
+            tokens, max_tokens, sampling_config=self._greedy, output_config=self._output, **options
+        )
 
 
 def finish(executor: Any, request_ids: Sequence[int]) -> None:

@@ -35,10 +35,8 @@ from smartspec_py.engines.trtllm.requests import (
     bad_words,
     cache_salt,
     embedding_bias,
-    end_id,
     num_before_end_allowed,
     sampling_arguments,
-    stop_words,
 )
 
 MAX_LOGITS = 16
@@ -127,9 +125,9 @@ class TrtllmTarget(ExecutorModel):
             return
         start_s = self._clock()
         request_ids = self._executor.enqueue_requests([request for _, request in made])
-        for (item, _), request_id in zip(made, request_ids, strict=True):
-            num_asked = _num_asked(item, self._held[item.sequence])
-            self._in_flight[item.sequence] = _InFlight(item, request_id, num_asked, start_s)
+        for (item, request), request_id in zip(made, request_ids, strict=True):
+            flight = _InFlight(item, request_id, request.max_tokens, start_s)
+            self._in_flight[item.sequence] = flight
             self._sequence_of[request_id] = item.sequence
 
     def _made(self, work: Work) -> Any:
@@ -150,6 +148,7 @@ class TrtllmTarget(ExecutorModel):
             tokens = list(map(int, work.drafts))
             drafts = bindings.ExternalDraftTokensConfig(tokens)
         sampling = sequence.sampling
+        ends = sampling.end_tokens
         return bindings.Request(
             sequence.tokens,
             _num_asked(work, sequence),
@@ -160,9 +159,9 @@ class TrtllmTarget(ExecutorModel):
                 else bindings.SamplingConfig(**sampling_arguments(sampling, len(sequence.tokens)))
             ),
             output_config=self._with_logits if sampling.log_probs else self._output,
-            end_id=end_id(sampling),
+            end_id=ends[0] if ends else None,  # a request has only one; others are stop words
             bad_words=bad_words(sampling, sequence.num_generated, self._num_logits),
-            stop_words=stop_words(sampling),
+            stop_words=[[token] for token in ends[1:]] or None,
             embedding_bias=sequence.bias,
             external_draft_tokens_config=drafts,
             cache_salt_id=sequence.salt,

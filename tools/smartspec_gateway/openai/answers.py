@@ -10,13 +10,13 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from smartspec_openai import logprobs
-from smartspec_openai.chat_schema import ChatRequest
-from smartspec_openai.errors import ApiError
-from smartspec_openai.logprobs import Offsets, TokenBytes
-from smartspec_openai.schema import Generation
-from smartspec_openai.tools import Found, ToolParser
-from smartspec_openai.triton import Piece
+from smartspec_gateway.openai import logprobs
+from smartspec_gateway.openai.chat_schema import ChatRequest
+from smartspec_gateway.openai.errors import ApiError
+from smartspec_gateway.openai.logprobs import Offsets, TokenBytes
+from smartspec_gateway.openai.model import Piece
+from smartspec_gateway.openai.schema import Generation
+from smartspec_gateway.openai.tools import Found, ToolParser
 
 FINISH_REASONS = {"stop": "stop", "length": "length", "deadline": "length"}
 """OpenAI has no name for a deadline."""
@@ -44,7 +44,9 @@ class Choice:
     has_begun: bool = False
 
     def add(self, piece: Piece) -> None:
-        found = Found(piece.text) if self.parser is None else self.parser.feed(piece.text)
+        found = (
+            Found(piece.text_output) if self.parser is None else self.parser.feed(piece.text_output)
+        )
         if piece.finish_reason:
             if self.parser is not None:
                 found.add(self.parser.finish())
@@ -103,9 +105,11 @@ class Answer:
         if self._asked.token_limit == 0:  # the model has generated one token
             logs = piece.log_probs and {"prompt": piece.log_probs.get("prompt", [])}
             reason = piece.finish_reason and "length"
-            piece = replace(piece, text="", num_tokens=0, log_probs=logs, finish_reason=reason)
+            piece = replace(
+                piece, text_output="", num_output_tokens=0, log_probs=logs, finish_reason=reason
+            )
         self._choices[number].add(piece)
-        self._num_tokens += piece.num_tokens
+        self._num_tokens += piece.num_output_tokens
         if piece.finish_reason and number == 0:
             self._metrics = piece.metrics
 
@@ -181,9 +185,12 @@ class Answer:
         return logprobs.of_text(first, entries, choice.offsets, self._token_bytes)
 
     def _step(self, piece: Piece) -> dict[str, Any]:
-        counts = ("num_tokens", "num_steps", "num_drafted", "num_accepted")
-        texts = [self._token_bytes(token).decode(errors="replace") for token in piece.tokens]
-        return {name: getattr(piece, name) for name in counts} | {
+        texts = [self._token_bytes(token).decode(errors="replace") for token in piece.output_ids]
+        return {
+            "num_tokens": piece.num_output_tokens,
+            "num_steps": piece.num_steps,
+            "num_drafted": piece.total_draft_tokens,
+            "num_accepted": piece.total_accepted_draft_tokens,
             "drafter": piece.drafter or None,
             "tokens": texts,
         }

@@ -7,17 +7,15 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
-from starlette.middleware.cors import CORSMiddleware
-
-from smartspec_gateway.guard import App, Message, Receive, Send
+from smartspec_gateway.guard import Message, Receive, Send
 from smartspec_gateway.limits import Refused
-from smartspec_openai.app import create_app
-from smartspec_openai.endpoint import Settings
-from smartspec_openai.errors import ApiError
-from smartspec_openai.prompts import PromptError, Prompts
-from smartspec_openai.triton import Triton, TritonModel
+from smartspec_gateway.openai.app import create_app
+from smartspec_gateway.openai.endpoint import Settings
+from smartspec_gateway.openai.errors import ApiError
+from smartspec_gateway.openai.model import Model
+from smartspec_gateway.openai.prompts import PromptError, Prompts
+from smartspec_gateway.triton import Triton
 
 KEY_VARIABLE = "SMARTSPEC_API_KEY"
 
@@ -27,27 +25,16 @@ class OpenAi:
 
     def __init__(self, triton: Triton, options: argparse.Namespace) -> None:
         """options: those of the command line."""
-        self._triton, self._options = triton, options
-        self._app: App | None = None
         try:
-            self._prompts = Prompts(options.model_dir, options.chat_template)
-            self._keys = api_keys(options.api_key_file)
+            prompts = Prompts(options.model_dir, options.chat_template)
+            keys = api_keys(options.api_key_file)
         except (PromptError, OSError) as error:
             sys.exit(f"smartspec_gateway: {error}")
-
-    def open(self, context_len: int) -> None:
-        """Answer requests from now on. context_len: prompt and generated tokens of a request."""
-        options = self._options
-        settings = Settings(options.name, context_len, self._keys, options.metrics_url)
-        app: Any = create_app(TritonModel(self._triton, options.name), self._prompts, settings)
-        if options.cors:
-            app = CORSMiddleware(
-                app, allow_origins=options.cors, allow_methods=["*"], allow_headers=["*"]
-            )
-        self._app = app
+        self.settings = Settings(options.name, 0, keys, options.metrics_url)
+        self._app = create_app(Model(triton, options.name), prompts, self.settings)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        if self._app is None:
+        if not self.settings.context_len:
             raise Refused(503, "the model is starting: send the request again later")
         await self._app(scope, receive, send)
 

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
-from typing import TypeVar
 
-from fastapi import Request
+from smartspec_gateway.openai.answers import FINISH_REASONS
+from smartspec_gateway.openai.errors import ApiError
+from smartspec_gateway.openai.model import Fields, Model, Piece
 
-from smartspec_openai.answers import FINISH_REASONS
-from smartspec_openai.errors import GONE_STATUS, ApiError
-from smartspec_openai.triton import Model, Piece, Tensors
-
-T = TypeVar("T")
-
-logger = logging.getLogger("smartspec_openai")
+logger = logging.getLogger("smartspec_gateway.openai")
 
 MAX_PENDING = 64
 """Pieces that are kept for a client that reads slowly. Then the request is read no further."""
@@ -28,7 +23,7 @@ END_S = 1.0
 """Time for the streams to end after their last pieces."""
 
 
-def pieces_of(model: Model, choices: Sequence[Tensors]) -> AsyncIterator[tuple[int, Piece]]:
+def pieces_of(model: Model, choices: Sequence[Fields]) -> AsyncIterator[tuple[int, Piece]]:
     """The pieces of all choices as they arrive, with the number of the choice.
 
     Closing the iterator cancels all requests. Raises ApiError.
@@ -36,9 +31,9 @@ def pieces_of(model: Model, choices: Sequence[Tensors]) -> AsyncIterator[tuple[i
     return _one(model, choices[0]) if len(choices) == 1 else _several(model, choices)
 
 
-async def _one(model: Model, tensors: Tensors) -> AsyncIterator[tuple[int, Piece]]:
+async def _one(model: Model, fields: Fields) -> AsyncIterator[tuple[int, Piece]]:
     try:
-        async with aclosing(model.generate(tensors)) as pieces:  # type: ignore[type-var]
+        async with aclosing(model.generate(fields)) as pieces:  # type: ignore[type-var]
             async for piece in pieces:
                 if piece.finish_reason and piece.finish_reason not in FINISH_REASONS:
                     raise ApiError(503, "the server ended the request: send it again later")
@@ -50,14 +45,14 @@ async def _one(model: Model, tensors: Tensors) -> AsyncIterator[tuple[int, Piece
         raise ApiError(500, "the endpoint failed: see its log") from error
 
 
-async def _several(model: Model, choices: Sequence[Tensors]) -> AsyncIterator[tuple[int, Piece]]:
+async def _several(model: Model, choices: Sequence[Fields]) -> AsyncIterator[tuple[int, Piece]]:
     queue: asyncio.Queue[tuple[int, Piece | ApiError]] = asyncio.Queue(MAX_PENDING)
 
     slots = asyncio.Semaphore(MAX_AT_ONCE)
 
-    async def run(number: int, tensors: Tensors) -> None:
+    async def run(number: int, fields: Fields) -> None:
         try:
-            async with slots, aclosing(_one(model, tensors)) as pieces:  # type: ignore[type-var]
+            async with slots, aclosing(_one(model, fields)) as pieces:  # type: ignore[type-var]
                 async for _, piece in pieces:
                     await queue.put((number, piece))
         except ApiError as error:
@@ -77,23 +72,3 @@ async def _several(model: Model, choices: Sequence[Tensors]) -> AsyncIterator[tu
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def unless_gone(request: Request, work: Awaitable[T]) -> T:
-    """The result of the work, which is cancelled if the client disconnects."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnect(request))
-    try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ApiError(GONE_STATUS, "the client has disconnected")
-        return task.result()
-    finally:
-        for one in (task, gone):
-            one.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
-
-
-async def _disconnect(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

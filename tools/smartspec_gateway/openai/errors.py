@@ -6,9 +6,6 @@ from typing import Any
 
 from pydantic import BaseModel
 
-GONE_STATUS = 499
-"""Nobody reads it: the client has disconnected."""
-
 KINDS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error"}
 
 

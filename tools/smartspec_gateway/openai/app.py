@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +10,13 @@ from fastapi import Depends, FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 
-from smartspec_openai.chat_schema import ChatRequest
-from smartspec_openai.endpoint import Endpoint, Settings
-from smartspec_openai.errors import ERRORS, ApiError
-from smartspec_openai.prompts import Prompts
-from smartspec_openai.schema import CompletionRequest, DetokenizeRequest, TokenizeRequest
-from smartspec_openai.triton import Model
-from smartspec_openai.validation import body_schema, read
+from smartspec_gateway.openai.chat_schema import ChatRequest
+from smartspec_gateway.openai.endpoint import Endpoint, Settings
+from smartspec_gateway.openai.errors import ERRORS, ApiError
+from smartspec_gateway.openai.model import Model
+from smartspec_gateway.openai.prompts import Prompts
+from smartspec_gateway.openai.schema import CompletionRequest, DetokenizeRequest, TokenizeRequest
+from smartspec_gateway.openai.validation import body_schema, read
 
 PAGE = Path(__file__).with_name("page.html")
 PAGE_HEADERS = {
@@ -32,15 +30,10 @@ STREAMED: dict[int | str, dict[str, Any]] = {
 
 
 def create_app(model: Model, prompts: Prompts, settings: Settings) -> FastAPI:
-    """The application. It closes the model at its end."""
+    """The application."""
     endpoint = Endpoint(model, prompts, settings)
 
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        yield
-        await model.close()
-
-    app = FastAPI(title="SmartSpec", lifespan=lifespan, redoc_url=None, responses=ERRORS)
+    app = FastAPI(title="SmartSpec", redoc_url=None, responses=ERRORS)
     keyed = [Depends(endpoint.check_key)]
 
     chats = body_schema(ChatRequest)

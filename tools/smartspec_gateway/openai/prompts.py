@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from smartspec_openai.errors import ApiError
+from smartspec_gateway.openai.errors import ApiError
 
 NO_TEMPLATE = "messages: this model has no chat template: use --chat-template, or /v1/completions"
 
@@ -46,8 +46,6 @@ class Prompts:
         self._tokenizer.no_padding()
         config = _json(folder / "tokenizer_config.json")
         self._templates = _templates(folder, config, chat_template)
-        if chat_template is not None:
-            _check_syntax(chat_template, self._templates["default"])
         added = self._tokenizer.get_added_tokens_decoder().values()
         names = [re.escape(one.content) for one in added if one.special and one.content[1:]]
         self._special_names = re.compile("|".join(names) or "(?!)")
@@ -191,25 +189,27 @@ def _byte_letters() -> dict[str, int]:
 
 def _templates(folder: Path, config: Mapping[str, Any], given: Path | None) -> dict[str, str]:
     """By name: "default", and "tool_use" if the model has another one for tools."""
-    path = given or folder / "chat_template.jinja"
-    if given is not None or path.is_file():
-        try:
-            return {"default": path.read_text(encoding="utf-8")}
-        except (OSError, UnicodeDecodeError) as error:
-            raise PromptError(f"{path} cannot be read: {error}") from error
+    if given is not None:
+        return {"default": read_template(given)}
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return {"default": _text(path)}
     found = config.get("chat_template")
     if isinstance(found, list):
         return {one["name"]: one["template"] for one in found}
     return {"default": found} if isinstance(found, str) else {}
 
 
-def _check_syntax(path: Path, template: str) -> None:
+def read_template(path: Path) -> str:
+    """The chat template. Raises PromptError if it cannot be read or has a syntax error."""
+    template = _text(path)
     try:
         render_jinja_template([[]], chat_template=template)
     except TemplateSyntaxError as error:
         raise PromptError(f"{path}, line {error.lineno}: {error.message}") from error
     except Exception:
         pass  # it needs a message
+    return template
 
 
 def _content(value: Any) -> str:
@@ -220,7 +220,14 @@ def _json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        found: dict[str, Any] = json.loads(_text(path))
         return found
-    except (OSError, ValueError) as error:
+    except ValueError as error:
+        raise PromptError(f"{path} cannot be read: {error}") from error
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
         raise PromptError(f"{path} cannot be read: {error}") from error

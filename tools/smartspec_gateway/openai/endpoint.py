@@ -12,35 +12,35 @@ from typing import Any
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from smartspec_openai.answers import Answer, events
-from smartspec_openai.chat_schema import ChatRequest
-from smartspec_openai.errors import ApiError
-from smartspec_openai.pieces import pieces_of, unless_gone
-from smartspec_openai.prompts import Prompts
-from smartspec_openai.schema import (
+from smartspec_gateway.guard import until_gone
+from smartspec_gateway.openai.answers import Answer, events
+from smartspec_gateway.openai.chat_schema import ChatRequest
+from smartspec_gateway.openai.errors import ApiError
+from smartspec_gateway.openai.model import Fields, Model, Piece
+from smartspec_gateway.openai.pieces import pieces_of
+from smartspec_gateway.openai.prompts import Prompts
+from smartspec_gateway.openai.schema import (
     MAX_CHOICES,
     CompletionRequest,
     DetokenizeRequest,
     Generation,
     TokenizeRequest,
 )
-from smartspec_openai.triton import Model, Piece, Tensors
-from smartspec_openai.validation import off_loop
+from smartspec_gateway.openai.validation import off_loop
 from smartspec_py.serving.intake import MAX_BYTES_PER_TOKEN
 
 UINT64 = 1 << 64
 
 
-@dataclass(frozen=True)
+@dataclass
 class Settings:
-    """name: of the model. context_len: prompt and generated tokens of one request. api_keys: None
-    if requests need no key. metrics_url: of Triton; None if unknown. max_requests: at once."""
+    """name: of the model. context_len: prompt and generated tokens of one request; 0: not known
+    yet. api_keys: None if requests need no key. metrics_url: of Triton; None if unknown."""
 
     name: str
     context_len: int
     api_keys: tuple[str, ...] | None = None
     metrics_url: str | None = None
-    max_requests: int = 1024
 
 
 class Endpoint:
@@ -48,7 +48,6 @@ class Endpoint:
 
     def __init__(self, model: Model, prompts: Prompts, settings: Settings) -> None:
         self.model, self.prompts, self.settings = model, prompts, settings
-        self.num_requests = 0
         self.begin_s = int(time.time())
 
     async def check_key(self, request: Request) -> None:
@@ -81,6 +80,7 @@ class Endpoint:
 
     async def tokenize(self, request: Request, asked: TokenizeRequest) -> dict[str, Any]:
         self.check_model(asked.model)
+        self._check_bytes("prompt", asked.prompt)
         size = len(await request.body())
         tokens = await off_loop(size, self.prompts.encode, asked.prompt, asked.add_special_tokens)
         most = self.settings.context_len
@@ -92,37 +92,24 @@ class Endpoint:
         return {"prompt": await off_loop(size, self.prompts.decode, asked.tokens)}
 
     async def _answer(
-        self, request: Request, asked: Any, work: Callable[[Any], tuple[list[Tensors], Answer]]
+        self, request: Request, asked: Any, work: Callable[[Any], tuple[list[Fields], Answer]]
     ) -> Response:
         """Generate all choices, streamed or not."""
         self.check_model(asked.model)
         if asked.stream_options is not None and not asked.stream:
             raise ApiError(400, "stream_options: only with stream", "stream_options")
         choices, answer = await off_loop(len(await request.body()), work, asked)
-        pieces = self._counted(choices)
+        pieces = pieces_of(self.model, choices)
         if not asked.stream:
-            return await unless_gone(request, _whole(answer, pieces))
+            return await until_gone(request.receive, _whole(answer, pieces))
         # Errors up to the first piece have a status. Later ones are events.
-        first = await unless_gone(request, anext(pieces))
+        first = await until_gone(request.receive, anext(pieces))
         usage = bool(asked.stream_options and asked.stream_options.include_usage)
         return StreamingResponse(
             events(answer, pieces, first, usage), media_type="text/event-stream"
         )
 
-    async def _counted(self, choices: Sequence[Tensors]) -> AsyncIterator[tuple[int, Piece]]:
-        """`pieces_of`, with a limit on requests at once."""
-        most = self.settings.max_requests
-        if self.num_requests >= most:
-            raise ApiError(429, f"{most} requests are running: send it again later", None, 1)
-        self.num_requests += 1
-        try:
-            async with aclosing(pieces_of(self.model, choices)) as pieces:  # type: ignore[type-var]
-                async for found in pieces:
-                    yield found
-        finally:
-            self.num_requests -= 1
-
-    def _of_chat(self, asked: ChatRequest) -> tuple[list[Tensors], Answer]:
+    def _of_chat(self, asked: ChatRequest) -> tuple[list[Fields], Answer]:
         text = self.prompts.of_chat(
             [message.for_template() for message in asked.messages],
             asked.chat_template_kwargs or {},
@@ -132,7 +119,7 @@ class Endpoint:
         self._check_bytes("messages", text)
         return self._prepared(asked, "messages", [self.prompts.encode_chat(text)])
 
-    def _of_completion(self, asked: CompletionRequest) -> tuple[list[Tensors], Answer]:
+    def _of_completion(self, asked: CompletionRequest) -> tuple[list[Fields], Answer]:
         texts = [text for text in asked.prompts if isinstance(text, str)]
         for text in texts:
             self._check_bytes("prompt", text)
@@ -151,47 +138,46 @@ class Endpoint:
         field: str,
         prompts: Sequence[list[int]],
         echoes: Sequence[tuple[str, int | None]] = (),
-    ) -> tuple[list[Tensors], Answer]:
-        """The tensors of each choice, and the answer to fill. field: the one with the prompts."""
+    ) -> tuple[list[Fields], Answer]:
+        """The fields of each choice, and the answer to fill. field: the one with the prompts."""
         if not prompts or not all(prompts):
             raise ApiError(400, f"{field}: must have at least one token", field)
         if len(prompts) * asked.n > MAX_CHOICES:
             message = f"n: got {asked.n} texts of {len(prompts)} prompts, must be at most "
             raise ApiError(400, f"{message}{MAX_CHOICES} together", "n")
         shared = self._shared(asked)
-        choices: list[Tensors] = []
+        choices: list[Fields] = []
         for prompt in prompts:
             own = {
-                "text_input": ("BYTES", b""),
-                "input_ids": ("INT32", prompt),
-                "max_tokens": ("INT32", self._limit(asked, field, len(prompt))),
-                "stream": ("BOOL", asked.stream),
+                "text_input": "",
+                "input_ids": prompt,
+                "max_tokens": self._limit(asked, field, len(prompt)),
+                "stream": asked.stream,
             }
             for number in range(asked.n):
-                seed = {}
+                choices.append({**shared, **own})
                 if asked.seed is not None:
-                    seed["seed"] = ("UINT64", (asked.seed + number) % UINT64)
-                choices.append({**shared, **own, **seed})
+                    choices[-1]["seed"] = (asked.seed + number) % UINT64
         sizes = list(map(len, prompts))
         answer = Answer(asked, self.settings.name, sizes, echoes, self.prompts.token_bytes)
         return choices, answer
 
-    def _shared(self, asked: Generation) -> dict[str, tuple[str, Any]]:
-        """The tensors that are the same for all choices."""
+    def _shared(self, asked: Generation) -> Fields:
+        """The fields that are the same for all choices."""
         shared = asked.tensors()
         has_echo = isinstance(asked, CompletionRequest) and asked.echo
         if words := asked.stop_words:
-            shared["stop_words"] = ("BYTES", [word.encode() for word in words])
+            shared["stop_words"] = words
         if asked.logit_bias:
-            found = [self.prompts.word(token) for token in asked.logit_bias]
-            shared["embedding_bias_words"] = ("BYTES", [word.encode() for word in found])
-            shared["embedding_bias_weights"] = ("FP32", list(asked.logit_bias.values()))
+            words = [self.prompts.word(token) for token in asked.logit_bias]
+            shared["embedding_bias_words"] = words
+            shared["embedding_bias_weights"] = list(asked.logit_bias.values())
         if asked.num_top_log_probs is not None:
-            shared["return_token_log_probs"] = ("INT32", asked.num_top_log_probs)
+            shared["return_token_log_probs"] = asked.num_top_log_probs
             if has_echo:
-                shared["return_prompt_log_probs"] = ("BOOL", True)
+                shared["return_prompt_log_probs"] = True
         if asked.return_spec_metrics == "detailed":
-            shared["return_output_ids"] = ("BOOL", True)
+            shared["return_output_ids"] = True
         if asked.token_limit == 0 and not has_echo:
             raise ApiError(400, "max_tokens: got 0, must be at least 1 without echo", "max_tokens")
         return shared

@@ -168,24 +168,17 @@ class Generation(Ignored):
     def token_limit(self) -> int | None:
         return self.max_tokens
 
-    def tensors(self) -> dict[str, tuple[str, Any]]:
-        """Type and value, by name, of the inputs that have the same name as their field."""
-        return {
-            name: (kind, value.encode() if isinstance(value, str) else value)
-            for name, kind in PASSED.items()
-            if (value := getattr(self, name)) is not None
-        }
+    def tensors(self) -> dict[str, Any]:
+        """The inputs that have the name of their field."""
+        found = {name: getattr(self, name) for name in PASSED}
+        return {name: value for name, value in found.items() if value is not None}
 
 
 OWN = {"max_tokens", "seed", "stream"}
 """Tensors that have the name of a field, but not always its value."""
 
-PASSED = {
-    name: spec.dtype.replace("STRING", "BYTES")
-    for name, spec in TENSORS.items()
-    if name in Generation.model_fields and name not in OWN
-}
-"""Fields that are tensors of the model with the same name and meaning, and their types."""
+PASSED = [name for name in Generation.model_fields if name in TENSORS and name not in OWN]
+"""Fields that are tensors of the model, with the same name and meaning."""
 
 
 class CompletionRequest(Generation):

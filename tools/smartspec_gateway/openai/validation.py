@@ -12,12 +12,11 @@ from typing import Any, TypeVar
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
-from starlette.requests import ClientDisconnect
 
-from smartspec_openai.chat_schema import ChatRequest
-from smartspec_openai.errors import GONE_STATUS, ApiError
-from smartspec_openai.schema import CompletionRequest
-from smartspec_openai.triton import FIELDS
+from smartspec_gateway.openai.chat_schema import ChatRequest
+from smartspec_gateway.openai.errors import ApiError
+from smartspec_gateway.openai.model import FIELDS
+from smartspec_gateway.openai.schema import CompletionRequest
 
 T = TypeVar("T")
 Read = TypeVar("Read", bound=BaseModel)
@@ -53,12 +52,7 @@ async def read(request: Request, model: type[Read]) -> Read:
     other types of content are refused."""
     if not IS_JSON.fullmatch(request.headers.get("content-type", "")):
         raise ApiError(400, "Content-Type: must be application/json")
-    if request.headers.get("content-encoding", "identity") != "identity":
-        raise ApiError(415, "Content-Encoding: must be left out, because bodies are not decoded")
-    try:
-        body = await request.body()
-    except ClientDisconnect as error:
-        raise ApiError(GONE_STATUS, "the client has disconnected") from error
+    body = await request.body()
     return await off_loop(len(body), _read, body, model)
 
 

@@ -1,0 +1,78 @@
+"""What a start refuses, what it shows, and the reason of its end, without Triton."""
+
+from __future__ import annotations
+
+import io
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from smartspec_cli.app import app
+from smartspec_launch import foreground
+from smartspec_launch.address import Address
+from smartspec_launch.triton_server import TritonServer
+from smartspec_py.config import ServerConfig, TorchEngineConfig
+from smartspec_py.serving.link import Beat
+
+TARGET = Path(__file__).parents[2] / "engines_build" / "tiny" / "target"
+
+
+def test_a_chat_template_with_an_error_starts_nothing(tmp_path: Path) -> None:
+    template = tmp_path / "own.jinja"
+    template.write_text("{% for m in messages %}\n{{ m.content }")
+    options = ["--http-port", "1", "--grpc-port", "2", "--chat-template", str(template)]
+    result = CliRunner().invoke(app, ["serve", "--model", str(TARGET), *options])
+    assert result.exit_code == 2
+    assert result.output.startswith(f"smartspec: --chat-template: {template}, line 2: ")
+    assert result.output.count("\n") == 1
+
+
+def test_a_sigterm_during_the_imports_ends_serve_with_0() -> None:
+    """The interpreter reports each import; the first ones of the command come last."""
+    command = [sys.executable, "-X", "importtime", "-m", "smartspec_cli.app", "serve"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as serve:
+        assert serve.stderr is not None
+        for line in serve.stderr:
+            if line.endswith(" smartspec_cli\n"):
+                break
+        serve.send_signal(signal.SIGTERM)
+        serve.communicate(timeout=60)
+    assert serve.returncode == 0
+
+
+def test_the_start_line_has_the_users_name_of_the_model(tmp_path: Path) -> None:
+    """The backend may know the model by a link with an ASCII name."""
+    engine = TorchEngineConfig(model=str(tmp_path / "modèle"))
+    server = TritonServer(ServerConfig(engine=engine), tmp_path, Address())
+    server._link = type("Link", (), {"beat": Beat(1, facts={"model": "model"})})()
+    assert foreground.served_text(server.facts).startswith("Serving modèle, ")
+
+
+class Silent:
+    """A server whose gateway hangs."""
+
+    def look(self, timeout_s: float) -> None:
+        return None
+
+    def silence(self) -> str:
+        return "The gateway does not answer."
+
+    def kill(self) -> None:
+        pass
+
+    def log_tail(self) -> str:
+        return "a line of the log"
+
+
+def test_a_process_that_hangs_is_named_in_the_last_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foreground, "READY_S", 0.01)
+    shown = io.StringIO()
+    server: Any = Silent()
+    assert foreground.watch(server, Console(file=shown)) == 1
+    assert shown.getvalue() == "a line of the log\nThe gateway does not answer.\n"

@@ -1,0 +1,115 @@
+"""Generates text with the served model."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from smartspec_gateway.fields import message_of, values_of
+from smartspec_gateway.limits import Refused
+from smartspec_gateway.openai.errors import ApiError
+from smartspec_gateway.triton import Triton
+
+FIELD = re.compile(r"^(\w+): ")
+"""How a message about a field begins."""
+
+FIELDS = {
+    "text_input": "prompt",
+    "input_ids": "prompt",
+    "stop_words": "stop",
+    "embedding_bias_words": "logit_bias",
+    "return_token_log_probs": "logprobs",
+    "return_prompt_log_probs": "echo",
+}
+"""Tensors with other names than the fields that they come from."""
+
+ALWAYS = ("text_output", "finish_reason", "num_output_tokens", "num_input_tokens")
+IF_ASKED = {
+    "return_output_ids": ("output_ids",),
+    "return_token_log_probs": ("token_log_probs",),
+    "return_spec_metrics": (
+        "metrics",
+        "num_steps",
+        "total_draft_tokens",
+        "total_accepted_draft_tokens",
+        "drafter",
+    ),
+}
+"""Outputs to request, by input. Triton drops the others before it sends a response."""
+
+Fields = dict[str, Any]
+"""Values by the names of input tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a text: the outputs of one response, with their names and meanings.
+
+    num_input_tokens, metrics: on the last piece only. log_probs: the document `token_log_probs`, if
+    asked for.
+    """
+
+    text_output: str = ""
+    num_output_tokens: int = 0
+    finish_reason: str = ""
+    num_input_tokens: int = 0
+    metrics: str | None = None
+    num_steps: int = 0
+    total_draft_tokens: int = 0
+    total_accepted_draft_tokens: int = 0
+    drafter: str = ""
+    output_ids: Sequence[int] = ()
+    log_probs: Mapping[str, Any] | None = None
+
+
+class Model:
+    """A model of a Triton server."""
+
+    def __init__(self, triton: Triton, name: str) -> None:
+        self._triton, self._name = triton, name
+
+    async def generate(self, fields: Fields) -> AsyncIterator[Piece]:
+        """Closing the iterator cancels the request. Raises ApiError."""
+        is_over = False
+        try:
+            request = message_of(fields, self._name)
+            wanted = [output for name in IF_ASKED if name in fields for output in IF_ASKED[name]]
+            for output in (*ALWAYS, *wanted):
+                request.outputs.add(name=output)
+            async with contextlib.aclosing(self._triton.responses(request)) as responses:
+                async for response in responses:
+                    piece = _piece(response)
+                    is_over = bool(piece.finish_reason)
+                    yield piece
+        except Refused as refused:
+            raise _of_field(refused) from refused
+        if not is_over:
+            raise ApiError(503, "the server ended the request: send it again later")
+
+    async def is_ready(self) -> bool:
+        return await self._triton.is_ready(self._name)
+
+
+def _piece(response: Any) -> Piece:
+    values = values_of(response)
+    found: dict[str, Any] = {
+        name: v if name == "output_ids" else v[0] for name, v in values.items() if v
+    }
+    if log_probs := found.pop("token_log_probs", None):
+        found["log_probs"] = json.loads(log_probs)
+    return Piece(**found)
+
+
+def _of_field(refused: Refused) -> ApiError:
+    """The error with the name that the field has in OpenAI's API."""
+    found = FIELD.match(refused.message) if refused.status == 400 else None
+    if found is None:
+        wait_s = 1 if refused.status == 503 else None
+        return ApiError(refused.status, refused.message, retry_after_s=wait_s)
+    name = FIELDS.get(found[1], found[1])
+    text = refused.message[len(found[1]) :].replace("text_input has", "the prompt has")
+    return ApiError(400, name + text, name)
