@@ -8,7 +8,7 @@ import pytest
 from smartspec_cli.reference import FOLDER, PARTS, generated
 
 
-@pytest.mark.parametrize("path", FOLDER.glob("*.md"), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.md")), ids=lambda path: path.name)
 def test_the_page_is_what_the_code_has(path: Path) -> None:
     """Otherwise: python -m smartspec_cli.reference"""
     page = path.read_text(encoding="utf-8")

@@ -83,8 +83,8 @@ def test_only_whole_repeats_count() -> None:
     fixed = {"fixed:1": by_repeat(1, 1, 1), "fixed:2": by_repeat(2, 2)}
     found = cross_fit(by_repeat(1, 1, 99), fixed)
     assert found is not None
-    assert found.ratio.num_pairs == 2
-    assert found.ratio.value == pytest.approx(1.0)
+    assert found.num_pairs == 2
+    assert found.value == pytest.approx(1.0)
 
 
 def test_nothing_to_compare() -> None:
