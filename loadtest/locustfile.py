@@ -21,6 +21,7 @@ import signal
 import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
+from itertools import cycle
 from pathlib import Path
 from typing import Any, ClassVar, TextIO
 
@@ -34,7 +35,7 @@ from locust.stats import CSV_STATS_INTERVAL_SEC
 from rich.console import Console
 from shapes import MOST_USERS, SCENARIOS, users_at
 
-from smartspec_bench.prompts import MIXED, Prompt, generated, read_prompts, repeated
+from smartspec_bench.prompts import MIXED, Prompt, generated, read_prompts
 from smartspec_bench.streams import NO_FINISH, TIMED_OUT, Exchange, StreamError, outputs_of
 from smartspec_bench.workloads import WORKLOADS
 from smartspec_py.api.contract import MODEL_NAME
@@ -65,7 +66,7 @@ class LoadRun:
         self._fields = request_fields(options)
         self._stages = SCENARIOS[options.scenario](options.num_users)
         self._prompts: Iterator[Prompt] = (
-            repeated(read_prompts(Path(options.prompts)))
+            cycle(read_prompts(Path(options.prompts)))
             if options.prompts
             else generated(options.workload)
         )
@@ -127,7 +128,6 @@ def request_fields(options: argparse.Namespace) -> dict[str, Any]:
         "temperature": options.temperature,
         "stream": True,
         "return_spec_metrics": "detailed",
-        "return_perf_metrics": True,
     }
     policy = {"speculation_policy": options.policy} if options.policy else {}
     return fields | policy | more

@@ -15,7 +15,6 @@ import pytest
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from smartspec_bench.expand import PRESETS
 from smartspec_bench.streams import Exchange
 from smartspec_cli.app import COMMANDS, app
 from smartspec_cli.commands.quickstart import summarise
@@ -32,6 +31,7 @@ TARGET, DRAFT = str(PAIR / "target"), str(PAIR / "draft")
 def invoke(*arguments: str) -> tuple[int, str]:
     """Exit code, and what was printed."""
     result = CliRunner().invoke(app, arguments)
+    assert "Traceback" not in result.output
     return result.exit_code, result.output
 
 
@@ -62,50 +62,84 @@ def test_a_mistyped_command_gets_a_suggestion() -> None:
     assert "Did you mean 'serve'?" in text
 
 
+MODELS = ("--model", TARGET, "--draft", DRAFT)
+PORTS = ("--http-port", "1", "--grpc-port", "2")
+NOWHERE = "/no/such/folder/file"
+
+
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("command", "sentence"),
     [
+        ("serve --policy fixed:99", "--policy: must be none, fixed:K with K in 1..64, batch_table"),
+        ("serve --set limits.max_queue=0", "--set: limits.max_queue: Input should be greater than"),
+        ("serve --set limits.max_quue=1", "limits.max_quue: engine.json has no such key"),
+        ("serve --set limits", "--set: got 'limits', must be KEY=VALUE with a key of engine.json"),
+        ("serve --set policy.a=1", "policy.a: policy is not a section of engine.json"),
         (
-            ("--policy", "fixed:99"),
-            "--policy: must be none, fixed:K with K in 1..64, batch_table, ",
-        ),
-        (
-            ("--set", "limits.max_queue=0"),
-            "--set: limits.max_queue: Input should be greater than or equal to 1 (got 0)",
-        ),
-        (("--set", "limits.max_quue=1"), "--set: limits.max_quue: engine.json has no such key"),
-        (("--set", "limits"), "--set: got 'limits', must be KEY=VALUE with a key of engine.json"),
-        (("--set", "policy.a=1"), "--set: policy.a: policy is not a section of engine.json"),
-        (
-            ("--set", 'planner.batch_table={"rows": [2, 1], "draft_lens": [3, 2]}'),
+            'serve --set planner.batch_table={"rows":[2,1],"draft_lens":[3,2]}',
             "--set: planner.batch_table: rows must ascend from 1 or more, got (2, 1)",
         ),
-        (("--dtype", "int8"), "--dtype: Input should be 'auto', 'float32'"),
-        (("--http-port", "8001"), "the three ports must differ"),
-        (("--grpc-port", "70000"), "be in 1..65535"),
-        (("--draft", "nowhere"), "nowhere is not a directory"),
+        ("serve --dtype int8", "--dtype: Input should be 'auto', 'float32'"),
+        ("serve --draft nowhere", "nowhere is not a directory"),
+        ("serve --http-port 8001 --grpc-port 8001", "the three ports must differ"),
+        ("serve --grpc-port 70000", "be in 1..65535"),
+        ("check --set engine.dtype=int4", "engine.dtype"),
+        ("check --draft nowhere", "nowhere does not exist"),
+        ("check --temperatures hot", "--temperatures"),
+        ("check --set limits.max_draft_len=100", "limits.max_draft_len"),
+        ("profile --set limits.max_sequences=0", "limits.max_sequences"),
+        ("profile --draft nowhere", "nowhere does not exist"),
+        ("profile --input nowhere.jsonl", "--input: nowhere.jsonl: "),
+        (f"profile --table {NOWHERE}", f"--table: {NOWHERE} must be a writable file"),
+        (f"bench live --json {NOWHERE}", f"--json: {NOWHERE} must be a writable file"),
+        ("bench live --concurrency 1,x", "--concurrency: got '1,x'"),
+        ("bench live --url http://h --overhead", "--url excludes"),
+        ("bench live --input no.jsonl", "no.jsonl: "),
+        ("bench lockstep --policies goodput", "--policies: must include none"),
+        ("bench lockstep --policies none,fast", "--policies: 'fast' must be"),
+        ("bench lockstep --shapes closed,round", "--shapes: 'round' must be one of"),
+        ("bench lockstep --loads 0", "--loads: got '0'"),
     ],
 )
-def test_serve_refuses_what_was_typed_wrong(options: tuple[str, str], sentence: str) -> None:
-    """One line that names the option, exit code 2; nothing is started."""
-    ports = () if "port" in options[0] else ("--http-port", "1", "--grpc-port", "2")
-    code, text = invoke("serve", "--model", TARGET, *ports, *options)
+def test_a_wrong_option_is_one_line(command: str, sentence: str) -> None:
+    """It names the option, with exit code 2. Nothing is started."""
+    name, *options = command.split()
+    if name == "bench":
+        name, *options = name, options[0], *MODELS, *options[1:]
+    else:
+        ports = PORTS if name == "serve" and "port" not in command else ()
+        options = [*MODELS, *ports, *options]
+    code, text = invoke(name, *options)
     assert code == 2
-    assert text.startswith("smartspec: ")
     assert sentence in text
-    assert text.count("\n") == 1
+    assert [line[:11] for line in text.splitlines() if line].count("smartspec: ") == 1
 
 
-def test_serve_checks_the_models_of_an_engine_json(tmp_path: Path) -> None:
-    """Paths in it are relative to it."""
+def test_a_command_that_serves_needs_a_model() -> None:
+    for command in (["serve"], ["check"], ["profile"], ["bench", "lockstep"]):
+        code, text = invoke(*command)
+        assert code == 2
+        assert "--model, or --config with an engine.json, must be given" in text
+
+
+def test_the_models_of_an_engine_json_are_checked(tmp_path: Path) -> None:
+    """Paths in it are relative to it, --set changes it, and it must name its kind."""
     shutil.copytree(PAIR / "target", tmp_path / "model")
     weights = tmp_path / "model" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
     config = tmp_path / "engine.json"
     config.write_text('{"engine": {"kind": "torch", "model": "model"}}')
-    code, text = invoke("serve", "--config", str(config), "--http-port", "1", "--grpc-port", "2")
+    options = ("--config", str(config), *PORTS)
+    code, text = invoke("serve", *options)
     assert (code, text.count("\n")) == (2, 1)
     assert "has a truncated or damaged model.safetensors" in text
+    code, text = invoke("serve", *options, "--set", "limits.max_queue=0")
+    assert code == 2
+    assert "--set: limits.max_queue" in text
+    config.write_text('{"engine": {"model": "model"}}')
+    code, text = invoke("serve", *options)
+    assert code == 2
+    assert "engine: the key kind is missing; it must be one of torch, trtllm" in text
 
 
 def test_serve_with_the_wheel_stays_on_loopback() -> None:
@@ -115,29 +149,12 @@ def test_serve_with_the_wheel_stays_on_loopback() -> None:
     assert code == 2
     assert text.startswith("smartspec: --host: Triton 2.51 listening on 0.0.0.0: ")
     assert "--allow-remote" in text
-    assert text.count("\n") == 1
     code, text = invoke("serve", *hosts, "--allow-remote")
     assert code == 2
     warning, refusal = text.splitlines()
     assert warning.startswith("smartspec: warning: Triton 2.51 listening on 0.0.0.0: ")
     assert "CVE-2025-23310" in warning
     assert "the three ports must differ" in refusal
-
-
-def test_an_engine_json_without_its_kind(tmp_path: Path) -> None:
-    config = tmp_path / "engine.json"
-    config.write_text('{"engine": {"model": "model"}}')
-    code, text = invoke("serve", "--config", str(config), "--http-port", "1")
-    assert code == 2
-    assert "engine: the key kind is missing; it must be one of torch, trtllm" in text
-
-
-def test_set_changes_an_engine_json(tmp_path: Path) -> None:
-    config = tmp_path / "engine.json"
-    config.write_text(json.dumps({"engine": {"kind": "torch", "model": TARGET}}))
-    code, text = invoke("serve", "--config", str(config), "--set", "limits.max_queue=0")
-    assert code == 2
-    assert "--set: limits.max_queue" in text
 
 
 def test_values_of_set_are_json_or_text() -> None:
@@ -185,27 +202,18 @@ def test_serve_refuses_a_taken_port() -> None:
     assert f"cannot listen on 127.0.0.1 port {port}" in text
 
 
-def test_expand_refuses_an_unknown_preset_and_an_existing_folder(tmp_path: Path) -> None:
-    code, text = invoke("expand", TARGET, str(tmp_path / "out"), "--preset", "9b")
-    assert code == 2
-    assert "--preset: '9b' must be one of" in text
-    code, text = invoke("expand", TARGET, str(tmp_path))
-    assert code == 2
-    assert "exists: name a new directory" in text
-
-
-def test_expand_refuses_an_eagle_head(tmp_path: Path) -> None:
+def test_expand_refuses(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"draft_vocab_size": 2048}')
-    code, text = invoke("expand", str(tmp_path), str(tmp_path / "out"))
-    assert code == 2
-    assert "has an EAGLE-3 head; only Llama models and Medusa heads" in text
-
-
-def test_expand_says_which_presets_fit(tmp_path: Path) -> None:
-    code, text = invoke("expand", TARGET, str(tmp_path / "out"), "--preset", "4m")
-    assert (code, text.count("\n")) == (2, 1)
-    assert f"--preset: 4m is too small for {TARGET} (num_hidden_layers: cannot shrink" in text
-    assert text.endswith("): use 17m or 88m or 1b\n")
+    out = str(tmp_path / "out")
+    for arguments, sentence in (
+        ((TARGET, out, "--preset", "9b"), "--preset: '9b' must be one of"),
+        ((TARGET, str(tmp_path)), "exists: name a new directory"),
+        ((str(tmp_path), out), "has an EAGLE-3 head; only Llama models and Medusa heads"),
+        ((TARGET, out, "--preset", "4m"), "too small for"),
+    ):
+        code, text = invoke("expand", *arguments)
+        assert (code, text.count("\n")) == (2, 1)
+        assert sentence in text
     assert not (tmp_path / "out").exists()
 
 
@@ -214,7 +222,7 @@ def test_expand_writes_a_model_of_the_preset(tmp_path: Path) -> None:
     assert code == 0, text
     assert "M parameters, same answers as" in text
     config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert config["hidden_size"] == PRESETS["4m"]["hidden_size"]
+    assert config["hidden_size"] == 512
 
 
 def test_caches_lie_in_the_users_cache_directory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,14 +335,11 @@ def wait_for(process: subprocess.Popen[str], words: str, timeout_s: float = 180.
     raise AssertionError(f"ended before {words!r}: {seen}")
 
 
-MODELS = ["--model", TARGET, "--draft", DRAFT]
-NOWHERE = "/no/such/folder/file"
-
-
 def test_check_compares_texts_of_the_shipped_pair() -> None:
     """Float32: no text differs, and the JSON document says so."""
-    options = ["--tokens", "300", "--prompts", "1", "--temperatures", "0,1", "--max-draft-len", "1"]
-    result = CliRunner().invoke(app, ["check", *MODELS, *options, "--json", "-"])
+    options = ["--tokens", "300", "--prompts", "1", "--temperatures", "0,1"]
+    options += ["--set", "limits.max_draft_len=1", "--set", "engine.dtype=float32", "--json", "-"]
+    result = CliRunner().invoke(app, ["check", *MODELS, *options])
     assert result.exit_code == 0, result.output
     summary = json.loads(result.stdout)
     assert summary["num_diverged"] == 0
@@ -343,22 +348,3 @@ def test_check_compares_texts_of_the_shipped_pair() -> None:
     counts = f"{summary['num_tokens']:,} tokens compared, {summary['num_drafted']:,} drafted"
     assert f"PASS: {counts}" in result.stderr
     assert summary["num_accepted"] > 0
-
-
-@pytest.mark.parametrize(
-    ("command", "sentence"),
-    [
-        (["check", *MODELS, "--dtype", "int4"], "--dtype"),
-        (["check", "--model", TARGET], "--draft, --heads or both"),
-        (["check", *MODELS, "--temperatures", "hot"], "--temperatures"),
-        (["check", *MODELS, "--max-draft-len", "100"], "--max-draft-len"),
-        (["simulate", "--json", NOWHERE], f"--json: {NOWHERE} must be a writable file"),
-        (["profile", *MODELS, "--table", NOWHERE], f"--table: {NOWHERE} must be a writable file"),
-        (["bench", "live", "--json", NOWHERE], f"--json: {NOWHERE} must be a writable file"),
-    ],
-)
-def test_what_was_typed_wrong_is_one_line(command: list[str], sentence: str) -> None:
-    result = CliRunner().invoke(app, command)
-    assert result.exit_code == 2
-    assert sentence in result.stderr
-    assert "Traceback" not in result.output

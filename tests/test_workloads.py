@@ -7,20 +7,14 @@ import pytest
 
 from smartspec_bench.workloads import ANSWER_MARKER, WORKLOADS, Example, generate, stream
 
-SQL_WORDS = re.compile("SELECT|FROM|WHERE|ORDER|BY|DESC|ASC|LIMIT|GROUP|JOIN|USING|AVG|SUM|MIN|MAX")
-
 
 def examples(workload: str, seed: int = 5, count: int = 200) -> list[Example]:
     return [generate(workload, seed, index) for index in range(count)]
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
-def test_same_seed_and_index_give_the_same_document(workload: str) -> None:
+def test_a_document_is_a_function_of_seed_and_index(workload: str) -> None:
     assert examples(workload) == examples(workload)
-
-
-@pytest.mark.parametrize("workload", WORKLOADS)
-def test_prompts_differ_between_indices_and_seeds(workload: str) -> None:
     prompts = {e.prompt for seed in (1, 2, 3) for e in examples(workload, seed)}
     assert len(prompts) == 3 * 200
 
@@ -57,12 +51,6 @@ def test_qa_answer_is_the_fact_that_was_asked_for() -> None:
         facts = re.findall(r"[A-Z]\w+|\d+", example.answer.removesuffix("."))
         assert set(facts) - {"The"} <= set(re.findall(r"[A-Z]\w+|\d+", sentences[0]))
         assert example.answer.split()[-1].rstrip(".") in sentences[0]
-
-
-def test_sql_answer_only_uses_words_of_its_prompt() -> None:
-    for example in examples("sql"):
-        words = {w for w in re.findall(r"\w+", example.answer) if not SQL_WORDS.fullmatch(w)}
-        assert words <= set(re.findall(r"\w+", example.prompt))
 
 
 def test_sql_is_a_function_of_its_prompt() -> None:

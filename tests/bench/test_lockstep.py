@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from servers import fake_config
 
-from smartspec_bench.lockstep import OpenFeed, Side, SlotFeed, run, serve
+from smartspec_bench.lockstep import Feed, Side, run, serve
 from smartspec_bench.plan import SHAPES, Due, Settings, points, requests, rounds
 from smartspec_bench.prompts import Prompt, generated
 from smartspec_bench.results import BenchError, Recorder, read
@@ -61,7 +61,7 @@ def test_a_stopwatch_counts_what_runs_and_what_is_slept() -> None:
 def test_idle_hours_pass_at_once_and_are_in_no_latency() -> None:
     one = side("none")
     due = [Due(hour * HOUR_S, prompt) for hour, prompt in enumerate(prompts(3))]
-    one.begin(OpenFeed(due))
+    one.begin(Feed(due))
     start_s = time.monotonic()
     serve([one])
     assert time.monotonic() - start_s < 60.0
@@ -74,7 +74,7 @@ def test_idle_hours_pass_at_once_and_are_in_no_latency() -> None:
 def test_latency_counts_from_when_a_request_was_due_and_queues_count() -> None:
     """8 tokens at 5 ms each on 4 rows: the ninth of nine at once waits for two before it."""
     one = side("none", step_s=0.005)
-    one.begin(OpenFeed([Due(1.0, prompt) for prompt in prompts(9)]))
+    one.begin(Feed([Due(1.0, prompt) for prompt in prompts(9)]))
     serve([one])
     first, *_, last = sorted(e.chunk_s[-1] - e.scheduled_s for e in one.exchanges)
     assert first >= 8 * 0.005
@@ -83,13 +83,13 @@ def test_latency_counts_from_when_a_request_was_due_and_queues_count() -> None:
 
 def test_slots_send_the_next_when_one_has_ended() -> None:
     one = side("none")
-    one.begin(SlotFeed(iter(prompts(5)), 2))
+    one.begin(Feed([Due(0.0, prompt) for prompt in prompts(5)], 2))
     serve([one])
     starts = [e.scheduled_s for e in one.exchanges]
     ends = sorted(e.chunk_s[-1] for e in one.exchanges)
     assert starts[:2] == [0.0, starts[1]]
     assert all(end <= start for start, end in zip(starts[2:], ends, strict=False))
-    feed = SlotFeed(iter([]), 1)
+    feed = Feed([], 1)
     assert feed.next_s(0.0, 1) == math.inf
     assert feed.next_s(0.0, 0) is None
 
@@ -105,7 +105,7 @@ def test_who_served_least_has_the_next_step(monkeypatch: pytest.MonkeyPatch) -> 
 
     for name, one in (("slow", slow), ("fast", fast)):
         monkeypatch.setattr(one, "step", partial(noted, name, one.step))
-        one.begin(OpenFeed([Due(0.0, prompt) for prompt in prompts(4)]))
+        one.begin(Feed([Due(0.0, prompt) for prompt in prompts(4)]))
     serve([slow, fast])
     both = turns[: len(turns) - turns[::-1].index("fast")]
     assert both.count("fast") > 2 * both.count("slow") > 0
@@ -115,7 +115,7 @@ def test_who_served_least_has_the_next_step(monkeypatch: pytest.MonkeyPatch) -> 
 def test_every_policy_has_the_same_requests_and_texts() -> None:
     sides = [side("none"), side("fixed:2"), side("goodput")]
     for one in sides:
-        one.begin(OpenFeed([Due(0.0, prompt) for prompt in prompts(6)]))
+        one.begin(Feed([Due(0.0, prompt) for prompt in prompts(6)]))
     serve(sides)
     assert sides[0].tokens == sides[1].tokens == sides[2].tokens
     assert all(sides[0].tokens)

@@ -25,17 +25,6 @@ def test_acceptance_is_the_conditional_one() -> None:
     assert Exchange(0, 0.0).accept_prob is None
 
 
-def test_the_servers_own_times_are_recorded_where_it_sent_them() -> None:
-    exchange = Exchange(0, 0.0)
-    assert "server_s" not in exchange.record()
-    times = {"arrival": 1, "first_scheduled": 2, "first_token": 3, "last_token": 4}
-    exchange.last = {f"{name}_time_ns": 500_000_000 * n for name, n in times.items()}
-    expected = {"arrival": 0.5, "first_scheduled": 1.0, "first_token": 1.5, "last_token": 2.0}
-    assert exchange.record()["server_s"] == pytest.approx(expected)
-    exchange.last = {**exchange.last, "first_token_time_ns": 0}
-    assert "server_s" not in exchange.record()
-
-
 def test_streams_over_http() -> None:
     """Two whole answers, a refusal, and an error in a stream; then a server that is not there."""
 

@@ -37,7 +37,7 @@ def test_simulate_prints_a_table_and_writes_one_json_document(tmp_path: Path) ->
     assert len(document["rows"]) == 2 * 2
     assert any("published fit" in note for note in document["hardware"])
     assert all("fixed:2" in shown for shown in (table, err))
-    assert err.startswith("simulating: 0 of 4 runs\n"), "also without a terminal"
+    assert err.startswith("simulating"), "also without a terminal"
 
 
 def test_simulate_reads_a_spec_and_a_profile(tmp_path: Path) -> None:

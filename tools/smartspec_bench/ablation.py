@@ -7,7 +7,6 @@ tokens per second without the part, divided by tokens per second with it: below 
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -28,7 +27,6 @@ from smartspec_py.core.learn.corrections import CostCorrections
 from smartspec_py.core.learn.guard import Guard, ProbeBudget
 from smartspec_py.core.plan import search
 from smartspec_sim.acceptance import DraftRuns
-from smartspec_sim.hardware import gpu_hardware
 from smartspec_sim.simulate import SimLimits, Simulation
 from smartspec_sim.workload import (
     KindSpec,
@@ -39,58 +37,39 @@ from smartspec_sim.workload import (
     draw,
 )
 
-NUM_SEEDS = 2
-ROWS = 32
-CHAT = KindSpec(
-    name="",
-    prompt=LengthSpec(mean=120, sd=60, most=400),
-    output=LengthSpec(mean=120, sd=60, most=400),
-    accept=0.67,
-    accept_sd=0.1,
-)
+SEEDS = (1, 2)
+LENGTHS = LengthSpec(mean=120, sd=60, most=400)
+CHAT = KindSpec(name="", prompt=LENGTHS, output=LENGTHS, accept=0.67, accept_sd=0.1)
 
-CPU = CostModel(
-    target=PassTable((1, 8, 32), (1, 8), ((0.020, 0.030), (0.035, 0.120), (0.090, 0.420))),
-    draft=PassTable((1, 8, 32), (1,), ((0.002,), (0.003,), (0.006,))),
-)
+TARGET = PassTable((1, 8, 32), (1, 8), ((0.020, 0.030), (0.035, 0.120), (0.090, 0.420)))
+DRAFT = PassTable((1, 8, 32), (1,), ((0.002,), (0.003,), (0.006,)))
+CPU = CostModel(target=TARGET, draft=DRAFT)
 """An 88 M target and a 4 M draft on two cores, rounded; seconds by rows and tokens per row."""
 
-H100 = gpu_hardware("h100", 1, "llama-3-8b", "eagle", ROWS).cost
-
-Patch = tuple[Any, str, Any]
-
-
-@dataclass(frozen=True)
-class Mechanism:
-    """A part of the controller. patches: arguments of `patch.object` that leave it out, or a policy
-    that does not have it."""
-
-    name: str
-    patches: Sequence[Patch] = ()
-    policy: str = "goodput"
+SLOW = replace(CPU, target=replace(TARGET, seconds=((0.04, 0.06), (0.07, 0.24), (0.18, 0.84))))
+"""The target takes twice as long."""
 
 
 @dataclass(frozen=True)
 class Condition:
-    """requests: by seed. cost: of steps. believed: the planner's cost model at the start, if it
-    differs."""
+    """requests: by seed. cost: of steps; the planner's cost model at the start is `CPU`."""
 
     name: str
     requests: Callable[[int], Sequence[SimRequest]]
-    cost: CostModel
-    batch_size: int
-    believed: CostModel | None = None
+    batch_size: int = 8
+    cost: CostModel = CPU
 
-    def tokens_per_s(self, mechanism: Mechanism, seed: int) -> float:
+    def tokens_per_s(
+        self, seed: int, patches: Sequence[Any] = (), policy: str = "goodput"
+    ) -> float:
         """Generated tokens over the time until the last request begins to decode: the end of a run
         depends on the lengths of the last requests."""
         limits = SimLimits(max_sequences=self.batch_size)
         with ExitStack() as stack:
-            for target, attribute, new in mechanism.patches:
-                stack.enter_context(patch.object(target, attribute, new))
-            simulation = Simulation(
-                self.requests(seed), mechanism.policy, self.cost, limits, believed=self.believed
-            )
+            for change in patches:
+                stack.enter_context(patch.object(*change))
+            requests = self.requests(seed)
+            simulation = Simulation(requests, policy, self.cost, limits, believed=CPU)
             timings = simulation.run().timings
         end_s = max(one.first_s or 0.0 for one in timings)
         num_tokens = 0.0
@@ -106,54 +85,38 @@ def _nothing(self: Any, *_: Any) -> None:
     return None
 
 
-def _never(self: Any) -> bool:
-    return False
-
-
 SELECTIONS = search._selections
-QUICK, SLOW = acceptance.EXPERTS
+FIRST_SELECTION = (search, "_selections", lambda *args: islice(SELECTIONS(*args), 1))
+QUICK, LONG_TERM = acceptance.EXPERTS
 
-MECHANISMS = (
-    Mechanism("cost corrections", [(CostCorrections, "observe", _nothing)]),
-    Mechanism("estimates of each request", [(acceptance, "EXPERTS", ((1e12, 0.98),))]),
-    Mechanism("the quick estimate", [(acceptance, "EXPERTS", (SLOW,))]),
-    Mechanism("the slow estimate", [(acceptance, "EXPERTS", (QUICK,))]),
-    Mechanism(
-        "choice among proposers",
-        [(search, "_selections", lambda *args: islice(SELECTIONS(*args), 1))],
-    ),
-    Mechanism("probes", [(ProbeBudget, "allows", _never)]),
-    Mechanism("guard", [(Guard, "observe", _nothing)]),
-    Mechanism("a length for each request", policy="goodput_global"),
-    Mechanism("speculation", policy="none"),
-)
-"""The plan budget is not here: planning takes no time on the virtual clock."""
-
-BASE = Mechanism("")
+PARTS: dict[str, dict[str, Any]] = {
+    "cost corrections": {"patches": [(CostCorrections, "observe", _nothing)]},
+    "estimates of each request": {"patches": [(acceptance, "EXPERTS", ((1e12, 0.98),))]},
+    "the quick estimate": {"patches": [(acceptance, "EXPERTS", (LONG_TERM,))]},
+    "the slow estimate": {"patches": [(acceptance, "EXPERTS", (QUICK,))]},
+    "choice among proposers": {"patches": [FIRST_SELECTION]},
+    "probes": {"patches": [(ProbeBudget, "allows", lambda self: False)]},
+    "guard": {"patches": [(Guard, "observe", _nothing)]},
+    "a length for each request": {"policy": "goodput_global"},
+    "speculation": {"policy": "none"},
+}
+"""What leaves a part out: patches, as arguments of `patch.object`, or a policy without it. The plan
+budget is not here: planning takes no time on the virtual clock."""
 
 
 def conditions() -> list[Condition]:
-    slow_draft = replace(CPU, draft=_scaled(CPU.draft, 4.0))
-    slow_target = replace(CPU, target=_scaled(CPU.target, 2.0))
-    bad: dict[str, Any] = {"accept": 0.1, "accept_sd": 0.05}
+    useless = partial(_waiting, 50, accept=0.1, accept_sd=0.05)
     return [
-        Condition("1 request", partial(_waiting, 15), CPU, 1),
-        Condition("8 requests", partial(_waiting, 60), CPU, 8),
-        Condition("32 requests", partial(_waiting, 150), CPU, ROWS),
-        Condition("32 requests, H100", partial(_waiting, 150), H100, ROWS),
-        Condition("mixed texts, 8", _mixed, CPU, 8),
-        Condition("texts that change, 8", _changing, CPU, 8),
-        Condition("lookup in half of the texts, 8", _with_lookup, CPU, 8),
-        Condition("changing load", _arriving, CPU, ROWS),
-        Condition("useless draft, 8", partial(_waiting, 50, **bad), CPU, 8),
-        Condition("draft takes 4 times the profile, 8", partial(_waiting, 60), slow_draft, 8, CPU),
-        Condition("target takes twice the profile, 8", partial(_waiting, 60), slow_target, 8, CPU),
+        Condition("1 request", partial(_waiting, 15), 1),
+        Condition("8 requests", partial(_waiting, 60)),
+        Condition("32 requests", partial(_waiting, 150), 32),
+        Condition("mixed texts, 8", _mixed),
+        Condition("texts that change, 8", _changing),
+        Condition("lookup in half of the texts, 8", _with_lookup),
+        Condition("changing load", _arriving, 32),
+        Condition("useless draft, 8", useless),
+        Condition("target takes twice the profile, 8", partial(_waiting, 60), cost=SLOW),
     ]
-
-
-def _scaled(table: PassTable | None, factor: float) -> PassTable:
-    assert table is not None
-    return replace(table, seconds=tuple(tuple(factor * s for s in line) for line in table.seconds))
 
 
 def _waiting(num: int, seed: int, **changes: Any) -> list[SimRequest]:
@@ -201,34 +164,30 @@ def _arriving(seed: int) -> list[SimRequest]:
 
 
 def ratios(index: int) -> list[float]:
-    """For each mechanism, the ratio in a condition: geometric mean over the seeds."""
+    """For each part, the ratio in a condition: geometric mean over the seeds."""
     condition = conditions()[index]
-    seeds = range(1, NUM_SEEDS + 1)
-    base = [condition.tokens_per_s(BASE, seed) for seed in seeds]
+    base = [condition.tokens_per_s(seed) for seed in SEEDS]
     found = []
-    for mechanism in MECHANISMS:
-        other = [condition.tokens_per_s(mechanism, seed) for seed in seeds]
+    for change in PARTS.values():
+        other = [condition.tokens_per_s(seed, **change) for seed in SEEDS]
         logs = [math.log(a / b) for a, b in zip(other, base, strict=True)]
         found.append(math.exp(sum(logs) / len(logs)))
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--processes", type=int, default=2)
-    options = parser.parse_args()
     names = [condition.name for condition in conditions()]
-    with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as pool:
-        columns = []
+    columns = []
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
         for name, column in zip(names, pool.map(ratios, range(len(names))), strict=True):
             print(name, file=sys.stderr, flush=True)
             columns.append(column)
     print("| left out | mean | lowest | highest |\n|---|---|---|---|")
-    for row, mechanism in enumerate(MECHANISMS):
+    for row, part in enumerate(PARTS):
         cells = sorted((column[row], name) for column, name in zip(columns, names, strict=True))
         mean = math.exp(sum(math.log(value) for value, _ in cells) / len(cells))
         low, high = (f"{value:.3f} ({name})" for value, name in (cells[0], cells[-1]))
-        print(f"| {mechanism.name} | {mean:.3f} | {low} | {high} |")
+        print(f"| {part} | {mean:.3f} | {low} | {high} |")
 
 
 if __name__ == "__main__":

@@ -1,19 +1,43 @@
-"""Compares a policy with the others at each place of a document. Pure.
+"""Compares policies at each place of a document, by paired ratios with intervals. Pure.
 
-Ratios are of mean latencies, over the repeats; below 1 the compared policy is faster. The best
-fixed length is chosen by one half of the repeats and compared on the other (`ratios.cross_fit`).
+Ratios are of mean latencies; below 1 the compared policy is faster. Every repeat gives one ratio,
+with the same arrivals and prompts, minutes apart at most. Repeats are the unit, not requests,
+because requests of a phase share its queue and are not independent. The interval is Student's t on
+the logarithms of the ratios. With 3 to 10 repeats, a bootstrap covers too little. With logarithms,
+"a over b" and "b over a" are the same statement.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from smartspec_bench.ratios import Means, Ratio, cross_fit, paired
 from smartspec_bench.results import Document, Phase
+from smartspec_bench.results import Place as Key
 
 NONE, GOODPUT = "none", "goodput"
+
+Means = Mapping[int, float]
+"""A policy's figure by repeat, all above 0."""
+
+# fmt: off
+T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
+         2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056,
+         2.052, 2.048, 2.045, 2.042)
+# fmt: on
+"""Student's t, two-sided 95 %, by degrees of freedom from 1; the last for more."""
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Geometric mean over the pairs, and its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+    num_pairs: int
 
 
 @dataclass(frozen=True)
@@ -48,7 +72,7 @@ class Place:
 
 def places(document: Document, compared: str = GOODPUT) -> list[Place]:
     """In the order of the first phase of each."""
-    found: dict[tuple[str, str, float], list[Phase]] = {}
+    found: dict[Key, list[Phase]] = {}
     for phase in document.phases:
         found.setdefault(phase.place, []).append(phase)
     return [_place(phases, compared) for phases in found.values()]
@@ -60,12 +84,11 @@ def _place(phases: Sequence[Phase], compared: str) -> Place:
     ours = latencies.get(compared, {})
     rows = [_means(phases, name, ours, latencies[name]) for name in sorted(names, key=_order)]
     fixed = [one for one in rows if _is_fixed(one.policy) and one.e2e_ms is not None]
-    found = cross_fit(ours, {one.policy: latencies[one.policy] for one in fixed}) if ours else None
     return Place(
         label=label_of(*phases[0].place),
         policies=tuple(rows),
         best_fixed=min(fixed, key=lambda one: one.e2e_ms or math.inf, default=None),
-        over_best=None if found is None else found.ratio,
+        over_best=cross_fit(ours, {one.policy: latencies[one.policy] for one in fixed}),
         num_failed=sum(phase.num_failed for phase in phases),
         num_different_texts=sum(
             phase.num_finished - phase.num_same_texts
@@ -82,9 +105,8 @@ def _is_fixed(policy: str) -> bool:
 
 def label_of(shape: str, workload: str, load: float) -> str:
     """Such as `70 % of saturation, mixed`."""
-    if shape == "at once":
-        return f"{load:.0f} at once, {workload}"
     names = {
+        "at once": f"{load:.0f} at once",
         "closed": "one request at a time",
         "steady": f"{100 * load:.0f} % of saturation",
         "step": "load that rises and falls",
@@ -101,27 +123,73 @@ def _order(policy: str) -> tuple[int, str]:
 
 
 def _latencies(phases: Sequence[Phase], policy: str) -> Means:
-    return {
-        phase.repeat: phase.e2e_ms.mean
-        for phase in phases
-        if phase.policy == policy and phase.e2e_ms.mean
-    }
+    found = {phase.repeat: phase.e2e_ms["mean"] for phase in phases if phase.policy == policy}
+    return {repeat: mean for repeat, mean in found.items() if mean}
 
 
 def _means(phases: Sequence[Phase], policy: str, ours: Means, theirs: Means) -> PolicyMeans:
     own = [phase for phase in phases if phase.policy == policy]
-    is_ours = theirs == ours
     return PolicyMeans(
         policy=policy,
-        e2e_ms=_mean(phase.e2e_ms.mean for phase in own),
-        p99_ms=_mean(phase.e2e_ms.p99 for phase in own),
-        ttft_ms=_mean(phase.ttft_ms.mean for phase in own),
+        e2e_ms=_mean(phase.e2e_ms["mean"] for phase in own),
+        p99_ms=_mean(phase.e2e_ms["p99"] for phase in own),
+        ttft_ms=_mean(phase.ttft_ms["mean"] for phase in own),
         tokens_per_s=_mean(phase.token_goodput_tps for phase in own) or 0.0,
         draft_len=sum(phase.mean_draft_len for phase in own) / len(own),
-        ratio=None if is_ours or not ours or not theirs else paired(ours, theirs),
+        ratio=None if theirs == ours else paired(ours, theirs),
     )
 
 
 def _mean(values: Iterator[float | None]) -> float | None:
     logs = [math.log(value) for value in values if value]
     return math.exp(sum(logs) / len(logs)) if logs else None
+
+
+def paired(policy: Means, against: Means) -> Ratio | None:
+    """Over the repeats that both have; None for fewer than two."""
+    return interval([_log(policy, against, repeat) for repeat in _common([policy, against])])
+
+
+def cross_fit(policy: Means, fixed: Mapping[str, Means]) -> Ratio | None:
+    """The policy over the best fixed length, which each half of the repeats chooses for the other.
+
+    The best of seven noisy means looks better than it is, if it is compared on the same repeats. So
+    the repeats are divided into even and odd. The length with the lowest mean in one half is
+    compared on the other half, and the ratios of both halves are combined. None for fewer than two
+    repeats, or without a fixed length.
+    """
+    repeats = _common([policy, *fixed.values()])
+    if not fixed or len(repeats) < 2:
+        return None
+    logs = list[float]()
+    for first in (0, 1):
+        picks, scores = repeats[first::2], repeats[1 - first :: 2]
+        best = min(fixed.values(), key=lambda means: _mean_log(means, picks))
+        logs += [_log(policy, best, repeat) for repeat in scores]
+    return interval(logs)
+
+
+def interval(logs: Sequence[float]) -> Ratio | None:
+    """From logarithms of ratios, one per repeat; None for fewer than two, which have no interval.
+
+    Ratios 1 and e have the logarithms 0 and 1: mean 1/2, standard error 1/2, t 12.706, so the
+    interval is e to 0.5 -+ 6.353.
+    """
+    if len(logs) < 2:
+        return None
+    mean = statistics.fmean(logs)
+    error = statistics.stdev(logs) / math.sqrt(len(logs))
+    half = error * T_975[min(len(logs) - 1, len(T_975)) - 1]
+    return Ratio(math.exp(mean), math.exp(mean - half), math.exp(mean + half), len(logs))
+
+
+def _common(means: Sequence[Means]) -> list[int]:
+    return sorted(set.intersection(*(set(mean) for mean in means)))
+
+
+def _mean_log(means: Means, repeats: Sequence[int]) -> float:
+    return statistics.fmean(math.log(means[repeat]) for repeat in repeats)
+
+
+def _log(policy: Means, against: Means, repeat: int) -> float:
+    return math.log(policy[repeat] / against[repeat])

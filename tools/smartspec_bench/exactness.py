@@ -87,14 +87,13 @@ class CheckCase:
 
 @dataclass(frozen=True)
 class Divergence:
-    """arm, mode: where the difference was found. index: of the first generated token that differs.
-    If one of the texts ends there without an end token, its token is None."""
+    """A text that differs. arm, mode: where it was found. index: of the first generated token that
+    differs. If one of the texts ends there without an end token, its token is None."""
 
     arm: str
     mode: str
     params: GenerateParams
     index: int
-    before: tuple[int, ...]
     expected: int | None
     found: int | None
 
@@ -116,13 +115,7 @@ class CheckReport:
     divergences: tuple[Divergence, ...] = ()
 
 
-Ended = Callable[[], None]
-"""Told when a request is over."""
-
-
-def reference(
-    server: Server, requests: Iterable[GenerateParams], ended: Ended = lambda: None
-) -> list[CheckCase]:
+def reference(server: Server, requests: Iterable[GenerateParams]) -> list[CheckCase]:
     """Each request alone, without speculation."""
     cases = []
     for params in requests:
@@ -130,28 +123,20 @@ def reference(
         (sink,) = generate(server, [plain])
         _raise_error(sink)
         cases.append(CheckCase(params, tuple(sink.drawn), str(sink.finish_reason)))
-        ended()
     return cases
 
 
-def compare_alone(
-    server: Server, cases: Sequence[CheckCase], arm: CheckArm, ended: Ended = lambda: None
-) -> CheckReport:
+def compare_alone(server: Server, cases: Sequence[CheckCase], arm: CheckArm) -> CheckReport:
     """Each request alone."""
     report = CheckReport(str(arm), "alone")
     for case in cases:
         (sink,) = generate(server, [arm.applied(case.params)])
         _add(report, case, arm, sink)
-        ended()
     return report
 
 
 def compare_mixed(
-    server: Server,
-    cases: Sequence[CheckCase],
-    arms: Sequence[CheckArm],
-    seed: int,
-    ended: Ended = lambda: None,
+    server: Server, cases: Sequence[CheckCase], arms: Sequence[CheckArm], seed: int
 ) -> CheckReport:
     """All requests together under random arms, with additional requests that are cancelled."""
     rng = random.Random(seed)
@@ -171,7 +156,6 @@ def compare_mixed(
     for case, arm, sink in running:
         sink.wait(WAIT_S)
         _add(report, case, arm, sink)
-        ended()
     report.num_preemptions = server.loop.num_preemptions - preempted_before
     return report
 
@@ -209,7 +193,6 @@ def _add(report: CheckReport, case: CheckCase, arm: CheckArm, sink: LocalSink) -
         mode=report.mode,
         params=case.params,
         index=index,
-        before=case.tokens[:index],
         expected=case.tokens[index] if index < len(case.tokens) else None,
         found=found[index] if index < len(found) else None,
     )
@@ -226,24 +209,22 @@ def check_pair_exactness(
     requests: Sequence[GenerateParams],
     arms: Sequence[CheckArm],
     min_tokens: int,
-    begin: Callable[[str, int], None] = lambda label, num_requests: None,
-    ended: Ended = lambda: None,
+    say: Callable[[str], object] = lambda text: None,
 ) -> list[CheckReport]:
     """Compare at least min_tokens: once alone under each arm, then mixed until there are enough.
-    begin: called with the next run, and the number of requests of the whole check as far as it is
-    known. Raises CheckError if a request fails, and RequestError if one is refused."""
-    begin("reference without speculation", len(requests) * (len(arms) + 2))
-    cases = reference(server, requests, ended)
+    say: told what comes next. Raises CheckError if a request fails, and RequestError if one is
+    refused."""
+    say("reference without speculation")
+    cases = reference(server, requests)
     num_tokens = sum(len(case.tokens) for case in cases)
     # Every run compares the same tokens; no mixed batch would add any where there are none.
     num_runs = math.ceil(min_tokens / num_tokens) if num_tokens else 0
     num_mixed = max(1, num_runs - len(arms))
-    num_requests = len(requests) * (1 + len(arms) + num_mixed)
     reports = []
-    for arm in arms:
-        begin(f"{arm}, alone", num_requests)
-        reports.append(compare_alone(server, cases, arm, ended))
+    for number, arm in enumerate(arms, start=1):
+        say(f"{arm}, alone (run {number} of {len(arms) + num_mixed})")
+        reports.append(compare_alone(server, cases, arm))
     for seed in range(num_mixed):
-        begin(f"mixed batch {seed + 1} of {num_mixed}", num_requests)
-        reports.append(compare_mixed(server, cases, arms, seed, ended))
+        say(f"mixed batch {seed + 1} of {num_mixed}")
+        reports.append(compare_mixed(server, cases, arms, seed))
     return reports

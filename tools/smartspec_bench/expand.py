@@ -12,53 +12,71 @@ random and not zero, so that kernels take no special case:
   sqrt(r) and its epsilon by r. If r is a power of 1/4, both are exact in bfloat16. Otherwise the
   norms are stored in float32, and the loader must not round them.
 
+Heads become f times as wide, f = 4, 16, ..:
+
+- rotary pairs of a head of d dimensions are (i, i + d/2), turned by theta^(-2i/d). With
+  theta' = theta^f, pair i of the wide head turns as pair i of the narrow one did
+- scores are divided by sqrt(f d) instead of sqrt(d), so queries are multiplied by sqrt(f), a power
+  of 2, which is exact in every precision
+- new dimensions of queries are zero; those of keys and values are random
+
+With grouped keys, the source's head i becomes the first query head of group i.
+
 The vocabulary may be padded. Logits beyond the source's `vocab_size` have no meaning and must be
 removed before sampling.
 """
 
+from __future__ import annotations
+
 import json
 import math
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 
 INIT_STD = 0.02
 HEADS_FILE = "medusa_lm_head.safetensors"
-_TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt")
-_OTHER_FILES = ("generation_config.json", "chat_template*")
+FILES = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "vocab.*",
+    "merges.txt",
+    "generation_config.json",
+    "chat_template*",
+)
+"""What is copied from the source."""
+
+Size = Mapping[str, int]
+"""Sizes by their names in config.json."""
 
 
-class _RequiredSize(TypedDict):
-    hidden_size: int
-    num_layers: int
-    intermediate_size: int
-    num_heads: int
-
-
-class Size(_RequiredSize, total=False):
-    """The size to expand to. Without `vocab_size`, the vocabulary stays the same."""
-
-    vocab_size: int
+def _size(hidden: int, layers: int, intermediate: int, heads: int, **more: int) -> Size:
+    return {
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "intermediate_size": intermediate,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        **more,
+    }
 
 
 # Sizes for the shipped pair, both of hidden size 128, which they multiply by 4 so that the norms
 # stay exact in bfloat16. "17m" and "88m" are for the target; the draft as it ships (0.7 M) costs
 # 1/24 of the first, and "4m" makes it 1/22 of the second without more layers, as depth is what
 # makes a small model slow. The heads stay eight: models of that size have few and wide ones, and
-# attention over more heads of 16 would cost more than theirs does.
+# attention over more heads of 16 would cost more than theirs does. "1b" has the shape of
+# Llama-3.2-1B, with a smaller vocabulary.
 PRESETS: dict[str, Size] = {
-    "4m": Size(hidden_size=512, num_layers=2, intermediate_size=448, num_heads=8),
-    "17m": Size(hidden_size=512, num_layers=5, intermediate_size=1792, num_heads=8),
-    "88m": Size(
-        hidden_size=512, num_layers=19, intermediate_size=2560, num_heads=8, vocab_size=8192
-    ),
-    "40m": Size(hidden_size=2048, num_layers=2, intermediate_size=1792, num_heads=32),
-    "1b": Size(
-        hidden_size=2048, num_layers=16, intermediate_size=8192, num_heads=128, vocab_size=32000
-    ),
+    "4m": _size(512, 2, 448, 8),
+    "17m": _size(512, 5, 1792, 8),
+    "88m": _size(512, 19, 2560, 8, vocab_size=8192),
+    "40m": _size(2048, 2, 1792, 8, head_dim=64),
+    "1b": _size(2048, 16, 8192, 32, num_key_value_heads=8, head_dim=64, vocab_size=32000),
 }
 
 
@@ -66,48 +84,34 @@ class SizeError(ValueError):
     """A model cannot be expanded to a size that is smaller than its own."""
 
 
-def expand(
-    source: Path,
-    out: Path,
-    *,
-    seed: int = 0,
-    dtype: torch.dtype | None = None,
-    **size: Unpack[Size],
-) -> int:
+def expand(source: Path, out: Path, size: Size, *, seed: int = 0) -> int:
     """Write the model of `source` to the new folder `out` at the given sizes.
 
-    dtype: of the weights; None keeps the source's. Returns the number of parameters. Raises
-    ValueError as `expanded` does.
+    size: without a key, that of the source. Returns the number of parameters. Raises ValueError if
+    a size is smaller than the source's, if the source is not a plain Llama model (biases, grouped
+    keys), or if the heads cannot have this width.
     """
-    config, weights = expanded(source, size, torch.Generator().manual_seed(seed))
-    if dtype is not None:
-        weights = {name: tensor.to(dtype) for name, tensor in weights.items()}
-        config["dtype"] = str(dtype).removeprefix("torch.")
-    out.mkdir(parents=True, exist_ok=True)
-    save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
-    (out / "model.safetensors").chmod(0o644)  # the library writes it for its owner alone
-    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    copy_tokenizer(source, out)
-    return sum(tensor.numel() for tensor in weights.values())
-
-
-def expanded(
-    source: Path, size: Size, generator: torch.Generator
-) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """The config.json and the tensors of the model of `source` at this size.
-
-    The tensors are made on the generator's device, so that a model of gigabytes need not pass
-    through the host. The random numbers depend on the device. Raises ValueError if a size is
-    smaller than the source's, if the source is not a plain Llama model (biases, grouped-query
-    attention), or if `hidden_size` is not a multiple of `num_heads`.
-    """
-    config = json.loads((source / "config.json").read_text())
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     weights = load_weights(source)
     old = checked_sizes(config, weights)
-    new = _grown(old, size)
-    _check_sizes(old, new)
-    note = {"source": source.name, "from": old, "to": new, "seed": generator.initial_seed()}
-    return _config(config, new, note), _expand_weights(weights, old, new, generator)
+    new = old | dict(size)
+    for key in _shrinking(old, new):
+        raise SizeError(f"{key}: cannot shrink from {old[key]} to {new[key]}")
+    if new["hidden_size"] % new["num_attention_heads"]:  # transformers asks it, head_dim or not
+        raise ValueError("hidden_size: must be a multiple of num_attention_heads")
+    config = _config(config, old, new) | {
+        "smartspec_expanded": {"source": source.name, "from": old, "to": new, "seed": seed}
+    }
+    generator = torch.Generator().manual_seed(seed)
+    grown = {
+        name: _grown(name, shape, weights, old, new, generator)
+        for name, shape in _shapes(new).items()
+    }
+    for pattern in FILES:
+        for path in source.glob(pattern):
+            out.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, out / path.name)
+    return _write(out, "model.safetensors", grown, config)
 
 
 def has_medusa(source: Path) -> bool:
@@ -131,28 +135,23 @@ def expand_medusa(source: Path, out: Path, hidden_size: int, *, seed: int = 0) -
     if hidden_size < old:
         raise SizeError(f"hidden_size: cannot shrink from {old} to {hidden_size}")
     generator = torch.Generator().manual_seed(seed)
-    tensors = {}
+    grown = {}
     for name, tensor in load_file(source / HEADS_FILE).items():
-        grown = torch.zeros((hidden_size,) * tensor.dim(), dtype=tensor.dtype)
-        if tensor.dim() == 2:
-            grown[:, old:] = torch.empty(hidden_size, hidden_size - old).normal_(
-                std=INIT_STD, generator=generator
-            )
-        grown[tuple(slice(size) for size in tensor.shape)] = tensor
-        tensors[name] = grown
+        grown[name] = _random((hidden_size,) * tensor.dim(), tensor.dtype, generator)
+        grown[name][..., :old] = 0
+        if tensor.dim() == 1:
+            grown[name].zero_()
+        grown[name][tuple(slice(size) for size in tensor.shape)] = tensor
+    return _write(out, HEADS_FILE, grown, config | {"hidden_size": hidden_size})
+
+
+def _write(out: Path, file: str, tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> int:
+    """Write a checkpoint, and return its number of parameters."""
     out.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, out / HEADS_FILE, metadata={"format": "pt"})
-    (out / HEADS_FILE).chmod(0o644)
-    config["hidden_size"] = hidden_size
+    save_file(tensors, out / file, metadata={"format": "pt"})
+    (out / file).chmod(0o644)  # the library writes it for its owner alone
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     return sum(tensor.numel() for tensor in tensors.values())
-
-
-def presets_for(source: Path) -> list[str]:
-    """Names of the presets that are no smaller than the model of `source`. Raises ValueError as
-    `expanded` does."""
-    old = checked_sizes(json.loads((source / "config.json").read_text(encoding="utf-8")), {})
-    return [name for name, size in PRESETS.items() if not _shrinking(old, _grown(old, size))]
 
 
 def load_weights(source: Path) -> dict[str, torch.Tensor]:
@@ -172,75 +171,101 @@ def checked_sizes(config: dict[str, Any], weights: dict[str, torch.Tensor]) -> d
         raise ValueError(f"model_type: expected 'llama', got {config.get('model_type')!r}")
     num_heads = config["num_attention_heads"]
     if config.get("num_key_value_heads", num_heads) != num_heads:
-        raise ValueError("num_key_value_heads: grouped-query attention is not supported")
+        raise ValueError("num_key_value_heads: the source must not have grouped keys")
     unknown = [name for name in weights if not name.endswith(".weight")]
     if unknown:
         raise ValueError(f"unsupported tensors: {unknown}")
+    names = ("hidden_size", "num_hidden_layers", "intermediate_size", "vocab_size")
     return {
-        "hidden_size": config["hidden_size"],
-        "num_hidden_layers": config["num_hidden_layers"],
-        "intermediate_size": config["intermediate_size"],
+        **{name: config[name] for name in names},
         "num_attention_heads": num_heads,
+        "num_key_value_heads": num_heads,
         "head_dim": config.get("head_dim") or config["hidden_size"] // num_heads,
-        "vocab_size": config["vocab_size"],
     }
 
 
-def _grown(old: dict[str, int], size: Size) -> dict[str, int]:
-    return old | {
-        "hidden_size": size["hidden_size"],
-        "num_hidden_layers": size["num_layers"],
-        "intermediate_size": size["intermediate_size"],
-        "num_attention_heads": size["num_heads"],
-        "vocab_size": size.get("vocab_size", old["vocab_size"]),
-    }
-
-
-def _shrinking(old: dict[str, int], new: dict[str, int]) -> list[str]:
+def _shrinking(old: Size, new: Size) -> list[str]:
     return [key for key, value in old.items() if new[key] < value]
 
 
-def _check_sizes(old: dict[str, int], new: dict[str, int]) -> None:
-    for key in _shrinking(old, new):
-        raise SizeError(f"{key}: cannot shrink from {old[key]} to {new[key]}")
-    if new["hidden_size"] % new["num_attention_heads"]:  # transformers asks it, head_dim or not
-        raise ValueError("hidden_size: must be a multiple of num_heads")
+def _config(config: dict[str, Any], old: Size, new: Size) -> dict[str, Any]:
+    """Raises ValueError if the heads cannot have this width."""
+    factor = new["head_dim"] // old["head_dim"]
+    root = math.isqrt(factor)
+    if factor * old["head_dim"] != new["head_dim"] or root**2 != factor or root.bit_count() != 1:
+        allowed = ", ".join(str(old["head_dim"] * 4**n) for n in range(4))
+        raise ValueError(f"head_dim: got {new['head_dim']}, must be one of {allowed}, ..")
+    rope = config.get("rope_parameters") or {"rope_type": "default"}
+    theta = float(rope.get("rope_theta") or config["rope_theta"])
+    if factor * math.log(theta) > math.log(torch.finfo(torch.float32).max):
+        raise ValueError(f"head_dim: {theta:g} ** {factor} is no rope_theta, beyond float32")
+    ratio = old["hidden_size"] / new["hidden_size"]
+    return {
+        **config,
+        **new,
+        "rope_parameters": rope | {"rope_theta": theta**factor},
+        "rms_norm_eps": config["rms_norm_eps"] * ratio,
+        "tie_word_embeddings": False,
+    }
 
 
-def _expand_weights(
-    weights: dict[str, torch.Tensor],
-    old: dict[str, int],
-    new: dict[str, int],
+def _grown(
+    name: str,
+    shape: tuple[int, ...],
+    weights: Mapping[str, torch.Tensor],
+    old: Size,
+    new: Size,
     generator: torch.Generator,
-) -> dict[str, torch.Tensor]:
-    tensors = {}
-    for name, shape in _shapes(new).items():
-        tensor = weights.get(name)
-        if len(shape) == 1:
-            norm = _norm(tensor, old["hidden_size"], new["hidden_size"], weights)
-            tensors[name] = norm.to(generator.device)
-            continue
-        dtype = weights["lm_head.weight"].dtype
-        grown = torch.empty(shape, device=generator.device)
-        grown = grown.normal_(std=INIT_STD, generator=generator).to(dtype)
-        _silence(name, grown, tensor, old["hidden_size"])
-        if tensor is not None:
-            grown[: tensor.shape[0], : tensor.shape[1]] = tensor
-        tensors[name] = grown
-    return tensors
-
-
-def _silence(name: str, grown: torch.Tensor, source: torch.Tensor | None, old_hidden: int) -> None:
-    """Zero the weights that would write into the residual stream where the source writes
-    nothing."""
+) -> torch.Tensor:
+    """One tensor of the expanded model."""
+    source = weights.get(name)
+    if len(shape) == 1:
+        return _norm(source, old["hidden_size"], new["hidden_size"], weights)
+    grown = _random(shape, weights["lm_head.weight"].dtype, generator)
     if name.endswith(("o_proj.weight", "down_proj.weight")):
         grown.zero_()
-    elif name.endswith("embed_tokens.weight") and source is not None:
-        grown[:, old_hidden:] = 0
+    elif name.endswith("embed_tokens.weight"):
+        grown[:, old["hidden_size"] :] = 0
+    if source is None:
+        return grown
+    blocks, own = _blocks(name, grown, new), _blocks(name, source, old)
+    # The source's heads are the first of each group of query heads.
+    group = new["num_attention_heads"] // new["num_key_value_heads"]
+    if name.endswith("q_proj.weight"):
+        blocks = blocks[::group]
+        blocks[: len(own), :, own.shape[2] :] = 0
+        own = own * math.sqrt(new["head_dim"] // old["head_dim"])
+    elif name.endswith("o_proj.weight"):
+        blocks = blocks[:, ::group]
+    blocks[tuple(slice(length) for length in own.shape)] = own
+    return grown
+
+
+def _blocks(name: str, tensor: torch.Tensor, size: Size) -> torch.Tensor:
+    """A view whose dimensions grow independently.
+
+    Queries and keys: [heads, 2 halves of the rotary pairs, d / 2, hidden]; values [heads, d,
+    hidden]; o_proj [hidden, heads, d]; all others as they are.
+    """
+    dim = size["head_dim"]
+    if name.endswith(("q_proj.weight", "k_proj.weight")):
+        return tensor.view(-1, 2, dim // 2, tensor.shape[1])
+    if name.endswith("v_proj.weight"):
+        return tensor.view(-1, dim, tensor.shape[1])
+    if name.endswith("o_proj.weight"):
+        return tensor.view(tensor.shape[0], -1, dim)
+    return tensor
+
+
+def _random(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    return torch.empty(shape).normal_(std=INIT_STD, generator=generator).to(dtype)
 
 
 def _norm(
-    source: torch.Tensor | None, old_hidden: int, new_hidden: int, weights: dict[str, torch.Tensor]
+    source: torch.Tensor | None,
+    old_hidden: int,
+    new_hidden: int,
+    weights: Mapping[str, torch.Tensor],
 ) -> torch.Tensor:
     """A norm's weight (new_hidden,); ones if the input is that of a new layer or a new
     dimension."""
@@ -253,39 +278,23 @@ def _norm(
     return grown
 
 
-def _shapes(size: dict[str, int]) -> dict[str, tuple[int, ...]]:
+def _shapes(size: Size) -> dict[str, tuple[int, ...]]:
     """Every tensor of a Llama model of `size`, by its Hugging Face name."""
-    hidden, inner = size["hidden_size"], size["intermediate_size"]
-    heads, vocab = size["num_attention_heads"] * size["head_dim"], size["vocab_size"]
+    hidden, inner, vocab = size["hidden_size"], size["intermediate_size"], size["vocab_size"]
+    heads = size["num_attention_heads"] * size["head_dim"]
+    kv_heads = size["num_key_value_heads"] * size["head_dim"]
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, hidden)}
     for layer in range(size["num_hidden_layers"]):
         prefix = f"model.layers.{layer}."
-        for name in ("q_proj", "k_proj", "v_proj"):
-            shapes[f"{prefix}self_attn.{name}.weight"] = (heads, hidden)
-        shapes[f"{prefix}self_attn.o_proj.weight"] = (hidden, heads)
-        shapes[f"{prefix}mlp.gate_proj.weight"] = (inner, hidden)
-        shapes[f"{prefix}mlp.up_proj.weight"] = (inner, hidden)
-        shapes[f"{prefix}mlp.down_proj.weight"] = (hidden, inner)
-        shapes[f"{prefix}input_layernorm.weight"] = (hidden,)
-        shapes[f"{prefix}post_attention_layernorm.weight"] = (hidden,)
-    return shapes | {"model.norm.weight": (hidden,), "lm_head.weight": (vocab, hidden)}
-
-
-def _config(config: dict[str, Any], new: dict[str, int], note: dict[str, Any]) -> dict[str, Any]:
-    ratio = note["from"]["hidden_size"] / new["hidden_size"]
-    return (
-        config
-        | new
-        | {
-            "num_key_value_heads": new["num_attention_heads"],
-            "rms_norm_eps": config["rms_norm_eps"] * ratio,
-            "tie_word_embeddings": False,
-            "smartspec_expanded": note,
+        shapes |= {
+            f"{prefix}self_attn.q_proj.weight": (heads, hidden),
+            f"{prefix}self_attn.k_proj.weight": (kv_heads, hidden),
+            f"{prefix}self_attn.v_proj.weight": (kv_heads, hidden),
+            f"{prefix}self_attn.o_proj.weight": (hidden, heads),
+            f"{prefix}mlp.gate_proj.weight": (inner, hidden),
+            f"{prefix}mlp.up_proj.weight": (inner, hidden),
+            f"{prefix}mlp.down_proj.weight": (hidden, inner),
+            f"{prefix}input_layernorm.weight": (hidden,),
+            f"{prefix}post_attention_layernorm.weight": (hidden,),
         }
-    )
-
-
-def copy_tokenizer(source: Path, out: Path) -> None:
-    for pattern in (*_TOKENIZER_FILES, *_OTHER_FILES):
-        for path in source.glob(pattern):
-            shutil.copy(path, out / path.name)
+    return shapes | {"model.norm.weight": (hidden,), "lm_head.weight": (vocab, hidden)}

@@ -10,16 +10,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
 from smartspec_bench.prompts import PROMPT_SEED, Prompt, generated
 from smartspec_bench.results import BenchError, Recorder, phase_of
-from smartspec_bench.streams import Exchange, Transport, answer, seconds_from_now
+from smartspec_bench.streams import COUNTS, Exchange, Transport, answer, seconds_from_now
 from smartspec_py.serving.request import GenerateParams
 from smartspec_py.serving.server import Server
-from smartspec_testing.local import LocalSink
+from smartspec_testing.local import LocalSink, generate
 
 AT_ONCE = "at once"
 """Shape of the phases; their load is the number of requests."""
@@ -35,8 +34,7 @@ Serve = Callable[[str, Sequence[Prompt]], Awaitable[list[Exchange]]]
 
 @dataclass(frozen=True)
 class Load:
-    """sizes: numbers of requests at once. own: prompts instead of those of the workload.
-    timeout_s: of each request."""
+    """sizes: numbers of requests at once. own: prompts instead of those of the workload."""
 
     sizes: Sequence[int]
     workload: str
@@ -44,7 +42,6 @@ class Load:
     max_tokens: int
     temperature: float = 0.0
     own: Sequence[Prompt] = ()
-    timeout_s: float = 600.0
 
     def prompts(self, number: int, size: int) -> list[Prompt]:
         """The requests of a round; `own` is continued in each round, and repeated."""
@@ -70,7 +67,7 @@ def through(transport: Transport, load: Load) -> Serve:
         }
         await asyncio.gather(
             *(
-                answer(exchange, transport, {**fields, **one.fields}, now_s, load.timeout_s)
+                answer(exchange, transport, {**fields, **one.fields}, now_s)
                 for exchange, one in zip(exchanges, prompts, strict=True)
             )
         )
@@ -83,22 +80,21 @@ def in_process(server: Server, load: Load) -> Serve:
     """Requests to a server in this process."""
 
     def run(policy: str, prompts: Sequence[Prompt]) -> list[Exchange]:
-        fields: Mapping[str, Any] = {
-            "max_tokens": load.max_tokens,
-            "temperature": load.temperature,
-            "stream": True,
-            "reuse_prefix": False,
-            "policy": policy.removesuffix(IN_PROCESS),
-        }
-        sinks = [LocalSink() for _ in prompts]
         start_s = time.monotonic()
-        for sink, prompt in zip(sinks, prompts, strict=True):
-            params = GenerateParams(text=prompt.text, **fields)
-            if prompt.max_tokens is not None:
-                params = replace(params, max_tokens=prompt.max_tokens)
-            server.submit(params, sink)
-        for sink in sinks:
-            sink.wait(load.timeout_s)
+        sinks = generate(
+            server,
+            [
+                GenerateParams(
+                    text=prompt.text,
+                    max_tokens=prompt.max_tokens or load.max_tokens,
+                    temperature=load.temperature,
+                    stream=True,
+                    reuse_prefix=False,
+                    policy=policy.removesuffix(IN_PROCESS),
+                )
+                for prompt in prompts
+            ],
+        )
         return [_exchange(index, sink, start_s) for index, sink in enumerate(sinks)]
 
     async def serve(policy: str, prompts: Sequence[Prompt]) -> list[Exchange]:
@@ -114,11 +110,9 @@ def _exchange(index: int, sink: LocalSink, start_s: float) -> Exchange:
     elif sink.num_tokens:
         exchange.chunk_s = [sink.times_s[0] - start_s, sink.times_s[-1] - start_s]
         exchange.chunk_tokens = [1, sink.num_tokens - 1]
-    exchange.last = {
-        "num_steps": sink.progress.num_steps,
-        "total_draft_tokens": sink.progress.num_drafted,
-        "total_accepted_draft_tokens": sink.progress.num_accepted,
-    }
+    done = sink.progress
+    counts = (done.num_steps, done.num_drafted, done.num_accepted)
+    exchange.last = dict(zip(COUNTS, counts, strict=True))
     return exchange
 
 

@@ -17,15 +17,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from smartspec_bench.plan import CLOSED, START, Due, Settings, points, rounds
-from smartspec_bench.prompts import PROMPT_SEED, Prompt, generated
+from smartspec_bench.prompts import PROMPT_SEED, generated
 from smartspec_bench.results import BenchError, Recorder, phase_of
-from smartspec_bench.streams import Exchange
+from smartspec_bench.streams import COUNTS, Exchange
 from smartspec_py.engines.engine import Engine
 from smartspec_py.serving.intake import Intake, cache_budget
 from smartspec_py.serving.messages import ResponseState, Update
@@ -45,49 +45,27 @@ EXTRA_SLOTS = 4
 """Requests beyond those that the engine serves at once, so that the queue is never empty."""
 
 
-class Feed(Protocol):
-    """The requests of a phase, one after another."""
+class Feed:
+    """The requests of a phase, one after another: each at its time, or when a slot is free."""
+
+    def __init__(self, due: Iterable[Due] = (), num_slots: int | None = None) -> None:
+        """num_slots: so many requests are in flight, and the next one is due when one has ended."""
+        self._due, self._num_slots = iter(due), num_slots
+        self._next: Due | None = None
 
     def next_s(self, now_s: float, num_out: int) -> float | None:
         """When the next request is due while `num_out` are in flight. math.inf: when one of them
         has ended. None: there is no further request."""
-        ...
-
-    def take(self) -> Due:
-        """Remove and return the next request."""
-        ...
-
-
-class OpenFeed:
-    """Arrivals at fixed times."""
-
-    def __init__(self, due: Sequence[Due]) -> None:
-        self._due = list(reversed(due))
-
-    def next_s(self, now_s: float, num_out: int) -> float | None:
-        return self._due[-1].time_s if self._due else None
-
-    def take(self) -> Due:
-        return self._due.pop()
-
-
-class SlotFeed:
-    """A constant number of requests in flight: the next is due when one has ended."""
-
-    def __init__(self, prompts: Iterator[Prompt], num_slots: int) -> None:
-        self._prompts = prompts
-        self._num_slots = num_slots
-        self._next: Due | None = None
-
-    def next_s(self, now_s: float, num_out: int) -> float | None:
-        if num_out >= self._num_slots:
+        if self._num_slots is not None and num_out >= self._num_slots:
             return math.inf
         if self._next is None:
-            prompt = next(self._prompts, None)
-            self._next = None if prompt is None else Due(now_s, prompt)
+            self._next = next(self._due, None)
+            if self._next is not None and self._num_slots is not None:
+                self._next = replace(self._next, time_s=now_s)
         return None if self._next is None else self._next.time_s
 
     def take(self) -> Due:
+        """Remove and return the next request."""
         assert self._next is not None, "take() needs a due request"
         taken, self._next = self._next, None
         return taken
@@ -121,7 +99,7 @@ class Side:
             on_update=self._take,
         )
         self._out: dict[int, tuple[Exchange, ResponseState]] = {}
-        self._feed: Feed = OpenFeed([])
+        self._feed = Feed()
         self._start_s = 0.0
         self._ran_before_s = 0.0
 
@@ -191,11 +169,9 @@ class Side:
             return
         if update.error is not None:
             exchange.error = update.error[1]
-        exchange.last = {
-            "num_steps": update.progress.num_steps,
-            "total_draft_tokens": update.progress.num_drafted,
-            "total_accepted_draft_tokens": update.progress.num_accepted,
-        }
+        done = update.progress
+        counts = (done.num_steps, done.num_drafted, done.num_accepted)
+        exchange.last = dict(zip(COUNTS, counts, strict=True))
         self.num_ended += 1
         del self._out[update.sequence]
 
@@ -233,8 +209,7 @@ def run(
         say(f"repeat {repeat + 1} of {settings.repeats}, {point.shape} {point.load:g}")
         own = [sides[name].renewed() if point.shape == START else sides[name] for name in sides]
         for side in own:
-            one_at_a_time = SlotFeed((one.prompt for one in due), 1)
-            side.begin(one_at_a_time if point.shape == CLOSED else OpenFeed(due))
+            side.begin(Feed(due, 1 if point.shape == CLOSED else None))
         serve(own)
         texts = {side.policy: side.tokens for side in own}
         for side in own:
@@ -261,7 +236,7 @@ def _saturation(
         say(f"saturation rate of {workload}")
         queues = [_FullQueue(side, workload, num_slots + EXTRA_SLOTS, settings) for side in own]
         for queue in queues:
-            queue.side.begin(SlotFeed(queue.prompts(), num_slots + EXTRA_SLOTS))
+            queue.side.begin(Feed(queue.due(), num_slots + EXTRA_SLOTS))
         serve(own)
         found[workload] = next(q.rate_rps() for q in queues if q.side.policy == NONE)
     return found
@@ -280,18 +255,18 @@ class _FullQueue:
         self._workload, self._num_slots, self._settings = workload, num_slots, settings
         self._from_s = self._to_s = math.inf
 
-    def prompts(self) -> Iterator[Prompt]:
+    def due(self) -> Iterator[Due]:
         prompts = generated(self._workload, WARM_UP_SEED)
         most = self._settings.max_tokens
         for number, prompt in enumerate(islice(prompts, self._num_slots), start=1):
-            yield replace(prompt, max_tokens=math.ceil(most * number / self._num_slots))
+            yield Due(0.0, replace(prompt, max_tokens=math.ceil(most * number / self._num_slots)))
         for prompt in prompts:
             if self.side.num_ended >= self._num_slots and self._to_s == math.inf:
                 self._from_s = self.side.now_s
                 self._to_s = self._from_s + self._settings.saturation_s
             if self.side.now_s >= self._to_s:
                 return
-            yield prompt
+            yield Due(0.0, prompt)
 
     def rate_rps(self) -> float:
         """Tokens per second, divided by the mean tokens of a request that was not shortened."""

@@ -20,22 +20,21 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from smartspec_bench.live import Load, Serve, run
+from smartspec_bench.live import Load, Serve, run, through
 from smartspec_bench.prompts import MIXED, Prompt
 from smartspec_bench.report import markdown
-from smartspec_bench.results import BenchError, Phase, Recorder, described
-from smartspec_bench.streams import Exchange, seconds_from_now
+from smartspec_bench.results import BenchError, Recorder, described
+from smartspec_bench.streams import ANSWER_S, Exchange, StreamError
 
 START_S = 1800.0
 STOP_S = 30.0
 POLL_S = 0.5
-ANSWER_S = 600.0
 PORT = 8390
 """Of this server; its other ports are the next ones."""
 
@@ -98,64 +97,70 @@ def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
         os.killpg(process.pid, number)
 
 
+class CompletionStreams:
+    """The transport to a server's `/v1/completions`. Use within `async with`."""
+
+    def __init__(self, peer: Peer, model: str) -> None:
+        self._url, self._fields = f"{peer.url}/completions", {"model": model, **peer.fields}
+        self._session: Any = None
+
+    async def __aenter__(self) -> Self:
+        import aiohttp
+
+        timeout = aiohttp.ClientTimeout(total=ANSWER_S)
+        self._session = aiohttp.ClientSession(timeout=timeout)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._session.close()
+
+    async def stream(self, fields: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
+        """The first piece of text as one token, and the last one as the others: events do not say
+        how many tokens they have, but the last one says the sum."""
+        import aiohttp
+
+        body = {
+            "prompt": fields["text_input"],
+            "max_tokens": fields["max_tokens"],
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **self._fields,
+        }
+        num_tokens, has_begun = 0, False
+        try:
+            async with self._session.post(self._url, json=body) as reply:
+                if reply.status != 200:
+                    raise StreamError(f"HTTP {reply.status}: {(await reply.text())[:200]}")
+                async for line in reply.content:
+                    data = line.removeprefix(b"data:").strip()
+                    if not line.startswith(b"data:") or data == b"[DONE]":
+                        continue
+                    event = json.loads(data)
+                    if not has_begun and any(one.get("text") for one in event.get("choices", ())):
+                        has_begun = True
+                        yield {"num_output_tokens": 1}
+                    num_tokens = (event.get("usage") or {}).get("completion_tokens", num_tokens)
+        except aiohttp.ClientError as error:
+            raise StreamError(f"{type(error).__name__}: {error}") from error
+        if num_tokens != fields["max_tokens"] or not has_begun:
+            raise StreamError(f"{num_tokens} tokens came, not {fields['max_tokens']}")
+        yield {"num_output_tokens": num_tokens - 1, "finish_reason": "length"}
+
+
 def asking(peer: Peer, process: subprocess.Popen[bytes], model: str, load: Load) -> Serve:
     """Sends the requests of a phase to the server, all at once."""
 
     async def serve(policy: str, prompts: Sequence[Prompt]) -> list[Exchange]:
-        import aiohttp
-
         if peer.can_stop:
             _signal(process, signal.SIGCONT)
-        exchanges = [Exchange(index, 0.0) for index in range(len(prompts))]
-        now_s = seconds_from_now()
-        timeout = aiohttp.ClientTimeout(total=ANSWER_S)
-        async with aiohttp.ClientSession(timeout=timeout) as session:
-
-            async def ask(exchange: Exchange, prompt: Prompt) -> None:
-                body = {
-                    "model": model,
-                    "prompt": prompt.text,
-                    "max_tokens": load.max_tokens,
-                    "temperature": 0,
-                    "stream": True,
-                    "stream_options": {"include_usage": True},
-                    **peer.fields,
-                }
-                try:
-                    async with session.post(f"{peer.url}/completions", json=body) as reply:
-                        if reply.status != 200:
-                            exchange.error = f"HTTP {reply.status}: {(await reply.text())[:200]}"
-                            return
-                        await _read(reply.content, exchange, now_s, load.max_tokens)
-                except (aiohttp.ClientError, TimeoutError) as error:
-                    exchange.error = f"{type(error).__name__}: {error}"
-
-            await asyncio.gather(*map(ask, exchanges, prompts))
+        async with CompletionStreams(peer, model) as streams:
+            exchanges = await through(streams, load)(policy, prompts)
         if peer.can_stop:
             _signal(process, signal.SIGSTOP)
         return exchanges
 
     return serve
-
-
-async def _read(
-    lines: Any, exchange: Exchange, now_s: Callable[[], float], num_expected: int
-) -> None:
-    """Take the events of a stream; the number of tokens comes with the last one."""
-    times_s, num_tokens = [], 0
-    async for line in lines:
-        data = line.removeprefix(b"data:").strip()
-        if not line.startswith(b"data:") or data == b"[DONE]":
-            continue
-        event = json.loads(data)
-        if any(choice.get("text") for choice in event.get("choices", ())):
-            times_s.append(now_s())
-        num_tokens = (event.get("usage") or {}).get("completion_tokens", num_tokens)
-    if num_tokens != num_expected or not times_s:
-        exchange.error = f"{num_tokens} tokens came, not {num_expected}"
-        return
-    exchange.chunk_s = [times_s[0], times_s[-1]]
-    exchange.chunk_tokens = [1, num_tokens - 1]
 
 
 def ours(options: argparse.Namespace) -> list[Peer]:
@@ -202,7 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         num_threads=options.num_threads,
         **{name: command for name, _, command in options.peer or ()},
     )
-    recorder = Recorder(about, options.out, _show)
+    recorder = Recorder(about, options.out, _say)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that servers are ended
     try:
         measure(options, load, recorder)
@@ -236,10 +241,6 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--num-threads", type=int, default=2, help="of this server")
     parser.add_argument("--out", type=Path, default=Path(".smartspec/results/peer.json"))
     return parser.parse_args(arguments)
-
-
-def _show(phase: Phase) -> None:
-    _say(f"{phase.policy}: {phase.token_goodput_tps:,.1f} tokens/s, {phase.num_failed} failed")
 
 
 def _say(text: str) -> None:

@@ -11,7 +11,6 @@ import argparse
 import json
 import threading
 import time
-from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
 from typing import Any
@@ -64,27 +63,24 @@ class Pipeline:
         return str(self._tokenizer.decode(tokens)), len(tokens)
 
 
-def handler_of(pipeline: Pipeline) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self._answer("application/json", b"{}")
+class Handler(BaseHTTPRequestHandler):
+    pipeline: Pipeline
 
-        def do_POST(self) -> None:
-            body: Mapping[str, Any] = json.loads(
-                self.rfile.read(int(self.headers["Content-Length"]))
-            )
-            text, num_tokens = pipeline.complete(body["prompt"], body["max_tokens"])
-            event = {"choices": [{"text": text}], "usage": {"completion_tokens": num_tokens}}
-            self._answer("text/event-stream", f"data: {json.dumps(event)}\n\n".encode())
+    def do_GET(self) -> None:
+        self._answer(b"{}")
 
-        def _answer(self, kind: str, content: bytes) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        text, num_tokens = self.pipeline.complete(body["prompt"], body["max_tokens"])
+        event = {"choices": [{"text": text}], "usage": {"completion_tokens": num_tokens}}
+        self._answer(f"data: {json.dumps(event)}\n\n".encode())
 
-    return Handler
+    def _answer(self, content: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
 
 
 def main() -> None:
@@ -96,8 +92,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--precision", default="f32", help="f32 or bf16")
     options = parser.parse_args()
-    handler = handler_of(Pipeline(options))
-    ThreadingHTTPServer(("127.0.0.1", options.port), handler).serve_forever()
+    Handler.pipeline = Pipeline(options)
+    ThreadingHTTPServer(("127.0.0.1", options.port), Handler).serve_forever()
 
 
 if __name__ == "__main__":

@@ -7,9 +7,9 @@ prompt, because the model writes its own answer. Conversations without a human t
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import count, cycle
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +49,6 @@ def generated(workload: str, seed: int = PROMPT_SEED) -> Iterator[Prompt]:
         yield Prompt(generate(name, seed, index).prompt, kind=name)
 
 
-def repeated(prompts: Sequence[Prompt]) -> Iterator[Prompt]:
-    """Those of a file, over and over."""
-    return cycle(prompts)
-
-
 def read_prompts(path: Path) -> list[Prompt]:
     """A file of JSON lines, or of one JSON list, with entries of either format:
 
@@ -64,39 +59,21 @@ def read_prompts(path: Path) -> list[Prompt]:
     Raises PromptFileError, which names the line or entry, if an entry has neither format or the
     file has no entry.
     """
+    place, found = str(path), []
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise PromptFileError(f"{path}: {error}") from error
-    found = []
-    for place, entry in _entries(text, path.name):
-        try:
-            prompt = _prompt(entry)
-        except ValueError as error:
-            raise PromptFileError(f"{place}: {error}") from error
-        if prompt is not None:
-            found.append(prompt)
+        is_list = text.lstrip().startswith("[")
+        entries = json.loads(text) if is_list else text.split("\n")
+        for number, entry in enumerate(entries, start=1):
+            place = f"{path.name}, {'entry' if is_list else 'line'} {number}"
+            if is_list or entry.strip():
+                prompt = _prompt(entry if is_list else json.loads(entry))
+                found += [] if prompt is None else [prompt]
+    except (OSError, ValueError) as error:
+        raise PromptFileError(f"{place}: {error}") from error
     if not found:
         raise PromptFileError(f"{path.name}: holds no prompt")
     return found
-
-
-def _entries(text: str, name: str) -> Iterator[tuple[str, Any]]:
-    """Each entry with its place: the entries of a list, or the objects of the lines."""
-    if text.lstrip().startswith("["):
-        for number, entry in enumerate(_parsed(text, name), start=1):
-            yield f"{name}, entry {number}", entry
-        return
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            yield f"{name}, line {number}", _parsed(line, f"{name}, line {number}")
-
-
-def _parsed(text: str, place: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise PromptFileError(f"{place}: {error}") from error
 
 
 def _prompt(entry: Any) -> Prompt | None:
@@ -110,8 +87,7 @@ def _prompt(entry: Any) -> Prompt | None:
     text, max_tokens = entry.get("prompt", entry.get("text_input")), entry.get("max_tokens")
     if not isinstance(text, str) or not text:
         raise ValueError(f"prompt: got {text!r:.80}, must be text that is not empty")
-    is_number = isinstance(max_tokens, int) and not isinstance(max_tokens, bool)
-    if max_tokens is not None and not (is_number and max_tokens >= 1):
+    if max_tokens is not None and not (type(max_tokens) is int and max_tokens >= 1):
         raise ValueError(f"max_tokens: got {max_tokens!r:.80}, must be a number from 1")
     return Prompt(text, max_tokens, str(entry.get("kind", "")))
 

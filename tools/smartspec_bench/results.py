@@ -1,22 +1,32 @@
 """The result document of a benchmark: what was measured, as JSON. Needs the standard library only.
 
-A phase is one load under one policy in one repeat. Keys of the file that this version does not
-know are ignored. Names end in _ms for milliseconds and in _tps for tokens per second.
+A phase is one load under one policy in one repeat. Names end in _ms for milliseconds and in _tps
+for tokens per second.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from smartspec_bench.streams import Exchange
+from smartspec_bench.streams import COUNTS, Exchange
 from smartspec_sim.latency import statistics_ms, summarise
 
 FORMAT, VERSION = "smartspec-bench", 1
+
+Spread = Mapping[str, float | None]
+"""mean, p50, p90, p95 and p99 over the requests of a phase; None without values."""
+
+Place = tuple[str, str, float]
+"""Shape, workload and load, which phases must share to be compared.
+
+Shape: closed, steady, step, shift or start (lockstep), or `at once` (live). Load: share of the
+saturation rate without speculation, or the number of requests at once.
+"""
 
 
 class DocumentError(ValueError):
@@ -28,22 +38,10 @@ class BenchError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Spread:
-    """Mean and percentiles over the requests of a phase; None without values."""
-
-    mean: float | None = None
-    p50: float | None = None
-    p90: float | None = None
-    p95: float | None = None
-    p99: float | None = None
-
-
-@dataclass(frozen=True)
 class Phase:
-    """shape: closed, steady, step, shift, mix or start (lockstep), or `at once` (live). load: share
-    of the saturation rate without speculation, or the number of requests at once. duration_s: from
-    the first due request to the last token. itl_ms: time between tokens, of each request.
-    num_same_texts: requests with the same tokens as without speculation; None if not compared."""
+    """shape, workload, load: see `Place`. duration_s: from the first due request to the last token.
+    itl_ms: time between tokens, of each request. num_same_texts: requests with the same tokens as
+    without speculation; None if not compared."""
 
     policy: str
     shape: str
@@ -62,8 +60,7 @@ class Phase:
     num_same_texts: int | None = None
 
     @property
-    def place(self) -> tuple[str, str, float]:
-        """What phases must share to be compared."""
+    def place(self) -> Place:
         return self.shape, self.workload, self.load
 
 
@@ -79,30 +76,24 @@ class Document:
     version: int = VERSION
 
 
-def phase_of(
-    policy: str, place: tuple[str, str, float], repeat: int, exchanges: Sequence[Exchange]
-) -> Phase:
+def phase_of(policy: str, place: Place, repeat: int, exchanges: Sequence[Exchange]) -> Phase:
     """The phase of requests that have ended."""
-    shape, workload, load = place
     found = summarise([exchange.timing for exchange in exchanges])
     last = [exchange.last for exchange in exchanges if exchange.timing.is_finished]
     num_steps, num_drafted, num_accepted = (
-        sum(int(one.get(name, 0)) for one in last)
-        for name in ("num_steps", "total_draft_tokens", "total_accepted_draft_tokens")
+        sum(int(one.get(name, 0)) for one in last) for name in COUNTS
     )
     gaps = [s for exchange in exchanges if (s := exchange.timing.tpot_s) is not None]
     return Phase(
-        policy=policy,
-        shape=shape,
-        workload=workload,
-        load=load,
-        repeat=repeat,
+        policy,
+        *place,
+        repeat,
         num_finished=found["num_finished"],
         num_failed=found["num_failed"],
         duration_s=found["elapsed_s"],
-        e2e_ms=Spread(**found["e2e_ms"]),
-        ttft_ms=Spread(**found["ttft_ms"]),
-        itl_ms=Spread(**statistics_ms(gaps)),
+        e2e_ms=found["e2e_ms"],
+        ttft_ms=found["ttft_ms"],
+        itl_ms=statistics_ms(gaps),
         token_goodput_tps=found["token_goodput_tps"],
         mean_draft_len=num_drafted / num_steps if num_steps else 0.0,
         acceptance_rate=num_accepted / num_drafted if num_drafted else None,
@@ -124,17 +115,19 @@ class Recorder:
         self,
         about: dict[str, Any],
         path: Path | None,
-        on_phase: Callable[[Phase], object] = lambda phase: None,
+        say: Callable[[str], object] = lambda text: None,
     ) -> None:
-        """path: the file to write; None: only memory. Raises OSError if it cannot be written."""
+        """path: the file to write; None: only memory. say: gets a line for each phase. Raises
+        OSError if the file cannot be written."""
         self.document = Document(about)
-        self._path, self._on_phase = path, on_phase
+        self._path, self._say = path, say
         self._write()
 
     def add(self, phase: Phase) -> None:
         self.document.phases.append(phase)
         self._write()
-        self._on_phase(phase)
+        failed = f", {phase.num_failed} failed" if phase.num_failed else ""
+        self._say(f"{phase.policy}: {phase.token_goodput_tps:,.1f} tokens/s{failed}")
 
     def _write(self) -> None:
         if self._path is not None:
@@ -142,12 +135,9 @@ class Recorder:
 
 
 def write(path: Path, document: Document) -> None:
-    """Write one line for each phase, atomically."""
-    head = asdict(document)
-    phases = ",\n  ".join(json.dumps(one, allow_nan=False) for one in head.pop("phases"))
-    text = json.dumps(head, allow_nan=False, indent=1).rstrip("}\n")
+    """Write the file atomically."""
     part = path.with_name(f"{path.name}.part")
-    part.write_text(f'{text},\n "phases": [\n  {phases}\n ]\n}}\n', encoding="utf-8")
+    part.write_text(json.dumps(asdict(document), allow_nan=False, indent=1), encoding="utf-8")
     part.replace(path)
 
 
@@ -155,17 +145,10 @@ def read(path: Path) -> Document:
     """Raises DocumentError."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DocumentError(f"{path}: {error}") from error
-    if not isinstance(raw, dict) or (raw.get("format"), raw.get("version")) != (FORMAT, VERSION):
-        raise DocumentError(f"{path}: must be a result of `smartspec bench`")
-    try:
-        return Document(dict(raw["about"]), [_phase(one) for one in raw["phases"]])
-    except (KeyError, TypeError) as error:
-        raise DocumentError(f"{path}: {type(error).__name__}: {error}") from error
-
-
-def _phase(raw: dict[str, Any]) -> Phase:
-    known = {one.name: raw[one.name] for one in fields(Phase) if one.name in raw}
-    spreads = {name: Spread(**known[name]) for name in ("e2e_ms", "ttft_ms", "itl_ms")}
-    return Phase(**{**known, **spreads})
+        if (raw.pop("format"), raw.pop("version")) != (FORMAT, VERSION):
+            raise ValueError("another format or version")
+        phases = [Phase(**one) for one in raw.pop("phases")]
+        return Document(phases=phases, **raw)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        rule = "must be a result of `smartspec bench`"
+        raise DocumentError(f"{path}: {rule} ({type(error).__name__}: {error})") from error

@@ -7,28 +7,25 @@ clients/ show users how to do the same.
 from __future__ import annotations
 
 import asyncio
-import errno
 import json
 import time
-import urllib.request
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
 import numpy as np
 
-from smartspec_launch.address import DIRECT
 from smartspec_py.api.contract import INPUTS, MODEL_NAME
 from smartspec_py.api.tensor_spec import NUMPY_TYPES
 from smartspec_sim.latency import RequestTiming
 
-SERVER_TIMES = ("arrival", "first_scheduled", "first_token", "last_token")
-"""Times of a request as the server measured them, sent if `return_perf_metrics` is set."""
-
 TIMED_OUT = "no last response in time"
 NO_FINISH = "the stream ended without a last response"
-ANSWER_S, STEPS_S = 600.0, 60.0
-"""How long `ask` and `step_trace` wait."""
+ANSWER_S = 600.0
+"""How long a request may take."""
+
+COUNTS = ("num_steps", "total_draft_tokens", "total_accepted_draft_tokens")
+"""Outputs of the last response that results use."""
 
 
 @dataclass
@@ -90,19 +87,6 @@ class Exchange:
         num_trials = num_accepted + num_rejected
         return num_accepted / num_trials if num_trials else None
 
-    @property
-    def server_s(self) -> dict[str, float]:
-        """The times in seconds of the server's monotonic clock; empty if they were not sent."""
-        found = {name: int(self.last.get(f"{name}_time_ns", 0)) for name in SERVER_TIMES}
-        return {name: 1e-9 * ns for name, ns in found.items()} if all(found.values()) else {}
-
-    @classmethod
-    def of_record(cls, record: Mapping[str, Any]) -> Exchange:
-        """The times from which latencies are computed. Raises KeyError, TypeError or ValueError."""
-        names = ("chunk_s", "chunk_tokens", "sent_s", "error")
-        values = {name: record[name] for name in names}
-        return cls(0, float(record["scheduled_s"]), **values)
-
     def record(self) -> dict[str, Any]:
         """The line of the JSONL file; `simulate --record` reads it."""
         record: dict[str, Any] = {
@@ -115,15 +99,11 @@ class Exchange:
             "num_input_tokens": self.num_input_tokens,
             "num_output_tokens": self.num_tokens,
             "finish_reason": self.last.get("finish_reason", ""),
-            "num_steps": self.last.get("num_steps", 0),
-            "total_draft_tokens": self.last.get("total_draft_tokens", 0),
-            "total_accepted_draft_tokens": self.last.get("total_accepted_draft_tokens", 0),
+            **{name: self.last.get(name, 0) for name in COUNTS},
             "error": self.error,
         }
         if (prob := self.accept_prob) is not None:
             record["accept_prob"] = prob
-        if server_s := self.server_s:
-            record["server_s"] = server_s
         return record
 
 
@@ -135,15 +115,6 @@ class Transport(Protocol):
 
 class StreamError(RuntimeError):
     """The server refused or failed the request."""
-
-
-class UnreachableError(StreamError):
-    """The server refuses connections. The next request would fail as well."""
-
-
-OWN_LIMITS = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM)
-"""A reason for a failed connection that is not the server: this machine has too many connections.
-"""
 
 
 class HttpStreams:
@@ -178,11 +149,6 @@ class HttpStreams:
                 async for line in response.content:
                     if line.startswith(b"data:"):
                         yield outputs_of(line.removeprefix(b"data:"))
-        except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
-            raise UnreachableError(f"{error} is no http:// address") from error
-        except aiohttp.ClientConnectorError as error:
-            is_own = error.os_error.errno in OWN_LIMITS
-            raise (StreamError if is_own else UnreachableError)(str(error)) from error
         except (aiohttp.ClientError, OSError) as error:
             reason = " ".join(str(error).split())  # some have several lines
             raise StreamError(f"{type(error).__name__}: {reason}") from error
@@ -283,11 +249,11 @@ async def answer(
     transport: Transport,
     fields: Mapping[str, Any],
     now_s: Callable[[], float],
-    timeout_s: float,
+    timeout_s: float = ANSWER_S,
     heard: Heard = lambda response: None,
-) -> bool:
+) -> None:
     """Send a request and record its result in the exchange, errors included. now_s: seconds from
-    the start of the load. Returns False if the server refuses connections."""
+    the start of the load."""
     exchange.sent_s = now_s()
     try:
         async with asyncio.timeout(timeout_s):
@@ -300,18 +266,14 @@ async def answer(
         exchange.error = TIMED_OUT
     except StreamError as error:
         exchange.error = str(error)
-        return not isinstance(error, UnreachableError)
-    return True
 
 
 async def ask(
-    transport: Transport,
-    fields: Mapping[str, Any],
-    heard: Heard = lambda response: None,
+    transport: Transport, fields: Mapping[str, Any], heard: Heard = lambda response: None
 ) -> Exchange:
     """One answer, whole. Raises StreamError."""
     exchange = Exchange(0, 0.0)
-    await answer(exchange, transport, fields, seconds_from_now(), ANSWER_S, heard)
+    await answer(exchange, transport, fields, seconds_from_now(), heard=heard)
     if exchange.error is not None:
         raise StreamError(exchange.error)
     return exchange
@@ -341,14 +303,3 @@ def seconds_from_now() -> Callable[[], float]:
     """A clock that begins at 0."""
     start_s = time.monotonic()
     return lambda: time.monotonic() - start_s
-
-
-def step_trace(http_url: str, num_steps: int) -> str:
-    """The server's last steps, from `explain_steps`. Raises OSError, ValueError if the answer is
-    not JSON, and KeyError if it has no steps."""
-    fields = {"text_input": "-", "max_tokens": 1, "explain_steps": num_steps}
-    url = f"{http_url.rstrip('/')}/v2/models/{MODEL_NAME}/generate"
-    headers = {"Content-Type": "application/json"}
-    request = urllib.request.Request(url, json.dumps(fields).encode(), headers)
-    with DIRECT.open(request, timeout=STEPS_S) as response:
-        return str(json.loads(response.read())["explanation"])

@@ -1,15 +1,18 @@
-"""Builds the generated pages of docs/reference. `python -m smartspec_cli.reference` writes them.
+"""Writes the generated parts of docs/reference: `python -m smartspec_cli.reference`.
 
-tensors.md comes from the table that checks requests, command-line.md from the commands' options,
-and engine-json.md from the models that check engine.json. A test compares the pages with the code.
+A generated part of a page is between `<!-- generated: NAME -->` and `<!-- end -->`. Request fields
+come from the table that checks requests, commands from their options, and keys of engine.json and
+fields of OpenAI's API from the models that check them. A test compares the pages with the code.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import textwrap
 import types
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -18,7 +21,6 @@ import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from smartspec_cli.api_doc import api_markdown
 from smartspec_cli.app import app
 from smartspec_gateway.openai.chat_schema import ChatRequest, IgnoredInChats
 from smartspec_gateway.openai.schema import (
@@ -29,6 +31,10 @@ from smartspec_gateway.openai.schema import (
     Generation,
     Ignored,
 )
+from smartspec_py.api.contract import OUTPUTS
+from smartspec_py.api.inputs import FIELDS, INPUT_GROUPS
+from smartspec_py.api.refused import RENAMED, UNSUPPORTED
+from smartspec_py.api.tensor_spec import Choice, TensorSpec
 from smartspec_py.config import (
     BatchTableConfig,
     LimitsConfig,
@@ -38,53 +44,87 @@ from smartspec_py.config import (
     TorchEngineConfig,
     TrtllmEngineConfig,
 )
+from smartspec_py.serving.request import GenerateParams
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reference"
-
 COLUMNS = 100
 
-_OPENAI_HEAD = """\
-# Fields of the OpenAI-compatible endpoint
-
-Generated from the code by `python -m smartspec_cli.reference`. How to use the endpoint:
-[OpenAI-compatible endpoint](../operate/openai.md). Fields that OpenAI does not have are the
-[request fields](tensors.md) with the same names. A field that is null counts as not given.
-"""
-
-_COMMANDS_HEAD = """\
-# Command line
-
-Every command of `smartspec` with its options, generated from the code by
-`python -m smartspec_cli.reference`. `smartspec COMMAND --help` prints the same text.
-
-Commands with `--json FILE` write their result as JSON: `--json -` writes it to stdout, and tables
-then go to stderr. Exit code 2 means that an option is wrong, and 1 that the command failed.
-"""
-
-_CONFIG_HEAD = """\
-# engine.json
-
-Every key of `model_repository/smartspec/1/engine.json`, generated from the code by
-`python -m smartspec_cli.reference`. An unknown key, a wrong type or a value out of range stops the
-start with an error that names the key. `smartspec serve` writes this file from its options.
-"""
-
-_SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
-    ("engine, where kind is torch", TorchEngineConfig),
-    ("engine, where kind is trtllm", TrtllmEngineConfig),
-    ("limits", LimitsConfig),
-    ("lookup", LookupConfig),
-    ("planner", PlannerConfig),
-    ("planner.batch_table", BatchTableConfig),
-)
+SECTIONS: dict[str, type[BaseModel]] = {
+    "Top level": ServerConfig,
+    "engine, where kind is torch": TorchEngineConfig,
+    "engine, where kind is trtllm": TrtllmEngineConfig,
+    "limits": LimitsConfig,
+    "lookup": LookupConfig,
+    "planner": PlannerConfig,
+    "planner.batch_table": BatchTableConfig,
+}
+"""Of engine.json."""
 
 
-def command_line_markdown() -> str:
-    """The page of all commands."""
-    parts = [_COMMANDS_HEAD]
+def inputs() -> str:
+    """The tables of input tensors."""
+    columns = ("tensor", "type", "shape", "range", "default", "meaning")
+    return "\n".join(
+        f"### {title}\n\n" + _table(columns, map(_input_row, group))
+        for title, group in INPUT_GROUPS.items()
+    )
+
+
+def _input_row(spec: TensorSpec) -> Sequence[str]:
+    most = f"at most {spec.max_elements} elements" if spec.max_elements else ""
+    each = f"each {spec.allowed.text}" if most and spec.allowed.text else spec.allowed.text
+    checked = ", ".join(part for part in (most, each) if part) or "any"
+    allowed = "; ".join(part for part in (checked, spec.model_range) if part)
+    # The batch dimension is always one.
+    shape = f"[1, {', '.join('n' if size == -1 else str(size) for size in spec.dims)}]"
+    return f"`{spec.name}`", spec.dtype, shape, allowed, _default(spec), spec.meaning
+
+
+def _default(spec: TensorSpec) -> str:
+    if not spec.is_optional:
+        return "required"
+    if spec.default:
+        return spec.default
+    if spec.name in FIELDS:
+        defaults = {field.name: field.default for field in dataclasses.fields(GenerateParams)}
+        value = defaults[FIELDS[spec.name]]
+    else:
+        value = spec.allowed.values[0] if isinstance(spec.allowed, Choice) else None
+    value = value.value if isinstance(value, Enum) else value
+    return "none" if value in (None, ()) else _json_text(value).strip('"') or "empty"
+
+
+def outputs() -> str:
+    """The table of output tensors."""
+    return _table(("tensor", "type", "shape", "sent", "meaning"), map(_output_row, OUTPUTS))
+
+
+def _output_row(spec: TensorSpec) -> Sequence[str]:
+    # The first dimension counts the texts per prompt, which is always one.
+    sizes = ("1", *("n" if size == -1 else str(size) for size in (1, *spec.dims[1:])))
+    shape = f"[{', '.join(sizes)}]" if spec.has_batch else "[1]"
+    return f"`{spec.name}`", spec.dtype, shape, spec.when or "always", spec.meaning
+
+
+def refused() -> str:
+    """The table of refused names."""
+    renamed = {name: f"unknown; use `{ours}`" for name, ours in RENAMED.items()}
+    rows = ((f"`{name}`", why) for name, why in {**UNSUPPORTED, **renamed}.items())
+    return _table(("name", "answer"), rows)
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [columns, ("---",) * len(columns), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
+
+
+def command_line() -> str:
+    """All commands with their options."""
+    parts = []
     for path, command in commands():
-        parts.append(f"## {path}\n")
-        parts.append(_paragraphs(command.help or "") + "\n")
+        text = re.sub(r"\[/?(bold|dim|italic)\]", "", (command.help or "").replace("\f", ""))
+        parts += [f"## {path}\n"]
+        parts += [_filled(paragraph) + "\n" for paragraph in text.strip().split("\n\n")]
         parts += [_item(_option(one)) for one in command.params if one.name != "help"]
         parts.append("")
     return "\n".join(parts)
@@ -101,66 +141,35 @@ def commands(command: Any = None, path: str = "smartspec") -> Iterator[tuple[str
         yield from commands(command.get_command(ctx, name), f"{path} {name}")
 
 
-def _paragraphs(text: str) -> str:
-    """The text without the line breaks of the docstring and without terminal markup."""
-    plain = re.sub(r"\[/?(bold|dim|italic)\]", "", text.replace("\f", ""))
-    return "\n\n".join(_filled(part) for part in plain.strip().split("\n\n"))
-
-
-def _filled(text: str, indent: str = "") -> str:
-    return textwrap.fill(
-        " ".join(text.split()),
-        COLUMNS,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-
-
-def _item(text: str) -> str:
-    return _filled(f"- {text}", "  ")
-
-
 def _option(parameter: Any) -> str:
     """An option or argument of a command, with its range and its default."""
     is_argument = parameter.param_type_name == "argument"
     names = [parameter.name.upper()] if is_argument else parameter.opts + parameter.secondary_opts
-    default = parameter.default
-    rules = [
-        *(["required"] if parameter.required else []),
-        *_bounds(parameter),
-        *([] if default in (None, False) else [f"default {getattr(default, 'value', default)}"]),
-    ]
-    text = " ".join((parameter.help or "").split())
+    rules = ["required"] if parameter.required else []
+    for word, bound in (("at least", "min"), ("at most", "max")):
+        value = getattr(parameter, bound, None)
+        rules += [] if value is None else [f"{word} {value:g}"]
+    if parameter.default not in (None, False):
+        rules.append(f"default {parameter.default}")
     shown = f" ({', '.join(rules)})" if rules else ""
-    return f"`{' / '.join(names)}`{shown}: {text}"
+    return f"`{' / '.join(names)}`{shown}: {parameter.help or ''}"
 
 
-def _bounds(parameter: Any) -> Iterator[str]:
-    low, high = getattr(parameter, "min", None), getattr(parameter, "max", None)
-    if low is not None:
-        yield f"at least {low:g}"
-    if high is not None:
-        yield f"at most {high:g}"
+def engine_json() -> str:
+    """All keys of engine.json."""
+    return "\n".join(f"## {title}\n\n{_keys(model)}" for title, model in SECTIONS.items())
 
 
-def engine_json_markdown() -> str:
-    """The page of all keys."""
-    parts = [_CONFIG_HEAD, "## Top level\n", _keys(ServerConfig)]
-    parts += [f"## {title}\n\n{_keys(model)}" for title, model in _SECTIONS]
-    return "\n".join(parts)
-
-
-def openai_markdown() -> str:
-    """The page of the fields of the OpenAI-compatible endpoint."""
+def openai_fields() -> str:
+    """All fields of OpenAI's API: those that have an effect, ignored and refused ones."""
     shared, ignored = Generation.model_fields, Ignored.model_fields | IgnoredInChats.model_fields
-    parts = [_OPENAI_HEAD, "## Both routes\n", _fields(shared, ignored)]
+    parts = ["## Both routes\n", _fields(shared, ignored)]
     for model in (ChatRequest, CompletionRequest):
         parts += [f"## `POST {model.route}`\n", _fields(model.model_fields, shared | ignored)]
-    refused = ", ".join(f"`{name}`" for name in REFUSED)
     parts += ["## Accepted without effect\n", _fields(ignored, ())]
     parts += [_filled(f"Of chats only: {', '.join(IgnoredInChats.model_fields)}.") + "\n"]
-    parts += ["## Refused\n", _filled(f"All other fields, for example OpenAI's {refused}.") + "\n"]
+    names = ", ".join(f"`{name}`" for name in REFUSED)
+    parts += ["## Refused\n", _filled(f"All other fields, for example OpenAI's {names}.") + "\n"]
     return "\n".join(parts)
 
 
@@ -259,17 +268,42 @@ def _json_text(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else f'"{value}"' if value == "" else str(value)
 
 
-PAGES = {
-    "tensors.md": api_markdown,
-    "command-line.md": command_line_markdown,
-    "engine-json.md": engine_json_markdown,
-    "openai.md": openai_markdown,
+def _filled(text: str, indent: str = "") -> str:
+    return textwrap.fill(
+        " ".join(text.split()),
+        COLUMNS,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _item(text: str) -> str:
+    return _filled(f"- {text}", "  ")
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "inputs": inputs,
+    "outputs": outputs,
+    "refused": refused,
+    "commands": command_line,
+    "keys": engine_json,
+    "fields": openai_fields,
 }
 
 
+def generated(page: str) -> str:
+    """The page with its generated parts as the code has them now."""
+    return re.sub(
+        r"(?s)(<!-- generated: (\w+) -->\n).*?(<!-- end -->)",
+        lambda found: f"{found[1]}\n{PARTS[found[2]]()}\n{found[3]}",
+        page,
+    )
+
+
 def main() -> None:
-    for name, make in PAGES.items():
-        (FOLDER / name).write_text(make(), encoding="utf-8")
+    for path in FOLDER.glob("*.md"):
+        path.write_text(generated(path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

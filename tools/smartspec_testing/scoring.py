@@ -1,4 +1,4 @@
-"""Asks a PyTorch target again, to explain where two texts part: logits, what a draw compares."""
+"""The scores that a coupled draw compares, for tests of sampling."""
 
 from __future__ import annotations
 
@@ -8,35 +8,9 @@ import torch
 
 from smartspec_py.core.types import SamplingParams
 from smartspec_py.engines.torch.noise import gumbel_noise, noise_key
-from smartspec_py.engines.torch.packed import RowInput
 from smartspec_py.engines.torch.processors import ShapedLogits, Span
 from smartspec_py.engines.torch.sampling import VerifyRequest
-from smartspec_py.engines.torch.target import TorchTarget
 from smartspec_py.engines.torch.truncation import truncate
-
-SCORED = -1
-"""The sequence that is scored; requests count from 0."""
-
-
-class TargetScorer:
-    """A `nearties.Scorer`. The target must have a free row."""
-
-    def __init__(self, target: TorchTarget) -> None:
-        self._target = target
-
-    def logits_after(self, tokens: Sequence[int], last_pass: int) -> torch.Tensor:
-        target, runner = self._target, self._target.runner
-        target.begin(SCORED, tokens, len(tokens), SamplingParams(), reuses_prefix=False)
-        row = target.rows.row(SCORED).index
-        cut = len(tokens) - last_pass if last_pass else 0
-        if cut:
-            runner.forward([RowInput(row, 0, tokens[:cut], 0)])
-        logits = runner.forward([RowInput(row, cut, tokens[cut:], 1)]).logits[0]
-        target.release(SCORED)
-        return logits
-
-    def logit_eps(self) -> float:
-        return torch.finfo(self._target.runner.config.dtype).eps
 
 
 def scores(

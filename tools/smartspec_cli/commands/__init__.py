@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -11,6 +12,7 @@ import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 USAGE_ERROR = 2
 
@@ -47,6 +49,25 @@ def result_console(json_file: Path | None) -> Console:
     from rich.console import Console
 
     return Console(stderr=json_file == STDOUT)
+
+
+def table(
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    caption: str | None = None,
+    num_texts: int = 1,
+) -> Table:
+    """A table with narrow columns. The first num_texts columns are texts, the others numbers."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    shown = Table(title=title, caption=caption, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for number, column in enumerate(columns):
+        shown.add_column(column, justify="left" if number < num_texts else "right", no_wrap=True)
+    for row in rows:
+        shown.add_row(*row)
+    return shown
 
 
 def write_json(json_file: Path | None, document: object) -> None:

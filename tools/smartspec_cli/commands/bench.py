@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,25 +14,28 @@ from rich.console import Console
 
 from smartspec_bench.plan import SHAPES, Settings
 from smartspec_bench.progress import Progress
-from smartspec_bench.prompts import MIXED, PromptFileError, read_prompts
-from smartspec_bench.results import BenchError, Phase, Recorder, described
+from smartspec_bench.prompts import MIXED, read_prompts
+from smartspec_bench.results import BenchError, Recorder, described
 from smartspec_bench.streams import GrpcStreams, HttpStreams, StreamError
 from smartspec_bench.workloads import WORKLOADS
 from smartspec_cli.commands import STDOUT, USAGE_ERROR, JsonFile, check_outputs, fail, write_json
 from smartspec_cli.commands.settings import (
-    checked_config,
+    Changes,
+    Config,
+    Draft,
+    Heads,
+    Model,
     numbers_of,
+    parsed,
     policies_of,
-    sizes_of,
-    torch_settings,
+    server_config,
 )
 from smartspec_launch import paths
 from smartspec_launch.files import InstallationError
 from smartspec_launch.foreground import signals_interrupt, wait_with_progress
 from smartspec_launch.interpreter import InterpreterError
 from smartspec_launch.triton_server import TritonServer, TritonServerError, free_address
-from smartspec_py.config import DEFAULT_CONTEXT_LEN, ConfigError, ServerConfig, read_config
-from smartspec_py.engines.torch.pair import PairError, check_pair
+from smartspec_py.config import DEFAULT_CONTEXT_LEN, ConfigError, ServerConfig
 
 if TYPE_CHECKING:
     from smartspec_bench.live import Load, Serve
@@ -45,13 +49,17 @@ bench = typer.Typer(
 _DEFAULTS = Settings()
 _POLICIES, _SHAPES = ",".join(_DEFAULTS.policies), ",".join(_DEFAULTS.shapes)
 _LOADS = ",".join(map(str, _DEFAULTS.loads))
-MAX_QUEUE = 4096
+LIMITS = {"max_queue": 4096, "max_context_len": DEFAULT_CONTEXT_LEN}
+MAX_AT_ONCE = 1024
+FAILURES = (
+    BenchError,
+    ConfigError,
+    StreamError,
+    InterpreterError,
+    InstallationError,
+    TritonServerError,
+)
 
-_Model = Annotated[Path | None, typer.Option(help="Hugging Face directory of the target model.")]
-_Draft = Annotated[Path | None, typer.Option(help="Hugging Face directory of the draft model.")]
-_Config = Annotated[
-    Path | None, typer.Option(help="An engine.json instead of --model, for other engines.")
-]
 _Policies = Annotated[
     str, typer.Option(help="Policies, separated by commas. `none` is the baseline.")
 ]
@@ -60,18 +68,17 @@ _Workload = Annotated[
 ]
 _MaxTokens = Annotated[int, typer.Option(help="Tokens to generate per request.", min=2)]
 _Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.", min=0)]
-_Sequences = Annotated[int, typer.Option(help="Requests served at the same time.", min=1)]
-_Dtype = Annotated[str, typer.Option(help="Precision: auto, float32 or bfloat16.")]
-_Threads = Annotated[
-    int, typer.Option(help="Compute threads; 0 uses one less than the number of cores.", min=0)
-]
+Measure = Callable[[Recorder, Callable[[str], object]], None]
+"""Runs a benchmark. Its second argument is told what comes next."""
 
 
 @bench.command()
 def lockstep(
-    model: _Model = None,
-    draft: _Draft = None,
-    config: _Config = None,
+    model: Model = None,
+    draft: Draft = None,
+    heads: Heads = None,
+    config: Config = None,
+    settings: Changes = None,
     policies: _Policies = _POLICIES,
     shapes: Annotated[
         str, typer.Option(help=f"Shapes of load, separated by commas: {', '.join(SHAPES)}.")
@@ -95,9 +102,6 @@ def lockstep(
     ] = 60.0,
     max_tokens: _MaxTokens = _DEFAULTS.max_tokens,
     temperature: _Temperature = 0.0,
-    max_sequences: _Sequences = 32,
-    dtype: _Dtype = "auto",
-    num_threads: _Threads = 0,
     json_file: JsonFile = None,
 ) -> None:
     """Compare policies under load in one process, step by step in turns.
@@ -110,10 +114,10 @@ def lockstep(
     and falls; shift: the kind of text changes; start: the first requests of a new server.
     """
     check_outputs(json=json_file)
-    settings = Settings(
+    plan = Settings(
         policies=tuple(_with_none(policies)),
         shapes=tuple(_among("shapes", shapes.split(","), SHAPES)),
-        loads=tuple(numbers_of(loads, "loads")),
+        loads=tuple(numbers_of(loads, "loads", 0.001, 1000)),
         workload=_among("workload", [workload], (*WORKLOADS, MIXED))[0],
         repeats=repeats,
         seconds=seconds,
@@ -121,7 +125,7 @@ def lockstep(
         max_tokens=max_tokens,
         temperature=temperature,
     )
-    checked = _checked(model, draft, config, max_sequences, dtype, num_threads)
+    checked = server_config(model, draft, heads, config, settings, limits=LIMITS)
 
     def measure(recorder: Recorder, say: Callable[[str], object]) -> None:
         from smartspec_bench.lockstep import Side, run
@@ -131,9 +135,9 @@ def lockstep(
         fields = {"max_tokens": max_tokens, "temperature": temperature, "reuse_prefix": False}
         sides = {
             policy: Side(policy, build_engine(checked, Path.cwd()), checked.limits, fields)
-            for policy in settings.policies
+            for policy in plan.policies
         }
-        run(sides, checked.limits.max_sequences, settings, recorder, minutes, say)
+        run(sides, checked.limits.max_sequences, plan, recorder, minutes, say)
 
     about = described("Policies in lockstep", **_about(checked, temperature))
     _run(about, json_file, measure)
@@ -141,9 +145,11 @@ def lockstep(
 
 @bench.command()
 def live(
-    model: _Model = None,
-    draft: _Draft = None,
-    config: _Config = None,
+    model: Model = None,
+    draft: Draft = None,
+    heads: Heads = None,
+    config: Config = None,
+    settings: Changes = None,
     url: Annotated[
         str | None,
         typer.Option(help="A running server, such as http://127.0.0.1:8000, instead of --model."),
@@ -165,8 +171,6 @@ def live(
     ] = False,
     max_tokens: _MaxTokens = 64,
     temperature: _Temperature = 0.0,
-    dtype: _Dtype = "auto",
-    num_threads: _Threads = 0,
     json_file: JsonFile = None,
 ) -> None:
     """Compare policies on a live Triton server, with fixed numbers of requests at once.
@@ -177,44 +181,45 @@ def live(
     from smartspec_bench.live import Load
 
     check_outputs(json=json_file)
-    names, sizes = _with_none(policies), sizes_of(concurrency, "concurrency")
+    names = _with_none(policies)
+    sizes = [int(size) for size in numbers_of(concurrency, "concurrency", 1, MAX_AT_ONCE)]
     _among("workload", [workload], (*WORKLOADS, MIXED))
-    try:
-        own = [] if input_file is None else read_prompts(input_file)
-    except PromptFileError as error:
-        fail(str(error), USAGE_ERROR)
+    own = [] if input_file is None else parsed("input", read_prompts, input_file)
     label = workload if input_file is None else input_file.name
     load = Load(sizes, label, rounds, max_tokens, temperature, own)
     if url is not None:
         if model or draft or config or overhead:
             fail("--url excludes --model, --draft, --config and --overhead", USAGE_ERROR)
+        about = described("Policies on a running server", url=url)
         _run(
-            described("Policies on a running server", url=url),
+            about,
             json_file,
-            lambda recorder, say: asyncio.run(_on_server(url, names, load, recorder, say)),
+            lambda recorder, say: asyncio.run(_on_server(url, names, load, {}, recorder, say)),
         )
         return
-    checked = _checked(model, draft, config, max(sizes), dtype, num_threads)
+    limits = {**LIMITS, "max_sequences": max(sizes)}
+    checked = server_config(model, draft, heads, config, settings, limits=limits)
 
     def measure(recorder: Recorder, say: Callable[[str], object]) -> None:
         address = free_address()
         folder = paths.run_dir(address.http_port).resolve()
-        with TritonServer(checked, folder, address, keeps_files=False) as server, ExitStack() as on:
+        with ExitStack() as stack:
+            server = stack.enter_context(TritonServer(checked, folder, address, keeps_files=False))
             wait_with_progress(server, Console(stderr=True))
-            beside = on.enter_context(_sides_in_process(checked, names, load)) if overhead else {}
-            url = server.address.grpc_url
-            asyncio.run(_on_server(url, names, load, recorder, say, beside))
+            sides = _sides_in_process(checked, names, load)
+            beside = stack.enter_context(sides) if overhead else {}
+            asyncio.run(_on_server(address.grpc_url, names, load, beside, recorder, say))
 
     _run(described("Policies on Triton", **_about(checked, temperature)), json_file, measure)
 
 
 async def _on_server(
     url: str,
-    names: list[str],
+    names: Sequence[str],
     load: Load,
+    beside: dict[str, Serve],
     recorder: Recorder,
     say: Callable[[str], object],
-    beside: dict[str, Serve] | None = None,
 ) -> None:
     """url: HOST:PORT of gRPC, or an http:// address."""
     from smartspec_bench.live import run, through
@@ -222,12 +227,12 @@ async def _on_server(
     streams = HttpStreams(url) if url.startswith("http") else GrpcStreams(url)
     async with streams:
         sides = {name: through(streams, load) for name in names}
-        await run({**sides, **(beside or {})}, load, recorder, say)
+        await run({**sides, **beside}, load, recorder, say)
 
 
 @contextmanager
 def _sides_in_process(
-    config: ServerConfig, names: list[str], load: Load
+    config: ServerConfig, names: Sequence[str], load: Load
 ) -> Iterator[dict[str, Serve]]:
     from smartspec_bench.live import IN_PROCESS, in_process
     from smartspec_py.serving.build import build_engine
@@ -242,38 +247,20 @@ def _sides_in_process(
         server.stop()
 
 
-def _run(
-    about: dict[str, object],
-    json_file: Path | None,
-    measure: Callable[[Recorder, Callable[[str], object]], None],
-) -> None:
+def _run(about: dict[str, object], json_file: Path | None, measure: Measure) -> None:
     """Measure and print the tables. After an interruption or error, print the results so far."""
-    from dataclasses import asdict, replace
-
     from smartspec_bench.report import markdown
 
     console = Console(stderr=True)
-
-    def show(phase: Phase) -> None:
-        rate = f"{phase.token_goodput_tps:,.1f} tokens/s"
-        failed = f", {phase.num_failed} failed" if phase.num_failed else ""
-        console.print(f"{phase.policy}: {rate}{failed}", highlight=False)
-
-    recorder = Recorder(about, None if json_file == STDOUT else json_file, show)
+    path = None if json_file == STDOUT else json_file
+    recorder = Recorder(about, path, lambda text: console.print(text, highlight=False))
     reason, code = None, 0
     try:
-        with signals_interrupt(), Progress("start", console=console) as shown:
+        with signals_interrupt(), Progress("start", console) as shown:
             measure(recorder, shown.update)
     except KeyboardInterrupt:
         reason, code = "interrupted", 130
-    except (
-        BenchError,
-        ConfigError,
-        StreamError,
-        InterpreterError,
-        InstallationError,
-        TritonServerError,
-    ) as error:
+    except FAILURES as error:
         reason, code = str(error), 1
     document = replace(recorder.document, error=reason)
     typer.echo(markdown(document), err=json_file == STDOUT)
@@ -281,33 +268,6 @@ def _run(
         write_json(json_file, asdict(document))
     if reason is not None:
         fail(reason, code)
-
-
-def _checked(
-    model: Path | None,
-    draft: Path | None,
-    config: Path | None,
-    max_sequences: int,
-    dtype: str,
-    num_threads: int,
-) -> ServerConfig:
-    """The configuration of the options. Wrong options end the command."""
-    try:
-        if config is not None:
-            return paths.with_absolute_paths(read_config(config), config.resolve().parent)
-        if model is None:
-            fail("--model or --config must be given", USAGE_ERROR)
-        check_pair(model, draft)
-    except (ConfigError, PairError) as error:
-        fail(str(error), USAGE_ERROR)
-    cache = str(paths.profile_cache().resolve())
-    settings = {"dtype": dtype, "num_threads": num_threads, "profile_cache": cache}
-    limits = {
-        "max_sequences": max_sequences,
-        "max_queue": MAX_QUEUE,
-        "max_context_len": DEFAULT_CONTEXT_LEN,
-    }
-    return checked_config({"engine": torch_settings(model, draft, **settings), "limits": limits})
 
 
 def _about(config: ServerConfig, temperature: float) -> dict[str, object]:

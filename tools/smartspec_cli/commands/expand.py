@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +15,9 @@ def expand(
         Path, typer.Argument(help="Hugging Face directory of a Llama model, or of Medusa heads.")
     ],
     out: Annotated[Path, typer.Argument(help="Directory to write; it must not exist.")],
-    preset: Annotated[str, typer.Option(help="Size to expand to: 4m, 17m or 88m.")] = "88m",
+    preset: Annotated[
+        str, typer.Option(help="Size to expand to: 4m, 17m, 88m, 40m or 1b.")
+    ] = "88m",
     seed: Annotated[
         int, typer.Option(help="Seed of the weights that do not change the output.")
     ] = 0,
@@ -31,13 +32,11 @@ def expand(
     become those of the larger size. Use it to measure speculation at a size without training.
     Expand Medusa heads with the same preset as their target.
     """
-    from smartspec_bench.expand import PRESETS, SizeError, has_medusa, presets_for
-    from smartspec_bench.expand import expand as expand_model
-    from smartspec_bench.expand_heads import widen_heads
+    from smartspec_bench import expand as expansion
     from smartspec_py.engines.torch.eagle import is_eagle
 
-    if preset not in PRESETS:
-        fail(f"--preset: {preset!r} must be one of {', '.join(PRESETS)}", USAGE_ERROR)
+    if preset not in expansion.PRESETS:
+        fail(f"--preset: {preset!r} must be one of {', '.join(expansion.PRESETS)}", USAGE_ERROR)
     if not (source / "config.json").is_file():
         fail(f"{source} is not a Hugging Face model directory: no config.json", USAGE_ERROR)
     if is_eagle(source):
@@ -45,29 +44,18 @@ def expand(
         fail(f"{source} has an EAGLE-3 head; {only}", USAGE_ERROR)
     if out.exists():
         fail(f"{out} exists: name a new directory", USAGE_ERROR)
-    if has_medusa(source):
-        _expand_heads(source, out, PRESETS[preset]["hidden_size"], seed)
-        return
+    size = dict(expansion.PRESETS[preset])
+    if head_dim is not None:
+        size["head_dim"] = head_dim
     try:
-        with tempfile.TemporaryDirectory() as between:
-            origin = source
-            if head_dim is not None:
-                origin = Path(between) / source.name
-                widen_heads(source, origin, head_dim, seed=seed)
-            num_parameters = expand_model(origin, out, seed=seed, **PRESETS[preset])
-    except SizeError as error:
-        fitting = " or ".join(presets_for(source)) or "no preset: it is larger than all of them"
-        fail(f"--preset: {preset} is too small for {source} ({error}): use {fitting}", USAGE_ERROR)
+        if expansion.has_medusa(source):
+            same = "guesses"
+            num_parameters = expansion.expand_medusa(source, out, size["hidden_size"], seed=seed)
+        else:
+            same = "answers"
+            num_parameters = expansion.expand(source, out, size, seed=seed)
+    except expansion.SizeError as error:
+        fail(f"--preset: {preset} is too small for {source} ({error})", USAGE_ERROR)
     except (OSError, ValueError) as error:
         fail(f"cannot expand {source}: {error}")
-    typer.echo(f"{out}: {num_parameters / 1e6:.1f} M parameters, same answers as {source}")
-
-
-def _expand_heads(source: Path, out: Path, hidden_size: int, seed: int) -> None:
-    from smartspec_bench.expand import expand_medusa
-
-    try:
-        num_parameters = expand_medusa(source, out, hidden_size, seed=seed)
-    except (OSError, ValueError) as error:
-        fail(f"cannot expand {source}: {error}")
-    typer.echo(f"{out}: {num_parameters / 1e6:.1f} M parameters, same guesses as {source}")
+    typer.echo(f"{out}: {num_parameters / 1e6:.1f} M parameters, same {same} as {source}")

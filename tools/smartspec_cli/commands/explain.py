@@ -3,33 +3,37 @@
 from __future__ import annotations
 
 import http.client
+import json
 import urllib.error
+import urllib.request
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from smartspec_bench.streams import step_trace
 from smartspec_cli.commands import (
     USAGE_ERROR,
     JsonFile,
     check_outputs,
     fail,
     result_console,
+    table,
     write_json,
 )
 from smartspec_cli.explanation import Candidate, WindowReport, candidates, options, window
+from smartspec_launch.address import DIRECT
+from smartspec_py.api.contract import MODEL_NAME
 from smartspec_py.core.types import SequenceId
 from smartspec_py.serving.step import StepRecord
-from smartspec_py.serving.step_trace import StepTraceFile
 from smartspec_sim.traces.files import TraceError
-from smartspec_sim.traces.steps import parse_steps, read_steps
+from smartspec_sim.traces.steps import parse_steps
 
 SERVER = "http://127.0.0.1:8000"
+ANSWER_S = 60.0
 
 
 def explain(
@@ -57,142 +61,123 @@ def explain(
 
     For a step: the plan, and plans with one draft length for all requests. For a request: every
     draft length, with the others unchanged. For the window of recent steps: expected and actual
-    tokens and step times, how often drafting started or stopped for a request, and predicted and
-    observed acceptance rates.
+    tokens, step times and acceptance rates, and how often drafting started or stopped for a
+    request.
     """
-    check_outputs(json=json_file)
+    check_outputs(json=json_file, save=save)
     if url is not None and trace is not None:
         fail("give only one of --url and --trace", USAGE_ERROR)
-    found, text = _fetched(url or SERVER, steps) if trace is None else (_read(trace), None)
-    if save is not None and text is not None:
+    name = str(trace or url or SERVER)
+    try:
+        text = _fetched(name, steps) if trace is None else trace.read_text(encoding="utf-8")
+        records = parse_steps(name, text).steps[-steps:]
+    except TraceError as error:
+        fail(str(error))
+    except (OSError, ValueError, KeyError) as error:
+        fail(f"{name}: {error}")
+    if save is not None:
         save.write_text(text, encoding="utf-8")
-    found = replace(found, steps=found.steps[-steps:])
-    if not found.steps:
+    if not records:
         fail("the trace has no step with a plan: send requests first")
     try:
-        shown = found.steps[step]
+        shown = records[step]
     except IndexError:
-        fail(f"--step: got {step}, but the trace has {len(found.steps)} steps", USAGE_ERROR)
-    decision = shown.decision
-    chosen = sequence if sequence is not None else decision.views[0].sequence
+        fail(f"--step: got {step}, but the trace has {len(records)} steps", USAGE_ERROR)
+    chosen = sequence if sequence is not None else shown.decision.views[0].sequence
     try:
         lengths = options(shown, chosen)
     except KeyError:
         fail(f"--sequence: {chosen} is not in the plan of this step", USAGE_ERROR)
-    plans, report = candidates(shown), window(found.steps)
+    plans, report = candidates(shown), window(records)
     console = result_console(json_file)
     console.print(_step_table(shown, plans))
     console.print(_sequence_table(shown, chosen, lengths))
     _show_window(report, console)
+    settings = shown.decision.settings
     document = {
         "window": asdict(report),
         "step": {
-            "reason": decision.reason,
+            "reason": shown.decision.reason,
             "total_s": shown.total_s,
-            "num_prefilling": decision.settings.num_prefilling,
-            "candidates": _listed(plans),
+            "num_prefilling": settings.num_prefilling,
+            "candidates": [asdict(one) for one in plans],
         },
-        "sequence": {"sequence": chosen, "candidates": _listed(lengths)},
+        "sequence": {"sequence": chosen, "candidates": [asdict(one) for one in lengths]},
     }
     write_json(json_file, document)
 
 
-def _fetched(url: str, steps: int) -> tuple[StepTraceFile, str]:
-    """The step trace of a running server, parsed and as text. url: may be without http://."""
-    url = url if "://" in url else f"http://{url}"
+def _fetched(url: str, num_steps: int) -> str:
+    """The last steps of a running server. url: may be without http://. Raises OSError, ValueError
+    if the answer is not JSON, and KeyError if it has no steps."""
+    url = (url if "://" in url else f"http://{url}").rstrip("/")
+    fields = {"text_input": "-", "max_tokens": 1, "explain_steps": num_steps}
+    headers = {"Content-Type": "application/json"}
+    path = f"{url}/v2/models/{MODEL_NAME}/generate"
+    request = urllib.request.Request(path, json.dumps(fields).encode(), headers)
     try:
-        text = step_trace(url, steps)
-        return parse_steps(url, text), text
+        with DIRECT.open(request, timeout=ANSWER_S) as response:
+            return str(json.loads(response.read())["explanation"])
     except urllib.error.HTTPError as error:
         fail(f"{url}: HTTP {error.code}: {error.read().decode(errors='replace').strip()}")
     except urllib.error.URLError as error:
         fail(f"--url: no server answers at {url}: {error.reason}")
     except http.client.HTTPException:
         fail(f"--url: {url} does not answer in HTTP: give the port of --http-port")
-    except (OSError, ValueError, KeyError, TraceError) as error:
-        fail(f"{url}: {error}")
-
-
-def _read(path: Path) -> StepTraceFile:
-    try:
-        return read_steps(path)
-    except TraceError as error:
-        fail(str(error))
 
 
 def _step_table(step: StepRecord, plans: Sequence[Candidate]) -> Table:
-    table = _candidate_table(
-        f"A step of {step.batch_size} sequences ({step.decision.reason})", plans
-    )
     settings = step.decision.settings
-    beside = [
-        f"{count} {what}"
-        for count, what in (
-            (step.num_prefill_tokens, "prompt tokens"),
-            (settings.num_prefilling, "requests in prefill"),
-        )
-        if count
-    ]
-    table.caption = f"actual: {step.num_generated} tokens in {1e3 * step.total_s:.1f} ms" + (
-        f", together with {', '.join(beside)}" if beside else ""
-    )
-    return table
+    beside = {
+        "prompt tokens": step.num_prefill_tokens,
+        "requests in prefill": settings.num_prefilling,
+    }
+    others = ", ".join(f"{count} {what}" for what, count in beside.items() if count)
+    title = f"A step of {step.batch_size} sequences ({step.decision.reason})"
+    caption = f"actual: {step.num_generated} tokens in {1e3 * step.total_s:.1f} ms"
+    return _candidate_table(title, plans, caption + (f", together with {others}" if others else ""))
 
 
 def _sequence_table(step: StepRecord, sequence: SequenceId, found: Sequence[Candidate]) -> Table:
-    table = _candidate_table(f"Sequence {sequence}, draft length", found)
-    option = next(
-        step.decision.plan.option(view) for view in step.decision.views if view.sequence == sequence
-    )
+    plan, caption = step.decision.plan, ""
+    option = next(plan.option(view) for view in step.decision.views if view.sequence == sequence)
     for event in step.events:
         if event.sequence == sequence and event.num_drafted:
             nodes = f": {', '.join(str(node + 1) for node in event.path)}" if event.path else ""
             drafts = ("a tree of " if option.is_tree else "") + f"{event.num_drafted} drafts"
-            table.caption = f"verified: {drafts}, accepted {event.num_accepted}{nodes}"
-    return table
+            caption = f"verified: {drafts}, accepted {event.num_accepted}{nodes}"
+    return _candidate_table(f"Sequence {sequence}, draft length", found, caption)
 
 
-def _candidate_table(title: str, found: Sequence[Candidate]) -> Table:
-    table = Table(title=title)
-    table.add_column("plan", no_wrap=True)
-    for column in ("drafts", "tokens", "ms", "tokens/s"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for one in found:
-        table.add_row(
+def _candidate_table(title: str, found: Sequence[Candidate], caption: str) -> Table:
+    rows = (
+        (
             one.name + (", best" if one.is_best else ""),
             str(sum(one.draft_lens)),
             f"{one.expected_tokens:.2f}",
             f"{1e3 * one.expected_s:.2f}",
-            f"{one.goodput:.1f}",
+            f"{one.tokens_per_s:.1f}",
         )
-    return table
+        for one in found
+    )
+    return table(title, ("plan", "drafts", "tokens", "ms", "tokens/s"), rows, caption)
 
 
 def _show_window(report: WindowReport, console: Console) -> None:
     if not report.num_steps:
         console.print("Every step of the window had prompt chunks, so nothing can be compared.")
         return
-    table = Table(title=f"{report.num_steps} steps without prompt chunks")
-    for column in ("", "expected", "actual"):
-        table.add_column(column, justify="right" if column else "left")
     expected = report.expected_tokens / report.expected_s
     realised = report.realised_tokens / report.realised_s
-    table.add_row("tokens", f"{report.expected_tokens:.0f}", str(report.realised_tokens))
-    table.add_row("seconds", f"{report.expected_s:.2f}", f"{report.realised_s:.2f}")
-    table.add_row("tokens/s", f"{expected:.1f}", f"{realised:.1f}")
-    table.caption = (
-        f"mean error of step times {100 * report.time_error:.0f} %; drafting started or stopped "
-        f"for a request {report.num_switches} times"
+    rows = [
+        ("tokens", f"{report.expected_tokens:.0f}", str(report.realised_tokens)),
+        ("seconds", f"{report.expected_s:.2f}", f"{report.realised_s:.2f}"),
+        ("tokens/s", f"{expected:.1f}", f"{realised:.1f}"),
+        ("acceptance", f"{report.predicted:.2f}", f"{report.observed:.2f}"),
+    ]
+    title = f"{report.num_steps} steps without prompt chunks"
+    caption = (
+        f"mean error of step times {100 * report.time_error:.0f} %; {report.num_trials} verified "
+        f"drafts; drafting started or stopped for a request {report.num_switches} times"
     )
-    console.print(table)
-    if report.reliability:
-        bins = Table(title="Acceptance of verified drafts")
-        for column in ("predicted", "observed", "drafts"):
-            bins.add_column(column, justify="right")
-        for one in report.reliability:
-            bins.add_row(f"{one.predicted:.2f}", f"{one.observed:.2f}", str(one.num_trials))
-        console.print(bins)
-
-
-def _listed(found: Sequence[Candidate]) -> list[dict[str, Any]]:
-    return [asdict(one) | {"tokens_per_s": one.goodput} for one in found]
+    console.print(table(title, ("", "expected", "actual"), rows, caption))

@@ -9,43 +9,36 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import platform
 import shutil
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from smartspec_bench.progress import Progress
-from smartspec_bench.streams import Exchange, GrpcStreams, HttpStreams, StreamError, ask
+from smartspec_bench.streams import COUNTS, Exchange, GrpcStreams, HttpStreams, StreamError, ask
+from smartspec_bench.workloads import WORKLOADS, generate
 from smartspec_cli.commands import (
-    USAGE_ERROR,
     JsonFile,
     check_outputs,
     fail,
     result_console,
+    table,
     write_json,
 )
+from smartspec_cli.commands.settings import policies_of, server_config
 from smartspec_launch.address import can_bind
 from smartspec_launch.files import InstallationError
 from smartspec_launch.foreground import announce, signals_interrupt, wait_with_progress, watch
 from smartspec_launch.gateway import OPENAI_PORT, OpenAi
 from smartspec_launch.interpreter import InterpreterError
 from smartspec_launch.triton_server import TritonServer, TritonServerError, free_address
-from smartspec_py.config import (
-    DEFAULT_CONTEXT_LEN,
-    LimitsConfig,
-    ServerConfig,
-    TorchEngineConfig,
-)
-from smartspec_py.core.plan.planner import parse_policy
+from smartspec_py.config import DEFAULT_CONTEXT_LEN
 from smartspec_py.engines.profile import machine_name
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -59,18 +52,10 @@ SEED = 2024
 HELD_OUT_STREAM = 1_000_003
 """Seed of the shown documents. It is far from the seeds of the training data."""
 
-
 NEXT = (
     "Next: scripts/quickstart --keep leaves the server running, with a page to chat with it. "
     "docs/start/your-own-pair.md shows how to serve your own models."
 )
-
-
-class Dtype(StrEnum):
-    """float32 is the default: only with it are texts guaranteed to be identical."""
-
-    float32 = "float32"
-    bfloat16 = "bfloat16"
 
 
 @dataclass(frozen=True)
@@ -97,8 +82,7 @@ def summarise(
     rate_with = statistics.median(_tokens_per_s(answer) for answer in speculated)
     rate_without = statistics.median(_tokens_per_s(answer) for answer in plain)
     num_steps, num_drafted, num_accepted = (
-        sum(answer.last[name] for answer in speculated)
-        for name in ("num_steps", "total_draft_tokens", "total_accepted_draft_tokens")
+        sum(answer.last[name] for answer in speculated) for name in COUNTS
     )
     num_steps = num_steps or 1
     return Row(
@@ -119,26 +103,6 @@ def _tokens_per_s(answer: Exchange) -> float:
     return answer.num_tokens / timing.e2e_s(timing.sent_s)
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """The policy to compare with no speculation, and the sampling temperature."""
-
-    policy: str
-    temperature: float
-
-    def fields(self, prompt: str, policy: str, max_tokens: int = MAX_TOKENS) -> dict[str, Any]:
-        """A request's inputs."""
-        return {
-            "text_input": prompt,
-            "max_tokens": max_tokens,
-            "stream": True,
-            "temperature": self.temperature,
-            "seed": SEED,
-            "speculation_policy": policy,
-            "reuse_prefix": False,
-        }
-
-
 def quickstart(
     policy: Annotated[
         str, typer.Option(help="Compared with none: goodput or fixed:K.")
@@ -151,33 +115,43 @@ def quickstart(
     num_threads: Annotated[
         int, typer.Option(help="Compute threads; 0 uses one less than the number of cores.")
     ] = 0,
-    dtype: Annotated[Dtype, typer.Option(help="Precision of both models.")] = Dtype.float32,
+    dtype: Annotated[
+        str, typer.Option(help="Precision of both models: float32 or bfloat16.")
+    ] = "float32",
 ) -> None:
     """Stream four answers from Triton and compare the speed with and without speculation."""
     check_outputs(json=json_file)
+    policies_of(policy, "policy")
     console = result_console(json_file)
-    try:
-        parse_policy(policy)
-    except ValueError as error:
-        fail(f"--policy: must be {error}", USAGE_ERROR)
     pair = expanded_pair(console)
-    engine = TorchEngineConfig(
-        model=str(pair / "target"),
-        draft=str(pair / "draft"),
-        num_threads=num_threads,
-        dtype=dtype.value,
-        profile_cache=str(CACHE / "profiles"),
-    )
+    cache = str(CACHE / "profiles")
+    engine = {"num_threads": num_threads, "dtype": dtype, "profile_cache": cache}
+    limits = {"max_context_len": DEFAULT_CONTEXT_LEN}
+    models = (pair / "target", pair / "draft", None, None, None)
+    config = server_config(*models, engine=engine, limits=limits)
     address = free_address()
-    config = ServerConfig(engine=engine, limits=LimitsConfig(max_context_len=DEFAULT_CONTEXT_LEN))
     openai = _openai(address.host) if keep else None
     server = TritonServer(config, CACHE / f"run-{address.http_port}", address, openai=openai)
     try:
         with signals_interrupt(), server:
             wait_with_progress(server, console)
-            comparison = Comparison(policy, temperature)
-            rows = asyncio.run(compare(server, comparison, console))
-            report(rows, comparison, engine, json_file, console)
+            rows = asyncio.run(compare(server, policy, temperature, console))
+            console.print()
+            console.print(as_table(rows, policy))
+            differing = [row.workload for row in rows if not row.is_same_text]
+            console.print(
+                f"The text differs with speculation: {', '.join(differing)}."
+                if differing
+                else f"All {2 * NUM_RUNS} texts of each prompt are the same, with and without "
+                f"speculation (temperature {temperature:g}, seed {SEED})."
+            )
+            document = {
+                "policy": policy,
+                "temperature": temperature,
+                "rows": [asdict(row) for row in rows],
+                "machine": machine_name(),
+            }
+            write_json(json_file, document)
             if keep:
                 keep_serving(server)
             else:
@@ -186,7 +160,7 @@ def quickstart(
         fail("interrupted", 130)
     except (StreamError, InterpreterError, InstallationError, TritonServerError) as error:
         fail(str(error))
-    if not all(row.is_same_text for row in rows):
+    if differing:
         fail("a text with speculation differs from the text without")
 
 
@@ -212,112 +186,80 @@ def expanded_pair(console: Console) -> Path:
                 shutil.rmtree(older)
             part = pair.with_suffix(".part")
             for role, preset in PRESETS.items():
-                expand.expand(SHIPPED_PAIR / role, part / role, **expand.PRESETS[preset])
+                expand.expand(SHIPPED_PAIR / role, part / role, expand.PRESETS[preset])
             part.rename(pair)
     return pair
 
 
-async def compare(server: TritonServer, comparison: Comparison, console: Console) -> list[Row]:
-    """Stream one prompt of each workload, the first two over HTTP and the others over gRPC."""
-    from smartspec_bench.workloads import WORKLOADS, generate
-
-    rows = []
-    address = server.address
-    async with HttpStreams(address.http_url) as http, GrpcStreams(address.grpc_url) as grpc:
-        with Progress("warming up"):
-            for policy in (comparison.policy, NO_SPECULATION):
-                for each in (http, grpc):
-                    await ask(each, comparison.fields("Warm-up", policy, max_tokens=8))
-        transports: Sequence[HttpStreams | GrpcStreams] = (http, http, grpc, grpc)
-        for workload, transport in zip(WORKLOADS, transports, strict=True):
-            prompt = generate(workload, HELD_OUT_STREAM, 0).prompt
-            rows.append(await compare_one(workload, transport, prompt, comparison, console))
-    return rows
+def _openai(host: str) -> OpenAi:
+    port = OPENAI_PORT if can_bind(host, OPENAI_PORT) else free_address().http_port
+    return OpenAi(port, SHIPPED_PAIR / "target")
 
 
-async def compare_one(
-    workload: str,
-    transport: HttpStreams | GrpcStreams,
-    prompt: str,
-    comparison: Comparison,
-    console: Console,
-) -> Row:
-    """Alternate runs with and without speculation. The first run is printed as it streams."""
+async def compare(
+    server: TritonServer, policy: str, temperature: float, console: Console
+) -> list[Row]:
+    """Stream one prompt of each workload, the first two over HTTP and the others over gRPC.
+
+    Runs with and without speculation alternate. The first run is printed as it streams.
+    """
 
     def show(response: Mapping[str, Any]) -> None:
         text = response["text_output"]
         console.print(text, style="bold", end="", markup=False, highlight=False, soft_wrap=True)
 
-    console.rule(f"{workload} over {transport.name}", align="left")
-    console.print(prompt, style="dim", markup=False, highlight=False, soft_wrap=True, end="")
-    with_fields = comparison.fields(prompt, comparison.policy)
-    without_fields = comparison.fields(prompt, NO_SPECULATION)
-    speculated, plain = [await ask(transport, with_fields, show)], list[Exchange]()
-    console.print()
-    with Progress("measuring with and without speculation"):
-        for _ in range(NUM_RUNS - 1):
-            plain.append(await ask(transport, without_fields))
-            speculated.append(await ask(transport, with_fields))
-        plain.append(await ask(transport, without_fields))
-    row = summarise(workload, transport.name, speculated, plain)
-    console.print(
-        f"[dim]{row.tokens_per_s_with:.1f} tokens/s, {row.speed_up:.2f} times the speed "
-        "without speculation[/dim]",
-        highlight=False,
-    )
-    return row
-
-
-def report(
-    rows: Sequence[Row],
-    comparison: Comparison,
-    engine: TorchEngineConfig,
-    json_file: Path | None,
-    console: Console,
-) -> None:
-    """Print the table and whether texts differ. Write the same as JSON if json_file is given."""
-    console.print()
-    console.print(as_table(rows, comparison.policy))
-    differing = [row.workload for row in rows if not row.is_same_text]
-    console.print(
-        f"The text differs with speculation: {', '.join(differing)}."
-        if differing
-        else f"All {2 * NUM_RUNS} texts of each prompt are the same, with and without speculation "
-        f"(temperature {comparison.temperature:g}, seed {SEED})."
-    )
-    document = {
-        **asdict(comparison),
-        "rows": [asdict(row) for row in rows],
-        "num_runs": NUM_RUNS,
+    fields = {
+        "max_tokens": MAX_TOKENS,
+        "stream": True,
+        "temperature": temperature,
         "seed": SEED,
-        "pair": {role: f"shipped, expanded to {preset}" for role, preset in PRESETS.items()},
-        "engine": {"dtype": engine.dtype, "num_threads": engine.num_threads},
-        "machine": machine_name(),
-        "python": platform.python_version(),
+        "reuse_prefix": False,
     }
-    write_json(json_file, document)
+    speculating = {**fields, "speculation_policy": policy}
+    plain = {**fields, "speculation_policy": NO_SPECULATION}
+    rows = []
+    address = server.address
+    async with HttpStreams(address.http_url) as http, GrpcStreams(address.grpc_url) as grpc:
+        with Progress("warming up"):
+            for each in (http, grpc):
+                for more in (speculating, plain):
+                    await ask(each, {**more, "text_input": "Warm-up", "max_tokens": 8})
+        transports: Sequence[HttpStreams | GrpcStreams] = (http, http, grpc, grpc)
+        for workload, transport in zip(WORKLOADS, transports, strict=True):
+            prompt = {"text_input": generate(workload, HELD_OUT_STREAM, 0).prompt}
+            console.rule(f"{workload} over {transport.name}", align="left")
+            text = prompt["text_input"]
+            console.print(text, style="dim", markup=False, highlight=False, soft_wrap=True, end="")
+            with_it, without = [await ask(transport, speculating | prompt, show)], list[Exchange]()
+            console.print()
+            with Progress("measuring with and without speculation"):
+                for number in range(NUM_RUNS):
+                    if number:
+                        with_it.append(await ask(transport, speculating | prompt))
+                    without.append(await ask(transport, plain | prompt))
+            row = summarise(workload, transport.name, with_it, without)
+            console.print(
+                f"[dim]{row.tokens_per_s_with:.1f} tokens/s, {row.speed_up:.2f} times the speed "
+                "without speculation[/dim]",
+                highlight=False,
+            )
+            rows.append(row)
+    return rows
 
 
 def as_table(rows: Sequence[Row], policy: str) -> Table:
-    table = Table(
-        title=f"One request at a time, policy {policy} compared with none",
-        caption=f"median of {NUM_RUNS} runs, prefill included",
-        box=box.SIMPLE,  # all eight columns fit in 80 characters
-        padding=(0, 1, 0, 0),
-    )
-    for heading in ("workload", "transport"):
-        table.add_column(heading)
-    for heading in (
+    columns = (
+        "workload",
+        "transport",
         "tokens",
         "tokens/s\nwithout",
         "tokens/s\nwith",
         "speed-up",
         "drafted\nper\nstep",
         "tokens\nper\nstep",
-    ):
-        table.add_column(heading, justify="right")
-    for row in rows:
-        table.add_row(
+    )
+    cells = (
+        (
             row.workload,
             row.transport,
             str(row.num_tokens),
@@ -327,18 +269,15 @@ def as_table(rows: Sequence[Row], policy: str) -> Table:
             f"{row.mean_draft_len:.2f}",
             f"{row.mean_acceptance_len:.2f}",
         )
-    return table
-
-
-def _openai(host: str) -> OpenAi:
-    port = OPENAI_PORT if can_bind(host, OPENAI_PORT) else free_address().http_port
-    return OpenAi(port, SHIPPED_PAIR / "target")
+        for row in rows
+    )
+    title = f"One request at a time, policy {policy} compared with none"
+    caption = f"median of {NUM_RUNS} runs, prefill included"
+    return table(title, columns, cells, caption, num_texts=2)
 
 
 def keep_serving(server: TritonServer) -> None:
     """Serve until Ctrl-C. Prints to stderr, so that the JSON is the last line of stdout."""
-    from smartspec_bench.workloads import generate
-
     console = Console(stderr=True)
     announce(server, console, generate("qa", HELD_OUT_STREAM, 0).prompt)
     try:

@@ -1,24 +1,82 @@
-"""Converts the options of a command to a checked configuration."""
+"""The options that describe a server, and the check of options. A wrong one ends the command."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
+import typer
 from pydantic import ValidationError
 
 from smartspec_cli.commands import USAGE_ERROR, fail
-from smartspec_py.config import ServerConfig
+from smartspec_launch import paths
+from smartspec_py.config import ConfigError, ServerConfig, read_config
 from smartspec_py.core.plan.planner import parse_policy
 
+_Given = TypeVar("_Given")
+_Value = TypeVar("_Value")
+_option = partial(typer.Option, rich_help_panel="Models")
+Model = Annotated[Path | None, _option(help="Hugging Face directory of the target model.")]
+Draft = Annotated[
+    Path | None,
+    _option(help="Hugging Face directory of the draft model; default: no draft model."),
+]
+Heads = Annotated[
+    Path | None,
+    _option(help="Directory of Medusa heads, or of an EAGLE-3 head, trained for the target model."),
+]
+Config = Annotated[
+    Path | None,
+    _option(
+        help="An engine.json. It replaces the other options for models. "
+        "Required for TensorRT-LLM engines."
+    ),
+]
+Changes = Annotated[
+    list[str] | None,
+    _option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Set a key of engine.json, such as limits.max_queue=64. Values are JSON, or text. "
+        "May be repeated.",
+    ),
+]
 
-def torch_settings(model: Path, draft: Path | None, **more: object) -> dict[str, Any]:
-    """The `engine` part of a configuration, with absolute paths."""
-    of_draft = None if draft is None else str(draft.resolve())
-    return {"kind": "torch", "model": str(model.resolve()), "draft": of_draft, **more}
+
+def server_config(
+    model: Path | None,
+    draft: Path | None,
+    heads: Path | None,
+    config: Path | None,
+    changes: Sequence[str] | None,
+    **defaults: Any,
+) -> ServerConfig:
+    """The configuration of the options, with absolute paths.
+
+    defaults: top-level keys and sections of engine.json. An engine.json has none of them.
+    """
+    engine = {"kind": "torch", "profile_cache": str(paths.profile_cache().resolve())}
+    settings: dict[str, Any] = {**defaults, "engine": engine | defaults.get("engine", {})}
+    if config is not None:
+        try:
+            given = paths.with_absolute_paths(read_config(config), config.resolve().parent)
+        except ConfigError as error:
+            fail(str(error), USAGE_ERROR)
+        if not changes:
+            return given
+        settings = given.model_dump(mode="json")
+    elif model is None:
+        fail("--model, or --config with an engine.json, must be given", USAGE_ERROR)
+    else:
+        for name, path in (("model", model), ("draft", draft), ("heads", heads)):
+            if path is not None:
+                settings["engine"][name] = str(path.resolve())
+    keys = set_keys(settings, changes or ())
+    return paths.with_absolute_paths(checked_config(settings, keys), Path.cwd())
 
 
 def set_keys(settings: dict[str, Any], changes: Sequence[str]) -> list[str]:
@@ -55,19 +113,27 @@ def checked_config(settings: dict[str, Any], keys: Sequence[str] = ()) -> Server
         return ServerConfig.model_validate(settings)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        option = _option(first["loc"], keys)
+        option = _name_of(first["loc"], keys)
         reason = first["msg"].removeprefix("Value error, ")
         if first["type"] == "extra_forbidden":
             reason = "engine.json has no such key"
         fail(f"--{option}: {reason} (got {first['input']!r})", USAGE_ERROR)
 
 
-def _option(place: Sequence[int | str], keys: Sequence[str]) -> str:
+def _name_of(place: Sequence[int | str], keys: Sequence[str]) -> str:
     """The name of the option that sets this place in the configuration."""
     path = ".".join(map(str, place))
     if any(path.startswith(key) or key.startswith(path) for key in keys):
         return f"set: {path}"
     return path.rpartition(".")[2].replace("_", "-")
+
+
+def parsed(option: str, parse: Callable[[_Given], _Value], given: _Given) -> _Value:
+    """The parsed value of an option. If it is invalid, the command ends."""
+    try:
+        return parse(given)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        fail(f"--{option}: {error}", USAGE_ERROR)
 
 
 def policies_of(text: str, option: str = "policies") -> list[str]:
@@ -81,34 +147,13 @@ def policies_of(text: str, option: str = "policies") -> list[str]:
     return names
 
 
-def sizes_of(text: str, option: str = "rows") -> list[int]:
-    """Numbers from 1 separated by commas. Anything else ends the command."""
-    try:
-        sizes = [int(part) for part in text.split(",")]
-    except ValueError:
-        sizes = [0]
-    if min(sizes) < 1:
-        fail(f"--{option}: got {text!r}, must be numbers from 1 separated by commas", USAGE_ERROR)
-    return sizes
-
-
-def numbers_of(text: str, option: str) -> list[float]:
-    """Numbers above 0 separated by commas. Anything else ends the command."""
+def numbers_of(text: str, option: str, least: float, most: float) -> list[float]:
+    """Numbers in a range, separated by commas. Anything else ends the command."""
     try:
         values = [float(part) for part in text.split(",")]
     except ValueError:
-        values = [0.0]
-    if not all(0 < value < math.inf for value in values):
-        fail(f"--{option}: got {text!r}, must be numbers above 0 separated by commas", USAGE_ERROR)
-    return values
-
-
-def temperatures_of(text: str) -> list[float]:
-    """Numbers separated by commas. Raises ValueError, naming the option."""
-    try:
-        values = [float(part) for part in text.split(",")]
-    except ValueError:
-        values = [-1.0]
-    if not all(0 <= value < 100 for value in values):
-        raise ValueError(f"--temperatures: got {text!r}, must be numbers from 0 to 100")
+        values = [math.nan]
+    if not all(least <= value <= most for value in values):
+        rule = f"must be numbers from {least:g} to {most:g} separated by commas"
+        fail(f"--{option}: got {text!r}, {rule}", USAGE_ERROR)
     return values

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,14 +10,11 @@ import typer
 
 from smartspec_bench.progress import Progress
 from smartspec_cli.commands import USAGE_ERROR, check_outputs, fail, result_console, write_json
-from smartspec_cli.commands.settings import policies_of
+from smartspec_cli.commands.settings import numbers_of, parsed, policies_of
 
 if TYPE_CHECKING:
-    from smartspec_sim.capacity import Target
     from smartspec_sim.hardware import Hardware
-    from smartspec_sim.latency import Slo
-    from smartspec_sim.scenario import Load, Run
-    from smartspec_sim.workload import WorkloadSpec
+    from smartspec_sim.scenario import Load
 
 DEFAULT_POLICIES = "none,fixed:3,goodput"
 NO_DRAFT_MODEL = "none"
@@ -80,27 +76,41 @@ def simulate(
     token_goodput_tps: generated tokens per second. slo/s is slo_goodput_rps: requests per second
     that met every target of --goodput.
     """
+    from smartspec_sim.capacity import parse_target
+    from smartspec_sim.fleet import fleet_row, search
+    from smartspec_sim.latency import parse_slo
     from smartspec_sim.report import simulation_table
-    from smartspec_sim.scenario import Load, runs_of
+    from smartspec_sim.scenario import runs_of
     from smartspec_sim.simulate import SimLimits
 
     check_outputs(json=json_file)
-    names, slo, targets = policies_of(policies), _slo(goodput), [_target(t) for t in target or []]
+    names = policies_of(policies)
+    slo = None if goodput is None else parsed("goodput", parse_slo, goodput)
+    targets = [parsed("target", parse_target, text) for text in target or ()]
     if replicas is not None and targets:
         fail("--replicas and --target cannot be used together", USAGE_ERROR)
-    if workload is not None or record is not None:
-        loads = [_given(workload, record, accept)]
-    else:
-        loads = [Load(_spec(rate, duration, accept)) for rate in _rates(rates)]
+    if workload is not None and record is not None:
+        fail("--workload and --record cannot be used together", USAGE_ERROR)
     try:
+        loads = _loads(workload, record, rates, duration, accept)
         machine = _machine(profile, gpu, num_gpus, model, draft, rows)
         runs = runs_of(loads, names, machine, SimLimits(rows), slo)
     except ValueError as error:
         fail(str(error), USAGE_ERROR)
-    found = []
-    with Progress("simulating", len(runs), "runs") as shown:
-        for number, run in enumerate(runs):
-            found.append(_row(run, number, replicas, targets, shown))
+    found: list[dict[str, Any]] = []
+    with Progress("simulating") as shown:
+        for run in runs:
+            label = f"run {len(found) + 1} of {len(runs)}, {run.policy}"
+
+            def tell(share: float, label: str = label) -> None:
+                shown.update(f"{label}: {100 * share:.0f} %")
+
+            if targets:
+                found.append(search(run, targets, tell))
+            elif replicas is not None:
+                found.append(fleet_row(run, replicas, tell))
+            else:
+                found.append(run.row(tell))
     console = result_console(json_file)
     console.print(simulation_table(found))
     for note in machine.notes:
@@ -108,71 +118,24 @@ def simulate(
     write_json(json_file, {"hardware": machine.notes, "rows": found})
 
 
-def _row(
-    run: Run, number: int, replicas: int | None, targets: list[Target], shown: Progress
-) -> dict[str, Any]:
-    """Simulate. number: of runs before this one."""
-    from smartspec_sim.fleet import fleet_row, search
-
-    def tell(share: float) -> None:
-        shown.update(run.policy, done=number + share)
-
-    tell(0.0)
-    if targets:
-        return search(run, targets, tell)
-    return run.row(tell) if replicas is None else fleet_row(run, replicas, tell)
-
-
-def _slo(text: str | None) -> Slo | None:
-    from smartspec_sim.latency import parse_slo
-
-    try:
-        return None if text is None else parse_slo(text)
-    except ValueError as error:
-        fail(f"--goodput: {error}", USAGE_ERROR)
-
-
-def _target(text: str) -> Target:
-    from smartspec_sim.capacity import parse_target
-
-    try:
-        return parse_target(text)
-    except ValueError as error:
-        fail(f"--target: {error}; the model is --model", USAGE_ERROR)
-
-
-def _rates(text: str) -> list[float]:
-    try:
-        rates = [float(part) for part in text.split(",")]
-    except ValueError:
-        fail(f"--rates: got {text!r}, must be numbers separated by commas", USAGE_ERROR)
-    if not all(0 < rate <= 1e5 for rate in rates):
-        fail(f"--rates: got {text!r}, each must be above 0 and at most 100000", USAGE_ERROR)
-    return rates
-
-
-def _spec(rate: float, duration: float, accept: float) -> WorkloadSpec:
-    """One kind, with the lengths of ShareGPT, and one phase."""
-    from smartspec_sim.workload import KindSpec, PhaseSpec, WorkloadSpec
-
-    kind = KindSpec(accept=accept, accept_sd=0.1 if 0.05 <= accept <= 0.95 else 0.0)
-    return WorkloadSpec(kinds=(kind,), phases=(PhaseSpec(duration_s=duration, rate=rate),))
-
-
-def _given(workload: Path | None, record: Path | None, accept: float) -> Load:
+def _loads(
+    workload: Path | None, record: Path | None, rates: str, duration: float, accept: float
+) -> list[Load]:
+    """Without a file: requests of one kind, with the lengths of ShareGPT, at each of the rates.
+    Raises ValueError."""
     from smartspec_sim.record import read_record
     from smartspec_sim.scenario import Load
-    from smartspec_sim.workload import WorkloadError, read_spec
+    from smartspec_sim.workload import KindSpec, PhaseSpec, WorkloadSpec, read_spec
 
-    if workload is not None and record is not None:
-        fail("--workload and --record cannot be used together", USAGE_ERROR)
-    try:
-        if workload is not None:
-            return Load(read_spec(workload))
-        assert record is not None
-        return Load(record=tuple(read_record(record, accept=accept)))
-    except WorkloadError as error:
-        fail(str(error), USAGE_ERROR)
+    if workload is not None:
+        return [Load(read_spec(workload))]
+    if record is not None:
+        return [Load(record=tuple(read_record(record, accept=accept)))]
+    kind = KindSpec(accept=accept, accept_sd=0.1 if 0.05 <= accept <= 0.95 else 0.0)
+    phases = [
+        PhaseSpec(duration_s=duration, rate=rate) for rate in numbers_of(rates, "rates", 1e-6, 1e5)
+    ]
+    return [Load(WorkloadSpec(kinds=(kind,), phases=(phase,))) for phase in phases]
 
 
 def _machine(
@@ -185,12 +148,8 @@ def _machine(
     if profile is None:
         name = None if draft == NO_DRAFT_MODEL else draft
         return gpu_hardware(gpu, num_gpus, model, name, rows)
-    try:
-        cost = load_cost(profile)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        fail(f"--profile: {profile}: {error}", USAGE_ERROR)
-    found = Hardware(cost, notes=(f"measured profile {profile.name}",))
+    cost = parsed("profile", load_cost, profile)
+    notes = [f"measured profile {profile.name}"]
     if rows > cost.target.rows[-1]:
-        note = f"above {cost.target.rows[-1]} rows it is extrapolated with the last slope"
-        found = replace(found, notes=(*found.notes, note))
-    return found
+        notes.append(f"above {cost.target.rows[-1]} rows it is extrapolated with the last slope")
+    return Hardware(cost, notes=tuple(notes))
