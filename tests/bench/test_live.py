@@ -57,6 +57,36 @@ def test_a_server_that_is_not_there() -> None:
     assert "Cannot connect" in result.stderr
 
 
+def test_the_gpu_run_needs_no_other_packages(tmp_path: Path) -> None:
+    """Its dry run, in a Python where what a GPU image lacks cannot be imported."""
+    program = f"""
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        if top in {{"pydantic", "openvino", "aiohttp", "fastapi", "uvicorn", "tritonclient",
+                   "threadpoolctl", "grpc"}}:
+            raise ModuleNotFoundError(name, name=name)
+sys.meta_path.insert(0, Missing())
+from smartspec_bench.gpu import main
+main(["--dry-run", {str(tmp_path)!r}])
+"""
+    environment = {"PYTHONPATH": f"{ROOT / 'backend'}:{ROOT / 'tools'}", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = read(tmp_path / "gpu.json")
+    assert "figures mean nothing" in found.about["note"]
+    assert found.phases
+    assert all(phase.num_same_texts == phase.num_finished for phase in found.phases)
+    assert (tmp_path / "gpu.html").is_file()
+
+
 def test_gpu_tests_are_collected_without_other_packages() -> None:
     """As in a GPU image: `pytest -m gpu` where pydantic and openvino cannot be imported."""
     program = """
