@@ -44,12 +44,14 @@ CONFIGS = {
 class Recorder(TorchTarget):
     """A target that keeps the logits of its last pass, [number of wanted tokens, vocabulary]."""
 
-    def __init__(self, kind: str, dtype: torch.dtype, layers: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, kind: str, dtype: torch.dtype, weights: str, layers: tuple[int, ...] = ()
+    ) -> None:
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(CONFIGS[kind]).to(dtype).eval()
         config = RunnerConfig(
             Path(), torch.device("cpu"), dtype, MAX_SEQUENCES, MAX_LEN, VOCAB_SIZE,
-            state_layers=layers,
+            state_layers=layers, weights=weights,
         )  # fmt: skip
         capabilities = TargetCapabilities(
             MAX_SEQUENCES, MAX_LEN, MAX_DRAFT_LEN, 1, MAX_LEN, True, VOCAB_SIZE
@@ -179,16 +181,17 @@ class RandomRun:
                 del self.live[event.sequence]
 
 
+@pytest.mark.parametrize("weights", ["stored", "int8"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_logits_do_not_depend_on_the_pass(kind: str, dtype: torch.dtype) -> None:
-    target = Recorder(kind, dtype)
+def test_logits_do_not_depend_on_the_pass(kind: str, dtype: torch.dtype, weights: str) -> None:
+    target = Recorder(kind, dtype, weights)
     if target.runner.config.dtype != dtype:
         pytest.skip(f"OpenVINO computes no {dtype} on this processor")
     # States of layers read the last token of a cached prefix again, here also after a preemption.
     for layers in ((), (0, 1)):
-        reference = Reference(Recorder(kind, dtype, layers))
-        run = RandomRun(Recorder(kind, dtype, layers), reference, seed=1)
+        reference = Reference(Recorder(kind, dtype, weights, layers))
+        run = RandomRun(Recorder(kind, dtype, weights, layers), reference, seed=1)
         run.run(200)
     assert run.num_checked > 400
     assert run.num_reused > 500

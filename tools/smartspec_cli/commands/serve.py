@@ -52,6 +52,10 @@ def serve(
     dtype: Annotated[
         str, _of_models(help="Precision: auto, float32, bfloat16 or float16.")
     ] = "auto",
+    weights: Annotated[
+        str,
+        _of_models(help="Weights: stored, or int8, which is faster and needs OpenVINO."),
+    ] = "stored",
     num_threads: Annotated[
         int, _of_models(help="Compute threads; 0 uses one less than the number of cores.")
     ] = 0,
@@ -131,7 +135,12 @@ def serve(
         heads,
         config,
         settings,
-        engine={"dtype": dtype, "num_threads": num_threads, "runtime": runtime},
+        engine={
+            "dtype": dtype,
+            "weights": weights,
+            "num_threads": num_threads,
+            "runtime": runtime,
+        },
         policy=policy,
         explain=explain,
     )

@@ -48,7 +48,7 @@ from smartspec_py.engines.torch.eagle import (
 )
 from smartspec_py.engines.torch.eagle_proposer import EagleProposer
 from smartspec_py.engines.torch.graphs import GraphRunner
-from smartspec_py.engines.torch.llama import can_write_out
+from smartspec_py.engines.torch.llama import FAMILIES, can_write_out
 from smartspec_py.engines.torch.medusa import MedusaHeads, load_heads
 from smartspec_py.engines.torch.medusa_proposer import HeadsProposer
 from smartspec_py.engines.torch.pair import PairError, check_pair, has_window
@@ -111,7 +111,8 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
     models = [(model, places.target)] + ([(draft, places.draft)] if draft else [])
     limits = _with_context_len(limits, models, dtype)
     own = RunnerConfig(
-        model, places.target, dtype, limits.max_sequences, limits.context_len, vocab_size
+        *(model, places.target, dtype, limits.max_sequences, limits.context_len, vocab_size),
+        weights=config.weights,
     )
     heads = _load_heads(head_folder, own, draft)
     runner = _target_runner(own, heads, limits, config)
@@ -302,6 +303,11 @@ def _runner(
     """
     with _named(key):
         runner = _openvino_runner(own, config.runtime, counts)
+        if runner is None and own.weights != "stored":
+            raise ConfigError(
+                f"engine.json: engine.weights: {own.weights} needs OpenVINO and one of the model "
+                f"types {', '.join(FAMILIES)}: use stored"
+            )
         if runner is None:
             runner_class = GraphRunner if uses_graphs(config, own.device) else CausalRunner
             runner = load_runner(own, runner_class)

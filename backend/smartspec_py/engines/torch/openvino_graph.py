@@ -1,13 +1,17 @@
 """The decoder of Llama and of models with the same layout, as a graph of OpenVINO operators.
 
-The graph is built from the weights of a Transformers model, without an export and without files.
-Attention is OpenVINO's own operator for paged keys and values. It also writes them. The operator
-has many inputs that are not used here; these are empty.
+The graph is built from the weights of a checkpoint, without an export and without files. Attention
+is OpenVINO's own operator for paged keys and values. It also writes them. The operator has many
+inputs that are not used here; these are empty.
+
+OpenVINO recognises compressed weights by the form of the graph: a constant of integers, converted
+and multiplied by its scale. It then multiplies integers, if the processor can: activations are
+rounded to 8 bits in groups, see `openvino_runner`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +22,7 @@ from openvino._offline_transformations import compress_model_transformation
 from openvino.op import _PagedAttentionExtension
 
 from smartspec_py.engines.torch.llama import attention_window, rotation_table
+from smartspec_py.engines.torch.weights import Compressed
 
 BLOCK_LEN = 32
 """Tokens per block of keys and values, as OpenVINO's attention operator uses on a CPU."""
@@ -47,6 +52,8 @@ def cache_names(num_layers: int) -> list[str]:
 
 def make_graph(
     model: Any,
+    weights: Mapping[str, torch.Tensor],
+    compress: Callable[[torch.Tensor], Compressed] | None,
     max_len: int,
     vocab_size: int,
     gives_hidden: bool,
@@ -60,21 +67,31 @@ def make_graph(
     OpenVINO computes the operators that lead to a result in float32. If the states are a result,
     these are all operators between the matrix products.
 
+    model: of Transformers; only its structure is used. weights: by the names of the model's
+    parameters. compress: compresses the weights of products and embeddings; None keeps them.
     max_len: number of positions. num_threads: threads that will run the graph. The graph, compiled
     or not, reads the memory of the weights. Keep the returned list as long as the graph.
     """
-    graph = _Graph(model, max_len, num_threads)
+    graph = _Graph(model, weights, compress, max_len, num_threads)
     return graph.build(model, vocab_size, gives_hidden, state_layers), graph.memory
 
 
 class _Graph:
-    def __init__(self, model: Any, max_len: int, num_threads: int) -> None:
+    def __init__(
+        self,
+        model: Any,
+        weights: Mapping[str, torch.Tensor],
+        compress: Callable[[torch.Tensor], Compressed] | None,
+        max_len: int,
+        num_threads: int,
+    ) -> None:
         config = model.config
+        self.weights, self.compress = weights, compress
         self.num_threads = num_threads
         self.config = config
         self.max_len = max_len
         self.memory: list[Any] = []
-        self.compressed = _compressed()
+        self.marked = _marked()
         self.head_dim: int = model.model.layers[0].self_attn.head_dim
         self.inputs = {name: _parameter(name, [-1], dtype) for name, dtype in INPUTS.items()}
         self.longest = _parameter(LONGEST, [], np.int32)
@@ -82,7 +99,8 @@ class _Graph:
             _parameter(name, [-1, -1, -1, -1], ov.Type.dynamic)
             for name in cache_names(config.num_hidden_layers)
         ]
-        table = rotation_table(model.model.rotary_emb, max_len)[:, 0]
+        rotary = type(model.model.rotary_emb)(config)  # on the CPU, wherever the model is
+        table = rotation_table(rotary, max_len)[:, 0]
         self.cos = self._by_position(table.real)
         self.sin = self._by_position(table.imag)
 
@@ -90,16 +108,17 @@ class _Graph:
         self, model: Any, vocab_size: int, gives_hidden: bool, state_layers: Sequence[int]
     ) -> ov.Model:
         inner = model.model
-        tokens = op.gather(
-            self._weight(inner.embed_tokens.weight), self.inputs["token_ids"], _int(0)
-        )
+        embedding = self._matrix("model.embed_tokens.weight")
+        tokens = op.gather(embedding, self.inputs["token_ids"], _int(0))
         states = op.unsqueeze(tokens, _int(1))  # [N, 1, hidden_size]
         inputs = []
         for index, layer in enumerate(inner.layers):
             inputs.append(states)
             states = self._layer(index, layer, states)
-        states = self._norm(inner.norm, op.gather(states, self.inputs["wanted"], _int(0)))
-        logits = self._linear(model.lm_head, states, model.lm_head.weight[:vocab_size])
+        wanted_states = op.gather(states, self.inputs["wanted"], _int(0))
+        states = self._norm("model.norm", inner.norm, wanted_states)
+        head = "model.embed_tokens" if self.config.tie_word_embeddings else "lm_head"
+        logits = self._linear(head, states, vocab_size)
         wanted = [logits, states] if gives_hidden else [logits]
         if state_layers:
             wanted = [logits, op.concat([inputs[i] for i in state_layers], -1)]
@@ -107,18 +126,26 @@ class _Graph:
         return ov.Model(results, [*self.inputs.values(), self.longest, *self.caches], "decoder")
 
     def _layer(self, index: int, layer: Any, states: Any) -> Any:
-        attention, mlp = layer.self_attn, layer.mlp
-        normed = self._norm(layer.input_layernorm, states)
-        queries = self._rotated(self._linear(attention.q_proj, normed), attention, "q_norm")
-        keys = self._rotated(self._linear(attention.k_proj, normed), attention, "k_norm")
-        values = op.squeeze(self._linear(attention.v_proj, normed), _int(1))
+        name, attention = f"model.layers.{index}", layer.self_attn
+        normed = self._norm(f"{name}.input_layernorm", layer.input_layernorm, states)
+        queries, keys = (
+            self._rotated(
+                self._linear(f"{name}.self_attn.{part}_proj", normed),
+                f"{name}.self_attn.{part}_norm",
+                getattr(attention, f"{part}_norm", None),
+            )
+            for part in "qk"
+        )
+        values = op.squeeze(self._linear(f"{name}.self_attn.v_proj", normed), _int(1))
         window = attention_window(layer, self.config, self.max_len)
         attended = self._attend(index, queries, keys, values, attention.scaling, window or 0)
-        states = op.add(states, self._linear(attention.o_proj, op.unsqueeze(attended, _int(1))))
-        normed = self._norm(layer.post_attention_layernorm, states)
-        gate, up = self._linear(mlp.gate_proj, normed), self._linear(mlp.up_proj, normed)
-        gated = op.multiply(self._silu(gate), up)
-        return op.add(states, self._linear(mlp.down_proj, gated))
+        out = self._linear(f"{name}.self_attn.o_proj", op.unsqueeze(attended, _int(1)))
+        states = op.add(states, out)
+        norm = layer.post_attention_layernorm
+        normed = self._norm(f"{name}.post_attention_layernorm", norm, states)
+        gate = self._linear(f"{name}.mlp.gate_proj", normed)
+        gated = op.multiply(self._silu(gate), self._linear(f"{name}.mlp.up_proj", normed))
+        return op.add(states, self._linear(f"{name}.mlp.down_proj", gated))
 
     def _silu(self, states: Any) -> Any:
         """If SiLU is written with a sigmoid, OpenVINO runs the MLP as one operator on processors
@@ -128,12 +155,12 @@ class _Graph:
             return op.swish(states, _float(1.0))
         return op.multiply(states, op.sigmoid(states))
 
-    def _rotated(self, states: Any, attention: Any, norm: str) -> Any:
-        """[N, 1, heads * D] -> [N, heads * D], rotated. Head norms, if any, are applied first."""
+    def _rotated(self, states: Any, name: str, norm: Any) -> Any:
+        """[N, 1, heads * D] -> [N, heads * D], rotated. The head norm, if any, is applied first."""
         half, width = self.head_dim // 2, self.head_dim
         heads = op.reshape(states, _ints(0, 0, -1, width), special_zero=True)
-        if hasattr(attention, norm):
-            heads = self._norm(getattr(attention, norm), heads)
+        if norm is not None:
+            heads = self._norm(name, norm, heads)
         heads = op.transpose(heads, _ints(0, 2, 1, 3))  # [N, heads, 1, D]
         last = _ints(3)
         first_half = op.slice(heads, _ints(0), _ints(half), _ints(1), last)
@@ -177,20 +204,37 @@ class _Graph:
             info[f"{name}_head_size"] = self.head_dim
         return node.output(0)
 
-    def _norm(self, norm: Any, states: Any) -> Any:
+    def _norm(self, name: str, norm: Any, states: Any) -> Any:
         mean = op.reduce_mean(op.power(states, _float(2.0)), _ints(-1), keep_dims=True)
         inverse = op.divide(_float(1.0), op.sqrt(op.add(mean, _float(norm.variance_epsilon))))
-        return op.multiply(op.multiply(states, inverse), self._weight(norm.weight))
+        weight = self._stored(self._tensor(f"{name}.weight"))
+        return op.multiply(op.multiply(states, inverse), weight)
 
-    def _linear(self, layer: Any, states: Any, weight: torch.Tensor | None = None) -> Any:
-        weight = layer.weight if weight is None else weight
-        out = op.matmul(states, self._weight(weight), transpose_a=False, transpose_b=True)
-        return out if layer.bias is None else op.add(out, self._weight(layer.bias))
+    def _linear(self, name: str, states: Any, num_rows: int | None = None) -> Any:
+        """The product with the first num_rows rows of the weight, and the bias if there is one."""
+        weight = self._matrix(f"{name}.weight", num_rows)
+        out = op.matmul(states, weight, transpose_a=False, transpose_b=True)
+        bias = f"{name}.bias"
+        return op.add(out, self._stored(self._tensor(bias))) if bias in self.weights else out
 
-    def _weight(self, weight: torch.Tensor) -> Any:
+    def _tensor(self, name: str) -> torch.Tensor:
+        return self.weights[name].detach().contiguous()
+
+    def _matrix(self, name: str, num_rows: int | None = None) -> Any:
+        """The weight [out, in] of a product or of the embeddings, as float32 in the graph."""
+        weight = self._tensor(name)[:num_rows]
+        if self.compress is None:
+            return self._stored(weight)
+        compressed = self.compress(weight)
+        values, scale = compressed.values.numpy(), compressed.scale.numpy()
+        tensor = ov.Tensor(values, shared_memory=True)
+        self.memory += [values, tensor]
+        integers = op.convert(op.constant(tensor, shared_memory=True), np.float32)
+        return op.multiply(integers, op.constant(scale))
+
+    def _stored(self, weight: torch.Tensor) -> Any:
         """The weight as float32 in the graph, on its own memory. OpenVINO keeps the stored
         precision, and multiplies in the precision of its settings."""
-        weight = weight.detach().contiguous()
         if weight.dtype == torch.float32:
             tensor = ov.Tensor(weight.numpy(), shared_memory=True)
             self.memory += [weight, tensor]
@@ -198,13 +242,13 @@ class _Graph:
         numbers = weight.view(torch.int16).numpy()
         tensor = ov.Tensor(numbers, ov.Shape(list(weight.shape)), TYPES[weight.dtype])
         self.memory += [weight, numbers, tensor]
-        converted = _conversion(self.compressed.clone())
+        converted = _conversion(self.marked.clone())
         converted.input(0).replace_source_output(op.constant(tensor, shared_memory=True).output(0))
         converted.constructor_validate_and_infer_types()
         return converted
 
 
-def _compressed() -> ov.Model:
+def _marked() -> ov.Model:
     """A model with one marked conversion. The mark makes OpenVINO keep weights in their stored
     precision instead of converting them once. The Python API cannot set this mark."""
     inputs = op.parameter([1, 64], np.float32)

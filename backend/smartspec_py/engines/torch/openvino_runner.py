@@ -16,15 +16,14 @@ that sum in different orders, so each kind of token is always computed by the sa
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import openvino as ov
 import torch
-from safetensors import safe_open
+from transformers import AutoModelForCausalLM
 
 from smartspec_py.engines.torch.openvino_graph import (
     BLOCK_LEN,
@@ -38,10 +37,16 @@ from smartspec_py.engines.torch.runner import (
     PassOutput,
     Runner,
     RunnerConfig,
+    check_complete,
     key_shape,
-    load_model,
+    load_config,
 )
 from smartspec_py.engines.torch.threads import set_fastest
+from smartspec_py.engines.torch.weights import FileWeights, to_int8
+
+GROUPS = (128, 64, 32)
+"""With compressed weights, so many activations are rounded to 8 bits with one scale: the first of
+these that divides the width of every product. One scale for a whole row would be less accurate."""
 
 HALF = {torch.bfloat16: "BF16", torch.float16: "FP16"}
 """Precisions that not every processor has, by their names in OpenVINO."""
@@ -53,15 +58,20 @@ class OpenVinoRunner(Runner):
 
     cache: BlockCache
 
-    def __init__(self, model: Any, config: RunnerConfig) -> None:
-        """model: of Transformers; it is not used after this call."""
+    def __init__(
+        self, model: Any, config: RunnerConfig, weights: Mapping[str, torch.Tensor] | None = None
+    ) -> None:
+        """model: of Transformers; it is not used after this call. weights: by the names of its
+        parameters; None takes those of the model. Raises ModelError."""
         core = ov.Core()
         if HALF.get(config.dtype) not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
             config = replace(config, dtype=torch.float32)
         super().__init__(config)
         precision = HALF.get(config.dtype, "f32").lower()
         num_threads = torch.get_num_threads()
+        is_compressed = config.weights == "int8"
         settings = {
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": _group(model.config) if is_compressed else 0,
             "INFERENCE_PRECISION_HINT": precision,
             "KV_CACHE_PRECISION": precision,
             "INFERENCE_NUM_THREADS": num_threads,
@@ -70,6 +80,8 @@ class OpenVinoRunner(Runner):
         }
         graph, self._memory = make_graph(
             model,
+            model.state_dict() if weights is None else weights,
+            to_int8 if is_compressed else None,
             config.max_len,
             config.vocab_size,
             config.gives_hidden,
@@ -77,6 +89,7 @@ class OpenVinoRunner(Runner):
             config.state_layers,
         )
         compiled = core.compile_model(graph, "CPU", settings)
+        self.compiled = compiled
         self._request = compiled.create_infer_request()
         self._hidden_size: int = model.config.hidden_size
         self.cache = BlockCache(compiled, model.config, config)
@@ -85,7 +98,8 @@ class OpenVinoRunner(Runner):
 
     @property
     def about(self) -> str:
-        return f"OpenVINO {ov.get_version().split('-')[0]}"
+        weights = ", int8 weights" if self.config.weights == "int8" else ""
+        return f"OpenVINO {ov.get_version().split('-')[0]}{weights}"
 
     @property
     def bytes_per_token(self) -> int:
@@ -163,6 +177,12 @@ class OpenVinoRunner(Runner):
         self._request.set_tensor(LONGEST, ov.Tensor(np.asarray(max(ends), np.int32)))
 
 
+def _group(config: Any) -> int:
+    """Activations with one scale; 0, which rounds none, if no group divides the widths."""
+    widths = (config.hidden_size, config.intermediate_size)
+    return next((g for g in GROUPS if not any(w % g for w in widths)), 0)
+
+
 def _halves(one: RowInput) -> tuple[RowInput, RowInput]:
     """The tokens of the prompt, and the others."""
     first, num_rest = one.num_prompt, len(one.tokens) - one.num_prompt
@@ -198,13 +218,18 @@ def _parts(one: RowInput) -> list[RowInput]:
 
 
 def load_openvino_runner(config: RunnerConfig, counts: Sequence[int] = ()) -> OpenVinoRunner:
-    """Load weights from a local directory, in the precision of its files.
+    """Load weights from a local directory, tensor by tensor.
 
     bfloat16 weights are read in half the time of float32, with exact results even if the products
     use float32. counts: numbers of threads to choose from, see `threads`; empty keeps the number.
     Raises ModelError.
     """
-    model = load_model(config, _stored_dtype(config.path))
+    hf_config = load_config(config)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(hf_config)  # type: ignore[no-untyped-call]
+    weights = FileWeights(config)
+    missing = {name for name, _ in model.named_parameters()} - set(weights)
+    check_complete(missing, config)
     if counts:
         tried: dict[int, OpenVinoRunner] = {}
 
@@ -212,22 +237,12 @@ def load_openvino_runner(config: RunnerConfig, counts: Sequence[int] = ()) -> Op
             count = torch.get_num_threads()
             if count not in tried:
                 tried.clear()
-                tried[count] = OpenVinoRunner(model, replace(config, num_rows=1))
+                tried[count] = OpenVinoRunner(model, replace(config, num_rows=1), weights)
             return tried[count].time_pass(1, 1, 0)
 
         set_fastest(counts, pass_s)
         tried.clear()
-    return OpenVinoRunner(model, config)
-
-
-def _stored_dtype(folder: Path) -> torch.dtype:
-    """The precision of all weights in the files; float32 if they differ."""
-    found = set()
-    for path in folder.glob("*.safetensors"):
-        with safe_open(path, "pt") as file:
-            found |= {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
-    stored = {"BF16": torch.bfloat16, "F16": torch.float16}
-    return stored.get(found.pop(), torch.float32) if len(found) == 1 else torch.float32
+    return OpenVinoRunner(model, config, weights)
 
 
 class BlockCache:

@@ -39,6 +39,7 @@ class RunnerConfig:
     """max_len: tokens that a row can hold. vocab_size: tokens of the tokenizer; logits beyond it
     are removed, because models pad their vocabulary. gives_hidden: return the last hidden states of
     each pass. state_layers: return the inputs of these layers instead, one after another.
+    weights: stored, or int8, see `config.TorchEngineConfig`.
     """
 
     path: Path
@@ -49,6 +50,7 @@ class RunnerConfig:
     vocab_size: int
     gives_hidden: bool = False
     state_layers: tuple[int, ...] = ()
+    weights: str = "stored"
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,11 +238,10 @@ def settle_rope(hf_config: Any, folder: Path) -> None:
         raise ModelError(f"{folder}: {error}") from error
 
 
-def load_model(config: RunnerConfig, stored: torch.dtype | None = None) -> Any:
+def load_model(config: RunnerConfig) -> Any:
     """A Transformers model from a local directory, loaded completely and moved to the device.
 
-    stored: the precision of the weights in memory, if it differs from the precision of the
-    products. Raises ModelError if the engine cannot serve the model.
+    Raises ModelError if the engine cannot serve the model.
     """
     hf_config = load_config(config)
     disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -248,7 +249,7 @@ def load_model(config: RunnerConfig, stored: torch.dtype | None = None) -> Any:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             config.path,
             config=hf_config,
-            dtype=stored or config.dtype,
+            dtype=config.dtype,
             attn_implementation=ATTENTION_NAME,
             local_files_only=True,
             trust_remote_code=False,
@@ -258,13 +259,14 @@ def load_model(config: RunnerConfig, stored: torch.dtype | None = None) -> Any:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ModelError(f"{config.path} cannot be loaded ({reason}): replace its files") from error
     model, info = loaded
-    _check_complete(info["missing_keys"], config)
+    check_complete(info["missing_keys"], config)
     model = model.to(config.device).eval()
-    _check_finite(model, config)
+    for name, weight in model.named_parameters():
+        check_finite(name, weight, config)
     return model
 
 
-def _check_complete(missing: Collection[str], config: RunnerConfig) -> None:
+def check_complete(missing: Collection[str], config: RunnerConfig) -> None:
     """Transformers initialises missing weights at random, so they must be an error here."""
     if missing:
         raise ModelError(
@@ -273,19 +275,18 @@ def _check_complete(missing: Collection[str], config: RunnerConfig) -> None:
         )
 
 
-def _check_finite(model: Any, config: RunnerConfig) -> None:
+def check_finite(name: str, weight: torch.Tensor, config: RunnerConfig) -> None:
     """Non-finite logits would give empty texts without an error, so reject such weights."""
-    for name, weight in model.named_parameters():
-        if not weight.is_floating_point() or not weight.numel():
-            continue
-        # The minimum and maximum are NaN if any weight is. This reads the weights once and makes
-        # no copy, unlike `isfinite`.
-        if not all(math.isfinite(value.to(config.dtype)) for value in weight.detach().aminmax()):
-            raise ModelError(
-                f"{config.path}: the weights {name} are not all finite in "
-                f"{str(config.dtype).removeprefix('torch.')}: replace the file that holds them, or "
-                "set another dtype"
-            )
+    if not weight.is_floating_point() or not weight.numel():
+        return
+    # The minimum and maximum are NaN if any weight is. This reads the weights once and makes no
+    # copy, unlike `isfinite`.
+    if not all(math.isfinite(value.to(config.dtype)) for value in weight.detach().aminmax()):
+        raise ModelError(
+            f"{config.path}: the weights {name} are not all finite in "
+            f"{str(config.dtype).removeprefix('torch.')}: replace the file that holds them, or "
+            "set another dtype"
+        )
 
 
 def bytes_per_token(hf_config: Any, device: torch.device, dtype: torch.dtype) -> int:

@@ -1,0 +1,80 @@
+"""The weights of a checkpoint, read from its files one tensor at a time, and their compression.
+
+A model is never in memory as a whole in its original precision: each tensor is read, compressed if
+asked for, and given to the graph before the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from zipfile import is_zipfile
+
+import torch
+from safetensors import safe_open
+
+from smartspec_py.engines.torch.runner import ModelError, RunnerConfig, check_finite
+
+CHUNK = 1 << 24
+"""Numbers that are compressed at once, which bounds the float32 copy."""
+
+
+class FileWeights(Mapping[str, torch.Tensor]):
+    """The tensors of a model directory by name. Those of *.safetensors are mapped into memory."""
+
+    def __init__(self, config: RunnerConfig) -> None:
+        """Raises ModelError if a file cannot be read; so does reading a tensor with a number that
+        is not finite in the precision of the products."""
+        folder = config.path
+        self._config = config
+        self._files: dict[str, Path] = {}
+        self._loaded: dict[str, torch.Tensor] = {}
+        for path in sorted(folder.glob("*.safetensors")):
+            with safe_open(path, "pt") as file:
+                self._files |= dict.fromkeys(file.keys(), path)
+        for path in [] if self._files else sorted(folder.glob("pytorch_model*.bin")):
+            try:
+                self._loaded |= torch.load(path, mmap=is_zipfile(path), weights_only=True)
+            except Exception as error:  # a damaged file can raise any exception of pickle
+                reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+                raise ModelError(
+                    f"{folder} cannot be loaded ({reason}): replace its files"
+                ) from error
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name in self._loaded:
+            tensor = self._loaded[name]
+        else:
+            with safe_open(self._files[name], "pt") as file:
+                tensor = file.get_tensor(name)
+        check_finite(name, tensor, self._config)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files or self._loaded)
+
+    def __len__(self) -> int:
+        return len(self._files or self._loaded)
+
+
+@dataclass(frozen=True, slots=True)
+class Compressed:
+    """weight = values * scale. values: int8 [out, in]. scale: float32 [out, 1]."""
+
+    values: torch.Tensor
+    scale: torch.Tensor
+
+
+def to_int8(weight: torch.Tensor) -> Compressed:
+    """Round each row of a weight [out, in] to 255 levels around 0."""
+    values = torch.empty(weight.shape, dtype=torch.int8)
+    scale = torch.empty(len(weight), 1)
+    num_rows = max(1, CHUNK // weight.shape[1])
+    for first in range(0, len(weight), num_rows):
+        part = slice(first, first + num_rows)
+        numbers = weight[part].float()
+        largest = numbers.abs().amax(1, keepdim=True)
+        scale[part] = torch.where(largest > 0, largest / 127, torch.ones(()))
+        values[part] = (numbers / scale[part]).round_().to(torch.int8)
+    return Compressed(values, scale)

@@ -1,0 +1,70 @@
+"""Weights that are read from files tensor by tensor, and weights that are rounded to 8 bits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from test_same_bits import CONFIGS
+from torch_models import VOCAB_SIZE, make_model
+from transformers.models.auto.modeling_auto import AutoModelForCausalLM
+
+from smartspec_py.engines.torch.openvino_runner import OpenVinoRunner, load_openvino_runner
+from smartspec_py.engines.torch.packed import RowInput
+from smartspec_py.engines.torch.runner import ModelError, RunnerConfig
+from smartspec_py.engines.torch.weights import to_int8
+
+CONFIG = RunnerConfig(Path(), torch.device("cpu"), torch.float32, 2, 64, VOCAB_SIZE)
+PROMPT = [RowInput(0, 0, [5, 6, 7], 1, (), 3)]
+
+
+def test_rounding_to_8_bits() -> None:
+    """At most half a level off, where a level is 1/127 of the row's largest number."""
+    weight = torch.randn(7, 300) * torch.logspace(-3, 3, 7)[:, None]
+    weight[2] = 0
+    found = to_int8(weight)
+    errors = (found.values * found.scale - weight).abs().amax(1)
+    assert (errors <= weight.abs().amax(1) / 127 / 2 * 1.001).all()
+    assert found.values.abs().amax() == 127
+
+
+def test_every_product_keeps_8_bits() -> None:
+    """OpenVINO must not expand the weights of a product: it would read four times the memory."""
+    model = AutoModelForCausalLM.from_config(CONFIGS["llama"])
+    runner = OpenVinoRunner(model, replace(CONFIG, weights="int8"))
+    nodes = runner.compiled.get_runtime_model().get_ordered_ops()
+    products = [n for n in nodes if "FullyConnected" in str(n.get_rt_info()["layerType"].value)]
+    assert len(products) == 7 * model.config.num_hidden_layers + 1
+    assert {n.input(1).get_element_type().to_string() for n in products} == {"i8"}
+
+
+@pytest.mark.parametrize("form", ["safetensors", "shards", "bin"])
+def test_files_give_what_the_model_in_memory_gives(tmp_path: Path, form: str) -> None:
+    model = make_model("qwen2, one key head")
+    expected = OpenVinoRunner(model, CONFIG).forward(PROMPT).logits
+    if form == "bin":
+        model.config.save_pretrained(tmp_path)
+        torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    else:
+        size = "10KB" if form == "shards" else "1GB"
+        model.save_pretrained(tmp_path, max_shard_size=size)
+    runner = load_openvino_runner(replace(CONFIG, path=tmp_path))
+    assert torch.equal(runner.forward(PROMPT).logits, expected)
+
+
+def test_wrong_weights_are_refused(tmp_path: Path) -> None:
+    make_model("llama").save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    weights = load_file(path)
+    name = "model.layers.1.mlp.up_proj.weight"
+    weights[name][0, 3] = float("nan")
+    save_file(weights, path)
+    with pytest.raises(ModelError, match=f"{name} are not all finite"):
+        load_openvino_runner(replace(CONFIG, path=tmp_path))
+    del weights[name]
+    save_file(weights, path)
+    with pytest.raises(ModelError, match=f"lack 1 tensors, such as {name}"):
+        load_openvino_runner(replace(CONFIG, path=tmp_path))
