@@ -11,10 +11,8 @@ from smartspec_py.engines.torch.buckets import (
     MAX_TOKENS,
     MAX_WIDTH,
     Bucket,
-    DraftPass,
     Ladder,
     lay_out,
-    lay_out_drafts,
     make_ladder,
 )
 from smartspec_py.engines.torch.packed import RowInput
@@ -77,16 +75,6 @@ def test_a_bucket_is_the_least_that_holds_the_pass(
     assert bucket in holding
     for other in holding:
         assert covers(other, bucket.num_rows, bucket.width, bucket.context_len)
-
-
-@given(ladders, st.data())
-def test_one_token_a_row_always_has_a_bucket(ladder: Ladder, data: st.DataObject) -> None:
-    num_rows = data.draw(st.integers(1, ladder.rows[-1]))
-    context_len = data.draw(st.integers(1, ladder.context_lens[-1]))
-    bucket = ladder.decode_bucket(num_rows, context_len)
-    assert bucket.width == 1
-    assert covers(bucket, num_rows, 1, context_len)
-    assert bucket.num_rows < 2 * num_rows, "less than half of it is padding"
 
 
 @given(ladders)
@@ -157,26 +145,3 @@ def test_every_token_stands_once_and_everything_else_is_scratch(inputs: list[Row
         assert expected[slot] == found.token_ids[i]
     asked = [t for item in inputs for t in item.tokens[len(item.tokens) - item.num_logits :]]
     assert [found.token_ids[i] for i in found.wanted] == asked
-
-
-def test_passes_over_drafts_by_hand() -> None:
-    """Row 0 has read to position 2 and drafts 3 tokens: the first two are read, at 3 and 4. Row 2
-    drafts one, which nobody reads. Row 1 has read to position 8 of a row of 10: its first draft
-    is read at 9, and there is no room for the next. Only the second pass gets by with 8 keys."""
-    inputs = [RowInput(0, 2, [5], 1), RowInput(2, 0, [6, 7], 1), RowInput(1, 7, [8, 9], 1)]
-    found = lay_out_drafts(inputs, [3, 1, 4], SMALL, MAX_LEN, SCRATCH)
-    assert found == [
-        DraftPass(Bucket(4, 1, 10), [3, 9, 0, 0], [3, 19, 40, 40]),
-        DraftPass(Bucket(4, 1, 8), [4, 0, 0, 0], [4, 40, 40, 40]),
-        DraftPass(Bucket(4, 1, 8), [0, 0, 0, 0], [40, 40, 40, 40]),
-    ]
-
-
-def test_a_draft_looks_at_its_own_key() -> None:
-    """Read at position 7 it is the eighth key, at 8 the ninth."""
-    found = lay_out_drafts([RowInput(0, 6, [5], 1)], [3], SMALL, MAX_LEN, SCRATCH)
-    assert [later.bucket for later in found] == [Bucket(1, 1, 8), Bucket(1, 1, 10)]
-
-
-def test_one_draft_each_takes_no_further_pass() -> None:
-    assert lay_out_drafts([RowInput(0, 2, [5], 1)], [1], SMALL, MAX_LEN, SCRATCH) == []

@@ -76,12 +76,22 @@ def test_only_the_sequence_that_overflows_fails(kind: str, sampling: SamplingPar
     assert texts[2] == expected_text(KIND, other, 8)
 
 
+@pytest.mark.parametrize("kind", [KIND, OPENVINO + KIND])
 @pytest.mark.parametrize("verification", Verification)
-def test_a_draft_that_overflows_is_rejected(verification: Verification) -> None:
-    target = make_target(OPENVINO + KIND)
+def test_a_draft_that_overflows_is_rejected(kind: str, verification: Verification) -> None:
+    """And the text goes on as without it."""
     sampling = SamplingParams(temperature=0.7, seed=2, verification=verification)
-    target.begin(0, GOOD, len(GOOD), sampling)
-    poll(target, Prefill(0, tuple(GOOD), 0, True))
-    [event] = poll(target, Verify(0, (POISON, 9)))
-    assert event.error is None
-    assert len(event.tokens) == 1
+    texts = []
+    for drafts in ((), (POISON, 9)):
+        target = make_target(kind)
+        target.begin(0, GOOD, len(GOOD), sampling)
+        [event] = poll(target, Prefill(0, tuple(GOOD), 0, True))
+        text = list(event.tokens)
+        for verified in (drafts, (), ()):
+            [event] = poll(target, Verify(0, verified))
+            assert event.error is None
+            assert len(event.tokens) == 1
+            text += event.tokens
+        texts.append(text)
+    if verification is Verification.COUPLED:
+        assert texts[0] == texts[1]

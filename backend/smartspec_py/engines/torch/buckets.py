@@ -71,12 +71,6 @@ class Ladder:
             max(item.position + len(item.tokens) for item in inputs),
         )
 
-    def decode_bucket(self, num_rows: int, context_len: int) -> Bucket:
-        """The bucket of a pass with one token per row. It always exists."""
-        bucket = self.bucket_for(num_rows, 1, context_len)
-        assert bucket is not None, f"no cache has {num_rows} rows of {context_len} tokens"
-        return bucket
-
     def buckets(self, max_width: int) -> list[Bucket]:
         """All buckets that passes of up to max_width tokens per row can need, largest first."""
         widest = _least(self.widths, max_width) or self.widths[-1]
@@ -151,40 +145,3 @@ def lay_out(
         seen[first : first + num_tokens] = visible_bits(item.parents or range(ROOT, num_tokens - 2))
         wanted += range(first + num_tokens - item.num_logits, first + num_tokens)
     return PaddedPass(token_ids, positions, slots, seen, wanted)
-
-
-@dataclass(frozen=True, slots=True)
-class DraftPass:
-    """A pass over one token per row; only the device knows the token. positions, slots: [R]."""
-
-    bucket: Bucket
-    positions: list[int]
-    slots: list[int]
-
-
-def lay_out_drafts(
-    inputs: Sequence[RowInput],
-    draft_lens: Sequence[int],
-    ladder: Ladder,
-    max_len: int,
-    scratch_slot: int,
-) -> list[DraftPass]:
-    """The passes that process the drafts, one draft per input and pass, except the last draft.
-
-    All passes have the same number of rows. An input that reached its draft_len, or whose row is
-    full, continues as padding. Its further tokens have no meaning and are not written to the cache.
-    """
-    passes = []
-    num_rows = 1 + max(item.row for item in inputs)
-    padded_rows = ladder.decode_bucket(num_rows, 1).num_rows
-    for step in range(max(draft_lens) - 1):
-        positions, slots, context_len = [0] * padded_rows, [scratch_slot] * padded_rows, 1
-        for item, draft_len in zip(inputs, draft_lens, strict=True):
-            position = item.position + len(item.tokens) + step
-            if step + 1 < draft_len and position < max_len:
-                positions[item.row] = position
-                slots[item.row] = item.row * max_len + position
-                context_len = max(context_len, position + 1)
-        bucket = ladder.decode_bucket(num_rows, context_len)
-        passes.append(DraftPass(bucket, positions, slots))
-    return passes

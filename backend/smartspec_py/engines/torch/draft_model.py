@@ -3,9 +3,6 @@
 The draft model has its own cache of rows. A sequence enters the cache when it first asks for
 drafts. So a request that never speculates costs the draft model nothing. Tokens that the cache
 missed (`draft_lag`) are prefilled first, in chunks; the planner charges for this.
-
-If all sequences of a step are plain greedy text and the runner supports it, all passes run in a row
-without a wait for the device between them.
 """
 
 from __future__ import annotations
@@ -119,8 +116,6 @@ class DraftModelProposer(CachedModel[DraftSequence]):
         }
         active = list(started.values())
         self._catch_up(active)
-        if self._can_run_ahead(active):
-            self._run_ahead(active)
         while active := [drafting for drafting in active if drafting.wants_more]:
             self._pass(active)
         return [
@@ -175,24 +170,6 @@ class DraftModelProposer(CachedModel[DraftSequence]):
                     row.num_cached = drafting.state.num_valid = last
                     left -= len(chunk)
             self.runner.forward(inputs)
-
-    def _can_run_ahead(self, draftings: Sequence[Drafting]) -> bool:
-        """Whether the runner can run all passes before the host reads a token."""
-        return (
-            self.runner.can_draft_greedy
-            and bool(draftings)
-            and all(one.task.sampling.is_plain_greedy for one in draftings)
-        )
-
-    def _run_ahead(self, draftings: Sequence[Drafting]) -> None:
-        """Run all passes at once. Drafts after an end token are dropped."""
-        inputs = [self._unread(drafting) for drafting in draftings]
-        drafts = self.runner.draft_greedy(inputs, [d.task.draft_len for d in draftings])
-        for drafting, tokens in zip(draftings, drafts, strict=True):
-            kept = tokens[: drafting.task.sampling.num_before_end(tokens) + 1]
-            drafting.tokens.extend(kept)
-            # The model did not process the last draft.
-            drafting.read(len(drafting.task.tokens) + len(kept) - 1)
 
     def _pass(self, draftings: Sequence[Drafting]) -> None:
         """Process the unread tokens of each sequence, and draft one more token."""

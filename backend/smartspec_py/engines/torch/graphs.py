@@ -34,7 +34,7 @@ from typing import Any
 
 import torch
 
-from smartspec_py.engines.torch.buckets import Bucket, lay_out, lay_out_drafts, make_ladder
+from smartspec_py.engines.torch.buckets import Bucket, lay_out, make_ladder
 from smartspec_py.engines.torch.packed import AttentionGroup, PackedBatch, RowInput, tree_mask
 from smartspec_py.engines.torch.runner import CausalRunner, PassOutput, RunnerConfig
 
@@ -81,11 +81,6 @@ class GraphRunner(CausalRunner):
         """Number of captured buckets."""
         return len(self._graphs)
 
-    @property
-    def can_draft_greedy(self) -> bool:
-        """Only with graphs: see `Runner.draft_greedy`."""
-        return bool(self._graphs)
-
     @torch.inference_mode()
     def warm(self, max_width: int) -> None:
         """Capture all buckets of up to max_width tokens per row. The largest is first, so that the
@@ -125,32 +120,6 @@ class GraphRunner(CausalRunner):
         )
         self.passes_s += time.perf_counter() - start
         return output
-
-    @torch.inference_mode()
-    def draft_greedy(
-        self, inputs: Sequence[RowInput], draft_lens: Sequence[int]
-    ) -> list[list[int]]:
-        """See `CausalRunner`. Each drafted token stays on the device as input of the next pass. The
-        host waits only once, for all tokens together."""
-        drafts = [self.forward(inputs).logits.argmax(-1)]
-        start = time.perf_counter()
-        passes = lay_out_drafts(
-            inputs, draft_lens, self.ladder, self.config.max_len, self.cache.scratch_slot
-        )
-        rows = self._to_device([item.row for item in inputs])
-        places = self._to_device([[later.positions, later.slots] for later in passes])
-        for later, place in zip(passes, places, strict=True):
-            graph = self._graphs[later.bucket]
-            static = self._static_inputs(later.bucket)
-            # Padding needs valid token ids. A pass of another shape may have left other numbers.
-            static[0].zero_().index_copy_(0, rows, drafts[-1])
-            static[1:3].copy_(place)
-            static[3].fill_(1)
-            self._replay(graph)
-            drafts.append(self._logits.index_select(0, rows).argmax(-1))
-        self.passes_s += time.perf_counter() - start
-        by_input: list[list[int]] = torch.stack(drafts, dim=1).tolist()
-        return [tokens[:num] for tokens, num in zip(by_input, draft_lens, strict=True)]
 
     def _states(
         self, inputs: Sequence[RowInput], wanted: torch.Tensor, bucket: Bucket
@@ -215,9 +184,6 @@ class GraphRunner(CausalRunner):
     def _static_inputs(self, bucket: Bucket) -> torch.Tensor:
         """[NUM_INPUTS, R * T]: contiguous, and at the same address for every bucket."""
         return self._staged[: NUM_INPUTS * bucket.num_tokens].view(NUM_INPUTS, bucket.num_tokens)
-
-    def _to_device(self, values: Sequence[Any]) -> torch.Tensor:
-        return self._on_host(values).to(self.config.device, non_blocking=True)
 
     def _on_host(self, values: Sequence[Any]) -> torch.Tensor:
         """Integers, in pinned memory for a GPU. Each call makes a new tensor: PyTorch reuses pinned

@@ -247,9 +247,9 @@ class RowCache(Cache):
         """Copy the keys and values of the row's first num_tokens tokens."""
         self.buffer[:, :, destination, :num_tokens] = self.buffer[:, :, source, :num_tokens]
 
-    def clear_row(self, row: int) -> None:
-        """See `RowStore`."""
-        self.buffer[:, :, row] = 0
+    def clear_row(self, row: int, first: int = 0) -> None:
+        """See `RowStore`. first: the first slot to clear."""
+        self.buffer[:, :, row, first:] = 0
 
     def move_tokens(self, row: int, slots: Sequence[int], first: int) -> None:
         """Move the keys and values of these slots of the row to the slots from `first` on."""

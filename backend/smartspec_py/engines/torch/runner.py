@@ -95,11 +95,6 @@ class Runner(ABC):
         """The software that computes the model. A profile is valid for this software only."""
 
     @property
-    def can_draft_greedy(self) -> bool:
-        """Whether `draft_greedy` is implemented. It is only where it saves time."""
-        return False
-
-    @property
     @abstractmethod
     def bytes_per_token(self) -> int:
         """Bytes of keys and values per token of a row."""
@@ -110,17 +105,6 @@ class Runner(ABC):
 
     def warm(self, max_width: int) -> None:  # noqa: B027
         """Prepare decoding passes of up to max_width tokens per row; the default does nothing."""
-
-    def draft_greedy(
-        self, inputs: Sequence[RowInput], draft_lens: Sequence[int]
-    ) -> list[list[int]]:
-        """Draft draft_lens greedy tokens, at least one, after each input. Each token follows the
-        previous draft. Every input must request the logits of its last token only.
-
-        Afterwards the input's row has the keys of all drafts but the last, as far as the row has
-        room.
-        """
-        raise NotImplementedError("draft_greedy needs a runner with can_draft_greedy")
 
     def time_pass(
         self, batch_size: int, tokens_per_row: int, context_len: int, num_logits: int | None = None

@@ -93,8 +93,10 @@ class TorchTarget(CachedModel[_Sequence]):
 
     def poll(self, timeout_s: float) -> list[Event]:
         work, self._pending = self._pending, []
-        if not work:
-            return []
+        return self._run(work) if work else []
+
+    def _run(self, work: Sequence[Work]) -> list[Event]:
+        """Run one pass over the work, and one more for each sequence whose drafts overflow."""
         start = time.perf_counter()
         items = [self._item(one) for one in work]
         out = self.runner.forward([item.row_input for item in items])
@@ -194,9 +196,15 @@ class TorchTarget(CachedModel[_Sequence]):
         if result is None or item.request is None:
             state.row.num_cached = end
             return Event(item.sequence, pass_s=pass_s, hidden=hidden)
+        num_drafts, path = len(item.request.drafts), result.path
+        if not result.tokens and num_drafts and isinstance(self.runner.cache, RowCache):
+            # PyTorch multiplies the values of masked keys by 0, and 0 times NaN is NaN. So one
+            # draft that overflows makes all logits of its row NaN.
+            self.runner.cache.clear_row(state.row.index, item.row_input.position)
+            [event] = self._run([Verify(item.sequence, ())])
+            return event._replace(num_drafted=num_drafts)
         if not result.tokens:
             return self._fail(item.sequence)
-        num_drafts, path = len(item.request.drafts), result.path
         first = end - num_drafts
         if path and path[-1] != len(path) - 1:
             slots = [first + draft for draft in path]
