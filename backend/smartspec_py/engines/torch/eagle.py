@@ -30,8 +30,8 @@ from transformers.models.llama.modeling_llama import (
 
 from smartspec_py.engines.torch.checkpoint import ROTATIONS
 from smartspec_py.engines.torch.head_files import LM_HEAD_NAMES, load_tensors, target_tensor
-from smartspec_py.engines.torch.llama import Layer, Norm, rotation_table
 from smartspec_py.engines.torch.packed import (
+    ATTENTION_NAME,
     PackedBatch,
     PassAttention,
     RowCache,
@@ -153,40 +153,21 @@ class EagleHead(torch.nn.Module):
     token_ids: the target's token of each row of the LM head; None if these are the first tokens.
     """
 
-    rotations: torch.Tensor
-
-    def __init__(
-        self, weights: Any, config: EagleConfig, max_len: int, token_ids: torch.Tensor | None
-    ) -> None:
-        """weights: a result of `_module` with its weights, which is not used after this call."""
+    def __init__(self, weights: Any, config: EagleConfig, token_ids: torch.Tensor | None) -> None:
+        """weights: a result of `_module` with its weights."""
         super().__init__()
-        self.config, self._of = config.layer, config
-        self.embedding, self.fc, self.lm_head = weights.embed_tokens, weights.fc, weights.lm_head
-        layer = weights.layers[0]
-        rotary = LlamaRotaryEmbedding(config.layer)
-        table = rotation_table(rotary, max_len).to(self.fc.weight.device)
-        self.register_buffer("rotations", table, persistent=False)
-        self.token_ids = token_ids
-        self._embedding_norm, self._state_norm = (
-            Norm(layer.input_layernorm),
-            Norm(layer.hidden_norm),
-        )
-        self._norm = Norm(weights.norm)
-        self._whole_norm = Norm(weights.input_norm) if config.norm_before_fc else None
-        self._part_norms = [Norm(one) for one in weights.fc_norm] if config.fc_norm else None
-        self._layer = Layer(layer, config.layer)
-        self._layer.attention_norm = torch.nn.Identity()
-        self.parts = self._layer.parts()
+        self.config, self._of, self.token_ids = config.layer, config, token_ids
+        self.parts, self._rotary = weights, LlamaRotaryEmbedding(config.layer)
 
     def fuse(self, states: torch.Tensor) -> torch.Tensor:
         """The target's states [N, width of all layers] -> [N, hidden_size]."""
-        if self._whole_norm is not None:
-            states = self._whole_norm(states)
-        if self._part_norms is not None:
-            parts = states.chunk(len(self._part_norms), dim=-1)
-            pairs = zip(self._part_norms, parts, strict=True)
+        if self._of.norm_before_fc:
+            states = self.parts.input_norm(states)
+        if self._of.fc_norm:
+            norms = self.parts.fc_norm
+            pairs = zip(norms, states.chunk(len(norms), dim=-1), strict=True)
             states = torch.cat([norm(part) for norm, part in pairs], dim=-1)
-        fused: torch.Tensor = self.fc(states)
+        fused: torch.Tensor = self.parts.fc(states)
         return fused
 
     def forward(
@@ -194,16 +175,22 @@ class EagleHead(torch.nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """states: fused or the head's own, [N, hidden_size]. For the wanted tokens: logits of the
         head's vocabulary, and the states to feed back."""
-        normed = self._state_norm(states)
-        embedded = self._embedding_norm(self.embedding(packed.token_ids[0]))
-        rotation = self.rotations.index_select(0, packed.positions[0])
-        keys, values, queries = self._layer.project(torch.cat([embedded, normed], -1), rotation)
-        cache.write(0, keys, values)
-        attended = PassAttention(packed, cache)(0, queries)
+        layer = self.parts.layers[0]
+        normed = layer.hidden_norm(states)
+        embedded = layer.input_layernorm(self.parts.embed_tokens(packed.token_ids[0]))
+        cache.slots = packed.slots
+        attended, _ = layer.self_attn(
+            torch.cat([embedded, normed], -1)[None],
+            position_embeddings=self._rotary(states, packed.positions),
+            attention_mask=None,
+            past_key_values=cache,
+            attention=PassAttention(packed, cache),
+        )
         residual = normed if self._of.norm_before_residual else states
-        own = self._layer.finish(residual, attended, packed.wanted)
-        normed = self._norm(own)
-        return self.lm_head(normed), normed if self._of.norm_output else own
+        own = (residual + attended[0]).index_select(0, packed.wanted)
+        own = own + layer.mlp(layer.post_attention_layernorm(own))
+        normed = self.parts.norm(own)
+        return self.parts.lm_head(normed), normed if self._of.norm_output else own
 
 
 def load_eagle(folder: Path, config: EagleConfig, own: RunnerConfig) -> EagleRunner:
@@ -230,7 +217,7 @@ def load_eagle(folder: Path, config: EagleConfig, own: RunnerConfig) -> EagleRun
     rows = module.lm_head.weight.detach()[(token_ids < own.vocab_size).to(own.device)]
     module.lm_head.weight = torch.nn.Parameter(rows, requires_grad=False)
     has_all = ids.tolist() == list(range(own.vocab_size))
-    head = EagleHead(module, config, own.max_len, None if has_all else ids)
+    head = EagleHead(module, config, None if has_all else ids).to(own.device)
     return EagleRunner(head.eval(), own)
 
 
@@ -270,6 +257,7 @@ def _module(config: EagleConfig, target: Any) -> Any:
         if config.fc_norm:
             norms = [LlamaRMSNorm(target.hidden_size, eps) for _ in range(num_read)]
             made.fc_norm = torch.nn.ModuleList(norms)
+        layer._attn_implementation = ATTENTION_NAME
         only: Any = LlamaDecoderLayer(layer, 0)
         only.hidden_norm = LlamaRMSNorm(width, eps)
         for name in ("q_proj", "k_proj", "v_proj"):
@@ -324,7 +312,6 @@ class EagleRunner(CausalRunner):
         config = self.config
         packed = pack(inputs, config.max_len, config.device)
         _hide_unused(packed, inputs)
-        self.cache.slots = packed.slots
         drafted, states = self._model(packed, self.cache, self._input_states(inputs, packed))
         self._states[[one.row for one in inputs for _ in range(one.num_logits)]] = states
         logits = self._all_logits(drafted.float())

@@ -224,18 +224,13 @@ class RowCache(Cache):
         **__: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write [1, kv_heads, N, D] to `slots`; `packed_attention` reads the cache itself."""
-        self.write(layer_idx, key_states[0].transpose(0, 1), value_states[0].transpose(0, 1))
+        for stored, new in zip(self._flat[layer_idx], (key_states, value_states), strict=True):
+            stored.index_copy_(0, self.slots, new[0].transpose(0, 1).to(stored.dtype))
         return key_states, value_states
 
     @property
     def dtype(self) -> torch.dtype:
         return self.buffer.dtype
-
-    def write(self, layer: int, new_keys: torch.Tensor, new_values: torch.Tensor) -> None:
-        """Write [N, kv_heads, D] to `slots`."""
-        keys, values = self._flat[layer]
-        keys.index_copy_(0, self.slots, new_keys.to(keys.dtype))
-        values.index_copy_(0, self.slots, new_values.to(values.dtype))
 
     def read_by(self, group: AttentionGroup) -> _Read:
         """For every layer, views of the keys and values that a group reads: [rows of the group,
