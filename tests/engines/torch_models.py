@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,10 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 from smartspec_py.engines.base import TargetCapabilities
 from smartspec_py.engines.torch.cached_model import CachedModel
 from smartspec_py.engines.torch.draft_model import DraftModelProposer
-from smartspec_py.engines.torch.llama import FAMILIES
 from smartspec_py.engines.torch.packed import ATTENTION_NAME
 from smartspec_py.engines.torch.rows import RowTable
 from smartspec_py.engines.torch.runner import CausalRunner, Runner, RunnerConfig
+from smartspec_py.engines.torch.sampling import DraftRequest, guess_tokens
 from smartspec_py.engines.torch.target import TorchTarget
 
 VOCAB_SIZE = 96
@@ -95,10 +96,6 @@ def make_model(kind: str, seed: int = 0, noise: float = 0.0) -> Any:
 OPENVINO = "openvino: "
 """How the kinds begin that OpenVINO computes, and not PyTorch."""
 
-OPENVINO_KINDS = [
-    OPENVINO + kind for kind in (CONFIGS | WINDOWED) if kind.split(",")[0] in FAMILIES
-]
-
 
 def make_runner(
     model: Any, max_sequences: int = MAX_SEQUENCES, with_openvino: bool = False
@@ -166,3 +163,11 @@ def check_table(table: RowTable) -> None:
     assert owned == table._of, "rows and owners do not agree"
     for row in table._rows:
         assert 0 <= row.num_cached <= len(row.tokens), f"row {row.index} holds too much"
+
+
+def draft_tokens(
+    logits: torch.Tensor, requests: Sequence[DraftRequest]
+) -> tuple[list[int], list[torch.Tensor | None]]:
+    """One token from each row, and the distribution of each draw: see `guess_tokens`."""
+    guesses, probs = guess_tokens(logits, requests, 1)
+    return [token for (token,) in guesses], probs

@@ -14,36 +14,20 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
 from smartspec_py.core.types import NO_TOKEN, ROOT, SamplingParams, SequenceId, Tree
 from smartspec_py.engines.base import NO_DRAFT, Draft, DraftTask, ProposerCapabilities
 from smartspec_py.engines.torch.cached_model import history_of
+from smartspec_py.engines.torch.medusa import MedusaHeads
 from smartspec_py.engines.torch.processors import TokenHistory
 from smartspec_py.engines.torch.sampling import DraftRequest, guess_tokens
 from smartspec_py.engines.torch.tree import depths
 
 NUM_TIMINGS = 5
 """How often drafting is timed. The fastest counts, because other processes only slow it down."""
-
-
-class Heads(Protocol):
-    """See `engines.torch.medusa`."""
-
-    @property
-    def num_heads(self) -> int: ...
-
-    @property
-    def hidden_size(self) -> int: ...
-
-    @property
-    def device(self) -> torch.device: ...
-
-    def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """states [n, hidden_size] -> [n, num_heads, vocab_size], float32."""
-        ...
 
 
 class _Guesses(NamedTuple):
@@ -110,7 +94,9 @@ class HeadsProposer:
     """Medusa heads as a `HindsightProposer`. It knows only sequences whose hidden states were
     reported."""
 
-    def __init__(self, heads: Heads, max_sequences: int, longest: int, width: int = 1) -> None:
+    def __init__(
+        self, heads: MedusaHeads, max_sequences: int, longest: int, width: int = 1
+    ) -> None:
         """longest: the most tokens of a draft. width: guesses of a head; 1 for chains."""
         self.heads = heads
         self._sequences: dict[SequenceId, _Sequence] = {}

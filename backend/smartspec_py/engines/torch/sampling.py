@@ -144,17 +144,6 @@ def verify(logits: torch.Tensor, requests: Sequence[VerifyRequest]) -> list[Veri
     return _with_log_probs(results, logits, requests, firsts)
 
 
-def draft_tokens(
-    logits: torch.Tensor, requests: Sequence[DraftRequest]
-) -> tuple[list[int], list[torch.Tensor | None]]:
-    """Draft one token from each row of logits [len(requests), vocab], float32.
-
-    Also returns the distribution of each draw, as `guess_tokens` does.
-    """
-    guesses, probs = guess_tokens(logits, requests, 1)
-    return [token for (token,) in guesses], probs
-
-
 def guess_tokens(
     logits: torch.Tensor, requests: Sequence[DraftRequest], width: int
 ) -> tuple[list[list[int]], list[torch.Tensor | None]]:
