@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import pytest
+from oracle import expected_tokens
 
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.learn.guard import (
@@ -20,7 +21,6 @@ from smartspec_py.core.learn.guard import (
 )
 from smartspec_py.core.plan.planner import plan
 from smartspec_py.core.types import DraftOption, MeasuredStep, SequenceView
-from smartspec_sim.goodput import expected_tokens
 
 SETTINGS = GuardSettings()
 PROFILE = CostModel(

@@ -14,7 +14,6 @@ from smartspec_py.core.plan.planner import evaluate
 from smartspec_py.core.plan.problem import PREFILLING_TOKENS
 from smartspec_py.core.types import SequenceId
 from smartspec_py.serving.step import StepRecord
-from smartspec_sim.goodput import accept_trials
 
 NUM_BINS = 10
 """Number of bins of predicted acceptance in a reliability table."""
@@ -175,7 +174,8 @@ def _reliability(steps: Sequence[StepRecord]) -> list[ReliabilityBin | None]:
             if option is None or option.is_tree:
                 continue  # without an option, its tokens were planned in an earlier step
             probs = option.accept_probs
-            for j in range(accept_trials(event.num_drafted, event.num_accepted)):
+            # Drafts after the first rejected one were not tested.
+            for j in range(min(event.num_accepted + 1, event.num_drafted)):
                 bin_ = _bin(float(probs[j]))
                 predicted[bin_] += float(probs[j])
                 accepted[bin_] += j < event.num_accepted

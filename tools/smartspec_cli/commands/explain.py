@@ -26,8 +26,7 @@ from smartspec_cli.explanation import Candidate, WindowReport, candidates, optio
 from smartspec_py.core.types import SequenceId
 from smartspec_py.serving.step import StepRecord
 from smartspec_py.serving.step_trace import StepTraceFile
-from smartspec_sim.traces.files import TraceError
-from smartspec_sim.traces.steps import parse_steps, read_steps
+from smartspec_sim.traces import TraceError, parse_steps, read_steps
 
 SERVER = "http://127.0.0.1:8000"
 

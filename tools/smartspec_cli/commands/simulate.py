@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,14 +16,11 @@ if TYPE_CHECKING:
     from smartspec_sim.capacity import Target
     from smartspec_sim.hardware import Hardware
     from smartspec_sim.latency import Slo
-    from smartspec_sim.scenario import Load, Run
-    from smartspec_sim.workload import WorkloadSpec
+    from smartspec_sim.workload import SimRequest
 
 DEFAULT_POLICIES = "none,fixed:3,goodput"
-NO_DRAFT_MODEL = "none"
 
 _of_load = partial(typer.Option, rich_help_panel="Load")
-_of_hardware = partial(typer.Option, rich_help_panel="Hardware")
 _of_server = partial(typer.Option, rich_help_panel="Server")
 _of_output = partial(typer.Option, rich_help_panel="Output")
 
@@ -59,12 +55,13 @@ def simulate(
         ),
     ] = None,
     profile: Annotated[
-        Path | None, _of_hardware(help="Measured profile, from a server's profile cache.")
+        Path | None,
+        _of_server(
+            help="Measured profile, from a server's profile cache. [default: published costs of "
+            "Llama 3 8B with an EAGLE head on an H100]",
+            show_default=False,
+        ),
     ] = None,
-    gpu: Annotated[str, _of_hardware(help="GPU by name, instead of a profile.")] = "h100",
-    num_gpus: Annotated[int, _of_hardware(help="Number of GPUs that share the target.", min=1)] = 1,
-    model: Annotated[str, _of_hardware(help="Target model on that GPU.")] = "llama-3-8b",
-    draft: Annotated[str, _of_hardware(help="Draft model, or none.")] = "eagle",
     goodput: Annotated[
         str | None, _of_output(help='Targets in ms, such as "ttft:200 tpot:20 e2e:5000".')
     ] = None,
@@ -81,7 +78,7 @@ def simulate(
     that met every target of --goodput.
     """
     from smartspec_sim.report import simulation_table
-    from smartspec_sim.scenario import Load, runs_of
+    from smartspec_sim.scenario import Run
     from smartspec_sim.simulate import SimLimits
 
     check_outputs(json=json_file)
@@ -91,36 +88,22 @@ def simulate(
     if workload is not None or record is not None:
         loads = [_given(workload, record, accept)]
     else:
-        loads = [Load(_spec(rate, duration, accept)) for rate in _rates(rates)]
-    try:
-        machine = _machine(profile, gpu, num_gpus, model, draft, rows)
-        runs = runs_of(loads, names, machine, SimLimits(rows), slo)
-    except ValueError as error:
-        fail(str(error), USAGE_ERROR)
+        loads = [_drawn(rate, duration, accept) for rate in _rates(rates)]
+    machine, limits = _machine(profile, rows), SimLimits(rows)
+    runs = [Run(load, policy, machine, limits, slo) for load in loads for policy in names]
     found = []
     with Progress("simulating", len(runs), "runs") as shown:
         for number, run in enumerate(runs):
-            found.append(_row(run, number, replicas, targets, shown))
+
+            def tell(share: float, number: int = number, policy: str = run.policy) -> None:
+                shown.update(policy, done=number + share)
+
+            found.append(run.search(targets, tell) if targets else run.row(replicas or 1, tell))
     console = result_console(json_file)
     console.print(simulation_table(found))
     for note in machine.notes:
         console.print(note, highlight=False)
     write_json(json_file, {"hardware": machine.notes, "rows": found})
-
-
-def _row(
-    run: Run, number: int, replicas: int | None, targets: list[Target], shown: Progress
-) -> dict[str, Any]:
-    """Simulate. number: of runs before this one."""
-    from smartspec_sim.fleet import fleet_row, search
-
-    def tell(share: float) -> None:
-        shown.update(run.policy, done=number + share)
-
-    tell(0.0)
-    if targets:
-        return search(run, targets, tell)
-    return run.row(tell) if replicas is None else fleet_row(run, replicas, tell)
 
 
 def _slo(text: str | None) -> Slo | None:
@@ -138,7 +121,7 @@ def _target(text: str) -> Target:
     try:
         return parse_target(text)
     except ValueError as error:
-        fail(f"--target: {error}; the model is --model", USAGE_ERROR)
+        fail(f"--target: {error}", USAGE_ERROR)
 
 
 def _rates(text: str) -> list[float]:
@@ -151,46 +134,36 @@ def _rates(text: str) -> list[float]:
     return rates
 
 
-def _spec(rate: float, duration: float, accept: float) -> WorkloadSpec:
-    """One kind, with the lengths of ShareGPT, and one phase."""
-    from smartspec_sim.workload import KindSpec, PhaseSpec, WorkloadSpec
+def _drawn(rate: float, duration: float, accept: float) -> list[SimRequest]:
+    """Requests of one kind, with the lengths of ShareGPT, in one phase."""
+    from smartspec_sim.workload import KindSpec, PhaseSpec, WorkloadSpec, draw
 
     kind = KindSpec(accept=accept, accept_sd=0.1 if 0.05 <= accept <= 0.95 else 0.0)
-    return WorkloadSpec(kinds=(kind,), phases=(PhaseSpec(duration_s=duration, rate=rate),))
+    phase = PhaseSpec(duration_s=duration, rate=rate)
+    return draw(WorkloadSpec(kinds=(kind,), phases=(phase,)))
 
 
-def _given(workload: Path | None, record: Path | None, accept: float) -> Load:
+def _given(workload: Path | None, record: Path | None, accept: float) -> list[SimRequest]:
     from smartspec_sim.record import read_record
-    from smartspec_sim.scenario import Load
-    from smartspec_sim.workload import WorkloadError, read_spec
+    from smartspec_sim.workload import WorkloadError, draw, read_spec
 
     if workload is not None and record is not None:
         fail("--workload and --record cannot be used together", USAGE_ERROR)
     try:
         if workload is not None:
-            return Load(read_spec(workload))
+            return draw(read_spec(workload))
         assert record is not None
-        return Load(record=tuple(read_record(record, accept=accept)))
+        return read_record(record, accept=accept)
     except WorkloadError as error:
         fail(str(error), USAGE_ERROR)
 
 
-def _machine(
-    profile: Path | None, gpu: str, num_gpus: int, model: str, draft: str, rows: int
-) -> Hardware:
-    """Raises HardwareError."""
-    from smartspec_py.engines.profile import load_cost
-    from smartspec_sim.hardware import Hardware, gpu_hardware
+def _machine(profile: Path | None, rows: int) -> Hardware:
+    from smartspec_sim.hardware import measured, published
 
     if profile is None:
-        name = None if draft == NO_DRAFT_MODEL else draft
-        return gpu_hardware(gpu, num_gpus, model, name, rows)
+        return published()
     try:
-        cost = load_cost(profile)
+        return measured(profile, rows)
     except (OSError, ValueError, KeyError, TypeError) as error:
         fail(f"--profile: {profile}: {error}", USAGE_ERROR)
-    found = Hardware(cost, notes=(f"measured profile {profile.name}",))
-    if rows > cost.target.rows[-1]:
-        note = f"above {cost.target.rows[-1]} rows it is extrapolated with the last slope"
-        found = replace(found, notes=(*found.notes, note))
-    return found
