@@ -71,7 +71,11 @@ def test_a_refused_request_is_one_failure(narrow_server: TritonServer) -> None:
 
 @pytest.mark.parametrize(
     ("option", "message"),
-    [("--users=0", "--users: got 0"), ("--fields={", "--fields: got '{'"), ("--prompts=no", "no")],
+    [
+        ("--users=0", "--users: got 0"),
+        ("--fields={", "--fields: got '{'"),
+        ("--prompts=missing.jsonl", "missing.jsonl"),
+    ],
 )
 def test_a_wrong_option_ends_it_before_anything_is_sent(option: str, message: str) -> None:
     run = locust("http://127.0.0.1:9", option)
