@@ -3,8 +3,8 @@
     locust -f loadtest/locustfile.py --host http://127.0.0.1:8000 --scenario step
 
 `scripts/loadtest` runs it without Locust's page. The loop is closed: a slow server gets fewer
-requests. To measure latencies at a fixed rate, use `smartspec bench lockstep`. At the end, a table
-with exact percentiles goes to stderr and the same values as one JSON document to stdout.
+requests. To measure latencies at a fixed rate, use `smartspec bench lockstep`. The last line of
+stdout is a JSON document with exact percentiles.
 
 Each event of a request is a row of Locust's tables (smartspec_sim/latency.py defines the values):
 
@@ -19,6 +19,7 @@ import argparse
 import json
 import signal
 import time
+from collections import Counter
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from itertools import cycle
@@ -32,15 +33,13 @@ from locust.contrib.fasthttp import FAILURE_EXCEPTIONS
 from locust.env import Environment
 from locust.exception import StopUser
 from locust.stats import CSV_STATS_INTERVAL_SEC
-from rich.console import Console
 from shapes import MOST_USERS, SCENARIOS, users_at
 
 from smartspec_bench.prompts import MIXED, Prompt, generated, read_prompts
 from smartspec_bench.streams import NO_FINISH, TIMED_OUT, Exchange, StreamError, outputs_of
 from smartspec_bench.workloads import WORKLOADS
 from smartspec_py.api.contract import MODEL_NAME
-from smartspec_sim.latency import RequestTiming, with_errors
-from smartspec_sim.report import print_load
+from smartspec_sim.latency import RequestTiming, summarise
 
 PATH = f"/v2/models/{MODEL_NAME}/generate_stream"
 OVER = "cancelled: the run ended"
@@ -288,6 +287,6 @@ def on_test_stop(environment: Environment, **_: Any) -> None:
     if options is not None and options.csv_prefix:
         # Locust writes its CSV files at this interval, but not at the end of a run.
         gevent.sleep(CSV_STATS_INTERVAL_SEC + 0.2)
-    summary = with_errors(SseUser.load.timings)
-    print_load(Console(stderr=True), summary)
-    print(json.dumps(summary), flush=True)
+    timings = SseUser.load.timings
+    errors = Counter(timing.error for timing in timings if timing.error)
+    print(json.dumps(summarise(timings) | {"errors": errors}), flush=True)

@@ -1,4 +1,4 @@
-"""Who may import whom: what Triton loads stands alone, its core is pure, and tools form layers."""
+"""Which modules may import which: the backend is alone, its core is pure, and tools form layers."""
 
 from __future__ import annotations
 
@@ -40,9 +40,6 @@ LAYERS = (
 )
 """Each imports only those before it."""
 
-OTHERS = {"tests"}
-"""Of this repository, and not installed."""
-
 
 def modules_of(folder: Path) -> dict[str, Path]:
     """Files by their dotted names."""
@@ -56,55 +53,37 @@ MODULES = modules_of(BACKEND) | modules_of(TOOLS)
 
 
 def imports_of(path: Path) -> Iterator[str]:
-    """Names as they stand in the file, those inside functions too; modules among them or what is
-    in modules."""
+    """Dotted names of all imports, including those inside functions."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.module is not None, f"{path}: a relative import"
             assert node.level == 0, f"{path}: a relative import"
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def module_of(name: str) -> str:
-    """Of this repository, the module that the name is or is in; empty: none."""
-    while name and name not in MODULES:
-        name = name.rpartition(".")[0]
-    return name
+def tops_of(paths: Iterator[Path]) -> set[str]:
+    """Top-level packages that these files import, without the standard library."""
+    names = {name.partition(".")[0] for path in paths for name in imports_of(path)}
+    return names - set(sys.stdlib_module_names)
 
 
-def closure_of(start: str) -> set[str]:
-    """All modules of this repository that importing one leads to, with the packages around them."""
-    seen: set[str] = set()
-    left = {start}
+def test_triton_needs_every_file_of_the_backend() -> None:
+    seen, left = set[str](), {"smartspec_py.model"}
     while left:
         name = left.pop()
         seen.add(name)
-        parts = name.split(".")
-        packages = {".".join(parts[:length]) for length in range(1, len(parts))}
-        left |= {module_of(each) for each in imports_of(MODULES[name])} | packages
+        left.add(name.rpartition(".")[0])
+        for each in imports_of(MODULES[name]):
+            while each not in MODULES and each:
+                each = each.rpartition(".")[0]
+            left.add(each)
         left -= seen | {""}
-    return seen
-
-
-def test_what_triton_loads_is_all_that_its_folder_has() -> None:
-    """Each file is needed by model.py, and none of another folder is."""
-    assert closure_of("smartspec_py.model") == set(modules_of(BACKEND))
+    assert seen == set(modules_of(BACKEND))
 
 
 def test_the_backend_has_few_dependencies() -> None:
-    found = {name.partition(".")[0] for path in BACKEND.rglob("*.py") for name in imports_of(path)}
-    assert found - set(sys.stdlib_module_names) - {"smartspec_py"} == DEPENDENCIES
-
-
-def test_the_core_is_pure() -> None:
-    """NumPy and the standard library."""
-    for path in (BACKEND / "smartspec_py" / "core").rglob("*.py"):
-        for name in imports_of(path):
-            is_own = name.startswith("smartspec_py.core.")
-            top = name.partition(".")[0]
-            assert is_own or top == "numpy" or top in sys.stdlib_module_names, (path, name)
+    assert tops_of(BACKEND.rglob("*.py")) - {"smartspec_py"} == DEPENDENCIES
 
 
 @pytest.mark.parametrize(
@@ -117,20 +96,23 @@ def test_a_part_of_the_backend_imports_nothing_above_it(part: str, above: tuple[
         assert not [name for name in imports_of(path) if name.startswith(forbidden)], path
 
 
-@pytest.mark.parametrize("package", LAYERS)
-def test_a_package_imports_only_those_below_it(package: str) -> None:
-    above = {*LAYERS[LAYERS.index(package) + 1 :], *OTHERS}
-    for module, path in MODULES.items():
-        if module.partition(".")[0] == package:
-            assert not above & {name.partition(".")[0] for name in imports_of(path)}, module
+def test_the_core_needs_only_numpy() -> None:
+    core = BACKEND / "smartspec_py" / "core"
+    assert tops_of(core.rglob("*.py")) == {"numpy", "smartspec_py"}
 
 
-def test_every_package_has_its_layer() -> None:
-    assert {name.partition(".")[0] for name in MODULES} == set(LAYERS)
+def test_packages_form_layers() -> None:
+    assert {path.name for folder in (BACKEND, TOOLS) for path in folder.glob("smartspec_*")} == set(
+        LAYERS
+    )
+    for index, package in enumerate(LAYERS):
+        folder = (BACKEND if package == "smartspec_py" else TOOLS) / package
+        forbidden = {*LAYERS[index + 1 :], "tests"}
+        assert not forbidden & tops_of(folder.rglob("*.py")), package
 
 
 def test_the_folder_serves_without_being_installed(tmp_path: Path) -> None:
-    """A copy of it, in a Python whose packages are there and this project is not."""
+    """A copy of the backend, in a Python that has its dependencies but not this project."""
     folder = tmp_path / "smartspec_py"
     shutil.copytree(BACKEND / "smartspec_py", folder, ignore=shutil.ignore_patterns("__pycache__"))
     program = f"""
@@ -146,8 +128,7 @@ spec.loader.exec_module(model)
 import smartspec_py.engines.torch.build, smartspec_py.engines.trtllm.build
 print(smartspec_py.engines.torch.build.__file__, model.TritonPythonModel.__name__)
 """
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-I", "-S", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [str(folder / "engines/torch/build.py"), "TritonPythonModel"]

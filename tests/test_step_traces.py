@@ -13,9 +13,8 @@ from smartspec_py.core.plan.planner import PlannerSettings, plan
 from smartspec_py.core.types import NO_TOKEN, DraftOption, SequenceView, SpecPlan
 from smartspec_py.engines.base import Event
 from smartspec_py.serving.step import Decision, Reason, StepRecord
-from smartspec_py.serving.step_trace import NUMBERS, StepTraceFile
-from smartspec_sim.traces.files import TraceError
-from smartspec_sim.traces.steps import decide, read_steps, unexplained, write_steps
+from smartspec_py.serving.step_trace import NUMBERS, StepTraceFile, steps_text
+from smartspec_sim.traces import TraceError, decide, read_steps, unexplained
 
 COST = CostModel(
     target=PassTable((1, 64), (1, 16), ((0.010, 0.013), (0.020, 0.070))),
@@ -76,7 +75,7 @@ def test_a_recorded_plan_is_decided_again(tmp_path: Path) -> None:
     """From the file alone, to the last bit of what is expected; another cost decides otherwise."""
     trace = recorded(range(60))
     path = tmp_path / "steps.jsonl"
-    write_steps(path, trace)
+    path.write_text(steps_text(trace))
     again = read_steps(path)
     assert again == trace
     assert unexplained(again.steps) == []
@@ -92,9 +91,9 @@ def test_cost_models_come_back_with_what_prompts_take(tmp_path: Path) -> None:
     """Every table; and a trace from before prompts were measured is read without."""
     cost = replace(COST, prompt=PassTable((1,), (1, 16), ((1 / 3, 2.0),)))
     path = tmp_path / "steps.jsonl"
-    write_steps(path, StepTraceFile({}, cost, []))
+    path.write_text(steps_text(StepTraceFile({}, cost, [])))
     assert read_steps(path).profile == cost
-    write_steps(path, StepTraceFile({}, COST, []))
+    path.write_text(steps_text(StepTraceFile({}, COST, [])))
     path.write_text(path.read_text().replace(',"prompt":null', ""))
     assert '"prompt":null' not in path.read_text()
     assert read_steps(path).profile == COST
@@ -121,7 +120,7 @@ def test_arrays_and_options_are_written_as_plain_numbers(tmp_path: Path) -> None
     (step,) = recorded(range(1)).steps
     step = replace(step, decision=replace(step.decision, views=[arrays], plan=numpys))
     path = tmp_path / "steps.jsonl"
-    write_steps(path, StepTraceFile({}, COST, [step]))
+    path.write_text(steps_text(StepTraceFile({}, COST, [step])))
     (again,) = read_steps(path).steps
     assert again.decision.views == [view]
     assert again.decision.plan == spec_plan
@@ -129,7 +128,7 @@ def test_arrays_and_options_are_written_as_plain_numbers(tmp_path: Path) -> None
 
 def test_a_step_without_a_field_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
-    write_steps(path, recorded(range(2)))
+    path.write_text(steps_text(recorded(range(2))))
     path.write_text(path.read_text().replace('"factors"', '"other"'))
     with pytest.raises(TraceError, match="line 2: 'factors' is missing"):
         read_steps(path)

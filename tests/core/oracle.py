@@ -4,9 +4,11 @@ It shares no code with the planner: expected tokens and seconds of every plan ar
 the views and the cost model alone, by the formulas of docs/research/control.md.
 """
 
+import operator
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -161,3 +163,8 @@ def _with_target(rng: random.Random, view: SequenceView) -> SequenceView:
         return view
     slo = rng.choice([0.3, 0.5, 0.7, 1.0, 1.5, 2.5])
     return replace(view, slo_s_per_token=slo, slack_s=rng.choice([0.0, 3.0, -3.0]))
+
+
+def expected_tokens(accept_probs: Sequence[float], draft_len: int) -> float:
+    """Tokens of one sequence in a step with k drafts: 1 + a_1 + a_1 a_2 + .. + a_1 .. a_k."""
+    return 1.0 + sum(accumulate(accept_probs[:draft_len], operator.mul))

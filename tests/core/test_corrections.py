@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import pytest
+from oracle import expected_tokens
 
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.learn.corrections import UNSEEN_STEPS, CostCorrections
 from smartspec_py.core.learn.guard import ProbeBudget
 from smartspec_py.core.plan.planner import plan
 from smartspec_py.core.types import DraftOption, MeasuredStep, SequenceView
-from smartspec_sim.goodput import expected_tokens
 
 BOUNDS = (0.1, 10.0)
 NOISE = 0.05

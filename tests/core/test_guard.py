@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import pytest
+from oracle import expected_tokens
 
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.learn.guard import BAR, MAX_PROBES, SHARE, Guard, ProbeBudget
 from smartspec_py.core.types import MeasuredStep
-from smartspec_sim.goodput import expected_tokens
 
 PROFILE = CostModel(
     target=PassTable((1, 32), (1, 16), ((0.020, 0.022), (0.026, 0.076))),

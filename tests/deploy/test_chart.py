@@ -10,7 +10,7 @@ import helm_python
 import kubernetes_validate
 import pytest
 import yaml
-from charts import CHART, EXAMPLES, FOLDER, Documents, render
+from charts import EXAMPLES, FOLDER, Documents, render
 
 from smartspec_py.api.contract import MODEL_NAME
 from smartspec_py.config import LimitsConfig, ServerConfig
@@ -36,12 +36,6 @@ def container(documents: Documents) -> dict[str, Any]:
     return dict(only)
 
 
-def test_lint_finds_nothing_but_the_missing_icon() -> None:
-    result = helm_python.lint(CHART)
-    assert result["errors"] == []
-    assert [message["error"] for message in result["messages"]] == ["icon is recommended"]
-
-
 @pytest.mark.parametrize("version", ["1.29", "1.37"])
 @pytest.mark.parametrize("values", CASES.values(), ids=CASES)
 def test_kubernetes_accepts_it(values: dict[str, Any], version: str) -> None:
@@ -57,16 +51,15 @@ def test_selectors_find_the_pods(values: dict[str, Any]) -> None:
     selectors = [
         documents["Service"]["spec"]["selector"],
         documents["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"],
+        documents["Deployment"]["spec"]["selector"]["matchLabels"],
         pod(documents)["topologySpreadConstraints"][0]["labelSelector"]["matchLabels"],
     ]
-    if "Deployment" in documents:
-        selectors.append(documents["Deployment"]["spec"]["selector"]["matchLabels"])
     if budget := documents.get("PodDisruptionBudget"):
         selectors.append(budget["spec"]["selector"]["matchLabels"])
     assert all(selector.items() <= labels for selector in selectors)
 
 
-def test_the_engine_json_of_an_example_can_be_used() -> None:
+def test_the_engine_json_of_the_example_is_valid() -> None:
     text = render(EXAMPLES["cpu"])["ConfigMap"]["data"]["engine.json"]
     config = ServerConfig.model_validate_json(text)
     assert json.loads(text) == EXAMPLES["cpu"]["engineJson"]
@@ -75,7 +68,7 @@ def test_the_engine_json_of_an_example_can_be_used() -> None:
     assert config.engine.model_dump()["num_threads"] < limit
 
 
-def test_probes_ask_for_the_model_and_life_for_its_step_loop() -> None:
+def test_probes_ask_for_the_model_and_its_step_loop() -> None:
     """A Triton whose model unloaded itself answers 200 on /v2/health/ready, and one whose step loop
     hangs on the model's own URL as well."""
     given = container(render({}))
@@ -93,6 +86,7 @@ def test_probes_ask_for_the_model_and_life_for_its_step_loop() -> None:
 
 
 def test_pods_have_no_rights() -> None:
+    """They write to volumes only, take inference and metrics, and open no connection."""
     documents = render({})
     assert pod(documents)["securityContext"]["runAsNonRoot"] is True
     assert pod(documents)["automountServiceAccountToken"] is False
@@ -100,10 +94,6 @@ def test_pods_have_no_rights() -> None:
     assert security["readOnlyRootFilesystem"] is True
     assert security["allowPrivilegeEscalation"] is False
     assert security["capabilities"] == {"drop": ["ALL"]}
-
-
-def test_what_is_written_lies_on_volumes() -> None:
-    documents = render({})
     volumes = {volume["name"]: volume for volume in pod(documents)["volumes"]}
     places = {
         mount["mountPath"]: volumes[mount["name"]]
@@ -111,11 +101,14 @@ def test_what_is_written_lies_on_volumes() -> None:
         if not mount.get("readOnly")
     }
     assert set(places) == {"/var/cache/smartspec", "/tmp", "/dev/shm"}
-    assert places["/dev/shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "256Mi"}
+    policy = documents["NetworkPolicy"]["spec"]
+    ports = [[each["port"] for each in rule["ports"]] for rule in policy["ingress"]]
+    assert ports == [["http", "grpc", "openai"], ["metrics"]]
+    assert (policy["policyTypes"], policy["egress"]) == (["Ingress", "Egress"], [])
 
 
 @pytest.mark.parametrize("keeps", [False, True])
-def test_costs_can_be_kept_beside_the_models(keeps: bool) -> None:
+def test_costs_can_be_kept_on_the_volume_of_the_models(keeps: bool) -> None:
     """An emptyDir is gone with its pod."""
     documents = render({"models": {"existingClaim": "claim", "keepsProfiles": keeps}})
     mounts = {mount["mountPath"]: mount for mount in container(documents)["volumeMounts"]}
@@ -139,36 +132,13 @@ def test_a_new_pod_does_not_wait_for_the_gpu_of_an_old_one(count: int, first: st
     assert strategy["rollingUpdate"] == {"new": new_first, "old": old_first}[first]
 
 
-def test_a_pod_that_would_be_killed_while_it_drains_is_refused() -> None:
-    """30.5 s of draining, 5 s before and 20 s after: 55.5 s, and so 56 at least."""
-    values = {"engineJson": {"engine": {}, "limits": {"drain_s": 30.5}}}
-    short = {**values, "terminationGracePeriodSeconds": 55}
-    with pytest.raises(helm_python.HelmError, match="got 55, must be at least 56"):
-        render(short)
-    assert pod(render({**values, "terminationGracePeriodSeconds": 56}))
-
-
-def test_autoscalers_look_at_requests_that_wait() -> None:
+def test_autoscalers_use_the_waiting_requests() -> None:
     [metric] = render(EXAMPLES["cpu"])["HorizontalPodAutoscaler"]["spec"]["metrics"]
     assert metric["pods"]["metric"]["name"] == WAITING.name
     [trigger] = render(EXAMPLES["gpu"])["ScaledObject"]["spec"]["triggers"]
     service = render(EXAMPLES["gpu"])["Service"]["metadata"]["name"]
     query = f'sum({WAITING.name}{{namespace="prod", service="{service}"}})'
     assert trigger["metadata"]["query"] == query
-
-
-def test_fewest_above_most_is_refused() -> None:
-    values = {"autoscaling": {"kind": "hpa", "minReplicas": 5, "maxReplicas": 4}}
-    with pytest.raises(helm_python.HelmError, match="minReplicas: got 5, must be at most"):
-        render(values)
-
-
-def test_only_inference_and_metrics_are_let_in_and_nothing_out() -> None:
-    policy = render({})["NetworkPolicy"]["spec"]
-    ports = [[each["port"] for each in rule["ports"]] for rule in policy["ingress"]]
-    assert ports == [["http", "grpc", "openai"], ["metrics"]]
-    assert policy["policyTypes"] == ["Ingress", "Egress"]
-    assert policy["egress"] == []
 
 
 def test_alerts_are_those_of_prometheus() -> None:
@@ -180,17 +150,27 @@ def test_alerts_are_those_of_prometheus() -> None:
     assert documents["Service"]["metadata"]["labels"][label] == "smartspec"
 
 
+DRAIN = {"engineJson": {"engine": {}, "limits": {"drain_s": 30.5}}}
+"""30.5 s of draining, 5 s before and 20 s after: 55.5 s, and so at least 56."""
+
+
 @pytest.mark.parametrize(
-    "values",
+    ("values", "message"),
     [
-        {"replicas": 2},
-        {"gpu": {"number": 1}},
-        {"autoscaling": {"kind": "vpa"}},
-        {"sharedMemory": "lots"},
-        {"tritonArgs": ["log-verbose"]},
+        ({"autoscaling": {"kind": "hpa", "minReplicas": 5, "maxReplicas": 4}}, "got 5, must be at"),
+        ({**DRAIN, "terminationGracePeriodSeconds": 55}, "got 55, must be at least 56"),
+        ({"replicas": 2}, "replicas"),
+        ({"gpu": {"number": 1}}, "number"),
+        ({"autoscaling": {"kind": "vpa"}}, "kind"),
+        ({"sharedMemory": "lots"}, "sharedMemory"),
+        ({"tritonArgs": ["log-verbose"]}, "tritonArgs"),
     ],
     ids=str,
 )
-def test_values_that_mean_nothing_are_refused(values: dict[str, Any]) -> None:
-    with pytest.raises(helm_python.HelmError):
+def test_wrong_values_are_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(helm_python.HelmError, match=message):
         render(values)
+
+
+def test_a_pod_may_drain() -> None:
+    assert pod(render({**DRAIN, "terminationGracePeriodSeconds": 56}))

@@ -1,4 +1,4 @@
-"""Streams that their clients drop at random times: before the answer, in it, or without reading."""
+"""Clients that drop streams at random times: before or during the answer, or without reading."""
 
 from __future__ import annotations
 
@@ -8,16 +8,8 @@ import json
 from random import Random
 from urllib.parse import urlsplit
 
-BODY = json.dumps(
-    {
-        "prompt": "Hello!",
-        "stream": True,
-        "max_tokens": 300,
-        "temperature": 1,
-        "ignore_eos": True,
-        "n": 2,
-    }
-).encode()
+FIELDS = {"stream": True, "max_tokens": 300, "temperature": 1, "ignore_eos": True, "n": 2}
+BODY = json.dumps({"prompt": "Hello!", **FIELDS}).encode()
 
 
 async def drop_streams(url: str, num_streams: int, concurrency: int, seed: int) -> None:

@@ -1,4 +1,4 @@
-"""Reads the metrics port of a live server, strictly."""
+"""Reads the metrics port of a live server."""
 
 from __future__ import annotations
 
@@ -19,32 +19,27 @@ _SAMPLE = re.compile(rf"(\w+)\{{({_LABELS})\}} (\S+)")
 
 
 class Scrape:
-    """What one GET of the metrics port says of this backend; every line of it must be well-formed.
+    """The metrics of this backend from one GET. Every line must be well-formed.
 
-    kinds: by family. values: by name and labels as written, those but `le` in Triton's order.
+    kinds: by family. values: by name and labels as written.
     """
 
     def __init__(self, text: str) -> None:
         self.kinds: dict[str, str] = {}
-        self.helps: set[str] = set()
         self.values: dict[str, dict[str, float]] = {}
         for line in text.splitlines():
-            if "smartspec_" in line:
-                self._take(line)
-
-    def _take(self, line: str) -> None:
-        if found := _TYPE.fullmatch(line):
-            assert found[1] not in self.kinds, f"declared twice: {line}"
-            self.kinds[found[1]] = found[2]
-        elif found := _HELP.fullmatch(line):
-            self.helps.add(found[1])
-        else:
-            found = _SAMPLE.fullmatch(line)
-            assert found, line
-            self.values.setdefault(found[1], {})[found[2]] = float(found[3])
+            if "smartspec_" not in line or _HELP.fullmatch(line):
+                continue
+            if found := _TYPE.fullmatch(line):
+                assert found[1] not in self.kinds, f"declared twice: {line}"
+                self.kinds[found[1]] = found[2]
+            else:
+                found = _SAMPLE.fullmatch(line)
+                assert found, line
+                self.values.setdefault(found[1], {})[found[2]] = float(found[3])
 
     def get(self, name: str, label: str = "") -> float:
-        """The value of the series that has this label; 0 where it is not there yet."""
+        """The value of the series that has this label; 0 if it does not exist yet."""
         found = [v for labels, v in self.values.get(name, {}).items() if label in labels]
         assert len(found) <= 1, f"{name} needs a label"
         return found[0] if found else 0.0
@@ -57,7 +52,7 @@ def read(server: TritonServer) -> str:
 
 
 def scrape_when(server: TritonServer, is_settled: Callable[[Scrape], bool]) -> Scrape:
-    """The first scrape for which it holds; after SETTLE_S the last, for the caller to look at."""
+    """The first scrape for which the condition holds; after SETTLE_S the last one."""
     deadline = time.monotonic() + SETTLE_S
     while True:
         scrape = Scrape(read(server))

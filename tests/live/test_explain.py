@@ -11,7 +11,7 @@ import pytest
 from wire import generate, post
 
 from smartspec_launch.triton_server import TritonServer
-from smartspec_sim.traces.steps import parse_steps, unexplained
+from smartspec_sim.traces import parse_steps, unexplained
 
 pytestmark = pytest.mark.triton
 

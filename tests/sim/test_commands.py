@@ -6,21 +6,16 @@ import json
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from smartspec_cli.commands.simulate import simulate
+from smartspec_cli.app import app
 
 SMALL = ["--duration", "2", "--policies", "none,fixed:2", "--rows", "4", "--json", "-"]
 
 
-def call(command: object, *arguments: str) -> tuple[int, str, str]:
+def simulate(*arguments: str) -> tuple[int, str, str]:
     """Exit code, stdout, stderr."""
-    app = typer.Typer(pretty_exceptions_enable=False)
-    app.command()(command)  # type: ignore[type-var]
-    result = CliRunner().invoke(app, list(arguments))
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
+    result = CliRunner().invoke(app, ["simulate", *arguments], catch_exceptions=False)
     return result.exit_code, result.stdout, result.stderr
 
 
@@ -28,16 +23,15 @@ def test_simulate_prints_a_table_and_writes_one_json_document(tmp_path: Path) ->
     """The table is on stdout, unless the document is."""
     path = tmp_path / "out.json"
     load = ["--rates", "2,4"]
-    code, table, err = call(simulate, *SMALL, *load, "--json", str(path))
+    code, table, err = simulate(*SMALL, *load, "--json", str(path))
     assert code == 0, err
-    code, out, err = call(simulate, *SMALL, *load)
+    code, out, err = simulate(*SMALL, *load)
     assert code == 0, err
     document = json.loads(out)
     assert json.loads(path.read_text()) == document
     assert len(document["rows"]) == 2 * 2
-    assert any("published fit" in note for note in document["hardware"])
+    assert "published fit" in document["hardware"][0]
     assert all("fixed:2" in shown for shown in (table, err))
-    assert err.startswith("simulating"), "also without a terminal"
 
 
 def test_simulate_reads_a_spec_and_a_profile(tmp_path: Path) -> None:
@@ -47,7 +41,7 @@ def test_simulate_reads_a_spec_and_a_profile(tmp_path: Path) -> None:
     table = {"rows": [1, 4], "tokens_per_row": [1, 8], "seconds": [[0.01, 0.01], [0.01, 0.02]]}
     profile.write_text(json.dumps({"cost": {"target": table, "draft": None}}))
     arguments = ["--workload", str(spec), "--profile", str(profile), "--goodput", "ttft:500"]
-    code, out, err = call(simulate, *SMALL, *arguments)
+    code, out, err = simulate(*SMALL, *arguments)
     assert code == 0, err
     document = json.loads(out)
     assert document["hardware"] == ["measured profile profile.json"]
@@ -56,12 +50,12 @@ def test_simulate_reads_a_spec_and_a_profile(tmp_path: Path) -> None:
 
 def test_simulate_a_fleet() -> None:
     short = [*SMALL, "--duration", "1", "--policies", "none"]
-    code, out, err = call(simulate, *short, "--replicas", "2")
+    code, out, err = simulate(*short, "--replicas", "2")
     assert code == 0, err
     [row] = json.loads(out)["rows"]
     assert (row["num_replicas"], row["num_failed"]) == (2, 0)
     targets = ["--target", "p90 ttft < 2 s", "--target", "p50 e2e < 60 s"]
-    code, out, err = call(simulate, *short, *targets)
+    code, out, err = simulate(*short, *targets)
     assert code == 0, err
     assert "fewest with p90 ttft < 2000 ms, p50 e2e < 60000 ms" in " ".join(err.split())
     assert [row["num_replicas"] for row in json.loads(out)["rows"]] == [1]
@@ -74,10 +68,7 @@ def test_simulate_a_fleet() -> None:
         (["--rates", "0"], "--rates"),
         (["--policies", "fast"], "--policies: 'fast'"),
         (["--replicas", "2", "--target", "p99 ttft < 1 s"], "--replicas and --target"),
-        (["--target", "llama-3.1-70b"], "--target: got 'llama-3.1-70b', must be like 'p99"),
-        (["--gpu", "abacus"], "--gpu: 'abacus'"),
-        (["--model", "llama-3.1-70b", "--draft", "none"], "GB of weights"),
-        (["--gpu", "l4", "--rows", "512", "--draft", "none"], "--rows to at most"),
+        (["--target", "soon"], "--target: got 'soon', must be like 'p99"),
         (["--goodput", "soon"], "--goodput"),
         (["--accept", "2"], "--accept"),
         (["--workload", "missing.toml"], "missing.toml"),
@@ -87,7 +78,7 @@ def test_simulate_a_fleet() -> None:
     ],
 )
 def test_simulate_refuses_in_one_line(arguments: list[str], word: str) -> None:
-    code, out, err = call(simulate, *arguments)
+    code, out, err = simulate(*arguments)
     assert code == 2
     assert word in err.replace("\n", " ")
     assert not out

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from smartspec_sim.acceptance import DraftRuns, draw_runs
-from smartspec_sim.record import read_record, repeat_faster
+from smartspec_py.config import DRAFT_MODEL
+from smartspec_sim.acceptance import draw_runs, num_accepted, runs_of
+from smartspec_sim.record import read_record
 from smartspec_sim.workload import (
     KindSpec,
     LengthSpec,
     PhaseSpec,
-    SimRequest,
     WorkloadError,
     WorkloadSpec,
     draw,
@@ -28,34 +28,27 @@ KINDS = (
 )
 
 
-def drafted(request: SimRequest, position: int, num_drafted: int = 7) -> int:
-    """Of the draft model's drafts, how many are kept."""
-    acceptance = request.acceptances[0]
-    assert acceptance is not None
-    return acceptance.accepted(position, num_drafted)
-
-
 def test_runs_by_hand() -> None:
     """Right, right, wrong, right: 2 right drafts from 0, 1 from 1, none from 2, 1 from 3."""
-    runs = DraftRuns.of([True, True, False, True])
-    assert [runs.accepted(position, 7) for position in range(5)] == [2, 1, 0, 1, 0]
-    assert [runs.accepted(0, k) for k in range(4)] == [0, 1, 2, 2]
+    runs = runs_of([True, True, False, True])
+    assert [num_accepted(runs, position, 7) for position in range(5)] == [2, 1, 0, 1, 0]
+    assert [num_accepted(runs, 0, k) for k in range(4)] == [0, 1, 2, 2]
 
 
 @pytest.mark.parametrize("persistence", [0.0, 0.5])
 def test_drawn_runs_have_their_probability(persistence: float) -> None:
-    """Of 40,000 positions. One deviation of the mean is 0.0023, and sqrt(3) times that where
-    neighbours correlate by a half; 4.5 of them are 7e-6."""
+    """40,000 positions. The standard deviation of the mean is 0.0023, and sqrt(3) times that if
+    neighbours correlate by a half; 4.5 of them fail in 7e-6 of cases."""
     runs = draw_runs(np.random.default_rng(1), 40_000, 0.7, persistence)
-    is_right = np.array([runs.accepted(position, 1) for position in range(40_000)])
+    is_right = np.minimum(runs, 1)
     assert is_right.mean() == pytest.approx(0.7, abs=4.5 * 0.0023 * 3**0.5)
     found = np.corrcoef(is_right[1:], is_right[:-1])[0, 1]
     assert found == pytest.approx(persistence, abs=0.025)
 
 
-def test_constant_lengths_are_the_mean_and_varied_ones_have_it() -> None:
-    """Of 10,000 log-normal lengths of mean 200 and deviation 100 the mean is 200 within 4.5 x 1.0:
-    7e-6 of false alarm."""
+def test_lengths() -> None:
+    """The mean of 10,000 log-normal lengths of mean 200 and deviation 100 is 200 within 4.5 x 1.0:
+    this fails in 7e-6 of cases."""
     rng = np.random.default_rng(2)
     assert {LengthSpec(mean=30).draw(rng) for _ in range(20)} == {30}
     varied = [LengthSpec(mean=200, sd=100, most=10**6).draw(rng) for _ in range(10_000)]
@@ -76,14 +69,17 @@ def test_phases_shift_the_mixture() -> None:
 
 
 def test_a_request_is_the_same_at_every_rate() -> None:
-    spec = WorkloadSpec(kinds=(KindSpec(),), phases=(PhaseSpec(duration_s=20, rate=4),))
-    slow, fast = draw(spec), draw(spec.scaled(2))
+    slow, fast = (
+        draw(WorkloadSpec(kinds=KINDS, phases=(PhaseSpec(duration_s=20, rate=rate),)))
+        for rate in (4, 8)
+    )
     assert len(fast) > len(slow) > 20
     for one, other in zip(slow, fast, strict=False):
-        assert (one.prompt_len, one.output_len) == (other.prompt_len, other.output_len)
-        assert [drafted(one, i) for i in range(one.output_len)] == [
-            drafted(other, i) for i in range(other.output_len)
-        ]
+        assert (one.cohort, one.prompt_len, one.runs) == (
+            other.cohort,
+            other.prompt_len,
+            other.runs,
+        )
 
 
 def test_specs_are_read_from_toml_and_json(tmp_path: Path) -> None:
@@ -101,22 +97,23 @@ def test_specs_are_read_from_toml_and_json(tmp_path: Path) -> None:
     assert read_spec(twin) == spec
 
 
+PHASE = "[[phases]]\nduration_s = 1\nrate = 1\n"
+
+
 @pytest.mark.parametrize(
     ("text", "word"),
     [
         ("rate = 3", "phases: Field required"),
         ("[[phases]]\nduration_s = 0\nrate = 1", "duration_s"),
-        ("[[phases]]\nduration_s = 1\nrate = 1\nmix = {poem = 1}", "'poem' must be one of chat"),
-        ("[[phases]]\nduration_s = 1\nrate = 1\nmix = {chat = 0}", "all weights are 0"),
-        ("[[phases]]\nduration_s = 1\nrate = 1\n[[kinds]]\naccept = 1.5", "accept"),
-        (
-            "[[phases]]\nduration_s = 1\nrate = 1\n[[kinds]]\naccept = 1.0",
-            "accept_sd must be below",
-        ),
+        (f"{PHASE}mix = {{poem = 1}}", "'poem' must be one of chat"),
+        (f"{PHASE}mix = {{chat = 0}}", "all weights are 0"),
+        (f"{PHASE}[[kinds]]\naccept = 1.5", "accept"),
+        (f"{PHASE}[[kinds]]\naccept = 1.0", "accept_sd must be below"),
+        (f"burstiness = 0\n{PHASE}", "burstiness"),
         ("[[phases]", "load.toml"),
     ],
 )
-def test_specs_that_are_none_name_the_key(tmp_path: Path, text: str, word: str) -> None:
+def test_wrong_specs_are_refused(tmp_path: Path, text: str, word: str) -> None:
     path = tmp_path / "load.toml"
     path.write_text(text)
     with pytest.raises(WorkloadError, match=word):
@@ -135,13 +132,12 @@ def test_a_record_is_read(tmp_path: Path) -> None:
     requests = read_record(path, accept=0.0)
     assert [request.arrival_s for request in requests] == [0.0, 2.0, 4.0]
     assert [request.cohort for request in requests] == ["sql", "", ""]
-    assert [drafted(request, 0) for request in requests] == [2, 2, 1]
+    assert [request.runs[DRAFT_MODEL][0] for request in requests] == [2, 2, 1]
     assert offered_rate(requests) == 0.5
-    assert [request.arrival_s for request in repeat_faster(requests, 4)] == [0.0, 0.5, 1.0]
 
 
-@pytest.mark.parametrize("line", ["{", '{"arrival_s": 1}', "[1]", '{"arrival_s": 1, "prompt_len":'])
-def test_a_record_that_is_none_names_the_line(tmp_path: Path, line: str) -> None:
+@pytest.mark.parametrize("line", ["{", '{"arrival_s": 1}', "[1]"])
+def test_a_wrong_record_is_refused(tmp_path: Path, line: str) -> None:
     path = tmp_path / "record.jsonl"
     path.write_text(f'{{"arrival_s": 1, "prompt_len": 1, "output_len": 1}}\n{line}\n')
     with pytest.raises(WorkloadError, match="line 2"):

@@ -21,12 +21,13 @@ from unittest.mock import patch
 
 import numpy as np
 
+from smartspec_py.config import DRAFT_MODEL, PROMPT_LOOKUP
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.learn import acceptance
 from smartspec_py.core.learn.corrections import CostCorrections
 from smartspec_py.core.learn.guard import Guard, ProbeBudget
 from smartspec_py.core.plan import search
-from smartspec_sim.acceptance import DraftRuns
+from smartspec_sim.acceptance import runs_of
 from smartspec_sim.simulate import SimLimits, Simulation
 from smartspec_sim.workload import (
     KindSpec,
@@ -139,8 +140,8 @@ def _changing(seed: int) -> list[SimRequest]:
         rng = np.random.default_rng([seed, request.sequence, 1])
         offset = int(rng.integers(2))
         accept = [(0.9, 0.2)[(i // 60 + offset) % 2] for i in range(300)]
-        runs = DraftRuns.of((rng.random(300) < np.array(accept)).tolist())
-        found.append(replace(request, output_len=300, acceptances=(runs, *request.acceptances[1:])))
+        runs = runs_of((rng.random(300) < np.array(accept)).tolist())
+        found.append(replace(request, output_len=300, runs={DRAFT_MODEL: runs}))
     return found
 
 
@@ -150,9 +151,8 @@ def _with_lookup(seed: int) -> list[SimRequest]:
     for request in _waiting(60, seed):
         rng = np.random.default_rng([seed, request.sequence, 2])
         share = 0.5 if rng.integers(2) else 0.03
-        runs = DraftRuns.of((rng.random(request.output_len) < share**0.2).tolist())
-        of_draft, _, *others = request.acceptances
-        found.append(replace(request, acceptances=(of_draft, runs, *others)))
+        runs = runs_of((rng.random(request.output_len) < share**0.2).tolist())
+        found.append(replace(request, runs={**request.runs, PROMPT_LOOKUP: runs}))
     return found
 
 

@@ -14,7 +14,6 @@ from smartspec_py.core.plan.planner import evaluate
 from smartspec_py.core.plan.problem import PREFILLING_TOKENS
 from smartspec_py.core.types import SequenceId
 from smartspec_py.serving.step import StepRecord
-from smartspec_sim.goodput import accept_trials
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +146,8 @@ def _trials(step: StepRecord) -> list[tuple[float, bool]]:
     for event in step.events:
         option = drafted.get(event.sequence)
         if option is not None and not option.is_tree:
-            num_trials = accept_trials(event.num_drafted, event.num_accepted)
+            # Drafts after the first rejected one were not tested.
+            num_trials = min(event.num_accepted + 1, event.num_drafted)
             probs = map(float, option.accept_probs[:num_trials])
             found += [(prob, j < event.num_accepted) for j, prob in enumerate(probs)]
     return found

@@ -1,9 +1,9 @@
 """Arrival times of requests, in seconds from the start of the load, in ascending order.
 
-The functions are pure and seeded. The simulator and the open-loop runner share them. An arrival
-process has two parts. Gaps of mean 1 define the burstiness, and a rate over time scales the gaps.
-For Poisson gaps the result is exactly the Poisson process with this rate. For other gaps, scaling
-keeps the mean rate, and keeps the burstiness relative to the current rate.
+The functions are pure and seeded. The simulator and `bench lockstep` share them. An arrival process
+has two parts. Gaps of mean 1 define the burstiness, and a rate over time scales the gaps. For
+Poisson gaps the result is exactly the Poisson process with this rate. For other gaps, scaling keeps
+the mean rate, and keeps the burstiness relative to the current rate.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import repeat, takewhile
+from itertools import repeat
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +26,6 @@ class RatePhase:
     rate: float
     end_rate: float | None = None
 
-    def __post_init__(self) -> None:
-        if not self.duration_s > 0:
-            raise ValueError(f"duration_s: got {self.duration_s}, must be above 0")
-        for name, rate in (("rate", self.rate), ("end_rate", self.last_rate)):
-            if not 0 <= rate < math.inf:
-                raise ValueError(f"{name}: got {rate}, must be at least 0 and finite")
-        if math.isinf(self.duration_s) and self.end_rate is not None:
-            raise ValueError("end_rate: must not be set for a phase of infinite duration")
-
     @property
     def last_rate(self) -> float:
         return self.rate if self.end_rate is None else self.end_rate
@@ -42,8 +33,6 @@ class RatePhase:
     @property
     def num_expected(self) -> float:
         """Expected number of arrivals in the phase: the integral of the rate."""
-        if self.rate == self.last_rate:
-            return self.rate * self.duration_s if self.rate else 0.0
         return (self.rate + self.last_rate) / 2 * self.duration_s
 
     def time_of(self, count: float) -> float:
@@ -58,19 +47,12 @@ class RatePhase:
         return 2 * count / (self.rate + root)
 
 
-def constant_gaps() -> Iterator[float]:
-    """Gaps that are all 1."""
-    return repeat(1.0)
-
-
 def gamma_gaps(burstiness: float, seed: int) -> Iterator[float]:
     """Gamma-distributed gaps of mean 1, with shape `burstiness` and variance 1 / burstiness.
 
     The term is that of vLLM's benchmark. 1 is a Poisson process, lower values are burstier, higher
-    values are more even. Raises ValueError.
+    values are more even.
     """
-    if not 0 < burstiness < math.inf:
-        raise ValueError(f"burstiness: got {burstiness}, must be above 0 and finite")
     rng = random.Random(seed)
     while True:
         yield rng.gammavariate(burstiness, 1 / burstiness)
@@ -78,14 +60,12 @@ def gamma_gaps(burstiness: float, seed: int) -> Iterator[float]:
 
 def poisson_gaps(seed: int) -> Iterator[float]:
     """Exponential gaps of mean 1."""
-    rng = random.Random(seed)
-    while True:
-        yield rng.expovariate(1.0)
+    return gamma_gaps(1.0, seed)
 
 
-def steady(rate: float, duration_s: float = math.inf) -> tuple[RatePhase, ...]:
-    """One phase with a constant rate."""
-    return (RatePhase(duration_s, rate),)
+def constant_gaps() -> Iterator[float]:
+    """Gaps that are all 1."""
+    return repeat(1.0)
 
 
 def arrival_times(gaps: Iterable[float], phases: Sequence[RatePhase]) -> Iterator[float]:
@@ -109,50 +89,3 @@ def arrival_times(gaps: Iterable[float], phases: Sequence[RatePhase]) -> Iterato
 
 def _is_past(phase: RatePhase, count: float) -> bool:
     return count > phase.num_expected or not phase.num_expected
-
-
-def trace_times(timestamps: Iterable[float]) -> Iterator[float]:
-    """Recorded times, sorted and shifted so that the first is 0. Input may have any order and
-    origin."""
-    times = sorted(timestamps)
-    return (time - times[0] for time in times)
-
-
-def until(times: Iterable[float], end_s: float) -> Iterator[float]:
-    """The times before end_s."""
-    return takewhile(lambda time: time < end_s, times)
-
-
-PATTERNS = ("poisson", "gamma", "constant")
-
-
-def pattern_gaps(pattern: str, burstiness: float, seed: int) -> Iterator[float]:
-    """Gaps of a pattern, by its name. Only gamma uses burstiness. Raises ValueError."""
-    if pattern == "poisson":
-        return poisson_gaps(seed)
-    if pattern == "gamma":
-        return gamma_gaps(burstiness, seed)
-    if pattern == "constant":
-        return constant_gaps()
-    raise ValueError(f"got {pattern!r}, must be one of {', '.join(PATTERNS)}")
-
-
-def parse_phases(text: str) -> tuple[RatePhase, ...]:
-    """Parse phases `SECONDS:RATE` or `SECONDS:RATE-RATE`, separated by commas.
-
-    Examples: `40:1,40:16,40:48`, or the ramp `60:1-16`. The message of a ValueError names the
-    invalid part.
-    """
-    return tuple(_parse_phase(part.strip()) for part in text.split(","))
-
-
-def _parse_phase(part: str) -> RatePhase:
-    seconds, colon, rates = part.partition(":")
-    first, dash, last = rates.partition("-")
-    try:
-        if not colon:
-            raise ValueError("no colon")
-        return RatePhase(float(seconds), float(first), float(last) if dash else None)
-    except ValueError as error:
-        message = f"{part!r} must be SECONDS:RATE or SECONDS:RATE-RATE ({error})"
-        raise ValueError(message) from error

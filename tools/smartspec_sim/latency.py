@@ -1,31 +1,27 @@
-"""The latency summary of a measured or simulated load. `DEFINITIONS` defines its terms.
+"""The latency summary of a measured or simulated load.
+
+ttft: time to first token. e2e: time to last token. tpot: (e2e - ttft) / (tokens - 1). Gaps between
+chunks are not token latencies: a chunk has up to k + 1 tokens.
+
+Latencies count from the time at which a request was due, so they include delays of the client and
+of the server (no coordinated omission). Percentiles are interpolated linearly.
+
+token_goodput_tps: generated tokens of finished requests per second. slo_goodput_rps: requests per
+second that met every target. Both rates use the time from the first due request to the last token.
 
 Pure functions: request times in, summary out.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 PERCENTILES = (50, 90, 95, 99)
-SLO_NAMES = ("ttft", "tpot", "e2e")
-
-DEFINITIONS = """\
-ttft: time to first token. e2e: time to last token. tpot: (e2e - ttft) / (tokens - 1). Gaps between
-chunks are not token latencies: a chunk has up to k + 1 tokens.
-
-Latencies count from the time at which a request was due, so they include delays of the client and
-of the server (no coordinated omission). `from_sent`: latencies from the time of sending.
-Percentiles are interpolated linearly.
-
-token_goodput_tps: generated tokens of finished requests per second. slo_goodput_rps: requests per
-second that met every target. Both rates use the time from the first due request to the last
-token."""
+LATENCIES = ("ttft", "tpot", "e2e")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,50 +58,40 @@ class RequestTiming:
             return None
         return (self.last_s - self.first_s) / (self.num_tokens - 1)
 
+    def latency_s(self, name: str) -> float | None:
+        """One of LATENCIES of a finished request, from the time it was due."""
+        if name == "tpot":
+            return self.tpot_s
+        return (self.ttft_s if name == "ttft" else self.e2e_s)(self.scheduled_s)
 
-@dataclass(frozen=True, slots=True)
-class Slo:
-    """Latency targets in milliseconds; None means no target."""
 
-    ttft_ms: float | None = None
-    tpot_ms: float | None = None
-    e2e_ms: float | None = None
+Slo = dict[str, float]
+"""Latency targets in milliseconds, by name."""
 
-    def is_met(self, timing: RequestTiming) -> bool:
-        """Whether the request met all targets; latencies count from the time it was due.
 
-        A request with one token meets every tpot target. A failed request meets no target.
-        """
-        if not timing.is_finished:
-            return False
-        start_s = timing.scheduled_s
-        found = (timing.ttft_s(start_s), timing.tpot_s or 0.0, timing.e2e_s(start_s))
-        asked = (self.ttft_ms, self.tpot_ms, self.e2e_ms)
-        return all(
-            most_ms is None or 1e3 * seconds <= most_ms
-            for seconds, most_ms in zip(found, asked, strict=True)
-        )
+def meets(slo: Slo, timing: RequestTiming) -> bool:
+    """Whether the request met all targets. A request with one token meets every tpot target. A
+    failed request meets no target."""
+    return timing.is_finished and all(
+        1e3 * (timing.latency_s(name) or 0.0) <= most_ms for name, most_ms in slo.items()
+    )
 
 
 def parse_slo(text: str) -> Slo:
     """Parse targets such as `ttft:200 tpot:20 e2e:5000`. Raises ValueError."""
-    targets: dict[str, float] = {}
+    slo: Slo = {}
     for part in text.split():
         name, _, value = part.partition(":")
-        name = "e2e" if name == "e2el" else name  # vLLM's word
-        if name not in SLO_NAMES or name in targets:
-            raise ValueError(f"{part!r}: must be ttft:MS, tpot:MS or e2e:MS, each at most once")
         try:
-            targets[name] = float(value)
+            if name not in LATENCIES or name in slo or not float(value) > 0:
+                raise ValueError
         except ValueError:
-            raise ValueError(
-                f"{part!r}: {value!r} is not a number; give milliseconds, such as ttft:200"
-            ) from None
-        if not targets[name] > 0:
-            raise ValueError(f"{part!r}: the target must be above 0 ms")
-    if not targets:
+            message = f"{part!r}: must be ttft:MS, tpot:MS or e2e:MS, above 0 and at most once"
+            raise ValueError(message) from None
+        slo[name] = float(value)
+    if not slo:
         raise ValueError("no target given; give at least one, such as ttft:200")
-    return Slo(targets.get("ttft"), targets.get("tpot"), targets.get("e2e"))
+    return slo
 
 
 def summarise(timings: Sequence[RequestTiming], slo: Slo | None = None) -> dict[str, Any]:
@@ -123,31 +109,14 @@ def summarise(timings: Sequence[RequestTiming], slo: Slo | None = None) -> dict[
         "elapsed_s": elapsed_s,
         "requests_per_s": _rate(len(finished), elapsed_s),
         "token_goodput_tps": _rate(num_tokens, elapsed_s),
-        **_latencies(finished, lambda timing: timing.scheduled_s),
-        "from_sent": _latencies(finished, lambda timing: timing.sent_s),
-        "send_lag_ms": statistics_ms([t.sent_s - t.scheduled_s for t in timings]),
     }
+    for name in LATENCIES:
+        seconds = [s for timing in finished if (s := timing.latency_s(name)) is not None]
+        summary[f"{name}_ms"] = statistics_ms(seconds)
     if slo is not None:
-        num_met = sum(slo.is_met(timing) for timing in timings)
-        summary["num_slo_met"] = num_met
-        summary["slo_goodput_rps"] = _rate(num_met, elapsed_s)
+        summary["num_slo_met"] = sum(meets(slo, timing) for timing in timings)
+        summary["slo_goodput_rps"] = _rate(summary["num_slo_met"], elapsed_s)
     return summary
-
-
-def with_errors(timings: Sequence[RequestTiming], slo: Slo | None = None) -> dict[str, Any]:
-    """The summary, plus the number of requests per error, in descending order."""
-    errors = Counter(timing.error for timing in timings if timing.error is not None)
-    return {**summarise(timings, slo), "errors": dict(errors.most_common())}
-
-
-def _latencies(
-    finished: Sequence[RequestTiming], start: Callable[[RequestTiming], float]
-) -> dict[str, Mapping[str, float | None]]:
-    return {
-        "ttft_ms": statistics_ms([timing.ttft_s(start(timing)) for timing in finished]),
-        "tpot_ms": statistics_ms([s for timing in finished if (s := timing.tpot_s) is not None]),
-        "e2e_ms": statistics_ms([timing.e2e_s(start(timing)) for timing in finished]),
-    }
 
 
 def statistics_ms(seconds: Sequence[float]) -> dict[str, float | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from smartspec_py.config import DRAFT_MODEL
-from smartspec_sim.acceptance import DraftRuns, draw_runs
-from smartspec_sim.workload import REQUEST_STREAM, SimRequest, WorkloadError, only
+from smartspec_sim.acceptance import draw_runs
+from smartspec_sim.workload import REQUEST_STREAM, SimRequest, WorkloadError
 
 
 def read_record(path: Path, *, accept: float, seed: int = 1) -> list[SimRequest]:
@@ -32,37 +32,32 @@ def read_record(path: Path, *, accept: float, seed: int = 1) -> list[SimRequest]
     try:
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
             if line.strip():
-                request = _read_line(json.loads(line), number, accept, seed)
-                requests += [] if request is None else [request]
+                requests.append(_read_line(json.loads(line), number, accept, seed))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         kind = type(error).__name__
         raise WorkloadError(f"{path.name}: line {number}: {kind}: {error}") from error
     except OSError as error:
         raise WorkloadError(f"{path}: {error.strerror}") from error
+    requests = [one for one in requests if min(one.prompt_len, one.output_len) > 0]
     if not requests:
         raise WorkloadError(f"{path.name}: contains no request with generated tokens")
     first = min(request.arrival_s for request in requests)
-    shifted = [replace(r, arrival_s=r.arrival_s - first) for r in requests]
+    shifted = [replace(request, arrival_s=request.arrival_s - first) for request in requests]
     return sorted(shifted, key=lambda request: (request.arrival_s, request.sequence))
 
 
-def _read_line(raw: Mapping[str, Any], number: int, accept: float, seed: int) -> SimRequest | None:
-    prompt_len = int(_either(raw, "prompt_len", "num_input_tokens"))
+def _read_line(raw: Mapping[str, Any], number: int, accept: float, seed: int) -> SimRequest:
     output_len = int(_either(raw, "output_len", "num_output_tokens"))
-    if output_len < 1 or prompt_len < 1:
-        return None
-    if (runs := raw.get("accepted")) is not None:
-        acceptance = DraftRuns([int(one) for one in runs])
-    else:
+    if (runs := raw.get("accepted")) is None:
         prob = raw.get("accept_prob")
         rng = np.random.default_rng([seed, REQUEST_STREAM, number])
-        acceptance = draw_runs(rng, output_len, accept if prob is None else float(prob), 0.0)
+        runs = draw_runs(rng, output_len, accept if prob is None else float(prob), 0.0)
     return SimRequest(
         sequence=number,
         arrival_s=float(_either(raw, "arrival_s", "scheduled_s")),
-        prompt_len=prompt_len,
+        prompt_len=int(_either(raw, "prompt_len", "num_input_tokens")),
         output_len=output_len,
-        acceptances=only(DRAFT_MODEL, acceptance),
+        runs={DRAFT_MODEL: [int(one) for one in runs]},
         cohort=str(raw.get("kind", "")),
         priority=int(raw.get("priority", 0)),
         deadline_s=raw.get("deadline_s"),
@@ -73,8 +68,3 @@ def _either(raw: Mapping[str, Any], name: str, other: str) -> Any:
     if name not in raw and other not in raw:
         raise KeyError(f"{name} or {other} is required")
     return raw[name] if name in raw else raw[other]
-
-
-def repeat_faster(requests: Sequence[SimRequest], factor: float) -> list[SimRequest]:
-    """The record at `factor` times its rate. Only arrival times change; no request is repeated."""
-    return [replace(request, arrival_s=request.arrival_s / factor) for request in requests]

@@ -2,108 +2,128 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from smartspec_py.core.cost import FAR_TOKENS, CostModel
-from smartspec_sim.hardware import Hardware, HardwareError, check_fits
-from smartspec_sim.latency import Slo, summarise
-from smartspec_sim.record import repeat_faster
+from smartspec_py.core.cost import FAR_TOKENS
+from smartspec_sim.capacity import Target, smallest
+from smartspec_sim.hardware import Hardware
+from smartspec_sim.latency import RequestTiming, Slo, summarise
 from smartspec_sim.simulate import SimLimits, SimResult, Simulation
-from smartspec_sim.workload import (
-    SimRequest,
-    WorkloadSpec,
-    draw,
-    longest_context,
-    offered_rate,
-)
+from smartspec_sim.workload import SimRequest, offered_rate
 
+SAMPLE = 4
+"""Replicas that `search` simulates at most. A larger fleet is represented by these, with their
+share of the requests. This is on the safe side on average: with more replicas, one is idle more
+often."""
 
-@dataclass(frozen=True)
-class Load:
-    """A spec to draw requests from, or recorded requests."""
+GUESSED_LOAD = 0.7
+"""`search` begins at the number of replicas that would be this busy with decoding."""
 
-    spec: WorkloadSpec | None = None
-    record: tuple[SimRequest, ...] = ()
-
-    def requests(self) -> list[SimRequest]:
-        return list(self.record) if self.spec is None else draw(self.spec)
-
-    def faster(self, factor: float) -> Load:
-        """The same requests, at `factor` times the rate."""
-        if self.spec is not None:
-            return Load(self.spec.scaled(factor))
-        return Load(record=tuple(repeat_faster(self.record, factor)))
+Progress = Callable[[float], object]
+"""Called with the share that is done."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """cost: times of steps, which the planner knows."""
+    """requests: in order of arrival. machine: times of steps, which the planner knows."""
 
-    load: Load
+    requests: Sequence[SimRequest]
     policy: str
-    cost: CostModel
+    machine: Hardware
     limits: SimLimits
     slo: Slo | None = None
 
-    def row(self, progress: Callable[[float], None] = lambda share: None) -> dict[str, Any]:
-        """progress: called with the share of the requests that have ended."""
-        requests = self.load.requests()
-        result = Simulation(requests, self.policy, self.cost, self.limits).run(
-            lambda num_over: progress(num_over / max(1, len(requests)))
+    @property
+    def server_limits(self) -> SimLimits:
+        """The limits with the cache of the machine. Prompt chunks are not longer than the costs can
+        be extrapolated."""
+        cost = self.machine.cost
+        measured = (cost.prompt or cost.target).tokens_per_row[-1]
+        return replace(
+            self.limits,
+            prefill_chunk=min(self.limits.prefill_chunk, FAR_TOKENS * measured),
+            target_bytes=self.machine.target_bytes,
+            draft_bytes=self.machine.draft_bytes,
+            cache_bytes=self.machine.cache_bytes,
         )
-        return as_row(result, self.limits, offered_rate(requests), self.slo)
 
+    def row(self, num_replicas: int = 1, progress: Progress = lambda share: None) -> dict[str, Any]:
+        """The result of this many replicas."""
+        return self._as_row(self.requests, num_replicas, num_replicas, progress)[0]
 
-def runs_of(
-    loads: Iterable[Load],
-    policies: Sequence[str],
-    machine: Hardware,
-    limits: SimLimits,
-    slo: Slo | None = None,
-) -> list[Run]:
-    """A run for each load and policy. Raises HardwareError if a load does not fit."""
-    runs = []
-    for load in loads:
-        known = fitted(limits, machine, load.requests())
-        runs += [Run(load, policy, machine.cost, known, slo) for policy in policies]
-    return runs
+    def search(
+        self, targets: Sequence[Target], progress: Progress = lambda share: None
+    ) -> dict[str, Any]:
+        """The result of the fewest replicas that meet the targets; without latencies if no number
+        does."""
+        rows: dict[int, dict[str, Any]] = {}
 
+        def is_enough(number: int) -> bool:
+            sample = min(number, SAMPLE)
+            requests = _every(self.requests, sample / number)
+            rows[number], timings = self._as_row(requests, number, sample)
+            progress(1 - 0.8 ** len(rows))
+            return bool(requests) and all(target.is_met(timings) for target in targets)
 
-def fitted(limits: SimLimits, hardware: Hardware, requests: Sequence[SimRequest]) -> SimLimits:
-    """The limits with the cache of this hardware. Raises HardwareError if it is too small."""
-    measured = (hardware.cost.prompt or hardware.cost.target).tokens_per_row[-1]
-    if limits.prefill_chunk > FAR_TOKENS * measured:
-        raise HardwareError(
-            f"prefill_chunk: got {limits.prefill_chunk}, must be at most {FAR_TOKENS * measured}: "
-            f"the profile was measured up to {measured} tokens per row"
+        number = smallest(is_enough, self._guess())
+        found = {"policy": self.policy, "offered_rps": offered_rate(self.requests)}
+        found |= rows.get(number or 0, {})
+        texts = [str(target) for target in targets]
+        return found | {"num_replicas": number, "targets": texts, "tried": sorted(rows)}
+
+    def _guess(self) -> int:
+        """From the rate of full batches of single tokens, with the mean lengths of the load."""
+        num = max(1, len(self.requests))
+        mean_output = sum(one.output_len for one in self.requests) / num
+        mean_context = sum(one.context_len for one in self.requests) / num
+        rows = self.limits.max_sequences
+        step_s = self.machine.cost.target_s(rows, rows, mean_context)
+        busy = offered_rate(self.requests) * mean_output * step_s / rows
+        return math.ceil(busy / GUESSED_LOAD)
+
+    def _as_row(
+        self,
+        requests: Sequence[SimRequest],
+        num_replicas: int,
+        sample: int,
+        progress: Progress = lambda share: None,
+    ) -> tuple[dict[str, Any], list[RequestTiming]]:
+        """The result as a JSON document, and the timings. sample: number of simulated replicas."""
+        limits = self.server_limits
+        simulation = Simulation(
+            requests, self.policy, self.machine.cost, limits, num_replicas=sample
         )
-    if not hardware.cache_bytes:
-        return limits
-    longest = longest_context(requests) + limits.max_draft_len
-    check_fits(hardware, limits.max_sequences, longest)
-    return replace(
-        limits,
-        target_bytes=hardware.target_bytes,
-        draft_bytes=hardware.draft_bytes,
-        cache_bytes=hardware.cache_bytes,
-    )
+        result = simulation.run(lambda num_over: progress(num_over / len(requests)))
+        row = {
+            "policy": self.policy,
+            "offered_rps": offered_rate(self.requests),
+            "num_replicas": num_replicas,
+            "simulated_replicas": sample,
+            **summarise(result.timings, self.slo),
+            **_speculated(result),
+            "limits": asdict(limits),
+            "errors": dict(Counter(one.error for one in result.timings if one.error)),
+            "by_kind": self._by_kind(requests, result.timings),
+        }
+        return row, result.timings
+
+    def _by_kind(
+        self, requests: Sequence[SimRequest], timings: Sequence[RequestTiming]
+    ) -> dict[str, Any]:
+        """A summary per kind of request; empty if there is only one kind."""
+        kinds: dict[str, list[RequestTiming]] = {}
+        for request, timing in zip(requests, timings, strict=True):
+            kinds.setdefault(request.cohort, []).append(timing)
+        found = {kind: summarise(those, self.slo) for kind, those in sorted(kinds.items())}
+        return found if len(found) > 1 else {}
 
 
-def as_row(result: SimResult, limits: SimLimits, rate: float, slo: Slo | None) -> dict[str, Any]:
-    """The result as a JSON document: the summary of `latency`, and how it was speculated."""
-    kinds = sorted(set(result.kinds))
-    by_kind = {
-        kind: summarise(
-            [t for t, name in zip(result.timings, result.kinds, strict=True) if name == kind], slo
-        )
-        for kind in kinds
-    }
+def _speculated(result: SimResult) -> dict[str, Any]:
     return {
-        "policy": result.policy,
-        "offered_rps": rate,
-        **summarise(result.timings, slo),
         "mean_rows": result.mean_rows,
         "mean_draft_len": result.mean_draft_len,
         "mean_acceptance_len": result.mean_acceptance_len,
@@ -111,6 +131,13 @@ def as_row(result: SimResult, limits: SimLimits, rate: float, slo: Slo | None) -
         "num_steps": result.num_steps,
         "num_preemptions": result.num_preemptions,
         "target_busy": result.busy_s / result.elapsed_s if result.elapsed_s > 0 else 0.0,
-        "limits": asdict(limits),
-        "by_kind": by_kind if len(kinds) > 1 else {},
     }
+
+
+def _every(requests: Sequence[SimRequest], share: float) -> list[SimRequest]:
+    """This share of the requests, at even distances."""
+    return [
+        request
+        for number, request in enumerate(requests)
+        if math.floor((number + 1) * share) > math.floor(number * share)
+    ]

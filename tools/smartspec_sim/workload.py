@@ -20,9 +20,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from smartspec_py.config import DRAFT_MODEL
 from smartspec_py.core.types import SequenceId
-from smartspec_sim.acceptance import DraftRuns, draw_runs
-from smartspec_sim.arrivals import RatePhase, arrival_times, pattern_gaps
-from smartspec_sim.engine import PROPOSERS
+from smartspec_sim.acceptance import Runs, draw_runs
+from smartspec_sim.arrivals import RatePhase, arrival_times, constant_gaps, gamma_gaps
 
 Seconds = Annotated[float, Field(gt=0, le=1e7)]
 Rate = Annotated[float, Field(ge=0, le=1e5)]
@@ -42,24 +41,18 @@ class SimRequest:
     """One request. Times are seconds from the start; deadline_s counts from arrival. tpot_slo_ms:
     the planner's target for the time per output token.
 
-    acceptances: of `engine.PROPOSERS`; None for a proposer that does not draft for this request.
+    runs: by proposer, see `acceptance.py`; a missing proposer does not draft for this request.
     """
 
     sequence: SequenceId
     arrival_s: float
     prompt_len: int
     output_len: int
-    acceptances: tuple[DraftRuns | None, ...]
+    runs: Mapping[str, Runs]
     cohort: str = ""
     priority: int = 0
     deadline_s: float | None = None
     tpot_slo_ms: float | None = None
-
-    @property
-    def proposers(self) -> tuple[str, ...]:
-        """The proposers that draft for it."""
-        pairs = zip(PROPOSERS, self.acceptances, strict=False)
-        return tuple(name for name, acceptance in pairs if acceptance is not None)
 
     @property
     def context_len(self) -> int:
@@ -90,7 +83,7 @@ class KindSpec(_Layer):
 
     accept: probability that a draft is right if all drafts before it were. accept_sd: its standard
     deviation over requests (a beta distribution). persistence: see `acceptance.draw_runs`.
-    deadline_s: from arrival. tpot_slo_ms: see `SimRequest`.
+    deadline_s, tpot_slo_ms: see `SimRequest`.
     """
 
     name: str = "chat"
@@ -119,7 +112,7 @@ class KindSpec(_Layer):
             arrival_s=arrival_s,
             prompt_len=prompt_len,
             output_len=output_len,
-            acceptances=only(self.proposer, runs),
+            runs={self.proposer: runs},
             cohort=self.name,
             priority=self.priority,
             deadline_s=self.deadline_s,
@@ -168,19 +161,6 @@ class WorkloadSpec(_Layer):
                 raise ValueError("mix: all weights are 0")
         return self
 
-    def scaled(self, factor: float) -> WorkloadSpec:
-        """With all rates times factor."""
-        phases = tuple(
-            phase.model_copy(
-                update={
-                    "rate": phase.rate * factor,
-                    "end_rate": None if phase.end_rate is None else phase.end_rate * factor,
-                }
-            )
-            for phase in self.phases
-        )
-        return self.model_copy(update={"phases": phases})
-
 
 def read_spec(path: Path) -> WorkloadSpec:
     """A spec in TOML or JSON, by the file's ending. Raises WorkloadError."""
@@ -200,7 +180,9 @@ def read_spec(path: Path) -> WorkloadSpec:
 
 def draw(spec: WorkloadSpec) -> list[SimRequest]:
     """All requests of the spec, in order of arrival."""
-    gaps = pattern_gaps(spec.arrivals, spec.burstiness, _key(spec.seed, ARRIVAL_STREAM))
+    key = spec.seed * 16 + ARRIVAL_STREAM
+    burstiness = spec.burstiness if spec.arrivals == "gamma" else 1.0
+    gaps = constant_gaps() if spec.arrivals == "constant" else gamma_gaps(burstiness, key)
     phases = [phase.rates for phase in spec.phases]
     ends = np.cumsum([phase.duration_s for phase in spec.phases])
     requests = []
@@ -212,29 +194,11 @@ def draw(spec: WorkloadSpec) -> list[SimRequest]:
     return requests
 
 
-def only(proposer: str, acceptance: DraftRuns) -> tuple[DraftRuns | None, ...]:
-    """Acceptances with this proposer alone."""
-    return tuple(acceptance if name == proposer else None for name in PROPOSERS)
-
-
-def _key(seed: int, stream: int) -> int:
-    return seed * 16 + stream
-
-
 def _choose(kinds: Sequence[KindSpec], mix: Mapping[str, float], uniform: float) -> KindSpec:
     """The kind whose share of 0..1 contains the number."""
-    shares = [(kind, mix.get(kind.name, 0.0) if mix else 1.0) for kind in kinds]
-    shares = [(kind, weight) for kind, weight in shares if weight]
-    left = uniform * sum(weight for _, weight in shares)
-    for kind, weight in shares:
-        left -= weight
-        if left < 0:
-            return kind
-    return shares[-1][0]
-
-
-def longest_context(requests: Sequence[SimRequest]) -> int:
-    return max((request.context_len for request in requests), default=0)
+    ends = np.cumsum([mix.get(kind.name, 0.0) if mix else 1.0 for kind in kinds])
+    index = int(np.searchsorted(ends, uniform * ends[-1], side="right"))
+    return kinds[min(index, len(kinds) - 1)]
 
 
 def offered_rate(requests: Sequence[SimRequest]) -> float:

@@ -29,8 +29,7 @@ from smartspec_launch.address import DIRECT
 from smartspec_py.api.contract import MODEL_NAME
 from smartspec_py.core.types import SequenceId
 from smartspec_py.serving.step import StepRecord
-from smartspec_sim.traces.files import TraceError
-from smartspec_sim.traces.steps import parse_steps
+from smartspec_sim.traces import TraceError, parse_steps
 
 SERVER = "http://127.0.0.1:8000"
 ANSWER_S = 60.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,13 +14,11 @@ from smartspec_cli.commands.settings import numbers_of, parsed, policies_of
 
 if TYPE_CHECKING:
     from smartspec_sim.hardware import Hardware
-    from smartspec_sim.scenario import Load
+    from smartspec_sim.workload import SimRequest
 
 DEFAULT_POLICIES = "none,fixed:3,goodput"
-NO_DRAFT_MODEL = "none"
 
 _of_load = partial(typer.Option, rich_help_panel="Load")
-_of_hardware = partial(typer.Option, rich_help_panel="Hardware")
 _of_server = partial(typer.Option, rich_help_panel="Server")
 _of_output = partial(typer.Option, rich_help_panel="Output")
 
@@ -55,12 +53,13 @@ def simulate(
         ),
     ] = None,
     profile: Annotated[
-        Path | None, _of_hardware(help="Measured profile, from a server's profile cache.")
+        Path | None,
+        _of_server(
+            help="Measured profile, from a server's profile cache. [default: published costs of "
+            "Llama 3 8B with an EAGLE head on an H100]",
+            show_default=False,
+        ),
     ] = None,
-    gpu: Annotated[str, _of_hardware(help="GPU by name, instead of a profile.")] = "h100",
-    num_gpus: Annotated[int, _of_hardware(help="Number of GPUs that share the target.", min=1)] = 1,
-    model: Annotated[str, _of_hardware(help="Target model on that GPU.")] = "llama-3-8b",
-    draft: Annotated[str, _of_hardware(help="Draft model, or none.")] = "eagle",
     goodput: Annotated[
         str | None, _of_output(help='Targets in ms, such as "ttft:200 tpot:20 e2e:5000".')
     ] = None,
@@ -77,10 +76,9 @@ def simulate(
     that met every target of --goodput.
     """
     from smartspec_sim.capacity import parse_target
-    from smartspec_sim.fleet import fleet_row, search
     from smartspec_sim.latency import parse_slo
     from smartspec_sim.report import simulation_table
-    from smartspec_sim.scenario import runs_of
+    from smartspec_sim.scenario import Run
     from smartspec_sim.simulate import SimLimits
 
     check_outputs(json=json_file)
@@ -89,28 +87,21 @@ def simulate(
     targets = [parsed("target", parse_target, text) for text in target or ()]
     if replicas is not None and targets:
         fail("--replicas and --target cannot be used together", USAGE_ERROR)
-    if workload is not None and record is not None:
-        fail("--workload and --record cannot be used together", USAGE_ERROR)
-    try:
-        loads = _loads(workload, record, rates, duration, accept)
-        machine = _machine(profile, gpu, num_gpus, model, draft, rows)
-        runs = runs_of(loads, names, machine, SimLimits(rows), slo)
-    except ValueError as error:
-        fail(str(error), USAGE_ERROR)
-    found: list[dict[str, Any]] = []
+    if workload is not None or record is not None:
+        loads = [_given(workload, record, accept)]
+    else:
+        loads = [_drawn(rate, duration, accept) for rate in numbers_of(rates, "rates", 1e-6, 1e5)]
+    machine, limits = _machine(profile, rows), SimLimits(rows)
+    runs = [Run(load, policy, machine, limits, slo) for load in loads for policy in names]
+    found = []
     with Progress("simulating") as shown:
-        for run in runs:
-            label = f"run {len(found) + 1} of {len(runs)}, {run.policy}"
+        for number, run in enumerate(runs, start=1):
+            label = f"run {number} of {len(runs)}, {run.policy}"
 
             def tell(share: float, label: str = label) -> None:
                 shown.update(f"{label}: {100 * share:.0f} %")
 
-            if targets:
-                found.append(search(run, targets, tell))
-            elif replicas is not None:
-                found.append(fleet_row(run, replicas, tell))
-            else:
-                found.append(run.row(tell))
+            found.append(run.search(targets, tell) if targets else run.row(replicas or 1, tell))
     console = result_console(json_file)
     console.print(simulation_table(found))
     for note in machine.notes:
@@ -118,38 +109,36 @@ def simulate(
     write_json(json_file, {"hardware": machine.notes, "rows": found})
 
 
-def _loads(
-    workload: Path | None, record: Path | None, rates: str, duration: float, accept: float
-) -> list[Load]:
-    """Without a file: requests of one kind, with the lengths of ShareGPT, at each of the rates.
-    Raises ValueError."""
-    from smartspec_sim.record import read_record
-    from smartspec_sim.scenario import Load
-    from smartspec_sim.workload import KindSpec, PhaseSpec, WorkloadSpec, read_spec
+def _drawn(rate: float, duration: float, accept: float) -> list[SimRequest]:
+    """Requests of one kind, with the lengths of ShareGPT, in one phase."""
+    from smartspec_sim.workload import KindSpec, PhaseSpec, WorkloadSpec, draw
 
-    if workload is not None:
-        return [Load(read_spec(workload))]
-    if record is not None:
-        return [Load(record=tuple(read_record(record, accept=accept)))]
     kind = KindSpec(accept=accept, accept_sd=0.1 if 0.05 <= accept <= 0.95 else 0.0)
-    phases = [
-        PhaseSpec(duration_s=duration, rate=rate) for rate in numbers_of(rates, "rates", 1e-6, 1e5)
-    ]
-    return [Load(WorkloadSpec(kinds=(kind,), phases=(phase,))) for phase in phases]
+    phase = PhaseSpec(duration_s=duration, rate=rate)
+    return draw(WorkloadSpec(kinds=(kind,), phases=(phase,)))
 
 
-def _machine(
-    profile: Path | None, gpu: str, num_gpus: int, model: str, draft: str, rows: int
-) -> Hardware:
-    """Raises HardwareError."""
-    from smartspec_py.engines.profile import load_cost
-    from smartspec_sim.hardware import Hardware, gpu_hardware
+def _given(workload: Path | None, record: Path | None, accept: float) -> list[SimRequest]:
+    from smartspec_sim.record import read_record
+    from smartspec_sim.workload import WorkloadError, draw, read_spec
+
+    if workload is not None and record is not None:
+        fail("--workload and --record cannot be used together", USAGE_ERROR)
+    try:
+        if workload is not None:
+            return draw(read_spec(workload))
+        assert record is not None
+        return read_record(record, accept=accept)
+    except WorkloadError as error:
+        fail(str(error), USAGE_ERROR)
+
+
+def _machine(profile: Path | None, rows: int) -> Hardware:
+    from smartspec_sim.hardware import measured, published
 
     if profile is None:
-        name = None if draft == NO_DRAFT_MODEL else draft
-        return gpu_hardware(gpu, num_gpus, model, name, rows)
-    cost = parsed("profile", load_cost, profile)
-    notes = [f"measured profile {profile.name}"]
-    if rows > cost.target.rows[-1]:
-        notes.append(f"above {cost.target.rows[-1]} rows it is extrapolated with the last slope")
-    return Hardware(cost, notes=tuple(notes))
+        return published()
+    try:
+        return measured(profile, rows)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        fail(f"--profile: {profile}: {error}", USAGE_ERROR)

@@ -1,1 +1,0 @@
-"""Oracle traces: what texts would accept at any draft length."""
