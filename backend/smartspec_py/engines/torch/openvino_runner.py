@@ -226,7 +226,7 @@ def load_openvino_runner(config: RunnerConfig, counts: Sequence[int] = ()) -> Op
     """
     hf_config = load_config(config)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(hf_config)  # type: ignore[no-untyped-call]
+        model = AutoModelForCausalLM.from_config(hf_config, trust_remote_code=False)  # type: ignore[no-untyped-call]
     weights = FileWeights(config)
     missing = {name for name, _ in model.named_parameters()} - set(weights)
     check_complete(missing, config)
