@@ -117,6 +117,15 @@ def test_commands_exist_with_their_options(path: Path) -> None:
             assert program in ELSEWHERE, f"{words}: say what this is in ELSEWHERE"
 
 
+def test_the_benchmark_script_uses_options_that_exist() -> None:
+    text = (ROOT / "scripts" / "bench").read_text(encoding="utf-8").replace("\\\n", " ")
+    found = re.findall(r"^\"\$smartspec\" (bench \w+)(.*)$", text, re.MULTILINE)
+    assert found
+    for name, rest in found:
+        used = {word for word in rest.split() if word.startswith("--")}
+        assert used <= known_options()[f"smartspec {name}"], name
+
+
 @pytest.mark.parametrize("path", PAGES, ids=named)
 def test_links_lead_somewhere_and_lines_are_short(path: Path) -> None:
     """Tables, code, and lines with a link may be wider."""
