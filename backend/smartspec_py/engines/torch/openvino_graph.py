@@ -11,7 +11,7 @@ rounded to 8 bits in groups, see `openvino_runner`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from openvino._offline_transformations import compress_model_transformation
 from openvino.op import _PagedAttentionExtension
 
 from smartspec_py.engines.torch.llama import attention_window, rotation_table
-from smartspec_py.engines.torch.weights import Compressed
+from smartspec_py.engines.torch.weights import Weights
 
 BLOCK_LEN = 32
 """Tokens per block of keys and values, as OpenVINO's attention operator uses on a CPU."""
@@ -52,8 +52,8 @@ def cache_names(num_layers: int) -> list[str]:
 
 def make_graph(
     model: Any,
-    weights: Mapping[str, torch.Tensor],
-    compress: Callable[[torch.Tensor], Compressed] | None,
+    weights: Weights,
+    is_int8: bool,
     max_len: int,
     vocab_size: int,
     gives_hidden: bool,
@@ -67,12 +67,12 @@ def make_graph(
     OpenVINO computes the operators that lead to a result in float32. If the states are a result,
     these are all operators between the matrix products.
 
-    model: of Transformers; only its structure is used. weights: by the names of the model's
-    parameters. compress: compresses the weights of products and embeddings; None keeps them.
+    model: of Transformers; only its structure is used. is_int8: whether weights of
+    products and embeddings have 8 bits. Otherwise they keep their type.
     max_len: number of positions. num_threads: threads that will run the graph. The graph, compiled
     or not, reads the memory of the weights. Keep the returned list as long as the graph.
     """
-    graph = _Graph(model, weights, compress, max_len, num_threads)
+    graph = _Graph(model, weights, is_int8, max_len, num_threads)
     return graph.build(model, vocab_size, gives_hidden, state_layers), graph.memory
 
 
@@ -80,13 +80,13 @@ class _Graph:
     def __init__(
         self,
         model: Any,
-        weights: Mapping[str, torch.Tensor],
-        compress: Callable[[torch.Tensor], Compressed] | None,
+        weights: Weights,
+        is_int8: bool,
         max_len: int,
         num_threads: int,
     ) -> None:
         config = model.config
-        self.weights, self.compress = weights, compress
+        self.weights, self.is_int8 = weights, is_int8
         self.num_threads = num_threads
         self.config = config
         self.max_len = max_len
@@ -214,19 +214,19 @@ class _Graph:
         """The product with the first num_rows rows of the weight, and the bias if there is one."""
         weight = self._matrix(f"{name}.weight", num_rows)
         out = op.matmul(states, weight, transpose_a=False, transpose_b=True)
-        bias = f"{name}.bias"
-        return op.add(out, self._stored(self._tensor(bias))) if bias in self.weights else out
+        if f"{name}.bias" not in self.weights.tensors:
+            return out
+        return op.add(out, self._stored(self._tensor(f"{name}.bias")))
 
     def _tensor(self, name: str) -> torch.Tensor:
-        return self.weights[name].detach().contiguous()
+        return self.weights.tensors[name].detach().contiguous()
 
     def _matrix(self, name: str, num_rows: int | None = None) -> Any:
         """The weight [out, in] of a product or of the embeddings, as float32 in the graph."""
-        weight = self._tensor(name)[:num_rows]
-        if self.compress is None:
-            return self._stored(weight)
-        compressed = self.compress(weight)
-        values, scale = compressed.values.numpy(), compressed.scale.numpy()
+        if not self.is_int8:
+            return self._stored(self._tensor(name)[:num_rows])
+        compressed = self.weights.int8(name)
+        values, scale = compressed.values[:num_rows].numpy(), compressed.scale[:num_rows].numpy()
         tensor = ov.Tensor(values, shared_memory=True)
         self.memory += [values, tensor]
         integers = op.convert(op.constant(tensor, shared_memory=True), np.float32)

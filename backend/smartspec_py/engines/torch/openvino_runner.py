@@ -16,7 +16,7 @@ that sum in different orders, so each kind of token is always computed by the sa
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -42,7 +42,7 @@ from smartspec_py.engines.torch.runner import (
     load_config,
 )
 from smartspec_py.engines.torch.threads import set_fastest
-from smartspec_py.engines.torch.weights import FileWeights, to_int8
+from smartspec_py.engines.torch.weights import FileWeights, Weights
 
 GROUPS = (128, 64, 32)
 """With compressed weights, so many activations are rounded to 8 bits with one scale: the first of
@@ -58,20 +58,18 @@ class OpenVinoRunner(Runner):
 
     cache: BlockCache
 
-    def __init__(
-        self, model: Any, config: RunnerConfig, weights: Mapping[str, torch.Tensor] | None = None
-    ) -> None:
-        """model: of Transformers; it is not used after this call. weights: by the names of its
-        parameters; None takes those of the model. Raises ModelError."""
+    def __init__(self, model: Any, config: RunnerConfig, weights: Weights | None = None) -> None:
+        """model: of Transformers; it is not used after this call. weights: None takes those of the
+        model. Raises ModelError."""
         core = ov.Core()
         if HALF.get(config.dtype) not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
             config = replace(config, dtype=torch.float32)
         super().__init__(config)
         precision = HALF.get(config.dtype, "f32").lower()
         num_threads = torch.get_num_threads()
-        is_compressed = config.weights == "int8"
+        is_int8 = config.weights == "int8"
         settings = {
-            "DYNAMIC_QUANTIZATION_GROUP_SIZE": _group(model.config) if is_compressed else 0,
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": _group(model.config) if is_int8 else 0,
             "INFERENCE_PRECISION_HINT": precision,
             "KV_CACHE_PRECISION": precision,
             "INFERENCE_NUM_THREADS": num_threads,
@@ -80,8 +78,8 @@ class OpenVinoRunner(Runner):
         }
         graph, self._memory = make_graph(
             model,
-            model.state_dict() if weights is None else weights,
-            to_int8 if is_compressed else None,
+            weights or Weights(model.state_dict()),
+            is_int8,
             config.max_len,
             config.vocab_size,
             config.gives_hidden,
@@ -227,9 +225,10 @@ def load_openvino_runner(config: RunnerConfig, counts: Sequence[int] = ()) -> Op
     hf_config = load_config(config)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(hf_config, trust_remote_code=False)  # type: ignore[no-untyped-call]
-    weights = FileWeights(config)
-    missing = {name for name, _ in model.named_parameters()} - set(weights)
+    files = FileWeights(config)
+    missing = {name for name, _ in model.named_parameters()} - set(files)
     check_complete(missing, config)
+    weights = Weights(files)
     if counts:
         tried: dict[int, OpenVinoRunner] = {}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from zipfile import is_zipfile
 
@@ -30,6 +31,7 @@ class FileWeights(Mapping[str, torch.Tensor]):
         self._config = config
         self._files: dict[str, Path] = {}
         self._loaded: dict[str, torch.Tensor] = {}
+        self._checked: set[str] = set()
         for path in sorted(folder.glob("*.safetensors")):
             with safe_open(path, "pt") as file:
                 self._files |= dict.fromkeys(file.keys(), path)
@@ -48,7 +50,9 @@ class FileWeights(Mapping[str, torch.Tensor]):
         else:
             with safe_open(self._files[name], "pt") as file:
                 tensor = file.get_tensor(name)
-        check_finite(name, tensor, self._config)
+        if name not in self._checked:
+            check_finite(name, tensor, self._config)
+            self._checked.add(name)
         return tensor
 
     def __iter__(self) -> Iterator[str]:
@@ -64,6 +68,18 @@ class Compressed:
 
     values: torch.Tensor
     scale: torch.Tensor
+
+
+class Weights:
+    """The weights of a model for its graph, by the names of its parameters.
+
+    Several graphs may use the same object. Each matrix is compressed only once.
+    """
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self.tensors = tensors
+        self.int8 = cache(lambda name: to_int8(tensors[name].detach()))
+        """The matrix of this name in 8 bits."""
 
 
 def to_int8(weight: torch.Tensor) -> Compressed:
