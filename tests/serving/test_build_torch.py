@@ -58,6 +58,14 @@ def test_no_thread_that_ran_a_pass_outlives_the_building(
 def test_what_is_wrong_is_raised_to_the_caller(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"engine\.draft"):
         build_torch.build_torch(config("nowhere"), LIMITS, tmp_path)
+    with pytest.raises(ConfigError, match=r"engine\.weights: int8 needs OpenVINO"):
+        build_torch.build_torch(config(weights="int8", runtime="torch"), LIMITS, tmp_path)
+
+
+def test_eight_bits_are_named_at_the_start(tmp_path: Path) -> None:
+    engine = build_torch.build_torch(config(weights="int8"), LIMITS, tmp_path)
+    engine.target.close()
+    assert engine.facts["runtime"] == "OpenVINO, int8 weights"
 
 
 def test_libraries_are_imported_without_looking_for_garbage() -> None:

@@ -154,10 +154,11 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
     path = profile_path(shape, cache, identity)
     ends = end_tokens(model, vocab_size, tokenizer)
     log_unused_defaults(model)
+    runtime = "PyTorch" if isinstance(runner, CausalRunner) else "OpenVINO"
     facts: dict[str, str | int] = {
         "model": model.name,
         "dtype": dtype_text(dtype, runner.config.dtype),
-        "runtime": "PyTorch" if isinstance(runner, CausalRunner) else "OpenVINO",
+        "runtime": runtime + (", int8 weights" if config.weights == "int8" else ""),
         "threads": num_threads,
     }
     return Engine(tokenizer, ends, target, proposers, cost, path, about, facts)
