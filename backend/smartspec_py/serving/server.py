@@ -96,7 +96,6 @@ class Server:
             **engine.facts,
         }
         """What is served; `context_len`: prompt and generated tokens of one request."""
-        table = config.planner.batch_table
         new_loop = partial(
             StepLoop,
             engine.target,
@@ -106,7 +105,7 @@ class Server:
             self._inbox,
             engine.prefill_chunk(config.limits),
             self._responder.post,
-            batch_table=None if table is None else table.table,
+            batch_table=config.planner.batch_table,
             engine_timeout_s=self._engine_timeout_s,
         )
         self.loop = new_loop()
