@@ -90,9 +90,10 @@ class TorchEngineConfig(EngineConfig):
     dtype: auto uses the checkpoint's type. On a CPU, auto uses float32, or bfloat16 if the
         processor multiplies bfloat16. OpenVINO computes in float32 if the processor lacks the
         configured type. Weights stay in the type of their files.
-    weights: stored keeps them in the type of their files. int8, with OpenVINO only, rounds each row
-        to 8 bits, and activations in groups: a model of a billion parameters then answers two to
-        three times as fast and its texts change a little. They still do not depend on drafts.
+    weights: stored keeps them in the type of their files. int8 rounds each row to 8 bits, int4 each
+        group of 32 to 128 numbers to 4, and both round activations to 8 bits in groups. Both need
+        OpenVINO. auto is int8 on a CPU if the model has 100 million parameters or more: texts
+        change a little, and a pass takes about half the time. Texts never depend on drafts.
     device: cpu, cuda or cuda:N. auto uses CUDA if there is a GPU.
     draft_device: cuda:N for a draft model on another GPU than the target. null uses the target's
         device. Never run by this project.
@@ -111,7 +112,7 @@ class TorchEngineConfig(EngineConfig):
     draft: OptionalPath = None
     heads: OptionalPath = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    weights: Literal["stored", "int8"] = "stored"
+    weights: Literal["auto", "stored", "int8", "int4"] = "auto"
     device: str = "auto"
     draft_device: str | None = None
     num_threads: Annotated[int, Field(ge=0, le=1024)] = 0

@@ -6,7 +6,6 @@ caller of `submit` (checks and enqueues), the loop, and the responder.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import logging
 import threading
@@ -191,13 +190,7 @@ class Server:
         self.is_draining = True
         logger.info("draining: requests in flight have %.0f s to finish", self._drain_s)
         self._inbox.refuse(SHUTTING_DOWN)
-
-        def drain(refused: str | None) -> None:
-            if refused is None:
-                self.loop.drain(self._drain_s)
-
-        with contextlib.suppress(RequestError):  # the loop has ended already
-            self._inbox.call(drain)
+        self.loop.drain(self._drain_s)
 
     def _explain(self, num_steps: int, sink: Sink) -> None:
         log = self._step_log
@@ -238,7 +231,7 @@ class Server:
             logger.exception("the step loop ended")
             reason = f"the step loop ended: {type(error).__name__}: {error}"
             self._inbox.close(reason)
-            self.loop.fail_all(ErrorCode.INTERNAL, reason)
+            self.loop.scheduler.fail_all(ErrorCode.INTERNAL, reason)
             self._fail(reason)
 
     def _fail(self, reason: str) -> None:
