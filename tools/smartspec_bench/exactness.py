@@ -141,7 +141,7 @@ def compare_mixed(
     """All requests together under random arms, with additional requests that are cancelled."""
     rng = random.Random(seed)
     report = CheckReport("all", "mixed")
-    preempted_before = server.loop.num_preemptions
+    preempted_before = server.loop.scheduler.num_preemptions
     order = [(case, rng.choice(arms)) for case in cases]
     rng.shuffle(order)
     running = []
@@ -156,7 +156,7 @@ def compare_mixed(
     for case, arm, sink in running:
         sink.wait(WAIT_S)
         _add(report, case, arm, sink)
-    report.num_preemptions = server.loop.num_preemptions - preempted_before
+    report.num_preemptions = server.loop.scheduler.num_preemptions - preempted_before
     return report
 
 

@@ -26,7 +26,7 @@ from smartspec_cli.commands import (
     write_output,
 )
 from smartspec_cli.commands.settings import Changes, Config, Draft, Model, parsed, server_config
-from smartspec_py.config import DRAFT_MODEL, BatchTableConfig, ConfigError, ServerConfig
+from smartspec_py.config import DRAFT_MODEL, ConfigError, ServerConfig
 
 if TYPE_CHECKING:
     from smartspec_py.core.cost import CostModel
@@ -77,12 +77,11 @@ def profile(
         size: speeds_of(engine.cost, accept_prob, size, limits.max_draft_len) for size in sizes
     }
     best = [row.index(max(row)) for row in speeds.values()]
-    section = BatchTableConfig.model_validate({"rows": sizes, "draft_lens": best})
     document = {
         "kernels": engine.kernels,
         "accept_prob": accept_prob,
         "tokens_per_s": {str(size): row for size, row in speeds.items()},
-        "batch_table": section.model_dump(mode="json"),
+        "batch_table": {"rows": sizes, "draft_lens": best},
     }
     shown_at = result_console(json_file)
     shown_at.print(f"target; draft: {engine.kernels}", highlight=False)
