@@ -8,10 +8,8 @@ For each number of draft passes, called the depth, every prefix is scored by goo
 does not stop when the score decreases, because measured costs have jumps. The result is optimal if
 all slots cost the same, and the cost of each depth is affine in its slots.
 
-Slots have different costs if a sequence has a fixed cost, such as an outdated draft cache, or if
-only some sequences run draft passes. The ranking then uses the net value. It subtracts the cost of
-a row in a draft pass. A sequence's first slots are ranked together with its fixed cost, by their
-mean net value.
+If a sequence has a fixed cost, such as an outdated draft cache, its first slots are ranked together
+with this cost, by their mean net value.
 
 If sequences have several options, the plan is the best for a few selections of options. If it
 misses latency targets, the search also tries plans that may meet more of them.
@@ -163,22 +161,15 @@ def _best_lengths(problem: PlanProblem) -> tuple[Ints, float]:
 
 
 def _net_worth(problem: PlanProblem) -> Floats:
-    """Net values that slots are ranked by, shape [B, K]. They do not increase along a row."""
-    worth = problem.survivals
-    num_drafted = int(np.count_nonzero(problem.has_passes))
-    is_mixed, has_fixed = 0 < num_drafted < problem.num_sequences, problem.fixed_s.any()
-    if not (is_mixed or has_fixed):
-        return worth
+    """Values that slots are ranked by, shape [B, K]. They do not increase along a row."""
+    if not problem.fixed_s.any():
+        return problem.survivals
     price = float(uniform_scores(problem)[1].max())
-    if is_mixed:
-        row_s = float(problem.pass_s[num_drafted] - problem.pass_s[1]) / max(1, num_drafted - 1)
-        worth = worth - price * row_s * problem.has_passes[:, None]
-    if not has_fixed:
-        return worth
-    means = worth.cumsum(axis=1) - price * problem.fixed_s[:, None]
+    means = problem.survivals.cumsum(axis=1) - price * problem.fixed_s[:, None]
     means /= np.arange(1, problem.depth + 1)
     last = means.argmax(axis=1)[:, None]
-    return np.where(np.arange(problem.depth) <= last, means.max(axis=1)[:, None], worth)
+    is_shared = np.arange(problem.depth) <= last
+    return np.where(is_shared, means.max(axis=1)[:, None], problem.survivals)
 
 
 def _meeting_targets(problem: PlanProblem, fastest: Choice) -> Iterator[Choice]:
