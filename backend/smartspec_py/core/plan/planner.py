@@ -179,7 +179,7 @@ def without_drafts(
         return SpecPlan()
     num_tokens = len(views)
     context_len = sum([view.context_len for view in views]) / num_tokens
-    seconds = cost.target_s(num_tokens, num_tokens, context_len) + cost.step_host_s(num_tokens)
+    seconds = cost.target_s(num_tokens, num_tokens, context_len) + cost.host_s
     if settings.last_num_tokens not in (None, num_tokens):
         seconds += cost.change_s(num_tokens)
     draft_lens = dict.fromkeys([view.sequence for view in views], 0)

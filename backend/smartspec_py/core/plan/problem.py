@@ -208,7 +208,7 @@ def problem_of(
         gains=gains,
         fixed_s=fixed_s,
         has_passes=np.array(has_passes),
-        verify_s=np.maximum(verify_s + cost.step_host_s(batch_size), MIN_STEP_S),
+        verify_s=np.maximum(verify_s + cost.host_s, MIN_STEP_S),
         pass_s=cost.draft_pass_s,
         held_tokens=batch_size + PREFILLING_TOKENS * num_prefilling,
         limits_s=None if targets.count(None) == batch_size else _limits_s(views),
