@@ -63,7 +63,7 @@ def test_a_mistyped_command_gets_a_suggestion() -> None:
 
 
 MODELS = ("--model", TARGET, "--draft", DRAFT)
-PORTS = ("--http-port", "1", "--grpc-port", "2")
+PORTS = ("--http-port=1", "--grpc-port=2", "--metrics-port=3", "--openai-port=0")
 NOWHERE = "/no/such/folder/file"
 
 
@@ -107,8 +107,8 @@ def test_a_wrong_option_is_one_line(command: str, sentence: str) -> None:
     if name == "bench":
         name, *options = name, options[0], *MODELS, *options[1:]
     else:
-        ports = PORTS if name == "serve" and "port" not in command else ()
-        options = [*MODELS, *ports, *options]
+        ports = PORTS if name == "serve" else ()
+        options = [*MODELS, *ports, *options]  # of two equal options, the last one counts
     code, text = invoke(name, *options)
     assert code == 2
     assert sentence in text
@@ -144,7 +144,7 @@ def test_the_models_of_an_engine_json_are_checked(tmp_path: Path) -> None:
 
 def test_serve_with_the_wheel_stays_on_loopback() -> None:
     """Unless told otherwise, and then it warns; the second run ends at its ports."""
-    hosts = ("--model", TARGET, "--host", "0.0.0.0", "--http-port", "8001")
+    hosts = ("--model", TARGET, "--host=0.0.0.0", *PORTS, "--http-port=2")
     code, text = invoke("serve", *hosts)
     assert code == 2
     assert text.startswith("smartspec: --host: Triton 2.51 listening on 0.0.0.0: ")

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from smartspec_bench.plan import CLOSED, START, Due, Settings, points, rounds
 from smartspec_bench.prompts import PROMPT_SEED, generated
 from smartspec_bench.results import BenchError, Recorder, phase_of
-from smartspec_bench.streams import COUNTS, Exchange
+from smartspec_bench.streams import Exchange, counts_of
 from smartspec_py.engines.engine import Engine
 from smartspec_py.serving.intake import Intake, cache_budget
 from smartspec_py.serving.messages import ResponseState, Update
@@ -169,9 +169,7 @@ class Side:
             return
         if update.error is not None:
             exchange.error = update.error[1]
-        done = update.progress
-        counts = (done.num_steps, done.num_drafted, done.num_accepted)
-        exchange.last = dict(zip(COUNTS, counts, strict=True))
+        exchange.last = counts_of(update.progress)
         self.num_ended += 1
         del self._out[update.sequence]
 
