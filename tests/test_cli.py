@@ -181,7 +181,7 @@ def test_serve_refuses_a_taken_port() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        code, text = invoke("serve", "--model", TARGET, "--http-port", str(port))
+        code, text = invoke("serve", "--model", TARGET, "--openai-port=0", "--http-port", str(port))
     assert (code, text.count("\n")) == (1, 1)
     assert f"cannot listen on 127.0.0.1 port {port}" in text
 
