@@ -97,8 +97,8 @@ class LoadRun:
 
     def send(self) -> tuple[Exchange, Mapping[str, Any]]:
         """The next request and its fields. It counts as sent now."""
-        prompt, now_s = next(self._prompts), self.now_s()
-        exchange = Exchange(self._num_sent, now_s, prompt.kind, sent_s=now_s)
+        prompt = next(self._prompts)
+        exchange = Exchange(self._num_sent, self.now_s(), prompt.kind)
         self._num_sent += 1
         return exchange, {**self._fields, **prompt.fields}
 

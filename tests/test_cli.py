@@ -221,7 +221,7 @@ def answered(text: str, steps: int, drafted: int, accepted: int, seconds: float)
     """10 tokens."""
     names = ("num_steps", "total_draft_tokens", "total_accepted_draft_tokens")
     last = dict(zip(names, (steps, drafted, accepted), strict=True))
-    return Exchange(0, 0.0, sent_s=0.0, chunk_s=[seconds], chunk_tokens=[10], text=text, last=last)
+    return Exchange(0, 0.0, chunk_s=[seconds], chunk_tokens=[10], text=text, last=last)
 
 
 def test_summary_by_hand() -> None:
