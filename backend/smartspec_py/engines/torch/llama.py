@@ -9,10 +9,10 @@ import torch
 from smartspec_py.engines.torch.checkpoint import ROTATIONS
 from smartspec_py.engines.torch.rope import rope_of
 
-FAMILIES = ("gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3")
+FAMILIES = ("gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3", "smollm3")
 """Supported values of `model_type`. These models have RMS norms before attention and a gated MLP.
 Layers may have biases, norms of queries and keys, norms after attention and MLP, one matrix for
-several products, and rotation of a part of a head."""
+several products, and rotation of a part of a head or none."""
 
 WINDOW_IN_CONFIG = ("mistral", "phi3")
 """Models whose layers all have the window of the config."""

@@ -140,7 +140,7 @@ class _Graph:
                 heads,
                 f"{name}.self_attn.{part}_norm",
                 getattr(attention, f"{part}_norm", None),
-                self.rotations[layer_type],
+                self.rotations[layer_type] if getattr(attention, "use_rope", True) else None,
             )
             for part, heads in zip("qk", both, strict=True)
         )
@@ -199,7 +199,10 @@ class _Graph:
 
     def _rotated(self, states: Any, name: str, norm: Any, rotation: Any) -> Any:
         """[N, 1, heads * D] -> [N, heads * D]: the first part of each head is rotated. The head
-        norm, if any, is applied first. rotation: half of the part's width, cosines, sines."""
+        norm, if any, is applied first. rotation: half of the part's width, cosines, sines; None
+        rotates nothing."""
+        if rotation is None:
+            return op.squeeze(states, _int(1))
         half, cos, sin = rotation
         heads = op.reshape(states, _ints(0, 0, -1, self.head_dim), special_zero=True)
         if norm is not None:
