@@ -15,6 +15,8 @@ from zipfile import is_zipfile
 import torch
 from safetensors import safe_open
 
+from smartspec_py.engines.torch.gguf_folder import INDEX
+from smartspec_py.engines.torch.gguf_weights import GgufWeights
 from smartspec_py.engines.torch.runner import ModelError, RunnerConfig, check_finite
 
 CHUNK = 1 << 24
@@ -22,7 +24,8 @@ CHUNK = 1 << 24
 
 
 class FileWeights(Mapping[str, torch.Tensor]):
-    """The tensors of a model directory by name. Those of *.safetensors are mapped into memory."""
+    """The tensors of a model directory by name. Those of *.safetensors are mapped into memory;
+    those of a GGUF file are dequantised when they are read."""
 
     def __init__(self, config: RunnerConfig) -> None:
         """Raises ModelError if a file cannot be read; so does reading a tensor with a number that
@@ -30,14 +33,18 @@ class FileWeights(Mapping[str, torch.Tensor]):
         folder = config.path
         self._config = config
         self._files: dict[str, Path] = {}
-        self._loaded: dict[str, torch.Tensor] = {}
+        self._loaded: Mapping[str, torch.Tensor] = {}
         self._checked: set[str] = set()
+        if (folder / INDEX).is_file():
+            self._loaded = GgufWeights(folder)
+            return
         for path in sorted(folder.glob("*.safetensors")):
             with safe_open(path, "pt") as file:
                 self._files |= dict.fromkeys(file.keys(), path)
         for path in [] if self._files else sorted(folder.glob("pytorch_model*.bin")):
             try:
-                self._loaded |= torch.load(path, mmap=is_zipfile(path), weights_only=True)
+                loaded = torch.load(path, mmap=is_zipfile(path), weights_only=True)
+                self._loaded = {**self._loaded, **loaded}
             except Exception as error:  # a damaged file can raise any exception of pickle
                 reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
                 raise ModelError(
