@@ -6,7 +6,6 @@ caller of `submit` (checks and enqueues), the loop, and the responder.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import logging
 import threading
@@ -96,7 +95,6 @@ class Server:
             **engine.facts,
         }
         """What is served; `context_len`: prompt and generated tokens of one request."""
-        table = config.planner.batch_table
         new_loop = partial(
             StepLoop,
             engine.target,
@@ -106,7 +104,7 @@ class Server:
             self._inbox,
             engine.prefill_chunk(config.limits),
             self._responder.post,
-            batch_table=None if table is None else table.table,
+            batch_table=config.planner.batch_table,
             engine_timeout_s=self._engine_timeout_s,
         )
         self.loop = new_loop()
@@ -158,10 +156,6 @@ class Server:
         """Requests whose last response has not been sent."""
         return self._responder.num_open
 
-    def check_open(self) -> None:
-        """Raises RequestError(UNAVAILABLE) if `submit` would raise it for every request."""
-        self._inbox.check_open()
-
     def submit(self, params: GenerateParams, sink: Sink) -> None:
         """Enqueue a request; its answer goes to the sink.
 
@@ -177,7 +171,7 @@ class Server:
         if params.health_check:
             self._answer(sink, lambda: HEALTHY)
             return
-        self.check_open()
+        self._inbox.check_open()  # before tokenizing, so that a refusal costs little
         arrival = self.intake.receive(params, sink)
         self._inbox.put(arrival.request, lambda: self._responder.post(arrival.response))
 
@@ -196,13 +190,7 @@ class Server:
         self.is_draining = True
         logger.info("draining: requests in flight have %.0f s to finish", self._drain_s)
         self._inbox.refuse(SHUTTING_DOWN)
-
-        def drain(refused: str | None) -> None:
-            if refused is None:
-                self.loop.drain(self._drain_s)
-
-        with contextlib.suppress(RequestError):  # the loop has ended already
-            self._inbox.call(drain)
+        self.loop.drain(self._drain_s)
 
     def _explain(self, num_steps: int, sink: Sink) -> None:
         log = self._step_log
@@ -243,7 +231,7 @@ class Server:
             logger.exception("the step loop ended")
             reason = f"the step loop ended: {type(error).__name__}: {error}"
             self._inbox.close(reason)
-            self.loop.fail_all(ErrorCode.INTERNAL, reason)
+            self.loop.scheduler.fail_all(ErrorCode.INTERNAL, reason)
             self._fail(reason)
 
     def _fail(self, reason: str) -> None:

@@ -54,8 +54,8 @@ def serve(
     ] = "auto",
     weights: Annotated[
         str,
-        _of_models(help="Weights: stored, or int8, which is faster and needs OpenVINO."),
-    ] = "stored",
+        _of_models(help="Weights: auto (int8 if large, on a CPU), stored, int8 or int4."),
+    ] = "auto",
     num_threads: Annotated[
         int, _of_models(help="Compute threads; 0 uses one less than the number of cores.")
     ] = 0,

@@ -117,6 +117,7 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
     )
     heads = _load_heads(head_folder, own, draft)
     runner = _target_runner(own, heads, limits, config)
+    own = replace(own, weights=runner.config.weights)
     num_threads = torch.get_num_threads()
     target = _target(runner, own, limits)
     proposer = _proposer(own, draft, head_folder, heads, limits, config, places)
@@ -159,7 +160,7 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
     facts: dict[str, str | int] = {
         "model": model.name,
         "dtype": dtype_text(dtype, runner.config.dtype),
-        "runtime": runtime + (", int8 weights" if config.weights == "int8" else ""),
+        "runtime": runtime if own.weights == "stored" else f"{runtime}, {own.weights} weights",
         "threads": num_threads,
     }
     return Engine(tokenizer, ends, target, proposers, cost, path, about, facts)
@@ -307,14 +308,14 @@ def _runner(
     """
     with _named(key):
         runner = _openvino_runner(own, config.runtime, counts)
-        if runner is None and own.weights != "stored":
+        if runner is None and config.weights in ("int8", "int4"):
             raise ConfigError(
-                f"engine.json: engine.weights: {own.weights} needs OpenVINO and one of the model "
-                f"types {', '.join(FAMILIES)}: use stored"
+                f"engine.json: engine.weights: {config.weights} needs OpenVINO and one of the "
+                f"model types {', '.join(FAMILIES)}: use stored"
             )
         if runner is None:
             runner_class = GraphRunner if uses_graphs(config, own.device) else CausalRunner
-            runner = load_runner(own, runner_class)
+            runner = load_runner(replace(own, weights="stored"), runner_class)
             if counts:
                 set_fastest(counts, partial(runner.time_pass, 1, 1, 0))
     logger.info("loaded %s", key, extra={"phase": PHASES[key]})

@@ -39,7 +39,7 @@ class RunnerConfig:
     """max_len: tokens that a row can hold. vocab_size: tokens of the tokenizer; logits beyond it
     are removed, because models pad their vocabulary. gives_hidden: return the last hidden states of
     each pass. state_layers: return the inputs of these layers instead, one after another.
-    weights: stored, or int8, see `config.TorchEngineConfig`.
+    weights: see `config.TorchEngineConfig`; that of a loaded runner is not auto.
     """
 
     path: Path

@@ -18,6 +18,11 @@ from numpy.typing import NDArray
 from smartspec_py.core.types import ROOT
 
 
+def chain(num_drafts: int) -> range:
+    """The parents of drafts of which each follows the one before."""
+    return range(ROOT, num_drafts - 1)
+
+
 def depths(parents: Sequence[int]) -> list[int]:
     """Depth of each token of the row: 0 for the last known token, 1 or more for drafts."""
     found = [0]
