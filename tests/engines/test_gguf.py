@@ -32,7 +32,7 @@ from smartspec_py.config import (
 )
 from smartspec_py.engines.model_files import end_tokens, load_tokenizer
 from smartspec_py.engines.torch.build import build_torch
-from smartspec_py.engines.torch.checkpoint import PairError, check_files
+from smartspec_py.engines.torch.checkpoint import ModelError, check_files
 from smartspec_py.engines.torch.gguf_folder import TYPES, model_folder
 from smartspec_py.engines.torch.openvino_runner import load_openvino_runner
 from smartspec_py.engines.torch.packed import RowInput
@@ -249,7 +249,7 @@ def test_damaged_and_ambiguous_files_are_refused(tmp_path: Path) -> None:
     folder = model_folder(path)
     whole = path.read_bytes()
     path.write_bytes(whole[:-5000])
-    with pytest.raises(PairError, match=f"{re.escape(str(path))}, which has changed"):
+    with pytest.raises(ModelError, match=f"{re.escape(str(path))}, which has changed"):
         check_files("the target", folder)
     with pytest.raises(ConfigError, match=r"not complete or too new .* ends after"):
         model_folder(path)

@@ -13,9 +13,10 @@ from torch_models import VOCAB_SIZE, make_model
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from smartspec_py.engines.torch import openvino_runner
+from smartspec_py.engines.torch.checkpoint import ModelError
 from smartspec_py.engines.torch.openvino_runner import OpenVinoRunner, load_openvino_runner
 from smartspec_py.engines.torch.packed import RowInput
-from smartspec_py.engines.torch.runner import ModelError, RunnerConfig
+from smartspec_py.engines.torch.runner import RunnerConfig
 from smartspec_py.engines.torch.weights import to_int4, to_int8
 
 CONFIG = RunnerConfig(Path(), torch.device("cpu"), torch.float32, 2, 64, VOCAB_SIZE)

@@ -31,9 +31,6 @@ __all__ = ["Engine", "Server"]
 
 logger = logging.getLogger(__name__)
 
-MAX_CALLS = 64
-"""Most health checks and explanations that may wait for the next step. More are rejected."""
-
 LATE_S = 2.0
 """Time after `limits.engine_timeout_s` in which the responder should detect that the loop hangs."""
 
@@ -207,7 +204,7 @@ class Server:
             else:
                 self._responder.refuse(sink, ErrorCode.UNAVAILABLE, refused)
 
-        self._inbox.call(answer, most=MAX_CALLS)
+        self._inbox.call(answer)
 
     def _note_step(self, step: StepRecord) -> None:
         if self._step_log is not None:

@@ -29,7 +29,8 @@ from smartspec_launch.triton_server import (
 )
 from smartspec_py.api.contract import MODEL_NAME
 from smartspec_py.config import ServerConfig, TorchEngineConfig
-from smartspec_py.engines.torch.pair import PairError, check_pair_files
+from smartspec_py.engines.torch.checkpoint import ModelError
+from smartspec_py.engines.torch.pair import check_pair_files
 
 NAME = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -238,5 +239,5 @@ def _check_files(config: ServerConfig) -> None:
     draft = None if engine.draft is None else Path(engine.draft)
     try:
         check_pair_files(Path(engine.model), draft)
-    except PairError as error:
+    except ModelError as error:
         fail(str(error), USAGE_ERROR)

@@ -38,6 +38,7 @@ from smartspec_py.engines.profile import (
     fingerprint,
     profile_path,
 )
+from smartspec_py.engines.torch.checkpoint import ModelError
 from smartspec_py.engines.torch.context import choose_context_len
 from smartspec_py.engines.torch.draft_model import DraftModelProposer
 from smartspec_py.engines.torch.eagle import (
@@ -52,11 +53,10 @@ from smartspec_py.engines.torch.graphs import GraphRunner
 from smartspec_py.engines.torch.llama import FAMILIES, can_write_out
 from smartspec_py.engines.torch.medusa import MedusaHeads, load_heads
 from smartspec_py.engines.torch.medusa_proposer import HeadsProposer
-from smartspec_py.engines.torch.pair import PairError, check_pair, has_window
+from smartspec_py.engines.torch.pair import check_pair, has_window
 from smartspec_py.engines.torch.placement import Placement, place
 from smartspec_py.engines.torch.runner import (
     CausalRunner,
-    ModelError,
     Runner,
     RunnerConfig,
     load_config,
@@ -177,7 +177,7 @@ def _files(
     heads = None if config.heads is None else existing("engine.heads", folder / config.heads)
     try:
         check_pair(model, draft, limits.max_context_len)
-    except PairError as error:
+    except ModelError as error:
         raise ConfigError(f"engine.json: {error}") from error
     return model, draft, heads
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from smartspec_py.engines.torch.runner import ModelError
+from smartspec_py.engines.torch.checkpoint import ModelError
 from smartspec_py.engines.torch.weights import file_tensors
 
 LM_HEAD_NAMES = ("lm_head.weight", "model.embed_tokens.weight", "embed_out.weight")

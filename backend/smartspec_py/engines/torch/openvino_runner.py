@@ -25,6 +25,7 @@ import openvino as ov
 import torch
 from transformers import AutoModelForCausalLM
 
+from smartspec_py.engines.torch.checkpoint import ModelError
 from smartspec_py.engines.torch.openvino_graph import (
     BLOCK_LEN,
     INPUTS,
@@ -34,7 +35,6 @@ from smartspec_py.engines.torch.openvino_graph import (
 )
 from smartspec_py.engines.torch.packed import RowInput
 from smartspec_py.engines.torch.runner import (
-    ModelError,
     PassOutput,
     Runner,
     RunnerConfig,

@@ -18,6 +18,7 @@ import torch
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
+from smartspec_py.engines.torch.checkpoint import ModelError
 from smartspec_py.engines.torch.gguf_folder import INDEX
 from smartspec_py.engines.torch.packed import (
     ATTENTION_NAME,
@@ -28,11 +29,7 @@ from smartspec_py.engines.torch.packed import (
     RowInput,
     pack,
 )
-from smartspec_py.engines.torch.rope import IS_OLD, RopeError, use_new_rope
-
-
-class ModelError(ValueError):
-    """This engine cannot serve the model; the message says why."""
+from smartspec_py.engines.torch.rope import IS_OLD, use_new_rope
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,18 +206,9 @@ def load_config(config: RunnerConfig) -> Any:
     hf_config = AutoConfig.from_pretrained(
         config.path, local_files_only=True, trust_remote_code=False
     )
-    settle_rope(hf_config, config.path)
+    if IS_OLD:
+        use_new_rope(hf_config, config.path)
     return hf_config
-
-
-def settle_rope(hf_config: Any, folder: Path) -> None:
-    """See `rope.use_new_rope`. Raises ModelError."""
-    if not IS_OLD:
-        return
-    try:
-        use_new_rope(hf_config)
-    except RopeError as error:
-        raise ModelError(f"{folder}: {error}") from error
 
 
 def load_model(config: RunnerConfig) -> Any:

@@ -49,14 +49,6 @@ def visibility(parents: Sequence[int]) -> NDArray[np.bool_]:
     return found
 
 
-def visible_bits(parents: Sequence[int]) -> list[int]:
-    """`visibility` with one number per token: bit i is set if the token sees token i."""
-    found = [1]
-    for draft, parent in enumerate(parents):
-        found.append(found[parent + 1] | 2 << draft)
-    return found
-
-
 def accepted_path(drafts: Sequence[int], parents: Sequence[int], drawn: Sequence[int]) -> list[int]:
     """The accepted drafts, in order. drawn: the target's own token after each token of the row."""
     pairs = zip(parents, drafts, strict=True)

@@ -15,9 +15,10 @@ from zipfile import is_zipfile
 import torch
 from safetensors import safe_open
 
+from smartspec_py.engines.torch.checkpoint import ModelError
 from smartspec_py.engines.torch.gguf_folder import INDEX
 from smartspec_py.engines.torch.gguf_weights import GgufWeights
-from smartspec_py.engines.torch.runner import ModelError, RunnerConfig, check_finite
+from smartspec_py.engines.torch.runner import RunnerConfig, check_finite
 
 CHUNK = 1 << 24
 """Numbers that are compressed at once, which bounds the float32 copy."""
