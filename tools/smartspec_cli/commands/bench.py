@@ -111,7 +111,7 @@ def lockstep(
     and HTTP are not included. It needs the memory of one engine per policy.
 
     Shapes: closed: one request at a time; steady: Poisson arrivals at --loads; step: the load rises
-    and falls; shift: the kind of text changes; start: the first requests of a new server.
+    and falls; start: the first requests of a new server.
     """
     check_outputs(json=json_file)
     plan = Settings(
