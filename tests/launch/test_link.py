@@ -76,11 +76,11 @@ def test_the_start_is_told() -> None:
             News("round 1"),
             News("loaded", phase="target"),
         ):
-            backend.end.tell(news)
+            backend.end.send(news)
             look_until(launcher, lambda news=news: launcher.news == news)
         assert list(launcher.phases) == ["imports", "target"]
         assert launcher.beat is None
-        backend.end.tell(News(error="x" * 99_999 + "why"))
+        backend.end.send(News(error="x" * 99_999 + "why"))
         look_until(launcher, lambda: launcher.news.error.endswith("why"))
 
 
@@ -89,8 +89,8 @@ def test_a_beat_behind_the_last_one_changes_nothing() -> None:
     with Backend(BEAT) as backend:
         launcher = backend.launcher
         look_until(launcher, lambda: launcher.beat is not None)
-        backend.end._send(Beat(backend.process.pid, is_ended=True))
-        backend.end._send(BEAT)
+        backend.end.send(Beat(backend.process.pid, is_ended=True))
+        backend.end.send(BEAT)
         backend.process.kill()
         look_until(launcher, lambda: launcher.trouble is not None)
         launcher.look(0.1)
@@ -120,7 +120,7 @@ def test_a_launcher_that_was_suspended_takes_nobody_for_dead() -> None:
 def test_a_launcher_that_never_looks_does_not_block_the_backend() -> None:
     with Backend(BEAT) as backend:
         for _ in range(5000):
-            backend.end._send(BEAT)
+            backend.end.send(BEAT)
         look_until(backend.launcher, lambda: backend.launcher.beat is not None)
         assert backend.launcher.trouble is None
 
