@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, get_args
@@ -14,6 +15,7 @@ from openai.types.chat.completion_create_params import CompletionCreateParams as
 from openai.types.completion_create_params import CompletionCreateParams as TextParams
 from pydantic import ValidationError
 from standins import TINY, Echo
+from starlette.routing import Route
 
 from smartspec_gateway.openai.app import create_app
 from smartspec_gateway.openai.chat_schema import ChatRequest
@@ -201,6 +203,19 @@ def test_each_field_of_the_openai_package_has_its_place() -> None:
         names = {name for one in get_args(theirs) for name in one.__annotations__}
         assert len(names) > 15
         assert names - schema.model_fields.keys() <= set(REFUSED)
+
+
+def test_the_page_of_the_routes_has_each_route() -> None:
+    page = (Path(__file__).parents[2] / "docs/operate/openai.md").read_text(encoding="utf-8")
+    found = re.findall(r"`(GET|POST) (/[^`]*)`", page.partition("\n## ")[0])
+    app = create_app(Echo(), PROMPTS, Settings("smartspec", 512))
+    routes = {
+        (method, route.path.replace("{name}", "smartspec"))
+        for route in app.routes
+        if isinstance(route, Route) and "redirect" not in route.path
+        for method in (route.methods or set()) - {"HEAD"}
+    }
+    assert sorted(found) == sorted(routes)
 
 
 def test_what_is_not_json_for_this_server() -> None:
