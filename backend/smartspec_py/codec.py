@@ -15,7 +15,7 @@ import triton_python_backend_utils as pb_utils
 
 from smartspec_py.api.contract import INPUTS, OUTPUTS
 from smartspec_py.api.inputs import FIELDS
-from smartspec_py.api.refused import asks_for_nothing, why_refused
+from smartspec_py.api.refused import why_refused
 from smartspec_py.api.tensor_spec import NUMPY_TYPES, TensorSpec
 from smartspec_py.core.types import SpecMetrics
 from smartspec_py.serving.messages import Progress, Reply
@@ -24,7 +24,6 @@ from smartspec_py.serving.request import ErrorCode, GenerateParams, InvalidField
 _INPUT_NAMES = tuple(spec.name for spec in INPUTS)
 _REQUIRED = tuple(spec.name for spec in INPUTS if not spec.is_optional)
 _OUTPUT_TYPES = tuple((spec.name, NUMPY_TYPES[spec.dtype], spec.has_batch) for spec in OUTPUTS)
-_ALL_OUTPUTS = frozenset(spec.name for spec in OUTPUTS)
 _BLOCKS = dict.fromkeys(
     ("kv_cache_alloc_new_blocks", "kv_cache_reused_blocks", "kv_cache_alloc_total_blocks"), 0
 )
@@ -42,24 +41,13 @@ def decode(request: Any) -> GenerateParams:
     return GenerateParams(**{FIELDS[name]: given[name] for name in given if name in FIELDS})
 
 
-def asks_for_health(request: Any) -> bool:
-    """Whether it is a health check. Fast, and used before `decode`."""
-    tensors = (tensor for tensor in request.inputs() if tensor.name() == "health_check")
-    return any(bool(tensor.as_numpy().any()) for tensor in tensors)
-
-
-def wanted_outputs(request: Any) -> frozenset[str]:
-    """Names of the outputs that the client requested; all of them if it named none.
-
-    Others must not be sent. Triton would drop them, but Triton 2.51 frees them without Python's
-    lock, which can end this process by signal 11.
-    """
-    return frozenset(request.requested_output_names())
-
-
-def encode(reply: Reply, wanted: Collection[str] = _ALL_OUTPUTS) -> Any:
+def encode(reply: Reply, wanted: Collection[str]) -> Any:
     """Convert a reply to a Triton response. Tensors that do not apply or are not wanted are left
-    out."""
+    out.
+
+    wanted: names of the outputs that the client requested. Triton would drop others, but Triton
+    2.51 frees them without Python's lock, which can end this process by signal 11.
+    """
     values = _outputs(reply)
     return pb_utils.InferenceResponse(
         [
@@ -70,21 +58,16 @@ def encode(reply: Reply, wanted: Collection[str] = _ALL_OUTPUTS) -> Any:
     )
 
 
-def encode_error(error: RequestError) -> Any:
+def encode_error(code: ErrorCode, message: str) -> Any:
     """An error as a Triton response."""
-    # Not a constant of the module, because TritonError does not exist when it is imported.
-    codes = {
-        ErrorCode.INVALID_ARGUMENT: pb_utils.TritonError.INVALID_ARG,
-        ErrorCode.UNAVAILABLE: pb_utils.TritonError.UNAVAILABLE,
-        ErrorCode.INTERNAL: pb_utils.TritonError.INTERNAL,
-    }
-    return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), codes[error.code]))
+    triton_code = getattr(pb_utils.TritonError, code.value)
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, triton_code))
 
 
 def _refuse_parameters(request: Any) -> None:
     for name, value in sorted(json.loads(request.parameters() or "{}").items()):
-        if not asks_for_nothing(name, value):
-            raise RequestError(ErrorCode.INVALID_ARGUMENT, why_refused(name, _INPUT_NAMES))
+        if why := why_refused(name, value, _INPUT_NAMES):
+            raise RequestError(ErrorCode.INVALID_ARGUMENT, why)
 
 
 def _check_required(arrays: Mapping[str, Any]) -> None:

@@ -24,7 +24,7 @@ if find_spec("smartspec_py") is None:
     assert _spec is not None
     sys.modules["smartspec_py"] = module_from_spec(_spec)
 
-from smartspec_py.codec import asks_for_health, decode, encode, encode_error, wanted_outputs
+from smartspec_py.codec import decode, encode, encode_error
 from smartspec_py.config import CONFIG_NAME, ConfigError, read_config
 from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.link import BackendEnd, Beat, News, inherited_link
@@ -43,14 +43,14 @@ class TritonSink:
 
     def __init__(self, request: Any) -> None:
         self._sender = request.get_response_sender()
-        self._wanted = wanted_outputs(request)
+        self._wanted = frozenset(request.requested_output_names())
 
     def send(self, reply: Reply) -> None:
         flags = 0 if reply.finish_reason is None else _FINAL
         self._sender.send(encode(reply, self._wanted), flags=flags)
 
     def fail(self, code: ErrorCode, message: str) -> None:
-        self._sender.send(encode_error(RequestError(code, message)), flags=_FINAL)
+        self._sender.send(encode_error(code, message), flags=_FINAL)
 
     def is_cancelled(self) -> bool:
         return bool(self._sender.is_cancelled())
@@ -91,12 +91,13 @@ class TritonPythonModel:
         try:
             config = read_config(folder / CONFIG_NAME)
             engine = build_engine(config, folder)
-        except ConfigError as error:
-            self._tell_error(str(error), is_refusal=True)
-            # "from None": otherwise Triton would print a traceback after the message.
-            raise pb_utils.TritonModelException(str(error)) from None
         except Exception as error:
-            self._tell_error(f"{type(error).__name__}: {error}")
+            is_refusal = isinstance(error, ConfigError)
+            reason = str(error) if is_refusal else f"{type(error).__name__}: {error}"
+            if self._link is not None:
+                self._link.tell(News(error=reason, is_refusal=is_refusal))
+            if is_refusal:  # without a traceback after the message
+                raise pb_utils.TritonModelException(reason) from None
             raise
         server = Server(
             engine,
@@ -117,9 +118,6 @@ class TritonPythonModel:
         for request in requests:
             sink = TritonSink(request)
             try:
-                # Before decoding, so that requests refused for a full queue cost little.
-                if not asks_for_health(request):
-                    self._server.check_open()
                 self._server.submit(decode(request), sink)
             except RequestError as error:
                 self._server.refuse(sink, error)
@@ -148,10 +146,6 @@ class TritonPythonModel:
             self._server.drain()
             assert self._link is not None
             self._link.beat()
-
-    def _tell_error(self, error: str, is_refusal: bool = False) -> None:
-        if self._link is not None:
-            self._link.tell(News(error=error, is_refusal=is_refusal))
 
     def _is_unloading(self) -> bool:
         """Whether Triton unloads this model. It then waits for open requests and refuses new

@@ -57,52 +57,42 @@ def test_a_server_that_is_not_there() -> None:
     assert "Cannot connect" in result.stderr
 
 
-def test_the_gpu_run_needs_no_other_packages(tmp_path: Path) -> None:
-    """Its dry run, in a Python where what a GPU image lacks cannot be imported."""
-    program = f"""
+GPU_IMAGE = """
 import sys
 class Missing:
     def find_spec(self, name, path=None, target=None):
-        top = name.partition(".")[0]
-        if top in {{"pydantic", "openvino", "aiohttp", "fastapi", "uvicorn", "tritonclient",
-                   "threadpoolctl", "grpc"}}:
+        if name.partition(".")[0] in {%s}:
             raise ModuleNotFoundError(name, name=name)
 sys.meta_path.insert(0, Missing())
-from smartspec_bench.gpu import main
-main(["--dry-run", {str(tmp_path)!r}])
 """
+"""Python without packages that the image of a GPU machine often lacks."""
+
+
+def in_a_gpu_image(program: str, *missing: str) -> str:
     environment = {"PYTHONPATH": f"{ROOT / 'backend'}:{ROOT / 'tools'}", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found = read(tmp_path / "gpu.json")
-    assert "figures mean nothing" in found.about["note"]
-    assert found.phases
-    assert all(phase.num_same_texts == phase.num_finished for phase in found.phases)
-    assert (tmp_path / "gpu.html").is_file()
+    text = GPU_IMAGE % ", ".join(map(repr, missing)) + program
+    command = [sys.executable, "-c", text]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_lockstep_needs_neither_openvino_nor_the_clients(tmp_path: Path) -> None:
+    """As `scripts/bench --gpu` runs it, but small and on the CPU."""
+    options = ["--model", str(TINY / "target"), "--draft", str(TINY / "draft")]
+    options += ["--set", "engine.runtime=torch", "--set", "limits.profile_s=1"]
+    options += ["--set", "limits.max_sequences=4", "--set", f"engine.profile_cache={tmp_path}"]
+    options += ["--shapes", "closed", "--repeats", "1", "--saturation-s", "0.2"]
+    options += ["--max-tokens", "8", "--policies", "none,goodput", "--json", "-"]
+    program = f"from smartspec_cli.app import app\napp(['bench', 'lockstep', *{options!r}])"
+    missing = ("openvino", "aiohttp", "fastapi", "uvicorn", "tritonclient", "grpc")
+    phases = json.loads(in_a_gpu_image(program, *missing))["phases"]
+    assert len(phases) == 2
+    assert all(phase["num_same_texts"] == phase["num_finished"] for phase in phases)
 
 
 def test_gpu_tests_are_collected_without_other_packages() -> None:
-    """As in a GPU image: `pytest -m gpu` where pydantic and openvino cannot be imported."""
-    program = """
-import sys
-class Missing:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"pydantic", "openvino", "aiohttp", "tritonclient"}:
-            raise ModuleNotFoundError(name, name=name)
-sys.meta_path.insert(0, Missing())
-import pytest
-sys.exit(pytest.main(["-m", "gpu", "--collect-only", "-q", "-p", "no:cacheprovider"]))
-"""
-    command = [sys.executable, "-c", program]
-    environment = {"PYTHONPATH": f"{ROOT / 'backend'}:{ROOT / 'tools'}"}
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "test_captured_passes_on_a_gpu" in done.stdout
+    options = ["-m", "gpu", "--collect-only", "-q", "-p", "no:cacheprovider"]
+    program = f"import pytest\nsys.exit(pytest.main({options!r}))"
+    found = in_a_gpu_image(program, "pydantic", "openvino", "aiohttp", "tritonclient")
+    assert "test_captured_passes_on_a_gpu" in found

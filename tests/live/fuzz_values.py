@@ -72,10 +72,11 @@ def valid_element(spec: TensorSpec, rng: random.Random) -> Any:
     if isinstance(allowed, Choice):
         return rng.choice(allowed.values)
     if isinstance(allowed, Text):
-        return _text(rng, allowed.max_bytes or 64)
+        return _text(rng, allowed.max_bytes)
     if isinstance(allowed, Range):
         return _number(rng, allowed, is_float=spec.dtype == "FP32")
     return {
+        "STRING": lambda: _text(rng, 64),
         "BOOL": lambda: rng.random() < 0.5,
         "INT32": lambda: rng.randint(-INT32_MAX - 1, INT32_MAX),
         "UINT64": lambda: rng.choice([0, 1, 2**64 - 1, rng.getrandbits(64)]),
@@ -111,8 +112,7 @@ def _invalid_elements(spec: TensorSpec) -> list[Any]:
     allowed = spec.allowed
     found: list[Any] = [NOT_UTF8] if spec.dtype == "STRING" else []
     if isinstance(allowed, Text):
-        found += [""] if not allowed.may_be_empty else []
-        found += ["y" * (allowed.max_bytes + 1)] if allowed.max_bytes else []
+        found += ["", "y" * (allowed.max_bytes + 1)]
     elif isinstance(allowed, Choice):
         tried = {
             "STRING": ["nonsense", "NONE "],

@@ -22,7 +22,7 @@ from wire import grpc_stream, post
 from smartspec_launch.pbtxt import ALIASES
 from smartspec_launch.triton_server import TritonServer
 from smartspec_py.api.contract import MODEL_NAME
-from smartspec_py.api.refused import RENAMED, UNSUPPORTED
+from smartspec_py.api.refused import REFUSED
 from smartspec_py.api.tensor_spec import NUMPY_TYPES
 
 pytestmark = pytest.mark.triton
@@ -95,7 +95,7 @@ def spoil(rng: random.Random, fields: dict[str, Any], is_http: bool) -> str:
         text = rng.choice(["x", "🙂", " "]) * 500_000
         fields[name] = [text] if SPECS[name].is_list else text
     else:
-        name = rng.choice(["temprature", "k" * 60, *UNSUPPORTED, *RENAMED])
+        name = rng.choice(["temprature", "k" * 60, *REFUSED])
         fields[name] = rng.choice([1, True, "text", 0.5, None, [1]])
     return name
 

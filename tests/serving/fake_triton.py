@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -43,34 +40,17 @@ class InferenceResponse:
     output_tensors: list[Tensor] = field(default_factory=list)
     error: TritonError | None = None
 
-    def arrays(self) -> dict[str, Any]:
-        return {tensor.name(): tensor.as_numpy() for tensor in self.output_tensors}
-
 
 @dataclass
 class InferenceRequest:
     tensors: list[Tensor]
-    named: dict[str, Any] = field(default_factory=dict)
+    named: dict[str, Any]
 
     def inputs(self) -> list[Tensor]:
         return self.tensors
 
     def parameters(self) -> str:
         return json.dumps(self.named) if self.named else ""
-
-
-@contextmanager
-def codec_on_double() -> Iterator[ModuleType]:
-    """smartspec_py.codec, which only Triton's own interpreter could import otherwise."""
-    fake = ModuleType("triton_python_backend_utils")
-    fake.__dict__.update(
-        Tensor=Tensor, TritonError=TritonError, InferenceResponse=InferenceResponse
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, fake.__name__, fake)
-        patch.delitem(sys.modules, "smartspec_py.codec", raising=False)
-        yield importlib.import_module("smartspec_py.codec")
-        del sys.modules["smartspec_py.codec"]
 
 
 def request(fields: dict[str, Any], **parameters: Any) -> InferenceRequest:
@@ -81,3 +61,12 @@ def request(fields: dict[str, Any], **parameters: Any) -> InferenceRequest:
         raw = [item.encode() if isinstance(item, str) else item for item in values]
         tensors.append(Tensor(name, np.array([raw], dtype=_DTYPES[name])))
     return InferenceRequest(tensors, parameters)
+
+
+with pytest.MonkeyPatch.context() as patch:
+    fake = ModuleType("triton_python_backend_utils")
+    fake.__dict__.update(
+        Tensor=Tensor, TritonError=TritonError, InferenceResponse=InferenceResponse
+    )
+    patch.setitem(sys.modules, fake.__name__, fake)
+    from smartspec_py import codec as codec

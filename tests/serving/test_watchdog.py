@@ -148,7 +148,7 @@ def test_a_health_check_is_answered_by_the_loop_alone() -> None:
     server = fake_server(fake_engine(), LIMITS.model_copy(update={"max_queue": 1}))
     server.submit(GenerateParams("hello", 5), LocalSink())
     with pytest.raises(RequestError, match="the queue is full"):
-        server.check_open()
+        server.submit(GenerateParams("hello", 5), LocalSink())
     sink = LocalSink()
     server.submit(HEALTH, sink)
     assert sink.num_finals == 0

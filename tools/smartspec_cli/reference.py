@@ -33,7 +33,7 @@ from smartspec_gateway.openai.schema import (
 )
 from smartspec_py.api.contract import OUTPUTS
 from smartspec_py.api.inputs import FIELDS, INPUT_GROUPS
-from smartspec_py.api.refused import RENAMED, UNSUPPORTED
+from smartspec_py.api.refused import REFUSED as REFUSED_TENSORS
 from smartspec_py.api.tensor_spec import Choice, TensorSpec
 from smartspec_py.config import (
     BatchTableConfig,
@@ -108,8 +108,7 @@ def _output_row(spec: TensorSpec) -> Sequence[str]:
 
 def refused() -> str:
     """The table of refused names."""
-    renamed = {name: f"unknown; use `{ours}`" for name, ours in RENAMED.items()}
-    rows = ((f"`{name}`", why) for name, why in {**UNSUPPORTED, **renamed}.items())
+    rows = ((f"`{name}`", why) for name, why in REFUSED_TENSORS.items())
     return _table(("name", "answer"), rows)
 
 

@@ -15,7 +15,7 @@ from tritonclient.grpc import service_pb2
 
 from smartspec_gateway.limits import MAX_ID_BYTES, Refused
 from smartspec_py.api.contract import INPUTS
-from smartspec_py.api.refused import asks_for_nothing, why_refused
+from smartspec_py.api.refused import why_refused
 from smartspec_py.api.tensor_spec import NUMPY_TYPES, Range, TensorSpec
 
 SPECS = {spec.name: spec for spec in INPUTS}
@@ -124,8 +124,8 @@ def _fields(document: dict[str, Any]) -> tuple[dict[str, Any], str]:
     for name, value in (document | parameters).items():
         if name in SPECS:
             fields[name] = value
-        elif not asks_for_nothing(name, value):
-            raise Refused(400, why_refused(name, SPECS).encode("utf-8", "replace").decode())
+        elif why := why_refused(name, value, SPECS):
+            raise Refused(400, why.encode("utf-8", "replace").decode())
     return fields, request_id.encode("utf-8", "replace").decode()
 
 

@@ -47,7 +47,6 @@ class GenerateParams:
     text: str = tensor(
         MISSING,
         "the prompt, UTF-8; empty with `input_ids`",
-        Text(may_be_empty=True),
         name="text_input",
         model_range="at least one token, and short enough for the context with room for one more",
     )

@@ -65,51 +65,39 @@ _NAMES = {
     "encoder-decoder models are not supported": "decoder_text_input",
     "use stop_words; to cancel a request, close its stream": "stop",
     "not supported; write the conversation as text in text_input": "messages",
+    "unknown; use text_input": "prompt",
+    "unknown; use max_tokens": "request_output_len max_new_tokens",
+    "unknown; use stream": "streaming",
+    "unknown; use top_k": "runtime_top_k",
+    "unknown; use top_p": "runtime_top_p",
+    "unknown; use length_penalty": "len_penalty",
+    "unknown; use min_tokens": "min_length",
+    "unknown; use stop_words": "stop_words_list",
+    "unknown; use bad_words": "bad_words_list",
+    "unknown; use embedding_bias_words": "embedding_bias logit_bias",
+    "unknown; use speculation_policy": "policy",
+    "unknown; use request_priority": "priority",
+    "unknown; use deadline_ms": "timeout",
 }
-UNSUPPORTED = {name: reason for reason, names in _NAMES.items() for name in names.split()}
-"""Reasons by name of a request parameter."""
-
-RENAMED = {
-    "prompt": "text_input",
-    "request_output_len": "max_tokens",
-    "max_new_tokens": "max_tokens",
-    "streaming": "stream",
-    "runtime_top_k": "top_k",
-    "runtime_top_p": "top_p",
-    "len_penalty": "length_penalty",
-    "min_length": "min_tokens",
-    "stop_words_list": "stop_words",
-    "bad_words_list": "bad_words",
-    "embedding_bias": "embedding_bias_words",
-    "logit_bias": "embedding_bias_words",
-    "policy": "speculation_policy",
-    "priority": "request_priority",
-    "timeout": "deadline_ms",
-}
-"""Names of fields in other interfaces, and their names here."""
-
-MAX_COMPARED = 64
-"""Longer names are not compared with known ones, because that takes too long."""
-
-NUM_SUGGESTED = 3
+REFUSED = {name: reason for reason, names in _NAMES.items() for name in names.split()}
+"""Reasons by name of a request parameter: unsupported features, and fields of other interfaces that
+have another name here."""
 
 
-def asks_for_nothing(name: str, value: object) -> bool:
-    """Whether the parameter may be ignored: it turns off a feature that is not supported, or is
-    the client's `id` of the request, which Triton passes on."""
-    return name == "id" or (name in UNSUPPORTED and value is False)
+def why_refused(name: str, value: object, inputs: Collection[str]) -> str | None:
+    """The error message for a request parameter. inputs: names of all input tensors.
 
-
-def why_refused(name: str, inputs: Collection[str]) -> str:
-    """The error message for a request parameter. inputs: names of all input tensors."""
+    None if it may be ignored: it turns off a feature that is not supported, or is the client's `id`
+    of the request, which Triton passes on.
+    """
+    if name == "id" or (name in REFUSED and value is False):
+        return None
     if name in inputs:
         return f"{name}: send it as a tensor (in JSON: a top-level key), not as a parameter"
-    if name in UNSUPPORTED:
-        return f"{name}: {UNSUPPORTED[name]}"
-    if name in RENAMED:
-        return f"{name}: unknown; use {RENAMED[name]}"
-    is_short = len(name) <= MAX_COMPARED
-    close = difflib.get_close_matches(name, inputs, n=NUM_SUGGESTED) if is_short else []
+    if name in REFUSED:
+        return f"{name}: {REFUSED[name]}"
+    # Comparing a very long name would take too long.
+    close = difflib.get_close_matches(name[:64], inputs)
     hint = (
         f"did you mean {' or '.join(close)}?" if close else f"see the {len(inputs)} input tensors"
     )

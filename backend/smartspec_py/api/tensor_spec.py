@@ -15,21 +15,22 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class Anything:
-    """Every value of the dtype.
+class Allowed:
+    """Every value of the dtype. Subclasses allow fewer.
 
-    Like the other classes: `holds` checks an element (a str for STRING), and `text` follows `must
-    be` in an error.
+    `holds` checks an element (a str for STRING). `text` follows `must be` in an error.
     """
-
-    text: str = ""
 
     def holds(self, value: Any) -> bool:
         return True
 
+    @property
+    def text(self) -> str:
+        return ""
+
 
 @dataclass(frozen=True)
-class Range:
+class Range(Allowed):
     """Finite numbers from low to high, inclusive. note: added to the text."""
 
     low: float
@@ -53,7 +54,7 @@ class Range:
 
 
 @dataclass(frozen=True)
-class Choice:
+class Choice(Allowed):
     """One of a few values. note: added to the text, e.g. why there are no others."""
 
     values: tuple[Any, ...]
@@ -64,29 +65,21 @@ class Choice:
 
     @property
     def text(self) -> str:
-        words = [_worded(value) for value in self.values]
-        listed = " or ".join([", ".join(words[:-1]), words[-1]]) if words[1:] else words[0]
-        return listed + _in_brackets(self.note)
+        return " or ".join(map(_worded, self.values)) + _in_brackets(self.note)
 
 
 @dataclass(frozen=True)
-class Text:
-    """Text. max_bytes: largest UTF-8 size; 0 is no limit."""
+class Text(Allowed):
+    """Text that is not empty. max_bytes: largest UTF-8 size."""
 
-    max_bytes: int = 0
-    may_be_empty: bool = False
+    max_bytes: int
 
     def holds(self, value: Any) -> bool:
-        if not value:
-            return self.may_be_empty
-        return not self.max_bytes or len(value.encode()) <= self.max_bytes
+        return 0 < len(value.encode()) <= self.max_bytes
 
     @property
     def text(self) -> str:
-        if self.may_be_empty:
-            return ""
-        most = f" and at most {self.max_bytes} bytes" if self.max_bytes else ""
-        return "at least one character" + most
+        return f"at least one character and at most {self.max_bytes} bytes"
 
 
 def _in_brackets(note: str) -> str:
@@ -98,8 +91,6 @@ def _worded(value: Any) -> str:
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else str(value) or "empty"
 
-
-Allowed = Anything | Range | Choice | Text
 
 NUMPY_TYPES: dict[str, type] = {
     "STRING": np.object_,
@@ -128,7 +119,7 @@ class TensorSpec:
     name: str
     dtype: str
     meaning: str
-    allowed: Allowed = Anything()
+    allowed: Allowed = Allowed()
     dims: tuple[int, ...] = (1,)
     is_optional: bool = True
     convert: Callable[[Any], Any] = lambda value: value

@@ -13,7 +13,6 @@ from typing import Any
 from threadpoolctl import ThreadpoolController
 
 from smartspec_py.config import (
-    HEADS,
     PROMPT_LOOKUP,
     ConfigError,
     EngineConfig,
@@ -41,9 +40,10 @@ def build_engine(config: ServerConfig, folder: Path) -> Engine:
     )
     engine = replace(engine, proposers={**engine.proposers, PROMPT_LOOKUP: lookup})
     if config.proposer != "auto" and config.proposer not in engine.proposers:
-        missing = "heads" if config.proposer == HEADS else "draft"
+        names = ", ".join(sorted(engine.proposers))
         raise ConfigError(
-            f"engine.json: proposer: {config.proposer}, but engine.{missing} is not set"
+            f"engine.json: proposer: got {config.proposer}, must be auto or one of this engine's: "
+            f"{names}"
         )
     return engine
 

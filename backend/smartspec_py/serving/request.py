@@ -17,11 +17,12 @@ __all__ = ["ErrorCode", "GenerateParams", "InvalidField", "Request", "RequestErr
 
 
 class ErrorCode(Enum):
-    """The gRPC status of an error. Over HTTP, Triton 2.51 answers 400 for all of them."""
+    """The gRPC status of an error, with Triton's name for it. Over HTTP, Triton 2.51 answers 400
+    for all of them."""
 
-    INVALID_ARGUMENT = auto()
-    UNAVAILABLE = auto()
-    INTERNAL = auto()
+    INVALID_ARGUMENT = "INVALID_ARG"
+    UNAVAILABLE = "UNAVAILABLE"
+    INTERNAL = "INTERNAL"
 
 
 class RequestError(Exception):

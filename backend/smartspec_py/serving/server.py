@@ -158,10 +158,6 @@ class Server:
         """Requests whose last response has not been sent."""
         return self._responder.num_open
 
-    def check_open(self) -> None:
-        """Raises RequestError(UNAVAILABLE) if `submit` would raise it for every request."""
-        self._inbox.check_open()
-
     def submit(self, params: GenerateParams, sink: Sink) -> None:
         """Enqueue a request; its answer goes to the sink.
 
@@ -177,7 +173,7 @@ class Server:
         if params.health_check:
             self._answer(sink, lambda: HEALTHY)
             return
-        self.check_open()
+        self._inbox.check_open()  # before tokenizing, so that a refusal costs little
         arrival = self.intake.receive(params, sink)
         self._inbox.put(arrival.request, lambda: self._responder.post(arrival.response))
 
