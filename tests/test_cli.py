@@ -20,7 +20,7 @@ from smartspec_cli.app import COMMANDS, app
 from smartspec_cli.commands.quickstart import summarise
 from smartspec_cli.commands.settings import set_keys
 from smartspec_launch import paths
-from smartspec_launch.triton_server import free_address
+from smartspec_launch.address import free_address
 
 ROOT = Path(__file__).parents[1]
 CLIENTS = ROOT / "clients"

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from charts import EXAMPLES, render
 
+from smartspec_gateway.limits import Limits
 from smartspec_gateway.openai.app import create_app
 from smartspec_gateway.openai.endpoint import Settings
 from smartspec_py.api.contract import MODEL_NAME
@@ -49,7 +50,7 @@ def test_the_pool_has_the_pods_and_metrics_of_the_chart() -> None:
 
 def test_proxies_send_each_path_to_its_port() -> None:
     nothing: Any = None
-    api = create_app(nothing, nothing, Settings("smartspec", 512)).openapi()
+    api = create_app(nothing, nothing, Settings("smartspec", Limits(512))).openapi()
     of_one_server = {"/health", "/metrics"}
     is_openai = dict.fromkeys(api["paths"].keys() - of_one_server, True) | {READY: False}
     assert is_openai["/tokenize"]
