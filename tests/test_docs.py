@@ -15,8 +15,6 @@ import pytest
 from smartspec_cli.reference import commands
 from smartspec_gateway.openai.chat_schema import ChatRequest
 from smartspec_py.api.contract import INPUTS
-from smartspec_py.core.types import SpecMetrics
-from smartspec_py.serving.messages import SpecRecord
 
 ROOT = Path(__file__).parents[1]
 LOG = ROOT / "docs" / "research" / "log"
@@ -135,13 +133,3 @@ def test_links_lead_somewhere_and_lines_are_short(path: Path) -> None:
             assert (path.parent / target).exists(), target
     for line in text.splitlines():
         assert len(line) <= MAX_COLUMNS or re.search(r"^\s*\||\]\(", line), line
-
-
-def test_the_example_of_metrics_is_what_a_server_sends() -> None:
-    """Four verifications, as (drafted, accepted)."""
-    text = (ROOT / "docs" / "reference" / "tensors.md").read_text(encoding="utf-8")
-    [example] = re.findall(r"```json\n(.*?)```", text, re.DOTALL)
-    record = SpecRecord(num_spec_tokens=3)
-    for drafted, accepted in ((3, 3), (3, 3), (2, 1), (2, 0)):
-        record.add(drafted, accepted)
-    assert json.loads(record.to_json(SpecMetrics.SUMMARY)) == json.loads(example)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,10 +23,11 @@ from smartspec_py.config import DRAFT_MODEL, LimitsConfig, ServerConfig
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.engines.base import Event
 from smartspec_py.serving.request import GenerateParams
-from smartspec_py.serving.server import Engine, Server
+from smartspec_py.serving.server import Engine
 from smartspec_testing.engines import FakeEngineConfig
 from smartspec_testing.fake_engine import FAKE_CAPABILITIES, FakeTarget
 from smartspec_testing.fake_proposer import FakeProposer
+from smartspec_testing.local import serving
 
 TOKENIZER = Tokenizer.from_file(
     str(Path(__file__).parents[1] / "engines_build" / "tiny" / "target" / "tokenizer.json")
@@ -38,6 +38,9 @@ REQUESTS = [
     for text in ("Who goes there?", "List the names", "Report:")
     for temperature in (0.0, 1.0)
 ]
+CONFIG = ServerConfig(
+    engine=FakeEngineConfig(kind="fake", tokenizer="none"), limits=LimitsConfig(max_context_len=512)
+)
 ARMS = (CheckArm("none"), CheckArm("fixed:2"), CheckArm("goodput"))
 
 
@@ -56,24 +59,9 @@ DEAR = CostModel(PassTable((1,), (1,), ((0.01,),)), PassTable((1,), (1,), ((0.02
 """A draft takes as long as two tokens without any."""
 
 
-@contextmanager
-def serving(
-    target: FakeTarget, cost: CostModel = CHEAP, is_forced: bool = False
-) -> Iterator[Server]:
+def fake_engine(target: FakeTarget, cost: CostModel = CHEAP) -> Engine:
     proposer = FakeProposer(0.6, vocab_size=2000)
-    engine = Engine(TOKENIZER, (), target, {DRAFT_MODEL: proposer}, cost)
-    config = ServerConfig(
-        engine=FakeEngineConfig(kind="fake", tokenizer="none"),
-        limits=LimitsConfig(max_context_len=512),
-    )
-    server = Server(engine, config)
-    if is_forced:
-        force_drafting(server, config)
-    server.start()
-    try:
-        yield server
-    finally:
-        server.stop()
+    return Engine(TOKENIZER, (), target, {DRAFT_MODEL: proposer}, cost)
 
 
 def test_a_good_engine_shows_no_difference() -> None:
@@ -81,22 +69,22 @@ def test_a_good_engine_shows_no_difference() -> None:
     until 700 are compared."""
     said: list[str] = []
     target = FakeTarget(CAPABILITIES)
-    with serving(target) as server:
+    with serving(fake_engine(target), CONFIG) as server:
         reports = check_pair_exactness(server, REQUESTS, ARMS, 700, said.append)
     assert said[0] == "reference without speculation"
     assert said[-1] == "mixed batch 3 of 3"
-    assert [report.num_tokens for report in reports[:3]] == [120, 120, 120]
-    assert sum(report.num_tokens for report in reports) == 720
+    assert [report.counts["tokens"] for report in reports[:3]] == [120, 120, 120]
+    assert sum(report.counts["tokens"] for report in reports) == 720
     assert [report.mode for report in reports[3:]] == ["mixed"] * 3
     assert not any(report.divergences for report in reports)
-    assert reports[0].num_drafted == 0
-    assert reports[1].num_accepted > 0
-    assert sum(report.num_cancelled for report in reports) > 0
+    assert reports[0].counts["drafted"] == 0
+    assert reports[1].counts["accepted"] > 0
+    assert sum(report.counts["cancelled"] for report in reports) > 0
     assert target.num_sequences == 0, "cancelled neighbours have left as well"
 
 
 def test_a_leaky_engine_is_found_at_its_first_difference() -> None:
-    with serving(Leaky(CAPABILITIES)) as server:
+    with serving(fake_engine(Leaky(CAPABILITIES)), CONFIG) as server:
         cases = reference(server, REQUESTS)
         reports = check_pair_exactness(server, REQUESTS, ARMS, 1)
     none, fixed, *_ = reports
@@ -113,11 +101,13 @@ def test_policies_that_choose_by_cost_draft_even_where_it_does_not_pay() -> None
     """Served as it is, `goodput` leaves drafting alone but for a probe; the check compares it."""
     num_drafted = []
     for is_forced in (False, True):
-        with serving(FakeTarget(CAPABILITIES), DEAR, is_forced) as server:
+        with serving(fake_engine(FakeTarget(CAPABILITIES), DEAR), CONFIG) as server:
+            if is_forced:
+                force_drafting(server, CONFIG)
             cases = reference(server, REQUESTS)
             report = compare_alone(server, cases, CheckArm("goodput"))
         assert not report.divergences
-        num_drafted.append(report.num_drafted)
+        num_drafted.append(report.counts["drafted"])
     assert num_drafted[0] < 10
     assert num_drafted[1] > 60
 
@@ -126,13 +116,12 @@ DIVERGENCE = Divergence("fixed:1", "alone", REQUESTS[0], 0, 1, 2)
 
 
 def report(arm: str, num_drafted: int, num_tokens: int = 100) -> CheckReport:
-    return CheckReport(
-        arm, "alone", num_requests=5, num_tokens=num_tokens, num_drafted=num_drafted, num_accepted=7
-    )
+    counts = Counter(requests=5, tokens=num_tokens, drafted=num_drafted, accepted=7)
+    return CheckReport(arm, "alone", counts)
 
 
 NONE, FIXED = report("none", 0), report("fixed:1, draft_model", 60)
-DIFFERENT = replace(FIXED, divergences=(DIVERGENCE,))
+DIFFERENT = replace(FIXED, divergences=[DIVERGENCE])
 
 
 @pytest.mark.parametrize(

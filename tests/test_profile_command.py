@@ -18,8 +18,7 @@ from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.plan.planner import BatchTable
 from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.request import GenerateParams
-from smartspec_py.serving.server import Server
-from smartspec_testing.local import generate
+from smartspec_testing.local import generate, serving
 
 PAIR = Path(__file__).parents[1] / "engines_build" / "tiny"
 TARGET, DRAFT = str(PAIR / "target"), str(PAIR / "draft")
@@ -52,10 +51,9 @@ def test_the_server_drafts_by_the_table_of_its_configuration(draft_len: int) -> 
             "planner": {"batch_table": table},
         }
     )
-    server = Server(fake_engine(accept_prob=1.0), config)
-    server.start()
-    generate(server, [GenerateParams("a prompt", 40, policy="batch_table", proposer="draft_model")])
-    server.stop()
+    params = GenerateParams("a prompt", 40, policy="batch_table", proposer="draft_model")
+    with serving(fake_engine(accept_prob=1.0), config) as server:
+        generate(server, [params])
     planned = [
         r for r in server.loop.records if r.decision.reason == "planned" and r.batch_size == 1
     ]
@@ -99,8 +97,7 @@ def test_the_command_on_the_shipped_pair(tmp_path: Path) -> None:
     section = json.loads(file.read_text())
     (tmp_path / "engine.json").write_text(json.dumps(section | settings))
     config = read_config(tmp_path / "engine.json")
-    assert config.planner.batch_table is not None
-    assert config.planner.batch_table.model_dump(mode="json") == document["batch_table"]
+    assert config.planner.batch_table == BatchTable((1, 2), tuple(best))
     before = {path: path.stat().st_mtime_ns for path in cache.iterdir()}
     build_engine(config, tmp_path)
     assert {path: path.stat().st_mtime_ns for path in cache.iterdir()} == before

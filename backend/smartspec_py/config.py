@@ -19,13 +19,11 @@ from pydantic import (
     Field,
     SerializeAsAny,
     ValidationError,
-    ValidationInfo,
     field_validator,
     model_validator,
 )
 
-from smartspec_py.core.cost import MAX_ROWS
-from smartspec_py.core.plan.planner import MAX_FIXED_DRAFT_LEN, BatchTable, parse_policy
+from smartspec_py.core.plan.planner import BatchTable, parse_policy
 from smartspec_py.defaults import (
     DEFAULT_CONTEXT_LEN,
     DRAFT_MODEL,
@@ -61,17 +59,6 @@ IS_PATH = "path"
 LocalPath = Annotated[str, IS_PATH]
 OptionalPath = Annotated[str | None, IS_PATH]
 
-Devices = Annotated[
-    tuple[Annotated[int, Field(ge=0, le=1023)], ...], Field(min_length=1, strict=False)
-]
-"""Numbers of GPUs, as CUDA counts them."""
-
-
-def _single(value: tuple[int, ...] | None) -> tuple[int, ...] | None:
-    if value is not None and len(value) > 1:
-        raise ValueError("must be one number: the PyTorch engine runs a model on one device")
-    return value
-
 
 class EngineConfig(_Layer):
     """The section `engine` of engine.json for one kind of engine, and the engine's builder."""
@@ -103,13 +90,13 @@ class TorchEngineConfig(EngineConfig):
     dtype: auto uses the checkpoint's type. On a CPU, auto uses float32, or bfloat16 if the
         processor multiplies bfloat16. OpenVINO computes in float32 if the processor lacks the
         configured type. Weights stay in the type of their files.
-    weights: stored keeps them in the type of their files. int8, with OpenVINO only, rounds each row
-        to 8 bits, and activations in groups: a model of a billion parameters then answers two to
-        three times as fast and its texts change a little. They still do not depend on drafts.
+    weights: stored keeps them in the type of their files. int8 rounds each row to 8 bits, int4 each
+        group of 32 to 128 numbers to 4, and both round activations to 8 bits in groups. Both need
+        OpenVINO. auto is int8 on a CPU if the model has 100 million parameters or more: texts
+        change a little, and a pass takes about half the time. Texts never depend on drafts.
     device: cpu, cuda or cuda:N. auto uses CUDA if there is a GPU.
-    devices: number of the target's GPU, in a list. null uses the GPU of `device`.
-    draft_devices: number of the draft model's GPU, in a list. null uses the GPU of the target.
-        Never run by this project.
+    draft_device: cuda:N for a draft model on another GPU than the target. null uses the target's
+        device. Never run by this project.
     num_threads: compute threads. 0 uses one less than the number of cores, because other busy
         processes slow down a full set of threads. With 2 to 4 cores, it uses all of them if passes
         are then clearly faster.
@@ -125,16 +112,13 @@ class TorchEngineConfig(EngineConfig):
     draft: OptionalPath = None
     heads: OptionalPath = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    weights: Literal["stored", "int8"] = "stored"
+    weights: Literal["auto", "stored", "int8", "int4"] = "auto"
     device: str = "auto"
-    devices: Devices | None = None
-    draft_devices: Devices | None = None
+    draft_device: str | None = None
     num_threads: Annotated[int, Field(ge=0, le=1024)] = 0
     runtime: Literal["auto", "torch", "openvino"] = "auto"
     cuda_graphs: bool = True
     profile_cache: OptionalPath = None
-
-    _only_one = field_validator("devices", "draft_devices")(_single)
 
 
 class TrtllmEngineConfig(EngineConfig):
@@ -247,34 +231,14 @@ class LookupConfig(_Layer):
         return self
 
 
-class BatchTableConfig(_Layer):
-    """For the policy `batch_table`. `smartspec profile --table` writes it.
-
-    rows: batch sizes, ascending.
-    draft_lens: the draft length for each of rows.
+class PlannerConfig(_Layer):
+    """batch_table: for the policy of that name, with the lists `rows` (batch sizes, ascending from
+    1 or more) and `draft_lens` (a draft length for each of rows). `smartspec profile --table`
+    writes it. null makes one from the profile at the start.
     """
 
-    rows: Annotated[
-        tuple[Annotated[int, Field(ge=1, le=MAX_ROWS)], ...], Field(min_length=1, strict=False)
-    ]
-    draft_lens: Annotated[
-        tuple[Annotated[int, Field(ge=0, le=MAX_FIXED_DRAFT_LEN)], ...], Field(strict=False)
-    ]
-
-    @model_validator(mode="after")
-    def _is_a_table(self) -> Self:
-        BatchTable(self.rows, self.draft_lens)  # raises ValueError
-        return self
-
-    @property
-    def table(self) -> BatchTable:
-        return BatchTable(self.rows, self.draft_lens)
-
-
-class PlannerConfig(_Layer):
-    """batch_table: for the policy of that name. null makes one from the profile at the start."""
-
-    batch_table: BatchTableConfig | None = None
+    model_config = ConfigDict(strict=False)  # JSON's lists become tuples
+    batch_table: BatchTable | None = None
 
 
 class ServerConfig(_Layer):
@@ -299,18 +263,6 @@ class ServerConfig(_Layer):
     proposer: Literal["auto", "draft_model", "heads", "prompt_lookup"] = "auto"
     explain: bool = False
 
-    @field_validator("planner")
-    @classmethod
-    def _within_limits(cls, value: PlannerConfig, info: ValidationInfo) -> PlannerConfig:
-        limits = info.data.get("limits")
-        longest = max(value.batch_table.draft_lens) if value.batch_table else 0
-        if limits is not None and longest > limits.max_draft_len:
-            most = limits.max_draft_len
-            raise ValueError(
-                f"batch_table.draft_lens: {longest} is above limits.max_draft_len {most}"
-            )
-        return value
-
     @field_validator("policy")
     @classmethod
     def _known_policy(cls, value: str) -> str:
@@ -324,11 +276,9 @@ class ServerConfig(_Layer):
 def read_config(path: Path) -> ServerConfig:
     """Read engine.json. Raises ConfigError, which names every key that is wrong."""
     try:
-        return ServerConfig.model_validate_json(path.read_text(encoding="utf-8"))
+        return ServerConfig.model_validate_json(path.read_bytes())
     except ValidationError as error:
         raise ConfigError(f"{path.name}: {_describe(error)}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path.name}: not UTF-8 at byte {error.start}") from error
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
 
@@ -350,16 +300,9 @@ def _describe(error: ValidationError) -> str:
 
 def _similar(place: str) -> str:
     """The valid keys, of any section, whose names are most like that of the wrong key."""
-    places = [
-        *ServerConfig.model_fields,
-        *(f"engine.{name}" for kind in BUILT_IN.values() for name in kind.model_fields),
-        *(
-            f"{section}.{name}"
-            for section, field in ServerConfig.model_fields.items()
-            if isinstance(field.default, _Layer)
-            for name in type(field.default).model_fields
-        ),
-    ]
-    by_name = {known.rpartition(".")[2]: known for known in places if known != place}
+    models: list[tuple[str, type[_Layer]]] = [("engine.", kind) for kind in BUILT_IN.values()]
+    models += [("limits.", LimitsConfig), ("lookup.", LookupConfig), ("", ServerConfig)]
+    places = {name: section + name for section, model in models for name in model.model_fields}
+    by_name = {name: known for name, known in places.items() if known != place}
     close = get_close_matches(place.rpartition(".")[2][:64], by_name, n=2, cutoff=0.7)
     return f"; did you mean {' or '.join(by_name[name] for name in close)}?" if close else ""

@@ -8,7 +8,8 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from smartspec_py.serving.metric_families import FAMILIES, Kind, Labels, Series
+from smartspec_py.serving.metric_families import FAMILIES, Family, Kind
+from smartspec_py.serving.metrics import Series
 
 _METHODS = {Kind.COUNTER: "increment", Kind.GAUGE: "set", Kind.HISTOGRAM: "observe"}
 
@@ -28,10 +29,9 @@ class TritonMetrics:
         # process by a segmentation fault (github.com/triton-inference-server/server/issues/8662).
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
         self._labels = {"model": model, "version": version}
-        self._families = {family.name: family for family in FAMILIES}
         # Not when this module is imported: the stub puts MetricFamily in only when it initialises.
         self._declared = {
-            family.name: pb_utils.MetricFamily(
+            family: pb_utils.MetricFamily(
                 name=family.name,
                 description=family.meaning,
                 kind=getattr(pb_utils.MetricFamily, family.kind.name),
@@ -41,15 +41,14 @@ class TritonMetrics:
         self._metrics: dict[Series, Any] = {}
         self._owner: int | None = None
 
-    def put(self, name: str, labels: Labels, value: float) -> None:
+    def put(self, family: Family, labels: tuple[str, ...], value: float) -> None:
         """Creates the metric of a series when it is first used."""
         self._owner = self._owner or threading.get_ident()
-        assert self._owner == threading.get_ident(), f"{name}: another thread owns the metrics"
-        family = self._families[name]
-        metric = self._metrics.get((name, labels))
+        assert self._owner == threading.get_ident(), "another thread owns the metrics"
+        metric = self._metrics.get((family, labels))
         if metric is None:
-            metric = self._metrics[name, labels] = self._declared[name].Metric(
-                labels=self._labels | dict(labels),
-                buckets=list(map(float, family.buckets)) if family.buckets else None,
+            metric = self._metrics[family, labels] = self._declared[family].Metric(
+                labels=self._labels | dict(zip(family.labels, labels, strict=True)),
+                buckets=list(map(float, family.buckets)) or None,
             )
         getattr(metric, _METHODS[family.kind])(value)

@@ -19,6 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from smartspec_py.core.types import SamplingParams
 from smartspec_py.engines.base import Decode, DraftTask, Prefill, TargetCapabilities, Verify, Work
 from smartspec_py.engines.torch import eagle_proposer
+from smartspec_py.engines.torch.checkpoint import ModelError
 from smartspec_py.engines.torch.eagle import (
     EagleRunner,
     HeadInput,
@@ -30,7 +31,6 @@ from smartspec_py.engines.torch.eagle_proposer import EagleProposer
 from smartspec_py.engines.torch.graphs import GraphRunner
 from smartspec_py.engines.torch.packed import RowInput
 from smartspec_py.engines.torch.runner import (
-    ModelError,
     Runner,
     RunnerConfig,
     load_config,

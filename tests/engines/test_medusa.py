@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 
+from smartspec_py.engines.torch.checkpoint import ModelError
 from smartspec_py.engines.torch.medusa import MedusaHeads, load_heads
-from smartspec_py.engines.torch.runner import ModelError
 
 HIDDEN, ROWS, VOCAB = 16, 40, 36  # the target pads its vocabulary
 NUM_HEADS, NUM_LAYERS = 3, 2

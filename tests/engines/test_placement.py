@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from pydantic import ValidationError
 from torch_models import make_proposer, make_target
 
 from smartspec_py.config import ConfigError, LimitsConfig, TorchEngineConfig
@@ -39,10 +38,8 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         ({}, "cuda:0", "cuda:0"),
         ({"device": "cpu"}, "cpu", "cpu"),
         ({"device": "cuda:1"}, "cuda:1", "cuda:1"),
-        ({"devices": [1]}, "cuda:1", "cuda:1"),
-        ({"draft": "draft", "draft_devices": [1]}, "cuda:0", "cuda:1"),
-        ({"draft": "draft", "devices": [1], "draft_devices": [0]}, "cuda:1", "cuda:0"),
-        ({"draft": "draft", "device": "cuda:1", "draft_devices": [1]}, "cuda:1", "cuda:1"),
+        ({"draft": "draft", "draft_device": "cuda:1"}, "cuda:0", "cuda:1"),
+        ({"draft": "draft", "device": "cuda:1", "draft_device": "cuda:0"}, "cuda:1", "cuda:0"),
     ],
     ids=str,
 )
@@ -54,22 +51,16 @@ def test_where_models_are(two_gpus: None, engine: dict[str, Any], target: str, d
     ("engine", "sentence"),
     [
         (
-            {"devices": [2]},
-            r"engine\.devices: got \[2\], must be \[0\] to \[1\], because",
-        ),
-        ({"devices": [0], "device": "cpu"}, r"engine\.devices: got \[0\], but engine\.device is"),
-        ({"devices": [0], "device": "cuda:1"}, r"engine\.devices: got \[0\], but engine\.device"),
-        (
-            {"draft_devices": [1]},
-            r"engine\.draft_devices: got \[1\], but there is no",
+            {"draft_device": "cuda:1"},
+            r"engine\.draft_device: got 'cuda:1', but there is no engine\.draft",
         ),
         (
-            {"draft": "draft", "draft_devices": [3]},
-            r"engine\.draft_devices: got \[3\], must be \[0\] to \[1\]",
+            {"draft": "draft", "draft_device": "cuda:3"},
+            r"engine\.draft_device: 'cuda:3' does not exist, because PyTorch finds 2",
         ),
         (
-            {"draft": "draft", "draft_devices": [1], "device": "cpu"},
-            r"engine\.draft_devices: got \[1\], but the target is on a CPU",
+            {"draft": "draft", "draft_device": "cuda:1", "device": "cpu"},
+            r"engine\.draft_device: got 'cuda:1', but engine\.device is cpu",
         ),
         ({"device": "cuda:99"}, r"engine\.device: 'cuda:99' does not exist, because"),
         ({"device": "tpu"}, r"engine\.device: 'tpu' is not supported: "),
@@ -79,17 +70,6 @@ def test_where_models_are(two_gpus: None, engine: dict[str, Any], target: str, d
 def test_what_is_refused(two_gpus: None, engine: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError, match=rf"^engine\.json: {sentence}"):
         place(config(**engine))
-
-
-def test_a_model_has_one_device() -> None:
-    with pytest.raises(ValidationError, match=r"draft_devices\n.* must be one number"):
-        config(draft="draft", draft_devices=[0, 1])
-
-
-def test_without_a_gpu_the_number_found_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    with pytest.raises(ConfigError, match=r"got \[0\], must be left out, .* finds 0 CUDA devices"):
-        place(config(devices=[0]))
 
 
 class OnDraft(torch.Tensor):

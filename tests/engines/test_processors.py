@@ -6,14 +6,13 @@ The row of the tables is LOGITS = 2, 1, 0, -1, 0.5.
 from __future__ import annotations
 
 import math
-import random
 from typing import Any
 
 import pytest
 import torch
 
 from smartspec_py.core.types import SamplingParams
-from smartspec_py.engines.torch.processors import ShapedLogits, Span, TokenHistory, shape_logits
+from smartspec_py.engines.torch.processors import Shaping, TokenHistory, shape_logits
 from smartspec_py.engines.torch.truncation import truncate
 
 LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, 0.5])
@@ -31,8 +30,9 @@ def shape_one(
     sampling: SamplingParams, history: TokenHistory, drafts: tuple[int, ...] = ()
 ) -> list[float]:
     """LOGITS as they are after history and all drafts."""
-    span = Span(0, 1, sampling, len(history) + len(drafts), history, drafts)
-    shaped: list[float] = shape_logits(LOGITS[None], [span])[0].tolist()
+    shaped: list[float] = shape_logits(LOGITS[None], [Shaping(0, sampling, history, drafts)])[
+        0
+    ].tolist()
     return shaped
 
 
@@ -89,43 +89,9 @@ def test_shaping_by_hand(
 )
 def test_drafts_count_as_generated(params: dict[str, Any], rows: list[list[float]]) -> None:
     """Three rows of one sequence with drafts 1, 1; tokens 0 and 1 of each."""
-    span = Span(0, 3, SamplingParams(**params), 1, history_of((0,)), (1, 1))
-    assert shape_logits(LOGITS.repeat(3, 1), [span])[:, :2].tolist() == rows
-
-
-def random_sampling(rng: random.Random) -> SamplingParams:
-    """Every processor on or off, tokens below 8."""
-    words = tuple(tuple(rng.choices(range(8), k=rng.randint(1, 3))) for _ in range(4))
-    return SamplingParams(
-        repetition_penalty=rng.choice([1.0, 1.3]),
-        presence_penalty=rng.choice([0.0, 0.7]),
-        frequency_penalty=rng.choice([0.0, 0.3]),
-        logit_bias=rng.choice([(), ((1, 1.5), (6, -2.0))]),
-        bad_words=rng.choice([(), words]),
-        min_tokens=rng.choice([0, 4]),
-        end_tokens=(3,),
-    )
-
-
-def test_drafts_are_to_the_rows_behind_them_what_history_is() -> None:
-    """300 random sequences: row j of a span is, bit for bit, the row after history + drafts[:j]."""
-    rng = random.Random(1)
-    for _ in range(300):
-        sampling = random_sampling(rng)
-        prompt = tuple(rng.choices(range(8), k=rng.randint(1, 4)))
-        generated = tuple(rng.choices(range(8), k=rng.randint(0, 4)))
-        drafts = tuple(rng.choices(range(8), k=rng.randint(0, 4)))
-        logits = torch.randn(
-            len(drafts) + 1, 8, generator=torch.Generator().manual_seed(rng.randrange(99))
-        )
-        position = len(prompt) + len(generated)
-        history = history_of(prompt, generated)
-        span = Span(0, len(drafts) + 1, sampling, position, history, drafts)
-        together = shape_logits(logits, [span])
-        for j in range(len(drafts) + 1):
-            known = history_of(prompt, generated + drafts[:j])
-            alone = shape_logits(logits[j : j + 1], [Span(0, 1, sampling, position + j, known)])
-            assert torch.equal(together[j], alone[0]), (sampling, prompt, generated, drafts, j)
+    sampling, history = SamplingParams(**params), history_of((0,))
+    found = [shape_one(sampling, history, (1, 1)[:num]) for num in range(3)]
+    assert [row[:2] for row in found] == rows
 
 
 def test_tokens_beyond_the_vocabulary_do_nothing() -> None:
@@ -137,41 +103,34 @@ def test_tokens_beyond_the_vocabulary_do_nothing() -> None:
         min_tokens=9,
         end_tokens=(7,),
     )
-    span = Span(0, 2, sampling, 2, history_of((5, 7)), (5,))
-    shaped = shape_logits(LOGITS.repeat(2, 1), [span])
+    history = history_of((5, 7))
+    rows = [Shaping(0, sampling, history), Shaping(1, sampling, history, (5,))]
+    shaped = shape_logits(LOGITS.repeat(2, 1), rows)
     assert shaped.tolist() == [[2, 2, 0, -1, 0.5], [2, 2, 0, OUT, 0.5]]
-
-
-def test_a_span_that_does_not_fit_its_history_is_our_bug() -> None:
-    with pytest.raises(AssertionError, match="history"):
-        Span(0, 1, SamplingParams(), 4, history_of((1, 2)), (3,))
 
 
 def test_history_counts_generated_tokens_only() -> None:
     """Prompt 0..99, 40 of them generated again, once and once more; draft 100 is new."""
     history = history_of(tuple(range(100)), tuple(range(40)) * 2)
-    tokens, counts, is_known = history.count_with((100, 7), 3)
     assert len(history) == 180
     assert history.tail(2) == (38, 39)
     assert history.tail(0) == ()
-    assert tokens.tolist() == list(range(101))
-    assert counts[0].tolist() == [2] * 40 + [0] * 61
-    assert counts[1].tolist() == [2] * 40 + [0] * 60 + [1]
-    assert counts[2].tolist() == [2] * 7 + [3] + [2] * 32 + [0] * 60 + [1]
-    assert is_known.tolist() == [[True] * 100 + [False], [True] * 101, [True] * 101]
+    for drafts, expected in (
+        ((), [2] * 40 + [0] * 60),
+        ((100, 7), [2] * 7 + [3] + [2] * 32 + [0] * 60 + [1]),
+        ((99, 99), [2] * 40 + [0] * 59 + [2]),
+    ):
+        tokens, counts = history.count_with(drafts)
+        assert tokens.tolist() == list(range(len(expected)))
+        assert counts.tolist() == expected
 
 
 def test_logits_are_left_as_they_were_and_other_rows_as_they_are() -> None:
-    logits = LOGITS.repeat(4, 1)
+    logits = LOGITS.repeat(3, 1)
     sampling = SamplingParams(logit_bias=((0, -5.0),))
-    rows = ShapedLogits(logits, [Span(2, 1, sampling, 1, history_of((0,)))])
-    assert torch.equal(logits, LOGITS.repeat(4, 1))
-    assert rows.argmax().tolist() == [0, 0, 1, 0]
-    assert rows.take([3, 2, 2]).tolist() == [
-        LOGITS.tolist(),
-        [-3, 1, 0, -1, 0.5],
-        [-3, 1, 0, -1, 0.5],
-    ]
+    shaped = shape_logits(logits, [Shaping(1, sampling, history_of((0,)))])
+    assert torch.equal(logits, LOGITS.repeat(3, 1))
+    assert shaped.tolist() == [LOGITS.tolist(), [-3, 1, 0, -1, 0.5], LOGITS.tolist()]
 
 
 def kept(params: dict[str, Any], logits: torch.Tensor = LOGITS) -> list[int]:

@@ -274,7 +274,7 @@ def test_leaving_out_a_draft_for_its_value_would_be_seen() -> None:
 
 def test_forgetting_the_drafts_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Penalties that miss the step's own drafts make the test fail as well."""
-    monkeypatch.setattr("smartspec_py.engines.torch.processors.Span.drafts_before", lambda *_: ())
+    monkeypatch.setattr("smartspec_py.engines.torch.sampling.path_to", lambda *_: [])
     params = {"bad_words": ((2, 0, 1), (0, 0), (3, 3), (3, 4), (4, 3))}
     assert p_value(write(params, "rejection of draws"), joint_probs(params)) < LEAST_P_VALUE
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from transformers import LlamaConfig
 
-from smartspec_py.engines.torch.rope import RopeError, rope_of, use_new_rope
+from smartspec_py.engines.torch.checkpoint import ModelError
+from smartspec_py.engines.torch.rope import rope_of, use_new_rope
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0}
 
@@ -49,7 +51,7 @@ def test_a_published_checkpoint_has_the_same_settings_in_both() -> None:
 @pytest.mark.parametrize("scaling", [{"rope_type": "default"}, LLAMA3])
 def test_transformers_4_computes_the_angles_of_a_new_file(scaling: dict[str, Any]) -> None:
     config = old_config(rope_parameters={**scaling, "rope_theta": 100.0})
-    use_new_rope(config)
+    use_new_rope(config, Path("model"))
     assert config.rope_theta == 100.0
     assert config.rope_scaling == (LLAMA3 if scaling is LLAMA3 else None)
 
@@ -62,5 +64,5 @@ def test_transformers_4_computes_the_angles_of_a_new_file(scaling: dict[str, Any
     ],
 )
 def test_what_transformers_4_cannot_express_is_refused(new: dict[str, Any]) -> None:
-    with pytest.raises(RopeError, match=r"Transformers 5 saved config\.json"):
-        use_new_rope(old_config(rope_parameters=new))
+    with pytest.raises(ModelError, match=r"Transformers 5 saved config\.json"):
+        use_new_rope(old_config(rope_parameters=new), Path("model"))

@@ -181,7 +181,7 @@ class RandomRun:
                 del self.live[event.sequence]
 
 
-@pytest.mark.parametrize("weights", ["stored", "int8"])
+@pytest.mark.parametrize("weights", ["stored", "int8", "int4"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_logits_do_not_depend_on_the_pass(kind: str, dtype: torch.dtype, weights: str) -> None:

@@ -12,10 +12,12 @@ from test_same_bits import CONFIGS
 from torch_models import VOCAB_SIZE, make_model
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
+from smartspec_py.engines.torch import openvino_runner
+from smartspec_py.engines.torch.checkpoint import ModelError
 from smartspec_py.engines.torch.openvino_runner import OpenVinoRunner, load_openvino_runner
 from smartspec_py.engines.torch.packed import RowInput
-from smartspec_py.engines.torch.runner import ModelError, RunnerConfig
-from smartspec_py.engines.torch.weights import to_int8
+from smartspec_py.engines.torch.runner import RunnerConfig
+from smartspec_py.engines.torch.weights import to_int4, to_int8
 
 CONFIG = RunnerConfig(Path(), torch.device("cpu"), torch.float32, 2, 64, VOCAB_SIZE)
 PROMPT = [RowInput(0, 0, [5, 6, 7], 1, (), 3)]
@@ -31,14 +33,44 @@ def test_rounding_to_8_bits() -> None:
     assert found.values.abs().amax() == 127
 
 
-def test_every_product_keeps_8_bits() -> None:
-    """OpenVINO must not expand the weights of a product: it would read four times the memory."""
+@pytest.mark.parametrize("group", [32, 64, 128])
+def test_rounding_to_4_bits(group: int) -> None:
+    """At most half a level off, or one where 0 is moved to a level."""
+    weight = torch.randn(7, 384) * torch.logspace(-3, 3, 7)[:, None] + 0.5
+    weight[2] = 0
+    found = to_int4(weight, group)
+    low, high = found.values & 15, found.values >> 4
+    levels = torch.stack([low, high], -1).flatten(1).unflatten(1, (-1, group))
+    errors = (levels - found.zero.float()) * found.scale - weight.unflatten(1, (-1, group))
+    assert (errors.abs() <= found.scale * 1.001).all()
+    assert errors.abs().mean() < 0.3 * found.scale.mean()
+
+
+@pytest.mark.parametrize(("weights", "dtypes"), [("int8", ["i8"]), ("int4", ["i8", "u4"])])
+def test_every_product_keeps_few_bits(weights: str, dtypes: list[str]) -> None:
+    """OpenVINO must not expand the weights of a product: it would read more memory."""
     model = AutoModelForCausalLM.from_config(CONFIGS["llama"])
-    runner = OpenVinoRunner(model, replace(CONFIG, weights="int8"))
+    runner = OpenVinoRunner(model, replace(CONFIG, weights=weights))
     nodes = runner.compiled.get_runtime_model().get_ordered_ops()
     products = [n for n in nodes if "FullyConnected" in str(n.get_rt_info()["layerType"].value)]
     assert len(products) == 7 * model.config.num_hidden_layers + 1
-    assert {n.input(1).get_element_type().to_string() for n in products} == {"i8"}
+    assert sorted({n.input(1).get_element_type().to_string() for n in products}) == dtypes
+
+
+def test_int4_that_no_group_fits_is_refused() -> None:
+    model = make_model("llama")
+    with pytest.raises(ModelError, match="int4 needs products whose width 32 divides"):
+        OpenVinoRunner(model, replace(CONFIG, weights="int4"))
+
+
+@pytest.mark.parametrize(("least", "weights"), [(1, "int8"), (10**9, "stored")])
+def test_auto_is_int8_for_large_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least: int, weights: str
+) -> None:
+    monkeypatch.setattr(openvino_runner, "LARGE", least)
+    make_model("llama").save_pretrained(tmp_path)
+    runner = load_openvino_runner(replace(CONFIG, path=tmp_path, weights="auto"))
+    assert runner.config.weights == weights
 
 
 @pytest.mark.parametrize("form", ["safetensors", "shards", "bin"])

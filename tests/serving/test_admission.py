@@ -230,7 +230,7 @@ def test_speculation_shrinks_then_draft_caches_go_then_the_last_is_preempted() -
     last_draft = {first: 0, second: 0}
     while True:
         harness.step()
-        if harness.loop.num_preemptions:
+        if harness.loop.scheduler.num_preemptions:
             break
         for number, draft_len in harness.loop.records[-1].decision.plan.draft_lens.items():
             if draft_len:
@@ -243,7 +243,7 @@ def test_speculation_shrinks_then_draft_caches_go_then_the_last_is_preempted() -
         assert harness.requests[number].num_preemptions == num_preemptions
         assert_whole(harness, number)
     assert max(used) <= 180
-    assert harness.states[-1][1].num_preemptions == harness.loop.num_preemptions
+    assert harness.states[-1][1].num_preemptions == harness.loop.scheduler.num_preemptions
 
 
 @pytest.mark.parametrize("remaining", [1, 5, 16, 17, 40])

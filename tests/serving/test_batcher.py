@@ -1,14 +1,66 @@
-"""The batcher: served by rank, rows, and the budget of prompt tokens a step."""
+"""Requests and the batcher: states, ranks, rows, and the budget of prompt tokens per step."""
+
+from typing import Any
 
 import pytest
 
 from smartspec_py.core.types import SamplingParams
 from smartspec_py.serving.batcher import Batcher
-from smartspec_py.serving.request import Request, RequestState
+from smartspec_py.serving.request import ErrorCode, InvalidField, Request, RequestState
+
+WAITING, PREFILLING, DECODING, ENDED = RequestState
+LEGAL = {
+    WAITING: {PREFILLING, ENDED},
+    PREFILLING: {DECODING, WAITING, ENDED},  # the first token may end it
+    DECODING: {WAITING, ENDED},
+    ENDED: set(),
+}
 
 
-def request(number: int, num_prompt: int) -> Request:
-    return Request(number, list(range(num_prompt)), num_prompt, 4, SamplingParams(), "goodput", 4)
+def make_request(number: int, num_prompt: int, **fields: Any) -> Request:
+    tokens = list(range(num_prompt))
+    return Request(number, tokens, num_prompt, 4, SamplingParams(), "goodput", 4, **fields)
+
+
+@pytest.mark.parametrize("before", RequestState)
+@pytest.mark.parametrize("after", RequestState)
+def test_moves(before: RequestState, after: RequestState) -> None:
+    """An illegal one changes nothing."""
+    request = make_request(7, 3, state=before)
+    if after in LEGAL[before]:
+        request.move_to(after)
+        assert request.state is after
+        return
+    with pytest.raises(RuntimeError, match=f"request 7: {before.name} -> {after.name}"):
+        request.move_to(after)
+    assert request.state is before
+
+
+def test_an_invalid_field_names_field_value_and_range() -> None:
+    error = InvalidField("top_p", 1.5, "in (0, 1]")
+    assert str(error) == "top_p: got 1.5, must be in (0, 1]"
+    assert error.code is ErrorCode.INVALID_ARGUMENT
+    assert len(str(InvalidField("text_input", "x" * 10_000, "shorter"))) < 200
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "order"),
+    [
+        # (arrival_s, priority): equal priorities by arrival, equal arrivals by number
+        ([(1.0, 0), (0.0, 0), (1.0, 0)], [2, 1, 3]),
+        # a level is worth 10 s: 9.9 s later it is still first, 10.1 s later no more
+        ([(0.0, 0), (9.9, 1)], [2, 1]),
+        ([(0.0, 0), (10.1, 1)], [1, 2]),
+        ([(0.0, 0), (0.0, -1), (29.0, 3)], [3, 1, 2]),
+    ],
+)
+def test_requests_wait_by_arrival_moved_by_priority(
+    arrivals: list[tuple[float, int]], order: list[int]
+) -> None:
+    made = Batcher(1, 8, 8)
+    for number, (arrival_s, priority) in enumerate(arrivals, start=1):
+        made.add(make_request(number, 1, arrival_s=arrival_s, priority=priority))
+    assert [request.sequence for request in made.waiting] == order
 
 
 def batcher(
@@ -17,7 +69,7 @@ def batcher(
     """Requests 1, 2, .. with these prompt lengths, as many of them admitted as fit."""
     made = Batcher(max_sequences, prefill_chunk, largest)
     for number, num_prompt in enumerate(prompts, start=1):
-        made.add(request(number, num_prompt))
+        made.add(make_request(number, num_prompt))
     admit_all(made)
     return made
 
@@ -27,7 +79,7 @@ def admit_all(made: Batcher) -> None:
     while len(made.live) < made.max_batch_size and made.waiting:
         first = made.waiting[0]
         made.admit(first)
-        first.move_to(RequestState.PREFILLING)
+        first.move_to(PREFILLING)
         first.num_prefill_tokens = len(first.tokens)
         first.num_computed_tokens = 0
 
@@ -36,78 +88,73 @@ def read_step(made: Batcher) -> list[tuple[int, int, int, bool]]:
     """One step's chunks as (sequence, start, length, is_last), taken as read."""
     chunks = made.prefills()
     for chunk in chunks:
-        found = made.find(chunk.sequence)
-        assert found is not None
+        request = made.live[chunk.sequence]
         assert chunk.tokens == tuple(range(chunk.start, chunk.start + len(chunk.tokens)))
-        found.num_computed_tokens += len(chunk.tokens)
+        request.num_computed_tokens += len(chunk.tokens)
         if chunk.is_last:
-            found.move_to(RequestState.DECODING)
+            request.move_to(DECODING)
     return [(c.sequence, c.start, len(c.tokens), c.is_last) for c in chunks]
 
 
 @pytest.mark.parametrize(
-    ("prompts", "budget", "steps"),
+    ("prompts", "largest", "budget", "steps"),
     [
         # one long prompt, in chunks of the budget
-        ([10], 4, [[(1, 0, 4, False)], [(1, 4, 4, False)], [(1, 8, 2, True)]]),
+        ([10], 1000, 4, [[(1, 0, 4, False)], [(1, 4, 4, False)], [(1, 8, 2, True)]]),
         # what one leaves, the next takes; the oldest first
         (
             [3, 10, 2],
+            1000,
             8,
             [[(1, 0, 3, True), (2, 0, 5, False)], [(2, 5, 5, True), (3, 0, 2, True)]],
         ),
         # an exact fit leaves nothing, and no empty chunk
-        ([4, 4], 4, [[(1, 0, 4, True)], [(2, 0, 4, True)]]),
+        ([4, 4], 1000, 4, [[(1, 0, 4, True)], [(2, 0, 4, True)]]),
+        # whole prompts share the budget
+        ([10, 3], None, 13, [[(1, 0, 10, True), (2, 0, 3, True)]]),
+        ([10, 3], None, 12, [[(1, 0, 10, True)], [(2, 0, 3, True)]]),
+        # longer than the budget: alone
+        ([3, 10, 3], None, 8, [[(1, 0, 3, True)], [(2, 0, 10, True)], [(3, 0, 3, True)]]),
+        # strictly by rank: the third would fit beside the first
+        ([5, 6, 3], None, 8, [[(1, 0, 5, True)], [(2, 0, 6, True)], [(3, 0, 3, True)]]),
     ],
 )
 def test_chunks(
-    prompts: list[int], budget: int, steps: list[list[tuple[int, int, int, bool]]]
+    prompts: list[int],
+    largest: int | None,
+    budget: int,
+    steps: list[list[tuple[int, int, int, bool]]],
 ) -> None:
-    made = batcher(prompts, budget)
+    made = batcher(prompts, budget, largest=largest)
     assert [read_step(made) for _ in steps] == steps
     assert read_step(made) == []
 
 
 @pytest.mark.parametrize(
-    ("num_decode_tokens", "chunk"),
+    ("budget", "num_decode_tokens", "chunk"),
     [
-        (0, 128),
-        (1, 127),  # 128 in all
-        (32, 96),
-        (63, 65),
-        (64, 128),
-        (200, 120),  # 320 in all: five tiles
+        (128, 0, 128),
+        (128, 1, 127),  # 128 in all
+        (128, 63, 65),
+        (128, 64, 128),
+        (128, 200, 120),  # 320 in all: five tiles
+        # a small budget is cut by at most a half
+        (30, 64 - 16, 16),
+        (30, 64 - 15, 30),
     ],
 )
-def test_the_tokens_of_a_step_fill_tiles(num_decode_tokens: int, chunk: int) -> None:
-    made = batcher([1000], 128)
+def test_the_tokens_of_a_step_fill_tiles(budget: int, num_decode_tokens: int, chunk: int) -> None:
+    made = batcher([1000], budget)
     assert [len(one.tokens) for one in made.prefills(num_decode_tokens)] == [chunk]
-
-
-def test_a_small_budget_is_not_cut_by_half() -> None:
-    made = batcher([1000], 30)
-    assert [len(one.tokens) for one in made.prefills(64 - 16)] == [16]  # 64 in all
-    assert [len(one.tokens) for one in made.prefills(64 - 15)] == [30]
 
 
 def test_rows_are_given_in_order_of_arrival() -> None:
     made = batcher([1, 1, 1, 1], 8, max_sequences=2)
     assert list(made.live) == [1, 2]
-    assert (len(made.live), len(made.waiting)) == (2, 2)
+    assert (made.find(2), made.find(3)) == (made.live[2], made.waiting[0])
     del made.live[1]
     admit_all(made)
-    assert list(made.live) == [2, 3]
-    assert len(made.live) == made.max_batch_size
-
-
-def test_who_ranks_first_is_admitted_first() -> None:
-    """Priority 1 is worth ten seconds: of arrivals at 0, 5 and 3 the second is first."""
-    made = Batcher(1, 8, 8)
-    for number, (arrival_s, priority) in enumerate([(0.0, 0), (5.0, 1), (3.0, 0)], start=1):
-        waiting = request(number, 1)
-        waiting.arrival_s, waiting.priority = arrival_s, priority
-        made.add(waiting)
-    assert [r.sequence for r in made.waiting] == [2, 1, 3]
+    assert (list(made.live), made.find(1)) == ([2, 3], None)
 
 
 def test_a_preempted_request_waits_at_its_rank_and_reads_all_it_has() -> None:
@@ -117,9 +164,9 @@ def test_a_preempted_request_waits_at_its_rank_and_reads_all_it_has() -> None:
     first = made.live[1]
     read_step(made)
     first.tokens.extend([4, 5])
-    made.add(request(3, 1))
+    made.add(make_request(3, 1))
     del made.live[1]
-    first.move_to(RequestState.WAITING)
+    first.move_to(WAITING)
     made.add(first)
     assert [r.sequence for r in made.waiting] == [1, 3]
     admit_all(made)
@@ -137,55 +184,15 @@ def test_what_was_cached_is_not_read() -> None:
     assert [read_step(made), read_step(made)] == [[(1, 7, 2, False)], [(1, 9, 1, True)]]
 
 
-def test_ready_are_those_that_decode_and_have_nothing_in_flight() -> None:
-    made = batcher([1, 1, 9], 3)
-    read_step(made)
-    first, second, third = made.live.values()
-    assert made.ready() == [first, second]
-    assert third.state is RequestState.PREFILLING
-    first.is_in_flight = True
-    assert made.ready() == [second]
-
-
-@pytest.mark.parametrize(
-    ("prompts", "budget", "steps"),
-    [
-        ([10, 3], 13, [[1, 2]]),
-        ([10, 3], 12, [[1], [2]]),
-        # longer than the budget: alone
-        ([3, 10, 3, 2], 8, [[1], [2], [3, 4]]),
-        # strictly by rank: the third would fit beside the first
-        ([5, 6, 3], 8, [[1], [2], [3]]),
-    ],
-)
-def test_whole_prompts_share_the_budget(
-    prompts: list[int], budget: int, steps: list[list[int]]
-) -> None:
-    made = batcher(prompts, budget, largest=None)
-    found = [read_step(made) for _ in steps]
-    assert [[chunk[0] for chunk in step] for step in found] == steps
-    whole = [(number, 0, length, True) for number, length in enumerate(prompts, start=1)]
-    assert [chunk for step in found for chunk in step] == whole
-    assert read_step(made) == []
-
-
-def test_whole_prompts_in_flight_count() -> None:
+def test_requests_in_flight_are_not_ready_and_their_prompts_count() -> None:
     """Of 8 tokens 5 are in flight: the next prompt of 4 waits, and then takes one of 3 along."""
     made = batcher([5, 4, 3], 8, largest=None)
     first = made.live[1]
     first.is_in_flight = True
-    assert made.prefills() == []
+    assert (made.prefills(), made.ready()) == ([], [])
     first.is_in_flight = False
-    first.move_to(RequestState.DECODING)
+    first.move_to(DECODING)
     assert [chunk.sequence for chunk in made.prefills()] == [2, 3]
-
-
-def test_waiting_requests_are_found_and_can_be_dropped() -> None:
-    made = batcher([1, 1], 8, max_sequences=1)
-    waiting = made.find(2)
-    assert waiting is not None
-    assert waiting.state is RequestState.WAITING
-    made.waiting.remove(waiting)
-    assert made.find(2) is None
-    assert made.find(1) is not None
-    assert list(made)
+    assert made.ready() == [first]
+    first.is_in_flight = True
+    assert made.ready() == []

@@ -106,7 +106,7 @@ def served(
     server.start()
     try:
         sinks = generate(server, params, 120.0)
-        num_preemptions = server.loop.num_preemptions
+        num_preemptions = server.loop.scheduler.num_preemptions
     finally:
         server.stop()
     assert [sink.error for sink in sinks] == [None] * len(sinks)

@@ -89,7 +89,7 @@ def served(
     proposer = Recording(width)
     with serving(proposer, limits) as server:
         sinks = generate(server, params, 120.0)
-        num_preemptions = server.loop.num_preemptions
+        num_preemptions = server.loop.scheduler.num_preemptions
     assert [sink.error for sink in sinks] == [None] * len(sinks)
     return proposer, sinks, num_preemptions
 

@@ -188,6 +188,12 @@ def test_the_end_tokens(end_id: int | None, ignore_eos: bool, end_tokens: list[i
         assert arrival.request.sampling.end_tokens == expected
 
 
+def test_a_stop_word_that_is_a_special_token_is_an_end_token() -> None:
+    """It is no text, so that the responder cannot find it."""
+    sampling = receive(stop_words=("<|end|>", "hello")).request.sampling
+    assert sampling.end_tokens == (TOKENIZER.token_to_id("<|end|>"),)
+
+
 def test_top_p_of_0_is_greedy() -> None:
     sampling = receive(temperature=1.0, top_p=0.0).request.sampling
     assert (sampling.is_greedy, sampling.top_p) == (True, 1.0)

@@ -350,6 +350,7 @@ def test_a_request_shows_before_its_first_step() -> None:
         assert shown_s == came_s < harness.clock.now()
         assert state.num_running + state.num_waiting == 2
         harness.drain()
+        harness.step()
         assert harness.states[-1][1].num_running == 0
 
 
@@ -435,7 +436,7 @@ def test_the_end_of_an_engine_fails_all_without_it(cancelled: int | None) -> Non
         harness.step()
     if cancelled is not None:
         harness.inbox.cancel(cancelled)
-    harness.loop.fail_all(ErrorCode.INTERNAL, "the loop ended")
+    harness.loop.scheduler.fail_all(ErrorCode.INTERNAL, "the loop ended")
     for number in numbers:
         finals = harness.stories[number].finals
         assert len(finals) == 1

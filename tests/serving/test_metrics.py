@@ -6,54 +6,48 @@ import importlib
 import math
 import re
 import sys
-import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import MagicMock, call
 
 import pytest
 from harness import COST, record
-from hypothesis import given
-from hypothesis import strategies as st
 
 from smartspec_py.core.cost import CostModel
 from smartspec_py.core.plan.planner import PlannerSettings
 from smartspec_py.core.types import DraftOption, FinishReason, SequenceView, SpecPlan
 from smartspec_py.engines.base import Event
+from smartspec_py.serving import metric_families as families
 from smartspec_py.serving.messages import LoopState, Progress
-from smartspec_py.serving.metric_families import FAMILIES, Family, Kind, Labels, Series
+from smartspec_py.serving.metric_families import FAMILIES, Family, Kind
 from smartspec_py.serving.metrics import FLUSH_S, Meter
 from smartspec_py.serving.request import ErrorCode
 from smartspec_py.serving.step import Decision, Reason, StepRecord
 
 DOCS = Path(__file__).parents[2] / "docs" / "operate" / "metrics.md"
-SPEC = "spec_decode_"
 
 
 class MemoryMetrics:
-    """A sink that keeps everything by (name, labels), and takes only what the table has."""
+    """A sink that keeps everything by name and labels."""
 
     def __init__(self) -> None:
-        self._families = {family.name: family for family in FAMILIES}
-        self.values: dict[Series, float] = {}
+        self.values: dict[tuple[str, ...], float] = {}
         self.observations: dict[str, list[float]] = {}
 
-    def put(self, name: str, labels: Labels, value: float) -> None:
-        family = self._families[name]
-        assert tuple(label for label, _ in labels) == family.labels, f"{name} has other labels"
+    def put(self, family: Family, labels: tuple[str, ...], value: float) -> None:
+        name = family.name.removeprefix("smartspec_")
+        assert len(labels) == len(family.labels)
         if family.kind is Kind.HISTOGRAM:
-            self.observations.setdefault(name.removeprefix("smartspec_"), []).append(value)
-        elif family.kind is Kind.COUNTER:
-            assert value >= 0, f"{name} falls"
-            self.values[name, labels] = self.values.get((name, labels), 0.0) + value
-        else:
-            self.values[name, labels] = value
-
-    def of(self, name: str, **labels: str) -> float:
-        return self.values[f"smartspec_{name}", tuple(labels.items())]
+            self.observations.setdefault(name, []).append(value)
+            return
+        assert value >= 0 or family.kind is Kind.GAUGE, f"{name} falls"
+        before = self.values.get((name, *labels), 0.0) if family.kind is Kind.COUNTER else 0.0
+        self.values[name, *labels] = before + value
 
 
 def new_meter() -> Meter:
@@ -78,19 +72,15 @@ def step(
     return record(decision, **{"events": events, "total_s": 0.01} | fields)
 
 
-def flushed(meter: Meter, metrics: MemoryMetrics | None = None) -> MemoryMetrics:
+def flushed(meter: Meter) -> MemoryMetrics:
     """All that is new, at once."""
-    metrics = metrics or MemoryMetrics()
+    metrics = MemoryMetrics()
     meter.flush_if_due(metrics.put, math.inf if meter.due_s is None else max(0.0, meter.due_s))
     return metrics
 
 
-# The table
-
-
 def test_names_follow_the_rules() -> None:
-    names = [family.name for family in FAMILIES]
-    assert len(set(names)) == len(names)
+    assert len({family.name for family in FAMILIES}) == len(FAMILIES)
     for family in FAMILIES:
         assert family.name.startswith("smartspec_")
         assert family.name.endswith("_total") == (family.kind is Kind.COUNTER), family.name
@@ -98,16 +88,15 @@ def test_names_follow_the_rules() -> None:
         assert all(a < b for a, b in pairwise(family.buckets)), family.name
 
 
-def table_row(family: Family) -> str:
-    labels = ", ".join(f"`{label}`" for label in family.labels)
-    return f"| `{family.name}` | {family.kind} | {labels} | {family.meaning} |"
-
-
 def test_the_docs_have_the_table_and_the_buckets_and_no_other_names() -> None:
     """In PromQL a histogram has its parts."""
     text = DOCS.read_text()
     rows = [line for line in text.splitlines() if line.startswith("| `smartspec_")]
-    assert rows == [table_row(family) for family in FAMILIES]
+    labels = [", ".join(f"`{label}`" for label in family.labels) for family in FAMILIES]
+    assert rows == [
+        f"| `{family.name}` | {family.kind} | {of_one} | {family.meaning} |"
+        for family, of_one in zip(FAMILIES, labels, strict=True)
+    ]
     items = [" ".join(item.split()) for item in text.split("\n- ")]
     histograms = [family for family in FAMILIES if family.buckets]
     for family in histograms:
@@ -117,62 +106,29 @@ def test_the_docs_have_the_table_and_the_buckets_and_no_other_names() -> None:
     assert set(re.findall(r"\bsmartspec_\w+", text)) <= known
 
 
-# Steps
-
-
 def test_all_counters_are_there_before_anything_happened() -> None:
     """Two counters have 4 positions, one 3 reasons to end, one 3 to be refused, one 4 deciders."""
-    metrics = flushed(new_meter())
-    assert metrics.of("config_info", method="draft_model", k_max="4", policy="goodput") == 1
-    counters = {family.name for family in FAMILIES if family.kind is Kind.COUNTER}
-    values = {series: v for series, v in metrics.values.items() if series[0] in counters}
-    assert {name for name, _ in values} == counters
-    assert len(values) == len(metrics.values) - 1 == len(counters) + 3 + 3 + 2 + 2 + 3
+    values = flushed(new_meter()).values
+    assert values.pop(("config_info", "draft_model", "4", "goodput")) == 1
+    counters = {f.name.removeprefix("smartspec_") for f in FAMILIES if f.kind is Kind.COUNTER}
+    assert {name for name, *_ in values} == counters
+    assert len(values) == len(counters) + 3 + 3 + 2 + 2 + 3
     assert set(values.values()) == {0}
 
 
-def test_acceptance_of_a_step() -> None:
+def test_acceptance() -> None:
     """4 sequences: 2 of 4, 4 of 4, 0 of 2, and one without drafts. 6 of 10 in 3 verifications."""
     meter = new_meter()
     meter.add_step(step(verifications=[(4, 2), (4, 4), (2, 0)], num_undrafted=1))
     metrics = flushed(meter)
-    assert metrics.of(f"{SPEC}num_drafts_total") == 3
-    assert metrics.of(f"{SPEC}num_draft_tokens_total") == 10
-    assert metrics.of(f"{SPEC}num_accepted_tokens_total") == 6
-    assert metrics.of(f"{SPEC}disabled_steps_total") == 1
-    for stem, expected in (("draft", [3, 3, 2, 2]), ("accepted", [2, 2, 1, 1])):
-        name = f"{SPEC}num_{stem}_tokens_per_pos_total"
-        assert [metrics.of(name, position=str(p)) for p in range(1, 5)] == expected
-    assert metrics.observations[f"{SPEC}proposed_length_tokens"] == [2.5]
-
-
-@given(
-    st.lists(
-        st.tuples(st.lists(st.tuples(st.integers(1, 6), st.integers(0, 6))), st.booleans()),
-        max_size=20,
-    )
-)
-def test_positions_add_up_to_totals(steps: list[tuple[list[tuple[int, int]], bool]]) -> None:
-    """However often it is flushed in between, and for drafts longer than k_max too."""
-    meter, metrics = new_meter(), MemoryMetrics()
-    pairs = []
-    for verifications, is_flushed in steps:
-        verified = [(k, min(k, a)) for k, a in verifications]
-        pairs += verified
-        meter.add_step(step(verifications=verified))
-        if is_flushed:
-            flushed(meter, metrics)
-    flushed(meter, metrics)
-    assert metrics.of(f"{SPEC}num_drafts_total") == len(pairs)
-    for index, stem in enumerate(("num_draft_tokens", "num_accepted_tokens")):
-        by_position = [
-            value
-            for (name, _), value in sorted(metrics.values.items())
-            if name == f"smartspec_{SPEC}{stem}_per_pos_total"
-        ]
-        total = metrics.of(f"{SPEC}{stem}_total")
-        assert sum(by_position) == total == sum(pair[index] for pair in pairs)
-        assert by_position == sorted(by_position, reverse=True)
+    expected = {"drafts": 3, "draft_tokens": 10, "accepted_tokens": 6}
+    for name, value in expected.items():
+        assert metrics.values[f"spec_decode_num_{name}_total",] == value
+    assert metrics.values["spec_decode_disabled_steps_total",] == 1
+    for stem, counts in (("draft", [3, 3, 2, 2]), ("accepted", [2, 2, 1, 1])):
+        name = f"spec_decode_num_{stem}_tokens_per_pos_total"
+        assert [metrics.values[name, str(p)] for p in range(1, 5)] == counts
+    assert metrics.observations["spec_decode_proposed_length_tokens"] == [2.5]
 
 
 def test_goodput_is_that_of_steps_without_prompt_chunks() -> None:
@@ -191,7 +147,7 @@ def test_goodput_is_that_of_steps_without_prompt_chunks() -> None:
         "prompt_tokens_total": 100,
         "generation_tokens_total": 8,
     }
-    assert {name: metrics.of(name) for name in expected} == pytest.approx(expected)
+    assert {name: metrics.values[name,] for name in expected} == pytest.approx(expected)
     assert metrics.observations["step_latency_seconds"] == [0.4], "the last step"
 
 
@@ -199,44 +155,40 @@ def test_times_and_load_and_what_was_decided() -> None:
     meter = new_meter()
     first = replace(COST, target_base=1.1, target_slope=1.4, draft_factor=0.9)
     second = replace(COST, target_base=1.2, target_slope=1.5, draft_factor=0.8)
-    meter.add_step(step(num_undrafted=1, cost=first, draft_s=0.5, target_s=1.5))
+    meter.add_step(step((), 1, cost=first, draft_s=0.5, target_s=1.5))
     meter.set_state(LoopState(3, 2, 0.25, num_preemptions=2, time_errors=(0.3, 0.04)))
-    meter.add_step(
-        step(num_undrafted=1, cost=second, reason=Reason.GUARD, draft_s=0.25, target_s=1)
-    )
+    meter.add_step(step((), 1, cost=second, reason=Reason.GUARD, draft_s=0.25, target_s=1))
     meter.set_state(LoopState(4, 0, 0.5, 3, num_switches=1, time_errors=(0.2, 0.05)))
     meter.add_step(step(num_prefill_tokens=64))  # nothing decoded, nothing was decided
-    metrics = flushed(meter)
     expected = {
-        "draft_time_seconds_total": 0.75,
-        "verify_time_seconds_total": 2.5,
-        "num_preemptions_total": 3,
-        "num_requests_running": 4,
-        "num_requests_waiting": 0,
-        "kv_cache_utilization": 0.5,
-        "guard_switches_total": 1,
+        ("draft_time_seconds_total",): 0.75,
+        ("verify_time_seconds_total",): 2.5,
+        ("num_preemptions_total",): 3,
+        ("num_requests_running",): 4,
+        ("num_requests_waiting",): 0,
+        ("kv_cache_utilization",): 0.5,
+        ("guard_switches_total",): 1,
+        ("decoding_steps_total", "planned"): 1,
+        ("decoding_steps_total", "guard"): 1,
+        ("decoding_steps_total", "probe"): 0,
+        ("cost_factor", "target_base"): 1.2,
+        ("cost_factor", "target_slope"): 1.5,
+        ("cost_factor", "draft"): 0.8,
+        ("step_latency_relative_error", "profile"): 0.2,
+        ("step_latency_relative_error", "corrected"): 0.05,
     }
-    assert {name: metrics.of(name) for name in expected} == expected
-    by_label = {
-        ("decoding_steps_total", "decider"): {"planned": 1, "guard": 1, "probe": 0},
-        ("cost_factor", "part"): {"target_base": 1.2, "target_slope": 1.5, "draft": 0.8},
-        ("step_latency_relative_error", "predictor"): {"profile": 0.2, "corrected": 0.05},
-    }
-    for (name, label), by_value in by_label.items():
-        assert {v: metrics.of(name, **{label: v}) for v in by_value} == by_value
-
-
-# Requests
+    values = flushed(meter).values
+    assert {series: values[series] for series in expected} == expected
 
 
 @pytest.mark.parametrize(
-    ("reason", "name", "labels", "is_whole"),
+    ("reason", "series"),
     [
-        (FinishReason.STOP, "success", {"finished_reason": "stop"}, True),
-        (FinishReason.LENGTH, "success", {"finished_reason": "length"}, True),
-        (FinishReason.DEADLINE, "success", {"finished_reason": "deadline"}, True),
-        (FinishReason.CANCELLED, "cancelled", {}, False),
-        (None, "failed", {}, False),
+        (FinishReason.STOP, ("request_success_total", "stop")),
+        (FinishReason.LENGTH, ("request_success_total", "length")),
+        (FinishReason.DEADLINE, ("request_success_total", "deadline")),
+        (FinishReason.CANCELLED, ("request_cancelled_total",)),
+        (None, ("request_failed_total",)),
     ],
 )
 @pytest.mark.parametrize(
@@ -245,15 +197,12 @@ def test_times_and_load_and_what_was_decided() -> None:
         # Waited 1 s, first token after 2 s; the other 5 took 0.5 s each; over after 5 s.
         ((1.0, 2.0, 3.0, 5.5), 6, [1.0, 2.0, 0.5, 5.0]),
         ((1.0, 2.0, 3.0, 3.0), 1, [1.0, 2.0, None, 5.0]),  # one token has no next
-        ((1.0, 2.0, None, None), 0, [1.0, None, None, 5.0]),
         ((1.0, None, None, None), 0, [None, None, None, 5.0]),
     ],
 )
 def test_how_requests_end(
     reason: FinishReason | None,
-    name: str,
-    labels: dict[str, str],
-    is_whole: bool,
+    series: tuple[str, ...],
     times: tuple[float | None, ...],
     num_generated: int,
     expected: list[float | None],
@@ -262,27 +211,13 @@ def test_how_requests_end(
     meter = new_meter()
     meter.add_request(Progress(0, 0, 0, "", 0, *times), 6.0, num_generated, reason)
     metrics = flushed(meter)
-    ends = [f"smartspec_request_{end}_total" for end in ("success", "cancelled", "failed")]
-    assert sum(value for (end, _), value in metrics.values.items() if end in ends) == 1
-    assert metrics.of(f"request_{name}_total", **labels) == 1
-    found = [
-        metrics.observations.get(f"{histogram}_seconds", [None])[0]
-        for histogram in (
-            *("request_queue_time", "time_to_first_token"),
-            *("time_per_output_token", "e2e_request_latency"),
-        )
-    ]
+    ended = {s: n for s, n in metrics.values.items() if n and s[0].startswith("request_")}
+    assert ended == {series: 1}
+    latencies = (families.QUEUE_TIME, families.TTFT, families.TPOT, families.E2E)
+    names = [family.name.removeprefix("smartspec_") for family in latencies]
+    is_whole = series[0] == "request_success_total"
+    found = [metrics.observations.get(name, [None])[0] for name in names]
     assert found == (expected if is_whole else [*expected[:2], None, None])
-
-
-@pytest.mark.parametrize("code", ErrorCode)
-def test_rejections(code: ErrorCode) -> None:
-    meter = new_meter()
-    meter.add_rejection(code)
-    assert flushed(meter).of("request_rejected_total", reason=code.name.lower()) == 1
-
-
-# Flushing
 
 
 def test_a_flush_hands_over_what_changed() -> None:
@@ -293,10 +228,8 @@ def test_a_flush_hands_over_what_changed() -> None:
     meter.add_step(step(num_generated=4))
     meter.set_state(LoopState(2, 0))
     metrics = flushed(meter)
-    assert metrics.values == {
-        ("smartspec_generation_tokens_total", ()): 4,
-        ("smartspec_num_requests_running", ()): 2,
-    }
+    expected = {("generation_tokens_total",): 4, ("num_requests_running",): 2}
+    assert metrics.values == expected
     assert metrics.observations == {"step_latency_seconds": [0.01]}
     metrics = flushed(meter)
     assert (metrics.values, metrics.observations) == ({}, {})
@@ -307,90 +240,41 @@ def test_flushes_are_due_while_something_changed() -> None:
     was lost by an error of the sink is not sent again."""
     meter, metrics = new_meter(), MemoryMetrics()
     assert meter.due_s == -math.inf
-
-    def broken(name: str, labels: Labels, value: float) -> None:
-        raise RuntimeError("gone")
-
     with pytest.raises(RuntimeError, match="gone"):
-        meter.flush_if_due(broken, 100.0)
+        meter.flush_if_due(MagicMock(side_effect=RuntimeError("gone")), 100.0)
     assert meter.due_s is None
     meter.add_rejection(ErrorCode.INTERNAL)
     assert meter.due_s == 100.0 + FLUSH_S
     meter.flush_if_due(metrics.put, 100.0 + 0.9 * FLUSH_S)
     assert metrics.values == {}
     meter.flush_if_due(metrics.put, 100.0 + FLUSH_S)
-    assert list(metrics.values.values()) == [1]
+    assert metrics.values == {("request_rejected_total", "internal"): 1}
     assert meter.due_s is None
 
 
-# Triton's
-
-
-class FakeFamily:
-    """Stands in for pb_utils.MetricFamily: keeps every metric that was made, and its values."""
-
-    COUNTER, GAUGE, HISTOGRAM = Kind
-    made: list[tuple[str, dict[str, str], list[float] | None]]
-    calls: list[tuple[str, float]]
-
-    def __init__(self, name: str, description: str, kind: Kind) -> None:
-        self.name = name
-
-    def Metric(self, labels: dict[str, str], buckets: list[float] | None) -> Any:
-        self.made.append((self.name, labels, buckets))
-        return self
-
-    def increment(self, value: float) -> None:
-        self.calls.append(("increment", value))
-
-    def set(self, value: float) -> None:
-        self.calls.append(("set", value))
-
-    def observe(self, value: float) -> None:
-        self.calls.append(("observe", value))
-
-
-@pytest.fixture
-def triton_metrics(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """TritonMetrics on a stand-in of Triton's module."""
-    module = ModuleType("triton_python_backend_utils")
-    FakeFamily.made, FakeFamily.calls = [], []
-    module.MetricFamily = FakeFamily
+def test_triton_has_one_object_for_each_series_and_one_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module: Any = ModuleType("triton_python_backend_utils")
+    module.MetricFamily = MagicMock()
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.delitem(sys.modules, "smartspec_py.triton_metrics", raising=False)
     loaded = importlib.import_module("smartspec_py.triton_metrics")
     monkeypatch.delitem(sys.modules, "smartspec_py.triton_metrics")
-    return loaded.TritonMetrics("smartspec", "1")
-
-
-def test_each_series_has_one_object(triton_metrics: Any) -> None:
-    name = f"smartspec_{SPEC}num_accepted_tokens_per_pos_total"
+    metrics = loaded.TritonMetrics("smartspec", "1")
     for position in ("1", "2", "1"):
-        triton_metrics.put(name, (("position", position),), 1)
-    triton_metrics.put("smartspec_num_requests_running", (), 3)
-    triton_metrics.put(f"smartspec_{SPEC}proposed_length_tokens", (), 2)
+        metrics.put(families.ACCEPTED_AT, (position,), 1)
+    metrics.put(families.RUNNING, (), 3)
+    metrics.put(families.PROPOSED_LENGTHS, (), 2)
     model = {"model": "smartspec", "version": "1"}
-    assert FakeFamily.made[:3] == [
-        (name, model | {"position": "1"}, None),
-        (name, model | {"position": "2"}, None),
-        ("smartspec_num_requests_running", model, None),
+    make = module.MetricFamily.return_value.Metric
+    assert make.call_args_list == [
+        call(labels=model | {"position": "1"}, buckets=None),
+        call(labels=model | {"position": "2"}, buckets=None),
+        call(labels=model, buckets=None),
+        call(labels=model, buckets=list(map(float, families.PROPOSED_LENGTHS.buckets))),
     ]
-    assert FakeFamily.made[3][2][:3] == [0.0, 0.5, 1.0]
-    assert FakeFamily.calls == [*[("increment", 1)] * 3, ("set", 3), ("observe", 2)]
-
-
-def test_only_the_first_thread_may_use_it(triton_metrics: Any) -> None:
-    name = "smartspec_num_requests_running"
-    triton_metrics.put(name, (), 1)
-    errors: list[str] = []
-
-    def use() -> None:
-        try:
-            triton_metrics.put(name, (), 1)
-        except AssertionError as error:
-            errors.append(str(error))
-
-    thread = threading.Thread(target=use)
-    thread.start()
-    thread.join()
-    assert errors == [f"{name}: another thread owns the metrics"]
+    calls = [call.increment(1)] * 3 + [call.set(3), call.observe(2)]
+    assert make.return_value.method_calls == calls
+    with ThreadPoolExecutor() as other, pytest.raises(AssertionError, match="another thread"):
+        other.submit(metrics.put, families.RUNNING, (), 1).result()

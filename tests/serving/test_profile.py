@@ -44,6 +44,12 @@ SHAPE = ProfileShape(
 )
 
 
+@pytest.fixture(autouse=True)
+def any_pass_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ENOUGH_S", math.inf)
+    monkeypatch.setattr(module, "LONG_S", math.inf)
+
+
 class CountingEngine:
     """A pass lasts 1 s, 0.3 s a token, 0.2 s for the logits of a position, and 0.01 s for each
     token of context of each row."""
@@ -360,21 +366,35 @@ class SlowEngine(CountingEngine):
 
 NUM_POINTS = 4 * 5 + 4 + 1 + 4
 """Of SHAPE: rows by tokens, a repeat by rows, one at a shorter context, and prompts."""
-NUM_FIRST = 2
-"""The first pass of each table pays for allocations."""
+NUM_FIRST = 4 * 5 + 2
+"""The first pass of each size and of each table pays for allocations."""
 
 
 @pytest.mark.parametrize(
     ("budget_s", "num_passes"),
-    [(0.0, NUM_POINTS + NUM_FIRST), (30.0, 30 + 4 + 1), (math.inf, 5 * NUM_POINTS + NUM_FIRST)],
+    [(0.0, NUM_POINTS + NUM_FIRST), (50.0, 50 + 4 + 1), (math.inf, 5 * NUM_POINTS + NUM_FIRST)],
 )
 def test_behind_the_budget_each_pass_is_timed_once(budget_s: float, num_passes: int) -> None:
-    """Of 30 s, 26 are the first round of the target, and 4 begin its second."""
+    """Of 50 s, 46 are the first round of the target, and 4 begin its second."""
     clock = VirtualClock()
     engine = SlowEngine(clock)
     cost = profile(engine, None, SHAPE, budget_s, clock.now)
     assert engine.num_passes == num_passes
     assert cost == profile(CountingEngine(), None, SHAPE)
+
+
+def test_long_passes_are_timed_twice_and_the_longest_not_at_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With 6 rows, 10 s for one token and 3 s for each further: the line of 4 rows is timed as a
+    whole, that of 6 up to 3 tokens. Each pass counts twice, but for its first run."""
+    monkeypatch.setattr(module, "ENOUGH_S", 0.0)
+    monkeypatch.setattr(module, "LONG_S", 15.0)
+    engine = CountingEngine()
+    cost = profile(engine, None, SHAPE)
+    num_sizes = 3 * 5 + 3
+    assert engine.num_passes == num_sizes + 1 + 2 * (num_sizes + 4 + 1) + 1 + 2 * 4
+    assert cost.target.seconds[-1] == pytest.approx((10, 13, 16, 19, 22))
 
 
 def test_without_a_folder_nothing_is_kept() -> None:

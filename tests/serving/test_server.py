@@ -366,7 +366,7 @@ def test_a_small_cache_preempts_and_changes_no_text() -> None:
             for i, p in enumerate(POLICIES * 2)
         ]
         sinks = generate(server, params, WAIT_S)
-        assert server.loop.num_preemptions > 0
+        assert server.loop.scheduler.num_preemptions > 0
     assert {sink.text for sink in sinks} == {expected_text("hello", 60)}
     assert not target._held
     assert not proposer.num_sequences

@@ -109,12 +109,16 @@ class Serving(RuleBasedStateMachine):
     def parts_agree(self) -> None:
         harness = self.harness
         harness.target.check_integrity()
-        harness.loop.check_integrity()
+        harness.loop.scheduler.check_integrity()
         waiting = [r for r in harness.requests.values() if r.state is RequestState.WAITING]
         num_unread = len(harness.inbox._arrivals)  # what the loop does not know of yet
         assert harness.loop.num_waiting + num_unread == len(waiting)
         assert harness.num_places_taken == sum(r.scheduled_s is None for r in waiting)
-        live = [r for r in harness.requests.values() if r.sequence in harness.loop._batcher.live]
+        live = [
+            r
+            for r in harness.requests.values()
+            if r.sequence in harness.loop.scheduler.batcher.live
+        ]
         assert harness.target.num_sequences == len(live)
 
     def teardown(self) -> None:

@@ -60,27 +60,6 @@ def test_bytes_that_are_no_character_are_replaced_and_the_rest_goes_on() -> None
     assert "".join(pieces([*EURO[:2], *letters("ab")])) == "\ufffdab"
 
 
-@pytest.mark.parametrize(
-    ("tokens", "stop_words", "shown"),
-    [
-        # alone, before and within other text, and beside another stop word
-        ("a|b", ("<|end|>",), "a"),
-        ("a|b", ("<|end|>b",), "a"),
-        ("ab|cd", ("b<|end|>c",), "a"),
-        ("a||b", ("<|end|><|end|>",), "a"),
-        ("ab|", ("<|end|>", "b"), "a"),
-        # one that does not come is not shown either
-        ("a|bc", ("<|end|>c",), "abc"),
-        ("a|", ("<|end|>c",), "a"),
-    ],
-)
-def test_a_stop_word_may_contain_special_tokens(
-    tokens: str, stop_words: tuple[str, ...], shown: str
-) -> None:
-    ids = [END if char == "|" else letters(char)[0] for char in tokens]
-    assert "".join(pieces(ids, stop_words=stop_words)) == shown
-
-
 def test_a_special_token_written_out_is_a_stop_word() -> None:
     """Its characters as tokens of ordinary text."""
     assert "".join(pieces(letters("a<|end|>"), stop_words=("<|end|>",))) == "a"

@@ -23,9 +23,10 @@ from harness import (
 
 from smartspec_py.config import DRAFT_MODEL
 from smartspec_py.engines.base import Draft, DraftTask, Event
+from smartspec_py.serving.inbox import MAX_CALLS
 from smartspec_py.serving.request import ErrorCode, GenerateParams, RequestError
 from smartspec_py.serving.scheduler import EngineStalledError
-from smartspec_py.serving.server import MAX_CALLS, Engine
+from smartspec_py.serving.server import Engine
 from smartspec_testing.fake_engine import FakeTarget
 from smartspec_testing.fake_proposer import FakeProposer
 from smartspec_testing.local import LocalSink
@@ -163,7 +164,7 @@ def test_health_checks_that_wait_are_bounded() -> None:
     sinks = [LocalSink() for _ in range(MAX_CALLS)]
     for sink in sinks:
         server.submit(HEALTH, sink)
-    with pytest.raises(RequestError, match="already waiting for the next step"):
+    with pytest.raises(RequestError, match="64 calls wait for the next step"):
         server.submit(HEALTH, LocalSink())
     server.start()
     for sink in sinks:

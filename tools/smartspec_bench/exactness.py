@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 
 from smartspec_py.config import ServerConfig
 from smartspec_py.core.cost import CostModel, PassTable
@@ -98,21 +100,39 @@ class Divergence:
     found: int | None
 
 
+COUNTS = ("requests", "tokens", "drafted", "accepted", "cached", "preemptions", "cancelled")
+"""requests, tokens: compared. cached: prompt tokens from the prefix cache. cancelled: additional
+requests that were cancelled. preemptions: of all requests."""
+
+
 @dataclass
 class CheckReport:
-    """num_tokens, num_requests: compared. num_cancelled: additional requests that were cancelled.
-    num_cached: prompt tokens from the prefix cache. num_preemptions: of all requests."""
+    """One run. counts: by the names of COUNTS."""
 
     arm: str
     mode: str
-    num_requests: int = 0
-    num_tokens: int = 0
-    num_drafted: int = 0
-    num_accepted: int = 0
-    num_cancelled: int = 0
-    num_cached: int = 0
-    num_preemptions: int = 0
-    divergences: tuple[Divergence, ...] = ()
+    counts: Counter[str] = field(default_factory=Counter)
+    divergences: list[Divergence] = field(default_factory=list)
+
+    def add(self, case: CheckCase, arm: CheckArm, sink: LocalSink) -> None:
+        """Count a request that has ended, and compare its text. Raises CheckError if it failed."""
+        _raise_error(sink)
+        found, done = tuple(sink.drawn), sink.progress
+        self.counts.update(
+            requests=1,
+            tokens=len(found),
+            drafted=done.num_drafted,
+            accepted=done.num_accepted,
+            cached=done.num_cached,
+        )
+        if found == case.tokens and str(sink.finish_reason) == case.finish:
+            return
+        pairs = list(zip_longest(case.tokens, found))
+        index = next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
+        expected, drawn = pairs[index] if index < len(pairs) else (None, None)
+        self.divergences.append(
+            Divergence(str(arm), self.mode, case.params, index, expected, drawn)
+        )
 
 
 def reference(server: Server, requests: Iterable[GenerateParams]) -> list[CheckCase]:
@@ -131,7 +151,7 @@ def compare_alone(server: Server, cases: Sequence[CheckCase], arm: CheckArm) -> 
     report = CheckReport(str(arm), "alone")
     for case in cases:
         (sink,) = generate(server, [arm.applied(case.params)])
-        _add(report, case, arm, sink)
+        report.add(case, arm, sink)
     return report
 
 
@@ -141,62 +161,34 @@ def compare_mixed(
     """All requests together under random arms, with additional requests that are cancelled."""
     rng = random.Random(seed)
     report = CheckReport("all", "mixed")
-    preempted_before = server.loop.num_preemptions
+    preempted_before = server.loop.scheduler.num_preemptions
     order = [(case, rng.choice(arms)) for case in cases]
     rng.shuffle(order)
     running = []
     for case, arm in order:
         params = replace(arm.applied(case.params), priority=rng.choice((0, 0, 0, 1)))
         if rng.random() < 0.25:
-            _cancel_one(server, params, rng.randrange(1, 4))
-            report.num_cancelled += 1
+            server.submit(replace(params, stream=True), _LeavingSink(rng.randrange(1, 4)))
+            report.counts["cancelled"] += 1
         sink = LocalSink()
         server.submit(params, sink)
         running.append((case, arm, sink))
     for case, arm, sink in running:
         sink.wait(WAIT_S)
-        _add(report, case, arm, sink)
-    report.num_preemptions = server.loop.num_preemptions - preempted_before
+        report.add(case, arm, sink)
+    report.counts["preemptions"] = server.loop.scheduler.num_preemptions - preempted_before
     return report
 
 
-def _cancel_one(server: Server, params: GenerateParams, num_pieces: int) -> None:
-    """A request whose client disconnects after a number of responses, or before the first."""
-    sink = _LeavingSink(num_pieces)
-    server.submit(replace(params, stream=True), sink)
-
-
 class _LeavingSink(LocalSink):
+    """A client that disconnects after a number of responses, or before the first."""
+
     def __init__(self, num_pieces: int) -> None:
         super().__init__()
         self._num_pieces = num_pieces
 
     def is_cancelled(self) -> bool:
         return len(self.pieces) >= self._num_pieces
-
-
-def _add(report: CheckReport, case: CheckCase, arm: CheckArm, sink: LocalSink) -> None:
-    _raise_error(sink)
-    report.num_requests += 1
-    report.num_tokens += len(sink.drawn)
-    report.num_drafted += sink.progress.num_drafted
-    report.num_accepted += sink.progress.num_accepted
-    report.num_cached += sink.progress.num_cached
-    found = tuple(sink.drawn)
-    if found == case.tokens and str(sink.finish_reason) == case.finish:
-        return
-    pairs = enumerate(zip(case.tokens, found, strict=False))
-    shorter = min(len(case.tokens), len(found))
-    index = next((i for i, (a, b) in pairs if a != b), shorter)
-    divergence = Divergence(
-        arm=str(arm),
-        mode=report.mode,
-        params=case.params,
-        index=index,
-        expected=case.tokens[index] if index < len(case.tokens) else None,
-        found=found[index] if index < len(found) else None,
-    )
-    report.divergences = (*report.divergences, divergence)
 
 
 def _raise_error(sink: LocalSink) -> None:

@@ -10,6 +10,8 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
+from smartspec_cli.commands import fail
+
 COMMANDS = (
     "serve",
     "check",
@@ -45,6 +47,12 @@ class LazyGroup(TyperGroup):
         built = get_command(found)
         built.name = cmd_name
         return built
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            fail("interrupted", 130)
 
 
 app = typer.Typer(

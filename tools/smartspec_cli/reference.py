@@ -36,7 +36,6 @@ from smartspec_py.api.inputs import FIELDS, INPUT_GROUPS
 from smartspec_py.api.refused import REFUSED as REFUSED_TENSORS
 from smartspec_py.api.tensor_spec import Choice, TensorSpec
 from smartspec_py.config import (
-    BatchTableConfig,
     LimitsConfig,
     LookupConfig,
     PlannerConfig,
@@ -56,7 +55,6 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "limits": LimitsConfig,
     "lookup": LookupConfig,
     "planner": PlannerConfig,
-    "planner.batch_table": BatchTableConfig,
 }
 """Of engine.json."""
 

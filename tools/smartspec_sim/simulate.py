@@ -275,9 +275,9 @@ class Simulation:
         self._advance(math.inf)
         result = self._result
         for server in self.servers:
-            server.loop.check_integrity()
+            server.loop.scheduler.check_integrity()
             assert not server.target.num_sequences, "a request was not released"
-            result.num_preemptions += server.loop.num_preemptions
+            result.num_preemptions += server.loop.scheduler.num_preemptions
             result.elapsed_s = max(result.elapsed_s, server.clock.now())
             result.busy_s += server.target.busy_s / len(self.servers)
         result.timings = [self._timings[request.sequence] for request in self._requests]

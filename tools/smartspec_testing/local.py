@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,8 @@ from smartspec_py.serving.messages import Progress, Reply
 from smartspec_py.serving.request import ErrorCode, GenerateParams
 
 if TYPE_CHECKING:
+    from smartspec_py.config import ServerConfig
+    from smartspec_py.engines.engine import Engine
     from smartspec_py.serving.server import Server
 
 
@@ -94,6 +97,19 @@ class LocalSink:
     def _finish(self) -> None:
         self.num_finals += 1
         self._done.set()
+
+
+@contextmanager
+def serving(engine: Engine, config: ServerConfig) -> Iterator[Server]:
+    """A server that has been started. It is stopped at the end, and closes the engine."""
+    from smartspec_py.serving.server import Server
+
+    server = Server(engine, config)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
 
 
 def generate(

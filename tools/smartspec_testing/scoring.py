@@ -8,7 +8,7 @@ import torch
 
 from smartspec_py.core.types import SamplingParams
 from smartspec_py.engines.torch.noise import gumbel_noise, noise_key
-from smartspec_py.engines.torch.processors import ShapedLogits, Span
+from smartspec_py.engines.torch.processors import Shaping, shape_logits
 from smartspec_py.engines.torch.sampling import VerifyRequest
 from smartspec_py.engines.torch.truncation import truncate
 
@@ -22,13 +22,13 @@ def scores(
     """
     pairs, first = [], 0
     for check in checks:
-        sampling, batch_size = check.sampling, len(check.drafts) + 1
-        spans = []
-        if check.history is not None and sampling.shapes_logits:
-            spans = [Span(0, batch_size, sampling, check.position, check.history, check.drafts)]
-        shaped = ShapedLogits(logits[first : first + batch_size], spans).take(range(batch_size))
-        pairs += [_compared(row, sampling, check.position + i) for i, row in enumerate(shaped)]
-        first += batch_size
+        sampling, history, drafts = check.sampling, check.history, check.drafts
+        for i in range(len(drafts) + 1):
+            row = logits[first : first + 1]
+            if history is not None and sampling.shapes_logits:
+                row = shape_logits(row, [Shaping(0, sampling, history, drafts[:i])])
+            pairs.append(_compared(row[0], sampling, check.position + i))
+            first += 1
     kept, whole = zip(*pairs, strict=True)
     return torch.stack(kept), torch.stack(whole)
 

@@ -160,7 +160,7 @@ class GenerateParams:
 
     stop_words: tuple[str, ...] = tensor(
         (),
-        "stop generation at any of these; the text ends before it. They may contain special tokens",
+        "stop generation at any of these; the text ends before it. One may be a special token",
         WORD,
         max_elements=MAX_STOP_WORDS,
     )

@@ -14,7 +14,7 @@ they have no effect.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -96,11 +96,11 @@ class PassTable:
         found = self._lines.get(batch_size)
         if found is None:
             seconds = [
-                _interpolate(batch_size, self.rows, [line[i] for line in self.seconds])
+                interpolate(batch_size, self.rows, [line[i] for line in self.seconds])
                 for i in range(len(self.tokens_per_row))
             ]
             far = FAR_TOKENS * self.tokens_per_row[-1]
-            seconds.append(_interpolate(far, self.tokens_per_row, seconds))
+            seconds.append(interpolate(far, self.tokens_per_row, seconds))
             tokens = np.array([*self.tokens_per_row, far], dtype=np.float64) * batch_size
             found = self._lines[batch_size] = (tokens, np.array(seconds))
         return found
@@ -190,7 +190,7 @@ MAX_ROWS = 1024
 """Rows of the look-up tables of draft passes. No engine here runs a larger batch."""
 
 
-def _interpolate(x: float, xs: tuple[int, ...], ys: list[float] | tuple[float, ...]) -> float:
+def interpolate(x: float, xs: Sequence[int], ys: Sequence[float]) -> float:
     """Linear interpolation. Before the first point it returns the first value; after the last
     point it continues the last slope."""
     if x <= xs[0] or len(xs) == 1:

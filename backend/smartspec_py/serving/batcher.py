@@ -99,10 +99,10 @@ class Batcher:
         return chunks
 
 
-def _prefill(request: Request, max_tokens: int) -> Prefill:
-    chunk, start = request.next_chunk(max_tokens), request.num_computed_tokens
-    is_last = start + len(chunk) == request.num_prefill_tokens
-    return Prefill(request.sequence, tuple(chunk), start, is_last)
+def _prefill(request: Request, num_tokens: int) -> Prefill:
+    start, stop = request.num_computed_tokens, request.num_computed_tokens + num_tokens
+    chunk, is_last = tuple(request.tokens[start:stop]), stop == request.num_prefill_tokens
+    return Prefill(request.sequence, chunk, start, is_last)
 
 
 def _num_unread(request: Request) -> int:

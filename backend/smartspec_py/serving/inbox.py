@@ -16,6 +16,9 @@ from smartspec_py.serving.request import ErrorCode, Request, RequestError
 Call = Callable[[str | None], object]
 """Called with None in the loop's thread, or with the reason why the loop has ended."""
 
+MAX_CALLS = 64
+"""Most calls that may wait for the next step. More are refused."""
+
 
 class Messages(NamedTuple):
     """calls: the thread that took the messages must call each with None."""
@@ -37,7 +40,7 @@ class Inbox:
         self._calls: list[Call] = []
         self._num_waiting = 0
         self._refused: str | None = None
-        self._is_closed = False
+        self.is_closed = False
         self._changed = threading.Condition()
 
     def check_open(self) -> None:
@@ -63,18 +66,18 @@ class Inbox:
             self._cancelled.append(sequence)
             self._changed.notify()
 
-    def call(self, call: Call, most: int | None = None) -> None:
+    def call(self, call: Call) -> None:
         """Run a call in the loop's thread at its next step, even if the queue is full.
 
         It runs exactly once. If the inbox is closed before that, `close` runs it with the reason.
 
-        Raises RequestError(UNAVAILABLE) after `close`, and if `most` calls are already waiting.
+        Raises RequestError(UNAVAILABLE) after `close`, and if MAX_CALLS are already waiting.
         """
         with self._changed:
-            if self._is_closed:
+            if self.is_closed:
                 raise RequestError(ErrorCode.UNAVAILABLE, self._refused or "the server has ended")
-            if most is not None and len(self._calls) >= most:
-                message = f"{most} calls are already waiting for the next step: try again later"
+            if len(self._calls) >= MAX_CALLS:
+                message = f"{MAX_CALLS} calls wait for the next step: try again later"
                 raise RequestError(ErrorCode.UNAVAILABLE, message)
             self._calls.append(call)
             self._changed.notify()
@@ -93,8 +96,7 @@ class Inbox:
     @property
     def unread_s(self) -> float:
         """Seconds since `take` last returned, which is the age of the step. 0 before the first."""
-        with self._changed:
-            return 0.0 if self._taken_s is None else self._clock() - self._taken_s
+        return 0.0 if self._taken_s is None else self._clock() - self._taken_s
 
     def leave(self, count: int) -> None:
         """Report that `count` requests no longer wait."""
@@ -110,16 +112,11 @@ class Inbox:
         """Reject everything from now on, and wake the loop so that it ends."""
         with self._changed:
             self._refused = self._refused or reason
-            self._is_closed = True
+            self.is_closed = True
             calls, self._calls = self._calls, []
             self._changed.notify()
         for call in calls:
             call(reason)
-
-    @property
-    def is_closed(self) -> bool:
-        with self._changed:
-            return self._is_closed
 
     def _refuse_if_shut(self) -> None:
         if self._refused is not None:
@@ -132,4 +129,4 @@ class Inbox:
             )
 
     def _has_messages(self) -> bool:
-        return bool(self._arrivals or self._cancelled or self._calls or self._is_closed)
+        return bool(self._arrivals or self._cancelled or self._calls or self.is_closed)

@@ -10,7 +10,7 @@ import itertools
 import math
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from smartspec_py.api.inputs import FIELDS
@@ -20,14 +20,13 @@ from smartspec_py.engines.engine import Engine
 from smartspec_py.serving.admission import CacheBudget
 from smartspec_py.serving.messages import ResponseState, Sink
 from smartspec_py.serving.request import GenerateParams, InvalidField, Request
-from smartspec_py.serving.text import TextStream
+from smartspec_py.serving.text import TextStream, special_tokens
 
 if TYPE_CHECKING:
     from smartspec_py.config import LimitsConfig
 
 MAX_BYTES_PER_TOKEN = 64
 """Upper bound on the mean length of a prompt's tokens. A longer prompt cannot fit."""
-
 
 TEMPERATURE_EDGES = (0.35, 0.75, 1.0, 1.5)
 """Requests in the same temperature range are expected to have similar acceptance."""
@@ -78,7 +77,10 @@ class Intake:
         self._proposers = tuple(engine.proposers) if proposer == "auto" else (proposer,)
         self._clock = clock
         self._ids = itertools.count(1)
-        self.max_context_len = self._longest()
+        budget, longest = cache_budget(engine, limits), _context_len(engine, limits)
+        in_cache = budget.capacity // budget.target_bytes if budget.target_bytes else longest
+        self.max_context_len = min(longest, in_cache)
+        """Most prompt and generated tokens of one request, limited by row length and the cache."""
 
     def receive(self, params: GenerateParams, sink: Sink) -> Arrival:
         """Check the parameters and create the request.
@@ -87,7 +89,7 @@ class Intake:
         """
         arrival_s = self._clock()
         self._check_supported(params)
-        prompt = list(self._prompt_ids(params)) or self._encode_prompt(params.text)
+        prompt = self._prompt(params)
         self._check_limits(params, prompt)
         sampling = self._sampling(params)
         proposers, no_speculation = self._usable_proposers(params, sampling)
@@ -119,41 +121,27 @@ class Intake:
         )
         return Arrival(request, response)
 
-    def _longest(self) -> int:
-        """Most prompt and generated tokens of one request, limited by row length and the cache."""
-        budget = cache_budget(self._engine, self._limits)
-        longest = _context_len(self._engine, self._limits)
-        if budget.target_bytes:
-            longest = min(longest, budget.capacity // budget.target_bytes)
-        return longest
-
     def _check_supported(self, params: GenerateParams) -> None:
         for name in sorted(self._engine.target.capabilities.unsupported):
             value = getattr(params, FIELDS[name])
             if value != getattr(_DEFAULT_PARAMS, FIELDS[name]):
                 raise InvalidField(name, value, "left out: this engine does not support it")
 
-    def _prompt_ids(self, params: GenerateParams) -> Sequence[int]:
-        """The prompt as tokens, if the client gave it so; else empty."""
-        ids = params.prompt_ids
-        if ids and params.text:
-            raise InvalidField("input_ids", f"{len(ids)} tokens", "left out with text_input")
-        if ids and not params.exclude_input:
-            raise InvalidField("exclude_input_in_output", False, "true with input_ids")
-        self._check_tokens("input_ids", ids)
-        self._check_prompt_len("input_ids", len(ids))
-        return ids
-
-    def _check_tokens(self, field: str, tokens: Sequence[int], least: int = 0) -> None:
-        vocab_size = self._engine.target.capabilities.vocab_size
-        for token in tokens:
-            if not least <= token < vocab_size:
-                raise InvalidField(field, token, f"in {least}..{vocab_size - 1}")
-
-    def _check_prompt_len(self, field: str, num_tokens: int) -> None:
-        if num_tokens >= self.max_context_len:
+    def _prompt(self, params: GenerateParams) -> list[int]:
+        """The tokens of the prompt, at least one."""
+        if params.prompt_ids:
+            field, tokens = "input_ids", list(params.prompt_ids)
+            if params.text:
+                raise InvalidField(field, f"{len(tokens)} tokens", "left out with text_input")
+            if not params.exclude_input:
+                raise InvalidField("exclude_input_in_output", False, "true with input_ids")
+            self._check_tokens(field, tokens)
+        else:
+            field, tokens = "text_input", self._encode_prompt(params.text)
+        if len(tokens) >= self.max_context_len:
             allowed = f"at most {self.max_context_len - 1} tokens, to leave room for one more"
-            raise InvalidField(field, f"{num_tokens} tokens", allowed)
+            raise InvalidField(field, f"{len(tokens)} tokens", allowed)
+        return tokens
 
     def _encode_prompt(self, text: str) -> list[int]:
         # Check the size first, because tokenizing a very long text would delay other requests.
@@ -166,8 +154,14 @@ class Intake:
         tokens: list[int] = self._engine.tokenizer.encode_batch([text])[0].ids
         if not tokens:
             raise InvalidField("text_input", text, "text of at least one token, or use input_ids")
-        self._check_prompt_len("text_input", len(tokens))
         return tokens
+
+    def _check_tokens(self, field: str, tokens: Iterable[int | None], least: int = 0) -> None:
+        """Raises InvalidField for a token that does not exist. None is no token."""
+        vocab_size = self._engine.target.capabilities.vocab_size
+        for token in tokens:
+            if token is not None and not least <= token < vocab_size:
+                raise InvalidField(field, token, f"in {least}..{vocab_size - 1}")
 
     def _check_limits(self, params: GenerateParams, prompt: list[int]) -> None:
         longest = self.max_context_len
@@ -181,7 +175,7 @@ class Intake:
         if params.min_tokens > params.max_tokens:
             allowed = f"at most max_tokens, which is {params.max_tokens}"
             raise InvalidField("min_tokens", params.min_tokens, allowed)
-        self._check_tokens("end_id", () if params.end_id is None else (params.end_id,), NO_TOKEN)
+        self._check_tokens("end_id", [params.end_id], NO_TOKEN)
         self._check_tokens("stop_token_ids", params.stop_token_ids)
         try:
             parse_policy(params.policy or self._policy)
@@ -210,11 +204,14 @@ class Intake:
         )
 
     def _end_tokens(self, params: GenerateParams) -> tuple[int, ...]:
-        """`end_id` replaces all end tokens of the model; `stop_token_ids` are added to them."""
+        """`end_id` replaces all end tokens of the model. `stop_token_ids`, and stop words that name
+        a special token, are added to them."""
+        special = special_tokens(self._engine.tokenizer).items()
+        named = (token for token, name in special if name in params.stop_words)
         ends: tuple[int, ...] = ()
         if not params.ignore_eos and params.end_id != NO_TOKEN:
             ends = self._engine.end_tokens if params.end_id is None else (params.end_id,)
-        return tuple(dict.fromkeys(ends + params.stop_token_ids))
+        return tuple(dict.fromkeys((*ends, *params.stop_token_ids, *named)))
 
     def _logit_bias(self, params: GenerateParams) -> tuple[tuple[int, float], ...]:
         """Bias by token: each token of a word gets its weight. Weights of several words add up."""
@@ -245,8 +242,8 @@ class Intake:
     def _usable_proposers(
         self, params: GenerateParams, sampling: SamplingParams
     ) -> tuple[tuple[str, ...], str]:
-        """The request's proposer, then others that the planner may choose. If there are none, also
-        the reason why it cannot use speculation."""
+        """The request's proposer, then others that the planner may choose. If its drafts cannot be
+        verified, none, and the reason."""
         names = self._engine.proposers
         if params.proposer is not None and params.proposer not in names:
             raise InvalidField("proposer", params.proposer, " or ".join(names) or "left out")
@@ -255,17 +252,12 @@ class Intake:
         wanted = self._proposers if params.proposer is None else (params.proposer,)
         return tuple(wanted), ""
 
-    def _max_draft_len(self, params: GenerateParams, proposers: Sequence[str]) -> int:
+    def _max_draft_len(self, params: GenerateParams, proposers: Iterable[str]) -> int:
         """The request's largest draft length, with any of these proposers."""
         longest = [self._engine.proposers[name].capabilities.max_draft_len for name in proposers]
-        limits = [
-            self._limits.max_draft_len,
-            self._engine.target.capabilities.max_draft_len,
-            max(longest, default=0),
-        ]
-        if params.num_draft_tokens is not None:
-            limits.append(params.num_draft_tokens)
-        return min(limits)
+        most = min(self._limits.max_draft_len, self._engine.target.capabilities.max_draft_len)
+        asked = most if params.num_draft_tokens is None else params.num_draft_tokens
+        return min(asked, most, max(longest, default=0))
 
 
 def _cohort(params: GenerateParams, sampling: SamplingParams) -> str:

@@ -83,7 +83,7 @@ class StepLoop:
             capabilities.max_sequences, prefill_chunk, capabilities.max_prefill_tokens
         )
         self._speculation = Speculation(proposers)
-        self._scheduler = Scheduler(
+        self.scheduler = Scheduler(
             target, self._speculation, self._batcher, budget, inbox, post, clock
         )
         self._engine_timeout_s = engine_timeout_s
@@ -100,7 +100,7 @@ class StepLoop:
         """Run steps until the inbox is closed. Then fail the remaining requests."""
         while not self._inbox.is_closed:
             self.step(IDLE_WAIT_S)
-        self.fail_all(ErrorCode.UNAVAILABLE, SHUTTING_DOWN)
+        self.scheduler.fail_all(ErrorCode.UNAVAILABLE, SHUTTING_DOWN)
 
     def step(self, idle_wait_s: float = 0.0) -> None:
         """Run one step. If there are no requests, wait up to idle_wait_s for one.
@@ -111,28 +111,21 @@ class StepLoop:
         was_busy = any(self._batcher)
         self._take_in(0.0 if was_busy else idle_wait_s)
         watch = StepWatch(self._clock, self._end_s if was_busy else None)
-        if not was_busy:
-            # A step may be long, and the number of running requests must be current before it.
-            self._show(watch.start_s)
+        self._show(watch.start_s)
         ready = self._batcher.ready()
         offers, decision, drafts = self._plan(ready, watch)
         drafted = {sequence: len(draft.tokens) for sequence, draft in drafts.items()}
         prefills = self._batcher.prefills(len(ready) + sum(drafted.values()))
-        self._scheduler.submit([*prefills, *self._decoding_work(ready, drafts, decision)])
+        self.scheduler.submit([*prefills, *self._decoding_work(ready, drafts, decision)])
         events = self._events(offers, drafted)
         watch.mark("total_s")
         if events:
             self._record(decision, prefills, drafted, events, watch)
         self._end_s = watch.end_s
-        self._show(self._end_s)
 
     def drain(self, grace_s: float) -> None:
-        """Give accepted requests grace_s to finish, then end them."""
+        """Give accepted requests grace_s to finish, then end them. Any thread may call it."""
         self._drain_until_s = self._clock() + grace_s
-
-    def fail_all(self, code: ErrorCode, message: str) -> None:
-        """Fail all remaining requests. The engines are not used again."""
-        self._scheduler.fail_all(code, message)
 
     def state(self) -> dict[str, Any]:
         """The learned estimates, in JSON types. Do not call it while `run` is running."""
@@ -147,10 +140,6 @@ class StepLoop:
         self._speculation.restore(state["speculation"], kept)
         self.controller.restore(state["controller"], kept)
 
-    def check_integrity(self) -> None:
-        """Raise AssertionError if held resources and known requests do not match."""
-        self._scheduler.check_integrity()
-
     @property
     def num_waiting(self) -> int:
         return len(self._batcher.waiting)
@@ -159,21 +148,17 @@ class StepLoop:
     def num_live(self) -> int:
         return len(self._batcher.live)
 
-    @property
-    def num_preemptions(self) -> int:
-        return self._scheduler.num_preemptions
-
     def _take_in(self, wait_s: float) -> None:
         """Process messages, deadlines and the end of a drain, then admit waiting requests."""
         messages = self._inbox.take(wait_s)
         for call in messages.calls:
             call(None)
-        self._scheduler.take(messages)
-        self._scheduler.check_engine(self._engine_timeout_s)
-        self._scheduler.expire()
+        self.scheduler.take(messages)
+        self.scheduler.check_engine(self._engine_timeout_s)
+        self.scheduler.expire()
         if self._drain_until_s is not None and self._clock() >= self._drain_until_s:
-            self._scheduler.cancel_all()
-        self._scheduler.admit()
+            self.scheduler.cancel_all()
+        self.scheduler.admit()
 
     def _plan(
         self, ready: Sequence[Request], watch: StepWatch
@@ -183,7 +168,7 @@ class StepLoop:
         speculation, controller = self._speculation, self.controller
         num_prefilling = self._batcher.num_prefilling
         try:
-            limits = self._scheduler.cache.draft_room(ready, self._batcher.live.values())
+            limits = self.scheduler.cache.draft_room(ready, self._batcher.live.values())
             has_targets = any(request.slo_s_per_token is not None for request in ready)
             skip_search = controller.skips_search(len(ready), has_targets)
             offers = speculation.offers(ready, limits, watch.start_s, skip_search=skip_search)
@@ -210,7 +195,7 @@ class StepLoop:
     ) -> None:
         """Record the step, learn from it, and post it."""
         views = decision.plan.draft_lens
-        num_before, self._num_generated = self._num_generated, self._scheduler.num_generated
+        num_before, self._num_generated = self._num_generated, self.scheduler.num_generated
         record = StepRecord(
             decision=decision,
             events=[event.without_tensors for event in events],
@@ -232,7 +217,7 @@ class StepLoop:
         events: list[Event] = []
         while True:
             polled = self._target.poll(POLL_S)
-            self._scheduler.apply(polled, offers)
+            self.scheduler.apply(polled, offers)
             events += polled
             if not drafted and (polled or not offers.views):
                 return events
@@ -255,20 +240,20 @@ class StepLoop:
                 yield Decode(request.sequence, min(most, request.remaining))
 
     def _show(self, now: float) -> None:
-        """Post the state of the loop if it has changed.
+        """Post the state of the loop if it has changed since the step before.
 
         Cache usage is computed only once per metrics flush, and when no request is live.
         """
         if now >= self._next_look_s or not self.num_live:
             self._next_look_s = now + FLUSH_S
-            cache = self._scheduler.cache
+            cache = self.scheduler.cache
             used = cache.used(self._batcher.live.values()) / max(1, cache.budget.capacity)
             self._cache_utilization = min(1.0, used)
         state = LoopState(
             self.num_live,
             self.num_waiting,
             self._cache_utilization,
-            self.num_preemptions,
+            self.scheduler.num_preemptions,
             self.controller.num_switches,
             self.controller.time_errors,
         )

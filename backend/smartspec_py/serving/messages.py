@@ -6,7 +6,6 @@ All are immutable except `ResponseState`, and only the responder's thread change
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -53,7 +52,7 @@ class Reply:
     log_probs, prompt_log_probs: empty if no log-probabilities were requested. prompt_log_probs: of
         the prompt from its second token on, on the first response.
     progress, cum_log_prob: of the request so far.
-    spec_metrics: JSON document, see `SpecRecord`. Empty if the client did not request it.
+    spec_metrics: JSON document, see `spec_metrics`. Empty if the client did not request it.
     no_speculation: why the request could not use speculation. Empty if it could.
     finish_reason: None before the last response.
     end_token: the end token that ended the text. None if the text ended for another reason. It is
@@ -77,57 +76,37 @@ class Reply:
     explanation: str = ""
 
 
-class SpecRecord:
+def spec_metrics(steps: Sequence[tuple[int, int]], num_spec_tokens: int, level: SpecMetrics) -> str:
     """Speculation statistics of one request, as a JSON document in vLLM's format.
 
-    AIPerf and other load generators read it from the root of a response. A verification is a step
-    with at least one draft. Steps without drafts are excluded. Otherwise they would lower the mean
-    acceptance length when the planner correctly decides not to speculate.
-
-    With h = acceptance_histogram and n = num_spec_steps, readers may rely on: sum(h) = n;
+    AIPerf and other load generators read it from the root of a response. With
+    h = acceptance_histogram and n = num_spec_steps, readers may rely on: sum(h) = n;
     sum(j h[j]) = num_accepted_draft_tokens <= num_draft_tokens; len(h) = num_spec_tokens + 1;
     mean_acceptance_length = 1 + accepted / n, the target's own token included;
     draft_acceptance_rate = accepted / drafted.
 
+    steps: drafted (at least 1) and accepted tokens of each step with drafts. Steps without drafts
+        would lower the mean acceptance length when the planner correctly decides not to speculate.
     num_spec_tokens: the request's largest allowed draft length.
+    Returns an empty string at level NONE, and `{}` without steps.
     """
-
-    def __init__(self, num_spec_tokens: int) -> None:
-        self._num_spec_tokens = num_spec_tokens
-        self._drafted: list[int] = []
-        self._accepted: list[int] = []
-
-    def add(self, num_drafted: int, num_accepted: int) -> None:
-        """Add a step. A step without drafts is ignored."""
-        assert 0 <= num_accepted <= num_drafted <= self._num_spec_tokens, "not a verification"
-        if num_drafted > 0:
-            self._drafted.append(num_drafted)
-            self._accepted.append(num_accepted)
-
-    def to_json(self, level: SpecMetrics) -> str:
-        """The document; an empty string at level NONE, and `{}` if there was no verification."""
-        if level is SpecMetrics.NONE:
-            return ""
-        document = {"speculative_decoding": self._fields(level)} if self._drafted else {}
-        return json.dumps(document, separators=(",", ":"))
-
-    def _fields(self, level: SpecMetrics) -> dict[str, Any]:
-        num_steps = len(self._drafted)
-        num_drafted, num_accepted = sum(self._drafted), sum(self._accepted)
-        counts = Counter(self._accepted)
-        fields: dict[str, Any] = {
-            "mean_acceptance_length": 1 + num_accepted / num_steps,
-            "draft_acceptance_rate": num_accepted / num_drafted,
-            "acceptance_histogram": [counts[j] for j in range(self._num_spec_tokens + 1)],
-            "num_spec_steps": num_steps,
-            "num_accepted_draft_tokens": num_accepted,
-            "num_draft_tokens": num_drafted,
-            "num_spec_tokens": self._num_spec_tokens,
-        }
-        if level is SpecMetrics.DETAILED:
-            fields["per_step_accepted"] = self._accepted
-            fields["per_step_drafted"] = self._drafted
-        return fields
+    if level is SpecMetrics.NONE:
+        return ""
+    if not steps:
+        return "{}"
+    drafted, accepted = zip(*steps, strict=True)
+    fields: dict[str, Any] = {
+        "mean_acceptance_length": 1 + sum(accepted) / len(steps),
+        "draft_acceptance_rate": sum(accepted) / sum(drafted),
+        "acceptance_histogram": [accepted.count(j) for j in range(num_spec_tokens + 1)],
+        "num_spec_steps": len(steps),
+        "num_accepted_draft_tokens": sum(accepted),
+        "num_draft_tokens": sum(drafted),
+        "num_spec_tokens": num_spec_tokens,
+    }
+    if level is SpecMetrics.DETAILED:
+        fields |= {"per_step_accepted": accepted, "per_step_drafted": drafted}
+    return json.dumps({"speculative_decoding": fields}, separators=(",", ":"))
 
 
 class Sink(Protocol):
@@ -152,7 +131,7 @@ class ResponseState:
     prompt_log_probs: of the prompt from its second token on. has_sent: whether the client has
     received a response.
     num_tokens, cum_log_prob: totals of all tokens so far.
-    spec: its verifications so far.
+    steps: drafted and accepted tokens of its steps with drafts so far.
     """
 
     sequence: SequenceId
@@ -170,15 +149,14 @@ class ResponseState:
     num_tokens: int = 0
     cum_log_prob: float = 0.0
     progress: Progress = NO_PROGRESS
-    spec: SpecRecord = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.spec = SpecRecord(self.max_draft_len)
+    steps: list[tuple[int, int]] = field(default_factory=list)
 
     def count(self, progress: Progress) -> None:
         """Set the current progress of the request."""
         num_drafted = progress.num_drafted - self.progress.num_drafted
-        self.spec.add(num_drafted, progress.num_accepted - self.progress.num_accepted)
+        num_accepted = progress.num_accepted - self.progress.num_accepted
+        if num_drafted:
+            self.steps.append((num_drafted, num_accepted))
         self.progress = progress
 
     def add(self, update: Update) -> bool:
@@ -213,6 +191,7 @@ class ResponseState:
         params = self.params
         # Same as TensorRT-LLM: a stream contains new tokens only.
         has_prompt = not (self.has_sent or params.exclude_input or params.stream)
+        level = params.spec_metrics if reason else SpecMetrics.NONE
         reply = Reply(
             params=params,
             text=params.text + text if has_prompt else text,
@@ -223,7 +202,7 @@ class ResponseState:
             cum_log_prob=self.cum_log_prob,
             seed=self.seed,
             num_input_tokens=self.num_input_tokens,
-            spec_metrics=self.spec.to_json(params.spec_metrics) if reason else "",
+            spec_metrics=spec_metrics(self.steps, self.max_draft_len, level),
             no_speculation=self.no_speculation,
             finish_reason=reason,
             end_token=end_token,

@@ -10,11 +10,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-Labels = tuple[tuple[str, str], ...]
-"""Pairs of name and value, in the order of `Family.labels`."""
-
-Series = tuple[str, Labels]
-
 
 class Kind(StrEnum):
     COUNTER = "counter"
@@ -22,9 +17,9 @@ class Kind(StrEnum):
     HISTOGRAM = "histogram"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Family:
-    """meaning: the help text. labels: without model and version. buckets: upper edges."""
+    """meaning: the help text. labels: names, without model and version. buckets: upper edges."""
 
     name: str
     kind: Kind

@@ -9,13 +9,14 @@ it.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from itertools import product
 
 from smartspec_py.core.types import FinishReason
 from smartspec_py.serving import metric_families as families
 from smartspec_py.serving.messages import LoopState, Progress
-from smartspec_py.serving.metric_families import FAMILIES, Family, Kind, Labels, Series
+from smartspec_py.serving.metric_families import FAMILIES, Family, Kind
 from smartspec_py.serving.request import ErrorCode
 from smartspec_py.serving.step import Reason, StepRecord
 
@@ -26,12 +27,15 @@ PREDICTORS = ("profile", "corrected")
 DECIDERS = tuple(Reason)
 """Label values."""
 
-MetricSink = Callable[[str, Labels, float], None]
-"""Receives the name of a family, its own labels in its order, and a value: the increase of a
-counter, the new value of a gauge, or an observation for a histogram."""
+Series = tuple[Family, tuple[str, ...]]
+"""A family, and a value for each of its labels."""
+
+MetricSink = Callable[[Family, tuple[str, ...], float], None]
+"""Receives a series and a value: the increase of a counter, the new value of a gauge, or an
+observation for a histogram."""
 
 
-def drop(name: str, labels: Labels, value: float) -> None:
+def drop(family: Family, labels: tuple[str, ...], value: float) -> None:
     """A sink that drops everything."""
 
 
@@ -41,33 +45,28 @@ class Meter:
     def __init__(self, method: str, k_max: int, policy: str) -> None:
         """For `config_info`. method: default proposer. k_max: largest draft length. policy: the
         server's default."""
-        self._counts: dict[Series, float] = dict.fromkeys(_counters_from_zero(k_max), 0.0)
+        zeros = dict.fromkeys(_counters_from_zero(k_max), 0.0)
+        self._counts: dict[Series, float] = defaultdict(float, zeros)
         self._gauges: dict[Series, float] = {}
         self._shown: dict[Series, float] = {}
         self._observations: list[tuple[Series, float]] = []
         self._samples: dict[Series, float] = {}  # histograms of steps: the last step of each flush
         self._state = LoopState()
         self._verified: Counter[tuple[int, int]] = Counter()
-        # Steps with a plan and without prompt chunks, because plans do not predict the time of
-        # prompt chunks: (steps, expected tokens, expected seconds, tokens, seconds).
-        self._planned = (0, 0.0, 0.0, 0, 0.0)
+        self._planned: list[StepRecord] = []
         self._last_flush_s = -math.inf
-        self._has_changed = True
         self._set(families.CONFIG_INFO, 1.0, method, str(k_max), policy)
 
     def add_step(self, step: StepRecord) -> None:
         self._verified.update(step.verifications)
-        self._add_plan(step)
         self._count(families.DISABLED_STEPS, step.num_undrafted)
         self._count(families.PROMPT_TOKENS, step.num_prefill_tokens)
         self._count(families.GENERATION_TOKENS, step.num_generated)
         self._count(families.DRAFT_TIME, step.draft_s)
         self._count(families.VERIFY_TIME, step.target_s)
-        self._samples[_series(families.STEP_LATENCY)] = step.total_s
-        self._has_changed = True
+        self._samples[families.STEP_LATENCY, ()] = step.total_s
         if num_decoding := len(step.verifications) + step.num_undrafted:
-            length = step.num_drafted / num_decoding
-            self._samples[_series(families.PROPOSED_LENGTHS)] = length
+            self._samples[families.PROPOSED_LENGTHS, ()] = step.num_drafted / num_decoding
         if step.batch_size:
             self._count(families.STEP_TIME, step.total_s)
             cost = step.decision.cost
@@ -75,23 +74,9 @@ class Meter:
             factors = (cost.target_base, cost.target_slope, cost.draft_factor)
             for part, factor in zip(COST_PARTS, factors, strict=True):
                 self._set(families.COST_FACTOR, factor, part)
-
-    def _add_plan(self, step: StepRecord) -> None:
-        plan = step.decision.plan
-        if plan.expected_s <= 0 or step.num_prefill_tokens:
-            return
-        num, tokens, seconds, actual, actual_s = self._planned
-        self._planned = num, tokens, seconds, actual, actual_s = (
-            num + 1,
-            tokens + plan.expected_tokens,
-            seconds + plan.expected_s,
-            actual + step.num_generated,
-            actual_s + step.total_s,
-        )
-        self._set(families.GOODPUT_PREDICTED, tokens / seconds)
-        self._set(families.STEP_PREDICTED, seconds / num)
-        if actual_s > 0:
-            self._set(families.GOODPUT_ACTUAL, actual / actual_s)
+        # Plans do not predict the time of prompt chunks.
+        if step.decision.plan.expected_s > 0 and not step.num_prefill_tokens:
+            self._planned.append(step)
 
     def add_request(
         self, progress: Progress, end_s: float, num_tokens: int, reason: FinishReason | None
@@ -102,11 +87,7 @@ class Meter:
         only recorded for requests that were not cancelled and had no error, except for queue time
         and time to first token.
         """
-        arrival_s, first_s, last_s = (
-            progress.arrival_s,
-            progress.first_token_s,
-            progress.last_token_s,
-        )
+        arrival_s, first_s = progress.arrival_s, progress.first_token_s
         self._observe_span(families.QUEUE_TIME, arrival_s, progress.scheduled_s)
         self._observe_span(families.TTFT, arrival_s, first_s)
         if reason is None:
@@ -116,7 +97,7 @@ class Meter:
         else:
             self._count(families.SUCCESS, 1, reason.value)
             if num_tokens > 1:
-                self._observe_span(families.TPOT, first_s, last_s, num_tokens - 1)
+                self._observe_span(families.TPOT, first_s, progress.last_token_s, num_tokens - 1)
             self._observe_span(families.E2E, arrival_s, end_s)
 
     def add_rejection(self, code: ErrorCode) -> None:
@@ -136,8 +117,9 @@ class Meter:
 
     @property
     def due_s(self) -> float | None:
-        """When to flush next. None if nothing has changed."""
-        return self._last_flush_s + FLUSH_S if self._has_changed else None
+        """When to flush next. None if there is nothing to flush."""
+        has_values = self._counts or self._gauges or self._samples or self._observations
+        return self._last_flush_s + FLUSH_S if has_values else None
 
     def flush_if_due(self, sink: MetricSink, now_s: float) -> None:
         """Send all changes to the sink, if they are due. If it raises, the rest of them is lost.
@@ -148,15 +130,15 @@ class Meter:
             return
         self._last_flush_s = now_s
         self._count_verifications()
+        self._set_goodput()
         gauges = {s: value for s, value in self._gauges.items() if self._shown.get(s) != value}
         changes = [*self._counts.items(), *gauges.items(), *self._samples.items()]
         changes += self._observations
-        self._counts, self._gauges, self._samples, self._observations = {}, {}, {}, []
-        self._verified, self._planned = Counter(), (0, 0.0, 0.0, 0, 0.0)
+        for pending in (self._counts, self._gauges, self._samples, self._observations):
+            pending.clear()
         self._shown |= gauges
-        self._has_changed = False
-        for (name, labels), value in changes:
-            sink(name, labels, value)
+        for (family, labels), value in changes:
+            sink(family, labels, value)
 
     def _count_verifications(self) -> None:
         for (drafted, accepted), num in self._verified.items():
@@ -167,28 +149,34 @@ class Meter:
                 self._count(families.DRAFT_TOKENS_AT, num, str(position))
             for position in range(1, accepted + 1):
                 self._count(families.ACCEPTED_AT, num, str(position))
+        self._verified.clear()
 
-    def _count(self, family: Family, by: float, *values: str) -> None:
+    def _set_goodput(self) -> None:
+        """Compare plans with results, over the steps since the last flush."""
+        steps, self._planned = self._planned, []
+        if not steps:
+            return
+        expected_s = sum(step.decision.plan.expected_s for step in steps)
+        expected_tokens = sum(step.decision.plan.expected_tokens for step in steps)
+        self._set(families.GOODPUT_PREDICTED, expected_tokens / expected_s)
+        self._set(families.STEP_PREDICTED, expected_s / len(steps))
+        if total_s := sum(step.total_s for step in steps):
+            num_generated = sum(step.num_generated for step in steps)
+            self._set(families.GOODPUT_ACTUAL, num_generated / total_s)
+
+    def _count(self, family: Family, by: float, *labels: str) -> None:
         if by:
-            series = _series(family, *values)
-            self._counts[series] = self._counts.get(series, 0.0) + by
-            self._has_changed = True
+            self._counts[family, labels] += by
 
-    def _set(self, family: Family, value: float, *values: str) -> None:
-        self._gauges[_series(family, *values)] = float(value)
-        self._has_changed = True
+    def _set(self, family: Family, value: float, *labels: str) -> None:
+        self._gauges[family, labels] = float(value)
 
     def _observe_span(
         self, family: Family, start_s: float | None, stop_s: float | None, parts: int = 1
     ) -> None:
         """Record the span divided by `parts`, unless one of its ends did not happen."""
         if start_s is not None and stop_s is not None:
-            self._observations.append((_series(family), (stop_s - start_s) / parts))
-            self._has_changed = True
-
-
-def _series(family: Family, *values: str) -> Series:
-    return family.name, tuple(zip(family.labels, values, strict=True))
+            self._observations.append(((family, ()), (stop_s - start_s) / parts))
 
 
 def _counters_from_zero(k_max: int) -> Iterator[Series]:
@@ -201,5 +189,4 @@ def _counters_from_zero(k_max: int) -> Iterator[Series]:
     }
     for family in FAMILIES:
         if family.kind is Kind.COUNTER:
-            for value in values[family.labels[0]] if family.labels else [None]:
-                yield _series(family, *([] if value is None else [value]))
+            yield from ((family, labels) for labels in product(*(values[n] for n in family.labels)))

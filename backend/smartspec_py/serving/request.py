@@ -5,7 +5,6 @@ The loop thread owns every `Request`. `Scheduler` changes it; `Speculation` note
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -46,18 +45,14 @@ class RequestState(Enum):
     WAITING = auto()  # new or preempted; holds no row and no cache
     PREFILLING = auto()  # holds a row; its prefill is not complete
     DECODING = auto()  # generates tokens
-    FINISHED = auto()  # ended normally: end token, stop word or length
-    CANCELLED = auto()  # ended by the client or by shutdown
-    EXPIRED = auto()  # its deadline passed
-    FAILED = auto()
+    ENDED = auto()  # its last update was posted; holds a row until its work in flight has ended
 
 
-_ENDS = (RequestState.FINISHED, RequestState.CANCELLED, RequestState.EXPIRED, RequestState.FAILED)
 _MOVES = {
-    RequestState.WAITING: {RequestState.PREFILLING, *_ENDS[1:]},
-    RequestState.PREFILLING: {RequestState.DECODING, RequestState.WAITING, *_ENDS},
-    RequestState.DECODING: {RequestState.WAITING, *_ENDS},
-    **{end: set[RequestState]() for end in _ENDS},
+    RequestState.WAITING: {RequestState.PREFILLING, RequestState.ENDED},
+    RequestState.PREFILLING: {RequestState.DECODING, RequestState.WAITING, RequestState.ENDED},
+    RequestState.DECODING: {RequestState.WAITING, RequestState.ENDED},
+    RequestState.ENDED: set[RequestState](),
 }
 
 
@@ -125,18 +120,10 @@ class Request:
 
     @property
     def is_over(self) -> bool:
-        return self.state in _ENDS
+        return self.state is RequestState.ENDED
 
     def move_to(self, state: RequestState) -> None:
         """Raises RuntimeError and changes nothing if the transition is not allowed."""
         if state not in _MOVES[self.state]:
             raise RuntimeError(f"request {self.sequence}: {self.state.name} -> {state.name}")
         self.state = state
-
-    def next_chunk(self, max_tokens: int) -> Sequence[int]:
-        """The next tokens to prefill, at most max_tokens."""
-        return self.tokens[
-            self.num_computed_tokens : min(
-                self.num_computed_tokens + max_tokens, self.num_prefill_tokens
-            )
-        ]

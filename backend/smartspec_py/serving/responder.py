@@ -31,7 +31,7 @@ from smartspec_py.serving.step import StepRecord
 logger = logging.getLogger(__name__)
 
 CANCEL_CHECK_S = 0.03
-"""Time between checks for cancelled requests."""
+"""Time between checks for cancelled requests, and between calls of `watch`."""
 
 CHECK_BUDGET_S = 0.003
 """Longest duration of these checks at a time. Each costs a call to the server, about 0.2 ms. So if
@@ -45,13 +45,10 @@ the header `triton_grpc_error` before its own thread has finished with the reque
 the crash was never observed.
 """
 
-WATCH_S = 0.25
-"""Time between calls of `watch`, which checks whether Triton wants to unload this model."""
-
-
 _Message = ResponseState | Update | StepRecord | LoopState | Callable[[], object]
 
-_UNSENT = (ErrorCode.INTERNAL, "the last response could not be sent")
+UNSENT = "a response could not be sent"
+NO_METRICS = "metrics could not be updated; metrics are disabled from now on"
 
 HEALTHY = Reply(GenerateParams("", 1), finish_reason=FinishReason.STOP)
 """The answer to a health check."""
@@ -72,7 +69,8 @@ class Responder:
         """cancel: called with the sequence of a request whose client has disconnected.
 
         meter: counts events. metrics: receives the values. Both are used only by the responder's
-        thread. watch: called every WATCH_S while requests are open. on_step: called with each step.
+        thread. watch: called every CANCEL_CHECK_S while requests are open. on_step: called with
+        each step.
         """
         self._cancel = cancel
         self._meter = meter
@@ -81,12 +79,11 @@ class Responder:
         self._watch = watch
         self._on_step = on_step
         self._queue: queue.SimpleQueue[_Message | None] = queue.SimpleQueue()
-        self._refusals: deque[tuple[float, Callable[[], object]]] = deque()  # when due, and what
+        self._refusals: deque[tuple[float, Sink, ErrorCode, str]] = deque()  # first: when due
         self._open: dict[SequenceId, ResponseState] = {}
         self._failure: tuple[ErrorCode, str] | None = None
         self._next_check_s = 0.0
         self._unchecked: list[SequenceId] = []
-        self._next_watch_s = 0.0
         self._thread = threading.Thread(target=self._run, name="smartspec-responder", daemon=True)
 
     def start(self) -> None:
@@ -114,24 +111,16 @@ class Responder:
     def refuse(self, sink: Sink, code: ErrorCode, message: str) -> None:
         """Answer a request that is not served, REFUSAL_DELAY_S from now."""
         due_s = self._clock() + REFUSAL_DELAY_S
-
-        def refuse() -> None:
-            self._refusals.append((due_s, lambda: sink.fail(code, message)))
-            self._meter.add_rejection(code)
-
-        self._queue.put(refuse)
+        self._queue.put(lambda: self._refusals.append((due_s, sink, code, message)))
 
     def answer(self, sink: Sink, reply: Callable[[], Reply]) -> None:
         """Answer a request that the loop never had. reply: called in the responder's thread."""
-        self._queue.put(lambda: _made(lambda: sink.send(reply())))
+        self._queue.put(lambda: _has_run(UNSENT, lambda: sink.send(reply())))
 
     def fail_all(self, code: ErrorCode, message: str) -> None:
         """Fail all open requests and all requests posted later. Used if the loop cannot do it."""
-
-        def fail() -> None:
-            self._failure = code, message
-
-        self._queue.put(fail)
+        self._failure = code, message
+        self._queue.put(lambda: None)  # wakes the thread
 
     def _run(self) -> None:
         while self._turn():
@@ -150,12 +139,13 @@ class Responder:
         if self._failure is not None:
             self._fail_open(*self._failure)
         self._refuse_due(self._clock())
-        self._check_cancelled()
         if is_running:
             # Not while stopping: after Triton starts to finalize a model, it answers none of the
             # model's calls, and this thread would wait forever.
-            self._call_watch()
-            self._flush_metrics()
+            self._check_cancelled()
+            flush = self._meter.flush_if_due
+            if not _has_run(NO_METRICS, flush, self._metrics, self._clock()):
+                self._metrics = drop
         return is_running
 
     def _sort(self, messages: Iterable[_Message | None]) -> None:
@@ -174,14 +164,6 @@ class Responder:
         for response in list(self._open.values()):
             self._fail(response, code, message)
 
-    def _flush_metrics(self) -> None:
-        """Errors of metrics must not fail a request: they are logged and metrics are disabled."""
-        try:
-            self._meter.flush_if_due(self._metrics, self._clock())
-        except Exception:
-            logger.exception("metrics could not be updated; metrics are disabled from now on")
-            self._metrics = drop
-
     def _take(self) -> list[_Message | None]:
         """All queued messages. Waits for the first one, or until the next timed task is due."""
         messages: list[_Message | None] = []
@@ -193,15 +175,17 @@ class Responder:
             return messages
 
     def _wait_s(self) -> float | None:
-        due_s = [self._next_check_s, self._next_watch_s] if self._open else []
-        due_s += [due for due, _ in self._refusals]
+        due_s = [self._next_check_s] if self._open else []
+        due_s += [self._refusals[0][0]] if self._refusals else []
         if self._meter.due_s is not None:
             due_s.append(self._meter.due_s)
         return max(0.0, min(due_s) - self._clock()) if due_s else None
 
     def _refuse_due(self, now_s: float) -> None:
         while self._refusals and self._refusals[0][0] <= now_s:
-            _made(self._refusals.popleft()[1])
+            _, sink, code, message = self._refusals.popleft()
+            self._meter.add_rejection(code)
+            _has_run(UNSENT, sink.fail, code, message)
 
     def _handle(self, updates: Iterable[Update]) -> None:
         """Process all updates first, then send.
@@ -231,70 +215,55 @@ class Responder:
                 self._finish(response, update.finish_reason, update.end_token)
         for sequence, response in touched.items():
             is_due = response.params.stream and sequence in self._open
-            if is_due and (text := response.text.take()):
-                self._send(response, response.take_reply(text))
+            text = response.text.take() if is_due else ""
+            if text and not _has_run(UNSENT, response.sink.send, response.take_reply(text)):
+                self._cancel(sequence)
 
     def _finish(
         self, response: ResponseState, reason: FinishReason, end_token: int | None = None
     ) -> None:
         self._close(response, reason)
         text = response.text.take() + response.text.finish()
-        if not self._send(response, response.take_reply(text, reason, end_token)):
-            self._guard(response, lambda: response.sink.fail(*_UNSENT))
+        reply = response.take_reply(text, reason, end_token)
+        if not _has_run(UNSENT, response.sink.send, reply):
+            _has_run(UNSENT, response.sink.fail, ErrorCode.INTERNAL, UNSENT)
 
     def _fail(self, response: ResponseState, code: ErrorCode, message: str) -> None:
         self._close(response, None)
-        self._guard(response, lambda: response.sink.fail(code, message))
+        _has_run(UNSENT, response.sink.fail, code, message)
 
     def _close(self, response: ResponseState, reason: FinishReason | None) -> None:
         """reason: None if the request ended with an error."""
         del self._open[response.sequence]
         self._meter.add_request(response.progress, self._clock(), response.num_tokens, reason)
 
-    def _send(self, response: ResponseState, reply: Reply) -> bool:
-        return self._guard(response, lambda: response.sink.send(reply))
-
-    def _guard(self, response: ResponseState, call: Callable[[], None]) -> bool:
-        """Whether the call succeeded. If it failed, only this request is affected.
-
-        The request is cancelled, unless this was its last response.
-        """
-        is_sent = _made(call, f"request {response.sequence}: the response could not be sent")
-        if not is_sent and response.sequence in self._open:
-            self._cancel(response.sequence)
-        return is_sent
-
     def _check_cancelled(self) -> None:
         now = self._clock()
         if now < self._next_check_s:
             return
         self._next_check_s = now + CANCEL_CHECK_S
+        if self._open:
+            _has_run("the watch failed", self._watch)
         self._unchecked = self._unchecked or list(self._open)
         while self._unchecked and self._clock() < now + CHECK_BUDGET_S:
             response = self._open.get(self._unchecked.pop())
-            if response is not None and self._has_left(response):
+            if response is not None and _has_left(response.sink):
                 self._cancel(response.sequence)
 
-    def _call_watch(self) -> None:
-        now = self._clock()
-        if not self._open or now < self._next_watch_s:
-            return
-        self._next_watch_s = now + WATCH_S
-        _made(self._watch, "the watch failed")
 
-    def _has_left(self, response: ResponseState) -> bool:
-        """Whether the client has disconnected. An error of this check counts as disconnected."""
-        try:
-            return response.sink.is_cancelled()
-        except Exception:
-            logger.exception("request %d: the client cannot be reached", response.sequence)
-            return True
-
-
-def _made(call: Callable[[], object], otherwise: str = "a response could not be sent") -> bool:
-    """Whether the call succeeded. otherwise: the message that is logged if not."""
+def _has_left(sink: Sink) -> bool:
+    """Whether the client has disconnected. An error of this check counts as disconnected."""
     try:
-        call()
+        return sink.is_cancelled()
+    except Exception:
+        logger.exception("a client cannot be reached")
+        return True
+
+
+def _has_run(otherwise: str, call: Callable[..., object], *arguments: object) -> bool:
+    """Whether the call succeeded. otherwise: logged with its error, which goes no further."""
+    try:
+        call(*arguments)
     except Exception:
         logger.exception("%s", otherwise)
         return False

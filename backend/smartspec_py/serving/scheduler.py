@@ -1,7 +1,7 @@
 """The scheduler: moves requests from state to state, from arrival to their last update.
 
 Each request ends with exactly one last `Update` for the responder. When a live request has ended
-and none of its work is in flight, `_release_if_idle` frees its engine resources.
+and none of its work is in flight, `_release` frees its engine resources.
 """
 
 from __future__ import annotations
@@ -56,8 +56,7 @@ class Scheduler:
         for sequence in messages.cancelled:
             cancelled = self.batcher.find(sequence)
             if cancelled is not None and not cancelled.is_over:
-                self._end(cancelled, RequestState.CANCELLED, finish_reason=FinishReason.CANCELLED)
-                self._release_if_idle(cancelled)
+                self._end(cancelled, finish_reason=FinishReason.CANCELLED)
 
     def expire(self) -> None:
         """End requests whose deadline has passed.
@@ -70,7 +69,7 @@ class Scheduler:
                 continue
             allowed_ms = 1e3 * (request.deadline_s - request.arrival_s)
             message = f"deadline_ms: {allowed_ms:.0f} ms passed before the first token"
-            self._cut(request, RequestState.EXPIRED, FinishReason.DEADLINE, message)
+            self._cut(request, FinishReason.DEADLINE, message)
 
     def check_engine(self, timeout_s: float) -> None:
         """Raises EngineStalledError if work is in flight and no event arrived for timeout_s."""
@@ -144,8 +143,6 @@ class Scheduler:
         self.batcher.add(request)
 
     def _begin(self, request: Request) -> None:
-        if request.scheduled_s is None:
-            self._inbox.leave(1)
         self.batcher.admit(request)
         request.move_to(RequestState.PREFILLING)
         request.num_prefill_tokens = len(request.tokens)
@@ -157,6 +154,7 @@ class Scheduler:
             request.reuses_prefix,
         )
         if request.scheduled_s is None:
+            self._inbox.leave(1)
             request.scheduled_s = self._clock()
             request.num_cached = request.num_computed_tokens
 
@@ -186,22 +184,21 @@ class Scheduler:
             request.is_in_flight, request.engine_s = not event.is_last, now
             if not request.is_over:
                 self._advance(request, event)
-            if request.is_over:
-                self._release_if_idle(request)
+            elif event.is_last:
+                self._release(request)
 
     def cancel_all(self) -> None:
         """End all requests. Those with tokens return the text so far, the others an error."""
         for request in self.batcher:
             if not request.is_over:
-                cancelled = RequestState.CANCELLED, FinishReason.CANCELLED
-                self._cut(request, *cancelled, SHUTTING_DOWN)
+                self._cut(request, FinishReason.CANCELLED, SHUTTING_DOWN)
 
     def fail_all(self, code: ErrorCode, message: str) -> None:
         """Fail all remaining requests. The engines are not used again."""
         self.take(Messages(self._inbox.take(0.0).arrivals, ()))
         for request in self.batcher:
             if not request.is_over:
-                request.move_to(RequestState.FAILED)
+                request.move_to(RequestState.ENDED)
                 self._post(_update(request, error=(code, message)))
 
     def check_integrity(self) -> None:
@@ -219,7 +216,7 @@ class Scheduler:
         if event.error is not None:
             message = f"the engine failed this request: {event.error}"
             logger.warning("request %d: %s", request.sequence, message)
-            self._end(request, RequestState.FAILED, error=(ErrorCode.INTERNAL, message))
+            self._end(request, error=(ErrorCode.INTERNAL, message))
             return
         if request.state is RequestState.DECODING:
             request.num_steps += 1 if event.num_drafted else len(event.tokens)
@@ -242,31 +239,27 @@ class Scheduler:
             "prompt_log_probs": event.prompt_log_probs,
         }
         if reason is not None:
-            kept |= {"finish_reason": reason, "end_token": end_token}
-            self._end(request, RequestState.FINISHED, **kept)
+            self._end(request, finish_reason=reason, end_token=end_token, **kept)
         elif tokens or event.prompt_log_probs:
             self._post(_update(request, **kept))
 
-    def _cut(
-        self, request: Request, state: RequestState, reason: FinishReason, otherwise: str
-    ) -> None:
+    def _cut(self, request: Request, reason: FinishReason, otherwise: str) -> None:
         """End a request early: with its text so far, or with UNAVAILABLE if it has no tokens.
 
         otherwise: the error message.
         """
         if request.num_generated:
-            self._end(request, state, finish_reason=reason)
+            self._end(request, finish_reason=reason)
         else:
-            self._end(request, state, error=(ErrorCode.UNAVAILABLE, otherwise))
-        self._release_if_idle(request)
+            self._end(request, error=(ErrorCode.UNAVAILABLE, otherwise))
 
-    def _end(self, request: Request, state: RequestState, **last: Any) -> None:
+    def _end(self, request: Request, **last: Any) -> None:
         """End the request and post its last update. last: fields of the `Update`.
 
-        Its resources are freed later, when none of its work is in flight.
+        If its work is in flight, `apply` frees its resources after the last event.
         """
         was_waiting = request.state is RequestState.WAITING
-        request.move_to(state)
+        request.move_to(RequestState.ENDED)
         self._post(_update(request, **last))
         if was_waiting:
             self.batcher.waiting.remove(request)
@@ -275,11 +268,11 @@ class Scheduler:
                 self._inbox.leave(1)
         elif request.is_in_flight:
             self._target.cancel(request.sequence)
+        else:
+            self._release(request)
 
-    def _release_if_idle(self, request: Request) -> None:
-        """Free the resources of an ended request if none of its work is in flight."""
-        if not request.is_over or request.is_in_flight or request.sequence not in self.batcher.live:
-            return
+    def _release(self, request: Request) -> None:
+        """Free all resources of a live request."""
         self._target.release(request.sequence)
         self._speculation.release(request)
         del self.batcher.live[request.sequence]

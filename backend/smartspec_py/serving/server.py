@@ -6,7 +6,6 @@ caller of `submit` (checks and enqueues), the loop, and the responder.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import logging
 import threading
@@ -31,9 +30,6 @@ from smartspec_py.serving.step_trace import StepLog
 __all__ = ["Engine", "Server"]
 
 logger = logging.getLogger(__name__)
-
-MAX_CALLS = 64
-"""Most health checks and explanations that may wait for the next step. More are rejected."""
 
 LATE_S = 2.0
 """Time after `limits.engine_timeout_s` in which the responder should detect that the loop hangs."""
@@ -96,7 +92,6 @@ class Server:
             **engine.facts,
         }
         """What is served; `context_len`: prompt and generated tokens of one request."""
-        table = config.planner.batch_table
         new_loop = partial(
             StepLoop,
             engine.target,
@@ -106,7 +101,7 @@ class Server:
             self._inbox,
             engine.prefill_chunk(config.limits),
             self._responder.post,
-            batch_table=None if table is None else table.table,
+            batch_table=config.planner.batch_table,
             engine_timeout_s=self._engine_timeout_s,
         )
         self.loop = new_loop()
@@ -192,13 +187,7 @@ class Server:
         self.is_draining = True
         logger.info("draining: requests in flight have %.0f s to finish", self._drain_s)
         self._inbox.refuse(SHUTTING_DOWN)
-
-        def drain(refused: str | None) -> None:
-            if refused is None:
-                self.loop.drain(self._drain_s)
-
-        with contextlib.suppress(RequestError):  # the loop has ended already
-            self._inbox.call(drain)
+        self.loop.drain(self._drain_s)
 
     def _explain(self, num_steps: int, sink: Sink) -> None:
         log = self._step_log
@@ -215,7 +204,7 @@ class Server:
             else:
                 self._responder.refuse(sink, ErrorCode.UNAVAILABLE, refused)
 
-        self._inbox.call(answer, most=MAX_CALLS)
+        self._inbox.call(answer)
 
     def _note_step(self, step: StepRecord) -> None:
         if self._step_log is not None:
@@ -239,7 +228,7 @@ class Server:
             logger.exception("the step loop ended")
             reason = f"the step loop ended: {type(error).__name__}: {error}"
             self._inbox.close(reason)
-            self.loop.fail_all(ErrorCode.INTERNAL, reason)
+            self.loop.scheduler.fail_all(ErrorCode.INTERNAL, reason)
             self._fail(reason)
 
     def _fail(self, reason: str) -> None:

@@ -21,9 +21,6 @@ MAX_UNDECODED = 32
 """More tokens without a complete character are decoded as they are. The library would decode all of
 them again with each new token."""
 
-FIRST_MARK = 0xD800
-"""Code points from here stand for special tokens. No text has them: they are lone surrogates."""
-
 
 @lru_cache(maxsize=8)
 def special_tokens(tokenizer: Tokenizer) -> dict[int, str]:
@@ -36,8 +33,8 @@ class TextStream:
     """Text of one request. `push` adds a token, `take` returns text that may be sent.
 
     Text is held back while it may be the start of a stop word, or while its last bytes are not a
-    complete character. A stop word may contain the names of special tokens, which are not part of
-    the text. A stop word that ends within the first `min_tokens` tokens is ignored.
+    complete character. Special tokens are no text. A stop word that ends within the first
+    `min_tokens` tokens is ignored.
     """
 
     def __init__(
@@ -49,9 +46,7 @@ class TextStream:
     ) -> None:
         self._tokenizer = tokenizer
         self._special = special_tokens(tokenizer)
-        self._marks: dict[int, str] = {}
-        self._stop_words = (*stop_words, *self._with_marks(stop_words))
-        self._hidden = dict.fromkeys(map(ord, self._marks.values()))
+        self._stop_words = stop_words
         self._num_unwatched = min_tokens
         # The prompt is the decoder's context, because some tokenizers drop the space of a first
         # token. It is left out if it ends with an unfinished character, because the decoder would
@@ -63,23 +58,12 @@ class TextStream:
         self._text = ""
         self.is_stopped = False
 
-    def _with_marks(self, stop_words: Sequence[str]) -> list[str]:
-        """The stop words that contain special tokens, with a mark for each of these."""
-        whole = "".join(stop_words)
-        named = [(token, name) for token, name in self._special.items() if name and name in whole]
-        named.sort(key=lambda item: -len(item[1]))
-        marked = list(stop_words)
-        for code, (token, name) in enumerate(named, start=FIRST_MARK):
-            self._marks[token] = chr(code)
-            marked = [word.replace(name, chr(code)) for word in marked]
-        return [word for word, old in zip(marked, stop_words, strict=True) if word != old]
-
     def push(self, token: int) -> None:
         """Add a token. Sets `is_stopped` if it completes a stop word."""
         assert not self.is_stopped, "nothing follows a stop word"
         is_watched = self._num_unwatched == 0
         self._num_unwatched = max(0, self._num_unwatched - 1)
-        piece = self._marks.get(token, "") if token in self._special else self._decode(token)
+        piece = "" if token in self._special else self._decode(token)
         num_before = len(self._text)
         self._text += piece
         if not is_watched or not piece:
@@ -118,11 +102,11 @@ class TextStream:
         keep = 0 if self.is_stopped else self._num_held_back()
         cut = len(self._text) - keep
         piece, self._text = self._text[:cut], self._text[cut:]
-        return piece.translate(self._hidden)
+        return piece
 
     def finish(self) -> str:
         """All remaining text after the last token. An unfinished character becomes U+FFFD."""
-        piece, self._text = self._text.translate(self._hidden), ""
+        piece, self._text = self._text, ""
         if self._undecoded and not self.is_stopped:
             piece += self._tokenizer.decode(self._undecoded)
             self._undecoded.clear()

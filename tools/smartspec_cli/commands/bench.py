@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -25,6 +25,7 @@ from smartspec_cli.commands.settings import (
     Draft,
     Heads,
     Model,
+    engine_of,
     numbers_of,
     parsed,
     policies_of,
@@ -36,7 +37,7 @@ from smartspec_launch.files import InstallationError
 from smartspec_launch.foreground import signals_interrupt, wait_with_progress
 from smartspec_launch.interpreter import InterpreterError
 from smartspec_launch.triton_server import TritonServer, TritonServerError
-from smartspec_py.config import DEFAULT_CONTEXT_LEN, ConfigError, ServerConfig
+from smartspec_py.config import DEFAULT_CONTEXT_LEN, ServerConfig
 
 if TYPE_CHECKING:
     from smartspec_bench.live import Load, Serve
@@ -54,7 +55,6 @@ LIMITS = {"max_queue": 4096, "max_context_len": DEFAULT_CONTEXT_LEN}
 MAX_AT_ONCE = 1024
 FAILURES = (
     BenchError,
-    ConfigError,
     StreamError,
     InterpreterError,
     InstallationError,
@@ -130,12 +130,11 @@ def lockstep(
 
     def measure(recorder: Recorder, say: Callable[[str], object]) -> None:
         from smartspec_bench.lockstep import Side, run
-        from smartspec_py.serving.build import build_engine
 
         say("loading models, measuring passes")
         fields = {"max_tokens": max_tokens, "temperature": temperature, "reuse_prefix": False}
         sides = {
-            policy: Side(policy, build_engine(checked, Path.cwd()), checked.limits, fields)
+            policy: Side(policy, engine_of(checked), checked.limits, fields)
             for policy in plan.policies
         }
         run(sides, checked.limits.max_sequences, plan, recorder, minutes, say)
@@ -179,7 +178,8 @@ def live(
     Every policy gets the same prompts in every round, in an order that rotates. The first round is
     a warm-up and does not count.
     """
-    from smartspec_bench.live import Load
+    from smartspec_bench.live import IN_PROCESS, Load, in_process
+    from smartspec_testing.local import serving
 
     check_outputs(json=json_file)
     names = _with_none(policies)
@@ -207,8 +207,10 @@ def live(
         with ExitStack() as stack:
             server = stack.enter_context(TritonServer(checked, folder, address))
             wait_with_progress(server, Console(stderr=True))
-            sides = _sides_in_process(checked, names, load)
-            beside = stack.enter_context(sides) if overhead else {}
+            beside: dict[str, Serve] = {}
+            if overhead:
+                local = stack.enter_context(serving(engine_of(checked), checked))
+                beside = {f"{name}{IN_PROCESS}": in_process(local, load) for name in names}
             asyncio.run(_on_server(address.grpc_url, names, load, beside, recorder, say))
 
     _run(described("Policies on Triton", **_about(checked, temperature)), json_file, measure)
@@ -229,23 +231,6 @@ async def _on_server(
     async with streams:
         sides = {name: through(streams, load) for name in names}
         await run({**sides, **beside}, load, recorder, say)
-
-
-@contextmanager
-def _sides_in_process(
-    config: ServerConfig, names: Sequence[str], load: Load
-) -> Iterator[dict[str, Serve]]:
-    from smartspec_bench.live import IN_PROCESS, in_process
-    from smartspec_py.serving.build import build_engine
-    from smartspec_py.serving.server import Server
-
-    server = Server(build_engine(config, Path.cwd()), config)
-    server.start()
-    try:
-        serve = in_process(server, load)
-        yield {f"{name}{IN_PROCESS}": serve for name in names}
-    finally:
-        server.stop()
 
 
 def _run(about: dict[str, object], json_file: Path | None, measure: Measure) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from smartspec_bench.exactness import (
+    COUNTS,
     NO_SPECULATION,
     CheckArm,
     CheckError,
@@ -22,7 +21,6 @@ from smartspec_bench.exactness import (
 from smartspec_bench.progress import Progress
 from smartspec_bench.workloads import WORKLOADS, generate
 from smartspec_cli.commands import (
-    USAGE_ERROR,
     JsonFile,
     check_outputs,
     fail,
@@ -36,11 +34,13 @@ from smartspec_cli.commands.settings import (
     Draft,
     Heads,
     Model,
+    engine_of,
     numbers_of,
     server_config,
 )
-from smartspec_py.config import ConfigError, ServerConfig
+from smartspec_py.config import ServerConfig
 from smartspec_py.serving.request import GenerateParams, RequestError
+from smartspec_testing.local import serving
 
 MAX_TOKENS = 64
 CONTEXT_LEN, NUM_ROWS = 512, 8
@@ -97,8 +97,8 @@ def check(
     checked = server_config(model, draft, heads, config, settings, engine=engine, limits=LIMITS)
     reports, facts = _run(checked, requests, tokens)
     console = result_console(json_file)
-    console.print(_table(reports))
     summary = {"engine": dict(facts), **_summary(reports)}
+    console.print(_table(reports, summary))
     for one in summary["divergences"][:NUM_SHOWN]:
         where = f"{one['arm']}, {one['mode']}: token {one['index']}"
         console.print(f"{where} is {one['found']} instead of {one['expected']}", highlight=False)
@@ -137,44 +137,32 @@ def _run(
     config: ServerConfig, requests: Sequence[GenerateParams], tokens: int
 ) -> tuple[list[CheckReport], Mapping[str, object]]:
     """The reports, and model, dtype, runtime and threads of the engine."""
-    from smartspec_py.serving.build import build_engine
-    from smartspec_py.serving.server import Server
-
-    with Progress("loading models", Console(stderr=True)) as shown:
-        try:
-            engine = build_engine(config, Path.cwd())
-        except ConfigError as error:
-            fail(str(error), USAGE_ERROR)
-        server = Server(engine, config)
-        force_drafting(server, config)
-        server.start()
+    with Progress("loading models") as shown:
+        engine = engine_of(config)
         arms = _arms(config.limits.max_draft_len, list(engine.proposers))
-        try:
-            reports = check_pair_exactness(server, requests, arms, tokens, shown.update)
-            return reports, engine.facts
-        except (CheckError, RequestError) as error:
-            fail(str(error))
-        except KeyboardInterrupt:
-            fail("interrupted", 130)
-        finally:
-            server.stop()
+        with serving(engine, config) as server:
+            force_drafting(server, config)
+            try:
+                reports = check_pair_exactness(server, requests, arms, tokens, shown.update)
+            except (CheckError, RequestError) as error:
+                fail(str(error))
+    return reports, engine.facts
 
 
-def _table(reports: Sequence[CheckReport]) -> Table:
-    cancelled = sum(r.num_cancelled for r in reports)
-    preempted = sum(r.num_preemptions for r in reports)
-    columns = ("policy", "proposer", "mode", "tokens", "drafted", "accepted", "cached", "differ")
+def _table(reports: Sequence[CheckReport], summary: Mapping[str, Any]) -> Table:
+    counts = ("tokens", "drafted", "accepted", "cached")
     rows = []
-    for r in reports:
-        policy, _, proposer = r.arm.partition(", ")
-        counts = (r.num_tokens, r.num_drafted, r.num_accepted, r.num_cached, len(r.divergences))
-        rows.append((policy, proposer, r.mode, *map(str, counts)))
+    for one in reports:
+        policy, _, proposer = one.arm.partition(", ")
+        numbers = (*(one.counts[name] for name in counts), len(one.divergences))
+        rows.append((policy, proposer, one.mode, *map(str, numbers)))
     return table(
         "Tokens with speculation compared with tokens without",
-        columns,
+        ("policy", "proposer", "mode", *counts, "differ"),
         rows,
-        "cached: prompt tokens served from the prefix cache; differ: texts. "
-        f"There were also {cancelled} cancelled requests and {preempted} preemptions.",
+        "cached: prompt tokens served from the prefix cache; differ: texts. There were also "
+        f"{summary['num_cancelled']} cancelled requests and {summary['num_preemptions']} "
+        "preemptions.",
         num_texts=3,
     )
 
@@ -183,10 +171,11 @@ def _summary(reports: Sequence[CheckReport]) -> dict[str, Any]:
     """The JSON document."""
     divergences = [one for report in reports for one in report.divergences]
     without_drafts = [
-        f"{r.arm} {r.mode}" for r in reports if r.arm != str(NO_SPECULATION) and not r.num_drafted
+        f"{one.arm} {one.mode}"
+        for one in reports
+        if one.arm != str(NO_SPECULATION) and not one.counts["drafted"]
     ]
-    counts = ("requests", "tokens", "drafted", "accepted", "cached", "preemptions", "cancelled")
-    sums = {f"num_{one}": sum(getattr(r, f"num_{one}") for r in reports) for one in counts}
+    sums = {f"num_{name}": sum(one.counts[name] for one in reports) for name in COUNTS}
     is_passed = sums["num_tokens"] > 0 and not divergences and not without_drafts
     return {
         "verdict": "PASS" if is_passed else "FAIL",
@@ -200,16 +189,15 @@ def _summary(reports: Sequence[CheckReport]) -> dict[str, Any]:
 def _verdict_line(summary: Mapping[str, Any]) -> str:
     """Such as `PASS: 7,588 tokens compared, 7,215 drafted, 3,033 accepted; no text differs`."""
     num_diverged, num_tokens = summary["num_diverged"], summary["num_tokens"]
-    line = (
+    parts = [
         f"{summary['verdict']}: {num_tokens:,} tokens compared, "
-        f"{summary['num_drafted']:,} drafted, {summary['num_accepted']:,} accepted; "
-    )
+        f"{summary['num_drafted']:,} drafted, {summary['num_accepted']:,} accepted"
+    ]
     if num_diverged:
-        line += (
-            f"{num_diverged} texts differ ({1e3 * num_diverged / num_tokens:.2g} in 1,000 tokens)"
-        )
+        per_thousand = 1e3 * num_diverged / num_tokens
+        parts.append(f"{num_diverged} texts differ ({per_thousand:.2g} in 1,000 tokens)")
     else:
-        line += "no text differs"
+        parts.append("no text differs")
     if summary["without_drafts"]:
-        line += f"; no drafts, nothing compared: {'; '.join(summary['without_drafts'])}"
-    return line
+        parts.append(f"no drafts, nothing compared: {'; '.join(summary['without_drafts'])}")
+    return "; ".join(parts)

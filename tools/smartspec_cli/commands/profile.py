@@ -16,7 +16,6 @@ from rich.table import Table
 from smartspec_bench.progress import Progress
 from smartspec_bench.prompts import MIXED, PROMPT_SEED, generated, read_prompts
 from smartspec_cli.commands import (
-    USAGE_ERROR,
     JsonFile,
     check_outputs,
     fail,
@@ -25,8 +24,16 @@ from smartspec_cli.commands import (
     write_json,
     write_output,
 )
-from smartspec_cli.commands.settings import Changes, Config, Draft, Model, parsed, server_config
-from smartspec_py.config import DRAFT_MODEL, BatchTableConfig, ConfigError, ServerConfig
+from smartspec_cli.commands.settings import (
+    Changes,
+    Config,
+    Draft,
+    Model,
+    engine_of,
+    parsed,
+    server_config,
+)
+from smartspec_py.config import DRAFT_MODEL, ServerConfig
 
 if TYPE_CHECKING:
     from smartspec_py.core.cost import CostModel
@@ -77,12 +84,11 @@ def profile(
         size: speeds_of(engine.cost, accept_prob, size, limits.max_draft_len) for size in sizes
     }
     best = [row.index(max(row)) for row in speeds.values()]
-    section = BatchTableConfig.model_validate({"rows": sizes, "draft_lens": best})
     document = {
         "kernels": engine.kernels,
         "accept_prob": accept_prob,
         "tokens_per_s": {str(size): row for size, row in speeds.items()},
-        "batch_table": section.model_dump(mode="json"),
+        "batch_table": {"rows": sizes, "draft_lens": best},
     }
     shown_at = result_console(json_file)
     shown_at.print(f"target; draft: {engine.kernels}", highlight=False)
@@ -124,10 +130,8 @@ def _measured(
     config: ServerConfig, texts: Sequence[str], temperature: float
 ) -> tuple[Engine, float]:
     """The engine, and the probability that a draft is accepted if those before it were."""
-    from smartspec_py.serving.build import build_engine
     from smartspec_py.serving.request import GenerateParams, RequestError
-    from smartspec_py.serving.server import Server
-    from smartspec_testing.local import generate
+    from smartspec_testing.local import generate, serving
 
     policy = f"fixed:{min(DRAFT_LEN, config.limits.max_draft_len)}"
     requests = [
@@ -138,27 +142,28 @@ def _measured(
     ]
     console = Console(stderr=True)
     with Progress("loading the models", console) as shown:
-        messages = _Messages(shown)
+        messages = [""]
+
+        def note(record: logging.LogRecord) -> bool:
+            messages.append(record.getMessage())
+            shown.update(messages[-1])
+            return True
+
+        PROFILE_LOG.setLevel(logging.INFO)
+        PROFILE_LOG.addFilter(note)
         try:
-            engine = build_engine(config, Path.cwd())
-        except ConfigError as error:
-            fail(str(error), USAGE_ERROR)
+            engine = engine_of(config)
         finally:
-            PROFILE_LOG.removeHandler(messages)
-        console.print(messages.last, highlight=False, soft_wrap=True)
+            PROFILE_LOG.removeFilter(note)
+        # The last message names the file.
+        console.print(messages[-1], highlight=False, soft_wrap=True)
         shown.update("measuring the acceptance rate")
-        server = Server(engine, config)
-        server.start()
-        try:
-            sinks = generate(server, requests)
-        except RequestError as error:
-            fail(f"a prompt cannot be served: {error}")
-        except KeyboardInterrupt:
-            fail("interrupted", 130)
-        finally:
-            server.stop()
-    failed = [sink.error[1] for sink in sinks if sink.error is not None]
-    if failed:
+        with serving(engine, config) as server:
+            try:
+                sinks = generate(server, requests)
+            except RequestError as error:
+                fail(f"a prompt cannot be served: {error}")
+    if failed := [sink.error[1] for sink in sinks if sink.error is not None]:
         fail(f"a prompt cannot be served: {failed[0]}")
     events = [event for record in server.loop.records for event in record.events]
     if not any(event.num_drafted for event in events):
@@ -166,20 +171,6 @@ def _measured(
     num_accepted = sum(event.num_accepted for event in events)
     num_rejected = sum(event.num_accepted < event.num_drafted for event in events)
     return engine, num_accepted / (num_accepted + num_rejected)
-
-
-class _Messages(logging.Handler):
-    """Shows the log of the profile as progress. The last message names the file."""
-
-    def __init__(self, shown: Progress) -> None:
-        super().__init__()
-        self.last, self._shown = "", shown
-        PROFILE_LOG.setLevel(logging.INFO)
-        PROFILE_LOG.addHandler(self)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.last = record.getMessage()
-        self._shown.update(self.last)
 
 
 def _table(speeds: dict[int, list[float]], accept_prob: float) -> Table:

@@ -23,7 +23,8 @@ from smartspec_launch.pbtxt import ALIASES
 from smartspec_launch.triton_server import ModelRefusedError, TritonServer, TritonServerError
 from smartspec_py.api.contract import MODEL_NAME
 from smartspec_py.config import ServerConfig, TorchEngineConfig
-from smartspec_py.engines.torch.pair import PairError, check_pair_files
+from smartspec_py.engines.torch.checkpoint import ModelError
+from smartspec_py.engines.torch.pair import check_pair_files
 
 NAME = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -48,8 +49,8 @@ def serve(
     ] = "auto",
     weights: Annotated[
         str,
-        _of_models(help="Weights: stored, or int8, which is faster and needs OpenVINO."),
-    ] = "stored",
+        _of_models(help="Weights: auto (int8 if large, on a CPU), stored, int8 or int4."),
+    ] = "auto",
     num_threads: Annotated[
         int, _of_models(help="Compute threads; 0 uses one less than the number of cores.")
     ] = 0,
@@ -232,5 +233,5 @@ def _check_files(config: ServerConfig) -> None:
     draft = None if engine.draft is None else Path(engine.draft)
     try:
         check_pair_files(Path(engine.model), draft)
-    except PairError as error:
+    except ModelError as error:
         fail(str(error), USAGE_ERROR)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from pydantic import ValidationError
@@ -16,6 +16,9 @@ from smartspec_cli.commands import USAGE_ERROR, fail
 from smartspec_launch import paths
 from smartspec_py.config import ConfigError, ServerConfig, read_config
 from smartspec_py.core.plan.planner import parse_policy
+
+if TYPE_CHECKING:
+    from smartspec_py.engines.engine import Engine
 
 _Given = TypeVar("_Given")
 _Value = TypeVar("_Value")
@@ -126,6 +129,16 @@ def _name_of(place: Sequence[int | str], keys: Sequence[str]) -> str:
     if any(path.startswith(key) or key.startswith(path) for key in keys):
         return f"set: {path}"
     return path.rpartition(".")[2].replace("_", "-")
+
+
+def engine_of(config: ServerConfig) -> Engine:
+    """Load the models. If they or the configuration are wrong, the command ends."""
+    from smartspec_py.serving.build import build_engine
+
+    try:
+        return build_engine(config, Path.cwd())
+    except ConfigError as error:
+        fail(str(error), USAGE_ERROR)
 
 
 def parsed(option: str, parse: Callable[[_Given], _Value], given: _Given) -> _Value:

@@ -10,14 +10,14 @@ This file only computes layouts as lists of numbers. It uses no device.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from smartspec_py.core.types import ROOT
+import numpy as np
+
 from smartspec_py.engines.torch.packed import MAX_SHORT, RowInput
-from smartspec_py.engines.torch.tree import visible_bits
+from smartspec_py.engines.torch.tree import chain, visibility
 
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, MAX_SHORT, 24, 33)
 """Tokens per row. The last ones are for trees of up to 32 drafts."""
@@ -46,61 +46,29 @@ class Bucket:
         return self.num_rows * self.width
 
 
-@dataclass(frozen=True, slots=True)
-class Ladder:
-    """The sizes of all buckets, ascending. Rows and contexts end with the maximum."""
-
-    rows: tuple[int, ...]
-    context_lens: tuple[int, ...]
-    widths: tuple[int, ...] = WIDTHS
-
-    def bucket_for(self, num_rows: int, width: int, context_len: int) -> Bucket | None:
-        """The smallest bucket that fits; None if there is none, and then the pass is not padded."""
-        rows = _least(self.rows, num_rows)
-        tokens = _least(self.widths, width)
-        keys = _least(self.context_lens, context_len)
-        if rows is None or tokens is None or keys is None or not _is_captured(rows, tokens):
-            return None
-        return Bucket(rows, tokens, keys)
-
-    def bucket_of(self, inputs: Sequence[RowInput]) -> Bucket | None:
-        """The bucket of a pass over these inputs; at least one input is required."""
-        return self.bucket_for(
-            1 + max(item.row for item in inputs),
-            max(len(item.tokens) for item in inputs),
-            max(item.position + len(item.tokens) for item in inputs),
-        )
-
-    def buckets(self, max_width: int) -> list[Bucket]:
-        """All buckets that passes of up to max_width tokens per row can need, largest first."""
-        widest = _least(self.widths, max_width) or self.widths[-1]
-        found = [
-            Bucket(rows, width, context_len)
-            for rows in self.rows
-            for width in self.widths
-            for context_len in self.context_lens
-            if width <= widest and _is_captured(rows, width)
-        ]
-        return sorted(found, key=lambda b: (b.num_tokens, b.context_len), reverse=True)
-
-    @property
-    def max_tokens(self) -> int:
-        """Tokens of the largest bucket."""
-        return max(bucket.num_tokens for bucket in self.buckets(MAX_WIDTH))
+def make_buckets(num_rows: int, max_len: int, max_width: int = MAX_WIDTH) -> list[Bucket]:
+    """The buckets of passes of up to max_width tokens per row, ascending. Row counts and context
+    lengths double, up to num_rows and max_len."""
+    most = next((width for width in WIDTHS if width >= max_width), MAX_WIDTH)
+    found = [
+        Bucket(rows, width, context_len)
+        for rows in _doubling(1, num_rows)
+        for width in WIDTHS
+        for context_len in _doubling(MIN_CONTEXT_LEN, max_len)
+        if width <= most and (width == 1 or rows * width <= MAX_TOKENS)
+    ]
+    return sorted(found, key=lambda bucket: (bucket.num_tokens, bucket.context_len))
 
 
-def make_ladder(num_rows: int, max_len: int) -> Ladder:
-    """Row counts and context lengths double, up to num_rows and max_len."""
-    return Ladder(_doubling(1, num_rows), _doubling(MIN_CONTEXT_LEN, max_len))
-
-
-def _is_captured(rows: int, width: int) -> bool:
-    return width == 1 or rows * width <= MAX_TOKENS
-
-
-def _least(sizes: Sequence[int], needed: int) -> int | None:
-    place = bisect_left(sizes, needed)
-    return sizes[place] if place < len(sizes) else None
+def bucket_of(inputs: Sequence[RowInput], buckets: Sequence[Bucket]) -> Bucket | None:
+    """The smallest of these buckets for a pass; None if it fits in none. buckets: ascending."""
+    num_rows = 1 + max(item.row for item in inputs)
+    width = max(len(item.tokens) for item in inputs)
+    context_len = max(item.position + len(item.tokens) for item in inputs)
+    for one in buckets:
+        if one.num_rows >= num_rows and one.width >= width and one.context_len >= context_len:
+            return one
+    return None
 
 
 def _doubling(first: int, last: int) -> tuple[int, ...]:
@@ -113,8 +81,9 @@ def _doubling(first: int, last: int) -> tuple[int, ...]:
 
 
 class PaddedPass(NamedTuple):
-    """token_ids, positions, slots: [R * T]. seen: [R * T], see `packed.tree_mask`. wanted: indices
-    of the tokens whose logits are needed, in the order of the inputs."""
+    """token_ids, positions, slots: [R * T]. seen: [R * T]; bit i of a token is set if it sees new
+    token i of its row. wanted: indices of the tokens whose logits are needed, in the order of the
+    inputs."""
 
     token_ids: list[int]
     positions: list[int]
@@ -142,6 +111,7 @@ def lay_out(
         token_ids[first : first + num_tokens] = item.tokens
         positions[first : first + num_tokens] = item.positions
         slots[first : first + num_tokens] = range(slot, slot + num_tokens)
-        seen[first : first + num_tokens] = visible_bits(item.parents or range(ROOT, num_tokens - 2))
+        is_seen = visibility(item.parents or chain(num_tokens - 1))
+        seen[first : first + num_tokens] = (is_seen @ (1 << np.arange(num_tokens))).tolist()
         wanted += range(first + num_tokens - item.num_logits, first + num_tokens)
     return PaddedPass(token_ids, positions, slots, seen, wanted)

@@ -38,6 +38,7 @@ from smartspec_py.engines.profile import (
     fingerprint,
     profile_path,
 )
+from smartspec_py.engines.torch.checkpoint import ModelError
 from smartspec_py.engines.torch.context import choose_context_len
 from smartspec_py.engines.torch.draft_model import DraftModelProposer
 from smartspec_py.engines.torch.eagle import (
@@ -51,11 +52,10 @@ from smartspec_py.engines.torch.graphs import GraphRunner
 from smartspec_py.engines.torch.llama import FAMILIES, can_write_out
 from smartspec_py.engines.torch.medusa import MedusaHeads, load_heads
 from smartspec_py.engines.torch.medusa_proposer import HeadsProposer
-from smartspec_py.engines.torch.pair import PairError, check_pair, has_window
+from smartspec_py.engines.torch.pair import check_pair, has_window
 from smartspec_py.engines.torch.placement import Placement, place
 from smartspec_py.engines.torch.runner import (
     CausalRunner,
-    ModelError,
     Runner,
     RunnerConfig,
     load_config,
@@ -113,6 +113,7 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
     )
     heads = _load_heads(head_folder, own, draft)
     runner = _target_runner(own, heads, limits, config)
+    own = replace(own, weights=runner.config.weights)
     num_threads = torch.get_num_threads()
     target = _target(runner, own, limits)
     proposer = _proposer(own, draft, head_folder, heads, limits, config, places)
@@ -155,7 +156,7 @@ def _build(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -> Eng
     facts: dict[str, str | int] = {
         "model": model.name,
         "dtype": dtype_text(dtype, runner.config.dtype),
-        "runtime": runtime + (", int8 weights" if config.weights == "int8" else ""),
+        "runtime": runtime if own.weights == "stored" else f"{runtime}, {own.weights} weights",
         "threads": num_threads,
     }
     return Engine(tokenizer, ends, target, proposers, cost, path, about, facts)
@@ -170,7 +171,7 @@ def _files(
     heads = None if config.heads is None else existing("engine.heads", folder / config.heads)
     try:
         check_pair(model, draft, limits.max_context_len)
-    except PairError as error:
+    except ModelError as error:
         raise ConfigError(f"engine.json: {error}") from error
     return model, draft, heads
 
@@ -301,14 +302,14 @@ def _runner(
     """
     with _named(key):
         runner = _openvino_runner(own, config.runtime, counts)
-        if runner is None and own.weights != "stored":
+        if runner is None and config.weights in ("int8", "int4"):
             raise ConfigError(
-                f"engine.json: engine.weights: {own.weights} needs OpenVINO and one of the model "
-                f"types {', '.join(FAMILIES)}: use stored"
+                f"engine.json: engine.weights: {config.weights} needs OpenVINO and one of the "
+                f"model types {', '.join(FAMILIES)}: use stored"
             )
         if runner is None:
             runner_class = GraphRunner if uses_graphs(config, own.device) else CausalRunner
-            runner = load_runner(own, runner_class)
+            runner = load_runner(replace(own, weights="stored"), runner_class)
             if counts:
                 set_fastest(counts, partial(runner.time_pass, 1, 1, 0))
     logger.info("loaded %s", key)

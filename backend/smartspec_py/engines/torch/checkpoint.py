@@ -57,25 +57,25 @@ and dynamic, Transformers chooses the angles of a whole pass by its longest requ
 depend on the other requests."""
 
 
-class PairError(ValueError):
-    """The target, the draft model or their combination cannot be served. The message is one
-    sentence that says why and what to do."""
+class ModelError(ValueError):
+    """This engine cannot serve the model, or not with the other one. The message is one sentence
+    that says why and what to do."""
 
 
 def check_files(name: str, folder: Path) -> None:
-    """Raise PairError unless the directory has a configuration and complete weights."""
+    """Raise ModelError unless the directory has a configuration and complete weights."""
     if not folder.is_dir():
-        raise PairError(f"{name} is not a directory: give a local Hugging Face model directory")
+        raise ModelError(f"{name} is not a directory: give a local Hugging Face model directory")
     check_model(name, folder)
     files = _weight_files(name, folder)
     if not files:
-        raise PairError(
+        raise ModelError(
             f"{name} has no weights (*.safetensors or *.bin): copy model.safetensors or "
             "pytorch_model.bin there, or the shards of either with their index"
         )
     missing = [file for file in files if not (folder / file).is_file()]
     if missing:
-        raise PairError(
+        raise ModelError(
             f"{name} lacks {len(missing)} of its {len(files)} weight files, such as "
             f"{missing[0]}: complete the download"
         )
@@ -90,7 +90,7 @@ def _weight_files(name: str, folder: Path) -> list[str]:
         if index is not None:
             shards = index.get("weight_map")
             if not isinstance(shards, dict):
-                raise PairError(f"{name} has a {single}.index.json without weight_map: replace it")
+                raise ModelError(f"{name} has a {single}.index.json without weight_map: replace it")
             return sorted(set(shards.values()))
         if (folder / single).is_file():
             return [single]
@@ -107,19 +107,19 @@ def _check_length(name: str, path: Path) -> None:
         with safe_open(path, "np"):
             pass
     except (SafetensorError, OSError) as error:
-        raise PairError(
+        raise ModelError(
             f"{name} has a truncated or damaged {path.name} ({error}): copy it again"
         ) from error
 
 
 def check_model(name: str, folder: Path) -> None:
-    """Raise PairError if config.json describes a model that this engine cannot serve."""
+    """Raise ModelError if config.json describes a model that this engine cannot serve."""
     document = read_json(name, folder, "config.json")
     if document is None:
-        raise PairError(f"{name} has no config.json: give a local Hugging Face model directory")
+        raise ModelError(f"{name} has no config.json: give a local Hugging Face model directory")
     kind, classes = document.get("model_type"), document.get("architectures") or []
     if kind not in MODELS or (classes and MODELS[kind] not in classes):
-        raise PairError(
+        raise ModelError(
             f"{name} has the model_type {kind} and the class {', '.join(classes) or 'not given'}, "
             "which the PyTorch engine does not serve: use a causal language model of one of these "
             f"types: {', '.join(MODELS)}"
@@ -127,7 +127,7 @@ def check_model(name: str, folder: Path) -> None:
     for field in ("rope_scaling", "rope_parameters"):
         for rotation in _rotations(document.get(field)):
             if rotation not in ROTATIONS:
-                raise PairError(
+                raise ModelError(
                     f"{name} has a rotary embedding of the type {rotation} ({field} in its "
                     f"config.json), which is not supported: use a model with one of these types: "
                     f"{', '.join(ROTATIONS)}"
@@ -143,7 +143,7 @@ def _rotations(settings: Any) -> list[Any]:
 
 
 def check_quantization(name: str, folder: Path) -> None:
-    """Raise PairError if the code of the checkpoint's quantization method is not installed."""
+    """Raise ModelError if the code of the checkpoint's quantization method is not installed."""
     quantization = (read_json(name, folder, "config.json") or {}).get("quantization_config")
     if not quantization:
         return
@@ -157,7 +157,7 @@ def check_quantization(name: str, folder: Path) -> None:
         )
     except Exception as error:  # each method raises its own types: no package, no GPU and so on
         method = quantization.get("quant_method") if isinstance(quantization, dict) else None
-        raise PairError(
+        raise ModelError(
             f"{name} is quantized (quantization_config in its config.json, quant_method {method}), "
             f"and cannot be loaded here ({_first_line(error)}): give an unquantized checkpoint"
         ) from error
@@ -168,13 +168,13 @@ def _first_line(error: Exception) -> str:
 
 
 def read_json(name: str, folder: Path, file: str) -> dict[str, Any] | None:
-    """The parsed file; None if it does not exist. Raises PairError."""
+    """The parsed file; None if it does not exist. Raises ModelError."""
     try:
         document = json.loads((folder / file).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise PairError(f"{name} has an unreadable {file} ({error}): replace it") from error
+        raise ModelError(f"{name} has an unreadable {file} ({error}): replace it") from error
     if not isinstance(document, dict):
-        raise PairError(f"{name} has a {file} that is not a JSON object: replace it")
+        raise ModelError(f"{name} has a {file} that is not a JSON object: replace it")
     return document

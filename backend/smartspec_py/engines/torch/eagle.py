@@ -28,7 +28,7 @@ from transformers.models.llama.modeling_llama import (
     LlamaRotaryEmbedding,
 )
 
-from smartspec_py.engines.torch.checkpoint import ROTATIONS
+from smartspec_py.engines.torch.checkpoint import ROTATIONS, ModelError
 from smartspec_py.engines.torch.head_files import LM_HEAD_NAMES, load_tensors, target_tensor
 from smartspec_py.engines.torch.packed import (
     ATTENTION_NAME,
@@ -38,14 +38,12 @@ from smartspec_py.engines.torch.packed import (
     RowInput,
     pack,
 )
-from smartspec_py.engines.torch.rope import rope_of
+from smartspec_py.engines.torch.rope import IS_OLD, rope_of, use_new_rope
 from smartspec_py.engines.torch.runner import (
     CausalRunner,
-    ModelError,
     PassOutput,
     RunnerConfig,
     load_config,
-    settle_rope,
 )
 
 FILES = ("model.safetensors", "pytorch_model.bin")
@@ -86,7 +84,8 @@ def read_config(folder: Path, target: Any) -> EagleConfig:
     nested = document.get("eagle_config") or {}
     flags = document | nested
     layer = LlamaConfig.from_dict(of_layer)
-    settle_rope(layer, folder)
+    if IS_OLD:
+        use_new_rope(layer, folder)
     _check_supported(folder, document, of_layer, layer)
     layer_ids = _layer_ids(document, nested, target.num_hidden_layers)
     if not all(0 <= one < target.num_hidden_layers for one in layer_ids):

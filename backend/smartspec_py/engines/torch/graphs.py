@@ -34,8 +34,8 @@ from typing import Any
 
 import torch
 
-from smartspec_py.engines.torch.buckets import Bucket, lay_out, make_ladder
-from smartspec_py.engines.torch.packed import AttentionGroup, PackedBatch, RowInput, tree_mask
+from smartspec_py.engines.torch.buckets import Bucket, bucket_of, lay_out, make_buckets
+from smartspec_py.engines.torch.packed import AttentionGroup, PackedBatch, RowInput, attention_mask
 from smartspec_py.engines.torch.runner import CausalRunner, PassOutput, RunnerConfig
 
 logger = logging.getLogger(__name__)
@@ -57,8 +57,8 @@ class GraphRunner(CausalRunner):
 
     def __init__(self, model: Any, config: RunnerConfig) -> None:
         super().__init__(model, config)
-        self.ladder = make_ladder(config.num_rows, config.max_len)
-        max_tokens, device = self.ladder.max_tokens, config.device
+        buckets, device = make_buckets(config.num_rows, config.max_len), config.device
+        max_tokens = buckets[-1].num_tokens
         vocab_size = min(config.vocab_size, model.config.vocab_size)
         self._staged = torch.zeros(NUM_INPUTS * max_tokens, dtype=torch.long, device=device)
         self._every = torch.arange(max_tokens, device=device)
@@ -66,55 +66,46 @@ class GraphRunner(CausalRunner):
         num_states = len(config.state_layers) or int(config.gives_hidden)
         hidden_size = num_states * model.config.hidden_size
         self._hidden = torch.zeros(max_tokens, hidden_size, dtype=config.dtype, device=device)
+        self.buckets: list[Bucket] = []
+        """The captured ones, ascending."""
         self._graphs: dict[Bucket, Graph] = {}
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
         self.num_replays = 0
-        self.num_eager = 0
-        """Passes that were replayed, and passes that were launched kernel by kernel."""
+        """Passes that were replayed. Others were launched kernel by kernel."""
 
     @property
     def about(self) -> str:
-        return super().about + (" in CUDA graphs" if self._graphs else "")
-
-    @property
-    def num_graphs(self) -> int:
-        """Number of captured buckets."""
-        return len(self._graphs)
+        return super().about + (" in CUDA graphs" if self.buckets else "")
 
     @torch.inference_mode()
     def warm(self, max_width: int) -> None:
         """Capture all buckets of up to max_width tokens per row. The largest is first, so that the
         others fit into the memory that it allocated."""
         start = time.perf_counter()
+        buckets = make_buckets(self.config.num_rows, self.config.max_len, max_width)
+        name = self.config.path.name
         try:
-            for bucket in self.ladder.buckets(max_width):
-                self._graphs[bucket] = self._captured(bucket)
+            self._graphs = {bucket: self._captured(bucket) for bucket in reversed(buckets)}
         except RuntimeError as error:
-            self._graphs.clear()
             logger.warning(
                 "%s: its passes cannot be captured as CUDA graphs (%s), so they are slower: set "
                 "engine.cuda_graphs to false to skip the capture",
-                self.config.path.name,
-                error,
+                *(name, error),
             )
             return
-        logger.info(
-            "%s: captured passes of %d sizes in %.1f s",
-            self.config.path.name,
-            self.num_graphs,
-            time.perf_counter() - start,
-        )
+        self.buckets = buckets
+        seconds = time.perf_counter() - start
+        logger.info("%s: captured passes of %d sizes in %.1f s", name, len(buckets), seconds)
 
     @torch.inference_mode()
     def forward(self, inputs: Sequence[RowInput]) -> PassOutput:
-        bucket = self.ladder.bucket_of(inputs)
-        graph = self._graphs.get(bucket) if bucket else None
-        if bucket is None or graph is None:
-            self.num_eager += 1
+        bucket = bucket_of(inputs, self.buckets)
+        if bucket is None:
             return super().forward(inputs)
         start = time.perf_counter()
         wanted = self._stage(inputs, bucket)
-        self._replay(graph)
+        self._graphs[bucket]()
+        self.num_replays += 1
         output = PassOutput(
             self._logits.index_select(0, wanted), self._states(inputs, wanted, bucket)
         )
@@ -135,12 +126,9 @@ class GraphRunner(CausalRunner):
         self._stage([], bucket)  # so that warm-up passes write to no row
         body = self._body(bucket)
         if self._pool is None:
-            return _dry_run(body)
+            body()  # a dry run, after one warm-up pass as before a capture
+            return body
         return _capture(body, self.config.device, self._pool)
-
-    def _replay(self, graph: Graph) -> None:
-        graph()
-        self.num_replays += 1
 
     def _body(self, bucket: Bucket) -> Graph:
         """A pass over the staged inputs of this bucket. All its tensors are on the device and have
@@ -151,7 +139,9 @@ class GraphRunner(CausalRunner):
         def run() -> None:
             by_row = bucket.num_rows, bucket.width
             starts = positions.view(by_row)[:, 0]
-            mask = tree_mask(starts, seen.view(by_row), bucket.context_len)
+            bits = self._every[: bucket.width]
+            is_seen = (seen.view(by_row)[:, :, None] >> bits).bitwise_and(1).bool()
+            mask = attention_mask(starts, is_seen, bucket.context_len)
             group = AttentionGroup(
                 first=0,
                 last=num_tokens,
@@ -177,24 +167,15 @@ class GraphRunner(CausalRunner):
         num_wanted = len(laid_out.wanted)
         unused = [0] * (bucket.num_tokens - num_wanted)
         static = self._static_inputs(bucket)
-        host = self._on_host([*laid_out[:-1], laid_out.wanted + unused])
+        # Pinned memory for a GPU. PyTorch reuses it only after the copies from it are done.
+        values, is_gpu = [*laid_out[:-1], laid_out.wanted + unused], self._pool is not None
+        host = torch.tensor(values, dtype=torch.long, pin_memory=is_gpu)
         static.copy_(host, non_blocking=True)
         return static[-1, :num_wanted]
 
     def _static_inputs(self, bucket: Bucket) -> torch.Tensor:
         """[NUM_INPUTS, R * T]: contiguous, and at the same address for every bucket."""
         return self._staged[: NUM_INPUTS * bucket.num_tokens].view(NUM_INPUTS, bucket.num_tokens)
-
-    def _on_host(self, values: Sequence[Any]) -> torch.Tensor:
-        """Integers, in pinned memory for a GPU. Each call makes a new tensor: PyTorch reuses pinned
-        memory only after the copies from it are done."""
-        return torch.tensor(values, dtype=torch.long, pin_memory=self._pool is not None)
-
-
-def _dry_run(body: Graph) -> Graph:
-    """The body itself, after one warm-up pass as before a capture."""
-    body()
-    return body
 
 
 def _capture(body: Graph, device: torch.device, pool: Any) -> Graph:

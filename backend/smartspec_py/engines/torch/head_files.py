@@ -9,7 +9,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from smartspec_py.engines.torch.runner import ModelError
+from smartspec_py.engines.torch.checkpoint import ModelError
 
 LM_HEAD_NAMES = ("lm_head.weight", "model.embed_tokens.weight", "embed_out.weight")
 """Where a target's LM head is: the second one if it is tied to the embedding."""

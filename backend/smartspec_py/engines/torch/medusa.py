@@ -16,8 +16,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from smartspec_py.engines.torch.checkpoint import ModelError
 from smartspec_py.engines.torch.head_files import LM_HEAD_NAMES, load_tensors, target_tensor
-from smartspec_py.engines.torch.runner import ModelError
 
 FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", "model.safetensors")
 

@@ -53,7 +53,8 @@ def cache_names(num_layers: int) -> list[str]:
 def make_graph(
     model: Any,
     weights: Weights,
-    is_int8: bool,
+    num_bits: int,
+    group: int,
     max_len: int,
     vocab_size: int,
     gives_hidden: bool,
@@ -67,12 +68,12 @@ def make_graph(
     OpenVINO computes the operators that lead to a result in float32. If the states are a result,
     these are all operators between the matrix products.
 
-    model: of Transformers; only its structure is used. is_int8: whether weights of
-    products and embeddings have 8 bits. Otherwise they keep their type.
+    model: of Transformers; only its structure is used. num_bits: of the weights of products, 8 or
+    4; 0 keeps their type. With 4 bits, in groups of this size, embeddings and output layer have 8.
     max_len: number of positions. num_threads: threads that will run the graph. The graph, compiled
     or not, reads the memory of the weights. Keep the returned list as long as the graph.
     """
-    graph = _Graph(model, weights, is_int8, max_len, num_threads)
+    graph = _Graph(model, weights, num_bits, group, max_len, num_threads)
     return graph.build(model, vocab_size, gives_hidden, state_layers), graph.memory
 
 
@@ -81,12 +82,13 @@ class _Graph:
         self,
         model: Any,
         weights: Weights,
-        is_int8: bool,
+        num_bits: int,
+        group: int,
         max_len: int,
         num_threads: int,
     ) -> None:
         config = model.config
-        self.weights, self.is_int8 = weights, is_int8
+        self.weights, self.num_bits, self.group = weights, num_bits, group
         self.num_threads = num_threads
         self.config = config
         self.max_len = max_len
@@ -97,7 +99,7 @@ class _Graph:
         self.longest = _parameter(LONGEST, [], np.int32)
         self.caches = [
             _parameter(name, [-1, -1, -1, -1], ov.Type.dynamic)
-            for name in cache_names(config.num_hidden_layers)
+            for name in cache_names(len(model.model.layers))
         ]
         rotary = type(model.model.rotary_emb)(config)  # on the CPU, wherever the model is
         table = rotation_table(rotary, max_len)[:, 0]
@@ -223,27 +225,36 @@ class _Graph:
 
     def _matrix(self, name: str, num_rows: int | None = None) -> Any:
         """The weight [out, in] of a product or of the embeddings, as float32 in the graph."""
-        if not self.is_int8:
+        if not self.num_bits:
             return self._stored(self._tensor(name)[:num_rows])
-        compressed = self.weights.int8(name)
-        values, scale = compressed.values[:num_rows].numpy(), compressed.scale[:num_rows].numpy()
-        tensor = ov.Tensor(values, shared_memory=True)
-        self.memory += [values, tensor]
-        integers = op.convert(op.constant(tensor, shared_memory=True), np.float32)
-        return op.multiply(integers, op.constant(scale))
+        if self.num_bits == 8 or not name.startswith("model.layers."):
+            found = self.weights.int8(name)
+            values, scale = found.values[:num_rows], found.scale[:num_rows]
+            integers = op.convert(self._constant(values, values.shape, ov.Type.i8), np.float32)
+            return op.multiply(integers, op.constant(scale.numpy()))
+        found = self.weights.int4(name, self.group)
+        num_out, num_groups, _ = found.scale.shape
+        integers = self._constant(found.values, (num_out, num_groups, self.group), ov.Type.u4)
+        zero = op.constant(found.zero.numpy())
+        shifted = op.subtract(op.convert(integers, np.float32), op.convert(zero, np.float32))
+        scaled = op.multiply(shifted, op.constant(found.scale.numpy()))
+        return op.reshape(scaled, _ints(num_out, num_groups * self.group), special_zero=False)
+
+    def _constant(self, numbers: torch.Tensor, shape: Sequence[int], dtype: ov.Type) -> Any:
+        """A constant on the memory of the numbers, which may hold several values in a byte."""
+        array = numbers.numpy()
+        tensor = ov.Tensor(array, ov.Shape(list(shape)), dtype)
+        self.memory += [array, tensor]
+        return op.constant(tensor, shared_memory=True)
 
     def _stored(self, weight: torch.Tensor) -> Any:
         """The weight as float32 in the graph, on its own memory. OpenVINO keeps the stored
         precision, and multiplies in the precision of its settings."""
         if weight.dtype == torch.float32:
-            tensor = ov.Tensor(weight.numpy(), shared_memory=True)
-            self.memory += [weight, tensor]
-            return op.constant(tensor, shared_memory=True)
-        numbers = weight.view(torch.int16).numpy()
-        tensor = ov.Tensor(numbers, ov.Shape(list(weight.shape)), TYPES[weight.dtype])
-        self.memory += [weight, numbers, tensor]
+            return self._constant(weight, weight.shape, ov.Type.f32)
+        stored = self._constant(weight.view(torch.int16), weight.shape, TYPES[weight.dtype])
         converted = _conversion(self.marked.clone())
-        converted.input(0).replace_source_output(op.constant(tensor, shared_memory=True).output(0))
+        converted.input(0).replace_source_output(stored.output(0))
         converted.constructor_validate_and_infer_types()
         return converted
 

@@ -25,6 +25,7 @@ import openvino as ov
 import torch
 from transformers import AutoModelForCausalLM
 
+from smartspec_py.engines.torch.checkpoint import ModelError
 from smartspec_py.engines.torch.openvino_graph import (
     BLOCK_LEN,
     INPUTS,
@@ -46,7 +47,18 @@ from smartspec_py.engines.torch.weights import FileWeights, Weights
 
 GROUPS = (128, 64, 32)
 """With compressed weights, so many activations are rounded to 8 bits with one scale: the first of
-these that divides the width of every product. One scale for a whole row would be less accurate."""
+these that divides the width of every product. One scale for a whole row would be less accurate.
+Weights of 4 bits have the same groups."""
+
+NUM_BITS = {"stored": 0, "int8": 8, "int4": 4}
+
+LARGE = 100_000_000
+"""Parameters from which `auto` means int8. Such weights do not fit in a CPU's caches, so a pass
+takes as long as reading them: with int8, 0.43 to 0.75 of the time on all processors that were
+tried. The choice is not measured at each start, because texts depend on it."""
+
+TRIED_BYTES = 256 << 20
+"""Numbers of threads are tried with as many layers as have this size: more than the caches hold."""
 
 HALF = {torch.bfloat16: "BF16", torch.float16: "FP16"}
 """Precisions that not every processor has, by their names in OpenVINO."""
@@ -67,9 +79,14 @@ class OpenVinoRunner(Runner):
         super().__init__(config)
         precision = HALF.get(config.dtype, "f32").lower()
         num_threads = torch.get_num_threads()
-        is_int8 = config.weights == "int8"
+        num_bits = NUM_BITS[config.weights]
+        group = _group(model) if num_bits else 0
+        if num_bits == 4 and not group:
+            raise ModelError(
+                f"engine.weights: int4 needs products whose width {GROUPS[-1]} divides: use int8"
+            )
         settings = {
-            "DYNAMIC_QUANTIZATION_GROUP_SIZE": _group(model.config) if is_int8 else 0,
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": group,
             "INFERENCE_PRECISION_HINT": precision,
             "KV_CACHE_PRECISION": precision,
             "INFERENCE_NUM_THREADS": num_threads,
@@ -79,7 +96,8 @@ class OpenVinoRunner(Runner):
         graph, self._memory = make_graph(
             model,
             weights or Weights(model.state_dict()),
-            is_int8,
+            num_bits,
+            group,
             config.max_len,
             config.vocab_size,
             config.gives_hidden,
@@ -90,13 +108,13 @@ class OpenVinoRunner(Runner):
         self.compiled = compiled
         self._request = compiled.create_infer_request()
         self._hidden_size: int = model.config.hidden_size
-        self.cache = BlockCache(compiled, model.config, config)
+        self.cache = BlockCache(compiled, model, config)
         for name, tensor in self.cache.tensors.items():
             self._request.set_tensor(name, tensor)
 
     @property
     def about(self) -> str:
-        weights = ", int8 weights" if self.config.weights == "int8" else ""
+        weights = f", {self.config.weights} weights" if self.config.weights != "stored" else ""
         return f"OpenVINO {ov.get_version().split('-')[0]}{weights}"
 
     @property
@@ -175,10 +193,10 @@ class OpenVinoRunner(Runner):
         self._request.set_tensor(LONGEST, ov.Tensor(np.asarray(max(ends), np.int32)))
 
 
-def _group(config: Any) -> int:
-    """Activations with one scale; 0, which rounds none, if no group divides the widths."""
-    widths = (config.hidden_size, config.intermediate_size)
-    return next((g for g in GROUPS if not any(w % g for w in widths)), 0)
+def _group(model: Any) -> int:
+    """Numbers with one scale; 0, which rounds no activations, if no group divides all widths."""
+    widths = {one.in_features for one in model.modules() if isinstance(one, torch.nn.Linear)}
+    return next((g for g in GROUPS if not any(width % g for width in widths)), 0)
 
 
 def _halves(one: RowInput) -> tuple[RowInput, RowInput]:
@@ -229,7 +247,13 @@ def load_openvino_runner(config: RunnerConfig, counts: Sequence[int] = ()) -> Op
     missing = {name for name, _ in model.named_parameters()} - set(files)
     check_complete(missing, config)
     weights = Weights(files)
+    if config.weights == "auto":
+        is_large = model.num_parameters() >= LARGE
+        config = replace(config, weights="int8" if is_large else "stored")
     if counts:
+        layers = model.model.layers
+        num_bytes = sum(one.numel() for one in layers[0].parameters())
+        model.model.layers = layers[: -(-TRIED_BYTES // num_bytes)]
         tried: dict[int, OpenVinoRunner] = {}
 
         def pass_s() -> float:
@@ -241,6 +265,7 @@ def load_openvino_runner(config: RunnerConfig, counts: Sequence[int] = ()) -> Op
 
         set_fastest(counts, pass_s)
         tried.clear()
+        model.model.layers = layers
     return OpenVinoRunner(model, config, weights)
 
 
@@ -248,14 +273,14 @@ class BlockCache:
     """Keys and values in blocks of BLOCK_LEN tokens. Each row owns as many adjacent blocks as its
     maximum length needs."""
 
-    def __init__(self, compiled: ov.CompiledModel, hf_config: Any, config: RunnerConfig) -> None:
+    def __init__(self, compiled: ov.CompiledModel, model: Any, config: RunnerConfig) -> None:
         self._per_row = -(-config.max_len // BLOCK_LEN)
         self.num_blocks = config.num_rows * self._per_row
-        num_heads, head_dim = key_shape(hf_config)
+        num_heads, head_dim = key_shape(model.config)
         shape = ov.Shape([self.num_blocks, num_heads, BLOCK_LEN, head_dim])
         self.tensors = {
             name: ov.Tensor(compiled.input(name).element_type, shape)
-            for name in cache_names(hf_config.num_hidden_layers)
+            for name in cache_names(len(model.model.layers))
         }
         for tensor in self.tensors.values():
             _bytes(tensor)[...] = 0

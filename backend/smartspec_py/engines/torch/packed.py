@@ -138,25 +138,20 @@ def _group(items: Sequence[RowInput], first: int, device: torch.device) -> Atten
     without an input in between compute padding."""
     row_lo, row_hi = items[0].row, items[-1].row + 1
     num_rows, width = row_hi - row_lo, max(len(item.tokens) for item in items)
-    context_len = max(item.position + len(item.tokens) for item in items)
-    num_tokens = sum(len(item.tokens) for item in items)
-    starts = [0] * num_rows
-    gather = [0] * (num_rows * width)
+    starts = torch.zeros(num_rows, dtype=torch.long)
+    is_seen = torch.ones(width, width, dtype=torch.bool).tril().repeat(num_rows, 1, 1)
     scatter: list[int] = []
     for item in items:
-        starts[item.row - row_lo] = item.position
-        base = (item.row - row_lo) * width
-        for j in range(len(item.tokens)):
-            gather[base + j] = len(scatter)
-            scatter.append(base + j)
-    is_rectangular = num_tokens == num_rows * width
-    queries = torch.tensor(starts, device=device)[:, None] + torch.arange(width, device=device)
-    mask = causal_mask(queries, context_len)
-    for item in items:
+        row, num = item.row - row_lo, len(item.tokens)
+        starts[row] = item.position
+        scatter += range(row * width, row * width + num)
         if item.parents:
-            num, first_key = len(item.tokens), item.position
-            seen = torch.from_numpy(visibility(item.parents)).to(device)
-            mask[item.row - row_lo, 0, :num, first_key : first_key + num] = seen
+            is_seen[row, :num, :num] = torch.from_numpy(visibility(item.parents))
+    num_tokens, padded = len(scatter), torch.tensor(scatter, device=device)
+    context_len = max(item.position + len(item.tokens) for item in items)
+    is_rectangular = num_tokens == num_rows * width
+    gather = torch.zeros(num_rows * width, dtype=torch.long, device=device)
+    gather[padded] = torch.arange(num_tokens, device=device)
     return AttentionGroup(
         first=first,
         last=first + num_tokens,
@@ -164,31 +159,23 @@ def _group(items: Sequence[RowInput], first: int, device: torch.device) -> Atten
         row_hi=row_hi,
         width=width,
         context_len=context_len,
-        mask=mask,
-        gather=None if is_rectangular else torch.tensor(gather, device=device),
-        scatter=None if is_rectangular else torch.tensor(scatter, device=device),
+        mask=attention_mask(starts.to(device), is_seen.to(device), context_len),
+        gather=None if is_rectangular else gather,
+        scatter=None if is_rectangular else padded,
     )
 
 
-def causal_mask(queries: torch.Tensor, context_len: int) -> torch.Tensor:
-    """queries: positions [rows, width] -> bool [rows, 1, width, context_len]."""
-    keys = torch.arange(context_len, device=queries.device)
-    return (keys <= queries[:, :, None])[:, None]
-
-
-def tree_mask(starts: torch.Tensor, seen: torch.Tensor, context_len: int) -> torch.Tensor:
-    """The mask of rows whose new tokens may be trees, bool [rows, 1, width, context_len].
+def attention_mask(starts: torch.Tensor, is_seen: torch.Tensor, context_len: int) -> torch.Tensor:
+    """The mask of rows with new tokens, bool [rows, 1, width, context_len].
 
     starts: [rows], the slot of each row's first new token; all tokens see the slots before it.
-    seen: [rows, width]; bit i of a token is set if it sees new token i of its row.
+    is_seen: bool [rows, width, width]; which new tokens of its row each one sees.
     """
-    num_rows, width = seen.shape
-    offsets = torch.arange(width, device=seen.device)
+    num_rows, width, _ = is_seen.shape
     # Padding tokens may stand beyond the context, so the mask has room for them at first.
-    keys = torch.arange(context_len + width, device=seen.device)
+    keys = torch.arange(context_len + width, device=starts.device)
     mask = (keys < starts[:, None])[:, None].repeat(1, width, 1)
-    is_seen = (seen[:, :, None] >> offsets).bitwise_and(1).bool()
-    slots = (starts[:, None] + offsets)[:, None].expand(num_rows, width, width)
+    slots = (starts[:, None] + keys[:width])[:, None].expand(num_rows, width, width)
     return mask.scatter_(2, slots, is_seen)[:, None, :, :context_len]
 
 

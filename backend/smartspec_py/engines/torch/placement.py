@@ -32,36 +32,19 @@ class Placement:
 
 def place(config: TorchEngineConfig) -> Placement:
     """Raises ConfigError, with the key, the value and the range."""
-    if config.devices is not None and config.device not in ("auto", "cuda"):
-        raise ConfigError(
-            f"engine.json: engine.devices: got {list(config.devices)}, but engine.device is "
-            f"{config.device!r}: leave one of them out"
-        )
-    target = _gpu("devices", config.devices) or _device(config.device)
-    if config.draft_devices is None:
+    target = _device("device", config.device)
+    if config.draft_device is None:
         return Placement(target, target)
-    got = f"engine.json: engine.draft_devices: got {list(config.draft_devices)}"
+    got = f"engine.json: engine.draft_device: got {config.draft_device!r}"
     if config.draft is None:
         raise ConfigError(f"{got}, but there is no engine.draft: leave it out")
-    if target.type == "cpu":
-        raise ConfigError(f"{got}, but the target is on a CPU: leave it out, or set engine.device")
-    return Placement(target, _gpu("draft_devices", config.draft_devices) or target)
+    draft = _device("draft_device", config.draft_device)
+    if "cpu" in (target.type, draft.type):
+        raise ConfigError(f"{got}, but engine.device is {target}: two devices must be GPUs")
+    return Placement(target, draft)
 
 
-def _gpu(key: str, numbers: tuple[int, ...] | None) -> torch.device | None:
-    if numbers is None:
-        return None
-    [number] = numbers
-    if number >= (found := torch.cuda.device_count()):
-        allowed = f"must be [0] to [{found - 1}]" if found else "must be left out"
-        raise ConfigError(
-            f"engine.json: engine.{key}: got [{number}], {allowed}, because PyTorch finds {found} "
-            "CUDA devices"
-        )
-    return torch.device("cuda", number)
-
-
-def _device(name: str) -> torch.device:
+def _device(key: str, name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -70,7 +53,7 @@ def _device(name: str) -> torch.device:
         device = torch.device("meta")
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(
-            f"engine.json: engine.device: {name!r} is not supported: set auto, cpu, cuda or a "
+            f"engine.json: engine.{key}: {name!r} is not supported: set auto, cpu, cuda or a "
             "device number such as cuda:1"
         )
     if device.type == "cpu":
@@ -78,7 +61,7 @@ def _device(name: str) -> torch.device:
     number = device.index or 0
     if number >= (found := torch.cuda.device_count()):
         raise ConfigError(
-            f"engine.json: engine.device: {name!r} does not exist, because PyTorch finds {found} "
+            f"engine.json: engine.{key}: {name!r} does not exist, because PyTorch finds {found} "
             "CUDA devices: set another device, or cpu"
         )
     return torch.device("cuda", number)

@@ -23,6 +23,7 @@ them have no effect.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -66,97 +67,53 @@ class TokenHistory:
         return tuple(self._tokens[-num_tokens:]) if num_tokens > 0 else ()
 
     def count_with(
-        self, drafts: Sequence[int], num_rows: int
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-        """Tokens [m], how often each is generated [num_rows, m], and whether it is known there.
-
-        The last row counts all drafts. Each earlier row counts one draft less than the next.
-        """
-        num_known = len(self._slots)
-        new: dict[int, int] = {}
-        for token in drafts:
-            if token not in self._slots:
-                new.setdefault(token, num_known + len(new))
-        tokens = np.concatenate([self._distinct[:num_known], np.array(list(new), np.int64)])
-        counts = np.zeros((num_rows, len(tokens)), np.int64)
-        counts[:, :num_known] = self._counts[:num_known]
-        for i, token in enumerate(drafts):
-            slot = new[token] if token in new else self._slots[token]
-            counts[max(0, num_rows - len(drafts) + i) :, slot] += 1
-        is_known = counts > 0
-        is_known[:, :num_known] = True
-        return tokens, counts, is_known
+        self, drafts: Sequence[int]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """All known tokens [m], and how often each is in the generated text, [m]. The drafts count
+        as generated."""
+        num_known, added = len(self._slots), Counter(drafts)
+        counts = self._counts[:num_known].copy()
+        new = [token for token in added if token not in self._slots]
+        for token in added.keys() - new:
+            counts[self._slots[token]] += added[token]
+        num_new = [added[token] for token in new]
+        return (
+            np.concatenate([self._distinct[:num_known], np.array(new, np.int64)]),
+            np.concatenate([counts, np.array(num_new, np.int64)]),
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """num_rows rows of logits of one sequence, from first_row on, at positions from `position` on.
+class Shaping:
+    """A row of logits to shape: the one after the history and these drafts."""
 
-    The last row comes after the history and all drafts. Each earlier row has one draft less.
-    """
-
-    first_row: int
-    num_rows: int
+    row: int
     sampling: SamplingParams
-    position: int
     history: TokenHistory
     drafts: tuple[int, ...] = ()
 
-    def __post_init__(self) -> None:
-        num_before = len(self.history) + len(self.drafts) - (self.num_rows - 1)
-        assert self.position == num_before, "the history must end right before the position"
 
-    def drafts_before(self, row: int) -> tuple[int, ...]:
-        """The drafts before this row; rows are counted from 0."""
-        return self.drafts[: len(self.drafts) - (self.num_rows - 1 - row)]
-
-
-class ShapedLogits:
-    """The logits of a pass for drawing: shaped copies of some rows, all other rows unchanged."""
-
-    def __init__(self, logits: torch.Tensor, spans: Sequence[Span]) -> None:
-        self.raw = logits
-        shaped = (row for s in spans for row in range(s.first_row, s.first_row + s.num_rows))
-        self._slots = {row: slot for slot, row in enumerate(shaped)}
-        self._shaped = shape_logits(logits, spans) if spans else logits[:0]
-
-    def take(self, rows: Sequence[int]) -> torch.Tensor:
-        """A copy [len(rows), vocab] of these rows."""
-        device = self.raw.device
-        taken = self.raw[torch.tensor(rows, device=device)]
-        places = [i for i, row in enumerate(rows) if row in self._slots]
-        if places:
-            slots = torch.tensor([self._slots[rows[i]] for i in places], device=device)
-            taken[torch.tensor(places, device=device)] = self._shaped[slots]
-        return taken
-
-    def argmax(self) -> torch.Tensor:
-        """The most probable token of every row."""
-        tokens = self.raw.argmax(-1)
-        if self._slots:
-            index = torch.tensor(list(self._slots), device=self.raw.device)
-            tokens[index] = self._shaped.argmax(-1)
-        return tokens
-
-
-def shape_logits(logits: torch.Tensor, spans: Sequence[Span]) -> torch.Tensor:
-    """Shaped copies of the spans' rows of logits [any, vocab]: [sum of num_rows, vocab]."""
-    index = [row for s in spans for row in range(s.first_row, s.first_row + s.num_rows)]
-    rows = logits[torch.tensor(index, device=logits.device)]
+def shape_logits(logits: torch.Tensor, shapings: Sequence[Shaping]) -> torch.Tensor:
+    """The logits [n, vocab] with these rows shaped, as a copy if there are any."""
+    if not shapings:
+        return logits
+    index = torch.tensor([one.row for one in shapings], device=logits.device)
+    rows = logits[index]
     best = rows.argmax(-1, keepdim=True)
-    _add_biases(rows, spans)
-    _ban(rows, spans)
-    _penalise(rows, spans)
+    _add_biases(rows, shapings)
+    _ban(rows, shapings)
+    _penalise(rows, shapings)
     # The logit becomes 0, so that even logits that are all -inf give a distribution.
     is_dead = rows.amax(-1, keepdim=True) == -torch.inf
-    return rows.scatter_(-1, best, rows.gather(-1, best).masked_fill_(is_dead, 0.0))
+    rows.scatter_(-1, best, rows.gather(-1, best).masked_fill_(is_dead, 0.0))
+    return logits.index_copy(0, index, rows)
 
 
-def _add_biases(rows: torch.Tensor, spans: Sequence[Span]) -> None:
+def _add_biases(rows: torch.Tensor, shapings: Sequence[Shaping]) -> None:
     biases = [
         (row, token, bias)
-        for row, (span, _) in enumerate(_rows_of(spans))
-        for token, bias in span.sampling.logit_bias
+        for row, one in enumerate(shapings)
+        for token, bias in one.sampling.logit_bias
         if token < rows.shape[-1]
     ]
     if biases:
@@ -165,11 +122,11 @@ def _add_biases(rows: torch.Tensor, spans: Sequence[Span]) -> None:
         rows.index_put_(_coordinates(rows, index, tokens), added, accumulate=True)
 
 
-def _ban(rows: torch.Tensor, spans: Sequence[Span]) -> None:
+def _ban(rows: torch.Tensor, shapings: Sequence[Shaping]) -> None:
     bans = [
         (row, token)
-        for row, (span, row_of_span) in enumerate(_rows_of(spans))
-        for token in _banned_tokens(span, row_of_span)
+        for row, one in enumerate(shapings)
+        for token in _banned_tokens(one)
         if token < rows.shape[-1]
     ]
     if bans:
@@ -178,25 +135,25 @@ def _ban(rows: torch.Tensor, spans: Sequence[Span]) -> None:
         rows.index_put_(_coordinates(rows, index, tokens), nothing)
 
 
-def _banned_tokens(span: Span, row: int) -> Iterator[int]:
-    sampling, drafts = span.sampling, span.drafts_before(row)
-    num_generated = span.position + row - span.history.num_prompt
+def _banned_tokens(one: Shaping) -> Iterator[int]:
+    sampling, history = one.sampling, one.history
+    num_generated = len(history) + len(one.drafts) - history.num_prompt
     if num_generated < sampling.min_tokens:
         yield from sampling.end_tokens
     longest = max((len(word) for word in sampling.bad_words), default=1)
-    before = (*span.history.tail(longest - 1), *drafts)
+    before = (*history.tail(longest - 1), *one.drafts)
     for *start, last in sampling.bad_words:
         if before[len(before) - len(start) :] == tuple(start):
             yield last
 
 
-def _penalise(rows: torch.Tensor, spans: Sequence[Span]) -> None:
-    """Apply penalties to all known tokens of all spans, in one operation."""
-    parts, first_row = [], 0
-    for span in spans:
-        if span.sampling.counts_tokens:
-            parts.append(_penalties(span, first_row, rows.shape[-1]))
-        first_row += span.num_rows
+def _penalise(rows: torch.Tensor, shapings: Sequence[Shaping]) -> None:
+    """Apply penalties to all known tokens of all rows, in one operation."""
+    parts = [
+        _penalties(one, row, rows.shape[-1])
+        for row, one in enumerate(shapings)
+        if one.sampling.counts_tokens
+    ]
     if not parts:
         return
     places, factors, taken_off = (
@@ -207,22 +164,16 @@ def _penalise(rows: torch.Tensor, spans: Sequence[Span]) -> None:
     rows.view(-1).index_copy_(0, places, values)
 
 
-def _penalties(span: Span, first_row: int, vocab_size: int) -> tuple[npt.NDArray[Any], ...]:
-    """Indices in the flattened rows, the repetition factor of each (1 for unknown tokens), and the
+def _penalties(one: Shaping, row: int, vocab_size: int) -> tuple[npt.NDArray[Any], ...]:
+    """For each known token: its index in the flattened rows, the factor of its repetition, and the
     value to subtract."""
-    sampling = span.sampling
-    tokens, counts, is_known = span.history.count_with(span.drafts, span.num_rows)
+    tokens, counts = one.history.count_with(one.drafts)
     is_drawable = tokens < vocab_size
-    tokens, counts, is_known = tokens[is_drawable], counts[:, is_drawable], is_known[:, is_drawable]
-    places = np.arange(first_row, first_row + span.num_rows)[:, None] * vocab_size + tokens
-    factors = np.where(is_known, np.float32(sampling.repetition_penalty), np.float32(1.0))
+    tokens, counts = tokens[is_drawable], counts[is_drawable]
+    sampling = one.sampling
+    factors = np.full(len(tokens), sampling.repetition_penalty, np.float32)
     taken_off = sampling.presence_penalty * (counts > 0) + sampling.frequency_penalty * counts
-    return places.ravel(), factors.ravel(), taken_off.astype(np.float32).ravel()
-
-
-def _rows_of(spans: Sequence[Span]) -> Iterator[tuple[Span, int]]:
-    """For each shaped row: its span, and its index in the span."""
-    return ((span, row) for span in spans for row in range(span.num_rows))
+    return row * vocab_size + tokens, factors, taken_off.astype(np.float32)
 
 
 def _coordinates(

@@ -8,16 +8,15 @@ model would compute with other angles. NVIDIA's TensorRT-LLM images have Transfo
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import transformers
 
+from smartspec_py.engines.torch.checkpoint import ModelError
+
 IS_OLD = int(transformers.__version__.partition(".")[0]) < 5
 """Whether this is Transformers 4."""
-
-
-class RopeError(ValueError):
-    """This version of Transformers cannot use the settings; the message says why."""
 
 
 def rope_of(config: Any) -> Mapping[str, Any]:
@@ -28,17 +27,18 @@ def rope_of(config: Any) -> Mapping[str, Any]:
     return {"rope_type": "default", "rope_theta": config.rope_theta, **scaling}
 
 
-def use_new_rope(config: Any) -> None:
-    """Make Transformers 4 use `rope_parameters`, if the config has them. Raises RopeError."""
+def use_new_rope(config: Any, folder: Path) -> None:
+    """Make Transformers 4 use `rope_parameters`, if the config has them. Raises ModelError."""
     new = getattr(config, "rope_parameters", None)
     if not new:
         return
     settings = dict(new)
     theta, factor = settings.pop("rope_theta", None), settings.pop("partial_rotary_factor", 1.0)
     if theta is None or factor != 1.0 or not hasattr(config, "rope_theta"):
-        raise RopeError(
-            f"Transformers 5 saved config.json, and Transformers {transformers.__version__} cannot "
-            f"use its rope_parameters ({new}): use the checkpoint as published, or Transformers 5"
+        raise ModelError(
+            f"{folder}: Transformers 5 saved config.json, and Transformers "
+            f"{transformers.__version__} cannot use its rope_parameters ({new}): use the "
+            "checkpoint as published, or Transformers 5"
         )
     config.rope_theta = theta
     config.rope_scaling = None if settings.get("rope_type", "default") == "default" else settings

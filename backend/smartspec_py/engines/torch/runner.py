@@ -18,6 +18,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
+from smartspec_py.engines.torch.checkpoint import ModelError
 from smartspec_py.engines.torch.packed import (
     ATTENTION_NAME,
     NUM_SCRATCH,
@@ -27,11 +28,7 @@ from smartspec_py.engines.torch.packed import (
     RowInput,
     pack,
 )
-from smartspec_py.engines.torch.rope import IS_OLD, RopeError, use_new_rope
-
-
-class ModelError(ValueError):
-    """This engine cannot serve the model; the message says why."""
+from smartspec_py.engines.torch.rope import IS_OLD, use_new_rope
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +36,7 @@ class RunnerConfig:
     """max_len: tokens that a row can hold. vocab_size: tokens of the tokenizer; logits beyond it
     are removed, because models pad their vocabulary. gives_hidden: return the last hidden states of
     each pass. state_layers: return the inputs of these layers instead, one after another.
-    weights: stored, or int8, see `config.TorchEngineConfig`.
+    weights: see `config.TorchEngineConfig`; that of a loaded runner is not auto.
     """
 
     path: Path
@@ -208,18 +205,9 @@ def load_config(config: RunnerConfig) -> Any:
     hf_config = AutoConfig.from_pretrained(
         config.path, local_files_only=True, trust_remote_code=False
     )
-    settle_rope(hf_config, config.path)
+    if IS_OLD:
+        use_new_rope(hf_config, config.path)
     return hf_config
-
-
-def settle_rope(hf_config: Any, folder: Path) -> None:
-    """See `rope.use_new_rope`. Raises ModelError."""
-    if not IS_OLD:
-        return
-    try:
-        use_new_rope(hf_config)
-    except RopeError as error:
-        raise ModelError(f"{folder}: {error}") from error
 
 
 def load_model(config: RunnerConfig) -> Any:

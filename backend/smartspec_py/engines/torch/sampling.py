@@ -44,8 +44,8 @@ from smartspec_py.core.types import (
     Verification,
 )
 from smartspec_py.engines.torch.noise import Stream, noise_key, uniform_noise
-from smartspec_py.engines.torch.processors import ShapedLogits, Span, TokenHistory
-from smartspec_py.engines.torch.tree import accepted_path, depths, path_to
+from smartspec_py.engines.torch.processors import Shaping, TokenHistory, shape_logits
+from smartspec_py.engines.torch.tree import accepted_path, chain, depths, path_to
 from smartspec_py.engines.torch.truncation import Candidates, best_tokens, truncate, truncation_kind
 
 _MAX_SCORES = 1 << 24
@@ -73,9 +73,9 @@ class VerifyRequest:
     parents: tuple[int, ...] = ()
 
     @property
-    def depths(self) -> Sequence[int]:
-        """Of each row of logits: how many drafts are before its token."""
-        return depths(self.parents) if self.parents else range(len(self.drafts) + 1)
+    def tree(self) -> Sequence[int]:
+        """The parents; those of a chain if `parents` is empty."""
+        return self.parents or chain(len(self.drafts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,38 +109,36 @@ class DraftRequest:
 
 @dataclass(frozen=True, slots=True)
 class _Draw:
-    """One token to draw from a row of logits. draft: the draft at this position, for rejection."""
+    """One token to draw from a row of logits, at an absolute position. draft: the draft at this
+    position, if rejection decides on it; draft_probs: see `VerifyRequest`, [vocab]."""
 
     row: int
     sampling: SamplingParams
     position: int
     draft: int = NO_TOKEN
-    draft_probs: torch.Tensor | None = None  # [vocab]
+    draft_probs: torch.Tensor | None = None
 
 
 def verify(logits: torch.Tensor, requests: Sequence[VerifyRequest]) -> list[VerifyResult]:
     """Verify the requests with their rows of logits [sum of len(drafts) + 1, vocab], float32.
 
-    A row with NaN, or whose maximum is infinite, draws NO_TOKEN, which equals no draft.
+    A token is drawn from each row, and drafts that equal the drawn tokens are accepted. A row with
+    NaN, or whose maximum is infinite, draws NO_TOKEN, which equals no draft.
     """
-    firsts = _first_rows(requests)
-    rows = _shaped(logits, requests, firsts)
-    accepted = _verify_by_rejection(rows, requests, firsts)
-    draws, replacements = _plan_draws(requests, firsts, accepted)
-    tokens = rows.argmax()
-    for group in _groups(draws, logits):
-        drawn = _candidates(rows, group).draw(_keys(group, Stream.TARGET, logits))
-        tokens[_index(group, logits)] = drawn
-    for group in _groups(replacements, logits):
-        tokens[_index(group, logits)] = _replace(rows, group)
+    firsts = list(accumulate((len(one.drafts) + 1 for one in requests), initial=0))[:-1]
+    pairs = list(zip(requests, firsts, strict=True))
+    shaped = shape_logits(logits, [row for pair in pairs for row in _shapings(*pair)])
+    tokens = shaped.argmax(-1)
+    for group in _groups([draw for pair in pairs for draw in _draws(*pair)], logits):
+        tokens[_index(group, logits)] = _drawn(shaped, group)
     tokens.masked_fill_(~logits.amax(-1).isfinite(), NO_TOKEN)
     results, drawn_tokens = [], tokens.tolist()
-    for request, first in zip(requests, firsts, strict=True):
-        drawn_here = drawn_tokens[first : first + len(request.drafts) + 1]
-        path = _accepted(request, drawn_here, accepted.get(first))
-        last = path[-1] + 1 if path else 0
-        emitted = (*(request.drafts[i] for i in path), drawn_here[last])
-        results.append(VerifyResult(() if drawn_here[last] == NO_TOKEN else emitted, path))
+    for request, first in pairs:
+        drawn = drawn_tokens[first : first + len(request.drafts) + 1]
+        path = accepted_path(request.drafts, request.tree, drawn)
+        last = drawn[path[-1] + 1 if path else 0]
+        emitted = (*(request.drafts[i] for i in path), last)
+        results.append(VerifyResult(() if last == NO_TOKEN else emitted, path))
     return _with_log_probs(results, logits, requests, firsts)
 
 
@@ -153,74 +151,43 @@ def guess_tokens(
     there is none, as for draws from the row's own distribution. That distribution is also returned,
     [vocab] float32. It is None for greedy tokens and for draws with the target's noise.
     """
-    spans = [
-        Span(row, 1, one.sampling, one.position, _history(one), one.provisional)
+    shapings = [
+        Shaping(row, one.sampling, _history(one), one.provisional)
         for row, one in enumerate(requests)
         if one.sampling.shapes_logits
     ]
-    rows = ShapedLogits(logits, spans)
-    sampled = [(row, one) for row, one in enumerate(requests) if not one.sampling.is_greedy]
-    draws = [_Draw(row, one.sampling, one.position) for row, one in sampled]
-    tokens = logits.new_full((len(requests), width), NO_TOKEN, dtype=torch.long)
-    tokens[:, 0] = rows.argmax()
-    greedy = [row for row, one in enumerate(requests) if one.sampling.is_greedy]
-    if width > 1 and greedy:
-        tokens[greedy] = best_tokens(rows.take(greedy), width)
+    shaped = shape_logits(logits, shapings)
+    tokens = best_tokens(shaped, width)
     probs: list[torch.Tensor | None] = [None] * len(requests)
+    draws = [
+        _Draw(row, one.sampling, one.position)
+        for row, one in enumerate(requests)
+        if not one.sampling.is_greedy
+    ]
     for group in _groups(draws, logits):
-        candidates = _candidates(rows, group)
-        is_coupled = group[0].sampling.verification is Verification.COUPLED
-        if is_coupled:
-            keys = _keys(group, Stream.TARGET, logits)
-            drawn = candidates.best(keys, width)
-            tokens[_index(group, logits), : drawn.shape[-1]] = drawn
+        candidates, index = _candidates(shaped, group), _index(group, logits)
+        if group[0].sampling.verification is Verification.COUPLED:
+            drawn = candidates.best(_keys(group, Stream.TARGET, logits), width)
         else:
-            drawn = candidates.draw(_keys(group, Stream.DRAFT, logits))
-            tokens[_index(group, logits), 0] = drawn
+            drawn = candidates.draw(_keys(group, Stream.DRAFT, logits))[:, None]
             for draw, drawn_from in zip(group, candidates.spread(logits.shape[-1]), strict=True):
                 probs[draw.row] = drawn_from
+        tokens[index] = NO_TOKEN
+        tokens[index, : drawn.shape[-1]] = drawn
     guesses: list[list[int]] = tokens.tolist()
     return guesses, probs
 
 
-def _accepted(
-    request: VerifyRequest, drawn: Sequence[int], num_by_rejection: int | None
-) -> Sequence[int]:
-    """Indices of the accepted drafts. drawn: the token drawn from each of the request's rows."""
-    if num_by_rejection is not None:
-        return range(num_by_rejection)
-    if request.parents:
-        return accepted_path(request.drafts, request.parents, drawn)
-    return range(_count_equal(request.drafts, drawn))
-
-
-def _first_rows(requests: Sequence[VerifyRequest]) -> list[int]:
-    return list(accumulate((len(request.drafts) + 1 for request in requests), initial=0))[:-1]
-
-
-def _shaped(
-    logits: torch.Tensor, requests: Sequence[VerifyRequest], firsts: Sequence[int]
-) -> ShapedLogits:
-    spans = [
-        span
-        for one, first in zip(requests, firsts, strict=True)
-        if one.sampling.shapes_logits
-        for span in _spans(one, first)
-    ]
-    return ShapedLogits(logits, spans)
-
-
-def _spans(one: VerifyRequest, first: int) -> list[Span]:
-    """One span for a chain. In a tree each row has its own drafts before it, so its own span."""
+def _shapings(one: VerifyRequest, first: int) -> list[Shaping]:
+    """For each row of a request, if its logits are shaped. The drafts before a row are known."""
+    if not one.sampling.shapes_logits:
+        return []
     history = _history(one)
-    if not one.parents:
-        return [Span(first, len(one.drafts) + 1, one.sampling, one.position, history, one.drafts)]
-    found = []
-    for draft, depth in enumerate(one.depths, start=ROOT):
-        before = tuple(one.drafts[i] for i in path_to(draft, one.parents))
-        row = first + draft + 1
-        found.append(Span(row, 1, one.sampling, one.position + depth, history, before))
-    return found
+    paths = [path_to(draft, one.tree) for draft in range(ROOT, len(one.drafts))]
+    return [
+        Shaping(first + row, one.sampling, history, tuple(one.drafts[i] for i in path))
+        for row, path in enumerate(paths)
+    ]
 
 
 def _history(one: VerifyRequest | DraftRequest) -> TokenHistory:
@@ -228,102 +195,56 @@ def _history(one: VerifyRequest | DraftRequest) -> TokenHistory:
     return one.history
 
 
-def _verify_by_rejection(
-    rows: ShapedLogits, requests: Sequence[VerifyRequest], firsts: Sequence[int]
-) -> dict[int, int]:
-    """Number of accepted drafts, by first row, for requests that are verified by rejection.
-
-    This waits for the device once. In return, only one row per request needs noise afterwards.
-    """
-    drafted = {
-        first: _drafted(request, first)
-        for request, first in zip(requests, firsts, strict=True)
-        if request.sampling.verification is Verification.REJECTION
-        and request.drafts
-        and not request.sampling.is_greedy
-    }
-    assert not any(
-        request.parents and first in drafted
-        for request, first in zip(requests, firsts, strict=True)
-    ), "a tree cannot be verified by rejection"
-    if not drafted:
-        return {}
-    is_accepted = torch.zeros(len(rows.raw), dtype=torch.bool, device=rows.raw.device)
-    for group in _groups([draw for draws in drafted.values() for draw in draws], rows.raw):
-        is_accepted[_index(group, rows.raw)] = _accept(rows, group)
-    flags = is_accepted.tolist()
-    return {
-        first: _count_equal([True] * len(draws), flags[first : first + len(draws)])
-        for first, draws in drafted.items()
-    }
+def _draws(one: VerifyRequest, first: int) -> list[_Draw]:
+    """One draw for each row. Greedy text needs none."""
+    sampling, num_judged = one.sampling, 0
+    if sampling.is_greedy:
+        return []
+    if sampling.verification is Verification.REJECTION:
+        assert not one.parents, "a tree cannot be verified by rejection"
+        num_judged = len(one.drafts)
+    found = []
+    for row, depth in enumerate(depths(one.tree)):
+        draft, probs = NO_TOKEN, None
+        if row < num_judged:
+            draft = one.drafts[row]
+            probs = None if one.draft_probs is None else one.draft_probs[row]
+        found.append(_Draw(first + row, sampling, one.position + depth, draft, probs))
+    return found
 
 
-def _drafted(request: VerifyRequest, first: int) -> list[_Draw]:
-    """One draw per draft."""
-    probs = request.draft_probs
-    return [
-        _Draw(
-            first + i,
-            request.sampling,
-            request.position + i,
-            draft,
-            None if probs is None else probs[i],
-        )
-        for i, draft in enumerate(request.drafts)
-    ]
-
-
-def _accept(rows: ShapedLogits, group: Sequence[_Draw]) -> torch.Tensor:
-    """Whether each draft is accepted: u q(x) < p(x). A draft without draft_probs has q(x) = 1."""
-    candidates = _candidates(rows, group)
-    p = (candidates.probs() * (candidates.tokens == _drafts(group, rows.raw))).sum(-1)
-    u = uniform_noise(_keys(group, Stream.ACCEPT, rows.raw))
-    q = [draw.draft_probs[draw.draft] for draw in group if draw.draft_probs is not None]
-    return (u * torch.stack(q) if q else u) < p
-
-
-def _replace(rows: ShapedLogits, group: Sequence[_Draw]) -> torch.Tensor:
-    """Tokens [n] for rejected drafts, from max(p - q, 0); from p if rounding makes this all 0."""
-    candidates = _candidates(rows, group)
+def _drawn(shaped: torch.Tensor, group: Sequence[_Draw]) -> torch.Tensor:
+    """The target's tokens [n] for these draws. If rejection decides on drafts, a token is the draft
+    if u q(x) < p(x), and otherwise from max(p - q, 0); from p if rounding makes this all 0."""
+    candidates = _candidates(shaped, group)
+    if group[0].draft == NO_TOKEN:
+        return candidates.draw(_keys(group, Stream.TARGET, shaped))
     p = candidates.probs()
-    probs = [draw.draft_probs for draw in group if draw.draft_probs is not None]
-    if probs:
-        q = torch.stack(probs).gather(-1, candidates.tokens.expand_as(p))
+    drafts = torch.tensor([draw.draft for draw in group], device=shaped.device)
+    is_draft = candidates.tokens == drafts[:, None]
+    given = [draw.draft_probs for draw in group if draw.draft_probs is not None]
+    if given:
+        whole = torch.stack(given)
+        q, q_of_draft = (
+            whole.gather(-1, candidates.tokens.expand_as(p)),
+            whole.gather(-1, drafts[:, None])[:, 0],
+        )
     else:
-        q = (candidates.tokens == _drafts(group, rows.raw)).to(p)
+        q, q_of_draft = is_draft.to(p), torch.ones_like(p[:, 0])
+    u = uniform_noise(_keys(group, Stream.ACCEPT, shaped))
+    is_accepted = u * q_of_draft < (p * is_draft).sum(-1)
     excess = (p - q).clamp_(min=0.0)
     excess = torch.where(excess.sum(-1, keepdim=True) > 0, excess, p)
     left = Candidates(excess.double().log(), candidates.tokens)
-    return left.draw(_keys(group, Stream.RESIDUAL, rows.raw))
-
-
-def _plan_draws(
-    requests: Sequence[VerifyRequest], firsts: Sequence[int], accepted: dict[int, int]
-) -> tuple[list[_Draw], list[_Draw]]:
-    """The draws from p, and the draws that replace a rejected draft. Greedy rows need neither."""
-    draws, replacements = [], []
-    for request, first in zip(requests, firsts, strict=True):
-        sampling, num_drafts = request.sampling, len(request.drafts)
-        if sampling.is_greedy:
-            continue
-        num_accepted = accepted.get(first)
-        if num_accepted is not None and num_accepted < num_drafts:
-            replacements.append(_drafted(request, first)[num_accepted])
-            continue
-        skipped = num_accepted or 0
-        draws += [
-            _Draw(first + skipped + i, sampling, request.position + depth)
-            for i, depth in enumerate(request.depths[skipped:])
-        ]
-    return draws, replacements
+    return torch.where(is_accepted, drafts, left.draw(_keys(group, Stream.RESIDUAL, shaped)))
 
 
 def _groups(draws: Sequence[_Draw], logits: torch.Tensor) -> Iterator[list[_Draw]]:
     """Groups of draws that use the same operations, limited in size by memory."""
     groups: dict[object, list[_Draw]] = {}
     for draw in draws:
-        kind = truncation_kind(draw.sampling)
-        key = (kind, draw.sampling.verification, draw.draft_probs is None)
+        is_judged, has_probs = draw.draft != NO_TOKEN, draw.draft_probs is not None
+        key = truncation_kind(draw.sampling), draw.sampling.verification, is_judged, has_probs
         groups.setdefault(key, []).append(draw)
     size = max(1, _MAX_SCORES // logits.shape[-1])
     for group in groups.values():
@@ -331,29 +252,17 @@ def _groups(draws: Sequence[_Draw], logits: torch.Tensor) -> Iterator[list[_Draw
             yield group[start : start + size]
 
 
-def _candidates(rows: ShapedLogits, group: Sequence[_Draw]) -> Candidates:
-    return truncate(rows.take([draw.row for draw in group]), [draw.sampling for draw in group])
+def _candidates(shaped: torch.Tensor, group: Sequence[_Draw]) -> Candidates:
+    return truncate(shaped[_index(group, shaped)], [draw.sampling for draw in group])
 
 
 def _index(group: Sequence[_Draw], logits: torch.Tensor) -> torch.Tensor:
     return torch.tensor([draw.row for draw in group], device=logits.device)
 
 
-def _drafts(group: Sequence[_Draw], logits: torch.Tensor) -> torch.Tensor:
-    return torch.tensor([draw.draft for draw in group], device=logits.device)[:, None]
-
-
 def _keys(group: Sequence[_Draw], stream: Stream, logits: torch.Tensor) -> torch.Tensor:
     keys = [noise_key(draw.sampling.seed, draw.position, stream) for draw in group]
     return torch.tensor(keys, device=logits.device)
-
-
-def _count_equal(expected: Sequence[int], found: Sequence[int]) -> int:
-    """Length of the longest common prefix."""
-    count = 0
-    while count < min(len(expected), len(found)) and expected[count] == found[count]:
-        count += 1
-    return count
 
 
 def _with_log_probs(

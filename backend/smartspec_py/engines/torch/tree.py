@@ -18,6 +18,11 @@ from numpy.typing import NDArray
 from smartspec_py.core.types import ROOT
 
 
+def chain(num_drafts: int) -> range:
+    """The parents of drafts of which each follows the one before."""
+    return range(ROOT, num_drafts - 1)
+
+
 def depths(parents: Sequence[int]) -> list[int]:
     """Depth of each token of the row: 0 for the last known token, 1 or more for drafts."""
     found = [0]
@@ -41,14 +46,6 @@ def visibility(parents: Sequence[int]) -> NDArray[np.bool_]:
     found[:, 0] = True
     for draft, parent in enumerate(parents):
         found[draft + 1] |= found[parent + 1]
-    return found
-
-
-def visible_bits(parents: Sequence[int]) -> list[int]:
-    """`visibility` with one number per token: bit i is set if the token sees token i."""
-    found = [1]
-    for draft, parent in enumerate(parents):
-        found.append(found[parent + 1] | 2 << draft)
     return found
 
 

@@ -109,6 +109,8 @@ def _is_probable(scores: torch.Tensor, params: Sequence[SamplingParams]) -> torc
 
 def best_tokens(logits: torch.Tensor, width: int) -> torch.Tensor:
     """The best `width` tokens of each row [n, width], best first; on ties the lower token id."""
+    if width == 1:
+        return logits.argmax(-1, keepdim=True)
     # A key is the float32 bits as an integer of the same order, then the token, so all keys differ.
     # Adding 0 turns -0.0 into 0.0.
     bits = (logits + 0.0).view(torch.int32)

@@ -15,7 +15,8 @@ from zipfile import is_zipfile
 import torch
 from safetensors import safe_open
 
-from smartspec_py.engines.torch.runner import ModelError, RunnerConfig, check_finite
+from smartspec_py.engines.torch.checkpoint import ModelError
+from smartspec_py.engines.torch.runner import RunnerConfig, check_finite
 
 CHUNK = 1 << 24
 """Numbers that are compressed at once, which bounds the float32 copy."""
@@ -64,10 +65,16 @@ class FileWeights(Mapping[str, torch.Tensor]):
 
 @dataclass(frozen=True, slots=True)
 class Compressed:
-    """weight = values * scale. values: int8 [out, in]. scale: float32 [out, 1]."""
+    """A weight [out, in] of integers: weight = (values - zero) * scale.
+
+    8 bits: values int8 [out, in], scale float32 [out, 1], zero 0. 4 bits: values of 0 to 15 in
+    groups along `in`, two in a byte, the first in the low half: uint8 [out, in / 2]; scale float32
+    [out, groups, 1]; zero uint8 [out, groups, 1].
+    """
 
     values: torch.Tensor
     scale: torch.Tensor
+    zero: torch.Tensor
 
 
 class Weights:
@@ -80,17 +87,43 @@ class Weights:
         self.tensors = tensors
         self.int8 = cache(lambda name: to_int8(tensors[name].detach()))
         """The matrix of this name in 8 bits."""
+        self.int4 = cache(lambda name, group: to_int4(tensors[name].detach(), group))
+        """The matrix of this name in 4 bits, in groups of this size."""
 
 
 def to_int8(weight: torch.Tensor) -> Compressed:
     """Round each row of a weight [out, in] to 255 levels around 0."""
     values = torch.empty(weight.shape, dtype=torch.int8)
     scale = torch.empty(len(weight), 1)
-    num_rows = max(1, CHUNK // weight.shape[1])
-    for first in range(0, len(weight), num_rows):
-        part = slice(first, first + num_rows)
+    for part in _parts(weight):
         numbers = weight[part].float()
         largest = numbers.abs().amax(1, keepdim=True)
         scale[part] = torch.where(largest > 0, largest / 127, torch.ones(()))
         values[part] = (numbers / scale[part]).round_().to(torch.int8)
-    return Compressed(values, scale)
+    return Compressed(values, scale, torch.zeros((), dtype=torch.uint8))
+
+
+def to_int4(weight: torch.Tensor, group: int) -> Compressed:
+    """Round each group of a row of a weight [out, in] to 16 levels between its least and its
+    largest number; 0 is one of them."""
+    num_out, num_in = weight.shape
+    values = torch.empty(num_out, num_in // 2, dtype=torch.uint8)
+    scale = torch.empty(num_out, num_in // group, 1)
+    zero = torch.empty(num_out, num_in // group, 1, dtype=torch.uint8)
+    for part in _parts(weight):
+        numbers = weight[part].float().view(-1, num_in // group, group)
+        least = numbers.amin(-1, keepdim=True).clamp_(max=0)
+        width = numbers.amax(-1, keepdim=True).clamp_(min=0) - least
+        scale[part] = torch.where(width > 0, width / 15, torch.ones(()))
+        offset = (-least / scale[part]).round_()
+        zero[part] = offset.to(torch.uint8)
+        levels = (numbers / scale[part]).round_().add_(offset).clamp_(0, 15).to(torch.uint8)
+        first, second = levels.view(-1, num_in // 2, 2).unbind(-1)
+        values[part] = first | second << 4
+    return Compressed(values, scale, zero)
+
+
+def _parts(weight: torch.Tensor) -> list[slice]:
+    """Rows of at most CHUNK numbers."""
+    num_rows = max(1, CHUNK // weight.shape[1])
+    return [slice(first, first + num_rows) for first in range(0, len(weight), num_rows)]
