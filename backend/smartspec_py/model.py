@@ -65,7 +65,7 @@ class TritonLog(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if self.link is not None:
-            self.link.tell(News(record.getMessage()))
+            self.link.send(News(record.getMessage()))
         if record.levelno >= logging.ERROR:
             pb_utils.Logger.log_error(self.format(record))
         elif record.levelno >= logging.WARNING:
@@ -92,7 +92,7 @@ class TritonPythonModel:
             is_refusal = isinstance(error, ConfigError)
             reason = str(error) if is_refusal else f"{type(error).__name__}: {error}"
             if self._link is not None:
-                self._link.tell(News(error=reason, is_refusal=is_refusal))
+                self._link.send(News(error=reason, is_refusal=is_refusal))
             if is_refusal:  # without a traceback after the message
                 raise pb_utils.TritonModelException(reason) from None
             raise
@@ -130,19 +130,13 @@ class TritonPythonModel:
         server = self._server
         if server is None or not server.is_responsive:
             return None
-        return Beat(
-            os.getpid(),
-            server.num_open,
-            server.failure or "",
-            server.is_draining,
-            facts=server.facts,
-        )
+        state = (server.num_open, server.failure or "", server.is_draining)
+        return Beat(os.getpid(), *state, facts=server.facts)
 
     def _drain(self) -> None:
+        """Called by the link's thread, which then sends a beat."""
         if self._server is not None:
             self._server.drain()
-            assert self._link is not None
-            self._link.beat()
 
     def _is_unloading(self) -> bool:
         """Whether Triton unloads this model. It then waits for open requests and refuses new

@@ -92,6 +92,7 @@ def test_prompts_of_files(tmp_path: Path) -> None:
         ('{"prompt": "a"}\n{"text": "a"}', "line 2: unknown key"),
         ('{"prompt": "a", "max_tokens": 0}', "max_tokens: got 0"),
         ('[{"conversations": []}]', "holds no prompt"),
+        ('[{"conversations": [{"value": "hi"}]}]', "entry 1: 'from'"),
     ],
 )
 def test_prompt_files_that_are_none(tmp_path: Path, text: str, word: str) -> None:

@@ -71,10 +71,10 @@ def test_the_start_is_told() -> None:
     with Backend(SILENCE) as backend:
         launcher = backend.launcher
         for news in (News("imported"), News("loaded")):
-            backend.end.tell(news)
+            backend.end.send(news)
             look_until(launcher, lambda news=news: launcher.news == news)
         assert launcher.beat is None
-        backend.end.tell(News(error="x" * 99_999 + "why"))
+        backend.end.send(News(error="x" * 99_999 + "why"))
         look_until(launcher, lambda: launcher.news.error.endswith("why"))
 
 
@@ -83,8 +83,8 @@ def test_a_beat_behind_the_last_one_changes_nothing() -> None:
     with Backend(BEAT) as backend:
         launcher = backend.launcher
         look_until(launcher, lambda: launcher.beat is not None)
-        backend.end._send(Beat(backend.pid, is_ended=True))
-        backend.end._send(BEAT)
+        backend.end.send(Beat(backend.pid, is_ended=True))
+        backend.end.send(BEAT)
         look_until(launcher, lambda: launcher.trouble is not None)
         launcher.look(0.1)
         assert launcher.trouble == "The model has been unloaded."
@@ -103,7 +103,7 @@ def test_a_launcher_that_was_suspended_takes_nobody_for_dead() -> None:
 def test_a_launcher_that_never_looks_does_not_block_the_backend() -> None:
     with Backend(BEAT) as backend:
         for _ in range(5000):
-            backend.end._send(BEAT)
+            backend.end.send(BEAT)
         look_until(backend.launcher, lambda: backend.launcher.beat is not None)
         assert backend.launcher.trouble is None
 

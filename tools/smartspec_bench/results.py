@@ -24,7 +24,7 @@ Spread = Mapping[str, float | None]
 Place = tuple[str, str, float]
 """Shape, workload and load, which phases must share to be compared.
 
-Shape: closed, steady, step, shift or start (lockstep), or `at once` (live). Load: share of the
+Shape: closed, steady, step or start (lockstep), or `at once` (live). Load: share of the
 saturation rate without speculation, or the number of requests at once.
 """
 

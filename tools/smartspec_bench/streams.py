@@ -17,6 +17,7 @@ import numpy as np
 
 from smartspec_py.api.contract import INPUTS, MODEL_NAME
 from smartspec_py.api.tensor_spec import NUMPY_TYPES
+from smartspec_py.serving.messages import Progress
 from smartspec_sim.latency import RequestTiming
 
 TIMED_OUT = "no last response in time"
@@ -24,8 +25,16 @@ NO_FINISH = "the stream ended without a last response"
 ANSWER_S = 600.0
 """How long a request may take."""
 
+GENERATE_PATH = f"/v2/models/{MODEL_NAME}/generate_stream"
+
 COUNTS = ("num_steps", "total_draft_tokens", "total_accepted_draft_tokens")
 """Outputs of the last response that results use."""
+
+
+def counts_of(done: Progress) -> dict[str, int]:
+    """The outputs of COUNTS, of a request that was served without Triton."""
+    counts = (done.num_steps, done.num_drafted, done.num_accepted)
+    return dict(zip(COUNTS, counts, strict=True))
 
 
 @dataclass
@@ -122,8 +131,8 @@ class HttpStreams:
 
     name = "HTTP"
 
-    def __init__(self, http_url: str) -> None:
-        self._url = f"{http_url.rstrip('/')}/v2/models/{MODEL_NAME}/generate_stream"
+    def __init__(self, http_url: str, path: str = GENERATE_PATH) -> None:
+        self._url = http_url.rstrip("/") + path
         self._session: Any = None
 
     async def __aenter__(self) -> Self:
@@ -139,16 +148,22 @@ class HttpStreams:
         await self._session.close()
 
     async def stream(self, fields: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
+        async for event in self.events(fields):
+            yield event
+
+    async def events(self, body: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
+        """The data of each event. Raises StreamError."""
         import aiohttp
 
         try:
-            async with self._session.post(self._url, json=dict(fields)) as response:
+            async with self._session.post(self._url, json=dict(body)) as response:
                 if response.status != 200:
                     reason = (await response.text()).strip()
                     raise StreamError(f"HTTP {response.status}: {reason:.300}")
                 async for line in response.content:
-                    if line.startswith(b"data:"):
-                        yield outputs_of(line.removeprefix(b"data:"))
+                    data = line.removeprefix(b"data:").strip()
+                    if line.startswith(b"data:") and data != b"[DONE]":
+                        yield outputs_of(data)
         except (aiohttp.ClientError, OSError) as error:
             reason = " ".join(str(error).split())  # some have several lines
             raise StreamError(f"{type(error).__name__}: {reason}") from error

@@ -112,7 +112,7 @@ def lockstep(
     and HTTP are not included. It needs the memory of one engine per policy.
 
     Shapes: closed: one request at a time; steady: Poisson arrivals at --loads; step: the load rises
-    and falls; shift: the kind of text changes; start: the first requests of a new server.
+    and falls; start: the first requests of a new server.
     """
     check_outputs(json=json_file)
     plan = Settings(
@@ -203,7 +203,7 @@ def live(
 
     def measure(recorder: Recorder, say: Callable[[str], object]) -> None:
         address = free_address()
-        folder = paths.cache_dir().resolve() / "run-bench"
+        folder = paths.run_dir(0).resolve()  # one folder for all runs
         with ExitStack() as stack:
             server = stack.enter_context(TritonServer(checked, folder, address))
             wait_with_progress(server, Console(stderr=True))

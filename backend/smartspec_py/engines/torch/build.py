@@ -48,6 +48,7 @@ from smartspec_py.engines.torch.eagle import (
     read_config,
 )
 from smartspec_py.engines.torch.eagle_proposer import EagleProposer
+from smartspec_py.engines.torch.gguf_folder import model_folder
 from smartspec_py.engines.torch.graphs import GraphRunner
 from smartspec_py.engines.torch.llama import FAMILIES, can_write_out
 from smartspec_py.engines.torch.medusa import MedusaHeads, load_heads
@@ -166,8 +167,10 @@ def _files(
     config: TorchEngineConfig, limits: LimitsConfig, folder: Path
 ) -> tuple[Path, Path | None, Path | None]:
     """The folders of the target, the draft model and the heads, which exist and fit together."""
-    model = existing("engine.model", folder / config.model)
-    draft = None if config.draft is None else existing("engine.draft", folder / config.draft)
+    model = model_folder(existing("engine.model", folder / config.model))
+    draft = None
+    if config.draft is not None:
+        draft = model_folder(existing("engine.draft", folder / config.draft))
     heads = None if config.heads is None else existing("engine.heads", folder / config.heads)
     try:
         check_pair(model, draft, limits.max_context_len)
