@@ -17,6 +17,7 @@ import numpy as np
 
 from smartspec_py.api.contract import INPUTS, MODEL_NAME
 from smartspec_py.api.tensor_spec import NUMPY_TYPES
+from smartspec_py.serving.messages import Progress
 from smartspec_sim.latency import RequestTiming
 
 TIMED_OUT = "no last response in time"
@@ -24,8 +25,16 @@ NO_FINISH = "the stream ended without a last response"
 ANSWER_S = 600.0
 """How long a request may take."""
 
+GENERATE_PATH = f"/v2/models/{MODEL_NAME}/generate_stream"
+
 COUNTS = ("num_steps", "total_draft_tokens", "total_accepted_draft_tokens")
 """Outputs of the last response that results use."""
+
+
+def counts_of(done: Progress) -> dict[str, int]:
+    """The outputs of COUNTS, of a request that was served without Triton."""
+    counts = (done.num_steps, done.num_drafted, done.num_accepted)
+    return dict(zip(COUNTS, counts, strict=True))
 
 
 @dataclass
@@ -37,7 +46,6 @@ class Exchange:
     index: int
     scheduled_s: float
     kind: str = ""
-    sent_s: float | None = None
     chunk_s: list[float] = field(default_factory=list)
     chunk_tokens: list[int] = field(default_factory=list)
     num_input_tokens: int = 0
@@ -61,18 +69,10 @@ class Exchange:
 
     @property
     def timing(self) -> RequestTiming:
-        has_tokens = bool(self.chunk_s)
-        error = self.error
-        if error is None and not has_tokens:
-            error = "no token was generated"
-        return RequestTiming(
-            scheduled_s=self.scheduled_s,
-            sent_s=self.scheduled_s if self.sent_s is None else self.sent_s,
-            first_s=self.chunk_s[0] if has_tokens else None,
-            last_s=self.chunk_s[-1] if has_tokens else None,
-            num_tokens=self.num_tokens,
-            error=error,
-        )
+        if not self.chunk_s:
+            return RequestTiming(self.scheduled_s, error=self.error or "no token was generated")
+        first_s, last_s = self.chunk_s[0], self.chunk_s[-1]
+        return RequestTiming(self.scheduled_s, first_s, last_s, self.num_tokens, self.error)
 
     @property
     def accept_prob(self) -> float | None:
@@ -93,7 +93,6 @@ class Exchange:
             "index": self.index,
             "kind": self.kind,
             "scheduled_s": self.scheduled_s,
-            "sent_s": self.sent_s,
             "chunk_s": self.chunk_s,
             "chunk_tokens": self.chunk_tokens,
             "num_input_tokens": self.num_input_tokens,
@@ -122,8 +121,8 @@ class HttpStreams:
 
     name = "HTTP"
 
-    def __init__(self, http_url: str) -> None:
-        self._url = f"{http_url.rstrip('/')}/v2/models/{MODEL_NAME}/generate_stream"
+    def __init__(self, http_url: str, path: str = GENERATE_PATH) -> None:
+        self._url = http_url.rstrip("/") + path
         self._session: Any = None
 
     async def __aenter__(self) -> Self:
@@ -139,16 +138,22 @@ class HttpStreams:
         await self._session.close()
 
     async def stream(self, fields: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
+        async for event in self.events(fields):
+            yield event
+
+    async def events(self, body: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
+        """The data of each event. Raises StreamError."""
         import aiohttp
 
         try:
-            async with self._session.post(self._url, json=dict(fields)) as response:
+            async with self._session.post(self._url, json=dict(body)) as response:
                 if response.status != 200:
                     reason = (await response.text()).strip()
                     raise StreamError(f"HTTP {response.status}: {reason:.300}")
                 async for line in response.content:
-                    if line.startswith(b"data:"):
-                        yield outputs_of(line.removeprefix(b"data:"))
+                    data = line.removeprefix(b"data:").strip()
+                    if line.startswith(b"data:") and data != b"[DONE]":
+                        yield outputs_of(data)
         except (aiohttp.ClientError, OSError) as error:
             reason = " ".join(str(error).split())  # some have several lines
             raise StreamError(f"{type(error).__name__}: {reason}") from error
@@ -254,7 +259,6 @@ async def answer(
 ) -> None:
     """Send a request and record its result in the exchange, errors included. now_s: seconds from
     the start of the load."""
-    exchange.sent_s = now_s()
     try:
         async with asyncio.timeout(timeout_s):
             async for response in transport.stream(fields):

@@ -345,8 +345,11 @@ def driver_name(files: Sequence[Path] = DRIVER_FILES) -> str:
 
 
 def fingerprint(folder: Path) -> str:
-    """A hash of a model directory: its config, and the names and sizes of its weight files."""
+    """A hash of a model directory: its config, and the names and sizes of its weight files, or
+    where the weights are in a GGUF file."""
     digest = hashlib.sha256((folder / "config.json").read_bytes())
+    for path in folder.glob("gguf.json"):
+        digest.update(path.read_bytes())
     for path in sorted(folder.glob("*.safetensors")):
         digest.update(f"{path.name}:{path.stat().st_size}".encode())
     return digest.hexdigest()

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from smartspec_py.engines.torch.gguf_folder import INDEX
+
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 """In the order in which Transformers looks for them; the index of shards has the same name."""
 
@@ -67,6 +69,11 @@ def check_files(name: str, folder: Path) -> None:
     if not folder.is_dir():
         raise ModelError(f"{name} is not a directory: give a local Hugging Face model directory")
     check_model(name, folder)
+    if (index := read_json(name, folder, INDEX)) is not None:
+        source = Path(index["file"])
+        if not source.is_file() or source.stat().st_size != index["size"]:
+            raise ModelError(f"{name} was made of {source}, which has changed: give its path")
+        return
     files = _weight_files(name, folder)
     if not files:
         raise ModelError(

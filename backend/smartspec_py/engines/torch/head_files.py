@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file
 
 from smartspec_py.engines.torch.checkpoint import ModelError
+from smartspec_py.engines.torch.weights import file_tensors
 
 LM_HEAD_NAMES = ("lm_head.weight", "model.embed_tokens.weight", "embed_out.weight")
 """Where a target's LM head is: the second one if it is tied to the embedding."""
@@ -38,13 +38,11 @@ def target_tensor(folder: Path, target: Path, names: Sequence[str], kind: str) -
 
     folder: the heads that need it. kind: what the tensor is, for messages.
     """
+    tensors = file_tensors(target)
     for name in names:
-        for path in sorted(target.glob("*.safetensors")):
-            with safe_open(path, "pt") as file:
-                if name in file.keys():  # noqa: SIM118
-                    found: torch.Tensor = file.get_tensor(name)
-                    return found
+        if name in tensors:
+            return tensors[name]
     raise ModelError(
-        f"{folder} has no {kind} and needs that of the target, but {target} has no safetensors "
-        f"file with {names[0]}: convert the target to safetensors"
+        f"{folder} has no {kind} and needs that of the target, but {target} has no "
+        f"{names[0]}: copy the whole target"
     )

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from smartspec_py.engines.torch.checkpoint import ModelError
+from smartspec_py.engines.torch.gguf_folder import INDEX
 from smartspec_py.engines.torch.packed import (
     ATTENTION_NAME,
     NUM_SCRATCH,
@@ -217,10 +218,19 @@ def load_model(config: RunnerConfig) -> Any:
     """
     hf_config = load_config(config)
     disable_progress_bar()  # type: ignore[no-untyped-call]
+    source: Any = config.path
+    tensors: Any = None
+    model_class: Any = AutoModelForCausalLM
+    if (config.path / INDEX).is_file():
+        from smartspec_py.engines.torch.weights import file_tensors  # it imports this module
+
+        source, tensors = None, dict(file_tensors(config.path))
+        model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)]
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            config.path,
+        loaded: Any = model_class.from_pretrained(
+            source,
             config=hf_config,
+            state_dict=tensors,
             dtype=config.dtype,
             attn_implementation=ATTENTION_NAME,
             local_files_only=True,
