@@ -18,8 +18,9 @@ from tritonclient.utils import InferenceServerException
 from wire import generate, generate_stream, grpc_stream, post
 
 from smartspec_bench.streams import grpc_inputs
+from smartspec_launch.address import free_address
 from smartspec_launch.files import PACKAGE_FOLDER
-from smartspec_launch.triton_server import TritonServer, TritonServerError, free_address
+from smartspec_launch.triton_server import TritonServer, TritonServerError
 from smartspec_py.config import CONFIG_NAME, LimitsConfig
 
 pytestmark = pytest.mark.triton

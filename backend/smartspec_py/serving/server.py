@@ -84,7 +84,7 @@ class Server:
             on_step=self._note_step,
         )
         budget = cache_budget(engine, config.limits)
-        logger.info("%s", _describe(engine, budget.capacity), extra={"phase": "profile"})
+        logger.info("%s", _describe(engine, budget.capacity))
         self.facts: Mapping[str, Any] = {
             "context_len": self.intake.max_context_len,
             "proposers": list(engine.proposers),
