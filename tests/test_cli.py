@@ -20,7 +20,7 @@ from smartspec_cli.app import COMMANDS, app
 from smartspec_cli.commands.quickstart import summarise
 from smartspec_cli.commands.settings import set_keys
 from smartspec_launch import paths
-from smartspec_launch.triton_server import free_address
+from smartspec_launch.address import free_address
 
 ROOT = Path(__file__).parents[1]
 CLIENTS = ROOT / "clients"
@@ -240,9 +240,9 @@ def test_summary_by_hand() -> None:
 
 @pytest.mark.triton
 def test_serve_says_what_the_backend_refuses(tmp_path: Path) -> None:
-    """What takes PyTorch to find is found once, by the backend: in one line, with the path that was
-    typed, though the backend had another, ASCII name for it. PyTorch is not imported here."""
-    draft = shutil.copytree(PAIR / "draft", tmp_path / "modèle")
+    """What takes PyTorch to find is found once, by the backend, in one line. PyTorch is not
+    imported here."""
+    draft = shutil.copytree(PAIR / "draft", tmp_path / "draft")
     weights = load_file(draft / "model.safetensors")
     weights.pop("model.norm.weight")
     save_file(weights, draft / "model.safetensors", {"format": "pt"})
@@ -263,9 +263,8 @@ def test_serve_says_what_the_backend_refuses(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_serve_answers_and_ends_on_sigterm(tmp_path: Path) -> None:
     """The command a user types, in a process of its own: ready, every client, SIGTERM, exit 0.
-    No path is ASCII, nor is all that a file says: the stub's own encoding is."""
-    folder = tmp_path / "modèle-日本"
-    target, draft = (shutil.copytree(PAIR / role, folder / role) for role in ("target", "draft"))
+    A file of the model is not ASCII, though the stub's encoding is."""
+    target, draft = (shutil.copytree(PAIR / role, tmp_path / role) for role in ("target", "draft"))
     generation = json.loads((target / "generation_config.json").read_text(encoding="utf-8"))
     text = json.dumps(generation | {"note": "für später"}, ensure_ascii=False)
     (target / "generation_config.json").write_text(text, encoding="utf-8")
@@ -273,8 +272,8 @@ def test_serve_answers_and_ends_on_sigterm(tmp_path: Path) -> None:
     ports = (address.http_port, address.grpc_port, address.metrics_port)
     names = ("--http-port", "--grpc-port", "--metrics-port")
     options = [word for name, port in zip(names, ports, strict=True) for word in (name, str(port))]
-    profiles = tmp_path / "profilé"
-    options += ["--run-dir", str(tmp_path / "läuft"), "--set", f"engine.profile_cache={profiles}"]
+    profiles = tmp_path / "profiles"
+    options += ["--run-dir", str(tmp_path / "run"), "--set", f"engine.profile_cache={profiles}"]
     command = [sys.executable, "-m", "smartspec_cli.app", "serve", "--model", str(target)]
     serve = subprocess.Popen(
         [*command, "--draft", str(draft), *options], stderr=subprocess.PIPE, text=True

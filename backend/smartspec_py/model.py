@@ -57,10 +57,7 @@ class TritonSink:
 
 
 class TritonLog(logging.Handler):
-    """Python's log records in Triton's log and, during the start, over the link.
-
-    A record's attribute `phase` names the phase of the start that it ends.
-    """
+    """Python's log records in Triton's log and, during the start, over the link."""
 
     def __init__(self, link: BackendEnd | None) -> None:
         super().__init__()
@@ -68,7 +65,7 @@ class TritonLog(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if self.link is not None:
-            self.link.send(News(record.getMessage(), getattr(record, "phase", "")))
+            self.link.send(News(record.getMessage()))
         if record.levelno >= logging.ERROR:
             pb_utils.Logger.log_error(self.format(record))
         elif record.levelno >= logging.WARNING:
@@ -86,7 +83,7 @@ class TritonPythonModel:
         self._link = inherited_link(self._beat, self._drain)
         log = TritonLog(self._link)
         logging.basicConfig(level=logging.INFO, handlers=[log], force=True)
-        logger.info("Triton has imported the backend", extra={"phase": "Triton"})
+        logger.info("Triton has imported the backend")
         folder = Path(args["model_repository"]) / args["model_version"]
         try:
             config = read_config(folder / CONFIG_NAME)

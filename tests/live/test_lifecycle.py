@@ -17,8 +17,9 @@ from servers import fake_config, serving
 from tritonclient.utils import InferenceServerException
 from wire import generate, generate_stream, grpc_inputs, grpc_stream, post
 
+from smartspec_launch.address import free_address
 from smartspec_launch.files import PACKAGE_FOLDER
-from smartspec_launch.triton_server import TritonServer, TritonServerError, free_address
+from smartspec_launch.triton_server import TritonServer, TritonServerError
 from smartspec_py.config import CONFIG_NAME, LimitsConfig
 
 pytestmark = pytest.mark.triton

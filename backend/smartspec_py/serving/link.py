@@ -44,13 +44,11 @@ _MAX_TEXT = 4000
 class News:
     """A message of the backend during its start.
 
-    message: what it does, for people. phase: the phase that has ended; empty: none.
-    error: why the start fails. is_refusal: the error is one sentence about engine.json or a
-    checkpoint.
+    message: what it does, for people. error: why the start fails. is_refusal: the error is one
+    sentence about engine.json or a checkpoint.
     """
 
     message: str = ""
-    phase: str = ""
     error: str = ""
     is_refusal: bool = False
 

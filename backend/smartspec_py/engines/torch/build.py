@@ -74,9 +74,6 @@ MAX_PROFILED_CONTEXT = 512
 """Passes are timed at half of the context, but at most at this length. Longer ones are
 extrapolated."""
 
-PHASES = {"engine.model": "target", "engine.draft": "draft"}
-"""Phase of the start that loads the model of this key."""
-
 TREE_WIDTH = 4
 """Guesses for one position in a tree on a GPU. On CPUs, chains were faster: with drafts chosen by
 goodput by 2 to 3 % (docs/research/results.md)."""
@@ -90,7 +87,7 @@ def build_torch(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -
     there would be more threads than cores. OpenMP then lets workers sleep between operators instead
     of spinning: a step on two cores took 42 ms instead of 23 (docs/research/performance.md).
     """
-    logger.info("engine libraries imported", extra={"phase": "imports"})
+    logger.info("engine libraries imported")
     with ThreadPoolExecutor(1, "smartspec-build") as thread:
         return thread.submit(_build, config, limits, folder).result()
 
@@ -275,7 +272,7 @@ def _with_context_len(
     if length is None:
         length, reason = choose_context_len(models, dtype, limits.max_sequences)
     text = "context: %d tokens, prompt and text together (%s)"
-    logger.info(text, length, reason, extra={"phase": "checks"})
+    logger.info(text, length, reason)
     return limits.model_copy(update={"max_context_len": length})
 
 
@@ -318,7 +315,7 @@ def _runner(
             runner = load_runner(replace(own, weights="stored"), runner_class)
             if counts:
                 set_fastest(counts, partial(runner.time_pass, 1, 1, 0))
-    logger.info("loaded %s", key, extra={"phase": PHASES[key]})
+    logger.info("loaded %s", key)
     runner.warm(max_width)
     return runner
 
