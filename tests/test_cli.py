@@ -181,7 +181,7 @@ def test_serve_refuses_a_taken_port() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        code, text = invoke("serve", "--model", TARGET, "--http-port", str(port))
+        code, text = invoke("serve", "--model", TARGET, "--openai-port=0", "--http-port", str(port))
     assert (code, text.count("\n")) == (1, 1)
     assert f"cannot listen on 127.0.0.1 port {port}" in text
 
@@ -221,7 +221,7 @@ def answered(text: str, steps: int, drafted: int, accepted: int, seconds: float)
     """10 tokens."""
     names = ("num_steps", "total_draft_tokens", "total_accepted_draft_tokens")
     last = dict(zip(names, (steps, drafted, accepted), strict=True))
-    return Exchange(0, 0.0, sent_s=0.0, chunk_s=[seconds], chunk_tokens=[10], text=text, last=last)
+    return Exchange(0, 0.0, chunk_s=[seconds], chunk_tokens=[10], text=text, last=last)
 
 
 def test_summary_by_hand() -> None:

@@ -75,7 +75,7 @@ def test_the_id_and_the_model_reach_triton() -> None:
             "stop_words: got 5, must be a list with each element text, at least one character and "
             "at most 1024 bytes",
         ),
-        ({"stop": ["x"]}, "stop: use stop_words; to cancel a request, close its stream"),
+        ({"stop": ["x"]}, "stop: unknown; use stop_words"),
         ({"max_token": 5}, "unknown parameter 'max_token': did you mean max_tokens"),
         ({"id": 5}, "id: must be text of at most 256 bytes"),
         ({"id": "x" * 257}, "id: must be text of at most 256 bytes"),

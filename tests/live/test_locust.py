@@ -14,7 +14,7 @@ from smartspec_launch.triton_server import TritonServer
 LOADTEST = Path(__file__).parents[2] / "loadtest"
 sys.path.append(str(LOADTEST))
 
-from shapes import SCENARIOS, users_at  # noqa: E402
+from shapes import SCENARIOS  # noqa: E402
 
 
 @pytest.mark.parametrize(
@@ -27,9 +27,8 @@ from shapes import SCENARIOS, users_at  # noqa: E402
     ],
 )
 def test_users_over_a_run(scenario: str, users: list[int]) -> None:
-    stages = SCENARIOS[scenario](9)
     shares = (0.0, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.9, 1.5)
-    assert [users_at(stages, share) for share in shares] == users
+    assert [SCENARIOS[scenario](share, 9) for share in shares] == users
 
 
 def locust(url: str, *options: str) -> subprocess.CompletedProcess[str]:

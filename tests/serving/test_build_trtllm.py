@@ -188,7 +188,7 @@ def test_log_probs_need_the_logits_of_the_target(tmp_path: Path, bindings: Any) 
     config = ServerConfig.model_validate({"engine": ENGINE, "limits": LIMITS})
     asked = GenerateParams("Task: qa", 9, return_log_probs=True, bias_words=("a",),
                            bias_weights=(1.0,))  # fmt: skip
-    request = Server(build(tmp_path), config).intake.receive(asked, LocalSink()).request
+    request, _ = Server(build(tmp_path), config).intake.receive(asked, LocalSink())
     assert request.proposers == ()
     target.begin(1, request.tokens, request.num_prompt, request.sampling)
     target.submit([Prefill(1, tuple(request.tokens), 0, True)])

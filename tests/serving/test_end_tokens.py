@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -86,17 +85,6 @@ def test_a_text_ends_at_the_first_of_them(
         assert sink.finish_reason is (FinishReason.STOP if is_cut else FinishReason.LENGTH)
         ends |= set(expected.tokens[end : end + 1])
     assert THE in ends, "the last of them was not put to the test"
-
-
-def test_a_request_replaces_all_of_them(server: Server, whole: list[LocalSink]) -> None:
-    """By another token of the text: the model's own are then tokens like any other."""
-    expected = next(sink for sink in whole if THE in sink.tokens[:-2])
-    after = expected.tokens.index(THE) + 1
-    end = next(t for i, t in enumerate(expected.tokens) if expected.tokens.index(t) == i >= after)
-    params = replace(expected.last.params, end_id=end, policy=None)
-    (sink,) = generate(server, [params])
-    assert sink.tokens == expected.tokens[: expected.tokens.index(end)]
-    assert sink.finish_reason is FinishReason.STOP
 
 
 def test_none_is_drawn_before_min_tokens_and_rejection_ends_at_one_too(server: Server) -> None:

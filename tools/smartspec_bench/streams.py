@@ -46,7 +46,6 @@ class Exchange:
     index: int
     scheduled_s: float
     kind: str = ""
-    sent_s: float | None = None
     chunk_s: list[float] = field(default_factory=list)
     chunk_tokens: list[int] = field(default_factory=list)
     num_input_tokens: int = 0
@@ -70,18 +69,10 @@ class Exchange:
 
     @property
     def timing(self) -> RequestTiming:
-        has_tokens = bool(self.chunk_s)
-        error = self.error
-        if error is None and not has_tokens:
-            error = "no token was generated"
-        return RequestTiming(
-            scheduled_s=self.scheduled_s,
-            sent_s=self.scheduled_s if self.sent_s is None else self.sent_s,
-            first_s=self.chunk_s[0] if has_tokens else None,
-            last_s=self.chunk_s[-1] if has_tokens else None,
-            num_tokens=self.num_tokens,
-            error=error,
-        )
+        if not self.chunk_s:
+            return RequestTiming(self.scheduled_s, error=self.error or "no token was generated")
+        first_s, last_s = self.chunk_s[0], self.chunk_s[-1]
+        return RequestTiming(self.scheduled_s, first_s, last_s, self.num_tokens, self.error)
 
     @property
     def accept_prob(self) -> float | None:
@@ -102,7 +93,6 @@ class Exchange:
             "index": self.index,
             "kind": self.kind,
             "scheduled_s": self.scheduled_s,
-            "sent_s": self.sent_s,
             "chunk_s": self.chunk_s,
             "chunk_tokens": self.chunk_tokens,
             "num_input_tokens": self.num_input_tokens,
@@ -269,7 +259,6 @@ async def answer(
 ) -> None:
     """Send a request and record its result in the exchange, errors included. now_s: seconds from
     the start of the load."""
-    exchange.sent_s = now_s()
     try:
         async with asyncio.timeout(timeout_s):
             async for response in transport.stream(fields):

@@ -78,14 +78,13 @@ class Controller:
         return self._corrections.mean_errors
 
     def state(self) -> dict[str, Any]:
-        """Cost corrections and guard state as JSON values."""
-        return {"corrections": self._corrections.state(), "guard": self._guard.state()}
+        """Cost corrections as JSON values."""
+        return {"corrections": self._corrections.state()}
 
     def restore(self, state: Mapping[str, Any], kept: float) -> None:
         """kept: share of the saved evidence to keep, 0 to 1. Raises ValueError for a state of
         another profile."""
         self._corrections.restore(state["corrections"], kept)
-        self._guard.restore(state["guard"], kept)
 
     def skips_search(self, batch_size: int, has_targets: bool) -> bool:
         """Whether to skip the search for a plan, because recent plans cost more than they gained.

@@ -139,7 +139,8 @@ def _sequence_table(step: StepRecord, sequence: SequenceId, found: Sequence[Cand
     for event in step.events:
         if event.sequence == sequence and event.num_drafted:
             nodes = f": {', '.join(str(node + 1) for node in event.path)}" if event.path else ""
-            drafts = ("a tree of " if option.is_tree else "") + f"{event.num_drafted} drafts"
+            kind = "" if option.nodes is None else "a tree of "
+            drafts = f"{kind}{event.num_drafted} drafts"
             caption = f"verified: {drafts}, accepted {event.num_accepted}{nodes}"
     return _candidate_table(f"Sequence {sequence}, draft length", found, caption)
 

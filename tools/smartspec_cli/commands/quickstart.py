@@ -93,7 +93,7 @@ def summarise(
 ) -> Row:
     """Medians over the runs; lengths are over all of their steps."""
     without, with_it = (
-        statistics.median(one.num_tokens / one.timing.e2e_s(one.timing.sent_s) for one in answers)
+        statistics.median(one.num_tokens / one.timing.e2e_s for one in answers)
         for answers in (plain, speculated)
     )
     num_steps, num_drafted, num_accepted = (

@@ -182,7 +182,7 @@ def problem_of(
     num_options = np.array(list(map(len, each)))
     first_options = np.cumsum(num_options) - num_options
     sequence_of = np.repeat(np.arange(batch_size), num_options)
-    max_list, probs, lags, has_passes, drafts_s, _ = zip(*options, strict=True)
+    max_list, probs, lags, has_passes, drafts_s, *_ = zip(*options, strict=True)
     max_lens, min_lens = np.array(max_list), np.zeros(len(options), dtype=np.int64)
     for option, length in zip(first_options, given, strict=False):
         if length is not None:
