@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
-from wire import generate, generate_stream, grpc_stream
+from wire import generate, generate_stream, grpc_inputs, grpc_stream
 
-from smartspec_bench.streams import grpc_inputs
 from smartspec_bench.workloads import WORKLOADS
 from smartspec_bench.workloads import generate as make_document
 from smartspec_launch.triton_server import TritonServer
