@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from wire import generate, generate_stream, grpc_stream
+from wire import generate, generate_stream, grpc_inputs, grpc_stream
 
-from smartspec_bench.streams import grpc_inputs
 from smartspec_bench.workloads import WORKLOADS
 from smartspec_bench.workloads import generate as make_document
 from smartspec_launch.triton_server import TritonServer

@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 from servers import fake_config, serving
 from tritonclient.utils import InferenceServerException
-from wire import generate, generate_stream, grpc_stream, post
+from wire import generate, generate_stream, grpc_inputs, grpc_stream, post
 
-from smartspec_bench.streams import grpc_inputs
 from smartspec_launch.address import free_address
 from smartspec_launch.files import PACKAGE_FOLDER
 from smartspec_launch.triton_server import TritonServer, TritonServerError

@@ -169,8 +169,8 @@ class Server:
             self._answer(sink, lambda: HEALTHY)
             return
         self._inbox.check_open()  # before tokenizing, so that a refusal costs little
-        arrival = self.intake.receive(params, sink)
-        self._inbox.put(arrival.request, lambda: self._responder.post(arrival.response))
+        request, response = self.intake.receive(params, sink)
+        self._inbox.put(request, lambda: self._responder.post(response))
 
     def refuse(self, sink: Sink, error: RequestError) -> None:
         """Send the error of a failed `submit`, from the responder's thread."""

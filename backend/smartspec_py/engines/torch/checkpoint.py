@@ -59,6 +59,25 @@ and dynamic, Transformers chooses the angles of a whole pass by its longest requ
 depend on the other requests."""
 
 
+QUANTIZATIONS: dict[str, dict[str, tuple[Any, ...]]] = {
+    "gptq": {"bits": (4, 8), "checkpoint_format": (None, "gptq", "gptq_v2")},
+    "awq": {"bits": (4,), "version": (None, "gemm"), "zero_point": (None, True)},
+    "compressed-tensors": {
+        "format": ("pack-quantized", "int-quantized"),
+        "sparsity_config": (None, {}, {"format": "dense"}),
+        "transform_config": (None, {}),
+    },
+}
+"""Values of quantization_config that `quantized` reads, by its quant_method."""
+
+QUANTIZED_GROUP: dict[str, tuple[Any, ...]] = {
+    "num_bits": (4, 8),
+    "type": ("int",),
+    "strategy": ("tensor", "channel", "group"),
+}
+"""The same of the weights of each of its config_groups."""
+
+
 class ModelError(ValueError):
     """This engine cannot serve the model, or not with the other one. The message is one sentence
     that says why and what to do."""
@@ -150,28 +169,35 @@ def _rotations(settings: Any) -> list[Any]:
 
 
 def check_quantization(name: str, folder: Path) -> None:
-    """Raise ModelError if the code of the checkpoint's quantization method is not installed."""
-    quantization = (read_json(name, folder, "config.json") or {}).get("quantization_config")
-    if not quantization:
+    """Raise ModelError if `quantized` cannot read how the checkpoint is quantised."""
+    settings = quantization(name, folder)
+    if not settings:
         return
-    from transformers.quantizers.auto import AutoHfQuantizer
-
-    try:
-        if not AutoHfQuantizer.supports_quant_method(quantization):  # type: ignore[no-untyped-call]
-            raise ValueError("Transformers does not have this quant_method")
-        AutoHfQuantizer.from_config(quantization, pre_quantized=True).validate_environment(
-            device_map=None, weights_only=True
-        )
-    except Exception as error:  # each method raises its own types: no package, no GPU and so on
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
-        raise ModelError(
-            f"{name} is quantized (quantization_config in its config.json, quant_method {method}), "
-            f"and cannot be loaded here ({_first_line(error)}): give an unquantized checkpoint"
-        ) from error
+    settings = settings if isinstance(settings, dict) else {}
+    method = str(settings.get("quant_method"))
+    _check_settings(name, settings, {"quant_method": tuple(QUANTIZATIONS)})
+    _check_settings(name, settings, QUANTIZATIONS[method])
+    for group in settings.get("config_groups", {}).values():
+        _check_settings(name, group["weights"], QUANTIZED_GROUP)
 
 
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")
+def _check_settings(
+    name: str, settings: dict[str, Any], wanted: dict[str, tuple[Any, ...]]
+) -> None:
+    for field, values in wanted.items():
+        found = settings.get(field)
+        found = found.lower() if isinstance(found, str) else found
+        if found not in values:
+            known = ", ".join(str(value) for value in values if value)
+            raise ModelError(
+                f"{name} is quantised with the {field} {found} (quantization_config in its "
+                f"config.json), which cannot be read: use {known or 'none'}, or another checkpoint"
+            )
+
+
+def quantization(name: str, folder: Path) -> Any:
+    """quantization_config of config.json; None if there is none. Raises ModelError."""
+    return (read_json(name, folder, "config.json") or {}).get("quantization_config")
 
 
 def read_json(name: str, folder: Path, file: str) -> dict[str, Any] | None:

@@ -18,7 +18,7 @@ import torch
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from smartspec_py.engines.torch.checkpoint import ModelError
+from smartspec_py.engines.torch.checkpoint import ModelError, quantization
 from smartspec_py.engines.torch.gguf_folder import INDEX
 from smartspec_py.engines.torch.packed import (
     ATTENTION_NAME,
@@ -206,6 +206,7 @@ def load_config(config: RunnerConfig) -> Any:
     hf_config = AutoConfig.from_pretrained(
         config.path, local_files_only=True, trust_remote_code=False
     )
+    hf_config.__dict__.pop("quantization_config", None)  # `file_tensors` dequantises
     if IS_OLD:
         use_new_rope(hf_config, config.path)
     return hf_config
@@ -221,7 +222,7 @@ def load_model(config: RunnerConfig) -> Any:
     source: Any = config.path
     tensors: Any = None
     model_class: Any = AutoModelForCausalLM
-    if (config.path / INDEX).is_file():
+    if (config.path / INDEX).is_file() or quantization(str(config.path), config.path):
         from smartspec_py.engines.torch.weights import file_tensors  # it imports this module
 
         source, tensors = None, dict(file_tensors(config.path))

@@ -15,9 +15,10 @@ from zipfile import is_zipfile
 import torch
 from safetensors import safe_open
 
-from smartspec_py.engines.torch.checkpoint import ModelError
+from smartspec_py.engines.torch.checkpoint import ModelError, quantization
 from smartspec_py.engines.torch.gguf_folder import INDEX
 from smartspec_py.engines.torch.gguf_weights import GgufWeights
+from smartspec_py.engines.torch.quantized import QuantizedTensors
 from smartspec_py.engines.torch.runner import RunnerConfig, check_finite
 
 CHUNK = 1 << 24
@@ -27,13 +28,17 @@ CHUNK = 1 << 24
 def file_tensors(folder: Path) -> Mapping[str, torch.Tensor]:
     """The tensors in the files of a model directory, by the names of the model's parameters.
 
-    Those of *.safetensors are mapped into memory; those of a GGUF file are dequantised when they
-    are read. Raises ModelError if a file cannot be read.
+    Those of *.safetensors are mapped into memory; those of a GGUF file or a quantised checkpoint
+    are dequantised when they are read. Raises ModelError if a file cannot be read.
     """
     if (folder / INDEX).is_file():
         return GgufWeights(folder)
-    if mapped := _Safetensors(folder):
-        return mapped
+    files = _Safetensors(folder) or _bin_files(folder)
+    settings = quantization(str(folder), folder)
+    return QuantizedTensors(files, settings) if settings else files
+
+
+def _bin_files(folder: Path) -> dict[str, torch.Tensor]:
     loaded: dict[str, torch.Tensor] = {}
     for path in sorted(folder.glob("pytorch_model*.bin")):
         try:
