@@ -342,7 +342,7 @@ def _hide_unused(packed: PackedBatch, inputs: Sequence[RowInput]) -> None:
     """Mask the slots before the row's first key."""
     firsts = {one.row: one.first for one in inputs if isinstance(one, HeadInput)}
     for group in packed.groups:
-        rows = range(group.row_lo, group.row_hi)
-        first = torch.tensor([firsts.get(row, 0) for row in rows], device=group.mask.device)
-        keys = torch.arange(group.context_len, device=group.mask.device)
+        rows, device = range(group.rows.start, group.rows.stop), group.mask.device
+        first = torch.tensor([firsts.get(row, 0) for row in rows], device=device)
+        keys = torch.arange(group.mask.shape[-1], device=device)
         group.mask.logical_and_(keys >= first[:, None, None, None])
