@@ -38,7 +38,7 @@ from smartspec_py.engines.profile import (
     fingerprint,
     profile_path,
 )
-from smartspec_py.engines.torch.checkpoint import ModelError
+from smartspec_py.engines.torch.checkpoint import ModelError, first_line
 from smartspec_py.engines.torch.context import choose_context_len
 from smartspec_py.engines.torch.draft_model import DraftModelProposer
 from smartspec_py.engines.torch.eagle import (
@@ -252,7 +252,7 @@ def _load_heads(
         return None
     with _named("engine.heads"):
         if not is_eagle(folder):
-            return load_heads(folder, target.path, target.vocab_size, target.dtype, target.device)
+            return load_heads(folder, target)
         if draft is not None:
             raise ModelError(
                 "an EAGLE head and a draft model cannot be loaded together: leave out "
@@ -340,7 +340,7 @@ def _openvino_runner(own: RunnerConfig, runtime: str, counts: Sequence[int] = ()
         try:
             return load_openvino_runner(own, counts)
         except RuntimeError as error:
-            reason = next(iter(str(error).strip().splitlines()), "no reason given")
+            reason = first_line(error)
             if runtime == "auto":
                 logger.warning(
                     "OpenVINO cannot compute %s (%s): PyTorch computes it", own.path.name, reason

@@ -159,11 +159,12 @@ def check_quantization(name: str, folder: Path) -> None:
         method = quantization.get("quant_method") if isinstance(quantization, dict) else None
         raise ModelError(
             f"{name} is quantized (quantization_config in its config.json, quant_method {method}), "
-            f"and cannot be loaded here ({_first_line(error)}): give an unquantized checkpoint"
+            f"and cannot be loaded here ({first_line(error)}): give an unquantized checkpoint"
         ) from error
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """The first line of the message; the type of the error if there is no message."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")
 
 

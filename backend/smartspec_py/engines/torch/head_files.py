@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file
 
-from smartspec_py.engines.torch.checkpoint import ModelError
+from smartspec_py.engines.torch.checkpoint import ModelError, first_line
+from smartspec_py.engines.torch.runner import RunnerConfig
+from smartspec_py.engines.torch.weights import FileWeights
 
 LM_HEAD_NAMES = ("lm_head.weight", "model.embed_tokens.weight", "embed_out.weight")
 """Where a target's LM head is: the second one if it is tied to the embedding."""
@@ -29,22 +30,22 @@ def load_tensors(folder: Path, files: Sequence[str], kind: str) -> dict[str, tor
         loaded: dict[str, torch.Tensor] = torch.load(path, map_location="cpu", weights_only=True)
         return loaded
     except Exception as error:  # a damaged file can raise any exception of pickle
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        reason = first_line(error)
         raise ModelError(f"{path} cannot be loaded ({reason}): replace the file") from error
 
 
-def target_tensor(folder: Path, target: Path, names: Sequence[str], kind: str) -> torch.Tensor:
+def target_tensor(
+    folder: Path, target: RunnerConfig, names: Sequence[str], kind: str
+) -> torch.Tensor:
     """The first of these tensors of the target, from its files. Raises ModelError.
 
     folder: the heads that need it. kind: what the tensor is, for messages.
     """
+    weights = FileWeights(target)
+    known = set(weights)
     for name in names:
-        for path in sorted(target.glob("*.safetensors")):
-            with safe_open(path, "pt") as file:
-                if name in file.keys():  # noqa: SIM118
-                    found: torch.Tensor = file.get_tensor(name)
-                    return found
+        if name in known:
+            return weights[name]
     raise ModelError(
-        f"{folder} has no {kind} and needs that of the target, but {target} has no safetensors "
-        f"file with {names[0]}: convert the target to safetensors"
+        f"{folder} has no {kind} and needs that of the target, but {target.path} has no {names[0]}"
     )

@@ -15,7 +15,7 @@ from zipfile import is_zipfile
 import torch
 from safetensors import safe_open
 
-from smartspec_py.engines.torch.checkpoint import ModelError
+from smartspec_py.engines.torch.checkpoint import ModelError, first_line
 from smartspec_py.engines.torch.runner import RunnerConfig, check_finite
 
 CHUNK = 1 << 24
@@ -40,7 +40,7 @@ class FileWeights(Mapping[str, torch.Tensor]):
             try:
                 self._loaded |= torch.load(path, mmap=is_zipfile(path), weights_only=True)
             except Exception as error:  # a damaged file can raise any exception of pickle
-                reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+                reason = first_line(error)
                 raise ModelError(
                     f"{folder} cannot be loaded ({reason}): replace its files"
                 ) from error
