@@ -54,26 +54,6 @@ def request_inputs(item: dict[str, Any], arguments: argparse.Namespace) -> list[
     return inputs
 
 
-def read_items(path: Path) -> list[dict[str, Any]]:
-    """The requests of the file. Raises ValueError, with file and line, and OSError."""
-    items = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            item = json.loads(line)
-        except ValueError as error:
-            raise ValueError(f"{path}, line {number}: not JSON: {error}") from error
-        if not isinstance(item, dict) or not isinstance(item.get("prompt"), str):
-            raise ValueError(f'{path}, line {number}: must be an object with the text "prompt"')
-        if not isinstance(item.get("max_tokens", 1), int):
-            raise ValueError(f"{path}, line {number}: max_tokens must be an integer")
-        items.append(item)
-    if not items:
-        raise ValueError(f"{path}: has no prompts")
-    return items
-
-
 async def answer(
     client: triton.InferenceServerClient, item: dict[str, Any], arguments: argparse.Namespace
 ) -> tuple[str, int]:
@@ -98,47 +78,21 @@ async def answer(
     return text.decode(), num_tokens
 
 
-def reason(error: Exception) -> str:
-    if isinstance(error, InferenceServerException):
-        return error.message()
-    return error.details() if isinstance(error, grpc.aio.AioRpcError) else "timed out"
-
-
-def is_server_gone(error: Exception) -> bool:
-    """Whether the connection failed, so that no other request can succeed.
-
-    The error of a full queue affects one request. It comes in its stream and has no status.
-    """
-    if isinstance(error, grpc.aio.AioRpcError):
-        return error.code() is grpc.StatusCode.UNAVAILABLE
-    return (
-        isinstance(error, InferenceServerException) and error.status() == "StatusCode.UNAVAILABLE"
-    )
-
-
 async def main() -> int:
-    """Return the number of unanswered prompts.
-
-    Raises OSError and ValueError for the file, and InferenceServerException without a server.
-    """
+    """Return the number of failed requests. Raises the error of the file or of the connection."""
     arguments = parse_arguments()
-    items = read_items(arguments.prompts)
-    slots, gone = asyncio.Semaphore(arguments.concurrency), asyncio.Event()
-    start, num_sent = time.monotonic(), 0
+    lines = arguments.prompts.read_text(encoding="utf-8").splitlines()
+    items = [json.loads(line) for line in lines if line.strip()]
+    slots, start = asyncio.Semaphore(arguments.concurrency), time.monotonic()
 
     async def run(index: int, item: dict[str, Any]) -> int | None:
-        nonlocal num_sent
         async with slots:
-            if gone.is_set():
-                return None
-            num_sent += 1
             try:
                 async with asyncio.timeout(arguments.timeout):
                     text, num_tokens = await answer(client, item, arguments)
             except (InferenceServerException, grpc.aio.AioRpcError, TimeoutError) as error:
-                print(f"[{index}] error: {reason(error)}", file=sys.stderr)
-                if is_server_gone(error):
-                    gone.set()
+                message = error.details() if isinstance(error, grpc.RpcError) else str(error)
+                print(f"[{index}] error: {message or 'timed out'}", file=sys.stderr)
                 return None
         print(f"[{index}] {text}", flush=True)
         return num_tokens
@@ -148,12 +102,9 @@ async def main() -> int:
         counts = await asyncio.gather(*(run(*numbered) for numbered in enumerate(items)))
     num_tokens, elapsed_s = sum(filter(None, counts)), time.monotonic() - start
     print(
-        f"{num_sent} requests, {counts.count(None) - len(items) + num_sent} failed, {num_tokens} "
-        f"tokens in {elapsed_s:.2f} s, {num_tokens / elapsed_s:.1f} tokens/s"
+        f"{len(items)} requests, {counts.count(None)} failed, {num_tokens} tokens in "
+        f"{elapsed_s:.2f} s, {num_tokens / elapsed_s:.1f} tokens/s"
     )
-    if num_sent < len(items):
-        message = f"the server is not reachable: {len(items) - num_sent} requests were not sent"
-        print(f"error: {message}", file=sys.stderr)
     return counts.count(None)
 
 
@@ -164,5 +115,3 @@ if __name__ == "__main__":
         sys.exit(f"error: {error}")
     except InferenceServerException as error:
         sys.exit(f"error: {error.message()}")
-    except KeyboardInterrupt:
-        sys.exit(130)

@@ -14,15 +14,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import tritonclient.grpc as triton
-from tritonclient.utils import InferenceServerException
-
-NUMPY_TYPES = {
-    "BYTES": np.object_,
-    "INT32": np.int32,
-    "FP32": np.float32,
-    "UINT64": np.uint64,
-    "BOOL": np.bool_,
-}
+from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -41,7 +33,7 @@ def parse_arguments() -> argparse.Namespace:
 def tensor(name: str, dtype: str, value: object) -> triton.InferInput:
     """A scalar as a tensor. Its shape is [1, 1], because the model has a batch dimension."""
     item = triton.InferInput(name, [1, 1], dtype)
-    item.set_data_from_numpy(np.array([[value]], dtype=NUMPY_TYPES[dtype]))
+    item.set_data_from_numpy(np.array([[value]], dtype=triton_to_np_dtype(dtype)))
     return item
 
 

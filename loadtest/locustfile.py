@@ -33,13 +33,13 @@ from locust.contrib.fasthttp import FAILURE_EXCEPTIONS
 from locust.env import Environment
 from locust.exception import StopUser
 from locust.stats import CSV_STATS_INTERVAL_SEC
-from shapes import MOST_USERS, SCENARIOS, users_at
+from shapes import MOST_USERS, SCENARIOS
 
 from smartspec_bench.prompts import MIXED, Prompt, generated, read_prompts
 from smartspec_bench.streams import NO_FINISH, TIMED_OUT, Exchange, StreamError, outputs_of
 from smartspec_bench.workloads import WORKLOADS
 from smartspec_py.api.contract import MODEL_NAME
-from smartspec_sim.latency import RequestTiming, summarise
+from smartspec_sim.latency import LATENCIES, RequestTiming, summarise
 
 PATH = f"/v2/models/{MODEL_NAME}/generate_stream"
 OVER = "cancelled: the run ended"
@@ -63,7 +63,7 @@ class LoadRun:
         self._seconds: float = options.run_time
         self._max_requests: int = options.max_requests
         self._fields = request_fields(options)
-        self._stages = SCENARIOS[options.scenario](options.num_users)
+        self._users, self._most_users = SCENARIOS[options.scenario], options.num_users
         self._prompts: Iterator[Prompt] = (
             cycle(read_prompts(Path(options.prompts)))
             if options.prompts
@@ -93,12 +93,12 @@ class LoadRun:
         """The number of users now; None after the end of the run."""
         if self.is_ended or self.has_sent_all or self.now_s() >= self._seconds:
             return None
-        return users_at(self._stages, self.now_s() / self._seconds)
+        return self._users(self.now_s() / self._seconds, self._most_users)
 
     def send(self) -> tuple[Exchange, Mapping[str, Any]]:
         """The next request and its fields. It counts as sent now."""
-        prompt, now_s = next(self._prompts), self.now_s()
-        exchange = Exchange(self._num_sent, now_s, prompt.kind, sent_s=now_s)
+        prompt = next(self._prompts)
+        exchange = Exchange(self._num_sent, self.now_s(), prompt.kind)
         self._num_sent += 1
         return exchange, {**self._fields, **prompt.fields}
 
@@ -196,10 +196,9 @@ class SseUser(FastHttpUser):
         if not timing.is_finished:
             self._fire_row("e2e", None, StreamError(timing.error))
             return
-        self._fire_row("ttft", timing.ttft_s(timing.scheduled_s))
-        if timing.tpot_s is not None:
-            self._fire_row("tpot", timing.tpot_s)
-        self._fire_row("e2e", timing.e2e_s(timing.scheduled_s))
+        for name in LATENCIES:
+            if (seconds := timing.latency_s(name)) is not None:
+                self._fire_row(name, seconds)
 
     def _fire_row(self, name: str, seconds: float | None, error: StreamError | None = None) -> None:
         self.environment.events.request.fire(

@@ -109,7 +109,7 @@ def test_errors_name_field_value_and_range(fields: dict[str, Any], start: str) -
     [
         ({"max_tokens": 1}, {}, "^text_input: required"),
         ({"top_k": 1}, {}, "^text_input and max_tokens: required"),
-        (REQUIRED, {"lora_task_id": 1}, "lora_task_id: LoRA"),
+        (REQUIRED, {"lora_task_id": 1}, "lora_task_id: not supported"),
         (REQUIRED, {"best_of": 1}, "unknown parameter 'best_of'"),
         (REQUIRED, {"early_stopping": False, "zeta": False}, "unknown parameter 'zeta'"),
     ],

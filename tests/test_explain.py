@@ -206,7 +206,7 @@ def test_the_command_shows_a_lookup_and_writes_json(tmp_path: Path) -> None:
 
 def test_a_tree_is_shown_with_its_accepted_nodes(tmp_path: Path) -> None:
     """Its nodes are not trials of a chain: they are not counted in the acceptance table."""
-    tree = DraftOption(3, (0.5, 0.6, 0.7), 0, False, is_tree=True)
+    tree = DraftOption(3, (0.5, 0.6, 0.7), 0, False, nodes=(0, 1, 2))
     views = [SequenceView(1, 50, 40, "goodput", (tree,))]
     one = step(views, evaluate(views, [3], COST), [2])
     one = replace(one, events=[one.events[0]._replace(path=(0, 2))])

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[1]
 BACKEND, TOOLS = ROOT / "backend", ROOT / "tools"
 
 DEPENDENCIES = {
+    "gguf",  # of the extra openvino
     "numpy",
     "openvino",  # an extra
     "pydantic",

@@ -23,6 +23,7 @@ CONFIG = {
     "num_attention_heads": 1,
 }
 VOCAB = {"<end>": 0, "a": 1, "b": 2, "c": 3, "ab": 4, "bc": 5}
+PACKED = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
 CUSTOM = {"AutoConfig": "mine.MineConfig", "AutoModelForCausalLM": "mine.MineForCausalLM"}
 MERGES = [("a", "b"), ("b", "c")]
 
@@ -118,13 +119,20 @@ def test_differing_tokenizers_are_refused(
             {"rope_parameters": {"full_attention": {"rope_type": "dynamic"}}},
             "rotary embedding of the type dynamic",
         ),
-        (
-            {"quantization_config": {"quant_method": "gptq", "bits": 4}},
-            r"is quantized .*quant_method gptq\), and cannot be loaded here \(.*\): give an unquan",
+        *(
+            ({"quantization_config": settings}, f"is quantised with the {sentence}")
+            for settings, sentence in (
+                ({"quant_method": "bitsandbytes"}, "quant_method bitsandbytes .* read: use gptq, "),
+                ({"bits": 4}, "quant_method None"),
+                ("int4", "quant_method None"),
+                ({"quant_method": "gptq", "bits": 3}, "bits 3 .* cannot be read: use 4, 8, or an"),
+                ({"quant_method": "awq", "bits": 4, "version": "GEMV"}, "version gemv"),
+                ({"quant_method": "awq", "bits": 4, "zero_point": False}, "zero_point False"),
+                (PACKED | {"format": "float-quantized"}, "format float-quantized"),
+                (PACKED | {"sparsity_config": {"format": "sparse-24"}}, "sparsity_config {.*dense"),
+                (PACKED | {"config_groups": {"a": {"weights": {"num_bits": 3}}}}, "num_bits 3"),
+            )
         ),
-        ({"quantization_config": {"quant_method": "exl2"}}, "does not have this quant_method"),
-        ({"quantization_config": {"bits": 4}}, "quant_method None"),
-        ({"quantization_config": "int4"}, "is quantized"),
         (
             {
                 "model_type": "phimoe",

@@ -1,6 +1,10 @@
-"""Constants and the error of the configuration, for modules that must import without pydantic."""
+"""Constants, the error of the configuration and the cache directory, for modules that must import
+without pydantic."""
 
 from __future__ import annotations
+
+import os
+from pathlib import Path
 
 DRAFT_MODEL = "draft_model"
 PROMPT_LOOKUP = "prompt_lookup"
@@ -20,3 +24,9 @@ always served eventually, even if requests with higher priority keep arriving.""
 
 class ConfigError(ValueError):
     """engine.json cannot be used; the message names the file, the key and the reason."""
+
+
+def cache_dir() -> Path:
+    """This program's folder in XDG_CACHE_HOME or ~/.cache. It may not exist yet."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "smartspec"

@@ -57,10 +57,7 @@ class TritonSink:
 
 
 class TritonLog(logging.Handler):
-    """Python's log records in Triton's log and, during the start, over the link.
-
-    A record's attribute `phase` names the phase of the start that it ends.
-    """
+    """Python's log records in Triton's log and, during the start, over the link."""
 
     def __init__(self, link: BackendEnd | None) -> None:
         super().__init__()
@@ -68,7 +65,7 @@ class TritonLog(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if self.link is not None:
-            self.link.tell(News(record.getMessage(), getattr(record, "phase", "")))
+            self.link.send(News(record.getMessage()))
         if record.levelno >= logging.ERROR:
             pb_utils.Logger.log_error(self.format(record))
         elif record.levelno >= logging.WARNING:
@@ -86,7 +83,7 @@ class TritonPythonModel:
         self._link = inherited_link(self._beat, self._drain)
         log = TritonLog(self._link)
         logging.basicConfig(level=logging.INFO, handlers=[log], force=True)
-        logger.info("Triton has imported the backend", extra={"phase": "Triton"})
+        logger.info("Triton has imported the backend")
         folder = Path(args["model_repository"]) / args["model_version"]
         try:
             config = read_config(folder / CONFIG_NAME)
@@ -95,7 +92,7 @@ class TritonPythonModel:
             is_refusal = isinstance(error, ConfigError)
             reason = str(error) if is_refusal else f"{type(error).__name__}: {error}"
             if self._link is not None:
-                self._link.tell(News(error=reason, is_refusal=is_refusal))
+                self._link.send(News(error=reason, is_refusal=is_refusal))
             if is_refusal:  # without a traceback after the message
                 raise pb_utils.TritonModelException(reason) from None
             raise
@@ -133,19 +130,13 @@ class TritonPythonModel:
         server = self._server
         if server is None or not server.is_responsive:
             return None
-        return Beat(
-            os.getpid(),
-            server.num_open,
-            server.failure or "",
-            server.is_draining,
-            facts=server.facts,
-        )
+        state = (server.num_open, server.failure or "", server.is_draining)
+        return Beat(os.getpid(), *state, facts=server.facts)
 
     def _drain(self) -> None:
+        """Called by the link's thread, which then sends a beat."""
         if self._server is not None:
             self._server.drain()
-            assert self._link is not None
-            self._link.beat()
 
     def _is_unloading(self) -> bool:
         """Whether Triton unloads this model. It then waits for open requests and refuses new

@@ -10,7 +10,7 @@ from servers import TINY
 
 from smartspec_bench.peer import main
 from smartspec_bench.results import read
-from smartspec_launch.triton_server import free_address
+from smartspec_launch.address import free_address
 
 OTHER = """
 import json, sys

@@ -21,7 +21,7 @@ STEADY = ("steady", "mixed", 0.7)
 
 
 def phase(policy: str, repeat: int, e2e_ms: float, num_failed: int = 0) -> Phase:
-    exchange = Exchange(0, 0.0, sent_s=0.0, chunk_s=[0.1, e2e_ms / 1e3], chunk_tokens=[1, 9])
+    exchange = Exchange(0, 0.0, chunk_s=[0.1, e2e_ms / 1e3], chunk_tokens=[1, 9])
     exchange.last = {
         "num_steps": 4,
         "total_draft_tokens": 8,

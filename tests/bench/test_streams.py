@@ -69,8 +69,7 @@ def test_streams_over_http() -> None:
     assert errors == [None, 'HTTP 400: {"error": "no such prompt"}', None, "broken"]
     good = exchanges[2]
     assert (good.chunk_tokens, good.num_input_tokens) == ([2, 2, 2], 4)
-    assert good.sent_s is not None
-    assert good.scheduled_s <= good.sent_s <= good.chunk_s[0] <= good.chunk_s[-1]
+    assert good.scheduled_s <= good.chunk_s[0] <= good.chunk_s[-1]
 
 
 def test_prompts_of_files(tmp_path: Path) -> None:
@@ -92,6 +91,7 @@ def test_prompts_of_files(tmp_path: Path) -> None:
         ('{"prompt": "a"}\n{"text": "a"}', "line 2: unknown key"),
         ('{"prompt": "a", "max_tokens": 0}', "max_tokens: got 0"),
         ('[{"conversations": []}]', "holds no prompt"),
+        ('[{"conversations": [{"value": "hi"}]}]', "entry 1: 'from'"),
     ],
 )
 def test_prompt_files_that_are_none(tmp_path: Path, text: str, word: str) -> None:

@@ -52,7 +52,7 @@ def every_plan(views: Sequence[SequenceView], cost: CostModel) -> EveryPlan:
     batch_size = len(views)
     context_len = sum(view.context_len for view in views) / batch_size
     seconds = cost.targets_s(batch_size, batch_size + drafts.sum(axis=0), context_len)
-    seconds = seconds + cost.step_host_s(batch_size)
+    seconds = seconds + cost.host_s
     for number in range(1, int(passes.max(initial=0)) + 1):
         seconds = seconds + cost.draft_pass_s[(passes >= number).sum(axis=0)]
     for view, lag in zip(views, lags, strict=True):
@@ -110,8 +110,7 @@ def random_cost(rng: random.Random, kind: Kind) -> CostModel:
     return CostModel(
         target=_random_table(rng, kind, (1, 2, 3, 4, 5), (1, 2, 3, 4, 5), 1.0),
         draft=_random_table(rng, kind, (1, 2, 3, 5), (1,), draft_s),
-        host_s=0.1,
-        host_row_s=0.01,
+        host_s=0.13,
         catch_up_s=kind.catch_up_s * rng.choice([0.2, 1.0]),
     )
 

@@ -81,8 +81,7 @@ def test_draft_passes_are_one_token_a_row() -> None:
         ({}, 3.0),
         ({"target_base": 2.0}, 5.0),
         ({"target_slope": 3.0}, 5.0),
-        ({"target_extra_s": 0.5}, 3.5),
-        ({"target_base": 0.5, "target_slope": 0.5, "target_extra_s": 0.25}, 1.75),
+        ({"target_base": 0.5, "target_slope": 0.5}, 1.5),
         ({"draft_factor": 9.0}, 3.0),
     ],
 )

@@ -162,7 +162,6 @@ def cost_models(draw: st.DrawFn) -> CostModel:
         target=draw(tables((1, 2, 6), (1, 2, 6))),
         draft=draw(st.none() | tables((1, 6), (1,))),
         host_s=draw(st.floats(0.0, 1.0)),
-        host_row_s=draw(st.floats(0.0, 0.1)),
         catch_up_s=draw(st.floats(0.0, 0.1)),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,9 @@ import pytest
 import yaml
 from charts import EXAMPLES, render
 
+from smartspec_gateway.limits import Limits
+from smartspec_gateway.openai.app import create_app
+from smartspec_gateway.openai.endpoint import Settings
 from smartspec_py.api.contract import MODEL_NAME
 from smartspec_py.serving.metric_families import FAMILIES, RUNNING, WAITING, Kind
 
@@ -42,6 +46,26 @@ def test_the_pool_has_the_pods_and_metrics_of_the_chart() -> None:
     kinds = {family.name: family.kind for family in FAMILIES}
     for name in (value for key, value in flags.items() if key.endswith("-metric") and value):
         assert kinds[name] is Kind.GAUGE
+
+
+def test_proxies_send_each_path_to_its_port() -> None:
+    nothing: Any = None
+    api = create_app(nothing, nothing, Settings("smartspec", Limits(512))).openapi()
+    of_one_server = {"/health", "/metrics"}
+    is_openai = dict.fromkeys(api["paths"].keys() - of_one_server, True) | {READY: False}
+    assert is_openai["/tokenize"]
+
+    haproxy = (DEPLOY / "proxy/haproxy.cfg").read_text()
+    [prefixes] = re.findall(r"use_backend openai if { path_beg (.+) }", haproxy)
+    envoy = yaml.safe_load((DEPLOY / "proxy/envoy.yaml").read_text())
+    [listener] = envoy["static_resources"]["listeners"]
+    manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
+    routes = manager["route_config"]["virtual_hosts"][0]["routes"]
+    _, openai, _, triton = (route["match"] for route in routes)
+    assert triton == {"prefix": "/"}
+    for path, expected in is_openai.items():
+        assert path.startswith(tuple(prefixes.split())) == expected, path
+        assert bool(re.fullmatch(openai["safe_regex"]["regex"], path)) == expected, path
 
 
 def test_proxies_ask_whether_the_model_is_ready() -> None:

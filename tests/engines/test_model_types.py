@@ -53,6 +53,7 @@ ROTATIONS: dict[str, dict[str, Any]] = {
     },
     "yarn": {"factor": 4.0, "original_max_position_embeddings": 64},
 }
+PLAIN = {"rope_type": "default", "rope_theta": 1e4}
 TOKENS = [(7 * i) % 90 + 3 for i in range(40)]
 
 
@@ -96,3 +97,17 @@ def test_type(kind: str) -> None:
 def test_rotation(rotation: str) -> None:
     settings = {"rope_type": rotation, "rope_theta": 1e4, **ROTATIONS[rotation]}
     check(make_config("llama", rope_parameters=settings, tie_word_embeddings=True))
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("smollm3", {"no_rope_layers": [1, 0]}),
+        ("phi3", {"rope_parameters": {**PLAIN, "partial_rotary_factor": 0.5}}),
+        ("gemma3_text", {"layer_types": ["sliding_attention", "full_attention"]}),
+    ],
+)
+def test_layers_that_differ(kind: str, more: dict[str, Any]) -> None:
+    config = make_config(kind, **more)
+    assert can_write_out(config)
+    check(config)

@@ -19,5 +19,5 @@ def triton() -> Iterator[StandIn]:
 
 @pytest.fixture
 def gateway(triton: StandIn) -> Iterator[Address]:
-    with running_gateway(triton.grpc_url, triton.http_url) as address:
+    with running_gateway(triton.grpc_port, triton.http_port) as address:
         yield address

@@ -9,13 +9,15 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from smartspec_gateway.__main__ import _parser, serve
+from smartspec_gateway.__main__ import serve
 from smartspec_launch.address import DIRECT, Address, free_address
+from smartspec_launch.gateway import OpenAi
 
 Handler = Callable[[Any, Any], Iterator[Any]]
 """From a ModelInferRequest and the context of the call to the responses."""
@@ -28,10 +30,10 @@ class StandIn(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.handler: Handler = lambda request, context: iter([text("a")])
         self._grpc = grpc.server(ThreadPoolExecutor(16))
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, self._grpc)
-        self.grpc_url = f"127.0.0.1:{self._grpc.add_insecure_port('127.0.0.1:0')}"
+        self.grpc_port = self._grpc.add_insecure_port("127.0.0.1:0")
         self._grpc.start()
         self._http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Http)
-        self.http_url = f"http://127.0.0.1:{self._http.server_port}"
+        self.http_port = self._http.server_port
         threading.Thread(target=self._http.serve_forever, daemon=True).start()
 
     def close(self) -> None:
@@ -73,18 +75,18 @@ def text(value: str, **fields: Any) -> Any:
 
 @contextmanager
 def running_gateway(
-    grpc_url: str,
-    http_url: str,
+    grpc_port: int,
+    http_port: int,
     pipe: tuple[int, int] | None = None,
-    options: tuple[str, ...] = (),
+    openai: OpenAi | None = None,
+    context_len: int = 512,
 ) -> Iterator[Address]:
-    """Its address. pipe: the lifeline and its other end, for tests that write to it."""
-    address = free_address()
+    """Its address. grpc_port, http_port: of Triton. pipe: the lifeline and its other end, for tests
+    that write to it. context_len: 0 if the model is not ready."""
+    address = replace(free_address(), triton_grpc_port=grpc_port, triton_http_port=http_port)
     lifeline, end = pipe or os.pipe()
-    given = [f"--http-port={address.http_port}", f"--grpc-port={address.grpc_port}"]
-    given += [f"--triton-http={http_url}", f"--triton-grpc={grpc_url}", *options]
-    run = serve(_parser().parse_args(given), lifeline)
-    thread = threading.Thread(target=asyncio.run, args=(run,))
+    os.write(end, b'{"context_len": %d}\n' % context_len)
+    thread = threading.Thread(target=asyncio.run, args=(serve(address, openai, lifeline),))
     thread.start()
     try:
         _wait_until_it_answers(address.http_port)

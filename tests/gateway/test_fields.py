@@ -75,7 +75,7 @@ def test_the_id_and_the_model_reach_triton() -> None:
             "stop_words: got 5, must be a list with each element text, at least one character and "
             "at most 1024 bytes",
         ),
-        ({"stop": ["x"]}, "stop: use stop_words; to cancel a request, close its stream"),
+        ({"stop": ["x"]}, "stop: unknown; use stop_words"),
         ({"max_token": 5}, "unknown parameter 'max_token': did you mean max_tokens"),
         ({"id": 5}, "id: must be text of at most 256 bytes"),
         ({"id": "x" * 257}, "id: must be text of at most 256 bytes"),
@@ -112,10 +112,7 @@ def test_what_is_refused(fields: dict[str, Any], sentence: str) -> None:
         (b'{"text_input": "\\ud800", "max_tokens": 1}', "text_input: must be valid UTF-8"),
         (b'{"\\ud800": 1}', "unknown parameter"),
         (b'{"temperature": 0.0}', "text_input and max_tokens: required"),
-        (
-            b'{"text_input": "a", "max_tokens": %s}' % (b"9" * 9999),
-            r"max_tokens: got 9{80}\.\.\., must be in 1",
-        ),
+        (b'{"text_input": "a", "max_tokens": %s}' % (b"9" * 9999), "must be JSON"),
     ],
     ids=lambda value: str(value)[:60],
 )

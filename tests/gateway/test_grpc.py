@@ -119,13 +119,13 @@ def test_a_client_that_cancels_cancels_in_triton(triton: StandIn, stub: Any) -> 
 def test_a_draining_gateway_refuses_new_streams(triton: StandIn) -> None:
     pipe = os.pipe()
     with (
-        running_gateway(triton.grpc_url, triton.http_url, pipe) as address,
+        running_gateway(triton.grpc_port, triton.http_port, pipe) as address,
         grpc.insecure_channel(address.grpc_url) as channel,
     ):
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         asked = service_pb2.ModelReadyRequest(name="smartspec")
         assert stub.ModelReady(asked).ready
-        os.write(pipe[1], b'{"drain": true}\n')
+        os.write(pipe[1], b'{"is_draining": true}\n')
         for _ in range(500):
             found, _ = code_of(stub.ModelStreamInfer(iter([request()])))
             if found is Code.UNAVAILABLE:

@@ -15,10 +15,6 @@ from typer.testing import CliRunner
 
 from smartspec_cli.app import app
 from smartspec_launch import foreground
-from smartspec_launch.address import Address
-from smartspec_launch.triton_server import TritonServer
-from smartspec_py.config import ServerConfig, TorchEngineConfig
-from smartspec_py.serving.link import Beat
 
 TARGET = Path(__file__).parents[2] / "engines_build" / "tiny" / "target"
 
@@ -44,14 +40,6 @@ def test_a_sigterm_during_the_imports_ends_serve_with_0() -> None:
         serve.send_signal(signal.SIGTERM)
         serve.communicate(timeout=60)
     assert serve.returncode == 0
-
-
-def test_the_start_line_has_the_users_name_of_the_model(tmp_path: Path) -> None:
-    """The backend may know the model by a link with an ASCII name."""
-    engine = TorchEngineConfig(model=str(tmp_path / "modèle"))
-    server = TritonServer(ServerConfig(engine=engine), tmp_path, Address())
-    server._link = type("Link", (), {"beat": Beat(1, facts={"model": "model"})})()
-    assert foreground.served_text(server.facts).startswith("Serving modèle, ")
 
 
 class Silent:

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from smartspec_launch.triton_server import TritonServer, free_address
+from smartspec_launch.address import free_address
+from smartspec_launch.triton_server import TritonServer
 from smartspec_py.config import LimitsConfig, ServerConfig
 from smartspec_testing.engines import FakeEngineConfig
 

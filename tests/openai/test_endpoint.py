@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, get_args
@@ -14,7 +15,9 @@ from openai.types.chat.completion_create_params import CompletionCreateParams as
 from openai.types.completion_create_params import CompletionCreateParams as TextParams
 from pydantic import ValidationError
 from standins import TINY, Echo
+from starlette.routing import Route
 
+from smartspec_gateway.limits import Limits
 from smartspec_gateway.openai.app import create_app
 from smartspec_gateway.openai.chat_schema import ChatRequest
 from smartspec_gateway.openai.endpoint import Settings
@@ -35,8 +38,8 @@ HELLO = [{"role": "user", "content": "Hello!"}]
 
 
 def client(model: Echo | None = None, **settings: Any) -> TestClient:
-    given = {"name": "smartspec", "context_len": 512, **settings}
-    return TestClient(create_app(model or Echo(), PROMPTS, Settings(**given)))
+    given = Settings("smartspec", Limits(512), **settings)
+    return TestClient(create_app(model or Echo(), PROMPTS, given))
 
 
 def events(text: str) -> list[Any]:
@@ -203,6 +206,19 @@ def test_each_field_of_the_openai_package_has_its_place() -> None:
         assert names - schema.model_fields.keys() <= set(REFUSED)
 
 
+def test_the_page_of_the_routes_has_each_route() -> None:
+    page = (Path(__file__).parents[2] / "docs/operate/openai.md").read_text(encoding="utf-8")
+    found = re.findall(r"`(GET|POST) (/[^`]*)`", page.partition("\n## ")[0])
+    app = create_app(Echo(), PROMPTS, Settings("smartspec", Limits(512)))
+    routes = {
+        (method, route.path.replace("{name}", "smartspec"))
+        for route in app.routes
+        if isinstance(route, Route) and "redirect" not in route.path
+        for method in (route.methods or set()) - {"HEAD"}
+    }
+    assert sorted(found) == sorted(routes)
+
+
 def test_what_is_not_json_for_this_server() -> None:
     for headers, status in (
         ({"Content-Type": "text/plain"}, 400),
@@ -333,7 +349,7 @@ CALLS = ("I look.<tool", '_call>{"name": "weather", "argu', 'ments": {"a": 1}}</
 
 def tool_client(model: Echo) -> TestClient:
     prompts = Prompts(TINY, Path(__file__).with_name("tools.jinja"))
-    return TestClient(create_app(model, prompts, Settings("smartspec", 512)))
+    return TestClient(create_app(model, prompts, Settings("smartspec", Limits(512))))
 
 
 def test_tool_calls_are_parsed() -> None:

@@ -10,6 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 from standins import TINY, Echo
 
+from smartspec_gateway.limits import Limits
 from smartspec_gateway.openai.app import create_app
 from smartspec_gateway.openai.endpoint import Settings
 from smartspec_gateway.openai.prompts import Prompts
@@ -80,7 +81,7 @@ def random_body(random: Random, path: str) -> bytes:
 
 @pytest.mark.parametrize("path", BASE)
 def test_no_body_is_a_fault(path: str) -> None:
-    app = create_app(Echo(), Prompts(TINY), Settings("smartspec", 512))
+    app = create_app(Echo(), Prompts(TINY), Settings("smartspec", Limits(512)))
     client = TestClient(app, raise_server_exceptions=False)
     num_good = 0
     for body in (*RAW, *(random_body(Random(f"2/{number}"), path) for number in range(80))):

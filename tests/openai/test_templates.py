@@ -10,6 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 from standins import TINY, Echo
 
+from smartspec_gateway.limits import Limits
 from smartspec_gateway.openai.app import create_app
 from smartspec_gateway.openai.endpoint import Settings
 from smartspec_gateway.openai.prompts import Prompts
@@ -74,7 +75,7 @@ def client(folder: Path, template: str, model: Echo | None = None) -> TestClient
     (folder / "tokenizer.json").write_text((TINY / "tokenizer.json").read_text())
     config = {"bos_token": "<|b|>", "eos_token": {"content": "<|e|>"}, "chat_template": template}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    app = create_app(model or Echo(), Prompts(folder), Settings("smartspec", 512))
+    app = create_app(model or Echo(), Prompts(folder), Settings("smartspec", Limits(512)))
     return TestClient(app)
 
 

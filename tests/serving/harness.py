@@ -17,7 +17,7 @@ from smartspec_py.core.types import FinishReason, SamplingParams
 from smartspec_py.engines.trtllm.draft import TrtllmDraftProposer
 from smartspec_py.engines.trtllm.target import TrtllmTarget
 from smartspec_py.serving.admission import CacheBudget
-from smartspec_py.serving.messages import LoopState, ResponseState, Update
+from smartspec_py.serving.messages import LoopState, Reply, ResponseState, Update
 from smartspec_py.serving.metrics import Meter, drop
 from smartspec_py.serving.request import ErrorCode, GenerateParams, Request
 from smartspec_py.serving.responder import Responder
@@ -169,7 +169,8 @@ class LoopHarness:
             sink = self.sinks[number] = LocalSink()
             params = GenerateParams(text="", max_tokens=max_tokens, stream=True)
             text = TextStream(TOKENIZER, prompt, stop_words)
-            self._responder._sort([ResponseState(number, sink, text, 1, len(prompt), params, 8)])
+            common = Reply(params, seed=1, num_input_tokens=len(prompt))
+            self._responder._sort([ResponseState(number, sink, text, common, 8)])
         self.stories[number], self.requests[number] = Story(), request
         return number
 

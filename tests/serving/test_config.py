@@ -190,52 +190,34 @@ def test_limits_reach_the_engine(tmp_path: Path) -> None:
     assert lengths == {DRAFT_MODEL: 2, PROMPT_LOOKUP: 2}
 
 
-LLAMA_31 = [128001, 128008, 128009]
+NAMED = TOKENIZER.token_to_id("a")
 
 
 @pytest.mark.parametrize(
-    ("generation", "config", "expected"),
+    ("generation", "config", "eos", "expected"),
     [
-        # As in Llama 3.1, Qwen 2.5, Gemma 2 and Mistral, all instruct.
-        ({"eos_token_id": LLAMA_31}, {"eos_token_id": LLAMA_31}, (128001, 128008, 128009)),
-        ({"eos_token_id": [151645, 151643]}, {"eos_token_id": 151645}, (151645, 151643)),
-        ({"eos_token_id": [1, 107]}, {"eos_token_id": 1}, (1, 107)),
-        ({"eos_token_id": 2}, {"eos_token_id": 2}, (2,)),
-        # The file of the generation comes first, where it says anything.
-        ({"eos_token_id": 5}, {"eos_token_id": [6, 7]}, (5,)),
-        ({}, {"eos_token_id": 6}, (6,)),
-        ({"eos_token_id": None}, {"eos_token_id": [7, 8, 7]}, (7, 8)),
-        (None, {"eos_token_id": [7, 8]}, (7, 8)),
-        ({"eos_token_id": 0}, {}, (0,)),
-        ({"eos_token_id": []}, {"eos_token_id": 6}, ()),
-        (None, {}, ()),
-        (None, None, ()),
+        # As in Qwen 2.5: the file of the generation comes first, where it says anything.
+        ([151645, 151643], 151645, None, (151645, 151643)),
+        (2, 2, None, (2,)),
+        (None, [7, 8, 7], None, (7, 8)),
+        (0, None, None, (0,)),
+        ([], 6, None, ()),
+        (None, None, None, ()),
+        # The tokenizer may name one too, as in a chat model whose configs name the end of a
+        # document only.
+        (0, 0, "a", (0, NAMED)),
+        (0, 0, {"content": "a", "special": True}, (0, NAMED)),
+        (0, 0, "no token of this tokenizer", (0,)),
+        (0, 0, 5, (0,)),
     ],
 )
 def test_the_model_says_its_end_tokens(
-    tmp_path: Path, generation: Any, config: Any, expected: tuple[int, ...]
+    tmp_path: Path, generation: Any, config: Any, eos: Any, expected: tuple[int, ...]
 ) -> None:
-    write_configs(tmp_path, generation, config)
-    assert end_tokens(tmp_path, 151_936, TOKENIZER) == expected
-
-
-@pytest.mark.parametrize(
-    ("eos", "ends"),
-    [
-        ("a", (0, TOKENIZER.token_to_id("a"))),
-        ({"content": "a", "special": True}, (0, TOKENIZER.token_to_id("a"))),
-        (None, (0,)),
-        ("no token of this tokenizer", (0,)),
-        (5, (0,)),
-    ],
-)
-def test_the_tokenizer_may_name_an_end_token_too(
-    tmp_path: Path, eos: Any, ends: tuple[int, ...]
-) -> None:
-    """As in a chat model whose two configs name the token that ends a document only."""
-    write_configs(tmp_path, {"eos_token_id": 0}, {"eos_token_id": 0})
+    assert end_tokens(tmp_path, 151_936, TOKENIZER) == (), "no file"
+    write_configs(tmp_path, {"eos_token_id": generation}, {"eos_token_id": config})
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": eos}))
-    assert end_tokens(tmp_path, 2048, TOKENIZER) == ends
+    assert end_tokens(tmp_path, 151_936, TOKENIZER) == expected
 
 
 def test_sampling_defaults_of_the_model_are_named_as_unused(
@@ -254,40 +236,31 @@ def test_sampling_defaults_of_the_model_are_named_as_unused(
 @pytest.mark.parametrize("value", [2048, [0, 2048], -1, True, [0, False], 1.0, "2", [None], {}])
 def test_an_end_token_that_is_none_is_named(tmp_path: Path, value: Any) -> None:
     """By file, key, value and range."""
-    for generation, config, name in (
-        ({"eos_token_id": value}, {"eos_token_id": 2}, "generation_config.json"),
-        (None, {"eos_token_id": value}, "config.json"),
-    ):
-        folder = tmp_path / name.partition(".")[0]
-        folder.mkdir()
-        write_configs(folder, generation, config)
+    for name in ("config.json", "generation_config.json"):  # the second one comes first
+        (tmp_path / name).write_text(json.dumps({"eos_token_id": value}))
         with pytest.raises(ConfigError) as caught:
-            end_tokens(folder, 2048, TOKENIZER)
+            end_tokens(tmp_path, 2048, TOKENIZER)
         message = str(caught.value)
-        assert message.startswith(f"{folder / name}: eos_token_id: must be a token id in 0..2047 ")
+        allowed = "eos_token_id: must be a token id in 0..2047 "
+        assert message.startswith(f"{tmp_path / name}: {allowed}")
         assert f"got {value!r}: " in message
 
 
 def write_configs(folder: Path, generation: Any, config: Any) -> None:
-    for name, document in (("generation_config.json", generation), ("config.json", config)):
-        if document is not None:
-            (folder / name).write_text(json.dumps(document))
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+    (folder / "config.json").write_text(json.dumps(config))
 
 
 def test_a_tokenizer_neither_cuts_nor_pads(tmp_path: Path) -> None:
     """Whatever its file asks for: a prompt is served as it is."""
     tokenizer = load_tokenizer("engine.model", TOKENIZER_FILE.parent)
-    whole = tokenizer.encode("a longer prompt than four tokens").ids
+    prompt = "a longer prompt than four tokens"
+    whole = tokenizer.encode(prompt).ids
     tokenizer.enable_truncation(4)
     tokenizer.enable_padding(length=64)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    assert (
-        load_tokenizer("engine.model", tmp_path).encode("a longer prompt than four tokens").ids
-        == whole
-    )
-
-
-def test_ids_with_gaps_are_counted_to_the_highest() -> None:
+    assert load_tokenizer("engine.model", tmp_path).encode(prompt).ids == whole
+    # Ids with gaps are counted to the highest.
     vocabulary = Tokenizer(WordLevel({"a": 0, "b": 1, "end": 7}, unk_token="a"))
     assert num_token_ids(vocabulary) == 8
 

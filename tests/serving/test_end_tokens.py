@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from smartspec_bench.workloads import generate as make_document
-from smartspec_py.config import DRAFT_MODEL, PROMPT_LOOKUP, ServerConfig
+from smartspec_py.config import ServerConfig
 from smartspec_py.core.types import FinishReason, Verification
 from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.request import GenerateParams
@@ -24,86 +20,45 @@ ENDS = (0, 5, VOCABULARY["Ġthe"])
 """The last is the token that texts meet first."""
 
 MAX_TOKENS = 48
-PROMPTS = [make_document(workload, 6_100_003, 1).prompt for workload in ("qa", "sql", "chat")]
 SAMPLINGS: list[dict[str, Any]] = [{}, {"temperature": 0.7, "repetition_penalty": 1.2}]
+TEXTS = [
+    {"text": make_document(workload, 6_100_003, 1).prompt, "seed": 7, **sampling}
+    for workload in ("qa", "sql", "chat")
+    for sampling in SAMPLINGS
+]
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Of the tiny pair, whose target says that it has these end tokens."""
-    folder = tmp_path_factory.mktemp("target")
+def texts_of(server: Server, **fields: Any) -> list[LocalSink]:
+    return generate(server, [GenerateParams(**t, max_tokens=MAX_TOKENS, **fields) for t in TEXTS])
+
+
+def test_a_text_ends_at_the_first_of_them(tmp_path: Path) -> None:
+    """With each policy; texts by rejection depend on what was drafted. None is drawn before
+    min_tokens."""
     for path in (PAIR / "target").iterdir():
-        if path.name != "generation_config.json":
-            (folder / path.name).symlink_to(path)
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ENDS}))
-    engine = {"kind": "torch", "model": str(folder), "draft": str(PAIR / "draft")}
-    config = ServerConfig.model_validate(
-        {
-            "engine": {**engine, "dtype": "float32", "num_threads": 1, "device": "cpu"},
-            "limits": {"max_sequences": 4, "max_draft_len": 4, "max_context_len": 256},
-        }
-    )
-    server = Server(build_engine(config, folder), config)
+        (tmp_path / path.name).symlink_to(path)
+    (tmp_path / "generation_config.json").unlink()
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": ENDS}))
+    engine = {"kind": "torch", "model": str(tmp_path), "draft": str(PAIR / "draft")}
+    limits = {"max_sequences": 4, "max_draft_len": 4, "max_context_len": 256, "profile_s": 0.0}
+    document = {"engine": {**engine, "num_threads": 1, "device": "cpu"}, "limits": limits}
+    config = ServerConfig.model_validate(document)
+    server = Server(build_engine(config, tmp_path), config)
     server.start()
-    yield server
+    whole = texts_of(server, policy="none", end_id=-1)
+    found = {policy: texts_of(server, policy=policy) for policy in ("none", "fixed:4", "goodput")}
+    late = texts_of(server, min_tokens=30)
+    rejected = texts_of(server, verification=Verification.REJECTION, policy="fixed:4")
     server.stop()
-
-
-def params_of(**fields: Any) -> list[GenerateParams]:
-    return [
-        GenerateParams(text, MAX_TOKENS, seed=7 + i, **sampling, **fields)
-        for i, (text, sampling) in enumerate((t, s) for t in PROMPTS for s in SAMPLINGS)
-    ]
-
-
-@pytest.fixture(scope="module")
-def whole(server: Server) -> list[LocalSink]:
-    """Without an end."""
-    return generate(server, params_of(policy="none", end_id=-1))
-
-
-@pytest.mark.parametrize(
-    "how",
-    [
-        {"policy": "none"},
-        {"policy": "fixed:4", "proposer": DRAFT_MODEL},
-        {"policy": "fixed:4", "proposer": PROMPT_LOOKUP},
-        {"policy": "goodput"},
-    ],
-)
-def test_a_text_ends_at_the_first_of_them(
-    server: Server, whole: list[LocalSink], how: dict[str, Any]
-) -> None:
     ends = set()
-    for sink, expected in zip(generate(server, params_of(**how)), whole, strict=True):
-        end = next((i for i, t in enumerate(expected.tokens) if t in ENDS), MAX_TOKENS)
-        assert sink.tokens == expected.tokens[:end]
-        assert expected.text.startswith(sink.text)
-        assert sink.drawn == expected.tokens[: end + 1]
-        is_cut = end < MAX_TOKENS
-        assert sink.finish_reason is (FinishReason.STOP if is_cut else FinishReason.LENGTH)
-        ends |= set(expected.tokens[end : end + 1])
+    for sinks in found.values():
+        for sink, expected in zip(sinks, whole, strict=True):
+            end = next((i for i, t in enumerate(expected.tokens) if t in ENDS), MAX_TOKENS)
+            assert sink.tokens == expected.tokens[:end]
+            assert sink.drawn == expected.tokens[: end + 1]
+            ends |= set(expected.tokens[end : end + 1])
     assert ENDS[2] in ends, "the last of them was not put to the test"
-
-
-def test_a_request_replaces_all_of_them(server: Server, whole: list[LocalSink]) -> None:
-    """By another token of the text: the model's own are then tokens like any other."""
-    last = ENDS[2]
-    expected = next(sink for sink in whole if last in sink.tokens[:-2])
-    params = params_of()[whole.index(expected)]
-    at = expected.tokens.index(last)
-    first_seen = [i for i, t in enumerate(expected.tokens) if expected.tokens.index(t) == i]
-    later = next(i for i in first_seen if i > at)
-    (sink,) = generate(server, [replace(params, end_id=expected.tokens[later])])
-    assert sink.tokens == expected.tokens[:later]
-    assert sink.finish_reason is FinishReason.STOP
-
-
-def test_none_is_drawn_before_min_tokens_and_rejection_ends_at_one_too(server: Server) -> None:
-    for sink in generate(server, params_of(min_tokens=30)):
-        assert len(sink.tokens) >= 30
-        assert set(sink.tokens).isdisjoint(ENDS)
-    # Such texts depend on what was drafted, so that they have no reference.
-    for sink in generate(server, params_of(verification=Verification.REJECTION, policy="fixed:4")):
+    assert all(len(sink.tokens) >= 30 for sink in late)
+    for sink in (*late, *rejected, *found["goodput"]):
         assert set(sink.tokens).isdisjoint(ENDS)
         assert (sink.finish_reason is FinishReason.STOP) == (sink.drawn[-1] in ENDS)

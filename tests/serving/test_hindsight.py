@@ -51,7 +51,7 @@ def speculation(lookup: Asked) -> Speculation:
 
 def first_prob(speculation: Speculation, request: Request) -> float:
     """That the first token looked up is right, as believed now."""
-    (view,) = speculation.offers([request], {}, 0.0).views
+    (view,) = speculation.views([request], {}, 0.0)
     return float(view.options[1].accept_probs[0])
 
 
@@ -62,16 +62,16 @@ def test_estimates_follow_what_it_would_have_brought(
     request = made()
     before = first_prob(speculation, request)
     for _ in range(5):
-        offers = speculation.offers([request], {}, 0.0)
-        speculation.observe([(request, Event(1, (token,)))], offers)
+        views = speculation.views([request], {}, 0.0)
+        speculation.observe([(request, Event(1, (token,)))], views)
     assert (first_prob(speculation, request) > before) is is_better
 
 
 def test_what_was_taken_counts_once(speculation: Speculation, lookup: Asked) -> None:
     request = made()
-    offers = speculation.offers([request], {}, 0.0)
-    speculation.propose([request], offers, SpecPlan({1: 4}, choices={1: 1}))
-    speculation.observe([(request, Event(1, (3, 4, 9), 4, 2))], offers)
+    views = speculation.views([request], {}, 0.0)
+    speculation.propose([request], views, SpecPlan({1: 4}, choices={1: 1}))
+    speculation.observe([(request, Event(1, (3, 4, 9), 4, 2))], views)
     assert lookup.asked == []
 
 
@@ -81,16 +81,16 @@ def test_no_proposer_works_for_steps_that_are_not_planned(
     """No search for a match, no hindsight, and estimates stay as they are."""
     request, asked_for = made(), made("fixed:2", sequence=2)
     before = first_prob(speculation, request)
-    offers = speculation.offers([request, asked_for], {}, 0.0, skip_search=True)
-    assert [len(view.options) for view in offers.views] == [1, 2]
-    assert offers.views[0].options[0].max_draft_len == 0
-    speculation.observe([(request, Event(1, (3,))), (asked_for, Event(2, (9,)))], offers)
+    views = speculation.views([request, asked_for], {}, 0.0, skip_search=True)
+    assert [len(view.options) for view in views] == [1, 2]
+    assert views[0].options[0].max_draft_len == 0
+    speculation.observe([(request, Event(1, (3,))), (asked_for, Event(2, (9,)))], views)
     assert lookup.asked == [2]
     speculation.release(asked_for)
     state = speculation.state()
     for _ in range(100):
-        offers = speculation.offers([request], {}, 0.0, skip_search=True)
-        speculation.observe([(request, Event(1, (9,)))], offers)
+        views = speculation.views([request], {}, 0.0, skip_search=True)
+        speculation.observe([(request, Event(1, (9,)))], views)
     assert speculation.state() == state
     assert first_prob(speculation, request) == pytest.approx(before, abs=0.05)
 
@@ -101,8 +101,8 @@ def test_nobody_looks_back_for_requests_without_drafts(
 ) -> None:
     request = made(policy)
     request.proposers = NAMES[1:]
-    offers = speculation.offers([request], {}, 0.0)
-    speculation.observe([(request, Event(1, (3,)))], offers)
+    views = speculation.views([request], {}, 0.0)
+    speculation.observe([(request, Event(1, (3,)))], views)
     assert lookup.asked == ([1] if policy == "goodput" else [])
 
 
@@ -111,9 +111,9 @@ def test_bursts_are_left_out_and_their_neighbours_are_not(
 ) -> None:
     """The second event of a burst begins where the first ended, which is not known yet."""
     one, other = made(), made(sequence=2)
-    offers = speculation.offers([one, other], {}, 0.0)
+    views = speculation.views([one, other], {}, 0.0)
     burst = [(one, Event(1, (3,), is_last=False)), (one, Event(1, (4,)))]
-    speculation.observe([*burst, (other, Event(2, (3,)))], offers)
+    speculation.observe([*burst, (other, Event(2, (3,)))], views)
     assert lookup.asked == [2]
 
 
@@ -122,6 +122,6 @@ def test_where_it_had_no_guess_there_is_nothing_to_learn(
 ) -> None:
     request = made()
     request.tokens[:] = range(7)
-    offers = speculation.offers([request], {}, 0.0)
-    speculation.observe([(request, Event(1, (3,)))], offers)
+    views = speculation.views([request], {}, 0.0)
+    speculation.observe([(request, Event(1, (3,)))], views)
     assert lookup.asked == []

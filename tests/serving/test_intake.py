@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,10 +13,11 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from smartspec_py.config import LimitsConfig
-from smartspec_py.core.types import Verification
+from smartspec_py.core.types import SamplingParams, Verification
 from smartspec_py.engines.engine import Engine
-from smartspec_py.serving.intake import Arrival, Intake, cache_budget
-from smartspec_py.serving.request import GenerateParams, InvalidField
+from smartspec_py.serving.intake import Intake, cache_budget
+from smartspec_py.serving.messages import Reply
+from smartspec_py.serving.request import GenerateParams, InvalidField, Request
 from smartspec_testing.fake_engine import FakeTarget
 from smartspec_testing.fake_proposer import FakeProposer
 from smartspec_testing.local import LocalSink
@@ -41,27 +41,30 @@ def receive(
     limits: LimitsConfig = LIMITS,
     default: str = "draft_model",
     **fields: Any,
-) -> Arrival:
-    """At second 5 of the clock; the server's policy is fixed:3."""
+) -> tuple[Request, Reply]:
+    """The request for the loop, and what is equal in all its replies.
+
+    At second 5 of the clock; the server's policy is fixed:3.
+    """
     intake = Intake(engine or engine_with(), limits, "fixed:3", default, clock=lambda: 5.0)
     params = GenerateParams(**{"text": "hello", "max_tokens": 9} | fields)
-    return intake.receive(params, LocalSink())
+    request, response = intake.receive(params, LocalSink())
+    return request, response.common
 
 
 def test_what_is_left_out_is_the_server_s() -> None:
     request, response = receive()
     assert (request.policy, request.proposers) == ("fixed:3", ("draft_model",))
-    assert request.max_draft_len == 7
+    assert (request.max_draft_len, request.reuses_prefix) == (7, True)
     assert (request.tokens, request.num_prompt, request.max_tokens) == (HELLO, 2, 9)
     assert (request.arrival_s, request.deadline_s, request.priority) == (5.0, None, 0)
-    assert request.reuses_prefix
     assert response.seed == request.sampling.seed > 0
     assert (response.num_input_tokens, response.no_speculation) == (2, "")
 
 
 def test_what_is_set_is_taken() -> None:
     """Log-probabilities of a prompt need all of it, so that its prefix is not reused."""
-    request = receive(
+    request, _ = receive(
         policy="none",
         priority=2,
         deadline_ms=1500,
@@ -71,25 +74,18 @@ def test_what_is_set_is_taken() -> None:
         verification=Verification.REJECTION,
         num_token_log_probs=3,
         prompt_log_probs=True,
-    ).request
+    )
     assert (request.policy, request.priority, request.deadline_s) == ("none", 2, 6.5)
-    assert request.slo_s_per_token == 0.02
-    sampling = request.sampling
-    assert (sampling.seed, sampling.min_tokens) == (7, 4)
-    assert sampling.verification is Verification.REJECTION
-    assert (sampling.log_probs, sampling.num_top_log_probs) == (True, 3)
-    assert sampling.prompt_log_probs
-    assert not request.reuses_prefix
-    assert not receive(reuse_prefix=False).request.reuses_prefix
-
-
-@pytest.mark.parametrize("drawn", [0, 2**64 - 2])
-def test_a_drawn_seed_is_never_zero_and_fits_64_bits(
-    drawn: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The least and the largest that `randbelow(2^64 - 1)` can give become 1 and 2^64 - 1."""
-    monkeypatch.setattr(secrets, "randbelow", {2**64 - 1: drawn}.__getitem__)
-    assert receive().request.sampling.seed == drawn + 1
+    assert (request.slo_s_per_token, request.reuses_prefix) == (0.02, False)
+    assert request.sampling == SamplingParams(
+        seed=7,
+        min_tokens=4,
+        verification=Verification.REJECTION,
+        log_probs=True,
+        num_top_log_probs=3,
+        prompt_log_probs=True,
+    )
+    assert not receive(reuse_prefix=False)[0].reuses_prefix
 
 
 def test_a_long_prompt_does_not_block_other_threads() -> None:
@@ -104,7 +100,7 @@ def test_a_long_prompt_does_not_block_other_threads() -> None:
     other = threading.Thread(target=turn)
     other.start()
     limits = LimitsConfig(max_context_len=1_000_000)
-    request = receive(engine_with(max_context_len=1_000_000), limits, text=text).request
+    request, _ = receive(engine_with(max_context_len=1_000_000), limits, text=text)
     is_over.set()
     other.join()
     assert request.num_prompt > 100_000
@@ -113,15 +109,13 @@ def test_a_long_prompt_does_not_block_other_threads() -> None:
 
 def test_a_prompt_of_tokens_is_not_tokenized() -> None:
     request, response = receive(text="", prompt_ids=(5, 3, 3))
-    assert (request.tokens, request.num_prompt) == ([5, 3, 3], 3)
-    assert response.num_input_tokens == 3
-
-
-def test_an_empty_prompt_is_served_if_the_tokenizer_adds_a_start_token() -> None:
+    assert request.tokens == [5, 3, 3]
+    assert request.num_prompt == response.num_input_tokens == 3
+    # An empty text is served if the tokenizer adds a start token.
     tokenizer = Tokenizer.from_str(TOKENIZER.to_str())
     tokenizer.post_processor = TemplateProcessing("<s> $A", special_tokens=[("<s>", 5)])
     engine = replace(engine_with(), tokenizer=tokenizer)
-    assert receive(engine, text="").request.tokens == [5]
+    assert receive(engine, text="")[0].tokens == [5]
 
 
 @pytest.mark.parametrize(
@@ -146,10 +140,6 @@ def test_an_empty_prompt_is_served_if_the_tokenizer_adds_a_start_token() -> None
         ({"end_id": -2}, "end_id: got -2, must be in -1..2047"),
         ({"stop_token_ids": (10**6,)}, "stop_token_ids: got 1000000, must be in 0..2047"),
         ({"bad_words": ("",)}, "bad_words: got '', must be text of at least one token"),
-        (
-            {"bias_words": ("",), "bias_weights": (1.0,)},
-            "embedding_bias_words: got '', must be text of at least one token",
-        ),
     ],
 )
 def test_errors_name_field_value_and_range(fields: dict[str, Any], message: str) -> None:
@@ -162,9 +152,7 @@ def test_errors_name_field_value_and_range(fields: dict[str, Any], message: str)
     ("field", "fields"),
     [
         ("min_p", {"min_p": 0.1}),
-        ("bad_words", {"bad_words": ("x",)}),
         ("embedding_bias_words", {"bias_words": ("x",), "bias_weights": (1.0,)}),
-        ("return_log_probs", {"return_log_probs": True}),
     ],
 )
 def test_what_the_engine_cannot_do_is_refused(field: str, fields: dict[str, Any]) -> None:
@@ -180,23 +168,15 @@ def test_what_the_engine_cannot_do_is_refused(field: str, fields: dict[str, Any]
     [(None, False, [42, 43]), (7, False, [7]), (-1, False, []), (None, True, []), (7, True, [])],
 )
 def test_the_end_tokens(end_id: int | None, ignore_eos: bool, end_tokens: list[int]) -> None:
-    """A request's end_id replaces all of the model's. Its stop_token_ids are added."""
+    """A request's end_id replaces all of the model's. Its stop_token_ids are added, and stop words
+    that are special tokens, which are no text."""
     engine = replace(engine_with(), end_tokens=(42, 43))
-    for more in ((), (5, 5, 42)):
-        arrival = receive(engine, end_id=end_id, ignore_eos=ignore_eos, stop_token_ids=more)
-        expected = tuple(dict.fromkeys([*end_tokens, *more]))
-        assert arrival.request.sampling.end_tokens == expected
-
-
-def test_a_stop_word_that_is_a_special_token_is_an_end_token() -> None:
-    """It is no text, so that the responder cannot find it."""
-    sampling = receive(stop_words=("<|end|>", "hello")).request.sampling
-    assert sampling.end_tokens == (TOKENIZER.token_to_id("<|end|>"),)
-
-
-def test_top_p_of_0_is_greedy() -> None:
-    sampling = receive(temperature=1.0, top_p=0.0).request.sampling
-    assert (sampling.is_greedy, sampling.top_p) == (True, 1.0)
+    for more, words in (((), ()), ((5, 5, 42), ("<|end|>", "hello"))):
+        request, _ = receive(
+            engine, end_id=end_id, ignore_eos=ignore_eos, stop_token_ids=more, stop_words=words
+        )
+        named = [TOKENIZER.token_to_id("<|end|>")] if words else []
+        assert request.sampling.end_tokens == tuple(dict.fromkeys([*end_tokens, *more, *named]))
 
 
 BOTH = ("draft_model", "prompt_lookup")
@@ -232,7 +212,7 @@ def test_the_least_limit_on_drafts_holds(
     engine = engine_with(max_draft_len=of_proposer)
     engine = replace(engine, target=FakeTarget(replace(CAPABILITIES, max_draft_len=of_target)))
     limits = LimitsConfig(max_context_len=256, max_draft_len=limit)
-    assert receive(engine, limits, num_draft_tokens=asked).request.max_draft_len == expected
+    assert receive(engine, limits, num_draft_tokens=asked)[0].max_draft_len == expected
 
 
 @pytest.mark.parametrize(
@@ -247,20 +227,20 @@ def test_why_a_request_cannot_use_speculation(
     assert ("plain greedy" in response.no_speculation) is not is_speculated
 
 
-def test_bias_of_a_token_in_several_words_adds_up() -> None:
-    """`hello` is (hel, lo) and `lo` alone another token, or the same: whatever it is, it adds."""
-    hello, other = (TOKENIZER.encode(w, add_special_tokens=False).ids for w in ("hello", "lo"))
-    expected = dict.fromkeys(hello, 1.5)
-    for token in other:
-        expected[token] = expected.get(token, 0.0) - 4.0
-    request = receive(bias_words=("hello", "lo"), bias_weights=(1.5, -4.0)).request
-    assert dict(request.sampling.logit_bias) == expected
-
-
-def test_a_bad_word_is_banned_with_and_without_a_space() -> None:
-    words = receive(bad_words=("hello",)).request.sampling.bad_words
-    spelled = [TOKENIZER.encode(text, add_special_tokens=False).ids for text in ("hello", " hello")]
-    assert sorted(words) == sorted(map(tuple, spelled))
+def test_words_become_tokens() -> None:
+    """The biases of a token in several words add up. A bad word is banned with and without a
+    space. A top_p of 0 is greedy."""
+    hel, lo = HELLO
+    sampling = receive(
+        bias_words=("hello", "hel"),
+        bias_weights=(1.5, -4.0),
+        bad_words=("hello",),
+        temperature=1.0,
+        top_p=0.0,
+    )[0].sampling
+    assert dict(sampling.logit_bias) == {hel: -2.5, lo: 1.5}
+    assert set(sampling.bad_words) == {(hel, lo), tuple(TOKENIZER.encode(" hello").ids)}
+    assert (sampling.is_greedy, sampling.top_p) == (True, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -293,10 +273,8 @@ def test_the_budget(
 
 def test_what_the_whole_cache_cannot_hold_is_refused() -> None:
     """The budget is 20 tokens, the context limit 100: prompt and max_tokens share the 20."""
-    engine, limits = (
-        engine_with(bytes_per_token=4),
-        LimitsConfig(max_context_len=100, max_cache_tokens=20),
-    )
+    engine = engine_with(bytes_per_token=4)
+    limits = LimitsConfig(max_context_len=100, max_cache_tokens=20)
     receive(engine, limits, max_tokens=18)
     with pytest.raises(InvalidField, match="max_tokens: got 19, must be at most 18"):
         receive(engine, limits, max_tokens=19)
@@ -304,7 +282,7 @@ def test_what_the_whole_cache_cannot_hold_is_refused() -> None:
 
 def test_cohorts_are_by_workload_or_by_temperature() -> None:
     def cohort(**fields: Any) -> str:
-        return receive(**fields).request.cohort
+        return receive(**fields)[0].cohort
 
     assert cohort() == "greedy"
     assert len({cohort(), cohort(temperature=0.2), cohort(temperature=0.9)}) == 3

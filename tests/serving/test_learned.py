@@ -62,15 +62,15 @@ def test_what_is_old_counts_for_less(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"version": 0, "time_s": 0, "state": {}}', "version 0, not 4"),
-        ('{"version": 4, "time_s": 0, "state": {}}', "speculation"),
-        ('{"version": 4, "time_s": 0, "state": {"speculation": []}}', "list indices"),
+        ('{"version": 0, "time_s": 0, "state": {}}', "version 0, not 5"),
+        ('{"version": 5, "time_s": 0, "state": {}}', "speculation"),
+        ('{"version": 5, "time_s": 0, "state": {"speculation": []}}', "list indices"),
         (
-            '{"version": 4, "time_s": 0, "state": {"speculation": {"acceptance": []}}}',
+            '{"version": 5, "time_s": 0, "state": {"speculation": {"acceptance": []}}}',
             "has no attribute",
         ),
-        ('{"version": 4, "time_s": NaN, "state": {}}', "NaN is not a finite number"),
-        ('{"version": 4, "time_s": null, "state": {}}', "unsupported operand"),
+        ('{"version": 5, "time_s": NaN, "state": {}}', "NaN is not a finite number"),
+        ('{"version": 5, "time_s": null, "state": {}}', "unsupported operand"),
         ("[]", "list indices"),
     ],
 )

@@ -1,11 +1,9 @@
-"""The responder in its thread: one final response for each request, whatever happens."""
+"""The responder: one final response for each request, whatever happens."""
 
 from __future__ import annotations
 
-import threading
-import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +14,7 @@ from smartspec_py.core.types import FinishReason, PromptLogProbs, SpecMetrics, T
 from smartspec_py.serving.messages import Progress, Reply, ResponseState, Update
 from smartspec_py.serving.metrics import Meter, MetricSink, drop
 from smartspec_py.serving.request import ErrorCode, GenerateParams
-from smartspec_py.serving.responder import REFUSAL_DELAY_S, Responder
+from smartspec_py.serving.responder import CANCEL_CHECK_S, REFUSAL_DELAY_S, Responder
 from smartspec_py.serving.text import TextStream
 from smartspec_testing.local import LocalSink
 
@@ -27,18 +25,27 @@ HELLO = TOKENIZER.encode("hello world").ids
 
 @dataclass
 class Desk:
-    """A responder, and the sequences that it asked to cancel."""
+    """A responder on a virtual clock, and the sequences that it asked to cancel.
+
+    Without `responder.start`, only `turn` processes messages.
+    """
 
     watch: Callable[[], None] = lambda: None
     metrics: MetricSink = drop
-    clock: Callable[[], float] = time.monotonic
+    now: float = 0.0
     cancelled: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         meter = Meter("none", 0, "none")
         self.responder = Responder(
-            self.cancelled.append, meter, self.metrics, self.clock, self.watch
+            self.cancelled.append, meter, self.metrics, lambda: self.now, self.watch
         )
+
+    def turn(self, after_s: float = 0.0) -> None:
+        """Process all messages, `after_s` later."""
+        self.now += after_s
+        self.finish(1000)  # of no request, so that the turn does not wait
+        self.responder._turn()
 
     def begin(
         self,
@@ -49,43 +56,26 @@ class Desk:
         prompt: list[int] | None = None,
         no_speculation: str = "",
         **params: Any,
-    ) -> int:
+    ) -> None:
         """A request for a stream, unless params say otherwise."""
         text = TextStream(TOKENIZER, prompt or TOKENIZER.encode("x").ids, stop_words)
         asked = GenerateParams(**{"text": "", "max_tokens": 9, "stream": True} | params)
-        state = ResponseState(sequence, sink, text, 5, 3, asked, 4, no_speculation)
-        self.responder.post(state)
-        return sequence
+        common = Reply(asked, seed=5, num_input_tokens=3, no_speculation=no_speculation)
+        self.responder.post(ResponseState(sequence, sink, text, common, 4))
 
     def post(self, sequence: int, tokens: list[int], **fields: Any) -> None:
         self.responder.post(Update(sequence, tokens, **fields))
 
     def finish(self, sequence: int, reason: FinishReason = FinishReason.STOP) -> None:
-        self.responder.post(Update(sequence, finish_reason=reason))
+        self.post(sequence, [], finish_reason=reason)
 
     def fail(self, sequence: int) -> None:
-        self.responder.post(Update(sequence, error=(ErrorCode.INTERNAL, "broken")))
+        self.post(sequence, [], error=(ErrorCode.INTERNAL, "broken"))
 
 
 @pytest.fixture
-def desk() -> Iterator[Desk]:
-    desk = Desk()
-    desk.responder.start()
-    yield desk
-    desk.responder.stop(WAIT_S)
-
-
-@dataclass
-class SlowSink(LocalSink):
-    """Its first `send` lasts until `gate` is set."""
-
-    gate: threading.Event = field(default_factory=threading.Event)
-    is_sending: threading.Event = field(default_factory=threading.Event)
-
-    def send(self, reply: Reply) -> None:
-        self.is_sending.set()
-        assert self.gate.wait(WAIT_S)
-        super().send(reply)
+def desk() -> Desk:
+    return Desk()
 
 
 @dataclass
@@ -97,20 +87,16 @@ class BrokenSink(LocalSink):
 
     def send(self, reply: Reply) -> None:
         self._call("send")
-        super().send(reply)
 
     def fail(self, code: ErrorCode, message: str) -> None:
         self._call("fail")
-        super().fail(code, message)
 
     def is_cancelled(self) -> bool:
-        self._call("is_cancelled")
-        return super().is_cancelled()
+        return "is_cancelled" in self.broken and self._call("is_cancelled")
 
-    def _call(self, name: str) -> None:
+    def _call(self, name: str) -> bool:
         self.calls.append(name)
-        if name in self.broken:
-            raise ConnectionError("the client is gone")
+        raise ConnectionError("the client is gone")
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -120,136 +106,117 @@ def test_text_tokens_and_end_of_a_request(desk: Desk, stream: bool) -> None:
     desk.begin(sink, stream=stream, text="x", exclude_input=False)
     for count, token in enumerate(HELLO, start=1):
         desk.post(1, [token], progress=Progress(count))
-    desk.responder.post(Update(1, (), Progress(5, num_cached=2), FinishReason.LENGTH))
-    sink.wait(WAIT_S)
+        desk.turn()
+    desk.post(1, [], progress=Progress(5, num_cached=2), finish_reason=FinishReason.LENGTH)
+    desk.turn()
     assert sink.text == ("hello world" if stream else "xhello world")
+    assert len(sink.pieces) == (6 if stream else 1)
     assert (sink.tokens, sink.num_finals) == (HELLO, 1)
     assert (sink.finish_reason, sink.seed) == (FinishReason.LENGTH, 5)
     assert sink.progress == Progress(5, num_cached=2)
     assert sink.last.num_input_tokens == 3
 
 
-@pytest.mark.parametrize("first", ["finish", "fail", "cancel"])
-@pytest.mark.parametrize("second", ["finish", "fail", "cancel", "tokens"])
+@pytest.mark.parametrize("first", ["finish", "fail"])
+@pytest.mark.parametrize("second", ["finish", "fail", "tokens"])
 @pytest.mark.parametrize("stream", [True, False])
-def test_exactly_one_final(desk: Desk, first: str, second: str, stream: bool) -> None:
+@pytest.mark.parametrize("is_later", [True, False])
+def test_exactly_one_final(
+    desk: Desk, first: str, second: str, stream: bool, is_later: bool
+) -> None:
     """What comes after the final response is dropped."""
     sink = LocalSink()
     desk.begin(sink, stream=stream)
-    say = {
-        "finish": lambda: desk.finish(1),
+    say: dict[str, Callable[[], None]] = {
+        "finish": lambda: desk.finish(1, FinishReason.CANCELLED),
         "fail": lambda: desk.fail(1),
-        "cancel": lambda: desk.finish(1, FinishReason.CANCELLED),
         "tokens": lambda: desk.post(1, HELLO),
     }
     say[first]()
-    sink.wait(WAIT_S)
+    if is_later:
+        desk.turn()
     say[second]()
-    desk.responder.stop(WAIT_S)
+    desk.turn()
     assert sink.num_finals == 1
     assert len(sink.pieces) == (0 if first == "fail" else 1)
 
 
-@pytest.mark.parametrize(("ending", "calls"), [("finish", ["send", "fail"]), ("fail", ["fail"])])
-def test_a_final_that_cannot_be_sent_becomes_one_error_and_no_more(
-    desk: Desk, ending: str, calls: list[str]
+@pytest.mark.parametrize(
+    ("ending", "broken", "calls"),
+    [
+        ("finish", ("send", "fail"), ["send", "fail"]),
+        ("fail", ("send", "fail"), ["fail"]),
+        ("stream", ("send", "fail"), ["send"]),
+        ("leave", ("is_cancelled",), ["is_cancelled"]),
+    ],
+)
+def test_a_client_that_cannot_be_reached_does_not_affect_others(
+    desk: Desk, ending: str, broken: tuple[str, ...], calls: list[str]
 ) -> None:
-    broken, other = BrokenSink(), LocalSink()
-    desk.begin(broken, stream=False)
-    getattr(desk, ending)(1)
-    desk.fail(1)
-    desk.finish(desk.begin(other, 2))
-    other.wait(WAIT_S)
-    assert [call for call in broken.calls if call != "is_cancelled"] == calls
-
-
-def test_a_stream_that_cannot_be_sent_is_cancelled_and_the_others_go_on(desk: Desk) -> None:
-    broken, other = BrokenSink(), LocalSink()
-    desk.begin(broken, 1)
+    """A final response that cannot be sent becomes one error and no more. A stream that cannot be
+    sent, and a client that cannot be asked, are cancelled."""
+    gone, other = BrokenSink(broken=broken), LocalSink()
+    desk.begin(gone, 1)
     desk.begin(other, 2)
-    desk.post(1, HELLO)
+    {
+        "finish": lambda: desk.finish(1),
+        "fail": lambda: desk.fail(1),
+        "stream": lambda: desk.post(1, HELLO),
+        "leave": lambda: None,
+    }[ending]()
     desk.post(2, HELLO)
-    wait_until(lambda: 1 in desk.cancelled)
-    desk.finish(1, FinishReason.CANCELLED)
+    desk.turn()
+    assert desk.cancelled == ([] if ending in ("finish", "fail") else [1])
     desk.finish(2)
-    other.wait(WAIT_S)
-    assert other.text == "hello world"
-    assert 2 not in desk.cancelled
+    desk.turn()
+    assert gone.calls == calls
+    assert (other.text, other.num_finals) == ("hello world", 1)
 
 
 @pytest.mark.parametrize("ends", [False, True])
 def test_steps_are_merged_while_sending_is_slow(desk: Desk, ends: bool) -> None:
-    """While the first piece is being sent, four more tokens come, and perhaps the end: they are
-    one response."""
-    sink = SlowSink()
+    """Four tokens that come while the first is sent, and perhaps the end, are one response."""
+    sink = LocalSink()
     desk.begin(sink)
     desk.post(1, HELLO[:1])
-    assert sink.is_sending.wait(WAIT_S)
+    desk.turn()
     for token in HELLO[1:]:
         desk.post(1, [token])
     if ends:
         desk.finish(1)
-    sink.gate.set()
-    wait_until(lambda: sink.text == "hello world")
+    desk.turn()
     assert sink.pieces == ["hel", "lo world"]
     assert sink.num_finals == ends
 
 
-def test_a_client_that_leaves_is_noticed_without_any_message(desk: Desk) -> None:
-    gone, here = LocalSink(is_gone=True), LocalSink()
-    desk.begin(gone, 1)
-    desk.begin(here, 2)
-    wait_until(lambda: 1 in desk.cancelled)
-    assert 2 not in desk.cancelled
-    here.is_gone = True
-    wait_until(lambda: 2 in desk.cancelled)
-
-
-def test_many_open_requests_are_checked_in_turn() -> None:
-    """A check takes 1.1 ms on a virtual clock. Three fit into the budget, so that 100 requests take
-    34 turns, and each is checked once."""
-    now, checked = [0.0], list[int]()
+def test_many_open_requests_are_checked_in_turn(desk: Desk) -> None:
+    """A check takes 1.1 ms. Three fit into the budget, so that 100 requests take 34 turns, and each
+    is checked once."""
+    checked: list[int] = []
 
     @dataclass
     class Slow(LocalSink):
         number: int = 0
 
         def is_cancelled(self) -> bool:
-            now[0] += 0.0011
+            desk.now += 0.0011
             checked.append(self.number)
             return self.number == 50
 
-    desk = Desk(clock=lambda: now[0])
     for number in range(100):
         desk.begin(Slow(number=number), number)
     for turn in range(1, 35):
-        desk.finish(1000)  # of no request
-        desk.responder._turn()
+        desk.turn(CANCEL_CHECK_S)
         assert len(checked) <= 3 * turn
-        now[0] += 0.03
     assert sorted(checked) == list(range(100))
     assert desk.cancelled == [50]
 
 
-def test_a_client_that_cannot_be_asked_does_not_affect_others(desk: Desk) -> None:
-    """`is_cancelled` is a call into another process. It may raise, as every call of a sink."""
-    broken, other = BrokenSink(broken=("is_cancelled",)), LocalSink()
-    desk.begin(broken, 1)
-    wait_until(lambda: 1 in desk.cancelled)
-    desk.begin(other, 2)
-    desk.post(2, HELLO)
-    desk.finish(2)
-    other.wait(WAIT_S)
-    assert other.text == "hello world"
-
-
-def test_what_is_queued_at_a_stop_is_sent_and_what_is_open_fails() -> None:
-    desk = Desk()
+def test_what_is_queued_at_a_stop_is_sent_and_what_is_open_fails(desk: Desk) -> None:
     ended, begun, refused = LocalSink(), LocalSink(), LocalSink()
     desk.begin(ended, 1, stream=False)
     desk.begin(begun, 2)
-    for token in HELLO:
-        desk.post(1, [token])
+    desk.post(1, HELLO)
     desk.finish(1)
     desk.responder.refuse(refused, ErrorCode.UNAVAILABLE, "full")
     desk.responder.start()
@@ -260,15 +227,13 @@ def test_what_is_queued_at_a_stop_is_sent_and_what_is_open_fails() -> None:
     assert [sink.num_finals for sink in (ended, begun, refused)] == [1, 1, 1]
 
 
-def test_a_refusal_is_delayed() -> None:
+def test_a_refusal_is_delayed(desk: Desk) -> None:
     """The delay keeps Triton 2.51 alive."""
-    now = [5.0]
-    desk, sink = Desk(clock=lambda: now[0]), LocalSink()
+    sink = LocalSink()
     desk.responder.refuse(sink, ErrorCode.INVALID_ARGUMENT, "no")
-    desk.responder._turn()
+    desk.turn()
     assert sink.error is None
-    now[0] += 1.01 * REFUSAL_DELAY_S
-    desk.responder._turn()
+    desk.turn(1.01 * REFUSAL_DELAY_S)
     assert (sink.error, sink.num_finals) == ((ErrorCode.INVALID_ARGUMENT, "no"), 1)
 
 
@@ -277,7 +242,7 @@ def test_tokens_that_are_no_text_fail_that_request_alone(desk: Desk) -> None:
     for number, sink, tokens in ((1, broken, [10**12]), (2, whole, [5])):
         desk.begin(sink, number)
         desk.post(number, tokens, finish_reason=FinishReason.LENGTH)
-    whole.wait(WAIT_S)
+    desk.turn()
     assert broken.error is not None
     assert broken.num_finals == whole.num_finals == 1
     assert whole.error is None
@@ -292,11 +257,11 @@ def test_each_reply_has_the_tokens_of_its_text(desk: Desk) -> None:
     euro = TOKENIZER.encode("€").ids
     for count, token in enumerate([*euro, HELLO[0]], start=1):
         desk.post(1, [token], log_probs=[TokenLogProb(token, -0.5 * count)])
-        wait_until(lambda count=count: len(sink.pieces) == max(0, count - 2))
+        desk.turn()
     desk.finish(1)
-    sink.wait(WAIT_S)
-    assert sink.pieces[:2] == ["€", "hel"]
-    assert [reply.tokens for reply in sink.replies[:2]] == [tuple(euro), (HELLO[0],)]
+    desk.turn()
+    assert sink.pieces == ["€", "hel", ""]
+    assert [reply.tokens for reply in sink.replies] == [tuple(euro), (HELLO[0],), ()]
     assert sink.log_probs == [-0.5, -1.0, -1.5, -2.0]
     assert sink.last.cum_log_prob == -5.0
 
@@ -310,51 +275,47 @@ def test_log_probs_of_a_prompt_come_once(desk: Desk) -> None:
     desk.post(1, [], prompt_log_probs=PromptLogProbs(1, (one,)))
     desk.post(1, [], prompt_log_probs=PromptLogProbs(1, (one, two)))
     desk.post(1, HELLO[3:4], log_probs=[three])
+    desk.turn()
     desk.post(1, [], prompt_log_probs=PromptLogProbs(1, (one, two, three)))
     desk.post(1, HELLO[4:5], log_probs=[three])
     desk.finish(1)
-    sink.wait(WAIT_S)
-    assert sink.replies[0].prompt_log_probs == (one, two)
-    assert [entry for reply in sink.replies[1:] for entry in reply.prompt_log_probs] == []
-    assert [entry for reply in sink.replies for entry in reply.log_probs] == [three, three]
+    desk.turn()
+    assert [reply.prompt_log_probs for reply in sink.replies] == [(one, two), ()]
+    assert [reply.log_probs for reply in sink.replies] == [(three,), (three,)]
 
 
-@pytest.mark.parametrize("is_broken", [False, True])
-def test_the_watch_is_called_while_requests_are_open(is_broken: bool) -> None:
-    """An exception in it has no effect on requests."""
+def test_the_watch_is_called_while_requests_are_open_and_may_fail() -> None:
     num_calls = [0]
 
     def watch() -> None:
         num_calls[0] += 1
-        if is_broken:
-            raise ConnectionError("the server does not answer")
+        raise ConnectionError("the server does not answer")
 
     desk, sink = Desk(watch=watch), LocalSink()
-    desk.responder.start()
+    desk.turn()
+    assert num_calls == [0]
     desk.begin(sink)
-    wait_until(lambda: num_calls[0] >= 2)
+    for _ in range(3):
+        desk.turn(CANCEL_CHECK_S)
     desk.post(1, HELLO, finish_reason=FinishReason.LENGTH)
-    sink.wait(WAIT_S)
-    desk.responder.stop(WAIT_S)
-    assert sink.text == "hello world"
+    desk.turn()
+    assert (num_calls, sink.text) == ([3], "hello world")
 
 
 def test_metrics_that_fail_are_disabled_and_requests_go_on() -> None:
     num_calls = [0]
 
-    def broken(name: str, labels: object, value: float) -> None:
+    def broken(*metric: object) -> None:
         num_calls[0] += 1
         raise ConnectionError("no metrics today")
 
     desk = Desk(metrics=broken)
-    desk.responder.start()
     for number in (1, 2):
         sink = LocalSink()
         desk.begin(sink, number)
         desk.post(number, HELLO, finish_reason=FinishReason.LENGTH)
-        sink.wait(WAIT_S)
-        wait_until(lambda: num_calls[0] == 1)
-    desk.responder.stop(WAIT_S)
+        desk.turn(100.0)
+        assert (num_calls, sink.num_finals) == ([1], 1)
 
 
 @pytest.mark.parametrize("stops", [False, True])
@@ -362,23 +323,20 @@ def test_metrics_that_are_due_with_a_message(stops: bool) -> None:
     """They are shown, and no sink is held afterwards: Triton unloads no model while somebody holds
     a sender. At a stop they are not shown, because Triton answers no call of a model that it
     finalizes."""
-    shown, now = list[str](), [0.0]
-    desk = Desk(metrics=lambda name, labels, value: shown.append(name), clock=lambda: now[0])
-    desk.responder.start()
-    wait_until(lambda: bool(shown))  # all counters are shown once, at 0
-    num_shown = len(shown)
-    sink = LocalSink()
+    shown: list[object] = []
+    desk = Desk(metrics=lambda *metric: shown.append(metric))
+    desk.turn()  # all counters are shown once, at 0
+    num_shown, sink = len(shown), LocalSink()
     last = weakref.ref(sink)
-    if not stops:
-        now[0] = 100.0  # nothing wakes the responder up after the message
     desk.begin(sink)
     desk.post(1, HELLO, finish_reason=FinishReason.LENGTH)
-    sink.wait(WAIT_S)
+    desk.now = 100.0
     if stops:
-        now[0] = 100.0
-        desk.responder.stop(WAIT_S)
-        assert len(shown) == num_shown
+        desk.responder._queue.put(None)
+        assert not desk.responder._turn()
+        assert (sink.num_finals, len(shown)) == (1, num_shown)
         return
+    desk.responder.start()
     wait_until(lambda: len(shown) > num_shown)
     del sink
     wait_until(lambda: last() is None)
@@ -389,26 +347,18 @@ def test_metrics_that_are_due_with_a_message(stops: bool) -> None:
 def test_a_stop_word_ends_the_text_and_the_request(desk: Desk, is_last: bool) -> None:
     """The loop is told to stop, unless it has. Tokens after the stop word are not in the text."""
     sink = LocalSink()
-    desk.begin(
-        sink,
-        stop_words=("o w",),
-        stream=False,
-        spec_metrics=SpecMetrics.DETAILED,
-        no_speculation="it cannot",
-    )
-    log_probs = [-1.0, -2.0, -3.0, -4.0, -5.0]
+    wanted = {"spec_metrics": SpecMetrics.DETAILED, "no_speculation": "it cannot"}
+    desk.begin(sink, stop_words=("o w",), stream=False, **wanted)
     reason = FinishReason.LENGTH if is_last else None
     progress = Progress(1, 4, 4)
-    scored = [TokenLogProb(t, value) for t, value in zip(HELLO, log_probs, strict=True)]
+    scored = [TokenLogProb(token, -0.5) for token in HELLO]
     desk.post(1, HELLO, progress=progress, finish_reason=reason, log_probs=scored, end_token=7)
     desk.post(1, HELLO, progress=Progress(2, 8, 8), finish_reason=FinishReason.CANCELLED)
-    sink.wait(WAIT_S)
-    desk.responder.stop(WAIT_S)
+    desk.turn()
     assert sink.text == "hell"
-    assert sink.tokens == HELLO[:3]
-    assert sink.log_probs == log_probs[:3]
+    assert sink.tokens == sink.drawn == HELLO[:3], "what ended it is no end token"
+    assert sink.log_probs == [-0.5] * 3
     assert (sink.finish_reason, sink.progress) == (FinishReason.STOP, progress)
-    assert sink.drawn == HELLO[:3], "what ended it is no end token"
     assert '"per_step_drafted":[4]' in sink.last.spec_metrics
     assert sink.last.no_speculation == "it cannot"
     assert desk.cancelled == ([] if is_last else [1])

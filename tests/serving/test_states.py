@@ -88,7 +88,10 @@ class Serving(RuleBasedStateMachine):
 
     @rule(number=st.integers(1, 20))
     def cancel(self, number: int) -> None:
+        """It ends at the next step."""
         self.harness.inbox.cancel(number)
+        self.harness.step()
+        assert number not in self.harness.requests or self.harness.requests[number].is_over
 
     @rule(count=st.integers(1, 6))
     def step(self, count: int) -> None:

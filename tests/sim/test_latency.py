@@ -6,12 +6,12 @@ import pytest
 
 from smartspec_sim.latency import RequestTiming, parse_slo, statistics_ms, summarise
 
-FAST = RequestTiming(0.0, 0.5, first_s=1.0, last_s=3.0, num_tokens=5)
+FAST = RequestTiming(0.0, first_s=1.0, last_s=3.0, num_tokens=5)
 """ttft 1 s; e2e 3 s; tpot 2 / 4 = 0.5 s."""
-SLOW = RequestTiming(1.0, 1.0, first_s=4.0, last_s=5.0, num_tokens=2)
+SLOW = RequestTiming(1.0, first_s=4.0, last_s=5.0, num_tokens=2)
 """ttft 3 s; e2e 4 s; tpot 1 s."""
-SHORT = RequestTiming(2.0, 2.0, first_s=3.0, last_s=3.0, num_tokens=1)
-FAILED = RequestTiming(2.0, 2.0, error="refused")
+SHORT = RequestTiming(2.0, first_s=3.0, last_s=3.0, num_tokens=1)
+FAILED = RequestTiming(2.0, error="refused")
 
 
 def test_summary() -> None:

@@ -67,8 +67,8 @@ def test_the_smallest_number_is_found(guess: int) -> None:
 )
 def test_targets_count_failed_requests_as_late(text: str, value_ms: float) -> None:
     """First tokens after 0.1 s to 0.9 s, three tokens in 1 s each; 1 request of 10 failed."""
-    timings = [RequestTiming(1.0, 1.0, 1.0 + n / 10, 2.0 + n / 10, 3) for n in range(1, 10)]
-    timings.append(RequestTiming(1.0, 1.0, error="refused"))
+    timings = [RequestTiming(1.0, 1.0 + n / 10, 2.0 + n / 10, 3) for n in range(1, 10)]
+    timings.append(RequestTiming(1.0, error="refused"))
     target = parse_target(text)
     assert target.value_ms(timings) == pytest.approx(value_ms)
     assert target.is_met(timings) == (value_ms < target.bound_ms)

@@ -110,7 +110,6 @@ def label_of(shape: str, workload: str, load: float) -> str:
         "closed": "one request at a time",
         "steady": f"{100 * load:.0f} % of saturation",
         "step": "load that rises and falls",
-        "shift": "texts that change",
         "start": f"first requests of a new server, {100 * load:.0f} % of saturation",
     }
     return f"{names.get(shape, shape)}, {workload}"

@@ -15,7 +15,7 @@ from itertools import islice
 
 from smartspec_bench.prompts import PROMPT_SEED, Prompt, generated
 from smartspec_bench.results import BenchError, Recorder, phase_of
-from smartspec_bench.streams import COUNTS, Exchange, Transport, answer, seconds_from_now
+from smartspec_bench.streams import Exchange, Transport, answer, counts_of, seconds_from_now
 from smartspec_py.serving.request import GenerateParams
 from smartspec_py.serving.server import Server
 from smartspec_testing.local import LocalSink, generate
@@ -110,9 +110,7 @@ def _exchange(index: int, sink: LocalSink, start_s: float) -> Exchange:
     elif sink.num_tokens:
         exchange.chunk_s = [sink.times_s[0] - start_s, sink.times_s[-1] - start_s]
         exchange.chunk_tokens = [1, sink.num_tokens - 1]
-    done = sink.progress
-    counts = (done.num_steps, done.num_drafted, done.num_accepted)
-    exchange.last = dict(zip(COUNTS, counts, strict=True))
+    exchange.last = counts_of(sink.progress)
     return exchange
 
 

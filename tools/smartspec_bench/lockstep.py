@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from smartspec_bench.plan import CLOSED, START, Due, Settings, points, rounds
 from smartspec_bench.prompts import PROMPT_SEED, generated
 from smartspec_bench.results import BenchError, Recorder, phase_of
-from smartspec_bench.streams import COUNTS, Exchange
+from smartspec_bench.streams import Exchange, counts_of
 from smartspec_py.engines.engine import Engine
 from smartspec_py.serving.intake import Intake, cache_budget
 from smartspec_py.serving.messages import ResponseState, Update
@@ -149,14 +149,14 @@ class Side:
         fields = {**self._fields, "text": prompt.text, "policy": self.policy}
         if prompt.max_tokens is not None:
             fields["max_tokens"] = prompt.max_tokens
-        arrival = self._intake.receive(GenerateParams(**fields), LocalSink())
+        request, response = self._intake.receive(GenerateParams(**fields), LocalSink())
         # Most requests arrive during a step. Latency counts from then.
-        arrival.request.arrival_s = self._start_s + due.time_s
+        request.arrival_s = self._start_s + due.time_s
         exchange = Exchange(len(self.exchanges), due.time_s, prompt.kind)
         self.exchanges.append(exchange)
         self.tokens.append([])
-        self._out[arrival.request.sequence] = exchange, arrival.response
-        self._loop.put(arrival.request)
+        self._out[request.sequence] = exchange, response
+        self._loop.put(request)
 
     def _take(self, update: Update) -> None:
         exchange, response = self._out[update.sequence]
@@ -169,9 +169,7 @@ class Side:
             return
         if update.error is not None:
             exchange.error = update.error[1]
-        done = update.progress
-        counts = (done.num_steps, done.num_drafted, done.num_accepted)
-        exchange.last = dict(zip(COUNTS, counts, strict=True))
+        exchange.last = counts_of(update.progress)
         self.num_ended += 1
         del self._out[update.sequence]
 
@@ -194,7 +192,7 @@ def run(
     minutes: float = math.inf,
     say: Callable[[str], object] = lambda text: None,
 ) -> None:
-    """Warm up, then all phases; no phase begins after `minutes`. sides: by policy.
+    """Warm up, then all phases; no phase begins after `minutes`. sides: by policy, with none.
 
     num_slots: requests that the engine serves at once. Raises BenchError.
     """
@@ -207,17 +205,16 @@ def run(
             say(f"{minutes:g} minutes are over")
             break
         say(f"repeat {repeat + 1} of {settings.repeats}, {point.shape} {point.load:g}")
-        own = [sides[name].renewed() if point.shape == START else sides[name] for name in sides]
+        own = [side.renewed() if point.shape == START else side for side in sides.values()]
         for side in own:
             side.begin(Feed(due, 1 if point.shape == CLOSED else None))
         serve(own)
-        texts = {side.policy: side.tokens for side in own}
+        plain = next(side.tokens for side in own if side.policy == NONE)
+        place = point.shape, settings.workload, point.load
         for side in own:
-            phase = phase_of(side.policy, point.place, repeat, side.exchanges)
-            if NONE in texts:
-                same = sum(a == b for a, b in zip(side.tokens, texts[NONE], strict=True))
-                phase = replace(phase, num_same_texts=same)
-            recorder.add(phase)
+            same = sum(a == b for a, b in zip(side.tokens, plain, strict=True))
+            phase = phase_of(side.policy, place, repeat, side.exchanges)
+            recorder.add(replace(phase, num_same_texts=same))
 
 
 def _saturation(
@@ -225,21 +222,18 @@ def _saturation(
     num_slots: int,
     settings: Settings,
     say: Callable[[str], object],
-) -> dict[str, float]:
-    """Requests per second without speculation at a queue that is never empty, by workload.
+) -> float:
+    """Requests per second without speculation at a queue that is never empty.
 
-    All policies serve the first workload, so that their loops learn and kernels are compiled.
+    All policies serve it, so that their loops learn and kernels are compiled.
     """
-    found = {}
-    for workload in settings.workloads:
-        own = list(sides.values()) if workload == settings.workload else [sides[NONE]]
-        say(f"saturation rate of {workload}")
-        queues = [_FullQueue(side, workload, num_slots + EXTRA_SLOTS, settings) for side in own]
-        for queue in queues:
-            queue.side.begin(Feed(queue.due(), num_slots + EXTRA_SLOTS))
-        serve(own)
-        found[workload] = next(q.rate_rps() for q in queues if q.side.policy == NONE)
-    return found
+    say("saturation rate")
+    num_slots += EXTRA_SLOTS
+    queues = {name: _FullQueue(side, num_slots, settings) for name, side in sides.items()}
+    for queue in queues.values():
+        queue.side.begin(Feed(queue.due(), num_slots))
+    serve(list(sides.values()))
+    return queues[NONE].rate_rps()
 
 
 class _FullQueue:
@@ -250,13 +244,13 @@ class _FullQueue:
     they have ended.
     """
 
-    def __init__(self, side: Side, workload: str, num_slots: int, settings: Settings) -> None:
+    def __init__(self, side: Side, num_slots: int, settings: Settings) -> None:
         self.side = side
-        self._workload, self._num_slots, self._settings = workload, num_slots, settings
+        self._num_slots, self._settings = num_slots, settings
         self._from_s = self._to_s = math.inf
 
     def due(self) -> Iterator[Due]:
-        prompts = generated(self._workload, WARM_UP_SEED)
+        prompts = generated(self._settings.workload, WARM_UP_SEED)
         most = self._settings.max_tokens
         for number, prompt in enumerate(islice(prompts, self._num_slots), start=1):
             yield Due(0.0, replace(prompt, max_tokens=math.ceil(most * number / self._num_slots)))

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import shlex
 import signal
@@ -24,13 +23,13 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from smartspec_bench.live import Load, Serve, run, through
 from smartspec_bench.prompts import MIXED, Prompt
 from smartspec_bench.report import markdown
 from smartspec_bench.results import BenchError, Recorder, described
-from smartspec_bench.streams import ANSWER_S, Exchange, StreamError
+from smartspec_bench.streams import Exchange, HttpStreams, StreamError
 
 START_S = 1800.0
 STOP_S = 30.0
@@ -97,28 +96,16 @@ def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
         os.killpg(process.pid, number)
 
 
-class CompletionStreams:
+class CompletionStreams(HttpStreams):
     """The transport to a server's `/v1/completions`. Use within `async with`."""
 
     def __init__(self, peer: Peer, model: str) -> None:
-        self._url, self._fields = f"{peer.url}/completions", {"model": model, **peer.fields}
-        self._session: Any = None
-
-    async def __aenter__(self) -> Self:
-        import aiohttp
-
-        timeout = aiohttp.ClientTimeout(total=ANSWER_S)
-        self._session = aiohttp.ClientSession(timeout=timeout)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._session.close()
+        super().__init__(peer.url, "/completions")
+        self._fields = {"model": model, **peer.fields}
 
     async def stream(self, fields: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
         """The first piece of text as one token, and the last one as the others: events do not say
         how many tokens they have, but the last one says the sum."""
-        import aiohttp
-
         body = {
             "prompt": fields["text_input"],
             "max_tokens": fields["max_tokens"],
@@ -128,21 +115,11 @@ class CompletionStreams:
             **self._fields,
         }
         num_tokens, has_begun = 0, False
-        try:
-            async with self._session.post(self._url, json=body) as reply:
-                if reply.status != 200:
-                    raise StreamError(f"HTTP {reply.status}: {(await reply.text())[:200]}")
-                async for line in reply.content:
-                    data = line.removeprefix(b"data:").strip()
-                    if not line.startswith(b"data:") or data == b"[DONE]":
-                        continue
-                    event = json.loads(data)
-                    if not has_begun and any(one.get("text") for one in event.get("choices", ())):
-                        has_begun = True
-                        yield {"num_output_tokens": 1}
-                    num_tokens = (event.get("usage") or {}).get("completion_tokens", num_tokens)
-        except aiohttp.ClientError as error:
-            raise StreamError(f"{type(error).__name__}: {error}") from error
+        async for event in self.events(body):
+            if not has_begun and any(one.get("text") for one in event.get("choices", ())):
+                has_begun = True
+                yield {"num_output_tokens": 1}
+            num_tokens = (event.get("usage") or {}).get("completion_tokens", num_tokens)
         if num_tokens != fields["max_tokens"] or not has_begun:
             raise StreamError(f"{num_tokens} tokens came, not {fields['max_tokens']}")
         yield {"num_output_tokens": num_tokens - 1, "finish_reason": "length"}

@@ -7,18 +7,17 @@ prompts for all policies. The order of the points is random in each repeat.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
 from smartspec_bench.prompts import MIXED, PROMPT_SEED, Prompt, generated
 from smartspec_sim.arrivals import RatePhase, arrival_times, poisson_gaps
 
-CLOSED, STEADY, STEP, SHIFT, START = "closed", "steady", "step", "shift", "start"
-SHAPES = (CLOSED, STEADY, STEP, SHIFT, START)
+CLOSED, STEADY, STEP, START = "closed", "steady", "step", "start"
+SHAPES = (CLOSED, STEADY, STEP, START)
 
 STEP_LOADS = (0.025, 0.4, 1.2, 0.025)
-SHIFT_LOAD, SHIFT_WORKLOADS = 0.6, ("sql", "summarize")
 START_LOAD = 0.5
 
 MIN_REQUESTS = 4
@@ -43,35 +42,15 @@ class Settings:
     temperature: float = 0.0
     seed: int = 1
 
-    @property
-    def workloads(self) -> tuple[str, ...]:
-        """Those whose saturation rate is needed."""
-        shifted = SHIFT_WORKLOADS if SHIFT in self.shapes else ()
-        return tuple(dict.fromkeys((self.workload, *shifted)))
-
-
-@dataclass(frozen=True)
-class Stretch:
-    """A period with one rate, in requests per second, and one workload."""
-
-    duration_s: float
-    rate_rps: float
-    workload: str
-
 
 @dataclass(frozen=True)
 class Point:
-    """stretches: empty for closed, which has num_requests, one after the other."""
+    """load: share of the saturation rate; 0 if it has none or several. phases: the rates over time;
+    empty for closed, whose requests come one after the other."""
 
     shape: str
-    workload: str
     load: float
-    stretches: tuple[Stretch, ...] = ()
-    num_requests: int = 0
-
-    @property
-    def place(self) -> tuple[str, str, float]:
-        return self.shape, self.workload, self.load
+    phases: tuple[RatePhase, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -82,31 +61,23 @@ class Due:
     prompt: Prompt
 
 
-def points(settings: Settings, none_rps: Mapping[str, float]) -> list[Point]:
-    """All points of a run. none_rps: saturation rate without speculation, by workload."""
-    name, seconds = settings.workload, settings.seconds
-    rate = none_rps[name]
-    found = []
-    if CLOSED in settings.shapes:
-        found.append(Point(CLOSED, name, 0.0, num_requests=settings.num_closed))
-    for load in settings.loads if STEADY in settings.shapes else ():
-        least_s = MIN_REQUESTS / (load * rate)
-        found.append(
-            Point(STEADY, name, load, (Stretch(max(seconds, least_s), load * rate, name),))
-        )
-    if STEP in settings.shapes:
-        stretches = tuple(Stretch(seconds, load * rate, name) for load in STEP_LOADS)
-        found.append(Point(STEP, name, 0.0, stretches))
-    if SHIFT in settings.shapes:
-        stretches = tuple(
-            Stretch(2 * seconds, SHIFT_LOAD * none_rps[one], one) for one in SHIFT_WORKLOADS
-        )
-        found.append(Point(SHIFT, " then ".join(SHIFT_WORKLOADS), SHIFT_LOAD, stretches))
-    if START in settings.shapes:
-        found.append(
-            Point(START, name, START_LOAD, (Stretch(4 * seconds, START_LOAD * rate, name),))
-        )
-    return found
+def points(settings: Settings, none_rps: float) -> list[Point]:
+    """All points of a run. none_rps: saturation rate without speculation."""
+    seconds = settings.seconds
+
+    def at(load: float, duration_s: float) -> RatePhase:
+        return RatePhase(duration_s, load * none_rps)
+
+    found = {
+        CLOSED: [Point(CLOSED, 0.0)],
+        STEADY: [
+            Point(STEADY, load, (at(load, max(seconds, MIN_REQUESTS / (load * none_rps))),))
+            for load in settings.loads
+        ],
+        STEP: [Point(STEP, 0.0, tuple(at(load, seconds) for load in STEP_LOADS))],
+        START: [Point(START, START_LOAD, (at(START_LOAD, 4 * seconds),))],
+    }
+    return [point for shape in SHAPES if shape in settings.shapes for point in found[shape]]
 
 
 def rounds(found: list[Point], settings: Settings) -> Iterator[tuple[int, Point, list[Due]]]:
@@ -115,26 +86,13 @@ def rounds(found: list[Point], settings: Settings) -> Iterator[tuple[int, Point,
     for repeat in range(settings.repeats):
         for index in rng.sample(range(len(found)), len(found)):
             seed = settings.seed * 1_000_000 + index * SEEDS_PER_POINT + repeat
-            yield repeat, found[index], requests(found[index], seed)
+            yield repeat, found[index], requests(found[index], settings, seed)
 
 
-def requests(point: Point, seed: int) -> list[Due]:
+def requests(point: Point, settings: Settings, seed: int) -> list[Due]:
     """The requests of a point. Never empty."""
-    prompts = {
-        name: generated(name, PROMPT_SEED + seed)
-        for name in (point.workload, *(stretch.workload for stretch in point.stretches))
-    }
-    if not point.stretches:
-        return [Due(0.0, one) for one in islice(prompts[point.workload], point.num_requests)]
-    phases = [RatePhase(stretch.duration_s, stretch.rate_rps) for stretch in point.stretches]
-    times = [0.0, *arrival_times(poisson_gaps(seed), phases)]
-    return [Due(time_s, next(prompts[_workload_at(point, time_s)])) for time_s in times]
-
-
-def _workload_at(point: Point, time_s: float) -> str:
-    end_s = 0.0
-    for stretch in point.stretches:
-        end_s += stretch.duration_s
-        if time_s < end_s:
-            return stretch.workload
-    return point.stretches[-1].workload
+    prompts = generated(settings.workload, PROMPT_SEED + seed)
+    if point.shape == CLOSED:
+        return [Due(0.0, prompt) for prompt in islice(prompts, settings.num_closed)]
+    times = [0.0, *arrival_times(poisson_gaps(seed), point.phases)]
+    return [Due(time_s, prompt) for time_s, prompt in zip(times, prompts, strict=False)]

@@ -69,7 +69,7 @@ def read_prompts(path: Path) -> list[Prompt]:
             if is_list or entry.strip():
                 prompt = _prompt(entry if is_list else json.loads(entry))
                 found += [] if prompt is None else [prompt]
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise PromptFileError(f"{place}: {error}") from error
     if not found:
         raise PromptFileError(f"{path.name}: holds no prompt")
@@ -77,12 +77,15 @@ def read_prompts(path: Path) -> list[Prompt]:
 
 
 def _prompt(entry: Any) -> Prompt | None:
+    """None for a conversation without a human turn."""
     if not isinstance(entry, dict):
         raise ValueError("no JSON object")
     if "conversations" in entry:
-        return _first_human_turn(entry["conversations"])
-    unknown = entry.keys() - set(KEYS)
-    if unknown:
+        turns = entry["conversations"]
+        human = (turn["value"] for turn in turns if turn["from"] in HUMAN and turn["value"])
+        text = next(human, None)
+        return None if text is None else Prompt(str(text), kind="sharegpt")
+    if unknown := entry.keys() - set(KEYS):
         raise ValueError(f"unknown key {min(unknown)!r}, known are {', '.join(KEYS)}")
     text, max_tokens = entry.get("prompt", entry.get("text_input")), entry.get("max_tokens")
     if not isinstance(text, str) or not text:
@@ -90,14 +93,3 @@ def _prompt(entry: Any) -> Prompt | None:
     if max_tokens is not None and not (type(max_tokens) is int and max_tokens >= 1):
         raise ValueError(f"max_tokens: got {max_tokens!r:.80}, must be a number from 1")
     return Prompt(text, max_tokens, str(entry.get("kind", "")))
-
-
-def _first_human_turn(turns: Any) -> Prompt | None:
-    if not isinstance(turns, list):
-        raise ValueError("conversations: must be a list")
-    for turn in turns:
-        if not isinstance(turn, dict) or not isinstance(turn.get("value"), str):
-            raise ValueError('conversations: each must have "from" and "value", both text')
-        if turn.get("from") in HUMAN and turn["value"]:
-            return Prompt(turn["value"], kind="sharegpt")
-    return None

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from smartspec_bench.streams import COUNTS, Exchange
-from smartspec_sim.latency import statistics_ms, summarise
+from smartspec_sim.latency import summarise
 
 FORMAT, VERSION = "smartspec-bench", 1
 
@@ -24,7 +24,7 @@ Spread = Mapping[str, float | None]
 Place = tuple[str, str, float]
 """Shape, workload and load, which phases must share to be compared.
 
-Shape: closed, steady, step, shift or start (lockstep), or `at once` (live). Load: share of the
+Shape: closed, steady, step or start (lockstep), or `at once` (live). Load: share of the
 saturation rate without speculation, or the number of requests at once.
 """
 
@@ -83,18 +83,14 @@ def phase_of(policy: str, place: Place, repeat: int, exchanges: Sequence[Exchang
     num_steps, num_drafted, num_accepted = (
         sum(int(one.get(name, 0)) for one in last) for name in COUNTS
     )
-    gaps = [s for exchange in exchanges if (s := exchange.timing.tpot_s) is not None]
+    same = ("num_finished", "num_failed", "e2e_ms", "ttft_ms", "token_goodput_tps")
     return Phase(
         policy,
         *place,
         repeat,
-        num_finished=found["num_finished"],
-        num_failed=found["num_failed"],
+        **{name: found[name] for name in same},
         duration_s=found["elapsed_s"],
-        e2e_ms=found["e2e_ms"],
-        ttft_ms=found["ttft_ms"],
-        itl_ms=statistics_ms(gaps),
-        token_goodput_tps=found["token_goodput_tps"],
+        itl_ms=found["tpot_ms"],
         mean_draft_len=num_drafted / num_steps if num_steps else 0.0,
         acceptance_rate=num_accepted / num_drafted if num_drafted else None,
     )

@@ -13,10 +13,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
-import numpy as np
-
-from smartspec_py.api.contract import INPUTS, MODEL_NAME
-from smartspec_py.api.tensor_spec import NUMPY_TYPES
+from smartspec_py.api.contract import MODEL_NAME
+from smartspec_py.serving.messages import Progress
 from smartspec_sim.latency import RequestTiming
 
 TIMED_OUT = "no last response in time"
@@ -24,8 +22,16 @@ NO_FINISH = "the stream ended without a last response"
 ANSWER_S = 600.0
 """How long a request may take."""
 
+GENERATE_PATH = f"/v2/models/{MODEL_NAME}/generate_stream"
+
 COUNTS = ("num_steps", "total_draft_tokens", "total_accepted_draft_tokens")
 """Outputs of the last response that results use."""
+
+
+def counts_of(done: Progress) -> dict[str, int]:
+    """The outputs of COUNTS, of a request that was served without Triton."""
+    counts = (done.num_steps, done.num_drafted, done.num_accepted)
+    return dict(zip(COUNTS, counts, strict=True))
 
 
 @dataclass
@@ -37,7 +43,6 @@ class Exchange:
     index: int
     scheduled_s: float
     kind: str = ""
-    sent_s: float | None = None
     chunk_s: list[float] = field(default_factory=list)
     chunk_tokens: list[int] = field(default_factory=list)
     num_input_tokens: int = 0
@@ -61,18 +66,10 @@ class Exchange:
 
     @property
     def timing(self) -> RequestTiming:
-        has_tokens = bool(self.chunk_s)
-        error = self.error
-        if error is None and not has_tokens:
-            error = "no token was generated"
-        return RequestTiming(
-            scheduled_s=self.scheduled_s,
-            sent_s=self.scheduled_s if self.sent_s is None else self.sent_s,
-            first_s=self.chunk_s[0] if has_tokens else None,
-            last_s=self.chunk_s[-1] if has_tokens else None,
-            num_tokens=self.num_tokens,
-            error=error,
-        )
+        if not self.chunk_s:
+            return RequestTiming(self.scheduled_s, error=self.error or "no token was generated")
+        first_s, last_s = self.chunk_s[0], self.chunk_s[-1]
+        return RequestTiming(self.scheduled_s, first_s, last_s, self.num_tokens, self.error)
 
     @property
     def accept_prob(self) -> float | None:
@@ -93,7 +90,6 @@ class Exchange:
             "index": self.index,
             "kind": self.kind,
             "scheduled_s": self.scheduled_s,
-            "sent_s": self.sent_s,
             "chunk_s": self.chunk_s,
             "chunk_tokens": self.chunk_tokens,
             "num_input_tokens": self.num_input_tokens,
@@ -122,8 +118,8 @@ class HttpStreams:
 
     name = "HTTP"
 
-    def __init__(self, http_url: str) -> None:
-        self._url = f"{http_url.rstrip('/')}/v2/models/{MODEL_NAME}/generate_stream"
+    def __init__(self, http_url: str, path: str = GENERATE_PATH) -> None:
+        self._url = http_url.rstrip("/") + path
         self._session: Any = None
 
     async def __aenter__(self) -> Self:
@@ -139,16 +135,22 @@ class HttpStreams:
         await self._session.close()
 
     async def stream(self, fields: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
+        async for event in self.events(fields):
+            yield event
+
+    async def events(self, body: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
+        """The data of each event. Raises StreamError."""
         import aiohttp
 
         try:
-            async with self._session.post(self._url, json=dict(fields)) as response:
+            async with self._session.post(self._url, json=dict(body)) as response:
                 if response.status != 200:
                     reason = (await response.text()).strip()
                     raise StreamError(f"HTTP {response.status}: {reason:.300}")
                 async for line in response.content:
-                    if line.startswith(b"data:"):
-                        yield outputs_of(line.removeprefix(b"data:"))
+                    data = line.removeprefix(b"data:").strip()
+                    if line.startswith(b"data:") and data != b"[DONE]":
+                        yield outputs_of(data)
         except (aiohttp.ClientError, OSError) as error:
             reason = " ".join(str(error).split())  # some have several lines
             raise StreamError(f"{type(error).__name__}: {reason}") from error
@@ -173,71 +175,27 @@ class GrpcStreams:
     def __init__(self, grpc_url: str) -> None:
         """grpc_url: HOST:PORT."""
         self._url = grpc_url
-        self._client: Any = None
+        self._triton: Any = None
 
     async def __aenter__(self) -> Self:
-        import tritonclient.grpc.aio as triton
+        from smartspec_gateway.triton import Triton
 
-        self._client = triton.InferenceServerClient(self._url)
+        self._triton = Triton(self._url)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._client.close()
+        await self._triton.close()
 
     async def stream(self, fields: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
-        from grpc.aio import AioRpcError  # type: ignore[import-untyped]
-        from tritonclient.utils import InferenceServerException
-
-        inputs = grpc_inputs(fields)
-
-        async def requests() -> AsyncIterator[dict[str, Any]]:
-            yield {
-                "model_name": MODEL_NAME,
-                "inputs": inputs,
-                "enable_empty_final_response": True,
-            }
+        from smartspec_gateway.fields import message_of, values_of
+        from smartspec_gateway.limits import Refused
 
         try:
-            # To the stream's own end: Triton 2.51 may keep a request that is cancelled there.
-            async for result, error in self._client.stream_infer(requests()):
-                if error is not None:
-                    raise error
-                if result.get_response().outputs:
-                    yield grpc_outputs(result)
-        except InferenceServerException as error:
-            raise StreamError(str(error.message())) from error
-        except AioRpcError as error:
-            raise StreamError(str(error.details())) from error
-
-
-def grpc_inputs(fields: Mapping[str, Any]) -> list[Any]:
-    """As tritonclient's InferInput, with the types of the contract: [1, n] for a list, [1, 1] for
-    other values. Raises StreamError."""
-    import tritonclient.grpc as triton
-
-    dtypes = {tensor.name: tensor.dtype for tensor in INPUTS}
-    inputs = []
-    for name, value in fields.items():
-        if name not in dtypes:
-            raise StreamError(f"{name!r} is no input of the model")
-        values = value if isinstance(value, list) else [value]
-        raw = [item.encode() if isinstance(item, str) else item for item in values]
-        array: Any = np.array([raw], dtype=NUMPY_TYPES[dtypes[name]])
-        wire = "BYTES" if dtypes[name] == "STRING" else dtypes[name]
-        item = triton.InferInput(name, list(array.shape), wire)
-        item.set_data_from_numpy(array)
-        inputs.append(item)
-    return inputs
-
-
-def grpc_outputs(result: Any) -> dict[str, Any]:
-    """As a JSON event would have them."""
-    return {one.name: _python(result.as_numpy(one.name)) for one in result.get_response().outputs}
-
-
-def _python(array: Any) -> Any:
-    values = [v.decode() if isinstance(v, bytes) else v for v in array.ravel().tolist()]
-    return values[0] if len(values) == 1 else values
+            async for response in self._triton.responses(message_of(fields, MODEL_NAME)):
+                outputs = values_of(response).items()
+                yield {name: one[0] if len(one) == 1 else one for name, one in outputs}
+        except Refused as error:
+            raise StreamError(str(error)) from error
 
 
 Heard = Callable[[Mapping[str, Any]], object]
@@ -254,7 +212,6 @@ async def answer(
 ) -> None:
     """Send a request and record its result in the exchange, errors included. now_s: seconds from
     the start of the load."""
-    exchange.sent_s = now_s()
     try:
         async with asyncio.timeout(timeout_s):
             async for response in transport.stream(fields):

@@ -145,7 +145,7 @@ def _trials(step: StepRecord) -> list[tuple[float, bool]]:
     drafted = {view.sequence: plan.option(view) for view in step.decision.views}
     for event in step.events:
         option = drafted.get(event.sequence)
-        if option is not None and not option.is_tree:
+        if option is not None and option.nodes is None:
             # Drafts after the first rejected one were not tested.
             num_trials = min(event.num_accepted + 1, event.num_drafted)
             probs = map(float, option.accept_probs[:num_trials])

@@ -8,18 +8,16 @@ fields of OpenAI's API from the models that check them. A test compares the page
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import textwrap
-import types
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any
 
-import annotated_types
 import typer
 from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 
 from smartspec_cli.app import app
 from smartspec_gateway.openai.chat_schema import ChatRequest, IgnoredInChats
@@ -57,6 +55,20 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "planner": PlannerConfig,
 }
 """Of engine.json."""
+
+Schema = dict[str, Any]
+"""A JSON schema, as pydantic writes it."""
+
+TYPES = {
+    "string": "text",
+    "integer": "integer",
+    "number": "number",
+    "boolean": "true or false",
+    "array": "list",
+    "null": "null",
+}
+BOUNDS = {"at least": "minimum", "above": "exclusiveMinimum", "at most": "maximum"}
+"""In words, by their names in JSON schemas."""
 
 
 def inputs() -> str:
@@ -159,10 +171,11 @@ def engine_json() -> str:
 
 def openai_fields() -> str:
     """All fields of OpenAI's API: those that have an effect, ignored and refused ones."""
-    shared, ignored = Generation.model_fields, Ignored.model_fields | IgnoredInChats.model_fields
+    shared = _properties(Generation)
+    ignored = _properties(Ignored) | _properties(IgnoredInChats)
     parts = ["## Both routes\n", _fields(shared, ignored)]
     for model in (ChatRequest, CompletionRequest):
-        parts += [f"## `POST {model.route}`\n", _fields(model.model_fields, shared | ignored)]
+        parts += [f"## `POST {model.route}`\n", _fields(_properties(model), shared | ignored)]
     parts += ["## Accepted without effect\n", _fields(ignored, ())]
     parts += [_filled(f"Of chats only: {', '.join(IgnoredInChats.model_fields)}.") + "\n"]
     names = ", ".join(f"`{name}`" for name in REFUSED)
@@ -170,7 +183,13 @@ def openai_fields() -> str:
     return "\n".join(parts)
 
 
-def _fields(fields: Mapping[str, FieldInfo], hidden: Container[str]) -> str:
+def _properties(model: type[BaseModel]) -> Schema:
+    """The JSON schema of each field."""
+    found: Schema = model.model_json_schema()["properties"]
+    return found
+
+
+def _fields(fields: Schema, hidden: Container[str]) -> str:
     """A list of fields: type, range, default and meaning. A field without a range of its own has
     that of the tensor that it becomes."""
     lines = []
@@ -179,10 +198,10 @@ def _fields(fields: Mapping[str, FieldInfo], hidden: Container[str]) -> str:
             continue
         kind, *rules = _rules(field)
         spec = TENSORS.get(name)
-        if spec is not None and spec.meaning == field.description and len(rules) == 1:
+        if spec is not None and spec.meaning == field["description"] and len(rules) == 1:
             text = (spec.dtype == "STRING" and spec.model_range) or spec.allowed.text
             rules = [text, *rules] if text else rules
-        lines.append(_item(f"`{name}` ({', '.join([kind, *rules])}): {field.description}"))
+        lines.append(_item(f"`{name}` ({', '.join([kind, *rules])}): {field['description']}"))
     return "\n".join(lines) + "\n"
 
 
@@ -190,10 +209,9 @@ def _keys(model: type[BaseModel]) -> str:
     """A list of the model's keys: type, range, default and meaning, which is in the docstring."""
     summary, meanings = _documented(model)
     lines = [_filled(summary) + "\n"] if summary else []
-    for name, field in model.model_fields.items():
-        rules = ", ".join(_rules(field))
+    for name, field in _properties(model).items():
         meaning = meanings.get(name, "")
-        lines.append(_item(f"`{name}` ({rules}){': ' if meaning else ''}{meaning}"))
+        lines.append(_item(f"`{name}` ({', '.join(_rules(field))}){': ' * bool(meaning)}{meaning}"))
     return "\n".join(lines) + "\n"
 
 
@@ -214,55 +232,35 @@ def _documented(model: type[BaseModel]) -> tuple[str, dict[str, str]]:
     return text[: ends[0]].strip(), meanings
 
 
-def _rules(field: FieldInfo) -> Iterator[str]:
-    yield _type_text(field.annotation)
-    yield from _range(field.metadata)
-    for part in get_args(field.annotation):
-        yield from _range(getattr(part, "__metadata__", ()))
-        for found in getattr(part, "__metadata__", ()):
-            if isinstance(found, FieldInfo):
-                yield from _range(found.metadata)
-    if field.is_required():
+def _rules(field: Schema) -> Iterator[str]:
+    """The type of a field, its bounds, and its default."""
+    kinds = field.get("anyOf", [field])
+    yield " or ".join(map(_type_text, kinds))
+    for kind in kinds:
+        bounded = kind.get("items", kind)
+        for word, name in BOUNDS.items():
+            # Those of the types on the wire are left out.
+            if abs(bounded.get(name, MAX_INT32)) < MAX_INT32:
+                yield f"{word} {bounded[name]:g}"
+    if "default" not in field:
         yield "required"
-    elif not isinstance(field.default, BaseModel):
-        yield f"default {_json_text(field.default)}"
+    elif not isinstance(field["default"], dict):
+        yield f"default {_json_text(field['default'])}"
 
 
-def _range(metadata: Iterable[Any]) -> Iterator[str]:
-    """The bounds, but for those of the types on the wire."""
-    for rule in metadata:
-        match rule:
-            case annotated_types.Ge(ge=int() | float() as bound) if abs(bound) < MAX_INT32:
-                yield f"at least {bound:g}"
-            case annotated_types.Gt(gt=bound):
-                yield f"above {bound:g}"
-            case annotated_types.Le(le=int() | float() as bound) if abs(bound) < MAX_INT32:
-                yield f"at most {bound:g}"
-
-
-def _type_text(annotation: Any) -> str:
-    origin, parts = get_origin(annotation), get_args(annotation)
-    if origin is Literal:
-        return "one of " + ", ".join(_json_text(part) for part in parts)
-    if origin in (Union, types.UnionType):
-        return " or ".join(_type_text(part) for part in parts)
-    if hasattr(annotation, "__metadata__"):
-        return _type_text(parts[0])
-    if origin in (tuple, list):
-        return f"list of {_type_text(parts[0])}" if origin is list else "list"
-    if annotation is type(None):
-        return "null"
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return "object"
-    known = {str: "text", int: "integer", float: "number", bool: "true or false"}
-    return known.get(annotation, "object")
+def _type_text(schema: Schema) -> str:
+    values = schema.get("enum", [schema["const"]] if "const" in schema else [])
+    if values:
+        return "one of " + ", ".join(map(_json_text, values))
+    if "items" in schema:
+        return f"list of {_type_text(schema['items'])}"
+    return TYPES.get(schema.get("type", "object"), "object")
 
 
 def _json_text(value: object) -> str:
-    known = {None: "null", True: "true", False: "false"}
-    if value is None or isinstance(value, bool):
-        return known[value]
-    return f"{value:g}" if isinstance(value, float) else f'"{value}"' if value == "" else str(value)
+    if isinstance(value, float):
+        return f"{value:g}"
+    return value if isinstance(value, str) and value else json.dumps(value)
 
 
 def _filled(text: str, indent: str = "") -> str:

@@ -1,20 +1,19 @@
 """Runs the gateway until its standard input is closed. It therefore ends with its parent process.
 
 The parent writes one JSON object per line: {"context_len": N} when the model is ready, and
-{"drain": true} when the server drains.
+{"is_draining": true} when the server drains.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import logging
 import os
 import resource
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -27,6 +26,8 @@ from smartspec_gateway.limits import Limits
 from smartspec_gateway.protocol import BoundedProtocol
 from smartspec_gateway.triton import Triton
 from smartspec_gateway.v2 import V2
+from smartspec_launch.address import Address
+from smartspec_launch.gateway import OpenAi, from_json
 
 CONNECT_S, ANSWER_S = 5.0, 30.0
 KEEP_ALIVE_S = 75
@@ -36,45 +37,36 @@ SHUTDOWN_S = 2
 """Time for open responses to end after the gateway is told to stop."""
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    options = _parser().parse_args(arguments)
+def main() -> None:
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.INFO)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    asyncio.run(serve(options, 0))
+    asyncio.run(serve(*from_json(sys.argv[1]), 0))
 
 
-async def serve(options: argparse.Namespace, lifeline: int) -> None:
+async def serve(address: Address, openai: OpenAi | None, lifeline: int) -> None:
     """Serve until `lifeline` is closed, which is a pipe that the parent process keeps open."""
-    limits = Limits(options.triton_bears_bytes)
-    triton, grpc_front = Triton(options.triton_grpc), GrpcFront(options.triton_grpc, limits)
-    openai = None
-    if options.openai_port:
-        # Imported here, because it loads tokenizers.
-        from smartspec_gateway.openai.port import OpenAi, openai_error
-
-        openai = OpenAi(triton, options)
+    limits = Limits()
+    triton = Triton(address.triton_grpc_url)
+    grpc_front = GrpcFront(address.triton_grpc_url, limits)
     timeout = aiohttp.ClientTimeout(total=ANSWER_S, sock_connect=CONNECT_S)
     async with aiohttp.ClientSession(timeout=timeout) as session:
-        v2 = V2(triton, session, options.triton_http)
-        servers = [_server(v2, options.host, options.http_port, limits, triton_error)]
+        v2 = V2(triton, session, address.triton_url)
+        servers = [_server(v2, address.host, address.http_port, limits, triton_error)]
         if openai is not None:
-            port, cors = options.openai_port, options.cors
-            servers.append(_server(openai, options.host, port, limits, openai_error, cors))
-        await grpc_front.start(options.host, options.grpc_port)
+            # Imported here, because it loads tokenizers.
+            from smartspec_gateway.openai.app import openai_app, openai_error
 
-        def take(message: dict[str, Any]) -> None:
-            limits.is_draining |= bool(message.get("drain"))
-            if (context_len := message.get("context_len")) is not None:
-                limits.fit(context_len)
-                if openai is not None:
-                    openai.settings.context_len = context_len
+            app = openai_app(triton, limits, openai, address.metrics_url)
+            host, port = address.host, openai.port
+            servers.append(_server(app, host, port, limits, openai_error, openai.cors))
+        await grpc_front.start(address.host, address.grpc_port)
 
         def end(_: object) -> None:
             for server in servers:
                 server.should_exit = True
 
-        following = asyncio.create_task(_follow(lifeline, take))
+        following = asyncio.create_task(_follow(lifeline, limits))
         following.add_done_callback(end)
         await asyncio.gather(*(server.serve() for server in servers))
     await grpc_front.stop(SHUTDOWN_S)
@@ -90,7 +82,7 @@ def _server(
     cors: Sequence[str] = (),
 ) -> uvicorn.Server:
     """cors: origins whose pages may read the answers, refusals too."""
-    protocol: Any = partial(BoundedProtocol, limits, error_body, cors)
+    protocol: Any = partial(BoundedProtocol, error_body)
     guarded: Any = Guard(app, limits, error_body)
     if cors:
         guarded = CORSMiddleware(guarded, cors, allow_methods=["*"], allow_headers=["*"])
@@ -112,31 +104,15 @@ def _server(
     return uvicorn.Server(config)
 
 
-async def _follow(lifeline: int, take: Callable[[dict[str, Any]], None]) -> None:
+async def _follow(lifeline: int, limits: Limits) -> None:
+    """Set the fields of `limits` that the parent process sends."""
     lines = asyncio.StreamReader()
     protocol = asyncio.StreamReaderProtocol(lines)
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: protocol, os.fdopen(lifeline, "rb"))
     async for line in lines:
-        take(json.loads(line))
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m smartspec_gateway", description=__doc__)
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--http-port", type=int, default=8000)
-    parser.add_argument("--grpc-port", type=int, default=8001)
-    parser.add_argument("--triton-http", required=True, help="URL of Triton's HTTP port")
-    parser.add_argument("--triton-grpc", required=True, help="host:port of Triton's gRPC port")
-    parser.add_argument("--triton-bears-bytes", type=int, default=64 << 20)
-    parser.add_argument("--openai-port", type=int, default=0, help="0: none")
-    parser.add_argument("--name", default="smartspec", help="name of the model in Triton")
-    parser.add_argument("--model-dir", type=Path, help="directory of the target")
-    parser.add_argument("--chat-template", type=Path, help="default: that of the model")
-    parser.add_argument("--api-key-file", type=Path, help="default: $SMARTSPEC_API_KEY")
-    parser.add_argument("--metrics-url", help="URL of Triton's metrics")
-    parser.add_argument("--cors", action="append", default=[], help="an allowed origin")
-    return parser
+        for name, value in json.loads(line).items():
+            setattr(limits, name, value)
 
 
 if __name__ == "__main__":

@@ -52,13 +52,11 @@ class GrpcFront:
         """triton_url: host:port of Triton's gRPC."""
         self._limits = limits
         self._channel = grpc.aio.insecure_channel(triton_url, options=UNLIMITED)
-        # gRPC holds one message of each call before `Limits.hold` counts it.
-        most_bytes = min(MAX_MESSAGE_BYTES, limits.triton_bears_bytes)
         self._server = grpc.aio.server(
             maximum_concurrent_rpcs=MAX_CALLS,
             options=[
                 ("grpc.so_reuseport", 0),
-                ("grpc.max_receive_message_length", most_bytes),
+                ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
             ],
@@ -83,21 +81,21 @@ class GrpcFront:
         call = self._channel.unary_unary(f"/{SERVICE}/{name}")
 
         async def answer(request: bytes, context: Any) -> bytes:
-            if name.endswith("Ready") and self._limits.is_draining:
-                await _abort(context, self._limits.check_draining)
-            if len(request) > UNARY_BYTES:
-                await context.abort(CODES[413], f"must be at most {UNARY_BYTES} bytes")
             try:
+                if name.endswith("Ready"):
+                    self._limits.check_open()
+                if len(request) > UNARY_BYTES:
+                    raise Refused(413, f"must be at most {UNARY_BYTES} bytes")
                 return bytes(await call(request, timeout=UNARY_S))
+            except Refused as refused:
+                await context.abort(CODES[refused.status], refused.message)
             except grpc.aio.AioRpcError as error:
                 await context.abort(error.code(), error.details())
-                raise
+            raise AssertionError("abort raises")
 
         return answer
 
     async def _stream(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-        if self._limits.is_draining:
-            await _abort(context, self._limits.check_draining)
         strict = dict(context.invocation_metadata()).get(STRICT[0])
         call = self._channel.stream_stream(f"/{SERVICE}/ModelStreamInfer")(
             metadata=() if strict is None else ((STRICT[0], strict),)
@@ -125,7 +123,9 @@ class GrpcFront:
             async for raw in requests:
                 try:
                     self._limits.hold(len(raw))
-                    check_request(raw, self._limits)
+                    self._limits.check_open()
+                    self._limits.check_size(len(raw))
+                    check_request(raw)
                     await call.write(raw)
                 finally:
                     self._limits.held_bytes -= len(raw)
@@ -137,12 +137,8 @@ class GrpcFront:
             pass  # the call has ended, and its reader gets the reason
 
 
-def check_request(raw: bytes, limits: Limits) -> None:
+def check_request(raw: bytes) -> None:
     """Raises Refused. raw: a ModelInferRequest."""
-    if len(raw) > limits.max_body_bytes:
-        raise Refused(
-            413, f"request: got {len(raw)} bytes, must be at most {limits.max_body_bytes}"
-        )
     try:
         request = service_pb2.ModelInferRequest.FromString(raw)
     except DecodeError:
@@ -158,10 +154,3 @@ async def _refuse_infer(request: bytes, context: Any) -> bytes:
         grpc.StatusCode.UNIMPLEMENTED, "ModelInfer: the model streams; use ModelStreamInfer"
     )
     raise AssertionError("abort raises")
-
-
-async def _abort(context: Any, check: Any) -> None:
-    try:
-        check()
-    except Refused as refused:
-        await context.abort(CODES[refused.status], refused.message)

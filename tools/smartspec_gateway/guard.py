@@ -23,6 +23,7 @@ App = Callable[[Any, Any, Any], Awaitable[None]]
 ErrorBody = Callable[[int, str], bytes]
 """The body of an error from status and message."""
 
+_NEEDS_MODEL = re.compile("/ready$|/health$|^/v1/")
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
@@ -50,10 +51,11 @@ class Guard:
         body = bytearray()
         try:
             check_encoding(scope["headers"])
+            self._limits.check_size(int(dict(scope["headers"]).get(b"content-length", 0)))
             await self._receive(receive, body)
-            self._limits.check_size(body)
-            if scope["method"] == "POST" or scope["path"].endswith(("/ready", "/health")):
-                self._limits.check_draining()
+            self._limits.check_elements(body)
+            if scope["method"] == "POST" or _NEEDS_MODEL.search(scope["path"]):
+                self._limits.check_open()
             await self.app(scope, _replay(bytes(body), receive), send)
         except Refused as refused:
             answer = self._error_body(refused.status, refused.message)
@@ -71,6 +73,7 @@ class Guard:
                 raise ClientGone
             body += message["body"]
             self._limits.hold(len(message["body"]))
+            self._limits.check_size(len(body))
             more = message["more_body"]
 
 

@@ -28,9 +28,7 @@ MIN_ELEMENTS = 65_536
 ELEMENTS_PER_TOKEN = 4
 """JSON elements are counted by their commas. Text has commas too, but fewer than its tokens."""
 
-START_BYTES = 8 << 20
-"""Body limit until the context length is known."""
-
+MAX_BODY_BYTES = 64 << 20
 MAX_HELD_BYTES = 256 << 20
 """For the bodies of all requests together."""
 
@@ -63,23 +61,23 @@ class Refused(Exception):
 class Limits:
     """Limits and load that all routes share.
 
-    max_body_bytes, max_elements: of one request. held_bytes: of all bodies now.
+    context_len: prompt and generated tokens of one request; 0 until the model is ready.
+    held_bytes: of all bodies now.
     """
 
-    triton_bears_bytes: int = 64 << 20
-    max_body_bytes: int = 0
-    max_elements: int = MIN_ELEMENTS
-    held_bytes: int = 0
+    context_len: int = 0
     is_draining: bool = False
+    held_bytes: int = 0
 
-    def __post_init__(self) -> None:
-        self.max_body_bytes = self.max_body_bytes or min(START_BYTES, self.triton_bears_bytes)
+    @property
+    def max_body_bytes(self) -> int:
+        """Of one request: room for the longest prompt."""
+        return min(max(MIN_BODY_BYTES, BYTES_PER_TOKEN * self.context_len), MAX_BODY_BYTES)
 
-    def fit(self, context_len: int) -> None:
-        """Make room for the longest prompt, at most as much as this Triton can parse."""
-        room = max(MIN_BODY_BYTES, BYTES_PER_TOKEN * context_len)
-        self.max_body_bytes = min(room, self.triton_bears_bytes)
-        self.max_elements = max(MIN_ELEMENTS, ELEMENTS_PER_TOKEN * context_len)
+    @property
+    def max_elements(self) -> int:
+        """Of the JSON of one request."""
+        return max(MIN_ELEMENTS, ELEMENTS_PER_TOKEN * self.context_len)
 
     def hold(self, num_bytes: int) -> None:
         """Count bytes that were received. The caller subtracts them later, also if this raises."""
@@ -89,23 +87,32 @@ class Limits:
                 503, f"bodies of all requests together exceed {MAX_HELD_BYTES} bytes: try later"
             )
 
-    def check_size(self, body: bytes | bytearray) -> None:
+    def check_size(self, num_bytes: int) -> None:
+        """Check the size of a body, or of the part that has arrived."""
+        if num_bytes > self.max_body_bytes:
+            raise Refused(
+                413,
+                f"body: got {num_bytes} bytes or more, must be at most {self.max_body_bytes}; the "
+                "limit grows with limits.max_context_len",
+            )
+
+    def check_elements(self, body: bytes | bytearray) -> None:
         """Check what parsing would cost. Fast for any body."""
-        if len(body) > self.max_body_bytes:
-            raise too_large(len(body), self.max_body_bytes)
         if (num := body.count(b",")) > self.max_elements:
             raise Refused(413, f"body: got {num} commas, must be at most {self.max_elements}")
 
-    def check_draining(self) -> None:
+    def check_open(self) -> None:
+        """Whether the server takes requests now."""
+        if not self.context_len:
+            raise Refused(503, "the model is starting: send the request again later")
         if self.is_draining:
             raise Refused(503, "the server is shutting down: send the request to another server")
 
 
-def check_framing(version: bytes, headers: Headers, max_body_bytes: int) -> None:
+def check_framing(version: bytes, headers: Headers) -> None:
     """Check version and headers before the body is read. version: such as b"1.1"."""
     if version not in (b"1.0", b"1.1"):
         raise Refused(505, f"HTTP {version.decode('ascii')}: the version must be 1.0 or 1.1")
-    values = dict(headers)
     sizes = [len(name) + len(value) + 4 for name, value in headers]
     if sum(sizes) > MAX_HEADER_BYTES or max(sizes, default=0) > MAX_LINE_BYTES:
         raise Refused(
@@ -113,19 +120,8 @@ def check_framing(version: bytes, headers: Headers, max_body_bytes: int) -> None
             f"headers: got {sum(sizes)} bytes, the longest {max(sizes)}, must be at most "
             f"{MAX_HEADER_BYTES} in total and at most {MAX_LINE_BYTES} each",
         )
-    length = values.get(b"content-length")
-    if length is not None and b"transfer-encoding" in values:
+    if {b"content-length", b"transfer-encoding"} <= dict(headers).keys():
         raise Refused(400, "Content-Length: must be left out with Transfer-Encoding")
-    if length is not None and int(length) > max_body_bytes:
-        raise too_large(int(length), max_body_bytes)
-
-
-def too_large(num_bytes: int, max_body_bytes: int) -> Refused:
-    return Refused(
-        413,
-        f"body: got {num_bytes} bytes or more, must be at most {max_body_bytes}; the limit grows "
-        "with limits.max_context_len",
-    )
 
 
 def check_encoding(headers: Headers) -> None:

@@ -1,4 +1,4 @@
-"""uvicorn's HTTP/1.1 protocol with limits on each request: size, chunks, headers, time.
+"""uvicorn's HTTP/1.1 protocol with limits on each request: chunks, headers, time.
 
 A request over a limit is answered at once, and the connection is closed. For a short time, the
 gateway still reads and drops what the client sends. A close with unread data would reset the
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Collection
 from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
@@ -24,10 +23,8 @@ from smartspec_gateway.limits import (
     MAX_HEADER_BYTES,
     RECEIVE_S,
     SEND_S,
-    Limits,
     Refused,
     check_framing,
-    too_large,
 )
 
 LINGER_S = 5.0
@@ -40,33 +37,23 @@ _BUFFER_FULL = "Receive buffer too long"
 class BoundedConnection(h11.Connection):
     """Raises RemoteProtocolError, with the status of the answer, for a request over a limit."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self) -> None:
         super().__init__(h11.SERVER, MAX_HEADER_BYTES)
-        self._limits = limits
-        self._num_bytes = self._num_chunks = 0
-        self.origin = b""
-        """Of the page that sent the latest request; empty: not sent by a page."""
+        self._num_chunks = 0
 
     def next_event(self) -> Any:
         event = super().next_event()
         try:
             if isinstance(event, h11.Request):
-                self._num_bytes = self._num_chunks = 0
-                self.origin = dict(event.headers).get(b"origin", b"")
-                check_framing(event.http_version, event.headers, self._limits.max_body_bytes)
+                self._num_chunks = 0
+                check_framing(event.http_version, event.headers)
             elif isinstance(event, h11.Data):
-                self._count(event)
+                self._num_chunks += event.chunk_start
+                if self._num_chunks > MAX_CHUNKS:
+                    raise Refused(413, f"body: must come in at most {MAX_CHUNKS} chunks")
         except Refused as refused:
             raise h11.RemoteProtocolError(refused.message, refused.status) from None
         return event
-
-    def _count(self, data: h11.Data) -> None:
-        self._num_bytes += len(data.data)
-        if self._num_bytes > self._limits.max_body_bytes:
-            raise too_large(self._num_bytes, self._limits.max_body_bytes)
-        self._num_chunks += data.chunk_start
-        if self._num_chunks > MAX_CHUNKS:
-            raise Refused(413, f"body: must come in at most {MAX_CHUNKS} chunks")
 
 
 class BoundedProtocol(H11Protocol):
@@ -76,14 +63,10 @@ class BoundedProtocol(H11Protocol):
     a client that reads too slowly is closed.
     """
 
-    def __init__(
-        self, limits: Limits, error_body: ErrorBody, cors: Collection[str], **of_uvicorn: Any
-    ) -> None:
-        """cors: origins whose pages may read refusals."""
+    def __init__(self, error_body: ErrorBody, **of_uvicorn: Any) -> None:
         super().__init__(**of_uvicorn)
-        self.conn: BoundedConnection = BoundedConnection(limits)
+        self.conn = BoundedConnection()
         self._error_body = error_body
-        self._cors = {origin.encode() for origin in cors}
         self._deadline: asyncio.TimerHandle | None = None
         self._write_deadline: asyncio.TimerHandle | None = None
         self._is_refused = False
@@ -179,8 +162,6 @@ class BoundedProtocol(H11Protocol):
             (b"content-length", b"%d" % len(body)),
             (b"connection", b"close"),
         ]
-        if self.conn.origin and {b"*", self.conn.origin} & self._cors:
-            headers.append((b"access-control-allow-origin", self.conn.origin))
         for event in (
             h11.Response(
                 status_code=status, headers=headers, reason=HTTPStatus(status).phrase.encode()

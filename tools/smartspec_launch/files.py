@@ -35,10 +35,6 @@ WHEEL_VERSION = (2, 51)
 FIXED_VERSION = (2, 69)
 """The version in release 26.05."""
 
-WHEEL_MAX_BODY_BYTES = 2 << 20
-MAX_BODY_BYTES = 64 << 20
-"""Triton's own limit."""
-
 PACKAGE_FOLDER = Path(smartspec_py.__file__).resolve().parent
 
 
@@ -67,11 +63,6 @@ class Installation:
         """Whether this version fixes the known remote vulnerabilities
         (docs/operate/security.md)."""
         return self.version >= FIXED_VERSION
-
-    @property
-    def max_body_bytes(self) -> int:
-        """The largest request body that this server can parse safely, in bytes."""
-        return MAX_BODY_BYTES if self.is_fit_for_network else WHEEL_MAX_BODY_BYTES
 
 
 def find_installation() -> Installation:
@@ -113,12 +104,7 @@ def _container_version(path: Path = CONTAINER_VERSION) -> tuple[int, ...]:
 
 
 def _wheel_installation(package: Path) -> Installation:
-    for folder in (Path(sys.prefix), PACKAGE_FOLDER):
-        if not str(folder).isascii():
-            raise InstallationError(
-                f"{folder} is not ASCII, and the Python in Triton's stub cannot import from such a "
-                "folder: move the checkout and its environment to an ASCII path"
-            )
+    check_ascii(Path(sys.prefix), PACKAGE_FOLDER)
     libpython_dir = check_interpreter()
     server = package / "tritonserver"
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -134,6 +120,19 @@ def _wheel_installation(package: Path) -> Installation:
     # and the extension modules (ssl) do not match that build.
     library_dirs = (libpython_dir, package.parent / "nvidia_pytriton.libs")
     return Installation(binary, server / "backends" / "python", stub, library_dirs)
+
+
+def check_ascii(*paths: Path) -> None:
+    """Raises InstallationError for a path that the wheel's stub cannot open.
+
+    The stub starts Python with an isolated configuration, which ignores LC_ALL and PYTHONUTF8.
+    """
+    for path in paths:
+        if not str(path).isascii():
+            raise InstallationError(
+                f"{path} is not ASCII, and the Python in Triton's stub cannot open such a path: "
+                "use a path with ASCII letters only"
+            )
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import signal
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,9 +16,6 @@ from smartspec_launch.triton_server import TritonServer
 from smartspec_py.api.contract import MODEL_NAME
 
 LOOK_S = 0.1
-SHORT_S = 0.05
-"""Shorter phases of the start are not shown."""
-
 READY_S = 1.0
 MAX_MISSES = 3
 """Failed readiness checks in a row before the server is stopped. One may fail on a busy server."""
@@ -68,9 +64,6 @@ def wait_with_progress(server: TritonServer, console: Console) -> None:
         f"Triton is ready after {time.monotonic() - start:.1f} s; log: {server.log_path}",
         soft_wrap=True,
     )
-    phases = server.start_phases().items()
-    spent = ", ".join(f"{name} {value:.1f} s" for name, value in phases if value >= SHORT_S)
-    console.print(f"  {spent}", soft_wrap=True, highlight=False)
     console.print(served_text(server.facts), soft_wrap=True, highlight=False, markup=False)
 
 
@@ -110,31 +103,22 @@ def announce(server: TritonServer, console: Console, prompt: str = "Hello") -> N
 
 def watch(server: TritonServer, console: Console) -> int:
     """Wait until the server fails. Kill all its processes, print the reason and return 1."""
-    stopped = threading.Event()
-    silences: list[str] = []
-    asking = threading.Thread(target=_ask, args=(server, stopped, silences), daemon=True)
-    asking.start()
-    try:
-        while (reason := server.look(LOOK_S)) is None and len(silences) < MAX_MISSES:
-            pass
-    finally:
-        stopped.set()
+    reason, num_misses, asked_s = None, 0, time.monotonic()
+    while reason is None:
+        reason = server.look(LOOK_S)
+        if reason is None and time.monotonic() - asked_s >= READY_S:
+            # Finds a process that hangs, and a Triton that has lost its model although the backend
+            # process is alive.
+            silence = server.silence()
+            num_misses = num_misses + 1 if silence else 0
+            reason = silence if num_misses == MAX_MISSES else None
+            asked_s = time.monotonic()
     # Kill at once, without a drain. Clients then see that their streams have ended, and a
     # supervisor can restart the server.
     server.kill()
     # The reason comes last, where people look first.
-    console.print(f"{server.log_tail()}\n{reason or silences[-1]}", markup=False)
+    console.print(f"{server.log_tail()}\n{reason}", markup=False, soft_wrap=True)
     return 1
-
-
-def _ask(server: TritonServer, stopped: threading.Event, silences: list[str]) -> None:
-    """Ask all processes again and again, and keep what did not answer in a row. This finds one that
-    hangs, and a Triton that has lost its model although the backend process is alive."""
-    while len(silences) < MAX_MISSES and not stopped.wait(READY_S):
-        if silence := server.silence():
-            silences.append(silence)
-        else:
-            silences.clear()
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
@@ -39,19 +39,23 @@ class OpenAi:
     api_key_file: Path | None = None
     cors: Sequence[str] = ()
 
-    def options(self, address: Address) -> list[str]:
-        """Options of the gateway. Its working directory is another one, so paths are absolute."""
-        paths = {
-            "model-dir": self.model_dir,
-            "chat-template": self.chat_template,
-            "api-key-file": self.api_key_file,
-        }
-        options = [f"--openai-port={self.port}", f"--metrics-url={address.metrics_url}"]
-        options += [f"--{name}={path.absolute()}" for name, path in paths.items() if path]
-        return options + [f"--cors={origin}" for origin in self.cors]
-
     def url(self, address: Address) -> str:
         return f"http://{address.reach}:{self.port}/v1"
+
+
+def as_json(address: Address, openai: OpenAi | None) -> str:
+    """The argument of the process."""
+    given = {"address": asdict(address), "openai": openai and asdict(openai)}
+    return json.dumps(given, default=str)
+
+
+def from_json(text: str) -> tuple[Address, OpenAi | None]:
+    """The values of `as_json`."""
+    given = json.loads(text)
+    openai = given["openai"]
+    for name in ("model_dir", "chat_template", "api_key_file") if openai else ():
+        openai[name] = openai[name] and Path(openai[name])
+    return Address(**given["address"]), openai and OpenAi(**openai)
 
 
 class Gateway:
@@ -59,36 +63,16 @@ class Gateway:
 
     name = "The gateway"
 
-    def __init__(
-        self,
-        address: Address,
-        triton_bears_bytes: int,
-        openai: OpenAi | None,
-        log: IO[bytes],
-        folder: Path,
-    ) -> None:
-        """triton_bears_bytes: the largest body that this Triton can parse. folder: the working
-        directory."""
-        # -P: no module is imported from the working directory.
-        command = [sys.executable, "-P", "-m", "smartspec_gateway", f"--name={MODEL_NAME}"]
-        command += [f"--host={address.host}", f"--http-port={address.http_port}"]
-        command += [f"--grpc-port={address.grpc_port}", f"--triton-http={address.triton_url}"]
-        command += [f"--triton-grpc={address.triton_grpc_url}"]
-        command += [f"--triton-bears-bytes={triton_bears_bytes}"]
-        command += [] if openai is None else openai.options(address)
+    def __init__(self, address: Address, openai: OpenAi | None, log: IO[bytes]) -> None:
         self._address, self._openai = address, openai
         self._process = subprocess.Popen(
-            command,
+            # -P: no module is imported from the working directory.
+            [sys.executable, "-P", "-m", "smartspec_gateway", as_json(address, openai)],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
-            cwd=folder,
             start_new_session=True,
         )
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     def poll(self) -> int | None:
         """The exit code, or None while it runs."""
@@ -111,7 +95,7 @@ class Gateway:
 
     def drain(self) -> None:
         """Tell it that the server drains: it refuses new requests with 503."""
-        self._tell({"drain": True})
+        self._tell({"is_draining": True})
 
     def stop(self, timeout_s: float = EXIT_S) -> None:
         """Stop it. Open responses get timeout_s to end, then it is killed. Idempotent."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import select
 import socket
 import time
@@ -13,7 +12,7 @@ from smartspec_py.serving.link import DRAIN, Beat, News, received
 
 LOOK_S = 0.1
 SILENT_S = 1.5
-"""A process that sends nothing for this time counts as stopped. Triton 2.51 aborts if its Python
+"""A process that sends nothing for this time has died or hangs. Triton 2.51 aborts if its Python
 process does not respond for about the same time and a request arrives."""
 
 
@@ -23,7 +22,6 @@ class LauncherEnd:
     def __init__(self) -> None:
         self._socket, self._child = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
-        self._pidfd: int | None = None
         self._silent_s = 0.0
         self._is_dead = False
         self.beat: Beat | None = None
@@ -31,11 +29,6 @@ class LauncherEnd:
 
         self.news = News()
         """The newest message of the start."""
-
-        self.phases: dict[str, float] = {}
-        """Seconds of each phase of the start that has ended, in order."""
-
-        self._phase_s = time.monotonic()
 
     @property
     def child_fd(self) -> int:
@@ -47,18 +40,15 @@ class LauncherEnd:
         self._child.close()
 
     def look(self, timeout_s: float) -> None:
-        """Wait up to timeout_s for the next beat or the end of the process."""
+        """Wait up to timeout_s for the next message."""
         poller = select.poll()
-        for source in (self._socket.fileno(), self._pidfd):
-            if source is not None:
-                poller.register(source, select.POLLIN)
-        ready = [source for source, _ in poller.poll(timeout_s * 1e3)]
-        # Counts the time spent in poll, not clock time: the launcher or the machine may be
-        # suspended.
-        self._silent_s = 0.0 if ready else self._silent_s + timeout_s
-        self._is_dead |= self._pidfd in ready
-        if self._socket.fileno() in ready:
+        poller.register(self._socket, select.POLLIN)
+        if poller.poll(timeout_s * 1e3):
+            self._silent_s = 0.0
             self._receive()
+        else:
+            # The time spent in poll, not clock time: the launcher may be suspended.
+            self._silent_s += timeout_s
 
     @property
     def trouble(self) -> str | None:
@@ -71,7 +61,7 @@ class LauncherEnd:
         if self._is_dead:
             return f"{name} has died."
         if self._silent_s >= SILENT_S:
-            return f"{name} has not responded for {SILENT_S:g} s."
+            return f"{name} has died or hangs."
         return None
 
     def drain(self, timeout_s: float) -> bool:
@@ -90,22 +80,18 @@ class LauncherEnd:
         return False
 
     def wait_gone(self, timeout_s: float) -> None:
-        """Wait up to timeout_s until the process has ended."""
-        if self._pidfd is not None:
-            poller = select.poll()
-            poller.register(self._pidfd, select.POLLIN)
-            poller.poll(timeout_s * 1e3)
+        """Wait up to timeout_s until all processes that hold the link have ended."""
+        deadline = time.monotonic() + timeout_s
+        while not self._is_dead and time.monotonic() < deadline:
+            self.look(LOOK_S)
 
     def close(self) -> None:
         """Close the link. Idempotent."""
         self._socket.close()
         self._child.close()
-        if self._pidfd is not None:
-            os.close(self._pidfd)
-            self._pidfd = None
 
     def _receive(self) -> None:
-        """Read all waiting beats. The stream ends when every process that holds it has ended."""
+        """Read all waiting messages. The link ends when all processes that hold it have ended."""
         with contextlib.suppress(BlockingIOError):
             while True:
                 message = received(self._socket)
@@ -114,30 +100,7 @@ class LauncherEnd:
                     return
                 kind, fields = json.loads(message)
                 if kind == "news":
-                    self._note(News(**fields))
-                    continue
-                if self.beat is not None and self.beat.is_ended:
-                    continue  # another thread of the backend began this beat earlier
-                is_first = self.beat is None
-                self.beat = Beat(**fields)
-                if is_first:
-                    self._open_process(self.beat.pid)
-
-    def _note(self, news: News) -> None:
-        self.news = news
-        if news.phase:
-            self.end_phase(news.phase)
-
-    def end_phase(self, name: str) -> None:
-        """Count the time since the end of the last phase, or since the start, as this phase."""
-        now_s = time.monotonic()
-        self.phases[name] = now_s - self._phase_s
-        self._phase_s = now_s
-
-    def _open_process(self, pid: int) -> None:
-        try:
-            self._pidfd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            self._is_dead = True
-        except (OSError, AttributeError):
-            pass  # an old kernel, or a Python built on one: SILENT_S detects the end later
+                    self.news = News(**fields)
+                elif self.beat is None or not self.beat.is_ended:
+                    # After the last beat, one can come that another thread began earlier.
+                    self.beat = Beat(**fields)

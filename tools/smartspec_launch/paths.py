@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from smartspec_py.config import ServerConfig
-
-
-def cache_dir() -> Path:
-    """This program's folder in XDG_CACHE_HOME or ~/.cache. It may not exist yet."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "smartspec"
+from smartspec_py.defaults import cache_dir
+from smartspec_py.engines.torch.gguf_folder import model_folder
 
 
 def profile_cache() -> Path:
@@ -25,7 +20,8 @@ def run_dir(http_port: int) -> Path:
 
 
 def with_absolute_paths(config: ServerConfig, folder: Path) -> ServerConfig:
-    """The configuration with absolute engine paths. Relative paths are resolved from `folder`."""
+    """The configuration with absolute engine paths. Relative paths are resolved from `folder`. A
+    GGUF file becomes the folder that is made of it. Raises ConfigError."""
     found = config.engine.paths()
-    paths = {name: str((folder / path).resolve()) for name, path in found.items()}
+    paths = {name: str(model_folder(folder / path).resolve()) for name, path in found.items()}
     return config.model_copy(update={"engine": config.engine.model_copy(update=paths)})

@@ -11,10 +11,8 @@ can unload itself only in this mode. Its HTTP and gRPC endpoints are closed to a
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import secrets
-import shutil
 import signal
 import subprocess
 import sys
@@ -24,18 +22,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from smartspec_launch.address import (
-    LOOPBACK,
-    Address,
-    free_address,
-    status_of,
-    taken_ports,
-    with_internal_ports,
-)
-from smartspec_launch.ascii_paths import AsciiPaths
+from smartspec_launch.address import LOOPBACK, Address, status_of, with_internal_ports
 from smartspec_launch.files import (
     PACKAGE_FOLDER,
     Installation,
+    check_ascii,
     find_installation,
     lock_run_dir,
     usable,
@@ -47,17 +38,6 @@ from smartspec_launch.link import LauncherEnd
 from smartspec_py.api.contract import MODEL_NAME
 from smartspec_py.config import ServerConfig
 from smartspec_py.serving.link import LINK_VARIABLE, remove_shared_memory
-
-__all__ = [
-    "Address",
-    "ModelRefusedError",
-    "TritonServer",
-    "TritonServerError",
-    "free_address",
-    "server_command",
-    "server_environment",
-    "taken_ports",
-]
 
 MAX_POOLED_RESPONSES = 1024
 """Responses that Triton keeps in memory for a slow gRPC client. Triton's default is unbounded."""
@@ -98,10 +78,6 @@ LAST_WORDS_S = 0.7
 """Time for Triton to send the last responses after the backend has failed."""
 
 
-ENVIRONMENTS = Path("/tmp")
-"""Where Triton's Python backend makes its folders, whatever TMPDIR says."""
-
-
 class TritonServerError(RuntimeError):
     """The server did not become ready; the message holds the last lines of its log."""
 
@@ -118,7 +94,6 @@ class TritonServer:
     aliases: additional names of the model, see `smartspec_launch.pbtxt`.
     options: additional options of tritonserver, placed last.
     openai: None serves no OpenAI routes.
-    keeps_files: if false, run_dir is removed after a `with` block without errors.
     """
 
     def __init__(
@@ -126,23 +101,19 @@ class TritonServer:
         config: ServerConfig,
         run_dir: Path,
         address: Address,
-        installation: Installation | None = None,
         backend_folder: Path = PACKAGE_FOLDER,
         aliases: Sequence[str] = (),
         options: Sequence[str] = (),
         *,
         openai: OpenAi | None = None,
-        keeps_files: bool = True,
     ) -> None:
         self.address = with_internal_ports(address)
         self.openai = openai
         self.log_path = run_dir / "tritonserver.log"
         self._config = config
         self._run_dir = run_dir
-        self._installation = installation
         self._backend_folder = backend_folder
         self._aliases, self._options = tuple(aliases), tuple(options)
-        self._keeps_files = keeps_files
         self._process: subprocess.Popen[bytes] | None = None
         self._gateway: Gateway
         self._is_stopped = False
@@ -150,9 +121,7 @@ class TritonServer:
         self._was_killed = False
         self._shm_prefix = f"smartspec_{secrets.token_hex(4)}_"
         self._link: LauncherEnd
-        self._begin_s = time.time()
-        self._ascii_paths = AsciiPaths()
-        self._lock: int | None = None
+        self._lock = -1
 
     def __enter__(self) -> TritonServer:
         self.start()
@@ -164,10 +133,7 @@ class TritonServer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        code = self.stop()
-        if kind is None and code == 0 and not self._keeps_files:
-            # An error here must not lose the results of a measurement.
-            shutil.rmtree(self._run_dir, ignore_errors=True)
+        self.stop()
 
     @property
     def pid(self) -> int:
@@ -175,38 +141,27 @@ class TritonServer:
         assert self._process is not None, "not started"
         return self._process.pid
 
-    @property
-    def gateway_pid(self) -> int:
-        """Process id of the gateway."""
-        return self._gateway.pid
-
     def start(self) -> None:
-        """Write the run directory and start the process.
+        """Write the run directory and start the processes.
 
         Raises InstallationError or InterpreterError.
         """
         assert self._process is None, "a TritonServer is started once"
-        installation = self._installation or find_installation()
-        with contextlib.ExitStack() as undo:
-            undo.callback(self._unlock)
-            self._launch(installation)
-            undo.pop_all()
-
-    def _launch(self, installation: Installation) -> None:
-        with usable(self._run_dir):
-            self._lock = lock_run_dir(self._run_dir)
-            run_dir = self._ascii_paths.of(self._run_dir.absolute(), "run")
-            config = self._ascii_paths.of_config(self._config)
+        installation = find_installation()
+        run_dir = self._run_dir.absolute()
+        if installation.stub is not None:
+            check_ascii(run_dir, *map(Path, self._config.engine.paths().values()))
+        with usable(run_dir):
+            self._lock = lock_run_dir(run_dir)
             backends = write_backends(run_dir, installation, self._backend_folder)
-            models = write_repository(run_dir, config, self._aliases)
+            models = write_repository(run_dir, self._config, self._aliases)
             log = self.log_path.open("wb")
-        environment = server_environment(installation)
         command = server_command(installation, backends, models, self.address)
         command += [f"--load-model={alias}" for alias in self._aliases]
         command.append(f"--backend-config=python,shm-region-prefix-name={self._shm_prefix}")
         command += self._options
         self._link = LauncherEnd()
-        self._begin_s = time.time()
+        link = {LINK_VARIABLE: f"{self._link.child_fd},{self._shm_prefix}"}
         with log:
             self._process = subprocess.Popen(
                 command,
@@ -214,21 +169,17 @@ class TritonServer:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=run_dir,  # Triton's stub imports modules from it
-                env=environment | {LINK_VARIABLE: f"{self._link.child_fd},{self._shm_prefix}"},
+                env=server_environment(installation) | link,
                 pass_fds=[self._link.child_fd],
                 start_new_session=True,
             )
-            bears = installation.max_body_bytes
-            self._gateway = Gateway(self.address, bears, self.openai, log, run_dir)
+            self._gateway = Gateway(self.address, self.openai, log)
         self._link.hand_over()
 
     @property
     def facts(self) -> Mapping[str, Any]:
         """What a server that is ready serves; see `Beat.facts`."""
-        facts = {} if self._link.beat is None else dict(self._link.beat.facts)
-        if "model" in facts:  # the backend may know a link of `AsciiPaths`
-            facts["model"] = Path(self._config.engine.paths()["model"]).name
-        return facts
+        return {} if self._link.beat is None else self._link.beat.facts
 
     @property
     def context_len(self) -> int:
@@ -273,8 +224,6 @@ class TritonServer:
         if the backend reported the reason.
         """
         self._wait(self.is_model_ready, self._config.limits.start_s, progress)
-        self._link.look(0.0)
-        self._link.end_phase("ports")
         self._gateway.open(self.context_len)
         self._wait(self._gateway.is_ready, GATEWAY_S, None)
 
@@ -291,10 +240,10 @@ class TritonServer:
             if code is not None:
                 self._link.look(0.0)
                 news = self._link.news
-                error = self._ascii_paths.restored(news.error)
                 if news.is_refusal:
-                    raise ModelRefusedError(error)
-                raise TritonServerError(f"{self.end_message(code)}\n{self.log_tail()}\n{error}")
+                    raise ModelRefusedError(news.error)
+                log = self.log_tail()
+                raise TritonServerError(f"{self.end_message(code)}\n{log}\n{news.error}")
             if time.monotonic() > deadline:
                 raise TritonServerError(
                     f"Triton was not ready after {timeout_s:g} s, the limit of limits.start_s: "
@@ -314,10 +263,6 @@ class TritonServer:
             return "The model is no longer ready, or Triton does not answer."
         return None if self._gateway.answers() else "The gateway does not answer."
 
-    def start_phases(self) -> Mapping[str, float]:
-        """Seconds of each start phase so far, from the start of the Triton process."""
-        return self._link.phases
-
     def log_tail(self, num_lines: int = LOG_TAIL_LINES) -> str:
         """The last lines of Triton's log, without its tables."""
         lines = self.log_path.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -334,7 +279,6 @@ class TritonServer:
         Triton had to be killed after all requests were answered.
         """
         if self._process is None:
-            self._ascii_paths.close()
             return None
         if self._process.poll() is None and not self._is_stopped:
             with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
@@ -371,17 +315,8 @@ class TritonServer:
         self._link.wait_gone(GONE_S)
         self._link.close()
         remove_shared_memory(self._shm_prefix)
-        if self._process.poll() != 0:  # at a clean end, Triton removes its folder itself
-            start_s = self._link.phases.get("Triton", math.inf)
-            remove_environments(self._begin_s, self._begin_s + start_s)
-        self._ascii_paths.close()
-        self._unlock()
+        os.close(self._lock)
         self._is_stopped = True
-
-    def _unlock(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
 
 
 def server_environment(installation: Installation) -> dict[str, str]:
@@ -431,17 +366,3 @@ def server_command(
     if installation.is_fit_for_network:  # the wheel's version has no such option
         command.append(f"--grpc-max-response-pool-size={MAX_POOLED_RESPONSES}")
     return command
-
-
-def remove_environments(begin_s: float, end_s: float) -> None:
-    """Remove the empty folders that Triton's Python backend made between these times, in seconds
-    since the epoch. It makes one before it starts the model, and leaves it if it is killed.
-
-    The folder's name does not say whose it is. A Triton that loses its folder aborts at its end,
-    so the times must be as close as possible.
-    """
-    for folder in ENVIRONMENTS.glob("python_env_*"):
-        with contextlib.suppress(OSError):  # it is not empty, or is gone
-            about = folder.stat()
-            if about.st_uid == os.geteuid() and begin_s <= about.st_mtime <= end_s:
-                folder.rmdir()

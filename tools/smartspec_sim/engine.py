@@ -5,7 +5,7 @@ that the target applies. All other tokens are 0. One poll runs one packed pass o
 work, as in the PyTorch engine. Verifications, single tokens and prompt chunks share the pass. On
 the virtual clock it takes, in seconds,
 
-    target_s(rows, tokens, mean context of the rows)  +  prefill_s(prompt tokens)  +  host_s(rows)
+    target_s(rows, tokens, mean context of the rows)  +  prefill_s(prompt tokens)  +  host_s
     +  change_s(rows) if the previous pass had another number of tokens
 
 The first term counts decoding rows and their tokens, or one row and one token if none decodes. A
@@ -99,7 +99,7 @@ class SimTarget:
         if not work:
             return []
         pass_s = self._pass_s(work)
-        self._clock.sleep(pass_s + self._cost.step_host_s(len(work)))
+        self._clock.sleep(pass_s + self._cost.host_s)
         self.busy_s += pass_s
         return [self._event(item, pass_s) for item in work]
 

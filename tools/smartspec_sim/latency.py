@@ -28,12 +28,11 @@ LATENCIES = ("ttft", "tpot", "e2e")
 class RequestTiming:
     """One request, in seconds from the start of the load.
 
-    scheduled_s: time at which it was due. sent_s: time of sending. first_s, last_s: times of the
-    first and the last token; None without tokens. error: why it did not finish, else None.
+    scheduled_s: time at which it was due. first_s, last_s: times of the first and the last token;
+    None without tokens. error: why it did not finish, else None.
     """
 
     scheduled_s: float
-    sent_s: float
     first_s: float | None = None
     last_s: float | None = None
     num_tokens: int = 0
@@ -43,13 +42,15 @@ class RequestTiming:
     def is_finished(self) -> bool:
         return self.error is None and self.last_s is not None
 
-    def ttft_s(self, start_s: float) -> float:
+    @property
+    def ttft_s(self) -> float:
         assert self.first_s is not None
-        return self.first_s - start_s
+        return self.first_s - self.scheduled_s
 
-    def e2e_s(self, start_s: float) -> float:
+    @property
+    def e2e_s(self) -> float:
         assert self.last_s is not None
-        return self.last_s - start_s
+        return self.last_s - self.scheduled_s
 
     @property
     def tpot_s(self) -> float | None:
@@ -59,10 +60,9 @@ class RequestTiming:
         return (self.last_s - self.first_s) / (self.num_tokens - 1)
 
     def latency_s(self, name: str) -> float | None:
-        """One of LATENCIES of a finished request, from the time it was due."""
-        if name == "tpot":
-            return self.tpot_s
-        return (self.ttft_s if name == "ttft" else self.e2e_s)(self.scheduled_s)
+        """One of LATENCIES of a finished request."""
+        found: float | None = getattr(self, f"{name}_s")
+        return found
 
 
 Slo = dict[str, float]

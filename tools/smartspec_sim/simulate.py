@@ -199,7 +199,6 @@ class Server:
         self._num_ended_in_step += 1
         timing = RequestTiming(
             scheduled_s=served.arrival_s,
-            sent_s=served.arrival_s,
             first_s=served.first_token_s,
             last_s=served.last_token_s,
             num_tokens=served.num_generated,
@@ -299,7 +298,7 @@ class Simulation:
             except RequestError as error:
                 reason = f"refused: {error}"
                 candidates.remove(server)
-        self._end(request.sequence, RequestTiming(arrival_s, arrival_s, error=reason))
+        self._end(request.sequence, RequestTiming(arrival_s, error=reason))
 
     def _end(self, sequence: SequenceId, timing: RequestTiming) -> None:
         assert sequence not in self._timings, f"request {sequence} ended twice"

@@ -103,12 +103,7 @@ OUTPUTS = (
         "JSON document with speculation statistics of the request, with vLLM's field names",
         when="last, if return_spec_metrics is summary or detailed",
     ),
-    TensorSpec(
-        "proposer",
-        "STRING",
-        "the proposer of the latest drafts",
-        when=_DETAILED,
-    ),
+    TensorSpec("proposer", "STRING", "the proposer of the latest drafts", when=_DETAILED),
     TensorSpec("drafter", "STRING", "older name of `proposer`; one more release", when=_DETAILED),
     TensorSpec(
         "explanation",

@@ -48,22 +48,14 @@ NEUTRAL = (
 """Tensors with only a neutral value."""
 
 _NAMES = {
-    _NO_BEAMS: "early_stopping beam_search_diversity_rate",
-    "LoRA is not supported": "lora_task_id lora_weights lora_config",
-    "prompt embeddings are not supported": "prompt_embedding_table prompt_table_extra_ids "
-    "prompt_vocab_size",
-    "drafts from the client are not supported": "draft_input_ids draft_logits "
-    "draft_acceptance_threshold",
-    "decay of top_p is not supported": "top_p_min top_p_decay top_p_reset_ids runtime_top_p_min "
-    "runtime_top_p_decay runtime_top_p_reset_ids",
-    "lookahead decoding is not supported; see proposer": "lookahead_window_size "
-    "lookahead_ngram_size lookahead_verification_set_size",
-    "cache retention is not supported": "retention_token_range_starts retention_token_range_ends "
-    "retention_token_range_priorities retention_token_range_durations_ms "
-    "retention_decode_priority retention_decode_duration_ms",
-    "only text is supported": "image_input",
-    "encoder-decoder models are not supported": "decoder_text_input",
-    "use stop_words; to cancel a request, close its stream": "stop",
+    "not supported": "early_stopping beam_search_diversity_rate lora_task_id lora_weights "
+    "lora_config prompt_embedding_table prompt_table_extra_ids prompt_vocab_size draft_input_ids "
+    "draft_logits draft_acceptance_threshold top_p_min top_p_decay top_p_reset_ids "
+    "runtime_top_p_min runtime_top_p_decay runtime_top_p_reset_ids lookahead_window_size "
+    "lookahead_ngram_size lookahead_verification_set_size retention_token_range_starts "
+    "retention_token_range_ends retention_token_range_priorities "
+    "retention_token_range_durations_ms retention_decode_priority retention_decode_duration_ms "
+    "image_input decoder_text_input",
     "not supported; write the conversation as text in text_input": "messages",
     "unknown; use text_input": "prompt",
     "unknown; use max_tokens": "request_output_len max_new_tokens",
@@ -72,7 +64,7 @@ _NAMES = {
     "unknown; use top_p": "runtime_top_p",
     "unknown; use length_penalty": "len_penalty",
     "unknown; use min_tokens": "min_length",
-    "unknown; use stop_words": "stop_words_list",
+    "unknown; use stop_words": "stop stop_words_list",
     "unknown; use bad_words": "bad_words_list",
     "unknown; use embedding_bias_words": "embedding_bias logit_bias",
     "unknown; use speculation_policy": "policy",

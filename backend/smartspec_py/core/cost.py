@@ -2,7 +2,7 @@
 
 A step of B sequences with draft lengths k_i takes
 
-    T = sum over passes p of draft_s(n_p)  +  catch-up  +  target_s(B, B + sum k_i)  +  host_s(B)
+    T = sum over passes p of draft_s(n_p)  +  catch-up  +  target_s(B, B + sum k_i)  +  host_s
 
 where n_p is the number of sequences with k_i >= p. Measured costs are constant for small passes
 and grow for large ones, with jumps in between. Therefore no curve is fitted. The model is linear
@@ -14,7 +14,7 @@ they have no effect.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -96,11 +96,11 @@ class PassTable:
         found = self._lines.get(batch_size)
         if found is None:
             seconds = [
-                _interpolate(batch_size, self.rows, [line[i] for line in self.seconds])
+                interpolate(batch_size, self.rows, [line[i] for line in self.seconds])
                 for i in range(len(self.tokens_per_row))
             ]
             far = FAR_TOKENS * self.tokens_per_row[-1]
-            seconds.append(_interpolate(far, self.tokens_per_row, seconds))
+            seconds.append(interpolate(far, self.tokens_per_row, seconds))
             tokens = np.array([*self.tokens_per_row, far], dtype=np.float64) * batch_size
             found = self._lines[batch_size] = (tokens, np.array(seconds))
         return found
@@ -115,7 +115,7 @@ class CostModel:
     """The cost of a step, from one table for the target and one for the draft model.
 
     draft: None if the cost of proposing is negligible, as with prompt lookup.
-    host_s, host_row_s: seconds of the loop's own work, per step and per sequence in the step.
+    host_s: seconds of the loop's own work in a step.
     catch_up_s: seconds per token that an outdated draft cache must process before drafting.
     prompt: passes of one row over a prompt chunk without earlier context. Only the last token of
         the chunk needs logits. If None, a prompt token costs as much as a draft to verify.
@@ -123,7 +123,7 @@ class CostModel:
     The factors below correct the tables. T is the pass by the table, T0 that with one token per
     row:
 
-        target = target_base * T0 + target_slope * (T - T0) + target_extra_s
+        target = target_base * T0 + target_slope * (T - T0)
 
     draft_factor: multiplies passes of the draft model, but not `catch_up_s`.
     """
@@ -131,11 +131,9 @@ class CostModel:
     target: PassTable
     draft: PassTable | None = None
     host_s: float = 0.0
-    host_row_s: float = 0.0
     catch_up_s: float = 0.0
     target_base: float = 1.0
     target_slope: float = 1.0
-    target_extra_s: float = 0.0
     draft_factor: float = 1.0
     prompt: PassTable | None = None
 
@@ -149,7 +147,7 @@ class CostModel:
         if batch_size <= 0:
             return seconds
         one_token_s = self.target.one_token_s(batch_size, context_len)
-        fixed_s = (self.target_base - self.target_slope) * one_token_s + self.target_extra_s
+        fixed_s = (self.target_base - self.target_slope) * one_token_s
         return np.maximum(self.target_slope * seconds + fixed_s, 0.0)
 
     def change_s(self, batch_size: int) -> float:
@@ -164,9 +162,6 @@ class CostModel:
     def draft_s(self, batch_size: int) -> float:
         """Seconds of one draft pass that drafts one token for each of `batch_size` sequences."""
         return float(self.draft_pass_s[batch_size])
-
-    def step_host_s(self, batch_size: int) -> float:
-        return self.host_s + self.host_row_s * batch_size
 
     def prefill_s(self, num_tokens: int) -> float:
         """Seconds that a prompt chunk of `num_tokens` tokens adds to a target pass."""
@@ -190,7 +185,7 @@ MAX_ROWS = 1024
 """Rows of the look-up tables of draft passes. No engine here runs a larger batch."""
 
 
-def _interpolate(x: float, xs: tuple[int, ...], ys: list[float] | tuple[float, ...]) -> float:
+def interpolate(x: float, xs: Sequence[int], ys: Sequence[float]) -> float:
     """Linear interpolation. Before the first point it returns the first value; after the last
     point it continues the last slope."""
     if x <= xs[0] or len(xs) == 1:
@@ -202,7 +197,8 @@ def _interpolate(x: float, xs: tuple[int, ...], ys: list[float] | tuple[float, .
 
 
 def cost_from_json(raw: Mapping[str, Any]) -> CostModel:
-    """The cost model in this JSON object. `prompt` may be missing, as in older files.
+    """The cost model in this JSON object. `prompt` may be missing and other fields may be there, as
+    in older files.
 
     Raises KeyError, TypeError or ValueError if it is not a cost model.
     """
@@ -212,7 +208,8 @@ def cost_from_json(raw: Mapping[str, Any]) -> CostModel:
         "draft": draft and _table_from_json(draft),
         "prompt": prompt and _table_from_json(prompt),
     }
-    return CostModel(**{**raw, **tables})
+    known = raw.keys() & CostModel.__dataclass_fields__.keys()
+    return CostModel(**{**{name: raw[name] for name in known}, **tables})
 
 
 def _table_from_json(raw: Mapping[str, Any]) -> PassTable:

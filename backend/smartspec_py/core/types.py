@@ -171,7 +171,9 @@ class DraftOption(NamedTuple):
         date, or if it processes the few missing tokens as part of drafting.
     has_draft_passes: whether drafting runs passes of a draft model. Prompt lookup runs none.
     draft_s: seconds of drafting in addition to draft passes, the same for any draft length.
-    is_tree: whether the drafts are the nodes of a tree. The planner does not use this.
+    proposer: its name; empty if there is none. The planner does not use it.
+    nodes: the ranked nodes (see `TreeSpace`) if the drafts are a tree; None for a chain. At least
+        max_draft_len. The planner does not use them.
     """
 
     max_draft_len: int
@@ -179,7 +181,8 @@ class DraftOption(NamedTuple):
     draft_lag: int = 0
     has_draft_passes: bool = True
     draft_s: float = 0.0
-    is_tree: bool = False
+    proposer: str = ""
+    nodes: Sequence[int] | NDArray[np.int64] | None = None
 
 
 @dataclass(slots=True)

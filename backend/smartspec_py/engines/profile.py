@@ -21,18 +21,23 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from smartspec_py.core.cost import CostModel, PassTable, cost_from_json
+from smartspec_py.core.cost import CostModel, PassTable, cost_from_json, interpolate
 from smartspec_py.defaults import LEAST_CHUNK
 from smartspec_py.engines.base import Profilable
 
 logger = logging.getLogger(__name__)
 
-PROFILE_VERSION = 7
+PROFILE_VERSION = 8
 """Raise it when the meaning of a stored number changes, or the engine becomes faster."""
 
 NUM_ROUNDS = 5
+ENOUGH_S = 0.2
+"""A pass that was timed for so many seconds, and twice, is not timed again: chance matters less."""
+
+LONG_S = 0.3
+"""If a pass takes longer, passes over more tokens of as many rows are not timed. The table goes on
+with the last slope: such passes are limited by arithmetic, so each token costs the same."""
+
 ROW_GRID = (1, 2, 4, 8, 16, 32, 64, 128)
 TOKEN_GRID = (1, 2, 3, 4, 6, 8, 12, 16)
 PROMPT_GRID = (1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -191,43 +196,64 @@ class _Timer:
         """has_change: whether to find out what another number of tokens than before costs."""
         # The largest batch shows the effect of context best: it reads the most keys and values.
         shorter = context_len // 4
-        points = [_Pass(r, t, context_len) for r in rows for t in tokens]
+        lines = {r: self._line(r, tokens, context_len) for r in rows}
+        points = [point for line in lines.values() for point in line]
         at_shorter = _Pass(rows[-1], tokens[0], shorter)
         repeats = [_Pass(r, tokens[:2][-1], context_len, is_repeat=True) for r in rows]
         if not has_change:
             repeats = []
         timed = [*sorted([*points, *repeats]), at_shorter]
         best = dict(zip(timed, self._best_s(timed), strict=True))
-        found = [best[point] for point in points]
-        saved_s = max(0.0, best[points[-len(tokens)]] - best[at_shorter])
+        saved_s = max(0.0, best[lines[rows[-1]][0]] - best[at_shorter])
         context_s = saved_s / (rows[-1] * max(1, context_len - shorter))
-        lines = np.array(found).reshape(len(rows), len(tokens))
-        change_s = np.array([best[one._replace(is_repeat=False)] - best[one] for one in repeats])
-        change_s = np.maximum(change_s, 0.0)
-        if has_change:
-            lines = np.maximum(lines - change_s[:, None], 0.0)
-        seconds = tuple(map(tuple, lines.tolist()))
-        return PassTable(rows, tokens, seconds, context_len, context_s, tuple(change_s.tolist()))
+        change_s = [max(0.0, best[one._replace(is_repeat=False)] - best[one]) for one in repeats]
+        seconds = []
+        for index, line in enumerate(lines.values()):
+            less = change_s[index] if has_change else 0.0
+            known = [max(0.0, best[point] - less) for point in line]
+            counts = tokens[: len(known)]
+            seconds.append(tuple(interpolate(num, counts, known) for num in tokens))
+        return PassTable(rows, tokens, tuple(seconds), context_len, context_s, tuple(change_s))
+
+    def _line(self, rows: int, tokens: tuple[int, ...], context_len: int) -> list[_Pass]:
+        """The passes of so many rows that are worth timing, see LONG_S; at least two.
+
+        Runs each of them once, because the first pass of a size is slower."""
+        line: list[_Pass] = []
+        seconds = 0.0
+        for num in tokens:
+            if len(line) > 1 and seconds > LONG_S:
+                break
+            line.append(_Pass(rows, num, context_len))
+            seconds = self._engine.time_pass(*line[-1][:4])
+        return line
 
     def prompt_s(self, tokens: Sequence[int]) -> list[float]:
         """Seconds of a pass with one row, for each number of tokens."""
         return self._best_s([_Pass(1, num, 0, num_logits=1) for num in tokens])
 
     def _best_s(self, points: Sequence[_Pass]) -> list[float]:
-        """Seconds of each pass: the best of several rounds, or of fewer if the budget is spent.
+        """Seconds of each pass: the best of several rounds, see ENOUGH_S.
 
         Disturbances only make a pass longer, so the best time is the time of the pass itself. Each
         round covers all points, so that a disturbance does not affect a single point only.
         """
         self._engine.time_pass(*points[-1][:4])  # the first pass pays for allocations
-        best_s = [math.inf] * len(points)
+        best_s, total_s = [math.inf] * len(points), [0.0] * len(points)
+        is_done = False
         for number in range(NUM_ROUNDS):
             logger.info("timing %s passes: round %d of %d", self._name, number + 1, NUM_ROUNDS)
             for index, point in enumerate(points):
                 if number and self._is_over():
                     logger.warning("limits.profile_s has passed: costs are from fewer rounds")
                     return best_s
-                best_s[index] = min(best_s[index], self._pass_s(point))
+                if not point.is_repeat:  # which is timed behind the point before it
+                    is_done = number > 1 and total_s[index] > ENOUGH_S
+                if is_done:
+                    continue
+                seconds = self._pass_s(point)
+                best_s[index] = min(best_s[index], seconds)
+                total_s[index] += seconds
         return best_s
 
     def _pass_s(self, point: _Pass) -> float:
@@ -319,8 +345,11 @@ def driver_name(files: Sequence[Path] = DRIVER_FILES) -> str:
 
 
 def fingerprint(folder: Path) -> str:
-    """A hash of a model directory: its config, and the names and sizes of its weight files."""
+    """A hash of a model directory: its config, and the names and sizes of its weight files, or
+    where the weights are in a GGUF file."""
     digest = hashlib.sha256((folder / "config.json").read_bytes())
+    for path in folder.glob("gguf.json"):
+        digest.update(path.read_bytes())
     for path in sorted(folder.glob("*.safetensors")):
         digest.update(f"{path.name}:{path.stat().st_size}".encode())
     return digest.hexdigest()

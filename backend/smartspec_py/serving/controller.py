@@ -14,8 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from smartspec_py.core.cost import MAX_ROWS, CostModel
 from smartspec_py.core.learn.acceptance import INITIAL_MEAN
 from smartspec_py.core.learn.corrections import CostCorrections
@@ -30,7 +28,6 @@ from smartspec_py.core.plan.planner import (
     plan,
     without_drafts,
 )
-from smartspec_py.core.plan.problem import at_least
 from smartspec_py.core.types import MeasuredStep, SequenceId, SequenceView
 from smartspec_py.serving.step import Decision, Reason, StepRecord
 
@@ -81,14 +78,13 @@ class Controller:
         return self._corrections.mean_errors
 
     def state(self) -> dict[str, Any]:
-        """Cost corrections and guard state as JSON values."""
-        return {"corrections": self._corrections.state(), "guard": self._guard.state()}
+        """Cost corrections as JSON values."""
+        return {"corrections": self._corrections.state()}
 
     def restore(self, state: Mapping[str, Any], kept: float) -> None:
         """kept: share of the saved evidence to keep, 0 to 1. Raises ValueError for a state of
         another profile."""
         self._corrections.restore(state["corrections"], kept)
-        self._guard.restore(state["guard"], kept)
 
     def skips_search(self, batch_size: int, has_targets: bool) -> bool:
         """Whether to skip the search for a plan, because recent plans cost more than they gained.
@@ -194,7 +190,8 @@ def measured(record: StepRecord, last_num_tokens: int) -> MeasuredStep:
                 lengths.append(length)
                 lags.append(option.draft_lag)
     num_late = len(lags) - lags.count(0)
-    rows = at_least(np.array(lengths), max(lengths)).tolist() if lengths else []
+    passes = range(1, max(lengths, default=0) + 1)
+    rows = [sum([length >= number for length in lengths]) for number in passes]
     draft_s = max(0.0, record.draft_s - fixed_s) if lengths else 0.0
     return MeasuredStep(
         batch_size=record.batch_size,

@@ -44,13 +44,11 @@ _MAX_TEXT = 4000
 class News:
     """A message of the backend during its start.
 
-    message: what it does, for people. phase: the phase that has ended; empty: none.
-    error: why the start fails. is_refusal: the error is one sentence about engine.json or a
-    checkpoint.
+    message: what it does, for people. error: why the start fails. is_refusal: the error is one
+    sentence about engine.json or a checkpoint.
     """
 
     message: str = ""
-    phase: str = ""
     error: str = ""
     is_refusal: bool = False
 
@@ -97,34 +95,29 @@ class BackendEnd:
         """Send the next beat now. Any thread may call it."""
         beat = self._status()
         if beat is not None:
-            self._send(beat)
-
-    def tell(self, news: News) -> None:
-        """Send a message of the start. Any thread may call it."""
-        self._send(news)
+            self.send(beat)
 
     def end(self) -> None:
         """Send the last beat, when Triton finalizes the model. Closing a large engine can take a
         long time, without beats."""
-        self._send(Beat(os.getpid(), is_ended=True))
+        self.send(Beat(os.getpid(), is_ended=True))
         self._is_ended = True
 
     def _run(self) -> None:
         with self._socket:
             while not self._is_ended:
                 self.beat()
-                if select.select([self._socket], [], [], BEAT_S)[0] and not self._receive():
+                if not select.select([self._socket], [], [], BEAT_S)[0]:
+                    continue
+                message = received(self._socket)
+                if message == DRAIN:
+                    self._on_drain()
+                elif not message:  # the launcher has ended
                     self._on_orphaned()
                     return
 
-    def _receive(self) -> bool:
-        """Read one message. Returns whether the launcher is still connected."""
-        message = received(self._socket)
-        if message == DRAIN:
-            self._on_drain()
-        return bool(message)
-
-    def _send(self, found: Beat | News) -> None:
+    def send(self, found: Beat | News) -> None:
+        """Send a message now. Any thread may call it."""
         fields = {
             name: value[-_MAX_TEXT:] if isinstance(value, str) else value
             for name, value in asdict(found).items()

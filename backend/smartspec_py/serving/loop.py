@@ -18,7 +18,7 @@ from typing import Any
 
 from smartspec_py.core.cost import CostModel
 from smartspec_py.core.plan.planner import BatchTable
-from smartspec_py.core.types import SequenceId
+from smartspec_py.core.types import SequenceId, SequenceView
 from smartspec_py.engines.base import (
     NO_DRAFT,
     Decode,
@@ -38,7 +38,7 @@ from smartspec_py.serving.messages import SHUTTING_DOWN, LoopState, Update
 from smartspec_py.serving.metrics import FLUSH_S
 from smartspec_py.serving.request import ErrorCode, Request
 from smartspec_py.serving.scheduler import Scheduler
-from smartspec_py.serving.speculation import Offers, Speculation
+from smartspec_py.serving.speculation import Speculation
 from smartspec_py.serving.step import Decision, Reason, StepRecord, StepWatch
 
 logger = logging.getLogger(__name__)
@@ -113,11 +113,11 @@ class StepLoop:
         watch = StepWatch(self._clock, self._end_s if was_busy else None)
         self._show(watch.start_s)
         ready = self._batcher.ready()
-        offers, decision, drafts = self._plan(ready, watch)
+        decision, drafts = self._plan(ready, watch)
         drafted = {sequence: len(draft.tokens) for sequence, draft in drafts.items()}
         prefills = self._batcher.prefills(len(ready) + sum(drafted.values()))
         self.scheduler.submit([*prefills, *self._decoding_work(ready, drafts, decision)])
-        events = self._events(offers, drafted)
+        events = self._events(decision.views, drafted)
         watch.mark("total_s")
         if events:
             self._record(decision, prefills, drafted, events, watch)
@@ -162,7 +162,7 @@ class StepLoop:
 
     def _plan(
         self, ready: Sequence[Request], watch: StepWatch
-    ) -> tuple[Offers, Decision, dict[SequenceId, Draft]]:
+    ) -> tuple[Decision, dict[SequenceId, Draft]]:
         """Decide draft lengths, and draft. An exception here costs only the drafts of this step: no
         draft changes a text."""
         speculation, controller = self._speculation, self.controller
@@ -171,19 +171,19 @@ class StepLoop:
             limits = self.scheduler.cache.draft_room(ready, self._batcher.live.values())
             has_targets = any(request.slo_s_per_token is not None for request in ready)
             skip_search = controller.skips_search(len(ready), has_targets)
-            offers = speculation.offers(ready, limits, watch.start_s, skip_search=skip_search)
+            views = speculation.views(ready, limits, watch.start_s, skip_search=skip_search)
             watch.mark("views_s")
-            decision = controller.plan(offers.views, num_prefilling)
+            decision = controller.plan(views, num_prefilling)
             watch.mark("plan_s")
-            drafts = speculation.propose(ready, offers, decision.plan)
+            drafts = speculation.propose(ready, views, decision.plan)
         except Exception:
             if not self._has_failed_plan:
                 logger.exception("a step runs without drafts (logged once)")
             self._has_failed_plan = True
-            offers = speculation.no_offers(ready, watch.start_s)
-            decision, drafts = controller.plan_failed(offers.views, num_prefilling), {}
+            views = speculation.no_views(ready, watch.start_s)
+            decision, drafts = controller.plan_failed(views, num_prefilling), {}
         watch.mark("draft_s")
-        return offers, decision, drafts
+        return decision, drafts
 
     def _record(
         self,
@@ -209,7 +209,9 @@ class StepLoop:
         self.controller.observe(record)
         self._post(record)
 
-    def _events(self, offers: Offers, drafted: Mapping[SequenceId, int]) -> list[Event]:
+    def _events(
+        self, views: Sequence[SequenceView], drafted: Mapping[SequenceId, int]
+    ) -> list[Event]:
         """Poll and apply events, until there is one of a drafted sequence; without drafts, any.
 
         A pass may take longer than POLL_S. The record of a step needs the results of its plan.
@@ -217,9 +219,9 @@ class StepLoop:
         events: list[Event] = []
         while True:
             polled = self._target.poll(POLL_S)
-            self.scheduler.apply(polled, offers)
+            self.scheduler.apply(polled, views)
             events += polled
-            if not drafted and (polled or not offers.views):
+            if not drafted and (polled or not views):
                 return events
             if self._inbox.is_closed or any(event.sequence in drafted for event in events):
                 return events

@@ -10,14 +10,14 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from smartspec_py.core.types import FinishReason, SequenceId
+from smartspec_py.core.types import FinishReason, SequenceId, SequenceView
 from smartspec_py.engines.base import Event, Prefill, Target, Work
 from smartspec_py.serving.admission import CacheBudget, CacheLedger, can_yield, victims
 from smartspec_py.serving.batcher import Batcher
 from smartspec_py.serving.inbox import Inbox, Messages
 from smartspec_py.serving.messages import SHUTTING_DOWN, Progress, Update
 from smartspec_py.serving.request import ErrorCode, Request, RequestState
-from smartspec_py.serving.speculation import Offers, Speculation
+from smartspec_py.serving.speculation import Speculation
 
 logger = logging.getLogger(__name__)
 
@@ -168,8 +168,8 @@ class Scheduler:
                 request.num_computed_tokens += len(item.tokens)
         self._target.submit(work)
 
-    def apply(self, events: Sequence[Event], offers: Offers) -> None:
-        """offers: what could be drafted in this step."""
+    def apply(self, events: Sequence[Event], views: Sequence[SequenceView]) -> None:
+        """views: what could be drafted in this step."""
         found = [(self._known(event.sequence), event) for event in events]
         self._speculation.observe(
             [
@@ -177,7 +177,7 @@ class Scheduler:
                 for request, event in found
                 if request.state is RequestState.DECODING and event.error is None
             ],
-            offers,
+            views,
         )
         now = self._clock()
         for request, event in found:

@@ -84,7 +84,7 @@ class Server:
             on_step=self._note_step,
         )
         budget = cache_budget(engine, config.limits)
-        logger.info("%s", _describe(engine, budget.capacity), extra={"phase": "profile"})
+        logger.info("%s", _describe(engine, budget.capacity))
         self.facts: Mapping[str, Any] = {
             "context_len": self.intake.max_context_len,
             "proposers": list(engine.proposers),
@@ -169,8 +169,8 @@ class Server:
             self._answer(sink, lambda: HEALTHY)
             return
         self._inbox.check_open()  # before tokenizing, so that a refusal costs little
-        arrival = self.intake.receive(params, sink)
-        self._inbox.put(arrival.request, lambda: self._responder.post(arrival.response))
+        request, response = self.intake.receive(params, sink)
+        self._inbox.put(request, lambda: self._responder.post(response))
 
     def refuse(self, sink: Sink, error: RequestError) -> None:
         """Send the error of a failed `submit`, from the responder's thread."""

@@ -4,7 +4,7 @@ Acceptance is learned separately for each proposer. The acceptance of a draft mo
 about the acceptance of prompt lookup. If a request names no proposer, it can have several, and the
 planner chooses one at every step.
 
-In a step, `offers` says what could be drafted, `propose` drafts what was planned of it, and
+In a step, `views` says what could be drafted, `propose` drafts what was planned of it, and
 `observe` learns from the results.
 """
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
@@ -52,36 +51,6 @@ NO_OPTION = DraftOption(0, NO_PROBS, has_draft_passes=False)
 """The option of a sequence without a proposer."""
 
 
-@dataclass(slots=True)
-class Candidate:
-    """A proposer that a sequence can draft with in this step.
-
-    num_available: most tokens that it can draft. accept_probs: see `DraftOption`.
-    nodes: the ranked nodes (see `TreeSpace`) if the drafts are a tree; None for a chain.
-    """
-
-    name: str
-    num_available: int
-    is_tree: bool = False
-    accept_probs: Floats = field(default_factory=lambda: NO_PROBS)
-    nodes: Ints | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Offers:
-    """What the proposers could draft in a step.
-
-    views: the planner's view of each ready request. candidates: of each sequence, in the order of
-    `SequenceView.options`. A sequence whose proposers were not asked has none.
-    """
-
-    views: Sequence[SequenceView] = ()
-    candidates: Mapping[SequenceId, Sequence[Candidate]] = field(default_factory=dict)
-
-
-NO_OFFERS = Offers()
-
-
 class Speculation:
     """Owned by the loop thread."""
 
@@ -98,14 +67,14 @@ class Speculation:
             if able.tree_depth
         }
 
-    def offers(
+    def views(
         self,
         requests: Sequence[Request],
         draft_limits: Mapping[SequenceId, int],
         now: float,
         *,
         skip_search: bool = False,
-    ) -> Offers:
+    ) -> list[SequenceView]:
         """What the proposers could draft for each request.
 
         draft_limits: most tokens that each may draft, where memory is limited. now: by the clock of
@@ -113,42 +82,44 @@ class Speculation:
         Their proposers do not look for drafts.
         """
         max_nodes = MAX_NODES // max(1, len(requests))
-        candidates = {
-            request.sequence: self._candidates(request, draft_limits, max_nodes)
+        available = {
+            request.sequence: self._available(request, draft_limits, max_nodes)
             for request in requests
             if not (skip_search and request.policy in LEARNING)
         }
-        self._estimate(requests, candidates)
+        estimates = self._estimates(requests, available)
         drafts_s = self._drafts_s(len(requests))
-        views = [
+        return [
             _view(
                 request,
-                tuple([self._option(request, one, drafts_s) for one in of_one])
-                if (of_one := candidates.get(request.sequence))
-                else (NO_OPTION,),
+                [
+                    self._option(request, name, num, drafts_s, estimates)
+                    for name, num in available.get(request.sequence, ())
+                ],
                 now,
             )
             for request in requests
         ]
-        return Offers(views, candidates)
 
-    def no_offers(self, requests: Sequence[Request], now: float) -> Offers:
-        """`offers` for a step in which no proposer is asked."""
-        return Offers([_view(request, (NO_OPTION,), now) for request in requests])
+    def no_views(self, requests: Sequence[Request], now: float) -> list[SequenceView]:
+        """`views` for a step in which no proposer is asked."""
+        return [_view(request, (), now) for request in requests]
 
     def propose(
-        self, requests: Sequence[Request], offers: Offers, spec_plan: SpecPlan
+        self, requests: Sequence[Request], views: Sequence[SequenceView], spec_plan: SpecPlan
     ) -> dict[SequenceId, Draft]:
-        """Drafts by sequence, as planned or shorter. Sequences without drafts are left out."""
+        """Drafts by sequence, as planned or shorter. Sequences without drafts are left out.
+
+        views: of the requests, in their order.
+        """
         tasks: dict[str, list[DraftTask]] = defaultdict(list)
-        for request in requests:
+        for request, view in zip(requests, views, strict=True):
             draft_len = spec_plan.draft_lens[request.sequence]
             if not draft_len:
                 continue
-            choice = spec_plan.choices.get(request.sequence, 0)
-            candidate = offers.candidates[request.sequence][choice]
-            request.proposer = candidate.name
-            tasks[candidate.name].append(
+            option = spec_plan.option(view)
+            request.proposer = option.proposer
+            tasks[option.proposer].append(
                 DraftTask(
                     request.sequence,
                     request.tokens,
@@ -156,7 +127,7 @@ class Speculation:
                     draft_len,
                     request.sampling,
                     request.reuses_prefix,
-                    self._tree(candidate, draft_len),
+                    self._tree(option, draft_len),
                 )
             )
         drafts = {}
@@ -165,8 +136,10 @@ class Speculation:
             drafts.update({task.sequence: draft for task, draft in pairs if draft.tokens})
         return drafts
 
-    def observe(self, steps: Sequence[tuple[Request, Event]], offers: Offers = NO_OFFERS) -> None:
-        """Learn acceptance from events of decoding requests. offers: those of their step.
+    def observe(
+        self, steps: Sequence[tuple[Request, Event]], views: Sequence[SequenceView] = ()
+    ) -> None:
+        """Learn acceptance from events of decoding requests. views: those of their step.
 
         Hindsight is used only for requests with one event. Several events of one request belong to
         a burst without drafts. If a prompt lookup was not used, its acceptance is known afterwards
@@ -174,8 +147,9 @@ class Speculation:
         """
         counts: dict[str, list[tuple[SequenceId, int, int, str]]] = defaultdict(list)
         num_events = Counter([request.sequence for request, _ in steps])
+        options = {view.sequence: view.options for view in views}
         for request, event in steps:
-            asked = [one.name for one in offers.candidates.get(request.sequence, ())]
+            asked = [one.proposer for one in options.get(request.sequence, ()) if one.proposer]
             for name in _drafting(request):
                 able, is_used = self._capabilities[name], name == request.proposer
                 drafted = event.num_drafted if is_used else 0
@@ -240,10 +214,11 @@ class Speculation:
             strangers = acceptance.sequences - known
             assert not strangers, f"{name} keeps estimates of {sorted(strangers)[:5]}"
 
-    def _candidates(
+    def _available(
         self, request: Request, draft_limits: Mapping[SequenceId, int], max_nodes: int
-    ) -> list[Candidate]:
-        """The request's proposers that can draft now; if none can, the first.
+    ) -> list[tuple[str, int]]:
+        """The request's proposers that can draft now, each with the most tokens; if none can, the
+        first, with 0.
 
         max_nodes: limit on the nodes of a tree. It does not apply to chains and to `fixed:K`.
         """
@@ -251,36 +226,42 @@ class Speculation:
         most = min(most, draft_limits.get(request.sequence, most))
         if request.policy == "none":
             most = 0  # no proposer has to search for drafts
-        candidates = [self._candidate(name, request, most, max_nodes) for name in request.proposers]
-        return [one for one in candidates if one.num_available] or candidates[:1]
+        found = [(name, self._most(name, request, most, max_nodes)) for name in request.proposers]
+        return [pair for pair in found if pair[1]] or found[:1]
 
-    def _candidate(self, name: str, request: Request, most: int, max_nodes: int) -> Candidate:
+    def _most(self, name: str, request: Request, most: int, max_nodes: int) -> int:
+        """The most tokens that this proposer can draft now."""
         longest = self._capabilities[name].max_context_len
         if longest is not None:
             most = min(most, longest - len(request.tokens))
         if most <= 0:
-            return Candidate(name, 0)
+            return 0
         most = min(most, self._proposers[name].num_available(request.sequence, request.tokens))
         space = self._spaces.get(name)
         if not most or space is None:
-            return Candidate(name, most)
+            return most
         if not _takes_trees(request):
-            return Candidate(name, min(most, space.depth))
+            return min(most, space.depth)
         if not request.policy.startswith("fixed:"):
             most = min(most, max(space.depth, max_nodes))
-        return Candidate(name, min(most, len(space)), is_tree=True)
+        return min(most, len(space))
 
-    def _estimate(
-        self, requests: Sequence[Request], candidates: Mapping[SequenceId, Sequence[Candidate]]
-    ) -> None:
-        """Set the acceptance probabilities and ranked nodes of the candidates."""
-        groups: dict[tuple[str, bool], list[tuple[Request, Candidate]]] = defaultdict(list)
+    def _estimates(
+        self,
+        requests: Sequence[Request],
+        available: Mapping[SequenceId, Sequence[tuple[str, int]]],
+    ) -> dict[tuple[SequenceId, str], tuple[Floats, Ints | None]]:
+        """By sequence and proposer: the acceptance probabilities, and the ranked nodes of a tree.
+        Both may be longer than what is available."""
+        groups: dict[tuple[str, bool], list[tuple[Request, int]]] = defaultdict(list)
         for request in requests:
-            for one in candidates.get(request.sequence, ()):
-                if one.num_available:
-                    groups[one.name, one.is_tree].append((request, one))
+            for name, num in available.get(request.sequence, ()):
+                if num:
+                    is_tree = name in self._spaces and _takes_trees(request)
+                    groups[name, is_tree].append((request, num))
+        found = {}
         for (name, is_tree), group in groups.items():
-            longest = max([one.num_available for _, one in group])
+            longest = max([num for _, num in group])
             space = self._spaces[name] if is_tree else None
             probs = self._acceptance[name].accept_probs(
                 [request.sequence for request, _ in group],
@@ -290,14 +271,15 @@ class Speculation:
             nodes: Sequence[Ints | None] | Ints = [None] * len(group)
             if space:
                 nodes, probs = space.ranked(probs, longest)
-            for (_, one), one.accept_probs, one.nodes in zip(group, probs, nodes, strict=True):
-                one.accept_probs = one.accept_probs[: one.num_available]
+            for (request, _), *estimate in zip(group, probs, nodes, strict=True):
+                found[request.sequence, name] = tuple(estimate)
+        return found
 
-    def _tree(self, candidate: Candidate, num_nodes: int) -> Tree | None:
+    def _tree(self, option: DraftOption, num_nodes: int) -> Tree | None:
         """The best tree of so many nodes; None if it is a chain."""
-        if candidate.nodes is None:
+        if option.nodes is None:
             return None
-        tree = self._spaces[candidate.name].tree(candidate.nodes[:num_nodes].tolist())
+        tree = self._spaces[option.proposer].tree(option.nodes[:num_nodes])
         return tree if any(tree.ranks) else None
 
     def _cohort(self, name: str, request: Request) -> str:
@@ -322,17 +304,23 @@ class Speculation:
         }
 
     def _option(
-        self, request: Request, candidate: Candidate, drafts_s: Mapping[str, float]
+        self,
+        request: Request,
+        name: str,
+        num_available: int,
+        drafts_s: Mapping[str, float],
+        estimates: Mapping[tuple[SequenceId, str], tuple[Floats, Ints | None]],
     ) -> DraftOption:
-        name = candidate.name
+        probs, nodes = estimates.get((request.sequence, name), (NO_PROBS, None))
         lag = self._proposers[name].draft_lag(request.sequence, len(request.tokens))
         return DraftOption(
-            candidate.num_available,
-            candidate.accept_probs,
+            num_available,
+            probs[:num_available],
             lag if lag > SHORT_LAG else 0,
             self._capabilities[name].has_passes,
             drafts_s[name],
-            candidate.is_tree,
+            name,
+            nodes,
         )
 
     def _caching(self, request: Request) -> str | None:
@@ -340,13 +328,13 @@ class Speculation:
         return next((n for n in request.proposers if self._capabilities[n].bytes_per_token), None)
 
 
-def _view(request: Request, options: tuple[DraftOption, ...], now: float) -> SequenceView:
+def _view(request: Request, options: Sequence[DraftOption], now: float) -> SequenceView:
     return SequenceView(
         request.sequence,
         len(request.tokens),
         request.remaining,
         request.policy,
-        options,
+        tuple(options) or (NO_OPTION,),
         request.slo_s_per_token,
         _slack_s(request, now),
     )

@@ -22,7 +22,7 @@ from smartspec_py.core.plan.planner import BatchTable
 from smartspec_py.serving.step import StepRecord
 
 STEP_FORMAT = "smartspec step trace"
-STEP_VERSION = 6
+STEP_VERSION = 7
 """Increase it if the meaning of a stored number changes."""
 
 NUMBERS = (
@@ -40,11 +40,9 @@ NUMBERS = (
 
 FACTORS = (
     "host_s",
-    "host_row_s",
     "catch_up_s",
     "target_base",
     "target_slope",
-    "target_extra_s",
     "draft_factor",
 )
 """Fields of a cost model that are stored per step, because they are learned while serving."""

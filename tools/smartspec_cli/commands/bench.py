@@ -32,10 +32,11 @@ from smartspec_cli.commands.settings import (
     server_config,
 )
 from smartspec_launch import paths
+from smartspec_launch.address import free_address
 from smartspec_launch.files import InstallationError
 from smartspec_launch.foreground import signals_interrupt, wait_with_progress
 from smartspec_launch.interpreter import InterpreterError
-from smartspec_launch.triton_server import TritonServer, TritonServerError, free_address
+from smartspec_launch.triton_server import TritonServer, TritonServerError
 from smartspec_py.config import DEFAULT_CONTEXT_LEN, ServerConfig
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def lockstep(
     and HTTP are not included. It needs the memory of one engine per policy.
 
     Shapes: closed: one request at a time; steady: Poisson arrivals at --loads; step: the load rises
-    and falls; shift: the kind of text changes; start: the first requests of a new server.
+    and falls; start: the first requests of a new server.
     """
     check_outputs(json=json_file)
     plan = Settings(
@@ -202,9 +203,9 @@ def live(
 
     def measure(recorder: Recorder, say: Callable[[str], object]) -> None:
         address = free_address()
-        folder = paths.run_dir(address.http_port).resolve()
+        folder = paths.run_dir(0).resolve()  # one folder for all runs
         with ExitStack() as stack:
-            server = stack.enter_context(TritonServer(checked, folder, address, keeps_files=False))
+            server = stack.enter_context(TritonServer(checked, folder, address))
             wait_with_progress(server, Console(stderr=True))
             beside: dict[str, Serve] = {}
             if overhead:

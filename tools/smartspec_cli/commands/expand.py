@@ -21,10 +21,6 @@ def expand(
     seed: Annotated[
         int, typer.Option(help="Seed of the weights that do not change the output.")
     ] = 0,
-    head_dim: Annotated[
-        int | None,
-        typer.Option(help="Width of an attention head: the source's, or that times 4, 16, ..."),
-    ] = None,
 ) -> None:
     """Make a model slower and larger without changing its answers.
 
@@ -44,9 +40,7 @@ def expand(
         fail(f"{source} has an EAGLE-3 head; {only}", USAGE_ERROR)
     if out.exists():
         fail(f"{out} exists: name a new directory", USAGE_ERROR)
-    size = dict(expansion.PRESETS[preset])
-    if head_dim is not None:
-        size["head_dim"] = head_dim
+    size = expansion.PRESETS[preset]
     try:
         if expansion.has_medusa(source):
             same = "guesses"

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from smartspec_cli.commands import (
@@ -89,16 +88,17 @@ def explain(
         fail(f"--sequence: {chosen} is not in the plan of this step", USAGE_ERROR)
     plans, report = candidates(shown), window(records)
     console = result_console(json_file)
-    console.print(_step_table(shown, plans))
-    console.print(_sequence_table(shown, chosen, lengths))
-    _show_window(report, console)
-    settings = shown.decision.settings
+    console.print(_step_table(shown, plans), _sequence_table(shown, chosen, lengths))
+    if report.num_steps:
+        console.print(_window_table(report))
+    else:
+        console.print("Every step of the window had prompt chunks, so nothing can be compared.")
     document = {
         "window": asdict(report),
         "step": {
             "reason": shown.decision.reason,
             "total_s": shown.total_s,
-            "num_prefilling": settings.num_prefilling,
+            "num_prefilling": shown.decision.settings.num_prefilling,
             "candidates": [asdict(one) for one in plans],
         },
         "sequence": {"sequence": chosen, "candidates": [asdict(one) for one in lengths]},
@@ -119,22 +119,18 @@ def _fetched(url: str, num_steps: int) -> str:
             return str(json.loads(response.read())["explanation"])
     except urllib.error.HTTPError as error:
         fail(f"{url}: HTTP {error.code}: {error.read().decode(errors='replace').strip()}")
-    except urllib.error.URLError as error:
-        fail(f"--url: no server answers at {url}: {error.reason}")
-    except http.client.HTTPException:
-        fail(f"--url: {url} does not answer in HTTP: give the port of --http-port")
+    except (urllib.error.URLError, http.client.HTTPException) as error:
+        fail(f"--url: no HTTP server answers at {url}: {error}")
 
 
 def _step_table(step: StepRecord, plans: Sequence[Candidate]) -> Table:
-    settings = step.decision.settings
-    beside = {
-        "prompt tokens": step.num_prefill_tokens,
-        "requests in prefill": settings.num_prefilling,
-    }
-    others = ", ".join(f"{count} {what}" for what, count in beside.items() if count)
     title = f"A step of {step.batch_size} sequences ({step.decision.reason})"
-    caption = f"actual: {step.num_generated} tokens in {1e3 * step.total_s:.1f} ms"
-    return _candidate_table(title, plans, caption + (f", together with {others}" if others else ""))
+    caption = (
+        f"actual: {step.num_generated} tokens in {1e3 * step.total_s:.1f} ms, together with "
+        f"{step.num_prefill_tokens} prompt tokens and {step.decision.settings.num_prefilling} "
+        "requests in prefill"
+    )
+    return _candidate_table(title, plans, caption)
 
 
 def _sequence_table(step: StepRecord, sequence: SequenceId, found: Sequence[Candidate]) -> Table:
@@ -143,7 +139,8 @@ def _sequence_table(step: StepRecord, sequence: SequenceId, found: Sequence[Cand
     for event in step.events:
         if event.sequence == sequence and event.num_drafted:
             nodes = f": {', '.join(str(node + 1) for node in event.path)}" if event.path else ""
-            drafts = ("a tree of " if option.is_tree else "") + f"{event.num_drafted} drafts"
+            kind = "" if option.nodes is None else "a tree of "
+            drafts = f"{kind}{event.num_drafted} drafts"
             caption = f"verified: {drafts}, accepted {event.num_accepted}{nodes}"
     return _candidate_table(f"Sequence {sequence}, draft length", found, caption)
 
@@ -162,10 +159,7 @@ def _candidate_table(title: str, found: Sequence[Candidate], caption: str) -> Ta
     return table(title, ("plan", "drafts", "tokens", "ms", "tokens/s"), rows, caption)
 
 
-def _show_window(report: WindowReport, console: Console) -> None:
-    if not report.num_steps:
-        console.print("Every step of the window had prompt chunks, so nothing can be compared.")
-        return
+def _window_table(report: WindowReport) -> Table:
     expected = report.expected_tokens / report.expected_s
     realised = report.realised_tokens / report.realised_s
     rows = [
@@ -179,4 +173,4 @@ def _show_window(report: WindowReport, console: Console) -> None:
         f"mean error of step times {100 * report.time_error:.0f} %; {report.num_trials} verified "
         f"drafts; drafting started or stopped for a request {report.num_switches} times"
     )
-    console.print(table(title, ("", "expected", "actual"), rows, caption))
+    return table(title, ("", "expected", "actual"), rows, caption)

@@ -31,13 +31,13 @@ from smartspec_cli.commands import (
     table,
     write_json,
 )
-from smartspec_cli.commands.settings import policies_of, server_config
-from smartspec_launch.address import can_bind
+from smartspec_cli.commands.settings import Changes, policies_of, server_config
+from smartspec_launch.address import can_bind, free_address
 from smartspec_launch.files import InstallationError
 from smartspec_launch.foreground import announce, signals_interrupt, wait_with_progress, watch
 from smartspec_launch.gateway import OPENAI_PORT, OpenAi
 from smartspec_launch.interpreter import InterpreterError
-from smartspec_launch.triton_server import TritonServer, TritonServerError, free_address
+from smartspec_launch.triton_server import TritonServer, TritonServerError
 from smartspec_py.config import DEFAULT_CONTEXT_LEN
 from smartspec_py.engines.profile import machine_name
 
@@ -75,32 +75,41 @@ class Row:
     is_same_text: bool
 
 
+COLUMNS = {
+    "workload": "{0.workload}",
+    "transport": "{0.transport}",
+    "tokens": "{0.num_tokens}",
+    "tokens/s\nwithout": "{0.tokens_per_s_without:.1f}",
+    "tokens/s\nwith": "{0.tokens_per_s_with:.1f}",
+    "speed-up": "{0.speed_up:.2f}",
+    "drafted\nper\nstep": "{0.mean_draft_len:.2f}",
+    "tokens\nper\nstep": "{0.mean_acceptance_len:.2f}",
+}
+"""Of the table: headings, and formats of a `Row`."""
+
+
 def summarise(
     workload: str, transport: str, speculated: Sequence[Exchange], plain: Sequence[Exchange]
 ) -> Row:
     """Medians over the runs; lengths are over all of their steps."""
-    rate_with = statistics.median(_tokens_per_s(answer) for answer in speculated)
-    rate_without = statistics.median(_tokens_per_s(answer) for answer in plain)
+    without, with_it = (
+        statistics.median(one.num_tokens / one.timing.e2e_s for one in answers)
+        for answers in (plain, speculated)
+    )
     num_steps, num_drafted, num_accepted = (
         sum(answer.last[name] for answer in speculated) for name in COUNTS
     )
-    num_steps = num_steps or 1
     return Row(
-        workload=workload,
-        transport=transport,
+        workload,
+        transport,
         num_tokens=speculated[0].num_tokens,
-        tokens_per_s_without=rate_without,
-        tokens_per_s_with=rate_with,
-        speed_up=rate_with / rate_without,
-        mean_draft_len=num_drafted / num_steps,
-        mean_acceptance_len=1.0 + num_accepted / num_steps,
+        tokens_per_s_without=without,
+        tokens_per_s_with=with_it,
+        speed_up=with_it / without,
+        mean_draft_len=num_drafted / max(1, num_steps),
+        mean_acceptance_len=1.0 + num_accepted / max(1, num_steps),
         is_same_text=len({answer.text for answer in (*speculated, *plain)}) == 1,
     )
-
-
-def _tokens_per_s(answer: Exchange) -> float:
-    timing = answer.timing
-    return answer.num_tokens / timing.e2e_s(timing.sent_s)
 
 
 def quickstart(
@@ -111,47 +120,38 @@ def quickstart(
         float, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy.")
     ] = 0.0,
     keep: Annotated[bool, typer.Option(help="Leave the server running until Ctrl-C.")] = False,
+    settings: Changes = None,
     json_file: JsonFile = None,
-    num_threads: Annotated[
-        int, typer.Option(help="Compute threads; 0 uses one less than the number of cores.")
-    ] = 0,
-    dtype: Annotated[
-        str, typer.Option(help="Precision of both models: float32 or bfloat16.")
-    ] = "float32",
 ) -> None:
     """Stream four answers from Triton and compare the speed with and without speculation."""
     check_outputs(json=json_file)
     policies_of(policy, "policy")
     console = result_console(json_file)
     pair = expanded_pair(console)
-    cache = str(CACHE / "profiles")
-    engine = {"num_threads": num_threads, "dtype": dtype, "profile_cache": cache}
+    models = (pair / "target", pair / "draft", None, None, settings)
+    engine = {"dtype": "float32", "profile_cache": str(CACHE / "profiles")}
     limits = {"max_context_len": DEFAULT_CONTEXT_LEN}
-    models = (pair / "target", pair / "draft", None, None, None)
     config = server_config(*models, engine=engine, limits=limits)
     address = free_address()
-    openai = _openai(address.host) if keep else None
+    openai = None
+    if keep:
+        port = OPENAI_PORT if can_bind(address.host, OPENAI_PORT) else free_address().http_port
+        openai = OpenAi(port, SHIPPED_PAIR / "target")
     server = TritonServer(config, CACHE / f"run-{address.http_port}", address, openai=openai)
     try:
         with signals_interrupt(), server:
             wait_with_progress(server, console)
             rows = asyncio.run(compare(server, policy, temperature, console))
-            console.print()
-            console.print(as_table(rows, policy))
             differing = [row.workload for row in rows if not row.is_same_text]
+            console.print("", as_table(rows, policy))
             console.print(
                 f"The text differs with speculation: {', '.join(differing)}."
                 if differing
                 else f"All {2 * NUM_RUNS} texts of each prompt are the same, with and without "
                 f"speculation (temperature {temperature:g}, seed {SEED})."
             )
-            document = {
-                "policy": policy,
-                "temperature": temperature,
-                "rows": [asdict(row) for row in rows],
-                "machine": machine_name(),
-            }
-            write_json(json_file, document)
+            about = {"policy": policy, "temperature": temperature, "machine": machine_name()}
+            write_json(json_file, about | {"rows": [asdict(row) for row in rows]})
             if keep:
                 keep_serving(server)
             else:
@@ -174,11 +174,9 @@ def expanded_pair(console: Console) -> Path:
         f"and the draft to {sizes['draft']}. Answers and acceptance rate stay the same, and the "
         "cost is that of models of this size."
     )
-    digest = hashlib.sha256(Path(expand.__file__).read_bytes())
-    for role, preset in PRESETS.items():
-        digest.update(preset.encode())
-        for path in sorted((SHIPPED_PAIR / role).iterdir()):
-            digest.update(path.read_bytes())
+    digest = hashlib.sha256(f"{PRESETS}".encode())
+    for path in (Path(expand.__file__), *sorted(SHIPPED_PAIR.glob("*/*"))):
+        digest.update(path.read_bytes())
     pair = CACHE / f"pair-{digest.hexdigest()[:12]}"
     if not pair.is_dir():
         with Progress("expanding the pair"):
@@ -191,11 +189,6 @@ def expanded_pair(console: Console) -> Path:
     return pair
 
 
-def _openai(host: str) -> OpenAi:
-    port = OPENAI_PORT if can_bind(host, OPENAI_PORT) else free_address().http_port
-    return OpenAi(port, SHIPPED_PAIR / "target")
-
-
 async def compare(
     server: TritonServer, policy: str, temperature: float, console: Console
 ) -> list[Row]:
@@ -203,11 +196,6 @@ async def compare(
 
     Runs with and without speculation alternate. The first run is printed as it streams.
     """
-
-    def show(response: Mapping[str, Any]) -> None:
-        text = response["text_output"]
-        console.print(text, style="bold", end="", markup=False, highlight=False, soft_wrap=True)
-
     fields = {
         "max_tokens": MAX_TOKENS,
         "stream": True,
@@ -217,6 +205,13 @@ async def compare(
     }
     speculating = {**fields, "speculation_policy": policy}
     plain = {**fields, "speculation_policy": NO_SPECULATION}
+
+    def show(text: str, style: str) -> None:
+        console.print(text, style=style, end="", markup=False, highlight=False, soft_wrap=True)
+
+    def show_answer(response: Mapping[str, Any]) -> None:
+        show(response["text_output"], "bold")
+
     rows = []
     address = server.address
     async with HttpStreams(address.http_url) as http, GrpcStreams(address.grpc_url) as grpc:
@@ -228,52 +223,29 @@ async def compare(
         for workload, transport in zip(WORKLOADS, transports, strict=True):
             prompt = {"text_input": generate(workload, HELD_OUT_STREAM, 0).prompt}
             console.rule(f"{workload} over {transport.name}", align="left")
-            text = prompt["text_input"]
-            console.print(text, style="dim", markup=False, highlight=False, soft_wrap=True, end="")
-            with_it, without = [await ask(transport, speculating | prompt, show)], list[Exchange]()
+            show(prompt["text_input"], "dim")
+            with_it = [await ask(transport, speculating | prompt, show_answer)]
             console.print()
             with Progress("measuring with and without speculation"):
-                for number in range(NUM_RUNS):
-                    if number:
-                        with_it.append(await ask(transport, speculating | prompt))
+                without = [await ask(transport, plain | prompt)]
+                for _ in range(NUM_RUNS - 1):
+                    with_it.append(await ask(transport, speculating | prompt))
                     without.append(await ask(transport, plain | prompt))
             row = summarise(workload, transport.name, with_it, without)
-            console.print(
-                f"[dim]{row.tokens_per_s_with:.1f} tokens/s, {row.speed_up:.2f} times the speed "
-                "without speculation[/dim]",
-                highlight=False,
+            show(
+                f"{row.tokens_per_s_with:.1f} tokens/s, {row.speed_up:.2f} times the speed "
+                "without speculation\n",
+                "dim",
             )
             rows.append(row)
     return rows
 
 
 def as_table(rows: Sequence[Row], policy: str) -> Table:
-    columns = (
-        "workload",
-        "transport",
-        "tokens",
-        "tokens/s\nwithout",
-        "tokens/s\nwith",
-        "speed-up",
-        "drafted\nper\nstep",
-        "tokens\nper\nstep",
-    )
-    cells = (
-        (
-            row.workload,
-            row.transport,
-            str(row.num_tokens),
-            f"{row.tokens_per_s_without:.1f}",
-            f"{row.tokens_per_s_with:.1f}",
-            f"{row.speed_up:.2f}",
-            f"{row.mean_draft_len:.2f}",
-            f"{row.mean_acceptance_len:.2f}",
-        )
-        for row in rows
-    )
+    cells = ([value.format(row) for value in COLUMNS.values()] for row in rows)
     title = f"One request at a time, policy {policy} compared with none"
     caption = f"median of {NUM_RUNS} runs, prefill included"
-    return table(title, columns, cells, caption, num_texts=2)
+    return table(title, list(COLUMNS), cells, caption, num_texts=2)
 
 
 def keep_serving(server: TritonServer) -> None:

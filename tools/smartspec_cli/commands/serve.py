@@ -14,19 +14,13 @@ from rich.console import Console
 from smartspec_cli.commands import USAGE_ERROR, fail
 from smartspec_cli.commands.settings import Changes, Config, Draft, Heads, Model, server_config
 from smartspec_launch import paths
-from smartspec_launch.address import can_bind
+from smartspec_launch.address import Address, can_bind, taken_ports
 from smartspec_launch.files import InstallationError, exposure, find_installation
 from smartspec_launch.foreground import run_in_foreground
 from smartspec_launch.gateway import OPENAI_PORT, OpenAi, tokenizer_dir
 from smartspec_launch.interpreter import InterpreterError
 from smartspec_launch.pbtxt import ALIASES
-from smartspec_launch.triton_server import (
-    Address,
-    ModelRefusedError,
-    TritonServer,
-    TritonServerError,
-    taken_ports,
-)
+from smartspec_launch.triton_server import ModelRefusedError, TritonServer, TritonServerError
 from smartspec_py.api.contract import MODEL_NAME
 from smartspec_py.config import ServerConfig, TorchEngineConfig
 from smartspec_py.engines.torch.checkpoint import ModelError

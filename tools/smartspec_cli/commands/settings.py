@@ -23,10 +23,12 @@ if TYPE_CHECKING:
 _Given = TypeVar("_Given")
 _Value = TypeVar("_Value")
 _option = partial(typer.Option, rich_help_panel="Models")
-Model = Annotated[Path | None, _option(help="Hugging Face directory of the target model.")]
+Model = Annotated[
+    Path | None, _option(help="Hugging Face directory of the target model, or a GGUF file.")
+]
 Draft = Annotated[
     Path | None,
-    _option(help="Hugging Face directory of the draft model; default: no draft model."),
+    _option(help="Directory or GGUF file of the draft model; default: no draft model."),
 ]
 Heads = Annotated[
     Path | None,
@@ -77,9 +79,13 @@ def server_config(
     else:
         for name, path in (("model", model), ("draft", draft), ("heads", heads)):
             if path is not None:
-                settings["engine"][name] = str(path.resolve())
+                settings["engine"][name] = str(path.absolute())
     keys = set_keys(settings, changes or ())
-    return paths.with_absolute_paths(checked_config(settings, keys), Path.cwd())
+    return parsed(
+        "model",
+        lambda checked: paths.with_absolute_paths(checked, Path.cwd()),
+        checked_config(settings, keys),
+    )
 
 
 def set_keys(settings: dict[str, Any], changes: Sequence[str]) -> list[str]:

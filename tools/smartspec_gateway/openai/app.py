@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +13,17 @@ from fastapi import Depends, FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 
+from smartspec_gateway.limits import Limits
 from smartspec_gateway.openai.chat_schema import ChatRequest
 from smartspec_gateway.openai.endpoint import Endpoint, Settings
-from smartspec_gateway.openai.errors import ERRORS, ApiError
+from smartspec_gateway.openai.errors import ApiError
 from smartspec_gateway.openai.model import Model
-from smartspec_gateway.openai.prompts import Prompts
+from smartspec_gateway.openai.prompts import PromptError, Prompts
 from smartspec_gateway.openai.schema import CompletionRequest, DetokenizeRequest, TokenizeRequest
 from smartspec_gateway.openai.validation import body_schema, read
+from smartspec_gateway.triton import Triton
+from smartspec_launch.gateway import OpenAi
+from smartspec_py.api.contract import MODEL_NAME
 
 PAGE = Path(__file__).with_name("page.html")
 PAGE_HEADERS = {
@@ -24,27 +31,48 @@ PAGE_HEADERS = {
     "frame-ancestors 'none'"
 }
 
-STREAMED: dict[int | str, dict[str, Any]] = {
-    200: {"description": "The answer, whole or as events.", "content": {"text/event-stream": {}}}
-}
+KEY_VARIABLE = "SMARTSPEC_API_KEY"
+
+
+def openai_app(triton: Triton, limits: Limits, openai: OpenAi, metrics_url: str) -> FastAPI:
+    """The application. Ends the process if the template or the keys cannot be read."""
+    try:
+        prompts = Prompts(openai.model_dir, openai.chat_template)
+        keys = api_keys(openai.api_key_file)
+    except (PromptError, OSError) as error:
+        sys.exit(f"smartspec_gateway: {error}")
+    settings = Settings(MODEL_NAME, limits, keys, metrics_url)
+    return create_app(Model(triton, MODEL_NAME), prompts, settings)
+
+
+def api_keys(path: Path | None) -> tuple[str, ...] | None:
+    """The keys of the file, one per line, and of the environment; None if there are none."""
+    text = os.environ.get(KEY_VARIABLE, "")
+    if path is not None:
+        text += "\n" + path.read_text(encoding="utf-8")
+    keys = tuple(line.strip() for line in text.splitlines() if line.strip())
+    if path is not None and not keys:
+        sys.exit(f"smartspec_gateway: {path} has no API key: write one per line")
+    return keys or None
+
+
+def openai_error(status: int, message: str) -> bytes:
+    """In OpenAI's format."""
+    return json.dumps(ApiError(status, message).body).encode()
 
 
 def create_app(model: Model, prompts: Prompts, settings: Settings) -> FastAPI:
     """The application."""
     endpoint = Endpoint(model, prompts, settings)
 
-    app = FastAPI(title="SmartSpec", redoc_url=None, responses=ERRORS)
+    app = FastAPI(title="SmartSpec", redoc_url=None)
     keyed = [Depends(endpoint.check_key)]
 
-    chats = body_schema(ChatRequest)
-
-    @app.post("/v1/chat/completions", dependencies=keyed, responses=STREAMED, openapi_extra=chats)
+    @app.post("/v1/chat/completions", dependencies=keyed, openapi_extra=body_schema(ChatRequest))
     async def chat(request: Request) -> Response:
         return await endpoint.chat(request, await read(request, ChatRequest))
 
-    texts = body_schema(CompletionRequest)
-
-    @app.post("/v1/completions", dependencies=keyed, responses=STREAMED, openapi_extra=texts)
+    @app.post("/v1/completions", dependencies=keyed, openapi_extra=body_schema(CompletionRequest))
     async def complete(request: Request) -> Response:
         return await endpoint.complete(request, await read(request, CompletionRequest))
 
@@ -75,8 +103,6 @@ def create_app(model: Model, prompts: Prompts, settings: Settings) -> FastAPI:
 
     @app.get("/metrics", dependencies=keyed, response_class=PlainTextResponse)
     async def metrics() -> Response:
-        if settings.metrics_url is None:
-            raise ApiError(404, "the address of Triton's metrics is not known")
         try:
             async with (
                 aiohttp.ClientSession() as session,

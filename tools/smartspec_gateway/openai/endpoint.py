@@ -13,6 +13,7 @@ from fastapi import Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from smartspec_gateway.guard import until_gone
+from smartspec_gateway.limits import Limits
 from smartspec_gateway.openai.answers import Answer, events
 from smartspec_gateway.openai.chat_schema import ChatRequest
 from smartspec_gateway.openai.errors import ApiError
@@ -32,15 +33,14 @@ from smartspec_py.serving.intake import MAX_BYTES_PER_TOKEN
 UINT64 = 1 << 64
 
 
-@dataclass
+@dataclass(frozen=True)
 class Settings:
-    """name: of the model. context_len: prompt and generated tokens of one request; 0: not known
-    yet. api_keys: None if requests need no key. metrics_url: of Triton; None if unknown."""
+    """name: of the model. api_keys: None if requests need no key. metrics_url: of Triton."""
 
     name: str
-    context_len: int
+    limits: Limits
     api_keys: tuple[str, ...] | None = None
-    metrics_url: str | None = None
+    metrics_url: str = ""
 
 
 class Endpoint:
@@ -65,7 +65,7 @@ class Endpoint:
 
     def about_model(self) -> dict[str, Any]:
         about = {"id": self.settings.name, "object": "model", "created": self.begin_s}
-        return about | {"owned_by": "smartspec", "max_model_len": self.settings.context_len}
+        return about | {"owned_by": "smartspec", "max_model_len": self.settings.limits.context_len}
 
     async def chat(self, request: Request, asked: ChatRequest) -> Response:
         if asked.max_tokens is not None and asked.max_completion_tokens is not None:
@@ -83,7 +83,7 @@ class Endpoint:
         self._check_bytes("prompt", asked.prompt)
         size = len(await request.body())
         tokens = await off_loop(size, self.prompts.encode, asked.prompt, asked.add_special_tokens)
-        most = self.settings.context_len
+        most = self.settings.limits.context_len
         return {"tokens": tokens, "count": len(tokens), "max_model_len": most}
 
     async def detokenize(self, request: Request, asked: DetokenizeRequest) -> dict[str, str]:
@@ -184,7 +184,7 @@ class Endpoint:
 
     def _limit(self, asked: Generation, field: str, num_prompt: int) -> int:
         """Tokens to generate after a prompt. Raises ApiError if the context is too short."""
-        context_len, limit = self.settings.context_len, asked.token_limit
+        context_len, limit = self.settings.limits.context_len, asked.token_limit
         room = context_len - num_prompt
         if room < 1:
             allowed = f"{context_len - 1} tokens, to leave room for one more"
@@ -197,7 +197,7 @@ class Endpoint:
 
     def _check_bytes(self, field: str, text: str) -> None:
         """Before the text is tokenized, which would take long."""
-        num_bytes, most = len(text.encode()), MAX_BYTES_PER_TOKEN * self.settings.context_len
+        num_bytes, most = len(text.encode()), MAX_BYTES_PER_TOKEN * self.settings.limits.context_len
         if num_bytes > most:
             raise _too_long(field, f"{num_bytes} bytes", f"{most} bytes")
 

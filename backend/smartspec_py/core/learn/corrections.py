@@ -4,16 +4,16 @@ It learns a few factors and does not change the tables. Parts of a step that are
 are learned separately. T is the target pass and T0 the same pass with one token per row, both by
 the profile:
 
-    target  = base * T0 + slope * (T - T0) + extra_s        in a profile 1, 1 and 0
+    target  = base * T0 + slope * (T - T0)                  in a profile 1 and 1
     draft   = draft_factor * (passes + catch-up)            in a profile 1
-    host    = host_s + host_row_s * rows                    as in the profile, usually 0
+    host    = host_s                                        as in the profile, usually 0
 
 Each is a regression of relative errors with forgetting and a ridge towards the profile (see
 `core.learn.regression`). Without new evidence, the values return to the profile.
 
-If all steps have the same draft length and batch size, a slower machine, dearer drafts and a
-constant time in every pass explain the measurements equally well. The ridge then attributes most of
-the difference to the machine: the base changes, and the slope by half as much.
+If all steps have the same draft length and batch size, a slower machine and dearer drafts explain
+the measurements equally well. The ridge then attributes most of the difference to the machine: the
+base changes, and the slope by half as much.
 
 Time is counted in steps. This module does not read a clock, and its memory use is constant.
 """
@@ -34,13 +34,10 @@ SHARED = 0.5
 """Share of the change of the base that the slope is expected to have too. It is 1 for a slower
 machine, and 0 for a constant wait in every pass. The value is between the two."""
 
-TARGET_SDS = (1.0, 0.5, 0.1)
-"""Prior standard deviations of changes: the speed of the machine, the additional cost of drafts,
-and a constant time in passes of one token. If all steps are alike, a difference is divided among
-the three in proportion to their squares."""
-
-HOST_SDS = (1.0, 0.05)
-"""Prior standard deviations of host_s and host_row_s, in passes of one token."""
+TARGET_SDS = (1.0, 0.5)
+"""Prior standard deviations of changes: the speed of the machine, and the additional cost of
+drafts. If all steps are alike, a difference is divided among them in proportion to their
+squares."""
 
 UNSEEN_STEPS = 500
 """Number of steps without speculation after which a step with drafts is wanted, to check the cost
@@ -52,11 +49,10 @@ class CostCorrections:
 
     def __init__(self, profile: CostModel) -> None:
         self._profile = profile
-        # Unit of extra_s and host times, so that their values are about as large as factors.
+        # Unit of the host time, so that its value is about as large as a factor.
         self._unit_s = max(profile.target.one_token_s(1), 1e-9)
-        self._target = RidgeRegression((1.0, 1.0 - SHARED, 0.0), TARGET_SDS)
-        host = (profile.host_s / self._unit_s, profile.host_row_s / self._unit_s)
-        self._host = RidgeRegression(host, HOST_SDS)
+        self._target = RidgeRegression((1.0, 1.0 - SHARED), TARGET_SDS)
+        self._host = RidgeRegression((profile.host_s / self._unit_s,), (1.0,))
         self._draft = RidgeRegression((1.0,), (1.0,))
         self._fits = (self._target, self._host, self._draft)
         self._num_unspeculated = 0
@@ -94,8 +90,8 @@ class CostCorrections:
     def observe(self, step: MeasuredStep) -> None:
         """Learn from a step. Parts that cannot be measured separately are not used."""
         one_token_s, drafts_s, passes_s = self._expected(step)
-        target = np.array((one_token_s + SHARED * drafts_s, drafts_s, self._unit_s))
-        host = np.array((self._unit_s, self._unit_s * step.batch_size))
+        target = np.array((one_token_s + SHARED * drafts_s, drafts_s))
+        host = np.array((self._unit_s,))
         passes = np.array((passes_s,))
         target_s, draft_s = self._target.predict(target), self._draft.predict(passes)
         whole_s = target_s + draft_s + self._host.predict(host) + step.fixed_draft_s
@@ -103,7 +99,7 @@ class CostCorrections:
         self._num_unspeculated = 0 if is_speculating else self._num_unspeculated + 1
         if step.batch_size > 0 and step.num_prefill_tokens == 0:
             profile_s = one_token_s + drafts_s + passes_s + step.fixed_draft_s
-            profile_s += self._profile.step_host_s(step.batch_size)
+            profile_s += self._profile.host_s
             if step.total_s > 0.0:
                 errors = np.abs(np.array((profile_s, whole_s, 0.0)) / step.total_s - 1.0)
                 self._errors += (1 - FORGETTING) * (errors - self._errors)
@@ -137,17 +133,14 @@ class CostCorrections:
     def _corrected(self) -> CostModel:
         """Factors are from 1 / LARGEST to LARGEST. A profile with larger errors should be measured
         again."""
-        base, drafts, extra = self._target.values.tolist()
-        host, host_row = self._host.values.tolist()
+        base, drafts = self._target.values.tolist()
         draft = _bounded(*self._draft.values.tolist())
         return replace(
             self._profile,
-            host_s=max(0.0, host) * self._unit_s,
-            host_row_s=max(0.0, host_row) * self._unit_s,
+            host_s=max(0.0, float(self._host.values[0])) * self._unit_s,
             catch_up_s=draft * self._profile.catch_up_s,
             target_base=_bounded(base),
             target_slope=_bounded(SHARED * base + drafts),
-            target_extra_s=extra * self._unit_s,
             draft_factor=draft,
         )
 

@@ -13,8 +13,8 @@ therefore cancels out.
 
 A bucket has three states:
 
-    watch     Windows of speculating steps are compared to a reference of steps without drafts. Old
-              reference steps lose weight. A window that is SUSPECT_ERRORS below BAR starts a trial.
+    watch     Each window of speculating steps is compared to a reference of steps without drafts.
+              Old reference steps lose weight. SUSPECT_ERRORS below BAR: a trial starts.
     trial     Every fourth step has no drafts. Only steps of the trial count, with and without
               drafts, because the speed of the machine may have changed. The result is checked
               after 32, 64, 128, .. speculating steps. OFF_ERRORS below BAR: off. SUSPECT_ERRORS
@@ -32,10 +32,8 @@ buckets.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,9 +58,12 @@ LONG_STEP = 3.0
 ignored while fewer than one step in 32 is one. More frequent long steps may be caused by
 speculation, so they count. The charge for a probe has the same limit."""
 
-WINDOWS = (32, 512)
-"""Speculating steps per window. The short one detects a large loss early, the long one a small
-loss. A trial is first checked after the short one."""
+WINDOW = 64
+"""Speculating steps per window. A large loss is found in the first one, and a loss of 5 % in one of
+the next five."""
+
+FIRST_CHECK = 32
+"""Speculating steps of a trial before its first check."""
 
 MEMORY = 512
 """Averaging length of the reference, in steps of the bucket."""
@@ -145,23 +146,6 @@ class Guard:
         cell.observe(step, none_s if none_s > 0.0 else 1.0)
         self.num_switches += was_off is not (cell.state is State.OFF)
 
-    def state(self) -> dict[str, Any]:
-        """The remaining pause and the reference of each bucket, as JSON values."""
-        return {
-            f"{rows} {context}": {"pause": cell.pause, "reference": cell.reference.tolist()}
-            for (rows, context), cell in self._cells.items()
-        }
-
-    def restore(self, state: Mapping[str, Any], kept: float) -> None:
-        """Start from a saved state. kept: factor for its evidence and its remaining pauses. Raises
-        ValueError for a state of another form."""
-        for key, of_one in state.items():
-            rows, context = map(int, key.split())
-            cell = self._cells[rows, context] = _Cell()
-            cell.reference += kept * np.array(of_one["reference"]).reshape(3, 3)
-            cell.pause = int(kept * of_one["pause"])
-            cell.state = State.OFF if cell.pause else State.WATCH
-
 
 class State(Enum):
     WATCH = "watch"
@@ -178,7 +162,7 @@ class _Cell:
     """The state and the measurements of one bucket.
 
     The evidence of some steps is the sum of the outer products of (1, earned, spent), shape [3, 3].
-    reference: evidence of steps without drafts. windows: evidence of each window.
+    reference: evidence of steps without drafts. window: evidence of the window.
     trial, trial_reference: evidence of the steps with and without drafts in the current trial.
     usual: mean of spent, with outliers limited. outlier_share: share of outliers.
     num_unreferenced: speculating steps since the last step without drafts.
@@ -190,7 +174,7 @@ class _Cell:
     reference: Floats = field(default_factory=_nothing)
     trial: Floats = field(default_factory=_nothing)
     trial_reference: Floats = field(default_factory=_nothing)
-    windows: tuple[Floats, Floats] = field(default_factory=lambda: (_nothing(), _nothing()))
+    window: Floats = field(default_factory=_nothing)
     usual: float = 1.0
     outlier_share: float = 0.0
     num_unreferenced: int = 0
@@ -200,7 +184,7 @@ class _Cell:
     def observe(self, step: MeasuredStep, none_s: float) -> None:
         """none_s: seconds of the step without drafts, by the profile."""
         spent, longest = step.spent_s / none_s, LONG_STEP * self.usual
-        self.usual += (min(spent, longest) - self.usual) / WINDOWS[0]
+        self.usual += (min(spent, longest) - self.usual) / FIRST_CHECK
         self.outlier_share += ((spent > longest) - self.outlier_share) / MEMORY
         sums = np.array((1.0, step.num_generated / step.batch_size, spent))
         evidence = sums[:, None] * sums
@@ -210,38 +194,29 @@ class _Cell:
             if self.pause <= 0:
                 self._begin_trial()
         self.num_unreferenced = self.num_unreferenced + 1 if step.is_speculating else 0
-        if spent > longest and self.outlier_share < 1.0 / WINDOWS[0]:
+        if spent > longest and self.outlier_share < 1.0 / FIRST_CHECK:
             return
-        if step.is_speculating:
-            self._add_speculating(evidence)
-        else:
+        if not step.is_speculating:
             self.reference += evidence
             self.trial_reference += evidence
-
-    def _add_speculating(self, evidence: Floats) -> None:
-        """Windows also grow during a trial. Otherwise false alarms of the short window would keep
-        the long one from filling up."""
-        for window in self.windows:
-            window += evidence
-        if self.state is State.WATCH and self.reference[0, 0]:
-            self._check_windows()
         elif self.state is State.TRIAL:
             self.trial += evidence
             if self.trial[0, 0] >= self.next_check and self.trial_reference[0, 0]:
                 self._check_trial()
+        else:
+            self.window += evidence
+            if self.window[0, 0] >= WINDOW and self.reference[0, 0]:
+                self._check_window()
 
-    def _check_windows(self) -> None:
-        for window, length in zip(self.windows, WINDOWS, strict=True):
-            if window[0, 0] >= length:
-                mean, error = _log_ratio(window, self.reference)
-                window[:] = 0.0
-                if mean + SUSPECT_ERRORS * error < 0.0:
-                    self._begin_trial()
-                    return
+    def _check_window(self) -> None:
+        mean, error = _log_ratio(self.window, self.reference)
+        self.window = _nothing()
+        if mean + SUSPECT_ERRORS * error < 0.0:
+            self._begin_trial()
 
     def _begin_trial(self) -> None:
         self.state, self.num_unreferenced = State.TRIAL, 0
-        self.next_check = WINDOWS[0]
+        self.next_check = FIRST_CHECK
         self.trial, self.trial_reference = _nothing(), _nothing()
 
     def _check_trial(self) -> None:
@@ -259,8 +234,6 @@ class _Cell:
         _, earned_none, spent_none = self.trial_reference[0]
         lost = spent * earned_none / spent_none - earned
         self.state, self.pause = State.OFF, max(1, math.ceil(min(lost / SHARE, LONGEST)))
-        for window in self.windows:
-            window[:] = 0.0
 
 
 def _log_ratio(speculating: Floats, none: Floats) -> tuple[float, float]:

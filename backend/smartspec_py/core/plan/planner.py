@@ -125,16 +125,31 @@ def plan(
     The plan also has the expected tokens and seconds. Raises ValueError if a policy does not exist
     or if the settings lack a value that it needs.
     """
-    given = [_given_len(view, len(views), settings) for view in views]
-    if all(length == 0 for length in given):
+    lengths = [_given_len(view, len(views), settings) for view in views]
+    if all(length == 0 for length in lengths):
         return without_drafts(views, cost, settings)
-    problem = problem_of(views, cost, settings.num_prefilling, settings.last_num_tokens)
-    choice = problem.uniform(np.array([length or 0 for length in given]))
-    searched = [view.policy if k is None else "" for view, k in zip(views, given, strict=True)]
+    problem = choice = None
     for policy, search in SEARCHES.items():
-        if members := [index for index, name in enumerate(searched) if name == policy]:
-            choice = problem.with_search(choice, np.array(members), search)
+        is_open = [k is None and v.policy == policy for k, v in zip(lengths, views, strict=True)]
+        if any(is_open):
+            given = [None if o else k or 0 for o, k in zip(is_open, lengths, strict=True)]
+            problem = _problem_of(views, cost, settings, () if all(is_open) else given)
+            choice = search(problem)
+            found = zip(is_open, choice.lengths.tolist(), lengths, strict=True)
+            lengths = [new if o else k for o, new, k in found]
+    if problem is None or choice is None:
+        problem = _problem_of(views, cost, settings, lengths)
+        choice = Choice(problem.first_options, problem.min_lens)
     return _spec_plan(views, problem, choice, settings)
+
+
+def _problem_of(
+    views: Sequence[SequenceView],
+    cost: CostModel,
+    settings: PlannerSettings,
+    given: Sequence[int | None] = (),
+) -> PlanProblem:
+    return problem_of(views, cost, given, settings.num_prefilling, settings.last_num_tokens)
 
 
 def evaluate(
@@ -150,7 +165,7 @@ def evaluate(
     """
     if not views:
         return SpecPlan()
-    problem = problem_of(views, cost, settings.num_prefilling, settings.last_num_tokens)
+    problem = _problem_of(views, cost, settings)
     options = [(choices or {}).get(view.sequence, 0) for view in views]
     choice = Choice(problem.first_options + np.array(options), np.array(draft_lens))
     return _spec_plan(views, problem, choice, settings)
@@ -164,7 +179,7 @@ def without_drafts(
         return SpecPlan()
     num_tokens = len(views)
     context_len = sum([view.context_len for view in views]) / num_tokens
-    seconds = cost.target_s(num_tokens, num_tokens, context_len) + cost.step_host_s(num_tokens)
+    seconds = cost.target_s(num_tokens, num_tokens, context_len) + cost.host_s
     if settings.last_num_tokens not in (None, num_tokens):
         seconds += cost.change_s(num_tokens)
     draft_lens = dict.fromkeys([view.sequence for view in views], 0)
@@ -181,7 +196,7 @@ def batch_table_of(
     """
     option = DraftOption(max_draft_len, (accept_prob,) * max_draft_len)
     view = SequenceView(0, 0, 1, BATCH_TABLE, (option,))
-    scores = [uniform_scores(problem_of([view] * batch_size, cost)) for batch_size in rows]
+    scores = [uniform_scores(problem_of([view] * batch_size, cost))[1] for batch_size in rows]
     return BatchTable(tuple(rows), tuple(int(of_one.argmax()) for of_one in scores))
 
 
@@ -207,10 +222,11 @@ def _spec_plan(
     if not problem.has_one_option:
         options = (choice.options - problem.first_options).tolist()
         choices = {s: o for s, o, k in zip(sequences, options, lengths, strict=True) if o and k}
+    tokens, seconds = problem.expected(choice.options, choice.lengths)
     return SpecPlan(
         draft_lens=dict(zip(sequences, lengths, strict=True)),
         # No request receives the tokens that stand for requests in prefill.
-        expected_tokens=problem.tokens(choice) - PREFILLING_TOKENS * settings.num_prefilling,
-        expected_s=problem.seconds(choice),
+        expected_tokens=float(tokens) - PREFILLING_TOKENS * settings.num_prefilling,
+        expected_s=float(seconds),
         choices=choices,
     )

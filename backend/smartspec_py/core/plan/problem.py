@@ -16,7 +16,7 @@ only and do not modify them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -73,7 +73,8 @@ class PlanProblem:
 
     first_options: [B], the row of each sequence's option 0. Its other options are in the next rows.
     sequence_of: [R], the index of the sequence that the option belongs to.
-    max_lens: [R], the maximum draft length.
+    min_lens, max_lens: [R], the limits of the draft length. They are equal, and above 0, if the
+        length is given. A sequence with a given length has one option.
     survivals: [R, K], s(1)..s(K); IMPOSSIBLE beyond the maximum draft length.
     gains: [R, K + 1], the expected accepted drafts s(1) + .. + s(k) for k = 0..K; IMPOSSIBLE
         beyond the maximum draft length.
@@ -86,13 +87,13 @@ class PlanProblem:
     pass_s: seconds of a draft pass, by its number of rows.
     held_tokens: expected tokens that do not depend on the choice: one for each sequence, and
         PREFILLING_TOKENS for each request in prefill.
-    held_rows: [K], rows of the draft passes 1..K that do not depend on the choice.
     limits_s: [B], maximum seconds per generated token from now on; infinite without a latency
         target. None if no sequence has a target.
     """
 
     first_options: Ints
     sequence_of: Ints
+    min_lens: Ints
     max_lens: Ints
     survivals: Floats
     gains: Floats
@@ -101,7 +102,6 @@ class PlanProblem:
     verify_s: Floats
     pass_s: Floats
     held_tokens: float
-    held_rows: Ints
     limits_s: Floats | None = None
 
     @property
@@ -126,67 +126,30 @@ class PlanProblem:
         allowed = self.limits_s[self.sequence_of][:, None] * (1.0 + np.maximum(self.gains, 0.0))
         return np.where(self.gains >= 0.0, allowed, IMPOSSIBLE)
 
-    def uniform(self, draft_lens: int | Ints) -> Choice:
-        """Each sequence's first option with this draft length, limited by its maximum.
+    def expected(self, options: Ints, lengths: Ints) -> tuple[Floats, Floats]:
+        """Tokens E and seconds T of one or more plans.
 
-        draft_lens: one for all sequences, or [B].
+        options, lengths: as in `Choice`, shape [.., B] with any leading axes. E has no floor: it is
+        IMPOSSIBLE if a length is. T is draft passes + fixed costs + target pass + host.
         """
-        options = self.first_options
-        return Choice(options, np.minimum(self.max_lens[options], draft_lens))
-
-    def rows_by_pass(self, choice: Choice) -> Ints:
-        """Number of rows of the draft passes 1..K, shape [K]."""
-        num_passes = choice.lengths * self.has_passes[choice.options]
-        return self.held_rows + at_least(num_passes, self.depth)
-
-    def tokens(self, choice: Choice) -> float:
-        """E = sum over sequences of 1 + s(1) + .. + s(k)."""
-        return self.held_tokens + float(self.gains[choice.options, choice.lengths].sum())
-
-    def seconds(self, choice: Choice) -> float:
-        """T = draft passes + fixed costs + target pass + host."""
-        fixed_s = self.fixed_s[choice.options] @ (choice.lengths > 0)
-        drafting = self.pass_s[self.rows_by_pass(choice)].sum()
-        return float(self.verify_s[choice.lengths.sum()] + drafting + fixed_s)
-
-    def with_search(
-        self, held: Choice, members: Ints, search: Callable[[PlanProblem], Choice]
-    ) -> Choice:
-        """The choice in which these sequences have what `search` finds, and all others keep their
-        part of `held`. members: [M], ascending."""
-        if len(members) == self.num_sequences:
-            return search(self)
-        is_member = np.zeros(self.num_sequences, dtype=bool)
-        is_member[members] = True
-        rest = Choice(held.options, np.where(is_member, 0, held.lengths))
-        num_options = np.bincount(self.sequence_of)[members]
-        fixed_s = self.fixed_s[rest.options] @ (rest.lengths > 0)
-        part = replace(
-            self._only(np.flatnonzero(is_member[self.sequence_of])),
-            first_options=np.cumsum(num_options) - num_options,
-            sequence_of=np.repeat(np.arange(len(members)), num_options),
-            verify_s=self.verify_s[rest.lengths.sum() :] + fixed_s,
-            held_tokens=self.tokens(rest),
-            held_rows=self.rows_by_pass(rest),
-            limits_s=None if self.limits_s is None else self.limits_s[members],
-        )
-        chosen = search(part)
-        options = rest.options.copy()
-        options[members] = self.first_options[members] + chosen.options - part.first_options
-        rest.lengths[members] = chosen.lengths
-        return Choice(options, rest.lengths)
+        add = np.add.reduce
+        num_passes = lengths * self.has_passes[options]
+        rows = add(num_passes[..., None, :] > np.arange(self.depth)[:, None], axis=-1)
+        seconds = self.verify_s.take(add(lengths, axis=-1), mode="clip")
+        seconds = seconds + add(self.pass_s[rows], axis=-1)
+        seconds = seconds + add(self.fixed_s[options] * (lengths > 0), axis=-1)
+        return self.held_tokens + add(self.gains[options, lengths], axis=-1), seconds
 
     def with_options(self, options: Ints) -> PlanProblem:
         """The problem in which each sequence has only the given option; options: [B]."""
         if self.has_one_option:
             return self
         each = np.arange(len(options))
-        return replace(self._only(options), first_options=each, sequence_of=each)
-
-    def _only(self, options: Ints) -> PlanProblem:
-        """With the rows of these options. The caller sets the sequences."""
         return replace(
             self,
+            first_options=each,
+            sequence_of=each,
+            min_lens=self.min_lens[options],
             max_lens=self.max_lens[options],
             survivals=self.survivals[options],
             gains=self.gains[options],
@@ -195,36 +158,38 @@ class PlanProblem:
         )
 
 
-def at_least(lengths: Ints, depth: int) -> Ints:
-    """For each j in 1..depth, the number of lengths that are at least j; shape [depth]."""
-    return np.bincount(lengths, minlength=depth + 1)[:0:-1].cumsum()[::-1]
-
-
 _FIELDS = attrgetter("context_len", "remaining", "options", "slo_s_per_token")
 
 
 def problem_of(
     views: Sequence[SequenceView],
     cost: CostModel,
+    given: Sequence[int | None] = (),
     num_prefilling: int = 0,
     last_num_tokens: int | None = None,
 ) -> PlanProblem:
     """Build the problem of these views. At least one view is required.
 
-    num_prefilling, last_num_tokens: see `planner.PlannerSettings`.
+    given: the draft length of each sequence, before the limit of its first option; None if it is to
+        be chosen; empty if all are. num_prefilling, last_num_tokens: see `planner.PlannerSettings`.
     """
     batch_size = len(views)
     context_lens, remaining, each, targets = zip(*map(_FIELDS, views), strict=True)
     assert all(each), "a view without an option"
+    if given:
+        each = tuple([own if k is None else own[:1] for own, k in zip(each, given, strict=True)])
     options = list(chain.from_iterable(each))
     num_options = np.array(list(map(len, each)))
     first_options = np.cumsum(num_options) - num_options
     sequence_of = np.repeat(np.arange(batch_size), num_options)
-    max_list, probs, lags, has_passes, drafts_s, _ = zip(*options, strict=True)
-    max_lens = np.array(max_list)
+    max_list, probs, lags, has_passes, drafts_s, *_ = zip(*options, strict=True)
+    max_lens, min_lens = np.array(max_list), np.zeros(len(options), dtype=np.int64)
+    for option, length in zip(first_options, given, strict=False):
+        if length is not None:
+            min_lens[option] = max_lens[option] = min(max_list[option], length)
     most = int(np.maximum.reduceat(max_lens, first_options).sum())
     num_tokens = np.arange(batch_size, batch_size + most + 1, dtype=np.float64)
-    survivals = _survivals(probs, max_list)
+    survivals = _survivals(probs, max_lens.tolist())
     gains = np.zeros((len(options), survivals.shape[1] + 1))
     np.add.accumulate(survivals, axis=1, out=gains[:, 1:])
     verify_s = cost.targets_s(batch_size, num_tokens, sum(context_lens) / batch_size)
@@ -237,15 +202,15 @@ def problem_of(
     return PlanProblem(
         first_options=first_options,
         sequence_of=sequence_of,
+        min_lens=min_lens,
         max_lens=max_lens,
         survivals=survivals,
         gains=gains,
         fixed_s=fixed_s,
         has_passes=np.array(has_passes),
-        verify_s=np.maximum(verify_s + cost.step_host_s(batch_size), MIN_STEP_S),
+        verify_s=np.maximum(verify_s + cost.host_s, MIN_STEP_S),
         pass_s=cost.draft_pass_s,
         held_tokens=batch_size + PREFILLING_TOKENS * num_prefilling,
-        held_rows=np.zeros(survivals.shape[1], dtype=np.int64),
         limits_s=None if targets.count(None) == batch_size else _limits_s(views),
     )
 

@@ -8,10 +8,8 @@ For each number of draft passes, called the depth, every prefix is scored by goo
 does not stop when the score decreases, because measured costs have jumps. The result is optimal if
 all slots cost the same, and the cost of each depth is affine in its slots.
 
-Slots have different costs if a sequence has a fixed cost, such as an outdated draft cache, or if
-only some sequences run draft passes. The ranking then uses the net value. It subtracts the cost of
-a row in a draft pass. A sequence's first slots are ranked together with its fixed cost, by their
-mean net value.
+If a sequence has a fixed cost, such as an outdated draft cache, its first slots are ranked together
+with this cost, by their mean net value.
 
 If sequences have several options, the plan is the best for a few selections of options. If it
 misses latency targets, the search also tries plans that may meet more of them.
@@ -31,7 +29,6 @@ from smartspec_py.core.plan.problem import (
     Floats,
     Ints,
     PlanProblem,
-    at_least,
 )
 
 NUM_TIMES = 6
@@ -47,7 +44,7 @@ def best_of_each(problem: PlanProblem) -> Choice:
     plan can meet has no effect. A target is given up if that lets more of the others be met.
     """
     if not problem.depth:
-        return problem.uniform(0)
+        return Choice(problem.first_options, problem.min_lens[problem.first_options])
     if problem.num_sequences == 1:
         return _best_alone(problem)
     fastest = max(_of_selections(problem), key=itemgetter(1))[0]
@@ -58,29 +55,24 @@ def best_of_each(problem: PlanProblem) -> Choice:
 
 def best_for_all(problem: PlanProblem) -> Choice:
     """The same draft length for all sequences, with the first option of each."""
-    scores = uniform_scores(problem.with_options(problem.first_options))
-    return problem.uniform(int(scores.argmax()))
+    lengths, scores = uniform_scores(problem.with_options(problem.first_options))
+    return Choice(problem.first_options, lengths[scores.argmax()])
 
 
-def uniform_scores(problem: PlanProblem) -> Floats:
-    """Tokens per second of each uniform draft length 0..K, shape [K + 1]. Each sequence has one
-    option."""
-    depth, max_lens = problem.depth, problem.max_lens
-    num_drafts = np.append(0, at_least(max_lens, depth).cumsum())
-    rows = problem.held_rows + at_least(max_lens * problem.has_passes, depth)
-    held_s = problem.pass_s[problem.held_rows]
-    seconds = problem.verify_s[num_drafts] + held_s.sum()
-    seconds[1:] += (problem.pass_s[rows] - held_s).cumsum() + problem.fixed_s @ (max_lens > 0)
-    gains = np.maximum(problem.survivals, 0.0).sum(axis=0).cumsum()
-    scores: Floats = (problem.held_tokens + np.append(0.0, gains)) / seconds
-    return scores
+def uniform_scores(problem: PlanProblem) -> tuple[Ints, Floats]:
+    """Lengths [K + 1, B] and tokens per second [K + 1] of each uniform draft length 0..K, within
+    the limits of each sequence. Each sequence has one option."""
+    same = np.arange(problem.depth + 1)[:, None]
+    lengths = np.minimum(np.maximum(same, problem.min_lens), problem.max_lens)
+    tokens, seconds = problem.expected(problem.first_options, lengths)
+    return lengths, tokens / seconds
 
 
 def _score(problem: PlanProblem, choice: Choice) -> tuple[int, float]:
     """Sequences that meet their latency target, and tokens per second. Requires targets."""
-    seconds = problem.seconds(choice)
+    tokens, seconds = problem.expected(choice.options, choice.lengths)
     is_met = problem.allowed_s[choice.options, choice.lengths] >= seconds
-    return int(np.count_nonzero(is_met)), problem.tokens(choice) / seconds
+    return int(np.count_nonzero(is_met)), float(tokens / seconds)
 
 
 def _best_alone(problem: PlanProblem) -> Choice:
@@ -88,13 +80,10 @@ def _best_alone(problem: PlanProblem) -> Choice:
 
     It is faster than the general search. Planning time matters most in steps of one sequence.
     """
-    lengths = np.arange(problem.depth + 1)
-    rows = problem.held_rows
-    passes_s = np.append(0.0, (problem.pass_s[rows + 1] - problem.pass_s[rows]).cumsum())
-    seconds = problem.has_passes[:, None] * passes_s
-    seconds[:, 1:] += problem.fixed_s[:, None]
-    seconds += problem.verify_s.take(lengths, mode="clip") + problem.pass_s[rows].sum()
-    scores = (problem.gains + problem.held_tokens) / seconds
+    lengths = np.arange(problem.depth + 1)[:, None]
+    options = np.arange(len(problem.sequence_of))[:, None, None]
+    tokens, seconds = problem.expected(options, lengths)
+    scores = tokens / seconds
     if problem.limits_s is not None:
         is_met = problem.allowed_s >= seconds
         scores = np.where(is_met | ~is_met.any(), scores, IMPOSSIBLE)
@@ -121,7 +110,7 @@ def _selections(problem: PlanProblem) -> Iterator[Ints]:
     yield problem.first_options
     if problem.has_one_option:
         return
-    price = float(uniform_scores(problem.with_options(problem.first_options)).max())
+    price = float(uniform_scores(problem.with_options(problem.first_options))[1].max())
     verify_s, num_sequences = problem.verify_s, problem.num_sequences
     draft_s = np.full(len(problem.sequence_of), verify_s[-1] - verify_s[0])
     draft_s /= max(1, len(verify_s) - 1)
@@ -140,7 +129,8 @@ def _best_lengths(problem: PlanProblem) -> tuple[Ints, float]:
     second. Each sequence has one option."""
     # Flattened by position, then sequence. The stable sort keeps this order among equal values, and
     # it is faster on input in this order.
-    worth = _net_worth(problem)
+    is_given = np.arange(problem.depth) < problem.min_lens[:, None]
+    worth = np.where(is_given, np.inf, _net_worth(problem))
     slots = (-worth.T).ravel().argsort(kind="stable")[: int(problem.max_lens.sum())]
     positions, sequences = np.divmod(slots, problem.num_sequences)
     passes = (positions + 1) * problem.has_passes[sequences]  # 0: no draft pass
@@ -153,16 +143,17 @@ def _best_lengths(problem: PlanProblem) -> tuple[Ints, float]:
         return np.add.accumulate(table, axis=1)
 
     counts = summed(np.ones(num_slots)).astype(np.int64)
-    held_s = problem.pass_s[problem.held_rows]
-    rows = problem.held_rows[:depth, None] + counts[1:]
     seconds = np.zeros(counts.shape)
-    seconds[1:] = problem.pass_s[rows] - held_s[:depth, None]
+    seconds[1:] = problem.pass_s[counts[1:]]
     if problem.fixed_s.any():
         seconds += summed(problem.fixed_s[sequences] * (positions == 0))
-    seconds = np.add.accumulate(seconds, axis=0) + held_s.sum()
+    seconds = np.add.accumulate(seconds, axis=0)
     seconds += problem.verify_s[np.add.accumulate(counts, axis=0)]
     tokens = np.add.accumulate(summed(problem.survivals[sequences, positions]), axis=0)
     scores = (tokens + problem.held_tokens) / seconds
+    # Given draft lengths come first in the ranking, and their passes run.
+    scores[:, : int(problem.min_lens.sum())] = IMPOSSIBLE
+    scores[: int((problem.min_lens * problem.has_passes).max())] = IMPOSSIBLE
     best_depth, cut = divmod(int(scores.argmax()), num_slots + 1)
     taken = sequences[:cut][passes[:cut] <= best_depth]
     lengths = np.bincount(taken, minlength=problem.num_sequences)
@@ -170,22 +161,15 @@ def _best_lengths(problem: PlanProblem) -> tuple[Ints, float]:
 
 
 def _net_worth(problem: PlanProblem) -> Floats:
-    """Net values that slots are ranked by, shape [B, K]. They do not increase along a row."""
-    worth = problem.survivals
-    num_drafted = int(np.count_nonzero(problem.has_passes))
-    is_mixed, has_fixed = 0 < num_drafted < problem.num_sequences, problem.fixed_s.any()
-    if not (is_mixed or has_fixed):
-        return worth
-    price = float(uniform_scores(problem).max())
-    if is_mixed:
-        row_s = float(problem.pass_s[num_drafted] - problem.pass_s[1]) / max(1, num_drafted - 1)
-        worth = worth - price * row_s * problem.has_passes[:, None]
-    if not has_fixed:
-        return worth
-    means = worth.cumsum(axis=1) - price * problem.fixed_s[:, None]
+    """Values that slots are ranked by, shape [B, K]. They do not increase along a row."""
+    if not problem.fixed_s.any():
+        return problem.survivals
+    price = float(uniform_scores(problem)[1].max())
+    means = problem.survivals.cumsum(axis=1) - price * problem.fixed_s[:, None]
     means /= np.arange(1, problem.depth + 1)
     last = means.argmax(axis=1)[:, None]
-    return np.where(np.arange(problem.depth) <= last, means.max(axis=1)[:, None], worth)
+    is_shared = np.arange(problem.depth) <= last
+    return np.where(is_shared, means.max(axis=1)[:, None], problem.survivals)
 
 
 def _meeting_targets(problem: PlanProblem, fastest: Choice) -> Iterator[Choice]:
@@ -196,11 +180,12 @@ def _meeting_targets(problem: PlanProblem, fastest: Choice) -> Iterator[Choice]:
     the minimum for some duration. In the tests, 599 of 600 steps meet as many targets as the best
     possible plan. Their goodput is 0.3 % lower on average.
     """
-    yield problem.uniform(0)
+    first, fewest = problem.first_options, problem.min_lens[problem.first_options]
+    yield Choice(first, fewest)
     for allowed_s in _step_times(problem):
         options, lengths = _least_drafts(problem, allowed_s)
         for most in range(problem.depth + 1):
-            shorter = np.minimum(fastest.lengths, most)
+            shorter = np.maximum(np.minimum(fastest.lengths, most), fewest)
             is_more = lengths > shorter
             chosen = np.where(is_more, options, fastest.options)
             yield Choice(chosen, np.where(is_more, lengths, shorter))

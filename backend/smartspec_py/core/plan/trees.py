@@ -73,9 +73,9 @@ class TreeSpace:
         found[:, 1:] /= found[:, :-1].copy()
         return nodes, found
 
-    def tree(self, nodes: Sequence[int]) -> Tree:
+    def tree(self, nodes: Sequence[int] | Ints) -> Tree:
         """The tree of these nodes, in this order. Parents must come before their children."""
-        places = {node: place for place, node in enumerate(nodes)} | {ROOT: ROOT}
         index = np.array(nodes)
+        places = {node: place for place, node in enumerate(index.tolist())} | {ROOT: ROOT}
         parents = tuple([places[parent] for parent in self._parents[index].tolist()])
         return Tree(parents, tuple(self._ranks[index].tolist()))

@@ -48,6 +48,7 @@ from smartspec_py.engines.torch.eagle import (
     read_config,
 )
 from smartspec_py.engines.torch.eagle_proposer import EagleProposer
+from smartspec_py.engines.torch.gguf_folder import model_folder
 from smartspec_py.engines.torch.graphs import GraphRunner
 from smartspec_py.engines.torch.llama import FAMILIES, can_write_out
 from smartspec_py.engines.torch.medusa import MedusaHeads, load_heads
@@ -73,9 +74,6 @@ MAX_PROFILED_CONTEXT = 512
 """Passes are timed at half of the context, but at most at this length. Longer ones are
 extrapolated."""
 
-PHASES = {"engine.model": "target", "engine.draft": "draft"}
-"""Phase of the start that loads the model of this key."""
-
 TREE_WIDTH = 4
 """Guesses for one position in a tree on a GPU. On CPUs, chains were faster: with drafts chosen by
 goodput by 2 to 3 % (docs/research/results.md)."""
@@ -89,7 +87,7 @@ def build_torch(config: TorchEngineConfig, limits: LimitsConfig, folder: Path) -
     there would be more threads than cores. OpenMP then lets workers sleep between operators instead
     of spinning: a step on two cores took 42 ms instead of 23 (docs/research/performance.md).
     """
-    logger.info("engine libraries imported", extra={"phase": "imports"})
+    logger.info("engine libraries imported")
     with ThreadPoolExecutor(1, "smartspec-build") as thread:
         return thread.submit(_build, config, limits, folder).result()
 
@@ -179,8 +177,10 @@ def _files(
     config: TorchEngineConfig, limits: LimitsConfig, folder: Path
 ) -> tuple[Path, Path | None, Path | None]:
     """The folders of the target, the draft model and the heads, which exist and fit together."""
-    model = existing("engine.model", folder / config.model)
-    draft = None if config.draft is None else existing("engine.draft", folder / config.draft)
+    model = model_folder(existing("engine.model", folder / config.model))
+    draft = None
+    if config.draft is not None:
+        draft = model_folder(existing("engine.draft", folder / config.draft))
     heads = None if config.heads is None else existing("engine.heads", folder / config.heads)
     try:
         check_pair(model, draft, limits.max_context_len)
@@ -278,7 +278,7 @@ def _with_context_len(
     if length is None:
         length, reason = choose_context_len(models, dtype, limits.max_sequences)
     text = "context: %d tokens, prompt and text together (%s)"
-    logger.info(text, length, reason, extra={"phase": "checks"})
+    logger.info(text, length, reason)
     return limits.model_copy(update={"max_context_len": length})
 
 
@@ -321,7 +321,7 @@ def _runner(
             runner = load_runner(replace(own, weights="stored"), runner_class)
             if counts:
                 set_fastest(counts, partial(runner.time_pass, 1, 1, 0))
-    logger.info("loaded %s", key, extra={"phase": PHASES[key]})
+    logger.info("loaded %s", key)
     runner.warm(max_width)
     return runner
 

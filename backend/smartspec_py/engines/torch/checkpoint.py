@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from smartspec_py.engines.torch.gguf_folder import INDEX
+
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 """In the order in which Transformers looks for them; the index of shards has the same name."""
 
@@ -57,6 +59,25 @@ and dynamic, Transformers chooses the angles of a whole pass by its longest requ
 depend on the other requests."""
 
 
+QUANTIZATIONS: dict[str, dict[str, tuple[Any, ...]]] = {
+    "gptq": {"bits": (4, 8), "checkpoint_format": (None, "gptq", "gptq_v2")},
+    "awq": {"bits": (4,), "version": (None, "gemm"), "zero_point": (None, True)},
+    "compressed-tensors": {
+        "format": ("pack-quantized", "int-quantized"),
+        "sparsity_config": (None, {}, {"format": "dense"}),
+        "transform_config": (None, {}),
+    },
+}
+"""Values of quantization_config that `quantized` reads, by its quant_method."""
+
+QUANTIZED_GROUP: dict[str, tuple[Any, ...]] = {
+    "num_bits": (4, 8),
+    "type": ("int",),
+    "strategy": ("tensor", "channel", "group"),
+}
+"""The same of the weights of each of its config_groups."""
+
+
 class ModelError(ValueError):
     """This engine cannot serve the model, or not with the other one. The message is one sentence
     that says why and what to do."""
@@ -67,6 +88,11 @@ def check_files(name: str, folder: Path) -> None:
     if not folder.is_dir():
         raise ModelError(f"{name} is not a directory: give a local Hugging Face model directory")
     check_model(name, folder)
+    if (index := read_json(name, folder, INDEX)) is not None:
+        source = Path(index["file"])
+        if not source.is_file() or source.stat().st_size != index["size"]:
+            raise ModelError(f"{name} was made of {source}, which has changed: give its path")
+        return
     files = _weight_files(name, folder)
     if not files:
         raise ModelError(
@@ -143,29 +169,40 @@ def _rotations(settings: Any) -> list[Any]:
 
 
 def check_quantization(name: str, folder: Path) -> None:
-    """Raise ModelError if the code of the checkpoint's quantization method is not installed."""
-    quantization = (read_json(name, folder, "config.json") or {}).get("quantization_config")
-    if not quantization:
+    """Raise ModelError if `quantized` cannot read how the checkpoint is quantised."""
+    settings = quantization(name, folder)
+    if not settings:
         return
-    from transformers.quantizers.auto import AutoHfQuantizer
+    settings = settings if isinstance(settings, dict) else {}
+    method = str(settings.get("quant_method"))
+    _check_settings(name, settings, {"quant_method": tuple(QUANTIZATIONS)})
+    _check_settings(name, settings, QUANTIZATIONS[method])
+    for group in settings.get("config_groups", {}).values():
+        _check_settings(name, group["weights"], QUANTIZED_GROUP)
 
-    try:
-        if not AutoHfQuantizer.supports_quant_method(quantization):  # type: ignore[no-untyped-call]
-            raise ValueError("Transformers does not have this quant_method")
-        AutoHfQuantizer.from_config(quantization, pre_quantized=True).validate_environment(
-            device_map=None, weights_only=True
-        )
-    except Exception as error:  # each method raises its own types: no package, no GPU and so on
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
-        raise ModelError(
-            f"{name} is quantized (quantization_config in its config.json, quant_method {method}), "
-            f"and cannot be loaded here ({first_line(error)}): give an unquantized checkpoint"
-        ) from error
+
+def _check_settings(
+    name: str, settings: dict[str, Any], wanted: dict[str, tuple[Any, ...]]
+) -> None:
+    for field, values in wanted.items():
+        found = settings.get(field)
+        found = found.lower() if isinstance(found, str) else found
+        if found not in values:
+            known = ", ".join(str(value) for value in values if value)
+            raise ModelError(
+                f"{name} is quantised with the {field} {found} (quantization_config in its "
+                f"config.json), which cannot be read: use {known or 'none'}, or another checkpoint"
+            )
+
+
+def quantization(name: str, folder: Path) -> Any:
+    """quantization_config of config.json; None if there is none. Raises ModelError."""
+    return (read_json(name, folder, "config.json") or {}).get("quantization_config")
 
 
 def first_line(error: Exception) -> str:
     """The first line of the message; the type of the error if there is no message."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def read_json(name: str, folder: Path, file: str) -> dict[str, Any] | None:

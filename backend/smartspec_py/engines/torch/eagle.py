@@ -208,7 +208,7 @@ def load_eagle(folder: Path, config: EagleConfig, own: RunnerConfig) -> EagleRun
     weights = {name: tensor for name, tensor in tensors.items() if not name.startswith(NOT_WEIGHTS)}
     for name, names in (("embed_tokens", EMBEDDING_NAMES), ("lm_head", LM_HEAD_NAMES)):
         if f"{name}.weight" not in weights:
-            weights[f"{name}.weight"] = target_tensor(folder, own, names, name)
+            weights[f"{name}.weight"] = target_tensor(folder, own.path, names, name)
     module = _module(config, target)
     placed = {name: tensor.to(own.device, own.dtype) for name, tensor in weights.items()}
     for name, tensor in placed.items():

@@ -9,8 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from smartspec_py.engines.torch.checkpoint import ModelError, first_line
-from smartspec_py.engines.torch.runner import RunnerConfig
-from smartspec_py.engines.torch.weights import FileWeights
+from smartspec_py.engines.torch.weights import file_tensors
 
 LM_HEAD_NAMES = ("lm_head.weight", "model.embed_tokens.weight", "embed_out.weight")
 """Where a target's LM head is: the second one if it is tied to the embedding."""
@@ -34,18 +33,16 @@ def load_tensors(folder: Path, files: Sequence[str], kind: str) -> dict[str, tor
         raise ModelError(f"{path} cannot be loaded ({reason}): replace the file") from error
 
 
-def target_tensor(
-    folder: Path, target: RunnerConfig, names: Sequence[str], kind: str
-) -> torch.Tensor:
+def target_tensor(folder: Path, target: Path, names: Sequence[str], kind: str) -> torch.Tensor:
     """The first of these tensors of the target, from its files. Raises ModelError.
 
     folder: the heads that need it. kind: what the tensor is, for messages.
     """
-    weights = FileWeights(target)
-    known = set(weights)
+    tensors = file_tensors(target)
     for name in names:
-        if name in known:
-            return weights[name]
+        if name in tensors:
+            return tensors[name]
     raise ModelError(
-        f"{folder} has no {kind} and needs that of the target, but {target.path} has no {names[0]}"
+        f"{folder} has no {kind} and needs that of the target, but {target} has no "
+        f"{names[0]}: copy the whole target"
     )

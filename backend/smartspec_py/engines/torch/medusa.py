@@ -101,7 +101,7 @@ def load_heads(folder: Path, own: RunnerConfig) -> MedusaHeads:
     _check(folder, blocks, lm_heads, (num_rows, target.hidden_size))
     lm_heads = {head: rows[:num_kept] for head, rows in lm_heads.items()}
     if not lm_heads:
-        shared = target_tensor(folder, own, LM_HEAD_NAMES, "LM heads")[:num_kept]
+        shared = target_tensor(folder, own.path, LM_HEAD_NAMES, "LM heads")[:num_kept]
         lm_heads = dict.fromkeys(blocks, shared)
 
     @cache

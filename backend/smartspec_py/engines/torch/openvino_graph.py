@@ -1,4 +1,4 @@
-"""The decoder of Llama and of models with the same layout, as a graph of OpenVINO operators.
+"""The decoder of Llama and of models with a similar layout, as a graph of OpenVINO operators.
 
 The graph is built from the weights of a checkpoint, without an export and without files. Attention
 is OpenVINO's own operator for paged keys and values. It also writes them. The operator has many
@@ -21,7 +21,7 @@ import torch
 from openvino._offline_transformations import compress_model_transformation
 from openvino.op import _PagedAttentionExtension
 
-from smartspec_py.engines.torch.llama import attention_window, rotation_table
+from smartspec_py.engines.torch.llama import activation, attention_window, rotation_table
 from smartspec_py.engines.torch.weights import Weights
 
 BLOCK_LEN = 32
@@ -102,9 +102,10 @@ class _Graph:
             for name in cache_names(len(model.model.layers))
         ]
         rotary = type(model.model.rotary_emb)(config)  # on the CPU, wherever the model is
-        table = rotation_table(rotary, max_len)[:, 0]
-        self.cos = self._by_position(table.real)
-        self.sin = self._by_position(table.imag)
+        types = set(config.layer_types) if isinstance(rotary.rope_type, dict) else {None}
+        self.rotations = {
+            one: self._by_position(rotation_table(rotary, max_len, one)) for one in types
+        }
 
     def build(
         self, model: Any, vocab_size: int, gives_hidden: bool, state_layers: Sequence[int]
@@ -112,6 +113,8 @@ class _Graph:
         inner = model.model
         embedding = self._matrix("model.embed_tokens.weight")
         tokens = op.gather(embedding, self.inputs["token_ids"], _int(0))
+        if self.config.model_type == "gemma3_text":
+            tokens = op.multiply(tokens, _float(self._embedding_scale()))
         states = op.unsqueeze(tokens, _int(1))  # [N, 1, hidden_size]
         inputs = []
         for index, layer in enumerate(inner.layers):
@@ -130,24 +133,61 @@ class _Graph:
     def _layer(self, index: int, layer: Any, states: Any) -> Any:
         name, attention = f"model.layers.{index}", layer.self_attn
         normed = self._norm(f"{name}.input_layernorm", layer.input_layernorm, states)
+        *both, values = self._attention_inputs(name, attention, normed)
+        layer_type = self.config.layer_types[index] if None not in self.rotations else None
         queries, keys = (
             self._rotated(
-                self._linear(f"{name}.self_attn.{part}_proj", normed),
+                heads,
                 f"{name}.self_attn.{part}_norm",
                 getattr(attention, f"{part}_norm", None),
+                self.rotations[layer_type] if getattr(attention, "use_rope", True) else None,
             )
-            for part in "qk"
+            for part, heads in zip("qk", both, strict=True)
         )
-        values = op.squeeze(self._linear(f"{name}.self_attn.v_proj", normed), _int(1))
+        values = op.squeeze(values, _int(1))
         window = attention_window(layer, self.config, self.max_len)
         attended = self._attend(index, queries, keys, values, attention.scaling, window or 0)
         out = self._linear(f"{name}.self_attn.o_proj", op.unsqueeze(attended, _int(1)))
+        has_outer_norms = hasattr(layer, "pre_feedforward_layernorm")
+        before_mlp = "post_attention_layernorm"
+        if has_outer_norms:
+            norm, before_mlp = layer.post_attention_layernorm, "pre_feedforward_layernorm"
+            out = self._norm(f"{name}.post_attention_layernorm", norm, out)
         states = op.add(states, out)
-        norm = layer.post_attention_layernorm
-        normed = self._norm(f"{name}.post_attention_layernorm", norm, states)
-        gate = self._linear(f"{name}.mlp.gate_proj", normed)
-        gated = op.multiply(self._silu(gate), self._linear(f"{name}.mlp.up_proj", normed))
-        return op.add(states, self._linear(f"{name}.mlp.down_proj", gated))
+        normed = self._norm(f"{name}.{before_mlp}", getattr(layer, before_mlp), states)
+        gate, up = self._mlp_inputs(name, layer.mlp, normed)
+        out = self._linear(f"{name}.mlp.down_proj", op.multiply(self._activated(gate), up))
+        if has_outer_norms:
+            norm = layer.post_feedforward_layernorm
+            out = self._norm(f"{name}.post_feedforward_layernorm", norm, out)
+        return op.add(states, out)
+
+    def _attention_inputs(self, name: str, attention: Any, normed: Any) -> Sequence[Any]:
+        """Queries, keys and values, [N, 1, heads * D] each."""
+        name = f"{name}.self_attn"
+        if not hasattr(attention, "qkv_proj"):
+            return [self._linear(f"{name}.{part}_proj", normed) for part in "qkv"]
+        config = self.config
+        heads = (config.num_attention_heads, *[config.num_key_value_heads] * 2)
+        lengths = _ints(*(num * self.head_dim for num in heads))
+        out = self._linear(f"{name}.qkv_proj", normed)
+        return op.variadic_split(out, _int(-1), lengths).outputs()  # type: ignore[no-any-return]
+
+    def _mlp_inputs(self, name: str, mlp: Any, normed: Any) -> Sequence[Any]:
+        if not hasattr(mlp, "gate_up_proj"):
+            return [self._linear(f"{name}.mlp.{part}_proj", normed) for part in ("gate", "up")]
+        both = self._linear(f"{name}.mlp.gate_up_proj", normed)
+        return op.split(both, _int(-1), 2).outputs()  # type: ignore[no-any-return]
+
+    def _embedding_scale(self) -> float:
+        """In the type of the files, as in training."""
+        dtype = self.weights.tensors["model.embed_tokens.weight"].dtype
+        return torch.tensor(self.config.hidden_size**0.5).to(dtype).item()
+
+    def _activated(self, gate: Any) -> Any:
+        if activation(self.config) == "silu":
+            return self._silu(gate)
+        return op.gelu(gate, "tanh")
 
     def _silu(self, states: Any) -> Any:
         """If SiLU is written with a sigmoid, OpenVINO runs the MLP as one operator on processors
@@ -157,25 +197,40 @@ class _Graph:
             return op.swish(states, _float(1.0))
         return op.multiply(states, op.sigmoid(states))
 
-    def _rotated(self, states: Any, name: str, norm: Any) -> Any:
-        """[N, 1, heads * D] -> [N, heads * D], rotated. The head norm, if any, is applied first."""
-        half, width = self.head_dim // 2, self.head_dim
-        heads = op.reshape(states, _ints(0, 0, -1, width), special_zero=True)
+    def _rotated(self, states: Any, name: str, norm: Any, rotation: Any) -> Any:
+        """[N, 1, heads * D] -> [N, heads * D]: the first part of each head is rotated. The head
+        norm, if any, is applied first. rotation: half of the part's width, cosines, sines; None
+        rotates nothing."""
+        if rotation is None:
+            return op.squeeze(states, _int(1))
+        half, cos, sin = rotation
+        heads = op.reshape(states, _ints(0, 0, -1, self.head_dim), special_zero=True)
         if norm is not None:
             heads = self._norm(name, norm, heads)
         heads = op.transpose(heads, _ints(0, 2, 1, 3))  # [N, heads, 1, D]
-        last = _ints(3)
-        first_half = op.slice(heads, _ints(0), _ints(half), _ints(1), last)
-        second_half = op.slice(heads, _ints(half), _ints(width), _ints(1), last)
-        turned = op.concat([op.multiply(second_half, _float(-1.0)), first_half], -1)
-        rotated = op.add(op.multiply(heads, self.cos), op.multiply(turned, self.sin))
+
+        def between(first: int, end: int) -> Any:
+            return op.slice(heads, _ints(first), _ints(end), _ints(1), _ints(3))
+
+        part, rest = heads, []
+        if 2 * half < self.head_dim:
+            part, rest = between(0, 2 * half), [between(2 * half, self.head_dim)]
+        turned = op.concat(
+            [op.multiply(between(half, 2 * half), _float(-1.0)), between(0, half)], -1
+        )
+        rotated = op.add(op.multiply(part, cos), op.multiply(turned, sin))
+        if rest:
+            rotated = op.concat([rotated, *rest], -1)
         return op.reshape(op.transpose(rotated, _ints(0, 2, 1, 3)), _ints(0, -1), special_zero=True)
 
-    def _by_position(self, table: torch.Tensor) -> Any:
-        """[max_len, D / 2] -> [N, 1, 1, D], selected by the positions of the tokens."""
-        both = op.constant(torch.cat([table, table], dim=-1).float().numpy())
-        found = op.gather(both, self.inputs["positions"], _int(0))
-        return op.unsqueeze(op.unsqueeze(found, _int(1)), _int(1))
+    def _by_position(self, table: torch.Tensor) -> tuple[int, Any, Any]:
+        """From [2, max_len, D / 2]: D / 2, and [N, 1, 1, D] cosines and sines of the tokens."""
+        found = [
+            op.gather(op.constant(one.numpy()), self.inputs["positions"], _int(0))
+            for one in torch.cat([table, table], dim=-1).float()
+        ]
+        cos, sin = (op.unsqueeze(op.unsqueeze(one, _int(1)), _int(1)) for one in found)
+        return table.shape[-1], cos, sin
 
     def _attend(
         self, index: int, queries: Any, keys: Any, values: Any, scaling: float, window: int
@@ -207,9 +262,12 @@ class _Graph:
         return node.output(0)
 
     def _norm(self, name: str, norm: Any, states: Any) -> Any:
+        is_gemma = not hasattr(norm, "variance_epsilon")  # and stores the weight less 1
+        eps = norm.eps if is_gemma else norm.variance_epsilon
         mean = op.reduce_mean(op.power(states, _float(2.0)), _ints(-1), keep_dims=True)
-        inverse = op.divide(_float(1.0), op.sqrt(op.add(mean, _float(norm.variance_epsilon))))
-        weight = self._stored(self._tensor(f"{name}.weight"))
+        inverse = op.divide(_float(1.0), op.sqrt(op.add(mean, _float(eps))))
+        weight = self._tensor(f"{name}.weight")
+        weight = self._stored(weight.float() + 1.0 if is_gemma else weight)
         return op.multiply(op.multiply(states, inverse), weight)
 
     def _linear(self, name: str, states: Any, num_rows: int | None = None) -> Any:

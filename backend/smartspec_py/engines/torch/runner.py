@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from smartspec_py.engines.torch.checkpoint import ModelError, first_line
+from smartspec_py.engines.torch.checkpoint import ModelError, first_line, quantization
+from smartspec_py.engines.torch.gguf_folder import INDEX
 from smartspec_py.engines.torch.packed import (
     ATTENTION_NAME,
     NUM_SCRATCH,
@@ -205,6 +206,7 @@ def load_config(config: RunnerConfig) -> Any:
     hf_config = AutoConfig.from_pretrained(
         config.path, local_files_only=True, trust_remote_code=False
     )
+    hf_config.__dict__.pop("quantization_config", None)  # `file_tensors` dequantises
     if IS_OLD:
         use_new_rope(hf_config, config.path)
     return hf_config
@@ -217,10 +219,19 @@ def load_model(config: RunnerConfig) -> Any:
     """
     hf_config = load_config(config)
     disable_progress_bar()  # type: ignore[no-untyped-call]
+    source: Any = config.path
+    tensors: Any = None
+    model_class: Any = AutoModelForCausalLM
+    if (config.path / INDEX).is_file() or quantization(str(config.path), config.path):
+        from smartspec_py.engines.torch.weights import file_tensors  # it imports this module
+
+        source, tensors = None, dict(file_tensors(config.path))
+        model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)]
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            config.path,
+        loaded: Any = model_class.from_pretrained(
+            source,
             config=hf_config,
+            state_dict=tensors,
             dtype=config.dtype,
             attn_implementation=ATTENTION_NAME,
             local_files_only=True,

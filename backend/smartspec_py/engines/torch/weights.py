@@ -15,52 +15,81 @@ from zipfile import is_zipfile
 import torch
 from safetensors import safe_open
 
-from smartspec_py.engines.torch.checkpoint import ModelError, first_line
+from smartspec_py.engines.torch.checkpoint import ModelError, first_line, quantization
+from smartspec_py.engines.torch.gguf_folder import INDEX
+from smartspec_py.engines.torch.gguf_weights import GgufWeights
+from smartspec_py.engines.torch.quantized import QuantizedTensors
 from smartspec_py.engines.torch.runner import RunnerConfig, check_finite
 
 CHUNK = 1 << 24
 """Numbers that are compressed at once, which bounds the float32 copy."""
 
 
+def file_tensors(folder: Path) -> Mapping[str, torch.Tensor]:
+    """The tensors in the files of a model directory, by the names of the model's parameters.
+
+    Those of *.safetensors are mapped into memory; those of a GGUF file or a quantised checkpoint
+    are dequantised when they are read. Raises ModelError if a file cannot be read.
+    """
+    if (folder / INDEX).is_file():
+        return GgufWeights(folder)
+    files = _Safetensors(folder) or _bin_files(folder)
+    settings = quantization(str(folder), folder)
+    return QuantizedTensors(files, settings) if settings else files
+
+
+def _bin_files(folder: Path) -> dict[str, torch.Tensor]:
+    loaded: dict[str, torch.Tensor] = {}
+    for path in sorted(folder.glob("pytorch_model*.bin")):
+        try:
+            loaded |= torch.load(path, mmap=is_zipfile(path), weights_only=True)
+        except Exception as error:  # a damaged file can raise any exception of pickle
+            reason = first_line(error)
+            raise ModelError(f"{folder} cannot be loaded ({reason}): replace its files") from error
+    return loaded
+
+
+class _Safetensors(Mapping[str, torch.Tensor]):
+    def __init__(self, folder: Path) -> None:
+        self._files: dict[str, Path] = {}
+        for path in sorted(folder.glob("*.safetensors")):
+            with safe_open(path, "pt") as file:
+                self._files |= dict.fromkeys(file.keys(), path)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        with safe_open(self._files[name], "pt") as file:
+            tensor: torch.Tensor = file.get_tensor(name)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+
 class FileWeights(Mapping[str, torch.Tensor]):
-    """The tensors of a model directory by name. Those of *.safetensors are mapped into memory."""
+    """The tensors of a model directory by name, each checked when it is read first."""
 
     def __init__(self, config: RunnerConfig) -> None:
         """Raises ModelError if a file cannot be read; so does reading a tensor with a number that
         is not finite in the precision of the products."""
-        folder = config.path
         self._config = config
-        self._files: dict[str, Path] = {}
-        self._loaded: dict[str, torch.Tensor] = {}
+        self._tensors = file_tensors(config.path)
         self._checked: set[str] = set()
-        for path in sorted(folder.glob("*.safetensors")):
-            with safe_open(path, "pt") as file:
-                self._files |= dict.fromkeys(file.keys(), path)
-        for path in [] if self._files else sorted(folder.glob("pytorch_model*.bin")):
-            try:
-                self._loaded |= torch.load(path, mmap=is_zipfile(path), weights_only=True)
-            except Exception as error:  # a damaged file can raise any exception of pickle
-                reason = first_line(error)
-                raise ModelError(
-                    f"{folder} cannot be loaded ({reason}): replace its files"
-                ) from error
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        if name in self._loaded:
-            tensor = self._loaded[name]
-        else:
-            with safe_open(self._files[name], "pt") as file:
-                tensor = file.get_tensor(name)
+        tensor = self._tensors[name]
         if name not in self._checked:
             check_finite(name, tensor, self._config)
             self._checked.add(name)
         return tensor
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._files or self._loaded)
+        return iter(self._tensors)
 
     def __len__(self) -> int:
-        return len(self._files or self._loaded)
+        return len(self._tensors)
 
 
 @dataclass(frozen=True, slots=True)

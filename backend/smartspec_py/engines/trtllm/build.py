@@ -68,7 +68,7 @@ def build_trtllm(config: TrtllmEngineConfig, limits: LimitsConfig, folder: Path)
     for name, value in MPI_SETTINGS.items():
         os.environ.setdefault(name, value)  # before the import below, because that starts MPI
     bindings = _bindings()
-    logger.info("engine libraries imported", extra={"phase": "imports"})
+    logger.info("engine libraries imported")
     import torch
 
     asked = config.cache_tokens or free_cache_tokens(engines, config.memory_fraction)
@@ -78,8 +78,7 @@ def build_trtllm(config: TrtllmEngineConfig, limits: LimitsConfig, folder: Path)
         loaded_cache_tokens(executor, bindings, engine.role, asked)
         for engine, executor in zip(engines, executors, strict=True)
     )
-    text = "each cache has room for %d tokens"
-    logger.info(text, num_tokens, extra={"phase": "engines"})
+    logger.info("each cache has room for %d tokens", num_tokens)
     capabilities = replace(
         capabilities_of(engines[0], limits, config, num_tokens), vocab_size=vocab_size
     )

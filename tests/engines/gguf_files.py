@@ -1,0 +1,128 @@
+"""Writes GGUF files as llama.cpp does (convert_hf_to_gguf.py)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+PARTS = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def file_name(name: str) -> str:
+    for ours, theirs in PARTS.items():
+        name = name.replace(ours, theirs)
+    return name.replace("model.layers", "blk")
+
+
+def permuted(weight: np.ndarray[Any, Any], num_heads: int) -> np.ndarray[Any, Any]:
+    """Rows of each head, first half and second half in turns."""
+    halves = weight.reshape(num_heads, 2, len(weight) // num_heads // 2, -1)
+    return np.stack([halves[:, 0], halves[:, 1]], axis=2).reshape(weight.shape)
+
+
+def stored(weight: np.ndarray[Any, Any], kind: str) -> np.ndarray[Any, Any]:
+    """In this type. The package quantises to no K type: those get random bytes whose scales are
+    finite."""
+    try:
+        return gguf.quants.quantize(weight, gguf.GGMLQuantizationType[kind])
+    except NotImplementedError:
+        block_len, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+        shape = (*weight.shape[:-1], weight.shape[-1] // block_len * block_bytes)
+        return np.random.default_rng(weight.size).integers(0, 256, shape, np.uint8) & 0xBF
+
+
+def write_gguf(
+    path: Path,
+    model: Any,
+    tokenizer: Mapping[str, Any],
+    kind: str = "F32",
+    tensors: Mapping[str, Any] | None = None,
+    **changed: Any,
+) -> dict[str, np.ndarray[Any, Any]]:
+    """Write the model; returns what was written by the names of its parameters.
+
+    tokenizer: fields of `tokenizer.ggml`. kind: of the matrices. tensors: additional ones. changed:
+    other fields, or the architecture; None leaves out a field.
+    """
+    config = model.config
+    name = config.model_type
+    writer = gguf.GGUFWriter(path, changed.pop("architecture", name))
+    fields = {
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "block_count": config.num_hidden_layers,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "rope.freq_base": float(config.rope_parameters["rope_theta"]),
+    }
+    if getattr(config, "head_dim", None):
+        fields["attention.key_length"] = config.head_dim
+    fields = {f"{name}.{key}": value for key, value in fields.items()}
+    fields |= {f"tokenizer.ggml.{key}": value for key, value in tokenizer.items()} | changed
+    for key, value in fields.items():
+        add = {
+            str: writer.add_string,
+            bool: writer.add_bool,
+            int: writer.add_uint32,
+            float: writer.add_float32,
+            list: writer.add_array,
+            type(None): lambda *_: None,
+        }[type(value)]
+        add(key, value)
+    written = {}
+    for parameter, weight in model.named_parameters():
+        numbers = weight.detach().float().numpy()
+        written[parameter] = numbers if numbers.ndim < 2 else stored(numbers, kind)
+        found = written[parameter]
+        heads = {"q": config.num_attention_heads, "k": config.num_key_value_heads}
+        part = parameter.rpartition("_proj.")[0][-1:]
+        if name == "llama" and part in heads:
+            found = permuted(found, heads[part])
+        as_kind = gguf.GGMLQuantizationType[kind] if found.dtype == np.uint8 else None
+        writer.add_tensor(file_name(parameter), found, raw_dtype=as_kind)
+    for extra, numbers in (tensors or {}).items():
+        writer.add_tensor(extra, numbers)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return written
+
+
+def bpe_fields(tokenizer_json: str, pre: str) -> dict[str, Any]:
+    """The fields of a byte-level tokenizer."""
+    document = json.loads(tokenizer_json)
+    special = {token["id"]: token["special"] for token in document["added_tokens"]}
+    ids = document["model"]["vocab"] | {t["content"]: t["id"] for t in document["added_tokens"]}
+    tokens = sorted(ids, key=lambda token: ids[token])
+    return {
+        "model": "gpt2",
+        "pre": pre,
+        "tokens": tokens,
+        "token_type": [3 if special.get(i) else 4 if i in special else 1 for i in range(len(ids))],
+        "merges": [" ".join(pair) for pair in document["model"]["merges"]],
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    }

@@ -1,0 +1,195 @@
+"""Checkpoints of GPTQ, AWQ and compressed-tensors against their formats, written with NumPy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch_models import VOCAB_SIZE, make_model, make_runner
+
+from smartspec_py.engines.torch.checkpoint import check_quantization
+from smartspec_py.engines.torch.openvino_runner import load_openvino_runner
+from smartspec_py.engines.torch.packed import RowInput
+from smartspec_py.engines.torch.quantized import QuantizedTensors
+from smartspec_py.engines.torch.runner import RunnerConfig, load_runner
+
+Array = np.ndarray[Any, Any]
+Written = tuple[dict[str, Array], Array]
+"""Tensors of a matrix by the ends of their names, and the matrix [out, in]."""
+
+NUM_OUT, NUM_IN, GROUP = 24, 64, 16
+CONFIG = RunnerConfig(Path(), torch.device("cpu"), torch.float32, 5, 96, VOCAB_SIZE)
+
+
+def words(numbers: Array, bits: int, order: tuple[int, ...] | None = None) -> Array:
+    """Columns packed into int32: column `order[i]` of each word is at bit i * bits."""
+    each = 32 // bits
+    found = np.zeros((len(numbers), numbers.shape[1] // each), np.uint32)
+    for place, column in enumerate(order or range(each)):
+        found |= numbers[:, column::each].astype(np.uint32) << np.uint32(place * bits)
+    return found.view(np.int32)
+
+
+def draw(bits: int, num_groups: int, shape: tuple[int, int]) -> tuple[Array, Array, Array]:
+    """Values [in, out], zero points and scales [groups, out]."""
+    random = np.random.default_rng(bits + num_groups)
+    num_out, num_in = shape
+    values = random.integers(0, 2**bits, (num_in, num_out))
+    zeros = random.integers(0, 2**bits, (num_groups, num_out))
+    return values, zeros, random.uniform(0.001, 0.02, zeros.shape).astype(np.float16)
+
+
+def weight(values: Array, zeros: Array, scales: Array, groups: Array) -> Array:
+    found = np.empty(values.shape, np.float32)
+    for row, group in enumerate(groups):
+        for column in range(values.shape[1]):
+            factor = np.float32(scales[group, column])
+            found[row, column] = (values[row, column] - zeros[group, column]) * factor
+    return found.T
+
+
+def gptq(shape: tuple[int, int], settings: Mapping[str, Any]) -> Written:
+    bits, size = settings["bits"], settings["group_size"]
+    num_groups = 1 if size == -1 else shape[1] // size
+    values, zeros, scales = draw(bits, num_groups, shape)
+    groups = np.arange(shape[1]) * num_groups // shape[1]
+    if settings["sym"]:
+        zeros[:] = 2 ** (bits - 1)
+    if settings["desc_act"]:
+        groups = np.random.default_rng(0).permutation(groups)
+    stored = zeros if settings.get("checkpoint_format") == "gptq_v2" else (zeros - 1) % 2**bits
+    parts = {
+        "qweight": words(values.T, bits).T,
+        "qzeros": words(stored, bits),
+        "scales": scales,
+    }
+    if settings["desc_act"]:
+        parts["g_idx"] = groups.astype(np.int32)
+    return parts, weight(values, zeros, scales, groups)
+
+
+def awq(shape: tuple[int, int], settings: Mapping[str, Any]) -> Written:
+    size = settings["group_size"]
+    values, zeros, scales = draw(4, shape[1] // size, shape)
+    order = (0, 2, 4, 6, 1, 3, 5, 7)
+    parts = {"qweight": words(values, 4, order), "qzeros": words(zeros, 4, order), "scales": scales}
+    return parts, weight(values, zeros, scales, np.arange(shape[1]) // size)
+
+
+def compressed(shape: tuple[int, int], settings: Mapping[str, Any]) -> Written:
+    form = settings["config_groups"]["group_0"]["weights"]
+    bits, size = form["num_bits"], form.get("group_size") or shape[1]
+    values, zeros, scales = draw(bits, shape[1] // size, shape)
+    half = 2 ** (bits - 1)
+    if form["symmetric"]:
+        zeros[:] = half
+    parts = {"weight_scale": scales.T}
+    if settings["format"] == "int-quantized":
+        parts["weight"] = (values - half).T.astype(np.int8)
+        of_zeros = (zeros - half).T.astype(np.int8)
+    else:
+        parts["weight_packed"] = words(values.T, bits)
+        parts["weight_shape"] = np.array(shape)
+        of_zeros = words(zeros, bits).T
+    if not form["symmetric"]:
+        parts["weight_zero_point"] = of_zeros
+    return parts, weight(values, zeros, scales, np.arange(shape[1]) // size)
+
+
+def of_gptq(bits: int, size: int, sym: bool, desc_act: bool, **more: Any) -> dict[str, Any]:
+    return {
+        "quant_method": "gptq",
+        "bits": bits,
+        "group_size": size,
+        "sym": sym,
+        "desc_act": desc_act,
+        **more,
+    }
+
+
+def of_compressed(form: str, bits: int, size: int | None, symmetric: bool) -> dict[str, Any]:
+    weights = {"num_bits": bits, "type": "int", "symmetric": symmetric, "group_size": size}
+    weights["strategy"] = "group" if size else "channel"
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    return {"quant_method": "compressed-tensors", "format": form, "config_groups": groups}
+
+
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm", "zero_point": True}
+WRITERS: dict[str, Callable[[tuple[int, int], Mapping[str, Any]], Written]] = {
+    "gptq": gptq,
+    "awq": awq,
+    "compressed-tensors": compressed,
+}
+FORMS = {
+    "gptq 4 bits": of_gptq(4, GROUP, sym=True, desc_act=False),
+    "gptq 4 bits, asymmetric": of_gptq(4, GROUP, sym=False, desc_act=False),
+    "gptq 4 bits, ordered": of_gptq(4, GROUP, sym=False, desc_act=True),
+    "gptq 4 bits, one group": of_gptq(4, -1, sym=True, desc_act=False),
+    "gptq 8 bits": of_gptq(8, GROUP, sym=True, desc_act=True),
+    "gptq version 2": of_gptq(4, GROUP, sym=False, desc_act=True, checkpoint_format="gptq_v2"),
+    "awq": AWQ,
+    "packed 4 bits": of_compressed("pack-quantized", 4, GROUP, symmetric=True),
+    "packed 4 bits, asymmetric": of_compressed("pack-quantized", 4, GROUP, symmetric=False),
+    "packed 8 bits": of_compressed("pack-quantized", 8, None, symmetric=True),
+    "integers": of_compressed("int-quantized", 8, None, symmetric=True),
+    "integers, asymmetric groups": of_compressed("int-quantized", 8, GROUP, symmetric=False),
+}
+
+
+def as_tensors(name: str, parts: Mapping[str, Array]) -> dict[str, torch.Tensor]:
+    return {f"{name}.{end}": torch.from_numpy(part.copy()) for end, part in parts.items()}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_values_are_those_of_the_format(form: str) -> None:
+    settings = FORMS[form]
+    parts, expected = WRITERS[settings["quant_method"]]((NUM_OUT, NUM_IN), settings)
+    plain = {"x.norm.weight": torch.ones(3), "x.proj.bias": torch.ones(4)}
+    found = QuantizedTensors(as_tensors("x.proj", parts) | plain, settings)
+    assert set(found) == {*plain, "x.proj.weight"}
+    np.testing.assert_array_equal(found["x.proj.weight"].numpy(), expected)
+    assert found["x.norm.weight"] is plain["x.norm.weight"]
+
+
+def test_one_scale_for_a_matrix() -> None:
+    values = torch.randint(-128, 128, (4, 6)).to(torch.int8)
+    stored = {"a.weight": values, "a.weight_scale": torch.tensor([0.5])}
+    found = QuantizedTensors(stored, FORMS["integers"])
+    assert torch.equal(found["a.weight"], values * 0.5)
+
+
+@pytest.mark.parametrize("form", ["gptq 4 bits, ordered", "awq", "packed 4 bits, asymmetric"])
+@pytest.mark.parametrize("load", [load_openvino_runner, load_runner])
+def test_a_quantised_checkpoint_computes_as_its_dequantised_one(
+    tmp_path: Path, form: str, load: Callable[[RunnerConfig], Any]
+) -> None:
+    settings, model = FORMS[form], make_model("llama")
+    model.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for name, parameter in model.named_parameters():
+        if "_proj" in name:
+            shape = tuple(parameter.shape)
+            parts, dequantised = WRITERS[settings["quant_method"]](shape, settings)
+            parameter.data = torch.from_numpy(dequantised.copy())
+            del tensors[name]
+            tensors |= as_tensors(name.removesuffix(".weight"), parts)
+    save_file(
+        {name: tensor.contiguous() for name, tensor in tensors.items()},
+        tmp_path / "model.safetensors",
+    )
+    document = json.loads((tmp_path / "config.json").read_text()) | {
+        "quantization_config": settings
+    }
+    (tmp_path / "config.json").write_text(json.dumps(document))
+    check_quantization("the target", tmp_path)
+    inputs = [RowInput(0, 0, [5, 6, 7, 8], 4, (), 4)]
+    expected = make_runner(model, with_openvino=load is load_openvino_runner).forward(inputs)
+    found = load(replace(CONFIG, path=tmp_path)).forward(inputs)
+    assert torch.equal(found.logits, expected.logits)
