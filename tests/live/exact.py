@@ -1,19 +1,15 @@
 """The text of many requests at once over real sockets, against each request's own without drafts.
 
-    python tests/live/exact.py --url HOST:HTTP_PORT --requests 2000 --seed 1
-
 Every case (a prompt, a temperature, penalties) is asked once without speculation, then again and
 again under random policies and proposers, many at a time, with priorities and clients that leave in
-mid-stream. Prints a JSON summary, and ends with 1 where a text differs.
+mid-stream.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import random
-import sys
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -128,19 +124,3 @@ async def run(
             chosen = [rng.randrange(len(cases)) for _ in range(count)]
             await asyncio.gather(*(compare(cases[i], expected[i]) for i in chosen))
     return summary
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--url", default="127.0.0.1:8000", help="HTTP address, HOST:PORT")
-    parser.add_argument("--requests", type=int, default=2000)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--concurrency", type=int, default=16)
-    asked = parser.parse_args()
-    summary = asyncio.run(run(asked.url, asked.requests, asked.seed, asked.concurrency))
-    print(json.dumps(vars(summary)))
-    return 1 if summary.differences else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

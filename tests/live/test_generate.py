@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tritonclient.http as triton
+from tritonclient.utils import InferenceServerException
 from wire import generate, generate_stream, grpc_inputs, grpc_stream
 
 from smartspec_bench.workloads import WORKLOADS
@@ -62,6 +64,19 @@ def test_one_text_whatever_the_way(
     results = grpc_stream(torch_server, grpc_inputs({**fields, "stream": True}))
     texts.add(b"".join(r.as_numpy("text_output").item() for r in results).decode())
     assert len(texts) == 1
+
+
+def test_tritons_http_client_works_without_administration(torch_server: TritonServer) -> None:
+    with triton.InferenceServerClient(f"127.0.0.1:{torch_server.address.http_port}") as client:
+        assert client.is_server_live()
+        assert client.is_server_ready()
+        assert client.is_model_ready("smartspec")
+        assert client.get_server_metadata()["name"] == "triton"
+        assert client.get_model_metadata("smartspec")["name"] == "smartspec"
+        assert client.get_model_config("smartspec")["backend"] == "smartspec_py"
+        assert client.get_inference_statistics("smartspec")["model_stats"]
+        with pytest.raises(InferenceServerException, match="not served"):
+            client.unload_model("smartspec")
 
 
 TIMES = ("arrival", "first_scheduled", "first_token", "last_token")

@@ -23,7 +23,6 @@ from harness import (
 )
 
 from smartspec_py.config import LimitsConfig
-from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.types import FinishReason, SamplingParams
 from smartspec_py.serving.request import ErrorCode, GenerateParams, RequestError
 from smartspec_py.serving.server import Engine, Server
@@ -53,17 +52,10 @@ def expected_text(text: str, num_tokens: int, sampling: SamplingParams | None = 
     return str(TOKENIZER.decode(fake_text(prompt, num_tokens, sampling)))
 
 
-def slow_engine(max_sequences: int, step_s: float = 0.01) -> Engine:
-    """Every step takes `step_s` of real time."""
-    step = CostModel(target=PassTable((1,), (1,), ((step_s,),)))
-    limits = replace(CAPABILITIES, max_sequences=max_sequences)
-    return replace(fake_engine(), target=FakeTarget(limits, cost=step))
-
-
 def test_many_callers_at_once() -> None:
     """6 threads submit 15 requests each, with 4 rows and every policy among them."""
     sinks: dict[tuple[int, int], LocalSink] = {}
-    engine = replace(fake_engine(), target=FakeTarget(replace(CAPABILITIES, max_sequences=4)))
+    engine = fake_engine(max_sequences=4)
 
     def call(server: Server, worker: int) -> None:
         for i in range(15):
@@ -96,7 +88,7 @@ def test_a_full_queue_refuses_at_once() -> None:
     limits = LIMITS.model_copy(update={"max_queue": 2})
     params = GenerateParams("hello", 10)
     sinks = [LocalSink() for _ in range(5)]
-    with running(slow_engine(max_sequences=1), limits) as server:
+    with running(fake_engine(max_sequences=1, step_s=0.01), limits) as server:
         server.submit(params, sinks[0])
         wait_until(lambda: server.loop.num_live == 1)
         server.submit(params, sinks[1])
@@ -116,8 +108,7 @@ def test_a_full_queue_refuses_at_once() -> None:
 def test_the_loop_s_death_reaches_everyone_once(fail_at_step: int) -> None:
     """Two rows, so that two requests wait; one of them stays unread in the queue."""
     deaths: list[str] = []
-    limits = replace(CAPABILITIES, max_sequences=2)
-    engine = replace(fake_engine(), target=FakeTarget(limits, fail_at_step=fail_at_step))
+    engine = fake_engine(max_sequences=2, fail_at_step=fail_at_step)
     sinks = [LocalSink() for _ in range(4)]
     server = fake_server(engine, on_failure=deaths.append)
     for i, sink in enumerate(sinks):
@@ -142,7 +133,7 @@ def test_stopping_gives_everyone_a_final_and_leaves_nothing_behind() -> None:
     the garbage collector; a thousand are far less than the libraries have."""
     threads = set(threading.enumerate())
     sinks = [LocalSink() for _ in range(4)]
-    engine = slow_engine(max_sequences=2)
+    engine = fake_engine(max_sequences=2, step_s=0.01)
     with running(engine) as server:
         assert gc.get_freeze_count() > 1000
         assert len(set(threading.enumerate()) - threads) == 2
@@ -160,11 +151,20 @@ def test_stopping_gives_everyone_a_final_and_leaves_nothing_behind() -> None:
     assert set(threading.enumerate()) == threads
 
 
+def test_a_stop_word_ends_the_text_and_is_no_part_of_it() -> None:
+    whole = expected_text("hello", 20)
+    params = GenerateParams("hello", 20, stop_words=(whole[8:11],))
+    with running(fake_engine()) as server:
+        (sink,) = generate(server, [params], WAIT_S)
+    assert sink.text == whole[: whole.index(whole[8:11])]
+    assert sink.finish_reason is FinishReason.STOP
+
+
 @pytest.mark.parametrize("max_sequences", [1, 2])
 def test_a_client_that_leaves_is_cancelled_alone(max_sequences: int) -> None:
     """Whether it waits for a row or is served."""
     sinks = [LocalSink(), LocalSink()]
-    with running(slow_engine(max_sequences, step_s=0.001)) as server:
+    with running(fake_engine(max_sequences=max_sequences, step_s=0.001)) as server:
         for sink, num_tokens in zip(sinks, (100, 4000), strict=True):
             server.submit(GenerateParams("hello", num_tokens, policy="none"), sink)
         wait_until(lambda: server.loop.num_live == max_sequences)
@@ -231,7 +231,7 @@ def test_what_cannot_be_drafted_or_verified_runs_without_drafts() -> None:
 def test_a_drain_finishes_what_it_can_and_takes_no_more() -> None:
     """Within the grace of 20 s that is the default; asking twice changes nothing."""
     sink = LocalSink()
-    with running(slow_engine(2, step_s=0.001)) as server:
+    with running(fake_engine(max_sequences=2, step_s=0.001)) as server:
         server.submit(GenerateParams("hello", 60, policy="none"), sink)
         server.drain()
         server.drain()
@@ -247,7 +247,9 @@ def test_a_drain_ends_what_lasts_too_long_and_is_asked_for_by_whoever_watches() 
     has none to keep."""
     should_drain = threading.Event()
     limits = LIMITS.model_copy(update={"drain_s": 0.05})
-    server = fake_server(slow_engine(1, step_s=0.002), limits, should_drain=should_drain.is_set)
+    server = fake_server(
+        fake_engine(max_sequences=1, step_s=0.002), limits, should_drain=should_drain.is_set
+    )
     sinks = [LocalSink(), LocalSink()]
     server.start()
     for sink in sinks:
