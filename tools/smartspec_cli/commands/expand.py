@@ -16,7 +16,7 @@ def expand(
     ],
     out: Annotated[Path, typer.Argument(help="Directory to write; it must not exist.")],
     preset: Annotated[
-        str, typer.Option(help="Size to expand to: 4m, 17m, 88m, 40m or 1b.")
+        str, typer.Option(help="Size to expand to: 4m, 17m, 88m, 40m, 1b or 4b.")
     ] = "88m",
 ) -> None:
     """Make a model slower and larger without changing its answers.
