@@ -331,7 +331,7 @@ RAW = [
     ],
 )
 def test_no_body_is_a_fault(path: str, body: dict[str, Any], names: list[str]) -> None:
-    """Each wrong value in each field, and in unknown ones: an answer, or a refusal with a reason."""
+    """Wrong values in each field and in unknown ones: an answer, or a refusal with its reason."""
     names += ["best_of", "__class__", "", "a" * 300]
     bodies = [json.dumps(body | {name: value}).encode() for name in names for value in WRONG]
     asked = client()
