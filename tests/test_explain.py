@@ -19,7 +19,7 @@ from smartspec_py.core.plan.planner import BatchTable, PlannerSettings, evaluate
 from smartspec_py.core.types import NO_TOKEN, DraftOption, SequenceView, SpecPlan
 from smartspec_py.engines.base import Event
 from smartspec_py.serving.step import Decision, StepRecord
-from smartspec_py.serving.step_trace import StepTraceFile, steps_text
+from smartspec_py.serving.step_trace import steps_text
 from smartspec_sim.traces import unexplained
 
 COST = CostModel(
@@ -196,7 +196,7 @@ def test_the_command_shows_a_lookup_and_writes_json(tmp_path: Path) -> None:
     views, planned = looked_up()
     path = tmp_path / "steps.jsonl"
     one = step(views, planned, [8], settings=PlannerSettings(num_prefilling=2))
-    path.write_text(steps_text(StepTraceFile({}, COST, [one])))
+    path.write_text(steps_text(COST, None, [one]))
     result = CliRunner().invoke(app, ["explain", "--trace", str(path), "--json", "-"])
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout, parse_constant=lambda name: pytest.fail(name))
@@ -211,7 +211,7 @@ def test_a_tree_is_shown_with_its_accepted_nodes(tmp_path: Path) -> None:
     one = step(views, evaluate(views, [3], COST), [2])
     one = replace(one, events=[one.events[0]._replace(path=(0, 2))])
     path = tmp_path / "steps.jsonl"
-    path.write_text(steps_text(StepTraceFile({}, COST, [one])))
+    path.write_text(steps_text(COST, None, [one]))
     result = CliRunner().invoke(app, ["explain", "--trace", str(path)])
     assert result.exit_code == 0, result.output
     assert "a tree of 3 drafts, accepted 2: 1, 3" in " ".join(result.stdout.split())

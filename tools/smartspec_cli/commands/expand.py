@@ -16,7 +16,7 @@ def expand(
     ],
     out: Annotated[Path, typer.Argument(help="Directory to write; it must not exist.")],
     preset: Annotated[
-        str, typer.Option(help="Size to expand to: 4m, 17m, 88m, 40m or 1b.")
+        str, typer.Option(help="Size to expand to: 4m, 17m, 88m, 40m, 1b or 4b.")
     ] = "88m",
     seed: Annotated[
         int, typer.Option(help="Seed of the weights that do not change the output.")
