@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smartspec_py.core.types import SamplingParams
-from smartspec_py.engines.base import Draft, DraftTask, Proposer
+from smartspec_py.engines.base import Draft, DraftTask
 from smartspec_py.engines.prompt_lookup import DISAGREED, PromptLookupProposer
 
 SEQUENCE = 7
@@ -36,15 +36,6 @@ def propose(proposer: PromptLookupProposer, text: str, draft_len: int = 6, end: 
     return "".join(map(chr, draft.tokens))
 
 
-def check_indexes(proposer: PromptLookupProposer) -> None:
-    """Every index is within its bounds."""
-    for index in proposer._indexes.values():
-        for n, ends in index.ends:
-            assert len(ends) <= max(0, index.num_known - n)
-            assert all(n <= abs(end) < index.num_known for end in ends.values())
-        assert 0 <= index.found < max(1, index.num_known)
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -68,13 +59,6 @@ def test_drafts(text: str, expected: str) -> None:
     proposer = PromptLookupProposer(max_draft_len=6)
     assert proposer.num_available(SEQUENCE, letters(text)) == (6 if expected else 0)
     assert propose(proposer, text) == expected
-    check_indexes(proposer)
-
-
-@pytest.mark.parametrize("draft_len", range(7))
-def test_a_shorter_draft_begins_the_longer(draft_len: int) -> None:
-    proposer = PromptLookupProposer(max_draft_len=6)
-    assert propose(proposer, "abcab", draft_len) == "cabcab"[:draft_len]
 
 
 def test_nothing_behind_the_end_token() -> None:
@@ -95,16 +79,6 @@ def test_lengths_of_ngrams() -> None:
 def test_bad_limits(most: int, largest: int, least: int) -> None:
     with pytest.raises(ValueError, match="drafts after"):
         PromptLookupProposer(most, largest, least)
-
-
-def test_it_is_a_proposer_without_passes_or_lag() -> None:
-    proposer: Proposer = PromptLookupProposer(max_draft_len=5)
-    capabilities = proposer.capabilities
-    assert capabilities.max_draft_len == 5
-    assert not capabilities.has_passes
-    assert not capabilities.reads_hidden
-    assert capabilities.bytes_per_token == 0
-    assert proposer.draft_lag(SEQUENCE, 1000) == 0
 
 
 def test_many_tasks_answer_in_order() -> None:
@@ -154,18 +128,6 @@ class CountedTokens(list[int]):
         return super().__getitem__(key)
 
 
-def test_propose_does_not_search_again() -> None:
-    """After `num_available` it only reads the one slice that it drafts."""
-    proposer = PromptLookupProposer(max_draft_len=3)
-    tokens = CountedTokens(letters("abcab"))
-    assert proposer.num_available(SEQUENCE, tokens) == 3
-    tokens.num_reads = 0
-    assert proposer.num_available(SEQUENCE, tokens) == 3
-    assert tokens.num_reads == 0
-    proposer.propose([task(tokens, 3)])
-    assert tokens.num_reads == 1
-
-
 def test_each_token_is_indexed_once() -> None:
     """One more token: an n-gram of each of 3 lengths to add, with 2 tokens to compare; 3 tails to
     look up; and a match that is followed back for 14 tokens at most. However long the text is."""
@@ -209,17 +171,6 @@ def test_equals_a_search_however_the_text_grew(
             assert proposer.num_available(SEQUENCE, tokens) == len(expected)
         (draft,) = proposer.propose([task(tokens, 5)])
         assert draft.tokens == expected
-        check_indexes(proposer)
-
-
-@given(tokens=st.lists(st.integers(0, 3), max_size=40))
-def test_equals_a_search_at_every_prefix(tokens: list[int]) -> None:
-    proposer = PromptLookupProposer(5)
-    known: list[int] = []
-    for token in tokens:
-        known.append(token)
-        (draft,) = proposer.propose([task(known, 5)])
-        assert draft.tokens == search(known, 5, 4, 2)
 
 
 def test_hindsight_is_what_a_verification_would_have_said() -> None:

@@ -13,7 +13,7 @@ from smartspec_py.core.plan.planner import PlannerSettings, plan
 from smartspec_py.core.types import NO_TOKEN, DraftOption, SequenceView, SpecPlan
 from smartspec_py.engines.base import Event
 from smartspec_py.serving.step import Decision, Reason, StepRecord
-from smartspec_py.serving.step_trace import NUMBERS, StepTraceFile, steps_text
+from smartspec_py.serving.step_trace import NUMBERS, steps_text
 from smartspec_sim.traces import TraceError, decide, read_steps, unexplained
 
 COST = CostModel(
@@ -48,7 +48,7 @@ def random_views(rng: np.random.Generator) -> list[SequenceView]:
     return views
 
 
-def recorded(seeds: range) -> StepTraceFile:
+def recorded(seeds: range) -> list[StepRecord]:
     steps = []
     for seed in seeds:
         views = random_views(np.random.default_rng(seed))
@@ -68,18 +68,18 @@ def recorded(seeds: range) -> StepTraceFile:
                 **dict.fromkeys(NUMBERS, seed / 7),
             )
         )
-    return StepTraceFile({"model": "tiny"}, COST, steps)
+    return steps
 
 
 def test_a_recorded_plan_is_decided_again(tmp_path: Path) -> None:
     """From the file alone, to the last bit of what is expected; another cost decides otherwise."""
-    trace = recorded(range(60))
+    steps = recorded(range(60))
     path = tmp_path / "steps.jsonl"
-    path.write_text(steps_text(trace))
+    path.write_text(steps_text(COST, None, steps))
     again = read_steps(path)
-    assert again == trace
+    assert (again.profile, again.batch_table, again.steps) == (COST, None, steps)
     assert unexplained(again.steps) == []
-    plans = [step.decision.plan for step in trace.steps]
+    plans = [step.decision.plan for step in steps]
     assert [decide(step) for step in again.steps] == plans
     dearer = [decide(step, DEARER) for step in again.steps]
     assert any(new.draft_lens != old.draft_lens for new, old in zip(dearer, plans, strict=True))
@@ -91,17 +91,16 @@ def test_cost_models_come_back_with_what_prompts_take(tmp_path: Path) -> None:
     """Every table; and a trace from before prompts were measured is read without."""
     cost = replace(COST, prompt=PassTable((1,), (1, 16), ((1 / 3, 2.0),)))
     path = tmp_path / "steps.jsonl"
-    path.write_text(steps_text(StepTraceFile({}, cost, [])))
+    path.write_text(steps_text(cost))
     assert read_steps(path).profile == cost
-    path.write_text(steps_text(StepTraceFile({}, COST, [])))
+    path.write_text(steps_text(COST))
     path.write_text(path.read_text().replace(',"prompt":null', ""))
     assert '"prompt":null' not in path.read_text()
     assert read_steps(path).profile == COST
 
 
 def test_a_plan_that_was_tampered_with_is_found() -> None:
-    trace = recorded(range(3, 9))
-    steps = list(trace.steps)
+    steps = recorded(range(3, 9))
     decision = steps[2].decision
     tampered = replace(decision, plan=replace(decision.plan, expected_s=1.0))
     steps[2] = replace(steps[2], decision=tampered)
@@ -117,10 +116,10 @@ def test_arrays_and_options_are_written_as_plain_numbers(tmp_path: Path) -> None
     arrays = replace(view, options=as_arrays)
     spec_plan = SpecPlan({4: 2}, 1.5, 0.25, {4: 1})
     numpys = SpecPlan({4: int(np.int64(2))}, np.float64(1.5), np.float64(0.25), {4: np.int64(1)})
-    (step,) = recorded(range(1)).steps
+    (step,) = recorded(range(1))
     step = replace(step, decision=replace(step.decision, views=[arrays], plan=numpys))
     path = tmp_path / "steps.jsonl"
-    path.write_text(steps_text(StepTraceFile({}, COST, [step])))
+    path.write_text(steps_text(COST, None, [step]))
     (again,) = read_steps(path).steps
     assert again.decision.views == [view]
     assert again.decision.plan == spec_plan
@@ -128,7 +127,7 @@ def test_arrays_and_options_are_written_as_plain_numbers(tmp_path: Path) -> None
 
 def test_a_step_without_a_field_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
-    path.write_text(steps_text(recorded(range(2))))
+    path.write_text(steps_text(COST, None, recorded(range(2))))
     path.write_text(path.read_text().replace('"factors"', '"other"'))
     with pytest.raises(TraceError, match="line 2: 'factors' is missing"):
         read_steps(path)

@@ -240,35 +240,3 @@ def test_sequences_of_a_step_are_learned_from_together(kinds: tuple[str, ...]) -
     together.release(1)
     assert together.sequences == {2, 3, 9}
     assert accept_probs(together, 1, 5, kinds[1]) == pytest.approx(found[-1], rel=1e-9)
-
-
-def expected_and_accepted(rng: random.Random, chance_of: dict[int, float], is_whole: bool) -> float:
-    """What is accepted of four drafts of whom the tracker thinks best, over what it expected, in
-    the second half of 400 requests of 20 steps. is_whole: the drafts of a step stand and fall
-    together."""
-    tracker = AcceptanceTracker()
-    expected = accepted = 0.0
-    for first in range(0, 400, 4):
-        sequences = list(range(first, first + 4))
-        for _ in range(20):
-            probs = tracker.accept_probs(sequences, 4)
-            best = int(probs[:, 0].argmax())
-            counts = []
-            for sequence in sequences:
-                chance = chance_of[sequence % 2]
-                kept = [rng.random() < chance for _ in range(4)]
-                kept = kept[:1] * 4 if is_whole else kept
-                counts.append([*kept, False].index(False))
-            if first >= 200:
-                expected += float(probs[best].cumprod().sum())
-                accepted += counts[best]
-            tracker.observe(sequences, [4] * 4, counts)
-        for sequence in sequences:
-            tracker.release(sequence)
-    return accepted / expected
-
-
-def test_who_is_better_is_believed() -> None:
-    rng = random.Random(6)
-    found = expected_and_accepted(rng, {0: 0.4, 1: 0.8}, is_whole=False)
-    assert found == pytest.approx(1, abs=0.1)

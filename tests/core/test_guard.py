@@ -13,7 +13,7 @@ import pytest
 from oracle import expected_tokens
 
 from smartspec_py.core.cost import CostModel, PassTable
-from smartspec_py.core.learn.guard import BAR, MAX_PROBES, SHARE, Guard, ProbeBudget
+from smartspec_py.core.learn.guard import MAX_PROBES, SHARE, Guard, ProbeBudget
 from smartspec_py.core.types import MeasuredStep
 
 PROFILE = CostModel(
@@ -31,7 +31,6 @@ def step(
     num_generated: int,
     step_s: float,
     is_speculating: bool,
-    has_catch_up: bool = False,
 ) -> MeasuredStep:
     """As the guard reads it: nothing of it is timed apart."""
     return MeasuredStep(
@@ -43,7 +42,6 @@ def step(
         target_s=0.0,
         draft_s=0.0,
         total_s=step_s,
-        num_catch_up_tokens=int(has_catch_up),
     )
 
 
@@ -185,37 +183,6 @@ def test_switches_are_bounded_where_conditions_flap() -> None:
     assert run.guard.num_switches == len(run.switches)
     assert len(run.switches) <= 40
     assert run.speed > 0.99
-
-
-def test_odds_of_a_lost_trial_at_the_bar() -> None:
-    """Exactly as fast as BAR: less than 2 % of trials are lost, says the docstring.
-
-    100 runs of 1,000 steps that begin with a trial: 2 % would be 2, and more than 6 come with odds
-    of 0.5 %.
-    """
-    num_lost = 0
-    for seed in range(100):
-        guard = Guard(PROFILE, ProbeBudget())
-        force_trial(guard)
-        rng = random.Random(seed)
-        truth = with_gain(BAR)
-        for _ in range(1000):
-            is_speculating = not guard.wants_reference(4, CONTEXT_LEN)
-            tokens = num_tokens_of(rng, 4, 0.7, DRAFT_LEN) if is_speculating else 4
-            step_s = (truth.slowdown if is_speculating else 1.0) * rng.gauss(1, 0.05)
-            guard.observe(step(4, CONTEXT_LEN, tokens, step_s, is_speculating))
-            if guard.is_off(4, CONTEXT_LEN):
-                num_lost += 1
-                break
-    assert num_lost <= 6
-
-
-def force_trial(guard: Guard) -> None:
-    """Steps without drafts, then speculating ones that gain nothing and take twice as long."""
-    for _ in range(40):
-        guard.observe(step(4, CONTEXT_LEN, 4, 1.0, is_speculating=False))
-    for _ in range(20):
-        guard.observe(step(4, CONTEXT_LEN, 4, 2.0, is_speculating=True))
 
 
 def test_buckets_are_judged_apart() -> None:

@@ -3,8 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from smartspec_py.core.cost import CostModel, PassTable
 from smartspec_py.core.plan.planner import (
@@ -152,11 +150,6 @@ def test_every_policy_in_one_step() -> None:
     assert chosen.expected_s == pytest.approx(1.3)
 
 
-def test_two_spellings_of_one_policy() -> None:
-    ready = [view(1, 0.5, "fixed:2"), view(2, 0.5, "fixed:02"), view(3, 0.5, "none")]
-    assert plan(ready, FLAT_COST).draft_lens == {1: 2, 2: 2, 3: 0}
-
-
 def test_only_goodput_chooses_among_ways() -> None:
     lookup = DraftOption(4, (0.99,) * 4, has_draft_passes=False)
     for name in ("fixed:2", "goodput_global"):
@@ -168,17 +161,3 @@ def test_only_goodput_chooses_among_ways() -> None:
     ]
     chosen = plan(ready, FLAT_COST)
     assert (chosen.draft_lens, chosen.choices) == ({1: 4, 2: 1}, {1: 1})
-
-
-probabilities = st.floats(0.01, 0.99)
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.lists(probabilities, min_size=1, max_size=6), st.floats(0.0, 1.0))
-def test_a_length_of_its_own_is_never_worse_than_one_for_all(
-    probs: list[float], token_s: float
-) -> None:
-    cost = replace(cost_by_draft(token_s), draft=FLAT_COST.draft)
-    each = plan([view(i, prob, "goodput") for i, prob in enumerate(probs)], cost)
-    for_all = plan([view(i, prob, "goodput_global") for i, prob in enumerate(probs)], cost)
-    assert each.goodput >= for_all.goodput * (1 - 1e-9)

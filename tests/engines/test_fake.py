@@ -146,15 +146,6 @@ def test_wrong_work_raises(work, error):
         target.submit([work])
 
 
-@pytest.mark.parametrize(
-    ("sequence", "tokens", "num_prompt"),
-    [(1, PROMPT, 2), (2, PROMPT, 0), (2, PROMPT, 3), (2, (1,) * 4096, 5), (2, (50,), 1)],
-)
-def test_a_wrong_beginning_raises(sequence, tokens, num_prompt):
-    with pytest.raises(AssertionError):
-        prefilled().begin(sequence, tokens, num_prompt, GREEDY)
-
-
 def test_a_sequence_that_was_preempted_begins_again_with_what_it_has():
     """Released at 3, 4, 21, 28: it reads those four anew, and the text goes on with 35."""
     target = prefilled()
@@ -165,34 +156,6 @@ def test_a_sequence_that_was_preempted_begins_again_with_what_it_has():
     target.submit([prefill(1, (3, 4, 21, 28))])
     assert target.poll(0.0) == [Event(1, (35,))]
     target.check_integrity()
-
-
-def test_one_work_at_a_time_and_one_release():
-    target = prefilled()
-    target.submit([Decode(1, 1)])
-    for wrong in (lambda: target.submit([Decode(1, 1)]), lambda: target.release(1)):
-        with pytest.raises(AssertionError, match="work in flight"):
-            wrong()
-    target.poll(0.0)
-    target.release(1)
-    assert target.num_sequences == 0
-    with pytest.raises(KeyError):
-        target.release(1)
-
-
-def test_sampling_is_verified_only_if_the_capabilities_say_so():
-    sampling = SamplingParams(temperature=1.0, seed=50)  # 50 is 0 modulo the vocabulary
-    target = prefilled(replace(CAPABILITIES, verifies_sampling=False), sampling)
-    with pytest.raises(AssertionError, match="cannot be verified"):
-        target.submit([Verify(1, (28,))])
-
-
-def test_fails_as_asked():
-    target = prefilled(fail_at_step=2)
-    assert target.poll(0.0) == []  # no work, so no step
-    target.submit([Decode(1, 1)])
-    with pytest.raises(RuntimeError, match="step 2"):
-        target.poll(0.0)
 
 
 def test_a_poisoned_prompt_fails_alone():
@@ -232,14 +195,6 @@ def test_a_draft_is_the_same_for_every_draft_length_and_start(seed, draft_len, n
     (whole,) = drafted(guess, task(3, 7))
     (part,) = drafted(guess, task(num_known, draft_len, sequence=2))
     assert part == whole[num_known - 3 :][:draft_len]
-
-
-def test_acceptance_comes_to_its_probability():
-    """2000 positions at 0.7: three standard deviations are 0.031; the hash is fixed, so no luck."""
-    guess = FakeProposer(0.7, vocab_size=1000, max_draft_len=2000)
-    (drafts,) = drafted(guess, DraftTask(1, (3, 4, 21), 2, 2000, GREEDY))
-    right = sum(d == fake_token(PROMPT, t, 1000) for t, d in enumerate(drafts, start=3))
-    assert right / 2000 == pytest.approx(0.7, abs=0.031)
 
 
 def test_lag_is_what_was_not_read():

@@ -142,14 +142,18 @@ BY_TOKENS = CostModel(PassTable((1, 2), (1, 8), ((TOKEN_S, 8 * TOKEN_S), (0.02, 
 """Of what is cached, the last token alone is computed again: k drafts take k + 1 tokens."""
 
 
-def test_a_verification_has_its_own_time():
-    """5 s between the steps are drafting and host time; each step has another number of drafts."""
+def test_each_work_has_its_own_time():
+    """5 s between the steps are drafting and host time; each step has another number of drafts.
+    Of a burst only the first token has a time: others come while other work is timed."""
     target, executor = prefilled(cost=BY_TOKENS)
     for k in (1, 4, 2, 7):
         executor._clock.sleep(5.0)
         target.submit([Verify(1, (999,) * k)])
         (event,) = target.poll(1.0)
         assert event.pass_s == pytest.approx((k + 1) * TOKEN_S)
+    executor._clock.sleep(5.0)
+    target.submit([Decode(1, 3)])
+    assert [event.pass_s for event in drain(target)] == pytest.approx([TOKEN_S, 0.0, 0.0])
 
 
 def test_all_iterations_of_a_step_are_in_its_time():
@@ -161,14 +165,6 @@ def test_all_iterations_of_a_step_are_in_its_time():
     target.submit([Verify(1, (998, 999)), Verify(2, (999,))])
     events = target.poll(1.0)
     assert [event.pass_s for event in events] == pytest.approx([3 * TOKEN_S, 5 * TOKEN_S])
-
-
-def test_the_first_token_of_a_burst_has_a_time_and_the_others_none():
-    """They come while other work is timed."""
-    target, executor = prefilled(cost=BY_TOKENS)
-    executor._clock.sleep(5.0)
-    target.submit([Decode(1, 3)])
-    assert [event.pass_s for event in drain(target)] == pytest.approx([TOKEN_S, 0.0, 0.0])
 
 
 def test_texts_are_read_once_for_all_passes_that_are_timed_on_them():
@@ -262,16 +258,6 @@ def test_a_request_that_the_bindings_reject_fails_alone(monkeypatch):
     assert target.poll(1.0) == [Event(1, (28,))]
 
 
-def test_bursts_with_log_probs_are_short():
-    """The executor pins max_tokens x vocabulary x 4 bytes for them."""
-    target, executor = prefilled(sampling=SamplingParams(log_probs=True))
-    target.submit([Decode(1, 1000)])
-    events = drain(target)
-    assert executor.requests[-1].max_tokens == 16
-    assert [event.is_last for event in events] == [False] * 15 + [True]
-    assert events[-1].finish is None
-
-
 def test_sampled_requests_differ_in_their_seed():
     """Seed 5, first tokens at positions 2 and 3; the fake adds the request's seed to the rule.
 
@@ -299,26 +285,30 @@ def test_bad_words_never_come_wherever_the_text_is_cut(lengths):
     assert tuple(target._held[1].tokens[2:9]) == (21, 29, 35, 42, 49, 57, 63)
 
 
-def test_the_bias_is_a_tensor_over_the_vocabulary():
-    _, executor = prefilled(sampling=SamplingParams(logit_bias=((28, -20.0), (500, 10.5))))
-    bias = executor.requests[0].embedding_bias
-    assert bias.shape == (1000,)
-    assert (bias[28], bias[500], bias.abs().sum()) == (-20.0, 10.5, 30.5)
-
-
-def test_penalties_are_divided_by_the_temperature():
-    """The executor subtracts them after dividing the logits by it. Bias comes before both."""
+def test_processors_become_fields_of_the_request():
+    """Penalties are divided by the temperature, because the executor subtracts them after dividing
+    the logits by it. The bias is a tensor over the vocabulary, added before both. The tokenizer may
+    have more tokens than the engine has logits: those are left out."""
     sampling = SamplingParams(
-        temperature=0.5, presence_penalty=1.0, frequency_penalty=0.3, repetition_penalty=1.2
+        temperature=0.5,
+        presence_penalty=1.0,
+        frequency_penalty=0.3,
+        repetition_penalty=1.2,
+        logit_bias=((28, -20.0), (500, 10.5), (1000, 5.0)),
+        bad_words=((35, 1000), (28,)),
     )
     _, executor = prefilled(sampling=sampling)
     config = executor.requests[0].sampling_config
     found = (config.presence_penalty, config.frequency_penalty, config.repetition_penalty)
     assert found == (2.0, 0.6, 1.2)
+    bias = executor.requests[0].embedding_bias
+    assert bias.shape == (1000,)
+    assert (bias[28], bias[500], bias.abs().sum()) == (-20.0, 10.5, 30.5)
+    assert executor.requests[0].bad_words == [[28]]
     assert not CAPABILITIES.can_verify(sampling)
 
 
-@pytest.mark.parametrize("end_tokens", [(42,), (42, 28), (28, 42), (7, 8, 42, 28)])
+@pytest.mark.parametrize("end_tokens", [(42,), (28, 42), (7, 8, 42, 28)])
 def test_no_end_token_comes_before_min_tokens(end_tokens):
     """3 of the tokens 21, 28, 35, 42 are to come first. `min_tokens` of the executor keeps its
     end_id away alone, so a burst of 8 asks for the 2 that are left, and then for 8."""
@@ -333,9 +323,10 @@ def test_no_end_token_comes_before_min_tokens(end_tokens):
 
 
 def test_log_probs_are_the_model_s():
-    """Logits are 0, and a peak on the rule's token, which may not be the one that is drawn."""
+    """Logits are 0, and a peak on the rule's token, which may not be the one that is drawn. A burst
+    is short, because the executor pins max_tokens x vocabulary x 4 bytes for them."""
     sampling = SamplingParams(log_probs=True, num_top_log_probs=2, bad_words=((28,),))
-    target, _ = make()
+    target, executor = make()
     begin(target, 1, PROMPT, sampling)
     events = target.poll(1.0)
     target.submit([Decode(1, 2)])
@@ -348,15 +339,9 @@ def test_log_probs_are_the_model_s():
         assert found.log_prob == pytest.approx(value, abs=1e-5)
         assert found.top[0][1] > found.top[1][1]
     assert events[1].log_probs[0].top[0][0] == 28
+    target.submit([Decode(1, 1000)])
+    assert executor.requests[-1].max_tokens == 16
     assert "log-probabilities" in CAPABILITIES.why_unverified(SamplingParams(log_probs=True))
-
-
-def test_tokens_without_logits_are_left_out():
-    """The tokenizer may have more tokens than the engine."""
-    sampling = SamplingParams(logit_bias=((28, -20.0), (1000, 5.0)), bad_words=((35, 1000), (28,)))
-    _, executor = prefilled(sampling=sampling)
-    assert executor.requests[-1].embedding_bias.shape == (1000,)
-    assert executor.requests[-1].bad_words == [[28]]
 
 
 @pytest.mark.parametrize(
@@ -377,8 +362,8 @@ def test_misuse_raises(work, error):
         target.submit([work])
 
 
-def test_one_work_at_a_time_and_one_release():
-    target, _ = prefilled()
+def test_one_work_at_a_time_one_release_and_nothing_after_the_end():
+    target, executor = prefilled()
     target.submit([Decode(1, 1)])
     with pytest.raises(AssertionError, match="one piece of work"):
         target.submit([Decode(1, 1)])
@@ -389,10 +374,6 @@ def test_one_work_at_a_time_and_one_release():
     target.cancel(1)
     with pytest.raises(KeyError):
         target.release(1)
-
-
-def test_a_closed_executor_is_the_end():
-    target, executor = make()
     target.close()
     assert not executor.can_enqueue_requests()
     with pytest.raises(RuntimeError, match="takes no requests"):

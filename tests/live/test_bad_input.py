@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
-from wire import grpc_stream, post
+from wire import grpc_inputs, grpc_stream, post
 
-from smartspec_bench.streams import grpc_inputs
 from smartspec_launch.pbtxt import ALIASES
 from smartspec_launch.triton_server import TritonServer
 from smartspec_py.api.contract import MODEL_NAME

@@ -15,9 +15,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from scrape import MODEL, Scrape, read, scrape_when
 from servers import fake_config, serving
-from wire import generate, generate_stream, grpc_stream, post
+from wire import generate, generate_stream, grpc_inputs, grpc_stream, post
 
-from smartspec_bench.streams import grpc_inputs
 from smartspec_launch.triton_server import TritonServer
 from smartspec_py.config import LimitsConfig
 from smartspec_py.serving.metric_families import FAMILIES, Kind

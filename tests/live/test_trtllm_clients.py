@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import tritonclient.grpc as triton
+from wire import grpc_inputs
 
-from smartspec_bench.streams import grpc_inputs
 from smartspec_launch.pbtxt import ALIASES
 from smartspec_launch.triton_server import TritonServer
 

@@ -6,13 +6,15 @@ import json
 import queue
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import tritonclient.grpc as triton
 
 from smartspec_launch.triton_server import TritonServer
-from smartspec_py.api.contract import MODEL_NAME
+from smartspec_py.api.contract import INPUTS, MODEL_NAME
+from smartspec_py.api.tensor_spec import NUMPY_TYPES
 
 
 def post(
@@ -44,6 +46,21 @@ def generate_stream(server: TritonServer, **fields: Any) -> list[dict[str, Any]]
     assert status == 200, body
     lines = [line for line in body.splitlines() if line.startswith("data:")]
     return [json.loads(line.removeprefix("data:")) for line in lines]
+
+
+def grpc_inputs(fields: Mapping[str, Any]) -> list[triton.InferInput]:
+    """With the types of the contract: [1, n] for a list, [1, 1] for other values."""
+    dtypes = {tensor.name: tensor.dtype for tensor in INPUTS}
+    inputs = []
+    for name, value in fields.items():
+        values = value if isinstance(value, list) else [value]
+        raw = [item.encode() if isinstance(item, str) else item for item in values]
+        array = np.array([raw], dtype=NUMPY_TYPES[dtypes[name]])
+        wire = "BYTES" if dtypes[name] == "STRING" else dtypes[name]
+        item = triton.InferInput(name, list(array.shape), wire)
+        item.set_data_from_numpy(array)
+        inputs.append(item)
+    return inputs
 
 
 def grpc_stream(

@@ -7,10 +7,11 @@ find 16 more each, or as many as they may still come to hold.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from functools import partial
 
 import pytest
-from harness import TOKENIZER, LoopHarness, fake_text
+from harness import LoopHarness
 
 from smartspec_py.core.types import FinishReason, SamplingParams
 from smartspec_py.defaults import PRIORITY_WORTH_S
@@ -116,14 +117,6 @@ def test_drafts_have_an_equal_share_of_what_is_left(
     assert ledger(capacity, num_computed_tokens).draft_room(live, live) == room
 
 
-def test_where_nothing_is_counted_there_is_room() -> None:
-    one = live_one(1, 10)
-    free = ledger(0, target_bytes=0, draft_bytes=0)
-    assert free.draft_room([one], [one]) == {}
-    assert free.fits([one], one)
-    assert not free.overflows([one])
-
-
 @pytest.mark.parametrize(
     ("remaining", "max_draft_len", "most"),
     [
@@ -145,23 +138,17 @@ def test_a_budget_is_tight_where_the_next_step_could_outgrow_it(
         assert ledger(capacity, target_bytes=3, draft_bytes=2).is_tight(live) is is_tight
 
 
-def test_drafts_in_flight_are_not_dropped() -> None:
-    """They will be observed: the next in rank goes instead."""
-    live = [live_one(number, 10) for number in (1, 2)]
-    live[1].is_in_flight = True
-    (dropped,) = ledger(40, {1: 10, 2: 10}).drafts_to_drop(live)
-    assert dropped is live[0]
-
-
 @pytest.mark.parametrize(
-    ("capacity", "dropped"),
-    [(63, []), (62, [3]), (53, [3]), (52, [3, 1]), (43, [3, 1]), (30, [3, 1])],
+    ("capacity", "in_flight", "dropped"),
+    [(63, 0, []), (62, 0, [3]), (53, 0, [3]), (52, 0, [3, 1]), (30, 0, [3, 1]), (62, 3, [1])],
 )
 def test_draft_caches_go_from_the_last_in_rank_until_it_fits(
-    capacity: int, dropped: list[int]
+    capacity: int, in_flight: int, dropped: list[int]
 ) -> None:
-    """Three of 10 tokens: 33. Draft caches of 10 and 20 of requests 3 and 1: 63 in all."""
+    """Three of 10 tokens: 33. Draft caches of 10 and 20 of requests 3 and 1: 63 in all. Drafts in
+    flight will be observed, so they are not dropped."""
     live = [live_one(number, 10) for number in (1, 2, 3)]
+    live[2].is_in_flight = in_flight == 3
     found = ledger(capacity, {1: 20, 3: 10}).drafts_to_drop(live)
     assert [request.sequence for request in found] == dropped
 
@@ -186,35 +173,6 @@ def prompt_of(length: int, first: int = 10) -> tuple[int, ...]:
     return tuple((first + i) % 100 for i in range(length))
 
 
-def assert_whole(harness: LoopHarness, number: int) -> None:
-    """The request wrote all that it was asked for."""
-    request = harness.requests[number]
-    prompt = tuple(request.tokens[: request.num_prompt])
-    assert harness.stories[number].tokens == fake_text(prompt, request.max_tokens)
-    assert harness.stories[number].finals == [FinishReason.LENGTH]
-
-
-def run_until_over(harness: LoopHarness, numbers: Iterable[int]) -> list[int]:
-    """Step to the end of all of them; returns them in the order in which they ended."""
-    ended: list[int] = []
-    left = set(numbers)
-    for _ in range(5000):
-        harness.step()
-        over = [n for n in sorted(left) if harness.stories[n].finals]
-        ended += over
-        left -= set(over)
-        if not left:
-            return ended
-    raise AssertionError(f"{left} do not end")
-
-
-WAITING = RequestState.WAITING
-
-
-def states(harness: LoopHarness) -> dict[int, RequestState]:
-    return {number: request.state for number, request in harness.requests.items()}
-
-
 def test_speculation_shrinks_then_draft_caches_go_then_the_last_is_preempted() -> None:
     """Two of 40 tokens with 60 to write, and a budget of 180. With n tokens each they take
     2 (n + 1) and at most 2 (n - 1) for drafting: from 45 on one draft cache must go, from 60 or so
@@ -237,68 +195,11 @@ def test_speculation_shrinks_then_draft_caches_go_then_the_last_is_preempted() -
                 last_draft[number] = len(harness.requests[number].tokens)
     assert 40 < last_draft[second] < last_draft[first] < 85
     assert 179 <= sum(len(request.tokens) for request in harness.requests.values()) <= 183
-    assert harness.requests[second].state is WAITING
-    harness.drain()
-    for number, num_preemptions in ((first, 0), (second, 1)):
-        assert harness.requests[number].num_preemptions == num_preemptions
-        assert_whole(harness, number)
+    assert harness.requests[second].state is RequestState.WAITING
+    assert harness.drain() == [FinishReason.LENGTH] * 2
+    assert [request.num_preemptions for request in harness.requests.values()] == [0, 1]
     assert max(used) <= 180
     assert harness.states[-1][1].num_preemptions == harness.loop.scheduler.num_preemptions
-
-
-@pytest.mark.parametrize("remaining", [1, 5, 16, 17, 40])
-def test_a_request_as_large_as_the_budget_is_served(remaining: int) -> None:
-    """Alone, at last, and without drafts; and what waits behind it as well."""
-    harness = LoopHarness(max_cache_tokens=100)
-    numbers = [
-        harness.submit(prompt_of(10), 10),
-        harness.submit(prompt_of(100 - remaining), remaining),
-        harness.submit(prompt_of(10), 10),
-    ]
-    harness.drain()
-    for number in numbers:
-        assert_whole(harness, number)
-
-
-def test_priority_preempts_only_what_is_lower_and_the_last_in_rank_first() -> None:
-    """Rows for three of priorities 0, 1, 1. The newcomer of 1 takes the place of the one of 0; the
-    next has nobody below it; one of 2 takes that of the later of the first two 1s."""
-    harness = LoopHarness(max_sequences=3)
-    low = harness.submit(prompt_of(5), 40, policy="none")
-    highs = [harness.submit(prompt_of(5), 40, policy="none", priority=1) for _ in range(2)]
-    harness.step(3)
-    third = harness.submit(prompt_of(5), 40, policy="none", priority=1)
-    fourth = harness.submit(prompt_of(5), 40, policy="none", priority=1)
-    harness.step()
-    live = {number for number, state in states(harness).items() if state is not WAITING}
-    assert live == {*highs, third}
-    top = harness.submit(prompt_of(5), 40, policy="none", priority=2)
-    harness.step()
-    live = {number for number, state in states(harness).items() if state is not WAITING}
-    assert live == {*highs, top}, "the later arrival gives way"
-    assert run_until_over(harness, harness.requests)[-1] == low
-    for number in harness.requests:
-        assert_whole(harness, number)
-    assert harness.requests[fourth].num_preemptions == 0
-
-
-def test_a_larger_newcomer_preempts_as_many_as_it_takes_or_none() -> None:
-    """Budget 120; three of 20 with 10 to write: 3 * 30. One of 60 with 10 needs 70, so two of
-    them go; one of higher priority still, of 119 tokens, needs all. One that could not be
-    served by preempting (the one of priority 1 stays) preempts nobody."""
-    harness = LoopHarness(max_cache_tokens=120)
-    lows = [harness.submit(prompt_of(20), 10, policy="none") for _ in range(3)]
-    harness.step(2)
-    high = harness.submit(prompt_of(60), 10, policy="none", priority=1)
-    harness.step()
-    assert [harness.requests[number].num_preemptions for number in lows] == [0, 1, 1]
-    too_large = harness.submit(prompt_of(80), 10, policy="none", priority=1)
-    harness.step()
-    assert harness.requests[too_large].state is WAITING
-    assert [harness.requests[number].num_preemptions for number in lows] == [0, 1, 1]
-    harness.drain()
-    for number in (*lows, high, too_large):
-        assert_whole(harness, number)
 
 
 def test_nobody_starves() -> None:
@@ -318,82 +219,56 @@ def test_nobody_starves() -> None:
         assert harness.clock.now() < 3 * PRIORITY_WORTH_S + 1.26
     assert harness.clock.now() > 3 * PRIORITY_WORTH_S
     assert harness.requests[low].num_preemptions == 1
-    assert_whole(harness, low)
+    assert harness.stories[low].finals == [FinishReason.LENGTH]
 
 
-WAYS_TO_LEAVE_THE_QUEUE = ["admitted", "cancelled", "expired", "drained", "cancelled unread"]
-
-
-@pytest.mark.parametrize("way", WAYS_TO_LEAVE_THE_QUEUE)
-@pytest.mark.parametrize("was_preempted", [False, True])
-def test_a_place_in_the_queue_is_given_back_exactly_once(way: str, was_preempted: bool) -> None:
-    """One row and three places. A preempted request waits as well, but it has had its place: it
-    takes none, and gives none back."""
-    harness = LoopHarness(max_sequences=1, max_queue=3)
-    deadline_s = 0.2 if way == "expired" else None
-    if was_preempted:
-        number = harness.submit(prompt_of(5), 30, policy="none", deadline_s=deadline_s)
-        harness.step(3)
-    runner = harness.submit(prompt_of(5), 60, policy="none", priority=1)
+def test_priority_preempts_only_what_is_lower_and_the_last_in_rank_first() -> None:
+    """Rows for three of priorities 0, 1, 1. The newcomer of 1 takes the place of the one of 0; the
+    next has nobody below it; one of 2 takes that of the later of the first two 1s."""
+    harness = LoopHarness(max_sequences=3)
+    submit = partial(harness.submit, prompt_of(5), 40, policy="none")
+    submit()
+    highs = [submit(priority=1) for _ in range(2)]
+    harness.step(3)
+    third, _ = submit(priority=1), submit(priority=1)
     harness.step()
-    if not was_preempted:
-        number = harness.submit(prompt_of(5), 30, policy="none", deadline_s=deadline_s)
-    if way != "cancelled unread":
-        harness.step()
-    assert harness.requests[number].state is WAITING
-    assert harness.num_places_taken == (0 if was_preempted else 1)
-    if way.startswith("cancelled"):
-        harness.inbox.cancel(number)
-        harness.inbox.cancel(number)
-        harness.step()
-    elif way == "drained":
-        harness.loop.drain(0.0)
-        harness.step()
-    run_until_over(harness, [number, runner])
-    harness.drain()
-    assert harness.num_places_taken == 0
-    if way == "drained":
-        return
+    assert set(harness.loop.scheduler.batcher.live) == {*highs, third}
+    top = submit(priority=2)
+    harness.step()
+    assert set(harness.loop.scheduler.batcher.live) == {*highs, top}, "the later arrival gives way"
+    assert harness.drain() == [FinishReason.LENGTH] * 6
+    assert [request.num_preemptions for request in harness.requests.values()] == [1, 0, 0, 1, 0, 0]
+
+
+def test_a_larger_newcomer_preempts_as_many_as_it_takes_or_none() -> None:
+    """Budget 120; three of 20 with 10 to write: 3 * 30. One of 60 with 10 needs 70, so two of
+    them go. One of 80 cannot be served by preempting, and preempts nobody."""
+    harness = LoopHarness(max_cache_tokens=120)
     for _ in range(3):
-        harness.submit(prompt_of(5), 2)
-    with pytest.raises(RequestError, match=r"limits\.max_queue is 3"):
-        harness.submit(prompt_of(5), 2)
-    harness.drain()
+        harness.submit(prompt_of(20), 10, policy="none")
+    harness.step(2)
+    for length in (60, 80):
+        harness.submit(prompt_of(length), 10, policy="none", priority=1)
+        harness.step()
+        counts = [request.num_preemptions for request in harness.requests.values()]
+        assert counts[:3] == [0, 1, 1]
+    assert harness.drain() == [FinishReason.LENGTH] * 5
 
 
-def error_of(harness: LoopHarness, number: int) -> tuple[ErrorCode, str]:
-    (update,) = [u for u in harness.stories[number].updates if u.error is not None]
-    assert update.error is not None
-    return update.error
-
-
-def test_a_deadline_that_passes_before_the_first_token_is_an_error() -> None:
-    """One row, 64 prompt tokens a step: the second reads 2000 of them, the third waits."""
+def test_a_deadline_ends_a_request_with_its_text_or_with_an_error() -> None:
+    """Two rows, 64 prompt tokens a step: one writes, one reads 2000 tokens, one waits."""
     harness = LoopHarness(max_sequences=2)
-    other = harness.submit(prompt_of(5), 90, policy="none")
+    writing = harness.submit(prompt_of(5), 500, deadline_s=0.4)
     reading = harness.submit(prompt_of(2000), 5, deadline_s=0.25)
     waiting = harness.submit(prompt_of(5), 5, deadline_s=0.15)
-    run_until_over(harness, [reading, waiting])
+    ends = harness.drain()
+    assert ends == [FinishReason.DEADLINE, ErrorCode.UNAVAILABLE, ErrorCode.UNAVAILABLE]
+    assert 5 < len(harness.stories[writing].tokens) < 500
     for number, allowed_ms in ((reading, 250), (waiting, 150)):
-        code, message = error_of(harness, number)
-        assert code is ErrorCode.UNAVAILABLE
-        assert f"deadline_ms: {allowed_ms} ms passed before the first token" in message
-        assert harness.stories[number].finals == [ErrorCode.UNAVAILABLE]
-    harness.drain()
-    assert_whole(harness, other)
-
-
-@pytest.mark.parametrize("policy", ["none", "fixed:4", "goodput"])
-def test_a_deadline_that_passes_while_it_writes_ends_it_with_what_it_has(policy: str) -> None:
-    harness = LoopHarness()
-    number = harness.submit(prompt_of(5), 500, policy=policy, deadline_s=0.4)
-    other = harness.submit(prompt_of(5), 60, deadline_s=1000.0)
-    harness.drain()
-    tokens = harness.stories[number].tokens
-    assert 5 < len(tokens) < 500
-    assert tokens == fake_text(prompt_of(5), len(tokens))
-    assert harness.stories[number].finals == [FinishReason.DEADLINE]
-    assert_whole(harness, other)
+        message = f"deadline_ms: {allowed_ms} ms passed before the first token"
+        assert [update.error for update in harness.stories[number].updates] == [
+            (ErrorCode.UNAVAILABLE, message)
+        ]
 
 
 @pytest.mark.parametrize("burst", [1, 8])
@@ -404,7 +279,7 @@ def test_draining_lets_finish_what_can_and_ends_the_rest(burst: int) -> None:
     A burst in flight is cut short: the row is free a step later.
     """
     harness = LoopHarness(max_sequences=3, max_decode_tokens=burst)
-    short = harness.submit(prompt_of(5), 10, policy="none")
+    harness.submit(prompt_of(5), 10, policy="none")
     long = harness.submit(prompt_of(5), 500, policy="none")
     reading = harness.submit(prompt_of(4000), 5)
     fourth = harness.submit(prompt_of(5), 500)
@@ -414,31 +289,11 @@ def test_draining_lets_finish_what_can_and_ends_the_rest(burst: int) -> None:
     harness.loop.drain(0.5)
     with pytest.raises(RequestError, match="shutting down"):
         harness.submit(prompt_of(5), 5)
-    harness.drain()
+    ends = harness.drain()
+    assert ends[:2] == [FinishReason.LENGTH, FinishReason.CANCELLED]
     assert 0.5 < harness.clock.now() < 0.7
-    assert_whole(harness, short)
-    tokens = harness.stories[long].tokens
-    assert 5 < len(tokens) < 500
-    assert tokens == fake_text(prompt_of(5), len(tokens))
-    assert harness.stories[long].finals == [FinishReason.CANCELLED]
+    assert 5 < len(harness.stories[long].tokens) < 500
     assert harness.requests[fourth].scheduled_s is not None
     for number in (reading, fourth, waiting):
-        assert harness.stories[number].finals == [ErrorCode.UNAVAILABLE]
-        assert error_of(harness, number)[1] == "the server is shutting down"
-
-
-@pytest.mark.parametrize("steps_before", [2, 4, 6])
-def test_a_stop_word_is_found_across_a_preemption(steps_before: int) -> None:
-    """The stop word is the text of the fifth and sixth token: written before, astride or behind."""
-    text = fake_text(prompt_of(40), 30)
-    stop_word = TOKENIZER.decode(text[4:6])
-    assert stop_word not in TOKENIZER.decode(text[:5])
-    harness = LoopHarness(max_sequences=1)
-    number = harness.submit(prompt_of(40), 30, policy="none", stop_words=(stop_word,))
-    harness.step(steps_before)
-    other = harness.submit(prompt_of(5), 10, policy="none", priority=1)
-    harness.drain()
-    assert harness.sinks[number].tokens == text[:6]
-    assert harness.sinks[number].finish_reason is FinishReason.STOP
-    assert harness.requests[number].num_preemptions == (1 if steps_before < 6 else 0)
-    assert_whole(harness, other)
+        (update,) = harness.stories[number].updates
+        assert update.error == (ErrorCode.UNAVAILABLE, "the server is shutting down")

@@ -36,10 +36,9 @@ def config(draft: str = "draft", **changes: Any) -> TorchEngineConfig:
     )
 
 
-def test_no_thread_that_ran_a_pass_outlives_the_building(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """It would keep a team of threads, which slows down that of the loop."""
+def test_a_pair_that_openvino_computes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No thread that ran a pass outlives the building: it would keep a team of threads, which slows
+    down that of the loop. PyTorch has one thread left."""
     seen: list[threading.Thread] = []
 
     def cached_profile(*args: Any) -> Any:
@@ -48,11 +47,14 @@ def test_no_thread_that_ran_a_pass_outlives_the_building(
 
     profiled = build_torch.cached_profile
     monkeypatch.setattr(build_torch, "cached_profile", cached_profile)
-    engine = build_torch.build_torch(config(), LIMITS, tmp_path)
+    engine = build_torch.build_torch(config(weights="int8", num_threads=2), LIMITS, tmp_path)
     engine.target.close()
-    assert len(seen) == 1
-    assert seen[0] is not threading.current_thread()
-    assert not seen[0].is_alive()
+    (thread,) = seen
+    assert thread is not threading.current_thread()
+    assert not thread.is_alive()
+    assert engine.facts["runtime"] == "OpenVINO, int8 weights"
+    assert engine.kernels.count("OpenVINO") == 2
+    assert torch.get_num_threads() == 1
 
 
 def test_what_is_wrong_is_raised_to_the_caller(tmp_path: Path) -> None:
@@ -60,12 +62,9 @@ def test_what_is_wrong_is_raised_to_the_caller(tmp_path: Path) -> None:
         build_torch.build_torch(config("nowhere"), LIMITS, tmp_path)
     with pytest.raises(ConfigError, match=r"engine\.weights: int8 needs OpenVINO"):
         build_torch.build_torch(config(weights="int8", runtime="torch"), LIMITS, tmp_path)
-
-
-def test_eight_bits_are_named_at_the_start(tmp_path: Path) -> None:
-    engine = build_torch.build_torch(config(weights="int8"), LIMITS, tmp_path)
-    engine.target.close()
-    assert engine.facts["runtime"] == "OpenVINO, int8 weights"
+    limits = LIMITS.model_copy(update={"max_context_len": 10**6})
+    with pytest.raises(ConfigError, match=r"fewer than the max_context_len of 1000000: lower it"):
+        build_torch.build_torch(config(), limits, tmp_path)
 
 
 def test_libraries_are_imported_without_looking_for_garbage() -> None:
@@ -108,33 +107,23 @@ def test_weights_that_are_not_finite_are_refused(
         build(value)
 
 
-def test_a_tensor_that_no_file_has_is_refused(tmp_path: Path) -> None:
-    name = "model.layers.0.self_attn.q_proj.weight"
-    folder = shutil.copytree(PAIR / "target", tmp_path / "incomplete")
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_files_that_cannot_be_loaded_are_one_sentence(tmp_path: Path, is_damaged: bool) -> None:
+    """A tensor that no file has, and a file that is none."""
+    folder = shutil.copytree(PAIR / "target", tmp_path / "changed")
     weights = load_file(folder / "model.safetensors")
-    del weights[name]
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(
-        ConfigError, match=rf"{folder}: the weight files lack 1 tensors, such as {name}"
-    ):
-        build_torch.build_torch(config(str(folder)), LIMITS, tmp_path)
-
-
-def test_files_that_cannot_be_loaded_are_one_sentence(tmp_path: Path) -> None:
-    folder = shutil.copytree(PAIR / "target", tmp_path / "damaged")
-    (folder / "model.safetensors").unlink()
-    (folder / "pytorch_model.bin").write_bytes(b"no weights")
-    with pytest.raises(
-        ConfigError, match=r"engine\.model: .*damaged cannot be loaded \("
-    ) as caught:
+    name = "model.layers.0.self_attn.q_proj.weight"
+    sentence = rf"{folder}: the weight files lack 1 tensors, such as {name}"
+    if is_damaged:
+        (folder / "model.safetensors").unlink()
+        (folder / "pytorch_model.bin").write_bytes(b"no weights")
+        sentence = r"engine\.model: .*changed cannot be loaded \("
+    else:
+        del weights[name]
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=sentence) as caught:
         build_torch.build_torch(config(model=str(folder)), LIMITS, tmp_path)
     assert "\n" not in str(caught.value)
-
-
-def test_a_context_beyond_the_models_is_one_sentence(tmp_path: Path) -> None:
-    limits = LIMITS.model_copy(update={"max_context_len": 10**6})
-    with pytest.raises(ConfigError, match=r"fewer than the max_context_len of 1000000: lower it"):
-        build_torch.build_torch(config(), limits, tmp_path)
 
 
 def own(**changes: Any) -> RunnerConfig:
@@ -164,13 +153,6 @@ def test_openvino_is_refused_where_it_cannot_compute(
     with pytest.raises(ConfigError, match=f"engine.runtime: openvino cannot be used: {reason}"):
         build_torch._openvino_runner(own(**changes), "openvino")
     assert build_torch._openvino_runner(own(**changes), "auto") is None
-
-
-def test_a_pair_that_openvino_computes_leaves_pytorch_one_thread(tmp_path: Path) -> None:
-    engine = build_torch.build_torch(config(num_threads=2), LIMITS, tmp_path)
-    engine.target.close()
-    assert engine.kernels.count("OpenVINO") == 2
-    assert torch.get_num_threads() == 1
 
 
 def test_a_model_that_openvino_fails_to_compile_is_served_by_pytorch(

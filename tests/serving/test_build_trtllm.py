@@ -99,12 +99,12 @@ def build(
     return build_engine(config, tmp_path)
 
 
-def executor_config(model: Any) -> Any:
-    """How the executor of a target or a proposer was configured."""
-    return model._executor.config
-
-
-def test_directories_become_an_engine_that_serves(tmp_path: Path, bindings: Any) -> None:
+def test_directories_become_an_engine_that_serves(
+    tmp_path: Path, bindings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a draft engine, prompts are looked up. A profile is of one model of GPU."""
+    undrafted = build(tmp_path, draft=False)
+    assert (set(undrafted.proposers), undrafted.cost.draft) == ({"prompt_lookup"}, None)
     engine = build(tmp_path, profile_cache="cache")
     capabilities = engine.target.capabilities
     assert capabilities.max_context_len == 200
@@ -115,10 +115,12 @@ def test_directories_become_an_engine_that_serves(tmp_path: Path, bindings: Any)
     assert engine.cost.target.rows == (1, 2, 4)
     assert engine.profile_path is not None
     assert engine.profile_path.is_file()
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda gpu: "H200")
+    assert build(tmp_path, profile_cache="cache").profile_path != engine.profile_path
     target, proposer = engine.target, engine.proposers["draft_model"]
     assert isinstance(target, TrtllmTarget)
     assert isinstance(proposer, TrtllmDraftProposer)
-    assert executor_config(target).parallel_config is None
+    assert target._executor.config.parallel_config is None
     harness = LoopHarness(target=target, proposer=proposer, cost=engine.cost)
     number = harness.submit((3, 4, 5), 30, policy="fixed:3", max_draft_len=4)
     harness.drain()
@@ -135,30 +137,16 @@ def test_the_context_length_is_what_the_engines_can_hold(
     assert engine.target.capabilities.max_context_len == context_len
 
 
-def test_a_profile_is_of_one_model_of_gpu(
-    tmp_path: Path, bindings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    on_h100 = build(tmp_path, profile_cache="cache").profile_path
-    monkeypatch.setattr("torch.cuda.get_device_name", lambda gpu: "H200")
-    assert build(tmp_path, profile_cache="cache").profile_path != on_h100
-
-
 def test_ranks_run_in_worker_processes_and_give_no_log_probs(tmp_path: Path, bindings: Any) -> None:
     """The logits of a cancelled request can end a worker process."""
     write_engine(tmp_path / "target", engine_document("target", tp_size=2))
     engine = build(tmp_path)
     assert "return_log_probs" in engine.target.capabilities.unsupported
-    assert executor_config(engine.proposers["draft_model"]).parallel_config is None
-    found = executor_config(engine.target).parallel_config
+    assert engine.proposers["draft_model"]._executor.config.parallel_config is None
+    found = engine.target._executor.config.parallel_config
     assert found.device_ids == [0, 1]
     worker = found.orchestrator_config.worker_executable_path
     assert worker == "/opt/tensorrt_llm/bin/executorWorker"
-
-
-def test_without_a_draft_prompts_are_looked_up(tmp_path: Path, bindings: Any) -> None:
-    engine = build(tmp_path, draft=False)
-    assert set(engine.proposers) == {"prompt_lookup"}
-    assert engine.cost.draft is None
 
 
 @pytest.mark.parametrize(
@@ -188,27 +176,24 @@ def test_log_probs_need_the_logits_of_the_target(tmp_path: Path, bindings: Any) 
     config = ServerConfig.model_validate({"engine": ENGINE, "limits": LIMITS})
     asked = GenerateParams("Task: qa", 9, return_log_probs=True, bias_words=("a",),
                            bias_weights=(1.0,))  # fmt: skip
-    request = Server(build(tmp_path), config).intake.receive(asked, LocalSink()).request
+    request, _ = Server(build(tmp_path), config).intake.receive(asked, LocalSink())
     assert request.proposers == ()
     target.begin(1, request.tokens, request.num_prompt, request.sampling)
     target.submit([Prefill(1, tuple(request.tokens), 0, True)])
     (event,) = target.poll(1.0)
     assert len(event.log_probs) == 1
-    assert executor_config(target).gather_generation_logits
+    assert target._executor.config.gather_generation_logits
 
 
 def test_engines_that_cannot_serve_are_refused_before_they_are_loaded(tmp_path: Path) -> None:
     """Without TensorRT-LLM: its import comes later."""
-    document = engine_document("target")
-    document["build_config"]["max_draft_len"] = 2
-    write_engine(tmp_path / "target", document)
-    with pytest.raises(ConfigError, match=r"engine\.target: build_config\.max_draft_len is 2"):
-        build(tmp_path)
-
-
-def test_a_missing_directory_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"engine\.target"):
         build(tmp_path, target="nowhere")
+    document = engine_document("target")
+    document["build_config"]["max_draft_len"] = 2
+    (tmp_path / "target" / "config.json").write_text(json.dumps(document))
+    with pytest.raises(ConfigError, match=r"engine\.target: build_config\.max_draft_len is 2"):
+        build(tmp_path)
 
 
 def test_mpi_is_set_up_before_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,7 +260,8 @@ def test_the_cache_has_what_is_left_of_the_first_gpu(
 def test_the_size_of_the_loaded_caches_counts(
     tmp_path: Path, bindings: Any, sizes: tuple[int, int], found: int
 ) -> None:
-    """2,048 tokens are requested, and memory is short for the target or for both."""
+    """2,048 tokens are requested, and memory is short for the target or for both. Without
+    statistics, the requested number counts."""
     left = list(sizes)
 
     def short_of_memory(*args: Any) -> Any:
@@ -285,12 +271,8 @@ def test_the_size_of_the_loaded_caches_counts(
         return executor
 
     bindings.Executor = short_of_memory
-    capabilities = build(tmp_path).target.capabilities
-    assert capabilities.max_cache_tokens == found
-    assert capabilities.max_context_len == min(200, found - 4)
-
-
-def test_without_statistics_the_requested_cache_counts() -> None:
-    executor: Any = fake_executor.Executor(fake_executor.EngineLimits())
-    executor.get_latest_iteration_stats = list
-    assert loaded_cache_tokens(executor, fake_executor, Role.TARGET, 77) == 77
+    target = build(tmp_path).target
+    assert target.capabilities.max_cache_tokens == found
+    assert target.capabilities.max_context_len == min(200, found - 4)
+    target._executor.get_latest_iteration_stats = list
+    assert loaded_cache_tokens(target._executor, fake_executor, Role.TARGET, 77) == 77

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import shutil
 from pathlib import Path
 
@@ -14,52 +13,24 @@ from smartspec_py.config import (
     DRAFT_MODEL,
     LimitsConfig,
     ServerConfig,
-    TorchEngineConfig,
 )
 from smartspec_py.engines.torch import build as build_torch
 from smartspec_py.engines.torch import context
 from smartspec_py.serving.build import build_engine
 from smartspec_py.serving.request import GenerateParams
-from smartspec_py.serving.server import Server
 from smartspec_py.serving.step import Reason
-from smartspec_testing.local import generate
+from smartspec_testing.local import generate, serving
 
 PAIR = Path(__file__).parents[2] / "engines_build" / "tiny"
 CPU = torch.device("cpu")
-ROW_TOKEN_BYTES = (3 + 2) * 2 * 8 * 16 * 4
 """Of keys and values of both models, in float32: layers, heads, width."""
-
-
-def weight_bytes() -> int:
-    """In float32, where the files have two bytes a number."""
-    total = 0
-    for name in ("target", "draft"):
-        raw = (PAIR / name / "model.safetensors").read_bytes()
-        size = int.from_bytes(raw[:8], "little")
-        total += 2 * (len(raw) - 8 - size)
-    return total
-
-
-def chosen(
-    monkeypatch: pytest.MonkeyPatch,
-    left: int,
-    draft: Path = PAIR / "draft",
-    dtype: torch.dtype = torch.float32,
-) -> tuple[int, str]:
-    """left: bytes that the weights leave free."""
-    monkeypatch.setattr(context, "free_bytes", lambda device: weight_bytes() + left)
-    return context.choose_context_len([(PAIR / "target", CPU), (draft, CPU)], dtype, 32)
 
 
 @pytest.mark.parametrize(
     ("context_len", "expected", "reason"),
     [
         (100_000, 2048, "all positions of target"),
-        (
-            2047,
-            1536,
-            "32 rows of this length fit in 50% of the 0.6 GiB that the weights leave free",
-        ),
+        (2047, 1536, "32 rows of this length fit in 50% of the 0.6 GiB that the weights leave"),
         (1100, 1024, "; target has 2048 positions"),
         (600, 512, "32 rows of this length"),
         (-1000, 512, "0.0 GiB"),
@@ -68,8 +39,17 @@ def chosen(
 def test_half_of_the_memory_that_is_left(
     monkeypatch: pytest.MonkeyPatch, context_len: int, expected: int, reason: str
 ) -> None:
-    """By how long a context 32 rows would fill half of it; 512 are never gone below."""
-    found, why = chosen(monkeypatch, 2 * 32 * ROW_TOKEN_BYTES * context_len)
+    """By how long a context 32 rows would fill half of it; 512 are never gone below. A token has
+    keys and values of both models, in float32: layers, heads, width."""
+    row_token_bytes = (3 + 2) * 2 * 8 * 16 * 4
+    free = 2 * 32 * row_token_bytes * context_len
+    for name in ("target", "draft"):
+        raw = (PAIR / name / "model.safetensors").read_bytes()
+        num_header_bytes = 8 + int.from_bytes(raw[:8], "little")
+        free += 2 * (len(raw) - num_header_bytes)  # the files have two bytes a number
+    monkeypatch.setattr(context, "free_bytes", lambda device: free)
+    models = [(PAIR / "target", CPU), (PAIR / "draft", CPU)]
+    found, why = context.choose_context_len(models, torch.float32, 32)
     assert found == expected
     assert reason in why
 
@@ -94,23 +74,21 @@ def test_a_draft_with_fewer_positions_does_not_shorten_the_context(
     shutil.copytree(PAIR / "draft", draft)
     config = json.loads((draft / "config.json").read_text())
     (draft / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 64}))
-    assert chosen(monkeypatch, 10**12, draft) == (2048, "all positions of target")
+    monkeypatch.setattr(context, "free_bytes", lambda device: 10**12)
+    found, _ = context.choose_context_len([(PAIR / "target", CPU), (draft, CPU)], torch.float32, 32)
+    assert found == 2048
     limits = {"max_sequences": 1, "max_draft_len": 4, "max_context_len": 160, "profile_s": 0.0}
     engine = {"kind": "torch", "model": str(PAIR / "target"), "draft": str(draft)}
     engine |= {"runtime": "torch", "dtype": "float32", "device": "cpu", "num_threads": 1}
     served = ServerConfig.model_validate({"engine": engine, "limits": limits})
-    server = Server(build_engine(served, tmp_path), served)
-    server.start()
-    texts = []
-    try:
-        for policy in ("none", "fixed:4"):
-            params = GenerateParams("one two three", 120, policy=policy, proposer=DRAFT_MODEL)
-            (sink,) = generate(server, [params], 120.0)
-            assert sink.error is None
-            texts.append(sink.tokens)
+    with serving(build_engine(served, tmp_path), served) as server:
+        params = [
+            GenerateParams("one two three", 120, policy=policy, proposer=DRAFT_MODEL)
+            for policy in ("none", "fixed:4")
+        ]
+        texts = [generate(server, [one], 120.0)[0].tokens for one in params]
         records = list(server.loop.records)
-    finally:
-        server.stop()
+    assert len(texts[0]) == 120
     assert texts[0] == texts[1]
     assert not any(record.decision.reason is Reason.FAILED for record in records)
     drafted = [
@@ -146,25 +124,6 @@ def test_the_limit_of_a_container(
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     assert context.left_in_groups(tmp_path) == expected
-
-
-@pytest.mark.parametrize(
-    ("asked", "served", "reason"),
-    [(None, 2048, "all positions of target"), (96, 96, "limits.max_context_len")],
-)
-def test_the_engine_says_what_it_serves(
-    caplog: pytest.LogCaptureFixture, tmp_path: Path, asked: int | None, served: int, reason: str
-) -> None:
-    caplog.set_level(logging.INFO)
-    limits = LimitsConfig(max_sequences=1, max_draft_len=1, max_context_len=asked, prefill_chunk=8)
-    config = TorchEngineConfig(
-        model=str(PAIR / "target"), draft=str(PAIR / "draft"), device="cpu", num_threads=1
-    )
-    engine = build_torch.build_torch(config, limits, tmp_path)
-    engine.target.close()
-    assert engine.target.capabilities.max_context_len == served
-    line = f"context: {served} tokens, prompt and text together ({reason})"
-    assert line in [record.getMessage() for record in caplog.records]
 
 
 @pytest.mark.parametrize(("served", "timed"), [(100, 50), (512, 256), (1024, 512), (2048, 512)])

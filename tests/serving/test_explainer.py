@@ -11,8 +11,7 @@ from smartspec_py.config import ServerConfig
 from smartspec_py.serving import step_trace as module
 from smartspec_py.serving.request import ErrorCode, GenerateParams, RequestError
 from smartspec_py.serving.server import Server
-from smartspec_py.serving.step_trace import StepTraceFile
-from smartspec_sim.traces import parse_steps
+from smartspec_sim.traces import StepTraceFile, parse_steps
 from smartspec_testing.engines import FakeEngineConfig
 from smartspec_testing.local import LocalSink, generate
 

@@ -46,7 +46,10 @@ class Recording(HeadsProposer):
     """heard: the calls of `observe` of each sequence, in order: (num_accepted, hidden)."""
 
     def __init__(self, width: int = 1) -> None:
-        heads = load_heads(TINY / "heads", MODEL, VOCAB_SIZE, torch.float32, torch.device("cpu"))
+        heads = load_heads(
+            TINY / "heads",
+            RunnerConfig(MODEL, torch.device("cpu"), torch.float32, 1, 64, VOCAB_SIZE),
+        )
         super().__init__(heads, LIMITS.max_sequences, LIMITS.max_draft_len, width)
         self.heard: dict[int, list[tuple[int, torch.Tensor]]] = {}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,8 +15,9 @@ from tokenizers.processors import TemplateProcessing
 from smartspec_py.config import LimitsConfig
 from smartspec_py.core.types import SamplingParams, Verification
 from smartspec_py.engines.engine import Engine
-from smartspec_py.serving.intake import Arrival, Intake, cache_budget
-from smartspec_py.serving.request import GenerateParams, InvalidField
+from smartspec_py.serving.intake import Intake, cache_budget
+from smartspec_py.serving.messages import Reply
+from smartspec_py.serving.request import GenerateParams, InvalidField, Request
 from smartspec_testing.fake_engine import FakeTarget
 from smartspec_testing.fake_proposer import FakeProposer
 from smartspec_testing.local import LocalSink
@@ -41,11 +41,15 @@ def receive(
     limits: LimitsConfig = LIMITS,
     default: str = "draft_model",
     **fields: Any,
-) -> Arrival:
-    """At second 5 of the clock; the server's policy is fixed:3."""
+) -> tuple[Request, Reply]:
+    """The request for the loop, and what is equal in all its replies.
+
+    At second 5 of the clock; the server's policy is fixed:3.
+    """
     intake = Intake(engine or engine_with(), limits, "fixed:3", default, clock=lambda: 5.0)
     params = GenerateParams(**{"text": "hello", "max_tokens": 9} | fields)
-    return intake.receive(params, LocalSink())
+    request, response = intake.receive(params, LocalSink())
+    return request, response.common
 
 
 def test_what_is_left_out_is_the_server_s() -> None:
@@ -60,7 +64,7 @@ def test_what_is_left_out_is_the_server_s() -> None:
 
 def test_what_is_set_is_taken() -> None:
     """Log-probabilities of a prompt need all of it, so that its prefix is not reused."""
-    request = receive(
+    request, _ = receive(
         policy="none",
         priority=2,
         deadline_ms=1500,
@@ -70,7 +74,7 @@ def test_what_is_set_is_taken() -> None:
         verification=Verification.REJECTION,
         num_token_log_probs=3,
         prompt_log_probs=True,
-    ).request
+    )
     assert (request.policy, request.priority, request.deadline_s) == ("none", 2, 6.5)
     assert (request.slo_s_per_token, request.reuses_prefix) == (0.02, False)
     assert request.sampling == SamplingParams(
@@ -81,16 +85,7 @@ def test_what_is_set_is_taken() -> None:
         num_top_log_probs=3,
         prompt_log_probs=True,
     )
-    assert not receive(reuse_prefix=False).request.reuses_prefix
-
-
-@pytest.mark.parametrize("drawn", [0, 2**64 - 2])
-def test_a_drawn_seed_is_never_zero_and_fits_64_bits(
-    drawn: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The least and the largest that `randbelow(2^64 - 1)` can give become 1 and 2^64 - 1."""
-    monkeypatch.setattr(secrets, "randbelow", {2**64 - 1: drawn}.__getitem__)
-    assert receive().request.sampling.seed == drawn + 1
+    assert not receive(reuse_prefix=False)[0].reuses_prefix
 
 
 def test_a_long_prompt_does_not_block_other_threads() -> None:
@@ -105,7 +100,7 @@ def test_a_long_prompt_does_not_block_other_threads() -> None:
     other = threading.Thread(target=turn)
     other.start()
     limits = LimitsConfig(max_context_len=1_000_000)
-    request = receive(engine_with(max_context_len=1_000_000), limits, text=text).request
+    request, _ = receive(engine_with(max_context_len=1_000_000), limits, text=text)
     is_over.set()
     other.join()
     assert request.num_prompt > 100_000
@@ -120,7 +115,7 @@ def test_a_prompt_of_tokens_is_not_tokenized() -> None:
     tokenizer = Tokenizer.from_str(TOKENIZER.to_str())
     tokenizer.post_processor = TemplateProcessing("<s> $A", special_tokens=[("<s>", 5)])
     engine = replace(engine_with(), tokenizer=tokenizer)
-    assert receive(engine, text="").request.tokens == [5]
+    assert receive(engine, text="")[0].tokens == [5]
 
 
 @pytest.mark.parametrize(
@@ -177,9 +172,9 @@ def test_the_end_tokens(end_id: int | None, ignore_eos: bool, end_tokens: list[i
     that are special tokens, which are no text."""
     engine = replace(engine_with(), end_tokens=(42, 43))
     for more, words in (((), ()), ((5, 5, 42), ("<|end|>", "hello"))):
-        request = receive(
+        request, _ = receive(
             engine, end_id=end_id, ignore_eos=ignore_eos, stop_token_ids=more, stop_words=words
-        ).request
+        )
         named = [TOKENIZER.token_to_id("<|end|>")] if words else []
         assert request.sampling.end_tokens == tuple(dict.fromkeys([*end_tokens, *more, *named]))
 
@@ -217,7 +212,7 @@ def test_the_least_limit_on_drafts_holds(
     engine = engine_with(max_draft_len=of_proposer)
     engine = replace(engine, target=FakeTarget(replace(CAPABILITIES, max_draft_len=of_target)))
     limits = LimitsConfig(max_context_len=256, max_draft_len=limit)
-    assert receive(engine, limits, num_draft_tokens=asked).request.max_draft_len == expected
+    assert receive(engine, limits, num_draft_tokens=asked)[0].max_draft_len == expected
 
 
 @pytest.mark.parametrize(
@@ -242,7 +237,7 @@ def test_words_become_tokens() -> None:
         bad_words=("hello",),
         temperature=1.0,
         top_p=0.0,
-    ).request.sampling
+    )[0].sampling
     assert dict(sampling.logit_bias) == {hel: -2.5, lo: 1.5}
     assert set(sampling.bad_words) == {(hel, lo), tuple(TOKENIZER.encode(" hello").ids)}
     assert (sampling.is_greedy, sampling.top_p) == (True, 1.0)
@@ -287,7 +282,7 @@ def test_what_the_whole_cache_cannot_hold_is_refused() -> None:
 
 def test_cohorts_are_by_workload_or_by_temperature() -> None:
     def cohort(**fields: Any) -> str:
-        return receive(**fields).request.cohort
+        return receive(**fields)[0].cohort
 
     assert cohort() == "greedy"
     assert len({cohort(), cohort(temperature=0.2), cohort(temperature=0.9)}) == 3

@@ -60,8 +60,8 @@ class Desk:
         """A request for a stream, unless params say otherwise."""
         text = TextStream(TOKENIZER, prompt or TOKENIZER.encode("x").ids, stop_words)
         asked = GenerateParams(**{"text": "", "max_tokens": 9, "stream": True} | params)
-        state = ResponseState(sequence, sink, text, 5, 3, asked, 4, no_speculation)
-        self.responder.post(state)
+        common = Reply(asked, seed=5, num_input_tokens=3, no_speculation=no_speculation)
+        self.responder.post(ResponseState(sequence, sink, text, common, 4))
 
     def post(self, sequence: int, tokens: list[int], **fields: Any) -> None:
         self.responder.post(Update(sequence, tokens, **fields))

@@ -1,4 +1,4 @@
-"""The server with its threads, over the fake engine: many callers, a full queue, the loop's death.
+"""The server with its threads, over the fake engine: many callers, a full queue, death and hangs.
 
 Times are limits against a hang, not expectations.
 """
@@ -8,16 +8,17 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from harness import (
     CAPABILITIES,
-    COST,
     LIMITS,
     TOKENIZER,
-    VOCAB_SIZE,
+    LoopHarness,
     fake_engine,
     fake_server,
     fake_text,
@@ -25,14 +26,13 @@ from harness import (
 )
 
 from smartspec_py.config import DRAFT_MODEL, LimitsConfig
-from smartspec_py.core.cost import CostModel, PassTable
-from smartspec_py.core.types import NO_TOKEN, FinishReason, SamplingParams
-from smartspec_py.engines.trtllm.target import TrtllmTarget
+from smartspec_py.core.types import FinishReason, SamplingParams
+from smartspec_py.engines.base import Event
+from smartspec_py.serving.inbox import MAX_CALLS
 from smartspec_py.serving.request import ErrorCode, GenerateParams, RequestError
+from smartspec_py.serving.scheduler import EngineStalledError
 from smartspec_py.serving.server import Engine, Server
-from smartspec_testing import fake_executor
 from smartspec_testing.fake_engine import FakeTarget
-from smartspec_testing.fake_proposer import FakeProposer
 from smartspec_testing.local import LocalSink, generate
 
 WAIT_S = 20.0
@@ -58,32 +58,10 @@ def expected_text(text: str, num_tokens: int, sampling: SamplingParams | None = 
     return str(TOKENIZER.decode(fake_text(prompt, num_tokens, sampling)))
 
 
-def slow_engine(max_sequences: int, step_s: float = 0.01) -> Engine:
-    """Every step takes `step_s` of real time."""
-    step = CostModel(target=PassTable((1,), (1,), ((step_s,),)))
-    limits = replace(CAPABILITIES, max_sequences=max_sequences)
-    return replace(fake_engine(), target=FakeTarget(limits, cost=step))
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("stream", [True, False])
-def test_the_text_is_the_engine_s(policy: str, stream: bool) -> None:
-    texts = [f"prompt number {i}" for i in range(5)]
-    params = [GenerateParams(text, 20, stream=stream, policy=policy) for text in texts]
-    with running(fake_engine()) as server:
-        sinks = generate(server, params, WAIT_S)
-    for text, sink in zip(texts, sinks, strict=True):
-        assert sink.error is None
-        assert sink.text == expected_text(text, 20)
-        assert (sink.num_tokens, sink.num_finals) == (20, 1)
-        assert sink.finish_reason is FinishReason.LENGTH
-        assert stream or len(sink.pieces) == 1
-
-
 def test_many_callers_at_once() -> None:
     """6 threads submit 15 requests each, with 4 rows and every policy among them."""
     sinks: dict[tuple[int, int], LocalSink] = {}
-    engine = replace(fake_engine(), target=FakeTarget(replace(CAPABILITIES, max_sequences=4)))
+    engine = fake_engine(max_sequences=4)
 
     def call(server: Server, worker: int) -> None:
         for i in range(15):
@@ -103,8 +81,10 @@ def test_many_callers_at_once() -> None:
         wait_until(lambda: server.loop.num_live == 0)
     assert len(sinks) == 90
     for (worker, i), sink in sinks.items():
-        assert sink.num_finals == 1
+        assert (sink.num_tokens, sink.num_finals) == (5 + i, 1)
         assert sink.text == expected_text(f"{worker} asks {i}", 5 + i)
+        assert sink.finish_reason is FinishReason.LENGTH
+        assert i % 2 == 0 or len(sink.pieces) == 1
     assert isinstance(engine.target, FakeTarget)
     assert engine.target.num_sequences == 0
 
@@ -114,7 +94,7 @@ def test_a_full_queue_refuses_at_once() -> None:
     limits = LIMITS.model_copy(update={"max_queue": 2})
     params = GenerateParams("hello", 10)
     sinks = [LocalSink() for _ in range(5)]
-    with running(slow_engine(max_sequences=1), limits) as server:
+    with running(fake_engine(max_sequences=1, step_s=0.01), limits) as server:
         server.submit(params, sinks[0])
         wait_until(lambda: server.loop.num_live == 1)
         server.submit(params, sinks[1])
@@ -134,8 +114,7 @@ def test_a_full_queue_refuses_at_once() -> None:
 def test_the_loop_s_death_reaches_everyone_once(fail_at_step: int) -> None:
     """Two rows, so that two requests wait; one of them stays unread in the queue."""
     deaths: list[str] = []
-    limits = replace(CAPABILITIES, max_sequences=2)
-    engine = replace(fake_engine(), target=FakeTarget(limits, fail_at_step=fail_at_step))
+    engine = fake_engine(max_sequences=2, fail_at_step=fail_at_step)
     sinks = [LocalSink() for _ in range(4)]
     server = fake_server(engine, on_failure=deaths.append)
     for i, sink in enumerate(sinks):
@@ -155,21 +134,17 @@ def test_the_loop_s_death_reaches_everyone_once(fail_at_step: int) -> None:
         assert sink.error == (ErrorCode.INTERNAL, deaths[0])
 
 
-def test_what_was_loaded_is_no_garbage_while_it_serves() -> None:
-    """Frozen objects are not looked through; a thousand are far less than the libraries'."""
-    with running(fake_engine()):
-        assert gc.get_freeze_count() > 1000
-    assert gc.get_freeze_count() == 0
-
-
-@pytest.mark.parametrize("stream", [True, False])
-def test_stopping_gives_everyone_a_final(stream: bool) -> None:
-    """Two decode, two wait; none of them could finish."""
+def test_stopping_gives_everyone_a_final_and_leaves_nothing_behind() -> None:
+    """Two decode, two wait; none of them could finish. Frozen objects are not looked through by
+    the garbage collector; a thousand are far less than the libraries have."""
+    threads = set(threading.enumerate())
     sinks = [LocalSink() for _ in range(4)]
-    engine = slow_engine(max_sequences=2)
+    engine = fake_engine(max_sequences=2, step_s=0.01)
     with running(engine) as server:
-        for sink in sinks:
-            server.submit(GenerateParams("hello", 4000, stream=stream), sink)
+        assert gc.get_freeze_count() > 1000
+        assert len(set(threading.enumerate()) - threads) == 2
+        for i, sink in enumerate(sinks):
+            server.submit(GenerateParams("hello", 4000, stream=i % 2 == 0), sink)
         wait_until(lambda: server.loop.num_live == 2 and bool(server.loop.records))
     for sink in sinks:
         assert sink.num_finals == 1
@@ -178,20 +153,31 @@ def test_stopping_gives_everyone_a_final(stream: bool) -> None:
         server.submit(GenerateParams("hello", 5), LocalSink())
     with pytest.raises(RuntimeError, match="closed"):
         engine.target.submit([])
+    assert gc.get_freeze_count() == 0
+    assert set(threading.enumerate()) == threads
+
+
+def test_a_stop_word_ends_the_text_and_is_no_part_of_it() -> None:
+    whole = expected_text("hello", 20)
+    params = GenerateParams("hello", 20, stop_words=(whole[8:11],))
+    with running(fake_engine()) as server:
+        (sink,) = generate(server, [params], WAIT_S)
+    assert sink.text == whole[: whole.index(whole[8:11])]
+    assert sink.finish_reason is FinishReason.STOP
 
 
 @pytest.mark.parametrize("max_sequences", [1, 2])
 def test_a_client_that_leaves_is_cancelled_alone(max_sequences: int) -> None:
     """Whether it waits for a row or is served."""
     sinks = [LocalSink(), LocalSink()]
-    with running(slow_engine(max_sequences, step_s=0.002)) as server:
-        for sink, num_tokens in zip(sinks, (200, 4000), strict=True):
+    with running(fake_engine(max_sequences=max_sequences, step_s=0.001)) as server:
+        for sink, num_tokens in zip(sinks, (100, 4000), strict=True):
             server.submit(GenerateParams("hello", num_tokens, policy="none"), sink)
         wait_until(lambda: server.loop.num_live == max_sequences)
         sinks[1].is_gone = True
         for sink in sinks:
             sink.wait(WAIT_S)
-    assert sinks[0].text == expected_text("hello", 200)
+    assert sinks[0].text == expected_text("hello", 100)
     assert sinks[1].finish_reason is FinishReason.CANCELLED
     assert [sink.num_finals for sink in sinks] == [1, 1]
 
@@ -248,75 +234,18 @@ def test_what_cannot_be_drafted_or_verified_runs_without_drafts() -> None:
     assert drawn.text == expected_text("hello", 20, SamplingParams(temperature=1.0, seed=3))
 
 
-def test_a_stop_word_ends_the_text_and_is_no_part_of_it() -> None:
-    whole = expected_text("hello", 20)
-    with running(fake_engine()) as server:
-        (sink,) = generate(server, [GenerateParams("hello", 20, stop_words=(whole[8:11],))], WAIT_S)
-    assert sink.text == whole[: whole.index(whole[8:11])]
-    assert sink.finish_reason is FinishReason.STOP
-
-
-def test_the_end_tokens_of_the_model_and_of_the_request() -> None:
-    """The model's are the third and fourth token of the text, the request's the second; -1 is
-    none. The end token is known, and is not in the text."""
-    tokens = fake_text(tuple(TOKENIZER.encode("hello").ids), 6)
-    engine = replace(fake_engine(), end_tokens=(tokens[3], tokens[2]))
-    with running(engine) as server:
-        params = [GenerateParams("hello", 6, end_id=end) for end in (None, tokens[1], NO_TOKEN)]
-        sinks = generate(server, params, WAIT_S)
-    assert [sink.num_tokens for sink in sinks] == [2, 1, 6]
-    reasons = [FinishReason.STOP, FinishReason.STOP, FinishReason.LENGTH]
-    assert [sink.finish_reason for sink in sinks] == reasons
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_on_the_trtllm_target(policy: str) -> None:
-    """Bursts in flight, whole prompts, a fake that passes requests over: the same text."""
-    limits = fake_executor.EngineLimits(max_batch_size=4, vocab_size=VOCAB_SIZE)
-    executor = fake_executor.Executor(limits, hold_back_prob=0.3)
-    capabilities = replace(
-        CAPABILITIES,
-        max_sequences=4,
-        max_context_len=4000,
-        max_decode_tokens=8,
-        max_prefill_tokens=None,
-        verifies_sampling=False,
-    )
-    target = TrtllmTarget(executor, fake_executor, capabilities)
-    proposer = FakeProposer(0.7, vocab_size=VOCAB_SIZE)
-    engine = Engine(TOKENIZER, (), target, {DRAFT_MODEL: proposer}, COST)
-    texts = [f"prompt number {i}" for i in range(6)]
-    with running(engine) as server:
-        params = [GenerateParams(text, 25, policy=policy) for text in texts]
-        sinks = generate(server, params, WAIT_S)
-        wait_until(lambda: server.loop.num_live == 0)
-    assert [sink.text for sink in sinks] == [expected_text(text, 25) for text in texts]
-    assert not target._held
-    assert not proposer.num_sequences
-
-
-def test_no_thread_is_left_behind() -> None:
-    before = set(threading.enumerate())
-    with running(fake_engine()) as server:
-        assert len(set(threading.enumerate()) - before) == 2
-        generate(server, [GenerateParams("hello", 5)], WAIT_S)
-    assert set(threading.enumerate()) == before
-
-
-def test_a_server_that_drains_finishes_what_it_took_and_takes_no_more() -> None:
+def test_a_drain_finishes_what_it_can_and_takes_no_more() -> None:
     """Within the grace of 20 s that is the default; asking twice changes nothing."""
     sink = LocalSink()
-    with running(slow_engine(2, step_s=0.002)) as server:
+    with running(fake_engine(max_sequences=2, step_s=0.001)) as server:
         server.submit(GenerateParams("hello", 60, policy="none"), sink)
         server.drain()
         server.drain()
-        with pytest.raises(RequestError, match="shutting down") as caught:
+        with pytest.raises(RequestError, match="shutting down"):
             server.submit(GenerateParams("hello", 5), LocalSink())
-        assert caught.value.code is ErrorCode.UNAVAILABLE
         sink.wait(WAIT_S)
     assert sink.finish_reason is FinishReason.LENGTH
     assert sink.text == expected_text("hello", 60)
-    assert sink.num_finals == 1
 
 
 def test_a_drain_ends_what_lasts_too_long_and_is_asked_for_by_whoever_watches() -> None:
@@ -324,7 +253,9 @@ def test_a_drain_ends_what_lasts_too_long_and_is_asked_for_by_whoever_watches() 
     has none to keep."""
     should_drain = threading.Event()
     limits = LIMITS.model_copy(update={"drain_s": 0.05})
-    server = fake_server(slow_engine(1, step_s=0.002), limits, should_drain=should_drain.is_set)
+    server = fake_server(
+        fake_engine(max_sequences=1, step_s=0.002), limits, should_drain=should_drain.is_set
+    )
     sinks = [LocalSink(), LocalSink()]
     server.start()
     for sink in sinks:
@@ -341,32 +272,115 @@ def test_a_drain_ends_what_lasts_too_long_and_is_asked_for_by_whoever_watches() 
     assert [sink.num_finals for sink in sinks] == [1, 1]
 
 
-def test_a_deadline_by_the_real_clock() -> None:
-    """The one that waits expires long before the one that writes makes room for it."""
-    params = GenerateParams("hello", 4000, policy="none", deadline_ms=1000)
-    with running(slow_engine(1, step_s=0.005)) as server:
-        hurried = replace(params, deadline_ms=50)
-        writing, waiting = generate(server, [params, hurried], WAIT_S)
-    assert writing.finish_reason is FinishReason.DEADLINE
-    assert writing.text == expected_text("hello", writing.num_tokens)
-    assert waiting.error is not None
-    assert waiting.error[0] is ErrorCode.UNAVAILABLE
-    assert "deadline_ms" in waiting.error[1]
+# Hangs and health checks
 
 
-def test_a_small_cache_preempts_and_changes_no_text() -> None:
-    """Two tokens of prompt and 60 to write each, eight at once, 150 tokens for all."""
-    limits = LIMITS.model_copy(update={"max_cache_tokens": 150})
-    target = FakeTarget(replace(CAPABILITIES, bytes_per_token=2))
-    proposer = FakeProposer(0.7, vocab_size=VOCAB_SIZE, bytes_per_token=1)
-    engine = replace(fake_engine(), target=target, proposers={DRAFT_MODEL: proposer})
-    with running(engine, limits) as server:
-        params = [
-            GenerateParams("hello", 60, policy=p, priority=i % 3)
-            for i, p in enumerate(POLICIES * 2)
-        ]
-        sinks = generate(server, params, WAIT_S)
-        assert server.loop.scheduler.num_preemptions > 0
-    assert {sink.text for sink in sinks} == {expected_text("hello", 60)}
-    assert not target._held
-    assert not proposer.num_sequences
+HURRIED = LIMITS.model_copy(update={"engine_timeout_s": 0.1})
+HEALTH = GenerateParams("health", 1, health_check=True)
+
+
+class SilentTarget(FakeTarget):
+    """Polls return in time; from the third with work on, without an event of sequence 1."""
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        held = self._in_flight.pop(1, None) if self.num_steps >= 2 else None
+        events = super().poll(timeout_s)
+        if held is not None:
+            self._in_flight[1] = held
+            time.sleep(0.001)
+        return events
+
+
+@pytest.mark.parametrize("hanging", ["poll", "propose", "silent"])
+def test_a_hung_engine_fails_every_request_once_and_ends_the_server(hanging: str) -> None:
+    """Nobody answers a health check while the engine hangs; then it has the reason."""
+    deaths: list[str] = []
+    is_blocked, let_go = threading.Event(), threading.Event()
+    engine = fake_engine()
+    if hanging == "silent":
+        engine = replace(engine, target=SilentTarget(CAPABILITIES))
+        is_blocked.set()
+    else:
+        owner = engine.target if hanging == "poll" else engine.proposers[DRAFT_MODEL]
+        works = getattr(owner, hanging)
+
+        def blocked(argument: Any) -> Any:
+            if engine.target.num_steps >= 2:
+                is_blocked.set()
+                let_go.wait(WAIT_S)
+            return works(argument)
+
+        setattr(owner, hanging, blocked)
+    sinks = [LocalSink() for _ in range(3)]
+    check = LocalSink()
+    with running(engine, HURRIED, deaths.append) as server:
+        for i, sink in enumerate(sinks):
+            server.submit(GenerateParams("hello", 4000, stream=i == 1, policy="fixed:2"), sink)
+        is_blocked.wait(WAIT_S)
+        server.submit(HEALTH, check)
+        for sink in (*sinks, check):
+            sink.wait(WAIT_S)
+        wait_until(lambda: bool(deaths))
+        assert server.failure == deaths[0]
+        for params in (GenerateParams("hello", 5), HEALTH):
+            with pytest.raises(RequestError, match="engine_timeout_s") as caught:
+                server.submit(params, LocalSink())
+            assert caught.value.code is ErrorCode.UNAVAILABLE
+        let_go.set()
+    assert len(deaths) == 1
+    assert "limits.engine_timeout_s" in deaths[0]
+    for sink in sinks:
+        assert sink.error == (ErrorCode.INTERNAL, deaths[0])
+        assert sink.num_finals == 1, "the loop came back, and answered again"
+    expected = None if hanging == "silent" else (ErrorCode.UNAVAILABLE, deaths[0])
+    assert (check.error, check.num_finals) == (expected, 1)
+
+
+def test_a_request_that_comes_after_the_failure_is_failed_too() -> None:
+    """Between the check and the queue there is time for it."""
+    server = fake_server(fake_engine(), HURRIED)
+    server.start()
+    server._fail("broken")
+    sink = LocalSink()
+    _, response = server.intake.receive(GenerateParams("hello", 5), sink)
+    server._responder.post(response)
+    sink.wait(WAIT_S)
+    server.stop()
+    assert sink.error == (ErrorCode.INTERNAL, "broken")
+    assert sink.num_finals == 1
+
+
+def test_the_loop_counts_from_the_last_event_of_each_request() -> None:
+    """By hand: the second request goes on, the first has had no event for longer than allowed."""
+    harness = LoopHarness(target=SilentTarget(CAPABILITIES))
+    harness.loop._engine_timeout_s = 10.0
+    first = harness.submit((3, 4), 500, policy="none")
+    harness.submit((5, 6), 500, policy="none")
+    harness.step(4)
+    harness.clock.sleep(9.0)
+    harness.step()
+    harness.clock.sleep(1.5)
+    with pytest.raises(EngineStalledError, match=f"no event of request {first} for 10 s"):
+        harness.step()
+
+
+def test_health_checks_are_answered_by_the_loop_alone_and_bounded() -> None:
+    """Not before it starts, and not in the queue of requests; then at its next turn, with an empty
+    text."""
+    server = fake_server(fake_engine(), LIMITS.model_copy(update={"max_queue": 1}))
+    request = LocalSink()
+    server.submit(GenerateParams("hello", 5), request)
+    with pytest.raises(RequestError, match="the queue is full"):
+        server.submit(GenerateParams("hello", 5), LocalSink())
+    sinks = [LocalSink() for _ in range(MAX_CALLS)]
+    for sink in sinks:
+        server.submit(HEALTH, sink)
+    with pytest.raises(RequestError, match="64 calls wait for the next step"):
+        server.submit(HEALTH, LocalSink())
+    assert {sink.num_finals for sink in sinks} == {0}
+    server.start()
+    for sink in (request, *sinks):
+        sink.wait(WAIT_S)
+    server.stop()
+    assert {(sink.error, sink.text, sink.num_finals) for sink in sinks} == {(None, "", 1)}
+    assert server.num_open == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from smartspec_sim.latency import RequestTiming, parse_slo, statistics_ms, summarise
+from smartspec_sim.latency import RequestTiming, parse_slo, summarise
 
 FAST = RequestTiming(0.0, first_s=1.0, last_s=3.0, num_tokens=5)
 """ttft 1 s; e2e 3 s; tpot 2 / 4 = 0.5 s."""
@@ -35,12 +35,6 @@ def test_without_finished_requests_there_is_no_latency() -> None:
     assert found["e2e_ms"] == dict.fromkeys(["mean", "p50", "p90", "p95", "p99"])
     assert summarise([])["num_requests"] == 0
     assert "slo_goodput_rps" not in found
-
-
-def test_percentiles_are_linear_between_ranks() -> None:
-    """0..100 ms: the p-th percentile is p ms."""
-    found = statistics_ms([i / 1000 for i in range(101)])
-    assert found == pytest.approx({"mean": 50, "p50": 50, "p90": 90, "p95": 95, "p99": 99})
 
 
 def test_targets_are_read() -> None:

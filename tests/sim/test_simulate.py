@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import replace
 from itertools import islice
 
@@ -125,13 +124,6 @@ def test_policies_in_an_obvious_case() -> None:
     assert adaptive < 1.05 * none
 
 
-def test_a_full_queue_refuses() -> None:
-    limits = replace(ONE_ROW, max_queue=2)
-    result = run(requests_at([1.0] * 4), limits=limits)
-    assert [timing.last_s for timing in result.timings] == [2.0, 3.0, None, None]
-    assert [bool(timing.error) for timing in result.timings] == [False, False, True, True]
-
-
 @pytest.mark.parametrize(
     ("times", "num_replicas", "ends"),
     [
@@ -190,34 +182,8 @@ def test_the_planner_may_believe_other_costs() -> None:
     assert told.mean_draft_len < run(requests, "goodput", COST).mean_draft_len
 
 
-def test_drafts_of_prompt_lookup() -> None:
-    """The prompt's pass gives a token, and two passes 4 tokens each."""
-    result = run([SimRequest(1, 0.0, 8, 9, {PROMPT_LOOKUP: [3] * 9})], "fixed:3")
-    assert result.timings[0].last_s == 3.0
-    assert result.num_accepted == 6
-
-
 def test_of_two_proposers_the_better_one_drafts() -> None:
     """The draft model is always wrong, and prompt lookup always right, and free."""
     runs = {DRAFT_MODEL: [0] * 200, PROMPT_LOOKUP: [9] * 200}
     result = run([SimRequest(1, 0.0, 8, 200, runs)], "goodput", COST)
     assert result.num_accepted > 0.9 * result.num_drafted > 100
-
-
-def test_a_lookup_that_was_poor_at_first_is_tried_again() -> None:
-    """The draft model is right six times of seven. Lookups are all wrong in the first 20 texts and
-    all right in the others, which is known before one is tried again."""
-    drafted = [n % 7 for n in range(60, 0, -1)]
-    requests = [
-        SimRequest(
-            n, 0.0, 8, 60, {DRAFT_MODEL: drafted, PROMPT_LOOKUP: [0 if n <= 20 else 60] * 60}
-        )
-        for n in range(1, 61)
-    ]
-    simulation = Simulation(requests, "goodput", COST, SimLimits(1, prefill_chunk=64))
-    records = simulation.servers[0].loop.records = deque()
-    simulation.run()
-    late = [r for r in records if any(s > 40 for s in r.decision.plan.draft_lens)]
-    looked_up = [r for r in late if r.num_drafted and r.draft_s == 0.0]
-    assert len(looked_up) > 0.9 * len(late)
-    assert sum(r.num_generated for r in looked_up) > 3 * len(looked_up) > 100

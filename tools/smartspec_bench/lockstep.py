@@ -149,14 +149,14 @@ class Side:
         fields = {**self._fields, "text": prompt.text, "policy": self.policy}
         if prompt.max_tokens is not None:
             fields["max_tokens"] = prompt.max_tokens
-        arrival = self._intake.receive(GenerateParams(**fields), LocalSink())
+        request, response = self._intake.receive(GenerateParams(**fields), LocalSink())
         # Most requests arrive during a step. Latency counts from then.
-        arrival.request.arrival_s = self._start_s + due.time_s
+        request.arrival_s = self._start_s + due.time_s
         exchange = Exchange(len(self.exchanges), due.time_s, prompt.kind)
         self.exchanges.append(exchange)
         self.tokens.append([])
-        self._out[arrival.request.sequence] = exchange, arrival.response
-        self._loop.put(arrival.request)
+        self._out[request.sequence] = exchange, response
+        self._loop.put(request)
 
     def _take(self, update: Update) -> None:
         exchange, response = self._out[update.sequence]

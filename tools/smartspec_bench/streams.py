@@ -13,10 +13,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
-import numpy as np
-
-from smartspec_py.api.contract import INPUTS, MODEL_NAME
-from smartspec_py.api.tensor_spec import NUMPY_TYPES
+from smartspec_py.api.contract import MODEL_NAME
 from smartspec_py.serving.messages import Progress
 from smartspec_sim.latency import RequestTiming
 
@@ -178,71 +175,27 @@ class GrpcStreams:
     def __init__(self, grpc_url: str) -> None:
         """grpc_url: HOST:PORT."""
         self._url = grpc_url
-        self._client: Any = None
+        self._triton: Any = None
 
     async def __aenter__(self) -> Self:
-        import tritonclient.grpc.aio as triton
+        from smartspec_gateway.triton import Triton
 
-        self._client = triton.InferenceServerClient(self._url)
+        self._triton = Triton(self._url)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._client.close()
+        await self._triton.close()
 
     async def stream(self, fields: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
-        from grpc.aio import AioRpcError  # type: ignore[import-untyped]
-        from tritonclient.utils import InferenceServerException
-
-        inputs = grpc_inputs(fields)
-
-        async def requests() -> AsyncIterator[dict[str, Any]]:
-            yield {
-                "model_name": MODEL_NAME,
-                "inputs": inputs,
-                "enable_empty_final_response": True,
-            }
+        from smartspec_gateway.fields import message_of, values_of
+        from smartspec_gateway.limits import Refused
 
         try:
-            # To the stream's own end: Triton 2.51 may keep a request that is cancelled there.
-            async for result, error in self._client.stream_infer(requests()):
-                if error is not None:
-                    raise error
-                if result.get_response().outputs:
-                    yield grpc_outputs(result)
-        except InferenceServerException as error:
-            raise StreamError(str(error.message())) from error
-        except AioRpcError as error:
-            raise StreamError(str(error.details())) from error
-
-
-def grpc_inputs(fields: Mapping[str, Any]) -> list[Any]:
-    """As tritonclient's InferInput, with the types of the contract: [1, n] for a list, [1, 1] for
-    other values. Raises StreamError."""
-    import tritonclient.grpc as triton
-
-    dtypes = {tensor.name: tensor.dtype for tensor in INPUTS}
-    inputs = []
-    for name, value in fields.items():
-        if name not in dtypes:
-            raise StreamError(f"{name!r} is no input of the model")
-        values = value if isinstance(value, list) else [value]
-        raw = [item.encode() if isinstance(item, str) else item for item in values]
-        array: Any = np.array([raw], dtype=NUMPY_TYPES[dtypes[name]])
-        wire = "BYTES" if dtypes[name] == "STRING" else dtypes[name]
-        item = triton.InferInput(name, list(array.shape), wire)
-        item.set_data_from_numpy(array)
-        inputs.append(item)
-    return inputs
-
-
-def grpc_outputs(result: Any) -> dict[str, Any]:
-    """As a JSON event would have them."""
-    return {one.name: _python(result.as_numpy(one.name)) for one in result.get_response().outputs}
-
-
-def _python(array: Any) -> Any:
-    values = [v.decode() if isinstance(v, bytes) else v for v in array.ravel().tolist()]
-    return values[0] if len(values) == 1 else values
+            async for response in self._triton.responses(message_of(fields, MODEL_NAME)):
+                outputs = values_of(response).items()
+                yield {name: one[0] if len(one) == 1 else one for name, one in outputs}
+        except Refused as error:
+            raise StreamError(str(error)) from error
 
 
 Heard = Callable[[Mapping[str, Any]], object]

@@ -101,7 +101,6 @@ class TritonServer:
         config: ServerConfig,
         run_dir: Path,
         address: Address,
-        installation: Installation | None = None,
         backend_folder: Path = PACKAGE_FOLDER,
         aliases: Sequence[str] = (),
         options: Sequence[str] = (),
@@ -113,7 +112,6 @@ class TritonServer:
         self.log_path = run_dir / "tritonserver.log"
         self._config = config
         self._run_dir = run_dir
-        self._installation = installation
         self._backend_folder = backend_folder
         self._aliases, self._options = tuple(aliases), tuple(options)
         self._process: subprocess.Popen[bytes] | None = None
@@ -149,7 +147,7 @@ class TritonServer:
         Raises InstallationError or InterpreterError.
         """
         assert self._process is None, "a TritonServer is started once"
-        installation = self._installation or find_installation()
+        installation = find_installation()
         run_dir = self._run_dir.absolute()
         if installation.stub is not None:
             check_ascii(run_dir, *map(Path, self._config.engine.paths().values()))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,16 @@ from smartspec_py.core.plan.planner import BatchTable, PlannerSettings, plan
 from smartspec_py.core.types import NO_TOKEN, DraftOption, SequenceView, SpecPlan
 from smartspec_py.engines.base import Event
 from smartspec_py.serving.step import Decision, Reason, StepRecord
-from smartspec_py.serving.step_trace import NUMBERS, STEP_FORMAT, STEP_VERSION, StepTraceFile
+from smartspec_py.serving.step_trace import NUMBERS, STEP_FORMAT, STEP_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class StepTraceFile:
+    """The arguments of `steps_text`."""
+
+    profile: CostModel
+    batch_table: BatchTable | None
+    steps: Sequence[StepRecord]
 
 
 class TraceError(ValueError):
@@ -59,14 +68,14 @@ def parse_steps(name: str, text: str) -> StepTraceFile:
                 f"{STEP_VERSION}"
             )
         profile = cost_from_json(header["profile"])
-        about, table = header["about"], header["batch_table"]
+        table = header["batch_table"]
         batch_table = table and BatchTable(**{k: tupled(v) for k, v in table.items()})
     steps = []
     for number, line in enumerate(lines, start=2):
         if line:
             with _naming(f"{name}, line {number}"):
                 steps.append(_step(json.loads(line), profile, batch_table))
-    return StepTraceFile(about, profile, steps, batch_table)
+    return StepTraceFile(profile, batch_table, steps)
 
 
 @contextmanager

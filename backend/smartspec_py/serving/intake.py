@@ -11,14 +11,14 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from smartspec_py.api.inputs import FIELDS
 from smartspec_py.core.plan.planner import parse_policy
 from smartspec_py.core.types import NO_TOKEN, SamplingParams
 from smartspec_py.engines.engine import Engine
 from smartspec_py.serving.admission import CacheBudget
-from smartspec_py.serving.messages import ResponseState, Sink
+from smartspec_py.serving.messages import Reply, ResponseState, Sink
 from smartspec_py.serving.request import GenerateParams, InvalidField, Request
 from smartspec_py.serving.text import TextStream, special_tokens
 
@@ -32,13 +32,6 @@ TEMPERATURE_EDGES = (0.35, 0.75, 1.0, 1.5)
 """Requests in the same temperature range are expected to have similar acceptance."""
 
 _DEFAULT_PARAMS = GenerateParams(text="", max_tokens=1)
-
-
-class Arrival(NamedTuple):
-    """The loop's and the responder's view of a new request."""
-
-    request: Request
-    response: ResponseState
 
 
 def cache_budget(engine: Engine, limits: LimitsConfig) -> CacheBudget:
@@ -82,8 +75,8 @@ class Intake:
         self.max_context_len = min(longest, in_cache)
         """Most prompt and generated tokens of one request, limited by row length and the cache."""
 
-    def receive(self, params: GenerateParams, sink: Sink) -> Arrival:
-        """Check the parameters and create the request.
+    def receive(self, params: GenerateParams, sink: Sink) -> tuple[Request, ResponseState]:
+        """Check the parameters and create the request, for the loop and for the responder.
 
         Raises RequestError, which names the field, the value and the range.
         """
@@ -109,17 +102,14 @@ class Intake:
             arrival_s=arrival_s,
             deadline_s=None if params.deadline_ms is None else arrival_s + params.deadline_ms / 1e3,
         )
-        response = ResponseState(
-            sequence=request.sequence,
-            sink=sink,
-            text=TextStream(self._engine.tokenizer, prompt, params.stop_words, params.min_tokens),
+        text = TextStream(self._engine.tokenizer, prompt, params.stop_words, params.min_tokens)
+        common = Reply(
+            params,
             seed=sampling.seed,
             num_input_tokens=len(prompt),
-            params=params,
-            max_draft_len=request.max_draft_len,
             no_speculation=no_speculation,
         )
-        return Arrival(request, response)
+        return request, ResponseState(request.sequence, sink, text, common, request.max_draft_len)
 
     def _check_supported(self, params: GenerateParams) -> None:
         for name in sorted(self._engine.target.capabilities.unsupported):

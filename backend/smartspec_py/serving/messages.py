@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 from smartspec_py.core.types import (
@@ -125,8 +125,7 @@ class Sink(Protocol):
 class ResponseState:
     """The responder's state of one request.
 
-    max_draft_len: largest draft length of the request.
-    no_speculation: see `Reply`.
+    common: what is equal in all its replies. max_draft_len: its largest draft length.
     unsent, unsent_log_probs: tokens whose text was not sent yet, and their log-probabilities.
     prompt_log_probs: of the prompt from its second token on. has_sent: whether the client has
     received a response.
@@ -137,11 +136,8 @@ class ResponseState:
     sequence: SequenceId
     sink: Sink
     text: TextStream
-    seed: int
-    num_input_tokens: int
-    params: GenerateParams
+    common: Reply
     max_draft_len: int = 0
-    no_speculation: str = ""
     unsent: list[int] = field(default_factory=list)
     unsent_log_probs: list[TokenLogProb] = field(default_factory=list)
     prompt_log_probs: list[TokenLogProb] = field(default_factory=list)
@@ -182,28 +178,25 @@ class ResponseState:
         """Add log-probabilities of the prompt. A request that was preempted reads it again."""
         num_known = len(self.prompt_log_probs)
         values = log_probs.values[1 + num_known - log_probs.first :]
-        self.prompt_log_probs.extend(values[: self.num_input_tokens - 1 - num_known])
+        self.prompt_log_probs.extend(values[: self.common.num_input_tokens - 1 - num_known])
 
     def take_reply(
         self, text: str, reason: FinishReason | None = None, end_token: int | None = None
     ) -> Reply:
         """The next response, with this text and all unsent tokens. reason: of the last one."""
-        params = self.params
+        params = self.common.params
         # Same as TensorRT-LLM: a stream contains new tokens only.
         has_prompt = not (self.has_sent or params.exclude_input or params.stream)
         level = params.spec_metrics if reason else SpecMetrics.NONE
-        reply = Reply(
-            params=params,
+        reply = replace(
+            self.common,
             text=params.text + text if has_prompt else text,
             tokens=tuple(self.unsent),
             log_probs=tuple(self.unsent_log_probs),
             prompt_log_probs=() if self.has_sent else tuple(self.prompt_log_probs),
             progress=self.progress,
             cum_log_prob=self.cum_log_prob,
-            seed=self.seed,
-            num_input_tokens=self.num_input_tokens,
             spec_metrics=spec_metrics(self.steps, self.max_draft_len, level),
-            no_speculation=self.no_speculation,
             finish_reason=reason,
             end_token=end_token,
         )

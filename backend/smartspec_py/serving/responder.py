@@ -214,7 +214,7 @@ class Responder:
             elif update.finish_reason is not None:
                 self._finish(response, update.finish_reason, update.end_token)
         for sequence, response in touched.items():
-            is_due = response.params.stream and sequence in self._open
+            is_due = response.common.params.stream and sequence in self._open
             text = response.text.take() if is_due else ""
             if text and not _has_run(UNSENT, response.sink.send, response.take_reply(text)):
                 self._cancel(sequence)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
@@ -55,31 +55,20 @@ MAX_LINES = 1024
 """Steps that are kept for explanations."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepTraceFile:
-    """The content of a step trace.
+def steps_text(
+    profile: CostModel, batch_table: BatchTable | None = None, steps: Iterable[StepRecord] = ()
+) -> str:
+    """The file as text: a header line, then one line per step.
 
-    about: models, machine, settings and date, from the caller. profile: the cost model without
-    corrections. batch_table: table of the policy `batch_table`.
+    profile: the cost model without corrections. batch_table: table of the policy `batch_table`.
     """
-
-    about: Mapping[str, Any]
-    profile: CostModel
-    steps: Sequence[StepRecord]
-    batch_table: BatchTable | None = None
-
-
-def steps_text(trace: StepTraceFile) -> str:
-    """The file as text: a header line, then one line per step."""
-    table = None if trace.batch_table is None else asdict(trace.batch_table)
     header = {
         "format": STEP_FORMAT,
         "version": STEP_VERSION,
-        "about": dict(trace.about),
-        "profile": asdict(trace.profile),
-        "batch_table": table,
+        "profile": asdict(profile),
+        "batch_table": batch_table and asdict(batch_table),
     }
-    return _line(header) + "".join(map(step_line, trace.steps))
+    return _line(header) + "".join(map(step_line, steps))
 
 
 def step_line(step: StepRecord) -> str:
@@ -137,7 +126,7 @@ class StepLog:
 
     def __init__(self, profile: CostModel, batch_table: BatchTable | None) -> None:
         """profile: the loop's cost model without corrections. batch_table: the planner's table."""
-        self._header = steps_text(StepTraceFile({}, profile, [], batch_table))
+        self._header = steps_text(profile, batch_table)
         self._lines: deque[str] = deque(maxlen=MAX_LINES)
 
     def add(self, step: StepRecord) -> None:
