@@ -282,17 +282,6 @@ def test_clients_print_the_text_and_the_counts(server: TritonServer, client: str
 
 
 @pytest.mark.triton
-def test_many_requests_client_counts_failures(server: TritonServer, tmp_path: Path) -> None:
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text('{"prompt": "a"}\n{"prompt": "b", "max_tokens": 2}\n{"prompt": "error"}\n')
-    options = (str(prompts), "--max-tokens", "3", "--concurrency", "2")
-    result = run_client("grpc_many.py", server.address.grpc_url, *options)
-    assert result.returncode == 1
-    assert "3 requests, 1 failed, 5 tokens in " in result.stdout
-    assert "[2] error: told to fail: error" in result.stderr
-
-
-@pytest.mark.triton
 def test_idle_connections_do_not_end_the_server(server: TritonServer) -> None:
     """A gateway that answers 503 answers, and the launcher asks Triton itself for the model."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
@@ -405,20 +394,19 @@ def kill_and_interrupt(server: TritonServer) -> None:
     raise KeyboardInterrupt
 
 
-def send_soon(number: signal.Signals) -> Callable[[TritonServer], None]:
-    return lambda server: threading.Timer(0.3, os.kill, (os.getpid(), number)).start()
+def terminate(server: TritonServer) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 @pytest.mark.triton
 @pytest.mark.parametrize(
     ("then", "code", "said"),
     [
-        (send_soon(signal.SIGINT), 0, ["Stopping."]),
-        (send_soon(signal.SIGTERM), 0, ["Stopping."]),
+        (terminate, 0, ["Stopping."]),
         (unload, 1, ["The model has been unloaded."]),
         (kill_and_interrupt, 1, [f"exit code {128 + signal.SIGKILL}", "Started HTTPService"]),
     ],
-    ids=["SIGINT", "SIGTERM", "unloaded", "not clean"],
+    ids=["SIGTERM", "unloaded", "not clean"],
 )
 def test_foreground_ends_with_its_code_and_its_reason(
     tmp_path: Path,

@@ -248,6 +248,7 @@ REFUSED: list[tuple[str, bytes, int]] = [
         400,
     ),
     ("many headers", _post(BODY, b"X: y\r\n" * 30_000), 431),
+    ("header of 9,000 bytes", _post(BODY, b"X: %s\r\n" % (b"y" * 9_000)), 431),
     ("zero byte in a header", _post(BODY, b"X: a\x00b\r\n"), 400),
     ("space in the name of a header", _post(BODY, b"X Y: a\r\n"), 400),
     ("bad chunk", CHUNKED + b"\r\n-1\r\n", 400),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tritonclient.http as triton
@@ -160,32 +159,6 @@ def test_a_prompt_that_was_read_before_is_taken_over(torch_server: TritonServer)
     assert first["num_cached_tokens"] == 0
     assert again["num_cached_tokens"] == first["num_input_tokens"] - 1
     assert again["text_output"] == first["text_output"]
-
-
-@pytest.mark.parametrize("proposer", ["draft_model", "prompt_lookup"])
-@pytest.mark.parametrize(
-    "penalties",
-    [
-        {"repetition_penalty": 1.3, "min_p": 0.02},
-        {"presence_penalty": 0.5, "frequency_penalty": 0.2, "min_tokens": 10},
-        {"bad_words": ["the"], "embedding_bias_words": [" a"], "embedding_bias_weights": [1.5]},
-    ],
-    ids=lambda fields: next(iter(fields)),
-)
-def test_penalties_do_not_depend_on_speculation(
-    torch_server: TritonServer, proposer: str, penalties: dict[str, Any]
-) -> None:
-    fields = {
-        "text_input": make_document("chat", 11, 2).prompt,
-        "max_tokens": 40,
-        "temperature": 0.9,
-        "seed": 5,
-        **penalties,
-    }
-    plain = generate(torch_server, **fields, speculation_policy="none")
-    drafted = generate(torch_server, **fields, speculation_policy="fixed:3", proposer=proposer)
-    assert drafted["text_output"] == plain["text_output"]
-    assert plain["total_draft_tokens"] == 0
 
 
 def test_seed_is_drawn_and_echoed(torch_server: TritonServer) -> None:

@@ -20,8 +20,8 @@ from wire import generate, generate_stream, grpc_inputs, grpc_stream, post
 
 from smartspec_launch.address import free_address
 from smartspec_launch.files import PACKAGE_FOLDER
-from smartspec_launch.triton_server import TritonServer, TritonServerError
-from smartspec_py.config import CONFIG_NAME, LimitsConfig
+from smartspec_launch.triton_server import TritonServer
+from smartspec_py.config import LimitsConfig
 
 pytestmark = pytest.mark.triton
 
@@ -119,37 +119,6 @@ def test_when_the_loop_dies_requests_fail_and_readiness_goes_off(
         time.sleep(0.05)
     assert post(dying_server, SHORT, "generate")[0] >= 400
     assert check_health(dying_server).returncode == 1
-
-
-@pytest.mark.parametrize(
-    ("change", "key"),
-    [
-        ({"limits": {"max_queue": "many"}}, "limits.max_queue"),
-        ({"engine": {"kind": "fake", "tokenizer": "/nowhere"}}, "engine.tokenizer"),
-    ],
-)
-def test_a_bad_config_fails_the_load_and_names_the_key(
-    tmp_path: Path, change: dict[str, object], key: str
-) -> None:
-    """One that the file's reader refuses (all that it does: serving/test_config.py), and one that
-    the engine's builder does. Of Triton's log nothing else is shown."""
-    server = TritonServer(fake_config(), tmp_path, free_address())
-    original = json.loads(fake_config().model_dump_json())
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "smartspec_launch.triton_server.write_repository",
-            lambda run_dir, config, aliases: _write_tampered(run_dir, config, original | change),
-        )
-        with pytest.raises(TritonServerError, match=rf"^engine\.json: {key}: [^\n]+$"), server:
-            server.wait_ready()
-
-
-def _write_tampered(run_dir: Path, config: object, document: dict[str, object]) -> Path:
-    from smartspec_launch.files import write_repository
-
-    models = write_repository(run_dir, config)  # type: ignore[arg-type]
-    (models / "smartspec" / "1" / CONFIG_NAME).write_text(json.dumps(document))
-    return models
 
 
 def test_stop_lets_streams_finish_and_does_not_wait_for_idle_connections(
